@@ -1,0 +1,16 @@
+"""The interface of kernel models."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from simulator.models.layer import KernelShape
+from simulator.topology.device import Device
+
+
+class KernelModel(Protocol):
+    """Predicts the time of one kernel on one device, launch latency on the GPU included, host issue time not."""
+
+    def duration_s(self, shape: KernelShape, device: Device) -> float:
+        """Seconds that the kernel occupies its stream."""
+        ...

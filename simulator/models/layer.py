@@ -1,0 +1,226 @@
+"""What a model is made of: kernel shapes, parameters and saved activations, gathered into layers.
+
+A layer lists the very kernels that one implementation launches on one rank, in launch order. It knows shapes, FLOPs
+and bytes, and neither durations (``simulator.kernels``) nor collectives (``simulator.parallel``): where a
+tensor-, context- or expert-parallel implementation must communicate, the layer only marks a
+:class:`CommunicationPoint`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Pass = Literal["forward", "dgrad", "wgrad", "backward"]
+
+#: bytes of one element, by the dtype names used in shapes
+DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4, "bool": 1, "uint8": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmShape:
+    """A (batched) matrix product ``y[m, n] = x[m, k] w[k, n]``, computed in ``dtype``.
+
+    The three numbers are those of the product that runs: the weight gradient of ``y[t, o] = x[t, i] w[i, o]`` is
+    ``m=o, n=i, k=t`` with ``kernel_pass="wgrad"``, its input gradient ``m=t, n=i, k=o`` with ``"dgrad"``.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    dtype: str = "bf16"
+    kernel_pass: Pass = "forward"
+    name: str = "gemm"
+
+    @property
+    def n_flops(self) -> float:
+        """Multiply-adds counted as two."""
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+    @property
+    def n_bytes(self) -> float:
+        """Bytes of both inputs and the output, each touched once."""
+        return float(self.batch * (self.m * self.k + self.k * self.n + self.m * self.n) * DTYPE_BYTES[self.dtype])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """A fused (flash) attention kernel: ``q[batch, seq_q, heads, head_dim]`` against ``seq_k`` keys.
+
+    Eager attention is not this shape: it is two batched :class:`GemmShape` and :class:`PointwiseShape` traffic.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seq_q: int
+    seq_k: int
+    head_dim: int
+    causal: bool = True
+    dtype: str = "bf16"
+    kernel_pass: Pass = "forward"
+    name: str = "flash_attention"
+
+    @property
+    def n_flops(self) -> float:
+        """Two products forward, five backward; a causal mask halves them."""
+        products = 2.0 if self.kernel_pass == "forward" else 5.0
+        full = products * 2.0 * self.batch * self.heads * self.seq_q * self.seq_k * self.head_dim
+        return full / 2.0 if self.causal else full
+
+    @property
+    def n_bytes(self) -> float:
+        """Bytes of q, k, v and the output, each touched once (twice as many tensors in backward)."""
+        rows = self.heads * self.seq_q * 2 + self.kv_heads * self.seq_k * 2
+        touched = 1 if self.kernel_pass == "forward" else 2
+        return float(touched * self.batch * rows * self.head_dim * DTYPE_BYTES[self.dtype])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointwiseShape:
+    """A kernel bound by memory traffic: norms, activations, dropout, casts, embedding, loss, optimizer.
+
+    Parameters
+    ----------
+    name : str
+        The operation, as in the measured tables: ``layer_norm``, ``rms_norm``, ``gelu``, ``silu``, ``add``, ``mul``,
+        ``dropout``, ``softmax``, ``cast``, ``embedding``, ``cross_entropy``, ``adamw_fused``, ``copy`` ...
+    n_elements : int
+        Elements of the output.
+    read_bytes, written_bytes : float
+        Traffic to and from device memory.
+    row_length : int
+        Length of the reduced dimension for norms, softmax and loss; 0 where there is none.
+    """
+
+    name: str
+    n_elements: int
+    read_bytes: float
+    written_bytes: float
+    row_length: int = 0
+    dtype: str = "bf16"
+    kernel_pass: Pass = "forward"
+
+    @property
+    def n_flops(self) -> float:
+        """Counted as zero, as the field's FLOP formulas do: these kernels are bound by bytes."""
+        return 0.0
+
+    @property
+    def n_bytes(self) -> float:
+        """Bytes read and written."""
+        return self.read_bytes + self.written_bytes
+
+
+KernelShape = GemmShape | AttentionShape | PointwiseShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicationPoint:
+    """A place in a kernel list where a parallel implementation communicates; inert on one GPU.
+
+    Parameters
+    ----------
+    operator : str
+        ``"f"`` and ``"g"`` are Megatron's conjugate operators around a tensor-parallel region (``f`` enters it:
+        identity forward, reduction backward; ``g`` leaves it: reduction forward, identity backward; with sequence
+        parallelism ``f`` gathers and ``g`` reduce-scatters). ``"vocabulary"`` is the vocabulary-parallel loss,
+        ``"embedding"`` the vocabulary-parallel embedding, ``"context"`` the exchange of keys and values of context
+        parallelism, ``"dispatch"`` and ``"combine"`` the token exchange of experts.
+    n_bytes : int
+        Bytes of the full (not sequence-sharded) tensor of this rank's tensor-parallel group.
+    overlaps : int
+        Number of following kernels of the list that an implementation may run beside the communication.
+
+    References
+    ----------
+    Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2.2.
+    """
+
+    operator: Literal["f", "g", "vocabulary", "embedding", "context", "dispatch", "combine"]
+    n_bytes: int
+    kernel_pass: Literal["forward", "backward"] = "forward"
+    overlaps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter tensor as one rank holds it after tensor- and expert-parallel partitioning."""
+
+    name: str
+    n_elements: int
+    is_expert: bool = False
+    is_tensor_parallel: bool = False
+
+
+LayerItem = KernelShape | CommunicationPoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer on one rank: what forward, backward and recomputation launch, and what must be kept between them.
+
+    Parameters
+    ----------
+    name : str
+        For people: ``"embedding"``, ``"block"``, ``"head"``. Identical layers are one shared object.
+    forward, backward : tuple of LayerItem
+        Kernels and communication points in launch order.
+    recompute : tuple of LayerItem
+        What backward launches first to rebuild activations dropped under the chosen recompute mode.
+    parameters : tuple of Parameter
+        Tensors of this rank, in registration order.
+    saved_bytes : int
+        Activations held from forward to backward, per micro-batch, under the chosen recompute mode.
+    transient_bytes : int
+        Largest additional bytes alive while forward or backward of this layer runs (recomputed activations,
+        gradients of activations, workspaces).
+    output_bytes : int
+        Bytes of the tensor handed to the next layer.
+    """
+
+    name: str
+    forward: tuple[LayerItem, ...]
+    backward: tuple[LayerItem, ...]
+    recompute: tuple[LayerItem, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+    saved_bytes: int = 0
+    transient_bytes: int = 0
+    output_bytes: int = 0
+
+    @property
+    def n_parameters(self) -> int:
+        """Elements of all parameters of this rank."""
+        return sum(p.n_elements for p in self.parameters)
+
+    @property
+    def n_forward_flops(self) -> float:
+        """FLOPs of the forward kernels."""
+        return sum(k.n_flops for k in self.forward if not isinstance(k, CommunicationPoint))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The layers of one model as one tensor-parallel rank runs them for one micro-batch.
+
+    Parameters
+    ----------
+    name : str
+        The architecture's name, e.g. ``gpt2-large``.
+    layers : tuple of Layer
+        In forward order: the embedding first, the head with the loss last. Equal layers are the same object.
+    n_parameters : int
+        Exact parameters of the whole model (all ranks), tied tensors counted once.
+    model_flops_per_sequence : float
+        Forward and backward FLOPs of the mathematical model for one sequence, without recomputation (for MFU).
+    tied_embedding : bool
+        Whether the head shares the embedding's tensor.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    n_parameters: int
+    model_flops_per_sequence: float
+    tied_embedding: bool = True
+    notes: tuple[str, ...] = field(default=())

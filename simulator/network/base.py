@@ -1,0 +1,67 @@
+"""The interface of network models: flows in, completion times out, no event loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """A piece of communication that progresses at one rate on all the links it uses.
+
+    A point-to-point message, or a whole collective (all the hops of a ring move together, so one rate describes
+    them). After ``latency_s`` the flow moves ``n_bytes``; at progress rate ``r`` it loads link ``l`` with
+    ``weights[i] * r`` for ``links[i] == l``.
+
+    Parameters
+    ----------
+    latency_s : float
+        Start-up time in which no link is loaded: launch, hops, handshakes, synchronisation rounds.
+    n_bytes : float
+        Progress to make. For a collective the convention is its nccl-tests size.
+    links : tuple of int
+        Indices of the topology's links, ascending, each once.
+    weights : tuple of float
+        Bytes on that link per byte of progress.
+    rate_cap_bytes_per_s : float
+        Largest progress rate whatever the links allow: protocol, channels, per-flow caps.
+    label : str
+        What was chosen, for reports: ``"ring/simple"``.
+
+    References
+    ----------
+    Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications and platforms", JPDC 2014
+    (SimGrid's parallel-task model: one consumption vector, one rate).
+    """
+
+    latency_s: float
+    n_bytes: float
+    links: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()
+    rate_cap_bytes_per_s: float = float("inf")
+    label: str = ""
+
+
+class NetworkModel(Protocol):
+    """A state machine over the flows in flight; time is handed in and never goes back.
+
+    The engine calls :meth:`start` when a flow begins, asks :meth:`next_completion_ps` when to wake up, and collects the
+    finished flows with :meth:`advance`.
+    """
+
+    def start(self, flow: Flow, now_ps: int) -> int:
+        """Begin a flow and return its handle; handles ascend."""
+        ...
+
+    def next_completion_ps(self) -> int | None:
+        """Clock time at which the next flow in flight will finish if nothing else starts; None when idle."""
+        ...
+
+    def advance(self, now_ps: int) -> tuple[int, ...]:
+        """Move to ``now_ps`` and return the handles of flows finished by then, in ascending order."""
+        ...
+
+    def set_slowdown(self, handle: int, factor: float, now_ps: int) -> None:
+        """Scale the rate cap of a flow in flight by ``factor`` in (0, 1]: interference with compute."""
+        ...

@@ -1,0 +1,190 @@
+"""The parallel plan: degrees, sharding, schedule, batch, precision, recompute and framework, and whether they multiply up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from simulator.errors import ConfigError, InfeasiblePlanError
+
+Sharding = Literal["none", "zero1", "zero2", "zero3", "hsdp"]
+Recompute = Literal["none", "selective", "full"]
+Precision = Literal["fp16", "bf16", "amp_fp16", "amp_bf16", "tf32", "fp32", "fp8"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """How one training framework turns a model into kernels and collectives.
+
+    Parameters
+    ----------
+    kernels : str
+        Style of the operator stream: ``hf-eager`` (unfused Hugging Face), ``megatron`` (fused bias, dropout, softmax
+        and norm kernels), ``compiled`` (torch.compile), ``fused`` (hand-written, llm.c or Transformer Engine style).
+    data_parallel : str
+        Who reduces gradients: ``ddp``, ``deepspeed``, ``megatron``, ``fsdp``.
+    host : str
+        How the host issues kernels: ``eager``, ``compiled``, ``graphs``.
+    gradient_bytes : dict-like tuple
+        Bytes of one reduced gradient element per 16-bit precision, as the framework's usual recipes set it.
+    overlap : bool
+        Whether gradient reduction overlaps backward unless the plan says otherwise.
+    synchronous_p2p : bool
+        Whether pipeline messages block the host (Megatron's ``batch_p2p_sync``).
+    """
+
+    name: str
+    kernels: Literal["hf-eager", "megatron", "compiled", "fused"]
+    data_parallel: Literal["ddp", "deepspeed", "megatron", "fsdp"]
+    host: Literal["eager", "compiled", "graphs"] = "eager"
+    gradient_bytes_bf16: int = 2
+    gradient_bytes_fp16: int = 2
+    overlap: bool = True
+    synchronous_p2p: bool = True
+
+
+FRAMEWORKS: dict[str, Framework] = {
+    f.name: f
+    for f in (
+        Framework(name="hf-eager", kernels="hf-eager", data_parallel="ddp"),
+        Framework(name="megatron", kernels="megatron", data_parallel="megatron", gradient_bytes_bf16=4, overlap=False),
+        Framework(name="megatron-core", kernels="fused", data_parallel="megatron", gradient_bytes_bf16=4),
+        Framework(name="megatron-deepspeed", kernels="megatron", data_parallel="deepspeed", gradient_bytes_bf16=4, overlap=False),
+        Framework(name="deepspeed", kernels="hf-eager", data_parallel="deepspeed"),
+        Framework(name="fsdp", kernels="hf-eager", data_parallel="fsdp"),
+        Framework(name="torchtitan", kernels="hf-eager", data_parallel="fsdp", gradient_bytes_bf16=4),
+        Framework(name="torchtitan-compile", kernels="compiled", data_parallel="fsdp", host="compiled", gradient_bytes_bf16=4),
+        Framework(name="compiled-ddp", kernels="compiled", data_parallel="ddp", host="compiled"),
+        Framework(name="fused", kernels="fused", data_parallel="ddp", host="graphs"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelPlan:
+    """Everything the user decides about a run that is neither the model nor the machine.
+
+    ``dp=0`` and ``global_batch=0`` mean "derive"; :meth:`resolve` fills them from the number of GPUs.
+
+    Parameters
+    ----------
+    dp, tp, pp, virtual_pp, cp, ep : int
+        Degrees of data, tensor, pipeline, virtual pipeline (chunks per stage), context and expert parallelism.
+    sharding : str
+        ``none`` (DDP), ``zero1``, ``zero2``, ``zero3`` (FSDP full shard), ``hsdp`` (full shard within a node).
+    sharding_group : int
+        Ranks over which sharding splits; 0 means all data-parallel ranks.
+    schedule : str
+        Name of the pipeline schedule.
+    micro_batch, global_batch : int
+        Sequences per rank and micro-batch, and per optimizer step. ``micro_batch=0``: the largest that fits.
+    sequence_length : int
+        Tokens per sequence; 0 means the model's own.
+    attention : str
+        ``flash`` or ``eager``.
+    overlap : bool or None
+        Whether communication may run beside compute; None takes the framework's default.
+    first_stage_layers, last_stage_layers : int
+        Layers on the first and last pipeline stage where they differ; 0 means an even split.
+    bucket_bytes : int
+        Gradient bucket size; 0 takes the framework's default.
+    """
+
+    gpus: int = 0
+    dp: int = 0
+    tp: int = 1
+    pp: int = 1
+    virtual_pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    sharding: Sharding = "none"
+    sharding_group: int = 0
+    schedule: str = "1f1b"
+    micro_batch: int = 0
+    global_batch: int = 0
+    sequence_length: int = 0
+    precision: Precision = "bf16"
+    recompute: Recompute = "none"
+    attention: Literal["flash", "eager"] = "flash"
+    sequence_parallel: bool = False
+    framework: str = "megatron"
+    overlap: bool | None = None
+    overlap_parameter_gather: bool = False
+    asynchronous_tp: bool = False
+    scatter_gather: bool = False
+    first_stage_layers: int = 0
+    last_stage_layers: int = 0
+    bucket_bytes: int = 0
+    gradient_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "virtual_pp", "cp", "ep"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: a degree is at least 1")
+        for name in ("gpus", "dp", "micro_batch", "global_batch", "sequence_length"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)}: cannot be negative")
+        if self.framework not in FRAMEWORKS:
+            raise ConfigError(f"framework '{self.framework}' is unknown", hint=f"one of {', '.join(FRAMEWORKS)}")
+
+    @property
+    def framework_spec(self) -> Framework:
+        """The entry of :data:`FRAMEWORKS` that the plan names."""
+        return FRAMEWORKS[self.framework]
+
+    @property
+    def model_parallel(self) -> int:
+        """Ranks that hold one copy of the model: tp x pp x cp (experts share the data-parallel ranks)."""
+        return self.tp * self.pp * self.cp
+
+    @property
+    def n_micro_batches(self) -> int:
+        """Micro-batches that one data-parallel replica runs per step."""
+        return self.global_batch // (self.micro_batch * self.dp)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradient communication runs beside backward: the plan's word, or the framework's default."""
+        return self.framework_spec.overlap if self.overlap is None else self.overlap
+
+    def resolve(self, n_gpus: int) -> ParallelPlan:
+        """Fill ``gpus``, ``dp`` and ``global_batch`` and check that the degrees multiply up.
+
+        Raises
+        ------
+        InfeasiblePlanError
+            If they do not; the message names the rule and the numbers.
+        """
+        gpus = self.gpus or n_gpus
+        if gpus > n_gpus:
+            raise InfeasiblePlanError(f"{gpus} GPUs asked for, the topology has {n_gpus}", hint=f"--gpus {n_gpus} or fewer")
+        if gpus % self.model_parallel:
+            raise InfeasiblePlanError(
+                f"{gpus} GPUs are not a multiple of tp x pp x cp = {self.tp} x {self.pp} x {self.cp} = {self.model_parallel}",
+                hint=f"use --gpus {max(1, gpus // self.model_parallel) * self.model_parallel} or other degrees",
+            )
+        dp = self.dp or gpus // self.model_parallel
+        if dp * self.model_parallel != gpus:
+            raise InfeasiblePlanError(
+                f"dp x tp x pp x cp = {dp} x {self.tp} x {self.pp} x {self.cp} = {dp * self.model_parallel}, but there are {gpus} GPUs",
+                hint=f"leave --dp out, or set it to {gpus // self.model_parallel}",
+            )
+        if (dp * self.cp) % self.ep:
+            raise InfeasiblePlanError(f"ep={self.ep} does not divide dp x cp = {dp * self.cp}", hint="expert parallelism splits data-parallel ranks")
+        return replace(self, gpus=gpus, dp=dp)._with_batch()
+
+    def _with_batch(self) -> ParallelPlan:
+        if not self.micro_batch:
+            return self
+        global_batch = self.global_batch or self.micro_batch * self.dp * (1 if self.pp == 1 else 4 * self.pp)
+        per_step = self.micro_batch * self.dp
+        if global_batch % per_step:
+            raise InfeasiblePlanError(
+                f"global batch {global_batch} is not a multiple of micro-batch x dp = {self.micro_batch} x {self.dp} = {per_step}",
+                hint=f"use --global-batch {max(1, global_batch // per_step) * per_step}",
+            )
+        return replace(self, global_batch=global_batch)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain data, in the keys of plan files."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}

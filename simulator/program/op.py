@@ -1,0 +1,86 @@
+"""The operations a program is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from simulator.models.layer import KernelShape
+
+Phase = Literal["forward", "backward", "recompute", "optimizer", "data"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One kernel launch.
+
+    Parameters
+    ----------
+    shape : KernelShape, optional
+        What runs; its duration comes from the KernelModel.
+    duration_s : float, optional
+        A measured duration that replaces the model's (trace replay). Exactly one of the two is given.
+    """
+
+    name: str
+    phase: Phase
+    shape: KernelShape | None = None
+    duration_s: float | None = None
+    layer: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective operation of a communicator.
+
+    Parameters
+    ----------
+    collective : str
+        ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``broadcast``, ``reduce``, ``all_to_all``, ``gather``,
+        ``scatter``.
+    axis : str
+        The mesh axis it runs over: ``dp``, ``tp``, ``pp``, ``cp``, ``ep``, ``replicate``, ``shard``, ``embedding`` ...
+    n_bytes : int
+        Bytes as nccl-tests counts them: the whole gathered buffer for ``all_gather`` and ``reduce_scatter``.
+    groups : tuple of tuple of int
+        The communicators (global ranks) that run this operation at the same time: one, or several where one
+        simulated rank stands for a class of ranks.
+    """
+
+    collective: str
+    axis: str
+    n_bytes: int
+    groups: tuple[tuple[int, ...], ...]
+    name: str = ""
+    phase: Phase = "backward"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """A point-to-point message: a send matched with a receive, in flight from the moment both are posted.
+
+    Parameters
+    ----------
+    n_bytes : int
+        Bytes of one message.
+    pairs : tuple of (int, int)
+        (source, destination) global ranks of all messages that a rank class sends at the same time.
+    """
+
+    n_bytes: int
+    pairs: tuple[tuple[int, int], ...]
+    axis: str = "pp"
+    name: str = ""
+    phase: Phase = "forward"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostWork:
+    """Time that the host thread spends before it issues anything else: a synchronisation, data loading, Python."""
+
+    name: str
+    duration_s: float
+    phase: Phase = "forward"
+
+
+Op = Kernel | Collective | Transfer | HostWork

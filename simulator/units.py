@@ -1,0 +1,156 @@
+"""Quantities with units: ``"200 Gb/s"`` in a file, SI floats in code, integer picoseconds on the clock.
+
+Capital ``B`` is a byte and small ``b`` a bit, without exception; ``GB`` is 1e9 bytes and ``GiB`` is 2**30.
+This module imports nothing of the package but its errors.
+"""
+
+from __future__ import annotations
+
+import re
+
+from simulator.errors import ConfigError
+
+PS_PER_S = 1_000_000_000_000
+
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_TIME = {"ps": 1e-12, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0,
+         "min": 60.0, "h": 3600.0, "d": 86400.0}  # fmt: skip
+_NUMBER = re.compile(r"^\s*([+-]?(?:\d+(?:_\d+)*)(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*(\S.*?)?\s*$")
+
+#: dimension -> (what the simulator stores, an example for error messages)
+DIMENSIONS = {
+    "time": ("seconds", "1.5 us"),
+    "bytes": ("bytes", "80 GiB"),
+    "bandwidth": ("bytes per second, per direction", "200 Gb/s"),
+    "compute": ("FLOP per second", "312 TFLOP/s"),
+    "frequency": ("hertz", "1410 MHz"),
+    "power": ("watts", "400 W"),
+}
+
+
+def _byte_scale(unit: str) -> float | None:
+    match = re.fullmatch(r"([kKMGTPE]i?|)(B|b|bit|bits|byte|bytes)", unit)
+    if match is None:
+        return None
+    prefix, base = match.groups()
+    scale = _BINARY.get(prefix) if prefix.endswith("i") else _DECIMAL.get(prefix)
+    if scale is None:
+        return None
+    return scale / (8.0 if base in ("b", "bit", "bits") else 1.0)
+
+
+def _suffix_scale(unit: str, suffixes: tuple[str, ...]) -> float | None:
+    for suffix in suffixes:
+        if unit.endswith(suffix):
+            return _DECIMAL.get(unit.removesuffix(suffix))
+    return None
+
+
+def _scale(unit: str, dimension: str) -> float | None:
+    if dimension == "time":
+        return _TIME.get(unit)
+    if dimension == "bytes":
+        return _byte_scale(unit)
+    if dimension == "bandwidth":
+        return _byte_scale(unit.removesuffix("/s").removesuffix("ps")) if unit.endswith(("/s", "ps")) else None
+    if dimension == "compute":
+        return _suffix_scale(unit, ("FLOP/s", "FLOPs/s", "FLOPS"))
+    if dimension == "frequency":
+        return _suffix_scale(unit, ("Hz",))
+    return _suffix_scale(unit, ("W",))
+
+
+def parse_quantity(text: object, dimension: str) -> float:
+    """Read a quantity with its unit.
+
+    Parameters
+    ----------
+    text : object
+        For example ``"25 GB/s"``. A bare number is an error, since its unit would be a guess.
+    dimension : str
+        One of :data:`DIMENSIONS`.
+
+    Returns
+    -------
+    float
+        The value in SI units (seconds, bytes, bytes per second, FLOP per second, hertz, watts).
+
+    Raises
+    ------
+    ConfigError
+        If the text is not a number followed by a unit of this dimension.
+
+    Examples
+    --------
+    >>> parse_quantity("200 Gb/s", "bandwidth")
+    25000000000.0
+    >>> parse_quantity("80 GiB", "bytes")
+    85899345920.0
+    """
+    stored, example = DIMENSIONS[dimension]
+    match = _NUMBER.match(text) if isinstance(text, str) else None
+    if match is None or match.group(2) is None:
+        raise ConfigError(f"{text!r} is not a {dimension}", hint=f"write a number and its unit, like '{example}' ({stored})")
+    scale = _scale(match.group(2), dimension)
+    if scale is None:
+        raise ConfigError(
+            f"{text!r}: unknown unit {match.group(2)!r} for a {dimension}",
+            hint=f"write it like '{example}'; B is a byte, b a bit, and bandwidths are per direction",
+        )
+    return float(match.group(1).replace("_", "")) * scale
+
+
+def to_ps(duration_s: float) -> int:
+    """Round a duration in seconds to the integer picoseconds of the clock.
+
+    Examples
+    --------
+    >>> to_ps(1.5e-6)
+    1500000
+    """
+    return round(duration_s * PS_PER_S)
+
+
+def to_s(duration_ps: int) -> float:
+    """Convert clock picoseconds to seconds."""
+    return duration_ps / PS_PER_S
+
+
+def format_bytes(n_bytes: float) -> str:
+    """Print a byte count with a binary prefix.
+
+    Examples
+    --------
+    >>> format_bytes(85899345920)
+    '80 GiB'
+    """
+    for prefix, scale in (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
+        if abs(n_bytes) >= scale:
+            return f"{n_bytes / scale:.4g} {prefix}"
+    return f"{n_bytes:.4g} B"
+
+
+def format_bandwidth(bytes_per_s: float) -> str:
+    """Print a bandwidth in decimal gigabytes per second, as nccl-tests does.
+
+    Examples
+    --------
+    >>> format_bandwidth(25e9)
+    '25 GB/s'
+    """
+    return f"{bytes_per_s / 1e9:.4g} GB/s"
+
+
+def format_time(duration_s: float) -> str:
+    """Print a duration with the prefix that keeps it readable.
+
+    Examples
+    --------
+    >>> format_time(0.0123)
+    '12.3 ms'
+    """
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(duration_s) >= scale:
+            return f"{duration_s / scale:.4g} {unit}"
+    return f"{duration_s / 1e-9:.4g} ns" if duration_s else "0 s"
