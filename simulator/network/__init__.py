@@ -1,3 +1,26 @@
 """Network models: how long transfers take that share the links of a topology."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+
+from simulator.network.alpha_beta import AlphaBetaNetwork
+from simulator.network.base import Flow, LinkSource, NetworkModel
+from simulator.network.flow import FlowNetwork
+from simulator.network.maxmin import max_min_rates
+
+#: Name -> class of every network model; a new model is one file and one line here.
+NETWORKS: dict[str, Callable[[LinkSource], NetworkModel]] = {
+    "flow": FlowNetwork,
+    "alpha-beta": AlphaBetaNetwork,
+}
+
+__all__ = [
+    "NETWORKS",
+    "AlphaBetaNetwork",
+    "Flow",
+    "FlowNetwork",
+    "LinkSource",
+    "NetworkModel",
+    "max_min_rates",
+]

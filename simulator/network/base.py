@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+
+class CapacityLink(Protocol):
+    """What a network model needs to know of a link."""
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """Capacity in one direction."""
+        ...
+
+
+class LinkSource(Protocol):
+    """What a network model needs to know of a topology."""
+
+    @property
+    def links(self) -> Sequence[CapacityLink]:
+        """All links; a flow names them by position."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +74,11 @@ class NetworkModel(Protocol):
         ...
 
     def next_completion_ps(self) -> int | None:
-        """Clock time at which the next flow in flight will finish if nothing else starts; None when idle."""
+        """Clock time at which to call :meth:`advance` next if nothing else starts; None when idle.
+
+        It is the next completion, or earlier where a flow leaves its latency and takes bandwidth from others: the call
+        to :meth:`advance` then returns nothing, and completion times have changed.
+        """
         ...
 
     def advance(self, now_ps: int) -> tuple[int, ...]:

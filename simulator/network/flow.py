@@ -1,0 +1,285 @@
+"""Flows that share links max-min fairly; rates change only when a flow starts to load links or ends."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from simulator.network.base import Flow, LinkSource
+from simulator.network.maxmin import max_min_rates
+from simulator.units import PS_PER_S, to_ps
+
+#: Entries a memo may hold before it is emptied; programs repeat far fewer distinct combinations.
+_MEMO_LIMIT = 65_536
+
+
+@dataclass(slots=True)
+class _Profile:
+    """What is known about one Flow description, shared by all its instances in flight."""
+
+    flow: Flow
+    lone_rate_bytes_per_s: float
+    index: int
+    links: frozenset[int] | None = None
+
+    def link_set(self) -> frozenset[int]:
+        if self.links is None:
+            self.links = frozenset(self.flow.links)
+        return self.links
+
+
+@dataclass(slots=True)
+class _Active:
+    """One flow in flight."""
+
+    profile: _Profile
+    loads_from_ps: int
+    remaining_bytes: float
+    factor: float = 1.0
+    rate_bytes_per_s: float = 0.0
+    updated_ps: int = 0
+    loading: bool = False
+    done_ps: int = 0
+    version: int = 0
+    neighbours: set[int] = field(default_factory=set)
+
+    def settle(self, now_ps: int) -> None:
+        """Book the progress made since the last change of rate."""
+        if self.loading and now_ps > self.updated_ps and self.rate_bytes_per_s > 0.0:
+            moved = self.rate_bytes_per_s * ((now_ps - self.updated_ps) / PS_PER_S)
+            self.remaining_bytes = max(0.0, self.remaining_bytes - moved)
+        self.updated_ps = max(self.updated_ps, now_ps)
+
+
+class FlowNetwork:
+    """NetworkModel with max-min fair sharing of every link.
+
+    A flow first spends its latency, in which it loads nothing, then moves its bytes at a rate that is recomputed whenever a
+    flow of its connected component (flows that share links, transitively) begins to load links or ends. A flow that
+    shares no link with any other is priced once. Rates of a combination of flows are remembered: programs repeat themselves.
+
+    Parameters
+    ----------
+    topology : object
+        Anything with ``links``, a sequence of links with ``bandwidth_bytes_per_s``.
+
+    References
+    ----------
+    Casanova et al., JPDC 2014 (SimGrid); Bertsekas and Gallager, "Data Networks", section 6.5.2.
+    """
+
+    def __init__(self, topology: LinkSource) -> None:
+        self._capacity = np.array([link.bandwidth_bytes_per_s for link in topology.links], dtype=np.float64)
+        self._active: dict[int, _Active] = {}
+        self._events: list[tuple[int, int, int]] = []
+        self._profiles: dict[int, _Profile] = {}
+        self._sharing: dict[tuple[int, int], bool] = {}
+        self._solved: dict[tuple[tuple[int, float], ...], tuple[float, ...]] = {}
+        self._next_handle = 0
+        self._next_profile = 0
+        self._now_ps = 0
+        self.n_solves = 0
+
+    def start(self, flow: Flow, now_ps: int) -> int:
+        """Begin a flow at ``now_ps`` and return its handle."""
+        assert now_ps >= self._now_ps, "time never goes back"
+        self._now_ps = now_ps
+        handle = self._next_handle
+        self._next_handle += 1
+        profile = self._profile(flow)
+        active = _Active(profile, now_ps + to_ps(flow.latency_s), float(flow.n_bytes), updated_ps=now_ps)
+        for other_handle, other in self._active.items():
+            if self._shares(profile, other.profile):
+                if not other.neighbours:
+                    self._leave_solitude(other_handle, other, now_ps)
+                active.neighbours.add(other_handle)
+                other.neighbours.add(handle)
+        self._active[handle] = active
+        alone = not active.neighbours
+        self._push(handle, active, self._lone_completion_ps(active) if alone else active.loads_from_ps)
+        return handle
+
+    def next_completion_ps(self) -> int | None:
+        """Clock time of the next event: a completion, or a flow that begins to load shared links; None when idle."""
+        while self._events:
+            time_ps, handle, version = self._events[0]
+            active = self._active.get(handle)
+            if active is not None and active.version == version:
+                return time_ps
+            heapq.heappop(self._events)
+        return None
+
+    def advance(self, now_ps: int) -> tuple[int, ...]:
+        """Move to ``now_ps``; return the handles of flows finished by then, ascending."""
+        finished: list[int] = []
+        while (time_ps := self.next_completion_ps()) is not None and time_ps <= now_ps:
+            _, handle, _ = heapq.heappop(self._events)
+            active = self._active[handle]
+            self._now_ps = max(self._now_ps, time_ps)
+            if active.neighbours and not active.loading and active.remaining_bytes > 0.0:
+                self._begin_loading(active, time_ps)
+                self._recompute(handle, time_ps)
+            else:
+                finished.append(handle)
+                self._end(handle, time_ps)
+        self._now_ps = max(self._now_ps, now_ps)
+        return tuple(sorted(finished))
+
+    def set_slowdown(self, handle: int, factor: float, now_ps: int) -> None:
+        """Limit a flow in flight to ``factor`` of the rate it would reach alone, from ``now_ps`` on."""
+        active = self._active.get(handle)
+        if active is None or active.factor == factor:
+            return
+        if not active.neighbours:
+            self._enter_load_phase_if_due(active, now_ps)
+            active.settle(now_ps)
+            active.factor = factor
+            self._push(handle, active, self._lone_completion_ps(active))
+            return
+        active.factor = factor
+        if active.loading:
+            self._recompute(handle, now_ps)
+
+    def rate_bytes_per_s(self, handle: int) -> float:
+        """Present rate of a flow in flight, in bytes of progress per second; its lone rate while in its latency."""
+        active = self._active[handle]
+        return active.rate_bytes_per_s if active.loading else self._lone_rate(active)
+
+    def _profile(self, flow: Flow) -> _Profile:
+        profile = self._profiles.get(id(flow))
+        if profile is None or profile.flow is not flow:
+            if len(self._profiles) >= _MEMO_LIMIT:
+                self._forget()
+            profile = _Profile(flow, self._flow_rate(flow), self._next_profile)
+            self._next_profile += 1
+            self._profiles[id(flow)] = profile
+        return profile
+
+    def _forget(self) -> None:
+        in_flight = {id(a.profile.flow): a.profile for a in self._active.values()}
+        self._profiles = in_flight
+        self._sharing.clear()
+        self._solved.clear()
+
+    def _flow_rate(self, flow: Flow) -> float:
+        if not flow.links:
+            return flow.rate_cap_bytes_per_s
+        levels = self._capacity[np.asarray(flow.links)] / np.asarray(flow.weights)
+        return min(flow.rate_cap_bytes_per_s, float(levels.min()))
+
+    def _shares(self, first: _Profile, second: _Profile) -> bool:
+        a, b = first.flow.links, second.flow.links
+        if not a or not b or a[-1] < b[0] or b[-1] < a[0]:
+            return False
+        if first is second:
+            return True
+        key = (first.index, second.index) if first.index < second.index else (second.index, first.index)
+        shares = self._sharing.get(key)
+        if shares is None:
+            if len(self._sharing) >= _MEMO_LIMIT:
+                self._sharing.clear()
+            shares = self._sharing[key] = not first.link_set().isdisjoint(second.link_set())
+        return shares
+
+    def _lone_rate(self, active: _Active) -> float:
+        return active.profile.lone_rate_bytes_per_s * active.factor
+
+    def _lone_completion_ps(self, active: _Active) -> int:
+        begin = max(active.loads_from_ps, active.updated_ps)
+        active.rate_bytes_per_s = self._lone_rate(active)
+        return begin + _duration_ps(active.remaining_bytes, active.rate_bytes_per_s)
+
+    def _push(self, handle: int, active: _Active, time_ps: int) -> None:
+        active.version += 1
+        heapq.heappush(self._events, (time_ps, handle, active.version))
+
+    def _enter_load_phase_if_due(self, active: _Active, now_ps: int) -> None:
+        if not active.loading and now_ps >= active.loads_from_ps:
+            self._begin_loading(active, active.loads_from_ps)
+
+    def _begin_loading(self, active: _Active, time_ps: int) -> None:
+        active.loading = True
+        active.updated_ps = time_ps
+
+    def _leave_solitude(self, handle: int, active: _Active, now_ps: int) -> None:
+        """A flow alone until now is priced as a whole; from now on the end of its latency is an event of its own."""
+        self._enter_load_phase_if_due(active, now_ps)
+        if not active.loading:
+            self._push(handle, active, active.loads_from_ps)
+
+    def _end(self, handle: int, now_ps: int) -> None:
+        ended = self._active.pop(handle)
+        for neighbour in ended.neighbours:
+            self._active[neighbour].neighbours.discard(handle)
+        seen: set[int] = set()
+        for neighbour in sorted(ended.neighbours):
+            if neighbour not in seen:
+                seen |= self._recompute(neighbour, now_ps)
+
+    def _component(self, handle: int) -> set[int]:
+        component, frontier = {handle}, [handle]
+        while frontier:
+            for neighbour in self._active[frontier.pop()].neighbours:
+                if neighbour not in component:
+                    component.add(neighbour)
+                    frontier.append(neighbour)
+        return component
+
+    def _recompute(self, handle: int, now_ps: int) -> set[int]:
+        """Give new rates to the connected component of ``handle``; return its handles."""
+        component = self._component(handle)
+        members = sorted(h for h in component if self._active[h].loading)
+        for member in members:
+            self._active[member].settle(now_ps)
+        for member, rate in zip(members, self._rates(members), strict=True):
+            active = self._active[member]
+            active.rate_bytes_per_s = rate
+            self._push(member, active, now_ps + _duration_ps(active.remaining_bytes, rate))
+        for other in component.difference(members):
+            active = self._active[other]
+            due = active.loads_from_ps if active.neighbours else self._lone_completion_ps(active)
+            self._push(other, active, due)
+        return component
+
+    def _rates(self, members: list[int]) -> tuple[float, ...]:
+        if not members:
+            return ()
+        if len(members) == 1:
+            return (self._lone_rate(self._active[members[0]]),)
+        order = sorted(range(len(members)), key=lambda i: (self._key(members[i]), members[i]))
+        key = tuple(self._key(members[i]) for i in order)
+        solved = self._solved.get(key)
+        if solved is None:
+            if len(self._solved) >= _MEMO_LIMIT:
+                self._solved.clear()
+            solved = self._solved[key] = self._solve([members[i] for i in order])
+        rates = [0.0] * len(members)
+        for position, rate in zip(order, solved, strict=True):
+            rates[position] = rate
+        return tuple(rates)
+
+    def _key(self, handle: int) -> tuple[int, float]:
+        active = self._active[handle]
+        return active.profile.index, active.factor
+
+    def _solve(self, members: list[int]) -> tuple[float, ...]:
+        self.n_solves += 1
+        flows = [self._active[h].profile.flow for h in members]
+        caps = np.array([self._lone_rate(self._active[h]) for h in members])
+        n_entries = [len(flow.links) for flow in flows]
+        entry_flow = np.repeat(np.arange(len(flows)), n_entries)
+        used, entry_link = np.unique(
+            np.concatenate([np.asarray(f.links, dtype=np.intp) for f in flows]), return_inverse=True
+        )
+        entry_weight = np.concatenate([np.asarray(f.weights, dtype=np.float64) for f in flows])
+        rates = max_min_rates(entry_flow, entry_link, entry_weight, self._capacity[used], caps)
+        return tuple(float(rate) for rate in rates)
+
+
+def _duration_ps(n_bytes: float, rate_bytes_per_s: float) -> int:
+    if n_bytes <= 0.0 or math.isinf(rate_bytes_per_s):
+        return 0
+    return math.ceil(n_bytes / rate_bytes_per_s * PS_PER_S)

@@ -1,0 +1,134 @@
+"""The flow network as a state machine: closed forms, sharing, conservation, and the events it needs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.network import NETWORKS, Flow, FlowNetwork
+from simulator.units import PS_PER_S
+
+US = 10**6
+
+
+def topology(*bandwidths):
+    return SimpleNamespace(links=[SimpleNamespace(bandwidth_bytes_per_s=b) for b in bandwidths])
+
+
+def run(network, starts):
+    """Start flows at their times; return their completion times."""
+    finished, handles, pending = {}, {}, sorted(range(len(starts)), key=lambda i: starts[i][0])
+    while pending or network.next_completion_ps() is not None:
+        wake = network.next_completion_ps()
+        if pending and (wake is None or starts[pending[0]][0] < wake):
+            index = pending.pop(0)
+            network.advance(starts[index][0])
+            handles[network.start(starts[index][1], starts[index][0])] = index
+            continue
+        for handle in network.advance(wake):
+            finished[handles[handle]] = wake
+    return finished
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_lone_flow_is_latency_plus_bytes_over_bandwidth(name):
+    flow = Flow(latency_s=1e-6, n_bytes=1e6, links=(0, 1), weights=(1.0, 0.5))
+    assert run(NETWORKS[name](topology(1e9, 1e9)), [(0, flow)]) == {0: US + 1000 * US}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_cap_bounds_the_rate(name):
+    flow = Flow(latency_s=0.0, n_bytes=1e6, links=(0,), weights=(1.0,), rate_cap_bytes_per_s=0.5e9)
+    assert run(NETWORKS[name](topology(1e9)), [(0, flow)]) == {0: 2000 * US}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_flow_without_bytes_ends_after_its_latency(name):
+    assert run(NETWORKS[name](topology(1e9)), [(5, Flow(latency_s=1e-6, n_bytes=0))]) == {0: 5 + US}
+
+
+def test_two_flows_halve_each_other():
+    flow = Flow(latency_s=0.0, n_bytes=1e6, links=(0,), weights=(1.0,))
+    assert run(FlowNetwork(topology(1e9)), [(0, flow), (0, flow)]) == {0: 2000 * US, 1: 2000 * US}
+
+
+def test_no_contention_in_alpha_beta():
+    flow = Flow(latency_s=0.0, n_bytes=1e6, links=(0,), weights=(1.0,))
+    assert run(NETWORKS["alpha-beta"](topology(1e9)), [(0, flow), (0, flow)]) == {0: 1000 * US, 1: 1000 * US}
+
+
+def test_a_late_flow_takes_bandwidth_only_after_its_latency():
+    first = Flow(latency_s=0.0, n_bytes=1e6, links=(0,), weights=(1.0,))
+    second = Flow(latency_s=300e-6, n_bytes=0.25e6, links=(0,), weights=(1.0,))
+    times = run(FlowNetwork(topology(1e9)), [(0, first), (100 * US, second)])
+    assert times[1] == pytest.approx(900 * US, abs=2)  # 400 us in latency, then half of the link for 500 us
+    assert times[0] == pytest.approx(1250 * US, abs=2)
+
+
+def test_an_early_flow_that_was_alone_in_its_latency_is_noticed():
+    first = Flow(latency_s=500e-6, n_bytes=1e6, links=(0,), weights=(1.0,))
+    second = Flow(latency_s=0.0, n_bytes=1e6, links=(0,), weights=(1.0,))
+    times = run(FlowNetwork(topology(1e9)), [(0, first), (100 * US, second)])
+    assert times[1] == pytest.approx(1700 * US, abs=2)
+    assert times[0] == pytest.approx(2100 * US, abs=2)
+
+
+def test_slowdown_scales_the_lone_rate_and_ends():
+    network = FlowNetwork(topology(1e9))
+    handle = network.start(Flow(latency_s=0.0, n_bytes=1e6, links=(0,), weights=(1.0,)), 0)
+    network.set_slowdown(handle, 0.5, 200 * US)
+    network.set_slowdown(handle, 1.0, 600 * US)
+    assert network.next_completion_ps() == 1200 * US
+
+
+def test_disjoint_flows_need_no_solve_and_combinations_one_each():
+    network = FlowNetwork(topology(1e9, 1e9))
+    left = Flow(latency_s=0.0, n_bytes=1e6, links=(0,), weights=(1.0,))
+    right = Flow(latency_s=0.0, n_bytes=1e6, links=(1,), weights=(1.0,))
+    run(network, [(0, left), (0, right)])
+    assert network.n_solves == 0
+    network = FlowNetwork(topology(1e9))
+    for repeat in range(5):
+        run_from = 10**12 * repeat
+        first, second = network.start(left, run_from), network.start(left, run_from)
+        while (wake := network.next_completion_ps()) is not None:
+            network.advance(wake)
+        assert first < second
+    assert network.n_solves == 1
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2000),
+            st.integers(0, 300),
+            st.integers(1, 1000),
+            st.sets(st.integers(0, 3), min_size=1),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_every_flow_ends_no_earlier_than_alone_and_links_are_not_overbooked(cases):
+    capacities = (1e9, 2e9, 0.5e9, 1e9)
+    starts = []
+    for begin, latency, kilobytes, links in cases:
+        chosen = tuple(sorted(links))
+        flow = Flow(
+            latency_s=latency * 1e-6, n_bytes=kilobytes * 1e3, links=chosen, weights=(1.0,) * len(chosen)
+        )
+        starts.append((begin * US, flow))
+    times = run(FlowNetwork(topology(*capacities)), starts)
+    assert sorted(times) == list(range(len(cases)))
+    for index, (begin_ps, flow) in enumerate(starts):
+        alone_s = flow.latency_s + flow.n_bytes / min(capacities[link] for link in flow.links)
+        assert times[index] >= begin_ps + alone_s * PS_PER_S - 2
+    for link, capacity in enumerate(capacities):
+        users = [i for i, (_, flow) in enumerate(starts) if link in flow.links]
+        if users:
+            span_s = (max(times[i] for i in users) - min(starts[i][0] for i in users)) / PS_PER_S
+            assert sum(starts[i][1].n_bytes for i in users) <= capacity * span_s * (1 + 1e-9) + 1
