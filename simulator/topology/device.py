@@ -1,0 +1,150 @@
+"""Devices: datasheet numbers and fitted constants, read from ``topologies/devices/*.yaml``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from simulator.config import Bandwidth, Bytes, Compute, Frequency, Power, Spec, load_spec, resolve_name
+
+Architecture = Literal["volta", "ampere", "hopper", "blackwell", "cpu"]
+KernelBasis = Literal["measured", "generation", "datasheet"]
+
+#: relative error assumed for kernel times where a device file states none
+DEFAULT_KERNEL_ERROR = {"measured": 0.08, "generation": 0.15, "datasheet": 0.25}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator (or CPU rank): what the datasheet says, and what was fitted to measurements of it.
+
+    Parameters
+    ----------
+    name, vendor, architecture, compute_capability : str
+        Identity; ``architecture`` is the generation, lower case.
+    n_sms : int
+        Streaming multiprocessors that are enabled.
+    memory_bytes : float
+        Total device memory as CUDA reports it.
+    memory_bandwidth_bytes_per_s, l2_bytes, clock_hz, power_limit_w : float
+        Datasheet numbers; the clock is the boost clock that the peak figures assume.
+    peak_flops_per_s : dict
+        Dense peak by dtype (``fp32``, ``tf32``, ``bf16``, ``fp16``, ``fp8``).
+    pcie_bandwidth_bytes_per_s : float
+        Host link per direction.
+    kernels : dict
+        Constants of the kernel models, one section per family (``gemm``, ``attention``, ``pointwise``).
+    host : dict
+        Seconds and bytes per second of the host side: launches, dispatch, copies.
+    interference : dict
+        Share of its speed that compute and communication keep when they run side by side.
+    kernel_basis : str
+        Where the kernel constants come from: ``measured`` on this device, carried over from its ``generation``, or
+        derived from the ``datasheet`` alone.
+    kernel_error : float
+        Expected relative error (one standard deviation) of a kernel time.
+    sources : dict
+        Where each group of numbers comes from.
+    """
+
+    name: str
+    vendor: str = "NVIDIA"
+    architecture: Architecture
+    compute_capability: str = ""
+    n_sms: int
+    memory_bytes: float
+    memory_bandwidth_bytes_per_s: float
+    l2_bytes: float
+    clock_hz: float
+    power_limit_w: float
+    peak_flops_per_s: Mapping[str, float] = field(hash=False)
+    pcie_bandwidth_bytes_per_s: float
+    kernels: Mapping[str, Any] = field(hash=False, default_factory=dict)
+    host: Mapping[str, Any] = field(hash=False, default_factory=dict)
+    interference: Mapping[str, Any] = field(hash=False, default_factory=dict)
+    kernel_basis: KernelBasis = "datasheet"
+    kernel_error: float = DEFAULT_KERNEL_ERROR["datasheet"]
+    sources: Mapping[str, str] = field(hash=False, default_factory=dict)
+
+    def peak(self, dtype: str) -> float:
+        """Dense peak FLOP per second of a dtype, through the next dtype that the device does have.
+
+        A device without bf16 or tf32 tensor cores computes them at its fp32 rate, one without fp8 at its fp16 rate.
+        """
+        if dtype in self.peak_flops_per_s:
+            return self.peak_flops_per_s[dtype]
+        return self.peak_flops_per_s["fp16" if dtype == "fp8" else "fp32"]
+
+
+class DeviceFile(Spec):
+    """Schema of a device file."""
+
+    name: str
+    vendor: str = "NVIDIA"
+    architecture: Architecture
+    compute_capability: str = ""
+    n_sms: int = Field(gt=0)
+    memory: Bytes = Field(gt=0)
+    memory_bandwidth: Bandwidth = Field(gt=0)
+    l2: Bytes = Field(gt=0)
+    clock: Frequency = Field(gt=0)
+    power_limit: Power = Field(gt=0)
+    peak: dict[Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8"], Compute]
+    pcie_bandwidth: Bandwidth = Field(gt=0)
+    kernels: dict[str, Any] = Field(default_factory=dict)
+    host: dict[str, Any] = Field(default_factory=dict)
+    interference: dict[str, Any] = Field(default_factory=dict)
+    kernel_basis: KernelBasis = "datasheet"
+    kernel_error: float | None = Field(default=None, gt=0)
+    sources: dict[str, str] = Field(default_factory=dict)
+
+
+def load_device(name_or_path: str | Path) -> Device:
+    """Load a device by shipped name or from a file.
+
+    Parameters
+    ----------
+    name_or_path : str or Path
+        A path to a YAML file, or the bare name of a shipped device such as ``"a100-sxm4-80g"``.
+
+    Returns
+    -------
+    Device
+
+    Raises
+    ------
+    ConfigError
+        If there is no such device (near misses are suggested) or the file has faults (all are listed).
+    """
+    path = resolve_name(name_or_path, "devices")
+    return _load(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _load(path: Path, _modified_ns: int) -> Device:
+    spec = load_spec(path, DeviceFile)
+    return Device(
+        name=spec.name,
+        vendor=spec.vendor,
+        architecture=spec.architecture,
+        compute_capability=spec.compute_capability,
+        n_sms=spec.n_sms,
+        memory_bytes=spec.memory,
+        memory_bandwidth_bytes_per_s=spec.memory_bandwidth,
+        l2_bytes=spec.l2,
+        clock_hz=spec.clock,
+        power_limit_w=spec.power_limit,
+        peak_flops_per_s={str(dtype): value for dtype, value in spec.peak.items()},
+        pcie_bandwidth_bytes_per_s=spec.pcie_bandwidth,
+        kernels=spec.kernels,
+        host=spec.host,
+        interference=spec.interference,
+        kernel_basis=spec.kernel_basis,
+        kernel_error=spec.kernel_error or DEFAULT_KERNEL_ERROR[spec.kernel_basis],
+        sources=spec.sources,
+    )
