@@ -1,0 +1,308 @@
+"""Timelines for people: Perfetto protobuf with ordered ranks and counters, and Chrome JSON.
+
+References
+----------
+Perfetto TrackEvent reference, https://perfetto.dev/docs/reference/synthetic-track-event
+"""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+from collections.abc import Iterable, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from simulator.errors import TraceError
+from simulator.timeline import Timeline
+from simulator.trace_io.tracks import Counter, Process, Slice, Track, timeline_processes
+
+_SEQUENCE = 1
+_SEQ_CLEARED, _SEQ_NEEDS_STATE = 1, 2
+_ROOT, _EXPLICIT, _NO_MERGE = 0, 3, 2
+
+
+def write(
+    timeline: Timeline,
+    path: str | Path,
+    *,
+    labels: Mapping[int, str] | None = None,
+    counters: Iterable[Counter] = (),
+) -> None:
+    """Write a timeline in the format that the file name asks for.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        What to write.
+    path : str or Path
+        ``*.json`` or ``*.json.gz`` gives Chrome JSON, ``*.pftrace`` Perfetto protobuf.
+    labels : mapping of int to str, optional
+        Text added to the name of a rank.
+    counters : iterable of Counter
+        Shown as a process of its own named ``fabric``.
+
+    Raises
+    ------
+    TraceError
+        If the suffix names no format.
+    """
+    name = str(path)
+    if name.endswith((".json", ".json.gz")):
+        write_chrome_json(timeline, path, labels=labels, counters=counters)
+    elif name.endswith((".pftrace", ".perfetto-trace", ".pb")):
+        write_perfetto(timeline, path, labels=labels, counters=counters)
+    else:
+        raise TraceError(f"{name}: the suffix names no trace format", hint="use .json, .json.gz or .pftrace")
+
+
+def write_chrome_json(
+    timeline: Timeline,
+    path: str | Path,
+    *,
+    labels: Mapping[int, str] | None = None,
+    counters: Iterable[Counter] = (),
+) -> None:
+    """Write a timeline as Chrome trace-event JSON: one process per rank, one thread per stream.
+
+    Parameters are those of :func:`write`. ``ts`` and ``dur`` are microseconds. Not the file to hand to Holistic
+    Trace Analysis: that wants one Kineto-shaped file per rank (:mod:`simulator.trace_io.kineto_writer`).
+    """
+    write_processes_json(_with_fabric(timeline_processes(timeline, labels=labels), counters), path)
+
+
+def write_perfetto(
+    timeline: Timeline,
+    path: str | Path,
+    *,
+    labels: Mapping[int, str] | None = None,
+    counters: Iterable[Counter] = (),
+) -> None:
+    """Write a timeline as Perfetto protobuf; parameters are those of :func:`write`."""
+    write_processes_perfetto(_with_fabric(timeline_processes(timeline, labels=labels), counters), path)
+
+
+def _with_fabric(processes: tuple[Process, ...], counters: Iterable[Counter]) -> tuple[Process, ...]:
+    counters = tuple(counters)
+    return (*processes, Process(name="fabric", counters=counters)) if counters else processes
+
+
+def write_processes_json(processes: Iterable[Process], path: str | Path) -> None:
+    """Write processes as Chrome trace-event JSON, gzipped where the name ends in ``.gz``."""
+    encode = msgspec.json.Encoder().encode
+    opener = gzip.open if str(path).endswith(".gz") else open
+    with opener(path, "wb") as file:
+        file.write(b'{"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": [\n')
+        first = True
+        for pid, process in enumerate(processes):
+            for event in _json_events(pid, process):
+                file.write(b"" if first else b",\n")
+                file.write(encode(event))
+                first = False
+        file.write(b"\n]}\n")
+
+
+def _json_events(pid: int, process: Process) -> Iterable[dict[str, Any]]:
+    yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": process.name}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
+    for tid, track in enumerate(process.tracks):
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": track.name}}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
+        for piece in track.slices:
+            event = {
+                "ph": "X",
+                "cat": piece.category,
+                "name": piece.name,
+                "pid": pid,
+                "tid": tid,
+                "ts": piece.start_ps / 1e6,
+                "dur": (piece.end_ps - piece.start_ps) / 1e6,
+            }
+            if piece.args:
+                event["args"] = piece.args
+            yield event
+    for counter in process.counters:
+        for time_ps, value in counter.points:
+            yield {
+                "ph": "C",
+                "name": counter.name,
+                "pid": pid,
+                "ts": time_ps / 1e6,
+                "args": {counter.unit: value},
+            }
+
+
+def write_processes_perfetto(processes: Iterable[Process], path: str | Path) -> None:
+    """Write processes as Perfetto protobuf, in the given order, gzipped where the name ends in ``.gz``."""
+    opener = gzip.open if str(path).endswith(".gz") else open
+    with opener(path, "wb") as file:
+        _ProtoWriter(file).write(processes)  # type: ignore[arg-type]
+
+
+class _ProtoWriter:
+    """Streams packets: descriptors first, then the slices of one track after the other."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder  # type: ignore[import-untyped]
+
+        self._builder: Any = StreamingTraceProtoBuilder(file)
+        self._names: dict[str, int] = {}
+        self._categories: dict[str, int] = {}
+        self._arguments: dict[str, int] = {}
+        self._uuid = 0
+
+    def write(self, processes: Iterable[Process]) -> None:
+        root = self._packet()
+        root.sequence_flags = _SEQ_CLEARED
+        root.track_descriptor.uuid = _ROOT
+        root.track_descriptor.process_ordering = 1
+        root.track_descriptor.thread_ordering = 1
+        root.track_descriptor.child_ordering = _EXPLICIT
+        self._builder.write_packet(root)
+        for order, process in enumerate(processes):
+            parent = self._process(order, process)
+            for rank, track in enumerate(process.tracks):
+                self._track(parent, rank, track)
+            for rank, counter in enumerate(process.counters):
+                self._counter(parent, len(process.tracks) + rank, counter)
+
+    def _packet(self) -> Any:
+        packet = self._builder.create_packet()
+        packet.trusted_packet_sequence_id = _SEQUENCE
+        packet.timestamp = 0
+        return packet
+
+    def _descriptor(self, name: str, parent: int | None, order: int) -> Any:
+        self._uuid += 1
+        packet = self._packet()
+        descriptor = packet.track_descriptor
+        descriptor.uuid = self._uuid
+        descriptor.name = name
+        descriptor.sibling_order_rank = order
+        descriptor.sibling_merge_behavior = _NO_MERGE
+        if parent is not None:
+            descriptor.parent_uuid = parent
+        return packet
+
+    def _process(self, order: int, process: Process) -> int:
+        packet = self._descriptor(process.name, None, order)
+        packet.track_descriptor.process.pid = order + 1
+        packet.track_descriptor.process.process_name = process.name
+        packet.track_descriptor.child_ordering = _EXPLICIT
+        self._builder.write_packet(packet)
+        return self._uuid
+
+    def _track(self, parent: int, order: int, track: Track) -> None:
+        self._builder.write_packet(self._descriptor(track.name, parent, order))
+        uuid = self._uuid
+        open_slices: list[Slice] = []
+        for piece in track.slices:
+            while (
+                open_slices
+                and open_slices[-1].end_ps <= piece.start_ps
+                and open_slices[-1].depth >= piece.depth
+            ):
+                self._end(uuid, open_slices.pop())
+            self._begin(uuid, piece)
+            open_slices.append(piece)
+        while open_slices:
+            self._end(uuid, open_slices.pop())
+
+    def _begin(self, uuid: int, piece: Slice) -> None:
+        packet = self._packet()
+        packet.timestamp = piece.start_ps // 1000
+        packet.sequence_flags = _SEQ_NEEDS_STATE
+        event = packet.track_event
+        event.type = 1
+        event.track_uuid = uuid
+        event.name_iid = self._intern(self._names, piece.name, packet.interned_data.event_names)
+        event.category_iids.append(
+            self._intern(self._categories, piece.category, packet.interned_data.event_categories)
+        )
+        if piece.flow:
+            event.flow_ids.append(piece.flow)
+        for key, value in piece.args.items():
+            annotation = event.debug_annotations.add()
+            annotation.name_iid = self._intern(
+                self._arguments, key, packet.interned_data.debug_annotation_names
+            )
+            if isinstance(value, bool | int):
+                annotation.int_value = value
+            elif isinstance(value, float):
+                annotation.double_value = value
+            else:
+                annotation.string_value = value
+        self._builder.write_packet(packet)
+
+    def _end(self, uuid: int, piece: Slice) -> None:
+        packet = self._packet()
+        packet.timestamp = piece.end_ps // 1000
+        packet.track_event.type = 2
+        packet.track_event.track_uuid = uuid
+        self._builder.write_packet(packet)
+
+    def _counter(self, parent: int, order: int, counter: Counter) -> None:
+        packet = self._descriptor(counter.name, parent, order)
+        packet.track_descriptor.counter.unit_name = counter.unit
+        if counter.share_key:
+            packet.track_descriptor.counter.y_axis_share_key = counter.share_key
+        self._builder.write_packet(packet)
+        uuid = self._uuid
+        for time_ps, value in counter.points:
+            packet = self._packet()
+            packet.timestamp = time_ps // 1000
+            packet.track_event.type = 4
+            packet.track_event.track_uuid = uuid
+            packet.track_event.double_counter_value = float(value)
+            self._builder.write_packet(packet)
+
+    @staticmethod
+    def _intern(table: dict[str, int], text: str, entries: Any) -> int:
+        iid = table.get(text)
+        if iid is None:
+            iid = table[text] = len(table) + 1
+            entry = entries.add()
+            entry.iid = iid
+            entry.name = text
+        return iid
+
+
+def write_beside(simulated: Iterable[Process], measured: Iterable[Process], path: str | Path) -> None:
+    """Write simulated and measured processes into one file that Perfetto opens as one timeline.
+
+    Parameters
+    ----------
+    simulated, measured : iterable of Process
+        Both on clocks that start together.
+    path : str or Path
+        ``*.tar`` gives an archive of two traces with a ``perfetto_manifest.json`` (Perfetto v58 or later); any
+        other name one protobuf file in which the measured and the simulated rank follow each other.
+    """
+    if not str(path).endswith(".tar"):
+        write_processes_perfetto(_interleave(tuple(simulated), tuple(measured)), path)
+        return
+    files = {"simulated.pftrace": tuple(simulated), "measured.pftrace": tuple(measured)}
+    entries: list[dict[str, Any]] = [
+        {"path": name, "machine": {"name": name.split(".", maxsplit=1)[0]}} for name in files
+    ]
+    entries[1]["clocks"] = {"sync_to": {"file": "simulated.pftrace", "clock": "BOOTTIME"}, "offset_ns": 0}
+    with tarfile.open(path, "w") as archive:
+        manifest = msgspec.json.encode({"perfetto_manifest": {"version": 1, "files": entries}})
+        _add(archive, "perfetto_manifest.json", manifest)
+        for name, processes in files.items():
+            buffer = BytesIO()
+            _ProtoWriter(buffer).write(processes)
+            _add(archive, name, buffer.getvalue())
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    archive.addfile(info, BytesIO(content))
+
+
+def _interleave(simulated: tuple[Process, ...], measured: tuple[Process, ...]) -> tuple[Process, ...]:
+    return tuple(sorted((*measured, *simulated), key=lambda process: (process.rank < 0, process.rank)))

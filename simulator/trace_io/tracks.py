@@ -1,0 +1,176 @@
+"""What a trace viewer shows, before any format: processes with ordered tracks of slices, and counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from simulator.program.op import Collective, HostWork, Kernel, Op, Transfer
+from simulator.program.program import COMPUTE, HOST, Block
+from simulator.timeline import Span, Timeline
+
+
+class Slice(NamedTuple):
+    """One box on a track; ``depth`` 0 is outermost and enclosing slices come before what they enclose."""
+
+    name: str
+    category: str
+    start_ps: int
+    end_ps: int
+    args: Mapping[str, int | float | str] = {}
+    flow: int = 0
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Track:
+    """Slices of one stream, in order of start."""
+
+    name: str
+    slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counter:
+    """A value over time: link load in bytes per second, memory in bytes.
+
+    Parameters
+    ----------
+    name, unit : str
+        As shown, for example ``"node0:nic0"`` in ``"GB/s"``.
+    points : tuple of (int, float)
+        (time in picoseconds, value from then on), ascending.
+    share_key : str
+        Counters with the same key share one vertical axis.
+    """
+
+    name: str
+    unit: str
+    points: tuple[tuple[int, float], ...]
+    share_key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A rank, or the fabric: a named group of tracks and counters, shown in the given order."""
+
+    name: str
+    rank: int = -1
+    tracks: tuple[Track, ...] = ()
+    counters: tuple[Counter, ...] = field(default=())
+
+
+def timeline_processes(
+    timeline: Timeline, *, prefix: str = "", labels: Mapping[int, str] | None = None
+) -> tuple[Process, ...]:
+    """Lay a simulated timeline out as one process per simulated rank.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        What the engine returned.
+    prefix : str
+        Put before every process name, for example ``"simulated "``.
+    labels : mapping of int to str, optional
+        Added to the process name of a rank, for example its node and its coordinates in the mesh.
+    """
+    by_rank: dict[int, list[Span]] = {}
+    for span in timeline.spans:
+        by_rank.setdefault(span.rank, []).append(span)
+    processes = []
+    for rank, spans in sorted(by_rank.items()):
+        members = timeline.members.get(rank, (rank,))
+        name = f"{prefix}rank {rank}" + (f" (stands for {len(members)} ranks)" if len(members) > 1 else "")
+        if labels and rank in labels:
+            name += f" · {labels[rank]}"
+        processes.append(Process(name=name, rank=rank, tracks=_tracks(spans)))
+    return tuple(processes)
+
+
+def _tracks(spans: list[Span]) -> tuple[Track, ...]:
+    by_stream: dict[str, list[Slice]] = {}
+    for span in spans:
+        for stream, piece in _slices(span, 0, 0):
+            by_stream.setdefault(stream, []).append(piece)
+    order = sorted(by_stream, key=lambda stream: (stream != HOST, stream != COMPUTE, stream))
+    names = {HOST: "host", COMPUTE: "compute"}
+    return tuple(
+        Track(
+            name=names.get(stream, f"comm: {stream}"),
+            slices=tuple(
+                sorted(by_stream[stream], key=lambda piece: (piece.start_ps, piece.depth, -piece.end_ps))
+            ),
+        )
+        for stream in order
+    )
+
+
+def _slices(span: Span, offset_ps: int, depth: int) -> Iterator[tuple[str, Slice]]:
+    start_ps, end_ps = span.start_ps + offset_ps, span.end_ps + offset_ps
+    yield (
+        span.stream,
+        Slice(
+            op_name(span.op), _category(span.op), start_ps, end_ps, _args(span), _flow(span.op, end_ps), depth
+        ),
+    )
+    for inner in span.inner:
+        yield from _slices(inner, start_ps, depth + 1)
+
+
+def op_name(op: Op | Block) -> str:
+    """Name of an operation as a viewer shows it."""
+    if op.name:
+        return op.name
+    if isinstance(op, Collective):
+        return f"{op.collective} {op.axis}"
+    return "send/recv" if isinstance(op, Transfer) else type(op).__name__.lower()
+
+
+def _category(op: Op | Block) -> str:
+    if isinstance(op, Collective | Transfer):
+        return "communication"
+    if isinstance(op, HostWork):
+        return "host"
+    return "kernel" if isinstance(op, Kernel) else "block"
+
+
+def _args(span: Span) -> dict[str, int | float | str]:
+    args: dict[str, int | float | str] = {}
+    op = span.op
+    if not isinstance(op, Block):
+        args["phase"] = op.phase
+    if span.micro_batch >= 0:
+        args["micro_batch"] = span.micro_batch
+    if span.host_wait_ps:
+        args["host_wait_us"] = span.host_wait_ps / 1e6
+    if isinstance(op, Collective | Transfer):
+        args["bytes"] = op.n_bytes
+        args["axis"] = op.axis
+        if span.end_ps > span.start_ps:
+            args["algbw_GB_per_s"] = round(op.n_bytes / (span.end_ps - span.start_ps) * 1e3, 4)
+    if isinstance(op, Collective):
+        args["collective"] = op.collective
+        args["group_size"] = len(op.groups[0]) if op.groups else 1
+    if isinstance(op, Kernel) and op.layer:
+        args["layer"] = op.layer
+    return args
+
+
+def _flow(op: Op | Block, end_ps: int) -> int:
+    """Same non-zero number on all ranks for one communication: its participants end at one moment."""
+    if isinstance(op, Collective):
+        identity: tuple[object, ...] = (op.collective, op.groups[:1], op.n_bytes, end_ps)
+    elif isinstance(op, Transfer):
+        identity = (op.pairs[:1], op.n_bytes, end_ps)
+    else:
+        return 0
+    return _stable_hash(repr(identity))
+
+
+def _stable_hash(text: str) -> int:
+    """FNV-1a in 63 bits: the same in every process, unlike ``hash``."""
+    value = 0xCBF29CE484222325
+    for byte in text.encode():
+        value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    return (value >> 1) or 1
