@@ -1,0 +1,1 @@
+"""Real jobs, an emulated cluster and measured tables: predicted against measured."""

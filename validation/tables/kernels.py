@@ -1,0 +1,205 @@
+"""Kernel rows: the shape that was timed, and the kernel model's time for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from simulator.errors import ConfigError, SimulatorError
+from simulator.models.layer import DTYPE_BYTES, AttentionShape, GemmShape, KernelShape, Pass, PointwiseShape
+from validation.tables.outcome import Outcome
+from validation.tables.reader import Row
+
+_DTYPES = {
+    "f32": "fp32", "float32": "fp32", "float": "fp32", "f16": "fp16", "half": "fp16", "float16": "fp16",
+    "bfloat16": "bf16", "float8": "fp8", "fp8_e4m3": "fp8", "e4m3": "fp8",
+}  # fmt: skip
+#: pass names of the tables -> of the shapes; "nn" is a product of two plain matrices, as a forward runs it
+_PASSES: dict[str, Pass] = {
+    "": "forward", "nn": "forward", "forward": "forward", "fwd": "forward", "dgrad": "dgrad", "wgrad": "wgrad",
+    "backward": "backward", "bwd": "backward",
+}  # fmt: skip
+
+
+def _dtype(row: Row) -> str:
+    name = row.text("dtype", "bf16").lower()
+    name = _DTYPES.get(name, name)
+    if name not in DTYPE_BYTES:
+        raise ConfigError(f"dtype '{row.text('dtype')}' is unknown", hint=f"one of {', '.join(DTYPE_BYTES)}")
+    return name
+
+
+def _pass(row: Row) -> Pass:
+    name = row.text("pass").lower()
+    if name not in _PASSES:
+        raise ConfigError(f"pass '{name}' is unknown", hint="forward, dgrad, wgrad or backward")
+    return _PASSES[name]
+
+
+def _gemm(row: Row) -> GemmShape:
+    """Return the product that ran: ``y[m,n] = x[m,k] w[n,k]^T``; dgrad is ``[m,n][n,k]``, wgrad ``[n,m][m,k]``."""
+    m, n, k, kernel_pass = row.integer("m"), row.integer("n"), row.integer("k"), _pass(row)
+    if kernel_pass == "backward":
+        raise ConfigError("the pass of a GEMM is forward, dgrad or wgrad; backward is two of them")
+    if kernel_pass == "dgrad":
+        n, k = k, n
+    elif kernel_pass == "wgrad":
+        m, n, k = n, k, m
+    return GemmShape(m=m, n=n, k=k, batch=row.integer("batch", 1), dtype=_dtype(row), kernel_pass=kernel_pass)
+
+
+def _attention(row: Row) -> AttentionShape:
+    heads = row.integer("heads")
+    seq = row.integer("seq_len")
+    causal = row.flag("causal")
+    return AttentionShape(
+        batch=row.integer("batch", 1), heads=heads, kv_heads=row.integer("kv_heads", heads), seq_q=seq, seq_k=seq,
+        head_dim=row.integer("head_dim"), causal=True if causal is None else causal, dtype=_dtype(row),
+        kernel_pass=_pass(row),
+    )  # fmt: skip
+
+
+def _batched(row: Row) -> GemmShape:
+    """Return eager attention's batched products over ``batch x heads``: scores, or probabilities times values."""
+    seq, head_dim = row.integer("seq_len"), row.integer("head_dim")
+    n, k = (seq, head_dim) if row.text("op") == "bmm_qk" else (head_dim, seq)
+    return GemmShape(
+        m=seq, n=n, k=k, batch=row.integer("batch", 1) * row.integer("heads"), dtype=_dtype(row), kernel_pass=_pass(row),
+        name=row.text("op"),
+    )  # fmt: skip
+
+
+def _softmax(row: Row) -> PointwiseShape:
+    seq = row.integer("seq_len")
+    elements = row.integer("batch", 1) * row.integer("heads") * seq * seq
+    reads = 1.0 if _pass(row) == "forward" else 2.0
+    size = DTYPE_BYTES[_dtype(row)]
+    return PointwiseShape(
+        name="softmax", n_elements=elements, read_bytes=reads * elements * size, written_bytes=float(elements * size),
+        row_length=seq, dtype=_dtype(row), kernel_pass=_pass(row),
+    )  # fmt: skip
+
+
+#: op -> (name in shapes, reads one row per reduction, tensors read forward, written forward, read backward, written backward)
+_POINTWISE: dict[str, tuple[str, bool, float, float, float, float]] = {
+    "layer_norm": ("layer_norm", True, 1, 1, 2, 1),
+    "rms_norm": ("rms_norm", True, 1, 1, 2, 1),
+    "gelu": ("gelu", False, 1, 1, 2, 1),
+    "silu": ("silu", False, 1, 1, 2, 1),
+    "relu": ("relu", False, 1, 1, 2, 1),
+    "add": ("add", False, 2, 1, 0, 0),
+    "mul": ("mul", False, 2, 1, 2, 1),
+    "copy": ("copy", False, 1, 1, 1, 1),
+    "cross_entropy": ("cross_entropy", True, 1, 1, 1, 1),
+}
+
+
+def _pointwise(row: Row) -> PointwiseShape:
+    op, kernel_pass, dtype = row.text("op"), _pass(row), _dtype(row)
+    name, reduces, read, written, read_back, written_back = _POINTWISE[op]
+    if kernel_pass == "backward":
+        read, written = read_back, written_back
+        if not written:
+            raise ConfigError(f"the backward of '{op}' launches no kernel: what was timed is the host")
+    columns = row.integer("n", 1)
+    elements = row.integer("m") * columns
+    size = DTYPE_BYTES[dtype]
+    return PointwiseShape(
+        name=name, n_elements=elements, read_bytes=read * elements * size, written_bytes=written * elements * size,
+        row_length=columns if reduces else 0, dtype=dtype, kernel_pass=kernel_pass,
+    )  # fmt: skip
+
+
+def _dropout(row: Row) -> PointwiseShape:
+    """Return dropout with its byte mask: forward writes it, backward reads it."""
+    elements, size = row.integer("m") * row.integer("n", 1), DTYPE_BYTES[_dtype(row)]
+    forward = _pass(row) == "forward"
+    return PointwiseShape(
+        name="dropout", n_elements=elements, read_bytes=float(elements * (size if forward else size + 1)),
+        written_bytes=float(elements * (size + 1 if forward else size)), dtype=_dtype(row), kernel_pass=_pass(row),
+    )  # fmt: skip
+
+
+def _cast(row: Row) -> PointwiseShape:
+    elements, size = row.integer("m") * row.integer("n", 1), DTYPE_BYTES[_dtype(row)]
+    return PointwiseShape(
+        name="cast", n_elements=elements, read_bytes=float(elements * size), written_bytes=float(elements * 4),
+        dtype=_dtype(row), kernel_pass=_pass(row),
+    )  # fmt: skip
+
+
+def _embedding(row: Row) -> PointwiseShape:
+    """Return the lookup ``[tokens, hidden]``, or its backward: a gradient of the whole table, zeroed and added to."""
+    tokens, hidden, size = row.integer("m"), row.integer("n"), DTYPE_BYTES[_dtype(row)]
+    moved = float(tokens * hidden * size)
+    table = 0.0 if _pass(row) == "forward" else float(row.integer("vocab", 50304) * hidden * size)
+    return PointwiseShape(
+        name="embedding", n_elements=tokens * hidden, read_bytes=moved, written_bytes=moved + table, row_length=hidden,
+        dtype=_dtype(row), kernel_pass=_pass(row),
+    )  # fmt: skip
+
+
+def _optimizer(row: Row) -> PointwiseShape:
+    """Return a fused Adam step (parameter, gradient and two moments, fp32) or gradient clipping over ``m`` elements."""
+    elements, name = row.integer("m"), row.text("op")
+    read, written = (16.0, 12.0) if name.startswith("adam") else (8.0, 4.0)
+    return PointwiseShape(
+        name=name,
+        n_elements=elements,
+        read_bytes=read * elements,
+        written_bytes=written * elements,
+        dtype=_dtype(row),
+    )
+
+
+#: op of the tables -> the shape that it is
+SHAPES: dict[str, Callable[[Row], KernelShape]] = {
+    "gemm": _gemm,
+    "flash_attention": _attention,
+    "bmm_qk": _batched,
+    "bmm_pv": _batched,
+    "softmax": _softmax,
+    "dropout": _dropout,
+    "to_f32": _cast,
+    "cast": _cast,
+    "embedding": _embedding,
+    "adamw_fused": _optimizer,
+    "clip_grad_norm": _optimizer,
+    **dict.fromkeys(_POINTWISE, _pointwise),
+}
+
+
+def shape_of(row: Row) -> KernelShape:
+    """Return the kernel that a row timed.
+
+    Raises
+    ------
+    ConfigError
+        If its op, pass or dtype is unknown, or a size that the op needs is not stated.
+    """
+    op = row.text("op").lower()
+    if op not in SHAPES:
+        raise ConfigError(f"op '{op}' is unknown", hint=f"one of {', '.join(sorted(SHAPES))}")
+    return SHAPES[op](row)
+
+
+def predict(rows: Sequence[Row], kernel_model: str = "") -> list[Outcome]:
+    """Predict the time of every kernel row in microseconds.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+    kernel_model : str
+        A key of ``simulator.kernels.KERNEL_MODELS``; empty takes the first.
+    """
+    from simulator.kernels import KERNEL_MODELS
+    from simulator.topology.device import load_device
+
+    model = KERNEL_MODELS[kernel_model or next(iter(KERNEL_MODELS))]()
+    outcomes = []
+    for row in rows:
+        try:
+            predicted = 1e6 * model.duration_s(shape_of(row), load_device(row.text("device")))
+            outcomes.append(Outcome(row=row, predicted=predicted))
+        except SimulatorError as error:
+            outcomes.append(Outcome(row=row, reason=error.message))
+    return outcomes

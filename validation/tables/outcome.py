@@ -1,0 +1,78 @@
+"""What came of one row: the prediction beside the measurement, or the reason why there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from validation.tables.reader import Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A measured row and what the simulator says about it.
+
+    Parameters
+    ----------
+    row : Row
+        The measurement.
+    predicted : float or None
+        In the unit of the row's metric; None where there is no prediction.
+    reason : str
+        Why there is none; empty otherwise.
+    assumed : tuple of str
+        What the row does not state and which rule filled it.
+    low, high : float or None
+        Ends of the 80 % interval, where one is given.
+    note : str
+        Something to know about a prediction that was made: what was chosen, a warning.
+    """
+
+    row: Row
+    predicted: float | None = None
+    reason: str = ""
+    assumed: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    note: str = ""
+
+    @property
+    def relative_error(self) -> float | None:
+        """``predicted / measured - 1``; for verdicts (0 or 1) ``predicted - measured``, which agrees where both exist."""
+        if self.predicted is None:
+            return None
+        measured = self.row.measured
+        if self.row.metric == "fits":
+            return self.predicted - measured
+        return self.predicted / measured - 1.0 if measured else None
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the measurement lies in the interval; None without one."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low <= self.row.measured <= self.high
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row of the JSON document."""
+        row = self.row
+        document: dict[str, Any] = {
+            "row_id": row.row_id,
+            "line": row.line,
+            "source": row.key("source"),
+            "metric": row.metric,
+            "predicted": self.predicted,
+            "measured": row.measured,
+            "relative_error": self.relative_error,
+        }
+        for column in ("topology", "device", "split"):
+            if row.text(column):
+                document[column] = row.text(column)
+        if self.low is not None and self.high is not None:
+            document["low"], document["high"] = self.low, self.high
+        for name in ("reason", "note"):
+            if getattr(self, name):
+                document[name] = getattr(self, name)
+        if self.assumed:
+            document["assumed"] = list(self.assumed)
+        return document

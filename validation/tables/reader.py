@@ -1,0 +1,303 @@
+"""Reading measurement files: rows with their place in the file, whatever optional columns are there."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from simulator.errors import ConfigError
+
+_MAX_FAULTS = 20
+
+#: kind -> columns without which a file of that kind cannot be understood; the first kind whose marks are there wins
+MARKS: dict[str, tuple[str, ...]] = {
+    "collectives": ("collective", "size_bytes", "time_us"),
+    "kernels": ("op", "device", "time_us"),
+    "training": ("metric", "value", "topology", "gpus"),
+}
+
+INTEGERS = frozenset(
+    "layers hidden heads kv_heads ffn vocab seq_len gpus dp tp pp virtual_pp cp ep micro_batch global_batch nodes "
+    "gpus_per_node size_bytes m n k batch head_dim experts top_k".split()
+)
+NUMBERS = frozenset("value time_us rel_uncertainty".split())
+#: training columns that tell measurements of one run apart, not runs
+OUTCOME_COLUMNS = frozenset("row_id source grade metric value rel_uncertainty split".split())
+
+#: kind -> the columns that errors are grouped by unless the user says otherwise
+DEFAULT_GROUPS: dict[str, tuple[str, ...]] = {
+    "training": ("source", "topology", "metric"),
+    "collectives": ("source", "topology", "collective", "nodes", "size_class", "metric"),
+    "kernels": ("source", "device", "op", "pass", "metric"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measurement.
+
+    Parameters
+    ----------
+    kind : str
+        A key of :data:`MARKS`.
+    file : str
+        Where it was read from, as the user wrote it.
+    line : int
+        Line of the file, 1-based.
+    cells : Mapping of str to str
+        Column name to text, blank cells included, surrounding blanks removed.
+    """
+
+    kind: str
+    file: str
+    line: int
+    cells: Mapping[str, str]
+
+    @property
+    def row_id(self) -> str:
+        """The row's own name, or its line where it has none."""
+        return self.cells.get("row_id") or f"line-{self.line}"
+
+    @property
+    def metric(self) -> str:
+        """What was measured: the ``metric`` column, ``time_us`` for kernels and collectives."""
+        return self.cells.get("metric") or "time_us"
+
+    @property
+    def measured(self) -> float:
+        """The measured value, in the unit of :attr:`metric`."""
+        return self.number("value" if self.kind == "training" else "time_us")
+
+    def text(self, column: str, default: str = "") -> str:
+        """Return a cell, or ``default`` where it is blank or the column is missing."""
+        return self.cells.get(column) or default
+
+    def integer(self, column: str, default: int | None = None) -> int:
+        """Return a whole number; raise :class:`ConfigError` with the place when blank and no default is given."""
+        text = self.cells.get(column, "")
+        if not text:
+            if default is None:
+                raise ConfigError(
+                    f"{self.file}:{self.line}:{column}: the cell is blank, and nothing can stand in for it"
+                )
+            return default
+        return int(float(text))
+
+    def number(self, column: str) -> float:
+        """Return a number; raise :class:`ConfigError` with the place when blank."""
+        text = self.cells.get(column, "")
+        if not text:
+            raise ConfigError(
+                f"{self.file}:{self.line}:{column}: the cell is blank, and nothing can stand in for it"
+            )
+        return float(text)
+
+    def flag(self, column: str) -> bool | None:
+        """Return a yes-or-no cell, None where it is blank."""
+        text = self.cells.get(column, "").lower()
+        return None if not text else text not in ("0", "no", "false", "off", "0.0")
+
+    def key(self, column: str) -> str:
+        """Return what grouping and filtering see: a column, or one of the derived ``kind``, ``line``, ``size_class``."""
+        match column:
+            case "source":
+                return short_source(self.cells.get("source", ""))
+            case "metric":
+                return self.metric
+            case "kind":
+                return self.kind
+            case "size_class" if self.kind == "collectives":
+                return "from 1 MiB" if self.integer("size_bytes") >= 2**20 else "below 1 MiB"
+            case _:
+                return self.cells.get(column, "")
+
+
+def short_source(source: str) -> str:
+    """Return the publication or repository that a source cell names, without commit, file, row and table.
+
+    Examples
+    --------
+    >>> short_source("VIA-Research/vTrain@f8dda11:config/validation row 3")
+    'VIA-Research/vTrain'
+    >>> short_source('arXiv 2402.15627 / NSDI 2024 "MegaScale" table 2')
+    'arXiv 2402.15627'
+    """
+    source = re.sub(r"^https?://(?:www\.)?(?:github\.com/)?", "", source.strip())
+    source = re.split(
+        r"@[0-9a-f]{6,}|#L\d|\s+\((?:full text|table)\b|,\s*(?:table|Table|row|one)\b|\s+/\s+", source
+    )[0]
+    source = re.split(r"\s(?:table|Table|row|Fig\.|Figure)\s*\S*$", source)[0]
+    source = re.sub(r"^([\w.-]+/[\w.-]+)/(?:issues|pull|blob|tree)/.*$", r"\1", source)
+    return source.strip(" ,;:")[:60] or "not stated"
+
+
+def detect_kind(columns: Iterable[str], file: str) -> str:
+    """Return the kind of table that a header belongs to.
+
+    Raises
+    ------
+    ConfigError
+        If it is none of them; the message lists what each kind needs.
+    """
+    present = set(columns)
+    for kind, marks in MARKS.items():
+        if present.issuperset(marks):
+            return kind
+    nearest = max(MARKS, key=lambda kind: len(present.intersection(MARKS[kind])))
+    missing = [mark for mark in MARKS[nearest] if mark not in present]
+    near = {m: difflib.get_close_matches(m, present - set(MARKS[nearest]), 1) for m in missing}
+    typos = "; ".join(f"'{found[0]}' looks like '{name}'" for name, found in near.items() if found)
+    needs = "; ".join(f"{kind}: {', '.join(marks)}" for kind, marks in MARKS.items())
+    raise ConfigError(
+        f"{file}:1: the header is no measurement table; nearest is '{nearest}', which lacks {', '.join(missing)}",
+        hint=(typos + ". " if typos else "") + f"columns needed: {needs}",
+    )
+
+
+def _faults_of(cells: Mapping[str, str], kind: str, place: str) -> list[str]:
+    faults = []
+    for column in sorted(cells.keys() & (INTEGERS | NUMBERS)):
+        text = cells[column]
+        if not text:
+            continue
+        try:
+            number = float(text)
+        except ValueError:
+            faults.append(f"{place}:{column}: {text!r} is not a number")
+            continue
+        if not math.isfinite(number) or number < 0:
+            faults.append(f"{place}:{column}: {text!r} is not a finite number of at least 0")
+        elif column in INTEGERS and number != int(number):
+            faults.append(f"{place}:{column}: {text!r} is not a whole number")
+    measured = "value" if kind == "training" else "time_us"
+    if not cells.get(measured):
+        faults.append(f"{place}:{measured}: blank, so there is nothing to compare with")
+    return faults
+
+
+def read_table(path: str | Path) -> list[Row]:
+    """Read a measurement file.
+
+    Parameters
+    ----------
+    path : str or Path
+        A CSV file with a header in the documented columns of one kind; columns that are not needed may be missing.
+
+    Returns
+    -------
+    list of Row
+        In file order.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read or holds cells that are no numbers where numbers belong; up to 20 faults at once,
+        each as ``file:line:column``.
+    """
+    file = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such file", hint="give the path of a measurement CSV") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read as text: {error}") from None
+    reader = csv.reader(text.splitlines(keepends=True))
+    header = [name.strip() for name in next(reader, [])]
+    if not any(header):
+        raise ConfigError(f"{file}:1: the file is empty", hint="the first line names the columns")
+    repeated = sorted({name for name in header if name and header.count(name) > 1})
+    if repeated:
+        raise ConfigError(f"{file}:1: the column {', '.join(repeated)} is there more than once")
+    kind = detect_kind(header, file)
+    rows, faults = [], []
+    for values in reader:
+        if not any(value.strip() for value in values):
+            continue
+        line = reader.line_num
+        if len(values) != len(header):
+            faults.append(f"{file}:{line}: {len(values)} cells where the header names {len(header)} columns")
+            continue
+        cells = {name: value.strip() for name, value in zip(header, values, strict=True)}
+        faults += _faults_of(cells, kind, f"{file}:{line}")
+        rows.append(Row(kind=kind, file=file, line=line, cells=cells))
+    if faults:
+        more = f"\n... and {len(faults) - _MAX_FAULTS} more" if len(faults) > _MAX_FAULTS else ""
+        raise ConfigError(
+            "\n".join(faults[:_MAX_FAULTS]) + more, hint="correct the cells; blank means not stated"
+        )
+    if not rows:
+        raise ConfigError(f"{file}:2: no rows below the header")
+    return rows
+
+
+def check_columns(names: Sequence[str], rows: Sequence[Row], flag: str) -> None:
+    """Check that columns named on the command line exist.
+
+    Raises
+    ------
+    ConfigError
+        With the nearest existing name.
+    """
+    known = [*rows[0].cells, "kind", "metric"] + (["size_class"] if rows[0].kind == "collectives" else [])
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise ConfigError(
+                f"{flag} {name}: {rows[0].file} has no column '{name}'",
+                hint=f"did you mean '{near[0]}'?" if near else f"columns: {', '.join(known)}",
+            )
+
+
+def _equal(cell: str, wanted: str) -> bool:
+    if cell == wanted:
+        return True
+    try:
+        return float(cell) == float(wanted)
+    except ValueError:
+        return False
+
+
+def select(rows: Sequence[Row], where: Sequence[str] = (), split: str = "") -> list[Row]:
+    """Return the rows that satisfy every condition.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        All of one file.
+    where : sequence of str
+        ``column=value``, ``column!=value``, or ``column~text`` for cells that contain the text (any case).
+    split : str
+        ``fit``, ``test`` or ``seed``; empty takes all.
+
+    Raises
+    ------
+    ConfigError
+        If a condition cannot be understood, names an unknown column, or nothing is left.
+    """
+    conditions = [("split", "=", split)] if split and split != "all" else []
+    for condition in where:
+        match = re.fullmatch(r"\s*([\w.]+)\s*(!=|=|~)\s*(.*?)\s*", condition)
+        if match is None:
+            raise ConfigError(
+                f"--where {condition!r} is no condition",
+                hint="write column=value, column!=value or column~text",
+            )
+        conditions.append((match[1], match[2], match[3]))
+    check_columns([column for column, _, _ in conditions], rows, "--where")
+
+    def holds(row: Row, column: str, operator: str, wanted: str) -> bool:
+        cells = {row.key(column), row.cells.get(column, "")}
+        if operator == "~":
+            return any(wanted.lower() in cell.lower() for cell in cells)
+        return any(_equal(cell, wanted) for cell in cells) == (operator == "=")
+
+    left = [row for row in rows if all(holds(row, *condition) for condition in conditions)]
+    if not left:
+        shown = " and ".join(f"{column}{operator}{wanted}" for column, operator, wanted in conditions)
+        raise ConfigError(f"{rows[0].file}: none of {len(rows)} rows has {shown}")
+    return left

@@ -1,0 +1,205 @@
+"""Statistics of relative errors: per group, of verdicts, of rankings, of intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from validation.tables.outcome import Outcome
+
+_JOB_COLUMNS = (
+    "source", "topology", "architecture", "model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len",
+    "gpus", "precision", "global_batch", "metric",
+)  # fmt: skip
+_MIN_PLANS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Errors of the rows that share the grouping columns.
+
+    Parameters
+    ----------
+    key : dict
+        Grouping column -> value.
+    n : int
+        Rows with a prediction.
+    mean_absolute, median_absolute, p90_absolute, max_absolute : float
+        Of the absolute relative errors.
+    bias : float
+        Mean of the signed relative errors: positive predicts too much.
+    n_unpredicted : int
+        Rows without a prediction.
+    coverage : float or None
+        Share of measurements inside their interval.
+    verdicts : dict
+        For verdicts: ``accuracy``, ``false_fits``, ``false_oom`` (shares of n); empty otherwise.
+    """
+
+    key: dict[str, str]
+    n: int
+    mean_absolute: float | None
+    median_absolute: float | None
+    p90_absolute: float | None
+    max_absolute: float | None
+    bias: float | None
+    n_unpredicted: int = 0
+    coverage: float | None = None
+    verdicts: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the group of the JSON document: the grouping columns beside the figures."""
+        figures = {
+            name: getattr(self, name)
+            for name in (
+                "n",
+                "mean_absolute",
+                "median_absolute",
+                "p90_absolute",
+                "max_absolute",
+                "bias",
+                "n_unpredicted",
+            )
+        }
+        extra = {} if self.coverage is None else {"coverage": self.coverage}
+        return {**self.key, **figures, **extra, **self.verdicts}
+
+
+def describe(errors: Sequence[float]) -> dict[str, float]:
+    """Return mean, median, 90th percentile and maximum of the absolute errors, and the bias.
+
+    Raises
+    ------
+    ValueError
+        If there are no errors.
+
+    Examples
+    --------
+    >>> describe([-0.1, 0.3])["mean_absolute"], round(describe([-0.1, 0.3])["bias"], 3)
+    (0.2, 0.1)
+    """
+    if not errors:
+        raise ValueError("no errors to describe")
+    signed = np.asarray(errors, dtype=float)
+    absolute = np.abs(signed)
+    return {
+        "mean_absolute": float(absolute.mean()),
+        "median_absolute": float(np.median(absolute)),
+        "p90_absolute": float(np.quantile(absolute, 0.9)),
+        "max_absolute": float(absolute.max()),
+        "bias": float(signed.mean()),
+    }
+
+
+def verdict_figures(predicted: Sequence[float], measured: Sequence[float]) -> dict[str, float]:
+    """Return how often a fits verdict (1 runs, 0 runs out of memory) is right, and which way it errs.
+
+    Examples
+    --------
+    >>> verdict_figures([1, 1, 0, 0], [1, 0, 0, 1])
+    {'accuracy': 0.5, 'false_fits': 0.25, 'false_oom': 0.25}
+    """
+    said, was = np.asarray(predicted) > 0.5, np.asarray(measured) > 0.5
+    return {
+        "accuracy": float(np.mean(said == was)),
+        "false_fits": float(np.mean(said & ~was)),
+        "false_oom": float(np.mean(~said & was)),
+    }
+
+
+def group_outcomes(outcomes: Sequence[Outcome], by: Sequence[str]) -> list[Group]:
+    """Return one group per combination of the columns ``by``, worst mean first, groups without predictions last."""
+    members: dict[tuple[str, ...], list[Outcome]] = {}
+    for outcome in outcomes:
+        members.setdefault(tuple(outcome.row.key(column) for column in by), []).append(outcome)
+    groups = [_group(dict(zip(by, key, strict=True)), group) for key, group in members.items()]
+    return sorted(
+        groups, key=lambda group: -1.0 if group.mean_absolute is None else group.mean_absolute, reverse=True
+    )
+
+
+def _group(key: dict[str, str], outcomes: Sequence[Outcome]) -> Group:
+    judged = [(o, error) for o in outcomes if (error := o.relative_error) is not None]
+    n_unpredicted = len(outcomes) - len(judged)
+    if not judged:
+        return Group(
+            key=key, n=0, mean_absolute=None, median_absolute=None, p90_absolute=None, max_absolute=None, bias=None,
+            n_unpredicted=n_unpredicted,
+        )  # fmt: skip
+    verdicts = {}
+    if all(o.row.metric == "fits" for o, _ in judged):
+        verdicts = verdict_figures(
+            [o.predicted or 0.0 for o, _ in judged], [o.row.measured for o, _ in judged]
+        )
+    covered = [o.covered for o, _ in judged if o.covered is not None]
+    return Group(
+        key=key,
+        n=len(judged),
+        n_unpredicted=n_unpredicted,
+        coverage=sum(covered) / len(covered) if covered else None,
+        verdicts=verdicts,
+        **describe([error for _, error in judged]),
+    )
+
+
+def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
+    """Return ranks from 0, ties sharing their mean rank."""
+    array = np.asarray(values, dtype=float)
+    return (array[:, None] > array[None, :]).sum(axis=1) + 0.5 * (
+        (array[:, None] == array[None, :]).sum(axis=1) - 1
+    )
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return Spearman's rank correlation; 0 where one side is constant.
+
+    Examples
+    --------
+    >>> rank_correlation([1, 2, 3], [10, 20, 30])
+    1.0
+    """
+    a, b = _ranks(first), _ranks(second)
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return 0.0
+    return round(float(np.corrcoef(a, b)[0, 1]), 12)
+
+
+def rank_plans(outcomes: Sequence[Outcome], min_plans: int = _MIN_PLANS) -> list[dict[str, Any]]:
+    """Compare the order of plans that compete for the same job: same model, machine, GPUs, batch and metric.
+
+    Returns
+    -------
+    list of dict
+        Per job with at least ``min_plans`` timed rows: the job's columns, ``n``, ``rank_correlation`` (Spearman),
+        ``best_found`` (whether the plan predicted fastest is the one measured fastest) and ``regret`` (how much slower
+        the plan predicted fastest was measured than the fastest).
+    """
+    jobs: dict[tuple[str, ...], list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.predicted is not None and outcome.row.metric == "iteration_time_s":
+            jobs.setdefault(tuple(outcome.row.key(column) for column in _JOB_COLUMNS), []).append(outcome)
+    ranked = []
+    for key, plans in jobs.items():
+        if len(plans) < min_plans:
+            continue
+        predicted = [plan.predicted or 0.0 for plan in plans]
+        measured = [plan.row.measured for plan in plans]
+        chosen = measured[int(np.argmin(predicted))]
+        job = dict(zip(_JOB_COLUMNS, key, strict=True))
+        ranked.append(
+            {
+                **{
+                    column: job[column]
+                    for column in ("source", "topology", "model", "seq_len", "gpus", "global_batch")
+                },
+                "n": len(plans),
+                "rank_correlation": rank_correlation(predicted, measured),
+                "best_found": chosen <= min(measured) * (1.0 + 1e-9),
+                "regret": chosen / min(measured) - 1.0,
+            }
+        )
+    return sorted(ranked, key=lambda job: -int(job["n"]))
