@@ -1,33 +1,22 @@
-"""From YAML or JSON to frozen specs: every fault of a file at once, each with its line and column.
-
-A file may build on another (``extends``), and values may come from the command line: each layer has a
-:class:`Locator` whose ``base`` is the layer below. Quantities in files are strings with a unit (:mod:`simulator.units`).
-"""
+"""From plain data to frozen specs with pydantic, its complaints turned into places in the file."""
 
 from __future__ import annotations
 
-import difflib
-import io
-import json
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError
-from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
+from simulator.config.names import did_you_mean
+from simulator.config.text import Fault, Key, KeyPath, Locator, load_yaml, raise_faults
 from simulator.errors import ConfigError
 from simulator.units import parse_quantity
 
-Key = str | int
-KeyPath = tuple[Key, ...]
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
@@ -35,7 +24,12 @@ def _quantity(dimension: str, value: object) -> float:
     try:
         return parse_quantity(value, dimension)
     except ConfigError as error:
-        raise PydanticCustomError("quantity", "{text}", {"text": error.message, "hint": error.hint}) from None
+        raise complaint(error) from None
+
+
+def complaint(error: ConfigError) -> PydanticCustomError:
+    """Turn an error of ours into one that a pydantic validator may raise; message and hint survive."""
+    return PydanticCustomError("explained", "{text}", {"text": error.message, "hint": error.hint})
 
 
 Time = Annotated[float, BeforeValidator(partial(_quantity, "time"))]
@@ -49,78 +43,7 @@ Power = Annotated[float, BeforeValidator(partial(_quantity, "power"))]
 class Spec(BaseModel):
     """Base of everything that is read from a file: frozen, and an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a key or a value stands in a file; line and column count from 1."""
-
-    file: str
-    line: int
-    column: int
-    width: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
-
-
-class Locator:
-    """Finds the line and column of a key path in the text it was read from.
-
-    Parameters
-    ----------
-    file : str
-        The name that messages carry.
-    text : str
-        Its content.
-    base : Locator, optional
-        The layer below, asked for whatever this text does not say.
-    """
-
-    def __init__(self, file: str, text: str, base: Locator | None = None) -> None:
-        self.file = file
-        self.text = text
-        self.base = base
-        self._scanned = False
-        self._keys: dict[KeyPath, Place] = {}
-        self._values: dict[KeyPath, Place] = {}
-        self.duplicates: list[tuple[KeyPath, Place]] = []
-
-    def key(self, path: KeyPath) -> Place:
-        """Place of the key itself; of its nearest known parent when the key is missing."""
-        for layer in self._layers():
-            if path in layer._keys:
-                return layer._keys[path]
-        return self.value(path)
-
-    def value(self, path: KeyPath) -> Place:
-        """Place of the value under a key path; of its nearest known parent when there is none."""
-        for cut in range(len(path), 0, -1):
-            for layer in self._layers():
-                found = layer._values if cut == len(path) else layer._keys
-                place = found.get(path[:cut]) or layer._values.get(path[:cut])
-                if place is not None:
-                    return place
-        return self._values.get((), Place(file=self.file, line=1, column=1))
-
-    def _layers(self) -> Iterator[Locator]:
-        layer: Locator | None = self
-        while layer is not None:
-            layer._scan()
-            yield layer
-            layer = layer.base
-
-    def excerpt(self, place: Place) -> str:
-        """Two source lines, the second being the one that is wrong, and a caret under the spot."""
-        if place.file != self.file and self.base is not None:
-            return self.base.excerpt(place)
-        lines = self.text.splitlines()
-        if not 1 <= place.line <= len(lines):
-            return ""
-        shown = [fault.text(locator) for fault in ordered]
-
-    raise ConfigError("\n".join(dict.fromkeys(shown)))
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def load_spec(path: str | Path, model: type[SpecT]) -> SpecT:
@@ -144,6 +67,8 @@ def load_spec(path: str | Path, model: type[SpecT]) -> SpecT:
 
 def validate(data: object, model: type[SpecT], locator: Locator) -> SpecT:
     """Check data that was read before against a spec; faults carry the locator's positions.
+
+    Validators find the folder of the file under ``info.context["folder"]``.
 
     Raises
     ------
@@ -174,7 +99,7 @@ def _explain(detail: ErrorDetails, path: KeyPath, known: list[str]) -> tuple[str
         return f"unknown key.{guess}", "" if guess else f"known keys: {', '.join(sorted(known))}", True
     if kind == "missing":
         return "is missing", "", True
-    if kind == "quantity":
+    if kind == "explained":
         return str(context["text"]), str(context["hint"]), False
     if kind in ("literal_error", "union_tag_invalid"):
         listed = str(context.get("expected", context.get("expected_tags", "")))
@@ -184,13 +109,18 @@ def _explain(detail: ErrorDetails, path: KeyPath, known: list[str]) -> tuple[str
     if kind == "union_tag_not_found":
         return "needs a key 'kind'", "", True
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return (message if kind == "value_error" else f"{message}, not {detail['input']!r}"), "", False
+    return (message if kind == "value_error" else f"{message}, not {_short(detail['input'])}"), "", False
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _resolve(loc: Sequence[Key], data: object, model: type[BaseModel]) -> tuple[KeyPath, list[str]]:
     """Turn pydantic's location into a key path of the file, and list the keys known beside its last part.
 
-    Pydantic puts the tag of a discriminated union into the location; the file has no such level.
+    Pydantic puts the tag of a union's member into the location; the file has no such level.
     """
     path: list[Key] = []
     here: object = data
@@ -198,8 +128,11 @@ def _resolve(loc: Sequence[Key], data: object, model: type[BaseModel]) -> tuple[
     known: list[str] = []
     for position, part in enumerate(loc):
         last = position == len(loc) - 1
-        if isinstance(part, str) and not last and isinstance(here, Mapping) and part not in here:
+        inside = isinstance(here, Mapping) and part in here
+        if isinstance(part, str) and not inside and not (last and isinstance(here, Mapping)):
             candidates = [c for c in candidates if _has_tag(c, part)] or candidates
+            continue
+        if last and not inside and any(_has_tag(candidate, str(part)) for candidate in candidates):
             continue
         known = [name for candidate in candidates for name in _field_names(candidate)]
         candidates = [inner for candidate in candidates for inner in _inner(candidate, part)]
@@ -217,9 +150,7 @@ def _is_model(annotation: object) -> typing.TypeGuard[type[BaseModel]]:
 
 def _flatten(annotation: Any) -> Iterator[Any]:
     origin = typing.get_origin(annotation)
-    if isinstance(annotation, typing.TypeAliasType) if hasattr(typing, "TypeAliasType") else False:
-        yield from _flatten(annotation.__value__)
-    elif origin is Annotated:
+    if origin is Annotated:
         yield from _flatten(typing.get_args(annotation)[0])
     elif origin in (typing.Union, types.UnionType):
         for option in typing.get_args(annotation):
@@ -250,41 +181,3 @@ def _has_tag(candidate: Any, tag: str) -> bool:
         return False
     kind = candidate.model_fields.get("kind")
     return candidate.__name__ == tag or (kind is not None and tag in typing.get_args(kind.annotation))
-
-
-def data_folders(kind: str) -> list[Path]:
-    """Folders with shipped files of a kind (``clusters``, ``devices``): installed package first, then checkout."""
-    package = Path(__file__).parent
-    return [
-        folder
-        for folder in (package / "topologies" / kind, package.parent / "topologies" / kind)
-        if folder.is_dir()
-    ]
-
-
-def shipped_names(kind: str) -> list[str]:
-    """Names of the shipped files of a kind, sorted."""
-    return sorted({file.stem for folder in data_folders(kind) for file in folder.glob("*.yaml")})
-
-
-def resolve_name(name: str | Path, kind: str) -> Path:
-    """Find the file that a name means: a path first, then a shipped file, with or without its extension.
-
-    Raises
-    ------
-    ConfigError
-        If there is neither; near misses are suggested.
-    """
-    path = Path(name)
-    if path.is_file():
-        return path
-    stem = path.name.removesuffix(".yaml") if path.name == str(name) else ""
-    for folder in data_folders(kind):
-        if stem and (folder / f"{stem}.yaml").is_file():
-            return folder / f"{stem}.yaml"
-    known = shipped_names(kind)
-    hint = f"shipped {kind}: {', '.join(known)}" if known else ""
-    raise ConfigError(
-        f"{name}: no such file, and no shipped {kind[:-1]} of this name.{did_you_mean(stem, known)}",
-        hint=hint,
-    )

@@ -1,0 +1,59 @@
+"""From YAML or JSON to frozen specs: every fault of a file at once, each with its line and column.
+
+A file may build on another (``extends``), and values may come from the command line: each layer has a :class:`Locator`
+whose ``base`` is the layer below. Quantities in files are strings with a unit (:mod:`simulator.units`).
+"""
+
+from __future__ import annotations
+
+from simulator.config.names import data_folders, did_you_mean, near_misses, resolve_name, shipped_names
+from simulator.config.specs import (
+    Bandwidth,
+    Bytes,
+    Compute,
+    Frequency,
+    Power,
+    Spec,
+    Time,
+    complaint,
+    load_spec,
+    validate,
+)
+from simulator.config.text import (
+    Fault,
+    KeyPath,
+    Locator,
+    Place,
+    dotted_path,
+    load_yaml,
+    parse_yaml,
+    raise_faults,
+    read_text,
+)
+
+__all__ = [
+    "Bandwidth",
+    "Bytes",
+    "Compute",
+    "Fault",
+    "Frequency",
+    "KeyPath",
+    "Locator",
+    "Place",
+    "Power",
+    "Spec",
+    "Time",
+    "complaint",
+    "data_folders",
+    "did_you_mean",
+    "dotted_path",
+    "load_spec",
+    "load_yaml",
+    "near_misses",
+    "parse_yaml",
+    "raise_faults",
+    "read_text",
+    "resolve_name",
+    "shipped_names",
+    "validate",
+]

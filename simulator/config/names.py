@@ -1,0 +1,73 @@
+"""Names: near misses of misspelt ones, and the shipped files that they stand for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+from simulator.errors import ConfigError
+
+
+def near_misses(word: str, known: Iterable[str], n: int = 3) -> list[str]:
+    """Return the known words that a misspelt word may have meant, best first.
+
+    Examples
+    --------
+    >>> near_misses("bandwith", ["bandwidth", "latency"])
+    ['bandwidth']
+    """
+    pool = {name.lower(): name for name in known}
+    return [pool[hit] for hit in difflib.get_close_matches(word.lower(), list(pool), n=n, cutoff=0.6)]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``" Did you mean 'x'?"``, or nothing when no known word is near.
+
+    Examples
+    --------
+    >>> did_you_mean("torrus", ["torus", "clos"])
+    " Did you mean 'torus'?"
+    """
+    hits = near_misses(word, known)
+    return f" Did you mean {' or '.join(repr(hit) for hit in hits)}?" if hits else ""
+
+
+def data_folders(kind: str) -> list[Path]:
+    """Folders with shipped files of a kind (``clusters``, ``devices``): of the package, and of the checkout."""
+    package = Path(__file__).parents[1]
+    candidates = (package / "topologies" / kind, package.parent / "topologies" / kind)
+    return [folder for folder in candidates if folder.is_dir()]
+
+
+def shipped_names(kind: str) -> list[str]:
+    """Names of the shipped files of a kind, sorted."""
+    return sorted({file.stem for folder in data_folders(kind) for file in folder.glob("*.yaml")})
+
+
+def resolve_name(name: str | Path, kind: str) -> Path:
+    """Find the file that a name means: a path first, then a shipped file, with or without its extension.
+
+    Parameters
+    ----------
+    name : str or Path
+        ``"bigred200"``, ``"bigred200.yaml"`` or ``"./my/cluster.yaml"``.
+    kind : str
+        Folder of shipped files: ``clusters`` or ``devices``.
+
+    Raises
+    ------
+    ConfigError
+        If there is neither; near misses are suggested.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    stem = path.name.removesuffix(".yaml") if path.name == str(name) else ""
+    for folder in data_folders(kind):
+        if stem and (folder / f"{stem}.yaml").is_file():
+            return folder / f"{stem}.yaml"
+    known = shipped_names(kind)
+    guess = did_you_mean(path.name.removesuffix(".yaml"), known)
+    hint = f"shipped {kind}: {', '.join(known)}" if known else ""
+    raise ConfigError(f"{name}: no such file, and no shipped {kind[:-1]} of this name.{guess}", hint=hint)

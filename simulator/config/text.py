@@ -1,0 +1,247 @@
+"""Reading YAML and JSON so that every key and value can be found again by line and column."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+
+from simulator.errors import ConfigError
+
+Key = str | int
+KeyPath = tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a key or a value stands in a file; line and column count from 1."""
+
+    file: str
+    line: int
+    column: int
+    width: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+class Locator:
+    """Finds the line and column of a key path in the text it was read from.
+
+    Parameters
+    ----------
+    file : str
+        The name that messages carry.
+    text : str
+        Its content.
+    base : Locator, optional
+        The layer below, asked for whatever this text does not say.
+    """
+
+    def __init__(self, file: str, text: str, base: Locator | None = None) -> None:
+        self.file = file
+        self.text = text
+        self.base = base
+        self.duplicates: list[tuple[KeyPath, Place]] = []
+        self._scanned = False
+        self._keys: dict[KeyPath, Place] = {}
+        self._values: dict[KeyPath, Place] = {}
+
+    def key(self, path: KeyPath) -> Place:
+        """Place of the key itself; of its nearest known parent when the key is missing."""
+        for layer in self._layers():
+            if path in layer._keys:
+                return layer._keys[path]
+        return self.value(path)
+
+    def value(self, path: KeyPath) -> Place:
+        """Place of the value under a key path; of its nearest known parent when there is none."""
+        for cut in range(len(path), 0, -1):
+            for layer in self._layers():
+                exact = layer._values if cut == len(path) else layer._keys
+                place = exact.get(path[:cut]) or layer._values.get(path[:cut])
+                if place is not None:
+                    return place
+        self.scan()
+        return self._values.get((), Place(file=self.file, line=1, column=1))
+
+    def excerpt(self, place: Place) -> str:
+        """Two source lines, the second being the one that is wrong, and a caret under the spot."""
+        if place.file != self.file and self.base is not None:
+            return self.base.excerpt(place)
+        lines = self.text.splitlines()
+        if not 1 <= place.line <= len(lines):
+            return ""
+        shown = [f"{n:>5} | {lines[n - 1]}" for n in range(max(1, place.line - 1), place.line + 1)]
+        return "\n".join([*shown, " " * (place.column + 7) + "^" * max(1, place.width)])
+
+    def scan(self, root: Node | None = None) -> None:
+        """Note all places, of a parsed document or of the text; a second call does nothing."""
+        if not self._scanned:
+            self._scanned = True
+            document = composer().compose(io.StringIO(self.text)) if root is None else root
+            if document is not None:
+                self._visit(document, ())
+
+    def _layers(self) -> Iterator[Locator]:
+        layer: Locator | None = self
+        while layer is not None:
+            layer.scan()
+            yield layer
+            layer = layer.base
+
+    def _place(self, node: Node) -> Place:
+        start, end = node.start_mark, node.end_mark
+        width = end.column - start.column if end.line == start.line else 1
+        return Place(file=self.file, line=start.line + 1, column=start.column + 1, width=max(1, width))
+
+    def _visit(self, node: Node, path: KeyPath) -> None:
+        self._values[path] = self._place(node)
+        if isinstance(node, MappingNode):
+            for key_node, value_node in node.value:
+                child = (*path, str(key_node.value))
+                if child in self._keys and key_node.value != "<<":
+                    self.duplicates.append((child, self._place(key_node)))
+                self._keys[child] = self._place(key_node)
+                self._visit(value_node, child)
+        elif isinstance(node, SequenceNode):
+            for index, item in enumerate(node.value):
+                self._visit(item, (*path, index))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing wrong with a file."""
+
+    place: Place
+    path: KeyPath
+    message: str
+    hint: str = ""
+
+    def text(self, locator: Locator) -> str:
+        """The fault as people read it: place, key path, message, excerpt, way out."""
+        dotted = dotted_path(self.path)
+        head = f"{self.place}: {dotted + ': ' if dotted else ''}{self.message}"
+        parts = [head, locator.excerpt(self.place), f"hint: {self.hint}" if self.hint else ""]
+        return "\n".join(part for part in parts if part)
+
+
+def raise_faults(faults: Sequence[Fault], locator: Locator) -> NoReturn:
+    """Raise one :class:`ConfigError` that carries all faults, in the order of the file."""
+    ordered = sorted(faults, key=lambda fault: (fault.place.file, fault.place.line, fault.place.column))
+    shown = [fault.text(locator) for fault in ordered]
+    raise ConfigError("\n".join(dict.fromkeys(shown)))
+
+
+def dotted_path(path: KeyPath) -> str:
+    """Write a key path as people do.
+
+    Examples
+    --------
+    >>> dotted_path(("node", "nvlink", "matrix", 0))
+    'node.nvlink.matrix[0]'
+    """
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def composer() -> YAML:
+    """Return a YAML 1.2 reader that leaves duplicate keys to :class:`Locator`, which finds all of them."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.allow_duplicate_keys = True
+    return yaml
+
+
+def read_text(path: str | Path) -> str:
+    """Read a user's file.
+
+    Raises
+    ------
+    ConfigError
+        If it does not exist or is not UTF-8 text.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+
+
+def load_yaml(path: str | Path) -> tuple[Any, Locator]:
+    """Read a YAML or JSON file.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file; ``.json`` is read as JSON, anything else as YAML 1.2.
+
+    Returns
+    -------
+    tuple of (object, Locator)
+        Plain dicts, lists, strings and numbers, and the finder of positions.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, is not well-formed, or has a key twice in one mapping.
+    """
+    return parse_yaml(read_text(path), str(path), as_json=str(path).endswith(".json"))
+
+
+def parse_yaml(text: str, name: str, *, as_json: bool = False) -> tuple[Any, Locator]:
+    """Parse the text of a YAML or JSON file; see :func:`load_yaml`."""
+    locator = Locator(name, text)
+    data = _parse_json(text, locator) if as_json else _parse_yaml(text, locator)
+    if locator.duplicates:
+        raise_faults(
+            [
+                Fault(place=place, path=path, message="key appears twice")
+                for path, place in locator.duplicates
+            ],
+            locator,
+        )
+    return data, locator
+
+
+def _parse_json(text: str, locator: Locator) -> Any:
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(items)
+        if len(found) < len(items):
+            locator.scan()
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=pairs)
+    except json.JSONDecodeError as error:
+        place = Place(file=locator.file, line=error.lineno, column=error.colno)
+        raise_faults([Fault(place=place, path=(), message=f"not JSON: {error.msg}")], locator)
+    except RecursionError:
+        raise ConfigError(f"{locator.file}: not JSON that can be read: nested too deeply") from None
+
+
+def _parse_yaml(text: str, locator: Locator) -> Any:
+    yaml = composer()
+    try:
+        root = yaml.compose(io.StringIO(text))
+        if root is None:
+            return None
+        locator.scan(root)
+        return yaml.constructor.construct_document(root)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        place = Place(file=locator.file, line=line, column=column)
+        message = f"not YAML: {error.problem or error.context}"
+        raise_faults([Fault(place=place, path=(), message=message)], locator)
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{locator.file}: not YAML: {str(error).splitlines()[0]}") from None
