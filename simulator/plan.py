@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
 
+from pydantic import create_model
+
+from simulator.config import Spec, load_yaml, validate
 from simulator.errors import ConfigError, InfeasiblePlanError
 
 Sharding = Literal["none", "zero1", "zero2", "zero3", "hsdp"]
@@ -188,3 +192,26 @@ class ParallelPlan:
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, in the keys of plan files."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def load_plan(path: str | Path) -> dict[str, Any]:
+    """Read a plan file: the settings it makes, in the names of :class:`ParallelPlan`.
+
+    Parameters
+    ----------
+    path : str or Path
+        YAML whose keys are those of the command-line flags, with hyphens or underscores.
+
+    Raises
+    ------
+    ConfigError
+        With every fault of the file, its line and near misses.
+    """
+    fields_of = {f.name: (get_type_hints(ParallelPlan)[f.name] | None, None) for f in fields(ParallelPlan)}
+    schema: Any = create_model("PlanFile", __base__=Spec, **fields_of)  # type: ignore[call-overload]
+    data, locator = load_yaml(path)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: a plan file is a mapping of settings", hint="for example 'tp: 8'")
+    plain = {str(key).replace("-", "_"): value for key, value in data.items()}
+    spec = validate(plain, schema, locator)
+    return dict(spec.model_dump(exclude_unset=True))

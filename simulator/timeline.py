@@ -4,25 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from simulator.program.op import Op
+from simulator.program.program import Block
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """One operation on one stream of one rank, from start to end on the integer clock."""
+class Span(NamedTuple):
+    """One operation on one stream of one rank, from start to end on the integer clock.
 
-    op: Op
+    Parameters
+    ----------
+    op : Op or Block
+        What ran.
+    rank : int
+        The simulated rank.
+    stream : str
+        ``compute``, ``host``, or a communication stream.
+    start_ps, end_ps : int
+        Half-open interval on the clock. A communication starts when its last participant has arrived.
+    micro_batch : int
+        -1 where it has none.
+    host_wait_ps : int
+        How much of the idle time before the start is the host issuing too late.
+    host_idle_ps : int
+        Idle time inside the span for the same reason, between the kernels of a run.
+    inner : tuple of Span
+        What happened inside a block or a run of kernels, relative to ``start_ps``; empty where nobody looked.
+    """
+
+    op: Op | Block
     rank: int
     stream: str
     start_ps: int
     end_ps: int
     micro_batch: int = -1
+    host_wait_ps: int = 0
+    host_idle_ps: int = 0
+    inner: tuple[Span, ...] = ()
 
     @property
     def duration_ps(self) -> int:
         """Length in picoseconds."""
         return self.end_ps - self.start_ps
+
+    def expand(self, offset_ps: int = 0) -> Iterator[Span]:
+        """Yield the innermost spans on the absolute clock: this one, or what is inside it."""
+        if not self.inner:
+            yield self._replace(start_ps=self.start_ps + offset_ps, end_ps=self.end_ps + offset_ps)
+            return
+        for span in self.inner:
+            shifted = span if span.micro_batch >= 0 else span._replace(micro_batch=self.micro_batch)
+            yield from shifted._replace(rank=self.rank).expand(offset_ps + self.start_ps)
 
 
 def merge(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

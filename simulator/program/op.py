@@ -83,4 +83,13 @@ class HostWork:
     phase: Phase = "forward"
 
 
-Op = Kernel | Collective | Transfer | HostWork
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRun:
+    """Kernels launched back to back on one stream with nothing between them: the unit in which models are lowered."""
+
+    name: str
+    phase: Phase
+    kernels: tuple[Kernel, ...]
+
+
+Op = Kernel | KernelRun | Collective | Transfer | HostWork

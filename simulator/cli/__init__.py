@@ -1,0 +1,3 @@
+"""The command line: every command is one call of the Python API and holds no logic of its own."""
+
+from __future__ import annotations

@@ -1,0 +1,156 @@
+"""``simulate``: the main command without a subcommand, and the subcommands beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated, Any, Optional
+
+import typer
+
+from simulator import __version__
+from simulator.errors import SimulatorError
+
+app = typer.Typer(
+    add_completion=True, no_args_is_help=False, rich_markup_mode="markdown", pretty_exceptions_enable=False,
+    help="Predict the iteration time of distributed deep-learning training on a cluster.",
+    epilog="Examples:  `simulate --topology bigred200 --model gpt2-large`  ·  "
+    "`simulate --topology selene --model gpt3-175b --gpus 1024 --tp 8 --pp 16 --micro-batch 1 --global-batch 1536 --json`",
+)  # fmt: skip
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"simulate {__version__}")
+        raise typer.Exit
+
+
+_MODEL, _PLAN, _COST, _OUT = "What to run", "Parallel plan", "Cost models", "Output"
+
+
+def _option(help_text: str, panel: str, *names: str) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel=panel, show_default=False)
+
+
+Text = Optional[str]  # noqa: UP045 - Typer reads Optional at run time
+Number = Optional[int]  # noqa: UP045
+Switch = Optional[bool]  # noqa: UP045
+
+
+@app.callback(invoke_without_command=True)
+def main_command(
+    context: typer.Context,
+    topology: Annotated[Text, _option("Cluster: a YAML file or a shipped name.", _MODEL, "--topology", "-t")] = None,
+    model: Annotated[Text, _option("Model: a catalogue name or a Hugging Face config.json.", _MODEL, "--model", "-m")] = None,
+    gpus: Annotated[Text, _option("GPUs to use; a list 1,2,4,8 gives a scaling table.", _MODEL)] = None,
+    plan: Annotated[Text, _option("Plan file (YAML); flags win over it.", _PLAN)] = None,
+    dp: Annotated[Number, _option("Data-parallel degree.", _PLAN)] = None,
+    tp: Annotated[Number, _option("Tensor-parallel degree.", _PLAN)] = None,
+    pp: Annotated[Number, _option("Pipeline stages.", _PLAN)] = None,
+    virtual_pp: Annotated[Number, _option("Model chunks per stage (interleaving).", _PLAN)] = None,
+    cp: Annotated[Number, _option("Context-parallel degree.", _PLAN)] = None,
+    ep: Annotated[Number, _option("Expert-parallel degree.", _PLAN)] = None,
+    sharding: Annotated[Text, _option("none, zero1, zero2, zero3 or hsdp.", _PLAN)] = None,
+    schedule: Annotated[Text, _option("Pipeline schedule: 1f1b, gpipe, zb-1p ...", _PLAN)] = None,
+    micro_batch: Annotated[Number, _option("Sequences per rank and micro-batch; the largest that fits by default.", _PLAN)] = None,
+    global_batch: Annotated[Number, _option("Sequences per optimizer step.", _PLAN)] = None,
+    sequence_length: Annotated[Number, _option("Tokens per sequence; the model's own by default.", _PLAN)] = None,
+    precision: Annotated[Text, _option("fp16, bf16, amp_fp16, amp_bf16, tf32, fp32 or fp8.", _PLAN)] = None,
+    recompute: Annotated[Text, _option("Activation recomputation: none, selective or full.", _PLAN)] = None,
+    attention: Annotated[Text, _option("flash or eager.", _PLAN)] = None,
+    sequence_parallel: Annotated[Switch, _option("Megatron sequence parallelism.", _PLAN)] = None,
+    framework: Annotated[Text, _option("megatron, megatron-deepspeed, fsdp, hf-eager, torchtitan-compile ...", _PLAN)] = None,
+    overlap: Annotated[Switch, _option("Run communication beside compute.", _PLAN)] = None,
+    network: Annotated[str, _option("flow (max-min sharing) or alpha-beta.", _COST)] = "flow",
+    transport: Annotated[Text, _option("Transport across nodes, e.g. rdma, tcp, ipoib.", _COST)] = None,
+    nccl_algo: Annotated[Text, _option("Force the collective algorithm.", _COST)] = None,
+    nccl_proto: Annotated[Text, _option("Force the protocol: ll, ll128, simple.", _COST)] = None,
+    seed: Annotated[int, _option("Seed of everything random.", _COST)] = 0,
+    set_: Annotated[Optional[list[str]], _option("Change a plan or topology value: key=value.", _COST, "--set")] = None,  # noqa: UP045
+    unfold: Annotated[bool, _option("Simulate every rank, not one per class.", _COST, "--unfold")] = False,
+    explain: Annotated[bool, _option("Simulate what would help most.", _OUT, "--explain")] = False,
+    report: Annotated[Text, _option("Write an HTML report.", _OUT)] = None,
+    trace: Annotated[Text, _option("Write a timeline for Perfetto (.json or .pftrace).", _OUT)] = None,
+    json_output: Annotated[bool, _option("Print one JSON document and nothing else.", _OUT, "--json")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Simulate one training iteration of a model on a cluster."""
+    if context.invoked_subcommand is not None:
+        return
+    if topology is None or model is None:
+        print(context.get_help())
+        missing = [name for name, value in (("--topology", topology), ("--model", model)) if value is None]
+        given = len(sys.argv) > 1
+        if given:
+            print(f"\nmissing: {' and '.join(missing)}", file=sys.stderr)
+        raise typer.Exit(2 if given else 0)
+    from simulator.cli.run import run_main
+
+    run_main(dict(context.params))
+
+
+@app.command("topology", help="Show a cluster or list the shipped ones.")
+def topology_command(
+    action: Annotated[str, typer.Argument(help="show or list")],
+    name: Annotated[Text, typer.Argument(help="cluster file or shipped name")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show nodes, links, bandwidths and bisection of a cluster, or list the shipped clusters."""
+    from simulator.cli.describe import topology
+
+    topology(action, name, json_output=json_output)
+
+
+@app.command("models", help="List the catalogue.")
+def models_command(
+    action: Annotated[str, typer.Argument(help="list")] = "list",
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """List the models of the catalogue with their exact parameter counts."""
+    from simulator.cli.describe import models
+
+    models(action, json_output=json_output)
+
+
+@app.command("schedule", help="Print and draw a pipeline schedule.")
+def schedule_command(
+    name: Annotated[str, typer.Argument(help="1f1b, gpipe, 1f1b-interleaved, zb-1p ...")],
+    stages: Annotated[int, typer.Option("--stages", help="Pipeline stages.")] = 4,
+    micro_batches: Annotated[int, typer.Option("--micro-batches", help="Micro-batches.")] = 8,
+    chunks: Annotated[int, typer.Option("--chunks", help="Model chunks per stage.")] = 1,
+) -> None:
+    """Print the table of a pipeline schedule and draw it with unit times."""
+    from simulator.cli.describe import schedule
+
+    schedule(name, stages, micro_batches, chunks)
+
+
+def register_commands() -> None:
+    """Add the commands that live in files of their own; each imports its work lazily."""
+    from simulator.cli import validate
+
+    app.command("validate", help="Predict the rows of a measurement file and print the errors.")(validate.validate)
+
+
+def main() -> None:
+    """Run the command line: a user's mistake prints one message and never a traceback."""
+    wants_json = "--json" in sys.argv
+    try:
+        register_commands()
+        app()
+    except SimulatorError as error:
+        if wants_json:
+            print(json.dumps({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}}))
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

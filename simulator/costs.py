@@ -1,0 +1,106 @@
+"""The cost models behind the engine's questions: kernels, host issue, collectives as flows, interference."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+
+from simulator.collectives import plan_collective, plan_transfer
+from simulator.engine import Interference
+from simulator.kernels import KERNEL_MODELS
+from simulator.kernels.host import issue_s
+from simulator.network.base import Flow
+from simulator.program.op import Collective, HostWork, Kernel, Op, Transfer
+from simulator.program.program import Block
+from simulator.scenario import Scenario
+from simulator.timeline import Span, Timeline
+from simulator.topology.graph import Topology
+from simulator.units import to_ps
+
+
+class ModelCosts:
+    """Implements :class:`simulator.engine.Costs` for a scenario on a topology."""
+
+    def __init__(self, topology: Topology, scenario: Scenario) -> None:
+        self.topology = topology
+        self.scenario = scenario
+        self.kernels = KERNEL_MODELS[scenario.kernels]()
+        self.framework = scenario.plan.framework_spec
+        self._kernel_ps: dict[tuple[int, str], int] = {}
+        self._flows: dict[int, tuple[Collective | Transfer, Flow]] = {}
+        self._issue_ps: dict[tuple[str, str], int] = {}
+
+    def kind(self, rank: int) -> Hashable:
+        """Ranks on equal devices share kernel and issue times."""
+        return self.topology.device(rank).name
+
+    def kernel_ps(self, kernel: Kernel, rank: int) -> int:
+        """Device time of a kernel: measured where given, otherwise the kernel model's."""
+        if kernel.duration_s is not None:
+            return to_ps(kernel.duration_s)
+        assert kernel.shape is not None
+        return to_ps(self.kernels.duration_s(kernel.shape, self.topology.device(rank)))
+
+    def issue_ps(self, op: Op, rank: int) -> int:
+        """Host time to issue one operation in the framework's mode."""
+        if isinstance(op, HostWork):
+            return 0
+        key = (op.phase, self.topology.device(rank).name)
+        if key not in self._issue_ps:
+            self._issue_ps[key] = to_ps(issue_s(self.topology.device(rank), self.framework.host, op.phase))
+        return self._issue_ps[key]
+
+    def flow(self, op: Collective | Transfer) -> Flow:
+        """Load of a communication on the links."""
+        known = self._flows.get(id(op))
+        if known is not None:
+            return known[1]
+        scenario = self.scenario
+        transport = scenario.transport or None
+        if isinstance(op, Transfer):
+            flow = plan_transfer(op.n_bytes, op.pairs, self.topology, transport=transport)
+        else:
+            flow = plan_collective(
+                op.collective, op.n_bytes, op.groups, self.topology, transport=transport,
+                algorithm=scenario.algorithm or None, protocol=scenario.protocol or None,
+            )  # fmt: skip
+        self._flows[id(op)] = (op, flow)
+        return flow
+
+    def interference(self, op: Collective) -> Interference:
+        """Mutual slowdown, from the device's measured contention."""
+        constants = self.topology.device(op.groups[0][0]).interference
+        crosses = self.topology.node_of(op.groups[0][0]) != self.topology.node_of(op.groups[0][-1])
+        section = constants.get("network" if crosses else "nvlink", {})
+        return Interference(float(section.get("compute", 1.0)), float(section.get("communication", 1.0)))
+
+    def link_busy_s(self, timeline: Timeline) -> dict[int, float]:
+        """Seconds that every link would need for its bytes at its own rate, over the whole timeline."""
+        loads: dict[int, float] = defaultdict(float)
+        counts: dict[int, int] = defaultdict(int)
+        seen: dict[int, Collective | Transfer] = {}
+        inner: dict[int, list[Collective | Transfer]] = {}
+        for span in timeline.spans:
+            for op in _communications(span, inner):
+                counts[id(op)] += 1
+                seen[id(op)] = op
+        for key, op in seen.items():
+            flow = self.flow(op)
+            share = 0.5 if isinstance(op, Transfer) else 1.0  # both ends of a transfer have a span
+            for link, weight in zip(flow.links, flow.weights, strict=True):
+                loads[link] += counts[key] * share * weight * flow.n_bytes
+        return {link: load / self.topology.links[link].bandwidth_bytes_per_s for link, load in sorted(loads.items())}
+
+
+def _communications(span: Span, cache: dict[int, list[Collective | Transfer]]) -> list[Collective | Transfer]:
+    if isinstance(span.op, Collective | Transfer):
+        return [span.op]
+    if not isinstance(span.op, Block):
+        return []
+    found = cache.get(id(span.inner))
+    if found is None:
+        found = [op for child in span.inner for op in _communications(child, cache)]
+        cache[id(span.inner)] = found
+    return found
+
+

@@ -1,0 +1,7 @@
+"""The engine: runs any Program against a kernel cost and a network model on one integer clock."""
+
+from __future__ import annotations
+
+from simulator.engine.machine import Costs, Interference, run
+
+__all__ = ["Costs", "Interference", "run"]

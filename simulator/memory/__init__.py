@@ -1,0 +1,7 @@
+"""Memory: bytes of one rank by category, the peak, and whether it fits."""
+
+from __future__ import annotations
+
+from simulator.memory.estimate import MemoryReport, estimate
+
+__all__ = ["MemoryReport", "estimate"]

@@ -1,0 +1,166 @@
+"""Bytes per rank: parameters, gradients, optimizer states, activations in flight, buffers; the peak and the verdict.
+
+References
+----------
+Rajbhandari et al., ZeRO, arXiv:1910.02054, section 3; Korthikanti et al., arXiv:2205.05198, section 4 (activations).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulator.models.layer import Layer
+from simulator.plan import ParallelPlan
+from simulator.topology.device import Device
+from simulator.units import format_bytes
+
+MIB = 2**20
+#: CUDA context, cuBLAS workspaces and kernel images outside the allocator (H200 and A100, PyTorch 2: 0.4 to 0.6 GiB)
+CONTEXT_BYTES = 550 * MIB
+#: NCCL's buffers per communicator: 2 directions x channels x 4 MiB, as `NCCL_BUFFSIZE` times 8 to 24 channels
+NCCL_COMMUNICATOR_BYTES = 160 * MIB
+#: Share of allocated bytes lost between the allocator's blocks in long runs with stable shapes
+FRAGMENTATION = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReport:
+    """Memory of the rank that needs most.
+
+    Parameters
+    ----------
+    by_category : dict of str to int
+        Bytes at the peak.
+    rank, stage : int
+        Who needs them.
+    capacity_bytes : int
+        Device memory.
+    """
+
+    by_category: dict[str, int]
+    rank: int
+    stage: int
+    capacity_bytes: int
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What ``torch.cuda.max_memory_allocated`` would report: everything but context, NCCL and fragmentation."""
+        outside = ("context", "communicators", "fragmentation")
+        return sum(n for name, n in self.by_category.items() if name not in outside)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Everything the device must hold."""
+        return sum(self.by_category.values())
+
+    @property
+    def fits(self) -> bool:
+        """The verdict."""
+        return self.peak_bytes <= self.capacity_bytes
+
+    def explain(self) -> str:
+        """Say what is missing, in one sentence."""
+        worst = max(self.by_category, key=lambda name: self.by_category[name])
+        missing = self.peak_bytes - self.capacity_bytes
+        return (
+            f"rank {self.rank} (stage {self.stage}) needs {format_bytes(self.peak_bytes)} of {format_bytes(self.capacity_bytes)}: "
+            f"{format_bytes(missing)} too much; the largest part is {worst} with {format_bytes(self.by_category[worst])}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes per parameter that stay for the whole run, before sharding."""
+
+    parameter: int
+    gradient: int
+    optimizer: int
+
+
+def state_bytes(plan: ParallelPlan, gradient_bytes: int) -> StateBytes:
+    """Bytes per parameter of weights, gradients and optimizer states (Adam) in a precision.
+
+    16-bit training keeps 16-bit weights and fp32 master weights with two fp32 moments; autocast and fp32 training keep
+    fp32 weights, gradients and two moments.
+    """
+    if plan.precision in ("bf16", "fp16", "fp8"):
+        main_gradient = 4 if gradient_bytes == 4 else 2
+        return StateBytes(parameter=2, gradient=main_gradient, optimizer=12)
+    return StateBytes(parameter=4, gradient=4, optimizer=8)
+
+
+def estimate(
+    chunks: Sequence[Sequence[Sequence[Layer]]],
+    in_flight: Sequence[Sequence[int]],
+    plan: ParallelPlan,
+    device: Device,
+    *,
+    gradient_bytes: int,
+    shard_size: int,
+    first_ranks: Sequence[int],
+) -> MemoryReport:
+    """Account for every stage and return the one that needs most.
+
+    Parameters
+    ----------
+    chunks : sequence
+        ``chunks[stage][chunk]`` is the layers of that virtual stage.
+    in_flight : sequence
+        ``in_flight[stage][chunk]`` is the most micro-batches whose activations are held at once.
+    plan : ParallelPlan
+    device : Device
+    gradient_bytes : int
+        Bytes of a reduced gradient element.
+    shard_size : int
+        Ranks that share one sharded state.
+    first_ranks : sequence of int
+        A rank of each stage, for the verdict.
+    """
+    reports = [
+        MemoryReport(
+            by_category=_stage_bytes(stage_chunks, in_flight[stage], plan, gradient_bytes, shard_size),
+            rank=first_ranks[stage], stage=stage, capacity_bytes=int(device.memory_bytes),
+        )
+        for stage, stage_chunks in enumerate(chunks)
+    ]  # fmt: skip
+    return max(reports, key=lambda report: report.peak_bytes)
+
+
+def _stage_bytes(
+    chunks: Sequence[Sequence[Layer]], in_flight: Sequence[int], plan: ParallelPlan, gradient_bytes: int, shard_size: int
+) -> dict[str, int]:
+    layers = [layer for chunk in chunks for layer in chunk]
+    n_parameters = sum(layer.n_parameters for layer in layers)
+    state = state_bytes(plan, gradient_bytes)
+    shards_parameters = plan.sharding in ("zero3", "hsdp")
+    shards_gradients = shards_parameters or plan.sharding == "zero2"
+    optimizer_shards = shard_size if plan.sharding != "none" else 1
+    unit = max((layer.n_parameters for layer in layers), default=0)
+    gathered = 2 * unit * 2 if shards_parameters else 0
+    saved = [sum(layer.saved_bytes for layer in chunk) * n for chunk, n in zip(chunks, in_flight, strict=True)]
+    categories = {
+        "parameters": n_parameters * state.parameter // (shard_size if shards_parameters else 1),
+        "gradients": n_parameters * state.gradient // (shard_size if shards_gradients else 1),
+        "optimizer": n_parameters * state.optimizer // optimizer_shards,
+        "activations": sum(saved),
+        "transient": max((layer.transient_bytes for layer in layers), default=0),
+        "buffers": gathered + _bucket_bytes(n_parameters, plan, gradient_bytes, shards_parameters=shards_parameters),
+        "context": CONTEXT_BYTES,
+        "communicators": NCCL_COMMUNICATOR_BYTES * sum(1 for n in (plan.dp * plan.cp, plan.tp, plan.pp, plan.ep) if n > 1),
+    }
+    dynamic = categories["activations"] + categories["transient"]
+    categories["fragmentation"] = round(FRAGMENTATION * dynamic)
+    return categories
+
+
+def _bucket_bytes(n_parameters: int, plan: ParallelPlan, gradient_bytes: int, *, shards_parameters: bool) -> int:
+    """Flat communication buffers: DDP's buckets copy all gradients, DeepSpeed keeps one or two buckets."""
+    if plan.dp * plan.cp == 1 or shards_parameters:
+        return 0
+    framework = plan.framework_spec.data_parallel
+    if framework == "ddp":
+        return n_parameters * gradient_bytes
+    if framework == "deepspeed":
+        return min(n_parameters, 500_000_000) * gradient_bytes * (2 if plan.overlaps else 1)
+    return 0

@@ -1,0 +1,331 @@
+"""Data parallelism: which gradients and parameters travel when, as each framework does it.
+
+A strategy is asked at five moments (before and after a layer's pass, after backward, after the optimizer, at the start of
+the step) and may insert collectives; it never changes compute.
+
+References
+----------
+Li et al., PyTorch Distributed, arXiv:2006.15704 (DDP buckets); Rajbhandari et al., ZeRO, arXiv:1910.02054;
+Zhao et al., PyTorch FSDP, arXiv:2304.11277. Which collective a framework really issues is read from its source and
+written down in ``docs/design.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from simulator.models.layer import Layer
+from simulator.parallel.mesh import Communicators
+from simulator.parallel.stage import Kind
+from simulator.plan import ParallelPlan
+from simulator.program.op import Collective, HostWork, Phase
+from simulator.program.program import HOST, TaskList
+
+MIB = 2**20
+DDP_FIRST_BUCKET_BYTES = MIB
+DDP_BUCKET_BYTES = 25 * MIB
+DEEPSPEED_BUCKET_ELEMENTS = 500_000_000
+FSDP_INFLIGHT_GATHERS = 2
+STREAM = "dp"
+
+
+def gradient_bytes(plan: ParallelPlan) -> int:
+    """Bytes of one gradient element as it is reduced."""
+    if plan.gradient_bytes:
+        return plan.gradient_bytes
+    framework = plan.framework_spec
+    if plan.precision in ("bf16", "fp8"):
+        return framework.gradient_bytes_bf16
+    if plan.precision == "fp16":
+        return framework.gradient_bytes_fp16
+    if plan.precision in ("amp_bf16", "amp_fp16") and plan.sharding in ("zero3", "hsdp"):
+        return 2
+    return 4
+
+
+def parameter_bytes(plan: ParallelPlan) -> int:
+    """Bytes of one parameter element as it is gathered."""
+    if plan.precision in ("bf16", "fp16", "fp8"):
+        return 2
+    return 2 if plan.precision.startswith("amp") and plan.sharding in ("zero3", "hsdp") else 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Gradients that are reduced together.
+
+    Parameters
+    ----------
+    n_elements : int
+    trigger : int
+        Position (in the stage, over all chunks) of the layer whose backward completes the bucket.
+    """
+
+    n_elements: int
+    trigger: int
+
+
+def fill_buckets(layers: Sequence[Layer], cap_bytes: float, first_bytes: float, element_bytes: int) -> list[Bucket]:
+    """Fill buckets with parameters in reverse order, as DDP and Megatron do.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+        In forward order.
+    cap_bytes, first_bytes : float
+        A bucket is closed once it holds at least this much; the first one may be smaller.
+    element_bytes : int
+        Bytes of one gradient element.
+
+    Returns
+    -------
+    list of Bucket
+        In the order in which backward completes them; the sizes sum to all parameters.
+    """
+    buckets: list[Bucket] = []
+    filled = 0
+    for index in reversed(range(len(layers))):
+        for parameter in reversed(layers[index].parameters):
+            filled += parameter.n_elements
+            limit = first_bytes if not buckets else cap_bytes
+            if filled * element_bytes >= limit:
+                buckets.append(Bucket(n_elements=filled, trigger=index))
+                filled = 0
+    if filled:
+        buckets.append(Bucket(n_elements=filled, trigger=0))
+    return buckets
+
+
+class DataParallel:
+    """One GPU, or a replica that shares nothing: no communication at all. The base of the strategies."""
+
+    #: whether passes of micro-batches before the last one are free of communication, so that they may be blocks
+    quiet_before_last = True
+    #: whether the last backward is too
+    quiet_last_backward = True
+
+    def __init__(self, layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> None:
+        self.layers = list(layers)
+        self.plan = plan
+        self.communicators = communicators
+        self._sequence = 0
+
+    @property
+    def n_optimizer_elements(self) -> int:
+        """Parameters that this rank updates."""
+        total = sum(layer.n_parameters for layer in self.layers)
+        return -(-total // self.communicators.size("shard")) if self.plan.sharding != "none" else total
+
+    def collective(
+        self, tasks: TaskList, name: str, axis: str, n_bytes: int, after: tuple[int, ...], phase: Phase = "backward"
+    ) -> int:
+        """Append one collective on this strategy's stream."""
+        self._sequence += 1
+        op = Collective(collective=name, axis=axis, n_bytes=max(n_bytes, 1), groups=self.communicators.groups(axis), phase=phase, name=name)
+        key = None if self.communicators.folded else self.communicators.key(axis, (STREAM, self._sequence))
+        stream = STREAM if axis != "replicate" else "replicate"
+        return tasks.add(op, stream, after, key)
+
+    def start_step(self, tasks: TaskList) -> None:
+        """Insert what happens before the first forward."""
+
+    def before_layer(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int) -> tuple[int, ...]:
+        """Insert what a layer's pass needs and return what it must wait for."""
+        return ()
+
+    def after_layer(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool) -> None:
+        """Insert what a layer's pass sets off; ``is_last`` on the last micro-batch of the step."""
+
+    def finish_backward(self, tasks: TaskList, last: tuple[int, ...]) -> tuple[int, ...]:
+        """Insert what remains after backward and return what the optimizer must wait for."""
+        return last
+
+    def after_step(self, tasks: TaskList, optimizer: int) -> None:
+        """Insert what happens after the optimizer."""
+
+
+class Replicated(DataParallel):
+    """Whole parameters on every rank: DDP, and ZeRO-1 and -2, which shard the optimizer (and the gradients).
+
+    Gradients are all-reduced in buckets (DDP, DeepSpeed), or reduce-scattered (Megatron's distributed optimizer); with a
+    sharded optimizer the parameters are gathered after the step.
+    """
+
+    def __init__(self, layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> None:
+        super().__init__(layers, plan, communicators)
+        self.framework = plan.framework_spec.data_parallel
+        self.element_bytes = gradient_bytes(plan)
+        self.every_micro_batch = plan.sharding == "zero2" and self.framework == "deepspeed"
+        self.overlaps = plan.overlaps
+        self.quiet_before_last = not (self.every_micro_batch and self.overlaps)
+        self.quiet_last_backward = not self.overlaps
+        self._reduced: list[int] = []
+        self._buckets = self._make_buckets()
+        self._parameter_gathers: dict[int, int] = {}
+
+    def _make_buckets(self) -> list[Bucket]:
+        cap_bytes: float = self.plan.bucket_bytes
+        first_bytes = cap_bytes
+        if not cap_bytes:
+            if self.framework == "deepspeed":
+                cap_bytes = first_bytes = DEEPSPEED_BUCKET_ELEMENTS * self.element_bytes
+            elif self.framework == "megatron":
+                n_elements = max(40e6, 1e6 * self.communicators.size("dp")) if self.overlaps else float("inf")
+                cap_bytes = first_bytes = n_elements * self.element_bytes
+            else:
+                cap_bytes, first_bytes = DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
+        return fill_buckets(self.layers, cap_bytes, first_bytes, self.element_bytes)
+
+    @property
+    def scatters(self) -> bool:
+        """Whether gradients are reduce-scattered rather than all-reduced (DeepSpeed all-reduces whole buckets)."""
+        return self.plan.sharding in ("zero1", "zero2") and self.framework in ("megatron", "fsdp")
+
+    def _reduce(self, tasks: TaskList, bucket: Bucket, after: tuple[int, ...]) -> None:
+        n_bytes = bucket.n_elements * self.element_bytes
+        if not self.scatters:
+            self._reduced.append(self.collective(tasks, "all_reduce", "dp", n_bytes, after))
+            return
+        scattered = self.collective(tasks, "reduce_scatter", "shard", n_bytes, after)
+        if self.communicators.size("replicate") > 1:
+            shard_bytes = n_bytes // self.communicators.size("shard")
+            scattered = self.collective(tasks, "all_reduce", "replicate", shard_bytes, (scattered,))
+        self._reduced.append(scattered)
+
+    def after_layer(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool) -> None:
+        """Launch the buckets that this layer's gradients complete."""
+        if kind == "F" or kind == "I" or not self.overlaps or not (is_last or self.every_micro_batch):
+            return
+        for bucket in self._buckets:
+            if bucket.trigger == position:
+                self._reduce(tasks, bucket, last)
+
+    def finish_backward(self, tasks: TaskList, last: tuple[int, ...]) -> tuple[int, ...]:
+        """Reduce everything now where nothing overlapped, and wait for all reductions."""
+        if not self.overlaps:
+            repeats = self.plan.n_micro_batches if self.every_micro_batch else 1
+            for bucket in self._buckets * repeats:
+                self._reduce(tasks, bucket, last)
+        return last + tuple(self._reduced)
+
+    def _gather_buckets(self) -> list[Bucket]:
+        if self.framework == "megatron" and self.plan.overlap_parameter_gather:
+            return self._buckets
+        return [Bucket(n_elements=sum(b.n_elements for b in self._buckets), trigger=0)]
+
+    def start_step(self, tasks: TaskList) -> None:
+        """With overlapped parameter gathering the gathers of the previous step run beside this forward."""
+        if self.plan.sharding == "none" or not self.plan.overlap_parameter_gather:
+            return
+        for bucket in reversed(self._gather_buckets()):
+            n_bytes = bucket.n_elements * parameter_bytes(self.plan)
+            index = self.collective(tasks, "all_gather", "shard", n_bytes, (), "forward")
+            self._parameter_gathers[bucket.trigger] = index
+        self.quiet_before_last = False
+
+    def before_layer(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int) -> tuple[int, ...]:
+        """Wait for the layer's parameters in the first forward."""
+        if kind != "F" or micro_batch != 0 or not self._parameter_gathers:
+            return ()
+        return tuple(index for trigger, index in self._parameter_gathers.items() if trigger <= position)[-1:]
+
+    def after_step(self, tasks: TaskList, optimizer: int) -> None:
+        """Gather the updated parameters, unless the next forward does so."""
+        if self.plan.sharding == "none" or self.plan.overlap_parameter_gather:
+            return
+        for bucket in self._gather_buckets():
+            self.collective(tasks, "all_gather", "shard", bucket.n_elements * parameter_bytes(self.plan), (optimizer,), "optimizer")
+
+
+class FullySharded(DataParallel):
+    """ZeRO-3 and FSDP: every layer's parameters are gathered before each pass and its gradients reduce-scattered after.
+
+    The first and last layers (embedding, head) form the root unit: gathered once, kept until its gradients are reduced.
+    The host never runs further ahead than two gathers (FSDP's rate limiter).
+    """
+
+    quiet_before_last = False
+    quiet_last_backward = False
+
+    def __init__(self, layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> None:
+        super().__init__(layers, plan, communicators)
+        self.element_bytes = gradient_bytes(plan)
+        self._gathered: dict[tuple[int, Kind, int], int] = {}
+        self._ends: dict[tuple[Kind, int], dict[int, int]] = {}
+        self._reduced: list[int] = []
+        self._roots = {i for i, layer in enumerate(self.layers) if layer.name != _most_common_name(self.layers)}
+        self._root_gather: int | None = None
+
+    def _order(self, kind: Kind) -> list[int]:
+        units = [i for i in range(len(self.layers)) if i not in self._roots]
+        return units if kind == "F" else units[::-1]
+
+    def _gather(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int) -> None:
+        order = self._order(kind)
+        place = order.index(position)
+        if (position, kind, micro_batch) in self._gathered:
+            return
+        ends = self._ends.setdefault((kind, micro_batch), {})
+        after: tuple[int, ...] = ()
+        if place >= FSDP_INFLIGHT_GATHERS and order[place - FSDP_INFLIGHT_GATHERS] in ends:
+            after = (ends[order[place - FSDP_INFLIGHT_GATHERS]],)
+            tasks.add(HostWork(name="rate limiter", duration_s=0.0), HOST, after)
+        n_bytes = self.layers[position].n_parameters * parameter_bytes(self.plan)
+        phase: Phase = "forward" if kind == "F" else "backward"
+        self._gathered[position, kind, micro_batch] = self.collective(tasks, "all_gather", "shard", n_bytes, after, phase)
+
+    def before_layer(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int) -> tuple[int, ...]:
+        """Gather this unit, and with overlap the next one behind it."""
+        if position in self._roots:
+            if self._root_gather is None:
+                n_bytes = sum(self.layers[i].n_parameters for i in self._roots) * parameter_bytes(self.plan)
+                self._root_gather = self.collective(tasks, "all_gather", "shard", n_bytes, (), "forward")
+            return (self._root_gather,)
+        self._gather(tasks, position, kind, micro_batch)
+        order = self._order(kind)
+        place = order.index(position)
+        if self.plan.overlaps and place + 1 < len(order):
+            self._gather(tasks, order[place + 1], kind, micro_batch)
+        return (self._gathered[position, kind, micro_batch],)
+
+    def after_layer(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool) -> None:
+        """Reduce-scatter the unit's gradients, in every micro-batch."""
+        if last:
+            self._ends.setdefault((kind, micro_batch), {})[position] = last[-1]
+        if kind == "F" or position in self._roots and position != min(self._roots):
+            return
+        members = self._roots if position in self._roots else {position}
+        n_bytes = sum(self.layers[i].n_parameters for i in members) * self.element_bytes
+        scattered = self.collective(tasks, "reduce_scatter", "shard", n_bytes, last)
+        if self.communicators.size("replicate") > 1:
+            scattered = self.collective(tasks, "all_reduce", "replicate", n_bytes // self.communicators.size("shard"), (scattered,))
+        self._reduced.append(scattered)
+        if not self.plan.overlaps:
+            tasks.add(HostWork(name="wait for reduction", duration_s=0.0), HOST, (scattered,))
+
+    def finish_backward(self, tasks: TaskList, last: tuple[int, ...]) -> tuple[int, ...]:
+        """Wait for all reductions."""
+        return last + tuple(self._reduced)
+
+
+def _most_common_name(layers: Sequence[Layer]) -> str:
+    names = [layer.name for layer in layers]
+    return max(names, key=names.count)
+
+
+#: sharding -> strategy
+STRATEGIES: dict[str, Callable[[Sequence[Layer], ParallelPlan, Communicators], DataParallel]] = {
+    "none": Replicated,
+    "zero1": Replicated,
+    "zero2": Replicated,
+    "zero3": FullySharded,
+    "hsdp": FullySharded,
+}
+
+
+def data_parallel(layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> DataParallel:
+    """Return the strategy of a plan for one stage's layers (all chunks in order)."""
+    if communicators.size("dp") == 1:
+        return DataParallel(layers, plan, communicators)
+    return STRATEGIES[plan.sharding](layers, plan, communicators)

@@ -1,0 +1,174 @@
+"""Model x plan -> Program: the one place that puts the parallel strategies together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulator.errors import InfeasiblePlanError
+from simulator.models.layer import Layer, Model
+from simulator.parallel.data import data_parallel, gradient_bytes
+from simulator.parallel.mesh import Communicators, Mesh
+from simulator.parallel.optimizer import optimizer_run
+from simulator.parallel.pipeline import StageLowering
+from simulator.parallel.stage import StageLayers
+from simulator.plan import ParallelPlan
+from simulator.program.op import Collective
+from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
+from simulator.schedules import Placement, Table, build_table, placement_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowered:
+    """A program and what it was made from, for memory accounting and reports.
+
+    Parameters
+    ----------
+    program : Program
+    mesh : Mesh
+    chunks : tuple
+        ``chunks[stage][chunk]`` is the tuple of layers of that virtual stage.
+    table : Table
+        The pipeline schedule.
+    placement : Placement
+        Which stage holds which virtual stage.
+    """
+
+    program: Program
+    mesh: Mesh
+    chunks: tuple[tuple[tuple[Layer, ...], ...], ...]
+    table: Table
+    placement: Placement
+
+
+def split_layers(model: Model, plan: ParallelPlan, placement: Placement) -> tuple[tuple[tuple[Layer, ...], ...], ...]:
+    """Give every virtual stage its layers: blocks evenly, the embedding first, the head last.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If the blocks do not divide over the virtual stages and no uneven split is named.
+    """
+    first, last = 0, len(model.layers)
+    while model.layers[first].name in ("embedding", "encoder_embedding"):
+        first += 1
+    while model.layers[last - 1].name in ("head", "final_norm", "pooler"):
+        last -= 1
+    blocks, n_virtual = last - first, placement.n_virtual
+    counts = _counts(blocks, n_virtual, plan)
+    spans: list[tuple[Layer, ...]] = []
+    start = first
+    for virtual, count in enumerate(counts):
+        end = start + count
+        begin = 0 if virtual == 0 else start
+        stop = len(model.layers) if virtual == n_virtual - 1 else end
+        spans.append(model.layers[begin:stop])
+        start = end
+    by_stage: list[list[tuple[Layer, ...]]] = [[() for _ in range(placement.n_chunks)] for _ in range(placement.n_stages)]
+    for virtual, span in enumerate(spans):
+        by_stage[placement.stage(virtual)][placement.chunk(virtual)] = span
+    return tuple(tuple(chunks) for chunks in by_stage)
+
+
+def _counts(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:
+    ends = (plan.first_stage_layers, plan.last_stage_layers)
+    if any(ends) and n_virtual > 1:
+        fixed = {0: ends[0] or None, n_virtual - 1: ends[1] or None}
+        rest = blocks - sum(count for count in fixed.values() if count)
+        open_stages = n_virtual - sum(1 for count in fixed.values() if count)
+        counts = [rest // max(open_stages, 1) + (1 if i < rest % max(open_stages, 1) else 0) for i in range(open_stages)]
+        return [fixed.get(v) or counts.pop(0) for v in range(n_virtual)]
+    if blocks < n_virtual:
+        raise InfeasiblePlanError(
+            f"{blocks} layers cannot be split over pp x virtual_pp = {n_virtual} stages", hint=f"use at most {blocks} virtual stages"
+        )
+    if blocks % n_virtual and plan.virtual_pp > 1:
+        raise InfeasiblePlanError(
+            f"{blocks} layers are not a multiple of pp x virtual_pp = {plan.pp} x {plan.virtual_pp}",
+            hint="interleaving needs equal chunks; choose degrees that divide the layers",
+        )
+    # Uneven splits give the surplus to the middle stages, away from embedding and head.
+    base, surplus = divmod(blocks, n_virtual)
+    start = (n_virtual - surplus) // 2
+    return [base + (1 if start <= v < start + surplus else 0) for v in range(n_virtual)]
+
+
+def lower(model: Model, plan: ParallelPlan, *, gpus_per_node: int, boundary_bytes: int, unfold: bool = False) -> Lowered:
+    """Write down what every rank class does in one optimizer step.
+
+    Parameters
+    ----------
+    model : Model
+        Layers as one tensor-parallel rank runs them for one micro-batch.
+    plan : ParallelPlan
+        Resolved.
+    gpus_per_node : int
+        Default size of hybrid sharding groups.
+    boundary_bytes : int
+        Bytes of the activation between two layers, ``[micro_batch, sequence / cp, hidden]``, whole.
+    unfold : bool
+        Whether to write down every rank instead of one per class.
+
+    Returns
+    -------
+    Lowered
+    """
+    mesh = Mesh(plan, gpus_per_node)
+    placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
+    table = build_table(plan.schedule, plan.pp, plan.n_micro_batches, n_chunks=placement.n_chunks)
+    chunks = split_layers(model, plan, placement)
+    ranks = [r for s in range(plan.pp) for r in (mesh.stage_ranks(s) if unfold else mesh.stage_ranks(s)[:1])]
+    shards = plan.tp if plan.sequence_parallel or plan.scatter_gather else 1
+    shared: dict[tuple[tuple[int, ...], ...], StageLayers] = {}
+    programs = []
+    for rank in ranks:
+        stage = mesh.stage_of(rank)
+        communicators = Communicators(mesh, rank, folded=not unfold)
+        layers = _stage_layers(shared, chunks[stage], plan, communicators, gpus_per_node)
+        lowering = StageLowering(
+            stage=stage, plan=plan, layers=layers, communicators=communicators, placement=placement,
+            data=data_parallel([layer for chunk in chunks[stage] for layer in chunk], plan, communicators),
+            boundary_bytes=boundary_bytes // shards,
+        )  # fmt: skip
+        done = lowering.lower(table[stage])
+        _finish_step(lowering, model, done)
+        members = (rank,) if unfold else mesh.stage_ranks(stage)
+        programs.append(RankProgram(rank=rank, members=members, tasks=tuple(lowering.tasks.tasks)))
+    return Lowered(program=Program(ranks=tuple(programs)), mesh=mesh, chunks=chunks, table=table, placement=placement)
+
+
+def _stage_layers(
+    shared: dict[tuple[tuple[int, ...], ...], StageLayers],
+    chunks: Sequence[Sequence[Layer]],
+    plan: ParallelPlan,
+    communicators: Communicators,
+    gpus_per_node: int,
+) -> StageLayers:
+    """Reuse the blocks of a stage with the same layers whose ranks lie on whole nodes in the same way."""
+    per_stage = plan.tp * communicators.mesh.n_replicas
+    if not communicators.folded or per_stage % gpus_per_node:
+        return StageLayers(chunks, plan, communicators)
+    key = tuple(tuple(id(layer) for layer in chunk) for chunk in chunks)
+    if key not in shared:
+        shared[key] = StageLayers(chunks, plan, communicators)
+    return shared[key]
+
+
+def _finish_step(lowering: StageLowering, model: Model, done: tuple[int, ...]) -> None:
+    """Append what follows backward: tied-embedding gradients, the gradient norm, the optimizer, parameter gathers."""
+    plan, tasks, communicators = lowering.plan, lowering.tasks, lowering.communicators
+    layers = lowering.data.layers
+    ends = (lowering.placement.stage(0), lowering.placement.stage(lowering.placement.n_virtual - 1))
+    if model.tied_embedding and ends[0] != ends[1] and lowering.stage in ends:
+        n_bytes = max((p.n_elements for layer in model.layers[:1] for p in layer.parameters), default=1) * gradient_bytes(plan)
+        done = (_collective(tasks, communicators, "embedding", n_bytes, done),)
+    if plan.pp * plan.tp > 1:
+        done = (_collective(tasks, communicators, "model", 4, done),)
+    n_tensors = sum(len(layer.parameters) for layer in layers)
+    optimizer = tasks.add(optimizer_run(lowering.data.n_optimizer_elements, n_tensors, plan), COMPUTE, done)
+    lowering.data.after_step(tasks, optimizer)
+
+
+def _collective(tasks: TaskList, communicators: Communicators, axis: str, n_bytes: int, after: tuple[int, ...]) -> int:
+    op = Collective(collective="all_reduce", axis=axis, n_bytes=n_bytes, groups=communicators.groups(axis), phase="optimizer", name=axis)
+    return tasks.add(op, axis, after, communicators.key(axis, "step"))

@@ -1,0 +1,117 @@
+"""Pipeline parallelism: one stage's row of a schedule table becomes passes, receives and sends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from simulator.models.layer import Layer
+from simulator.parallel.data import DataParallel
+from simulator.parallel.mesh import Communicators
+from simulator.parallel.stage import Kind, StageLayers
+from simulator.plan import ParallelPlan
+from simulator.program.op import HostWork, Transfer
+from simulator.program.program import COMPUTE, HOST, TaskList
+from simulator.schedules import Action, Placement
+
+
+@dataclass(slots=True, kw_only=True)
+class StageLowering:
+    """Writes down what one stage does in one step.
+
+    Parameters
+    ----------
+    stage : int
+    layers : StageLayers
+        The stage's chunks.
+    data : DataParallel
+    placement : Placement
+        Which stage holds which virtual stage.
+    boundary_bytes : int
+        Bytes of the tensor that one rank sends to the next stage.
+    gather_bytes : int
+        Bytes gathered inside the tensor-parallel group on arrival (scatter/gather optimisation), 0 for none.
+    """
+
+    stage: int
+    plan: ParallelPlan
+    layers: StageLayers
+    data: DataParallel
+    communicators: Communicators
+    placement: Placement
+    boundary_bytes: int
+    gather_bytes: int = 0
+    tasks: TaskList = field(default_factory=TaskList)
+    _ends: dict[tuple[str, int, int], tuple[int, ...]] = field(default_factory=dict)
+    _sent: tuple[int, ...] = ()
+    _last: tuple[int, ...] = ()
+
+    def lower(self, actions: Sequence[Action]) -> tuple[int, ...]:
+        """Append the whole row and return what the optimizer must wait for."""
+        self.data.start_step(self.tasks)
+        last_backward = {a.chunk: a for a in actions if a.kind != "F" and a.kind != "I"}
+        for action in actions:
+            self._pass(action, is_last=last_backward.get(action.chunk) == action)
+        return self.data.finish_backward(self.tasks, self._last + self._sent)
+
+    def _pass(self, action: Action, *, is_last: bool) -> None:
+        kind: Kind = action.kind
+        virtual = self.placement.virtual_stage(self.stage, action.chunk)
+        received = self._receive(action, virtual)
+        self._last = self._compute(action, received + self._take_sent(), is_last=is_last)
+        self._ends[kind, action.chunk, action.micro_batch] = self._last
+        self._send(action, virtual)
+
+    def _take_sent(self) -> tuple[int, ...]:
+        sent, self._sent = self._sent, ()
+        return sent if self.plan.framework_spec.synchronous_p2p else ()
+
+    def _compute(self, action: Action, after: tuple[int, ...], *, is_last: bool) -> tuple[int, ...]:
+        kind: Kind = action.kind
+        reduces = kind in ("B", "W")
+        quiet = self.data.quiet_last_backward if is_last and reduces else self.data.quiet_before_last
+        if quiet:
+            block = self.layers.block(action.chunk, kind)
+            return (self.tasks.add(block, COMPUTE, after, None, action.micro_batch),)
+        base = sum(len(chunk) for chunk in self.layers.chunks[: action.chunk])
+        for index in self.layers.order(action.chunk, kind):
+            needs = self.data.before_layer(self.tasks, base + index, kind, action.micro_batch)
+            layer: Layer = self.layers.chunks[action.chunk][index]
+            after = self.layers.emit(self.tasks, layer, kind, after + needs, action.micro_batch)
+            self.data.after_layer(self.tasks, base + index, kind, action.micro_batch, after, is_last=is_last)
+        return after
+
+    def _receive(self, action: Action, virtual: int) -> tuple[int, ...]:
+        """Post the receive of an activation or gradient that another stage computes."""
+        step = {"F": -1, "B": 1, "I": 1}.get(action.kind, 0)
+        source = virtual + step
+        if step == 0 or not 0 <= source < self.placement.n_virtual:
+            return ()
+        if self.placement.stage(source) == self.stage:
+            chunk = self.placement.chunk(source)
+            return self._ends[action.kind, chunk, action.micro_batch]
+        received = self._transfer(action, source, virtual, sends=False)
+        if self.plan.framework_spec.synchronous_p2p:
+            self.tasks.add(HostWork(name="synchronise", duration_s=0.0), HOST, (received,))
+        return (received,)
+
+    def _send(self, action: Action, virtual: int) -> None:
+        step = {"F": 1, "B": -1, "I": -1}.get(action.kind, 0)
+        target = virtual + step
+        if step == 0 or not 0 <= target < self.placement.n_virtual or self.placement.stage(target) == self.stage:
+            return
+        self._sent += (self._transfer(action, virtual, target, sends=True),)
+
+    def _transfer(self, action: Action, source: int, target: int, *, sends: bool) -> int:
+        forward = action.kind == "F"
+        source_stage, target_stage = self.placement.stage(source), self.placement.stage(target)
+        other = target_stage if sends else source_stage
+        pairs = self.communicators.peers(other)
+        if not sends:
+            pairs = tuple((b, a) for a, b in pairs)
+        direction = "forward" if forward else "backward"
+        op = Transfer(n_bytes=self.boundary_bytes, pairs=pairs, name=f"{'send' if sends else 'receive'} {direction}",
+                      phase="forward" if forward else "backward")  # fmt: skip
+        key = ("pp", pairs[0] if not self.communicators.folded else (), direction, source, target, action.micro_batch)
+        stream = f"pp:{'to' if sends else 'from'}:{other}:{direction}"
+        return self.tasks.add(op, stream, self._last if sends else (), key, action.micro_batch)

@@ -1,0 +1,124 @@
+"""Finds programs that cannot run, before they run: dangling dependencies, unmatched and misordered communication."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+
+from simulator.errors import InfeasiblePlanError
+from simulator.program.op import Collective, Transfer
+from simulator.program.program import Program, RankProgram
+
+
+def check(program: Program) -> None:
+    """Raise unless every task can eventually start.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If a dependency points forward, a collective's participants disagree about what it is, or ranks wait for
+        each other in a circle; the message says which rank waits at which task for whom.
+    """
+    for rank in program.ranks:
+        _check_dependencies(rank)
+    expected = _participants(program)
+    _check_order(program, expected)
+
+
+def _check_dependencies(rank: RankProgram) -> None:
+    for index, task in enumerate(rank.tasks):
+        for earlier in task.after:
+            if not 0 <= earlier < index:
+                raise InfeasiblePlanError(f"rank {rank.rank}: task {index} ({task.op.name}) waits for task {earlier}, which is not before it")
+
+
+def _participants(program: Program) -> dict[Hashable, int]:
+    counts: dict[Hashable, int] = defaultdict(int)
+    first: dict[Hashable, tuple[int, object]] = {}
+    for rank in program.ranks:
+        for task in rank.tasks:
+            if task.key is None or not isinstance(task.op, Collective | Transfer):
+                continue
+            counts[task.key] += 1
+            who, op = first.setdefault(task.key, (rank.rank, task.op))
+            if _signature(op) != _signature(task.op):
+                raise InfeasiblePlanError(
+                    f"ranks {who} and {rank.rank} disagree about communication {task.key!r}: {_signature(op)} against {_signature(task.op)}"
+                )
+    return counts
+
+
+def _signature(op: object) -> tuple[str, int]:
+    if isinstance(op, Collective):
+        return (op.collective, op.n_bytes)
+    assert isinstance(op, Transfer)
+    return ("transfer", op.n_bytes)
+
+
+def _check_order(program: Program, expected: dict[Hashable, int]) -> None:
+    """Run the program without time: pop whatever can run until nothing is left or nothing moves."""
+    waiting: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+    states = [_Untimed(rank) for rank in program.ranks]
+    ready = list(range(len(states)))
+    while ready:
+        state = states[ready.pop()]
+        for index in state.advance():
+            key = state.rank.tasks[index].key
+            waiting[key].append((states.index(state), index))
+            if len(waiting[key]) == expected[key]:
+                for who, task in waiting.pop(key):
+                    states[who].finish(task)
+                    ready.append(who)
+    stuck = [state for state in states if not state.done]
+    if stuck:
+        lines = "; ".join(state.describe() for state in stuck[:4])
+        raise InfeasiblePlanError(f"the program deadlocks: {lines}", hint="ranks post their communication in different orders")
+
+
+class _Untimed:
+    """One rank's progress when only order matters."""
+
+    def __init__(self, rank: RankProgram) -> None:
+        self.rank = rank
+        self.finished = [False] * len(rank.tasks)
+        self.posted = [False] * len(rank.tasks)
+        self.queues: dict[str, list[int]] = defaultdict(list)
+        for index, task in enumerate(rank.tasks):
+            self.queues[task.stream].append(index)
+        self.heads = dict.fromkeys(self.queues, 0)
+
+    @property
+    def done(self) -> bool:
+        return all(self.finished)
+
+    def finish(self, index: int) -> None:
+        self.finished[index] = True
+
+    def advance(self) -> list[int]:
+        """Finish every local task that can run; return communications newly waiting for others."""
+        posted: list[int] = []
+        moved = True
+        while moved:
+            moved = False
+            for stream, queue in self.queues.items():
+                while self.heads[stream] < len(queue):
+                    index = queue[self.heads[stream]]
+                    task = self.rank.tasks[index]
+                    if not self.finished[index]:
+                        if self.posted[index] or not all(self.finished[i] for i in task.after):
+                            break
+                        if task.key is not None:
+                            self.posted[index] = True
+                            posted.append(index)
+                            break
+                        self.finished[index] = True
+                    self.heads[stream] += 1
+                    moved = True
+        return posted
+
+    def describe(self) -> str:
+        for stream, queue in self.queues.items():
+            if self.heads[stream] < len(queue):
+                task = self.rank.tasks[queue[self.heads[stream]]]
+                return f"rank {self.rank.rank} waits on stream {stream} at {task.op.name} {task.key!r}"
+        return f"rank {self.rank.rank} is not finished"

@@ -1,0 +1,109 @@
+"""Programs: per rank class, the operations in the order in which its host issues them.
+
+A program says what happens after what, never when. Ranks that do the same thing in equivalent positions of the
+machine form one class and are written down once; a stretch that repeats is a :class:`Block`, written down once too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from simulator.program.op import Op
+
+COMPUTE = "compute"
+HOST = "host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Block:
+    """A self-contained stretch of one rank's program: forward or backward of one stage for one micro-batch.
+
+    A block occupies the compute stream from its start until the last of its tasks has ended, and nothing outside can
+    touch the links it uses. It is therefore a function of how far the host runs ahead when it starts, and the engine
+    computes it once per such lead and replays it. Blocks compare by identity.
+    """
+
+    name: str
+    tasks: tuple[Task, ...]
+
+
+class Task(NamedTuple):
+    """One entry of a rank's program.
+
+    Parameters
+    ----------
+    op : Op or Block
+        What to do.
+    stream : str
+        Tasks of one stream run one after the other in issue order; :data:`HOST` is the host thread itself.
+    after : tuple of int
+        Indices of earlier tasks of the same rank that must have ended. A :data:`HOST` task makes the host wait for
+        them before it issues anything further.
+    key : Hashable, optional
+        Communication with the same key on several rank classes is one operation: it starts when all have arrived.
+    micro_batch : int
+        For reports; -1 where it has none.
+    """
+
+    op: Op | Block
+    stream: str = COMPUTE
+    after: tuple[int, ...] = ()
+    key: Hashable | None = None
+    micro_batch: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProgram:
+    """What one class of ranks does.
+
+    Parameters
+    ----------
+    rank : int
+        The rank that is simulated.
+    members : tuple of int
+        All ranks it stands for, itself included.
+    tasks : tuple of Task
+        In host issue order.
+    """
+
+    rank: int
+    members: tuple[int, ...]
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """The whole run: one entry per rank class."""
+
+    ranks: tuple[RankProgram, ...]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks accounted for."""
+        return sum(len(rank.members) for rank in self.ranks)
+
+    @property
+    def n_tasks(self) -> int:
+        """Tasks written down, blocks counted as one."""
+        return sum(len(rank.tasks) for rank in self.ranks)
+
+
+class TaskList:
+    """Builds one rank's tasks; :meth:`add` returns the index that later tasks name in ``after``."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+
+    def add(
+        self,
+        op: Op | Block,
+        stream: str = COMPUTE,
+        after: tuple[int, ...] = (),
+        key: Hashable | None = None,
+        micro_batch: int = -1,
+    ) -> int:
+        """Append a task and return its index."""
+        self.tasks.append(Task(op, stream, after, key, micro_batch))
+        return len(self.tasks) - 1

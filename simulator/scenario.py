@@ -1,0 +1,56 @@
+"""A Scenario: everything that determines one answer, as plain data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulator.plan import ParallelPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What is simulated: names and numbers only, so that it can be stored, compared and sent to another machine.
+
+    Parameters
+    ----------
+    topology, model : str
+        Shipped names or paths.
+    plan : ParallelPlan
+    network, kernels : str
+        Names of the cost models.
+    transport, algorithm, protocol : str
+        Forced choices of the collectives; empty means the topology's default and the least predicted time.
+    overrides : tuple of (str, str)
+        ``--set key=value`` changes of topology values.
+    seed : int
+    unfold : bool
+        Simulate every rank instead of one per class.
+    """
+
+    topology: str
+    model: str
+    plan: ParallelPlan = field(default_factory=ParallelPlan)
+    network: str = "flow"
+    kernels: str = "roofline"
+    transport: str = ""
+    algorithm: str = ""
+    protocol: str = ""
+    overrides: tuple[tuple[str, str], ...] = ()
+    seed: int = 0
+    unfold: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data that JSON can hold."""
+        return {
+            "topology": self.topology, "model": self.model, "plan": self.plan.to_dict(), "network": self.network,
+            "kernels": self.kernels, "transport": self.transport, "algorithm": self.algorithm, "protocol": self.protocol,
+            "overrides": [list(item) for item in self.overrides], "seed": self.seed, "unfold": self.unfold,
+        }  # fmt: skip
+
+    def digest(self) -> str:
+        """Return a content address of the scenario."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,227 @@
+"""``simulate(scenario) -> Result``: the one place that wires descriptions, lowering, engine, memory and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from simulator import __version__
+from simulator.costs import ModelCosts
+from simulator.engine import run
+from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.importers import load_model
+from simulator.memory import MemoryReport, estimate
+from simulator.models.build import build_model
+from simulator.models.layer import Model
+from simulator.models.spec import ModelSpec
+from simulator.network import NETWORKS
+from simulator.parallel.data import gradient_bytes
+from simulator.parallel.lower import Lowered, lower
+from simulator.plan import ParallelPlan
+from simulator.program.check import check
+from simulator.report.metrics import Metrics, measure
+from simulator.scenario import Scenario
+from simulator.schedules import peak_in_flight
+from simulator.timeline import Timeline
+from simulator.topology.graph import Topology, load_topology
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One answer, with everything that went into it.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        With the plan resolved.
+    topology : Topology
+    spec : ModelSpec
+    model : Model
+    timeline : Timeline
+    memory : MemoryReport
+    metrics : Metrics
+    link_busy_s : dict
+        Seconds that each link needs for its bytes at its full rate, by link index.
+    """
+
+    scenario: Scenario
+    topology: Topology
+    spec: ModelSpec
+    model: Model
+    timeline: Timeline
+    memory: MemoryReport
+    metrics: Metrics
+    link_busy_s: dict[int, float]
+
+    @property
+    def plan(self) -> ParallelPlan:
+        """The plan as it ran."""
+        return self.scenario.plan
+
+
+@lru_cache(maxsize=64)
+def _topology(name: str, n_gpus: int, overrides: tuple[tuple[str, str], ...]) -> Topology:
+    del overrides
+    return load_topology(name, n_gpus or None)
+
+
+@lru_cache(maxsize=256)
+def _build(spec: ModelSpec, plan_key: tuple[Any, ...]) -> Model:
+    micro_batch, sequence_length, tp, sequence_parallel, cp, ep, precision, kernels, attention, recompute = plan_key
+    return build_model(
+        spec, micro_batch=micro_batch, sequence_length=sequence_length, tp=tp, sequence_parallel=sequence_parallel, cp=cp, ep=ep,
+        precision=precision, kernels=kernels, attention=attention, recompute=recompute,
+    )  # fmt: skip
+
+
+def model_for(spec: ModelSpec, plan: ParallelPlan) -> Model:
+    """Build a model's layers as one rank of a plan runs them."""
+    sequence_length = plan.sequence_length or spec.max_positions
+    return _build(spec, (plan.micro_batch, sequence_length, plan.tp, plan.sequence_parallel, plan.cp, plan.ep, plan.precision,
+                         plan.framework_spec.kernels, plan.attention, plan.recompute))  # fmt: skip
+
+
+def boundary_bytes(spec: ModelSpec, plan: ParallelPlan) -> int:
+    """Bytes of the activation ``[micro_batch, sequence / cp, hidden]`` between two layers."""
+    sequence_length = plan.sequence_length or spec.max_positions
+    element = 4 if plan.precision in ("fp32", "tf32") else 2
+    return plan.micro_batch * sequence_length // plan.cp * spec.hidden * element
+
+
+def lower_scenario(scenario: Scenario, topology: Topology, spec: ModelSpec) -> tuple[Model, Lowered, MemoryReport]:
+    """Lower a scenario with a resolved plan and account for its memory."""
+    plan = scenario.plan
+    model = model_for(spec, plan)
+    lowered = lower(model, plan, gpus_per_node=topology.gpus_per_node, boundary_bytes=boundary_bytes(spec, plan), unfold=scenario.unfold)
+    memory = estimate(
+        lowered.chunks, peak_in_flight(lowered.table, lowered.placement.n_chunks), plan, topology.device(0),
+        gradient_bytes=gradient_bytes(plan), shard_size=lowered.mesh.sharding_group,
+        first_ranks=[lowered.mesh.stage_ranks(stage)[0] for stage in range(plan.pp)],
+    )  # fmt: skip
+    return model, lowered, memory
+
+
+def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec) -> Scenario:
+    """Fill in what the plan leaves open: degrees from the GPUs, and the largest micro-batch that fits.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If the degrees do not multiply up.
+    """
+    plan = scenario.plan.resolve(topology.n_gpus)
+    if not plan.sequence_length:
+        plan = replace(plan, sequence_length=spec.max_positions)
+    if plan.micro_batch:
+        return replace(scenario, plan=plan)
+    best: Scenario | None = None
+    for micro_batch in MICRO_BATCHES:
+        if plan.global_batch and plan.global_batch % (micro_batch * plan.dp):
+            continue
+        candidate = replace(scenario, plan=replace(plan, micro_batch=micro_batch).resolve(topology.n_gpus))
+        if best is not None and not lower_scenario(candidate, topology, spec)[2].fits:
+            break
+        best = candidate
+    if best is None:
+        raise InfeasiblePlanError(
+            f"global batch {plan.global_batch} is not a multiple of dp={plan.dp}", hint=f"--global-batch {plan.dp * max(1, plan.global_batch // plan.dp)}"
+        )
+    return best
+
+
+def simulate(scenario: Scenario, *, detail: bool = False, progress: Callable[[str], None] | None = None) -> Result:
+    """Simulate one training iteration.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Names or paths, and a plan whose open values are derived.
+    detail : bool
+        Whether the timeline holds every single kernel (for traces and reports).
+    progress : callable, optional
+        Told what is being done, in a few words.
+
+    Returns
+    -------
+    Result
+        Also where the plan does not fit: look at ``result.memory.fits``.
+
+    Raises
+    ------
+    SimulatorError
+        For anything wrong with the inputs.
+    """
+    say = progress or (lambda _: None)
+    say("reading")
+    if scenario.network not in NETWORKS:
+        raise ConfigError(f"network '{scenario.network}' is unknown", hint=f"one of {', '.join(NETWORKS)}")
+    topology = _topology(scenario.topology, scenario.plan.gpus, scenario.overrides)
+    spec = load_model(scenario.model)
+    scenario = resolve(scenario, topology, spec)
+    say("lowering")
+    model, lowered, memory = lower_scenario(scenario, topology, spec)
+    check(lowered.program)
+    say("simulating")
+    costs = ModelCosts(topology, scenario)
+    timeline = run(lowered.program, costs, lambda: NETWORKS[scenario.network](topology), detail=detail)
+    metrics = measure(timeline, pipelined=scenario.plan.pp > 1)
+    return Result(
+        scenario=scenario, topology=topology, spec=spec, model=model, timeline=timeline, memory=memory, metrics=metrics,
+        link_busy_s=costs.link_busy_s(timeline),
+    )  # fmt: skip
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    """Return the documented answer as plain data."""
+    plan, metrics, memory, spec = result.plan, result.metrics, result.memory, result.spec
+    seconds = metrics.iteration_time_s
+    flops = result.model.model_flops_per_sequence * plan.global_batch
+    per_gpu = flops / seconds / plan.gpus
+    dtype = plan.precision.removeprefix("amp_")
+    return {
+        "iteration_time_s": seconds,
+        "samples_per_s": plan.global_batch / seconds,
+        "tokens_per_s": plan.global_batch * plan.sequence_length / seconds,
+        "tflops_per_gpu": per_gpu / 1e12,
+        "mfu": per_gpu / result.topology.device(0).peak(dtype),
+        "breakdown": {f"{name}_s": value for name, value in metrics.breakdown_s.items()},
+        "communication_fraction": metrics.communication_fraction,
+        "communication": metrics.communication,
+        "memory": {
+            **{f"{name}_bytes": n for name, n in memory.by_category.items()}, "allocated_bytes": memory.allocated_bytes,
+            "peak_bytes": memory.peak_bytes, "capacity_bytes": memory.capacity_bytes, "fits": memory.fits,
+        },
+        "bottleneck": bottleneck(result),
+        "confidence": confidence(result),
+        "provenance": {
+            "version": __version__, "scenario": result.scenario.to_dict(), "digest": result.scenario.digest(),
+            "model_parameters": spec.n_parameters, "device": result.topology.device(0).name,
+            "n_events": result.timeline.n_events,
+        },
+    }  # fmt: skip
+
+
+def bottleneck(result: Result) -> dict[str, Any] | None:
+    """Return the link that is busy for the largest share of the iteration."""
+    if not result.link_busy_s:
+        return None
+    index = max(result.link_busy_s, key=lambda i: (result.link_busy_s[i], -i))
+    link = result.topology.links[index]
+    return {
+        "link": f"{link.source} -> {link.target}", "kind": link.kind, "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
+        "busy_s": result.link_busy_s[index], "utilization": result.link_busy_s[index] / result.metrics.iteration_time_s,
+    }  # fmt: skip
+
+
+def confidence(result: Result) -> dict[str, Any]:
+    """Return the interval that comparable measured rows suggest."""
+    error = max(0.1, float(result.topology.device(0).kernel_error))
+    seconds = result.metrics.iteration_time_s
+    return {
+        "low_s": seconds * (1 - error), "high_s": seconds * (1 + error),
+        "basis": f"kernel model of {result.topology.device(0).name}: {result.topology.device(0).kernel_basis}",
+    }  # fmt: skip
