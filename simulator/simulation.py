@@ -133,7 +133,18 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec) -> Scenario
     return best
 
 
-def simulate(scenario: Scenario, *, detail: bool = False, progress: Callable[[str], None] | None = None) -> Result:
+def topology_of(scenario: Scenario) -> Topology:
+    """Return the scenario's topology, cut to its GPUs."""
+    return _topology(scenario.topology, scenario.plan.gpus, scenario.overrides)
+
+
+def simulate(
+    scenario: Scenario,
+    *,
+    detail: bool = False,
+    progress: Callable[[str], None] | None = None,
+    spec: ModelSpec | None = None,
+) -> Result:
     """Simulate one training iteration.
 
     Parameters
@@ -144,6 +155,8 @@ def simulate(scenario: Scenario, *, detail: bool = False, progress: Callable[[st
         Whether the timeline holds every single kernel (for traces and reports).
     progress : callable, optional
         Told what is being done, in a few words.
+    spec : ModelSpec, optional
+        The model itself, where it is in no file; ``scenario.model`` is then only its name.
 
     Returns
     -------
@@ -159,8 +172,8 @@ def simulate(scenario: Scenario, *, detail: bool = False, progress: Callable[[st
     say("reading")
     if scenario.network not in NETWORKS:
         raise ConfigError(f"network '{scenario.network}' is unknown", hint=f"one of {', '.join(NETWORKS)}")
-    topology = _topology(scenario.topology, scenario.plan.gpus, scenario.overrides)
-    spec = load_model(scenario.model)
+    topology = topology_of(scenario)
+    spec = spec or load_model(scenario.model)
     scenario = resolve(scenario, topology, spec)
     say("lowering")
     model, lowered, memory = lower_scenario(scenario, topology, spec)
