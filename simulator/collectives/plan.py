@@ -1,0 +1,236 @@
+"""From a collective on groups of ranks to one :class:`~simulator.network.base.Flow`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from simulator.collectives import patterns
+from simulator.collectives.cost import Terms, messages_terms, terms
+from simulator.collectives.loads import Loads, Traffic, link_loads
+from simulator.collectives.shape import GroupShape, shape_of
+from simulator.collectives.tuner import choose
+from simulator.errors import ConfigError
+from simulator.network.base import Flow
+
+#: collective -> family that prices and routes it
+COLLECTIVES = {
+    "all_reduce": "nccl",
+    "all_gather": "nccl",
+    "reduce_scatter": "nccl",
+    "broadcast": "nccl",
+    "reduce": "nccl",
+    "all_to_all": "messages",
+    "gather": "messages",
+    "scatter": "messages",
+}
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """What was decided about a collective: its communicator, the choice and the price."""
+
+    shape: GroupShape
+    label: str
+    pattern: str
+    terms: Terms
+
+
+def describe_collective(
+    collective: str,
+    n_bytes: int,
+    shape: GroupShape,
+    *,
+    algorithm: str | None = None,
+    protocol: str | None = None,
+    pipelined: bool = False,
+) -> Described:
+    """Choose and price a collective of a communicator, without looking at links.
+
+    Raises
+    ------
+    ConfigError
+        If the collective is unknown, or the restriction leaves nothing to choose.
+    """
+    if collective not in COLLECTIVES:
+        raise ConfigError(f"collective '{collective}' is unknown", hint=f"one of {', '.join(COLLECTIVES)}")
+    n, m, nodes = shape.n_ranks, shape.ranks_per_node, shape.n_nodes
+    if n == 1:
+        idle = Terms(latency_s=0.0, inside_load=0.0, between_load=0.0)
+        return Described(shape=shape, label="none", pattern="none", terms=idle)
+    if COLLECTIVES[collective] == "nccl":
+        choice = choose(collective, n_bytes, shape, algorithm, protocol)
+        price = terms(collective, n_bytes, shape, choice, pipelined=pipelined)
+        label = f"{choice.algorithm}/{choice.protocol}"
+        return Described(shape=shape, label=label, pattern=choice.algorithm, terms=price)
+    if collective == "all_to_all":
+        price = messages_terms(shape, (m - 1) / n, m * (n - m) / n, (m - 1, n - m))
+    else:
+        price = messages_terms(shape, (m - 1) / n, (n - m) / n, (m - 1, n - m))
+    return Described(shape=shape, label="p2p/simple", pattern=collective, terms=price)
+
+
+@lru_cache(maxsize=4096)
+def plan_collective(
+    collective: str,
+    n_bytes: int,
+    groups: Groups,
+    topology: Any,
+    *,
+    transport: str | None = None,
+    algorithm: str | None = None,
+    protocol: str | None = None,
+    dtype_bytes: int = 2,
+) -> Flow:
+    """Turn a collective that all ``groups`` run at the same time into a flow.
+
+    Parameters
+    ----------
+    collective : str
+        One of :data:`COLLECTIVES`.
+    n_bytes : int
+        Size as nccl-tests counts it: the whole gathered buffer for all-gather and reduce-scatter.
+    groups : tuple of tuple of int
+        Communicators of global ranks; their loads add up on shared links.
+    topology : Topology
+        Where the ranks live.
+    transport, algorithm, protocol : str, optional
+        Force one; otherwise the topology's default transport and NCCL's own choice.
+    dtype_bytes : int
+        Bytes of one element.
+
+    Returns
+    -------
+    Flow
+        Empty (no latency, no links) when every group has one rank.
+
+    Raises
+    ------
+    ConfigError, UnroutableError
+    """
+    shape = _shape(groups, topology, transport)
+    described = describe_collective(collective, n_bytes, shape, algorithm=algorithm, protocol=protocol)
+    if described.pattern == "none":
+        return Flow(latency_s=0.0, n_bytes=0.0, label="none")
+    inside, between = _unit_loads(described.pattern, groups, topology, transport)
+    return _flow(described, collective, n_bytes, inside, between, topology)
+
+
+def plan_transfer(
+    n_bytes: int, pairs: tuple[tuple[int, int], ...], topology: Any, *, transport: str | None = None
+) -> Flow:
+    """Turn point-to-point messages that are sent at the same time into a flow.
+
+    Parameters
+    ----------
+    n_bytes : int
+        Bytes of one message.
+    pairs : tuple of (int, int)
+        (source, destination) global ranks.
+    """
+    return _plan_transfer(int(n_bytes), pairs, topology, transport)
+
+
+@lru_cache(maxsize=4096)
+def _plan_transfer(n_bytes: int, pairs: Groups, topology: Any, transport: str | None) -> Flow:
+    moving = [pair for pair in pairs if pair[0] != pair[1]]
+    if not moving:
+        return Flow(latency_s=0.0, n_bytes=0.0, label="none")
+    per_node = topology.gpus_per_node
+    source, target = np.array(moving, dtype=np.int64).T
+    same = source // per_node == target // per_node
+    far = moving[int(np.argmin(same))]
+    shape = shape_of(far, topology, transport)
+    price = messages_terms(shape, 1.0, 0.0 if same.all() else 1.0, (int(same.any()), int(not same.all())))
+    amount = np.ones(len(moving))
+    by_host = _by_host(topology, shape)
+    inside = link_loads(Traffic(source=source[same], target=target[same], amount=amount[same]), topology)
+    between = link_loads(
+        Traffic(source=source[~same], target=target[~same], amount=amount[~same]), topology, by_host=by_host
+    )
+    described = Described(shape=shape, label="p2p/simple", pattern="send", terms=price)
+    return _flow(described, "send", n_bytes, inside, between, topology)
+
+
+def _shape(groups: Groups, topology: Any, transport: str | None) -> GroupShape:
+    """Shape of the group that sets the pace: the one over most nodes."""
+    if not groups or not groups[0]:
+        raise ConfigError("a collective needs at least one group with at least one rank")
+    per_node = topology.gpus_per_node
+    widest = max(groups[:64], key=lambda group: (len({rank // per_node for rank in group}), len(group)))
+    return shape_of(widest, topology, transport)
+
+
+def _by_host(topology: Any, shape: GroupShape) -> bool:
+    spec = topology.transports.get(shape.transport)
+    return spec is not None and not spec.gpu_direct
+
+
+@lru_cache(maxsize=512)
+def _unit_loads(pattern: str, groups: Groups, topology: Any, transport: str | None) -> tuple[Loads, Loads]:
+    """Loads of the pattern for one unit of traffic, inside and between nodes."""
+    shape = _shape(groups, topology, transport)
+    arranged = patterns.Groups(groups, shape, topology)
+    if pattern in ("gather", "scatter"):
+        traffic = patterns.from_root(arranged, towards=pattern == "gather")
+    else:
+        traffic = _PATTERNS[pattern](arranged)
+    by_host = _by_host(topology, shape)
+    return link_loads(traffic[0], topology), link_loads(traffic[1], topology, by_host=by_host)
+
+
+_PATTERNS = {
+    "ring": patterns.ring,
+    "tree": patterns.tree,
+    "pat": patterns.ring,
+    "nvls": patterns.nvls,
+    "nvls_tree": patterns.nvls,
+    "all_to_all": patterns.all_to_all,
+}
+
+
+def _flow(described: Described, collective: str, n_bytes: int, inside: Loads, between: Loads, topology: Any) -> Flow:
+    """Scale unit loads by traffic over efficiency and merge them."""
+    price, shape = described.terms, described.shape
+    scale_inside, scale_between = _scales(described, collective)
+    between_amount = between.amount * scale_between
+    if shape.n_nodes > 1 and topology.node.nics is not None:
+        between_amount = between_amount * topology.node.nics.bandwidth_bytes_per_s / shape.nic_bytes_per_s
+    links = np.concatenate([inside.links, between.links])
+    amount = np.concatenate([inside.amount * scale_inside, between_amount])
+    used, inverse = np.unique(links, return_inverse=True)
+    weights = np.bincount(inverse, weights=amount, minlength=len(used))
+    return Flow(
+        latency_s=price.latency_s,
+        n_bytes=float(n_bytes),
+        links=tuple(used.tolist()),
+        weights=tuple(weights.tolist()),
+        rate_cap_bytes_per_s=price.cap_bytes_per_s,
+        label=described.label,
+    )
+
+
+def _scales(described: Described, collective: str) -> tuple[float, float]:
+    """Factors from the unit traffic of the pattern to what the raw links see."""
+    price, shape, pattern = described.terms, described.shape, described.pattern
+    m, nodes, n = shape.ranks_per_node, shape.n_nodes, shape.n_ranks
+    if pattern in ("ring", "pat"):
+        unit_inside, unit_between = (m - 1) / m if nodes > 1 else 1.0, 1.0
+    elif pattern == "tree":
+        unit_inside, unit_between = 2.0 * (m - 1) / m, 2.0 * (nodes - 1) / nodes
+    elif pattern in ("nvls", "nvls_tree"):
+        unit_inside, unit_between = 1.0, 2.0 * (nodes - 1) / nodes
+    elif pattern == "all_to_all":
+        unit_inside, unit_between = (m - 1) / n, m * (n - m) / n
+    elif pattern in ("gather", "scatter"):
+        unit_inside, unit_between = (m - 1) / n, (n - m) / n
+    else:
+        unit_inside, unit_between = 1.0, 1.0
+    inside = price.inside_load / unit_inside if unit_inside else 0.0
+    return inside, price.between_load / unit_between if unit_between else 0.0
+
+

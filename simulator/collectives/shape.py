@@ -1,0 +1,156 @@
+"""What a communicator looks like to NCCL: ranks, nodes, GPU generation, wiring, NICs, transport."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simulator.errors import ConfigError, UnroutableError
+
+#: Wirings of the GPUs of a node as NCCL's graph search tells them apart.
+WIRINGS = ("switch", "mesh", "cube", "pcie")
+
+_WIRING_OF_KIND = {"switch": "switch", "mesh": "mesh", "hybrid-cube-mesh": "cube", "matrix": "cube"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupShape:
+    """A communicator, reduced to what prices its collectives; equal shapes have equal plans.
+
+    Parameters
+    ----------
+    n_ranks, n_nodes, ranks_per_node : int
+        Size, nodes touched, and the largest number of its ranks on one node.
+    generation : str
+        ``volta``, ``ampere``, ``hopper``, ``blackwell``, ``cpu``.
+    wiring : str
+        One of :data:`WIRINGS`.
+    nvlink_bytes_per_s : float
+        What one of its GPUs can send to the others on its node over NVLink, per direction; the PCIe rate without NVLink.
+    multicast : bool
+        Whether the NVSwitches reduce and multicast (NVLS).
+    n_nics : int
+        NICs per node that the group uses: those of its members.
+    nic_bytes_per_s : float
+        Rate of one NIC under the chosen transport.
+    cpu_vendor : str
+        NCCL's constants depend on it.
+    transport : str
+        Name of the transport in the cluster file.
+    protocol : str
+        Its class: ``rdma``, ``roce``, ``efa``, ``slingshot``, ``omni-path``, ``tcp``, ``ipoib``, ``gloo``.
+    full_node : bool
+        Whether all GPUs of the node take part (NVLS and rings over all NICs need no less).
+    """
+
+    n_ranks: int
+    n_nodes: int
+    ranks_per_node: int
+    generation: str
+    wiring: str
+    nvlink_bytes_per_s: float
+    multicast: bool = False
+    n_nics: int = 0
+    nic_bytes_per_s: float = 0.0
+    cpu_vendor: str = "other"
+    transport: str = ""
+    protocol: str = "rdma"
+    full_node: bool = True
+
+
+def shape_of(group: Sequence[int], topology: Any, transport: str | None = None) -> GroupShape:
+    """Describe a communicator.
+
+    Parameters
+    ----------
+    group : sequence of int
+        Global ranks.
+    topology : Topology
+        Where they live.
+    transport : str, optional
+        Name of one of the topology's transports; its default otherwise.
+
+    Raises
+    ------
+    ConfigError
+        If the topology has no such transport.
+    UnroutableError
+        If the group spans nodes and the nodes have no NICs.
+    """
+    per_node = Counter(rank // topology.gpus_per_node for rank in group)
+    local = max(per_node.values())
+    first_node = min(node for node, count in per_node.items() if count == local)
+    members = [rank for rank in group if rank // topology.gpus_per_node == first_node]
+    node = topology.node
+    name, protocol, nic_rate, n_nics = "", "rdma", 0.0, 0
+    if len(per_node) > 1:
+        if node.nics is None:
+            raise UnroutableError(
+                f"{topology.name}: a group of {len(group)} ranks spans {len(per_node)} nodes, which have no NICs",
+                hint="give node.nics and a fabric, or use groups within one node",
+            )
+        name, protocol, nic_rate = _transport(topology, transport)
+        n_nics = len({nic for rank in members for nic in topology.nics_of(rank)})
+    wiring, nvlink = _inside(node, [rank % topology.gpus_per_node for rank in members])
+    return GroupShape(
+        n_ranks=len(group),
+        n_nodes=len(per_node),
+        ranks_per_node=local,
+        generation=topology.device(group[0]).architecture,
+        wiring=wiring,
+        nvlink_bytes_per_s=nvlink,
+        multicast=bool(getattr(node.nvlink, "multicast", False)),
+        n_nics=n_nics,
+        nic_bytes_per_s=nic_rate,
+        cpu_vendor=node.cpu.vendor,
+        transport=name,
+        protocol=protocol,
+        full_node=local == topology.gpus_per_node,
+    )
+
+
+def _transport(topology: Any, transport: str | None) -> tuple[str, str, float]:
+    """Return name, class and rate per NIC of the transport that is used between nodes."""
+    nic_rate = topology.node.nics.bandwidth_bytes_per_s
+    transports = topology.transports
+    if not transports:
+        return transport or "rdma", transport or "rdma", nic_rate
+    name = transport or topology.default_transport or next(iter(transports))
+    if name not in transports:
+        raise ConfigError(
+            f"{topology.name} has no transport '{name}'", hint=f"one of {', '.join(transports)}"
+        )
+    spec = transports[name]
+    return name, spec.protocol, spec.bandwidth_bytes_per_s or nic_rate
+
+
+def _inside(node: Any, locals_: list[int]) -> tuple[str, float]:
+    """Return the wiring between local GPUs and the NVLink rate of one of them towards the others."""
+    nvlink = node.nvlink
+    if nvlink is None:
+        return "pcie", node.pcie.bandwidth_bytes_per_s
+    wiring = _WIRING_OF_KIND[nvlink.kind]
+    per_link = nvlink.bandwidth_per_link_bytes_per_s
+    if wiring == "switch":
+        return wiring, nvlink.links_per_gpu * per_link
+    if wiring == "mesh":
+        return wiring, nvlink.links_per_peer * max(1, len(locals_) - 1) * per_link
+    matrix = link_matrix(node)
+    degrees = [sum(matrix[i][j] for j in locals_ if j != i) for i in locals_]
+    if len(locals_) > 1 and min(degrees) == 0:
+        return "pcie", node.pcie.bandwidth_bytes_per_s
+    return wiring, max(1, min(degrees)) * per_link
+
+
+def link_matrix(node: Any) -> Sequence[Sequence[int]]:
+    """NVLinks between each two GPUs of a node without switches."""
+    nvlink = node.nvlink
+    if nvlink.kind == "mesh":
+        return [[0 if i == j else nvlink.links_per_peer for j in range(node.gpus)] for i in range(node.gpus)]
+    if nvlink.kind == "hybrid-cube-mesh":
+        from simulator.topology.spec import HYBRID_CUBE_MESH
+
+        return HYBRID_CUBE_MESH
+    return nvlink.matrix  # type: ignore[no-any-return]
