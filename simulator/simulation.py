@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from simulator import __version__
 from simulator.costs import ModelCosts
 from simulator.engine import run
 from simulator.errors import ConfigError, InfeasiblePlanError
@@ -174,7 +173,13 @@ def simulate(
         raise ConfigError(f"network '{scenario.network}' is unknown", hint=f"one of {', '.join(NETWORKS)}")
     topology = topology_of(scenario)
     spec = spec or load_model(scenario.model)
-    scenario = resolve(scenario, topology, spec)
+    return simulate_on(resolve(scenario, topology, spec), topology, spec, detail=detail, say=say)
+
+
+def simulate_on(
+    scenario: Scenario, topology: Topology, spec: ModelSpec, *, detail: bool = False, say: Callable[[str], None] = lambda _: None
+) -> Result:
+    """Simulate a resolved scenario on a topology object, which need not be the one that the scenario names."""
     say("lowering")
     model, lowered, memory = lower_scenario(scenario, topology, spec)
     check(lowered.program)
@@ -186,55 +191,3 @@ def simulate(
         scenario=scenario, topology=topology, spec=spec, model=model, timeline=timeline, memory=memory, metrics=metrics,
         link_busy_s=costs.link_busy_s(timeline),
     )  # fmt: skip
-
-
-def to_json(result: Result) -> dict[str, Any]:
-    """Return the documented answer as plain data."""
-    plan, metrics, memory, spec = result.plan, result.metrics, result.memory, result.spec
-    seconds = metrics.iteration_time_s
-    flops = result.model.model_flops_per_sequence * plan.global_batch
-    per_gpu = flops / seconds / plan.gpus
-    dtype = plan.precision.removeprefix("amp_")
-    return {
-        "iteration_time_s": seconds,
-        "samples_per_s": plan.global_batch / seconds,
-        "tokens_per_s": plan.global_batch * plan.sequence_length / seconds,
-        "tflops_per_gpu": per_gpu / 1e12,
-        "mfu": per_gpu / result.topology.device(0).peak(dtype),
-        "breakdown": {f"{name}_s": value for name, value in metrics.breakdown_s.items()},
-        "communication_fraction": metrics.communication_fraction,
-        "communication": metrics.communication,
-        "memory": {
-            **{f"{name}_bytes": n for name, n in memory.by_category.items()}, "allocated_bytes": memory.allocated_bytes,
-            "peak_bytes": memory.peak_bytes, "capacity_bytes": memory.capacity_bytes, "fits": memory.fits,
-        },
-        "bottleneck": bottleneck(result),
-        "confidence": confidence(result),
-        "provenance": {
-            "version": __version__, "scenario": result.scenario.to_dict(), "digest": result.scenario.digest(),
-            "model_parameters": spec.n_parameters, "device": result.topology.device(0).name,
-            "n_events": result.timeline.n_events,
-        },
-    }  # fmt: skip
-
-
-def bottleneck(result: Result) -> dict[str, Any] | None:
-    """Return the link that is busy for the largest share of the iteration."""
-    if not result.link_busy_s:
-        return None
-    index = max(result.link_busy_s, key=lambda i: (result.link_busy_s[i], -i))
-    link = result.topology.links[index]
-    return {
-        "link": f"{link.source} -> {link.target}", "kind": link.kind, "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
-        "busy_s": result.link_busy_s[index], "utilization": result.link_busy_s[index] / result.metrics.iteration_time_s,
-    }  # fmt: skip
-
-
-def confidence(result: Result) -> dict[str, Any]:
-    """Return the interval that comparable measured rows suggest."""
-    error = max(0.1, float(result.topology.device(0).kernel_error))
-    seconds = result.metrics.iteration_time_s
-    return {
-        "low_s": seconds * (1 - error), "high_s": seconds * (1 + error),
-        "basis": f"kernel model of {result.topology.device(0).name}: {result.topology.device(0).kernel_basis}",
-    }  # fmt: skip

@@ -1,0 +1,94 @@
+"""The documented answer: a Result as plain data, with bottleneck, interval, advice and provenance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from simulator import __version__
+from simulator.simulation import Result, simulate_on
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    """Return the documented answer as plain data."""
+    plan, metrics, memory, spec = result.plan, result.metrics, result.memory, result.spec
+    seconds = metrics.iteration_time_s
+    flops = result.model.model_flops_per_sequence * plan.global_batch
+    per_gpu = flops / seconds / plan.gpus
+    dtype = plan.precision.removeprefix("amp_")
+    return {
+        "iteration_time_s": seconds,
+        "samples_per_s": plan.global_batch / seconds,
+        "tokens_per_s": plan.global_batch * plan.sequence_length / seconds,
+        "tflops_per_gpu": per_gpu / 1e12,
+        "mfu": per_gpu / result.topology.device(0).peak(dtype),
+        "breakdown": {f"{name}_s": value for name, value in metrics.breakdown_s.items()},
+        "communication_fraction": metrics.communication_fraction,
+        "communication": metrics.communication,
+        "memory": {
+            **{f"{name}_bytes": n for name, n in memory.by_category.items()}, "allocated_bytes": memory.allocated_bytes,
+            "peak_bytes": memory.peak_bytes, "capacity_bytes": memory.capacity_bytes, "fits": memory.fits,
+        },
+        "bottleneck": bottleneck(result),
+        "confidence": confidence(result),
+        "provenance": {
+            "version": __version__, "scenario": result.scenario.to_dict(), "digest": result.scenario.digest(),
+            "model_parameters": spec.n_parameters, "device": result.topology.device(0).name,
+            "n_events": result.timeline.n_events,
+        },
+    }  # fmt: skip
+
+
+def bottleneck(result: Result) -> dict[str, Any] | None:
+    """Return the link that is busy for the largest share of the iteration."""
+    if not result.link_busy_s:
+        return None
+    index = max(result.link_busy_s, key=lambda i: (result.link_busy_s[i], -i))
+    link = result.topology.links[index]
+    return {
+        "link": f"{link.source} -> {link.target}", "kind": link.kind, "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
+        "busy_s": result.link_busy_s[index], "utilization": result.link_busy_s[index] / result.metrics.iteration_time_s,
+    }  # fmt: skip
+
+
+def confidence(result: Result) -> dict[str, Any]:
+    """Return the interval that comparable measured rows suggest."""
+    error = max(0.1, float(result.topology.device(0).kernel_error))
+    seconds = result.metrics.iteration_time_s
+    return {
+        "low_s": seconds * (1 - error), "high_s": seconds * (1 + error),
+        "basis": f"kernel model of {result.topology.device(0).name}: {result.topology.device(0).kernel_basis}",
+    }  # fmt: skip
+
+
+#: what advice tries: label -> factors on link bandwidths
+_FASTER_LINKS = {
+    "twice the NIC and fabric bandwidth": {"nic": 2.0, "fabric": 2.0, "pcie": 2.0},
+    "twice the NVLink bandwidth": {"nvlink": 2.0, "nvswitch": 2.0},
+}
+
+
+def advise(result: Result) -> list[dict[str, Any]]:
+    """Simulate single changes and return them, the most useful first.
+
+    Returns
+    -------
+    list of dict
+        ``change``, ``iteration_time_s`` and ``saving`` (share of the iteration; negative where it costs time).
+    """
+    scenario, topology = result.scenario, result.topology
+    trials: list[tuple[str, Result]] = []
+    if scenario.plan.gpus > 1:
+        for label, factors in _FASTER_LINKS.items():
+            trials.append((label, simulate_on(scenario, topology.scaled(factors), result.spec)))
+        if not scenario.plan.overlaps:
+            overlapped = replace(scenario, plan=replace(scenario.plan, overlap=True))
+            trials.append(("overlapping communication with compute", simulate_on(overlapped, topology, result.spec)))
+    rows = [
+        {
+            "change": label, "iteration_time_s": trial.metrics.iteration_time_s,
+            "saving": 1.0 - trial.metrics.iteration_time_s / result.metrics.iteration_time_s,
+        }
+        for label, trial in trials
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: -row["saving"])

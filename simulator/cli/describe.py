@@ -1,0 +1,65 @@
+"""Commands that show what is shipped: clusters, models, schedules."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from simulator.errors import ConfigError
+
+
+def topology(action: str, name: str | None, *, json_output: bool) -> None:
+    """Run ``simulate topology show NAME`` or ``simulate topology list``."""
+    from simulator.topology import describe, list_topologies, load_topology
+
+    if action == "list":
+        names = list_topologies()
+        print(json.dumps(names) if json_output else "\n".join(names))
+        return
+    if action != "show":
+        raise ConfigError(f"topology {action}: unknown action", hint="show NAME or list")
+    if name is None:
+        raise ConfigError("topology show: which one?", hint="simulate topology list prints the shipped ones")
+    summary = describe(load_topology(name))
+    if json_output:
+        from dataclasses import asdict
+
+        print(json.dumps(asdict(summary), default=str))
+        return
+    print(summary)
+
+
+def models(action: str, *, json_output: bool) -> None:
+    """Run ``simulate models list``."""
+    from simulator.models.catalog import CATALOG
+
+    if action != "list":
+        raise ConfigError(f"models {action}: unknown action", hint="simulate models list")
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name, "architecture": spec.architecture, "parameters": spec.n_parameters, "layers": spec.layers,
+            "hidden": spec.hidden, "heads": spec.heads, "vocab": spec.vocab, "sequence_length": spec.max_positions,
+        }
+        for name, spec in CATALOG.items()
+    ]  # fmt: skip
+    if json_output:
+        print(json.dumps(rows))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in rows[0]:
+        table.add_column(column.replace("_", " "), justify="left" if column in ("name", "architecture") else "right")
+    for row in rows:
+        table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()))
+    Console().print(table, highlight=False)
+
+
+def schedule(name: str, n_stages: int, n_micro_batches: int, n_chunks: int) -> None:
+    """Run ``simulate schedule``."""
+    from simulator.schedules import build_table, render
+
+    print(render(build_table(name, n_stages, n_micro_batches, n_chunks=n_chunks)))
+
+

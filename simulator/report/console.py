@@ -1,0 +1,141 @@
+"""The answer as a person reads it in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from simulator.plan import ParallelPlan
+from simulator.scenario import Scenario
+from simulator.units import format_bandwidth, format_bytes, format_time
+
+_LABELS = {
+    "compute_s": "compute", "exposed_communication_s": "exposed communication", "bubble_s": "pipeline bubble",
+    "optimizer_s": "optimizer", "host_s": "host", "data_s": "data loading",
+}  # fmt: skip
+
+
+def _table(*columns: str, title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    return table
+
+
+def print_answer(scenario: Scenario, answer: dict[str, Any], console: Console | None = None) -> None:
+    """Print one answer: headline, where the time goes, communication, memory, bottleneck.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        With its plan resolved.
+    answer : dict
+        As :func:`simulator.simulation.to_json` returns it.
+    console : rich.console.Console, optional
+        Where to print; standard output by default.
+    """
+    out = console or Console()
+    plan = scenario.plan
+    out.print(f"[bold]{scenario.model}[/bold] on [bold]{scenario.topology}[/bold], {describe_plan(plan)}", highlight=False)
+    low_s, high_s = answer["confidence"]["low_s"], answer["confidence"]["high_s"]
+    out.print(
+        f"\n[bold]iteration {format_time(answer['iteration_time_s'])}[/bold]  (80 %: {format_time(low_s)} to {format_time(high_s)}; "
+        f"{answer['confidence']['basis']})",
+        highlight=False,
+    )
+    out.print(
+        f"{answer['tokens_per_s']:,.0f} tokens/s   {answer['samples_per_s']:.4g} samples/s   "
+        f"{answer['tflops_per_gpu']:.1f} TFLOP/s per GPU   MFU {answer['mfu']:.1%}\n",
+        highlight=False,
+    )
+    _print_breakdown(out, answer)
+    if answer["communication"]:
+        _print_communication(out, answer["communication"])
+    _print_memory(out, answer["memory"])
+    _print_bottleneck(out, answer)
+
+
+def describe_plan(plan: ParallelPlan) -> str:
+    """Say a plan in one line, leaving out what is trivial."""
+    degrees = [f"{name}={getattr(plan, name)}" for name in ("dp", "tp", "pp", "virtual_pp", "cp", "ep") if getattr(plan, name) > 1]
+    parts = [f"{plan.gpus} GPU{'s' if plan.gpus > 1 else ''}", *degrees]
+    if plan.sharding != "none":
+        parts.append(plan.sharding)
+    if plan.pp > 1:
+        parts.append(plan.schedule)
+    parts += [f"micro-batch {plan.micro_batch}", f"global batch {plan.global_batch}", f"sequence {plan.sequence_length}", plan.precision]
+    if plan.recompute != "none":
+        parts.append(f"{plan.recompute} recompute")
+    return ", ".join([*parts, f"{plan.attention} attention", plan.framework])
+
+
+def _print_breakdown(out: Console, answer: dict[str, Any]) -> None:
+    table = _table("where the time goes", "time", "share", title="")
+    table.title = None
+    iteration_s = answer["iteration_time_s"]
+    for key, label in _LABELS.items():
+        seconds = answer["breakdown"][key]
+        if seconds > 0:
+            bar = "█" * round(30 * seconds / iteration_s)
+            table.add_row(label, format_time(seconds), f"{seconds / iteration_s:.1%}", bar)
+    table.columns[-1].justify = "left"
+    overlapped_s = answer["breakdown"]["overlapped_communication_s"]
+    if overlapped_s > 0:
+        table.add_row("[dim]overlapped communication[/dim]", f"[dim]{format_time(overlapped_s)}[/dim]", "[dim]hidden[/dim]")
+    out.print(table, highlight=False)
+
+
+def _print_communication(out: Console, rows: Sequence[dict[str, Any]]) -> None:
+    out.print()
+    table = _table("communication per rank", "axis", "ranks", "count", "bytes", "time", "algbw", "busbw", title="")
+    table.title = None
+    for row in rows:
+        table.add_row(
+            row["collective"], row["axis"], str(row["group_size"]), f"{row['count']:.4g}", format_bytes(row["bytes"]),
+            format_time(row["total_s"]), format_bandwidth(row["algbw_bytes_per_s"]), format_bandwidth(row["busbw_bytes_per_s"]),
+        )  # fmt: skip
+    out.print(table, highlight=False)
+
+
+def _print_memory(out: Console, memory: dict[str, Any]) -> None:
+    out.print()
+    table = _table("memory of the fullest rank", "bytes", title="")
+    table.title = None
+    for key, n_bytes in memory.items():
+        name = key.removesuffix("_bytes")
+        if key.endswith("_bytes") and n_bytes and name not in ("allocated", "peak", "capacity"):
+            table.add_row(name, format_bytes(n_bytes))
+    verdict = "[green]fits[/green]" if memory["fits"] else "[red]does not fit[/red]"
+    table.add_row("[bold]peak[/bold]", f"[bold]{format_bytes(memory['peak_bytes'])}[/bold]")
+    out.print(table, highlight=False)
+    out.print(f"{verdict} in {format_bytes(memory['capacity_bytes'])}", highlight=False)
+
+
+def _print_bottleneck(out: Console, answer: dict[str, Any]) -> None:
+    link = answer["bottleneck"]
+    if link is not None:
+        out.print(
+            f"\nbusiest link: {link['link']} ({link['kind']}, {format_bandwidth(link['bandwidth_bytes_per_s'])} per direction), "
+            f"{link['utilization']:.1%} of the iteration at its full rate",
+            highlight=False,
+        )
+    for line in answer.get("advice", []):
+        out.print(f"what would help: {line}", highlight=False)
+
+
+def print_scaling(plans: Sequence[ParallelPlan], answers: Sequence[dict[str, Any]], console: Console | None = None) -> None:
+    """Print one row per number of GPUs; efficiency is relative to the first."""
+    out = console or Console()
+    table = _table("GPUs", "iteration", "tokens/s", "tokens/s/GPU", "efficiency", "communication", "MFU", "memory", title="scaling")
+    first = answers[0]["tokens_per_s"] / plans[0].gpus
+    for plan, answer in zip(plans, answers, strict=True):
+        per_gpu = answer["tokens_per_s"] / plan.gpus
+        table.add_row(
+            str(plan.gpus), format_time(answer["iteration_time_s"]), f"{answer['tokens_per_s']:,.0f}", f"{per_gpu:,.0f}",
+            f"{per_gpu / first:.1%}", f"{answer['communication_fraction']:.1%}", f"{answer['mfu']:.1%}",
+            format_bytes(answer["memory"]["peak_bytes"]) + ("" if answer["memory"]["fits"] else " (does not fit)"),
+        )  # fmt: skip
+    out.print(table, highlight=False)

@@ -1,0 +1,94 @@
+"""Data parallelism: bucket sizes, and the bytes that each scheme sends per step (ZeRO's table)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.models.layer import Layer, Parameter, PointwiseShape
+from simulator.parallel.data import data_parallel, fill_buckets
+from simulator.parallel.mesh import Communicators, Mesh
+from simulator.plan import ParallelPlan
+from simulator.program.op import Collective
+from simulator.program.program import TaskList
+
+KERNEL = PointwiseShape(name="copy", n_elements=1, read_bytes=1, written_bytes=1)
+
+
+def layers(sizes):
+    return [
+        Layer(name="block", forward=(KERNEL,), backward=(KERNEL,), parameters=(Parameter(name=f"p{i}", n_elements=n),))
+        for i, n in enumerate(sizes)
+    ]
+
+
+@given(st.lists(st.integers(1, 10**8), min_size=1, max_size=30), st.integers(1, 10**9))
+def test_buckets_hold_every_parameter_once_in_backward_order(sizes, cap_bytes):
+    buckets = fill_buckets(layers(sizes), cap_bytes, cap_bytes, 2)
+    assert sum(bucket.n_elements for bucket in buckets) == sum(sizes)
+    triggers = [bucket.trigger for bucket in buckets]
+    assert triggers == sorted(triggers, reverse=True)
+    assert all(bucket.n_elements * 2 >= cap_bytes for bucket in buckets[:-1])
+
+
+def sent_bytes(plan, sizes, n_micro_batches=1):
+    """Run one step's hooks and return bytes by collective, as nccl-tests counts them."""
+    stage = layers(sizes)
+    communicators = Communicators(Mesh(plan, 8), 0, folded=True)
+    strategy = data_parallel(stage, plan, communicators)
+    tasks = TaskList()
+    strategy.start_step(tasks)
+    for micro_batch in range(n_micro_batches):
+        is_last = micro_batch == n_micro_batches - 1
+        for kind, order in (("F", range(len(stage))), ("B", reversed(range(len(stage))))):
+            for position in order:
+                needs = strategy.before_layer(tasks, position, kind, micro_batch)
+                index = tasks.add(KERNEL, after=needs)
+                strategy.after_layer(tasks, position, kind, micro_batch, (index,), is_last=is_last)
+    done = strategy.finish_backward(tasks, ())
+    strategy.after_step(tasks, tasks.add(KERNEL, after=done))
+    totals = {}
+    for task in tasks.tasks:
+        if isinstance(task.op, Collective):
+            totals[task.op.collective] = totals.get(task.op.collective, 0) + task.op.n_bytes
+    return totals
+
+
+SIZES = [50_000_000, 100_000_000, 100_000_000, 50_000_000]
+PSI = sum(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("framework", "sharding", "micro_batches", "expected"),
+    [
+        ("hf-eager", "none", 3, {"all_reduce": 2 * PSI}),
+        ("megatron", "none", 3, {"all_reduce": 4 * PSI}),
+        ("megatron", "zero1", 3, {"reduce_scatter": 4 * PSI, "all_gather": 2 * PSI}),
+        ("deepspeed", "zero1", 3, {"all_reduce": 2 * PSI, "all_gather": 2 * PSI}),
+        ("deepspeed", "zero2", 3, {"all_reduce": 3 * 2 * PSI, "all_gather": 2 * PSI}),
+    ],
+)
+def test_bytes_of_replicated_schemes(framework, sharding, micro_batches, expected):
+    plan = ParallelPlan(dp=8, gpus=8, sharding=sharding, framework=framework, precision="bf16", micro_batch=1,
+                        global_batch=8 * micro_batches)  # fmt: skip
+    assert sent_bytes(plan, SIZES, micro_batches) == expected
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_bytes_of_full_sharding_grow_with_micro_batches(micro_batches):
+    plan = ParallelPlan(dp=8, gpus=8, sharding="zero3", framework="fsdp", precision="bf16", micro_batch=1, global_batch=8)
+    assert sent_bytes(plan, SIZES, micro_batches) == {
+        "all_gather": 2 * 2 * PSI * micro_batches,
+        "reduce_scatter": 2 * PSI * micro_batches,
+    }
+
+
+def test_hybrid_sharding_reduces_shards_across_nodes():
+    plan = ParallelPlan(dp=16, gpus=16, sharding="hsdp", framework="fsdp", precision="bf16", micro_batch=1, global_batch=16)
+    assert sent_bytes(plan, SIZES) == {"all_gather": 4 * PSI, "reduce_scatter": 2 * PSI, "all_reduce": 2 * PSI // 8}
+
+
+def test_one_rank_sends_nothing():
+    plan = ParallelPlan(dp=1, gpus=1, framework="hf-eager", micro_batch=1, global_batch=1)
+    assert sent_bytes(plan, SIZES) == {}
