@@ -1,6 +1,7 @@
-"""Measurement tables: read any CSV in the documented columns, predict every row, say how wrong the predictions are.
+"""Measurement tables: read any CSV in the documented columns, predict every row, say how wrong that is.
 
-The kinds of table are the keys of :data:`KINDS`; a new kind is one entry here, one predictor, and the tests pick it up.
+The kinds of table are the keys of :data:`KINDS`; a new kind is one entry here and
+one predictor.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from validation.tables.outcome import Outcome
+    from validation.tables.parallel import Progress
     from validation.tables.reader import Row
 
-#: kind of table -> module whose ``predict(rows, options)`` predicts its rows
+#: kind of table -> module whose ``predict`` predicts its rows
 KINDS: dict[str, str] = {
     "training": "validation.tables.training",
     "collectives": "validation.tables.collectives",
@@ -21,7 +23,9 @@ KINDS: dict[str, str] = {
 }
 
 
-def predictor(kind: str) -> Callable[[Sequence[Row]], list[Outcome]]:
-    """Return the function that predicts rows of one kind; modules load when they are needed."""
-    function: Callable[[Sequence[Row]], list[Outcome]] = import_module(KINDS[kind]).predict
+def predictor(kind: str) -> Callable[[Sequence[Row], Progress | None, int], list[Outcome]]:
+    """Return ``predict(rows, progress, n_processes)`` of one kind; modules load when they are needed."""
+    function: Callable[[Sequence[Row], Progress | None, int], list[Outcome]] = import_module(
+        KINDS[kind]
+    ).predict
     return function

@@ -9,20 +9,35 @@ from typing import Any
 
 from simulator.errors import ConfigError, SimulatorError
 from validation.tables.outcome import Outcome
+from validation.tables.parallel import Progress
 from validation.tables.reader import Row
 
 _NAMES = {
-    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "alltoall": "all_to_all",
-    "sendrecv": "send_recv", "bcast": "broadcast",
-}  # fmt: skip
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "sendrecv": "send_recv",
+    "bcast": "broadcast",
+}
 _DTYPE_BYTES = {
-    "float": 4, "float32": 4, "int32": 4, "int": 4, "half": 2, "float16": 2, "bfloat16": 2, "bf16": 2, "double": 8,
-    "int8": 1, "uint8": 1, "int64": 8,
-}  # fmt: skip
+    "float": 4,
+    "float32": 4,
+    "int32": 4,
+    "int": 4,
+    "half": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "bf16": 2,
+    "double": 8,
+    "int8": 1,
+    "uint8": 1,
+    "int64": 8,
+}
 
 
 def dtype_bytes(notes: str) -> int:
-    """Return the element size that a row's notes state (``dtype=half``), 4 otherwise: nccl-tests' default is float.
+    """Return the element size that a row's notes state (``dtype=half``), 4 otherwise: the default is float.
 
     Examples
     --------
@@ -44,12 +59,6 @@ def lone_time_s(flow: Any, topology: Any) -> float:
     return to_s(done_ps or 0)
 
 
-@lru_cache(maxsize=4096)
-def _ranks(n_gpus: int, n_nodes: int, per_node: int, node_gpus: int) -> tuple[int, ...]:
-    used = per_node or max(n_gpus // max(n_nodes, 1), 1)
-    return tuple(node * node_gpus + gpu for node in range(max(n_nodes, 1)) for gpu in range(used))[:n_gpus]
-
-
 def _plan(row: Row) -> tuple[Any, Any]:
     """Return the planned flow of a row and its topology."""
     from simulator.collectives import plan_collective
@@ -58,41 +67,37 @@ def _plan(row: Row) -> tuple[Any, Any]:
     if gpus < 2:
         raise ConfigError(f"gpus={gpus}: a collective needs at least two ranks")
     nodes = row.integer("nodes", 1)
-    whole = _load(row.text("topology"), nodes)
-    if gpus > nodes * whole.gpus_per_node:
-        raise ConfigError(
-            f"{gpus} GPUs on {nodes} nodes do not exist on '{whole.name}', whose nodes have {whole.gpus_per_node}"
-        )
-    group = _ranks(gpus, nodes, row.integer("gpus_per_node", 0), whole.gpus_per_node)
+    topology = _load(row.text("topology"), gpus, row.integer("gpus_per_node", max(gpus // nodes, 1)))
     name = row.text("collective").lower().replace("-", "_")
     flow = plan_collective(
         _NAMES.get(name.replace("_", ""), name),
         row.integer("size_bytes"),
-        (group,),
-        whole,
+        (tuple(range(gpus)),),
+        topology,
         transport=row.text("transport") or None,
         algorithm=row.text("algorithm").lower() or None,
         protocol=row.text("protocol").lower() or None,
         dtype_bytes=dtype_bytes(row.text("notes")),
     )
-    return flow, whole
+    return flow, topology
 
 
 @lru_cache(maxsize=256)
-def _load(name: str, n_nodes: int) -> Any:
-    """Return the first ``n_nodes`` nodes of a topology."""
-    from simulator.topology import load_topology
+def _load(name: str, n_gpus: int, gpus_per_node: int) -> Any:
+    from simulator.topology.load import load_topology
 
     if not name:
         raise ConfigError("the row names no topology")
-    per_node = load_topology(name, n_gpus=1).node.n_gpus
-    return load_topology(name, n_gpus=n_nodes * per_node)
+    return load_topology(name, n_gpus, gpus_per_node=gpus_per_node)
 
 
-def predict(rows: Sequence[Row]) -> list[Outcome]:
-    """Predict the time of every collective row in microseconds."""
-    outcomes = []
+def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: int = 1) -> list[Outcome]:
+    """Predict the time of every collective row in microseconds; in one process, plans are shared."""
+    del n_processes
+    outcomes: list[Outcome] = []
     for row in rows:
+        if progress is not None:
+            progress.update(len(outcomes), len(rows))
         try:
             flow, topology = _plan(row)
             outcomes.append(Outcome(row=row, predicted=1e6 * lone_time_s(flow, topology), note=flow.label))

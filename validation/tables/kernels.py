@@ -7,17 +7,32 @@ from collections.abc import Callable, Sequence
 from simulator.errors import ConfigError, SimulatorError
 from simulator.models.layer import DTYPE_BYTES, AttentionShape, GemmShape, KernelShape, Pass, PointwiseShape
 from validation.tables.outcome import Outcome
+from validation.tables.parallel import Progress
 from validation.tables.reader import Row
 
 _DTYPES = {
-    "f32": "fp32", "float32": "fp32", "float": "fp32", "f16": "fp16", "half": "fp16", "float16": "fp16",
-    "bfloat16": "bf16", "float8": "fp8", "fp8_e4m3": "fp8", "e4m3": "fp8",
-}  # fmt: skip
+    "f32": "fp32",
+    "float32": "fp32",
+    "float": "fp32",
+    "f16": "fp16",
+    "half": "fp16",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8": "fp8",
+    "fp8_e4m3": "fp8",
+    "e4m3": "fp8",
+}
 #: pass names of the tables -> of the shapes; "nn" is a product of two plain matrices, as a forward runs it
 _PASSES: dict[str, Pass] = {
-    "": "forward", "nn": "forward", "forward": "forward", "fwd": "forward", "dgrad": "dgrad", "wgrad": "wgrad",
-    "backward": "backward", "bwd": "backward",
-}  # fmt: skip
+    "": "forward",
+    "nn": "forward",
+    "forward": "forward",
+    "fwd": "forward",
+    "dgrad": "dgrad",
+    "wgrad": "wgrad",
+    "backward": "backward",
+    "bwd": "backward",
+}
 
 
 def _dtype(row: Row) -> str:
@@ -36,7 +51,7 @@ def _pass(row: Row) -> Pass:
 
 
 def _gemm(row: Row) -> GemmShape:
-    """Return the product that ran: ``y[m,n] = x[m,k] w[n,k]^T``; dgrad is ``[m,n][n,k]``, wgrad ``[n,m][m,k]``."""
+    """Return the product that ran: ``[m,k][n,k]^T``, as dgrad ``[m,n][n,k]``, as wgrad ``[n,m][m,k]``."""
     m, n, k, kernel_pass = row.integer("m"), row.integer("n"), row.integer("k"), _pass(row)
     if kernel_pass == "backward":
         raise ConfigError("the pass of a GEMM is forward, dgrad or wgrad; backward is two of them")
@@ -52,20 +67,31 @@ def _attention(row: Row) -> AttentionShape:
     seq = row.integer("seq_len")
     causal = row.flag("causal")
     return AttentionShape(
-        batch=row.integer("batch", 1), heads=heads, kv_heads=row.integer("kv_heads", heads), seq_q=seq, seq_k=seq,
-        head_dim=row.integer("head_dim"), causal=True if causal is None else causal, dtype=_dtype(row),
+        batch=row.integer("batch", 1),
+        heads=heads,
+        kv_heads=row.integer("kv_heads", heads),
+        seq_q=seq,
+        seq_k=seq,
+        head_dim=row.integer("head_dim"),
+        causal=True if causal is None else causal,
+        dtype=_dtype(row),
         kernel_pass=_pass(row),
-    )  # fmt: skip
+    )
 
 
 def _batched(row: Row) -> GemmShape:
-    """Return eager attention's batched products over ``batch x heads``: scores, or probabilities times values."""
+    """Return eager attention's products over ``batch x heads``: scores, or probabilities times values."""
     seq, head_dim = row.integer("seq_len"), row.integer("head_dim")
     n, k = (seq, head_dim) if row.text("op") == "bmm_qk" else (head_dim, seq)
     return GemmShape(
-        m=seq, n=n, k=k, batch=row.integer("batch", 1) * row.integer("heads"), dtype=_dtype(row), kernel_pass=_pass(row),
+        m=seq,
+        n=n,
+        k=k,
+        batch=row.integer("batch", 1) * row.integer("heads"),
+        dtype=_dtype(row),
+        kernel_pass=_pass(row),
         name=row.text("op"),
-    )  # fmt: skip
+    )
 
 
 def _softmax(row: Row) -> PointwiseShape:
@@ -74,12 +100,17 @@ def _softmax(row: Row) -> PointwiseShape:
     reads = 1.0 if _pass(row) == "forward" else 2.0
     size = DTYPE_BYTES[_dtype(row)]
     return PointwiseShape(
-        name="softmax", n_elements=elements, read_bytes=reads * elements * size, written_bytes=float(elements * size),
-        row_length=seq, dtype=_dtype(row), kernel_pass=_pass(row),
-    )  # fmt: skip
+        name="softmax",
+        n_elements=elements,
+        read_bytes=reads * elements * size,
+        written_bytes=float(elements * size),
+        row_length=seq,
+        dtype=_dtype(row),
+        kernel_pass=_pass(row),
+    )
 
 
-#: op -> (name in shapes, reads one row per reduction, tensors read forward, written forward, read backward, written backward)
+#: op -> (name in shapes, reduces over a row, tensors read and written forward, read and written backward)
 _POINTWISE: dict[str, tuple[str, bool, float, float, float, float]] = {
     "layer_norm": ("layer_norm", True, 1, 1, 2, 1),
     "rms_norm": ("rms_norm", True, 1, 1, 2, 1),
@@ -104,9 +135,14 @@ def _pointwise(row: Row) -> PointwiseShape:
     elements = row.integer("m") * columns
     size = DTYPE_BYTES[dtype]
     return PointwiseShape(
-        name=name, n_elements=elements, read_bytes=read * elements * size, written_bytes=written * elements * size,
-        row_length=columns if reduces else 0, dtype=dtype, kernel_pass=kernel_pass,
-    )  # fmt: skip
+        name=name,
+        n_elements=elements,
+        read_bytes=read * elements * size,
+        written_bytes=written * elements * size,
+        row_length=columns if reduces else 0,
+        dtype=dtype,
+        kernel_pass=kernel_pass,
+    )
 
 
 def _dropout(row: Row) -> PointwiseShape:
@@ -114,32 +150,45 @@ def _dropout(row: Row) -> PointwiseShape:
     elements, size = row.integer("m") * row.integer("n", 1), DTYPE_BYTES[_dtype(row)]
     forward = _pass(row) == "forward"
     return PointwiseShape(
-        name="dropout", n_elements=elements, read_bytes=float(elements * (size if forward else size + 1)),
-        written_bytes=float(elements * (size + 1 if forward else size)), dtype=_dtype(row), kernel_pass=_pass(row),
-    )  # fmt: skip
+        name="dropout",
+        n_elements=elements,
+        read_bytes=float(elements * (size if forward else size + 1)),
+        written_bytes=float(elements * (size + 1 if forward else size)),
+        dtype=_dtype(row),
+        kernel_pass=_pass(row),
+    )
 
 
 def _cast(row: Row) -> PointwiseShape:
     elements, size = row.integer("m") * row.integer("n", 1), DTYPE_BYTES[_dtype(row)]
     return PointwiseShape(
-        name="cast", n_elements=elements, read_bytes=float(elements * size), written_bytes=float(elements * 4),
-        dtype=_dtype(row), kernel_pass=_pass(row),
-    )  # fmt: skip
+        name="cast",
+        n_elements=elements,
+        read_bytes=float(elements * size),
+        written_bytes=float(elements * 4),
+        dtype=_dtype(row),
+        kernel_pass=_pass(row),
+    )
 
 
 def _embedding(row: Row) -> PointwiseShape:
-    """Return the lookup ``[tokens, hidden]``, or its backward: a gradient of the whole table, zeroed and added to."""
+    """Return the lookup ``[tokens, hidden]``; backward zeroes the whole table's gradient and adds to it."""
     tokens, hidden, size = row.integer("m"), row.integer("n"), DTYPE_BYTES[_dtype(row)]
     moved = float(tokens * hidden * size)
     table = 0.0 if _pass(row) == "forward" else float(row.integer("vocab", 50304) * hidden * size)
     return PointwiseShape(
-        name="embedding", n_elements=tokens * hidden, read_bytes=moved, written_bytes=moved + table, row_length=hidden,
-        dtype=_dtype(row), kernel_pass=_pass(row),
-    )  # fmt: skip
+        name="embedding",
+        n_elements=tokens * hidden,
+        read_bytes=moved,
+        written_bytes=moved + table,
+        row_length=hidden,
+        dtype=_dtype(row),
+        kernel_pass=_pass(row),
+    )
 
 
 def _optimizer(row: Row) -> PointwiseShape:
-    """Return a fused Adam step (parameter, gradient and two moments, fp32) or gradient clipping over ``m`` elements."""
+    """Return a fused Adam step (parameter, gradient, two moments, fp32) or gradient clipping."""
     elements, name = row.integer("m"), row.text("op")
     read, written = (16.0, 12.0) if name.startswith("adam") else (8.0, 4.0)
     return PointwiseShape(
@@ -182,21 +231,17 @@ def shape_of(row: Row) -> KernelShape:
     return SHAPES[op](row)
 
 
-def predict(rows: Sequence[Row], kernel_model: str = "") -> list[Outcome]:
-    """Predict the time of every kernel row in microseconds.
-
-    Parameters
-    ----------
-    rows : sequence of Row
-    kernel_model : str
-        A key of ``simulator.kernels.KERNEL_MODELS``; empty takes the first.
-    """
+def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: int = 1) -> list[Outcome]:
+    """Predict the time of every kernel row in microseconds; in one process, as it takes milliseconds."""
     from simulator.kernels import KERNEL_MODELS
     from simulator.topology.device import load_device
 
-    model = KERNEL_MODELS[kernel_model or next(iter(KERNEL_MODELS))]()
-    outcomes = []
+    del n_processes
+    model = KERNEL_MODELS["roofline"]()
+    outcomes: list[Outcome] = []
     for row in rows:
+        if progress is not None:
+            progress.update(len(outcomes), len(rows))
         try:
             predicted = 1e6 * model.duration_s(shape_of(row), load_device(row.text("device")))
             outcomes.append(Outcome(row=row, predicted=predicted))

@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def relative_error(self) -> float | None:
-        """``predicted / measured - 1``; for verdicts (0 or 1) ``predicted - measured``, which agrees where both exist."""
+        """``predicted / measured - 1``; for verdicts (0 or 1) ``predicted - measured``."""
         if self.predicted is None:
             return None
         measured = self.row.measured

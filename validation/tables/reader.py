@@ -14,20 +14,21 @@ from simulator.errors import ConfigError
 
 _MAX_FAULTS = 20
 
-#: kind -> columns without which a file of that kind cannot be understood; the first kind whose marks are there wins
+#: kind -> columns without which a file is not of that kind; the first kind whose marks are there wins
 MARKS: dict[str, tuple[str, ...]] = {
     "collectives": ("collective", "size_bytes", "time_us"),
     "kernels": ("op", "device", "time_us"),
     "training": ("metric", "value", "topology", "gpus"),
 }
 
-INTEGERS = frozenset(
-    "layers hidden heads kv_heads ffn vocab seq_len gpus dp tp pp virtual_pp cp ep micro_batch global_batch nodes "
-    "gpus_per_node size_bytes m n k batch head_dim experts top_k".split()
+_SIZES = (
+    "layers hidden heads kv_heads ffn vocab seq_len gpus dp tp pp virtual_pp cp ep micro_batch global_batch "
+    "nodes gpus_per_node size_bytes m n k batch head_dim experts top_k"
 )
-NUMBERS = frozenset("value time_us rel_uncertainty".split())
+INTEGERS = frozenset(_SIZES.split(" "))
+NUMBERS = frozenset(("value", "time_us", "rel_uncertainty"))
 #: training columns that tell measurements of one run apart, not runs
-OUTCOME_COLUMNS = frozenset("row_id source grade metric value rel_uncertainty split".split())
+OUTCOME_COLUMNS = frozenset(("row_id", "source", "grade", "metric", "value", "rel_uncertainty", "split"))
 
 #: kind -> the columns that errors are grouped by unless the user says otherwise
 DEFAULT_GROUPS: dict[str, tuple[str, ...]] = {
@@ -78,7 +79,7 @@ class Row:
         return self.cells.get(column) or default
 
     def integer(self, column: str, default: int | None = None) -> int:
-        """Return a whole number; raise :class:`ConfigError` with the place when blank and no default is given."""
+        """Return a whole number; a blank cell without a default raises :class:`ConfigError`."""
         text = self.cells.get(column, "")
         if not text:
             if default is None:
@@ -103,7 +104,7 @@ class Row:
         return None if not text else text not in ("0", "no", "false", "off", "0.0")
 
     def key(self, column: str) -> str:
-        """Return what grouping and filtering see: a column, or one of the derived ``kind``, ``line``, ``size_class``."""
+        """Return what grouping and filtering see: a column, or the derived ``kind`` or ``size_class``."""
         match column:
             case "source":
                 return short_source(self.cells.get("source", ""))
@@ -154,7 +155,7 @@ def detect_kind(columns: Iterable[str], file: str) -> str:
     typos = "; ".join(f"'{found[0]}' looks like '{name}'" for name, found in near.items() if found)
     needs = "; ".join(f"{kind}: {', '.join(marks)}" for kind, marks in MARKS.items())
     raise ConfigError(
-        f"{file}:1: the header is no measurement table; nearest is '{nearest}', which lacks {', '.join(missing)}",
+        f"{file}:1: no measurement table; for the nearest kind, {nearest}, {', '.join(missing)} is missing",
         hint=(typos + ". " if typos else "") + f"columns needed: {needs}",
     )
 
@@ -186,7 +187,7 @@ def read_table(path: str | Path) -> list[Row]:
     Parameters
     ----------
     path : str or Path
-        A CSV file with a header in the documented columns of one kind; columns that are not needed may be missing.
+        A CSV file whose header names the documented columns of one kind; those not needed may be missing.
 
     Returns
     -------
@@ -196,8 +197,8 @@ def read_table(path: str | Path) -> list[Row]:
     Raises
     ------
     ConfigError
-        If the file cannot be read or holds cells that are no numbers where numbers belong; up to 20 faults at once,
-        each as ``file:line:column``.
+        If the file cannot be read or holds no numbers where numbers belong; up to 20 faults at once, each as
+        ``file:line:column``.
     """
     file = str(path)
     try:

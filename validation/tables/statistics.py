@@ -12,9 +12,22 @@ from numpy.typing import NDArray
 from validation.tables.outcome import Outcome
 
 _JOB_COLUMNS = (
-    "source", "topology", "architecture", "model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len",
-    "gpus", "precision", "global_batch", "metric",
-)  # fmt: skip
+    "source",
+    "topology",
+    "architecture",
+    "model",
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "ffn",
+    "vocab",
+    "seq_len",
+    "gpus",
+    "precision",
+    "global_batch",
+    "metric",
+)
 _MIN_PLANS = 4
 
 
@@ -112,7 +125,7 @@ def verdict_figures(predicted: Sequence[float], measured: Sequence[float]) -> di
 
 
 def group_outcomes(outcomes: Sequence[Outcome], by: Sequence[str]) -> list[Group]:
-    """Return one group per combination of the columns ``by``, worst mean first, groups without predictions last."""
+    """Return one group per combination of the columns ``by``, worst mean first."""
     members: dict[tuple[str, ...], list[Outcome]] = {}
     for outcome in outcomes:
         members.setdefault(tuple(outcome.row.key(column) for column in by), []).append(outcome)
@@ -127,9 +140,15 @@ def _group(key: dict[str, str], outcomes: Sequence[Outcome]) -> Group:
     n_unpredicted = len(outcomes) - len(judged)
     if not judged:
         return Group(
-            key=key, n=0, mean_absolute=None, median_absolute=None, p90_absolute=None, max_absolute=None, bias=None,
+            key=key,
+            n=0,
+            mean_absolute=None,
+            median_absolute=None,
+            p90_absolute=None,
+            max_absolute=None,
+            bias=None,
             n_unpredicted=n_unpredicted,
-        )  # fmt: skip
+        )
     verdicts = {}
     if all(o.row.metric == "fits" for o, _ in judged):
         verdicts = verdict_figures(
@@ -149,9 +168,9 @@ def _group(key: dict[str, str], outcomes: Sequence[Outcome]) -> Group:
 def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
     """Return ranks from 0, ties sharing their mean rank."""
     array = np.asarray(values, dtype=float)
-    return (array[:, None] > array[None, :]).sum(axis=1) + 0.5 * (
-        (array[:, None] == array[None, :]).sum(axis=1) - 1
-    )
+    below = (array[:, None] > array[None, :]).sum(axis=1)
+    equal = (array[:, None] == array[None, :]).sum(axis=1) - 1
+    return np.asarray(below + 0.5 * equal, dtype=np.float64)
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
@@ -174,9 +193,9 @@ def rank_plans(outcomes: Sequence[Outcome], min_plans: int = _MIN_PLANS) -> list
     Returns
     -------
     list of dict
-        Per job with at least ``min_plans`` timed rows: the job's columns, ``n``, ``rank_correlation`` (Spearman),
-        ``best_found`` (whether the plan predicted fastest is the one measured fastest) and ``regret`` (how much slower
-        the plan predicted fastest was measured than the fastest).
+        Per job with at least ``min_plans`` timed rows: the job's columns, ``n``, ``rank_correlation``
+        (Spearman), ``best_found`` (whether the plan predicted fastest is the one measured fastest) and
+        ``regret`` (how much slower the plan predicted fastest was measured than the fastest).
     """
     jobs: dict[tuple[str, ...], list[Outcome]] = {}
     for outcome in outcomes:

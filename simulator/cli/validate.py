@@ -1,0 +1,53 @@
+"""``simulate validate``: predicted against measured, for any file in the documented columns."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Optional
+
+import typer
+
+
+def validate(
+    files: Annotated[list[str], typer.Argument(help="Measurement files (CSV).", show_default=False)],
+    where: Annotated[
+        Optional[list[str]],  # noqa: UP045 - Typer reads Optional at run time
+        typer.Option(help="Keep rows with column=value, column!=value or column~text; repeatable."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Keep one split: fit, test or seed.", show_default=False)] = "",
+    by: Annotated[str, typer.Option(help="Columns to group by: topology,metric.", show_default=False)] = "",
+    threshold: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            help="Exit with 5 if a group's mean error is above this many percent.", show_default=False
+        ),
+    ] = None,
+    worst: Annotated[int, typer.Option(help="Rows to show, worst first.")] = 20,
+    report: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Write an HTML page with plots.", show_default=False),
+    ] = None,
+    processes: Annotated[int, typer.Option(help="Processes; 0 takes what the machine has.")] = 0,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
+    ] = False,
+) -> None:
+    """Predict every row of measurement files and print errors per group and per row."""
+    from validation.tables.render import document, print_tables
+    from validation.tables.validate import check_threshold
+    from validation.tables.validate import validate as run
+
+    columns = [column.strip() for column in by.split(",") if column.strip()]
+    found = run(files, where=where or (), split=split, by=columns, n_processes=processes, quiet=False)
+    if json_output:
+        print(json.dumps(document(found.outcomes, found.by), allow_nan=False))
+    else:
+        print_tables(found.outcomes, found.by, n_rows=worst)
+    if report:
+        from validation.tables.page import write_page
+
+        write_page(report, found)
+        print(f"wrote {report}", file=sys.stderr)
+    if threshold is not None:
+        check_threshold(found, threshold / 100.0)

@@ -1,0 +1,291 @@
+"""The run behind a training row: model, plan and machine, with every assumption written down.
+
+A row states what its publication states. What is blank is filled by the rules in this module, each of which
+says how such runs are set up, never something about one source; ``assumed`` lists what they filled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from simulator.errors import ConfigError
+from simulator.models.spec import ModelSpec
+from simulator.plan import ParallelPlan, Recompute
+from validation.tables.frameworks import framework_of
+from validation.tables.models import spec_of
+from validation.tables.reader import Row
+
+_PRECISIONS = {"amp_fp8": "fp8", "fp8+bf16": "fp8", "bfloat16": "bf16", "float16": "fp16", "amp": "amp_fp16"}
+_SHARDINGS = {
+    "": "none",
+    "ddp": "none",
+    "fsdp": "zero3",
+    "full_shard": "zero3",
+    "zero-1": "zero1",
+    "zero-3": "zero3",
+}
+_SCHEDULES = {"interleaved": "1f1b-interleaved", "interleaved-1f1b": "1f1b-interleaved", "zb-h1": "zb-1p"}
+_MEGATRON = ("megatron", "megatron-core", "megatron-deepspeed")
+#: Megatron's guidance: the bubble (pp - 1) / n_micro_batches stays small when there are several per stage
+_MICRO_BATCHES_PER_STAGE = 6
+#: largest micro_batch x hidden of published Megatron runs, with full recomputation and without
+_WIDTH_LIMITS = {True: 65536, False: 16384}
+#: chunks per stage of published Megatron-Core recipes go up to about this
+_MAX_CHUNKS = 8
+#: lightest first: a run that was timed ran with what fits
+_RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is simulated for a row; rows that measured several things of one run share an equal case.
+
+    Parameters
+    ----------
+    topology, transport : str
+        Cluster file, and the transport where one is stated.
+    spec : ModelSpec
+    plan : ParallelPlan
+        Unresolved.
+    alternatives : tuple of ParallelPlan
+        Tried in turn while the plan before does not fit in memory.
+    """
+
+    topology: str
+    transport: str
+    spec: ModelSpec
+    plan: ParallelPlan
+    alternatives: tuple[ParallelPlan, ...] = ()
+
+
+def _degrees(row: Row, assumed: list[str]) -> dict[str, int]:
+    degrees = {axis: row.integer(axis, 1) or 1 for axis in ("tp", "pp", "cp", "ep")}
+    gpus = row.integer("gpus")
+    replica = degrees["tp"] * degrees["pp"] * degrees["cp"]
+    dp = row.integer("dp", 0)
+    if not dp:
+        if gpus % replica:
+            raise ConfigError(
+                f"gpus={gpus} is not a multiple of tp x pp x cp = {replica}, and dp is not stated"
+            )
+        dp = gpus // replica
+        assumed.append(f"dp {dp}: what is left of {gpus} GPUs")
+    return {**degrees, "gpus": gpus, "dp": dp}
+
+
+def _precision(row: Row, assumed: list[str]) -> str:
+    text = row.text("precision").lower()
+    if not text:
+        assumed.append("precision bf16: not stated")
+        return "bf16"
+    known = _PRECISIONS.get(text, text)
+    if known not in ("fp16", "bf16", "amp_fp16", "amp_bf16", "tf32", "fp32", "fp8"):
+        raise ConfigError(
+            f"precision '{text}' is unknown", hint="fp16, bf16, amp_fp16, amp_bf16, tf32, fp32, fp8"
+        )
+    if known != text:
+        assumed.append(f"precision {known} for {text}")
+    return known
+
+
+def _sharding(row: Row, framework_text: str, assumed: list[str]) -> dict[str, Any]:
+    text = row.text("sharding").lower()
+    kind, _, group = text.partition(":")
+    if not text:
+        stage = re.search(r"zero[- ]?([123])", framework_text)
+        kind = f"zero{stage[1]}" if stage else "zero3" if "fsdp" in framework_text else "none"
+        assumed.append(f"sharding {kind}: not stated")
+    kind = _SHARDINGS.get(kind, kind)
+    if kind not in ("none", "zero1", "zero2", "zero3", "hsdp"):
+        raise ConfigError(f"sharding '{text}' is unknown", hint="none, zero1, zero2, zero3, hsdp or zero1:8")
+    return {"sharding": kind, "sharding_group": int(group) if group.isdigit() else 0}
+
+
+def _attention(row: Row, framework: str, assumed: list[str]) -> str:
+    flash = row.flag("flash_attention")
+    if flash is None:
+        flash = framework in ("megatron-core", "torchtitan", "torchtitan-compile", "fsdp", "fused")
+        assumed.append(f"attention {'flash' if flash else 'eager'}: usual for {framework}")
+    return "flash" if flash else "eager"
+
+
+def _recompute(row: Row, layers: int, assumed: list[str]) -> tuple[Recompute, tuple[Recompute, ...]]:
+    """Return the mode, and what to try next should the run not fit."""
+    text = row.text("recompute").lower()
+    if not text:
+        assumed.append("recompute: the lightest that fits, not stated")
+        return _RECOMPUTES[0], _RECOMPUTES[1:]
+    mode, _, detail = text.partition(":")
+    some = re.match(r"(\d+)-?layers", detail)
+    if mode == "full" and some:
+        nearest: Recompute = "full" if 2 * int(some[1]) > layers else "none"
+        assumed.append(f"recompute {nearest}: {some[1]} of {layers} layers is nearer to that")
+        return nearest, ()
+    chosen: dict[str, Recompute] = {known: known for known in _RECOMPUTES}
+    mode = "selective" if mode.startswith("selective") else mode
+    if mode not in chosen:
+        raise ConfigError(f"recompute '{text}' is unknown", hint="none, selective or full")
+    if mode != text:
+        assumed.append(f"recompute {mode} for {text}")
+    return chosen[mode], ()
+
+
+def _virtual_pp(row: Row, degrees: Mapping[str, int], layers: int, framework: str, assumed: list[str]) -> int:
+    """Return chunks per stage; where blank, an interleaved run divides the layers of a stage."""
+    stated = row.integer("virtual_pp", 0)
+    if stated or degrees["pp"] == 1:
+        return max(stated, 1)
+    said = f"{row.text('framework')} {row.text('schedule')}".lower()
+    interleaves = "interleav" in said or framework == "megatron-core"
+    per_stage = layers // degrees["pp"]
+    divisors = [n for n in range(2, per_stage + 1) if per_stage % n == 0]
+    if not interleaves or layers % degrees["pp"] or not divisors:
+        chunks = 1
+    elif framework == "megatron-core":
+        chunks = max(n for n in divisors if n <= max(_MAX_CHUNKS, divisors[0]))
+    else:
+        chunks = divisors[0]
+    assumed.append(f"virtual_pp {chunks}: not stated")
+    return chunks
+
+
+def _schedule(row: Row, virtual_pp: int) -> str:
+    text = row.text("schedule").lower()
+    text = _SCHEDULES.get(text, text)
+    if text in ("", "1f1b"):
+        return "1f1b-interleaved" if virtual_pp > 1 else "1f1b"
+    return text
+
+
+def _micro_batch(
+    row: Row, degrees: Mapping[str, int], hidden: int, recompute: str, assumed: list[str]
+) -> int:
+    """Return sequences per micro-batch; where blank, the largest power of two with a small bubble."""
+    stated = row.integer("micro_batch", 0)
+    if stated:
+        return stated
+    batch = row.integer("global_batch", 0) // degrees["dp"]
+    if not batch:
+        assumed.append("micro_batch: the largest that fits, neither it nor global_batch is stated")
+        return 0
+    stages = degrees["pp"]
+    size = 1
+    while (
+        batch % (2 * size) == 0
+        and (stages == 1 or 2 * size * _MICRO_BATCHES_PER_STAGE * stages <= batch)
+        and 2 * size * hidden <= _WIDTH_LIMITS[recompute == "full"]
+    ):
+        size *= 2
+    assumed.append(f"micro_batch {size}: not stated; the largest with {_MICRO_BATCHES_PER_STAGE} per stage")
+    return size
+
+
+def _sequence_parallel(row: Row, tp: int, framework: str, recompute: str, assumed: list[str]) -> bool:
+    """Return the stated value; where blank, what came with its framework.
+
+    Megatron's sequence parallelism and selective recomputation are one publication (Korthikanti et al., 2022),
+    later recipes have both; torchtitan's tensor parallelism always shards the sequence.
+    """
+    stated = row.flag("sequence_parallel")
+    said = f"{row.text('framework')} {row.text('notes')}".lower()
+    if tp == 1:
+        return False
+    if "sequence parallel on" in said or "rs_ag" in said:
+        return True
+    if stated is not None:
+        return stated
+    chosen = framework in ("megatron-core", "torchtitan", "torchtitan-compile")
+    chosen = chosen or (framework == "megatron" and recompute == "selective")
+    assumed.append(
+        f"sequence_parallel {'on' if chosen else 'off'}: usual for {framework}, recompute {recompute}"
+    )
+    return chosen
+
+
+def _ends(layers: int, pp: int, virtual_pp: int, assumed: list[str]) -> dict[str, int]:
+    """Return uneven ends where embedding and head count as a layer each: ``layers + 2`` divides, ``layers`` does not."""
+    stages = pp * virtual_pp
+    if pp == 1 or layers % stages == 0 or (layers + 2) % stages:
+        return {}
+    ends = (layers + 2) // stages - 1
+    if not ends:
+        return {}
+    assumed.append(f"first and last stage with one layer fewer: {layers} + 2 layers divide over {stages}")
+    return {"first_stage_layers": ends, "last_stage_layers": ends}
+
+
+def _said(row: Row, degrees: Mapping[str, int], framework: str, assumed: list[str]) -> dict[str, Any]:
+    """Return what framework name and notes say about overlap."""
+    said = f"{row.text('framework')} {row.text('notes')}".lower()
+    facts: dict[str, Any] = {}
+    if degrees["tp"] > 1 and re.search(r"async[ -]?tp|tp[ _-]comm[ _-]overlap", said):
+        facts["asynchronous_tp"] = True
+    if re.search(r"scatter[/ -]gather", said):
+        facts["scatter_gather"] = True
+    if re.search(
+        r"cuda_launch_blocking=1|no dp gradient bucketing|all-reduce once per accumulated step", said
+    ):
+        facts["overlap"] = False
+    if framework == "megatron-core" and degrees["dp"] > 1:
+        facts["overlap_parameter_gather"] = True
+        assumed.append("parameter gather overlapped: usual for megatron-core")
+    return facts
+
+
+def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
+    """Return the run behind a training row and what was assumed about it.
+
+    Raises
+    ------
+    ConfigError
+        If the row does not determine a run; the message says what is missing or unknown.
+    """
+    if not row.text("topology"):
+        raise ConfigError("the row names no topology")
+    assumed: list[str] = []
+    degrees = _degrees(row, assumed)
+    framework_text = row.text("framework").lower()
+    sharding = _sharding(row, framework_text, assumed)
+    framework, why = framework_of(
+        framework_text,
+        model_parallel=degrees["tp"] * degrees["pp"] * degrees["cp"],
+        sharding=sharding["sharding"],
+        flash=bool(row.flag("flash_attention")),
+    )
+    assumed += [why] if why else []
+    pad = 128 * degrees["tp"] if framework in _MEGATRON else 1
+    spec, about_model = spec_of(row, pad_vocab_to=pad, fused_style=framework in ("fused", "compiled-ddp"))
+    assumed += about_model
+    recompute, heavier = _recompute(row, spec.layers, assumed)
+    virtual_pp = _virtual_pp(row, degrees, spec.layers, framework, assumed)
+    fields: dict[str, Any] = {
+        **degrees,
+        **sharding,
+        **_ends(spec.layers, degrees["pp"], virtual_pp, assumed),
+        **_said(row, degrees, framework, assumed),
+        "framework": framework,
+        "virtual_pp": virtual_pp,
+        "schedule": _schedule(row, virtual_pp),
+        "micro_batch": _micro_batch(row, degrees, spec.hidden, recompute, assumed),
+        "global_batch": row.integer("global_batch", 0),
+        "sequence_length": row.integer("seq_len", spec.max_positions),
+        "precision": _precision(row, assumed),
+        "recompute": recompute,
+        "attention": _attention(row, framework, assumed),
+        "sequence_parallel": _sequence_parallel(row, degrees["tp"], framework, recompute, assumed),
+    }
+    if not fields["global_batch"] and fields["micro_batch"]:
+        fields["global_batch"] = fields["micro_batch"] * degrees["dp"]
+        assumed.append(f"global_batch {fields['global_batch']}: one micro-batch per replica")
+    plan = ParallelPlan(**fields)
+    case = Case(
+        topology=row.text("topology"),
+        transport=row.text("transport"),
+        spec=spec,
+        plan=plan,
+        alternatives=tuple(replace(plan, recompute=mode) for mode in heavier),
+    )
+    return case, tuple(assumed)

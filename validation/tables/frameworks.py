@@ -1,0 +1,101 @@
+"""Framework names as publications write them, and the entry of ``FRAMEWORKS`` that they mean."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One line of the table: all of ``words`` and none of ``without`` occur in the name, any case."""
+
+    words: tuple[str, ...]
+    framework: str
+    without: tuple[str, ...] = ()
+    why: str = ""
+
+
+#: first match wins; names that match nothing are judged by their plan (see :func:`framework_of`)
+RULES: tuple[Rule, ...] = (
+    Rule(words=("torchtitan", "compile"), framework="torchtitan-compile"),
+    Rule(
+        words=("torchtitan", "float8"),
+        framework="torchtitan-compile",
+        why="torchtitan's float8 needs compile",
+    ),
+    Rule(
+        words=("torchtitan", "async"),
+        framework="torchtitan-compile",
+        why="torchtitan's async TP needs compile",
+    ),
+    Rule(words=("torchtitan",), framework="torchtitan"),
+    Rule(words=("megatron", "deepspeed"), framework="megatron-deepspeed"),
+    Rule(words=("llm.c",), framework="fused"),
+    Rule(words=("foundry",), framework="fsdp"),
+    Rule(words=("composer",), framework="fsdp"),
+    Rule(words=("nemo megatron 2022",), framework="megatron", why="NeMo before Megatron-Core"),
+    Rule(words=("nemo",), framework="megatron-core"),
+    Rule(words=("megatron-core",), framework="megatron-core"),
+    Rule(words=("megatron core",), framework="megatron-core"),
+    Rule(words=("mcore",), framework="megatron-core"),
+    Rule(words=("transformer engine",), framework="megatron-core"),
+    Rule(
+        words=("internevo",), framework="megatron-core", why="flash attention, fused norms, overlapped ZeRO-1"
+    ),
+    Rule(words=("internlm",), framework="megatron-core", why="as InternEvo"),
+    Rule(words=("megascale",), framework="megatron-core"),
+    Rule(words=("megatron",), framework="megatron"),
+    Rule(words=("aleph alpha",), framework="megatron", why="Megatron-style tensor and pipeline parallelism"),
+    Rule(words=("colossal",), framework="megatron"),
+    Rule(words=("gpt-neox",), framework="megatron-deepspeed"),
+    Rule(words=("fsdp", "compile"), framework="torchtitan-compile", why="FSDP with torch.compile"),
+    Rule(words=("fsdp",), framework="fsdp"),
+    Rule(words=("deepspeed",), framework="deepspeed"),
+    Rule(words=("apex",), framework="apex-ddp"),
+    Rule(words=("paddle",), framework="apex-ddp", why="PaddlePaddle Fleet fuses as apex does"),
+    Rule(words=("compile",), framework="compiled-ddp", without=("torch.compiler.disable",)),
+    Rule(words=("hugging face",), framework="hf-eager"),
+    Rule(words=("huggingface",), framework="hf-eager"),
+    Rule(words=("transformers",), framework="hf-eager"),
+    Rule(words=("eager",), framework="hf-eager"),
+    Rule(words=("accelerate",), framework="hf-eager"),
+)
+
+#: where :data:`RULES` names an entry that the installed ``FRAMEWORKS`` lacks
+FALLBACKS = {"apex-ddp": "hf-eager"}
+
+
+def framework_of(name: str, *, model_parallel: int, sharding: str, flash: bool) -> tuple[str, str]:
+    """Return the framework that a publication names, and what was assumed about it (empty when stated).
+
+    Parameters
+    ----------
+    name : str
+        The ``framework`` cell.
+    model_parallel : int
+        tp x pp x cp of the plan: names that match no rule (``NVIDIA Release 23.09``) are judged by it.
+    sharding : str
+        Sharding of the plan, for the same purpose.
+    flash : bool
+        Whether attention is fused.
+
+    Examples
+    --------
+    >>> framework_of("Megatron-DeepSpeed, DeepSpeed 0.6.2", model_parallel=1, sharding="zero3", flash=False)
+    ('megatron-deepspeed', '')
+    """
+    from simulator.plan import FRAMEWORKS
+
+    text = re.sub(r"[_\s]+", " ", name.lower())
+    for rule in RULES:
+        if all(word in text for word in rule.words) and not any(word in text for word in rule.without):
+            chosen = rule.framework if rule.framework in FRAMEWORKS else FALLBACKS[rule.framework]
+            return chosen, f"framework {chosen}: {rule.why}" if rule.why else ""
+    if model_parallel > 1:
+        chosen = "megatron-core" if flash else "megatron"
+    elif sharding in ("zero3", "hsdp"):
+        chosen = "fsdp"
+    else:
+        chosen = "deepspeed" if sharding in ("zero1", "zero2") else "hf-eager"
+    return chosen, f"framework {chosen}: '{name or 'not stated'}' is unknown, judged by its plan"

@@ -1,0 +1,139 @@
+"""The model that a training row names, as a ModelSpec."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from simulator.errors import ConfigError
+from simulator.models.catalog import (
+    BERT_STYLE,
+    GPT2_STYLE,
+    LLAMA_STYLE,
+    MEGATRON_STYLE,
+    MPT_STYLE,
+    T5_STYLE,
+    find_spec,
+)
+from simulator.models.spec import ModelSpec
+from validation.tables.reader import Row
+
+_NO_BIAS = {"attention_bias": False, "attention_output_bias": False, "mlp_bias": False}
+
+#: words of the architecture or model name -> what such a model has; first match wins
+FAMILIES: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (("bert",), BERT_STYLE),
+    (("t5",), T5_STYLE),
+    (("mpt",), MPT_STYLE),
+    (
+        ("nemotron",),
+        {
+            **MEGATRON_STYLE,
+            **_NO_BIAS,
+            "activation": "relu2",
+            "positions": "rotary",
+            "tied": False,
+            "dropout": 0.0,
+        },
+    ),
+    (("bloom",), {**MEGATRON_STYLE, "positions": "alibi", "embedding_norm": True}),
+    (("qwen2",), {**LLAMA_STYLE, "attention_bias": True}),
+    (("qwen3",), {**LLAMA_STYLE, "qk_norm": True, "head_dim": 128}),
+    (
+        ("llama", "mistral", "qwen", "internlm", "yi", "baichuan", "mixtral", "moe", "deepseek", "gemma"),
+        LLAMA_STYLE,
+    ),
+    (("gpt2", "gpt-2"), GPT2_STYLE),
+    (("neox", "gpt-j"), {**MEGATRON_STYLE, "positions": "rotary", "tied": False, "parallel_block": True}),
+    (("opt",), {**MEGATRON_STYLE, "activation": "relu"}),
+    (("gpt", "megatron", "turing", "transformer"), MEGATRON_STYLE),
+)
+
+#: architecture -> vocabulary where a row states none
+_VOCABULARY = {"gpt": 50257, "bert": 30522, "t5": 32128, "llama": 32000, "mpt": 50368}
+
+
+def _style(architecture: str, name: str) -> dict[str, Any]:
+    for text in (architecture, name):
+        for words, style in FAMILIES:
+            if any(word in text for word in words):
+                return style
+    raise ConfigError(
+        f"architecture '{architecture}' is unknown and the model '{name}' is not in the catalogue",
+        hint="gpt, gpt2, llama, bert, t5, mpt, nemotron, mixtral and their like",
+    )
+
+
+def _known(name: str, row: Row) -> ModelSpec | None:
+    """Return the catalogue's model of that name if it has the row's sizes."""
+    try:
+        spec = find_spec(name)
+    except ConfigError:
+        return None
+    same = all(row.integer(cell, getattr(spec, cell)) == getattr(spec, cell) for cell in ("hidden", "heads"))
+    return spec if same else None
+
+
+def spec_of(row: Row, *, pad_vocab_to: int = 1, fused_style: bool = False) -> tuple[ModelSpec, list[str]]:
+    """Return the model of a training row and what was assumed about it.
+
+    Parameters
+    ----------
+    row : Row
+        Its stated sizes win over the catalogue's.
+    pad_vocab_to : int
+        Megatron pads the vocabulary to a multiple of 128 x tp.
+    fused_style : bool
+        Hand-written trainers of GPT-2 train without dropout.
+
+    Raises
+    ------
+    ConfigError
+        If neither the architecture nor the name is known, or sizes are missing.
+    """
+    name, architecture = row.text("model", "not named"), row.text("architecture").lower()
+    assumed: list[str] = []
+    seq = row.integer("seq_len", 2048)
+    sizes = {
+        "layers": "layers",
+        "hidden": "hidden",
+        "heads": "heads",
+        "kv_heads": "kv_heads",
+        "ffn": "ffn_hidden",
+    }
+    sizes |= {"vocab": "vocab", "head_dim": "head_dim", "experts": "n_experts", "top_k": "top_k"}
+    stated = {field: row.integer(cell) for cell, field in sizes.items() if row.text(cell)}
+    spec = _known(name, row)
+    if spec is None:
+        style = _style(architecture, name.lower())
+        missing = [key for key in ("layers", "hidden", "heads") if key not in stated]
+        if missing:
+            raise ConfigError(
+                f"the model '{name}' is not in the catalogue and the row lacks {', '.join(missing)}"
+            )
+        family = style["architecture"]
+        if "vocab" not in stated:
+            stated["vocab"] = _VOCABULARY[family]
+            assumed.append(f"vocab {stated['vocab']}: usual for {family}")
+        if stated.get("n_experts"):
+            stated.setdefault("top_k", 2)
+        spec = ModelSpec(name=name, max_positions=seq, **{**style, **stated})
+        if family == "t5":
+            spec = replace(spec, encoder_layers=spec.layers)
+    else:
+        if "vocab" not in stated:
+            assumed.append(f"vocab {spec.vocab}: as in the catalogue")
+        changes: dict[str, Any] = {**stated, "max_positions": max(seq, spec.max_positions)}
+        if spec.architecture == "t5" and "layers" in stated:
+            changes["encoder_layers"] = stated["layers"]
+        spec = replace(spec, **changes)
+    if "alibi" in row.text("notes").lower() and spec.positions == "learned":
+        spec = replace(spec, positions="alibi")
+    if fused_style and spec.architecture == "gpt" and spec.dropout:
+        spec = replace(spec, dropout=0.0)
+        assumed.append("dropout 0: this trainer's default")
+    padded = -(-spec.vocab // pad_vocab_to) * pad_vocab_to
+    if padded != spec.vocab:
+        assumed.append(f"vocab {spec.vocab} padded to {padded}, a multiple of {pad_vocab_to}")
+        spec = replace(spec, vocab=padded)
+    return spec, assumed

@@ -1,0 +1,102 @@
+"""Many independent jobs over a few processes, with progress on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+Job = TypeVar("Job")
+Answer = TypeVar("Answer")
+
+#: a pool of processes costs seconds to start: not for less
+_MIN_JOBS_FOR_POOL = 40
+_BATCHES_PER_PROCESS = 12
+_LINE_EVERY_S = 10.0
+
+
+class Progress:
+    """Says on stderr how far the work is: a bar on a terminal, a line every ten seconds elsewhere.
+
+    Parameters
+    ----------
+    label : str
+        What is being done.
+    quiet : bool
+        Say nothing.
+    """
+
+    def __init__(self, label: str, *, quiet: bool = False) -> None:
+        self.label = label
+        self.quiet = quiet
+        self._bar: Any = None
+        self._task: Any = None
+        self._started_s = self._said_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if not self.quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(self.label, total=None)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int, total: int) -> None:
+        """Tell that ``done`` of ``total`` jobs are done."""
+        if self.quiet:
+            return
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total)
+            return
+        now_s = time.monotonic()
+        if now_s - self._said_s >= _LINE_EVERY_S:
+            self._said_s = now_s
+            left_s = (now_s - self._started_s) / max(done, 1) * (total - done)
+            print(f"{self.label}: {done} of {total}, about {left_s:.0f} s left", file=sys.stderr, flush=True)
+
+
+def _run_batch(work: Callable[[Job], Answer], batch: Sequence[Job]) -> list[Answer]:
+    return [work(job) for job in batch]
+
+
+def run_all(
+    work: Callable[[Job], Answer], jobs: Sequence[Job], progress: Progress | None = None, n_processes: int = 1
+) -> list[Answer]:
+    """Return ``work(job)`` for every job, in order.
+
+    Parameters
+    ----------
+    work : callable
+        A module-level function; it may not raise what the caller wants to handle per job.
+    jobs : sequence
+        Neighbours are handled by the same process: order them so that they share what is cached.
+    progress : Progress, optional
+    n_processes : int
+        1 runs here; more only where there are jobs enough to pay for the start of the pool.
+    """
+    say = progress.update if progress is not None else lambda done, total: None
+    answers: list[Answer] = []
+    if n_processes <= 1 or len(jobs) < _MIN_JOBS_FOR_POOL:
+        for job in jobs:
+            answers.append(work(job))
+            say(len(answers), len(jobs))
+        return answers
+    from joblib import Parallel, delayed
+
+    size = max(1, -(-len(jobs) // (n_processes * _BATCHES_PER_PROCESS)))
+    batches = [jobs[start : start + size] for start in range(0, len(jobs), size)]
+    pool = Parallel(n_jobs=n_processes, return_as="generator")
+    for done in pool(delayed(_run_batch)(work, batch) for batch in batches):
+        answers.extend(done)
+        say(len(answers), len(jobs))
+    return answers

@@ -1,0 +1,184 @@
+"""Training rows: one simulation per run, and from it every metric that was measured of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from simulator.errors import SimulatorError
+from simulator.scenario import Scenario
+from simulator.units import format_bytes
+from validation.tables.cases import Case, case_of
+from validation.tables.outcome import Outcome
+from validation.tables.parallel import Progress, run_all
+from validation.tables.reader import Row
+
+if TYPE_CHECKING:
+    from simulator.memory import MemoryReport
+    from simulator.simulation import Result
+
+#: metrics that need no timeline
+_MEMORY_METRICS = frozenset(("fits", "peak_memory_bytes"))
+
+
+class Answer:
+    """What one simulation says: metrics by name, the plan that ran, and whether it fits.
+
+    Parameters
+    ----------
+    metrics : dict
+        Metric -> value in the metric's unit.
+    note : str
+        Warnings: what was chosen among alternatives, that the plan is predicted not to fit.
+    reason : str
+        Why there is no answer; empty otherwise.
+    """
+
+    __slots__ = ("metrics", "note", "reason")
+
+    def __init__(self, metrics: dict[str, float], note: str = "", reason: str = "") -> None:
+        self.metrics = metrics
+        self.note = note
+        self.reason = reason
+
+
+def _memory_metrics(memory: MemoryReport) -> dict[str, float]:
+    return {"fits": float(memory.fits), "peak_memory_bytes": float(memory.allocated_bytes)}
+
+
+def hardware_tflops(result: Result) -> float:
+    """Return TFLOP/s per GPU by the formula of the Megatron papers, which counts recomputation.
+
+    References
+    ----------
+    Narayanan et al., arXiv:2104.04473, equation 3: ``96 B s l h^2 (1 + s / 6h + V / 16 l h)`` with full
+    recomputation.
+    """
+    spec, plan = result.spec, result.plan
+    per_pass = 24.0 * plan.global_batch * plan.sequence_length * spec.layers * spec.hidden**2
+    passes = 4.0 if plan.recompute == "full" else 3.0
+    attention = plan.sequence_length / (6.0 * spec.hidden)
+    logits = spec.vocab / (16.0 * spec.layers * spec.hidden) * (4.0 / passes)
+    flops = passes * per_pass * (1.0 + attention + logits)
+    return flops / result.metrics.iteration_time_s / plan.gpus / 1e12
+
+
+def _mean_collective_s(result: Result, collective: str) -> float:
+    """Return the seconds that the data-parallel operations of one kind take per iteration, on one rank."""
+    rows = [row for row in result.metrics.communication if row["collective"] == collective]
+    return float(sum(row["total_s"] for row in rows if row["axis"] not in ("tp", "cp", "ep", "pp")))
+
+
+def _metrics(result: Result) -> dict[str, float]:
+    phases = result.metrics.phase_s
+    seconds, plan = result.metrics.iteration_time_s, result.plan
+    samples_per_s = plan.global_batch / seconds
+    return {
+        **_memory_metrics(result.memory),
+        "iteration_time_s": seconds,
+        "forward_s": phases.get("forward", 0.0),
+        "backward_s": phases.get("backward", 0.0),
+        "optimizer_s": phases.get("optimizer", 0.0),
+        "communication_fraction": result.metrics.communication_fraction,
+        "tflops_per_gpu": hardware_tflops(result),
+        "samples_per_s": samples_per_s,
+        "tokens_per_s": samples_per_s * plan.sequence_length,
+        "all_gather_s": _mean_collective_s(result, "all_gather"),
+        "reduce_scatter_s": _mean_collective_s(result, "reduce_scatter"),
+    }
+
+
+def _scenario(case: Case) -> Scenario:
+    return Scenario(topology=case.topology, model=case.spec.name, plan=case.plan, transport=case.transport)
+
+
+def _fitting(case: Case) -> tuple[Case, MemoryReport]:
+    """Return the case with the first plan that fits, or the last one, and its memory."""
+    from simulator import simulation
+
+    for plan in (case.plan, *case.alternatives):
+        case = replace(case, plan=plan)
+        topology = simulation.topology_of(_scenario(case))
+        scenario = simulation.resolve(_scenario(case), topology, case.spec)
+        memory = simulation.lower_scenario(scenario, topology, case.spec)[2]
+        if memory.fits:
+            break
+    return case, memory
+
+
+def answer(case: Case, *, memory_only: bool) -> Answer:
+    """Simulate one run.
+
+    Parameters
+    ----------
+    case : Case
+    memory_only : bool
+        Whether verdict and peak suffice.
+    """
+    from simulator.simulation import simulate
+
+    try:
+        chosen = ""
+        if case.alternatives:
+            stated = case.plan
+            case, memory = _fitting(case)
+            chosen = f"recompute {case.plan.recompute} taken" if case.plan != stated else ""
+        if memory_only:
+            memory = _fitting(replace(case, alternatives=()))[1]
+            return Answer(_memory_metrics(memory), chosen)
+        result = simulate(_scenario(case), spec=case.spec)
+    except SimulatorError as error:
+        return Answer({}, reason=error.message)
+    notes = [chosen] if chosen else []
+    if not result.memory.fits:
+        needs, has = format_bytes(result.memory.peak_bytes), format_bytes(result.memory.capacity_bytes)
+        notes.append(f"predicted not to fit: {needs} of {has}")
+    return Answer(_metrics(result), "; ".join(notes))
+
+
+def _answer_job(job: tuple[Case, bool]) -> Answer:
+    return answer(job[0], memory_only=job[1])
+
+
+def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: int = 1) -> list[Outcome]:
+    """Predict every training row in its metric's unit; rows of one run share one simulation.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+    progress : Progress, optional
+        Told how many runs are done.
+    n_processes : int
+        Processes to spread the runs over.
+    """
+    cases: list[tuple[Case, tuple[str, ...]] | str] = []
+    wanted: dict[Case, bool] = {}
+    for row in rows:
+        try:
+            case, assumed = case_of(row)
+        except SimulatorError as error:
+            cases.append(re.sub(rf"^{re.escape(row.file)}:{row.line}:", "", error.message))
+            continue
+        cases.append((case, assumed))
+        wanted[case] = wanted.get(case, True) and row.metric in _MEMORY_METRICS
+    jobs = sorted(wanted.items(), key=lambda job: (job[0].topology, job[0].spec.name, job[0].plan.gpus))
+    answers = dict(
+        zip([case for case, _ in jobs], run_all(_answer_job, jobs, progress, n_processes), strict=True)
+    )
+    outcomes = []
+    for row, entry in zip(rows, cases, strict=True):
+        if isinstance(entry, str):
+            outcomes.append(Outcome(row=row, reason=entry))
+            continue
+        case, assumed = entry
+        outcomes.append(_outcome(row, answers[case], assumed))
+    return outcomes
+
+
+def _outcome(row: Row, found: Answer, assumed: tuple[str, ...]) -> Outcome:
+    reason, predicted = found.reason, found.metrics.get(row.metric)
+    if predicted is None and not reason:
+        reason = f"metric '{row.metric}' is unknown; known are {', '.join(sorted(found.metrics))}"
+    return Outcome(row=row, predicted=predicted, reason=reason, assumed=assumed, note=found.note)

@@ -1,0 +1,119 @@
+"""From measurement files to outcomes: the one function behind ``simulate validate``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from simulator.errors import ThresholdError
+from validation.tables import KINDS, predictor
+from validation.tables.outcome import Outcome
+from validation.tables.parallel import Progress
+from validation.tables.reader import DEFAULT_GROUPS, Row, check_columns, read_table, select
+from validation.tables.statistics import group_outcomes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """Predicted and measured rows of one or more files.
+
+    Parameters
+    ----------
+    outcomes : tuple of Outcome
+        In file order.
+    by : dict
+        Kind of table -> grouping columns.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    by: dict[str, tuple[str, ...]]
+
+
+def predict_rows(rows: Sequence[Row], *, n_processes: int = 1, quiet: bool = True) -> list[Outcome]:
+    """Predict rows of any kinds; the outcomes are in the order of the rows.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+    n_processes : int
+        Processes for what takes long.
+    quiet : bool
+        No progress on stderr.
+    """
+    predicted: dict[int, Outcome] = {}
+    for kind in KINDS:
+        mine = [row for row in rows if row.kind == kind]
+        if not mine:
+            continue
+        with Progress(f"predicting {len(mine)} {kind} rows", quiet=quiet) as progress:
+            outcomes = predictor(kind)(mine, progress, n_processes)
+        predicted.update((id(outcome.row), outcome) for outcome in outcomes)
+    return [predicted[id(row)] for row in rows]
+
+
+def validate(
+    paths: Sequence[str | Path],
+    *,
+    where: Sequence[str] = (),
+    split: str = "",
+    by: Sequence[str] = (),
+    n_processes: int = 0,
+    quiet: bool = True,
+) -> Validation:
+    """Predict every row of measurement files.
+
+    Parameters
+    ----------
+    paths : sequence of path
+        Training, collective or kernel measurements in the documented columns, one kind per file.
+    where : sequence of str
+        Conditions that rows must satisfy: ``column=value``, ``column!=value``, ``column~text``.
+    split : str
+        Only rows of this split; empty takes all.
+    by : sequence of str
+        Columns to group errors by; empty takes the kind's own.
+    n_processes : int
+        0 takes what the machine has, at most 8.
+    quiet : bool
+        No progress on stderr.
+
+    Raises
+    ------
+    ConfigError
+        If a file, a condition or a column cannot be understood.
+    """
+    rows: list[Row] = []
+    for path in paths:
+        table = read_table(path)
+        check_columns(by, table, "--by")
+        rows += select(table, where, split)
+    processes = n_processes or min(os.cpu_count() or 1, 8)
+    outcomes = predict_rows(rows, n_processes=processes, quiet=quiet)
+    kinds = {row.kind: tuple(by) or DEFAULT_GROUPS[row.kind] for row in rows}
+    return Validation(outcomes=tuple(outcomes), by=kinds)
+
+
+def check_threshold(validation: Validation, threshold: float) -> None:
+    """Check that no group's mean absolute error is above ``threshold``.
+
+    Raises
+    ------
+    ThresholdError
+        Naming the groups that are, worst first.
+    """
+    missed = []
+    for kind, columns in validation.by.items():
+        for group in group_outcomes([o for o in validation.outcomes if o.row.kind == kind], columns):
+            if group.mean_absolute is None:
+                missed.append(f"{_name(group.key)}: {group.n_unpredicted} rows, none predicted")
+            elif group.mean_absolute > threshold:
+                missed.append(f"{_name(group.key)}: {group.mean_absolute:.1%} over {group.n} rows")
+    if missed:
+        shown = "\n  ".join(missed[:20])
+        raise ThresholdError(f"{len(missed)} groups have a mean error above {threshold:.1%}:\n  {shown}")
+
+
+def _name(key: dict[str, str]) -> str:
+    return ", ".join(value for value in key.values() if value)
