@@ -1,3 +1,9 @@
 """Clusters as graphs: devices, links, routes, fabrics, and the files that describe them."""
 
 from __future__ import annotations
+
+from simulator.topology.graph import Topology, Transport
+from simulator.topology.link import LINK_KINDS, Link
+from simulator.topology.load import list_topologies, load_topology
+
+__all__ = ["LINK_KINDS", "Link", "Topology", "Transport", "list_topologies", "load_topology"]

@@ -1,0 +1,54 @@
+"""What every fabric builder takes and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simulator.topology.link import LinkTable
+from simulator.topology.routing import Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricSize:
+    """What hangs on the fabric: nodes, NICs of each, and the rate of one NIC per direction."""
+
+    n_nodes: int
+    n_nics: int
+    nic_bandwidth_bytes_per_s: float
+
+    @property
+    def injection_bytes_per_s(self) -> float:
+        """Rate at which one node can send."""
+        return self.n_nics * self.nic_bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricGraph:
+    """Switches and the links between them, with routes computed from the structure.
+
+    Parameters
+    ----------
+    vertices : tuple of str
+        Names of the switches.
+    links : LinkTable
+        Directed links between switches.
+    attach : callable (node, nic) -> int
+        Switch that a NIC is plugged into.
+    path : callable (switch, switch) -> Route or None
+        Links between two switches with shares; None when there is no way.
+    cut_bytes_per_s : callable n_nodes -> float
+        Capacity, per direction, of the links between the first and the second half of the first ``n_nodes`` nodes;
+        infinite where only the NICs limit.
+    """
+
+    vertices: tuple[str, ...]
+    links: LinkTable
+    attach: Callable[[int, int], int]
+    path: Callable[[int, int], Route | None]
+    cut_bytes_per_s: Callable[[int], float]
+
+
+def lanes(bandwidth_bytes_per_s: float, link_bandwidth_bytes_per_s: float) -> int:
+    """Physical links in a bundle: at least one."""
+    return max(1, round(bandwidth_bytes_per_s / link_bandwidth_bytes_per_s))

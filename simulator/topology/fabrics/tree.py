@@ -1,0 +1,159 @@
+"""Fat trees, Clos networks and rail-optimised fabrics: the same tree, with NICs plugged in differently.
+
+A switch's uplinks go to all switches of the level above, and routing spreads over them evenly. As a fluid, that is one
+link of their summed bandwidth to one switch, which is what is built (``bundled``); unbundled, each spine of a two-level
+tree is a vertex, and every rate comes out the same.
+
+References
+----------
+Leiserson, "Fat-trees: universal networks for hardware-efficient supercomputing", IEEE Trans. Comp. 1985;
+Al-Fares et al., "A Scalable, Commodity Data Center Network Architecture", SIGCOMM 2008.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from simulator.topology.fabric_spec import RailOptimised, TreeSpec
+from simulator.topology.fabrics.base import FabricGraph, FabricSize, lanes
+from simulator.topology.link import LinkTable
+from simulator.topology.routing import Route
+
+
+@dataclass(slots=True)
+class _Tree:
+    spec: TreeSpec
+    size: FabricSize
+    n_rails: int
+    vertices: list[str] = field(default_factory=list)
+    links: LinkTable = field(default_factory=LinkTable)
+    leaf_up: list[Route] = field(default_factory=list)
+    leaf_down: list[Route] = field(default_factory=list)
+    pod_up: list[int] = field(default_factory=list)
+
+    @property
+    def port_bytes_per_s(self) -> float:
+        return self.spec.link_bandwidth_bytes_per_s or self.size.nic_bandwidth_bytes_per_s
+
+    @property
+    def n_blocks(self) -> int:
+        return -(-self.size.n_nodes // self.spec.nodes_per_leaf)
+
+    @property
+    def n_leaves(self) -> int:
+        return self.n_blocks * self.n_rails
+
+    @property
+    def uplink_bytes_per_s(self) -> float:
+        """Of one leaf, all uplinks together."""
+        below = self.spec.nodes_per_leaf * self.size.injection_bytes_per_s / self.n_rails
+        return below / self.spec.ratio(0)
+
+    @property
+    def leaves_per_pod(self) -> int:
+        return self.spec.leaves_per_pod or self.n_leaves
+
+    @property
+    def pod_uplink_bytes_per_s(self) -> float:
+        return self.leaves_per_pod * self.uplink_bytes_per_s / self.spec.ratio(1)
+
+    def add_leaves(self) -> None:
+        rails = self.n_rails > 1
+        for leaf in range(self.n_leaves):
+            block, rail = divmod(leaf, self.n_rails)
+            self.vertices.append(f"leaf{block}.{rail}" if rails else f"leaf{block}")
+
+    def add_spines(self) -> None:
+        """Join the leaves of each pod by its spines; a two-level tree is one pod."""
+        n_pods = -(-self.n_leaves // self.leaves_per_pod)
+        n_spines = (
+            1
+            if self.spec.bundled
+            else self.spec.spines or lanes(self.uplink_bytes_per_s, self.port_bytes_per_s)
+        )
+        share = 1.0 / n_spines
+        each = self.uplink_bytes_per_s * share
+        first = len(self.vertices)
+        self.vertices += [
+            f"spine{pod}" if n_spines == 1 else f"spine{pod}.{s}"
+            for pod in range(n_pods)
+            for s in range(n_spines)
+        ]
+        for leaf in range(self.n_leaves):
+            spines = first + leaf // self.leaves_per_pod * n_spines
+            pairs = [
+                self.links.add_pair(
+                    leaf,
+                    spines + s,
+                    "fabric",
+                    each,
+                    self.spec.latency_s,
+                    n_lanes=lanes(each, self.port_bytes_per_s),
+                )
+                for s in range(n_spines)
+            ]
+            self.leaf_up.append(tuple((there, share) for there in pairs))
+            self.leaf_down.append(tuple((there + 1, share) for there in pairs))
+        if self.spec.levels == 3 and n_pods > 1:
+            self._add_core(first, n_pods)
+
+    def _add_core(self, first_spine: int, n_pods: int) -> None:
+        core = len(self.vertices)
+        self.vertices.append("core")
+        capacity = self.pod_uplink_bytes_per_s
+        n_lanes = lanes(capacity, self.port_bytes_per_s)
+        for pod in range(n_pods):
+            there = self.links.add_pair(
+                first_spine + pod, core, "fabric", capacity, self.spec.latency_s, n_lanes=n_lanes
+            )
+            self.pod_up.append(there)
+
+    def path(self, a: int, b: int) -> Route | None:
+        if a == b:
+            return ()
+        if self.spec.levels == 1:
+            return None
+        pod_a, pod_b = a // self.leaves_per_pod, b // self.leaves_per_pod
+        if pod_a == pod_b:
+            return self.leaf_up[a] + self.leaf_down[b]
+        middle = ((self.pod_up[pod_a], 1.0), (self.pod_up[pod_b] + 1, 1.0))
+        return (*self.leaf_up[a], *middle, *self.leaf_down[b])
+
+    def cut_bytes_per_s(self, n_nodes: int) -> float:
+        if n_nodes <= self.spec.nodes_per_leaf:
+            return float("inf")
+        if self.spec.levels == 1:
+            return float("inf") if self.n_rails > 1 else 0.0
+        leaves_in_half = n_nodes / 2 / self.spec.nodes_per_leaf * self.n_rails
+        cut = leaves_in_half * self.uplink_bytes_per_s
+        if self.pod_up and leaves_in_half * 2 > self.leaves_per_pod:
+            cut = min(cut, leaves_in_half / self.leaves_per_pod * self.pod_uplink_bytes_per_s)
+        return cut
+
+
+def build_tree(spec: TreeSpec, size: FabricSize) -> FabricGraph:
+    """Build a tree of one to three levels for ``size.n_nodes`` nodes."""
+    rail = isinstance(spec, RailOptimised)
+    n_rails = size.n_nics if rail else 1
+    tree = _Tree(spec, size, n_rails)
+    tree.add_leaves()
+    if spec.levels > 1:
+        tree.add_spines()
+    attach: Callable[[int, int], int]
+    if rail:
+
+        def attach(node: int, nic: int) -> int:
+            return node // spec.nodes_per_leaf * n_rails + nic
+    else:
+
+        def attach(node: int, nic: int) -> int:
+            return node // spec.nodes_per_leaf
+
+    return FabricGraph(
+        vertices=tuple(tree.vertices),
+        links=tree.links,
+        attach=attach,
+        path=tree.path,
+        cut_bytes_per_s=tree.cut_bytes_per_s,
+    )

@@ -1,0 +1,243 @@
+"""The topology that everything above works on: ranks, devices, links and routes of one cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simulator.errors import ConfigError
+from simulator.topology.device import Device, load_device
+from simulator.topology.fabric_spec import FabricSpec
+from simulator.topology.layout import Layout, LinkArrays
+from simulator.topology.link import LINK_KINDS, Link, LinkView
+from simulator.topology.routing import Route
+from simulator.topology.spec import ClusterSpec, NodeSpec, TransportSpec
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+#: a way of moving bytes between nodes, as the cluster file describes it
+Transport = TransportSpec
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Topology:
+    """A cluster, or the first GPUs of one.
+
+    Rank ``r`` is GPU ``r % gpus_per_node`` of node ``r // gpus_per_node``. Link numbers are those of the whole
+    cluster: a :meth:`subset` has fewer links but gives the same number to the same link.
+
+    Parameters
+    ----------
+    spec : ClusterSpec
+        What the cluster file says.
+    layout : Layout
+        Vertices, links and routes.
+    n_gpus : int
+        Ranks in use.
+    gpus_per_node : int
+        Ranks in use on each node; GPUs beyond them stay idle.
+    scale : mapping
+        Factors on link bandwidths, by kind (``"nic"``) or by link number: upgrades and degraded links.
+    """
+
+    spec: ClusterSpec
+    layout: Layout
+    n_gpus: int
+    gpus_per_node: int
+    scale: Mapping[str | int, float] = field(default_factory=dict)
+    _routes: dict[tuple[int, int, bool], Route] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the cluster."""
+        return self.spec.name
+
+    @property
+    def n_nodes(self) -> int:
+        """Nodes in use."""
+        return -(-self.n_gpus // self.gpus_per_node)
+
+    @property
+    def node(self) -> NodeSpec:
+        """Description of one node."""
+        return self.spec.node
+
+    @property
+    def fabric(self) -> FabricSpec:
+        """Description of the network between nodes."""
+        return self.spec.fabric
+
+    @property
+    def transports(self) -> dict[str, Transport]:
+        """Ways of moving bytes between nodes, by name."""
+        return self.spec.transports
+
+    @property
+    def default_transport(self) -> str:
+        """Name of the transport that is used unless another is asked for; empty when there is none."""
+        return self.spec.default_transport or next(iter(self.spec.transports), "")
+
+    @property
+    def efficiency(self) -> dict[str, Any]:
+        """Constants of the cluster file's ``efficiency`` section."""
+        return self.spec.efficiency
+
+    @property
+    def collectives(self) -> dict[str, Any]:
+        """Constants of the cluster file's ``collectives`` section."""
+        return self.spec.collectives
+
+    def node_of(self, rank: int) -> int:
+        """Node on which a rank runs."""
+        return rank // self.gpus_per_node
+
+    def device(self, rank: int) -> Device:
+        """Device of a rank."""
+        self._check(rank)
+        return self._device
+
+    @cached_property
+    def _device(self) -> Device:
+        return load_device(self.spec.node.device)
+
+    def nics_of(self, rank: int) -> tuple[int, ...]:
+        """NICs that a rank uses, counted within its node; several ranks may share one."""
+        return self.layout.nics_of(rank % self.gpus_per_node)
+
+    @cached_property
+    def arrays(self) -> LinkArrays:
+        """All links as arrays: the fast way to look at many."""
+        plain = self.layout.arrays()
+        if not self.scale:
+            return plain
+        bandwidth = plain.bandwidth_bytes_per_s.copy()
+        for which, factor in self.scale.items():
+            if isinstance(which, str):
+                bandwidth[plain.kind == LINK_KINDS.index(which)] *= factor
+            elif which < len(bandwidth):
+                bandwidth[which] *= factor
+        return replace(plain, bandwidth_bytes_per_s=bandwidth)
+
+    @cached_property
+    def links(self) -> LinkView:
+        """All links, in the order of their numbers."""
+        return LinkView(self.layout.n_links, self._link)
+
+    def _link(self, index: int) -> Link:
+        arrays = self.arrays
+        return Link(
+            index=index,
+            source=self.layout.vertex(int(arrays.source[index]))[0],
+            target=self.layout.vertex(int(arrays.target[index]))[0],
+            kind=LINK_KINDS[arrays.kind[index]],
+            bandwidth_bytes_per_s=float(arrays.bandwidth_bytes_per_s[index]),
+            latency_s=float(arrays.latency_s[index]),
+            n_lanes=int(arrays.n_lanes[index]),
+        )
+
+    @cached_property
+    def graph(self) -> nx.MultiDiGraph[str]:
+        """The graph: vertices by name with ``kind``, edges keyed by link number with the :class:`Link` as ``link``."""
+        import networkx as nx
+
+        graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=self.name)
+        vertices = [self.layout.vertex(index) for index in range(self.layout.n_vertices)]
+        graph.add_nodes_from((name, {"kind": kind}) for name, kind in vertices)
+        for link in self.links:
+            graph.add_edge(link.source, link.target, link.index, link=link)
+        return graph
+
+    def route(self, src_rank: int, dst_rank: int, *, by_host: bool = False) -> Route:
+        """Links that traffic between two ranks takes.
+
+        Parameters
+        ----------
+        src_rank, dst_rank : int
+            The ends.
+        by_host : bool
+            Between nodes, go through host memory, as transports without GPUDirect do.
+
+        Returns
+        -------
+        tuple of (int, float)
+            Number of each link and the share of the traffic on it, below 1 where parallel ways spread it.
+
+        Raises
+        ------
+        UnroutableError
+            If there is no path; names both ends.
+        """
+        key = (src_rank, dst_rank, by_host)
+        found = self._routes.get(key)
+        if found is None:
+            self._check(src_rank)
+            self._check(dst_rank)
+            source, target = divmod(src_rank, self.gpus_per_node), divmod(dst_rank, self.gpus_per_node)
+            found = self._routes[key] = self.layout.route(source, target, by_host)
+        return found
+
+    def route_latency_s(self, route: Route) -> float:
+        """Time for the first byte over a route, averaged over its parallel ways."""
+        latency = self.arrays.latency_s
+        return float(sum(share * latency[index] for index, share in route))
+
+    def route_bandwidth_bytes_per_s(self, route: Route) -> float:
+        """Rate of a route that carries nothing else."""
+        bandwidth = self.arrays.bandwidth_bytes_per_s
+        return float(min((bandwidth[index] / share for index, share in route), default=np.inf))
+
+    def subset(self, n_gpus: int) -> Topology:
+        """Return the first ``n_gpus`` ranks as a topology.
+
+        Raises
+        ------
+        ConfigError
+            If the cluster has fewer.
+        """
+        check_size(self.spec, n_gpus, self.gpus_per_node)
+        n_nodes = -(-n_gpus // self.gpus_per_node)
+        layout = self.layout if n_nodes == self.n_nodes else self.layout.resized(n_nodes)
+        return Topology(
+            spec=self.spec, layout=layout, n_gpus=n_gpus, gpus_per_node=self.gpus_per_node, scale=self.scale
+        )
+
+    def scaled(self, factors: Mapping[str | int, float]) -> Topology:
+        """Return the same topology with some bandwidths multiplied.
+
+        Parameters
+        ----------
+        factors : mapping
+            Factor by kind of link, such as ``{"nic": 2.0}``, or by link number, such as ``{17: 0.5}``.
+        """
+        merged = dict(self.scale)
+        for which, factor in factors.items():
+            if isinstance(which, str) and which not in LINK_KINDS:
+                raise ConfigError(f"{which!r} is not a kind of link", hint=f"one of {', '.join(LINK_KINDS)}")
+            merged[which] = merged.get(which, 1.0) * factor
+        return Topology(
+            spec=self.spec,
+            layout=self.layout,
+            n_gpus=self.n_gpus,
+            gpus_per_node=self.gpus_per_node,
+            scale=merged,
+        )
+
+    def _check(self, rank: int) -> None:
+        if not 0 <= rank < self.n_gpus:
+            raise ConfigError(f"rank {rank} is not in {self.name} with {self.n_gpus} GPUs")
+
+
+def check_size(spec: ClusterSpec, n_gpus: int, gpus_per_node: int) -> None:
+    """Complain when a cluster does not have so many GPUs."""
+    limit = spec.nodes * gpus_per_node
+    if not 1 <= n_gpus <= limit:
+        needed = -(-n_gpus // gpus_per_node)
+        raise ConfigError(
+            f"{n_gpus} GPUs asked for, but {spec.name} has {limit}: {spec.nodes} nodes with {gpus_per_node} each",
+            hint=f"ask for 1 to {limit}, or enlarge the cluster: --set nodes={max(needed, 1)}",
+        )

@@ -1,0 +1,224 @@
+"""Where the links of a topology lie in one numbering: fabric first, then one block per node.
+
+The number of a link does not depend on how many nodes are used, so that a subset shares the numbers of the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.errors import UnroutableError
+from simulator.topology.fabrics import FABRICS, FabricGraph, FabricSize
+from simulator.topology.link import LinkTable
+from simulator.topology.node import NodeGraph, build_node
+from simulator.topology.routing import Route, combine, shifted
+from simulator.topology.spec import ClusterSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkArrays:
+    """All links as arrays of length ``n_links``.
+
+    Parameters
+    ----------
+    source, target : array of int
+        Vertex numbers.
+    kind : array of int
+        Positions in :data:`simulator.topology.link.LINK_KINDS`.
+    bandwidth_bytes_per_s, latency_s : array of float
+        Of each direction.
+    n_lanes : array of int
+        Parallel physical links in each.
+    """
+
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    bandwidth_bytes_per_s: NDArray[np.float64]
+    latency_s: NDArray[np.float64]
+    n_lanes: NDArray[np.int64]
+
+
+class Layout(Protocol):
+    """The structure behind a :class:`Topology`: vertices, links and routes."""
+
+    @property
+    def n_vertices(self) -> int:
+        """How many vertices there are."""
+        ...
+
+    @property
+    def n_links(self) -> int:
+        """How many directed links there are."""
+        ...
+
+    def vertex(self, index: int) -> tuple[str, str]:
+        """Name and kind of a vertex."""
+        ...
+
+    def arrays(self) -> LinkArrays:
+        """All links."""
+        ...
+
+    def route(self, source: tuple[int, int], target: tuple[int, int], by_host: bool) -> Route:
+        """Links from one (node, GPU of the node) to another, with shares."""
+        ...
+
+    def nics_of(self, gpu: int) -> tuple[int, ...]:
+        """NICs, counted within the node, that a GPU of a node uses."""
+        ...
+
+    def resized(self, n_nodes: int) -> Layout:
+        """The same structure with another number of nodes in use."""
+        ...
+
+    def cut_bytes_per_s(self, n_nodes: int) -> float:
+        """Capacity of the fabric between two halves of the nodes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegularLayout:
+    """Equal nodes on a fabric with a known structure."""
+
+    node: NodeGraph
+    fabric: FabricGraph
+    n_nodes: int
+    pxn: bool
+
+    @property
+    def n_vertices(self) -> int:
+        """Switches of the fabric, then the vertices of each node."""
+        return len(self.fabric.vertices) + self.n_nodes * len(self.node.vertices)
+
+    @property
+    def n_links(self) -> int:
+        """Links of the fabric, then the links of each node."""
+        return len(self.fabric.links) + self.n_nodes * len(self.node.links)
+
+    def vertex(self, index: int) -> tuple[str, str]:
+        """Name and kind of a vertex."""
+        if index < len(self.fabric.vertices):
+            return self.fabric.vertices[index], "switch"
+        node, local = divmod(index - len(self.fabric.vertices), len(self.node.vertices))
+        name, kind = self.node.vertices[local]
+        return f"node{node}.{name}", kind
+
+    def arrays(self) -> LinkArrays:
+        """All links: the node's block is repeated, and its NIC links get their switch."""
+        fabric, node = link_arrays(self.fabric.links), link_arrays(self.node.links)
+        n_vertices, n_local = len(self.fabric.vertices), len(self.node.vertices)
+        first = n_vertices + n_local * np.arange(self.n_nodes, dtype=np.int64)[:, None]
+        sources, targets = first + node.source[None, :], first + node.target[None, :]
+        switches = self._switches()
+        sources[:, list(self.node.nic_down)] = switches
+        targets[:, list(self.node.nic_up)] = switches
+
+        def repeat(ours: NDArray[np.generic], theirs: NDArray[np.generic]) -> NDArray[np.generic]:
+            return np.concatenate([ours, np.tile(theirs, self.n_nodes)])
+
+        return LinkArrays(
+            source=np.concatenate([fabric.source, sources.ravel()]),
+            target=np.concatenate([fabric.target, targets.ravel()]),
+            kind=repeat(fabric.kind, node.kind).astype(np.int64),
+            bandwidth_bytes_per_s=repeat(fabric.bandwidth_bytes_per_s, node.bandwidth_bytes_per_s).astype(
+                np.float64
+            ),
+            latency_s=repeat(fabric.latency_s, node.latency_s).astype(np.float64),
+            n_lanes=repeat(fabric.n_lanes, node.n_lanes).astype(np.int64),
+        )
+
+    def _switches(self) -> NDArray[np.int64]:
+        """Switch of each NIC ``[n_nodes, n_nics]``."""
+        attach, n_nics = self.fabric.attach, self.node.n_nics
+        found = [[attach(node, nic) for nic in range(n_nics)] for node in range(self.n_nodes)]
+        return np.array(found, dtype=np.int64).reshape(self.n_nodes, n_nics)
+
+    def block(self, node: int) -> int:
+        """Number of the first link of a node."""
+        return len(self.fabric.links) + node * len(self.node.links)
+
+    def nics_of(self, gpu: int) -> tuple[int, ...]:
+        """NICs, counted within the node, that a GPU of a node uses."""
+        return self.node.nics_of(gpu)
+
+    def route(self, source: tuple[int, int], target: tuple[int, int], by_host: bool) -> Route:
+        """Over NVLink or the host inside a node; over each of the GPU's NICs in equal parts between nodes."""
+        (node_a, gpu_a), (node_b, gpu_b) = source, target
+        if node_a == node_b:
+            return shifted(self.node.gpu_routes[gpu_a, gpu_b], self.block(node_a)) if gpu_a != gpu_b else ()
+        nics_a, nics_b = self.nics_of(gpu_a), self.nics_of(gpu_b)
+        if not nics_a:
+            raise UnroutableError(self._no_path(source, target), hint="give the nodes NICs: node.nics")
+        pairs = [
+            (nics_a[i % len(nics_a)], nics_b[i % len(nics_b)]) for i in range(max(len(nics_a), len(nics_b)))
+        ]
+        share = 1.0 / len(pairs)
+        return combine((self._between(source, target, pair, by_host), share) for pair in pairs)
+
+    def _between(
+        self, source: tuple[int, int], target: tuple[int, int], nics: tuple[int, int], by_host: bool
+    ) -> Route:
+        (node_a, gpu_a), (node_b, gpu_b) = source, target
+        nic_a, nic_b = nics
+        start: Route = ()
+        if self.pxn and nic_a != nic_b:
+            proxy = next(g for g in range(self.node.n_gpus) if nic_b in self.nics_of(g))
+            start = self.node.gpu_routes[gpu_a, proxy]
+            gpu_a, nic_a = proxy, nic_b
+        through = self.fabric.path(self.fabric.attach(node_a, nic_a), self.fabric.attach(node_b, nic_b))
+        if through is None:
+            raise UnroutableError(
+                self._no_path(source, target),
+                hint="choose a fabric that joins the nodes: fabric.kind is 'none' or one level",
+            )
+        to_nic = self.node.to_nic_by_host if by_host else self.node.to_nic
+        from_nic = self.node.from_nic_by_host if by_host else self.node.from_nic
+        out = (*start, *to_nic[gpu_a, nic_a], (self.node.nic_up[nic_a], 1.0))
+        back = ((self.node.nic_down[nic_b], 1.0), *from_nic[nic_b, gpu_b])
+        return (*shifted(out, self.block(node_a)), *through, *shifted(back, self.block(node_b)))
+
+    def _no_path(self, source: tuple[int, int], target: tuple[int, int]) -> str:
+        ends = [f"node{node}.gpu{gpu}" for node, gpu in (source, target)]
+        return f"no path from {ends[0]} to {ends[1]}"
+
+    def resized(self, n_nodes: int) -> RegularLayout:
+        """The same structure with another number of nodes in use."""
+        return RegularLayout(node=self.node, fabric=self.fabric, n_nodes=n_nodes, pxn=self.pxn)
+
+    def cut_bytes_per_s(self, n_nodes: int) -> float:
+        """Capacity of the fabric between two halves of the nodes."""
+        return self.fabric.cut_bytes_per_s(n_nodes)
+
+
+def build_layout(spec: ClusterSpec, n_nodes: int) -> RegularLayout:
+    """Lay out the fabric of the whole cluster and the first ``n_nodes`` nodes."""
+    nics = spec.node.nics
+    size = FabricSize(
+        n_nodes=spec.nodes,
+        n_nics=nics.count if nics else 0,
+        nic_bandwidth_bytes_per_s=nics.bandwidth_bytes_per_s if nics else 0.0,
+    )
+    pxn = bool(getattr(spec.fabric, "pxn", False)) and spec.node.nvlink is not None
+    return RegularLayout(
+        node=build_node(spec.node),
+        fabric=FABRICS[spec.fabric.kind](spec.fabric, size),
+        n_nodes=n_nodes,
+        pxn=pxn,
+    )
+
+
+def link_arrays(links: LinkTable) -> LinkArrays:
+    """Turn a table into arrays."""
+    return LinkArrays(
+        source=np.array(links.sources, dtype=np.int64),
+        target=np.array(links.targets, dtype=np.int64),
+        kind=np.array(links.kinds, dtype=np.int64),
+        bandwidth_bytes_per_s=np.array(links.bandwidths, dtype=np.float64),
+        latency_s=np.array(links.latencies, dtype=np.float64),
+        n_lanes=np.array(links.lanes, dtype=np.int64),
+    )

@@ -1,0 +1,133 @@
+"""From a cluster file, a shipped name or an edge list to a :class:`Topology`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from simulator.config import Locator, load_yaml, parse_yaml, resolve_name, shipped_names, validate
+from simulator.errors import ConfigError
+from simulator.topology.explicit import GraphSpec, topology_of_graph
+from simulator.topology.graph import Topology, check_size
+from simulator.topology.layout import build_layout
+from simulator.topology.spec import ClusterSpec, TransportSpec
+
+
+def list_topologies() -> list[str]:
+    """Names of the shipped clusters."""
+    return shipped_names("clusters")
+
+
+def load_topology(
+    name_or_path: str | Path,
+    n_gpus: int | None = None,
+    *,
+    gpus_per_node: int | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Topology:
+    """Load a cluster.
+
+    Parameters
+    ----------
+    name_or_path : str or Path
+        A YAML or JSON file (a cluster, or a graph with ``vertices`` and ``edges``), or the name of a shipped cluster.
+    n_gpus : int, optional
+        Use the first so many GPUs; all of the cluster by default.
+    gpus_per_node : int, optional
+        Use only so many on each node.
+    overrides : mapping, optional
+        Values that replace those of the file, by dotted key: ``{"node.nics.bandwidth": "400 Gb/s"}``.
+
+    Raises
+    ------
+    ConfigError
+        If the name is unknown, the file has faults (all are listed), or there are not so many GPUs.
+    """
+    path = resolve_name(name_or_path, "clusters")
+    settings = tuple(sorted((key, str(value)) for key, value in (overrides or {}).items()))
+    spec = _spec(path, path.stat().st_mtime_ns, settings)
+    if isinstance(spec, GraphSpec):
+        return topology_of_graph(spec, n_gpus)
+    return topology_of(spec, n_gpus, gpus_per_node=gpus_per_node)
+
+
+def topology_of(
+    spec: ClusterSpec, n_gpus: int | None = None, *, gpus_per_node: int | None = None
+) -> Topology:
+    """Build the topology of a cluster description."""
+    per_node = spec.node.gpus if gpus_per_node is None else gpus_per_node
+    if not 1 <= per_node <= spec.node.gpus:
+        raise ConfigError(
+            f"{per_node} GPUs per node asked for, but nodes of {spec.name} have {spec.node.gpus}"
+        )
+    wanted = spec.nodes * per_node if n_gpus is None else n_gpus
+    check_size(spec, wanted, per_node)
+    layout = build_layout(spec, -(-wanted // per_node))
+    return Topology(spec=spec, layout=layout, n_gpus=wanted, gpus_per_node=per_node)
+
+
+@lru_cache(maxsize=256)
+def _spec(path: Path, _modified_ns: int, settings: tuple[tuple[str, str], ...]) -> ClusterSpec | GraphSpec:
+    data, locator = load_layers(path)
+    for key, value in settings:
+        data, locator = _override(data, locator, key, value)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}:1:1: a cluster file is a mapping of keys, not {type(data).__name__}")
+    data.setdefault("name", path.stem)
+    if "vertices" in data or "edges" in data:
+        return validate(data, GraphSpec, locator)
+    return _with_transport(validate(data, ClusterSpec, locator))
+
+
+def load_layers(path: Path, seen: tuple[Path, ...] = ()) -> tuple[Any, Locator]:
+    """Read a file and, below it, the files that its ``extends`` names; later layers win.
+
+    Mappings are merged key by key, except that one with another ``kind`` replaces the one below.
+    """
+    data, locator = load_yaml(path)
+    if not isinstance(data, dict) or "extends" not in data:
+        return data, locator
+    base_name = str(data.pop("extends"))
+    beside = path.parent / base_name
+    try:
+        base_path = beside if beside.is_file() else resolve_name(base_name, "clusters")
+    except ConfigError as error:
+        place = locator.value(("extends",))
+        raise ConfigError(f"{place}: extends: {error.message}", hint=error.hint) from None
+    if base_path in (path, *seen):
+        raise ConfigError(f"{locator.value(('extends',))}: extends: {base_name} extends this file in turn")
+    base, locator.base = load_layers(base_path, (path, *seen))
+    base.pop("name", None)
+    return merge(base, data), locator
+
+
+def merge(below: Any, above: Any) -> Any:
+    """Lay one tree of settings over another.
+
+    Examples
+    --------
+    >>> merge({"a": 1, "b": {"c": 2}}, {"b": {"d": 3}})
+    {'a': 1, 'b': {'c': 2, 'd': 3}}
+    """
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    if "kind" in above and above["kind"] != below.get("kind"):
+        return above
+    return {**below, **{key: merge(below.get(key), value) for key, value in above.items()}}
+
+
+def _override(data: Any, locator: Locator, key: str, value: str) -> tuple[Any, Locator]:
+    parts = key.split(".")
+    text = "".join(f"{{{part}: " for part in parts) + value + "}" * len(parts)
+    layer, found = parse_yaml(text, f"--set {key}={value}")
+    found.base = locator
+    return merge(data, layer), found
+
+
+def _with_transport(spec: ClusterSpec) -> ClusterSpec:
+    """Give a cluster that names no transport the plain one: RDMA at the rate of its NICs."""
+    if spec.transports or spec.node.nics is None:
+        return spec
+    return spec.model_copy(update={"transports": {"rdma": TransportSpec(protocol="rdma")}})

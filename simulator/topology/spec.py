@@ -1,0 +1,200 @@
+"""What a cluster file may say: the node apart from the fabric, every bandwidth per direction.
+
+Keys of the file are the aliases; attribute names carry the units.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+
+from simulator.config import Bandwidth, Bytes, Spec, Time, complaint, resolve_name
+from simulator.errors import ConfigError
+from simulator.topology.fabric_spec import FabricSpec, NoFabric
+
+PCIE_X16_BYTES_PER_S = {3: 15.75e9, 4: 31.5e9, 5: 63.0e9, 6: 121.0e9}
+"""Raw rate of 16 lanes, per direction, after line coding (PCI-SIG base specifications)."""
+
+#: links between the eight GPUs of a DGX-1 with V100: every GPU has six, and reaches every other over at most one more
+HYBRID_CUBE_MESH = (
+    (0, 1, 1, 2, 2, 0, 0, 0),
+    (1, 0, 2, 1, 0, 2, 0, 0),
+    (1, 2, 0, 2, 0, 0, 1, 0),
+    (2, 1, 2, 0, 0, 0, 0, 1),
+    (2, 0, 0, 0, 0, 1, 1, 2),
+    (0, 2, 0, 0, 1, 0, 2, 1),
+    (0, 0, 1, 0, 1, 2, 0, 2),
+    (0, 0, 0, 1, 2, 1, 2, 0),
+)
+
+
+def _device_name(name: str, info: ValidationInfo) -> str:
+    beside = Path((info.context or {}).get("folder", "."), name)
+    if beside.is_file():
+        return str(beside)
+    try:
+        resolve_name(name, "devices")
+    except ConfigError as error:
+        raise complaint(error) from None
+    return name
+
+
+#: name of a shipped device, or a device file (also one beside the cluster file)
+DeviceName = Annotated[str, AfterValidator(_device_name)]
+
+
+class Sourced(Spec):
+    """A section that says where its numbers come from."""
+
+    source: str = ""
+
+
+class NvSwitchSpec(Sourced):
+    """GPUs that meet in NVSwitches; modelled as one switch, since traffic spreads evenly over all of them."""
+
+    kind: Literal["switch"]
+    links_per_gpu: int = Field(gt=0)
+    bandwidth_per_link_bytes_per_s: Bandwidth = Field(alias="bandwidth_per_link", gt=0)
+    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+    switches: int = Field(default=1, gt=0)
+    multicast: bool = False
+
+
+class NvMeshSpec(Sourced):
+    """GPUs wired directly, each to every other by the same number of NVLinks (HGX boards with four)."""
+
+    kind: Literal["mesh"]
+    links_per_peer: int = Field(gt=0)
+    bandwidth_per_link_bytes_per_s: Bandwidth = Field(alias="bandwidth_per_link", gt=0)
+    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+
+
+class NvHybridCubeMeshSpec(Sourced):
+    """The eight V100 of a DGX-1: see :data:`HYBRID_CUBE_MESH`."""
+
+    kind: Literal["hybrid-cube-mesh"]
+    bandwidth_per_link_bytes_per_s: Bandwidth = Field(alias="bandwidth_per_link", gt=0)
+    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+
+
+class NvMatrixSpec(Sourced):
+    """Any other direct wiring: ``matrix[i][j]`` NVLinks between GPU i and GPU j."""
+
+    kind: Literal["matrix"]
+    matrix: tuple[tuple[int, ...], ...]
+    bandwidth_per_link_bytes_per_s: Bandwidth = Field(alias="bandwidth_per_link", gt=0)
+    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+
+    @model_validator(mode="after")
+    def _symmetric(self) -> NvMatrixSpec:
+        size = len(self.matrix)
+        if any(len(row) != size for row in self.matrix):
+            raise ValueError(f"the matrix must be square: {size} rows, each with {size} numbers")
+        if any(self.matrix[i][j] != self.matrix[j][i] for i in range(size) for j in range(i)):
+            raise ValueError("the matrix must be symmetric: an NVLink has two ends")
+        return self
+
+
+NvlinkSpec = Annotated[
+    NvSwitchSpec | NvMeshSpec | NvHybridCubeMeshSpec | NvMatrixSpec, Field(discriminator="kind")
+]
+
+
+class PcieSpec(Sourced):
+    """PCI Express: GPUs and NICs hang on switches (or straight on the CPU when ``switches`` is 0)."""
+
+    generation: Literal[3, 4, 5, 6] = 4
+    lanes: Literal[1, 2, 4, 8, 16] = 16
+    switches: int = Field(default=0, ge=0)
+    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """Raw rate of one slot, per direction."""
+        return PCIE_X16_BYTES_PER_S[self.generation] * self.lanes / 16
+
+
+class CpuSpec(Sourced):
+    """The host processors; NCCL's costs depend on the vendor."""
+
+    vendor: Literal["amd", "intel", "arm", "power", "other"] = "other"
+    model: str = ""
+    sockets: int = Field(default=1, gt=0)
+    memory_bytes: Bytes | None = Field(default=None, alias="memory", gt=0)
+    socket_bandwidth_bytes_per_s: Bandwidth = Field(default=32e9, alias="socket_bandwidth", gt=0)
+    socket_latency_s: Time = Field(default=0.0, alias="socket_latency", ge=0)
+
+
+class NicSpec(Sourced):
+    """The node's network cards; one card may be shared by several GPUs, or one GPU may have several."""
+
+    count: int = Field(gt=0)
+    bandwidth_bytes_per_s: Bandwidth = Field(alias="bandwidth", gt=0)
+    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+    model: str = ""
+
+
+def _pcie() -> PcieSpec:
+    return PcieSpec()
+
+
+def _cpu() -> CpuSpec:
+    return CpuSpec()
+
+
+class NodeSpec(Sourced):
+    """One node: devices and how they reach each other and the network."""
+
+    device: DeviceName
+    gpus: int = Field(gt=0)
+    nvlink: NvlinkSpec | None = None
+    pcie: PcieSpec = Field(default_factory=_pcie)
+    cpu: CpuSpec = Field(default_factory=_cpu)
+    nics: NicSpec | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> NodeSpec:
+        if isinstance(self.nvlink, NvHybridCubeMeshSpec) and self.gpus != len(HYBRID_CUBE_MESH):
+            raise ValueError(f"a hybrid cube mesh has 8 GPUs, not {self.gpus}")
+        if isinstance(self.nvlink, NvMatrixSpec) and self.gpus != len(self.nvlink.matrix):
+            raise ValueError(f"the NVLink matrix has {len(self.nvlink.matrix)} rows for {self.gpus} GPUs")
+        return self
+
+
+class TransportSpec(Sourced):
+    """One way of moving bytes between nodes; fitted constants are added by calibration."""
+
+    protocol: Literal["rdma", "roce", "ipoib", "tcp", "efa", "slingshot", "omni-path"]
+    bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="bandwidth", gt=0)
+    flow_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="flow_bandwidth", gt=0)
+    latency_s: Time | None = Field(default=None, alias="latency", ge=0)
+    gpu_direct: bool = True
+    constants: dict[str, Any] = Field(default_factory=dict)
+
+
+class ClusterSpec(Sourced):
+    """A whole cluster file."""
+
+    version: Literal[1] = 1
+    name: str = ""
+    description: str = ""
+    nodes: int = Field(gt=0)
+    node: NodeSpec
+    fabric: FabricSpec = Field(default_factory=lambda: NoFabric(kind="none"))
+    transports: dict[str, TransportSpec] = Field(default_factory=dict)
+    default_transport: str | None = None
+    efficiency: dict[str, Any] = Field(default_factory=dict)
+    collectives: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ClusterSpec:
+        if self.default_transport is not None and self.default_transport not in self.transports:
+            known = ", ".join(self.transports) or "none"
+            raise ValueError(
+                f"default_transport {self.default_transport!r} is not among the transports ({known})"
+            )
+        if self.nodes > 1 and self.fabric.kind != "none" and self.node.nics is None:
+            raise ValueError(f"a {self.fabric.kind} fabric between {self.nodes} nodes needs node.nics")
+        return self
