@@ -24,7 +24,7 @@ from simulator.report.metrics import Metrics, measure
 from simulator.scenario import Scenario
 from simulator.schedules import peak_in_flight
 from simulator.timeline import Timeline
-from simulator.topology.graph import Topology, load_topology
+from simulator.topology import Topology, load_topology
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
