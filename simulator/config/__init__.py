@@ -1,7 +1,7 @@
 """From YAML or JSON to frozen specs: every fault of a file at once, each with its line and column.
 
-A file may build on another (``extends``), and values may come from the command line: each layer has a :class:`Locator`
-whose ``base`` is the layer below. Quantities in files are strings with a unit (:mod:`simulator.units`).
+A file may build on another (``extends``), and values may come from the command line: each layer has a
+:class:`Locator` whose ``base`` is the layer below. Quantities in files are strings with a unit.
 """
 
 from __future__ import annotations

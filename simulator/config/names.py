@@ -34,7 +34,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def data_folders(kind: str) -> list[Path]:
-    """Folders with shipped files of a kind (``clusters``, ``devices``): of the package, and of the checkout."""
+    """Folders with shipped files of a kind (``clusters``, ``devices``): of the package, of the checkout."""
     package = Path(__file__).parents[1]
     candidates = (package / "topologies" / kind, package.parent / "topologies" / kind)
     return [folder for folder in candidates if folder.is_dir()]

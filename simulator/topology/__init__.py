@@ -5,5 +5,15 @@ from __future__ import annotations
 from simulator.topology.graph import Topology, Transport
 from simulator.topology.link import LINK_KINDS, Link
 from simulator.topology.load import list_topologies, load_topology
+from simulator.topology.summary import TopologySummary, describe
 
-__all__ = ["LINK_KINDS", "Link", "Topology", "Transport", "list_topologies", "load_topology"]
+__all__ = [
+    "LINK_KINDS",
+    "Link",
+    "Topology",
+    "TopologySummary",
+    "Transport",
+    "describe",
+    "list_topologies",
+    "load_topology",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -88,6 +89,10 @@ class ExplicitLayout:
     def vertex(self, index: int) -> tuple[str, str]:
         """Name and kind of a vertex."""
         return self.names[index], self.kinds[index]
+
+    def vertices_of(self, node: int) -> Sequence[int]:
+        """The GPUs of a node; the file does not say where other vertices are."""
+        return self.gpus[node * self.gpus_per_node : (node + 1) * self.gpus_per_node]
 
     def arrays(self) -> LinkArrays:
         """All links."""

@@ -33,9 +33,9 @@ class OneSwitch(SwitchedSpec):
 class TreeSpec(SwitchedSpec):
     """A folded Clos network of ``levels`` levels of switches.
 
-    ``oversubscription`` is the ratio of bandwidth below to bandwidth above a switch: of the leaves, or one number per
-    level from the leaves up. Uplinks of a switch are one bundle, over which routing spreads traffic evenly; with
-    ``bundled: false`` every spine is a vertex of its own.
+    ``oversubscription`` is the ratio of bandwidth below to bandwidth above a switch: of the leaves, or one
+    number per level from the leaves up. Uplinks of a switch are one bundle, over which routing spreads
+    traffic evenly; with ``bundled: false`` every spine of a two-level tree is a vertex of its own.
     """
 
     levels: Literal[1, 2, 3] = 2
@@ -52,7 +52,7 @@ class TreeSpec(SwitchedSpec):
         )
         if any(ratio <= 0 for ratio in ratios) or len(ratios) > max(1, self.levels - 1):
             raise ValueError(
-                f"oversubscription needs one positive ratio for each of the {self.levels - 1} upper levels at most"
+                f"oversubscription needs positive ratios, at most one for each upper level ({self.levels - 1})"
             )
         if self.levels == 3 and self.leaves_per_pod is None:
             raise ValueError("three levels need leaves_per_pod")
@@ -78,7 +78,7 @@ class Clos(TreeSpec):
 
 
 class RailOptimised(TreeSpec):
-    """NIC i of every node on rail switch i of its block; crossing rails goes over the GPU of that rail (PXN) or a spine."""
+    """NIC i of every node on rail switch i of its block; other rails by that rail's GPU (PXN) or a spine."""
 
     kind: Literal["rail-optimised"]
     pxn: bool = True

@@ -28,8 +28,8 @@ Transport = TransportSpec
 class Topology:
     """A cluster, or the first GPUs of one.
 
-    Rank ``r`` is GPU ``r % gpus_per_node`` of node ``r // gpus_per_node``. Link numbers are those of the whole
-    cluster: a :meth:`subset` has fewer links but gives the same number to the same link.
+    Rank ``r`` is GPU ``r % gpus_per_node`` of node ``r // gpus_per_node``. Link numbers are those of the
+    whole cluster: a :meth:`subset` has fewer links but gives the same number to the same link.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ class Topology:
 
     @cached_property
     def graph(self) -> nx.MultiDiGraph[str]:
-        """The graph: vertices by name with ``kind``, edges keyed by link number with the :class:`Link` as ``link``."""
+        """The graph: vertices by name with ``kind``, edges keyed by link number with ``link``."""
         import networkx as nx
 
         graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=self.name)
@@ -191,6 +191,21 @@ class Topology:
         bandwidth = self.arrays.bandwidth_bytes_per_s
         return float(min((bandwidth[index] / share for index, share in route), default=np.inf))
 
+    def links_of_node(self, node: int, kind: str) -> tuple[int, ...]:
+        """Numbers of the links of a kind that begin or end in a node; what to scale when one node is slow.
+
+        Parameters
+        ----------
+        node : int
+            Node in use.
+        kind : str
+            One of :data:`LINK_KINDS`.
+        """
+        inside = np.array(self.layout.vertices_of(node), dtype=np.int64)
+        arrays = self.arrays
+        touches = np.isin(arrays.source, inside) | np.isin(arrays.target, inside)
+        return tuple(np.flatnonzero(touches & (arrays.kind == LINK_KINDS.index(kind))).tolist())
+
     def subset(self, n_gpus: int) -> Topology:
         """Return the first ``n_gpus`` ranks as a topology.
 
@@ -238,6 +253,6 @@ def check_size(spec: ClusterSpec, n_gpus: int, gpus_per_node: int) -> None:
     if not 1 <= n_gpus <= limit:
         needed = -(-n_gpus // gpus_per_node)
         raise ConfigError(
-            f"{n_gpus} GPUs asked for, but {spec.name} has {limit}: {spec.nodes} nodes with {gpus_per_node} each",
+            f"{n_gpus} GPUs asked for, but {spec.name} has {limit}: {spec.nodes} nodes of {gpus_per_node}",
             hint=f"ask for 1 to {limit}, or enlarge the cluster: --set nodes={max(needed, 1)}",
         )

@@ -1,10 +1,11 @@
 """Where the links of a topology lie in one numbering: fabric first, then one block per node.
 
-The number of a link does not depend on how many nodes are used, so that a subset shares the numbers of the whole.
+The number of a link does not depend on how many nodes are used: a subset shares the numbers of the whole.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,6 +61,10 @@ class Layout(Protocol):
         """Name and kind of a vertex."""
         ...
 
+    def vertices_of(self, node: int) -> Sequence[int]:
+        """Vertices inside a node."""
+        ...
+
     def arrays(self) -> LinkArrays:
         """All links."""
         ...
@@ -107,6 +112,11 @@ class RegularLayout:
         node, local = divmod(index - len(self.fabric.vertices), len(self.node.vertices))
         name, kind = self.node.vertices[local]
         return f"node{node}.{name}", kind
+
+    def vertices_of(self, node: int) -> Sequence[int]:
+        """Vertices inside a node."""
+        first = len(self.fabric.vertices) + node * len(self.node.vertices)
+        return range(first, first + len(self.node.vertices))
 
     def arrays(self) -> LinkArrays:
         """All links: the node's block is repeated, and its NIC links get their switch."""

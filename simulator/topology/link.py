@@ -21,8 +21,9 @@ class Link:
     source, target : str
         Names of the vertices.
     kind : str
-        One of :data:`LINK_KINDS`: ``nvlink`` between two GPUs, ``nvswitch`` between a GPU and the node's NVSwitches,
-        ``pcie`` and ``socket`` inside the host, ``nic`` between a NIC and its switch, ``fabric`` between switches.
+        One of :data:`LINK_KINDS`: ``nvlink`` between two GPUs, ``nvswitch`` between a GPU and the node's
+        NVSwitches, ``pcie`` and ``socket`` inside the host, ``nic`` between a NIC and its switch, ``fabric``
+        between switches.
     bandwidth_bytes_per_s : float
         Of this direction, of all lanes together.
     latency_s : float

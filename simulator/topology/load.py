@@ -32,7 +32,7 @@ def load_topology(
     Parameters
     ----------
     name_or_path : str or Path
-        A YAML or JSON file (a cluster, or a graph with ``vertices`` and ``edges``), or the name of a shipped cluster.
+        A YAML or JSON file (a cluster, or a graph of ``vertices`` and ``edges``), or a shipped name.
     n_gpus : int, optional
         Use the first so many GPUs; all of the cluster by default.
     gpus_per_node : int, optional
@@ -113,7 +113,7 @@ def merge(below: Any, above: Any) -> Any:
     """
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
-    if "kind" in above and above["kind"] != below.get("kind"):
+    if "kind" in above and above["kind"] != below.get("kind", above["kind"]):
         return above
     return {**below, **{key: merge(below.get(key), value) for key, value in above.items()}}
 

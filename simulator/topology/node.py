@@ -24,7 +24,7 @@ MAX_NVLINK_HOPS = 2  # through one GPU between, or through the NVSwitch
 class NodeGraph:
     """Vertices, links and routes of one node, with local numbers.
 
-    The last ``2 * n_nics`` links join NICs and fabric (``nic_up[i]`` and ``nic_down[i]``); their fabric end is -1 here.
+    The last ``2 * n_nics`` links join NICs and fabric (``nic_up[i]``, ``nic_down[i]``), whose end is -1.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class NodeGraph:
     from_nic_by_host: dict[tuple[int, int], Route]
 
     def nics_of(self, gpu: int) -> tuple[int, ...]:
-        """NICs that a GPU uses: the one at its place in order, or several where there are more NICs than GPUs."""
+        """NICs that a GPU uses: the one at its place in order, several where there are more than GPUs."""
         return nics_of(gpu, self.n_gpus, self.n_nics)
 
 

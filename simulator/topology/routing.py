@@ -2,7 +2,7 @@
 
 References
 ----------
-RFC 2992 (equal-cost multi-path); here as a fluid: every next hop on a shortest path gets its share of the traffic.
+RFC 2992 (equal-cost multi-path); here as a fluid: every next hop on a shortest path gets its share.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from simulator.topology.fabric_spec import FabricSpec, NoFabric
 PCIE_X16_BYTES_PER_S = {3: 15.75e9, 4: 31.5e9, 5: 63.0e9, 6: 121.0e9}
 """Raw rate of 16 lanes, per direction, after line coding (PCI-SIG base specifications)."""
 
-#: links between the eight GPUs of a DGX-1 with V100: every GPU has six, and reaches every other over at most one more
+#: links between the eight GPUs of a DGX-1 with V100: each has six, and reaches any other through at most one
 HYBRID_CUBE_MESH = (
     (0, 1, 1, 2, 2, 0, 0, 0),
     (1, 0, 2, 1, 0, 2, 0, 0),

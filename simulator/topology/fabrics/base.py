@@ -38,8 +38,8 @@ class FabricGraph:
     path : callable (switch, switch) -> Route or None
         Links between two switches with shares; None when there is no way.
     cut_bytes_per_s : callable n_nodes -> float
-        Capacity, per direction, of the links between the first and the second half of the first ``n_nodes`` nodes;
-        infinite where only the NICs limit.
+        Capacity, per direction, of the links between the first and the second half of the first ``n_nodes``
+        nodes; infinite where only the NICs limit.
     """
 
     vertices: tuple[str, ...]

@@ -56,7 +56,7 @@ class _Grid:
 
 
 def build_torus(spec: Torus, size: FabricSize) -> FabricGraph:
-    """Build a torus; a dimension of two has one link between its two switches, not a wrap-around beside it."""
+    """Build a torus; a dimension of two has one link between its switches and no wrap-around beside it."""
     bandwidth = spec.link_bandwidth_bytes_per_s or size.nic_bandwidth_bytes_per_s
     grid = _Grid(spec.dims, LinkTable(), {})
     n_switches = math.prod(spec.dims)
