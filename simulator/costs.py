@@ -76,19 +76,19 @@ class ModelCosts:
 
     def link_busy_s(self, timeline: Timeline) -> dict[int, float]:
         """Seconds that every link would need for its bytes at its own rate, over the whole timeline."""
-        loads: dict[int, float] = defaultdict(float)
-        counts: dict[int, int] = defaultdict(int)
+        counts: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         seen: dict[int, Collective | Transfer] = {}
         inner: dict[int, list[Collective | Transfer]] = {}
         for span in timeline.spans:
             for op in _communications(span, inner):
-                counts[id(op)] += 1
+                counts[id(op)][span.rank] += 1
                 seen[id(op)] = op
+        loads: dict[int, float] = defaultdict(float)
         for key, op in seen.items():
             flow = self.flow(op)
-            share = 0.5 if isinstance(op, Transfer) else 1.0  # both ends of a transfer have a span
+            times = max(counts[key].values())  # every participant has a span of the same operation
             for link, weight in zip(flow.links, flow.weights, strict=True):
-                loads[link] += counts[key] * share * weight * flow.n_bytes
+                loads[link] += times * weight * flow.n_bytes
         return {link: load / self.topology.links[link].bandwidth_bytes_per_s for link, load in sorted(loads.items())}
 
 

@@ -10,7 +10,7 @@ from simulator.parallel.data import DataParallel
 from simulator.parallel.mesh import Communicators
 from simulator.parallel.stage import Kind, StageLayers
 from simulator.plan import ParallelPlan
-from simulator.program.op import HostWork, Transfer
+from simulator.program.op import HostWork, Phase, Transfer
 from simulator.program.program import COMPUTE, HOST, TaskList
 from simulator.schedules import Action, Placement
 
@@ -42,6 +42,7 @@ class StageLowering:
     boundary_bytes: int
     gather_bytes: int = 0
     tasks: TaskList = field(default_factory=TaskList)
+    _channels: dict[tuple[int, int, Phase, bool], tuple[Transfer, str, int]] = field(default_factory=dict)
     _ends: dict[tuple[str, int, int], tuple[int, ...]] = field(default_factory=dict)
     _sent: tuple[int, ...] = ()
     _last: tuple[int, ...] = ()
@@ -103,15 +104,19 @@ class StageLowering:
         self._sent += (self._transfer(action, virtual, target, sends=True),)
 
     def _transfer(self, action: Action, source: int, target: int, *, sends: bool) -> int:
-        forward = action.kind == "F"
-        source_stage, target_stage = self.placement.stage(source), self.placement.stage(target)
-        other = target_stage if sends else source_stage
+        direction: Phase = "forward" if action.kind == "F" else "backward"
+        channel = self._channels.get((source, target, direction, sends))
+        if channel is None:
+            channel = self._channels[source, target, direction, sends] = self._channel(source, target, direction, sends=sends)
+        op, stream, whose = channel
+        key = (whose, direction, source, target, action.micro_batch)
+        return self.tasks.add(op, stream, self._last if sends else (), key, action.micro_batch)
+
+    def _channel(self, source: int, target: int, direction: Phase, *, sends: bool) -> tuple[Transfer, str, int]:
+        """Return the message between two virtual stages, its stream, and which rank class or rank it belongs to."""
+        other = self.placement.stage(target if sends else source)
         pairs = self.communicators.peers(other)
         if not sends:
             pairs = tuple((b, a) for a, b in pairs)
-        direction = "forward" if forward else "backward"
-        op = Transfer(n_bytes=self.boundary_bytes, pairs=pairs, name=f"{'send' if sends else 'receive'} {direction}",
-                      phase="forward" if forward else "backward")  # fmt: skip
-        key = ("pp", pairs[0] if not self.communicators.folded else (), direction, source, target, action.micro_batch)
-        stream = f"pp:{'to' if sends else 'from'}:{other}:{direction}"
-        return self.tasks.add(op, stream, self._last if sends else (), key, action.micro_batch)
+        op = Transfer(n_bytes=self.boundary_bytes, pairs=pairs, name=f"{'send' if sends else 'receive'} {direction}", phase=direction)
+        return op, f"pp:{'to' if sends else 'from'}:{other}:{direction}", -1 if self.communicators.folded else pairs[0][0]

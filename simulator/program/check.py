@@ -57,18 +57,20 @@ def _signature(op: object) -> tuple[str, int]:
 
 def _check_order(program: Program, expected: dict[Hashable, int]) -> None:
     """Run the program without time: pop whatever can run until nothing is left or nothing moves."""
-    waiting: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+    waiting: dict[Hashable, list[tuple[_Untimed, int]]] = defaultdict(list)
     states = [_Untimed(rank) for rank in program.ranks]
-    ready = list(range(len(states)))
-    while ready:
-        state = states[ready.pop()]
-        for index in state.advance():
+    for state in states:
+        state.start()
+    progress = list(states)
+    while progress:
+        state = progress.pop()
+        for index in state.take_posted():
             key = state.rank.tasks[index].key
-            waiting[key].append((states.index(state), index))
+            waiting[key].append((state, index))
             if len(waiting[key]) == expected[key]:
-                for who, task in waiting.pop(key):
-                    states[who].finish(task)
-                    ready.append(who)
+                for other, task in waiting.pop(key):
+                    other.finish(task)
+                    progress.append(other)
     stuck = [state for state in states if not state.done]
     if stuck:
         lines = "; ".join(state.describe() for state in stuck[:4])
@@ -80,41 +82,57 @@ class _Untimed:
 
     def __init__(self, rank: RankProgram) -> None:
         self.rank = rank
-        self.finished = [False] * len(rank.tasks)
-        self.posted = [False] * len(rank.tasks)
+        self.n_left = len(rank.tasks)
+        self.n_waiting = [len(task.after) for task in rank.tasks]
+        self.dependents: dict[int, list[int]] = {}
         self.queues: dict[str, list[int]] = defaultdict(list)
         for index, task in enumerate(rank.tasks):
             self.queues[task.stream].append(index)
+            for earlier in task.after:
+                self.dependents.setdefault(earlier, []).append(index)
         self.heads = dict.fromkeys(self.queues, 0)
+        self.posted: list[int] = []
 
     @property
     def done(self) -> bool:
-        return all(self.finished)
+        return not self.n_left
+
+    def start(self) -> None:
+        for stream in self.queues:
+            self._advance(stream)
+
+    def take_posted(self) -> list[int]:
+        posted, self.posted = self.posted, []
+        return posted
 
     def finish(self, index: int) -> None:
-        self.finished[index] = True
+        """End the communication at the head of its stream and whatever that lets run."""
+        stream = self.rank.tasks[index].stream
+        self.heads[stream] += 1
+        self._release(index)
+        self._advance(stream)
 
-    def advance(self) -> list[int]:
-        """Finish every local task that can run; return communications newly waiting for others."""
-        posted: list[int] = []
-        moved = True
-        while moved:
-            moved = False
-            for stream, queue in self.queues.items():
-                while self.heads[stream] < len(queue):
-                    index = queue[self.heads[stream]]
-                    task = self.rank.tasks[index]
-                    if not self.finished[index]:
-                        if self.posted[index] or not all(self.finished[i] for i in task.after):
-                            break
-                        if task.key is not None:
-                            self.posted[index] = True
-                            posted.append(index)
-                            break
-                        self.finished[index] = True
-                    self.heads[stream] += 1
-                    moved = True
-        return posted
+    def _release(self, index: int) -> None:
+        self.n_left -= 1
+        for later in self.dependents.get(index, ()):
+            self.n_waiting[later] -= 1
+            if not self.n_waiting[later]:
+                stream = self.rank.tasks[later].stream
+                if self.queues[stream][self.heads[stream]] == later:
+                    self._advance(stream)
+
+    def _advance(self, stream: str) -> None:
+        """Run local tasks at the head of a stream until one must wait or is a communication with others."""
+        queue = self.queues[stream]
+        while self.heads[stream] < len(queue):
+            index = queue[self.heads[stream]]
+            if self.n_waiting[index] or index in self.posted:
+                return
+            if self.rank.tasks[index].key is not None:
+                self.posted.append(index)
+                return
+            self.heads[stream] += 1
+            self._release(index)
 
     def describe(self) -> str:
         for stream, queue in self.queues.items():
