@@ -14,7 +14,17 @@ from typing import Literal
 Pass = Literal["forward", "dgrad", "wgrad", "backward"]
 
 #: bytes of one element, by the dtype names used in shapes
-DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4, "bool": 1, "uint8": 1}
+DTYPE_BYTES = {
+    "fp32": 4,
+    "tf32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "fp8": 1,
+    "int64": 8,
+    "int32": 4,
+    "bool": 1,
+    "uint8": 1,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +51,9 @@ class GemmShape:
     @property
     def n_bytes(self) -> float:
         """Bytes of both inputs and the output, each touched once."""
-        return float(self.batch * (self.m * self.k + self.k * self.n + self.m * self.n) * DTYPE_BYTES[self.dtype])
+        return float(
+            self.batch * (self.m * self.k + self.k * self.n + self.m * self.n) * DTYPE_BYTES[self.dtype]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,179 @@
+"""From a model and a setting to the layers that one rank runs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from simulator.errors import ConfigError
+from simulator.models.edges import embedding, head
+from simulator.models.flops import model_flops_per_sequence
+from simulator.models.layer import DTYPE_BYTES, Layer, Model
+from simulator.models.parameters import (
+    block_parameters,
+    embedding_parameters,
+    head_parameters,
+    norm_parameters,
+    relative_parameters,
+)
+from simulator.models.setting import PRECISIONS, Setting
+from simulator.models.spec import ModelSpec
+from simulator.models.styles import STYLES, Style
+from simulator.models.tape import Checkpoint, Tape
+from simulator.models.transformer import block
+
+
+def build_model(
+    spec: ModelSpec,
+    *,
+    micro_batch: int,
+    sequence_length: int,
+    tp: int = 1,
+    sequence_parallel: bool = False,
+    cp: int = 1,
+    ep: int = 1,
+    precision: str = "bf16",
+    kernels: str = "megatron",
+    attention: str = "flash",
+    recompute: str = "none",
+) -> Model:
+    """Return the layers of one rank for one micro-batch.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        The model.
+    micro_batch, sequence_length : int
+        Sequences, and tokens of one whole sequence (context parallelism splits it here). For an encoder-decoder
+        model both sides have this length.
+    tp, cp, ep : int
+        Degrees of tensor, context and expert parallelism.
+    sequence_parallel : bool
+        Split tokens over the tensor-parallel ranks between tensor-parallel regions.
+    precision : str
+        ``fp16``, ``bf16``, ``amp_fp16``, ``amp_bf16``, ``tf32``, ``fp32``, ``fp8``.
+    kernels : str
+        Implementation: ``hf-eager``, ``megatron``, ``compiled``, ``fused``.
+    attention : str
+        ``flash`` or ``eager``.
+    recompute : str
+        ``none``, ``selective`` (core attention; with ``compiled``: all but every second matrix product and the
+        attention kernel), ``full`` (everything but the block's input).
+
+    Returns
+    -------
+    Model
+        Equal layers are the same object.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If a degree does not divide what it splits.
+    ConfigError
+        If a name is unknown.
+    """
+    for key, value, known in (
+        ("precision", precision, PRECISIONS),
+        ("kernels", kernels, STYLES),
+        ("attention", attention, ("flash", "eager")),
+        ("recompute", recompute, ("none", "selective", "full")),
+    ):
+        if value not in known:
+            raise ConfigError(f"{key}='{value}' is unknown", hint=f"one of {', '.join(known)}")
+    setting = Setting(
+        micro_batch=micro_batch,
+        sequence_length=sequence_length,
+        tp=tp,
+        sequence_parallel=sequence_parallel,
+        cp=cp,
+        ep=ep,
+        precision=precision,
+        kernels=kernels,  # type: ignore[arg-type]
+        attention=attention,  # type: ignore[arg-type]
+        recompute=recompute,  # type: ignore[arg-type]
+    )
+    setting.check(spec)
+    return _build(spec, setting)
+
+
+@lru_cache(maxsize=512)
+def _build(spec: ModelSpec, setting: Setting) -> Model:
+    layers = [_embedding_layer(spec, setting)]
+    if spec.encoder_layers:
+        layers += [_block_layer(spec, setting, name="encoder_block", causal=False)] * spec.encoder_layers
+        layers.append(_between_layer(spec, setting))
+    decoder = spec.encoder_layers > 0
+    n_dense = spec.dense_layers if spec.n_experts else spec.layers
+    if n_dense:
+        layers += [_block_layer(spec, setting, causal=spec.causal, decoder=decoder)] * n_dense
+    if spec.layers > n_dense:
+        layers += [_block_layer(spec, setting, causal=spec.causal, moe=True)] * (spec.layers - n_dense)
+    layers.append(_head_layer(spec, setting))
+    return Model(
+        name=spec.name,
+        layers=tuple(layers),
+        n_parameters=spec.n_parameters,
+        model_flops_per_sequence=model_flops_per_sequence(spec, setting.sequence_length),
+        tied_embedding=spec.tied,
+    )
+
+
+def _style(spec: ModelSpec, setting: Setting) -> Style:
+    return STYLES[setting.kernels](spec, setting, Tape())
+
+
+def _embedding_layer(spec: ModelSpec, setting: Setting) -> Layer:
+    style = _style(spec, setting)
+    output = embedding(style)
+    parameters = list(embedding_parameters(spec, setting.tp))
+    if spec.encoder_layers:
+        parameters += relative_parameters(spec, setting.tp)
+    table = parameters[0].n_elements * DTYPE_BYTES[setting.weight_dtype]
+    return style.tape.finish(
+        "embedding", output, parameters=parameters, workspace_bytes=table if spec.tied else 0
+    )
+
+
+def _checkpoint(setting: Setting) -> Checkpoint:
+    if setting.recompute == "full":
+        return "full"
+    is_operators = setting.recompute == "selective" and setting.kernels == "compiled"
+    return "operators" if is_operators else "none"
+
+
+def _block_layer(
+    spec: ModelSpec,
+    setting: Setting,
+    *,
+    name: str = "block",
+    causal: bool = True,
+    moe: bool = False,
+    decoder: bool = False,
+) -> Layer:
+    style = _style(spec, setting)
+    n_elements = setting.tokens_outside * spec.hidden
+    x = style.tape.input(n_elements, style.residual_dtype)
+    encoded = None
+    if decoder:
+        encoded = style.tape.shared(n_elements, style.residual_dtype, needs_gradient=True)
+    output = block(style, x, moe=moe, causal=causal, encoded=encoded)
+    parameters = block_parameters(spec, tp=setting.tp, ep=setting.ep, moe=moe, cross_attention=decoder)
+    return style.tape.finish(
+        "moe_block" if moe else name, output, parameters=parameters, checkpoint=_checkpoint(setting)
+    )
+
+
+def _between_layer(spec: ModelSpec, setting: Setting) -> Layer:
+    """Return what lies between the stacks: the encoder's final norm and the decoder's embedding."""
+    style = _style(spec, setting)
+    x = style.tape.input(setting.tokens_outside * spec.hidden, style.residual_dtype)
+    style.norm(x)
+    output = embedding(style)
+    parameters = [*norm_parameters(spec, "encoder_norm"), *relative_parameters(spec, setting.tp)]
+    return style.tape.finish("decoder_embedding", output, parameters=parameters)
+
+
+def _head_layer(spec: ModelSpec, setting: Setting) -> Layer:
+    style = _style(spec, setting)
+    x = style.tape.input(setting.tokens_outside * spec.hidden, style.residual_dtype)
+    head(style, x)
+    return style.tape.finish("head", None, parameters=head_parameters(spec, setting.tp))

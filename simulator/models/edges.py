@@ -1,0 +1,95 @@
+"""The first and last layers: embedding, final norm, output projection and loss."""
+
+from __future__ import annotations
+
+from simulator.models.layer import DTYPE_BYTES, CommunicationPoint, LayerItem
+from simulator.models.liveness import Tensor
+from simulator.models.ops import add, dropout, kernel, pointwise
+from simulator.models.parameters import padded_vocab
+from simulator.models.styles.base import Style
+
+
+def lookup(style: Style, n_rows: int, *, tied: bool = False) -> Tensor:
+    """Append the gather of one row of a table per token; backward scatters into a zeroed table.
+
+    Parameters
+    ----------
+    style : Style
+        Implementation.
+    n_rows : int
+        Rows of the table on this rank.
+    tied : bool
+        Whether the gradient is added to that of the output projection.
+    """
+    spec, setting = style.spec, style.setting
+    dtype = style.residual_dtype
+    width = DTYPE_BYTES[dtype]
+    n = setting.tokens * spec.hidden
+    table = n_rows * spec.hidden * DTYPE_BYTES[setting.weight_dtype]
+    backward: list[LayerItem] = [kernel("embedding", n, n * width, table, dtype, in_pass="wgrad")]
+    if tied:
+        backward.append(
+            kernel("add", n_rows * spec.hidden, 2 * table, table, setting.weight_dtype, in_pass="wgrad")
+        )
+    weight = style.tape.weight(n_rows * spec.hidden, setting.weight_dtype)
+    return style.tape.record(
+        [weight],
+        n,
+        dtype,
+        forward=[kernel("embedding", n, n * width, n * width, dtype)],
+        backward=backward,
+        saved_bytes=8 * setting.tokens,
+    )
+
+
+def embedding(style: Style) -> Tensor:
+    """Append token, position and segment embeddings, their norm and dropout.
+
+    Returns
+    -------
+    Tensor
+        The residual stream ``[tokens, hidden]``, ``[tokens / tp, hidden]`` with sequence parallelism.
+    """
+    spec, setting = style.spec, style.setting
+    rows = padded_vocab(spec.vocab, setting.tp) // setting.tp
+    x = lookup(style, rows, tied=spec.tied)
+    if setting.tp > 1:
+        x = _gather_parts(style, x)
+    if spec.type_vocab:
+        x = add(style.tape, x, lookup(style, spec.type_vocab))
+    if spec.positions == "learned":
+        x = add(style.tape, x, lookup(style, spec.max_positions))
+    if spec.embedding_norm:
+        x = style.norm(x)
+    return dropout(style.tape, x, spec.dropout)
+
+
+def _gather_parts(style: Style, x: Tensor) -> Tensor:
+    """Append the masking of foreign rows and the reduction of a vocabulary-parallel lookup."""
+    setting = style.setting
+    x = pointwise(style.tape, "where", [x], saved_bytes=setting.tokens)
+    n_bytes = style.point_bytes(style.spec.hidden)
+    return style.tape.record(
+        [x],
+        setting.tokens_outside * style.spec.hidden,
+        x.dtype,
+        forward=[CommunicationPoint(operator="embedding", n_bytes=n_bytes)],
+        backward=[CommunicationPoint(operator="embedding", n_bytes=n_bytes, kernel_pass="backward")],
+    )
+
+
+def head(style: Style, x: Tensor) -> None:
+    """Append final norm (BERT: its transformation), output projection and loss."""
+    spec, setting = style.spec, style.setting
+    tokens = setting.tokens
+    if spec.architecture == "bert":
+        x = style.linear(x, spec.hidden, spec.hidden, bias=True, name="transform")
+        x = style.norm(pointwise(style.tape, "gelu", [x], saves=[x]))
+    elif spec.final_norm:
+        x = style.norm(x)
+        if spec.architecture == "t5":
+            x = dropout(style.tape, x, spec.dropout)
+            x = pointwise(style.tape, "mul", [x])
+    vocab = padded_vocab(spec.vocab, setting.tp) // setting.tp
+    (logits,) = style.columns(x, [vocab], bias=spec.architecture == "bert", name="logits")
+    style.loss(logits, tokens, vocab)

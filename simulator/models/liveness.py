@@ -1,0 +1,154 @@
+"""Tensors without data, and how many of their bytes are alive while a layer runs forward and backward."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from simulator.models.layer import DTYPE_BYTES, LayerItem
+
+
+@dataclass(slots=True, eq=False)
+class Storage:
+    """A block of device memory; views share one.
+
+    Parameters
+    ----------
+    n_bytes : int
+        Its size.
+    owner : str
+        ``layer`` counts as an activation of the layer; a ``parameter`` and what the ``model`` shares between layers
+        are counted elsewhere.
+    """
+
+    n_bytes: int
+    owner: Literal["layer", "parameter", "model"] = "layer"
+
+
+@dataclass(slots=True, eq=False)
+class Tensor:
+    """A tensor without data.
+
+    Parameters
+    ----------
+    n_elements : int
+        Number of elements.
+    dtype : str
+        One of :data:`simulator.models.layer.DTYPE_BYTES`.
+    storage : Storage
+        What it lives in, possibly larger.
+    needs_gradient : bool
+        Whether backward reaches it.
+    """
+
+    n_elements: int
+    dtype: str
+    storage: Storage
+    needs_gradient: bool = True
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its elements."""
+        return self.n_elements * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One recorded operation.
+
+    Parameters
+    ----------
+    inputs, outputs : tuple of Tensor
+        What it reads and returns.
+    forward, backward : tuple of LayerItem
+        What it launches.
+    saved : tuple of Storage
+        What it holds for backward.
+    is_alias : bool
+        The gradients of the inputs share the storage of the output's gradient.
+    region : str
+        The recompute region it belongs to.
+    is_kept : bool
+        Whether selective checkpointing by operator keeps its output.
+    """
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    forward: tuple[LayerItem, ...] = ()
+    backward: tuple[LayerItem, ...] = ()
+    saved: tuple[Storage, ...] = ()
+    is_alias: bool = False
+    region: str = ""
+    is_kept: bool = False
+
+
+def forward_extra_bytes(
+    nodes: Sequence[Node], inputs: Sequence[Tensor], saved: Mapping[Storage, None], output: Tensor | None
+) -> int:
+    """Return the most bytes alive at once in forward, less those that stay saved.
+
+    A tensor lives from the operation that makes it to its last consumer, or on if it is saved or the output.
+    """
+    last = {t.storage: index for index, node in enumerate(nodes) for t in (*node.outputs, *node.inputs)}
+    forever = set(saved) | ({output.storage} if output is not None else set())
+    alive = {t.storage for t in inputs}
+    live = peak = sum(s.n_bytes for s in alive)
+    held = 0
+    for index, node in enumerate(nodes):
+        for tensor in node.outputs:
+            if tensor.storage.owner == "layer" and tensor.storage not in alive:
+                alive.add(tensor.storage)
+                live += tensor.storage.n_bytes
+        for storage in node.saved:
+            if storage in saved and storage not in alive:  # masks and statistics
+                alive.add(storage)
+                held += storage.n_bytes
+        peak = max(peak, live + held)
+        for tensor in (*node.inputs, *node.outputs):
+            storage = tensor.storage
+            if storage in alive and last[storage] == index and storage not in forever:
+                alive.discard(storage)
+                live -= storage.n_bytes
+    return max(0, peak - sum(s.n_bytes for s in saved))
+
+
+def backward_extra_bytes(nodes: Sequence[Node], output: Tensor | None) -> int:
+    """Return the most bytes alive at once in backward, less those that were saved when it began.
+
+    Gradients live from their making to their use; what an operation saved is freed when its backward has run.
+    """
+    holds = Counter(storage for node in nodes for storage in node.saved)
+    gradients: dict[Tensor, Storage] = {}
+    uses: Counter[Storage] = Counter()
+    live = 0
+    if output is not None:
+        gradients[output] = Storage(output.n_bytes)
+        uses[gradients[output]] += 1
+        live = output.n_bytes
+    peak = live
+    for node in reversed(nodes):
+        if not any(t.needs_gradient for t in node.outputs):
+            continue
+        arriving = [gradients.pop(t) for t in node.outputs if t in gradients]
+        made = 0
+        for tensor in node.inputs:
+            if not tensor.needs_gradient or tensor.storage.owner == "parameter":
+                continue
+            is_alias = node.is_alias and bool(arriving) and arriving[0].n_bytes == tensor.n_bytes
+            if not is_alias:
+                made += tensor.n_bytes
+            if tensor not in gradients:
+                gradients[tensor] = arriving[0] if is_alias else Storage(tensor.n_bytes)
+                uses[gradients[tensor]] += 1
+                live += 0 if is_alias else tensor.n_bytes
+                made -= 0 if is_alias else tensor.n_bytes
+        peak = max(peak, live + made)
+        for storage in arriving:
+            uses[storage] -= 1
+            live -= storage.n_bytes if not uses[storage] else 0
+        for storage in node.saved:
+            holds[storage] -= 1
+            live -= storage.n_bytes if not holds[storage] else 0
+    return max(0, peak)

@@ -1,0 +1,135 @@
+"""Mixture-of-experts MLP: router, permutation, grouped products, weighted return.
+
+References
+----------
+Lepikhin et al., GShard, arXiv:2006.16668; Gale et al., MegaBlocks, arXiv:2211.15841 (grouped products without padding).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.models.layer import CommunicationPoint, GemmShape
+from simulator.models.liveness import Tensor
+from simulator.models.ops import kernel, map_kernel
+from simulator.models.styles.base import Style
+
+
+def moe(style: Style, x: Tensor) -> Tensor:
+    """Append the routed experts of one block; tokens spread evenly over the experts.
+
+    Parameters
+    ----------
+    style : Style
+        Implementation.
+    x : Tensor
+        Normed residual stream ``[tokens, hidden]``.
+
+    Returns
+    -------
+    Tensor
+        ``[tokens, hidden]``.
+    """
+    spec, setting, tape = style.spec, style.setting, style.tape
+    n_tokens = x.n_elements // spec.hidden
+    n_routed = n_tokens * spec.top_k
+    logits = style.linear(x, spec.n_experts, spec.hidden, name="router")
+    n_logits = n_tokens * spec.n_experts
+    gates = tape.record(
+        [logits],
+        n_routed,
+        "fp32",
+        forward=[
+            kernel("softmax", n_logits, 2 * n_logits, 4 * n_logits, "fp32", row=spec.n_experts),
+            kernel("topk", n_routed, 4 * n_logits, 12 * n_routed, "fp32", row=spec.n_experts),
+            kernel("sort", n_routed, 8 * n_routed, 8 * n_routed, "int64"),
+        ],
+        backward=[
+            kernel("scatter", n_logits, 4 * n_routed, 4 * n_logits, "fp32", in_pass="backward"),
+            kernel(
+                "softmax",
+                n_logits,
+                8 * n_logits,
+                2 * n_logits,
+                "fp32",
+                row=spec.n_experts,
+                in_pass="backward",
+            ),
+        ],
+        saved_bytes=4 * n_logits + 12 * n_routed,
+    )
+    sent = Tensor(n_routed * spec.hidden, style.dtype, x.storage)
+    routed = tape.record(
+        [x],
+        sent.n_elements,
+        style.dtype,
+        forward=[map_kernel("permute", [sent], [sent])],
+        backward=[map_kernel("permute", [sent], [x], in_pass="backward")],
+    )
+    arrived = _exchange(style, routed, "dispatch")
+    done = _exchange(style, _expert_products(style, arrived), "combine")
+    return tape.record(
+        [done, gates],
+        x.n_elements,
+        style.dtype,
+        forward=[map_kernel("unpermute", [done, gates], [x])],
+        backward=[
+            map_kernel("unpermute", [x, gates], [done], in_pass="backward"),
+            map_kernel("sum", [x, done], [gates], row=spec.hidden, in_pass="backward"),
+        ],
+        saves=[done, gates],
+    )
+
+
+def _exchange(style: Style, x: Tensor, operator: str) -> Tensor:
+    if style.setting.ep == 1:
+        return x
+    assert operator in ("dispatch", "combine")
+    point = CommunicationPoint(
+        operator="dispatch" if operator == "dispatch" else "combine", n_bytes=x.n_bytes
+    )
+    back = replace(point, kernel_pass="backward")
+    return style.tape.record([x], x.n_elements, x.dtype, forward=[point], backward=[back])
+
+
+def _expert_products(style: Style, x: Tensor) -> Tensor:
+    """Append both grouped products and the activation over the experts of this rank."""
+    spec, setting = style.spec, style.setting
+    n_local = max(1, spec.n_experts // setting.ep)
+    n_rows = x.n_elements // spec.hidden
+    width = spec.expert_hidden // setting.tp
+    up = _grouped(style, x, n_local, n_rows, width * (2 if spec.gated_mlp else 1), spec.hidden)
+    if spec.gated_mlp:
+        gated = style.tape.record(
+            [up],
+            n_rows * width,
+            up.dtype,
+            forward=[kernel("swiglu", n_rows * width, up.n_bytes, up.n_bytes / 2, up.dtype)],
+            backward=[
+                kernel("swiglu", up.n_elements, 1.5 * up.n_bytes, up.n_bytes, up.dtype, in_pass="backward")
+            ],
+            saves=[up],
+        )
+    else:
+        gated = style.activation(up, bias=False)
+    return _grouped(style, gated, n_local, n_rows, spec.hidden, width)
+
+
+def _grouped(style: Style, x: Tensor, n_local: int, n_rows: int, rows: int, columns: int) -> Tensor:
+    """Append one product per local expert, batched; rows are spread evenly."""
+    setting = style.setting
+    each = max(1, n_rows // n_local)
+    shape = GemmShape(batch=n_local, m=each, n=rows, k=columns, dtype=setting.gemm_dtype, name="grouped_gemm")
+    weight = style.tape.weight(n_local * rows * columns, setting.weight_dtype)
+    return style.tape.record(
+        [x, weight],
+        n_rows * rows,
+        x.dtype,
+        forward=[shape],
+        backward=[
+            replace(shape, m=each, n=columns, k=rows, kernel_pass="dgrad"),
+            replace(shape, m=rows, n=columns, k=each, kernel_pass="wgrad"),
+        ],
+        saves=[x],
+        kept=True,
+    )

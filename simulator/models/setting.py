@@ -1,0 +1,124 @@
+"""How one rank runs a model: batch, partition, precision and implementation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from simulator.errors import InfeasiblePlanError
+from simulator.models.spec import ModelSpec
+
+#: precision -> (dtype of activations, dtype of weights, dtype in which matrix products run)
+PRECISIONS = {
+    "fp16": ("fp16", "fp16", "fp16"),
+    "bf16": ("bf16", "bf16", "bf16"),
+    "amp_fp16": ("fp16", "fp32", "fp16"),
+    "amp_bf16": ("bf16", "fp32", "bf16"),
+    "tf32": ("fp32", "fp32", "tf32"),
+    "fp32": ("fp32", "fp32", "fp32"),
+    "fp8": ("bf16", "bf16", "fp8"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Everything beside the model that decides which kernels one rank launches for one micro-batch.
+
+    Parameters
+    ----------
+    micro_batch : int
+        Sequences.
+    sequence_length : int
+        Tokens of one whole sequence, before context parallelism splits it.
+    tp, cp, ep : int
+        Degrees of tensor, context and expert parallelism.
+    sequence_parallel : bool
+        Whether the tensor-parallel ranks split the tokens between tensor-parallel regions.
+    precision : str
+        One of :data:`PRECISIONS`.
+    kernels : str
+        Style of the implementation: ``hf-eager``, ``megatron``, ``compiled``, ``fused``.
+    attention : str
+        ``flash`` or ``eager``.
+    recompute : str
+        ``none``, ``selective``, ``full``.
+    """
+
+    micro_batch: int
+    sequence_length: int
+    tp: int = 1
+    sequence_parallel: bool = False
+    cp: int = 1
+    ep: int = 1
+    precision: str = "bf16"
+    kernels: Literal["hf-eager", "megatron", "compiled", "fused"] = "megatron"
+    attention: Literal["flash", "eager"] = "flash"
+    recompute: Literal["none", "selective", "full"] = "none"
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of activations that enter matrix products."""
+        return PRECISIONS[self.precision][0]
+
+    @property
+    def weight_dtype(self) -> str:
+        """Dtype in which the weights are stored on the rank."""
+        return PRECISIONS[self.precision][1]
+
+    @property
+    def gemm_dtype(self) -> str:
+        """Dtype in which matrix products run."""
+        return PRECISIONS[self.precision][2]
+
+    @property
+    def is_autocast(self) -> bool:
+        """Whether weights are cast at every use."""
+        return self.precision.startswith("amp_")
+
+    @property
+    def is_sequence_parallel(self) -> bool:
+        """Whether tokens outside tensor-parallel regions are split over the tensor-parallel ranks."""
+        return self.sequence_parallel and self.tp > 1
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of one sequence on this context-parallel rank."""
+        return self.sequence_length // self.cp
+
+    @property
+    def tokens(self) -> int:
+        """Tokens inside a tensor-parallel region."""
+        return self.micro_batch * self.sequence
+
+    @property
+    def tokens_outside(self) -> int:
+        """Tokens between tensor-parallel regions: norms, dropout, residuals."""
+        return self.tokens // self.tp if self.is_sequence_parallel else self.tokens
+
+    def check(self, spec: ModelSpec) -> None:
+        """Check that the partition divides the model.
+
+        Raises
+        ------
+        InfeasiblePlanError
+            Naming the rule and the numbers.
+        """
+        rules = [
+            ("heads", spec.heads, "tp", self.tp),
+            ("ffn_hidden", spec.ffn_hidden, "tp", self.tp),
+            ("sequence_length", self.sequence_length, "cp", self.cp),
+        ]
+        if self.ep > 1 and not spec.n_experts:
+            raise InfeasiblePlanError(
+                f"ep={self.ep}: {spec.name} has no experts to distribute", hint="use --ep 1"
+            )
+        if spec.n_experts:
+            rules.append(("experts", spec.n_experts, "ep", self.ep))
+        if self.is_sequence_parallel:
+            rules.append(("sequence_length / cp", self.sequence, "tp", self.tp))
+        for name, size, axis, degree in rules:
+            if size % degree:
+                raise InfeasiblePlanError(
+                    f"{axis}={degree} does not divide {name}={size} of {spec.name}",
+                    hint=f"use a {axis} that divides {size}",
+                )

@@ -1,0 +1,16 @@
+"""Implementation styles: which kernels a framework launches for the same mathematics."""
+
+from __future__ import annotations
+
+from simulator.models.styles.base import Style
+from simulator.models.styles.compiled import Compiled
+from simulator.models.styles.hf_eager import HfEager
+from simulator.models.styles.megatron import Fused, Megatron
+
+#: name in :class:`simulator.plan.Framework` -> style
+STYLES: dict[str, type[Style]] = {
+    "hf-eager": HfEager,
+    "megatron": Megatron,
+    "compiled": Compiled,
+    "fused": Fused,
+}

@@ -1,0 +1,328 @@
+"""What every implementation style shares: sizes on this rank, tensor-parallel regions, and the interface."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from simulator.models.layer import DTYPE_BYTES, AttentionShape, CommunicationPoint, GemmShape, LayerItem
+from simulator.models.liveness import Tensor
+from simulator.models.ops import batched_product, cast, copy, flash_attention, map_kernel, product
+from simulator.models.setting import Setting
+from simulator.models.spec import ModelSpec
+from simulator.models.tape import Tape
+
+
+class Style(ABC):
+    """Appends the operations of one implementation of a model to a tape.
+
+    Subclasses decide what is fused and what is saved; the order of a block is the family's.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        The model.
+    setting : Setting
+        How this rank runs it.
+    tape : Tape
+        Where operations are appended.
+    """
+
+    #: whether query, key and value (and gate and up) are one matrix product
+    merges_columns = True
+    #: whether the bias of the MLP's first product is added by the activation's kernel
+    late_up_bias = False
+    #: multi-kernel attention: whether its copies to a batched layout exist
+    copies_heads = False
+
+    def __init__(self, spec: ModelSpec, setting: Setting, tape: Tape) -> None:
+        self.spec = spec
+        self.setting = setting
+        self.tape = tape
+        self.heads = spec.heads // setting.tp
+        self.kv_heads = max(1, spec.kv_heads // setting.tp)
+        self.head_dim = spec.head_dim
+        self.dtype = setting.dtype
+
+    # ---- what implementations differ in -------------------------------------------------------------------------
+
+    @property
+    def residual_dtype(self) -> str:
+        """Dtype of the tensor that blocks hand on."""
+        return self.dtype
+
+    @abstractmethod
+    def norm(self, x: Tensor, *, width: int = 0) -> Tensor:
+        """Append a norm of the architecture's kind over the last ``width`` (default hidden) elements."""
+
+    @abstractmethod
+    def activation(self, x: Tensor, *, bias: bool) -> Tensor:
+        """Append the MLP's activation; ``bias`` where the bias of the product before it is still to be added.
+
+        A gated one reads gate and up from one tensor.
+        """
+
+    @abstractmethod
+    def rotary(self, x: Tensor) -> Tensor:
+        """Append rotary position embedding."""
+
+    @abstractmethod
+    def eager_attention(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
+        """Append attention as separate products, mask, softmax and dropout."""
+
+    @abstractmethod
+    def residual(self, x: Tensor, branch: Tensor, *, bias: bool) -> Tensor:
+        """Append dropout of a branch and its addition to the residual stream; ``bias`` as for :meth:`activation`."""
+
+    @abstractmethod
+    def loss(self, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
+        """Append the cross-entropy over this rank's part ``vocab`` of the vocabulary."""
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Append ``activation(gate) * up`` of two separate tensors."""
+        raise NotImplementedError(f"{type(self).__name__} reads gate and up from one tensor")
+
+    def adds_bias_late(self) -> bool:
+        """Whether biases of row-parallel products are added by the fused kernel of the residual."""
+        return False
+
+    # ---- matrix products and tensor-parallel regions ---------------------------------------------------------------
+
+    def linear(
+        self,
+        x: Tensor,
+        rows: int,
+        columns: int,
+        *,
+        bias: bool = False,
+        name: str = "gemm",
+        before: Sequence[LayerItem] = (),
+        between: Sequence[LayerItem] = (),
+        saved_input: Tensor | None = None,
+    ) -> Tensor:
+        """Append one matrix product with the weight stored as the precision says."""
+        setting = self.setting
+        weight = self.tape.weight(rows * columns, setting.weight_dtype)
+        vector = self.tape.weight(rows, setting.weight_dtype) if bias else None
+        x = cast(self.tape, x, self.dtype)
+        if setting.is_autocast:
+            vector = cast(self.tape, vector, self.dtype) if vector is not None else None
+            weight = cast(self.tape, weight, self.dtype)
+        if setting.gemm_dtype == "fp8":
+            return self._fp8_linear(x, weight, rows, columns, before, between, name)
+        return product(
+            self.tape,
+            x,
+            weight,
+            rows=rows,
+            columns=columns,
+            dtype=setting.gemm_dtype,
+            name=name,
+            before=before,
+            between=between,
+            saves=None if saved_input is None else [saved_input, weight],
+            bias=vector,
+        )
+
+    def _fp8_linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        rows: int,
+        columns: int,
+        before: Sequence[LayerItem],
+        between: Sequence[LayerItem],
+        name: str,
+    ) -> Tensor:
+        """Append a product of operands quantised to eight bits, forward and backward.
+
+        References
+        ----------
+        Micikevicius et al., "FP8 formats for deep learning", arXiv:2209.05433.
+        """
+        n_tokens = x.n_elements // columns
+        narrow = Tensor(x.n_elements, "fp8", x.storage)
+        casts: list[LayerItem] = [
+            map_kernel("cast", [x], [narrow, narrow]),
+            map_kernel("cast", [weight], [Tensor(weight.n_elements, "fp8", weight.storage)] * 2),
+        ]
+        gradient = Tensor(n_tokens * rows, self.dtype, x.storage)
+        small = Tensor(gradient.n_elements, "fp8", x.storage)
+        quantise = map_kernel("cast", [gradient], [small, small], in_pass="backward")
+        n8, n16 = x.n_elements, 2 * x.n_elements
+        keeps_narrow = (
+            self.setting.kernels != "compiled"
+        )  # torchao keeps the 16-bit operand, Transformer Engine not
+        return self.tape.record(
+            [x, weight],
+            n_tokens * rows,
+            self.dtype,
+            forward=[*casts, GemmShape(m=n_tokens, n=rows, k=columns, dtype="fp8", name=name)],
+            backward=[
+                quantise,
+                *before,
+                GemmShape(m=n_tokens, n=columns, k=rows, dtype="fp8", kernel_pass="dgrad", name=name),
+                *between,
+                GemmShape(m=rows, n=columns, k=n_tokens, dtype="fp8", kernel_pass="wgrad", name=name),
+            ],
+            saves=[] if keeps_narrow else [x],
+            saved_bytes=n8 if keeps_narrow and n16 else 0,
+            kept=True,
+        )
+
+    def point_bytes(self, width: int) -> int:
+        """Bytes of a whole ``[tokens, width]`` tensor that the tensor-parallel group exchanges."""
+        return self.setting.tokens * width * DTYPE_BYTES[self.dtype]
+
+    def columns(
+        self, x: Tensor, rows: Sequence[int], *, bias: bool = False, name: str = "gemm"
+    ) -> list[Tensor]:
+        """Append the column-parallel products that open a tensor-parallel region.
+
+        Returns
+        -------
+        list of Tensor
+            One merged output, or one per entry of ``rows`` where the style launches them separately.
+        """
+        columns = self.spec.hidden
+        widths = [sum(rows)] if self.merges_columns else list(rows)
+        if self.setting.tp == 1:
+            return [self.linear(x, n, columns, bias=bias, name=name) for n in widths]
+        n_bytes = self.point_bytes(columns)
+        enter = CommunicationPoint(operator="f", n_bytes=n_bytes)
+        if not self.merges_columns:
+            leave = CommunicationPoint(operator="f", n_bytes=n_bytes, kernel_pass="backward")
+            inside = self._enter(x, enter, [leave])
+            return [self.linear(inside, n, columns, bias=bias, name=name) for n in widths]
+        reduce = CommunicationPoint(operator="f", n_bytes=n_bytes, kernel_pass="backward", overlaps=1)
+        again = CommunicationPoint(operator="f", n_bytes=n_bytes, overlaps=1)
+        inside = self._enter(x, enter, [])
+        return [
+            self.linear(
+                inside,
+                widths[0],
+                columns,
+                bias=bias,
+                name=name,
+                before=[again] if self.setting.is_sequence_parallel else [],
+                between=[reduce],
+                saved_input=x if self.setting.gemm_dtype != "fp8" else None,
+            )
+        ]
+
+    def _enter(self, x: Tensor, point: CommunicationPoint, backward: Sequence[LayerItem]) -> Tensor:
+        is_split = self.setting.is_sequence_parallel
+        n_elements = x.n_elements * (self.setting.tp if is_split else 1)
+        return self.tape.record(
+            [x],
+            n_elements,
+            x.dtype,
+            forward=[point],
+            backward=backward,
+            view=None if is_split else x,
+            gradient="new" if is_split else "alias",
+        )
+
+    def row(self, x: Tensor, columns: int, *, bias: bool = False, name: str = "gemm") -> Tensor:
+        """Append the row-parallel product that closes a tensor-parallel region."""
+        rows = self.spec.hidden
+        y = self.linear(x, rows, columns, bias=bias and not self.adds_bias_late(), name=name)
+        if self.setting.tp == 1:
+            return y
+        is_split = self.setting.is_sequence_parallel
+        n_bytes = self.point_bytes(rows)
+        return self.tape.record(
+            [y],
+            self.setting.tokens_outside * rows,
+            y.dtype,
+            forward=[CommunicationPoint(operator="g", n_bytes=n_bytes)],
+            backward=[CommunicationPoint(operator="g", n_bytes=n_bytes, kernel_pass="backward")],
+            view=None if is_split else y,
+            gradient="new" if is_split else "alias",
+        )
+
+    # ---- attention --------------------------------------------------------------------------------------------------
+
+    def attention_shape(self, *, causal: bool, seq_k: int = 0, head_dim: int = 0) -> AttentionShape:
+        """Return the shape of this rank's core attention; keys span the whole sequence under context parallelism."""
+        setting = self.setting
+        return AttentionShape(
+            batch=setting.micro_batch,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            seq_q=setting.sequence,
+            seq_k=seq_k or setting.sequence_length,
+            head_dim=head_dim or self.head_dim,
+            causal=causal,
+            dtype=self.dtype,
+        )
+
+    def split_heads(self, merged: Tensor) -> tuple[Tensor, ...]:
+        """Append the views of query, key and value in their merged projection."""
+        per_head = self.setting.tokens * self.head_dim
+        sizes = [per_head * n for n in (self.heads, self.kv_heads, self.kv_heads)]
+        gather = map_kernel("cat", [merged], [merged], in_pass="backward")
+        return self.tape.split(merged, sizes, [gather])
+
+    def split_pair(self, merged: Tensor) -> tuple[Tensor, ...]:
+        """Append the views of the two halves of a merged projection."""
+        gather = map_kernel("cat", [merged], [merged], in_pass="backward")
+        return self.tape.split(merged, [merged.n_elements // 2] * 2, [gather])
+
+    def core_attention(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
+        """Append attention proper, with the exchange of keys and values under context parallelism."""
+        k, v = self.exchange_context(k, v)
+        if self.setting.attention == "eager":
+            return self.eager_attention(q, k, v, shape)
+        return self.flash(q, k, v, shape)
+
+    def exchange_context(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Mark where context parallelism exchanges keys and values, which the attention kernel may run beside."""
+        if self.setting.cp == 1:
+            return k, v
+        n_bytes = (k.n_bytes + v.n_bytes) * self.setting.cp
+        point = CommunicationPoint(operator="context", n_bytes=n_bytes, overlaps=1)
+        back = CommunicationPoint(operator="context", n_bytes=n_bytes, kernel_pass="backward", overlaps=1)
+        k = self.tape.record(
+            [k], k.n_elements, k.dtype, forward=[point], backward=[back], view=k, gradient="alias"
+        )
+        return k, v
+
+    def flash(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
+        """Append the fused attention kernel."""
+        q, k, v = (cast(self.tape, t, self.dtype) for t in (q, k, v))
+        return flash_attention(self.tape, q, k, v, shape)
+
+    def scores(self, q: Tensor, k: Tensor, shape: AttentionShape) -> Tensor:
+        """Append ``q k^T`` over all heads."""
+        if self.copies_heads:
+            q, k = copy(self.tape, q), copy(self.tape, k)
+        batch = shape.batch * shape.heads
+        return batched_product(
+            self.tape,
+            q,
+            k,
+            batch=batch,
+            m=shape.seq_q,
+            n=shape.seq_k,
+            k=shape.head_dim,
+            dtype=self.setting.gemm_dtype if self.setting.gemm_dtype != "fp8" else self.dtype,
+            name="bmm_qk",
+        )
+
+    def weighted_values(self, weights: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
+        """Append the product of attention weights and values, and its copy back to ``[tokens, heads, head_dim]``."""
+        if self.copies_heads:
+            v = copy(self.tape, v)
+        context = batched_product(
+            self.tape,
+            weights,
+            v,
+            batch=shape.batch * shape.heads,
+            m=shape.seq_q,
+            n=shape.head_dim,
+            k=shape.seq_k,
+            dtype=self.setting.gemm_dtype if self.setting.gemm_dtype != "fp8" else self.dtype,
+            name="bmm_pv",
+        )
+        return copy(self.tape, context)

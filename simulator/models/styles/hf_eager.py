@@ -1,0 +1,276 @@
+"""Hugging Face transformers in eager PyTorch: one kernel for every operator that the Python code names.
+
+References
+----------
+The operator lists are those that a dispatch mode records of transformers 5 (GPT-2, Llama, BERT, T5, Mixtral).
+"""
+
+from __future__ import annotations
+
+from simulator.models.layer import AttentionShape, LayerItem
+from simulator.models.liveness import Tensor
+from simulator.models.ops import (
+    add,
+    cast,
+    dropout,
+    kernel,
+    layer_norm,
+    map_kernel,
+    mul,
+    pointwise,
+    scale,
+    shift,
+    wider,
+)
+from simulator.models.styles.base import Style
+
+
+class HfEager(Style):
+    """Unfused operators; under autocast norms, powers, softmax and loss run in fp32 and weights are cast at use."""
+
+    copies_heads = True
+
+    @property
+    def merges_columns(self) -> bool:  # type: ignore[override]
+        """GPT-2's ``Conv1D`` and MPT's ``Wqkv`` are one product; the other families have three."""
+        return self.spec.architecture in ("gpt", "mpt")
+
+    @property
+    def residual_dtype(self) -> str:
+        """Autocast leaves the residual stream in fp32, where the embedding put it."""
+        return self.setting.weight_dtype
+
+    def norm(self, x: Tensor, *, width: int = 0) -> Tensor:
+        """Append ``nn.LayerNorm`` (one kernel) or the pieces of the Python RMSNorm."""
+        width = width or self.spec.hidden
+        if self.spec.norm == "layer_norm":
+            dtype = self.setting.weight_dtype if self.setting.is_autocast else self.dtype
+            return layer_norm(self.tape, cast(self.tape, x, dtype), width, dtype)
+        return self._rms_norm(x, width)
+
+    def _rms_norm(self, x: Tensor, width: int) -> Tensor:
+        tape = self.tape
+        n_rows = x.n_elements // width
+        wide = cast(tape, x, "fp32")
+        n_bytes = wide.n_bytes
+        squares = pointwise(
+            tape,
+            "pow",
+            [wide],
+            saves=[wide],
+            backward=[
+                map_kernel("pow", [wide], [wide], in_pass="backward"),
+                map_kernel("mul", [wide], [wide], in_pass="backward"),
+                map_kernel("mul", [wide, wide], [wide], in_pass="backward"),
+            ],
+        )
+        spread = kernel("div", x.n_elements, 4 * n_rows, n_bytes, "fp32", in_pass="backward")
+        mean = tape.record(
+            [squares],
+            n_rows,
+            "fp32",
+            forward=[kernel("mean", n_rows, n_bytes, 4 * n_rows, "fp32", row=width)],
+            backward=[spread],
+        )
+        small = kernel("rsqrt", n_rows, 4 * n_rows, 4 * n_rows, "fp32")
+        back = kernel("rsqrt", n_rows, 8 * n_rows, 4 * n_rows, "fp32", in_pass="backward")
+        inverse = tape.record(
+            [mean], n_rows, "fp32", forward=[small, small], backward=[back] * 3, saves_output=True
+        )
+        source = x if self.spec.architecture == "t5" else wide
+        normal = self._times_rows(source, inverse, n_rows, width)
+        return self._times_weight(cast(tape, normal, self._norm_dtype(x)), width)
+
+    def _norm_dtype(self, x: Tensor) -> str:
+        return "fp32" if self.setting.weight_dtype == "fp32" and x.dtype == "fp32" else self.dtype
+
+    def _times_rows(self, x: Tensor, rows: Tensor, n_rows: int, width: int) -> Tensor:
+        """Append ``x[row, i] * rows[row]`` in fp32."""
+        wide = Tensor(x.n_elements, "fp32", x.storage)
+        backward: list[LayerItem] = [
+            map_kernel("mul", [wide, x], [wide], in_pass="backward"),
+            map_kernel("mul", [wide, rows], [wide], in_pass="backward"),
+            kernel("sum", n_rows, wide.n_bytes, 4 * n_rows, "fp32", row=width, in_pass="backward"),
+        ]
+        if x.dtype != "fp32":
+            backward.append(map_kernel("cast", [wide], [x], in_pass="backward"))
+        return self.tape.record(
+            [x, rows],
+            x.n_elements,
+            "fp32",
+            forward=[map_kernel("mul", [x, rows], [wide])],
+            backward=backward,
+            saves=[x, rows],
+        )
+
+    def _times_weight(self, x: Tensor, width: int) -> Tensor:
+        """Append ``x[row, i] * weight[i]``."""
+        weight = self.tape.weight(width, self.setting.weight_dtype)
+        dtype = wider(x.dtype, weight.dtype)
+        output = Tensor(x.n_elements, dtype, x.storage)
+        n_rows = x.n_elements // width
+        return self.tape.record(
+            [x, weight],
+            x.n_elements,
+            dtype,
+            forward=[map_kernel("mul", [x], [output])],
+            backward=[
+                map_kernel("mul", [output], [output], in_pass="backward"),
+                map_kernel("mul", [output, x], [output], in_pass="backward"),
+                kernel("sum", width, output.n_bytes, 4 * width, dtype, row=n_rows, in_pass="wgrad"),
+            ],
+            saves=[x],
+        )
+
+    # ---- MLP ----------------------------------------------------------------------------------------------------
+
+    def activation(self, x: Tensor, *, bias: bool) -> Tensor:
+        """Append the activation as the modelling file writes it."""
+        if self.spec.activation == "gelu_new":
+            return self._gelu_new(x)
+        if self.spec.activation == "relu2":
+            return self._square(pointwise(self.tape, "relu", [x], saves_output=True))
+        y = pointwise(
+            self.tape,
+            self.spec.activation,
+            [x],
+            saves=[] if self.spec.activation == "relu" else [x],
+            saves_output=self.spec.activation == "relu",
+        )
+        if self.spec.architecture != "t5":
+            return y
+        y = dropout(self.tape, y, self.spec.dropout)
+        return cast(self.tape, y, "fp32") if self.setting.is_autocast else y
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Append ``activation(gate) * up``."""
+        return mul(self.tape, self.activation(gate, bias=False), up)
+
+    def _square(self, x: Tensor) -> Tensor:
+        back = map_kernel("mul", [x, x], [x], in_pass="backward")
+        return pointwise(self.tape, "pow", [x], saves=[x], backward=[back, back])
+
+    def _gelu_new(self, x: Tensor) -> Tensor:
+        """Append ``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``, eight kernels."""
+        tape = self.tape
+        half = scale(tape, x)
+        wide = cast(tape, x, "fp32") if self.setting.is_autocast else x
+        cube = pointwise(
+            tape,
+            "pow",
+            [wide],
+            saves=[wide],
+            backward=[
+                map_kernel("pow", [wide], [wide], in_pass="backward"),
+                map_kernel("mul", [wide], [wide], in_pass="backward"),
+                map_kernel("mul", [wide, wide], [wide], in_pass="backward"),
+            ],
+        )
+        inner = scale(tape, add(tape, x, scale(tape, cube)))
+        return mul(tape, half, shift(tape, pointwise(tape, "tanh", [inner], saves_output=True)))
+
+    # ---- attention ------------------------------------------------------------------------------------------------
+
+    def rotary(self, x: Tensor) -> Tensor:
+        """Append ``x cos + rotate_half(x) sin``: two products, a negation, a concatenation and a sum."""
+        dtype = wider(x.dtype, self.residual_dtype)
+        y = Tensor(x.n_elements, dtype, x.storage)
+        half = Tensor(x.n_elements // 2, x.dtype, x.storage)
+        wide_half = Tensor(x.n_elements // 2, dtype, x.storage)
+        backward: list[LayerItem] = [
+            map_kernel("mul", [y], [y], in_pass="backward"),
+            map_kernel("neg", [wide_half], [wide_half], in_pass="backward"),
+            map_kernel("copy", [wide_half], [y], in_pass="backward"),
+            map_kernel("copy", [wide_half], [y], in_pass="backward"),
+            map_kernel("add", [y, y], [y], in_pass="backward"),
+            map_kernel("mul", [y], [y], in_pass="backward"),
+            map_kernel("add", [y, y], [y], in_pass="backward"),
+        ]
+        if dtype != x.dtype:
+            backward.append(map_kernel("cast", [y], [x], in_pass="backward"))
+        return self.tape.record(
+            [x],
+            x.n_elements,
+            dtype,
+            forward=[
+                map_kernel("mul", [x], [y]),
+                map_kernel("neg", [half], [half]),
+                map_kernel("cat", [x], [x]),
+                map_kernel("mul", [x], [y]),
+                map_kernel("add", [y, y], [y]),
+            ],
+            backward=backward,
+        )
+
+    def eager_attention(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
+        """Append matmul, scale, bias and mask, softmax, dropout, matmul, each by itself."""
+        tape = self.tape
+        q, k, v = (cast(tape, t, self.dtype) for t in (q, k, v))
+        if self.kv_heads != self.heads:
+            k, v = (self._repeat(t) for t in (k, v))
+        scores = scale(tape, self.scores(q, k, shape))
+        scores = self.biased(scores, shape)
+        wide = self.setting.is_autocast or self.spec.architecture in ("llama", "mpt", "t5")
+        scores = cast(tape, scores, "fp32") if wide else scores
+        weights = pointwise(tape, "softmax", [scores], saves_output=True, row=shape.seq_k)
+        if self.spec.architecture not in ("bert",):
+            weights = cast(tape, weights, self.dtype)
+        weights = dropout(tape, weights, self.spec.dropout)
+        return self.weighted_values(cast(tape, weights, self.dtype), v, shape)
+
+    def biased(self, scores: Tensor, shape: AttentionShape) -> Tensor:
+        """Append the addition of the position bias and of the causal mask."""
+        tape = self.tape
+        if self.spec.positions == "relative":
+            bias = tape.shared(shape.heads * shape.seq_q * shape.seq_k, self.setting.weight_dtype)
+            dtype = wider(scores.dtype, bias.dtype)
+            wide = Tensor(scores.n_elements, dtype, scores.storage)
+            reduce = kernel("sum", bias.n_elements, wide.n_bytes, bias.n_bytes, dtype, in_pass="backward")
+            casts = (
+                [map_kernel("cast", [wide], [scores], in_pass="backward")] if dtype != scores.dtype else []
+            )
+            scores = tape.record(
+                [scores, bias],
+                scores.n_elements,
+                dtype,
+                forward=[map_kernel("add", [scores, bias], [wide])],
+                backward=[reduce, *casts],
+                gradient="alias",
+            )
+        if shape.causal or self.spec.positions == "alibi":
+            mask = tape.shared(shape.batch * shape.seq_q * shape.seq_k, scores.dtype)
+            scores = add(tape, scores, mask)
+        return scores
+
+    def _repeat(self, x: Tensor) -> Tensor:
+        n = self.heads // self.kv_heads
+        y = Tensor(x.n_elements * n, x.dtype, x.storage)
+        back = map_kernel("sum", [y], [x], in_pass="backward")
+        return self.tape.record(
+            [x], y.n_elements, x.dtype, forward=[map_kernel("copy", [x], [y])], backward=[back]
+        )
+
+    def residual(self, x: Tensor, branch: Tensor, *, bias: bool) -> Tensor:
+        """Append dropout and addition, a kernel each."""
+        return add(self.tape, x, dropout(self.tape, branch, self.spec.dropout))
+
+    # ---- loss -----------------------------------------------------------------------------------------------------
+
+    def loss(self, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
+        """Append log-softmax and negative log-likelihood; decoders upcast the logits to fp32 first."""
+        tape = self.tape
+        decoder = self.spec.architecture not in ("bert", "t5")
+        if decoder or self.setting.is_autocast:
+            logits = cast(tape, logits, "fp32")
+        width = 4 if logits.dtype == "fp32" else 2
+        row = n_tokens * width
+        logp = pointwise(tape, "cross_entropy", [logits], saves_output=True, row=vocab)
+        fill = kernel("fill", n_tokens * vocab, row, logp.n_bytes, logp.dtype, in_pass="backward")
+        return tape.record(
+            [logp],
+            1,
+            logp.dtype,
+            forward=[kernel("nll_loss", n_tokens, row, row, logp.dtype)],
+            backward=[fill],
+            saves=[logp],
+        )

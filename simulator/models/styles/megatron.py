@@ -1,0 +1,179 @@
+"""Megatron-LM with its fused kernels, and the fully fused implementations that followed it.
+
+References
+----------
+Shoeybi et al., arXiv:1909.08053; Narayanan et al., arXiv:2104.04473, section 4.2 (fused kernels); Korthikanti et al.,
+arXiv:2205.05198, section 4 (what is saved: 34 s b h + 5 a s^2 b bytes per layer).
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from simulator.models.layer import DTYPE_BYTES, AttentionShape, CommunicationPoint, LayerItem
+from simulator.models.liveness import Tensor
+from simulator.models.ops import (
+    bias_gradient,
+    cast,
+    copy,
+    dropout,
+    flash_attention,
+    kernel,
+    layer_norm,
+    map_kernel,
+    pointwise,
+    rms_norm,
+)
+from simulator.models.styles.base import Style
+
+
+class Megatron(Style):
+    """Fused norms, bias-gelu, bias-dropout-add and masked softmax; vocabulary-parallel loss in pieces."""
+
+    #: flash attention wants ``[batch, seq]`` order, Megatron-LM's tensors are ``[seq, batch]``
+    transposes_for_flash = True
+    late_up_bias = True
+
+    def adds_bias_late(self) -> bool:
+        """Row-parallel biases are added in the bias-dropout-add kernel."""
+        return True
+
+    def norm(self, x: Tensor, *, width: int = 0) -> Tensor:
+        """Append one fused norm kernel."""
+        append = layer_norm if self.spec.norm == "layer_norm" else rms_norm
+        return append(self.tape, x, width or self.spec.hidden, self.dtype)
+
+    def activation(self, x: Tensor, *, bias: bool) -> Tensor:
+        """Append bias and activation (and the product of a gated MLP) as one kernel."""
+        spec = self.spec
+        n_elements = x.n_elements // 2 if spec.gated_mlp else x.n_elements
+        name = {"silu": "swiglu"}.get(spec.activation, spec.activation) if spec.gated_mlp else spec.activation
+        y = Tensor(n_elements, x.dtype, x.storage)
+        backward: list[LayerItem] = [map_kernel(name, [y, x], [x], in_pass="backward")]
+        if bias:
+            n_tokens = self.setting.tokens
+            backward.append(bias_gradient(n_tokens, x.n_elements // n_tokens, x.dtype))
+            name = f"bias_{name}"
+        return pointwise(self.tape, name, [x], n_elements=n_elements, saves=[x], backward=backward)
+
+    def rotary(self, x: Tensor) -> Tensor:
+        """Append the rotation as one kernel each way."""
+        return pointwise(self.tape, "rotary", [x])
+
+    def eager_attention(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
+        """Append scaled product, fused masked softmax, dropout and product; selective recompute drops these."""
+        selective = self.setting.recompute == "selective"
+        with self.tape.recomputed("core_attention") if selective else nullcontext():
+            scores = self.scores(q, k, shape)
+            weights = pointwise(self.tape, "softmax", [scores], saves_output=True, row=shape.seq_k)
+            weights = dropout(self.tape, weights, self.spec.dropout)
+            return self.weighted_values(weights, v, shape)
+
+    def flash(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
+        """Append the fused kernel between the transpositions it needs."""
+        q, k, v = (cast(self.tape, t, self.dtype) for t in (q, k, v))
+        if not self.transposes_for_flash:
+            return flash_attention(self.tape, q, k, v, shape)
+        q, k, v = (copy(self.tape, t) for t in (q, k, v))
+        return copy(self.tape, flash_attention(self.tape, q, k, v, shape))
+
+    def residual(self, x: Tensor, branch: Tensor, *, bias: bool) -> Tensor:
+        """Append bias, dropout and addition as one kernel; its gradient to the residual stream passes through."""
+        tape, probability = self.tape, self.spec.dropout
+        n = branch.n_elements
+        mask = n if probability else 0
+        width = DTYPE_BYTES[x.dtype]
+        name = "bias_dropout_add" if probability else "add"
+        fused = kernel(name, n, 2 * n * width, n * width + mask, x.dtype)
+        backward: list[LayerItem] = []
+        if probability:
+            backward.append(kernel("dropout", n, n * width + mask, n * width, x.dtype, in_pass="backward"))
+        if bias:
+            backward.append(bias_gradient(n // self.spec.hidden, self.spec.hidden, x.dtype))
+        branch = tape.record(
+            [branch],
+            n,
+            x.dtype,
+            forward=[fused],
+            backward=backward,
+            saved_bytes=mask,
+            gradient="new" if probability else "alias",
+        )
+        return tape.record([x, branch], n, x.dtype, view=branch, gradient="alias")
+
+    def loss(self, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
+        """Append the vocabulary-parallel cross-entropy: fp32 copy, maximum, exponentials, normalisation in place.
+
+        References
+        ----------
+        Megatron-LM, ``megatron/core/tensor_parallel/cross_entropy.py``.
+        """
+        wide = cast(self.tape, logits, "fp32")
+        n = wide.n_elements
+        per_token = 4 * n_tokens
+        reduce = CommunicationPoint(operator="vocabulary", n_bytes=per_token)
+        points: list[LayerItem] = [reduce] if self.setting.tp > 1 else []
+        forward: list[LayerItem] = [
+            kernel("max", n_tokens, wide.n_bytes, per_token, "fp32", row=vocab),
+            *points,
+            map_kernel("sub", [wide], [wide]),
+            kernel("gather", n_tokens, 2 * per_token, per_token, "fp32"),
+            *points,
+            map_kernel("exp", [wide], [wide]),
+            kernel("sum", n_tokens, wide.n_bytes, per_token, "fp32", row=vocab),
+            *points,
+            map_kernel("div", [wide], [wide]),
+            kernel("mean", 1, per_token, 4, "fp32", row=n_tokens),
+        ]
+        backward: list[LayerItem] = [
+            kernel("index_put", n_tokens, 2 * per_token, per_token, "fp32", in_pass="backward"),
+            map_kernel("mul", [wide], [wide], in_pass="backward"),
+        ]
+        # the exponentials overwrite the fp32 logits, and the gradient overwrites the saved exponentials
+        softmax = self.tape.record(
+            [wide],
+            n,
+            "fp32",
+            forward=forward,
+            backward=backward,
+            view=wide,
+            saves_output=True,
+            gradient="alias",
+        )
+        return self.tape.record([softmax], 1, "fp32")
+
+
+class Fused(Megatron):
+    """Transformer Engine and hand-written kernels: biases in the epilogue, no transpositions, fused loss."""
+
+    transposes_for_flash = False
+    late_up_bias = False
+
+    def flash(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
+        """Append the fused kernel; selective recompute launches it a second time."""
+        with (
+            self.tape.recomputed("core_attention") if self.setting.recompute == "selective" else nullcontext()
+        ):
+            return flash_attention(self.tape, q, k, v, shape)
+
+    def loss(self, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
+        """Append one kernel that reads the logits and overwrites them with their gradient."""
+        return fused_loss(self, logits, n_tokens, vocab)
+
+
+def fused_loss(style: Style, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
+    """Append a cross-entropy that keeps 16-bit logits only: one pass forward, one backward."""
+    point = CommunicationPoint(operator="vocabulary", n_bytes=4 * n_tokens)
+    points: list[LayerItem] = [point] if style.setting.tp > 1 else []
+    forward = kernel(
+        "cross_entropy", logits.n_elements, logits.n_bytes, 4 * n_tokens, logits.dtype, row=vocab
+    )
+    back = map_kernel("cross_entropy", [logits], [logits], row=vocab, in_pass="backward")
+    return style.tape.record(
+        [logits],
+        1,
+        "fp32",
+        forward=[*points, forward, *points],
+        backward=[back],
+        saves=[logits],
+    )

@@ -1,0 +1,243 @@
+"""A symbolic autograd tape: operations on sizes, from which kernel lists and memory follow.
+
+A family writes its forward pass once, as operations on :class:`Tensor` (a size and a dtype, no data). The tape
+keeps what each operation launches forward and backward and which tensors it holds for backward, and derives what
+autograd derives: the backward list in reverse order, the additions where a tensor has several consumers, the
+storages alive between forward and backward (shared ones once), and the peak while either runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from simulator.models.layer import DTYPE_BYTES, Layer, LayerItem, Parameter, PointwiseShape
+from simulator.models.liveness import Node, Storage, Tensor, backward_extra_bytes, forward_extra_bytes
+
+#: what a layer keeps: everything autograd saves, its inputs only, or inputs and the outputs of costly operators
+Checkpoint = Literal["none", "full", "operators"]
+
+
+@dataclass(slots=True)
+class Tape:
+    """Records the forward pass of one layer.
+
+    Parameters
+    ----------
+    nodes : list of Node
+        In forward order.
+    inputs : list of Tensor
+        What comes from the previous layer.
+    region : str
+        Name of the open recompute region; empty outside.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
+    region: str = ""
+
+    def input(self, n_elements: int, dtype: str) -> Tensor:
+        """Return the tensor that comes from the previous layer."""
+        tensor = Tensor(n_elements, dtype, Storage(n_elements * DTYPE_BYTES[dtype]))
+        self.inputs.append(tensor)
+        return tensor
+
+    def weight(self, n_elements: int, dtype: str) -> Tensor:
+        """Return a parameter: held by the model, and so is its gradient."""
+        return Tensor(n_elements, dtype, Storage(n_elements * DTYPE_BYTES[dtype], owner="parameter"))
+
+    def shared(self, n_elements: int, dtype: str, *, needs_gradient: bool = False) -> Tensor:
+        """Return a tensor that several layers use and that is counted elsewhere: masks, tables, T5's encoding."""
+        storage = Storage(n_elements * DTYPE_BYTES[dtype], owner="model")
+        return Tensor(n_elements, dtype, storage, needs_gradient)
+
+    @contextmanager
+    def recomputed(self, region: str) -> Iterator[None]:
+        """Drop what the operations inside save, and launch them again.
+
+        Before the layer's backward; or, in the region ``inline``, where backward first needs their result.
+        """
+        outer, self.region = self.region, region
+        try:
+            yield
+        finally:
+            self.region = outer
+
+    def record(
+        self,
+        inputs: Sequence[Tensor],
+        n_elements: int,
+        dtype: str,
+        *,
+        forward: Sequence[LayerItem] = (),
+        backward: Sequence[LayerItem] = (),
+        saves: Sequence[Tensor] = (),
+        saves_output: bool = False,
+        saved_bytes: int = 0,
+        view: Tensor | None = None,
+        gradient: Literal["new", "alias", "none"] = "new",
+        kept: bool = False,
+    ) -> Tensor:
+        """Append one operation and return its output.
+
+        Parameters
+        ----------
+        inputs : sequence of Tensor
+            All that it reads; the gradient flows to those that need one.
+        n_elements, dtype : int, str
+            Of the output.
+        forward, backward : sequence of LayerItem
+            What it launches; backward in launch order.
+        saves : sequence of Tensor
+            Inputs held for backward.
+        saves_output : bool
+            Whether the output is held for backward.
+        saved_bytes : int
+            What else is held: masks, statistics.
+        view : Tensor, optional
+            The tensor whose storage the output shares.
+        gradient : str
+            ``alias`` if the inputs' gradients share the storage of the output's, ``none`` if there are none.
+        kept : bool
+            Whether selective checkpointing by operator keeps the output.
+        """
+        storage = view.storage if view is not None else Storage(n_elements * DTYPE_BYTES[dtype])
+        needs_gradient = gradient != "none" and any(t.needs_gradient for t in inputs)
+        output = Tensor(n_elements, dtype, storage, needs_gradient)
+        held: list[Storage] = []
+        if needs_gradient:
+            held = [t.storage for t in saves] + ([storage] if saves_output else [])
+            held += [Storage(saved_bytes)] if saved_bytes else []
+        self.nodes.append(
+            Node(
+                inputs=tuple(inputs),
+                outputs=(output,),
+                forward=tuple(forward),
+                backward=tuple(backward) if needs_gradient else (),
+                saved=tuple(s for s in dict.fromkeys(held) if s.owner == "layer"),
+                is_alias=gradient == "alias",
+                region=self.region,
+                is_kept=kept,
+            )
+        )
+        return output
+
+    def split(
+        self, source: Tensor, sizes: Sequence[int], backward: Sequence[LayerItem]
+    ) -> tuple[Tensor, ...]:
+        """Append views of the parts of a tensor, whose gradients ``backward`` gathers into one buffer."""
+        outputs = tuple(Tensor(n, source.dtype, source.storage, source.needs_gradient) for n in sizes)
+        self.nodes.append(
+            Node(inputs=(source,), outputs=outputs, backward=tuple(backward), region=self.region)
+        )
+        return outputs
+
+    def finish(
+        self,
+        name: str,
+        output: Tensor | None,
+        *,
+        parameters: Sequence[Parameter] = (),
+        checkpoint: Checkpoint = "none",
+        workspace_bytes: int = 0,
+    ) -> Layer:
+        """Turn what was recorded into a :class:`Layer`.
+
+        Parameters
+        ----------
+        name : str
+            Of the layer.
+        output : Tensor or None
+            What the next layer gets; None for the head, whose backward starts at its loss.
+        parameters : sequence of Parameter
+            Tensors of this rank.
+        checkpoint : str
+            What is kept; regions opened with :meth:`recomputed` are recomputed in any case.
+        workspace_bytes : int
+            Memory that the operations cannot tell, alive at the peak of backward.
+        """
+        saved = self._saved(checkpoint)
+        n_saved = sum(s.n_bytes for s in saved)
+        everything = {s: None for node in self.nodes for s in node.saved} | saved
+        dropped = sum(s.n_bytes for s in everything) - n_saved
+        extra = max(
+            forward_extra_bytes(self.nodes, self.inputs, saved, output),
+            dropped + backward_extra_bytes(self.nodes, output) + workspace_bytes,
+        )
+        again = [n for n in self.nodes if _is_recomputed(n, checkpoint) and not _is_inline(n, checkpoint)]
+        return Layer(
+            name=name,
+            forward=tuple(item for node in self.nodes for item in node.forward),
+            backward=self._backward(checkpoint),
+            recompute=tuple(item for node in again for item in node.forward),
+            parameters=tuple(parameters),
+            saved_bytes=n_saved,
+            transient_bytes=extra,
+            output_bytes=output.n_bytes if output is not None else 0,
+        )
+
+    def _saved(self, checkpoint: Checkpoint) -> dict[Storage, None]:
+        """Return the storages held between forward and backward, in order."""
+        if checkpoint == "full":
+            return {t.storage: None for t in self.inputs}
+        produced: dict[Storage, Node] = {}
+        for node in self.nodes:
+            for output in node.outputs:
+                produced.setdefault(output.storage, node)
+        saved: dict[Storage, None] = {}
+        for node in self.nodes:
+            held: Sequence[Storage] = node.saved
+            if _is_recomputed(node, checkpoint):
+                held = [t.storage for t in node.inputs if t.needs_gradient and t.storage.owner == "layer"]
+            for storage in held:
+                maker = produced.get(storage)
+                if maker is None or not _is_recomputed(maker, checkpoint):
+                    saved[storage] = None
+        return saved
+
+    def _backward(self, checkpoint: Checkpoint) -> tuple[LayerItem, ...]:
+        """Return the backward list, with an addition wherever the gradients of several consumers meet."""
+        items: list[LayerItem] = []
+        reached: set[Tensor] = set()
+        inline = {node.outputs[0].storage: node for node in self.nodes if _is_inline(node, checkpoint)}
+        for node in reversed(self.nodes):
+            if not any(output.needs_gradient for output in node.outputs):
+                continue
+            for storage in node.saved:
+                maker = inline.pop(storage, None)
+                items += _in_backward(maker.forward) if maker is not None else ()
+            items += node.backward
+            for tensor in node.inputs:
+                if not tensor.needs_gradient or tensor.storage.owner == "parameter":
+                    continue
+                if tensor in reached or tensor.storage.owner == "model":
+                    items.append(gradient_addition(tensor))
+                reached.add(tensor)
+        return tuple(items)
+
+
+def gradient_addition(tensor: Tensor) -> PointwiseShape:
+    """Return the addition of a second gradient of a tensor to its first."""
+    n_bytes = float(tensor.n_bytes)
+    return PointwiseShape(
+        name="add",
+        n_elements=tensor.n_elements,
+        read_bytes=2 * n_bytes,
+        written_bytes=n_bytes,
+        dtype=tensor.dtype,
+        kernel_pass="backward",
+    )
+
+
+def _is_recomputed(node: Node, checkpoint: Checkpoint) -> bool:
+    return bool(node.region) or checkpoint == "full" or (checkpoint == "operators" and not node.is_kept)
+
+
+def _is_inline(node: Node, checkpoint: Checkpoint) -> bool:
+    return node.region == "inline" and checkpoint == "none"
+
+
+def _in_backward(items: Sequence[LayerItem]) -> list[LayerItem]:
+    return [replace(i, kernel_pass="backward") if isinstance(i, PointwiseShape) else i for i in items]
