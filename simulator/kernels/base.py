@@ -9,7 +9,7 @@ from simulator.topology.device import Device
 
 
 class KernelModel(Protocol):
-    """Predicts the time of one kernel on one device, launch latency on the GPU included, host issue time not."""
+    """Predicts the time of one kernel: launch latency on the device included, host issue time not."""
 
     def duration_s(self, shape: KernelShape, device: Device) -> float:
         """Seconds that the kernel occupies its stream."""

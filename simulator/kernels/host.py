@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulator.topology.device import Device
 
-#: seconds per operation where a device file states none: (mode, phase) -> default and key in the ``host:`` section
+#: (mode, phase) -> key in the ``host:`` section and the seconds per operation where a file states none
 _DEFAULTS = {
     ("eager", "forward"): ("dispatch_forward_s", 9.0e-6),
     ("eager", "backward"): ("dispatch_backward_s", 6.0e-6),

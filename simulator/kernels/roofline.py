@@ -2,40 +2,118 @@
 
 from __future__ import annotations
 
-from math import ceil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
+from simulator.errors import ConfigError
+from simulator.kernels.attention import AttentionConstants, AttentionFamily, attention_times_s
+from simulator.kernels.conditions import CONDITIONS, Conditions
+from simulator.kernels.constants import build_constants, read_constants, section_of
+from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s
+from simulator.kernels.pointwise import PointwiseConstants, pointwise_time_s
 from simulator.models.layer import AttentionShape, GemmShape, KernelShape
 from simulator.topology.device import Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelConstants:
+    """The constants of all families on one device."""
+
+    gemm: GemmConstants
+    attention: AttentionFamily
+    pointwise: PointwiseConstants
+
+    @classmethod
+    def of(cls, device: Device) -> KernelConstants:
+        """Read them from the device file.
+
+        Raises
+        ------
+        ConfigError
+            If a section has a key that its family does not know.
+        """
+        return cls(
+            gemm=read_constants(device, "gemm", GemmConstants),
+            attention=_attention(device),
+            pointwise=read_constants(device, "pointwise", PointwiseConstants),
+        )
+
+
+def _attention(device: Device) -> AttentionFamily:
+    section: Mapping[str, Any] = section_of(device, "attention")
+    implementations = {
+        name: {
+            direction: build_constants(device, f"attention.{name}.{direction}", values, AttentionConstants)
+            for direction, values in directions.items()
+            if isinstance(values, Mapping)
+        }
+        for name, directions in section.items()
+        if isinstance(directions, Mapping)
+    }
+    fallback = {
+        "forward": AttentionConstants(),
+        "backward": AttentionConstants(efficiency=0.5, score_s=50e-12, block_s=5e-6, accumulator_bytes=16.0),
+    }
+    default = implementations.get("default", {})
+    implementations["default"] = {**fallback, **default}
+    return AttentionFamily(
+        implementations={
+            name: {**implementations["default"], **found} for name, found in implementations.items()
+        }
+    )
 
 
 class RooflineKernels:
     """Kernel times from shapes, datasheet numbers and the fitted constants of the device file.
 
     Durations are memoised per device and shape.
+
+    Parameters
+    ----------
+    conditions : str or Conditions
+        What surrounds the kernels; the default is a training job.
     """
 
-    def __init__(self) -> None:
-        self._memo: dict[Device, dict[KernelShape, float]] = {}
-        self._device: Device | None = None
-        self._times: dict[KernelShape, float] = {}
+    def __init__(self, conditions: str | Conditions = "training") -> None:
+        if isinstance(conditions, str):
+            if conditions not in CONDITIONS:
+                raise ConfigError(
+                    f"conditions '{conditions}' are unknown", hint=f"one of {', '.join(CONDITIONS)}"
+                )
+            conditions = CONDITIONS[conditions]
+        self.conditions = conditions
+        self._known: dict[int, tuple[Device, KernelConstants, dict[KernelShape, float]]] = {}
 
     def duration_s(self, shape: KernelShape, device: Device) -> float:
-        """Seconds that the kernel occupies its stream."""
-        if device is not self._device:
-            self._times = self._memo.setdefault(device, {})
-            self._device = device
-        found = self._times.get(shape)
+        """Seconds that the kernel occupies its stream.
+
+        Parameters
+        ----------
+        shape : KernelShape
+        device : Device
+
+        Raises
+        ------
+        ConfigError
+            If the device file has constants that the kernel families do not know.
+        """
+        known = self._known.get(id(device))
+        if known is None:
+            known = self._known[id(device)] = (device, KernelConstants.of(device), {})
+        times = known[2]
+        found = times.get(shape)
         if found is None:
-            found = self._times[shape] = self._predict(shape, device)
+            found = times[shape] = self._predict(shape, device, known[1])
         return found
 
-    @staticmethod
-    def _predict(shape: KernelShape, device: Device) -> float:
-        bytes_s = shape.n_bytes / (0.85 * device.memory_bandwidth_bytes_per_s)
+    def _predict(self, shape: KernelShape, device: Device, constants: KernelConstants) -> float:
         if isinstance(shape, GemmShape):
-            tiles = shape.batch * ceil(shape.m / 128) * ceil(shape.n / 128)
-            flops_s = shape.n_flops / (0.8 * device.peak(shape.dtype))
-            return max(flops_s * ceil(tiles / device.n_sms) * device.n_sms / tiles, bytes_s) + 3e-6
+            columns = GemmColumns.of([shape], device, constants.gemm)
+            return float(gemm_times_s(columns, device, constants.gemm, self.conditions)[0])
         if isinstance(shape, AttentionShape):
-            return max(shape.n_flops / (0.5 * device.peak(shape.dtype)), bytes_s) + 5e-6
-        return bytes_s + 3e-6
+            is_backward = shape.kernel_pass != "forward"
+            of_direction = constants.attention.of(shape.name, "backward" if is_backward else "forward")
+            times = attention_times_s([shape], device, of_direction, self.conditions, is_backward=is_backward)
+            return float(times[0])
+        return pointwise_time_s(shape, device, constants.pointwise, self.conditions)

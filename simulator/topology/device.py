@@ -44,8 +44,8 @@ class Device:
     interference : dict
         Share of its speed that compute and communication keep when they run side by side.
     kernel_basis : str
-        Where the kernel constants come from: ``measured`` on this device, carried over from its ``generation``, or
-        derived from the ``datasheet`` alone.
+        Where the kernel constants come from: ``measured`` on this device, carried over from its
+        ``generation``, or derived from the ``datasheet`` alone.
     kernel_error : float
         Expected relative error (one standard deviation) of a kernel time.
     sources : dict
@@ -74,7 +74,8 @@ class Device:
     def peak(self, dtype: str) -> float:
         """Dense peak FLOP per second of a dtype, through the next dtype that the device does have.
 
-        A device without bf16 or tf32 tensor cores computes them at its fp32 rate, one without fp8 at its fp16 rate.
+        A device without bf16 or tf32 tensor cores computes them at its fp32 rate, one without fp8 at its fp16
+        rate.
         """
         if dtype in self.peak_flops_per_s:
             return self.peak_flops_per_s[dtype]

@@ -1,0 +1,153 @@
+"""Robust least squares on the logarithm of times, over dotted names of constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.errors import CalibrationError
+
+FloatArray = npt.NDArray[np.float64]
+ConstantsT = TypeVar("ConstantsT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Free:
+    """A constant to be fitted.
+
+    Parameters
+    ----------
+    name : str
+        Field of the constants, ``field.key`` for an entry of a mapping.
+    low, high : float
+        Bounds, positive.
+    prior : float
+        Expected relative deviation from the start value; infinite where the start value says nothing.
+    """
+
+    name: str
+    low: float
+    high: float
+    prior: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residuals:
+    """Relative errors ``predicted / measured - 1`` of a fit, summed up."""
+
+    n: int
+    median: float
+    mean: float
+    p90: float
+    maximum: float
+    bias: float
+
+    @classmethod
+    def of(cls, predicted: FloatArray, measured: FloatArray) -> Residuals:
+        """Compare two columns of times."""
+        error = predicted / measured - 1.0
+        size = np.abs(error)
+        return cls(
+            n=len(error),
+            median=float(np.median(size)),
+            mean=float(size.mean()),
+            p90=float(np.percentile(size, 90)),
+            maximum=float(size.max()),
+            bias=float(np.median(error)),
+        )
+
+
+def get_value(constants: object, name: str) -> float:
+    """Return a constant by its dotted name."""
+    head, _, key = name.partition(".")
+    value = getattr(constants, head)
+    return float(value[key] if key else value)
+
+
+def with_values(constants: ConstantsT, values: Mapping[str, float]) -> ConstantsT:
+    """Return constants with some of them replaced, by dotted names."""
+    changes: dict[str, Any] = {}
+    for name, value in values.items():
+        head, _, key = name.partition(".")
+        if key:
+            changes.setdefault(head, dict(getattr(constants, head)))[key] = value
+        else:
+            changes[head] = value
+    return replace(constants, **changes)  # type: ignore[type-var]
+
+
+def fit_constants(
+    start: ConstantsT,
+    free: Sequence[Free],
+    predict: Callable[[ConstantsT], FloatArray],
+    measured_s: FloatArray,
+    *,
+    weights: FloatArray | None = None,
+    n_starts: int = 3,
+    scale: float = 0.05,
+    max_evaluations: int = 40,
+) -> ConstantsT:
+    """Fit constants so that the logarithm of the predicted times is near that of the measured ones.
+
+    The loss is quadratic below ``scale`` and linear above (soft L1), so that rows where a library chose badly
+    do not pull the constants. Several starts guard against local minima; they are drawn with a fixed seed.
+
+    Parameters
+    ----------
+    start : dataclass
+        Start values, and the values of what is not free.
+    free : sequence of Free
+    predict : callable
+        From constants to seconds, shape [rows].
+    measured_s : ndarray of shape [rows]
+    weights : ndarray of shape [rows], optional
+    n_starts : int
+    scale : float
+    max_evaluations : int
+        Per start, Jacobians not counted.
+
+    Returns
+    -------
+    dataclass
+        As ``start``, with the best values found.
+
+    Raises
+    ------
+    CalibrationError
+        If there are fewer rows than free constants.
+    """
+    from scipy.optimize import least_squares
+
+    if len(measured_s) < len(free):
+        raise CalibrationError(f"{len(measured_s)} rows cannot determine {len(free)} constants")
+    names = [f.name for f in free]
+    low, high = (np.log([getattr(f, side) for f in free]) for side in ("low", "high"))
+    origin = np.clip(np.log([get_value(start, name) for name in names]), low + 1e-6, high - 1e-6)
+    pull = np.array([1.0 / f.prior for f in free]) * scale * np.sqrt(len(measured_s)) * 0.1
+    root = np.sqrt(weights) if weights is not None else 1.0
+    log_measured = np.log(measured_s)
+
+    def residuals(x: FloatArray) -> FloatArray:
+        constants = with_values(start, dict(zip(names, np.exp(x).tolist(), strict=True)))
+        return np.concatenate([root * (np.log(predict(constants)) - log_measured), pull * (x - origin)])
+
+    rng = np.random.default_rng(0)
+    best, best_cost = origin, float("inf")
+    for attempt in range(n_starts):
+        x0 = origin + (0.2 * rng.standard_normal(len(origin)) if attempt else 0.0)
+        found = least_squares(
+            residuals,
+            np.clip(x0, low + 1e-6, high - 1e-6),
+            loss="soft_l1",
+            f_scale=scale,
+            diff_step=[3e-3] * len(free),
+            bounds=(low, high),
+            max_nfev=max_evaluations,
+        )
+        if found.cost < best_cost:
+            best, best_cost = found.x, float(found.cost)
+    return with_values(start, dict(zip(names, np.exp(best).tolist(), strict=True)))

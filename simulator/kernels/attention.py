@@ -1,0 +1,144 @@
+"""Fused (flash) attention: blocks of rows over the SMs, softmax cost, memory floor, power limit.
+
+Forward gives one block of 128 query rows to an SM, backward one of 128 keys; a causal mask skips the blocks
+above the diagonal, so blocks differ in length and the longest one bounds the time from below. Per block, the
+exponentials cost time that depends on the number of scores and not on the head dimension.
+
+References
+----------
+Dao, FlashAttention-2, arXiv:2307.08691 (work partitioning); Shah et al., FlashAttention-3, arXiv:2407.08608
+(the throughput of exponentials beside tensor cores).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.kernels.conditions import Conditions
+from simulator.models.layer import DTYPE_BYTES, AttentionShape
+from simulator.topology.device import Device
+
+FloatArray = npt.NDArray[np.float64]
+
+BLOCK_ROWS = 128.0
+BLOCK_COLUMNS = 64.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConstants:
+    """Constants of fused attention on one device, for one direction.
+
+    Parameters
+    ----------
+    launch_s : float
+        Fixed part; backward includes its preparation kernel.
+    efficiency : float
+        Share of the datasheet peak in the products.
+    score_s : float
+        Seconds that one SM needs per score for softmax, not hidden behind the products.
+    block_s : float
+        Prologue and epilogue of one block of rows.
+    longest : float
+        Share of the longest block's time that bounds the whole from below.
+    tail : float
+        Share of the shorter of average load and longest block that is not hidden by the other.
+    dram_bandwidth : float
+        Share of the datasheet bandwidth for the tensors.
+    accumulator_bytes : float
+        Additional traffic of backward per element of q: the fp32 accumulator of its gradient.
+    joules_per_flop, joules_per_byte : float
+        As for matrix products.
+    """
+
+    launch_s: float = 4e-6
+    efficiency: float = 0.7
+    score_s: float = 20e-12
+    block_s: float = 1.5e-6
+    longest: float = 0.8
+    tail: float = 0.8
+    dram_bandwidth: float = 0.75
+    accumulator_bytes: float = 0.0
+    joules_per_flop: float = 0.0
+    joules_per_byte: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionFamily:
+    """The constants of all implementations on one device, by implementation and direction."""
+
+    implementations: Mapping[str, Mapping[str, AttentionConstants]]
+
+    def of(self, name: str, direction: str) -> AttentionConstants:
+        """Constants by the name in the shape, or those of the device's default implementation."""
+        return self.implementations.get(name, self.implementations["default"])[direction]
+
+
+def attention_times_s(
+    shapes: Sequence[AttentionShape],
+    device: Device,
+    constants: AttentionConstants,
+    conditions: Conditions,
+    *,
+    is_backward: bool,
+) -> FloatArray:
+    """Seconds of each call, all of one direction.
+
+    Parameters
+    ----------
+    shapes : sequence of AttentionShape
+    device : Device
+    constants : AttentionConstants
+    conditions : Conditions
+    is_backward : bool
+
+    Returns
+    -------
+    ndarray of shape [calls]
+    """
+    rows = [
+        (s.batch, s.heads, s.kv_heads, s.seq_q, s.seq_k, s.head_dim, s.causal, DTYPE_BYTES[s.dtype])
+        for s in shapes
+    ]
+    table = np.array(rows, dtype=np.float64).T
+    batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, width = table
+    peak = np.array([device.peak(s.dtype) for s in shapes]) / device.n_sms
+    products = 10.0 if is_backward else 4.0
+    n_blocks, n_pairs, longest = _blocks(seq_q, seq_k, causal)
+    padded = np.ceil(head_dim / 32.0) * 32.0
+    scores = BLOCK_ROWS * BLOCK_COLUMNS
+    pair_s = scores * (products * padded / (peak * constants.efficiency) + constants.score_s)
+    per_sm = batch * heads / device.n_sms
+    load = per_sm * n_pairs * pair_s + constants.block_s * np.maximum(per_sm * n_blocks, 1.0)
+    longest_s = constants.longest * longest * pair_s + constants.block_s
+    compute = np.maximum(load, longest_s) + constants.tail * np.minimum(load, longest_s)
+    n_bytes = (
+        width * head_dim * batch * 2.0 * (heads * seq_q + kv_heads * seq_k) * (2.0 if is_backward else 1.0)
+    )
+    n_bytes = n_bytes + constants.accumulator_bytes * batch * heads * seq_q * head_dim * is_backward
+    bandwidth = device.memory_bandwidth_bytes_per_s
+    memory = n_bytes / (constants.dram_bandwidth * bandwidth)
+    copies = conditions.cache_copies * 2.0 * width * batch * kv_heads * seq_k * head_dim / (0.8 * bandwidth)
+    unlimited = (compute**4 + memory**4) ** 0.25 + copies
+    n_flops = np.array([s.n_flops for s in shapes])
+    energy = n_flops * constants.joules_per_flop + n_bytes * constants.joules_per_byte
+    return (
+        constants.launch_s
+        + conditions.overhead_s
+        + conditions.limited(unlimited, energy / device.power_limit_w)
+    )
+
+
+def _blocks(
+    seq_q: FloatArray, seq_k: FloatArray, causal: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Blocks of rows, pairs of row and column block in all, and pairs of the longest row block."""
+    n_rows = np.ceil(seq_q / BLOCK_ROWS)
+    n_columns = np.ceil(seq_k / BLOCK_COLUMNS)
+    ratio = BLOCK_ROWS / BLOCK_COLUMNS
+    full = n_rows * n_columns
+    skipped = np.minimum(ratio * n_rows * (n_rows - 1.0) / 2.0, full - n_rows)
+    return n_rows, np.where(causal > 0.0, full - skipped, full), n_columns

@@ -1,0 +1,61 @@
+"""Conditions under which a kernel runs: in a training job, or as one of the benchmarks times it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What surrounds a kernel.
+
+    Parameters
+    ----------
+    name : str
+        Key in :data:`CONDITIONS`.
+    burst_s : float
+        How long one run of the kernel may take before the power limit shows in a benchmark that repeats it a
+        fixed number of times; 0 where the power limit always acts, as in a job that runs for hours.
+    overhead_s : float
+        What the timing itself adds: events, and a stream that starts from idle.
+    is_cold : bool
+        Whether the L2 cache is flushed before the kernel.
+    cache_copies : float
+        Times that keys and values are written and read once more (an inference engine's paged cache).
+    """
+
+    name: str
+    burst_s: float = 0.0
+    overhead_s: float = 0.0
+    is_cold: bool = False
+    cache_copies: float = 0.0
+
+    def limited(self, unlimited_s: FloatArray, power_limited_s: FloatArray) -> FloatArray:
+        """Blend the times at boost clock and under the power limit.
+
+        The regulator averages power over tens of milliseconds: a short benchmark ends before it acts, a long
+        one and a job do not.
+        """
+        sustained = np.maximum(unlimited_s, power_limited_s)
+        if self.burst_s <= 0.0:
+            return sustained
+        share = 1.0 / (1.0 + (self.burst_s / sustained) ** 3)
+        return share * sustained + (1.0 - share) * unlimited_s
+
+
+#: name -> conditions; the first is the default
+CONDITIONS: dict[str, Conditions] = {
+    c.name: c
+    for c in (
+        Conditions(name="training"),
+        Conditions(name="graph_replay", burst_s=0.85e-3),
+        Conditions(name="events_flushed", burst_s=0.3e-3, overhead_s=3.2e-6, is_cold=True),
+        Conditions(name="profiler"),
+        Conditions(name="inference_prefill", burst_s=0.85e-3, cache_copies=2.0),
+    )
+}

@@ -1,0 +1,228 @@
+"""Matrix products: output tiles in waves over the SMs, split-k, memory floor and power limit.
+
+A library kernel computes the output in tiles; ``n_sms`` of them run at a time. The time of a tile is its
+prologue, its loop over k at the rate that its shape sustains, and its epilogue. Few tiles leave SMs idle, so
+the library may split k over several of them and add the parts. It picks, as the model does, the candidate
+that it expects to be fastest.
+
+References
+----------
+Kerr et al., "CUTLASS: Fast linear algebra in CUDA C++", NVIDIA 2017 (tiles, waves). Osama et al., Stream-K,
+arXiv:2301.03598 (split-k and wave quantisation). NVIDIA, "Matrix multiplication background user's guide"
+(tile and wave quantisation, alignment). Hong and Kim, ISCA 2010 (energy of arithmetic and of memory traffic).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.errors import ConfigError
+from simulator.kernels.conditions import Conditions
+from simulator.models.layer import DTYPE_BYTES, GemmShape
+from simulator.topology.device import Device
+
+FloatArray = npt.NDArray[np.float64]
+
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+_TILE_EFFICIENCY = {
+    "256x128": 0.92,
+    "128x128": 0.75,
+    "256x64": 0.62,
+    "128x64": 0.63,
+    "64x64": 0.5,
+    "128x32": 0.4,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmConstants:
+    """Constants of matrix products on one device.
+
+    Parameters
+    ----------
+    launch_s : float
+        Fixed part: start of the grid, first loads, drain.
+    tile_s, tile_s_per_element : float
+        Prologue and epilogue of one tile.
+    exposed_tiles : float
+        Share of prologue and epilogue that the other tiles of the SM do not hide.
+    solo_penalty : float
+        Slowdown of a small tile alone on its SM, where others that would hide its latencies are missing.
+    split_s : float
+        Cost of adding up split-k parts; their traffic comes on top at ``split_bandwidth`` of the memory
+        bandwidth.
+    warm_bandwidth, warm_share, dram_bandwidth : float
+        Traffic up to ``warm_share`` of the L2 size moves at ``warm_bandwidth`` of the datasheet memory
+        bandwidth (short transfers: cached, but never at full rate), the rest at ``dram_bandwidth`` of it.
+    overlap_norm : float
+        Sharpness p of the maximum of compute and memory time, ``(c^p + m^p)^(1/p)``.
+    tile_efficiency : dict
+        Share of the datasheet peak in the k loop, by tile; also the list of tiles to choose from.
+    k_step : int
+        The loop over k advances in steps of so many elements.
+    joules_per_flop, joules_per_byte : float
+        Energy of 16-bit arithmetic and of memory traffic; with the power limit they set the sustained speed.
+    dtype_efficiency, dtype_energy : dict
+        Factors on the datasheet peak of a dtype and on the energy per FLOP relative to its peak.
+    pass_efficiency : dict
+        Factors for ``dgrad`` and ``wgrad``, whose operands lie in other layouts.
+    alignment_efficiency : dict
+        Factors where the contiguous dimensions are only multiples of 4, 2 or 1 16-bit elements.
+    """
+
+    launch_s: float = 2.3e-6
+    tile_s: float = 1.0e-6
+    tile_s_per_element: float = 100e-12
+    exposed_tiles: float = 0.9
+    solo_penalty: float = 0.1
+    split_s: float = 2.5e-6
+    split_bandwidth: float = 1.6
+    warm_bandwidth: float = 0.7
+    warm_share: float = 0.5
+    dram_bandwidth: float = 0.8
+    overlap_norm: float = 4.5
+    tile_efficiency: Mapping[str, float] = field(default_factory=lambda: dict(_TILE_EFFICIENCY))
+    k_step: int = 32
+    joules_per_flop: float = 0.0
+    joules_per_byte: float = 0.0
+    dtype_efficiency: Mapping[str, float] = field(default_factory=dict)
+    dtype_energy: Mapping[str, float] = field(default_factory=dict)
+    pass_efficiency: Mapping[str, float] = field(default_factory=dict)
+    alignment_efficiency: Mapping[str, float] = field(default_factory=lambda: {"4": 0.85, "2": 0.7, "1": 0.5})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmColumns:
+    """Matrix products as columns of numbers, one entry per product.
+
+    Parameters
+    ----------
+    m, n, k, batch, element_bytes : ndarray of shape [products]
+        As in :class:`~simulator.models.layer.GemmShape`.
+    peak_flops_per_s : ndarray of shape [products]
+        Peak of one SM in the product's dtype, times the factors of dtype, pass and alignment.
+    flop_energy : ndarray of shape [products]
+        Energy per FLOP relative to 16-bit arithmetic.
+    """
+
+    m: FloatArray
+    n: FloatArray
+    k: FloatArray
+    batch: FloatArray
+    element_bytes: FloatArray
+    peak_flops_per_s: FloatArray
+    flop_energy: FloatArray
+
+    @classmethod
+    def of(cls, shapes: Sequence[GemmShape], device: Device, constants: GemmConstants) -> GemmColumns:
+        """Gather shapes into columns."""
+        return cls(
+            m=_column(s.m for s in shapes),
+            n=_column(s.n for s in shapes),
+            k=_column(s.k for s in shapes),
+            batch=_column(s.batch for s in shapes),
+            element_bytes=_column(DTYPE_BYTES[s.dtype] for s in shapes),
+            peak_flops_per_s=_column(_sm_peak_flops_per_s(s, device, constants) for s in shapes),
+            flop_energy=_column(_flop_energy(s.dtype, device, constants) for s in shapes),
+        )
+
+
+def _column(values: object) -> FloatArray:
+    return np.fromiter(values, dtype=np.float64)  # type: ignore[call-overload,no-any-return]
+
+
+def alignment_elements(shape: GemmShape) -> int:
+    """Largest power of two, up to the 16 bytes of a vector load, that divides every contiguous dimension.
+
+    ``y[m, n] = x[m, k] w[n, k]^T`` is contiguous along k and n; in a weight gradient both operands and the
+    result are contiguous along m and n, and k is free.
+    """
+    contiguous = shape.m | shape.n if shape.kernel_pass == "wgrad" else shape.n | shape.k
+    widest = 16 // DTYPE_BYTES[shape.dtype]
+    return min(widest, contiguous & -contiguous)
+
+
+def _sm_peak_flops_per_s(shape: GemmShape, device: Device, constants: GemmConstants) -> float:
+    factor = constants.dtype_efficiency.get(shape.dtype, 1.0) * constants.pass_efficiency.get(
+        shape.kernel_pass, 1.0
+    )
+    if device.architecture != "cpu":
+        elements = alignment_elements(shape) * DTYPE_BYTES[shape.dtype] // 2  # in 16-bit units
+        factor *= constants.alignment_efficiency.get(str(max(1, elements)), 1.0)
+    return device.peak(shape.dtype) * factor / device.n_sms
+
+
+def _flop_energy(dtype: str, device: Device, constants: GemmConstants) -> float:
+    return constants.dtype_energy.get(dtype, 1.0) * device.peak("fp16") / device.peak(dtype)
+
+
+@lru_cache(maxsize=64)
+def _candidates(tiles: tuple[str, ...]) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.intp]]:
+    """Tile rows, tile columns, splits and index of the tile of every candidate kernel."""
+    rows = []
+    for index, tile in enumerate(tiles):
+        try:
+            a, b = (int(part) for part in tile.split("x"))
+        except ValueError:
+            raise ConfigError(
+                f"kernels.gemm.tile_efficiency: '{tile}' is not a tile", hint="write it like 256x128"
+            ) from None
+        for tm, tn in sorted({(a, b), (b, a)}):
+            rows += [(tm, tn, split, index) for split in SPLITS]
+    table = np.array(rows, dtype=np.float64)
+    return table[:, 0], table[:, 1], table[:, 2], table[:, 3].astype(np.intp)
+
+
+def gemm_times_s(
+    columns: GemmColumns, device: Device, constants: GemmConstants, conditions: Conditions
+) -> FloatArray:
+    """Seconds of each product.
+
+    Parameters
+    ----------
+    columns : GemmColumns
+    device : Device
+    constants : GemmConstants
+    conditions : Conditions
+
+    Returns
+    -------
+    ndarray of shape [products]
+    """
+    c = constants
+    tile_m, tile_n, split, tile = _candidates(tuple(c.tile_efficiency))
+    efficiency = np.array(list(c.tile_efficiency.values()), dtype=np.float64)[tile]
+    m, n, k, batch = (x[:, None] for x in (columns.m, columns.n, columns.k, columns.batch))
+    area = tile_m * tile_n
+    rounds = np.ceil(batch * np.ceil(m / tile_m) * np.ceil(n / tile_n) * split / device.n_sms)
+    resident = np.clip(np.round(32768.0 / area), 1.0, 6.0)
+    solo = 1.0 + c.solo_penalty * np.maximum(0.0, 1.0 - rounds / resident)
+    steps = np.ceil(k / split / c.k_step) * c.k_step
+    loop = rounds * 2.0 * area * steps * solo / (columns.peak_flops_per_s[:, None] * efficiency)
+    edges = (c.tile_s + c.tile_s_per_element * area) * (1.0 + c.exposed_tiles * (rounds - 1.0))
+    n_bytes, memory = _memory(columns, device, c, conditions)
+    norm = c.overlap_norm
+    body = ((loop + edges) ** norm + memory[:, None] ** norm) ** (1.0 / norm)
+    parts_bytes = 8.0 * split * m * n * batch
+    adding = c.split_s + parts_bytes / (c.split_bandwidth * device.memory_bandwidth_bytes_per_s)
+    unlimited = (body + np.where(split > 1.0, adding, 0.0)).min(axis=1)
+    n_flops = 2.0 * columns.m * columns.n * columns.k * columns.batch
+    energy = n_flops * columns.flop_energy * c.joules_per_flop + n_bytes * c.joules_per_byte
+    return c.launch_s + conditions.overhead_s + conditions.limited(unlimited, energy / device.power_limit_w)
+
+
+def _memory(
+    columns: GemmColumns, device: Device, c: GemmConstants, conditions: Conditions
+) -> tuple[FloatArray, FloatArray]:
+    m, n, k = columns.m, columns.n, columns.k
+    n_bytes = columns.element_bytes * columns.batch * (m * k + k * n + m * n)
+    warm = np.minimum(n_bytes, 0.0 if conditions.is_cold else c.warm_share * device.l2_bytes)
+    bandwidth = device.memory_bandwidth_bytes_per_s
+    seconds = warm / (c.warm_bandwidth * bandwidth) + (n_bytes - warm) / (c.dram_bandwidth * bandwidth)
+    return n_bytes, seconds
