@@ -1,0 +1,226 @@
+"""Reads PyTorch execution traces (ET): operators with inputs and parents, without any time.
+
+What they are good for: message sizes that an older Kineto file of the same step lacks, and the order of operations.
+
+References
+----------
+PyTorch ``execution_trace_observer.cpp``; schemas 1.0.1 to 1.1.1-chakra.0.0.4.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import IO, Any
+
+import numpy as np
+
+from simulator.errors import TraceError
+from simulator.trace_io.columns import integer
+from simulator.trace_io.communication import element_bytes, merge_calls, message_bytes, operation_name
+from simulator.trace_io.record import (
+    COMMUNICATION,
+    HOST_NODE,
+    CollectiveCall,
+    DeviceOps,
+    Names,
+    RankTrace,
+    empty_host,
+)
+
+_KNOWN = ("1.0.1", "1.0.2", "1.0.3", "1.1.0", "1.1.1")
+_COMMS = "record_param_comms"
+
+
+def read(stream: IO[bytes], source: str, *, rank: int | None = None) -> RankTrace:
+    """Read one rank.
+
+    Raises
+    ------
+    TraceError
+        If the JSON is malformed or holds no nodes.
+    """
+    try:
+        document = json.loads(stream.read().decode("utf-8", "replace"), strict=False)
+    except (ValueError, RecursionError) as fault:
+        raise TraceError(
+            f"{source}: malformed JSON: {fault}", hint="an execution trace must be finished to be read"
+        ) from fault
+    nodes = document.get("nodes") if isinstance(document, dict) else None
+    if not isinstance(nodes, list):
+        raise TraceError(f"{source}: holds no 'nodes'")
+    nodes = [node for node in nodes if isinstance(node, dict) and isinstance(node.get("name"), str)]
+    nodes.sort(key=lambda node: integer(_attributes(node).get("rf_id", node.get("rf_id")), 0))
+    notes = ["an execution trace holds no durations: pair it with the Kineto file of the same step"]
+    schema = str(document.get("schema", ""))
+    if not schema.startswith(_KNOWN):
+        notes.append(f"schema {schema!r} is not among {', '.join(_KNOWN)}; read as the newest")
+    groups = _groups(nodes)
+    names, streams = Names(), Names()
+    kept = [(node, _call(node, groups)) for node in nodes if not node["name"].startswith("[pytorch|")]
+    if not kept:
+        raise TraceError(f"{source}: holds no operator")
+    calls = [call for _, call in kept if call is not None]
+    index = np.cumsum([call is not None for _, call in kept]) - 1
+    is_call = np.array([call is not None for _, call in kept])
+    # no clock: operations stand one nanosecond apart so that their order survives
+    start = np.arange(len(kept), dtype=np.int64)
+    ops = DeviceOps(
+        start_ns=start,
+        end_ns=start,
+        name=np.array([names(node["name"]) for node, _ in kept], np.int32),
+        stream=np.array([streams(f"thread {_thread(node)}") for node, _ in kept], np.int32),
+        kind=np.where(is_call, COMMUNICATION, HOST_NODE).astype(np.int8),
+        launch=np.full(len(kept), -1, np.int32),
+        call=np.where(is_call, index, -1).astype(np.int32),
+        n_bytes=np.full(len(kept), -1, np.int64),
+    )
+    return RankTrace(
+        rank=-1 if rank is None else rank,
+        names=names.table,
+        streams=streams.table,
+        ops=ops,
+        host=empty_host(),
+        calls=tuple(calls),
+        groups=groups,
+        source=source,
+        notes=tuple(notes),
+    )
+
+
+def _attributes(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes of either schema: a list of name and value, or keys of the node itself."""
+    listed = node.get("attrs")
+    if isinstance(listed, list):
+        return {str(entry.get("name")): entry.get("value") for entry in listed if isinstance(entry, dict)}
+    return dict(node)
+
+
+def _thread(node: Mapping[str, Any]) -> int:
+    return integer(_attributes(node).get("tid"), 0)
+
+
+def _inputs(node: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Values, shapes and types of the inputs in either schema."""
+    inputs = node.get("inputs")
+    if isinstance(inputs, dict):
+        parts = [inputs.get(key) for key in ("values", "shapes", "types")]
+    else:
+        parts = [inputs, node.get("input_shapes"), node.get("input_types")]
+    values, shapes, types = (part if isinstance(part, list) else [] for part in parts)
+    return values, shapes, types
+
+
+def _groups(nodes: list[Any]) -> dict[str, tuple[int, ...]]:
+    groups: dict[str, tuple[int, ...]] = {}
+    for node in nodes:
+        if "process_group:init" not in node["name"]:
+            continue
+        values = _inputs(node)[0]
+        try:
+            entries = json.loads(values[0]) if values and isinstance(values[0], str) else []
+        except (ValueError, RecursionError):
+            continue
+        for entry in entries if isinstance(entries, list) else ():
+            if not isinstance(entry, dict) or "pg_name" not in entry:
+                continue
+            ranks = entry.get("ranks")
+            if isinstance(ranks, list) and ranks and all(isinstance(r, int) for r in ranks):
+                groups[str(entry["pg_name"])] = tuple(ranks)
+            elif ranks == [] and 0 < integer(entry.get("group_size"), 0) < 1 << 24:
+                groups[str(entry["pg_name"])] = tuple(range(integer(entry.get("group_size"), 0)))
+    return groups
+
+
+def _call(node: Mapping[str, Any], groups: Mapping[str, tuple[int, ...]]) -> CollectiveCall | None:
+    if node["name"] != _COMMS:
+        return None
+    attributes = _attributes(node)
+    values, shapes, types = _inputs(node)
+    words = [value for value in values if isinstance(value, str)]
+    named = attributes.get("collective_name")
+    operation = operation_name(named) if isinstance(named, str) and named else "unknown"
+    if operation == "unknown":
+        operation = next((w for w in map(operation_name, words) if w != "unknown"), "unknown")
+    if operation == "unknown":
+        return None
+    in_nelems, out_nelems = (
+        integer(attributes.get("in_msg_nelems")),
+        integer(attributes.get("out_msg_nelems")),
+    )
+    dtype = str(attributes.get("dtype") or "")
+    if in_nelems < 0:
+        in_nelems, dtype = _tensor(values, shapes, types)
+        outputs = node.get("outputs")
+        values_out = outputs.get("values") if isinstance(outputs, dict) else outputs
+        out_nelems = _nelems(values_out) if isinstance(values_out, list) else -1
+    group = str(attributes.get("pg_name") or "")
+    ranks = groups.get(group, ())
+    size = integer(attributes.get("pg_size"), 0) or len(ranks)
+    return CollectiveCall(
+        collective=operation,
+        n_bytes=message_bytes(operation, in_nelems, out_nelems, dtype, size),
+        in_nelems=in_nelems,
+        out_nelems=out_nelems,
+        dtype=dtype,
+        group=group,
+        group_size=size,
+        ranks=ranks,
+        source="execution trace",
+    )
+
+
+def _tensor(values: list[Any], shapes: list[Any], types: list[Any]) -> tuple[int, str]:
+    """Elements and dtype of the first tensor input, -1 where there is none."""
+    for value, kind in zip(values, types, strict=False):
+        if isinstance(kind, str) and element_bytes(kind.split("[")[-1].rstrip("]").split(",")[0]):
+            count = _nelems([value])
+            if count >= 0:
+                return count, kind.split("[")[-1].rstrip("]").split(",")[0].removeprefix("Tensor(").rstrip(
+                    ")"
+                )
+    del shapes
+    return -1, ""
+
+
+def _nelems(values: list[Any]) -> int:
+    """Elements of tensor values ``[tensor, storage, offset, numel, itemsize, device]``, nested in lists or not."""
+    total = -1
+    for value in values:
+        if not isinstance(value, list):
+            continue
+        if len(value) >= 6 and isinstance(value[5], str):
+            total = max(total, 0) + max(0, integer(value[3], 0))
+        else:
+            inner = _nelems(value)
+            total = total if inner < 0 else max(total, 0) + inner
+    return total
+
+
+def fill_sizes(timed: RankTrace, sized: RankTrace) -> RankTrace:
+    """Give the communication kernels of a Kineto trace the metadata of an execution trace of the same step.
+
+    Calls are paired in launch order, from the end of the shorter list: an execution trace covers the last iteration
+    of a window at most, and kernels launched before the window lead the Kineto list. Pairs whose collectives
+    contradict each other stay as they are.
+    """
+    calls = list(timed.calls)
+    order = [
+        int(timed.ops.call[i])
+        for i in np.argsort(_launch_or_start(timed), kind="stable")
+        if timed.ops.call[i] >= 0
+    ]
+    others = [call for call in sized.calls if call.collective not in ("barrier",)]
+    for mine, other in zip(reversed(order), reversed(others), strict=False):
+        known = calls[mine].collective
+        if known in ("unknown", "send_recv") or other.collective == known:
+            calls[mine] = merge_calls(calls[mine], other)
+    return replace(timed, calls=tuple(calls), groups={**sized.groups, **timed.groups})
+
+
+def _launch_or_start(trace: RankTrace) -> Any:
+    known = trace.ops.launch >= 0
+    times = trace.ops.start_ns.copy()
+    times[known] = trace.host.start_ns[trace.ops.launch[known]]
+    return times

@@ -1,0 +1,309 @@
+"""The neutral record of a trace: what every reader returns and everything else works on.
+
+Times are integer nanoseconds on one clock per file; columns are NumPy arrays of one length, so that a trace of a
+million events is a few dozen megabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+Int8 = NDArray[np.int8]
+
+#: kinds of device operations
+COMPUTE, COMMUNICATION, COPY, HOST_NODE = 0, 1, 2, 3
+#: kinds of host events
+RUNTIME, OPERATOR, ANNOTATION = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCall:
+    """What a trace says about one communication kernel.
+
+    Parameters
+    ----------
+    collective : str
+        ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``broadcast``, ``reduce``, ``all_to_all``, ``gather``,
+        ``scatter``, ``send``, ``recv``, ``send_recv``, ``barrier`` or ``unknown``.
+    n_bytes : int
+        As nccl-tests counts them; -1 where the trace does not say.
+    in_nelems, out_nelems : int
+        Elements handed in and out on this rank; -1 where unknown.
+    dtype : str
+        As the trace names it.
+    group : str
+        Name of the process group, ``""`` where unknown.
+    group_size : int
+        0 where unknown.
+    ranks : tuple of int
+        Global ranks of the group; empty where unknown.
+    sequence : int
+        Position within the group as the framework counts it; -1 where unknown.
+    peer : int
+        Global rank at the other end of a send or receive; -1 where it has none.
+    """
+
+    collective: str
+    n_bytes: int = -1
+    in_nelems: int = -1
+    out_nelems: int = -1
+    dtype: str = ""
+    group: str = ""
+    group_size: int = 0
+    ranks: tuple[int, ...] = ()
+    sequence: int = -1
+    peer: int = -1
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DeviceOps:
+    """Operations on one rank's device, ascending by start.
+
+    Parameters
+    ----------
+    start_ns, end_ns : array of int64 [n]
+        Half-open intervals.
+    name, stream : array of int32 [n]
+        Indices into the rank's ``names`` and ``streams``.
+    kind : array of int8 [n]
+        :data:`COMPUTE`, :data:`COMMUNICATION`, :data:`COPY`, or :data:`HOST_NODE` for the host operators of formats
+        that put hosts and devices into one graph.
+    launch : array of int32 [n]
+        Index of the host event that launched it, -1 where the trace has none.
+    call : array of int32 [n]
+        Index into the rank's ``calls`` for communication, else -1.
+    n_bytes : array of int64 [n]
+        Bytes of copies, else -1.
+    """
+
+    start_ns: Int64
+    end_ns: Int64
+    name: Int32
+    stream: Int32
+    kind: Int8
+    launch: Int32
+    call: Int32
+    n_bytes: Int64
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostEvents:
+    """Events on one rank's host threads, ascending by start.
+
+    Parameters
+    ----------
+    start_ns, end_ns : array of int64 [n]
+        Half-open intervals; a parent encloses its children.
+    name, thread : array of int32 [n]
+        Indices into the rank's ``names`` and ``threads``.
+    kind : array of int8 [n]
+        :data:`RUNTIME`, :data:`OPERATOR` or :data:`ANNOTATION`.
+    correlation, external : array of int64 [n]
+        Ids of the format that join runtime calls to device operations and operators; -1 where absent.
+    """
+
+    start_ns: Int64
+    end_ns: Int64
+    name: Int32
+    thread: Int32
+    kind: Int8
+    correlation: Int64
+    external: Int64
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One training step as the host marked it; ``end_ns`` of the last one may cut its GPU work short."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sync:
+    """A recorded ordering between streams or of the host behind a stream.
+
+    Parameters
+    ----------
+    start_ns, end_ns : int
+        When the host was in the call.
+    kind : str
+        ``event``, ``stream``, ``device`` or ``stream_wait``.
+    stream : int
+        Index into ``streams`` of the stream that waits (``stream_wait``) or is waited for, -1 where unknown.
+    on_stream : int
+        The stream whose event is waited for, -1 where unknown.
+    record_ns : int
+        Host time of the event record that is waited for, -1 where unknown.
+    """
+
+    start_ns: int
+    end_ns: int
+    kind: str
+    stream: int = -1
+    on_stream: int = -1
+    record_ns: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankTrace:
+    """Everything one rank recorded.
+
+    Parameters
+    ----------
+    rank : int
+        Global rank.
+    world_size : int
+        Ranks of the run as this rank knows it, 0 where it does not say.
+    names, streams, threads : tuple of str
+        Tables that the columns index.
+    ops : DeviceOps
+        Kernels and copies; for a run without accelerator the leaf operators of its threads.
+    host : HostEvents
+        Runtime calls, operators and annotations; may be empty.
+    calls : tuple of CollectiveCall
+        Metadata of the communication kernels.
+    steps : tuple of Step
+        Ascending; empty where nothing marks them.
+    groups : mapping
+        Process group name -> global ranks.
+    dependencies : tuple of tuple of int, optional
+        Device operations that must have ended before each one starts, where the format holds them (Chakra).
+    device : str
+        Name of the accelerator, ``""`` where unknown.
+    epoch_ns : int
+        Wall clock of time 0.
+    source : str
+        File it came from.
+    notes : tuple of str
+        What the reader had to assume, skip or repair.
+    """
+
+    rank: int
+    world_size: int = 0
+    names: tuple[str, ...]
+    streams: tuple[str, ...]
+    threads: tuple[str, ...] = ()
+    ops: DeviceOps
+    host: HostEvents
+    calls: tuple[CollectiveCall, ...] = ()
+    steps: tuple[Step, ...] = ()
+    syncs: tuple[Sync, ...] = ()
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    dependencies: tuple[tuple[int, ...], ...] | None = None
+    device: str = ""
+    epoch_ns: int = 0
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Seconds that every pipeline stage spent per micro-batch, without a timeline.
+
+    Parameters
+    ----------
+    forward_s, backward_s : tuple
+        ``[rank][iteration][micro_batch]``.
+    load_s : tuple
+        The same for input loading; empty where unknown.
+    iteration_s : tuple
+        ``[rank][iteration]``, as measured around the whole step.
+    dp, pp, tp : int
+        Degrees.
+    """
+
+    forward_s: tuple[tuple[tuple[float, ...], ...], ...]
+    backward_s: tuple[tuple[tuple[float, ...], ...], ...]
+    load_s: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    iteration_s: tuple[tuple[float, ...], ...]
+    dp: int = 1
+    pp: int = 1
+    tp: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """A whole trace: its ranks in ascending order and what was found out about the run.
+
+    Parameters
+    ----------
+    format : str
+        Name of the reader.
+    ranks : tuple of RankTrace
+        Those that were recorded.
+    world_size : int
+        Ranks of the run, recorded or not.
+    layout : mapping
+        Degrees ``dp``, ``pp``, ``tp`` where the format states them.
+    stage_times : StageTimes, optional
+        For formats that hold durations only.
+    """
+
+    format: str
+    ranks: tuple[RankTrace, ...]
+    world_size: int
+    layout: Mapping[str, int] = field(default_factory=dict)
+    stage_times: StageTimes | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def n_ops(self) -> int:
+        """Device operations over all ranks."""
+        return sum(len(rank.ops) for rank in self.ranks)
+
+    @property
+    def n_host_events(self) -> int:
+        """Host events over all ranks."""
+        return sum(len(rank.host) for rank in self.ranks)
+
+
+def empty_host() -> HostEvents:
+    """Host events of a format that has none."""
+    wide, narrow = np.empty(0, np.int64), np.empty(0, np.int32)
+    return HostEvents(
+        start_ns=wide,
+        end_ns=wide,
+        name=narrow,
+        thread=narrow,
+        kind=np.empty(0, np.int8),
+        correlation=wide,
+        external=wide,
+    )
+
+
+class Names:
+    """Interns strings to indices while columns are built."""
+
+    def __init__(self) -> None:
+        self.index: dict[str, int] = {}
+
+    def __call__(self, text: str) -> int:
+        """Return the index of ``text``, adding it if it is new."""
+        found = self.index.get(text)
+        if found is None:
+            clean = text if text.isascii() else text.encode("utf-8", "replace").decode()
+            if clean != text:
+                return self(clean)
+            found = self.index[text] = len(self.index)
+        return found
+
+    @property
+    def table(self) -> tuple[str, ...]:
+        """All strings, by index."""
+        return tuple(self.index)

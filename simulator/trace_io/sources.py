@@ -1,0 +1,174 @@
+"""Where traces lie: single files, gzip, tar archives, directories; opened lazily, one member at a time."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from simulator.errors import TraceError
+
+#: what a damaged file or archive raises while it is read
+DAMAGE = (OSError, EOFError, ValueError, zlib.error, tarfile.TarError)
+_GZIP = b"\x1f\x8b"
+_RANK = (
+    re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE),
+    re.compile(r"worker[-_.]?(\d+)", re.IGNORECASE),
+    re.compile(r"(?:^|[-_./])(\d{1,6})\.(?:et|json|pt\.trace\.json|csv|parquet)(?:\.gz)?$", re.IGNORECASE),
+    re.compile(r"(?:^|/)(\d{1,6})/[^/]*$"),
+)
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One trace file, possibly compressed and inside an archive.
+
+    Parameters
+    ----------
+    name : str
+        Path, with ``!member`` for what lies inside an archive.
+    path : Path
+        The file on disk.
+    inside : str
+        Name within the archive, ``""`` for a plain file.
+    n_bytes : int
+        Size as stored.
+    """
+
+    name: str
+    path: Path
+    inside: str = ""
+    n_bytes: int = 0
+
+    @contextmanager
+    def open(self, progress: Progress | None = None) -> Iterator[IO[bytes]]:
+        """Open the uncompressed content for reading.
+
+        Parameters
+        ----------
+        progress : callable, optional
+            Called with (name, stored bytes read, stored bytes in all).
+
+        Raises
+        ------
+        TraceError
+            If the file or the archive cannot be read.
+        """
+        try:
+            if not self.inside:
+                with open(self.path, "rb") as file:
+                    yield _decompress(_Counted(file, self, progress) if progress else file)
+                return
+            with tarfile.open(self.path) as archive:
+                content = archive.extractfile(self.inside)
+                if content is None:
+                    raise TraceError(f"{self.name}: is not a file")
+                with content:
+                    yield _decompress(content)
+        except (OSError, EOFError, zlib.error, tarfile.TarError) as fault:
+            raise TraceError(f"{self.name}: cannot be read: {fault}") from fault
+
+    def head(self, n_bytes: int = 1 << 16) -> bytes:
+        """Return the first bytes of the uncompressed content."""
+        with self.open() as file:
+            try:
+                return file.read(n_bytes)
+            except DAMAGE as fault:
+                raise TraceError(f"{self.name}: cannot be decompressed: {fault}") from fault
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that the name tells, if it does.
+
+        Examples
+        --------
+        >>> Member(name="run/worker3_step_12.json", path=Path()).rank
+        3
+        """
+        tail = self.name.rsplit("!", 1)[-1]
+        for pattern in _RANK:
+            found = pattern.findall(tail)
+            if found:
+                return int(found[-1])
+        return None
+
+
+class _Counted:
+    """A file that reports how far it was read."""
+
+    def __init__(self, file: IO[bytes], member: Member, progress: Progress) -> None:
+        self._file, self._member, self._progress = file, member, progress
+
+    def read(self, n_bytes: int = -1) -> bytes:
+        data = self._file.read(n_bytes)
+        self._progress(self._member.name, self._file.tell(), self._member.n_bytes)
+        return data
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        return self._file.seek(position, whence)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._file, name)
+
+
+def _decompress(file: IO[bytes] | _Counted) -> IO[bytes]:
+    magic = file.read(2)
+    file.seek(0)
+    plain = cast(IO[bytes], file)
+    return cast(IO[bytes], gzip.GzipFile(fileobj=plain)) if magic == _GZIP else plain
+
+
+def members(paths: Iterable[str | Path]) -> tuple[Member, ...]:
+    """Return all files behind the paths: themselves, what their archives hold, what their directories hold.
+
+    Raises
+    ------
+    TraceError
+        If a path does not exist, is empty, or an archive is damaged.
+    """
+    found: list[Member] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise TraceError(f"{path}: no such file or directory")
+        if path.is_dir():
+            files = sorted(Path(root) / name for root, _, names in os.walk(path) for name in names)
+            for file in files:
+                if not file.name.startswith("."):
+                    found.extend(_members_of(file))
+        else:
+            found.extend(_members_of(path))
+    return tuple(found)
+
+
+def _members_of(path: Path) -> Iterator[Member]:
+    size = path.stat().st_size
+    if size == 0 or not _is_tar(path):
+        yield Member(name=str(path), path=path, n_bytes=size)
+        return
+    try:
+        with tarfile.open(path) as archive:
+            entries = sorted((entry for entry in archive if entry.isfile()), key=lambda entry: entry.name)
+    except DAMAGE as fault:
+        raise TraceError(f"{path}: the archive cannot be read: {fault}") from fault
+    for entry in entries:
+        if not Path(entry.name).name.startswith("."):
+            yield Member(name=f"{path}!{entry.name}", path=path, inside=entry.name, n_bytes=entry.size)
+
+
+def _is_tar(path: Path) -> bool:
+    """Whether the content, decompressed if need be, carries the magic of a tar header."""
+    try:
+        with open(path, "rb") as file:
+            head = _decompress(file).read(512)
+    except DAMAGE:
+        return False
+    return head[257:262] == b"ustar"
