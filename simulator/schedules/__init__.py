@@ -1,0 +1,183 @@
+"""Pipeline schedules: pure functions from stages and micro-batches to a table of actions per stage.
+
+A new schedule is one function in one file and one line in :data:`SCHEDULES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.schedules.action import Action, Kind, Layout, Placement, Row, Table
+from simulator.schedules.check import (
+    Execution,
+    check,
+    execute,
+    peak_in_flight,
+    unit_time_execution,
+    unit_time_makespan,
+)
+from simulator.schedules.dualpipe import dualpipe
+from simulator.schedules.gpipe import gpipe
+from simulator.schedules.interleaved import interleaved
+from simulator.schedules.one_f_one_b import one_f_one_b
+from simulator.schedules.render import render
+from simulator.schedules.vee import v_half, v_min, zb_v
+from simulator.schedules.zero_bubble import zb_1p, zb_2p
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Execution",
+    "Kind",
+    "Layout",
+    "Placement",
+    "Row",
+    "Schedule",
+    "Table",
+    "build_table",
+    "check",
+    "execute",
+    "find_schedule",
+    "peak_in_flight",
+    "placement_of",
+    "render",
+    "unit_time_execution",
+    "unit_time_makespan",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A named schedule: how it builds its table, and how it lays the model out over the stages.
+
+    Parameters
+    ----------
+    name : str
+        As in ``--schedule``.
+    build : callable
+        ``build(n_stages, n_micro_batches, *, n_chunks)``.
+    layout : str
+        Of its :class:`Placement`.
+    n_chunks : int
+        Chunks per stage; 0 means that the user chooses.
+    """
+
+    name: str
+    build: Callable[..., Table]
+    layout: Layout = "loop"
+    n_chunks: int = 1
+
+    def __call__(self, n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Table:
+        """Return the table; ``n_chunks=1`` takes the schedule's own number.
+
+        Raises
+        ------
+        InfeasiblePlanError
+            If the schedule cannot run with these numbers.
+        """
+        if n_stages < 1 or n_micro_batches < 1:
+            raise InfeasiblePlanError(
+                f"a pipeline needs a stage and a micro-batch, got {n_stages} and {n_micro_batches}"
+            )
+        return self.build(n_stages, n_micro_batches, n_chunks=self.chunks(n_chunks))
+
+    def chunks(self, virtual_pp: int) -> int:
+        """Return the chunks per stage for a plan's ``virtual_pp``.
+
+        Raises
+        ------
+        InfeasiblePlanError
+            If the schedule has another number of chunks.
+        """
+        if self.n_chunks and virtual_pp not in (1, self.n_chunks):
+            raise InfeasiblePlanError(
+                f"schedule {self.name} has {self.n_chunks} chunks per stage, but virtual_pp is {virtual_pp}",
+                hint="use --schedule 1f1b-interleaved, or leave --virtual-pp out",
+            )
+        if not self.n_chunks and virtual_pp < 2:
+            raise InfeasiblePlanError(
+                f"schedule {self.name} needs virtual_pp of at least 2",
+                hint="use --virtual-pp 2, or --schedule 1f1b",
+            )
+        return self.n_chunks or virtual_pp
+
+
+SCHEDULES: dict[str, Schedule] = {
+    schedule.name: schedule
+    for schedule in (
+        Schedule(name="gpipe", build=gpipe),
+        Schedule(name="1f1b", build=one_f_one_b),
+        Schedule(name="1f1b-interleaved", build=interleaved, n_chunks=0),
+        Schedule(name="zb-1p", build=zb_1p),
+        Schedule(name="zb-2p", build=zb_2p),
+        Schedule(name="zb-v", build=zb_v, layout="vee", n_chunks=2),
+        Schedule(name="v-half", build=v_half, layout="vee", n_chunks=2),
+        Schedule(name="v-min", build=v_min, layout="vee", n_chunks=2),
+        Schedule(name="dualpipe", build=dualpipe, layout="bidirectional", n_chunks=2),
+    )
+}
+
+
+def find_schedule(name: str, virtual_pp: int = 1) -> Schedule:
+    """Return a schedule by name; as in Megatron-LM, ``1f1b`` with several chunks per stage is the interleaved one.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such schedule.
+    """
+    if name not in SCHEDULES:
+        raise ConfigError(f"schedule '{name}' is unknown", hint=f"one of {', '.join(SCHEDULES)}")
+    return SCHEDULES["1f1b-interleaved" if name == "1f1b" and virtual_pp > 1 else name]
+
+
+def placement_of(name: str, n_stages: int, virtual_pp: int = 1) -> Placement:
+    """Return how a schedule lays the model out over the stages.
+
+    Parameters
+    ----------
+    name : str
+        One of :data:`SCHEDULES`.
+    n_stages : int
+        Pipeline degree.
+    virtual_pp : int
+        Chunks per stage that the plan asks for; 1 takes the schedule's own number.
+
+    Raises
+    ------
+    ConfigError, InfeasiblePlanError
+        If the schedule is unknown or has another number of chunks.
+
+    Examples
+    --------
+    >>> placement_of("zb-v", 4).n_virtual
+    8
+    """
+    schedule = find_schedule(name, virtual_pp)
+    return Placement(n_stages=n_stages, n_chunks=schedule.chunks(virtual_pp), layout=schedule.layout)
+
+
+def build_table(name: str, n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Table:
+    """Return a schedule's table: per stage, its actions in order.
+
+    Parameters
+    ----------
+    name : str
+        One of :data:`SCHEDULES`.
+    n_stages, n_micro_batches : int
+    n_chunks : int
+        Chunks per stage; 1 takes the schedule's own number.
+
+    Raises
+    ------
+    ConfigError, InfeasiblePlanError
+        If the schedule is unknown or cannot run with these numbers.
+
+    Examples
+    --------
+    >>> build_table("1f1b", 2, 1)[1]
+    (Action(kind='F', micro_batch=0, chunk=0), Action(kind='B', micro_batch=0, chunk=0))
+    """
+    return find_schedule(name, n_chunks)(n_stages, n_micro_batches, n_chunks=n_chunks)

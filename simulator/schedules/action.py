@@ -1,0 +1,98 @@
+"""The words of a schedule: actions, rows, tables, and which stage holds which part of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Kind = Literal["F", "B", "I", "W"]
+Layout = Literal["loop", "vee", "bidirectional"]
+
+
+class Action(NamedTuple):
+    """One pass of one micro-batch through one chunk of a stage's layers.
+
+    Parameters
+    ----------
+    kind : str
+        ``F`` forward; ``B`` whole backward; or, where backward is split, ``I`` for the gradient of the input,
+        which the previous stage waits for, and ``W`` for the gradient of the weights, which nobody waits for.
+    micro_batch : int
+    chunk : int
+        Which of the stage's chunks; see :class:`Placement`.
+    """
+
+    kind: Kind
+    micro_batch: int
+    chunk: int = 0
+
+
+Row = tuple[Action, ...]
+Table = tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Which stage holds which virtual stage, and who feeds whom.
+
+    A virtual stage is one contiguous run of layers on one stage; activations flow through the virtual stages of
+    a chain in ascending order and gradients in descending order.
+
+    Parameters
+    ----------
+    n_stages : int
+        Pipeline degree.
+    n_chunks : int
+        Virtual stages per stage.
+    layout : str
+        ``loop``: virtual stage ``v`` is chunk ``v // n_stages`` of stage ``v % n_stages`` (Megatron).
+        ``vee``: chunk 0 runs down the stages and chunk 1 comes back up, so that stage 0 has both ends.
+        ``bidirectional``: two copies of the model in opposite directions, each a chain of ``n_stages`` virtual
+        stages of its own (DualPipe).
+
+    Examples
+    --------
+    >>> vee = Placement(n_stages=4, n_chunks=2, layout="vee")
+    >>> [vee.stage(v) for v in range(vee.n_virtual)]
+    [0, 1, 2, 3, 3, 2, 1, 0]
+    """
+
+    n_stages: int
+    n_chunks: int = 1
+    layout: Layout = "loop"
+
+    @property
+    def n_virtual(self) -> int:
+        """Virtual stages in all, both copies counted."""
+        return self.n_stages * self.n_chunks
+
+    @property
+    def n_parts(self) -> int:
+        """Runs of layers that one copy of the model is cut into."""
+        return self.n_stages if self.layout == "bidirectional" else self.n_virtual
+
+    def stage(self, virtual: int) -> int:
+        """Stage that holds a virtual stage."""
+        lap, place = divmod(virtual, self.n_stages)
+        return place if self.layout == "loop" or lap == 0 else self.n_stages - 1 - place
+
+    def chunk(self, virtual: int) -> int:
+        """Which of its stage's chunks a virtual stage is."""
+        return virtual // self.n_stages
+
+    def virtual_stage(self, stage: int, chunk: int) -> int:
+        """Virtual stage that is this chunk of this stage."""
+        place = stage if self.layout == "loop" or chunk == 0 else self.n_stages - 1 - stage
+        return chunk * self.n_stages + place
+
+    def part(self, virtual: int) -> int:
+        """Which run of the model's layers a virtual stage computes."""
+        return virtual % self.n_parts
+
+    def previous(self, virtual: int) -> int | None:
+        """Virtual stage whose output feeds this one; None for the one that reads the data."""
+        return virtual - 1 if self.part(virtual) else None
+
+    def following(self, virtual: int) -> int | None:
+        """Virtual stage that this one feeds; None for the one that computes the loss."""
+        return virtual + 1 if self.part(virtual) < self.n_parts - 1 else None

@@ -1,0 +1,259 @@
+"""What every schedule must satisfy, and what follows from one: makespan, bubble, activations in flight."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simulator.errors import ConfigError
+from simulator.schedules.action import Action, Placement, Table
+
+Pass = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """When every action of a table runs if it starts as soon as its inputs and its stage are there.
+
+    Parameters
+    ----------
+    starts, ends : tuple of tuple of float
+        ``starts[stage][i]`` of the stage's ``i``-th action, in the unit of the durations.
+    """
+
+    starts: tuple[tuple[float, ...], ...]
+    ends: tuple[tuple[float, ...], ...]
+
+    @property
+    def makespan(self) -> float:
+        """From the first start to the last end, over all stages."""
+        return max((row[-1] for row in self.ends if row), default=0.0)
+
+    @property
+    def bubbles(self) -> tuple[float, ...]:
+        """Idle time of every stage between its own first start and last end."""
+        return tuple(
+            ends[-1] - starts[0] - sum(end - start for start, end in zip(starts, ends, strict=True))
+            for starts, ends in zip(self.starts, self.ends, strict=True)
+            if starts
+        )
+
+
+def infer_placement(table: Table) -> Placement:
+    """Return the looped placement with as many chunks as the table mentions."""
+    return Placement(
+        n_stages=len(table), n_chunks=1 + max((a.chunk for row in table for a in row), default=0)
+    )
+
+
+def execute(table: Table, placement: Placement, duration_of: Callable[[Action], float]) -> Execution:
+    """Run a table without clock, network or memory: the order of each row and the data dependencies alone.
+
+    Parameters
+    ----------
+    table : Table
+    placement : Placement
+    duration_of : callable
+        Duration of an action, in any unit.
+
+    Raises
+    ------
+    ConfigError
+        If the rows wait for one another and nobody can go on; the message says who waits for what.
+    """
+    ends: dict[Pass, float] = {}
+    starts_by_row: list[list[float]] = [[] for _ in table]
+    ends_by_row: list[list[float]] = [[] for _ in table]
+    waiting: dict[Pass, list[int]] = {}
+    ready = list(range(len(table)))
+    while ready:
+        stage = ready.pop()
+        row, starts, row_ends = table[stage], starts_by_row[stage], ends_by_row[stage]
+        now = row_ends[-1] if row_ends else 0.0
+        while len(starts) < len(row):
+            action = row[len(starts)]
+            needed = [p for p in _inputs(action, stage, placement) if p is not None]
+            missing = next((p for p in needed if p not in ends), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(stage)
+                break
+            start = max((ends[p] for p in needed), default=0.0)
+            starts.append(max(now, start))
+            now = starts[-1] + duration_of(action)
+            row_ends.append(now)
+            done = (_gradient(action), action.micro_batch, placement.virtual_stage(stage, action.chunk))
+            ends[done] = now
+            ready += waiting.pop(done, ())
+    if waiting:
+        raise ConfigError(
+            _deadlock(table, placement, starts_by_row),
+            hint="reorder the rows so that what is waited for comes first",
+        )
+    return Execution(starts=tuple(map(tuple, starts_by_row)), ends=tuple(map(tuple, ends_by_row)))
+
+
+def _gradient(action: Action) -> str:
+    return "I" if action.kind == "B" else action.kind
+
+
+def _inputs(action: Action, stage: int, placement: Placement) -> tuple[Pass | None, Pass | None]:
+    """Return the passes whose outputs an action reads: its neighbour's, and its own earlier pass's."""
+    virtual = placement.virtual_stage(stage, action.chunk)
+    if action.kind == "W":
+        return (("I", action.micro_batch, virtual), None)
+    if action.kind == "F":
+        source = placement.previous(virtual)
+        return (None if source is None else ("F", action.micro_batch, source), None)
+    source = placement.following(virtual)
+    return (None if source is None else ("I", action.micro_batch, source), ("F", action.micro_batch, virtual))
+
+
+def _deadlock(table: Table, placement: Placement, starts_by_row: list[list[float]]) -> str:
+    stuck = {
+        stage: table[stage][len(starts)]
+        for stage, starts in enumerate(starts_by_row)
+        if len(starts) < len(table[stage])
+    }
+    performed = {
+        (_gradient(a), a.micro_batch, placement.virtual_stage(stage, a.chunk))
+        for stage, starts in enumerate(starts_by_row)
+        for a in table[stage][: len(starts)]
+    }
+    lines = []
+    for stage, action in stuck.items():
+        kind, micro_batch, virtual = next(
+            p for p in _inputs(action, stage, placement) if p is not None and p not in performed
+        )
+        lines.append(
+            f"stage {stage} cannot run {_name(action)} before {kind} of micro-batch {micro_batch}, "
+            f"chunk {placement.chunk(virtual)}, on stage {placement.stage(virtual)}"
+        )
+    return f"the schedule deadlocks with {len(stuck)} of {len(table)} stages stuck: " + "; ".join(lines)
+
+
+def _name(action: Action) -> str:
+    return f"{action.kind} of micro-batch {action.micro_batch}, chunk {action.chunk}"
+
+
+def check(table: Table, placement: Placement | None = None) -> None:
+    """Check that every pass is there exactly once and that the table runs to its end.
+
+    Parameters
+    ----------
+    table : Table
+    placement : Placement, optional
+        A loop over the stages where it is left out.
+
+    Raises
+    ------
+    ConfigError
+        If a pass is missing or doubled, a backward is both whole and split, or the rows deadlock.
+    """
+    placement = placement or infer_placement(table)
+    if len(table) != placement.n_stages:
+        raise ConfigError(f"the schedule has {len(table)} rows for {placement.n_stages} stages")
+    micro_batches = {a.micro_batch for row in table for a in row}
+    if micro_batches != set(range(len(micro_batches))):
+        missing = sorted(set(range(max(micro_batches))) - micro_batches)
+        raise ConfigError(f"micro-batches {missing} are in no row of the schedule")
+    for stage, row in enumerate(table):
+        counts = Counter(row)
+        for micro_batch in micro_batches:
+            for chunk in range(placement.n_chunks):
+                found = tuple(
+                    counts.pop(Action(kind, micro_batch, chunk), 0) for kind in ("F", "B", "I", "W")
+                )
+                if found not in ((1, 1, 0, 0), (1, 0, 1, 1)):
+                    passes = ", ".join(f"{n} {kind}" for kind, n in zip("FBIW", found, strict=True))
+                    raise ConfigError(
+                        f"stage {stage}, micro-batch {micro_batch}, chunk {chunk}: {passes}",
+                        hint="write one F, and either one B or one I and one W",
+                    )
+        if counts:
+            raise ConfigError(
+                f"stage {stage} has {_name(next(iter(counts)))}, "
+                f"but the schedule has chunks 0 to {placement.n_chunks - 1}"
+            )
+    execute(table, placement, lambda _: 1.0)
+
+
+def peak_in_flight(table: Table, n_chunks: int) -> tuple[tuple[int, ...], ...]:
+    """Count the micro-batches whose activations a stage holds when it holds most.
+
+    Activations are held from the forward to the end of the backward, the weight gradient included.
+
+    Parameters
+    ----------
+    table : Table
+    n_chunks : int
+        Chunks per stage.
+
+    Returns
+    -------
+    tuple of tuple of int
+        ``[stage][chunk]``, at the first moment at which their sum over the chunks is largest.
+
+    Examples
+    --------
+    >>> from simulator.schedules import build_table
+    >>> peak_in_flight(build_table("1f1b", 4, 8), 1)
+    ((4,), (3,), (2,), (1,))
+    """
+    peaks = []
+    for row in table:
+        held, peak = [0] * n_chunks, (0,) * n_chunks
+        for action in row:
+            held[action.chunk] += {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
+            if sum(held) > sum(peak):
+                peak = tuple(held)
+        peaks.append(peak)
+    return tuple(peaks)
+
+
+def unit_time_execution(
+    table: Table,
+    placement: Placement | None = None,
+    *,
+    forward: float = 1.0,
+    backward: float = 2.0,
+    dgrad: float | None = None,
+    wgrad: float | None = None,
+) -> Execution:
+    """Execute a table with one duration per kind of pass and free communication.
+
+    Parameters
+    ----------
+    table : Table
+    placement : Placement, optional
+        A loop over the stages where it is left out.
+    forward, backward : float
+        Durations of a forward and a whole backward of one chunk.
+    dgrad, wgrad : float, optional
+        Durations of the parts of a split backward; half of ``backward`` each where left out.
+    """
+    dgrad = backward / 2.0 if dgrad is None else dgrad
+    durations = {"F": forward, "B": backward, "I": dgrad, "W": backward - dgrad if wgrad is None else wgrad}
+    return execute(table, placement or infer_placement(table), lambda action: durations[action.kind])
+
+
+def unit_time_makespan(
+    table: Table,
+    placement: Placement | None = None,
+    *,
+    forward: float = 1.0,
+    backward: float = 2.0,
+    dgrad: float | None = None,
+    wgrad: float | None = None,
+) -> float:
+    """Return the makespan of :func:`unit_time_execution`, in the unit of the durations.
+
+    Examples
+    --------
+    >>> from simulator.schedules import build_table
+    >>> unit_time_makespan(build_table("1f1b", 4, 8))  # (m + p - 1) (T_F + T_B)
+    33.0
+    """
+    return unit_time_execution(
+        table, placement, forward=forward, backward=backward, dgrad=dgrad, wgrad=wgrad
+    ).makespan

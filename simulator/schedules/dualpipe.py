@@ -1,0 +1,107 @@
+"""DualPipe: two copies of the model in opposite directions, each taking half of the micro-batches."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from simulator.errors import InfeasiblePlanError
+from simulator.schedules.action import Action, Row, Table
+
+
+def dualpipe(n_stages: int, n_micro_batches: int, *, n_chunks: int = 2) -> Table:
+    """Feed micro-batches from both ends; chunk 0 belongs to the copy that starts on stage 0.
+
+    A forward of one direction stands next to a backward of the other, so that a runtime can overlap the
+    communication of one with the compute of the other.
+
+    Parameters
+    ----------
+    n_stages : int
+        Even.
+    n_micro_batches : int
+        Of both directions together; even, and at least twice the stages.
+    n_chunks : int
+        Chunks per stage, 2 here.
+
+    Returns
+    -------
+    Table
+        One row of actions per stage; micro-batches are numbered per direction.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If stages or micro-batches are odd, or micro-batches too few.
+
+    References
+    ----------
+    DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.2.1. Bubble is
+    ``(p / 2 - 1) (T_F&B + T_B - 3 T_W)``, activations ``p + 1``, parameters twice.
+    """
+    if n_stages % 2 or n_micro_batches % 2 or n_micro_batches < 2 * n_stages:
+        raise InfeasiblePlanError(
+            f"DualPipe needs even pp and an even number of at least 2 pp micro-batches, "
+            f"got pp = {n_stages} and {n_micro_batches}",
+            hint="choose an even --pp and a global batch of at least 2 x pp micro-batches per replica",
+        )
+    return tuple(_row(stage, n_stages, n_micro_batches // 2) for stage in range(n_stages))
+
+
+class _RowWriter:
+    """Appends passes of the near direction (that enters on this half) and of the far one."""
+
+    def __init__(self, *, near_chunk: int) -> None:
+        self.chunks = {"near": near_chunk, "far": 1 - near_chunk}
+        self.row: list[Action] = []
+        self.n_forwards = {"near": 0, "far": 0}
+        self.n_backwards = {"near": 0, "far": 0}
+        self.weights: deque[Action] = deque()
+
+    def forward(self, direction: str) -> None:
+        """Append the direction's next forward."""
+        self.row.append(Action("F", self.n_forwards[direction], self.chunks[direction]))
+        self.n_forwards[direction] += 1
+
+    def backward(self, direction: str, *, split: bool = False) -> None:
+        """Append the direction's next backward, or its input gradient while the weight gradient waits."""
+        micro_batch, chunk = self.n_backwards[direction], self.chunks[direction]
+        self.row.append(Action("I" if split else "B", micro_batch, chunk))
+        self.n_backwards[direction] += 1
+        if split:
+            self.weights.append(Action("W", micro_batch, chunk))
+
+    def weight(self) -> None:
+        """Append the oldest weight gradient that waits."""
+        self.row.append(self.weights.popleft())
+
+
+def _row(stage: int, n_stages: int, n_per_direction: int) -> Row:
+    depth = min(stage, n_stages - 1 - stage)
+    outer, inner = n_stages // 2 - depth - 1, depth + 1
+    write = _RowWriter(near_chunk=0 if stage < n_stages // 2 else 1)
+    for _ in range(2 * outer):
+        write.forward("near")
+    for _ in range(inner):
+        write.forward("near")
+        write.forward("far")
+    for _ in range(outer):
+        write.backward("far", split=True)
+        write.weight()
+        write.forward("far")
+    for _ in range(n_per_direction - n_stages + inner):
+        write.forward("near")
+        write.backward("far")
+        write.forward("far")
+        write.backward("near")
+    for _ in range(outer):
+        write.backward("far")
+        write.forward("far")
+        write.backward("near")
+    for i in range(2 * inner):
+        write.backward("near" if i % 2 else "far", split=i >= inner)
+    for _ in range(outer):
+        write.weight()
+        write.backward("near", split=True)
+    while write.weights:
+        write.weight()
+    return tuple(write.row)

@@ -1,0 +1,58 @@
+"""Interleaved 1F1B: several chunks per stage, micro-batches in groups of one per stage."""
+
+from __future__ import annotations
+
+from simulator.errors import InfeasiblePlanError
+from simulator.schedules.action import Action, Row, Table
+
+
+def interleaved(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Table:
+    """Run 1F1B over virtual stages in the order of Megatron-LM.
+
+    Micro-batches go in groups of ``n_stages``; a group passes through all chunks before the next one starts.
+    Stage ``s`` runs ``2 (n_stages - s - 1) + (n_chunks - 1) n_stages`` forwards ahead.
+
+    Parameters
+    ----------
+    n_stages, n_micro_batches : int
+    n_chunks : int
+        Chunks per stage, at least 2.
+
+    Returns
+    -------
+    Table
+        One row of actions per stage.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If the micro-batches are not a multiple of the stages, as in Megatron-LM.
+
+    References
+    ----------
+    Narayanan et al., SC 2021, arXiv:2104.04473, section 2.2. Bubble over work is ``(p - 1) / (v m)``.
+    """
+    if n_micro_batches % n_stages:
+        low = n_micro_batches // n_stages * n_stages
+        raise InfeasiblePlanError(
+            f"interleaved 1F1B needs a multiple of pp = {n_stages} micro-batches, but there are {n_micro_batches}",
+            hint=f"choose a batch of {low or n_stages} or {low + n_stages} micro-batches, or --virtual-pp 1",
+        )
+    order = [
+        (first + i, chunk)
+        for first in range(0, n_micro_batches, n_stages)
+        for chunk in range(n_chunks)
+        for i in range(n_stages)
+    ]
+    forwards = [Action("F", micro_batch, chunk) for micro_batch, chunk in order]
+    backwards = [Action("B", micro_batch, n_chunks - 1 - chunk) for micro_batch, chunk in order]
+    warm_up = [2 * (n_stages - stage - 1) + (n_chunks - 1) * n_stages for stage in range(n_stages)]
+    return tuple(_row(forwards, backwards, min(n, len(order))) for n in warm_up)
+
+
+def _row(forwards: list[Action], backwards: list[Action], n_warm_up: int) -> Row:
+    row = forwards[:n_warm_up]
+    for i, backward in enumerate(backwards):
+        row += forwards[n_warm_up + i : n_warm_up + i + 1]
+        row.append(backward)
+    return tuple(row)
