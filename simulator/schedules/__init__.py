@@ -121,7 +121,7 @@ SCHEDULES: dict[str, Schedule] = {
 
 
 def find_schedule(name: str, virtual_pp: int = 1) -> Schedule:
-    """Return a schedule by name; as in Megatron-LM, ``1f1b`` with several chunks per stage is the interleaved one.
+    """Return a schedule by name; as in Megatron-LM, ``1f1b`` with several chunks per stage is interleaved.
 
     Raises
     ------

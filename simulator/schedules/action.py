@@ -35,8 +35,8 @@ Table = tuple[Row, ...]
 class Placement:
     """Which stage holds which virtual stage, and who feeds whom.
 
-    A virtual stage is one contiguous run of layers on one stage; activations flow through the virtual stages of
-    a chain in ascending order and gradients in descending order.
+    A virtual stage is one contiguous run of layers on one stage; activations flow through the virtual stages
+    of a chain in ascending order and gradients in descending order.
 
     Parameters
     ----------
@@ -47,8 +47,8 @@ class Placement:
     layout : str
         ``loop``: virtual stage ``v`` is chunk ``v // n_stages`` of stage ``v % n_stages`` (Megatron).
         ``vee``: chunk 0 runs down the stages and chunk 1 comes back up, so that stage 0 has both ends.
-        ``bidirectional``: two copies of the model in opposite directions, each a chain of ``n_stages`` virtual
-        stages of its own (DualPipe).
+        ``bidirectional``: two copies of the model in opposite directions, each a chain of its own with
+        ``n_stages`` virtual stages (DualPipe).
 
     Examples
     --------

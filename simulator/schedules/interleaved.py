@@ -35,7 +35,7 @@ def interleaved(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Ta
     if n_micro_batches % n_stages:
         low = n_micro_batches // n_stages * n_stages
         raise InfeasiblePlanError(
-            f"interleaved 1F1B needs a multiple of pp = {n_stages} micro-batches, but there are {n_micro_batches}",
+            f"interleaved 1F1B needs a multiple of pp = {n_stages} micro-batches, not {n_micro_batches}",
             hint=f"choose a batch of {low or n_stages} or {low + n_stages} micro-batches, or --virtual-pp 1",
         )
     order = [

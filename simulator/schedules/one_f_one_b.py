@@ -6,7 +6,7 @@ from simulator.schedules.action import Action, Row, Table
 
 
 def one_f_one_b(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Table:
-    """Run ``n_stages - s - 1`` forwards ahead, then alternate; stage ``s`` holds ``n_stages - s`` activations.
+    """Run ``n_stages - s - 1`` forwards ahead, then alternate; stage ``s`` holds ``n_stages - s`` of them.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ def render(table: Table, placement: Placement | None = None) -> str:
     --------
     >>> from simulator.schedules import build_table
     >>> print(render(build_table("1f1b", 2, 2)).splitlines()[0])
-    stage 0 | F0 F1 .. B0 == B1 ==
+    stage 0 | F0 F1 .. .. B0 == .. B1 ==
     """
     placement = placement or infer_placement(table)
     execution = unit_time_execution(table, placement)

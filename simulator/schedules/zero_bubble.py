@@ -28,7 +28,7 @@ def zb_1p(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Table:
 
 
 def zb_2p(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Table:
-    """Build ZB-H2: twice the memory of 1F1B (``2p - 1`` micro-batches), no bubble when all passes take as long.
+    """Build ZB-H2: twice the memory of 1F1B (``2p - 1`` micro-batches), no bubble if all passes are equal.
 
     Parameters
     ----------
