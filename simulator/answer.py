@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from simulator import __version__
-from simulator.simulation import Result, simulate_on
+from simulator.errors import InfeasiblePlanError
+from simulator.plan import ParallelPlan
+from simulator.simulation import Result, lower_scenario, simulate_on
+from simulator.units import format_bytes
 
 
 def to_json(result: Result) -> dict[str, Any]:
@@ -92,3 +96,36 @@ def advise(result: Result) -> list[dict[str, Any]]:
         for label, trial in trials
     ]  # fmt: skip
     return sorted(rows, key=lambda row: -row["saving"])
+
+
+def way_out(result: Result) -> str:
+    """Return the smallest single change with which a plan that does not fit would fit, in words."""
+    for label, plan in _smaller_plans(result):
+        try:
+            resolved = plan.resolve(result.topology.n_gpus)
+            memory = lower_scenario(replace(result.scenario, plan=resolved), result.topology, result.spec)[2]
+        except InfeasiblePlanError:
+            continue
+        if memory.fits:
+            return f"{label} fits with {format_bytes(memory.peak_bytes)}"
+    return "more GPUs with a larger --tp or --pp are needed"
+
+
+def _smaller_plans(result: Result) -> Iterator[tuple[str, ParallelPlan]]:
+    plan = result.plan
+    open_batch = replace(plan, global_batch=0) if plan.pp == 1 else plan
+    micro_batch = plan.micro_batch // 2
+    while micro_batch:
+        yield f"--micro-batch {micro_batch}", replace(open_batch, micro_batch=micro_batch)
+        micro_batch //= 2
+    for recompute in ("selective", "full"):
+        yield f"--recompute {recompute}", replace(plan, recompute=recompute)
+    if plan.attention == "eager":
+        yield "--attention flash", replace(plan, attention="flash")
+    for sharding in ("zero1", "zero2", "zero3"):
+        yield f"--sharding {sharding}", replace(plan, sharding=sharding)
+    for tp in (2, 4, 8):
+        if tp > plan.tp and plan.dp % (tp // plan.tp) == 0:
+            yield f"--tp {tp}", replace(plan, tp=tp, dp=0, global_batch=0)
+    yield "--sharding zero3 --recompute full", replace(plan, sharding="zero3", recompute="full")
+    yield "--sharding zero3 --recompute full --micro-batch 1", replace(open_batch, sharding="zero3", recompute="full", micro_batch=1)

@@ -58,6 +58,7 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(name="fsdp", kernels="hf-eager", data_parallel="fsdp"),
         Framework(name="torchtitan", kernels="hf-eager", data_parallel="fsdp", gradient_bytes_bf16=4),
         Framework(name="torchtitan-compile", kernels="compiled", data_parallel="fsdp", host="compiled", gradient_bytes_bf16=4),
+        Framework(name="apex-ddp", kernels="megatron", data_parallel="ddp"),
         Framework(name="compiled-ddp", kernels="compiled", data_parallel="ddp", host="compiled"),
         Framework(name="fused", kernels="fused", data_parallel="ddp", host="graphs"),
     )

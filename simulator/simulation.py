@@ -64,8 +64,7 @@ class Result:
 
 @lru_cache(maxsize=64)
 def _topology(name: str, n_gpus: int, overrides: tuple[tuple[str, str], ...]) -> Topology:
-    del overrides
-    return load_topology(name, n_gpus or None)
+    return load_topology(name, n_gpus or None, overrides=dict(overrides))
 
 
 @lru_cache(maxsize=256)

@@ -8,11 +8,12 @@ import sys
 from dataclasses import fields, replace
 from typing import Any
 
+from simulator.answer import advise, to_json, way_out
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.plan import ParallelPlan, load_plan
 from simulator.report import console
 from simulator.scenario import Scenario
-from simulator.simulation import Result, simulate, to_json
+from simulator.simulation import Result, simulate
 
 _PLAN_FIELDS = {f.name: f for f in fields(ParallelPlan)}
 
@@ -38,7 +39,7 @@ def run_main(options: dict[str, Any]) -> None:
     _print(options, results, scaling=len(counts) > 1)
     unfit = [r for r in results if not r.memory.fits]
     if unfit:
-        raise InfeasiblePlanError(f"the plan does not fit: {unfit[0].memory.explain()}", hint=console.way_out(unfit[0]))
+        raise InfeasiblePlanError(f"the plan does not fit: {unfit[0].memory.explain()}", hint=way_out(unfit[0]))
 
 
 def collect_settings(options: dict[str, Any]) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
@@ -119,5 +120,4 @@ def _print(options: dict[str, Any], results: list[Result], *, scaling: bool) -> 
         console.print_scaling([r.plan for r in results], answers)
     else:
         console.print_answer(results[0].scenario, answers[0])
-    if options["explain"]:
-        console.print_explanation(results[-1])
+        console.print_advice(advise(results[0]), everything=options["explain"])

@@ -254,7 +254,7 @@ class FullySharded(DataParallel):
         self._gathered: dict[tuple[int, Kind, int], int] = {}
         self._ends: dict[tuple[Kind, int], dict[int, int]] = {}
         self._reduced: list[int] = []
-        self._roots = {i for i, layer in enumerate(self.layers) if layer.name != _most_common_name(self.layers)}
+        self._roots = {i for i, layer in enumerate(self.layers) if not layer.name.endswith("block")}
         self._root_gather: int | None = None
 
     def _order(self, kind: Kind) -> list[int]:
@@ -307,11 +307,6 @@ class FullySharded(DataParallel):
     def finish_backward(self, tasks: TaskList, last: tuple[int, ...]) -> tuple[int, ...]:
         """Wait for all reductions."""
         return last + tuple(self._reduced)
-
-
-def _most_common_name(layers: Sequence[Layer]) -> str:
-    names = [layer.name for layer in layers]
-    return max(names, key=names.count)
 
 
 #: sharding -> strategy

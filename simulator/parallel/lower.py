@@ -50,23 +50,23 @@ def split_layers(model: Model, plan: ParallelPlan, placement: Placement) -> tupl
         If the blocks do not divide over the virtual stages and no uneven split is named.
     """
     first, last = 0, len(model.layers)
-    while model.layers[first].name in ("embedding", "encoder_embedding"):
+    while not model.layers[first].name.endswith("block"):
         first += 1
-    while model.layers[last - 1].name in ("head", "final_norm", "pooler"):
+    while not model.layers[last - 1].name.endswith("block"):
         last -= 1
-    blocks, n_virtual = last - first, placement.n_virtual
-    counts = _counts(blocks, n_virtual, plan)
+    n_parts = placement.n_parts
+    counts = _counts(last - first, n_parts, plan)
     spans: list[tuple[Layer, ...]] = []
     start = first
-    for virtual, count in enumerate(counts):
+    for part, count in enumerate(counts):
         end = start + count
-        begin = 0 if virtual == 0 else start
-        stop = len(model.layers) if virtual == n_virtual - 1 else end
+        begin = 0 if part == 0 else start
+        stop = len(model.layers) if part == n_parts - 1 else end
         spans.append(model.layers[begin:stop])
         start = end
     by_stage: list[list[tuple[Layer, ...]]] = [[() for _ in range(placement.n_chunks)] for _ in range(placement.n_stages)]
-    for virtual, span in enumerate(spans):
-        by_stage[placement.stage(virtual)][placement.chunk(virtual)] = span
+    for virtual in range(placement.n_virtual):
+        by_stage[placement.stage(virtual)][placement.chunk(virtual)] = spans[placement.part(virtual)]
     return tuple(tuple(chunks) for chunks in by_stage)
 
 
@@ -158,7 +158,7 @@ def _finish_step(lowering: StageLowering, model: Model, done: tuple[int, ...]) -
     """Append what follows backward: tied-embedding gradients, the gradient norm, the optimizer, parameter gathers."""
     plan, tasks, communicators = lowering.plan, lowering.tasks, lowering.communicators
     layers = lowering.data.layers
-    ends = (lowering.placement.stage(0), lowering.placement.stage(lowering.placement.n_virtual - 1))
+    ends = (lowering.placement.stage(0), lowering.placement.stage(lowering.placement.n_parts - 1))
     if model.tied_embedding and ends[0] != ends[1] and lowering.stage in ends:
         n_bytes = max((p.n_elements for layer in model.layers[:1] for p in layer.parameters), default=1) * gradient_bytes(plan)
         done = (_collective(tasks, communicators, "embedding", n_bytes, done),)

@@ -84,9 +84,10 @@ class StageLowering:
 
     def _receive(self, action: Action, virtual: int) -> tuple[int, ...]:
         """Post the receive of an activation or gradient that another stage computes."""
-        step = {"F": -1, "B": 1, "I": 1}.get(action.kind, 0)
-        source = virtual + step
-        if step == 0 or not 0 <= source < self.placement.n_virtual:
+        if action.kind == "W":
+            return ()
+        source = self.placement.previous(virtual) if action.kind == "F" else self.placement.following(virtual)
+        if source is None:
             return ()
         if self.placement.stage(source) == self.stage:
             chunk = self.placement.chunk(source)
@@ -97,9 +98,10 @@ class StageLowering:
         return (received,)
 
     def _send(self, action: Action, virtual: int) -> None:
-        step = {"F": 1, "B": -1, "I": -1}.get(action.kind, 0)
-        target = virtual + step
-        if step == 0 or not 0 <= target < self.placement.n_virtual or self.placement.stage(target) == self.stage:
+        if action.kind == "W":
+            return
+        target = self.placement.following(virtual) if action.kind == "F" else self.placement.previous(virtual)
+        if target is None or self.placement.stage(target) == self.stage:
             return
         self._sent += (self._transfer(action, virtual, target, sends=True),)
 

@@ -122,8 +122,6 @@ def _print_bottleneck(out: Console, answer: dict[str, Any]) -> None:
             f"{link['utilization']:.1%} of the iteration at its full rate",
             highlight=False,
         )
-    for line in answer.get("advice", []):
-        out.print(f"what would help: {line}", highlight=False)
 
 
 def print_scaling(plans: Sequence[ParallelPlan], answers: Sequence[dict[str, Any]], console: Console | None = None) -> None:
@@ -139,3 +137,12 @@ def print_scaling(plans: Sequence[ParallelPlan], answers: Sequence[dict[str, Any
             format_bytes(answer["memory"]["peak_bytes"]) + ("" if answer["memory"]["fits"] else " (does not fit)"),
         )  # fmt: skip
     out.print(table, highlight=False)
+
+
+def print_advice(rows: Sequence[dict[str, Any]], *, everything: bool = False, console: Console | None = None) -> None:
+    """Print what single changes would save, each simulated; only the best one unless ``everything`` is asked for."""
+    out = console or Console()
+    for row in rows if everything else rows[:1]:
+        effect = f"saves {row['saving']:.1%}" if row["saving"] >= 0.001 else "has no effect" if row["saving"] > -0.001 else f"costs {-row['saving']:.1%}"
+        prefix = "" if everything else "what would help most: "
+        out.print(f"{prefix}{row['change']} {effect} (iteration {format_time(row['iteration_time_s'])})", highlight=False)
