@@ -1,0 +1,278 @@
+"""Every schedule of the family against the same rules, and each against its published closed forms."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.schedules import (
+    SCHEDULES,
+    Action,
+    Placement,
+    build_table,
+    check,
+    find_schedule,
+    peak_in_flight,
+    placement_of,
+    render,
+    unit_time_execution,
+    unit_time_makespan,
+)
+
+STAGES = range(1, 17)
+MICRO_BATCHES = (1, 2, 3, 5, 8, 16, 31, 32, 64)
+EQUAL = {"forward": 1.0, "backward": 2.0, "dgrad": 1.0, "wgrad": 1.0}
+UNEQUAL = {"forward": 10.0, "backward": 20.0, "dgrad": 12.0, "wgrad": 8.0}
+
+
+def virtual_pp(name):
+    return 2 if name == "1f1b-interleaved" else 1
+
+
+def tables(name):
+    """Yield every feasible (stages, micro-batches, placement, table) of the grid."""
+    for p in STAGES:
+        placement = placement_of(name, p, virtual_pp(name))
+        for m in MICRO_BATCHES:
+            try:
+                table = build_table(name, p, m, n_chunks=virtual_pp(name))
+            except InfeasiblePlanError:
+                continue
+            yield p, m, placement, table
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_pass_once_and_no_deadlock(name):
+    n_checked = 0
+    for _, _, placement, table in tables(name):
+        check(table, placement)
+        n_checked += 1
+    assert n_checked >= 16
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_passes_of_one_kind_keep_the_order_of_micro_batches(name):
+    for _, _, placement, table in tables(name):
+        for row in table:
+            for chunk in range(placement.n_chunks):
+                for kinds in ("F", "BI", "BW"):
+                    order = [a.micro_batch for a in row if a.kind in kinds and a.chunk == chunk]
+                    assert order == sorted(order)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_makespan_is_at_least_work_and_longest_chain(name):
+    for p, m, placement, table in tables(name):
+        chain = placement.n_parts * (1 + 1)  # forward and input gradient of one micro-batch through all parts
+        work = m * 3 * placement.n_parts // p
+        makespan = unit_time_makespan(table, placement, **EQUAL)
+        assert makespan >= max(chain, work)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_bubble_is_p_minus_1_over_m(name):
+    for p, m, placement, table in tables(name):
+        assert unit_time_makespan(table, placement, forward=3.0, backward=5.0) == (m + p - 1) * 8.0
+
+
+@pytest.mark.parametrize("v", [2, 3, 4])
+def test_interleaving_divides_the_bubble_by_the_chunks(v):
+    for p in range(2, 17):
+        for m in (p, 2 * p, 4 * p):
+            table = build_table("1f1b-interleaved", p, m, n_chunks=v)
+            makespan = unit_time_makespan(table, forward=3.0 / v, backward=6.0 / v)
+            assert makespan == pytest.approx(m * 9.0 + (p - 1) * 9.0 / v)
+
+
+@pytest.mark.parametrize(("name", "n_weights"), [("zb-1p", 1), ("zb-2p", 2)])
+@pytest.mark.parametrize("times", [EQUAL, UNEQUAL])
+def test_zero_bubble_formulas(name, n_weights, times):
+    bubble = times["forward"] + times["dgrad"] - n_weights * times["wgrad"]
+    for p, m, placement, table in tables(name):
+        if m >= 2 * p:
+            assert max(unit_time_execution(table, placement, **times).bubbles) == pytest.approx(
+                (p - 1) * bubble
+            )
+
+
+def test_zb_v_has_no_bubble_once_the_pipeline_is_full():
+    for p, m, placement, table in tables("zb-v"):
+        if m >= 2 * p - 1:
+            assert max(unit_time_execution(table, placement, **EQUAL).bubbles) == 0.0
+
+
+@pytest.mark.parametrize(("name", "low", "high"), [("v-half", 0.45, 0.6), ("v-min", 0.6, 0.7)])
+def test_v_schedules_keep_their_share_of_the_1f1b_bubble(name, low, high):
+    """Published as one half and two thirds, and an overhead."""
+    for p in (8, 11, 16):
+        table = build_table(name, p, 4 * p)
+        bubble = max(unit_time_execution(table, placement_of(name, p), **EQUAL).bubbles)
+        assert low <= bubble / (6 * (p - 1)) <= high
+
+
+def test_dualpipe_idles_no_longer_than_published():
+    """At most (p / 2 - 1) (T_F&B + T_B - 3 T_W): here a forward beside a backward need not start together with it."""
+    for p in (2, 4, 8, 16):
+        table, placement = build_table("dualpipe", p, 4 * p), placement_of("dualpipe", p)
+        assert max(unit_time_execution(table, placement, **EQUAL).bubbles) <= (p / 2 - 1) * (3 + 2 - 3)
+
+
+PEAKS = {
+    "gpipe": lambda p, m: m,
+    "1f1b": lambda p, m: p,
+    "1f1b-interleaved": lambda p, m: 2 * (p - 1) + p + 1,
+    "zb-1p": lambda p, m: p,
+    "zb-2p": lambda p, m: 2 * p - 1,
+    "zb-v": lambda p, m: 2 * p,
+    "v-half": lambda p, m: 2 * ((p + 2) // 2),
+    "v-min": lambda p, m: 2 * ((p + 4) // 3),
+    "dualpipe": lambda p, m: p + 1,
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_peak_activations_in_flight(name):
+    """In chunks: the published peak, reached on the worst stage once there are enough micro-batches."""
+    for p in range(2, 17):
+        m = 4 * p
+        if name == "dualpipe" and p % 2:
+            continue
+        table = build_table(name, p, m, n_chunks=virtual_pp(name))
+        peaks = peak_in_flight(table, placement_of(name, p, virtual_pp(name)).n_chunks)
+        assert max(sum(peak) for peak in peaks) == PEAKS[name](p, m)
+
+
+def test_1f1b_holds_fewer_activations_on_later_stages():
+    assert peak_in_flight(build_table("1f1b", 4, 8), 1) == ((4,), (3,), (2,), (1,))
+    assert peak_in_flight(build_table("1f1b", 4, 2), 1) == ((2,), (2,), (2,), (1,))
+
+
+def test_interleaved_order_of_stage_0_is_megatrons():
+    """Two stages, two chunks, four micro-batches, written down from the published figure's rule."""
+    row = build_table("1f1b-interleaved", 2, 4, n_chunks=2)[0]
+    text = " ".join(f"{a.kind}{a.micro_batch}{'ab'[a.chunk]}" for a in row)
+    assert text == "F0a F1a F0b F1b F2a B0b F3a B1b F2b B0a F3b B1a B2b B3b B2a B3a"
+
+
+def test_placements_are_inverse_to_themselves():
+    for name in SCHEDULES:
+        for p in (2, 4, 6):
+            placement = placement_of(name, p, virtual_pp(name))
+            for v in range(placement.n_virtual):
+                assert placement.virtual_stage(placement.stage(v), placement.chunk(v)) == v
+                following = placement.following(v)
+                assert following is None or placement.previous(following) == v
+            assert sum(placement.previous(v) is None for v in range(placement.n_virtual)) == (
+                2 if name == "dualpipe" else 1
+            )
+
+
+def test_vee_puts_both_ends_of_the_model_on_stage_0():
+    placement = placement_of("zb-v", 4)
+    assert placement.stage(0) == placement.stage(placement.n_virtual - 1) == 0
+    assert placement.stage(3) == placement.stage(4) == 3
+
+
+@given(p=st.integers(2, 6), m=st.integers(1, 8), data=st.data())
+def test_a_dropped_or_doubled_pass_is_found(p, m, data):
+    table = [list(row) for row in build_table("zb-1p", p, m)]
+    row = data.draw(st.sampled_from(table))
+    index = data.draw(st.integers(0, len(row) - 1))
+    if data.draw(st.booleans()):
+        row.append(row[index])
+    else:
+        del row[index]
+    with pytest.raises(ConfigError):
+        check(tuple(map(tuple, table)))
+
+
+@given(p=st.integers(2, 4), m=st.integers(1, 4), data=st.data())
+def test_any_order_either_runs_or_is_called_a_deadlock(p, m, data):
+    table = tuple(tuple(data.draw(st.permutations(row))) for row in build_table("zb-1p", p, m))
+    try:
+        check(table)
+    except ConfigError as error:
+        assert "deadlocks" in error.message
+        assert "cannot run" in error.message
+    else:
+        for row in table:
+            position = {action: i for i, action in enumerate(row)}
+            for i in range(m):
+                assert position[Action("F", i)] < position[Action("I", i)] < position[Action("W", i)]
+
+
+def test_a_deadlock_names_both_sides():
+    table = ((Action("B", 0), Action("F", 0)), (Action("F", 0), Action("B", 0)))
+    with pytest.raises(ConfigError) as caught:
+        check(table)
+    assert (
+        "stage 0 cannot run B of micro-batch 0, chunk 0 before I of micro-batch 0, chunk 0, on stage 1"
+        in str(caught.value)
+    )
+    assert "stage 1 cannot run F of micro-batch 0, chunk 0 before F" in str(caught.value)
+
+
+def test_a_table_of_the_wrong_height_is_refused():
+    with pytest.raises(ConfigError, match="2 rows for 3 stages"):
+        check(build_table("1f1b", 2, 2), Placement(n_stages=3))
+
+
+def test_an_absent_micro_batch_is_named():
+    with pytest.raises(ConfigError, match=r"micro-batches \[1\]"):
+        check(((Action("F", 0), Action("B", 0), Action("F", 2), Action("B", 2)),))
+
+
+def test_a_chunk_too_many_is_named():
+    with pytest.raises(ConfigError, match="chunks 0 to 0"):
+        check(((Action("F", 0), Action("B", 0), Action("F", 0, 1)),), Placement(n_stages=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "p", "m", "v"),
+    [
+        ("1f1b-interleaved", 4, 6, 2),
+        ("1f1b-interleaved", 4, 8, 1),
+        ("gpipe", 4, 8, 2),
+        ("zb-v", 4, 8, 3),
+        ("dualpipe", 3, 12, 1),
+        ("dualpipe", 4, 6, 1),
+        ("dualpipe", 4, 9, 1),
+        ("1f1b", 0, 1, 1),
+        ("1f1b", 1, 0, 1),
+    ],
+)
+def test_infeasible_numbers_are_refused_with_a_way_out(name, p, m, v):
+    with pytest.raises(InfeasiblePlanError) as caught:
+        build_table(name, p, m, n_chunks=v)
+    assert any(character.isdigit() for character in caught.value.message)
+
+
+def test_an_unknown_schedule_lists_the_known_ones():
+    with pytest.raises(ConfigError, match="1f1b-interleaved"):
+        find_schedule("pipedream")
+
+
+def test_1f1b_with_chunks_is_interleaved():
+    assert build_table("1f1b", 2, 4, n_chunks=2) == build_table("1f1b-interleaved", 2, 4, n_chunks=2)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_drawing_has_one_line_per_stage_of_equal_use(name):
+    placement = placement_of(name, 4, virtual_pp(name))
+    table = build_table(name, 4, 8, n_chunks=virtual_pp(name))
+    lines = render(table, placement).splitlines()
+    for stage, row in enumerate(table):
+        assert lines[stage].startswith(f"stage {stage} | ")
+        assert sum(cell[0] in "FBIW" for cell in lines[stage].split(" | ")[1].split()) == len(row)
+    assert "in flight per stage" in lines[-1]
+
+
+def test_drawing_of_1f1b_is_golden():
+    assert render(build_table("1f1b", 2, 3)).splitlines() == [
+        "stage 0 | F0 F1 .. .. B0 == F2 B1 == .. B2 ==",
+        "stage 1 | .. F0 B0 == F1 B1 == F2 B2 == .. ..",
+        "",
+        "F forward, B backward (2 units)",
+        "12 units, 9 of work on the busiest stage; a stage idles at most 3 between its first and last action",
+        "micro-batches in flight per stage: 2, 1",
+    ]
