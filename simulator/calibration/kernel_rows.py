@@ -62,7 +62,7 @@ class KernelRow:
     implementation: str = ""
 
 
-def conditions_of(source: str, notes: str) -> Conditions:
+def conditions_of(source: str, notes: str, kernel_pass: str = "forward") -> Conditions:
     """Tell from a row's source and notes how its kernel was timed.
 
     Examples
@@ -71,6 +71,8 @@ def conditions_of(source: str, notes: str) -> Conditions:
     'graph_replay'
     """
     text = f"{source} {notes}".lower()
+    if kernel_pass == "backward" and "autograd" in text:
+        return CONDITIONS["autograd_flushed"]
     for phrase, name in (
         ("cuda graph", "graph_replay"),
         ("inference prefill", "inference_prefill"),
@@ -127,7 +129,7 @@ def _row(row: dict[str, str], shape: KernelShape) -> KernelRow:
         shape=shape,
         time_s=1e-6 * float(row["time_us"]),
         split=row["split"],
-        conditions=conditions_of(row["source"], notes),
+        conditions=conditions_of(row["source"], notes, row["pass"]),
         implementation=notes.removeprefix("kernel ").split(",")[0] if notes.startswith("kernel ") else "",
     )
 

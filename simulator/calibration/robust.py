@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import log
 from typing import Any, TypeVar
 
 import numpy as np
@@ -126,7 +127,7 @@ def fit_constants(
         raise CalibrationError(f"{len(measured_s)} rows cannot determine {len(free)} constants")
     names = [f.name for f in free]
     low, high = (np.log([getattr(f, side) for f in free]) for side in ("low", "high"))
-    origin = np.clip(np.log([get_value(start, name) for name in names]), low + 1e-6, high - 1e-6)
+    origin = np.clip([log(max(get_value(start, name), 1e-30)) for name in names], low + 1e-6, high - 1e-6)
     pull = np.array([1.0 / f.prior for f in free]) * scale * np.sqrt(len(measured_s)) * 0.1
     root = np.sqrt(weights) if weights is not None else 1.0
     log_measured = np.log(measured_s)

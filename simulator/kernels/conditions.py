@@ -55,7 +55,8 @@ CONDITIONS: dict[str, Conditions] = {
         Conditions(name="training"),
         Conditions(name="graph_replay", burst_s=0.85e-3),
         Conditions(name="events_flushed", burst_s=0.3e-3, overhead_s=3.2e-6, is_cold=True),
+        Conditions(name="autograd_flushed", burst_s=0.3e-3, overhead_s=20e-6, is_cold=True),
         Conditions(name="profiler"),
-        Conditions(name="inference_prefill", burst_s=0.85e-3, cache_copies=2.0),
+        Conditions(name="inference_prefill", burst_s=0.85e-3, overhead_s=4e-6, cache_copies=2.0),
     )
 }

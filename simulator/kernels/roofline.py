@@ -9,7 +9,7 @@ from typing import Any
 from simulator.errors import ConfigError
 from simulator.kernels.attention import AttentionConstants, AttentionFamily, attention_times_s
 from simulator.kernels.conditions import CONDITIONS, Conditions
-from simulator.kernels.constants import build_constants, read_constants, section_of
+from simulator.kernels.constants import NOTES, build_constants, read_constants, section_of
 from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s
 from simulator.kernels.pointwise import PointwiseConstants, pointwise_time_s
 from simulator.models.layer import AttentionShape, GemmShape, KernelShape
@@ -49,7 +49,7 @@ def _attention(device: Device) -> AttentionFamily:
             if isinstance(values, Mapping)
         }
         for name, directions in section.items()
-        if isinstance(directions, Mapping)
+        if name not in NOTES and isinstance(directions, Mapping)
     }
     fallback = {
         "forward": AttentionConstants(),

@@ -1,0 +1,376 @@
+"""Fits the kernel constants of one device to a table of timed kernels and writes them into its file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.calibration.kernel_rows import KernelRow, read_kernel_rows
+from simulator.calibration.robust import Free, Residuals, fit_constants
+from simulator.errors import CalibrationError
+from simulator.kernels.attention import AttentionConstants, attention_times_s
+from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s
+from simulator.kernels.pointwise import ALIASES, PointwiseConstants, pointwise_time_s
+from simulator.kernels.roofline import KernelConstants
+from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape
+from simulator.topology.device import Device, load_device
+
+FloatArray = npt.NDArray[np.float64]
+
+_GEMM_FREE = (
+    Free(name="launch_s", low=0.3e-6, high=8e-6, prior=0.5),
+    Free(name="tile_s", low=1e-8, high=5e-6, prior=0.5),
+    Free(name="tile_s_per_element", low=1e-12, high=4e-10, prior=0.5),
+    Free(name="exposed_tiles", low=0.01, high=1.0, prior=0.5),
+    Free(name="solo_penalty", low=1e-3, high=2.0, prior=0.5),
+    Free(name="split_s", low=0.3e-6, high=9e-6, prior=0.5),
+    Free(name="split_bandwidth", low=0.3, high=5.0, prior=0.5),
+    Free(name="warm_bandwidth", low=0.2, high=3.0, prior=0.5),
+    Free(name="dram_bandwidth", low=0.4, high=1.0, prior=0.5),
+    Free(name="overlap_norm", low=1.5, high=10.0, prior=0.5),
+    Free(name="joules_per_flop", low=0.3e-12, high=4e-12, prior=0.3),
+    Free(name="joules_per_byte", low=5e-12, high=200e-12, prior=0.5),
+)
+_ATTENTION_FREE = (
+    Free(name="launch_s", low=0.5e-6, high=40e-6, prior=0.5),
+    Free(name="efficiency", low=0.3, high=1.2, prior=0.5),
+    Free(name="score_s", low=1e-13, high=100e-12, prior=0.5),
+    Free(name="block_s", low=1e-8, high=20e-6, prior=0.5),
+    Free(name="longest", low=0.2, high=2.0, prior=0.5),
+    Free(name="tail", low=1e-3, high=1.0, prior=0.5),
+    Free(name="dram_bandwidth", low=0.5, high=1.0, prior=0.5),
+)
+_ACCUMULATOR = Free(name="accumulator_bytes", low=1.0, high=60.0, prior=0.5)
+
+#: library kernel in the table -> implementation in device files, by architecture; others keep their names
+IMPLEMENTATIONS = {
+    "ampere": {"flash_attention": "default"},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFit:
+    """What a fit found for one device.
+
+    Parameters
+    ----------
+    device : str
+    sections : dict
+        Plain constants by family, as in the ``kernels`` section of a device file.
+    residuals : dict
+        ``"<family>"`` or ``"<family> / <source>"`` -> errors on the rows that were fitted.
+    held_out : dict
+        The same on rows with ``split=test``.
+    relative_error : float
+        One standard deviation of the logarithm of predicted over measured, all families, tails clipped.
+    """
+
+    device: str
+    sections: Mapping[str, Any]
+    residuals: Mapping[str, Residuals]
+    held_out: Mapping[str, Residuals]
+    relative_error: float
+
+
+def predict_rows_s(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> FloatArray:
+    """Predict timed kernels under the conditions of their timing.
+
+    Parameters
+    ----------
+    rows : sequence of KernelRow
+    device : Device
+    constants : KernelConstants
+
+    Returns
+    -------
+    ndarray of shape [rows]
+        Seconds.
+    """
+    found = np.empty(len(rows))
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault(_group_of(row), []).append(index)
+    for indices in groups.values():
+        found[indices] = _predict_group([rows[i] for i in indices], device, constants)
+    return found
+
+
+def _group_of(row: KernelRow) -> tuple[object, ...]:
+    shape = row.shape
+    if isinstance(shape, AttentionShape):
+        return (row.conditions.name, "attention", shape.kernel_pass, row.implementation)
+    return (row.conditions.name, "gemm" if isinstance(shape, GemmShape) else "pointwise")
+
+
+def _predict_group(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> FloatArray:
+    conditions = rows[0].conditions
+    first = rows[0].shape
+    if isinstance(first, GemmShape):
+        shapes = [r.shape for r in rows if isinstance(r.shape, GemmShape)]
+        columns = GemmColumns.of(shapes, device, constants.gemm)
+        return gemm_times_s(columns, device, constants.gemm, conditions)
+    if isinstance(first, AttentionShape):
+        calls = [r.shape for r in rows if isinstance(r.shape, AttentionShape)]
+        is_backward = first.kernel_pass != "forward"
+        name = implementation_name(rows[0].implementation, device)
+        of_direction = constants.attention.of(name, "backward" if is_backward else "forward")
+        return attention_times_s(calls, device, of_direction, conditions, is_backward=is_backward)
+    return np.array(
+        [
+            pointwise_time_s(r.shape, device, constants.pointwise, conditions)
+            for r in rows
+            if isinstance(r.shape, PointwiseShape)
+        ]
+    )
+
+
+def implementation_name(library_kernel: str, device: Device) -> str:
+    """Return the implementation under which a library kernel's constants are kept in a device file."""
+    return IMPLEMENTATIONS.get(device.architecture, {}).get(library_kernel, library_kernel or "default")
+
+
+def fit_kernels(csv: str | Path, device: str | Path, *, start_from: str | Path = "") -> KernelFit:
+    """Fit the kernel constants of a device to the rows of a table with ``split=fit``.
+
+    Families without rows are left out of the result and so keep what the device file says.
+
+    Parameters
+    ----------
+    csv : str or Path
+        A table in the columns of ``kernels.csv``.
+    device : str or Path
+        A device's name or file; its name selects the rows.
+    start_from : str or Path
+        The device whose constants are the start values, near to which constants stay that the rows do not
+        determine; the device itself unless given.
+
+    Raises
+    ------
+    CalibrationError
+        If the table has no rows of this device, or too few to determine the constants.
+    """
+    known = load_device(device)
+    rows = read_kernel_rows(csv, known.name, splits=("fit",))
+    constants = KernelConstants.of(load_device(start_from) if start_from else known)
+    sections: dict[str, Any] = {}
+    gemms = [r for r in rows if isinstance(r.shape, GemmShape)]
+    if gemms:
+        constants = replace(constants, gemm=_fit_gemm(gemms, known, constants.gemm))
+        sections["gemm"] = _plain(constants.gemm, GemmConstants())
+    attention = _fit_attention(rows, known, constants)
+    if attention:
+        sections["attention"] = {
+            name: {way: _plain(found, None) for way, found in ways.items()}
+            for name, ways in attention.items()
+        }
+        merged = {**constants.attention.implementations}
+        for name, ways in attention.items():
+            merged[name] = {**merged.get(name, merged["default"]), **ways}
+        constants = replace(constants, attention=replace(constants.attention, implementations=merged))
+    pointwise = [r for r in rows if isinstance(r.shape, PointwiseShape)]
+    if pointwise:
+        constants = replace(constants, pointwise=_fit_pointwise(pointwise, known, constants))
+        sections["pointwise"] = _plain(constants.pointwise, None)
+    try:
+        test = read_kernel_rows(csv, known.name, splits=("test",))
+    except CalibrationError:
+        test = []
+    return KernelFit(
+        device=known.name,
+        sections=sections,
+        residuals=residuals_of(rows, known, constants),
+        held_out=residuals_of(test, known, constants),
+        relative_error=_relative_error(rows, known, constants),
+    )
+
+
+def residuals_of(
+    rows: Sequence[KernelRow], device: Device, constants: KernelConstants
+) -> dict[str, Residuals]:
+    """Sum up errors per family, and per family and source where a family has several."""
+    groups: dict[str, list[KernelRow]] = {}
+    for row in rows:
+        family = str(_group_of(row)[1])
+        groups.setdefault(family, []).append(row)
+        groups.setdefault(f"{family} / {row.source} {row.implementation}".rstrip(), []).append(row)
+    return {
+        name: Residuals.of(predict_rows_s(members, device, constants), _measured(members))
+        for name, members in sorted(groups.items())
+    }
+
+
+def _measured(rows: Sequence[KernelRow]) -> FloatArray:
+    return np.array([r.time_s for r in rows])
+
+
+def _relative_error(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> float:
+    errors = np.log(predict_rows_s(rows, device, constants) / _measured(rows))
+    return float(np.clip(errors, -0.3, 0.3).std())
+
+
+def known_energy(device: Device) -> tuple[float, float]:
+    """Guess joules per FLOP and per byte: 78 % of the peak within the power limit, and what HBM takes."""
+    return device.power_limit_w / (0.78 * device.peak("fp16")), 50e-12
+
+
+def _fit_gemm(rows: Sequence[KernelRow], device: Device, start: GemmConstants) -> GemmConstants:
+    free = [
+        *_GEMM_FREE,
+        *(Free(name=f"tile_efficiency.{t}", low=0.1, high=1.0, prior=0.3) for t in start.tile_efficiency),
+    ]
+    by_conditions: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        by_conditions.setdefault(row.conditions.name, []).append(index)
+    passes = {r.shape.kernel_pass for r in rows} - {"forward"}
+    free += [Free(name=f"pass_efficiency.{p}", low=0.7, high=1.2, prior=0.1) for p in sorted(passes)]
+    if not start.joules_per_flop:
+        energy = known_energy(device)
+        start = replace(start, joules_per_flop=energy[0], joules_per_byte=energy[1])
+    start = replace(start, pass_efficiency={p: start.pass_efficiency.get(p, 1.0) for p in sorted(passes)})
+    shapes = [r.shape for r in rows if isinstance(r.shape, GemmShape)]
+    columns = {
+        name: GemmColumns.of([shapes[i] for i in indices], device, replace(start, pass_efficiency={}))
+        for name, indices in by_conditions.items()
+    }
+    kinds = {name: [shapes[i].kernel_pass for i in indices] for name, indices in by_conditions.items()}
+    weights = np.empty(len(rows))
+    for indices in by_conditions.values():
+        weights[indices] = np.sqrt(len(rows) / len(by_conditions) / len(indices))
+
+    def predict(constants: GemmConstants) -> FloatArray:
+        times = np.empty(len(rows))
+        for name, indices in by_conditions.items():
+            factor = np.array([constants.pass_efficiency.get(kind, 1.0) for kind in kinds[name]])
+            scaled = replace(columns[name], peak_flops_per_s=columns[name].peak_flops_per_s * factor)
+            times[indices] = gemm_times_s(scaled, device, constants, rows[indices[0]].conditions)
+        return times
+
+    return fit_constants(start, free, predict, _measured(rows), weights=weights, n_starts=2)
+
+
+def _fit_attention(
+    rows: Sequence[KernelRow], device: Device, constants: KernelConstants
+) -> dict[str, dict[str, AttentionConstants]]:
+    groups: dict[tuple[str, str], list[KernelRow]] = {}
+    for row in rows:
+        if isinstance(row.shape, AttentionShape):
+            way = "forward" if row.shape.kernel_pass == "forward" else "backward"
+            groups.setdefault((implementation_name(row.implementation, device), way), []).append(row)
+    found: dict[str, dict[str, AttentionConstants]] = {}
+    for (name, way), members in sorted(groups.items()):
+        is_backward = way == "backward"
+        free = (*_ATTENTION_FREE[1:], _ACCUMULATOR) if is_backward else _ATTENTION_FREE
+        if len(members) < 2 * len(free):
+            continue
+        shapes = [r.shape for r in members if isinstance(r.shape, AttentionShape)]
+        conditions = members[0].conditions
+        start = replace(
+            constants.attention.of(name, way),
+            joules_per_flop=constants.gemm.joules_per_flop,
+            joules_per_byte=constants.gemm.joules_per_byte,
+        )
+        if is_backward:  # three kernels; what the rows add to that is the host
+            start = replace(start, launch_s=3.0 * constants.gemm.launch_s)
+
+        def predict(
+            c: AttentionConstants,
+            shapes: list[AttentionShape] = shapes,
+            conditions: Any = conditions,
+            is_backward: bool = is_backward,
+        ) -> FloatArray:
+            return attention_times_s(shapes, device, c, conditions, is_backward=is_backward)
+
+        fitted = fit_constants(start, free, predict, _measured(members), max_evaluations=80)
+        found.setdefault(name, {})[way] = fitted
+    return found
+
+
+def _fit_pointwise(
+    rows: Sequence[KernelRow], device: Device, constants: KernelConstants
+) -> PointwiseConstants:
+    """Fit operation by operation: bandwidth share, seconds per row, additional fixed time."""
+    found = replace(constants.pointwise, launch_s=constants.gemm.launch_s)
+    groups: dict[str, list[KernelRow]] = {}
+    for row in rows:
+        assert isinstance(row.shape, PointwiseShape)
+        name = ALIASES.get(row.shape.name, row.shape.name)
+        key = name if row.shape.kernel_pass == "forward" else f"{name}.backward"
+        groups.setdefault(key, []).append(row)
+    for key, members in sorted(groups.items()):
+        shapes = [r.shape for r in members if isinstance(r.shape, PointwiseShape)]
+        conditions = [r.conditions for r in members]
+        start = replace(
+            found,
+            efficiency={**found.efficiency, key: 0.8},
+            row_s={**found.row_s, key: 0.5e-9},
+            fixed_s={**found.fixed_s, key: 1e-6},
+        )
+        free = [Free(name=f"efficiency.{key}", low=0.05, high=1.0)]
+        launches_several = bool(shapes[0].row_length) and len(members) >= 8
+        if launches_several:
+            free.append(Free(name=f"fixed_s.{key}", low=1e-9, high=300e-6))
+            free.append(Free(name=f"row_s.{key}", low=1e-12, high=20e-9))
+        elif key == "embedding.backward":  # sorts the tokens, then adds row by row
+            free = [Free(name=f"{f}.{key}", low=1e-12, high=300e-6) for f in ("fixed_s", "row_s")]
+        else:
+            start = replace(start, row_s=found.row_s, fixed_s=found.fixed_s)
+
+        def predict(
+            c: PointwiseConstants,
+            shapes: list[PointwiseShape] = shapes,
+            conditions: list[Any] = conditions,
+        ) -> FloatArray:
+            pairs = zip(shapes, conditions, strict=True)
+            return np.array([pointwise_time_s(s, device, c, condition) for s, condition in pairs])
+
+        found = fit_constants(start, free, predict, _measured(members), n_starts=1, max_evaluations=100)
+    return found
+
+
+def _plain(constants: Any, defaults: Any) -> dict[str, Any]:
+    """Return constants as plain numbers of five digits, without those that are equal to the defaults."""
+    skip = asdict(defaults) if defaults is not None else {}
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {k: rounded(v) for k, v in value.items()}
+        return float(f"{value:.4g}") if isinstance(value, float) else value
+
+    return {k: rounded(v) for k, v in asdict(constants).items() if v != skip.get(k) and v not in ({}, None)}
+
+
+def write_kernels(path: str | Path, fit: KernelFit, *, source: str, basis: str = "measured") -> None:
+    """Write a fit into a device file, in place; comments and all other sections stay as they are.
+
+    Parameters
+    ----------
+    path : str or Path
+        The device file.
+    fit : KernelFit
+    source : str
+        Where the rows come from.
+    basis : str
+        ``kernel_basis`` of the device from now on.
+    """
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    yaml.width = 100
+    data = yaml.load(Path(path).read_text(encoding="utf-8"))
+    kernels = data.setdefault("kernels", {})
+    for family, section in fit.sections.items():
+        errors = {
+            name: f"n={r.n} median {r.median:.1%} p90 {r.p90:.1%} bias {r.bias:+.1%}"
+            for name, r in {**fit.held_out}.items()
+            if name.split(" / ")[0] == family
+        }
+        kernels[family] = {**section, "source": source, "fit": {"held_out": errors}}
+    data["kernel_basis"] = basis
+    data["kernel_error"] = round(max(fit.relative_error, 0.03), 3)
+    with Path(path).open("w", encoding="utf-8") as file:
+        yaml.dump(data, file)
