@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import IO, Any
 
 import numpy as np
 
 from simulator.errors import TraceError
 from simulator.trace_io.chrome import Args, Document, Event, Number, read_documents
-from simulator.trace_io.columns import integer, number, to_device_ops, to_host_events
+from simulator.trace_io.columns import integer, number, to_device_ops, to_host_events, to_ns
 from simulator.trace_io.communication import CommunicationNames, kernel_operation, merge_calls
 from simulator.trace_io.kineto_comm import call_of_args, call_of_dims, enclosing
 from simulator.trace_io.record import (
@@ -345,11 +346,14 @@ def _steps(columns: _Columns, host: HostEvents, names: tuple[str, ...]) -> tuple
             known = found.get(key)
             if known is None or end - start > known.end_ns - known.start_ns:
                 found[key] = Step(number=number_of, start_ns=start, end_ns=end, name=name)
+    for start_us, end_us, name in () if found else columns.gpu_steps:
+        match = _STEP.match(name)
+        number_of = int(match.group(1)) if match and match.group(1) else -1
+        start, end = to_ns(np.array([start_us, end_us])).tolist()
+        key = (number_of, 0 if number_of >= 0 else start)
+        found.setdefault(key, Step(number=number_of, start_ns=start, end_ns=end, name=name, on_device=True))
     steps = sorted(found.values(), key=lambda step: step.start_ns)
-    return tuple(
-        Step(number=s.number if s.number >= 0 else i, start_ns=s.start_ns, end_ns=s.end_ns, name=s.name)
-        for i, s in enumerate(steps)
-    )
+    return tuple(replace(step, number=step.number if step.number >= 0 else i) for i, step in enumerate(steps))
 
 
 def _syncs(columns: _Columns, host: HostEvents) -> tuple[Sync, ...]:

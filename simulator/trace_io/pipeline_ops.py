@@ -23,6 +23,7 @@ from simulator.trace_io.columns import integer, number
 from simulator.trace_io.record import (
     COMMUNICATION,
     COMPUTE,
+    HOST_NODE,
     CollectiveCall,
     DeviceOps,
     Names,
@@ -35,7 +36,9 @@ from simulator.trace_io.sources import Member
 
 REQUIRED = ("rank", "step", "optype", "start_ts", "duration")
 
-#: operation type -> (collective, who takes part, stream); anything else computes
+#: what counts as compute; the optimizer and anything unknown occupy the rank without being either
+COMPUTE_OPS = ("forward-compute", "backward-compute")
+#: operation type -> (collective, who takes part, stream)
 COMMUNICATION_OPS = {
     "forward-send": ("send", "next", "forward p2p"),
     "forward-recv": ("recv", "previous", "forward p2p"),
@@ -183,7 +186,8 @@ def _rank(
     kind, call, stream = [], [], []
     for row in rows:
         entry = COMMUNICATION_OPS.get(row["optype"])
-        kind.append(COMPUTE if entry is None else COMMUNICATION)
+        other = COMPUTE if row["optype"] in COMPUTE_OPS else HOST_NODE
+        kind.append(other if entry is None else COMMUNICATION)
         stream.append(streams("compute" if entry is None else entry[2]))
         call.append(-1 if entry is None else len(calls))
         if entry is not None:

@@ -126,12 +126,16 @@ class HostEvents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One training step as the host marked it; ``end_ns`` of the last one may cut its GPU work short."""
+    """One training step as the host marked it; ``end_ns`` of the last one may cut its GPU work short.
+
+    ``on_device`` says that the window was marked on the device's timeline instead.
+    """
 
     number: int
     start_ns: int
     end_ns: int
     name: str = ""
+    on_device: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ def _timeline():
     for rank in (1, 0):
         spans += [
             Span(HostWork(name="load", duration_s=1e-6), rank, "host", 0, US),
-            Span(run, rank, "compute", 2 * US, 4 * US, 3, 0, inner),
+            Span(run, rank, "compute", 2 * US, 4 * US, micro_batch=3, inner=inner),
             Span(kernel, rank, "compute", 4 * US, 5 * US),
             Span(reduce, rank, "dp", 4 * US, 8 * US),
         ]

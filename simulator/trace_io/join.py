@@ -1,0 +1,238 @@
+"""Joins the kernels of one collective across ranks, aligns the ranks' clocks on them, and separates waiting from transfer.
+
+A collective's kernel lasts on each rank from that rank's arrival to the common end. What comes before the last
+arrival is waiting, and the last to arrive is whom the others waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.trace_io.record import COMMUNICATION, CollectiveCall, Int64, Trace
+
+_TOLERANCE_NS = 500_000
+_POINT_TO_POINT = ("send", "recv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """One collective on the ranks that recorded it; times on the clock of the first rank.
+
+    Parameters
+    ----------
+    members : tuple of (int, int)
+        (index into ``trace.ranks``, index of the device operation), one per recorded participant.
+    call : CollectiveCall
+        Metadata, completed over the members.
+    arrival_ns : tuple of int
+        When each member's kernel started.
+    start_ns : int
+        Last arrival: from here on data moves.
+    end_ns : int
+        Earliest end, but not before ``start_ns``.
+    """
+
+    members: tuple[tuple[int, int], ...]
+    call: CollectiveCall
+    arrival_ns: tuple[int, ...]
+    start_ns: int
+    end_ns: int
+
+    @property
+    def last(self) -> int:
+        """Index into ``trace.ranks`` of the member that arrived last."""
+        return self.members[max(range(len(self.members)), key=lambda i: self.arrival_ns[i])][0]
+
+    @property
+    def transfer_ns(self) -> int:
+        """From the last arrival to the first end."""
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joins:
+    """All joined collectives of a trace.
+
+    Parameters
+    ----------
+    joined : tuple of Joined
+        Ascending by end.
+    offset_ns : tuple of int
+        What to subtract from each rank's times to get to the clock of the first rank.
+    unmatched : dict
+        Index into ``trace.ranks`` -> number of communication kernels without partners.
+    basis : str
+        How partners were found: ``sequence``, ``order``, or ``order and end time``.
+    """
+
+    joined: tuple[Joined, ...]
+    offset_ns: tuple[int, ...]
+    unmatched: dict[int, int]
+    basis: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    op: int
+    end_ns: int
+    kind: Hashable
+    sequence: tuple[int, int]
+
+
+def join(trace: Trace) -> Joins:
+    """Find partners and align clocks.
+
+    Partners share the process group and the sequence number where the trace has them; else the group and the order
+    within it; without any metadata the order over all recorded ranks. Where orders disagree, because ranks recorded
+    different numbers of kernels, the ends decide.
+    """
+    lanes: dict[Hashable, dict[int, list[_Item]]] = {}
+    for index, rank in enumerate(trace.ranks):
+        seen: dict[Hashable, int] = {}
+        ops = np.flatnonzero(rank.ops.kind == COMMUNICATION)
+        for op in ops[np.argsort(rank.ops.end_ns[ops], kind="stable")]:
+            call = rank.calls[rank.ops.call[op]]
+            lane = _lane(call, rank.rank)
+            key = (lane, call.sequence)
+            seen[key] = seen.get(key, 0) + 1
+            kind = "p2p" if call.collective in _POINT_TO_POINT else (call.collective, call.n_bytes)
+            item = _Item(int(op), int(rank.ops.end_ns[op]), kind, (call.sequence, seen[key]))
+            lanes.setdefault(lane, {}).setdefault(index, []).append(item)
+    sets: list[tuple[tuple[int, int], ...]] = []
+    bases = set()
+    for lists in lanes.values():
+        if len(lists) > 1:
+            found, basis = _match(lists)
+            sets.extend(found)
+            bases.add(basis)
+    offsets = _offsets(trace, sets)
+    joined = sorted((_joined(trace, members, offsets) for members in sets), key=lambda j: (j.end_ns, j.start_ns))
+    counts = {i: int((rank.ops.kind == COMMUNICATION).sum()) for i, rank in enumerate(trace.ranks)}
+    for members in sets:
+        for index, _ in members:
+            counts[index] -= 1
+    return Joins(joined=tuple(joined), offset_ns=offsets, unmatched=counts, basis=" and ".join(sorted(bases)))
+
+
+def _lane(call: CollectiveCall, rank: int) -> Hashable:
+    if call.collective in _POINT_TO_POINT and call.peer >= 0:
+        source, target = (rank, call.peer) if call.collective == "send" else (call.peer, rank)
+        return ("p2p", source, target, call.group)
+    if call.group or call.ranks:
+        return ("group", call.group, call.ranks)
+    return ("all",)
+
+
+def _match(lists: dict[int, list[_Item]]) -> tuple[list[tuple[tuple[int, int], ...]], str]:
+    """Return the joined sets of one lane and how they were found."""
+    if all(item.sequence[0] >= 0 for items in lists.values() for item in items):
+        by_sequence: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for index, items in lists.items():
+            for item in items:
+                by_sequence.setdefault(item.sequence, []).append((index, item.op))
+        return [tuple(members) for members in by_sequence.values() if len(members) > 1], "sequence"
+    reference = min(lists, key=lambda index: (len(lists[index]), index))
+    sets: dict[int, list[tuple[int, int]]] = {
+        place: [(reference, item.op)] for place, item in enumerate(lists[reference])
+    }
+    basis = "order"
+    for index, items in lists.items():
+        if index == reference:
+            continue
+        pairs, exact = _pair(lists[reference], items)
+        basis = basis if exact else "order and end time"
+        for mine, other in pairs:
+            sets[mine].append((index, items[other].op))
+    return [tuple(sorted(members)) for members in sets.values() if len(members) > 1], basis
+
+
+def _pair(first: Sequence[_Item], second: Sequence[_Item]) -> tuple[list[tuple[int, int]], bool]:
+    """Pair two ordered lists; also whether it was plain order."""
+    kinds = [item.kind for item in first] == [item.kind for item in second]
+    ends = np.array([item.end_ns for item in first]), np.array([item.end_ns for item in second])
+    if kinds and _spread(ends[1] - ends[0])[1] <= _TOLERANCE_NS:
+        return [(i, i) for i in range(len(first))], True
+    slack = abs(len(first) - len(second)) + 3
+    best: tuple[float, float, float] | None = None
+    for shift in range(-slack, slack + 1):
+        low, high = max(0, -shift), min(len(first), len(second) - shift)
+        same = [i for i in range(low, high) if first[i].kind == second[i + shift].kind]
+        if not same:
+            continue
+        at = np.array(same)
+        median, spread = _spread(ends[1][at + shift] - ends[0][at])
+        missing = min(len(first), len(second)) - len(same)
+        score = spread + 0.01 * abs(median) + missing * _TOLERANCE_NS
+        if best is None or score < best[0]:
+            best = (score, median, spread)
+    if best is None:
+        return [], False
+    return _merge_by_end(first, second, best[1], max(_TOLERANCE_NS, 10 * best[2])), False
+
+
+def _spread(differences: Int64) -> tuple[float, float]:
+    if not len(differences):
+        return 0.0, 0.0
+    median = float(np.median(differences))
+    return median, float(np.median(np.abs(differences - median)))
+
+
+def _merge_by_end(
+    first: Sequence[_Item], second: Sequence[_Item], offset_ns: float, tolerance_ns: float
+) -> list[tuple[int, int]]:
+    """Walk both lists and pair what is of one kind and ends together."""
+    pairs = []
+    i = j = 0
+    while i < len(first) and j < len(second):
+        gap = second[j].end_ns - first[i].end_ns - offset_ns
+        if abs(gap) <= tolerance_ns and first[i].kind == second[j].kind:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+        elif gap > 0:
+            i += 1
+        else:
+            j += 1
+    return pairs
+
+
+def _offsets(trace: Trace, sets: Sequence[tuple[tuple[int, int], ...]]) -> tuple[int, ...]:
+    """Median difference of ends to an already aligned rank, spreading from the first rank."""
+    differences: dict[tuple[int, int], list[int]] = {}
+    for members in sets:
+        ends = [int(trace.ranks[index].ops.end_ns[op]) for index, op in members]
+        for (a, _), end_a in zip(members, ends, strict=True):
+            for (b, _), end_b in zip(members, ends, strict=True):
+                if a != b and len(differences.setdefault((a, b), [])) < 4096:
+                    differences[(a, b)].append(end_b - end_a)
+    neighbours: dict[int, list[int]] = {}
+    for a, b in differences:
+        neighbours.setdefault(a, []).append(b)
+    offsets: dict[int, int] = {}
+    for root in range(len(trace.ranks)):
+        if root in offsets:
+            continue
+        offsets[root] = 0
+        queue = [root]
+        for a in queue:
+            for b in neighbours.get(a, ()):
+                if b not in offsets:
+                    offsets[b] = offsets[a] + round(float(np.median(differences[(a, b)])))
+                    queue.append(b)
+    return tuple(offsets[index] for index in range(len(trace.ranks)))
+
+
+def _joined(trace: Trace, members: tuple[tuple[int, int], ...], offsets: tuple[int, ...]) -> Joined:
+    from simulator.trace_io.communication import merge_calls
+
+    arrival = tuple(int(trace.ranks[i].ops.start_ns[op]) - offsets[i] for i, op in members)
+    end = min(int(trace.ranks[i].ops.end_ns[op]) - offsets[i] for i, op in members)
+    calls = [trace.ranks[i].calls[trace.ranks[i].ops.call[op]] for i, op in members]
+    call = calls[0]
+    for other in calls[1:]:
+        call = merge_calls(call, other)
+    return Joined(
+        members=members, call=call, arrival_ns=arrival, start_ns=max(arrival), end_ns=max(end, max(arrival))
+    )

@@ -1,0 +1,109 @@
+import math
+
+import numpy as np
+import pytest
+
+from simulator.trace_io import read
+from simulator.trace_io.analysis import analyse, step_windows
+
+from .conftest import SHARED, expected
+
+KINETO = [name for name, entry in expected().items() if "gpu_step_us" in entry]
+
+
+def close(got_ns, expected_us):
+    return math.isclose(got_ns / 1e3, expected_us, rel_tol=0.01, abs_tol=1.0)
+
+
+def _per_rank(entry, key):
+    value = entry[key]
+    return value if isinstance(value[0], list) else [value]
+
+
+@pytest.mark.parametrize("name", KINETO)
+def test_every_step_of_every_rank_equals_the_measured_breakdown(name):
+    entry = expected()[name]
+    result = analyse(read(SHARED / name))
+    for rank, lengths, details in zip(
+        entry["ranks"], _per_rank(entry, "gpu_step_us"), _per_rank(entry, "gpu_step_detail"), strict=True
+    ):
+        usages = result.of(rank)
+        assert len(usages) == len(lengths)
+        for usage, length, detail in zip(usages, lengths, details, strict=True):
+            got = {
+                "us": usage.duration_ns, "comm": usage.communication_ns, "compute": usage.compute_ns,
+                "exposed": usage.exposed_ns, "overlapped": usage.overlapped_ns, "idle": usage.idle_ns,
+                "mem": usage.copy_ns,
+            }  # fmt: skip
+            assert close(usage.duration_ns, length)
+            for key, value in got.items():
+                assert close(value, detail[key]), (rank, usage.step, key)
+
+
+@pytest.mark.parametrize("name", KINETO)
+def test_shares_of_the_whole_window(name):
+    entry = expected()[name]
+    shares = entry["gpu_window_share"]
+    result = analyse(read(SHARED / name))
+    for usage, share in zip(result.windows, shares if isinstance(shares, list) else [shares], strict=True):
+        for key in ("exposed", "overlapped", "idle"):
+            got = getattr(usage, f"{key}_ns") / usage.duration_ns
+            assert got == pytest.approx(share[f"{key}_share"], rel=0.01, abs=1e-4), (usage.rank, key)
+
+
+@pytest.mark.parametrize("name", [n for n in KINETO if "cross" in expected()[n]])
+def test_collectives_across_ranks(name):
+    cross = expected()[name]["cross"]
+    trace = read(SHARED / name)
+    result = analyse(trace)
+    joined = result.joins.joined
+    complete = [j for j in joined if len(j.members) == len(trace.ranks)]
+    assert len(complete) == cross["matched"]
+    offsets_us = [offset / 1e3 for offset in result.joins.offset_ns]
+    assert offsets_us == pytest.approx(cross["clock_offset_us_vs_first"], abs=2.0)
+    skew = [(max(j.arrival_ns) - min(j.arrival_ns)) / 1e3 for j in complete]
+    assert np.median(skew) == pytest.approx(cross["start_skew_us"]["median"], rel=0.02)
+    last = np.bincount([j.last for j in complete], minlength=len(trace.ranks)) / len(complete)
+    assert last.tolist() == pytest.approx(cross["last_arriver_share"], abs=0.07)
+    durations = np.array(
+        [[trace.ranks[i].ops.end_ns[op] - trace.ranks[i].ops.start_ns[op] for i, op in j.members] for j in complete]
+    )
+    assert durations.min(axis=1).sum() / 1e3 == pytest.approx(cross["comm_us_min_over_ranks"], rel=0.01)
+    assert durations.mean(axis=1).sum() / 1e3 == pytest.approx(cross["comm_us_mean_over_ranks"], rel=0.01)
+
+
+def test_a_textbook_straggler_is_named(shared_traces):
+    result = analyse(read(shared_traces / "torchrec" / "trace" / "sst_long_a2a_optimizer"))
+    for usage in result.usages:
+        if usage.rank != 2:
+            assert next(iter(usage.waited_for)) == 2
+            assert usage.waiting_ns > 0.9 * usage.communication_ns
+        else:
+            assert usage.waiting_ns < 0.05 * usage.duration_ns
+
+
+def test_steps_without_marks_are_one(shared_traces):
+    trace = read(shared_traces / "nsys-ai")
+    for rank in trace.ranks:
+        (window,) = step_windows(rank)
+        assert window.number == 0
+
+
+def test_pipeline_job_breakdown(shared_traces):
+    entry = expected()["straggler/data (ST)"]
+    trace = read(shared_traces / "straggler" / "data" / "trace-ST.csv.gz")
+    result = analyse(trace)
+    assert trace.world_size == entry["traced_ranks"]
+    steps = result.of(0)
+    assert len(steps) == entry["steps"]
+    mean_s = np.mean([usage.duration_ns for usage in steps]) / 1e9
+    assert mean_s == pytest.approx(entry["step_s"]["mean"], rel=0.001)
+    shares = entry["share_of_step_mean_over_ranks"]
+
+    def share(key):
+        return np.mean([getattr(usage, key) for usage in result.usages]) / 1e9 / mean_s
+
+    assert share("compute_ns") == pytest.approx(shares["compute"], rel=0.01)
+    assert share("exposed_ns") == pytest.approx(shares["p2p_exposed"] + shares["dp_exposed"], rel=0.01)
+    assert share("overlapped_ns") == pytest.approx(shares["comm_overlapped"], abs=1e-3)
+    assert share("idle_ns") == pytest.approx(shares["idle"], rel=0.01)
