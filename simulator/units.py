@@ -6,6 +6,7 @@ This module imports nothing of the package but its errors.
 
 from __future__ import annotations
 
+import math
 import re
 
 from simulator.errors import ConfigError
@@ -27,6 +28,35 @@ DIMENSIONS = {
     "frequency": ("hertz", "1410 MHz"),
     "power": ("watts", "400 W"),
 }
+
+
+# data rates after line coding, per lane or link and direction
+_LANE_BITS_PER_S = {
+    "SDR": 2e9,
+    "DDR": 4e9,
+    "QDR": 8e9,
+    "FDR": 13.64e9,
+    "EDR": 25e9,
+    "HDR": 50e9,
+    "NDR": 100e9,
+    "XDR": 200e9,
+}
+_PCIE_LANE_BYTES_PER_S = {"1": 0.25e9, "2": 0.5e9, "3": 0.985e9, "4": 1.969e9, "5": 3.938e9, "6": 7.563e9}
+_NVLINK_BYTES_PER_S = {"1": 20e9, "2": 25e9, "3": 25e9, "4": 25e9, "5": 50e9}
+_NAMED = re.compile(r"(\d+)x ?([A-Z]DR)|(PCIe|NVLink) ?(\d) ?x ?(\d+)")
+
+
+def _named_rate(text: str) -> float | None:
+    """Read ``4x HDR``, ``PCIe 5 x16``, ``NVLink4 x18``: a number of lanes or links of a generation."""
+    match = _NAMED.fullmatch(text.strip())
+    if match is None:
+        return None
+    n_lanes, infiniband, family, generation, width = match.groups()
+    if infiniband is not None:
+        rate = _LANE_BITS_PER_S.get(infiniband)
+        return None if rate is None else int(n_lanes) * rate / 8.0
+    rate = (_PCIE_LANE_BYTES_PER_S if family == "PCIe" else _NVLINK_BYTES_PER_S).get(generation)
+    return None if rate is None else int(width) * rate
 
 
 def _byte_scale(unit: str) -> float | None:
@@ -53,7 +83,9 @@ def _scale(unit: str, dimension: str) -> float | None:
     if dimension == "bytes":
         return _byte_scale(unit)
     if dimension == "bandwidth":
-        return _byte_scale(unit.removesuffix("/s").removesuffix("ps")) if unit.endswith(("/s", "ps")) else None
+        return (
+            _byte_scale(unit.removesuffix("/s").removesuffix("ps")) if unit.endswith(("/s", "ps")) else None
+        )
     if dimension == "compute":
         return _suffix_scale(unit, ("FLOP/s", "FLOPs/s", "FLOPS"))
     if dimension == "frequency":
@@ -67,7 +99,8 @@ def parse_quantity(text: object, dimension: str) -> float:
     Parameters
     ----------
     text : object
-        For example ``"25 GB/s"``. A bare number is an error, since its unit would be a guess.
+        For example ``"25 GB/s"``. A bare number is an error, since its unit would be a guess. Bandwidths may
+        also be named: ``"4x HDR"``, ``"PCIe 5 x16"``, ``"NVLink4 x18"``.
     dimension : str
         One of :data:`DIMENSIONS`.
 
@@ -89,16 +122,24 @@ def parse_quantity(text: object, dimension: str) -> float:
     85899345920.0
     """
     stored, example = DIMENSIONS[dimension]
+    named = _named_rate(text) if dimension == "bandwidth" and isinstance(text, str) else None
+    if named is not None:
+        return named
     match = _NUMBER.match(text) if isinstance(text, str) else None
     if match is None or match.group(2) is None:
-        raise ConfigError(f"{text!r} is not a {dimension}", hint=f"write a number and its unit, like '{example}' ({stored})")
+        raise ConfigError(
+            f"{text!r} is not a {dimension}", hint=f"write a number and its unit, like '{example}' ({stored})"
+        )
     scale = _scale(match.group(2), dimension)
     if scale is None:
         raise ConfigError(
             f"{text!r}: unknown unit {match.group(2)!r} for a {dimension}",
             hint=f"write it like '{example}'; B is a byte, b a bit, and bandwidths are per direction",
         )
-    return float(match.group(1).replace("_", "")) * scale
+    value = float(match.group(1).replace("_", "")) * scale
+    if not math.isfinite(value):
+        raise ConfigError(f"{text!r} is too large for a {dimension}", hint=f"write it like '{example}'")
+    return value
 
 
 def to_ps(duration_s: float) -> int:

@@ -27,9 +27,17 @@ def _quantity(dimension: str, value: object) -> float:
         raise complaint(error) from None
 
 
-def complaint(error: ConfigError) -> PydanticCustomError:
-    """Turn an error of ours into one that a pydantic validator may raise; message and hint survive."""
-    return PydanticCustomError("explained", "{text}", {"text": error.message, "hint": error.hint})
+def complaint(error: ConfigError, *at: Key) -> PydanticCustomError:
+    """Turn an error of ours into one that a pydantic validator may raise.
+
+    Parameters
+    ----------
+    error : ConfigError
+        Its message and hint survive.
+    *at : str or int
+        Key path, from the validated value on, of what is to be marked.
+    """
+    return PydanticCustomError("explained", "{text}", {"text": error.message, "hint": error.hint, "at": at})
 
 
 Time = Annotated[float, BeforeValidator(partial(_quantity, "time"))]
@@ -85,7 +93,8 @@ def _faults(
     error: ValidationError, data: object, model: type[BaseModel], locator: Locator
 ) -> Iterator[Fault]:
     for detail in error.errors(include_url=False):
-        path, known = _resolve(detail["loc"], data, model)
+        loc = (*detail["loc"], *detail.get("ctx", {}).get("at", ()))
+        path, known = _resolve(loc, data, model)
         message, hint, at_key = _explain(detail, path, known)
         place = locator.key(path) if at_key else locator.value(path)
         yield Fault(place=place, path=path, message=message, hint=hint)

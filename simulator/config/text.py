@@ -86,9 +86,16 @@ class Locator:
         """Note all places, of a parsed document or of the text; a second call does nothing."""
         if not self._scanned:
             self._scanned = True
-            document = composer().compose(io.StringIO(self.text)) if root is None else root
+            document = self._compose() if root is None else root
             if document is not None:
                 self._visit(document, ())
+
+    def _compose(self) -> Node | None:
+        """JSON is YAML but for tabs between tokens; where it is not, nothing has a place."""
+        try:
+            return composer().compose(io.StringIO(self.text.replace("\t", " ")))  # type: ignore[no-any-return]
+        except (YAMLError, ValueError, RecursionError):
+            return None
 
     def _layers(self) -> Iterator[Locator]:
         layer: Locator | None = self

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from simulator.config import Bandwidth, Spec, Time
+from simulator.config import Bandwidth, Spec, Time, complaint
+from simulator.errors import ConfigError
 
 
 class SwitchedSpec(Spec):
@@ -15,6 +17,10 @@ class SwitchedSpec(Spec):
     source: str = ""
     latency_s: Time = Field(default=0.0, alias="latency", ge=0)
     link_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="link_bandwidth", gt=0)
+
+    def n_nodes_max(self, n_nics: int) -> int | None:
+        """Nodes with ``n_nics`` NICs that fit; None where the fabric grows with them."""
+        return None
 
 
 class NoFabric(Spec):
@@ -51,11 +57,12 @@ class TreeSpec(SwitchedSpec):
             self.oversubscription if isinstance(self.oversubscription, tuple) else (self.oversubscription,)
         )
         if any(ratio <= 0 for ratio in ratios) or len(ratios) > max(1, self.levels - 1):
-            raise ValueError(
-                f"oversubscription needs positive ratios, at most one for each upper level ({self.levels - 1})"
-            )
+            limit = f"at most {self.levels - 1}: one per upper level"
+            raise complaint(ConfigError(f"must be positive ratios, {limit}"), "oversubscription")
         if self.levels == 3 and self.leaves_per_pod is None:
-            raise ValueError("three levels need leaves_per_pod")
+            raise complaint(ConfigError("three levels need leaves_per_pod"), "levels")
+        if not self.bundled and self.levels != 2:
+            raise complaint(ConfigError("only a two-level tree can be unbundled"), "bundled")
         return self
 
     def ratio(self, level: int) -> float:
@@ -93,15 +100,44 @@ class Dragonfly(SwitchedSpec):
     """
 
     kind: Literal["dragonfly"]
-    groups: int = Field(gt=0)
+    groups: int | None = Field(default=None, gt=0)
     switches_per_group: int = Field(gt=0)
     nics_per_switch: int = Field(gt=0)
     local_links: int = Field(default=1, gt=0)
     global_links: int = Field(default=1, gt=0)
+    global_ports_per_switch: int | None = Field(default=None, gt=0)
     global_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="global_bandwidth", gt=0)
     global_latency_s: Time | None = Field(default=None, alias="global_latency", ge=0)
     routing: Literal["minimal", "adaptive"] = "minimal"
-    nonminimal_share: float = Field(default=0.0, ge=0, le=1)
+    nonminimal_share: float | None = Field(default=None, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Dragonfly:
+        if (self.routing == "adaptive") != (self.nonminimal_share is not None):
+            raise complaint(
+                ConfigError(
+                    "adaptive routing and nonminimal_share go together",
+                    hint="give the share of the traffic that takes detours, such as nonminimal_share: 0.3",
+                ),
+                "routing",
+            )
+        return self
+
+    def n_groups(self, n_nics: int) -> int:
+        """Groups that there are, or that ``n_nics`` NICs in all need."""
+        return self.groups or max(1, -(-n_nics // (self.switches_per_group * self.nics_per_switch)))
+
+    def trunk_links(self, n_groups: int) -> int:
+        """Links between each two of the groups."""
+        if self.global_ports_per_switch is None or n_groups < 2:
+            return self.global_links
+        return max(1, self.switches_per_group * self.global_ports_per_switch // (n_groups - 1))
+
+    def n_nodes_max(self, n_nics: int) -> int | None:
+        """Nodes whose NICs find a port."""
+        if self.groups is None or not n_nics:
+            return None
+        return self.groups * self.switches_per_group * self.nics_per_switch // n_nics
 
 
 class DragonflyPlus(SwitchedSpec):
@@ -113,13 +149,21 @@ class DragonflyPlus(SwitchedSpec):
     """
 
     kind: Literal["dragonfly+"]
-    groups: int = Field(gt=0)
+    groups: int | None = Field(default=None, gt=0)
     leaves_per_group: int = Field(gt=0)
     nodes_per_leaf: int = Field(gt=0)
     oversubscription: float = Field(default=1.0, gt=0)
     global_links: int = Field(default=1, gt=0)
     global_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="global_bandwidth", gt=0)
     global_latency_s: Time | None = Field(default=None, alias="global_latency", ge=0)
+
+    def n_groups(self, n_nodes: int) -> int:
+        """Groups that there are, or that the nodes need."""
+        return self.groups or max(1, -(-n_nodes // (self.leaves_per_group * self.nodes_per_leaf)))
+
+    def n_nodes_max(self, n_nics: int) -> int | None:
+        """Nodes that the leaves hold."""
+        return None if self.groups is None else self.groups * self.leaves_per_group * self.nodes_per_leaf
 
 
 class Torus(SwitchedSpec):
@@ -132,8 +176,12 @@ class Torus(SwitchedSpec):
     @model_validator(mode="after")
     def _positive(self) -> Torus:
         if any(dim < 1 for dim in self.dims):
-            raise ValueError(f"every dimension of the torus must be at least 1: {self.dims}")
+            raise complaint(ConfigError(f"every dimension must be at least 1: {self.dims}"), "dims")
         return self
+
+    def n_nodes_max(self, n_nics: int) -> int | None:
+        """Nodes that the grid holds."""
+        return math.prod(self.dims) * self.nodes_per_switch
 
 
 FabricSpec = Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
-from simulator.config import Bandwidth, Bytes, Spec, Time, complaint, resolve_name
+from simulator.config import Bandwidth, Bytes, Spec, Time, complaint, did_you_mean, resolve_name
 from simulator.errors import ConfigError
 from simulator.topology.fabric_spec import FabricSpec, NoFabric
 
@@ -91,9 +91,9 @@ class NvMatrixSpec(Sourced):
     def _symmetric(self) -> NvMatrixSpec:
         size = len(self.matrix)
         if any(len(row) != size for row in self.matrix):
-            raise ValueError(f"the matrix must be square: {size} rows, each with {size} numbers")
+            raise complaint(ConfigError(f"must be square: {size} rows, each with {size} numbers"), "matrix")
         if any(self.matrix[i][j] != self.matrix[j][i] for i in range(size) for j in range(i)):
-            raise ValueError("the matrix must be symmetric: an NVLink has two ends")
+            raise complaint(ConfigError("must be symmetric: an NVLink has two ends"), "matrix")
         return self
 
 
@@ -157,9 +157,10 @@ class NodeSpec(Sourced):
     @model_validator(mode="after")
     def _consistent(self) -> NodeSpec:
         if isinstance(self.nvlink, NvHybridCubeMeshSpec) and self.gpus != len(HYBRID_CUBE_MESH):
-            raise ValueError(f"a hybrid cube mesh has 8 GPUs, not {self.gpus}")
+            raise complaint(ConfigError(f"a hybrid cube mesh has 8 GPUs, not {self.gpus}"), "gpus")
         if isinstance(self.nvlink, NvMatrixSpec) and self.gpus != len(self.nvlink.matrix):
-            raise ValueError(f"the NVLink matrix has {len(self.nvlink.matrix)} rows for {self.gpus} GPUs")
+            rows = len(self.nvlink.matrix)
+            raise complaint(ConfigError(f"the NVLink matrix has {rows} rows for {self.gpus} GPUs"), "gpus")
         return self
 
 
@@ -191,10 +192,16 @@ class ClusterSpec(Sourced):
     @model_validator(mode="after")
     def _consistent(self) -> ClusterSpec:
         if self.default_transport is not None and self.default_transport not in self.transports:
+            guess = did_you_mean(self.default_transport, self.transports)
             known = ", ".join(self.transports) or "none"
-            raise ValueError(
-                f"default_transport {self.default_transport!r} is not among the transports ({known})"
-            )
+            text = f"{self.default_transport!r} is not among the transports ({known}).{guess}"
+            raise complaint(ConfigError(text), "default_transport")
         if self.nodes > 1 and self.fabric.kind != "none" and self.node.nics is None:
-            raise ValueError(f"a {self.fabric.kind} fabric between {self.nodes} nodes needs node.nics")
+            text = f"a {self.fabric.kind} fabric between {self.nodes} nodes needs node.nics"
+            raise complaint(ConfigError(text), "node")
+        n_nics = self.node.nics.count if self.node.nics else 0
+        room = None if isinstance(self.fabric, NoFabric) else self.fabric.n_nodes_max(n_nics)
+        if room is not None and self.nodes > room:
+            text = f"the {self.fabric.kind} fabric has room for {room} nodes, not {self.nodes}"
+            raise complaint(ConfigError(text, hint="enlarge the fabric, or take fewer nodes"), "nodes")
         return self

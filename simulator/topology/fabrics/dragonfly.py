@@ -21,6 +21,8 @@ from simulator.topology.routing import Route, combine
 @dataclass(slots=True)
 class _Groups:
     spec: Dragonfly
+    n_groups: int
+    n_trunk: int
     bandwidth_bytes_per_s: float
     global_bandwidth_bytes_per_s: float
     links: LinkTable = field(default_factory=LinkTable)
@@ -32,7 +34,7 @@ class _Groups:
         spec = self.spec
         width = spec.switches_per_group
         bandwidth = spec.local_links * self.bandwidth_bytes_per_s
-        for group in range(spec.groups):
+        for group in range(self.n_groups):
             base = group * width
             for a in range(base, base + width):
                 for b in range(a + 1, base + width):
@@ -40,23 +42,23 @@ class _Groups:
                         a, b, "fabric", bandwidth, spec.latency_s, n_lanes=spec.local_links
                     )
                     self.local[a, b], self.local[b, a] = there, there + 1
-        for a in range(spec.groups):
-            for b in range(a + 1, spec.groups):
+        for a in range(self.n_groups):
+            for b in range(a + 1, self.n_groups):
                 self._add_trunk(a, b)
 
     def _add_trunk(self, a: int, b: int) -> None:
         """Spread the links between two groups over the switches of both, one port after the other."""
         spec, width = self.spec, self.spec.switches_per_group
-        first_a, first_b = (b - a - 1) * spec.global_links, (a - b - 1) % spec.groups * spec.global_links
+        first_a, first_b = (b - a - 1) * self.n_trunk, (a - b - 1) % self.n_groups * self.n_trunk
         ends = Counter(
             (a * width + (first_a + j) % width, b * width + (first_b + j) % width)
-            for j in range(spec.global_links)
+            for j in range(self.n_trunk)
         )
         latency_s = spec.latency_s if spec.global_latency_s is None else spec.global_latency_s
         for (here, there), n_lanes in ends.items():
             bandwidth = n_lanes * self.global_bandwidth_bytes_per_s
             index = self.links.add_pair(here, there, "fabric", bandwidth, latency_s, n_lanes=n_lanes)
-            share = n_lanes / spec.global_links
+            share = n_lanes / self.n_trunk
             self.trunks.setdefault((a, b), []).append((here, there, index, share))
             self.trunks.setdefault((b, a), []).append((there, here, index + 1, share))
 
@@ -83,7 +85,7 @@ class _Groups:
             return combine(
                 (((self.local[a, via], 1.0), (self.local[via, b], 1.0)), 1 / len(others)) for via in others
             )
-        groups = [g for g in range(self.spec.groups) if g not in (group_a, group_b)]
+        groups = [g for g in range(self.n_groups) if g not in (group_a, group_b)]
         if not groups:
             return self.minimal(a, b)
         parts: list[tuple[Route, float]] = []
@@ -96,7 +98,7 @@ class _Groups:
     def path(self, a: int, b: int) -> Route | None:
         if a == b:
             return ()
-        aside = self.spec.nonminimal_share if self.spec.routing == "adaptive" else 0.0
+        aside = self.spec.nonminimal_share or 0.0
         if not aside:
             return self.minimal(a, b)
         return combine([(self.minimal(a, b), 1 - aside), (self.detour(a, b), aside)])
@@ -110,17 +112,19 @@ class _Groups:
             return (used // 2) * (used - used // 2) * self.spec.local_links * self.bandwidth_bytes_per_s
         used = -(-n_nics // (width * ports))
         pairs = (used // 2) * (used - used // 2)
-        return pairs * self.spec.global_links * self.global_bandwidth_bytes_per_s
+        return pairs * self.n_trunk * self.global_bandwidth_bytes_per_s
 
 
 def build_dragonfly(spec: Dragonfly, size: FabricSize) -> FabricGraph:
     """Build all groups; NICs fill the switches in order."""
     bandwidth = spec.link_bandwidth_bytes_per_s or size.nic_bandwidth_bytes_per_s
-    groups = _Groups(spec, bandwidth, spec.global_bandwidth_bytes_per_s or bandwidth)
+    n_groups = spec.n_groups(size.n_nodes * size.n_nics)
+    n_trunk = spec.trunk_links(n_groups)
+    groups = _Groups(spec, n_groups, n_trunk, bandwidth, spec.global_bandwidth_bytes_per_s or bandwidth)
     groups.build()
     width = spec.switches_per_group
     return FabricGraph(
-        vertices=tuple(f"group{g}.switch{s}" for g in range(spec.groups) for s in range(width)),
+        vertices=tuple(f"group{g}.switch{s}" for g in range(n_groups) for s in range(width)),
         links=groups.links,
         attach=lambda node, nic: (node * size.n_nics + nic) // spec.nics_per_switch,
         path=groups.path,
@@ -133,7 +137,8 @@ def build_dragonfly_plus(spec: DragonflyPlus, size: FabricSize) -> FabricGraph:
     port = spec.link_bandwidth_bytes_per_s or size.nic_bandwidth_bytes_per_s
     trunk = spec.global_links * (spec.global_bandwidth_bytes_per_s or port)
     uplink = spec.nodes_per_leaf * size.injection_bytes_per_s / spec.oversubscription
-    n_leaves = spec.groups * spec.leaves_per_group
+    n_groups = spec.n_groups(size.n_nodes)
+    n_leaves = n_groups * spec.leaves_per_group
     links, trunks = LinkTable(), {}
     up = [
         links.add_pair(
@@ -147,8 +152,8 @@ def build_dragonfly_plus(spec: DragonflyPlus, size: FabricSize) -> FabricGraph:
         for leaf in range(n_leaves)
     ]
     latency_s = spec.latency_s if spec.global_latency_s is None else spec.global_latency_s
-    for a in range(spec.groups):
-        for b in range(a + 1, spec.groups):
+    for a in range(n_groups):
+        for b in range(a + 1, n_groups):
             there = links.add_pair(
                 n_leaves + a, n_leaves + b, "fabric", trunk, latency_s, n_lanes=spec.global_links
             )
@@ -170,9 +175,9 @@ def build_dragonfly_plus(spec: DragonflyPlus, size: FabricSize) -> FabricGraph:
         used = -(-n_nodes // per_group)
         return (used // 2) * (used - used // 2) * trunk
 
-    names = [f"group{g}.leaf{i}" for g in range(spec.groups) for i in range(spec.leaves_per_group)]
+    names = [f"group{g}.leaf{i}" for g in range(n_groups) for i in range(spec.leaves_per_group)]
     return FabricGraph(
-        vertices=(*names, *(f"group{g}.spine" for g in range(spec.groups))),
+        vertices=(*names, *(f"group{g}.spine" for g in range(n_groups))),
         links=links,
         attach=lambda node, nic: node // spec.nodes_per_leaf,
         path=path,

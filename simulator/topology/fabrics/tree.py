@@ -1,8 +1,8 @@
 """Fat trees, Clos networks and rail-optimised fabrics: the same tree, with NICs plugged in differently.
 
 A switch's uplinks go to all switches of the level above, and routing spreads over them evenly. As a fluid,
-that is one link of their summed bandwidth to one switch, which is what is built (``bundled``); unbundled, each
-spine of a two-level tree is a vertex, and every rate comes out the same.
+this is one link of their summed bandwidth to one switch, and that is built (``bundled``). Unbundled, each spine
+of a two-level tree is a vertex, and every rate comes out the same.
 
 References
 ----------

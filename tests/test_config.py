@@ -1,0 +1,182 @@
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from simulator.config import (
+    Bandwidth,
+    Spec,
+    Time,
+    load_spec,
+    load_yaml,
+    near_misses,
+    parse_yaml,
+    resolve_name,
+    validate,
+)
+from simulator.errors import ConfigError
+
+
+class Disc(Spec):
+    kind: Literal["disc"]
+    radius: int
+
+
+class Square(Spec):
+    kind: Literal["square"]
+    side_bytes_per_s: Bandwidth = Field(alias="side")
+
+
+class Machine(Spec):
+    name: str
+    bandwidth: Bandwidth
+    latency: Time = 0.0
+    shape: Annotated[Disc | Square, Field(discriminator="kind")] | None = None
+    parts: dict[str, Disc] = Field(default_factory=dict)
+    rows: tuple[int, ...] = ()
+
+
+def faults_of(text, *, name="machine.yaml", model=Machine, as_json=False):
+    with pytest.raises(ConfigError) as caught:
+        data, locator = parse_yaml(text, name, as_json=as_json)
+        validate(data, model, locator)
+    return caught.value.message
+
+
+def test_a_good_file_becomes_a_frozen_spec(tmp_path):
+    file = tmp_path / "machine.yaml"
+    file.write_text("name: a\nbandwidth: 200 Gb/s\nshape: {kind: square, side: 1 GB/s}\n")
+    machine = load_spec(file, Machine)
+    assert machine.bandwidth == 25e9
+    assert machine.shape.side_bytes_per_s == 1e9
+    with pytest.raises(ValueError, match="frozen"):
+        machine.name = "b"
+
+
+def test_a_typo_is_found_by_line_and_column_with_a_suggestion_and_a_caret():
+    message = faults_of("name: a\nbandwith: 200 Gb/s\nbandwidth: 1 GB/s\n")
+    assert message.splitlines()[0] == "machine.yaml:2:1: bandwith: unknown key. Did you mean 'bandwidth'?"
+    source, caret = message.splitlines()[2:4]
+    assert source == "    2 | bandwith: 200 Gb/s"
+    assert caret.index("^") == source.index("bandwith")
+    assert caret.count("^") == len("bandwith")
+
+
+def test_all_faults_come_at_once_in_the_order_of_the_file():
+    message = faults_of(
+        "bandwidth: 25\nlatency: 3 parsecs\nshape:\n  kind: square\n  sid: 1 GB/s\n"
+        "rows: [1, two]\ncolour: red\n"
+    )
+    heads = [line for line in message.splitlines() if line.startswith("machine.yaml:")]
+    assert [head.split(": ")[1] for head in heads] == [
+        "name", "bandwidth", "latency", "shape.side", "shape.sid", "rows[1]", "colour",
+    ]  # fmt: skip
+    assert heads[1].startswith("machine.yaml:1:12: bandwidth: 25 is not a bandwidth")
+    assert heads[4] == "machine.yaml:5:3: shape.sid: unknown key. Did you mean 'side'?"
+    assert heads[5].startswith("machine.yaml:6:11: rows[1]")
+    assert "'two'" in heads[5]
+
+
+def test_a_bare_number_says_which_unit_is_meant():
+    assert "hint: write a number and its unit, like '200 Gb/s'" in faults_of("name: a\nbandwidth: 25\n")
+
+
+def test_an_unknown_kind_lists_the_kinds():
+    message = faults_of("name: a\nbandwidth: 1 GB/s\nshape: {kind: discc, radius: 1}\n")
+    assert "'discc' is not one of disc, square. Did you mean 'disc'?" in message
+    assert message.startswith("machine.yaml:3:8: shape:")
+
+
+def test_an_unknown_key_without_a_near_miss_lists_the_known_ones():
+    assert "hint: known keys: bandwidth, latency, name, parts, rows, shape" in faults_of(
+        "name: a\nbandwidth: 1 GB/s\nzzz: 1\n"
+    )
+
+
+def test_keys_inside_named_parts_are_located():
+    message = faults_of("name: a\nbandwidth: 1 GB/s\nparts:\n  lid:\n    kind: disc\n    radios: 2\n")
+    assert "machine.yaml:6:5: parts.lid.radios: unknown key. Did you mean 'radius'?" in message
+    assert "parts.lid.radius: is missing" in message
+
+
+def test_duplicate_keys_are_errors_all_of_them():
+    message = faults_of("name: a\nname: b\nshape:\n  kind: disc\n  kind: disc\n")
+    assert "machine.yaml:2:1: name: key appears twice" in message
+    assert "machine.yaml:5:3: shape.kind: key appears twice" in message
+
+
+def test_duplicate_keys_in_json():
+    message = faults_of('{"name": "a",\n "name": "b"}', name="machine.json", as_json=True)
+    assert "machine.json:2:2: name: key appears twice" in message
+
+
+def test_faults_in_json_have_places_too():
+    message = faults_of('{"name": "a",\n "bandwidht": "1 GB/s"}', name="machine.json", as_json=True)
+    assert "machine.json:2:2: bandwidht: unknown key. Did you mean 'bandwidth'?" in message
+
+
+def test_json_indented_with_tabs_has_places():
+    message = faults_of('{\n\t"nam": "a"\n}', name="machine.json", as_json=True)
+    assert "machine.json:2:2: nam: unknown key. Did you mean 'name'?" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "as_json", "place"),
+    [("a: [1, 2\nb: 3\n", False, ":2:"), ('{"a": 1,\n}', True, ":2:1"), ("a: *nowhere\n", False, ":1:4")],
+)
+def test_malformed_text_is_located(text, as_json, place):
+    assert f"machine.yaml{place}" in faults_of(text, as_json=as_json)
+
+
+def test_yaml_12_numbers_and_words():
+    data, _ = parse_yaml("a: 1e-4\nb: on\nc: 12:30:45\n", "x.yaml")
+    assert data == {"a": 1e-4, "b": "on", "c": "12:30:45"}
+
+
+def test_anchors_are_allowed():
+    data, _ = parse_yaml("a: &one {x: 1}\nb: *one\nc: {<<: *one, y: 2}\n", "x.yaml")
+    assert data["c"] == {"x": 1, "y": 2}
+
+
+def test_missing_and_binary_files(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_yaml(tmp_path / "absent.yaml")
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_yaml(binary)
+
+
+@given(st.text(max_size=40), st.booleans())
+def test_any_text_is_read_or_refused_with_our_error(text, as_json):
+    try:
+        data, locator = parse_yaml(text, "any", as_json=as_json)
+        validate(data, Machine, locator)
+    except ConfigError:
+        pass
+
+
+@given(st.text(alphabet="{}[]:,-&*!|>'\"#%@ \nab1", max_size=25))
+def test_any_yaml_like_text_is_read_or_refused_with_our_error(text):
+    try:
+        data, locator = parse_yaml(text, "any")
+        validate(data, Machine, locator)
+    except ConfigError:
+        pass
+
+
+def test_a_path_comes_before_a_shipped_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert resolve_name("bigred200", "clusters").name == "bigred200.yaml"
+    assert resolve_name("bigred200.yaml", "clusters").parent.name == "clusters"
+    Path("bigred200.yaml").write_text("{}")
+    assert resolve_name("bigred200.yaml", "clusters") == Path("bigred200.yaml")
+
+
+def test_a_misspelt_name_is_answered_with_near_ones():
+    with pytest.raises(ConfigError, match="Did you mean 'bigred200'"):
+        resolve_name("bigred20", "clusters")
+    assert near_misses("Selen", ["selene", "polaris"]) == ["selene"]
