@@ -87,7 +87,7 @@ def test_a_bare_number_says_which_unit_is_meant():
 def test_an_unknown_kind_lists_the_kinds():
     message = faults_of("name: a\nbandwidth: 1 GB/s\nshape: {kind: discc, radius: 1}\n")
     assert "'discc' is not one of disc, square. Did you mean 'disc'?" in message
-    assert message.startswith("machine.yaml:3:8: shape:")
+    assert message.startswith("machine.yaml:3:15: shape.kind:")
 
 
 def test_an_unknown_key_without_a_near_miss_lists_the_known_ones():

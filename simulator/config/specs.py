@@ -93,7 +93,9 @@ def _faults(
     error: ValidationError, data: object, model: type[BaseModel], locator: Locator
 ) -> Iterator[Fault]:
     for detail in error.errors(include_url=False):
-        loc = (*detail["loc"], *detail.get("ctx", {}).get("at", ()))
+        context = detail.get("ctx", {})
+        tag_key = (context["discriminator"].strip("'"),) if detail["type"] == "union_tag_invalid" else ()
+        loc = (*detail["loc"], *tag_key, *context.get("at", ()))
         path, known = _resolve(loc, data, model)
         message, hint, at_key = _explain(detail, path, known)
         place = locator.key(path) if at_key else locator.value(path)

@@ -1,7 +1,7 @@
 """Fat trees, Clos networks and rail-optimised fabrics: the same tree, with NICs plugged in differently.
 
 A switch's uplinks go to all switches of the level above, and routing spreads over them evenly. As a fluid,
-this is one link of their summed bandwidth to one switch, and that is built (``bundled``). Unbundled, each spine
+this is one link of their summed bandwidth to one switch, and that is built (``bundled``). Unbundled, a spine
 of a two-level tree is a vertex, and every rate comes out the same.
 
 References
