@@ -1,0 +1,264 @@
+"""What runs on an emulated cluster: collectives by size, and training steps of timed layers; read from and written to rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from simulator.errors import ConfigError
+from simulator.units import parse_quantity
+
+KIB, MIB = 1024, 1024 * 1024
+
+#: job -> what it does
+COLLECTIVES: dict[str, str] = {
+    "all_reduce": "sum of a tensor over all ranks",
+    "all_gather": "every rank's part to every rank (bytes: the gathered tensor)",
+    "reduce_scatter": "sum, of which every rank keeps a part (bytes: the input tensor)",
+    "broadcast": "a tensor from rank 0 to all",
+    "reduce": "sum of a tensor on rank 0",
+    "all_to_all": "a part from every rank to every rank (bytes: one rank's tensor)",
+    "p2p": "a message from rank 0 to rank 1",
+    "ring_shift": "a message from every rank to the next",
+    "cross_ring": "as ring_shift, neighbours always in different racks",
+}
+STEPS: dict[str, str] = {
+    "ddp": "DistributedDataParallel over timed layers",
+    "zero1": "reduce-scatter of every layer's gradient beside backward, then all-gather of the parameters",
+    "zero3": "all-gather of each layer before its forward and backward, reduce-scatter of its gradient",
+    "fsdp2": "fully_shard over timed layers (does not overlap on CPU: reported, not judged)",
+    "gpipe": "pipeline, all forwards then all backwards",
+    "1f1b": "pipeline, one forward one backward",
+}
+JOBS = {**COLLECTIVES, **STEPS}
+
+_ALIASES = {name.replace("_", ""): name for name in JOBS}
+_LAYERS = re.compile(r"L(\d+)x(\d+(?:\.\d+)?)MiB f(\d+(?:\.\d+)?) b(\d+(?:\.\d+)?)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job.
+
+    Parameters
+    ----------
+    name : str
+        A key of :data:`JOBS`.
+    n_bytes : int
+        Size of a collective, as its entry in :data:`COLLECTIVES` counts it.
+    n_layers, layer_bytes : int
+        Timed layers and the bytes of parameters of each.
+    forward_s, backward_s : float
+        Compute time of one layer (of one stage and micro-batch for pipelines).
+    bucket_bytes : int
+        DDP's gradient buckets.
+    n_micro_batches, activation_bytes : int
+        Of a pipeline: micro-batches per step, and the message between stages.
+    n_groups : int
+        Process groups of ``zero3``: 2 gathers and scatters on separate ones.
+    gloo_threads : int
+        Collectives that one process group runs at once.
+    n_jobs : int
+        Equal jobs beside each other, on hosts of every rack each.
+    alone : bool
+        Of several jobs, run only the first and keep the others' hosts idle.
+    straggler : tuple of (int, float)
+        A rank and the factor on its compute time.
+    procs_per_node : int
+        Ranks on each host.
+    n_repeats, n_warm_up : int
+        Measured and unmeasured repetitions.
+    """
+
+    name: str
+    n_bytes: int = 4 * MIB
+    n_layers: int = 8
+    layer_bytes: int = 2 * MIB
+    forward_s: float = 0.010
+    backward_s: float = 0.020
+    bucket_bytes: int = 4 * MIB
+    n_micro_batches: int = 8
+    activation_bytes: int = 256 * KIB
+    n_groups: int = 1
+    gloo_threads: int = 2
+    n_jobs: int = 1
+    alone: bool = False
+    straggler: tuple[int, float] | None = None
+    procs_per_node: int = 1
+    n_repeats: int = 10
+    n_warm_up: int = 3
+
+    def __post_init__(self) -> None:
+        if self.name not in JOBS:
+            raise ConfigError(f"job '{self.name}' is unknown", hint=f"one of {', '.join(JOBS)}")
+        for field in (
+            "n_bytes",
+            "n_layers",
+            "layer_bytes",
+            "n_micro_batches",
+            "activation_bytes",
+            "n_repeats",
+            "n_jobs",
+            "gloo_threads",
+            "procs_per_node",
+        ):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"{field}={getattr(self, field)}: must be at least 1")
+        if self.forward_s < 0 or self.backward_s < 0 or self.n_warm_up < 0:
+            raise ConfigError("times and warm-up cannot be negative")
+
+    @property
+    def is_step(self) -> bool:
+        """Whether this is a training step rather than one collective."""
+        return self.name in STEPS
+
+    @property
+    def size_bytes(self) -> int:
+        """What the ``bytes`` column holds: a collective's size, a step's parameters, a pipeline's message."""
+        if self.name in ("gpipe", "1f1b"):
+            return self.activation_bytes
+        return self.n_layers * self.layer_bytes if self.is_step else self.n_bytes
+
+    def configuration(self) -> str:
+        """Text of the ``cfg`` column.
+
+        Examples
+        --------
+        >>> Job(name="ddp").configuration()
+        'L8x2MiB f10 b20 bucket4'
+        """
+        times = f"f{self.forward_s * 1e3:g} b{self.backward_s * 1e3:g}"
+        layers = f"L{self.n_layers}x{self.layer_bytes / MIB:g}MiB {times}"
+        slow = f" slow{self.straggler[1]:g}" if self.straggler else ""
+        if self.name in ("gpipe", "1f1b"):
+            return (
+                f"pp {self.name} m{self.n_micro_batches} act{self.activation_bytes / KIB:g}KiB {times}{slow}"
+            )
+        if self.name == "ddp":
+            return f"{layers} bucket{self.bucket_bytes / MIB:g}{slow}"
+        if self.name in ("zero1", "zero3"):
+            groups = f" groups{self.n_groups}" if self.n_groups > 1 else ""
+            return f"{self.name} rs=gloo {layers}{groups}{slow}"
+        if self.name == "fsdp2":
+            return f"fsdp2 {layers} reshard1{slow}"
+        return ("alone" if self.alone else "together") if self.n_jobs > 1 else ""
+
+    def ranks_of_job(self, index: int, world: int, n_racks: int) -> tuple[int, ...]:
+        """Global ranks of one of several jobs: an equal share of every rack.
+
+        Examples
+        --------
+        >>> Job(name="all_reduce", n_jobs=2).ranks_of_job(1, 4, 2)
+        (1, 3)
+        """
+        per_rack = world // n_racks
+        share = per_rack // self.n_jobs
+        return tuple(
+            r
+            for r in range(world)
+            if (r % per_rack) // share == index and (r % per_rack) < share * self.n_jobs
+        )
+
+
+def job_of_row(row: Mapping[str, str]) -> Job:
+    """Read the job from a measured row.
+
+    Raises
+    ------
+    ConfigError
+        If the row is of a job that is not known here.
+    """
+    name, text = row["job"], row.get("cfg", "") or ""
+    job = Job(
+        name=_name_of(name, text),
+        gloo_threads=int(row.get("gloo_threads") or 2),
+        procs_per_node=int(row.get("procs_per_node") or 1),
+        n_repeats=int(row.get("repeats") or 10),
+        n_jobs=2 if name.startswith("two-") else 1,
+        alone=text == "alone",
+    )
+    if not job.is_step:
+        return replace(job, n_bytes=int(row["bytes"]))
+    straggler = re.search(r" slow(\d+(?:\.\d+)?)", text)
+    if straggler:
+        job = replace(job, straggler=(0, float(straggler.group(1))))
+    if job.name in ("gpipe", "1f1b"):
+        return _pipeline_of(job, text)
+    layers = _LAYERS.search(text)
+    if layers is None:
+        raise ConfigError(
+            f"cfg {text!r} does not say which layers run", hint="such as 'L8x2MiB f10 b20 bucket4'"
+        )
+    bucket = re.search(r"bucket(\d+(?:\.\d+)?)", text)
+    return replace(
+        job,
+        n_layers=int(layers.group(1)),
+        layer_bytes=round(float(layers.group(2)) * MIB),
+        forward_s=float(layers.group(3)) / 1e3,
+        backward_s=float(layers.group(4)) / 1e3,
+        bucket_bytes=round(float(bucket.group(1)) * MIB) if bucket else job.bucket_bytes,
+        n_groups=2 if "groups2" in text else 1,
+    )
+
+
+def _pipeline_of(job: Job, text: str) -> Job:
+    found = re.search(r"m(\d+) act(\d+(?:\.\d+)?)KiB f(\d+(?:\.\d+)?) b(\d+(?:\.\d+)?)", text)
+    if found is None:
+        raise ConfigError(
+            f"cfg {text!r} does not describe a pipeline", hint="such as 'pp 1f1b m8 act256KiB f10 b20'"
+        )
+    return replace(
+        job,
+        n_micro_batches=int(found.group(1)),
+        activation_bytes=round(float(found.group(2)) * KIB),
+        forward_s=float(found.group(3)) / 1e3,
+        backward_s=float(found.group(4)) / 1e3,
+    )
+
+
+def _name_of(name: str, text: str) -> str:
+    first = text.split(" ")[0]
+    if name in ("zero", "fsdp"):
+        if "rs=ring" in text:
+            raise ConfigError("reduce-scatter by hand-written ring is not emulated")
+        return first
+    if name == "pp":
+        return text.split(" ")[1]
+    plain = name.removeprefix("two-").replace("-", "").replace("_", "")
+    return _ALIASES.get(plain, name)
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size: a bare number of bytes, or with a unit.
+
+    Examples
+    --------
+    >>> parse_bytes("4194304") == parse_bytes("4MiB")
+    True
+    """
+    if text.isdigit():
+        return int(text)
+    return round(parse_quantity(text, "bytes"))
+
+
+def pipeline_order(name: str, stage: int, n_stages: int, n_micro_batches: int) -> list[tuple[str, int]]:
+    """Order of forwards ``F`` and backwards ``B`` of one stage.
+
+    Examples
+    --------
+    >>> [action + str(index) for action, index in pipeline_order("1f1b", 0, 2, 3)]
+    ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
+    >>> [action + str(index) for action, index in pipeline_order("gpipe", 0, 2, 2)]
+    ['F0', 'F1', 'B0', 'B1']
+    """
+    count = range(n_micro_batches)
+    if name == "gpipe":
+        return [("F", i) for i in count] + [("B", i) for i in count]
+    warm_up = min(n_stages - stage, n_micro_batches)
+    actions = [("F", i) for i in range(warm_up)]
+    for index in count:
+        actions.append(("B", index))
+        if index + warm_up < n_micro_batches:
+            actions.append(("F", index + warm_up))
+    return actions

@@ -1,0 +1,278 @@
+"""Runs jobs on an emulated cluster and turns what the ranks saw into measured rows."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simulator.errors import ConfigError
+from validation.emulation.job import COLLECTIVES, MIB, Job
+from validation.emulation.namespaces import EmulationError, enter
+from validation.emulation.network import EmulatedNetwork, emulated_network
+from validation.emulation.ranks import run_ranks
+from validation.emulation.shape import MAX_TOTAL_BITS_PER_S, ClusterShape, address
+
+#: columns of a measured row, those of the shipped tables
+COLUMNS = (
+    "job nodes world rate delay_us gloo_threads procs_per_node cc rr slow racks trunk queue_kb cfg bytes median_s "
+    "iqr_s min_s max_s repeats tx_max tx_min rx_max cpu_all cpu_own load1 buckets fwd_s bwd_s bwd_compute_s exposed_s"
+).split(" ")
+#: what the columns hold
+COLUMN_HELP = {
+    "job": "a job of this package; two-X are two jobs X on one network",
+    "nodes, world": "hosts and ranks",
+    "rate, slow, trunk": "link rates as tc writes them, headers included; slow: HOST:RATE",
+    "delay_us": "added one-way delay",
+    "gloo_threads": "collectives that one process group runs at once",
+    "cc, rr": "TCP congestion control; 1 if ranks ran at real-time priority",
+    "racks, queue_kb": "switches, and the length of shaped queues in KiB (0: the kernel's)",
+    "cfg": "layers, compute times, buckets, groups of a step; alone or together for two jobs",
+    "bytes": "size of a collective, of a step's parameters, of a pipeline's message",
+    "median_s, iqr_s, min_s, max_s, repeats": "from the last rank's start to the last rank's end",
+    "tx_max, tx_min, rx_max": "bytes sent and received by a host per repetition",
+    "cpu_all, cpu_own, load1": "busy share of all processors, share used by the ranks, load average before",
+    "buckets": "DDP's gradient buckets in bytes",
+    "fwd_s, bwd_s, bwd_compute_s, exposed_s": "median phases of a step on the slowest rank",
+}
+_TRAFFIC_FACTORS = {
+    "all_reduce": 2,
+    "reduce_scatter": 2,
+    "ddp": 2,
+    "zero1": 3,
+    "zero3": 4,
+    "fsdp2": 4,
+    "broadcast": 4,
+    "reduce": 2,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one measurement may cost.
+
+    Parameters
+    ----------
+    timeout_s : float
+        After this the ranks are killed.
+    traffic_bytes : int
+        Most bytes that all hosts together may send.
+    """
+
+    timeout_s: float = 120.0
+    traffic_bytes: int = 8 << 30
+
+
+def expected_traffic_bytes(shape: ClusterShape, job: Job) -> int:
+    """Bytes that all hosts will send, repetitions and warm-up included, to within a small factor."""
+    world = shape.n_nodes * job.procs_per_node
+    if job.name in ("gpipe", "1f1b"):
+        per_step = 2 * job.n_micro_batches * job.activation_bytes
+    else:
+        per_step = _TRAFFIC_FACTORS.get(job.name, 1) * job.size_bytes
+    return per_step * world * (job.n_repeats + job.n_warm_up)
+
+
+def expected_duration_s(shape: ClusterShape, job: Job) -> float:
+    """Lower bound of the time that a measurement takes: its bytes at the slowest link, and its compute."""
+    rates = [shape.rate_of(host) or 10e9 for host in range(shape.n_nodes)]
+    slowest = min([*rates, shape.trunk_bits_per_s or 10e9])
+    transfer_s = expected_traffic_bytes(shape, job) / shape.n_nodes * 8 / slowest * job.n_jobs
+    passes = job.n_micro_batches if job.name in ("gpipe", "1f1b") else job.n_layers
+    compute_s = passes * (job.forward_s + job.backward_s) * (job.straggler[1] if job.straggler else 1.0)
+    return transfer_s + (compute_s * (job.n_repeats + job.n_warm_up) if job.is_step else 0.0)
+
+
+def check(shape: ClusterShape, job: Job, limits: Limits) -> list[str]:
+    """Refuse what cannot run or would cost too much; return warnings about what distorts a measurement.
+
+    Raises
+    ------
+    ConfigError
+        With the numbers, and what to change.
+    """
+    world = shape.n_nodes * job.procs_per_node
+    if world < 2:
+        raise ConfigError(f"job '{job.name}' needs at least 2 ranks, there are {world}", hint="--nodes 2")
+    if job.straggler and not 0 <= job.straggler[0] < world:
+        raise ConfigError(f"rank {job.straggler[0]} cannot be the straggler: ranks are 0 to {world - 1}")
+    if len(job.ranks_of_job(0, world, shape.n_racks)) < 2:
+        raise ConfigError(
+            f"{job.n_jobs} jobs on {world} ranks in {shape.n_racks} racks leave fewer than 2 ranks to each"
+        )
+    traffic = expected_traffic_bytes(shape, job)
+    if traffic > limits.traffic_bytes:
+        raise ConfigError(
+            f"{job.name} would send about {traffic / 1e9:.1f} GB, more than the limit of {limits.traffic_bytes / 1e9:.1f} GB",
+            hint="fewer --bytes or --repeats, or raise --max-traffic",
+        )
+    duration_s = expected_duration_s(shape, job)
+    if duration_s > limits.timeout_s:
+        raise ConfigError(
+            f"{job.name} needs at least {duration_s:.0f} s, more than --timeout {limits.timeout_s:g}"
+        )
+    warnings = []
+    if shape.total_bits_per_s > MAX_TOTAL_BITS_PER_S:
+        warnings.append(
+            f"{shape.n_nodes} hosts at these rates exceed {MAX_TOTAL_BITS_PER_S / 1e9:g} Gbit/s in all: the processors may set the pace"
+        )
+    if job.name in COLLECTIVES and job.n_bytes < 256 * 1024:
+        warnings.append("below 256 KiB the shapers' bursts distort times")
+    return warnings
+
+
+def measure(shape: ClusterShape, job: Job, limits: Limits | None = None) -> dict[str, Any]:
+    """Build the cluster, run one job, take everything down; return a row in :data:`COLUMNS`.
+
+    Raises
+    ------
+    SimulatorError
+        If it cannot run here, would cost too much, or a rank fails.
+    """
+    limits = limits or Limits()
+    for warning in check(shape, job, limits):
+        print(f"warning: {warning}", file=sys.stderr)
+    with emulated_network(shape) as network:
+        return measure_on(network, job, limits)
+
+
+def measure_on(network: EmulatedNetwork, job: Job, limits: Limits) -> dict[str, Any]:
+    """Run one job on a cluster that is up; return its row."""
+    try:
+        from validation.emulation import runtime
+    except ImportError as error:
+        raise EmulationError(
+            f"PyTorch is needed to run real jobs: {error}", hint="pip install torch"
+        ) from None
+    shape = network.shape
+    world = shape.n_nodes * job.procs_per_node
+    load = os.getloadavg()[0]
+    before, start_s, own_s = _busy_s(), time.monotonic(), _children_s()
+    with tempfile.TemporaryDirectory(prefix="emulated-") as folder:
+        store = str(Path(folder, "store"))
+        answers = run_ranks(
+            world,
+            lambda rank: runtime.run_rank(rank, world, job, shape.n_racks, store, limits.timeout_s),
+            enter_host=lambda rank: enter(network.hosts[rank // job.procs_per_node]),
+            timeout_s=limits.timeout_s,
+            real_time=True,
+        )
+    wall_s = (time.monotonic() - start_s) * (os.cpu_count() or 1)
+    row = _row(shape, job, answers)
+    row["cpu_all"] = round((_busy_s() - before) / wall_s, 3)
+    row["cpu_own"] = round((_children_s() - own_s) / wall_s, 3)
+    row["load1"] = round(load, 2)
+    return row
+
+
+def _busy_s() -> float:
+    fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+    ticks = sum(int(field) for field in fields[:3]) + sum(int(field) for field in fields[5:8])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _children_s() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def _row(shape: ClusterShape, job: Job, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    durations = durations_s([answer["times"] for answer in answers if answer["times"]])
+    low, middle, high = quartiles(durations)
+    hosts = [answers[host * job.procs_per_node] for host in range(shape.n_nodes)]
+    sent = [round(host["sent_bytes"] / job.n_repeats) for host in hosts]
+    received = [round(host["received_bytes"] / job.n_repeats) for host in hosts]
+    row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
+    row |= {
+        "job": f"two-{job.name}" if job.n_jobs == 2 else job.name,
+        "nodes": shape.n_nodes,
+        "world": len(answers),
+        "rate": rate_text(shape.rate_bits_per_s),
+        "delay_us": shape.delay_s * 1e6,
+        "gloo_threads": job.gloo_threads,
+        "procs_per_node": job.procs_per_node,
+        "cc": shape.congestion,
+        "rr": int(all(answer["real_time"] for answer in answers)),
+        "slow": ",".join(f"{host}:{rate_text(rate)}" for host, rate in shape.slow),
+        "racks": shape.n_racks,
+        "trunk": rate_text(shape.trunk_bits_per_s),
+        "queue_kb": shape.queue_bytes / 1024,
+        "cfg": job.configuration(),
+        "bytes": job.size_bytes,
+        "median_s": round(middle, 7),
+        "iqr_s": round(high - low, 7),
+        "min_s": round(min(durations), 7),
+        "max_s": round(max(durations), 7),
+        "repeats": job.n_repeats,
+        "tx_max": max(sent),
+        "tx_min": min(sent),
+        "rx_max": max(received),
+    }
+    if job.name == "ddp":
+        row["buckets"] = ", ".join(map(str, answers[0]["buckets"]))
+    for name in ("fwd_s", "bwd_s", "bwd_compute_s", "exposed_s"):
+        medians = [
+            statistics.median(answer["phases"][name]) for answer in answers if name in answer["phases"]
+        ]
+        if medians:
+            row[name] = round(max(medians), 7)
+    return row
+
+
+def durations_s(times: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
+    """Duration of every repetition: from the last rank's start to the last rank's end.
+
+    Parameters
+    ----------
+    times : sequence of sequences of (float, float)
+        ``[rank][repetition]``: start and end on the clock that all share.
+    """
+    return [max(end for _, end in one) - max(start for start, _ in one) for one in zip(*times, strict=True)]
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile.
+
+    Examples
+    --------
+    >>> quartiles([1.0, 2.0, 3.0, 4.0, 5.0])
+    (2.0, 3.0, 4.0)
+    """
+    if len(values) == 1:
+        return (values[0], values[0], values[0])
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def rate_text(bits_per_s: float | None) -> str:
+    """Write a rate as tc does.
+
+    Examples
+    --------
+    >>> rate_text(2.5e9), rate_text(1e8), rate_text(None)
+    ('2.5gbit', '100mbit', 'none')
+    """
+    if bits_per_s is None:
+        return "none"
+    return f"{bits_per_s / 1e9:g}gbit" if bits_per_s >= 1e9 else f"{bits_per_s / 1e6:g}mbit"
+
+
+__all__ = [
+    "COLUMNS",
+    "COLUMN_HELP",
+    "MIB",
+    "Limits",
+    "address",
+    "check",
+    "durations_s",
+    "measure",
+    "measure_on",
+    "quartiles",
+    "rate_text",
+]

@@ -1,0 +1,166 @@
+"""Ranks as processes forked from one parent: each enters its host's namespace, runs, answers once, and never outlives the parent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import selectors
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from validation.emulation.namespaces import EmulationError, die_with_parent, name_process, set_timer_slack_ns
+
+_REAL_TIME_PRIORITY = 1
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(SystemExit):
+    """A signal asked this process to end; context managers still run."""
+
+
+@contextlib.contextmanager
+def ending_cleanly() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into an exception while the body runs, so that everything is cleaned up."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise Stopped(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in _ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass(slots=True)
+class _Child:
+    rank: int
+    pid: int
+    reader: int
+    received: bytearray = field(default_factory=bytearray)
+
+
+def run_ranks(
+    n_ranks: int,
+    body: Callable[[int], Any],
+    *,
+    enter_host: Callable[[int], None] = lambda rank: None,
+    timeout_s: float = 120.0,
+    real_time: bool = False,
+) -> list[Any]:
+    """Run ``body(rank)`` in so many processes and return their answers in rank order.
+
+    Parameters
+    ----------
+    n_ranks : int
+        Processes to fork.
+    body : callable
+        Runs in each; its value is pickled back.
+    enter_host : callable
+        Runs in each before ``body``: moves the process to its host.
+    timeout_s : float
+        After this all are killed.
+    real_time : bool
+        Run at the lowest real-time priority where that is allowed.
+
+    Raises
+    ------
+    EmulationError
+        If a rank raises, dies or does not answer in time; the others have been killed by then.
+    """
+    children: list[_Child] = []
+    try:
+        for rank in range(n_ranks):
+            children.append(_fork(rank, body, enter_host, real_time))
+        return _collect(children, time.monotonic() + timeout_s, timeout_s)
+    finally:
+        for child in children:
+            os.close(child.reader)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child.pid, 0)
+
+
+def _fork(
+    rank: int, body: Callable[[int], Any], enter_host: Callable[[int], None], real_time: bool
+) -> _Child:
+    parent = os.getpid()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writer)
+        return _Child(rank, pid, reader)
+    status = 1
+    try:
+        os.close(reader)
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        die_with_parent(parent)
+        name_process()
+        enter_host(rank)
+        set_timer_slack_ns(1)
+        if real_time:
+            with contextlib.suppress(PermissionError):
+                os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_REAL_TIME_PRIORITY))
+        try:
+            answer = (True, body(rank))
+        except BaseException as error:
+            answer = (False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+        _write_all(writer, pickle.dumps(answer))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _collect(children: Sequence[_Child], deadline_s: float, timeout_s: float) -> list[Any]:
+    answers: dict[int, Any] = {}
+    with selectors.DefaultSelector() as selector:
+        for child in children:
+            selector.register(child.reader, selectors.EVENT_READ, child)
+        while len(answers) < len(children):
+            events = selector.select(max(0.0, deadline_s - time.monotonic()))
+            if not events and time.monotonic() >= deadline_s:
+                silent = sorted({child.rank for child in children} - set(answers))
+                raise EmulationError(
+                    f"rank {', '.join(map(str, silent))} gave no answer within {timeout_s:g} s",
+                    hint="raise --timeout, or run less",
+                )
+            for key, _ in events:
+                child = key.data
+                chunk = os.read(child.reader, 1 << 16)
+                if chunk:
+                    child.received += chunk
+                    continue
+                selector.unregister(child.reader)
+                answers[child.rank] = _answer(child)
+    return [answers[child.rank] for child in children]
+
+
+def _answer(child: _Child) -> Any:
+    if not child.received:
+        _, status = os.waitpid(child.pid, 0)
+        how = (
+            f"was killed by signal {os.WTERMSIG(status)}"
+            if os.WIFSIGNALED(status)
+            else f"ended with status {os.WEXITSTATUS(status)}"
+        )
+        raise EmulationError(f"rank {child.rank} {how} before it answered")
+    fine, value = pickle.loads(bytes(child.received))
+    if not fine:
+        first, _, rest = str(value).partition("\n")
+        raise EmulationError(f"rank {child.rank} failed: {first}\n{rest.rstrip()}")
+    return value
