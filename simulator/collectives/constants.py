@@ -1,4 +1,8 @@
-"""Fitted constants of collectives, by class: GPU generation inside a node, transport class between nodes."""
+"""Fitted constants of collectives, by class: GPU generation inside a node, transport class between nodes.
+
+A class may be refined by the GPU generation (``rdma.hopper``) and by the NCCL version (``tcp@2.21``: from that version
+on); a refinement states only what differs. A cluster file may override any value in its ``collectives`` section.
+"""
 
 from __future__ import annotations
 
@@ -8,43 +12,115 @@ from functools import lru_cache
 from typing import Any
 
 from simulator.config import load_yaml, resolve_name
+from simulator.errors import ConfigError
 
 #: Classes whose constants stand in for a class that has none of its own.
-NETWORK_FALLBACK = {"roce": "rdma", "omni-path": "rdma", "ipoib": "tcp", "gloo": "tcp"}
-INSIDE_FALLBACK = {"blackwell": "hopper", "cpu": "ampere"}
+FALLBACK = {
+    "roce": "rdma",
+    "omni-path": "rdma",
+    "ipoib": "tcp",
+    "gloo": "tcp",
+    "blackwell": "hopper",
+    "cpu": "ampere",
+}
 
 Triple = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """Latency and efficiency of one algorithm on one class of link, each for LL, LL128 and Simple."""
+    """Latency and efficiency of one algorithm on one class of link, each for LL, LL128 and Simple.
 
-    base_s: Triple = (0.0, 0.0, 0.0)
-    hop_s: Triple = (0.0, 0.0, 0.0)
-    efficiency: Triple = (1.0, 1.0, 1.0)
+    Parameters
+    ----------
+    base_s : tuple of float
+        Once per collective.
+    hop_s : tuple of float
+        Per step of a ring or level of a tree.
+    efficiency : tuple of float
+        Payload over raw link rate.
+    """
+
+    base_s: Triple
+    hop_s: Triple
+    efficiency: Triple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
-    """Point-to-point messages: start-up, cost per further peer, share of the raw rate."""
+    """Point-to-point messages.
 
-    base_s: float = 0.0
-    peer_s: float = 0.0
-    efficiency: float = 1.0
+    Parameters
+    ----------
+    base_s, efficiency : tuple of float
+        For LL (small messages) and Simple; between nodes both are the same.
+    peer_s : float
+        Per further peer; overlaps with moving bytes.
+    inject_bytes, inject_factor : float
+        Messages up to this size cost so many times as much per peer (immediate-data commands of some NICs).
+    """
+
+    base_s: tuple[float, float]
+    efficiency: tuple[float, float]
+    peer_s: float
+    inject_bytes: float = 0.0
+    inject_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """Handshake before large messages: each hop costs ``extra_s`` more, half of it at the given message size.
+
+    Parameters
+    ----------
+    extra_s : float
+        Of one hop under LL128 and Simple.
+    ring_bytes, tree_bytes : float
+        Bytes per channel and step at which half of it is felt.
+    """
+
+    extra_s: float = 0.0
+    ring_bytes: float = 1.0
+    tree_bytes: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nvls:
+    """In-switch reduction: start-up, share of the NVLink rate, and a pipeline that fills with size."""
+
+    base_s: float
+    efficiency: float
+    fill_s: float
+    fill_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """Constants inside a node."""
+    """Constants inside a node.
+
+    Parameters
+    ----------
+    line_bytes_per_s : float
+        Rate at which one channel's threads fill up under LL before a second channel is used.
+    tail : float
+        Chunk times that a Simple ring needs beyond its steps to drain its pipeline.
+    copy_reduce, copy_gather : float
+        Weight of the local copy of a rank's own share, in all-reduce and in all-gather and reduce-scatter.
+    launch_s, launch_grouped_s : float
+        Host time per GPU when one process drives all GPUs of a node (``nccl-tests -g``), for a collective and for
+        grouped sends and receives.
+    """
 
     ring: Path
     tree: Path
+    nvls: Nvls
     p2p: Messages
-    nvls_base_s: float = 25e-6
-    nvls_efficiency: float = 0.7
-    line_bytes_per_s: float = 9e9
-    tail: float = 0.7
+    line_bytes_per_s: float
+    tail: float
+    copy_reduce: float
+    copy_gather: float
+    launch_s: float
+    launch_grouped_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +130,7 @@ class Between:
     ring: Path
     tree: Path
     p2p: Messages
+    rendezvous: Rendezvous
 
 
 def _triple(values: Any, scale: float) -> Triple:
@@ -62,45 +139,152 @@ def _triple(values: Any, scale: float) -> Triple:
 
 
 def _path(data: Mapping[str, Any]) -> Path:
-    zero = (0.0, 0.0, 0.0)
     return Path(
-        base_s=_triple(data.get("base_us", zero), 1e-6),
+        base_s=_triple(data.get("base_us", (0.0, 0.0, 0.0)), 1e-6),
         hop_s=_triple(data["hop_us"], 1e-6),
         efficiency=_triple(data["efficiency"], 1.0),
     )
 
 
 def _messages(data: Mapping[str, Any]) -> Messages:
+    low, high = data["base_us"]
+    small, large = data["efficiency"]
     return Messages(
-        base_s=data["base_us"] * 1e-6, peer_s=data["peer_us"] * 1e-6, efficiency=float(data["efficiency"])
+        base_s=(float(low) * 1e-6, float(high) * 1e-6),
+        efficiency=(float(small), float(large)),
+        peer_s=data["peer_us"] * 1e-6,
+        inject_bytes=float(data.get("inject_bytes", 0.0)),
+        inject_factor=float(data.get("inject_factor", 1.0)),
     )
 
 
+def parse_inside(data: Mapping[str, Any]) -> Inside:
+    """Read the constants of one GPU generation."""
+    nvls = data["nvls"]
+    return Inside(
+        ring=_path(data["ring"]),
+        tree=_path(data["tree"]),
+        nvls=Nvls(
+            base_s=nvls["base_us"] * 1e-6,
+            efficiency=float(nvls["efficiency"]),
+            fill_s=nvls["fill_us"] * 1e-6,
+            fill_bytes=nvls["fill_mib"] * 2.0**20,
+        ),
+        p2p=_messages(data["p2p"]),
+        line_bytes_per_s=data["line_gb_per_s"] * 1e9,
+        tail=float(data["tail"]),
+        copy_reduce=float(data["copy"]["all_reduce"]),
+        copy_gather=float(data["copy"]["all_gather"]),
+        launch_s=data["launch_us"]["collective"] * 1e-6,
+        launch_grouped_s=data["launch_us"]["grouped"] * 1e-6,
+    )
+
+
+def parse_between(data: Mapping[str, Any]) -> Between:
+    """Read the constants of one transport class."""
+    handshake = data.get("rendezvous", {"extra_us": 0.0, "ring_kib": 1.0, "tree_kib": 1.0})
+    return Between(
+        ring=_path(data["ring"]),
+        tree=_path(data["tree"]),
+        p2p=_messages(data["p2p"]),
+        rendezvous=Rendezvous(
+            extra_s=handshake["extra_us"] * 1e-6,
+            ring_bytes=handshake["ring_kib"] * 1024.0,
+            tree_bytes=handshake["tree_kib"] * 1024.0,
+        ),
+    )
+
+
+def merge(below: Any, above: Any) -> Any:
+    """Lay one tree of values over another; ``null`` in a list keeps what is below."""
+    if isinstance(below, Mapping) and isinstance(above, Mapping):
+        return {**below, **{key: merge(below.get(key), value) for key, value in above.items()}}
+    if isinstance(below, list | tuple) and isinstance(above, list | tuple) and len(below) == len(above):
+        return [merge(b, a) for b, a in zip(below, above, strict=True)]
+    return below if above is None else above
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Turn ``"2.21"`` into something that compares.
+
+    Raises
+    ------
+    ConfigError
+        If it is not numbers joined by dots.
+    """
+    try:
+        return tuple(int(part) for part in version.split("."))
+    except ValueError:
+        raise ConfigError(f"NCCL version {version!r} is not like '2.21'") from None
+
+
+def layered(table: Mapping[str, Any], name: str, refinement: str, nccl: str) -> dict[str, Any]:
+    """Constants of a class with its refinements laid over it, least specific first.
+
+    Parameters
+    ----------
+    table : mapping
+        Class name (optionally ``.generation`` and ``@version``) to constants.
+    name, refinement : str
+        Class, and GPU generation.
+    nccl : str
+        NCCL version, or empty when it is not known.
+    """
+    base = name if name in table else FALLBACK.get(name, name)
+    if base not in table:
+        known = ", ".join(sorted(key for key in table if "." not in key and "@" not in key))
+        raise ConfigError(f"no collective constants for '{name}'", hint=f"classes with constants: {known}")
+    stages = [base]
+    for finer in (FALLBACK.get(refinement, ""), refinement):
+        stages += [f"{base}.{finer}"] if finer else []
+    result: dict[str, Any] = {}
+    for stage in stages:
+        result = merge(result, table.get(stage, {}))
+        for version in _versions(table, stage, nccl):
+            result = merge(result, table[f"{stage}@{version}"])
+    return result
+
+
+def _versions(table: Mapping[str, Any], stage: str, nccl: str) -> list[str]:
+    """Versions with constants of their own that apply: ascending from the first, up to the given one."""
+    if not nccl:
+        return []
+    found = [key.split("@")[1] for key in table if key.startswith(f"{stage}@")]
+    later = [v for v in found if not v.startswith("<") and version_key(v) <= version_key(nccl)]
+    earlier = [v for v in found if v.startswith("<") and version_key(nccl) < version_key(v[1:])]
+    return sorted(earlier) + sorted(later, key=version_key)
+
+
 @lru_cache(maxsize=1)
-def _data() -> dict[str, Any]:
+def shipped() -> dict[str, Any]:
+    """The shipped file of constants, ``topologies/network/nccl.yaml``."""
     data, _ = load_yaml(resolve_name("nccl", "network"))
     return dict(data)
 
 
-@lru_cache(maxsize=256)
-def inside_of(generation: str) -> Inside:
-    """Constants of a GPU generation, or of the nearest one that has been measured."""
-    table = _data()["inside"]
-    data = table[generation if generation in table else INSIDE_FALLBACK[generation]]
-    return Inside(
-        ring=_path(data["ring"]),
-        tree=_path(data["tree"]),
-        p2p=_messages(data["p2p"]),
-        nvls_base_s=data["nvls"]["base_us"] * 1e-6,
-        nvls_efficiency=float(data["nvls"]["efficiency"]),
-        line_bytes_per_s=data["line_gb_per_s"] * 1e9,
-        tail=float(data["tail"]),
-    )
+def constants_for(
+    table: Mapping[str, Any],
+    classes: tuple[str, str, str],
+    nccl: str = "",
+    overrides: Mapping[str, Any] | None = None,
+) -> tuple[Inside, Between]:
+    """Constants inside and between nodes for one kind of communicator.
 
-
-@lru_cache(maxsize=256)
-def between_of(protocol: str) -> Between:
-    """Constants of a transport class, or of the class that stands in for it."""
-    table = _data()["network"]
-    data = table[protocol if protocol in table else NETWORK_FALLBACK.get(protocol, "rdma")]
-    return Between(ring=_path(data["ring"]), tree=_path(data["tree"]), p2p=_messages(data["p2p"]))
+    Parameters
+    ----------
+    table : mapping
+        What :func:`shipped` returns, or a table under fit.
+    classes : tuple of str
+        GPU generation, wiring of the node, transport class.
+    nccl : str
+        NCCL version.
+    overrides : mapping, optional
+        ``{"inside": ..., "between": ...}`` of a cluster, laid over everything.
+    """
+    generation, wiring, protocol = classes
+    inside = layered(table["inside"], generation, wiring, nccl)
+    between = layered(table["between"], protocol, generation, nccl)
+    if overrides:
+        inside = merge(inside, overrides.get("inside", {}))
+        between = merge(between, overrides.get("between", {}))
+    return parse_inside(inside), parse_between(between)

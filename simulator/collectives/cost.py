@@ -11,10 +11,14 @@ NVIDIA/nccl ``src/graph/tuning.cc`` (structure of the latency terms).
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
-from simulator.collectives.constants import Between, Inside, between_of, inside_of
+from simulator.collectives.constants import Between, Inside, constants_for, shipped
 from simulator.collectives.shape import GroupShape
 from simulator.collectives.tuner import PROTOCOLS, Choice, n_steps
 
@@ -22,6 +26,7 @@ from simulator.collectives.tuner import PROTOCOLS, Choice, n_steps
 LL_LINE_BYTES = 4096
 #: largest chunk of a ring step on one channel under Simple
 SIMPLE_CHUNK_BYTES = 2 * 1024 * 1024
+_LL, _LL128, _SIMPLE = range(3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +50,41 @@ class Terms:
     cap_bytes_per_s: float = math.inf
 
 
-def terms(collective: str, n_bytes: int, shape: GroupShape, choice: Choice, *, pipelined: bool = False) -> Terms:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A collective with its choice and the constants that price it."""
+
+    collective: str
+    n_bytes: int
+    shape: GroupShape
+    choice: Choice
+    inside: Inside
+    between: Between
+    pipelined: bool
+
+
+@lru_cache(maxsize=1024)
+def constants_of(shape: GroupShape) -> tuple[Inside, Between]:
+    """Shipped constants for a communicator."""
+    return table_constants(shape, shipped())
+
+
+def table_constants(shape: GroupShape, table: Mapping[str, Any]) -> tuple[Inside, Between]:
+    """Constants for a communicator from a given table."""
+    overrides = json.loads(shape.overrides) if shape.overrides else None
+    classes = (shape.generation, shape.wiring, shape.protocol)
+    return constants_for(table, classes, shape.nccl, overrides)
+
+
+def terms(
+    collective: str,
+    n_bytes: int,
+    shape: GroupShape,
+    choice: Choice,
+    *,
+    pipelined: bool = False,
+    constants: tuple[Inside, Between] | None = None,
+) -> Terms:
     """Price a chosen algorithm.
 
     Parameters
@@ -55,11 +94,20 @@ def terms(collective: str, n_bytes: int, shape: GroupShape, choice: Choice, *, p
     pipelined : bool
         Whether the operation is one of many back to back, as in nccl-tests: a broadcast or reduce then costs its
         root no hops.
+    constants : tuple, optional
+        Constants to use instead of the shipped ones.
     """
-    inside = inside_of(shape.generation)
-    between = between_of(shape.protocol)
-    price = _PRICES[choice.algorithm]
-    return price(collective, n_bytes, shape, choice, inside, between, pipelined)
+    inside, between = constants or constants_of(shape)
+    case = Case(
+        collective=collective,
+        n_bytes=n_bytes,
+        shape=shape,
+        choice=choice,
+        inside=inside,
+        between=between,
+        pipelined=pipelined,
+    )
+    return _PRICES[choice.algorithm](case)
 
 
 def lone_time_s(n_bytes: int, shape: GroupShape, price: Terms) -> float:
@@ -77,57 +125,84 @@ def ring_traffic(collective: str, n_ranks: int) -> float:
     return n_steps(collective, n_ranks) / n_ranks
 
 
-def _ring(
-    collective: str, n_bytes: int, shape: GroupShape, choice: Choice, inside: Inside, between: Between, pipelined: bool
-) -> Terms:
-    p = PROTOCOLS.index(choice.protocol)
-    n, m, nodes = shape.n_ranks, shape.ranks_per_node, shape.n_nodes
-    steps = n_steps(collective, n)
-    if collective in ("broadcast", "reduce"):
-        steps, n_inter = n - 1, nodes - 1
-        if pipelined:
-            steps = n_inter = 0
-    else:
-        n_inter = (2 if collective == "all_reduce" else 1) * (nodes - 1)
-    latency = inside.ring.base_s[p] + (steps - n_inter) * inside.ring.hop_s[p] + n_inter * between.ring.hop_s[p]
-    traffic = ring_traffic(collective, n)
-    if choice.protocol == "ll":
-        latency += steps * min(n_bytes / n, LL_LINE_BYTES) / inside.line_bytes_per_s
-    elif choice.protocol == "simple":
-        chunk = min(n_bytes / (n * choice.n_channels), SIMPLE_CHUNK_BYTES)
-        per_channel = shape.nvlink_bytes_per_s * inside.ring.efficiency[p] / choice.n_channels
-        latency += inside.tail * chunk / per_channel
-    share = (m - 1) / m if nodes > 1 else 1.0
+def ring_hops(case: Case) -> tuple[int, int]:
+    """Steps of a ring within nodes and between nodes that follow one another."""
+    n, nodes = case.shape.n_ranks, case.shape.n_nodes
+    if case.collective in ("broadcast", "reduce"):
+        streams = case.pipelined and (nodes == 1 or case.choice.protocol == "ll")
+        return (0, 0) if streams else (n - nodes, nodes - 1)
+    n_between = (2 if case.collective == "all_reduce" else 1) * (nodes - 1)
+    return n_steps(case.collective, n) - n_between, n_between
+
+
+def _ring(case: Case) -> Terms:
+    shape, inside, between = case.shape, case.inside, case.between
+    p = PROTOCOLS.index(case.choice.protocol)
+    n_inside, n_between = ring_hops(case)
+    latency = inside.ring.base_s[p] + n_inside * inside.ring.hop_s[p]
+    n, n_channels = shape.n_ranks, case.choice.n_channels
+    shares = 1 if case.collective in ("broadcast", "reduce") else n
+    if shape.n_nodes > 1:
+        latency += between.ring.base_s[p] + n_between * between.ring.hop_s[p]
+        message = case.n_bytes / (n * n_channels)
+        latency += n_between * _handshake_s(between, p, message, between.rendezvous.ring_bytes)
+    if p == _LL:
+        step_bytes = min(case.n_bytes / n, LL_LINE_BYTES)
+        latency += (n_inside + n_between) * step_bytes / inside.line_bytes_per_s
+    elif p == _SIMPLE:
+        chunk = min(case.n_bytes / (shares * n_channels), SIMPLE_CHUNK_BYTES)
+        latency += inside.tail * chunk * n_channels / (shape.nvlink_bytes_per_s * inside.ring.efficiency[p])
+    traffic = ring_traffic(case.collective, n)
+    own = inside.copy_reduce if case.collective == "all_reduce" else inside.copy_gather
+    copied = own / n if shares > 1 and p != _LL else 0.0
+    m = shape.ranks_per_node
+    share = (m - 1) / m if shape.n_nodes > 1 else 1.0
     return Terms(
         latency_s=latency,
-        inside_load=traffic * share / inside.ring.efficiency[p],
-        between_load=traffic / between.ring.efficiency[p] if nodes > 1 else 0.0,
+        inside_load=(traffic * share + copied) / inside.ring.efficiency[p] if m > 1 else 0.0,
+        between_load=traffic / between.ring.efficiency[p] if shape.n_nodes > 1 else 0.0,
     )
 
 
-def _tree(
-    collective: str, n_bytes: int, shape: GroupShape, choice: Choice, inside: Inside, between: Between, pipelined: bool
-) -> Terms:
-    p = PROTOCOLS.index(choice.protocol)
+def _handshake_s(between: Between, protocol: int, message_bytes: float, half_bytes: float) -> float:
+    """Extra time of one hop for messages that need a rendezvous."""
+    if protocol == _LL or not between.rendezvous.extra_s:
+        return 0.0
+    return between.rendezvous.extra_s * message_bytes / (message_bytes + half_bytes)
+
+
+def _tree(case: Case) -> Terms:
+    shape, inside, between = case.shape, case.inside, case.between
+    p = PROTOCOLS.index(case.choice.protocol)
     m, nodes = shape.ranks_per_node, shape.n_nodes
-    depth = math.log2(nodes)
-    latency = inside.tree.base_s[p] + 2.0 * ((m - 1) * inside.tree.hop_s[p] + depth * between.tree.hop_s[p])
+    latency = inside.tree.base_s[p] + 2.0 * (m - 1) * inside.tree.hop_s[p]
+    if nodes > 1:
+        depth = math.log2(nodes)
+        latency += between.tree.base_s[p] + 2.0 * depth * between.tree.hop_s[p]
+        message = case.n_bytes / (case.choice.n_channels * depth)
+        latency += 2.0 * depth * _handshake_s(between, p, message, between.rendezvous.tree_bytes)
     return Terms(
         latency_s=latency,
         inside_load=2.0 * (m - 1) / m / inside.tree.efficiency[p] if m > 1 else 0.0,
-        between_load=2.0 * (nodes - 1) / nodes / between.tree.efficiency[p],
+        between_load=tree_traffic(nodes) / between.tree.efficiency[p] if nodes > 1 else 0.0,
     )
 
 
-def _nvls(
-    collective: str, n_bytes: int, shape: GroupShape, choice: Choice, inside: Inside, between: Between, pipelined: bool
-) -> Terms:
+def tree_traffic(n_nodes: int) -> float:
+    """Bytes that a node sends over a double binary tree per byte of size, on average."""
+    return 2.0 * (n_nodes - 1) / n_nodes
+
+
+def _nvls(case: Case) -> Terms:
+    shape, nvls, between = case.shape, case.inside.nvls, case.between
     m, nodes = shape.ranks_per_node, shape.n_nodes
-    latency = inside.nvls_base_s + 2.0 * math.log2(nodes) * between.tree.hop_s[2]
+    latency = nvls.base_s + nvls.fill_s * case.n_bytes / (case.n_bytes + nvls.fill_bytes)
+    if nodes > 1:
+        latency += between.tree.base_s[_SIMPLE] + 2.0 * math.log2(nodes) * between.tree.hop_s[_SIMPLE]
     return Terms(
         latency_s=latency,
-        inside_load=nvls_traffic(collective, m) / inside.nvls_efficiency,
-        between_load=2.0 * (nodes - 1) / nodes / between.tree.efficiency[2] if nodes > 1 else 0.0,
+        inside_load=nvls_traffic(case.collective, m) / nvls.efficiency,
+        between_load=tree_traffic(nodes) / between.tree.efficiency[_SIMPLE] if nodes > 1 else 0.0,
     )
 
 
@@ -136,38 +211,68 @@ def nvls_traffic(collective: str, n_ranks: int) -> float:
     return 1.0 + 1.0 / n_ranks if collective == "all_reduce" else 1.0
 
 
-def _pat(
-    collective: str, n_bytes: int, shape: GroupShape, choice: Choice, inside: Inside, between: Between, pipelined: bool
-) -> Terms:
+def _pat(case: Case) -> Terms:
     """Parallel aggregated trees: logarithmic depth, ring volume."""
-    traffic = ring_traffic(collective, shape.n_ranks)
+    between = case.between
+    traffic = ring_traffic(case.collective, case.shape.n_ranks)
+    latency = case.inside.ring.base_s[_SIMPLE] + between.tree.base_s[_SIMPLE]
     return Terms(
-        latency_s=inside.ring.base_s[2] + math.log2(shape.n_nodes) * between.tree.hop_s[2],
+        latency_s=latency + math.log2(case.shape.n_nodes) * between.tree.hop_s[_SIMPLE],
         inside_load=0.0,
-        between_load=traffic / (0.75 * between.ring.efficiency[2]),
+        between_load=traffic / (0.75 * between.ring.efficiency[_SIMPLE]),
     )
 
 
 _PRICES = {"pat": _pat, "ring": _ring, "tree": _tree, "nvls": _nvls, "nvls_tree": _nvls}
 
 
-def messages_terms(shape: GroupShape, inside_traffic: float, between_traffic: float, n_peers: tuple[int, int]) -> Terms:
-    """Price messages that a rank exchanges with some peers at once: all-to-all, gather, scatter, send and receive.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Messages that the busiest rank exchanges at once.
 
     Parameters
     ----------
     inside_traffic, between_traffic : float
         Bytes that the busiest GPU sends (or receives) inside, and the busiest node through its NICs, per byte of size.
-    n_peers : tuple of int
+    n_inside, n_between : int
         Peers on the same node, and on other nodes.
+    message_share : float
+        Bytes of one message per byte of size.
     """
-    inside, between = inside_of(shape.generation).p2p, between_of(shape.protocol).p2p
-    n_inside, n_between = n_peers
-    latency = inside.base_s + max(0, n_inside - 1) * inside.peer_s
-    if n_between:
-        latency = max(latency, between.base_s + (n_between - 1) * between.peer_s)
-    return Terms(
-        latency_s=latency,
-        inside_load=inside_traffic / inside.efficiency,
-        between_load=between_traffic / between.efficiency,
-    )
+
+    inside_traffic: float
+    between_traffic: float
+    n_inside: int
+    n_between: int
+    message_share: float = 1.0
+
+
+def messages_terms(
+    n_bytes: int, shape: GroupShape, exchange: Exchange, constants: tuple[Inside, Between] | None = None
+) -> Terms:
+    """Price messages: all-to-all, gather, scatter, send and receive. The better of LL and Simple is taken inside a node.
+
+    Posting messages to many peers overlaps with moving the bytes of earlier ones, so it bounds the rate instead of
+    adding to the latency.
+    """
+    inside, between = constants or constants_of(shape)
+    posting_s = max(0, exchange.n_inside - 1) * inside.p2p.peer_s
+    if exchange.n_between:
+        tiny = exchange.message_share * n_bytes <= between.p2p.inject_bytes
+        posting_s += exchange.n_between * between.p2p.peer_s * (between.p2p.inject_factor if tiny else 1.0)
+        base_s = between.p2p.base_s[1]
+        return Terms(
+            latency_s=base_s,
+            inside_load=exchange.inside_traffic / inside.p2p.efficiency[1],
+            between_load=exchange.between_traffic / between.p2p.efficiency[1],
+            cap_bytes_per_s=n_bytes / posting_s if posting_s and n_bytes else math.inf,
+        )
+    options = [
+        Terms(
+            latency_s=inside.p2p.base_s[i] + posting_s,
+            inside_load=exchange.inside_traffic / inside.p2p.efficiency[i],
+            between_load=0.0,
+        )
+        for i in range(2)
+    ]
+    return min(options, key=lambda option: lone_time_s(n_bytes, shape, option))

@@ -62,7 +62,7 @@ def link_loads(traffic: Traffic, topology: Any, *, by_host: bool = False) -> Loa
         links, weights = _one_by_one(source, target, amount, topology, by_host)
     if not len(links):
         return Loads(links=np.zeros(0, dtype=np.int64), amount=np.zeros(0))
-    total = np.bincount(links, weights=weights)
+    total: FloatArray = np.bincount(links, weights=weights).astype(np.float64)
     used = np.flatnonzero(total)
     return Loads(links=used, amount=total[used])
 

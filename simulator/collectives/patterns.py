@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -181,6 +180,12 @@ def from_root(groups: Groups, *, towards: bool) -> tuple[Traffic, Traffic]:
     return inside, Traffic(source=source[~same], target=target[~same], amount=amount[~same])
 
 
-def depth(n_nodes: int) -> float:
-    """Levels of a binary tree over the nodes."""
-    return math.log2(n_nodes) if n_nodes > 1 else 0.0
+def shift(groups: Groups) -> tuple[Traffic, Traffic]:
+    """One byte from every rank to the next of its group, as the send-receive test does."""
+    source = groups.flat.ravel()
+    target = np.roll(groups.flat, -1, axis=1).ravel()
+    same = source // groups.topology.gpus_per_node == target // groups.topology.gpus_per_node
+    amount = np.ones(source.size)
+    inside = Traffic(source=source[same], target=target[same], amount=amount[same])
+    return inside, Traffic(source=source[~same], target=target[~same], amount=amount[~same])
+

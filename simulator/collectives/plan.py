@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from simulator.collectives import patterns
-from simulator.collectives.cost import Terms, messages_terms, terms
+from simulator.collectives.constants import Between, Inside
+from simulator.collectives.cost import Exchange, Terms, messages_terms, terms, tree_traffic
 from simulator.collectives.loads import Loads, Traffic, link_loads
 from simulator.collectives.shape import GroupShape, shape_of
 from simulator.collectives.tuner import choose
@@ -26,6 +27,7 @@ COLLECTIVES = {
     "all_to_all": "messages",
     "gather": "messages",
     "scatter": "messages",
+    "send_recv": "messages",
 }
 Groups = tuple[tuple[int, ...], ...]
 
@@ -48,6 +50,7 @@ def describe_collective(
     algorithm: str | None = None,
     protocol: str | None = None,
     pipelined: bool = False,
+    constants: tuple[Inside, Between] | None = None,
 ) -> Described:
     """Choose and price a collective of a communicator, without looking at links.
 
@@ -64,13 +67,23 @@ def describe_collective(
         return Described(shape=shape, label="none", pattern="none", terms=idle)
     if COLLECTIVES[collective] == "nccl":
         choice = choose(collective, n_bytes, shape, algorithm, protocol)
-        price = terms(collective, n_bytes, shape, choice, pipelined=pipelined)
+        price = terms(collective, n_bytes, shape, choice, pipelined=pipelined, constants=constants)
         label = f"{choice.algorithm}/{choice.protocol}"
         return Described(shape=shape, label=label, pattern=choice.algorithm, terms=price)
-    if collective == "all_to_all":
-        price = messages_terms(shape, (m - 1) / n, m * (n - m) / n, (m - 1, n - m))
+    senders = m if collective == "all_to_all" else 1
+    if collective == "send_recv":
+        exchange = Exchange(
+            inside_traffic=1.0, between_traffic=float(nodes > 1), n_inside=1, n_between=int(nodes > 1)
+        )
     else:
-        price = messages_terms(shape, (m - 1) / n, (n - m) / n, (m - 1, n - m))
+        exchange = Exchange(
+            inside_traffic=(m - 1) / n,
+            between_traffic=senders * (n - m) / n,
+            n_inside=m - 1,
+            n_between=n - m,
+            message_share=1.0 / n,
+        )
+    price = messages_terms(n_bytes, shape, exchange, constants)
     return Described(shape=shape, label="p2p/simple", pattern=collective, terms=price)
 
 
@@ -145,7 +158,13 @@ def _plan_transfer(n_bytes: int, pairs: Groups, topology: Any, transport: str | 
     same = source // per_node == target // per_node
     far = moving[int(np.argmin(same))]
     shape = shape_of(far, topology, transport)
-    price = messages_terms(shape, 1.0, 0.0 if same.all() else 1.0, (int(same.any()), int(not same.all())))
+    exchange = Exchange(
+        inside_traffic=1.0,
+        between_traffic=float(not same.all()),
+        n_inside=int(same.any()),
+        n_between=int(not same.all()),
+    )
+    price = messages_terms(n_bytes, shape, exchange)
     amount = np.ones(len(moving))
     by_host = _by_host(topology, shape)
     inside = link_loads(Traffic(source=source[same], target=target[same], amount=amount[same]), topology)
@@ -175,7 +194,9 @@ def _unit_loads(pattern: str, groups: Groups, topology: Any, transport: str | No
     """Loads of the pattern for one unit of traffic, inside and between nodes."""
     shape = _shape(groups, topology, transport)
     arranged = patterns.Groups(groups, shape, topology)
-    if pattern in ("gather", "scatter"):
+    if pattern == "send_recv":
+        traffic = patterns.shift(arranged)
+    elif pattern in ("gather", "scatter"):
         traffic = patterns.from_root(arranged, towards=pattern == "gather")
     else:
         traffic = _PATTERNS[pattern](arranged)
@@ -221,9 +242,9 @@ def _scales(described: Described, collective: str) -> tuple[float, float]:
     if pattern in ("ring", "pat"):
         unit_inside, unit_between = (m - 1) / m if nodes > 1 else 1.0, 1.0
     elif pattern == "tree":
-        unit_inside, unit_between = 2.0 * (m - 1) / m, 2.0 * (nodes - 1) / nodes
+        unit_inside, unit_between = 2.0 * (m - 1) / m, tree_traffic(nodes)
     elif pattern in ("nvls", "nvls_tree"):
-        unit_inside, unit_between = 1.0, 2.0 * (nodes - 1) / nodes
+        unit_inside, unit_between = 1.0, tree_traffic(nodes)
     elif pattern == "all_to_all":
         unit_inside, unit_between = (m - 1) / n, m * (n - m) / n
     elif pattern in ("gather", "scatter"):

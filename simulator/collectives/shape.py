@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +43,11 @@ class GroupShape:
     protocol : str
         Its class: ``rdma``, ``roce``, ``efa``, ``slingshot``, ``omni-path``, ``tcp``, ``ipoib``, ``gloo``.
     full_node : bool
-        Whether all GPUs of the node take part (NVLS and rings over all NICs need no less).
+        Whether all GPUs of the node take part (NVLS needs no less).
+    nccl : str
+        NCCL version, empty when not known: a current one.
+    overrides : str
+        Constants of the cluster file that replace those of the class, as JSON.
     """
 
     n_ranks: int
@@ -58,9 +63,13 @@ class GroupShape:
     transport: str = ""
     protocol: str = "rdma"
     full_node: bool = True
+    nccl: str = ""
+    overrides: str = ""
 
 
-def shape_of(group: Sequence[int], topology: Any, transport: str | None = None) -> GroupShape:
+def shape_of(
+    group: Sequence[int], topology: Any, transport: str | None = None, *, nccl: str | None = None
+) -> GroupShape:
     """Describe a communicator.
 
     Parameters
@@ -71,6 +80,8 @@ def shape_of(group: Sequence[int], topology: Any, transport: str | None = None) 
         Where they live.
     transport : str, optional
         Name of one of the topology's transports; its default otherwise.
+    nccl : str, optional
+        NCCL version; that of the cluster file otherwise.
 
     Raises
     ------
@@ -94,6 +105,8 @@ def shape_of(group: Sequence[int], topology: Any, transport: str | None = None) 
         name, protocol, nic_rate = _transport(topology, transport)
         n_nics = len({nic for rank in members for nic in topology.nics_of(rank)})
     wiring, nvlink = _inside(node, [rank % topology.gpus_per_node for rank in members])
+    section = topology.collectives
+    constants = section.get("constants")
     return GroupShape(
         n_ranks=len(group),
         n_nodes=len(per_node),
@@ -107,7 +120,9 @@ def shape_of(group: Sequence[int], topology: Any, transport: str | None = None) 
         cpu_vendor=node.cpu.vendor,
         transport=name,
         protocol=protocol,
-        full_node=local == topology.gpus_per_node,
+        full_node=local == node.gpus,
+        nccl=str(section.get("nccl", "")) if nccl is None else nccl,
+        overrides=json.dumps(constants, sort_keys=True) if constants else "",
     )
 
 

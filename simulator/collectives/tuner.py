@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from simulator.collectives.constants import version_key
 from simulator.collectives.shape import GroupShape
 from simulator.errors import ConfigError
 
@@ -130,14 +131,20 @@ def _enabled(algorithm: str, collective: str, shape: GroupShape) -> bool:
     if algorithm == "pat":
         return shape.ranks_per_node == 1 and shape.n_nodes > 1
     if algorithm == "nvls":
-        return shape.multicast and shape.n_nodes == 1 and shape.n_ranks > 2
+        return shape.multicast and shape.n_nodes == 1 and shape.full_node
     if algorithm == "nvls_tree":
         return shape.multicast and shape.n_nodes > 1 and shape.full_node
     return algorithm == "ring"  # CollNet needs a plug-in
 
 
 def _ll128(shape: GroupShape) -> bool:
-    return shape.wiring != "pcie"
+    legacy = is_legacy(shape) and shape.generation == "ampere" and shape.n_nodes == 1
+    return shape.wiring != "pcie" and not legacy
+
+
+def is_legacy(shape: GroupShape) -> bool:
+    """Whether the NCCL version is known and older than 2.12."""
+    return bool(shape.nccl) and version_key(shape.nccl) < (2, 12)
 
 
 def nccl_time_us(collective: str, n_bytes: float, shape: GroupShape, algorithm: str, protocol: str) -> float:
@@ -175,7 +182,7 @@ def algorithm_bandwidth(
     bus = n * per_channel
     if algorithm == "ring":
         if protocol == "ll":
-            bus = min(ll_max, 0.5 * bus)
+            bus = min(ll_max, (0.25 if is_legacy(shape) else 0.5) * bus)
         elif protocol == "ll128":
             bus = min(0.92 * bus, n * _LL128_RING_CHANNEL[row][column])
     elif algorithm == "tree":
