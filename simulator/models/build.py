@@ -17,7 +17,8 @@ from simulator.models.parameters import (
 )
 from simulator.models.setting import PRECISIONS, Setting
 from simulator.models.spec import ModelSpec
-from simulator.models.styles import STYLES, Style
+from simulator.models.styles import STYLES
+from simulator.models.styles.base import Style
 from simulator.models.tape import Checkpoint, Tape
 from simulator.models.transformer import block
 
@@ -127,7 +128,7 @@ def _embedding_layer(spec: ModelSpec, setting: Setting) -> Layer:
     parameters = list(embedding_parameters(spec, setting.tp))
     if spec.encoder_layers:
         parameters += relative_parameters(spec, setting.tp)
-    table = parameters[0].n_elements * DTYPE_BYTES[setting.weight_dtype]
+    table = parameters[0].n_elements * DTYPE_BYTES[style.weight_dtype]
     return style.tape.finish(
         "embedding", output, parameters=parameters, workspace_bytes=table if spec.tied else 0
     )

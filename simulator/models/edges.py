@@ -25,13 +25,13 @@ def lookup(style: Style, n_rows: int, *, tied: bool = False) -> Tensor:
     dtype = style.residual_dtype
     width = DTYPE_BYTES[dtype]
     n = setting.tokens * spec.hidden
-    table = n_rows * spec.hidden * DTYPE_BYTES[setting.weight_dtype]
+    table = n_rows * spec.hidden * DTYPE_BYTES[style.weight_dtype]
     backward: list[LayerItem] = [kernel("embedding", n, n * width, table, dtype, in_pass="wgrad")]
     if tied:
         backward.append(
-            kernel("add", n_rows * spec.hidden, 2 * table, table, setting.weight_dtype, in_pass="wgrad")
+            kernel("add", n_rows * spec.hidden, 2 * table, table, style.weight_dtype, in_pass="wgrad")
         )
-    weight = style.tape.weight(n_rows * spec.hidden, setting.weight_dtype)
+    weight = style.tape.weight(n_rows * spec.hidden, style.weight_dtype)
     return style.tape.record(
         [weight],
         n,

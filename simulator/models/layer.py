@@ -73,6 +73,7 @@ class AttentionShape:
     dtype: str = "bf16"
     kernel_pass: Pass = "forward"
     name: str = "flash_attention"
+    has_dropout: bool = False
 
     @property
     def n_flops(self) -> float:

@@ -30,7 +30,7 @@ def moe(style: Style, x: Tensor) -> Tensor:
     Tensor
         ``[tokens, hidden]``.
     """
-    spec, setting, tape = style.spec, style.setting, style.tape
+    spec, tape = style.spec, style.tape
     n_tokens = x.n_elements // spec.hidden
     n_routed = n_tokens * spec.top_k
     logits = style.linear(x, spec.n_experts, spec.hidden, name="router")
@@ -120,7 +120,7 @@ def _grouped(style: Style, x: Tensor, n_local: int, n_rows: int, rows: int, colu
     setting = style.setting
     each = max(1, n_rows // n_local)
     shape = GemmShape(batch=n_local, m=each, n=rows, k=columns, dtype=setting.gemm_dtype, name="grouped_gemm")
-    weight = style.tape.weight(n_local * rows * columns, setting.weight_dtype)
+    weight = style.tape.weight(n_local * rows * columns, style.weight_dtype)
     return style.tape.record(
         [x, weight],
         n_rows * rows,

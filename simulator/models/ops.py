@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from simulator.models.layer import (
@@ -277,29 +278,16 @@ def batched_product(
     )
 
 
-def flash_attention(
-    tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, *, value_dim: int = 0
-) -> Tensor:
+def flash_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
     """Append fused attention; saves q, k, v, its output and the log-sum-exp of every row."""
     n_rows = shape.batch * shape.heads * shape.seq_q
-    backward = AttentionShape(
-        batch=shape.batch,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        seq_q=shape.seq_q,
-        seq_k=shape.seq_k,
-        head_dim=shape.head_dim,
-        causal=shape.causal,
-        dtype=shape.dtype,
-        kernel_pass="backward",
-        name=shape.name,
-    )
+    value_dim = v.n_elements // (shape.batch * shape.kv_heads * shape.seq_q)
     return tape.record(
         [q, k, v],
-        n_rows * (value_dim or shape.head_dim),
+        n_rows * value_dim,
         q.dtype,
         forward=[shape],
-        backward=[backward],
+        backward=[replace(shape, kernel_pass="backward")],
         saves=[q, k, v],
         saves_output=True,
         saved_bytes=4 * n_rows,

@@ -193,7 +193,7 @@ class Tape:
                 held = [t.storage for t in node.inputs if t.needs_gradient and t.storage.owner == "layer"]
             for storage in held:
                 maker = produced.get(storage)
-                if maker is None or not _is_recomputed(maker, checkpoint):
+                if maker is None or not _is_dropped(maker, node, checkpoint):
                     saved[storage] = None
         return saved
 
@@ -233,6 +233,14 @@ def gradient_addition(tensor: Tensor) -> PointwiseShape:
 
 def _is_recomputed(node: Node, checkpoint: Checkpoint) -> bool:
     return bool(node.region) or checkpoint == "full" or (checkpoint == "operators" and not node.is_kept)
+
+
+def _is_dropped(maker: Node, user: Node, checkpoint: Checkpoint) -> bool:
+    """Tell whether what one node made is not kept for another: checkpointed regions keep what they return."""
+    if not _is_recomputed(maker, checkpoint):
+        return False
+    is_returned = maker.region not in ("", "inline", user.region) and checkpoint == "none"
+    return not is_returned
 
 
 def _is_inline(node: Node, checkpoint: Checkpoint) -> bool:

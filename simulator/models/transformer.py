@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from simulator.models.latent import latent_attention
 from simulator.models.liveness import Tensor
+from simulator.models.moe import moe as routed_experts
 from simulator.models.styles.base import Style
 
 
@@ -24,6 +26,8 @@ def attention(style: Style, x: Tensor, *, causal: bool) -> Tensor:
         ``[tokens, hidden]``.
     """
     spec = style.spec
+    if spec.is_latent_attention:
+        return latent_attention(style, x, causal=causal)
     widths = [n * style.head_dim for n in (style.heads, style.kv_heads, style.kv_heads)]
     parts = style.columns(x, widths, bias=spec.attention_bias, name="qkv")
     q, k, v = parts if len(parts) == 3 else style.split_heads(parts[0])
@@ -100,10 +104,8 @@ def block(
 
 
 def experts(style: Style, x: Tensor) -> Tensor:
-    """Append a mixture-of-experts MLP; see :mod:`simulator.models.moe`."""
-    from simulator.models.moe import moe
-
-    y = moe(style, x)
+    """Append a mixture-of-experts MLP: routed experts and, where there is one, the shared one."""
+    y = routed_experts(style, x)
     if style.spec.shared_expert_hidden:
         shared = mlp(style, x, style.spec.shared_expert_hidden)
         y = style.residual(y, shared, bias=False)

@@ -32,8 +32,6 @@ class Style(ABC):
     merges_columns = True
     #: whether the bias of the MLP's first product is added by the activation's kernel
     late_up_bias = False
-    #: multi-kernel attention: whether its copies to a batched layout exist
-    copies_heads = False
 
     def __init__(self, spec: ModelSpec, setting: Setting, tape: Tape) -> None:
         self.spec = spec
@@ -42,14 +40,33 @@ class Style(ABC):
         self.heads = spec.heads // setting.tp
         self.kv_heads = max(1, spec.kv_heads // setting.tp)
         self.head_dim = spec.head_dim
+        self.query_dim = spec.head_dim + spec.qk_rope_head_dim
+        self.value_dim = spec.v_head_dim or spec.head_dim
         self.dtype = setting.dtype
+
+    @property
+    def activation_kernel(self) -> str:
+        """Name of the fused kernel of the MLP's activation."""
+        if self.spec.gated_mlp and self.spec.activation == "silu":
+            return "swiglu"
+        return {"gelu_new": "gelu"}.get(self.spec.activation, self.spec.activation)
 
     # ---- what implementations differ in -------------------------------------------------------------------------
 
     @property
+    def is_autocast(self) -> bool:
+        """Whether weights are kept in fp32 and cast where they are used."""
+        return False
+
+    @property
+    def weight_dtype(self) -> str:
+        """Dtype of the weights that kernels read, before any cast."""
+        return self.setting.weight_dtype if self.is_autocast else self.dtype
+
+    @property
     def residual_dtype(self) -> str:
-        """Dtype of the tensor that blocks hand on."""
-        return self.dtype
+        """Dtype of the tensor that blocks hand on: autocast leaves it as the embedding made it."""
+        return self.weight_dtype
 
     @abstractmethod
     def norm(self, x: Tensor, *, width: int = 0) -> Tensor:
@@ -102,10 +119,10 @@ class Style(ABC):
     ) -> Tensor:
         """Append one matrix product with the weight stored as the precision says."""
         setting = self.setting
-        weight = self.tape.weight(rows * columns, setting.weight_dtype)
-        vector = self.tape.weight(rows, setting.weight_dtype) if bias else None
+        weight = self.tape.weight(rows * columns, self.weight_dtype)
+        vector = self.tape.weight(rows, self.weight_dtype) if bias else None
         x = cast(self.tape, x, self.dtype)
-        if setting.is_autocast:
+        if self.is_autocast:
             vector = cast(self.tape, vector, self.dtype) if vector is not None else None
             weight = cast(self.tape, weight, self.dtype)
         if setting.gemm_dtype == "fp8":
@@ -175,7 +192,7 @@ class Style(ABC):
         return self.setting.tokens * width * DTYPE_BYTES[self.dtype]
 
     def columns(
-        self, x: Tensor, rows: Sequence[int], *, bias: bool = False, name: str = "gemm"
+        self, x: Tensor, rows: Sequence[int], *, bias: bool = False, name: str = "gemm", columns: int = 0
     ) -> list[Tensor]:
         """Append the column-parallel products that open a tensor-parallel region.
 
@@ -184,7 +201,7 @@ class Style(ABC):
         list of Tensor
             One merged output, or one per entry of ``rows`` where the style launches them separately.
         """
-        columns = self.spec.hidden
+        columns = columns or self.spec.hidden
         widths = [sum(rows)] if self.merges_columns else list(rows)
         if self.setting.tp == 1:
             return [self.linear(x, n, columns, bias=bias, name=name) for n in widths]
@@ -255,6 +272,7 @@ class Style(ABC):
             head_dim=head_dim or self.head_dim,
             causal=causal,
             dtype=self.dtype,
+            has_dropout=self.spec.dropout > 0,
         )
 
     def split_heads(self, merged: Tensor) -> tuple[Tensor, ...]:
@@ -295,8 +313,6 @@ class Style(ABC):
 
     def scores(self, q: Tensor, k: Tensor, shape: AttentionShape) -> Tensor:
         """Append ``q k^T`` over all heads."""
-        if self.copies_heads:
-            q, k = copy(self.tape, q), copy(self.tape, k)
         batch = shape.batch * shape.heads
         return batched_product(
             self.tape,
@@ -305,22 +321,20 @@ class Style(ABC):
             batch=batch,
             m=shape.seq_q,
             n=shape.seq_k,
-            k=shape.head_dim,
+            k=self.query_dim,
             dtype=self.setting.gemm_dtype if self.setting.gemm_dtype != "fp8" else self.dtype,
             name="bmm_qk",
         )
 
     def weighted_values(self, weights: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
         """Append the product of attention weights and values, and its copy back to ``[tokens, heads, head_dim]``."""
-        if self.copies_heads:
-            v = copy(self.tape, v)
         context = batched_product(
             self.tape,
             weights,
             v,
             batch=shape.batch * shape.heads,
             m=shape.seq_q,
-            n=shape.head_dim,
+            n=self.value_dim,
             k=shape.seq_k,
             dtype=self.setting.gemm_dtype if self.setting.gemm_dtype != "fp8" else self.dtype,
             name="bmm_pv",

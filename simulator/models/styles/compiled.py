@@ -29,6 +29,11 @@ class Compiled(Style):
 
     merges_columns = False
 
+    @property
+    def is_autocast(self) -> bool:
+        """Compiled code casts at use as eager code does; the casts of activations are fused away."""
+        return self.setting.is_autocast
+
     def norm(self, x: Tensor, *, width: int = 0) -> Tensor:
         """Append one fused norm kernel, recomputed beside its backward."""
         append = layer_norm if self.spec.norm == "layer_norm" else rms_norm
@@ -38,13 +43,13 @@ class Compiled(Style):
     def activation(self, x: Tensor, *, bias: bool) -> Tensor:
         """Append the activation as one kernel, recomputed beside its backward."""
         with self.tape.recomputed("inline"):
-            return pointwise(self.tape, self.spec.activation, [x], saves=[x])
+            return pointwise(self.tape, self.activation_kernel, [x], saves=[x])
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
         """Append activation and product as one kernel, recomputed beside its backward."""
-        back = map_kernel("swiglu", [gate, up, gate], [gate, up], in_pass="backward")
+        back = map_kernel(self.activation_kernel, [gate, up, gate], [gate, up], in_pass="backward")
         with self.tape.recomputed("inline"):
-            return pointwise(self.tape, "swiglu", [gate, up], saves=[gate, up], backward=[back])
+            return pointwise(self.tape, self.activation_kernel, [gate, up], saves=[gate, up], backward=[back])
 
     def rotary(self, x: Tensor) -> Tensor:
         """Append the rotation as one kernel each way."""

@@ -12,6 +12,7 @@ from simulator.models.liveness import Tensor
 from simulator.models.ops import (
     add,
     cast,
+    copy,
     dropout,
     kernel,
     layer_norm,
@@ -28,23 +29,21 @@ from simulator.models.styles.base import Style
 class HfEager(Style):
     """Unfused operators; under autocast norms, powers, softmax and loss run in fp32 and weights are cast at use."""
 
-    copies_heads = True
-
     @property
     def merges_columns(self) -> bool:  # type: ignore[override]
         """GPT-2's ``Conv1D`` and MPT's ``Wqkv`` are one product; the other families have three."""
         return self.spec.architecture in ("gpt", "mpt")
 
     @property
-    def residual_dtype(self) -> str:
-        """Autocast leaves the residual stream in fp32, where the embedding put it."""
-        return self.setting.weight_dtype
+    def is_autocast(self) -> bool:
+        """MPT's framework casts the gathered shards instead (FSDP mixed precision): its kernels see 16 bits."""
+        return self.setting.is_autocast and self.spec.architecture != "mpt"
 
     def norm(self, x: Tensor, *, width: int = 0) -> Tensor:
         """Append ``nn.LayerNorm`` (one kernel) or the pieces of the Python RMSNorm."""
         width = width or self.spec.hidden
         if self.spec.norm == "layer_norm":
-            dtype = self.setting.weight_dtype if self.setting.is_autocast else self.dtype
+            dtype = self.weight_dtype
             return layer_norm(self.tape, cast(self.tape, x, dtype), width, dtype)
         return self._rms_norm(x, width)
 
@@ -82,7 +81,7 @@ class HfEager(Style):
         return self._times_weight(cast(tape, normal, self._norm_dtype(x)), width)
 
     def _norm_dtype(self, x: Tensor) -> str:
-        return "fp32" if self.setting.weight_dtype == "fp32" and x.dtype == "fp32" else self.dtype
+        return "fp32" if self.weight_dtype == "fp32" and x.dtype == "fp32" else self.dtype
 
     def _times_rows(self, x: Tensor, rows: Tensor, n_rows: int, width: int) -> Tensor:
         """Append ``x[row, i] * rows[row]`` in fp32."""
@@ -105,7 +104,7 @@ class HfEager(Style):
 
     def _times_weight(self, x: Tensor, width: int) -> Tensor:
         """Append ``x[row, i] * weight[i]``."""
-        weight = self.tape.weight(width, self.setting.weight_dtype)
+        weight = self.tape.weight(width, self.weight_dtype)
         dtype = wider(x.dtype, weight.dtype)
         output = Tensor(x.n_elements, dtype, x.storage)
         n_rows = x.n_elements // width
@@ -140,7 +139,7 @@ class HfEager(Style):
         if self.spec.architecture != "t5":
             return y
         y = dropout(self.tape, y, self.spec.dropout)
-        return cast(self.tape, y, "fp32") if self.setting.is_autocast else y
+        return cast(self.tape, y, "fp32") if self.is_autocast else y
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
         """Append ``activation(gate) * up``."""
@@ -154,7 +153,7 @@ class HfEager(Style):
         """Append ``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``, eight kernels."""
         tape = self.tape
         half = scale(tape, x)
-        wide = cast(tape, x, "fp32") if self.setting.is_autocast else x
+        wide = cast(tape, x, "fp32") if self.is_autocast else x
         cube = pointwise(
             tape,
             "pow",
@@ -206,14 +205,14 @@ class HfEager(Style):
         """Append matmul, scale, bias and mask, softmax, dropout, matmul, each by itself."""
         tape = self.tape
         q, k, v = (cast(tape, t, self.dtype) for t in (q, k, v))
-        if self.kv_heads != self.heads:
-            k, v = (self._repeat(t) for t in (k, v))
-        scores = scale(tape, self.scores(q, k, shape))
+        repeats = self.kv_heads != self.heads
+        k, v = (self._repeat(t) if repeats else copy(tape, t) for t in (k, v))
+        scores = scale(tape, self.scores(copy(tape, q), k, shape))
         scores = self.biased(scores, shape)
-        wide = self.setting.is_autocast or self.spec.architecture in ("llama", "mpt", "t5")
+        wide = self.is_autocast or self.spec.architecture in ("llama", "mpt")
         scores = cast(tape, scores, "fp32") if wide else scores
         weights = pointwise(tape, "softmax", [scores], saves_output=True, row=shape.seq_k)
-        if self.spec.architecture not in ("bert",):
+        if self.spec.architecture not in ("bert", "t5"):
             weights = cast(tape, weights, self.dtype)
         weights = dropout(tape, weights, self.spec.dropout)
         return self.weighted_values(cast(tape, weights, self.dtype), v, shape)
@@ -222,7 +221,7 @@ class HfEager(Style):
         """Append the addition of the position bias and of the causal mask."""
         tape = self.tape
         if self.spec.positions == "relative":
-            bias = tape.shared(shape.heads * shape.seq_q * shape.seq_k, self.setting.weight_dtype)
+            bias = tape.shared(shape.heads * shape.seq_q * shape.seq_k, self.weight_dtype)
             dtype = wider(scores.dtype, bias.dtype)
             wide = Tensor(scores.n_elements, dtype, scores.storage)
             reduce = kernel("sum", bias.n_elements, wide.n_bytes, bias.n_bytes, dtype, in_pass="backward")
@@ -260,7 +259,7 @@ class HfEager(Style):
         """Append log-softmax and negative log-likelihood; decoders upcast the logits to fp32 first."""
         tape = self.tape
         decoder = self.spec.architecture not in ("bert", "t5")
-        if decoder or self.setting.is_autocast:
+        if decoder or self.is_autocast:
             logits = cast(tape, logits, "fp32")
         width = 4 if logits.dtype == "fp32" else 2
         row = n_tokens * width

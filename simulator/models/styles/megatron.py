@@ -47,7 +47,7 @@ class Megatron(Style):
         """Append bias and activation (and the product of a gated MLP) as one kernel."""
         spec = self.spec
         n_elements = x.n_elements // 2 if spec.gated_mlp else x.n_elements
-        name = {"silu": "swiglu"}.get(spec.activation, spec.activation) if spec.gated_mlp else spec.activation
+        name = self.activation_kernel
         y = Tensor(n_elements, x.dtype, x.storage)
         backward: list[LayerItem] = [map_kernel(name, [y, x], [x], in_pass="backward")]
         if bias:

@@ -1,0 +1,75 @@
+"""Multi-head latent attention: queries, keys and values grown from low-rank latents.
+
+References
+----------
+DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434, section 2.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.models.liveness import Tensor
+from simulator.models.ops import map_kernel
+from simulator.models.styles.base import Style
+
+
+def latent_attention(style: Style, x: Tensor, *, causal: bool) -> Tensor:
+    """Append self-attention through latents, from its normed input to its output projection.
+
+    The down-projections are whole on every tensor-parallel rank; the up-projections and the heads are split.
+
+    Parameters
+    ----------
+    style : Style
+        Implementation.
+    x : Tensor
+        ``[tokens, hidden]``.
+    causal : bool
+        Whether tokens see only those before them.
+    """
+    spec, tape = style.spec, style.tape
+    query_dim = spec.head_dim + spec.qk_rope_head_dim
+    if spec.q_lora_rank:
+        low = style.norm(_down(style, x, spec.q_lora_rank), width=spec.q_lora_rank)
+        (q,) = style.columns(low, [style.heads * query_dim], name="q_up", columns=spec.q_lora_rank)
+    else:
+        (q,) = style.columns(x, [style.heads * query_dim], name="query")
+    latent = _down(style, x, spec.kv_lora_rank + spec.qk_rope_head_dim)
+    n_rows = latent.n_elements // (spec.kv_lora_rank + spec.qk_rope_head_dim)
+    sizes = [n_rows * spec.kv_lora_rank, n_rows * spec.qk_rope_head_dim]
+    compressed, shared_key = tape.split(latent, sizes, [map_kernel("cat", [latent], [latent], in_pass="backward")])
+    compressed = style.norm(compressed, width=spec.kv_lora_rank)
+    up = style.heads * (spec.head_dim + spec.v_head_dim)
+    (kv,) = style.columns(compressed, [up], name="kv_up", columns=spec.kv_lora_rank)
+    n_tokens = style.setting.tokens
+    keys, values = tape.split(
+        kv,
+        [n_tokens * style.heads * spec.head_dim, n_tokens * style.heads * spec.v_head_dim],
+        [map_kernel("cat", [kv], [kv], in_pass="backward")],
+    )
+    q = style.rotary(q)
+    k = _join(style, keys, style.rotary(shared_key), n_tokens * style.heads * query_dim)
+    shape = style.attention_shape(causal=causal, head_dim=(query_dim + spec.v_head_dim) // 2)
+    shape = replace(shape, kv_heads=style.heads)
+    width = style.heads * spec.v_head_dim
+    return style.row(style.core_attention(q, k, values, shape), width, name="attention_output")
+
+
+def _down(style: Style, x: Tensor, rank: int) -> Tensor:
+    return style.linear(x, rank, style.spec.hidden, name="down")
+
+
+def _join(style: Style, keys: Tensor, rotated: Tensor, n_elements: int) -> Tensor:
+    """Append the concatenation of every head's own key with the rotated key that all heads share."""
+    whole = Tensor(n_elements, keys.dtype, keys.storage)
+    return style.tape.record(
+        [keys, rotated],
+        n_elements,
+        keys.dtype,
+        forward=[map_kernel("cat", [keys, rotated], [whole])],
+        backward=[
+            map_kernel("copy", [keys], [keys], in_pass="backward"),
+            map_kernel("sum", [whole], [rotated], in_pass="backward"),
+        ],
+    )

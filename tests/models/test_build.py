@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.models.build import build_model
+from simulator.models.catalog import CATALOG, find_spec, rename
+from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, PointwiseShape
+from simulator.models.styles import STYLES
+
+FAMILIES = ["gpt2", "gpt-1.3b", "bert-base", "t5-small", "llama2-7b", "llama3-8b", "mpt-125m", "mixtral-8x7b"]
+RECOMPUTES = ["none", "selective", "full"]
+
+
+def small(name, **more):
+    spec = find_spec(name)
+    sizes = {"layers": 2, "encoder_layers": 2 if spec.encoder_layers else 0}
+    return rename(spec, f"small-{name}", **(sizes | more))
+
+
+def built(spec, **more):
+    return build_model(spec, **({"micro_batch": 2, "sequence_length": 256} | more))
+
+
+def shapes(items):
+    return [item for item in items if not isinstance(item, CommunicationPoint)]
+
+
+@pytest.mark.parametrize("kernels", STYLES)
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("attention", ["flash", "eager"])
+@pytest.mark.parametrize("recompute", RECOMPUTES)
+def test_every_family_in_every_style(name, kernels, attention, recompute):
+    model = built(small(name), kernels=kernels, attention=attention, recompute=recompute)
+    for layer in model.layers:
+        assert layer.forward and layer.saved_bytes > 0 and layer.transient_bytes >= 0
+        for item in shapes([*layer.forward, *layer.backward, *layer.recompute]):
+            assert item.n_bytes > 0
+            assert (item.kernel_pass == "forward") <= (item not in layer.backward)
+    has_flash = any(isinstance(i, AttentionShape) for i in model.layers[1].forward)
+    assert has_flash == (attention == "flash")
+    assert bool(model.layers[1].recompute) <= (recompute != "none")
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_parameters_of_the_layers_are_those_of_the_model(name):
+    spec = rename(CATALOG[name], "x", layers=4, dense_layers=min(1, CATALOG[name].dense_layers))
+    model = built(spec, micro_batch=1, sequence_length=64)
+    assert sum(layer.n_parameters for layer in model.layers) == spec.n_parameters == model.n_parameters
+
+
+@pytest.mark.parametrize("name", ["gpt-1.3b", "llama3-8b", "bert-large", "t5-base", "mpt-7b"])
+@pytest.mark.parametrize("kernels", ["megatron", "fused"])
+def test_tensor_parallel_parts_sum_to_the_whole(name, kernels):
+    spec = small(name, vocab=32000)
+    whole, part = built(spec, kernels=kernels), built(spec, kernels=kernels, tp=4)
+    for one, quarter in zip(whole.layers, part.layers, strict=True):
+        split = sum(p.n_elements for p in quarter.parameters if p.is_tensor_parallel)
+        copied = sum(p.n_elements for p in quarter.parameters if not p.is_tensor_parallel)
+        assert 4 * split + copied == one.n_parameters
+        gemms = [k for k in shapes(one.forward) if k.n_flops]
+        parts = [k for k in shapes(quarter.forward) if k.n_flops]
+        whole_flops = sum(k.n_flops for k in gemms if k.name != "transform")
+        part_flops = sum(k.n_flops for k in parts if k.name != "transform")
+        assert 4 * part_flops == pytest.approx(whole_flops)
+
+
+def test_expert_parallel_ranks_share_the_experts():
+    spec = small("mixtral-8x7b")
+    whole, part = built(spec, kernels="fused").layers[1], built(spec, kernels="fused", ep=4).layers[1]
+    experts = [sum(p.n_elements for p in layer.parameters if p.is_expert) for layer in (whole, part)]
+    assert experts[0] == 4 * experts[1]
+    assert whole.n_forward_flops == pytest.approx(part.n_forward_flops)  # as many tokens arrive as leave
+    points = [i.operator for i in part.forward if isinstance(i, CommunicationPoint)]
+    assert points == ["dispatch", "combine"]
+
+
+@pytest.mark.parametrize("layers", [3, 7])
+def test_equal_layers_are_the_same_object(layers):
+    model = built(small("gpt2", layers=layers))
+    assert len(model.layers) == layers + 2
+    assert len({id(layer) for layer in model.layers[1:-1]}) == 1
+
+
+# ---- FLOPs: Narayanan et al. 2021, appendix ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernels", STYLES)
+@given(
+    batch=st.integers(1, 8),
+    sequence=st.sampled_from([64, 128, 512]),
+    heads=st.sampled_from([2, 4]),
+    vocab=st.integers(50, 999),
+)
+def test_forward_flops_of_a_gpt_layer(kernels, batch, sequence, heads, vocab):
+    spec = small("gpt-1.3b", hidden=heads * 32, heads=heads, kv_heads=heads, head_dim=32, ffn_hidden=4 * heads * 32)
+    spec = rename(spec, "x", vocab=vocab, max_positions=sequence)
+    b, s, h = batch, sequence, spec.hidden
+    model = build_model(spec, micro_batch=b, sequence_length=s, kernels=kernels, attention="eager")
+    assert model.layers[1].n_forward_flops == 24 * b * s * h**2 + 4 * b * s**2 * h
+    assert model.layers[-1].n_forward_flops == 2 * b * s * h * vocab
+    assert model.model_flops_per_sequence * b == 3 * sum(layer.n_forward_flops for layer in model.layers)
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b", "mpt-7b", "bert-large", "t5-base", "deepseek-v3"])
+@pytest.mark.parametrize("kernels", STYLES)
+def test_model_flops_are_three_times_the_eager_forward(name, kernels):
+    spec = small(name, dense_layers=0) if name == "deepseek-v3" else small(name)
+    model = built(spec, kernels=kernels, attention="eager")
+    forward = sum(layer.n_forward_flops for layer in model.layers)
+    assert model.model_flops_per_sequence * 2 == pytest.approx(3 * forward, rel=1e-12)
+
+
+@pytest.mark.parametrize("kernels", STYLES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_backward_costs_twice_forward(name, kernels):
+    model = built(small(name), kernels=kernels, attention="eager")
+    for layer in model.layers[1:]:
+        backward = sum(k.n_flops for k in shapes(layer.backward))
+        assert backward == pytest.approx(2 * layer.n_forward_flops)
+
+
+@pytest.mark.parametrize("kernels", STYLES)
+def test_full_recompute_repeats_forward(kernels):
+    layer = built(small("llama2-7b"), kernels=kernels, recompute="full").layers[1]
+    assert layer.recompute == layer.forward
+    assert layer.saved_bytes == layer.output_bytes
+
+
+# ---- memory: Korthikanti et al. 2022, table 2 -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tp", "sequence_parallel", "recompute", "expected"),
+    [
+        (1, False, "none", lambda a, s, h, t: 34 + 5 * a * s / h),
+        (8, False, "none", lambda a, s, h, t: 10 + 24 / t + 5 * a * s / h / t),
+        (8, True, "none", lambda a, s, h, t: 34 / t + 5 * a * s / h / t),
+        (8, False, "selective", lambda a, s, h, t: 10 + 24 / t),
+        (8, True, "selective", lambda a, s, h, t: 34 / t),
+        (1, False, "full", lambda a, s, h, t: 2),
+        (8, True, "full", lambda a, s, h, t: 2 / t),
+    ],
+)
+@pytest.mark.parametrize("name", ["gpt-22b", "gpt3-175b", "mt-nlg-530b"])
+def test_saved_bytes_of_megatron(name, tp, sequence_parallel, recompute, expected):
+    spec = find_spec(name)
+    s, b, h, a = 2048, 2, spec.hidden, spec.heads
+    model = build_model(
+        spec,
+        micro_batch=b,
+        sequence_length=s,
+        tp=tp,
+        sequence_parallel=sequence_parallel,
+        precision="fp16",
+        kernels="megatron",
+        attention="eager",
+        recompute=recompute,
+    )
+    # the formula leaves out the statistics of the norms: 8 bytes per token and norm
+    assert model.layers[1].saved_bytes == pytest.approx(s * b * h * expected(a, s, h, tp), rel=5e-4)
+
+
+def test_head_of_megatron_saves_the_exponentials_in_fp32():
+    spec = find_spec("gpt3-175b")
+    head = built(spec, kernels="megatron", precision="fp16").layers[-1]
+    tokens = 512
+    inputs = 2 * 2 * tokens * spec.hidden + 8 * tokens
+    assert head.saved_bytes == pytest.approx(inputs + 4 * tokens * spec.vocab, rel=1e-3)
+
+
+def test_recompute_trades_saved_bytes_for_transient_ones():
+    layers = [
+        built(small("gpt2"), kernels="megatron", attention="eager", recompute=r).layers[1] for r in RECOMPUTES
+    ]
+    saved = [layer.saved_bytes for layer in layers]
+    assert saved == sorted(saved, reverse=True)
+    totals = [layer.saved_bytes + layer.transient_bytes for layer in layers]
+    assert totals[0] == pytest.approx(totals[2], rel=0.05)
+
+
+def test_weights_cast_by_autocast_are_saved():
+    spec = small("gpt2")
+    plain, cast = (built(spec, kernels="hf-eager", precision=p).layers[1] for p in ("bf16", "amp_bf16"))
+    weights = sum(p.n_elements for p in plain.parameters if "norm" not in p.name and "bias" not in p.name)
+    assert cast.saved_bytes - plain.saved_bytes > 2 * weights
+
+
+# ---- communication points --------------------------------------------------------------------------------------
+
+
+def points(items):
+    return [(i.operator, i.kernel_pass) for i in items if isinstance(i, CommunicationPoint)]
+
+
+@pytest.mark.parametrize("kernels", STYLES)
+def test_no_points_on_one_gpu(kernels):
+    model = built(small("gpt2"), kernels=kernels)
+    assert not any(points([*layer.forward, *layer.backward]) for layer in model.layers)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_points_of_a_tensor_parallel_block(sequence_parallel):
+    spec = small("gpt-1.3b")
+    model = built(spec, tp=4, sequence_parallel=sequence_parallel)
+    block = model.layers[1]
+    assert points(block.forward) == [("f", "forward"), ("g", "forward")] * 2
+    again = [("f", "forward")] if sequence_parallel else []
+    assert points(block.backward) == [("g", "backward"), *again, ("f", "backward")] * 2
+    assert {i.n_bytes for i in block.forward if isinstance(i, CommunicationPoint)} == {2 * 2 * 256 * spec.hidden}
+    assert points(model.layers[0].forward) == [("embedding", "forward")]
+    assert points(model.layers[-1].forward) == [("f", "forward")] + [("vocabulary", "forward")] * 3
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_reductions_run_beside_weight_gradients(sequence_parallel):
+    block = built(small("gpt-1.3b"), tp=4, sequence_parallel=sequence_parallel).layers[1]
+    for index, item in enumerate(block.backward):
+        if not isinstance(item, CommunicationPoint) or item.operator != "f":
+            continue
+        beside = block.backward[index + 1]
+        assert item.overlaps == 1 and isinstance(beside, GemmShape)
+        assert beside.kernel_pass == ("wgrad" if item.kernel_pass == "backward" else "dgrad")
+
+
+def test_full_recompute_repeats_the_collectives_and_selective_does_not():
+    full, selective = (
+        built(small("gpt-1.3b"), tp=4, recompute=r, attention="eager").layers[1] for r in ("full", "selective")
+    )
+    assert points(full.recompute) == points(full.forward)
+    assert points(selective.recompute) == []
+
+
+def test_context_parallelism_exchanges_keys_and_values_of_the_whole_sequence():
+    spec = small("llama3-8b")
+    block = built(spec, cp=4, sequence_length=1024, kernels="fused").layers[1]
+    (point,) = [i for i in block.forward if isinstance(i, CommunicationPoint)]
+    assert point.operator == "context"
+    assert point.n_bytes == 2 * 2 * 1024 * 2 * spec.kv_width
+    (shape,) = [i for i in block.forward if isinstance(i, AttentionShape)]
+    assert (shape.seq_q, shape.seq_k) == (256, 1024)
+
+
+# ---- what cannot be built ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "text"),
+    [
+        ("gpt2-xl", {"tp": 8}, "tp=8 does not divide heads=25"),
+        ("gpt2", {"cp": 3}, "cp=3 does not divide sequence_length=256"),
+        ("gpt2", {"ep": 2}, "no experts"),
+        ("mixtral-8x7b", {"ep": 16}, "ep=16 does not divide experts=8"),
+    ],
+)
+def test_degrees_that_do_not_divide(name, wrong, text):
+    with pytest.raises(InfeasiblePlanError, match=text):
+        built(find_spec(name), **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"kernels": "tpu"}, {"precision": "int4"}, {"attention": "x"}, {"recompute": "x"}])
+def test_unknown_names(wrong):
+    with pytest.raises(ConfigError, match="is unknown"):
+        built(find_spec("gpt2"), **wrong)
+
+
+def test_kernel_names_are_known():
+    """The kernel models know these; a new name must be told to them."""
+    known = {
+        "layer_norm", "rms_norm", "add", "mul", "cast", "copy", "dropout", "softmax", "cross_entropy", "embedding", "sum",
+        "gelu", "silu", "relu", "relu2", "tanh", "pow", "cat", "neg", "mean", "rsqrt", "div", "fill", "nll_loss", "rotary",
+        "swiglu", "bias_gelu", "bias_relu", "bias_dropout_add", "where", "max", "sub", "gather", "exp",
+        "index_put", "topk", "sort", "scatter", "permute", "unpermute",
+    }  # fmt: skip
+    seen = set()
+    for name in FAMILIES:
+        for kernels in STYLES:
+            for attention in ("flash", "eager"):
+                for precision in ("bf16", "amp_bf16", "fp8"):
+                    model = built(small(name), kernels=kernels, attention=attention, precision=precision, tp=4)
+                    for layer in model.layers:
+                        items = [*layer.forward, *layer.backward]
+                        seen |= {i.name for i in items if isinstance(i, PointwiseShape)}
+    assert seen <= known
