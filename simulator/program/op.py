@@ -20,6 +20,10 @@ class Kernel:
         What runs; its duration comes from the KernelModel.
     duration_s : float, optional
         A measured duration that replaces the model's (trace replay). Exactly one of the two is given.
+    issue_s : float, optional
+        A measured host time before it is issued that replaces the model's.
+    lead_s : float
+        Idle time of the stream before it starts although nothing holds it up: launch and scheduling gaps of a trace.
     """
 
     name: str
@@ -27,6 +31,8 @@ class Kernel:
     shape: KernelShape | None = None
     duration_s: float | None = None
     layer: str = ""
+    issue_s: float | None = None
+    lead_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,8 @@ class Collective:
     groups : tuple of tuple of int
         The communicators (global ranks) that run this operation at the same time: one, or several where one
         simulated rank stands for a class of ranks.
+    duration_s, issue_s : float, optional
+        Measured transfer and host issue times that replace the models' (trace replay).
     """
 
     collective: str
@@ -53,6 +61,8 @@ class Collective:
     groups: tuple[tuple[int, ...], ...]
     name: str = ""
     phase: Phase = "backward"
+    duration_s: float | None = None
+    issue_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +75,8 @@ class Transfer:
         Bytes of one message.
     pairs : tuple of (int, int)
         (source, destination) global ranks of all messages that a rank class sends at the same time.
+    duration_s, issue_s : float, optional
+        Measured transfer and host issue times that replace the models' (trace replay).
     """
 
     n_bytes: int
@@ -72,6 +84,8 @@ class Transfer:
     axis: str = "pp"
     name: str = ""
     phase: Phase = "forward"
+    duration_s: float | None = None
+    issue_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
