@@ -58,8 +58,9 @@ def models(action: str, *, json_output: bool) -> None:
 
 def schedule(name: str, n_stages: int, n_micro_batches: int, n_chunks: int) -> None:
     """Run ``simulate schedule``."""
-    from simulator.schedules import build_table, render
+    from simulator.schedules import build_table, placement_of, render
 
-    print(render(build_table(name, n_stages, n_micro_batches, n_chunks=n_chunks)))
+    table = build_table(name, n_stages, n_micro_batches, n_chunks=n_chunks)
+    print(render(table, placement_of(name, n_stages, n_chunks)))
 
 

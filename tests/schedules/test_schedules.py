@@ -111,7 +111,7 @@ def test_v_schedules_keep_their_share_of_the_1f1b_bubble(name, low, high):
 
 
 def test_dualpipe_idles_no_longer_than_published():
-    """At most (p / 2 - 1) (T_F&B + T_B - 3 T_W): here a forward beside a backward need not start together with it."""
+    """At most (p / 2 - 1) (T_F&B + T_B - 3 T_W): here a forward need not start together with a backward."""
     for p in (2, 4, 8, 16):
         table, placement = build_table("dualpipe", p, 4 * p), placement_of("dualpipe", p)
         assert max(unit_time_execution(table, placement, **EQUAL).bubbles) <= (p / 2 - 1) * (3 + 2 - 3)

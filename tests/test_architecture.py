@@ -1,0 +1,153 @@
+"""The house rules, as tests: import layers, docstrings, sizes, and what starting up may cost."""
+
+import ast
+import functools
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import simulator
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted(path for package in ("simulator", "validation") for path in (ROOT / package).rglob("*.py"))
+MODULES = sorted(info.name for info in pkgutil.walk_packages(simulator.__path__, "simulator."))
+
+#: the only modules that need PyTorch to be imported
+NEEDS_TORCH = ("simulator.models.torch_module",)
+
+#: what ``simulate --help`` must not import: everything that takes long
+HEAVY = ("torch", "scipy", "pandas", "plotly", "networkx", "numpy", "simpy", "pydantic", "dask", "perfetto")
+
+MAX_FUNCTION_LINES = 60
+MAX_MODULE_LINES = 400
+
+#: path, or path:function -> why it may be longer
+LONGER: dict[str, str] = {
+    "simulator/cli/main.py:main_command": "one parameter for each flag",
+}
+
+
+def run_python(code):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@functools.cache
+def parse(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def definitions(node, prefix=""):
+    """Yield every function and class below a node with its dotted name."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield f"{prefix}{child.name}", child
+            yield from definitions(child, f"{prefix}{child.name}.")
+        elif not isinstance(child, ast.expr):
+            yield from definitions(child, prefix)
+
+
+def test_imports_point_downward(monkeypatch):
+    """The contracts of setup.cfg: layers, and simpy, networkx, plotly, torch and scipy in their one place."""
+    from importlinter.cli import lint_imports
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(ROOT))
+    assert lint_imports(no_cache=True) == 0
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_public_objects_have_docstrings(path):
+    assert ast.get_docstring(parse(path)), f"{name_of(path)} has no docstring"
+    missing = [
+        name
+        for name, node in definitions(parse(path))
+        if not any(part.startswith("_") for part in name.split("."))
+        and not ast.get_docstring(node)
+        and not _is_nested(path, name)
+        and not _is_overload(node)
+    ]
+    assert not missing, f"{name_of(path)}: no docstring on {', '.join(missing)}"
+
+
+def _is_nested(path, name):
+    """Whether a name is defined inside a function, where nobody else can reach it."""
+    functions = {n for n, node in definitions(parse(path)) if not isinstance(node, ast.ClassDef)}
+    parts = name.split(".")
+    return any(".".join(parts[:i]) in functions for i in range(1, len(parts)))
+
+
+def _is_overload(node):
+    return any(ast.unparse(decorator).endswith("overload") for decorator in node.decorator_list)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_functions_and_modules_are_short(path):
+    """Longer ones need a line, and a reason, in LONGER."""
+    n_lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert n_lines <= MAX_MODULE_LINES or name_of(path) in LONGER, f"{name_of(path)} has {n_lines} lines"
+    for name, node in definitions(parse(path)):
+        if isinstance(node, ast.ClassDef):
+            continue
+        length = (node.end_lineno or node.lineno) - node.lineno + 1 - _docstring_lines(node)
+        key = f"{name_of(path)}:{name}"
+        assert length <= MAX_FUNCTION_LINES or key in LONGER, (
+            f"{key} has {length} lines without its docstring"
+        )
+
+
+def _docstring_lines(node):
+    first = node.body[0]
+    if ast.get_docstring(node) is None:
+        return 0
+    return (first.end_lineno or first.lineno) - first.lineno + 1
+
+
+def test_exceptions_to_the_size_rule_still_exist():
+    for key in LONGER:
+        path, _, name = key.partition(":")
+        assert (ROOT / path).is_file(), key
+        assert not name or name in dict(definitions(parse(ROOT / path))), key
+
+
+def test_help_imports_nothing_heavy():
+    done = run_python(
+        "import sys\n"
+        "sys.argv = ['simulate', '--help']\n"
+        "from simulator.cli.main import main\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as stopped:\n"
+        "    assert not stopped.code, stopped.code\n"
+        f"print('HEAVY', [name for name in {HEAVY!r} if name in sys.modules])\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "HEAVY []"
+
+
+def test_everything_else_imports_without_torch():
+    modules = [name for name in MODULES if not name.startswith(NEEDS_TORCH)]
+    done = run_python(
+        "import importlib, sys\n"
+        "sys.modules['torch'] = None\n"
+        f"for name in {modules!r}:\n"
+        "    importlib.import_module(name)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "", "importing prints"
+
+
+def test_api_page_documents_modules_that_exist():
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    named = [line.split()[-1] for line in text.splitlines() if line.startswith(".. automodule::")]
+    assert set(named) <= {"simulator", *MODULES}
