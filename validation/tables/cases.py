@@ -140,9 +140,10 @@ def _virtual_pp(row: Row, degrees: Mapping[str, int], layers: int, framework: st
         return max(stated, 1)
     said = f"{row.text('framework')} {row.text('schedule')}".lower()
     interleaves = "interleav" in said or framework == "megatron-core"
-    per_stage = layers // degrees["pp"]
+    counted = layers + 2 if layers % degrees["pp"] else layers
+    per_stage = counted // degrees["pp"]
     divisors = [n for n in range(2, per_stage + 1) if per_stage % n == 0]
-    if not interleaves or layers % degrees["pp"] or not divisors:
+    if not interleaves or counted % degrees["pp"] or not divisors:
         chunks = 1
     elif framework == "megatron-core":
         chunks = max(n for n in divisors if n <= max(_MAX_CHUNKS, divisors[0]))
@@ -161,10 +162,16 @@ def _schedule(row: Row, virtual_pp: int) -> str:
 
 
 def _micro_batch(
-    row: Row, degrees: Mapping[str, int], hidden: int, recompute: str, assumed: list[str]
+    row: Row, degrees: Mapping[str, int], hidden: int, framework: str, recompute: str, assumed: list[str]
 ) -> int:
     """Return sequences per micro-batch; where blank, the largest power of two with a small bubble."""
     stated = row.integer("micro_batch", 0)
+    if stated and framework.startswith("torchtitan") and degrees["pp"] > 1:
+        pieces = stated // max(1, stated // degrees["pp"])
+        size = stated // pieces if stated % pieces == 0 else 1
+        if size != stated:
+            assumed.append(f"micro_batch {size}: the local batch of {stated} is split over the pipeline")
+        return size
     if stated:
         return stated
     batch = row.integer("global_batch", 0) // degrees["dp"]
@@ -186,8 +193,8 @@ def _micro_batch(
 def _sequence_parallel(row: Row, tp: int, framework: str, recompute: str, assumed: list[str]) -> bool:
     """Return the stated value; where blank, what came with its framework.
 
-    Megatron's sequence parallelism and selective recomputation are one publication (Korthikanti et al., 2022),
-    later recipes have both; torchtitan's tensor parallelism always shards the sequence.
+    Megatron's sequence parallelism and selective recomputation are one publication (Korthikanti et al.,
+    2022), later recipes have both; torchtitan's tensor parallelism always shards the sequence.
     """
     stated = row.flag("sequence_parallel")
     said = f"{row.text('framework')} {row.text('notes')}".lower()
@@ -206,7 +213,7 @@ def _sequence_parallel(row: Row, tp: int, framework: str, recompute: str, assume
 
 
 def _ends(layers: int, pp: int, virtual_pp: int, assumed: list[str]) -> dict[str, int]:
-    """Return uneven ends where embedding and head count as a layer each: ``layers + 2`` divides, ``layers`` does not."""
+    """Return uneven ends where embedding and head count as layers: ``layers + 2`` divides over the stages."""
     stages = pp * virtual_pp
     if pp == 1 or layers % stages == 0 or (layers + 2) % stages:
         return {}
@@ -269,7 +276,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         "framework": framework,
         "virtual_pp": virtual_pp,
         "schedule": _schedule(row, virtual_pp),
-        "micro_batch": _micro_batch(row, degrees, spec.hidden, recompute, assumed),
+        "micro_batch": _micro_batch(row, degrees, spec.hidden, framework, recompute, assumed),
         "global_batch": row.integer("global_batch", 0),
         "sequence_length": row.integer("seq_len", spec.max_positions),
         "precision": _precision(row, assumed),

@@ -46,7 +46,8 @@ def coverage(outcomes: Sequence[Outcome]) -> float | None:
     return sum(judged) / len(judged) if judged else None
 
 
-def _percent(value: float | None, *, sign: bool = False) -> str:
+def percent(value: float | None, *, sign: bool = False) -> str:
+    """Return a share as text, blank where there is none."""
     if value is None:
         return ""
     return f"{value:+.1%}" if sign else f"{value:.1%}"
@@ -72,17 +73,17 @@ def _group_table(groups: Sequence[Group], by: Sequence[str]) -> Table:
     )
     for group in groups:
         cells = [group.key[column] or "-" for column in by]
-        cells += [str(group.n), _percent(group.mean_absolute), _percent(group.median_absolute)]
-        cells += [_percent(group.p90_absolute), _percent(group.max_absolute), _percent(group.bias, sign=True)]
+        cells += [str(group.n), percent(group.mean_absolute), percent(group.median_absolute)]
+        cells += [percent(group.p90_absolute), percent(group.max_absolute), percent(group.bias, sign=True)]
         if verdicts:
-            cells += [_percent(group.verdicts.get(name)) for name in ("accuracy", "false_fits", "false_oom")]
-        cells += [_percent(group.coverage)] if covered else []
+            cells += [percent(group.verdicts.get(name)) for name in ("accuracy", "false_fits", "false_oom")]
+        cells += [percent(group.coverage)] if covered else []
         cells += [str(group.n_unpredicted or "")] if unpredicted else []
         table.add_row(*cells)
     return table
 
 
-def _describe(outcome: Outcome) -> str:
+def describe_row(outcome: Outcome) -> str:
     """Say in a few words what a row measured."""
     row = outcome.row
     columns = {
@@ -126,10 +127,10 @@ def _rows_table(outcomes: Sequence[Outcome], limit: int) -> Table:
         ]
         table.add_row(
             outcome.row.row_id,
-            _describe(outcome),
+            describe_row(outcome),
             outcome.row.metric,
             *numbers,
-            _percent(outcome.relative_error, sign=True),
+            percent(outcome.relative_error, sign=True),
         )
     return table
 
@@ -170,7 +171,7 @@ def _plans_table(plans: Sequence[dict[str, Any]]) -> Table:
             str(job["n"]),
             f"{job['rank_correlation']:.2f}",
             "yes" if job["best_found"] else "no",
-            _percent(job["regret"]),
+            percent(job["regret"]),
         )
     return table
 

@@ -131,6 +131,8 @@ def answer(case: Case, *, memory_only: bool) -> Answer:
         result = simulate(_scenario(case), spec=case.spec)
     except SimulatorError as error:
         return Answer({}, reason=error.message)
+    except Exception as error:  # one broken run must not take the other rows with it
+        return Answer({}, reason=f"internal error: {type(error).__name__}: {error}")
     notes = [chosen] if chosen else []
     if not result.memory.fits:
         needs, has = format_bytes(result.memory.peak_bytes), format_bytes(result.memory.capacity_bytes)

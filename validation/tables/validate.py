@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simulator.errors import ThresholdError
+from simulator.report.confidence import shipped_table
 from validation.tables import KINDS, predictor
 from validation.tables.outcome import Outcome
 from validation.tables.parallel import Progress
 from validation.tables.reader import DEFAULT_GROUPS, Row, check_columns, read_table, select
+from validation.tables.residuals import with_intervals
 from validation.tables.statistics import group_outcomes
 
 
@@ -91,6 +93,7 @@ def validate(
         rows += select(table, where, split)
     processes = n_processes or min(os.cpu_count() or 1, 8)
     outcomes = predict_rows(rows, n_processes=processes, quiet=quiet)
+    outcomes = with_intervals(outcomes, shipped_table())
     kinds = {row.kind: tuple(by) or DEFAULT_GROUPS[row.kind] for row in rows}
     return Validation(outcomes=tuple(outcomes), by=kinds)
 

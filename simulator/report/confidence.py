@@ -1,0 +1,266 @@
+"""How sure a prediction is: an 80 % interval from the residuals of comparable measured runs.
+
+A shipped table holds, for runs that were measured, what kind of run it was and by how much the measurement
+differed from the prediction. An interval is a weighted quantile of those residuals: the more alike a run, the
+more weight, and every source has the same say whatever its number of rows. Far from all measured runs it
+widens, and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.plan import ParallelPlan
+from simulator.topology.device import Device
+
+LEVEL = 0.8
+#: how far apart runs are that differ in one feature; 1 is "another kind of run"
+_APART = {"kind": 1.0, "device": 0.5, "generation": 0.5, "kernels": 0.7, "fp8": 0.7}
+#: doublings of the number of GPUs that make another kind of run
+_DOUBLINGS = 5.0
+#: a run at this distance counts 1 / e
+_REACH = 0.5
+#: growth of the interval per unit of distance to the nearest measured run
+_GROWTH = 1.0
+_SMALLEST_HALF_WIDTH = 0.04
+_FAR = 0.75
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """What makes runs comparable.
+
+    Parameters
+    ----------
+    kind : str
+        ``one GPU``, ``data``, ``sharded``, ``tensor`` or ``pipeline``.
+    device, generation : str
+        Name and architecture of the GPU.
+    kernels : str
+        Style of the operator stream (:class:`simulator.plan.Framework`).
+    fp8 : bool
+        Whether GEMMs run in 8 bits.
+    gpus : int
+    """
+
+    kind: str
+    device: str
+    generation: str
+    kernels: str
+    fp8: bool
+    gpus: int
+
+    def distance(self, other: Features) -> float:
+        """Return how unlike two runs are: 0 alike, from 1 another kind."""
+        apart = sum(cost for name, cost in _APART.items() if getattr(self, name) != getattr(other, name))
+        return apart + abs(math.log2(self.gpus) - math.log2(other.gpus)) / _DOUBLINGS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """One measured run: its features, its source, and ``log(measured / predicted)``."""
+
+    features: Features
+    source: str
+    log_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """An 80 % interval around a prediction.
+
+    Parameters
+    ----------
+    low, high : float
+        Factors on the predicted time.
+    basis : str
+        The measured runs behind it, in words.
+    distance : float
+        To the nearest measured run.
+    """
+
+    low: float
+    high: float
+    basis: str
+    distance: float
+
+
+def kind_of(plan: ParallelPlan) -> str:
+    """Return the kind of plan that residuals are compared by.
+
+    Examples
+    --------
+    >>> kind_of(ParallelPlan(gpus=64, tp=8, pp=4))
+    'pipeline'
+    """
+    if plan.pp > 1:
+        return "pipeline"
+    if plan.tp > 1 or plan.cp > 1:
+        return "tensor"
+    if plan.sharding in ("zero3", "hsdp"):
+        return "sharded"
+    return "one GPU" if plan.gpus == 1 else "data"
+
+
+def features_of(plan: ParallelPlan, device: Device) -> Features:
+    """Return the features of a resolved plan on a device."""
+    return Features(
+        kind=kind_of(plan),
+        device=device.name,
+        generation=device.architecture,
+        kernels=plan.framework_spec.kernels,
+        fp8=plan.precision == "fp8",
+        gpus=max(plan.gpus, 1),
+    )
+
+
+def _quantile(values: NDArray[np.float64], weights: NDArray[np.float64], level: float) -> float:
+    """Return the weighted quantile by linear interpolation between the centres of the sorted weights."""
+    order = np.argsort(values, kind="stable")
+    cumulated = np.cumsum(weights[order])
+    centres = (cumulated - 0.5 * weights[order]) / cumulated[-1]
+    return float(np.interp(level, centres, values[order]))
+
+
+def interval(features: Features, table: ResidualTable, *, without: str = "") -> Interval:
+    """Return the 80 % interval of a run from the residuals of comparable runs.
+
+    Parameters
+    ----------
+    features : Features
+    table : ResidualTable
+    without : str
+        A source to leave out (for leave-one-source-out coverage).
+
+    Returns
+    -------
+    Interval
+        With no residuals at all: a factor of two either way, and the basis says so.
+    """
+    rows = [row for row in table.rows if row.source != without]
+    if not rows:
+        return Interval(low=0.5, high=2.0, basis="no measured runs to compare with", distance=math.inf)
+    apart = {other: features.distance(other) for other in {row.features for row in rows}}
+    distances = np.array([apart[row.features] for row in rows])
+    nearest = float(distances.min())
+    weights = np.exp(-(distances - nearest) / _REACH)
+    sources = np.array([row.source for row in rows])
+    for source in set(sources.tolist()):
+        mine = sources == source
+        weights[mine] *= weights[mine].max() / weights[mine].sum()
+    residuals = np.array([row.log_ratio for row in rows])
+    centre = _quantile(residuals, weights, 0.5)
+    growth = table.widening * (1.0 + _GROWTH * nearest)
+    low = min(_quantile(residuals, weights, (1 - LEVEL) / 2) - centre, -_SMALLEST_HALF_WIDTH) * growth
+    high = max(_quantile(residuals, weights, (1 + LEVEL) / 2) - centre, _SMALLEST_HALF_WIDTH) * growth
+    return Interval(
+        low=math.exp(centre + low),
+        high=math.exp(centre + high),
+        basis=_basis(rows, weights, distances),
+        distance=nearest,
+    )
+
+
+def _basis(rows: Sequence[Residual], weights: NDArray[np.float64], distances: NDArray[np.float64]) -> str:
+    shares: dict[str, float] = {}
+    for row, weight in zip(rows, weights, strict=True):
+        shares[row.source] = shares.get(row.source, 0.0) + float(weight)
+    leading = sorted(shares, key=lambda source: (-shares[source], source))[:2]
+    nearest = rows[int(np.argmin(distances))].features
+    comparable = int((distances - distances.min() < _REACH).sum())
+    said = f"residuals of {comparable} comparable measured runs, mostly {' and '.join(leading)}"
+    if distances.min() > _FAR:
+        return (
+            f"far from anything measured (nearest: {nearest.kind} on {nearest.gpus} {nearest.device}); {said}"
+        )
+    return said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidualTable:
+    """Residuals of measured runs, and the factor that makes intervals hold what they promise.
+
+    Parameters
+    ----------
+    rows : tuple of Residual
+    widening : float
+        Factor on half-widths; set so that intervals that ignore a run's own source hold 80 % of the runs.
+    """
+
+    rows: tuple[Residual, ...]
+    widening: float = 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data; :meth:`from_json` reads it back."""
+        rows = [
+            {**asdict(row.features), "source": row.source, "log_ratio": round(row.log_ratio, 4)}
+            for row in self.rows
+        ]
+        return {"widening": round(self.widening, 4), "rows": rows}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ResidualTable:
+        """Build a table from :meth:`to_json`'s data."""
+        rows = []
+        for row in data["rows"]:
+            features = {name: row[name] for name in Features.__slots__}
+            rows.append(
+                Residual(features=Features(**features), source=row["source"], log_ratio=row["log_ratio"])
+            )
+        return cls(rows=tuple(rows), widening=data["widening"])
+
+
+def coverage(
+    table: ResidualTable, rows: Iterable[Residual] | None = None, *, leave_out: bool = True
+) -> float:
+    """Return the share of rows that lie in their interval, which by default ignores the row's own source."""
+    judged = list(table.rows if rows is None else rows)
+    if not judged:
+        return math.nan
+    inside = 0
+    for row in judged:
+        found = interval(row.features, table, without=row.source if leave_out else "")
+        inside += found.low <= math.exp(row.log_ratio) <= found.high
+    return inside / len(judged)
+
+
+def fit_widening(rows: Sequence[Residual]) -> ResidualTable:
+    """Return a table whose leave-one-source-out intervals hold 80 % of the rows, every source counting alike.
+
+    References
+    ----------
+    Vovk, Gammerman, Shafer, "Algorithmic Learning in a Random World" (2005), chapter 2: an interval scaled by
+    the quantile of its scores on held-out data.
+    """
+    unit = ResidualTable(rows=tuple(rows))
+    sources = [row.source for row in rows]
+    scores, weights = [], []
+    for row in rows:
+        if len(set(sources)) < 2:
+            break
+        found = interval(row.features, unit, without=row.source)
+        centre = 0.5 * (math.log(found.low) + math.log(found.high))
+        half = 0.5 * (math.log(found.high) - math.log(found.low))
+        scores.append(abs(row.log_ratio - centre) / half)
+        weights.append(1.0 / sources.count(row.source))
+    if not scores:
+        return unit
+    return ResidualTable(rows=unit.rows, widening=_quantile(np.array(scores), np.array(weights), LEVEL))
+
+
+@lru_cache(maxsize=1)
+def shipped_table() -> ResidualTable:
+    """Return the shipped residuals; empty where the file is missing."""
+    path = files("simulator.report").joinpath("residuals.json")
+    if not path.is_file():
+        return ResidualTable(rows=())
+    return ResidualTable.from_json(json.loads(path.read_text(encoding="utf-8")))

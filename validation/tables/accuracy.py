@@ -1,0 +1,145 @@
+"""``python -m validation.tables.accuracy``: the accuracy page, the shipped residuals and the regression gate.
+
+All three come from one run over the shipped measurements with the simulator as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from simulator.errors import SimulatorError, ThresholdError
+from simulator.report.confidence import ResidualTable, fit_widening
+from validation.tables.accuracy_page import render
+from validation.tables.outcome import Outcome
+from validation.tables.residuals import residuals_of
+from validation.tables.statistics import describe
+from validation.tables.validate import validate
+
+ROOT = Path(__file__).resolve().parents[2]
+MEASUREMENTS = ROOT / "validation" / "measurements"
+BUDGETS = MEASUREMENTS / "budgets.json"
+PAGE = ROOT / "docs" / "accuracy.md"
+RESIDUALS = ROOT / "simulator" / "report" / "residuals.json"
+FILES = ("training.csv", "collectives.csv", "kernels.csv", "seeds.csv")
+#: room above today's error in a freshly written budget: relative, and absolute
+_SLACK, _MARGIN = 0.1, 0.005
+
+Budgets = dict[str, float]
+
+
+def budget_key(outcome: Outcome) -> str:
+    """Return what a budget is kept for: kind, source and metric; for kernels the operation's family, too."""
+    row = outcome.row
+    parts = [row.kind, row.key("source"), row.metric]
+    if row.kind == "kernels":
+        parts.append(row.text("op") if row.text("op") in ("gemm", "flash_attention") else "pointwise")
+    if row.kind == "collectives":
+        parts.append(row.key("size_class"))
+    return " | ".join(parts)
+
+
+def errors_by_budget(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
+    """Return the relative errors of the rows of the test split by budget key."""
+    errors: dict[str, list[float]] = {}
+    for outcome in outcomes:
+        error = outcome.relative_error
+        if error is not None and outcome.row.text("split") in ("test", "seed"):
+            errors.setdefault(budget_key(outcome), []).append(error)
+    return errors
+
+
+def budgets_of(outcomes: Sequence[Outcome]) -> Budgets:
+    """Return budgets a little above the mean errors of today."""
+    means = {key: describe(errors)["mean_absolute"] for key, errors in errors_by_budget(outcomes).items()}
+    return {
+        key: math.ceil(1e4 * (mean * (1 + _SLACK) + _MARGIN)) / 1e4 for key, mean in sorted(means.items())
+    }
+
+
+def check_budgets(outcomes: Sequence[Outcome], budgets: Budgets) -> None:
+    """Check the mean error of every budgeted group that has rows among the outcomes.
+
+    Raises
+    ------
+    ThresholdError
+        Naming every group over its budget, and every row that had a prediction's budget and lost it.
+    """
+    errors = errors_by_budget(outcomes)
+    seen = {budget_key(outcome) for outcome in outcomes if outcome.row.text("split") in ("test", "seed")}
+    over = []
+    for key, budget in budgets.items():
+        if key not in seen:
+            continue
+        if key not in errors:
+            over.append(f"{key}: no row is predicted any more")
+            continue
+        mean = describe(errors[key])["mean_absolute"]
+        if mean > budget:
+            over.append(f"{key}: {mean:.2%} over {len(errors[key])} rows, budget {budget:.2%}")
+    if over:
+        raise ThresholdError(
+            f"accuracy regressed in {len(over)} of {len(budgets)} groups:\n  " + "\n  ".join(over),
+            hint="find the cause; only a change that is right in itself may raise a budget (--budgets)",
+        )
+
+
+def read_budgets(path: Path = BUDGETS) -> Budgets:
+    """Return the budgets of the regression gate."""
+    budgets: Budgets = json.loads(path.read_text(encoding="utf-8"))
+    return budgets
+
+
+def residual_table(outcomes: Sequence[Outcome]) -> ResidualTable:
+    """Return the table behind confidence intervals: iteration times of the fit split."""
+    return fit_widening([residual for residual, row in residuals_of(outcomes) if row.text("split") == "fit"])
+
+
+def published_errors() -> list[dict[str, str]]:
+    """Return what other tools publish about their accuracy."""
+    with (MEASUREMENTS / "published_errors.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run over the shipped measurements and write or check what was asked for; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m validation.tables.accuracy", description=__doc__)
+    parser.add_argument(
+        "--check", action="store_true", help="compare with the budgets; exit 5 when one is exceeded"
+    )
+    parser.add_argument("--budgets", action="store_true", help="write budgets from the errors of today")
+    parser.add_argument(
+        "--residuals", action="store_true", help="write the table behind confidence intervals"
+    )
+    parser.add_argument("--page", action="store_true", help="write docs/accuracy.md")
+    parser.add_argument("--processes", type=int, default=0, help="0 takes what the machine has")
+    options = parser.parse_args(arguments)
+    try:
+        files = [MEASUREMENTS / name for name in FILES]
+        found = validate(files, n_processes=options.processes, quiet=False)
+        table = residual_table(found.outcomes)
+        if options.residuals:
+            RESIDUALS.write_text(
+                json.dumps(table.to_json()).replace("}, {", "},\n{") + "\n", encoding="utf-8"
+            )
+        if options.budgets:
+            BUDGETS.write_text(json.dumps(budgets_of(found.outcomes), indent=1) + "\n", encoding="utf-8")
+        if options.page:
+            page = render(found, table, read_budgets(), published_errors())
+            PAGE.parent.mkdir(exist_ok=True)
+            PAGE.write_text(page, encoding="utf-8")
+        if options.check:
+            check_budgets(found.outcomes, read_budgets())
+    except SimulatorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""The accuracy page of the documentation, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from simulator import __version__
+from simulator.report.confidence import LEVEL, ResidualTable, coverage
+from validation.tables.outcome import Outcome
+from validation.tables.render import describe_row, percent
+from validation.tables.residuals import residuals_of
+from validation.tables.statistics import Group, group_outcomes, rank_plans
+from validation.tables.validate import Validation
+
+_WORST = 25
+_BY_MACHINE = ("topology", "transport", "collective", "nodes", "size_class")
+_FIGURES = ("n", "mean", "median", "p90", "max", "bias")
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return [*lines, ""]
+
+
+def _figures(group: Group) -> list[str]:
+    values = (group.mean_absolute, group.median_absolute, group.p90_absolute, group.max_absolute)
+    return [str(group.n), *(percent(value) for value in values), percent(group.bias, sign=True)]
+
+
+def _group_rows(outcomes: Sequence[Outcome], by: Sequence[str]) -> list[list[str]]:
+    return [
+        [*(value or "-" for value in group.key.values()), *_figures(group), str(group.n_unpredicted or "")]
+        for group in group_outcomes(outcomes, by)
+    ]
+
+
+def _by_group(title: str, outcomes: Sequence[Outcome], by: Sequence[str]) -> list[str]:
+    if not outcomes:
+        return []
+    return [f"### {title}", "", *_table([*by, *_FIGURES, "not predicted"], _group_rows(outcomes, by))]
+
+
+def _select(found: Validation, kind: str, keep: Callable[[Outcome], bool]) -> list[Outcome]:
+    return [o for o in found.outcomes if o.row.kind == kind and keep(o)]
+
+
+def _split(name: str) -> Callable[[Outcome], bool]:
+    return lambda outcome: outcome.row.text("split") == name
+
+
+def _training(found: Validation) -> list[str]:
+    lines = ["## Training", ""]
+    for name, said in (("test", "never used to fit anything"), ("fit", "constants were fitted on these")):
+        rows = _select(found, "training", _split(name))
+        times = [o for o in rows if o.row.metric not in ("fits", "peak_memory_bytes")]
+        memory = [o for o in rows if o.row.metric == "peak_memory_bytes"]
+        lines += _by_group(f"Times, `{name}` rows ({said})", times, ("source", "topology", "metric"))
+        lines += _by_group(f"Peak memory, `{name}` rows", memory, ("source", "topology", "metric"))
+        lines += _verdicts(name, [o for o in rows if o.row.metric == "fits"])
+    seeds = _select(found, "training", _split("seed"))
+    lines += _by_group("Figures of the founding documents", seeds, ("source", "topology", "metric"))
+    return lines + _verdicts("seed", [o for o in seeds if o.row.metric == "fits"])
+
+
+def _verdicts(split: str, outcomes: Sequence[Outcome]) -> list[str]:
+    names = ("accuracy", "false_fits", "false_oom")
+    rows = [
+        [*group.key.values(), str(group.n), *(percent(group.verdicts[name]) for name in names)]
+        for group in group_outcomes(outcomes, ("source", "topology"))
+        if group.verdicts
+    ]
+    if not rows:
+        return []
+    columns = ("source", "topology", "n", "right", "said to fit, ran out", "said to run out, fitted")
+    return [f"### Out-of-memory verdicts, `{split}` rows", "", *_table(columns, rows)]
+
+
+def _plans(outcomes: Sequence[Outcome]) -> list[str]:
+    rows = [
+        [
+            *(job[name] for name in ("source", "model", "seq_len", "gpus")),
+            str(job["n"]),
+            f"{job['rank_correlation']:.3f}",
+            "yes" if job["best_found"] else "no",
+            percent(job["regret"]),
+        ]
+        for job in rank_plans(outcomes)
+    ]
+    columns = ("source", "model", "sequence", "GPUs", "plans", "rank correlation", "best found", "regret")
+    text = (
+        "Plans of the same job (model, machine, GPUs, batch) in the order of their predicted times against "
+        "the order of the measured ones (Spearman); regret is how much slower the plan predicted fastest "
+        "ran than the fastest. All splits."
+    )
+    return ["## Order of competing plans", "", text, "", *_table(columns, rows)]
+
+
+def _intervals(found: Validation, table: ResidualTable) -> list[str]:
+    judged = residuals_of(found.outcomes)
+    test = [residual for residual, row in judged if row.text("split") == "test"]
+    sources = sorted({residual.source for residual, _ in judged})
+    rows = []
+    for source in sources:
+        mine = [residual for residual, _ in judged if residual.source == source]
+        rows.append(
+            [
+                source,
+                str(len(mine)),
+                f"{coverage(table, mine):.0%}",
+                f"{coverage(table, mine, leave_out=False):.0%}",
+            ]
+        )
+    text = (
+        f"Every prediction carries an interval that should hold {LEVEL:.0%} of the measurements. It comes "
+        f"from the residuals of {len(table.rows)} `fit` rows. Of the {len(test)} `test` rows, "
+        f"{coverage(table, test, leave_out=False):.0%} lie inside it, and {coverage(table, test):.0%} when a "
+        "row's own source is left out of the table, as for a source never seen."
+    )
+    columns = ("source", "n", "inside, own source left out", "inside")
+    return ["## Intervals", "", text, "", *_table(columns, rows)]
+
+
+def _worst(outcomes: Sequence[Outcome]) -> list[str]:
+    judged = [o for o in outcomes if o.relative_error is not None and o.row.metric != "fits"]
+    worst = sorted(judged, key=lambda o: -abs(o.relative_error or 0.0))[:_WORST]
+    rows = [
+        [
+            *(o.row.row_id, o.row.key("source"), describe_row(o), o.row.metric),
+            *(f"{o.predicted:.4g}", f"{o.row.measured:.4g}", percent(o.relative_error, sign=True)),
+            "; ".join(o.assumed),
+        ]
+        for o in worst
+    ]
+    columns = ("row", "source", "what", "metric", "predicted", "measured", "error", "assumed")
+    return ["### Largest residuals of training rows", "", *_table(columns, rows)]
+
+
+def _unpredicted(outcomes: Sequence[Outcome]) -> list[str]:
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for outcome in outcomes:
+        if outcome.predicted is None:
+            reasons.setdefault((outcome.row.kind, outcome.reason), []).append(outcome.row.row_id)
+    rows = [
+        [kind, reason, str(len(ids)), ", ".join(ids[:4])] for (kind, reason), ids in sorted(reasons.items())
+    ]
+    if not rows:
+        return []
+    return ["## Rows without a prediction", "", *_table(("kind", "why", "n", "such as"), rows)]
+
+
+def _others(published: Sequence[dict[str, str]]) -> list[str]:
+    rows = [
+        [
+            *(tool[name] for name in ("tool", "year", "what")),
+            *(percent(float(tool[name])) if tool[name] else "" for name in ("mean_absolute", "max_absolute")),
+            *(tool[name] for name in ("setting", "source")),
+        ]
+        for tool in published
+    ]
+    text = (
+        "What other tools publish about themselves. The settings differ: tools that profile the kernels on "
+        "the very GPU, or replay a trace of the run itself, answer an easier question than a prediction "
+        "from names alone."
+    )
+    columns = ("tool", "year", "what", "mean error", "max", "setting", "source")
+    return ["## Beside other tools", "", text, "", *_table(columns, rows)]
+
+
+def render(
+    found: Validation, table: ResidualTable, budgets: dict[str, float], published: Sequence[dict[str, str]]
+) -> str:
+    """Return the page.
+
+    Parameters
+    ----------
+    found : Validation
+        Over the shipped measurements.
+    table : ResidualTable
+        Behind the intervals.
+    budgets : dict
+        Budget key -> mean error that CI allows.
+    published : sequence of dict
+        Rows of ``published_errors.csv``.
+    """
+    training = _select(found, "training", lambda outcome: True)
+    collectives = _select(found, "collectives", _split("test"))
+    kernels = _select(found, "kernels", _split("test"))
+    lines = [
+        "# Accuracy",
+        "",
+        f"Written by `python -m validation.tables.accuracy --page` with version {__version__}; do not edit.",
+        "Error is predicted / measured - 1; mean, median, p90 and max are of its absolute value, bias is its",
+        "signed mean. Rows of one source are strongly correlated: read the tables per source, never a mean over",
+        "sources.",
+        "",
+        *_training(found),
+        *_worst(training),
+        *_plans(training),
+        *_intervals(found, table),
+        "## Collectives",
+        "",
+        *_by_group("By size, `test` rows", collectives, ("size_class",)),
+        *_by_group(
+            "By machine, `test` rows",
+            collectives,
+            _BY_MACHINE,
+        ),
+        "## Kernels",
+        "",
+        *_by_group("`test` rows", kernels, ("source", "device", "op", "pass")),
+        *_unpredicted(found.outcomes),
+        *_others(published),
+        "## Regression gate",
+        "",
+        "`python -m validation.tables.accuracy --check` fails when the mean error of a group exceeds its budget.",
+        "",
+        *_table(("group", "budget"), ([key, percent(budget)] for key, budget in budgets.items())),
+    ]
+    return "\n".join(lines)
