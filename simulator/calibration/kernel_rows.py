@@ -125,7 +125,7 @@ def read_kernel_rows(path: str | Path, device: str, *, splits: Iterable[str] = (
 def _row(row: dict[str, str], shape: KernelShape) -> KernelRow:
     notes = row.get("notes", "")
     return KernelRow(
-        source=row["source"].split("@")[0],
+        source=row["source"].split("@")[0].split(",")[0],
         shape=shape,
         time_s=1e-6 * float(row["time_us"]),
         split=row["split"],

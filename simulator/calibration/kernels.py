@@ -156,7 +156,28 @@ def fit_kernels(csv: str | Path, device: str | Path, *, start_from: str | Path =
     """
     known = load_device(device)
     rows = read_kernel_rows(csv, known.name, splits=("fit",))
-    constants = KernelConstants.of(load_device(start_from) if start_from else known)
+    try:
+        test = read_kernel_rows(csv, known.name, splits=("test",))
+    except CalibrationError:
+        test = []
+    return fit_kernel_rows(rows, test, known, start_from=load_device(start_from) if start_from else known)
+
+
+def fit_kernel_rows(
+    rows: Sequence[KernelRow], test: Sequence[KernelRow], known: Device, *, start_from: Device
+) -> KernelFit:
+    """Fit the kernel constants of a device to timed kernels; see :func:`fit_kernels`.
+
+    Parameters
+    ----------
+    rows, test : sequence of KernelRow
+        To fit on, and to report errors on.
+    known : Device
+        The device whose datasheet applies.
+    start_from : Device
+        The device whose constants are the start values.
+    """
+    constants = KernelConstants.of(start_from)
     sections: dict[str, Any] = {}
     gemms = [r for r in rows if isinstance(r.shape, GemmShape)]
     if gemms:
@@ -176,10 +197,6 @@ def fit_kernels(csv: str | Path, device: str | Path, *, start_from: str | Path =
     if pointwise:
         constants = replace(constants, pointwise=_fit_pointwise(pointwise, known, constants))
         sections["pointwise"] = _plain(constants.pointwise, None)
-    try:
-        test = read_kernel_rows(csv, known.name, splits=("test",))
-    except CalibrationError:
-        test = []
     return KernelFit(
         device=known.name,
         sections=sections,
@@ -360,7 +377,7 @@ def write_kernels(path: str | Path, fit: KernelFit, *, source: str, basis: str =
     from ruamel.yaml import YAML
 
     yaml = YAML()
-    yaml.width = 100
+    yaml.width = 4096  # a wrapped key would not be read back
     data = yaml.load(Path(path).read_text(encoding="utf-8"))
     kernels = data.setdefault("kernels", {})
     for family, section in fit.sections.items():
