@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from simulator.calibration.collectives import Block, Measured
 from simulator.collectives.constants import version_key
@@ -13,7 +12,9 @@ _RINGLIKE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"
 Place = tuple[str | int, ...]
 
 
-def _lists(*prefix: str, keys: tuple[str, ...] = _RING, positions: tuple[int, ...] = (0, 1, 2)) -> tuple[Place, ...]:
+def _lists(
+    *prefix: str, keys: tuple[str, ...] = _RING, positions: tuple[int, ...] = (0, 1, 2)
+) -> tuple[Place, ...]:
     return tuple((*prefix, key, position) for key in keys for position in positions)
 
 
@@ -53,7 +54,9 @@ def _inside_paths(generation: str) -> tuple[Place, ...]:
 
 
 def _nvls_paths(generation: str) -> tuple[Place, ...]:
-    return tuple(("inside", generation, "nvls", key) for key in ("base_us", "efficiency", "fill_us", "fill_mib"))
+    return tuple(
+        ("inside", generation, "nvls", key) for key in ("base_us", "efficiency", "fill_us", "fill_mib")
+    )
 
 
 def _old_ampere() -> tuple[Place, ...]:
@@ -71,7 +74,11 @@ def _handshake_paths(name: str) -> tuple[Place, ...]:
 
 
 def _p2p_paths(name: str) -> tuple[Place, ...]:
-    return (("between", name, "p2p", "base_us", 1), ("between", name, "p2p", "efficiency", 1), ("between", name, "p2p", "peer_us"))
+    return (
+        ("between", name, "p2p", "base_us", 1),
+        ("between", name, "p2p", "efficiency", 1),
+        ("between", name, "p2p", "peer_us"),
+    )
 
 
 def _new(r: Measured) -> bool:
@@ -82,7 +89,9 @@ BLOCKS: tuple[Block, ...] = (
     Block(name="ampere", paths=_inside_paths("ampere"), rows=_inside("ampere", False)),
     Block(name="ampere, NCCL before 2.12", paths=_old_ampere(), rows=_inside("ampere", True)),
     Block(name="volta", paths=_inside_paths("volta"), rows=_inside("volta", None)),
-    Block(name="hopper", paths=(*_inside_paths("hopper"), *_nvls_paths("hopper")), rows=_inside("hopper", None)),
+    Block(
+        name="hopper", paths=(*_inside_paths("hopper"), *_nvls_paths("hopper")), rows=_inside("hopper", None)
+    ),
     *(
         Block(
             name=f"{generation} messages",
@@ -100,7 +109,9 @@ NETWORK_BLOCKS: tuple[Block, ...] = (
         paths=_lists("between", "rdma", "ring")
         + _lists("between", "rdma", "tree", keys=("base_us", "hop_us"))
         + (("between", "rdma", "tree", "efficiency", 2),)
-        + tuple(("between", f"rdma.{g}", "tree", "efficiency", i) for g in ("volta", "ampere") for i in (0, 1)),
+        + tuple(
+            ("between", f"rdma.{g}", "tree", "efficiency", i) for g in ("volta", "ampere") for i in (0, 1)
+        ),
         rows=_between("rdma", lambda r: r.shape.generation != "hopper"),
     ),
     Block(
@@ -108,10 +119,16 @@ NETWORK_BLOCKS: tuple[Block, ...] = (
         paths=_network_paths("rdma.hopper"),
         rows=_between("rdma", lambda r: r.shape.generation == "hopper"),
     ),
-    Block(name="slingshot", paths=_network_paths("slingshot") + _handshake_paths("slingshot"), rows=_between("slingshot", lambda r: not _new(r))),
+    Block(
+        name="slingshot",
+        paths=_network_paths("slingshot") + _handshake_paths("slingshot"),
+        rows=_between("slingshot", lambda r: not _new(r)),
+    ),
     Block(
         name="slingshot from 2.21",
-        paths=_lists("between", "slingshot@2.21", "ring") + _lists("between", "slingshot@2.21", "tree") + _handshake_paths("slingshot@2.21"),
+        paths=_lists("between", "slingshot@2.21", "ring")
+        + _lists("between", "slingshot@2.21", "tree")
+        + _handshake_paths("slingshot@2.21"),
         rows=_between("slingshot", _new),
     ),
     Block(name="tcp", paths=_network_paths("tcp"), rows=_between("tcp", lambda r: not _new(r))),
@@ -120,14 +137,22 @@ NETWORK_BLOCKS: tuple[Block, ...] = (
         paths=_lists("between", "tcp@2.21", "ring") + _lists("between", "tcp@2.21", "tree"),
         rows=_between("tcp", _new),
     ),
-    Block(name="efa", paths=_network_paths("efa"), rows=_between("efa", lambda r: r.shape.generation == "ampere")),
+    Block(
+        name="efa",
+        paths=_network_paths("efa"),
+        rows=_between("efa", lambda r: r.shape.generation == "ampere"),
+    ),
     Block(
         name="efa with hopper",
         paths=_lists("between", "efa.hopper", "ring", keys=("hop_us", "efficiency"))
         + _lists("between", "efa.hopper", "tree", keys=("hop_us", "efficiency")),
         rows=_between("efa", lambda r: r.shape.generation == "hopper"),
     ),
-    Block(name="slingshot messages", paths=(*_p2p_paths("slingshot"), ("between", "slingshot", "p2p", "inject_factor")), rows=_exchange(lambda r: r.shape.protocol == "slingshot")),
+    Block(
+        name="slingshot messages",
+        paths=(*_p2p_paths("slingshot"), ("between", "slingshot", "p2p", "inject_factor")),
+        rows=_exchange(lambda r: r.shape.protocol == "slingshot"),
+    ),
     Block(name="tcp messages", paths=_p2p_paths("tcp"), rows=_exchange(lambda r: r.shape.protocol == "tcp")),
 )
 
@@ -135,5 +160,3 @@ NETWORK_BLOCKS: tuple[Block, ...] = (
 def all_blocks() -> tuple[Block, ...]:
     """Blocks in the order in which they depend on each other: inside nodes first."""
     return BLOCKS + NETWORK_BLOCKS
-
-

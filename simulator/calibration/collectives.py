@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import csv
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,15 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.collectives.benchmark import benchmark_time_s
+from simulator.collectives.benchmark import Conditions, benchmark_time_s, conditions_of
 from simulator.collectives.cost import table_constants
 from simulator.collectives.shape import GroupShape, shape_of
 from simulator.errors import CalibrationError
 from simulator.topology.load import load_topology
 
 FloatArray = NDArray[np.float64]
-_VERSION = re.compile(r"nccl[_-]?v?(\d+)[._](\d+)", re.IGNORECASE)
-_PER_PROCESS = re.compile(r"nGpus (\d+)|-g (\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +73,6 @@ def read_measured(path: Path, splits: Iterable[str] = ("fit", "test")) -> list[M
 
 
 def _case(row: Mapping[str, str]) -> tuple[Any, ...]:
-    version = _VERSION.search(row["source"]) or _VERSION.search(row["notes"])
-    per_process = _PER_PROCESS.search(row["notes"]) if "single process" in row["notes"] else None
     return (
         row["topology"],
         row["collective"],
@@ -88,23 +83,24 @@ def _case(row: Mapping[str, str]) -> tuple[Any, ...]:
         row["algorithm"] or None,
         row["split"],
         row["source"],
-        f"{version[1]}.{version[2]}" if version else None,
-        int(next(g for g in per_process.groups() if g)) if per_process else 1,
+        conditions_of(row["source"], row["notes"]),
     )
 
 
 def _measured(case: tuple[Any, ...], times: list[float]) -> Measured:
-    topology, collective, n_bytes, n_gpus, n_nodes, transport, algorithm, split, source, nccl, per_process = case
+    topology, collective, n_bytes, n_gpus, n_nodes, transport, algorithm, split, source, nccl, per_process = (
+        case
+    )
     return Measured(
         topology=topology,
         collective=collective,
         n_bytes=n_bytes,
-        shape=_shape(topology, n_gpus, max(1, n_gpus // n_nodes), transport, nccl),
+        shape=_shape(topology, n_gpus, max(1, n_gpus // n_nodes), transport, how.nccl),
         algorithm=algorithm,
         time_s=math.exp(sum(map(math.log, times)) / len(times)),
         split=split,
         source=source,
-        gpus_per_process=per_process,
+        gpus_per_process=how.gpus_per_process,
         weight=float(len(times)),
     )
 
@@ -157,7 +153,9 @@ def get_path(tree: Any, path: Sequence[str | int]) -> Any:
     return tree
 
 
-def with_values(table: Mapping[str, Any], paths: Sequence[Sequence[str | int]], values: Iterable[float]) -> dict[str, Any]:
+def with_values(
+    table: Mapping[str, Any], paths: Sequence[Sequence[str | int]], values: Iterable[float]
+) -> dict[str, Any]:
     """Copy of the table with other values at some places."""
     changed = copy.deepcopy(dict(table))
     for path, value in zip(paths, values, strict=True):
@@ -165,10 +163,12 @@ def with_values(table: Mapping[str, Any], paths: Sequence[Sequence[str | int]], 
     return changed
 
 
-def fit_block(table: Mapping[str, Any], block: Block, rows: Sequence[Measured], *, ridge: float = 0.02) -> dict[str, Any]:
+def fit_block(
+    table: Mapping[str, Any], block: Block, rows: Sequence[Measured], *, ridge: float = 0.02
+) -> dict[str, Any]:
     """Fit a block by robust least squares on logarithms of time.
 
-    A weak pull towards the present values settles what the rows do not determine.
+    A weak pull towards the present values settles what the rows do not determine; efficiencies stay below one.
 
     Parameters
     ----------
@@ -191,9 +191,21 @@ def fit_block(table: Mapping[str, Any], block: Block, rows: Sequence[Measured], 
 
     def residuals(x: FloatArray) -> FloatArray:
         times = predicted_s(chosen, with_values(table, block.paths, np.exp(x)))
-        return np.concatenate([weight * (np.log(times) - target), ridge * math.sqrt(len(chosen)) * (x - start)])
+        return np.concatenate(
+            [weight * (np.log(times) - target), ridge * math.sqrt(len(chosen)) * (x - start)]
+        )
 
-    found = least_squares(residuals, start, loss="soft_l1", f_scale=0.1, diff_step=1e-3, max_nfev=30)
+    upper = [0.0 if "efficiency" in path else np.inf for path in block.paths]
+    inner = np.minimum(start, np.array(upper) - 1e-3)
+    found = least_squares(
+        residuals,
+        inner,
+        bounds=(-np.inf, upper),
+        loss="soft_l1",
+        f_scale=0.1,
+        diff_step=1e-3,
+        max_nfev=30,
+    )
     return with_values(table, block.paths, np.exp(found.x))
 
 
@@ -232,3 +244,67 @@ def _flow(value: Any) -> str:
     if isinstance(value, str):
         return '"' + value.replace('"', "'") + '"'
     return "null" if value is None else f"{value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Relative errors of a set of rows, by size: median and 90th percentile of the absolute value, and mean."""
+
+    n: int
+    median: float
+    p90: float
+    bias: float
+
+
+def errors_of(rows: Sequence[Measured], table: Mapping[str, Any]) -> Errors:
+    """Errors of the predictions of some rows, each counted as often as it was measured."""
+    if not rows:
+        return Errors(n=0, median=0.0, p90=0.0, bias=0.0)
+    relative = predicted_s(rows, table) / np.array([row.time_s for row in rows]) - 1.0
+    relative = np.repeat(relative, [int(row.weight) for row in rows])
+    absolute = np.abs(relative)
+    return Errors(
+        n=len(relative),
+        median=float(np.median(absolute)),
+        p90=float(np.quantile(absolute, 0.9)),
+        bias=float(relative.mean()),
+    )
+
+
+def fit_all(table: Mapping[str, Any], blocks: Sequence[Block], rows: Sequence[Measured]) -> dict[str, Any]:
+    """Fit block after block."""
+    fitted = dict(table)
+    for block in blocks:
+        fitted = fit_block(fitted, block, rows)
+    return fitted
+
+
+def leave_one_out(
+    table: Mapping[str, Any],
+    blocks: Sequence[Block],
+    rows: Sequence[Measured],
+    *,
+    smallest_bytes: int = 2**20,
+) -> dict[str, Errors]:
+    """Fit without one cluster at a time and predict it.
+
+    A class that only the left-out cluster has measured keeps the constants of the starting table.
+
+    Parameters
+    ----------
+    table : mapping
+        Where every fit starts: constants that have not seen the left-out cluster.
+    smallest_bytes : int
+        Only sizes from here on count.
+
+    Returns
+    -------
+    dict
+        Cluster to errors, and ``"all"``.
+    """
+    result: dict[str, Errors] = {}
+    for cluster in sorted({row.topology for row in rows}):
+        kept = [row for row in rows if row.topology != cluster and row.split == "fit"]
+        left = [row for row in rows if row.topology == cluster and row.n_bytes >= smallest_bytes]
+        result[cluster] = errors_of(left, fit_all(table, blocks, kept))
+    return result

@@ -26,6 +26,10 @@ from simulator.collectives.tuner import PROTOCOLS, Choice, n_steps
 LL_LINE_BYTES = 4096
 #: largest chunk of a ring step on one channel under Simple
 SIMPLE_CHUNK_BYTES = 2 * 1024 * 1024
+#: what one channel buffers under LL: a benchmark's operations below it do not wait for each other
+LL_WINDOW_BYTES = 16 * 1024
+#: what a node takes in before it passes it on in a chain of nodes (broadcast, reduce), on one channel, by protocol
+CHAIN_CHUNK_BYTES = (0, 128 * 1024, 1024 * 1024)
 _LL, _LL128, _SIMPLE = range(3)
 
 
@@ -129,8 +133,9 @@ def ring_hops(case: Case) -> tuple[int, int]:
     """Steps of a ring within nodes and between nodes that follow one another."""
     n, nodes = case.shape.n_ranks, case.shape.n_nodes
     if case.collective in ("broadcast", "reduce"):
-        streams = case.pipelined and (nodes == 1 or case.choice.protocol == "ll")
-        return (0, 0) if streams else (n - nodes, nodes - 1)
+        window = case.choice.n_channels * LL_WINDOW_BYTES
+        streams = nodes == 1 or (case.choice.protocol == "ll" and case.n_bytes < window)
+        return (0, 0) if case.pipelined and streams else (n - nodes, nodes - 1)
     n_between = (2 if case.collective == "all_reduce" else 1) * (nodes - 1)
     return n_steps(case.collective, n) - n_between, n_between
 
@@ -146,6 +151,10 @@ def _ring(case: Case) -> Terms:
         latency += between.ring.base_s[p] + n_between * between.ring.hop_s[p]
         message = case.n_bytes / (n * n_channels)
         latency += n_between * _handshake_s(between, p, message, between.rendezvous.ring_bytes)
+        if shares == 1:
+            chunk = min(case.n_bytes / n_channels, CHAIN_CHUNK_BYTES[p])
+            rate = shape.n_nics * shape.nic_bytes_per_s * between.ring.efficiency[p]
+            latency += n_between * chunk * n_channels / rate
     if p == _LL:
         step_bytes = min(case.n_bytes / n, LL_LINE_BYTES)
         latency += (n_inside + n_between) * step_bytes / inside.line_bytes_per_s

@@ -13,7 +13,7 @@ from simulator.topology.layout import RegularLayout
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-INSIDE_KINDS = 4  # nvlink, nvswitch, pcie, socket come first in LINK_KINDS
+_FEW_PAIRS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -22,14 +22,6 @@ class Traffic:
 
     source: IntArray
     target: IntArray
-    amount: FloatArray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Loads:
-    """Bytes per byte of progress on each link that carries any, links ascending."""
-
-    links: IntArray
     amount: FloatArray
 
 
@@ -42,7 +34,7 @@ def combine(parts: list[Traffic]) -> Traffic:
     )
 
 
-def link_loads(traffic: Traffic, topology: Any, *, by_host: bool = False) -> Loads:
+def link_loads(traffic: Traffic, topology: Any, *, by_host: bool = False) -> FloatArray:
     """Route traffic and add up what every link carries.
 
     Parameters
@@ -53,18 +45,21 @@ def link_loads(traffic: Traffic, topology: Any, *, by_host: bool = False) -> Loa
         Where the ranks live.
     by_host : bool
         Between nodes, through host memory.
+
+    Returns
+    -------
+    ndarray of float, shape [n_links]
+        Bytes per byte of progress.
     """
+    n_links = len(topology.links)
     moving = (traffic.source != traffic.target) & (traffic.amount > 0.0)
     source, target, amount = traffic.source[moving], traffic.target[moving], traffic.amount[moving]
-    if isinstance(getattr(topology, "layout", None), RegularLayout) and len(source) > 32:
-        links, weights = _regular(source, target, amount, topology, by_host)
-    else:
-        links, weights = _one_by_one(source, target, amount, topology, by_host)
-    if not len(links):
-        return Loads(links=np.zeros(0, dtype=np.int64), amount=np.zeros(0))
-    total: FloatArray = np.bincount(links, weights=weights).astype(np.float64)
-    used = np.flatnonzero(total)
-    return Loads(links=used, amount=total[used])
+    if not len(source):
+        return np.zeros(n_links)
+    many = len(source) > _FEW_PAIRS
+    route = _regular if many and isinstance(getattr(topology, "layout", None), RegularLayout) else _one_by_one
+    links, weights = route(source, target, amount, topology, by_host)
+    return np.bincount(links, weights=weights, minlength=n_links).astype(np.float64)
 
 
 def _one_by_one(
@@ -154,6 +149,8 @@ def _fabric(
     nics_a, nics_b = layout.nics_of(gpus[0]), layout.nics_of(gpus[1])
     n_ways = max(len(nics_a), len(nics_b))
     n_switches = len(layout.fabric.vertices)
+    path_links: list[int] = []
+    path_weights: list[float] = []
     for way in range(n_ways):
         nic_a, nic_b = nics_a[way % len(nics_a)], nics_b[way % len(nics_b)]
         if layout.pxn and nic_a != nic_b:
@@ -162,9 +159,11 @@ def _fabric(
         unique, inverse = np.unique(code, return_inverse=True)
         total = np.bincount(inverse, weights=amount) / n_ways
         for pair, bytes_ in zip(unique.tolist(), total.tolist(), strict=True):
-            path = _path(topology, *divmod(pair, n_switches))
-            links.append(np.array([link for link, _ in path], dtype=np.int64))
-            weights.append(np.array([share * bytes_ for _, share in path]))
+            for link, share in _path(topology, pair // n_switches, pair % n_switches):
+                path_links.append(link)
+                path_weights.append(share * bytes_)
+    links.append(np.array(path_links, dtype=np.int64))
+    weights.append(np.array(path_weights))
 
 
 @lru_cache(maxsize=16)

@@ -188,4 +188,3 @@ def shift(groups: Groups) -> tuple[Traffic, Traffic]:
     amount = np.ones(source.size)
     inside = Traffic(source=source[same], target=target[same], amount=amount[same])
     return inside, Traffic(source=source[~same], target=target[~same], amount=amount[~same])
-

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,11 @@ import numpy as np
 from simulator.collectives import patterns
 from simulator.collectives.constants import Between, Inside
 from simulator.collectives.cost import Exchange, Terms, messages_terms, terms, tree_traffic
-from simulator.collectives.loads import Loads, Traffic, link_loads
+from simulator.collectives.loads import FloatArray, Traffic, link_loads
 from simulator.collectives.shape import GroupShape, shape_of
 from simulator.collectives.tuner import choose
 from simulator.errors import ConfigError
-from simulator.network.base import Flow
+from simulator.network.base import Flow, capacities
 
 #: collective -> family that prices and routes it
 COLLECTIVES = {
@@ -98,6 +99,8 @@ def plan_collective(
     algorithm: str | None = None,
     protocol: str | None = None,
     dtype_bytes: int = 2,
+    nccl: str | None = None,
+    pipelined: bool = False,
 ) -> Flow:
     """Turn a collective that all ``groups`` run at the same time into a flow.
 
@@ -115,6 +118,10 @@ def plan_collective(
         Force one; otherwise the topology's default transport and NCCL's own choice.
     dtype_bytes : int
         Bytes of one element.
+    nccl : str, optional
+        NCCL version, where it is not that of the cluster file.
+    pipelined : bool
+        Whether it is one of many back to back, as in nccl-tests: see :func:`simulator.collectives.cost.terms`.
 
     Returns
     -------
@@ -125,12 +132,13 @@ def plan_collective(
     ------
     ConfigError, UnroutableError
     """
-    shape = _shape(groups, topology, transport)
-    described = describe_collective(collective, n_bytes, shape, algorithm=algorithm, protocol=protocol)
+    shape = _shape(groups, topology, transport, nccl)
+    described = describe_collective(
+        collective, n_bytes, shape, algorithm=algorithm, protocol=protocol, pipelined=pipelined
+    )
     if described.pattern == "none":
         return Flow(latency_s=0.0, n_bytes=0.0, label="none")
-    inside, between = _unit_loads(described.pattern, groups, topology, transport)
-    return _flow(described, collective, n_bytes, inside, between, topology)
+    return _flow(described, n_bytes, _unit_loads(described.pattern, groups, topology, transport), topology)
 
 
 def plan_transfer(
@@ -166,22 +174,22 @@ def _plan_transfer(n_bytes: int, pairs: Groups, topology: Any, transport: str | 
     )
     price = messages_terms(n_bytes, shape, exchange)
     amount = np.ones(len(moving))
-    by_host = _by_host(topology, shape)
-    inside = link_loads(Traffic(source=source[same], target=target[same], amount=amount[same]), topology)
-    between = link_loads(
-        Traffic(source=source[~same], target=target[~same], amount=amount[~same]), topology, by_host=by_host
+    traffic = (
+        Traffic(source=source[same], target=target[same], amount=amount[same]),
+        Traffic(source=source[~same], target=target[~same], amount=amount[~same]),
     )
     described = Described(shape=shape, label="p2p/simple", pattern="send", terms=price)
-    return _flow(described, "send", n_bytes, inside, between, topology)
+    return _flow(described, n_bytes, _routed(traffic, topology, shape), topology)
 
 
-def _shape(groups: Groups, topology: Any, transport: str | None) -> GroupShape:
+@lru_cache(maxsize=1024)
+def _shape(groups: Groups, topology: Any, transport: str | None, nccl: str | None = None) -> GroupShape:
     """Shape of the group that sets the pace: the one over most nodes."""
     if not groups or not groups[0]:
         raise ConfigError("a collective needs at least one group with at least one rank")
     per_node = topology.gpus_per_node
     widest = max(groups[:64], key=lambda group: (len({rank // per_node for rank in group}), len(group)))
-    return shape_of(widest, topology, transport)
+    return shape_of(widest, topology, transport, nccl=nccl)
 
 
 def _by_host(topology: Any, shape: GroupShape) -> bool:
@@ -189,53 +197,69 @@ def _by_host(topology: Any, shape: GroupShape) -> bool:
     return spec is not None and not spec.gpu_direct
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UnitLoads:
+    """Links that a pattern uses, and their loads for one unit of traffic inside and between nodes."""
+
+    links: tuple[int, ...]
+    inside: FloatArray
+    between: FloatArray
+    capacity_bytes_per_s: FloatArray
+
+
 @lru_cache(maxsize=512)
-def _unit_loads(pattern: str, groups: Groups, topology: Any, transport: str | None) -> tuple[Loads, Loads]:
-    """Loads of the pattern for one unit of traffic, inside and between nodes."""
+def _unit_loads(pattern: str, groups: Groups, topology: Any, transport: str | None) -> UnitLoads:
+    """Loads of a pattern for one unit of traffic."""
     shape = _shape(groups, topology, transport)
     arranged = patterns.Groups(groups, shape, topology)
-    if pattern == "send_recv":
-        traffic = patterns.shift(arranged)
-    elif pattern in ("gather", "scatter"):
-        traffic = patterns.from_root(arranged, towards=pattern == "gather")
-    else:
-        traffic = _PATTERNS[pattern](arranged)
-    by_host = _by_host(topology, shape)
-    return link_loads(traffic[0], topology), link_loads(traffic[1], topology, by_host=by_host)
+    return _routed(_PATTERNS[pattern](arranged), topology, shape)
 
 
-_PATTERNS = {
+def _routed(traffic: tuple[Traffic, Traffic], topology: Any, shape: GroupShape) -> UnitLoads:
+    inside = link_loads(traffic[0], topology)
+    between = link_loads(traffic[1], topology, by_host=_by_host(topology, shape))
+    if shape.n_nodes > 1 and topology.node.nics is not None:
+        between = between * (topology.node.nics.bandwidth_bytes_per_s / shape.nic_bytes_per_s)
+    used = np.flatnonzero(inside + between)
+    return UnitLoads(
+        links=tuple(used.tolist()),
+        inside=inside[used],
+        between=between[used],
+        capacity_bytes_per_s=capacities(topology)[used],
+    )
+
+
+_PATTERNS: dict[str, Callable[[patterns.Groups], tuple[Traffic, Traffic]]] = {
     "ring": patterns.ring,
     "tree": patterns.tree,
     "pat": patterns.ring,
     "nvls": patterns.nvls,
     "nvls_tree": patterns.nvls,
     "all_to_all": patterns.all_to_all,
+    "gather": partial(patterns.from_root, towards=True),
+    "scatter": partial(patterns.from_root, towards=False),
+    "send_recv": patterns.shift,
 }
 
 
-def _flow(described: Described, collective: str, n_bytes: int, inside: Loads, between: Loads, topology: Any) -> Flow:
-    """Scale unit loads by traffic over efficiency and merge them."""
-    price, shape = described.terms, described.shape
-    scale_inside, scale_between = _scales(described, collective)
-    between_amount = between.amount * scale_between
-    if shape.n_nodes > 1 and topology.node.nics is not None:
-        between_amount = between_amount * topology.node.nics.bandwidth_bytes_per_s / shape.nic_bytes_per_s
-    links = np.concatenate([inside.links, between.links])
-    amount = np.concatenate([inside.amount * scale_inside, between_amount])
-    used, inverse = np.unique(links, return_inverse=True)
-    weights = np.bincount(inverse, weights=amount, minlength=len(used))
+def _flow(described: Described, n_bytes: int, unit: UnitLoads, topology: Any) -> Flow:
+    """Scale unit loads by traffic over efficiency and add them up."""
+    price = described.terms
+    scale_inside, scale_between = _scales(described)
+    weights = unit.inside * scale_inside + unit.between * scale_between
+    alone = float((unit.capacity_bytes_per_s / weights).min(initial=price.cap_bytes_per_s))
     return Flow(
         latency_s=price.latency_s,
         n_bytes=float(n_bytes),
-        links=tuple(used.tolist()),
+        links=unit.links,
         weights=tuple(weights.tolist()),
         rate_cap_bytes_per_s=price.cap_bytes_per_s,
         label=described.label,
+        alone_bytes_per_s=alone,
     )
 
 
-def _scales(described: Described, collective: str) -> tuple[float, float]:
+def _scales(described: Described) -> tuple[float, float]:
     """Factors from the unit traffic of the pattern to what the raw links see."""
     price, shape, pattern = described.terms, described.shape, described.pattern
     m, nodes, n = shape.ranks_per_node, shape.n_nodes, shape.n_ranks
@@ -253,5 +277,3 @@ def _scales(described: Described, collective: str) -> tuple[float, float]:
         unit_inside, unit_between = 1.0, 1.0
     inside = price.inside_load / unit_inside if unit_inside else 0.0
     return inside, price.between_load / unit_between if unit_between else 0.0
-
-

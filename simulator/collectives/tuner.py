@@ -161,7 +161,9 @@ def nccl_time_us(collective: str, n_bytes: float, shape: GroupShape, algorithm: 
     if algorithm == "tree":
         log_size = min(22, max(0, int(math.log2(max(1.0, n_bytes / 64)))))
         bandwidth *= _TREE_CORRECTION[protocol][log_size]
-    plateau = algorithm == "ring" and protocol == "simple" and collective == "all_reduce" and shape.n_nodes > 1
+    plateau = (
+        algorithm == "ring" and protocol == "simple" and collective == "all_reduce" and shape.n_nodes > 1
+    )
     if plateau and n_bytes / (channels.n_channels * shape.n_ranks) >= 64:
         latency *= 1.9 if shape.generation == "volta" else 1.4
     return latency + n_bytes / (1000.0 * max(bandwidth, 1e-9))
@@ -190,7 +192,9 @@ def algorithm_bandwidth(
         if protocol == "ll":
             bus = min(bus / 3.8, ll_max)
         elif protocol == "ll128":
-            bus = min(bus * (7 / 9 if shape.n_nodes == 1 else 120 / 128), n * _LL128_TREE_CHANNEL[row][column])
+            bus = min(
+                bus * (7 / 9 if shape.n_nodes == 1 else 120 / 128), n * _LL128_TREE_CHANNEL[row][column]
+            )
     elif algorithm == "pat":
         bus *= 0.75
     elif algorithm in ("nvls", "nvls_tree"):
@@ -214,7 +218,9 @@ def _nvls_bandwidth(collective: str, shape: GroupShape, algorithm: str, row: int
 
 def n_steps(collective: str, n_ranks: int) -> int:
     """Steps of a ring: 2(n-1) for all-reduce, n-1 for all-gather and reduce-scatter, n for broadcast and reduce."""
-    return {"all_reduce": 2 * (n_ranks - 1), "broadcast": n_ranks, "reduce": n_ranks}.get(collective, n_ranks - 1)
+    return {"all_reduce": 2 * (n_ranks - 1), "broadcast": n_ranks, "reduce": n_ranks}.get(
+        collective, n_ranks - 1
+    )
 
 
 def _latency(collective: str, shape: GroupShape, algorithm: str, protocol: str) -> float:
@@ -238,7 +244,9 @@ def _latency(collective: str, shape: GroupShape, algorithm: str, protocol: str) 
         hop = inside["tree"][2] if protocol == "simple" else intra
         return base + steps * hop if shape.n_nodes == 1 else base + steps * intra + (shape.n_nodes - 1) * net
     n_inter = (2 if collective == "all_reduce" else 1) * (shape.n_nodes - 1)
-    post = 0.0 if shape.n_nodes == 1 else (2.0 if shape.cpu_vendor == "amd" else 1.0) * (3 if index == 2 else 1)
+    post = (
+        0.0 if shape.n_nodes == 1 else (2.0 if shape.cpu_vendor == "amd" else 1.0) * (3 if index == 2 else 1)
+    )
     return base + (steps - n_inter) * max(intra, post) + n_inter * net
 
 

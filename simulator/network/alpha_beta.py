@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import heapq
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.network.base import Flow, LinkSource
+from simulator.network.base import Flow, LinkSource, capacities
 from simulator.units import PS_PER_S, to_ps
+
+
+@dataclass(slots=True)
+class _Active:
+    """One flow in flight: what remained at ``since_ps``."""
+
+    remaining_bytes: float
+    rate_bytes_per_s: float
+    since_ps: int
+    factor: float = 1.0
+    version: int = 0
 
 
 class AlphaBetaNetwork:
@@ -28,10 +40,10 @@ class AlphaBetaNetwork:
     """
 
     def __init__(self, topology: LinkSource) -> None:
-        self._capacity = np.array([link.bandwidth_bytes_per_s for link in topology.links], dtype=np.float64)
+        self._capacity = capacities(topology)
         self._rates: dict[int, tuple[Flow, float]] = {}
         self._events: list[tuple[int, int, int]] = []
-        self._active: dict[int, tuple[float, float, float, int, int]] = {}
+        self._active: dict[int, _Active] = {}
         self._next_handle = 0
 
     def start(self, flow: Flow, now_ps: int) -> int:
@@ -39,14 +51,14 @@ class AlphaBetaNetwork:
         handle = self._next_handle
         self._next_handle += 1
         begin_ps = now_ps + to_ps(flow.latency_s)
-        self._schedule(handle, float(flow.n_bytes), self._rate(flow), 1.0, begin_ps, 0)
+        self._schedule(handle, _Active(float(flow.n_bytes), self._rate(flow), begin_ps))
         return handle
 
     def next_completion_ps(self) -> int | None:
         """Clock time of the next completion; None when idle."""
         while self._events:
             time_ps, handle, version = self._events[0]
-            if handle in self._active and self._active[handle][4] == version:
+            if handle in self._active and self._active[handle].version == version:
                 return time_ps
             heapq.heappop(self._events)
         return None
@@ -64,24 +76,29 @@ class AlphaBetaNetwork:
         """Limit a flow in flight to ``factor`` of its rate from ``now_ps`` on."""
         if handle not in self._active:
             return
-        remaining, rate, old_factor, since_ps, version = self._active[handle]
-        if now_ps > since_ps and not math.isinf(rate):
-            remaining = max(0.0, remaining - rate * old_factor * (now_ps - since_ps) / PS_PER_S)
-        self._schedule(handle, remaining, rate, factor, max(now_ps, since_ps), version + 1)
+        active = self._active[handle]
+        if now_ps > active.since_ps and not math.isinf(active.rate_bytes_per_s):
+            moved = active.rate_bytes_per_s * active.factor * (now_ps - active.since_ps) / PS_PER_S
+            active.remaining_bytes = max(0.0, active.remaining_bytes - moved)
+        active.factor = factor
+        active.since_ps = max(now_ps, active.since_ps)
+        active.version += 1
+        self._schedule(handle, active)
 
-    def _schedule(
-        self, handle: int, n_bytes: float, rate: float, factor: float, since_ps: int, version: int
-    ) -> None:
-        moving_ps = (
-            0 if n_bytes <= 0.0 or math.isinf(rate) else math.ceil(n_bytes / (rate * factor) * PS_PER_S)
-        )
-        self._active[handle] = (n_bytes, rate, factor, since_ps, version)
-        heapq.heappush(self._events, (since_ps + moving_ps, handle, version))
+    def _schedule(self, handle: int, active: _Active) -> None:
+        rate = active.rate_bytes_per_s * active.factor
+        moving = active.remaining_bytes > 0.0 and not math.isinf(rate)
+        moving_ps = math.ceil(active.remaining_bytes / rate * PS_PER_S) if moving else 0
+        self._active[handle] = active
+        heapq.heappush(self._events, (active.since_ps + moving_ps, handle, active.version))
 
     def _rate(self, flow: Flow) -> float:
         known = self._rates.get(id(flow))
         if known is None or known[0] is not flow:
-            levels = self._capacity[np.asarray(flow.links, dtype=np.intp)] / np.asarray(flow.weights)
-            known = (flow, min(flow.rate_cap_bytes_per_s, float(levels.min(initial=np.inf))))
+            alone = flow.alone_bytes_per_s
+            if not alone:
+                levels = self._capacity[np.asarray(flow.links, dtype=np.intp)] / np.asarray(flow.weights)
+                alone = min(flow.rate_cap_bytes_per_s, float(levels.min(initial=np.inf)))
+            known = (flow, alone)
             self._rates[id(flow)] = known
         return known[1]

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class CapacityLink(Protocol):
     """What a network model needs to know of a link."""
@@ -47,6 +50,8 @@ class Flow:
         Largest progress rate whatever the links allow: protocol, channels, per-flow caps.
     label : str
         What was chosen, for reports: ``"ring/simple"``.
+    alone_bytes_per_s : float
+        Rate that it reaches alone in the network, if whoever made it has worked that out; 0 if not.
 
     References
     ----------
@@ -60,6 +65,15 @@ class Flow:
     weights: tuple[float, ...] = ()
     rate_cap_bytes_per_s: float = float("inf")
     label: str = ""
+    alone_bytes_per_s: float = 0.0
+
+
+def capacities(topology: LinkSource) -> NDArray[np.float64]:
+    """Capacity of every link in bytes per second, from the topology's arrays where it has them."""
+    arrays = getattr(topology, "arrays", None)
+    if arrays is not None:
+        return np.asarray(arrays.bandwidth_bytes_per_s, dtype=np.float64)
+    return np.array([link.bandwidth_bytes_per_s for link in topology.links], dtype=np.float64)
 
 
 class NetworkModel(Protocol):

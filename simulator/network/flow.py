@@ -7,9 +7,10 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simulator.network.base import Flow, LinkSource
-from simulator.network.maxmin import max_min_rates
+from simulator.network.base import Flow, LinkSource, capacities
+from simulator.network.maxmin import FloatArray, max_min_rates
 from simulator.units import PS_PER_S, to_ps
 
 #: Entries a memo may hold before it is emptied; programs repeat far fewer distinct combinations.
@@ -21,14 +22,16 @@ class _Profile:
     """What is known about one Flow description, shared by all its instances in flight."""
 
     flow: Flow
-    lone_rate_bytes_per_s: float
     index: int
-    links: frozenset[int] | None = None
+    lone_rate_bytes_per_s: float
+    links: NDArray[np.intp] | None = None
+    weights: FloatArray | None = None
 
-    def link_set(self) -> frozenset[int]:
-        if self.links is None:
-            self.links = frozenset(self.flow.links)
-        return self.links
+    def arrays(self) -> tuple[NDArray[np.intp], FloatArray]:
+        if self.links is None or self.weights is None:
+            self.links = np.asarray(self.flow.links, dtype=np.intp)
+            self.weights = np.asarray(self.flow.weights, dtype=np.float64)
+        return self.links, self.weights
 
 
 @dataclass(slots=True)
@@ -72,14 +75,16 @@ class FlowNetwork:
     """
 
     def __init__(self, topology: LinkSource) -> None:
-        self._capacity = np.array([link.bandwidth_bytes_per_s for link in topology.links], dtype=np.float64)
+        self._capacity = capacities(topology)
         self._active: dict[int, _Active] = {}
         self._events: list[tuple[int, int, int]] = []
         self._profiles: dict[int, _Profile] = {}
+        self._link_sets: dict[int, tuple[tuple[int, ...], int, frozenset[int]]] = {}
         self._sharing: dict[tuple[int, int], bool] = {}
         self._solved: dict[tuple[tuple[int, float], ...], tuple[float, ...]] = {}
         self._next_handle = 0
         self._next_profile = 0
+        self._next_link_set = 0
         self._now_ps = 0
         self.n_solves = 0
 
@@ -153,7 +158,9 @@ class FlowNetwork:
         if profile is None or profile.flow is not flow:
             if len(self._profiles) >= _MEMO_LIMIT:
                 self._forget()
-            profile = _Profile(flow, self._flow_rate(flow), self._next_profile)
+            profile = _Profile(flow, self._next_profile, flow.alone_bytes_per_s)
+            if not profile.lone_rate_bytes_per_s:
+                profile.lone_rate_bytes_per_s = self._flow_rate(profile)
             self._next_profile += 1
             self._profiles[id(flow)] = profile
         return profile
@@ -161,28 +168,38 @@ class FlowNetwork:
     def _forget(self) -> None:
         in_flight = {id(a.profile.flow): a.profile for a in self._active.values()}
         self._profiles = in_flight
+        self._link_sets.clear()
         self._sharing.clear()
         self._solved.clear()
 
-    def _flow_rate(self, flow: Flow) -> float:
-        if not flow.links:
-            return flow.rate_cap_bytes_per_s
-        levels = self._capacity[np.asarray(flow.links)] / np.asarray(flow.weights)
-        return min(flow.rate_cap_bytes_per_s, float(levels.min()))
+    def _flow_rate(self, profile: _Profile) -> float:
+        links, weights = profile.arrays()
+        levels = self._capacity[links] / weights
+        return min(profile.flow.rate_cap_bytes_per_s, float(levels.min(initial=np.inf)))
 
     def _shares(self, first: _Profile, second: _Profile) -> bool:
         a, b = first.flow.links, second.flow.links
         if not a or not b or a[-1] < b[0] or b[-1] < a[0]:
             return False
-        if first is second:
+        if a is b:
             return True
-        key = (first.index, second.index) if first.index < second.index else (second.index, first.index)
+        (key_a, set_a), (key_b, set_b) = self._link_set(a), self._link_set(b)
+        key = (key_a, key_b) if key_a < key_b else (key_b, key_a)
         shares = self._sharing.get(key)
         if shares is None:
             if len(self._sharing) >= _MEMO_LIMIT:
                 self._sharing.clear()
-            shares = self._sharing[key] = not first.link_set().isdisjoint(second.link_set())
+            shares = self._sharing[key] = not set_a.isdisjoint(set_b)
         return shares
+
+    def _link_set(self, links: tuple[int, ...]) -> tuple[int, frozenset[int]]:
+        """Number and set of a tuple of links; collectives of the same groups share one tuple."""
+        known = self._link_sets.get(id(links))
+        if known is None or known[0] is not links:
+            known = (links, self._next_link_set, frozenset(links))
+            self._next_link_set += 1
+            self._link_sets[id(links)] = known
+        return known[1], known[2]
 
     def _lone_rate(self, active: _Active) -> float:
         return active.profile.lone_rate_bytes_per_s * active.factor
@@ -267,14 +284,11 @@ class FlowNetwork:
 
     def _solve(self, members: list[int]) -> tuple[float, ...]:
         self.n_solves += 1
-        flows = [self._active[h].profile.flow for h in members]
+        loads = [self._active[h].profile.arrays() for h in members]
         caps = np.array([self._lone_rate(self._active[h]) for h in members])
-        n_entries = [len(flow.links) for flow in flows]
-        entry_flow = np.repeat(np.arange(len(flows)), n_entries)
-        used, entry_link = np.unique(
-            np.concatenate([np.asarray(f.links, dtype=np.intp) for f in flows]), return_inverse=True
-        )
-        entry_weight = np.concatenate([np.asarray(f.weights, dtype=np.float64) for f in flows])
+        entry_flow = np.repeat(np.arange(len(loads)), [len(links) for links, _ in loads])
+        used, entry_link = np.unique(np.concatenate([links for links, _ in loads]), return_inverse=True)
+        entry_weight = np.concatenate([weights for _, weights in loads])
         rates = max_min_rates(entry_flow, entry_link, entry_weight, self._capacity[used], caps)
         return tuple(float(rate) for rate in rates)
 

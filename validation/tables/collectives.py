@@ -62,6 +62,7 @@ def lone_time_s(flow: Any, topology: Any) -> float:
 def _plan(row: Row) -> tuple[Any, Any]:
     """Return the planned flow of a row and its topology."""
     from simulator.collectives import plan_collective
+    from simulator.collectives.benchmark import conditions_of
 
     gpus = row.integer("gpus")
     if gpus < 2:
@@ -78,8 +79,21 @@ def _plan(row: Row) -> tuple[Any, Any]:
         algorithm=row.text("algorithm").lower() or None,
         protocol=row.text("protocol").lower() or None,
         dtype_bytes=dtype_bytes(row.text("notes")),
+        nccl=conditions_of(row.text("source"), row.text("notes")).nccl,
+        pipelined=True,
     )
     return flow, topology
+
+
+def _launch_floor_s(row: Row, flow: Any, topology: Any) -> float:
+    """Least time between operations when one process drives all GPUs (``nccl-tests -g``)."""
+    from simulator.collectives.benchmark import conditions_of, launch_floor_s
+    from simulator.collectives.cost import constants_of
+    from simulator.collectives.shape import shape_of
+
+    how = conditions_of(row.text("source"), row.text("notes"))
+    inside, _ = constants_of(shape_of(range(topology.n_gpus), topology, row.text("transport") or None))
+    return launch_floor_s(flow.label, how.gpus_per_process, inside)
 
 
 @lru_cache(maxsize=256)
@@ -100,7 +114,8 @@ def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: 
             progress.update(len(outcomes), len(rows))
         try:
             flow, topology = _plan(row)
-            outcomes.append(Outcome(row=row, predicted=1e6 * lone_time_s(flow, topology), note=flow.label))
+            time_s = max(lone_time_s(flow, topology), _launch_floor_s(row, flow, topology))
+            outcomes.append(Outcome(row=row, predicted=1e6 * time_s, note=flow.label))
         except SimulatorError as error:
             outcomes.append(Outcome(row=row, reason=error.message))
     return outcomes
