@@ -9,11 +9,13 @@ import typer
 from simulator.errors import SimulatorError
 from validation.emulation.clean import clean as end_orphans
 from validation.emulation.cli import emulate
+from validation.jobs.cli import run
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
     help="Real torch.distributed jobs, on this machine, under torchrun or Slurm, or on an emulated cluster.",
 )  # fmt: skip
+app.command("run")(run)
 app.command("emulate")(emulate)
 
 

@@ -202,9 +202,9 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         raise SimulatorError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def print_rows(rows: Sequence[dict[str, Any]]) -> None:
+def print_rows(rows: Sequence[dict[str, Any]], names: Sequence[str] = _SHOWN) -> None:
     """Print the columns that matter most, aligned; ``--csv`` and ``--json`` have them all."""
-    names = [name for name in _SHOWN if any(row.get(name, "") != "" for row in rows)]
+    names = [name for name in names if any(row.get(name, "") != "" for row in rows)]
     table = [names, *([_text(row.get(name, "")) for name in names] for row in rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(names))]
     for line in table:

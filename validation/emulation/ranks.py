@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from simulator.errors import SimulatorError
 from validation.emulation.namespaces import EmulationError, die_with_parent, name_process, set_timer_slack_ns
 
 _REAL_TIME_PRIORITY = 1
@@ -111,8 +112,11 @@ def _fork(
         if real_time:
             with contextlib.suppress(PermissionError):
                 os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_REAL_TIME_PRIORITY))
+        answer: tuple[bool, Any]
         try:
             answer = (True, body(rank))
+        except SimulatorError as error:
+            answer = (False, error)
         except BaseException as error:
             answer = (False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
         _write_all(writer, pickle.dumps(answer))
@@ -160,6 +164,8 @@ def _answer(child: _Child) -> Any:
         )
         raise EmulationError(f"rank {child.rank} {how} before it answered")
     fine, value = pickle.loads(bytes(child.received))
+    if isinstance(value, SimulatorError) and not fine:
+        raise value
     if not fine:
         first, _, rest = str(value).partition("\n")
         raise EmulationError(f"rank {child.rank} failed: {first}\n{rest.rstrip()}")

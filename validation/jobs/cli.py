@@ -1,0 +1,157 @@
+"""``python -m validation run JOB``: under torchrun, under Slurm, or with ranks started here."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from simulator.errors import ConfigError
+from validation.emulation.cli import print_rows
+from validation.emulation.job import parse_bytes
+from validation.emulation.ranks import ending_cleanly
+from validation.jobs.launch import JobError, Launch, find_launch, process_group, require_torch, start_here
+from validation.jobs.rows import Row, write_csv
+from validation.jobs.settings import JOBS, TRAINING, Settings, check_ranks
+
+_SHOWN = {
+    "training": ("model", "gpus", "dp", "tp", "pp", "sharding", "micro_batch", "metric", "value", "notes"),
+    "collectives": ("collective", "gpus", "nodes", "size_bytes", "time_us", "notes"),
+    "kernels": ("op", "pass", "m", "n", "k", "batch", "heads", "seq_len", "dtype", "time_us"),
+}
+
+
+def kind_of(job: str) -> str:
+    """Kind of table that a job's rows belong to."""
+    return "training" if job in TRAINING else job
+
+
+def run_job(settings: Settings, launch: Launch) -> list[Row]:
+    """Run one rank of a job; every rank returns the same rows.
+
+    Raises
+    ------
+    SimulatorError
+        If the job cannot run on these ranks, or a peer is lost.
+    """
+    import warnings
+
+    import torch
+
+    from validation.jobs.training import size_of
+
+    warnings.simplefilter("ignore", FutureWarning)  # newer torch has new names for two collectives
+    size = size_of(settings)
+    check_ranks(settings, launch.world_size, size.layers, size.heads)
+    device = choose_device(settings, launch)
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_world_size))
+    else:
+        torch.cuda.set_device(device)
+    runner = _runner(settings.job)
+    if launch.world_size == 1:
+        return runner(settings, launch, device)
+    with process_group(launch, "nccl" if device.type == "cuda" else "gloo", settings.timeout_s):
+        try:
+            return runner(settings, launch, device)
+        except RuntimeError as error:
+            if "onnection" in str(error) or "Timed out" in str(error) or "NCCL" in str(error):
+                raise JobError(
+                    f"rank {launch.rank} lost a peer: {str(error).splitlines()[0]}", hint="see which rank failed first"
+                ) from None
+            raise
+
+
+def _runner(job: str) -> Any:
+    if job in TRAINING:
+        from validation.jobs.training import run_training
+
+        return run_training
+    if job == "kernels":
+        from validation.jobs.kernels import run_kernels
+
+        return run_kernels
+    from validation.jobs.collectives import run_collectives
+
+    return run_collectives
+
+
+def choose_device(settings: Settings, launch: Launch) -> Any:
+    """Device of a rank: its GPU where there is one for every rank of the node, otherwise the CPU.
+
+    Raises
+    ------
+    ConfigError
+        If GPUs are asked for and there are too few.
+    """
+    import torch
+
+    n_gpus = torch.cuda.device_count() if settings.device != "cpu" else 0
+    if n_gpus >= launch.local_world_size:
+        return torch.device("cuda", launch.local_rank)
+    if settings.device == "cuda":
+        raise ConfigError(
+            f"{launch.local_world_size} ranks on this node, but {n_gpus} GPUs", hint="fewer ranks, or --device cpu"
+        )
+    return torch.device("cpu")
+
+
+def run(
+    job: Annotated[str, typer.Argument(help="; ".join(f"{name}: {text}" for name, text in JOBS.items()))],
+    model: Annotated[str, typer.Option(help="GPT-2 size: gpt2-micro, gpt2-tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl.")] = "gpt2-tiny",
+    layers: Annotated[int, typer.Option(help="Blocks; 0 is the model's own number.")] = 0,
+    sequence_length: Annotated[int, typer.Option(help="Tokens per sequence; 0 is the model's own.")] = 0,
+    micro_batch: Annotated[int, typer.Option(help="Sequences per rank and forward.")] = 1,
+    micro_batches: Annotated[int, typer.Option(help="Forwards per step.")] = 0,
+    precision: Annotated[str, typer.Option(help="fp32, bf16, fp16, amp_bf16 or amp_fp16.")] = "fp32",
+    schedule: Annotated[str, typer.Option(help="Pipeline schedule: gpipe or 1f1b.")] = "1f1b",
+    collectives: Annotated[str, typer.Option(help="Which collectives, with commas.")] = "all_reduce,all_gather,reduce_scatter,broadcast,all_to_all",
+    sizes: Annotated[str, typer.Option(help="Sizes of collectives, with commas.")] = "64KiB,1MiB,4MiB",
+    nproc: Annotated[int, typer.Option(help="Ranks to start here when no launcher did; 0 is 2, or 1 where a job needs 1.")] = 0,
+    port: Annotated[int, typer.Option(help="Where rank 0 listens when ranks start here; 0 is any free port.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    topology: Annotated[str, typer.Option(help="Name for the rows: a shipped cluster (or device) lets them be predicted.")] = "here",
+    repeats: Annotated[int, typer.Option(help="Measured repetitions.")] = 10,
+    warm_up: Annotated[int, typer.Option(help="Repetitions before.")] = 3,
+    timeout: Annotated[float, typer.Option(help="Seconds after which everything ends.")] = 600.0,
+    profile: Annotated[Optional[Path], typer.Option(help="Folder for one Kineto trace per rank.")] = None,  # noqa: UP045
+    csv: Annotated[Optional[Path], typer.Option("--csv", help="Write the rows to a file.")] = None,  # noqa: UP045
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document: kind, rows.")] = False,
+) -> None:
+    """Run a real job and print what it measured, in the columns of the measurement tables."""
+    launch = find_launch(os.environ)
+    n_here = nproc or (1 if job in ("kernels", "single") else 2)
+    n_ranks = launch.world_size if launch else n_here
+    settings = Settings(
+        job=job, model=model, layers=layers, seq_len=sequence_length, micro_batch=micro_batch,
+        n_micro_batches=micro_batches or (n_ranks if job == "pp" else 1), precision=precision, schedule=schedule,
+        collectives=tuple(collectives.split(",")), sizes_bytes=tuple(parse_bytes(text) for text in sizes.split(",")), device=device,
+        topology=topology, n_repeats=repeats, n_warm_up=warm_up, profile=profile, timeout_s=timeout,
+    )  # fmt: skip
+    require_torch()
+    with ending_cleanly():
+        if launch is not None:
+            rows = run_job(settings, launch)
+        elif n_here == 1:
+            rows = run_job(settings, Launch(rank=0, world_size=1, local_rank=0, local_world_size=1))
+        else:
+            rows = start_here(n_here, lambda one: run_job(settings, one), port=port, timeout_s=timeout)[0]
+    if launch is None or launch.rank == 0:
+        _report(settings, rows, csv, json_)
+
+
+def _report(settings: Settings, rows: Sequence[Row], path: Path | None, as_json: bool) -> None:
+    kind = kind_of(settings.job)
+    if path is not None:
+        write_csv(path, kind, rows)
+    if settings.profile is not None:
+        print(f"traces are in {settings.profile}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"kind": kind, "rows": list(rows)}))
+        return
+    print_rows(rows, _SHOWN[kind])

@@ -1,0 +1,81 @@
+"""Collectives by size, as nccl-tests counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from simulator.errors import ConfigError
+from validation.jobs.launch import Launch
+from validation.jobs.nvml import GpuMonitor
+from validation.jobs.rows import Row, make_row
+from validation.jobs.settings import Settings
+from validation.jobs.timing import summarize, time_repeated
+from validation.jobs.trace import profiled
+
+_FLOAT_BYTES = 4
+
+
+def _call(name: str, n_bytes: int, world: int, device: torch.device) -> Callable[[], object]:
+    """Return a collective on buffers of the size that nccl-tests calls ``n_bytes``."""
+    n_elements = max(world, n_bytes // _FLOAT_BYTES // world * world)
+    whole = torch.ones(n_elements, device=device)
+    part = torch.ones(n_elements // world, device=device)
+    other = torch.empty_like(whole)
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+        "reduce": lambda: dist.reduce(whole, 0),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole),
+    }
+    if name not in calls:
+        raise ConfigError(f"collective '{name}' is unknown", hint=f"one of {', '.join(calls)}")
+    return calls[name]
+
+
+def run_collectives(settings: Settings, launch: Launch, device: torch.device) -> list[Row]:
+    """Time every collective at every size; the slowest rank counts. Every rank returns the same rows."""
+    rows = []
+    world = launch.world_size
+    with GpuMonitor(device.index if device.type == "cuda" else None) as monitor:
+        for name in settings.collectives:
+            for size in settings.sizes_bytes:
+                call = _call(name, size, world, device)
+                mine = time_repeated(
+                    call, device, n_repeats=settings.n_repeats, n_warm_up=settings.n_warm_up, before_each=dist.barrier
+                )
+                everyone: list[list[float]] = [[]] * world
+                dist.all_gather_object(everyone, mine)
+                rows.append(_row(settings, launch, device, name, size, [max(one) for one in zip(*everyone, strict=True)]))
+    if settings.profile is not None:
+        with profiled(settings.profile, settings.job, launch.rank, device):
+            for name in settings.collectives:
+                _call(name, settings.sizes_bytes[0], world, device)()
+    note = monitor.describe()
+    return [{**row, "notes": "; ".join(filter(None, (str(row["notes"]), note)))} for row in rows]
+
+
+def _row(
+    settings: Settings, launch: Launch, device: torch.device, name: str, size: int, durations_s: list[float]
+) -> Row:
+    found = summarize(durations_s)
+    return make_row(
+        "collectives",
+        {
+            "source": f"own measurement, torch {torch.__version__}, {dist.get_backend()}",
+            "topology": settings.topology,
+            "transport": "tcp" if device.type == "cpu" else "",
+            "collective": name,
+            "gpus": launch.world_size,
+            "nodes": launch.n_nodes,
+            "gpus_per_node": launch.local_world_size,
+            "size_bytes": size,
+            "in_place": 0,
+            "time_us": round(found.median_s * 1e6, 3),
+            "notes": f"from torch, slowest rank; {found.describe()}",
+        },
+    )

@@ -1,0 +1,215 @@
+"""Who am I among how many: torchrun, Slurm, or ranks started here; a clear message when that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simulator.errors import ConfigError, SimulatorError
+from validation.emulation.ranks import run_ranks
+
+_DEFAULT_PORT = 29500
+
+
+class JobError(SimulatorError):
+    """A real job could not start or did not finish."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One process of a job.
+
+    Parameters
+    ----------
+    rank, world_size : int
+        Among all processes.
+    local_rank, local_world_size : int
+        Among those of this node.
+    address, port : str, int
+        Where rank 0 listens.
+    launcher : str
+        ``torchrun``, ``slurm`` or ``here``.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    address: str = "127.0.0.1"
+    port: int = _DEFAULT_PORT
+    launcher: str = "here"
+
+    @property
+    def n_nodes(self) -> int:
+        """Nodes, if all have as many ranks as this one."""
+        return -(-self.world_size // self.local_world_size)
+
+
+def find_launch(environment: Mapping[str, str]) -> Launch | None:
+    """Read from the environment who launched this process; None if nobody did.
+
+    Raises
+    ------
+    ConfigError
+        If a variable that the launcher sets is missing or is not a number.
+
+    Examples
+    --------
+    >>> find_launch({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_NTASKS_PER_NODE": "2",
+    ...              "MASTER_ADDR": "node1"}).n_nodes
+    4
+    """
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return Launch(
+            rank=_number(environment, "RANK"),
+            world_size=_number(environment, "WORLD_SIZE"),
+            local_rank=_number(environment, "LOCAL_RANK", 0),
+            local_world_size=_number(environment, "LOCAL_WORLD_SIZE", 1),
+            address=_required(environment, "MASTER_ADDR", "torchrun"),
+            port=_number(environment, "MASTER_PORT", _DEFAULT_PORT),
+            launcher="torchrun",
+        )
+    if "SLURM_PROCID" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1:
+        world = _number(environment, "SLURM_NTASKS")
+        nodes = _number(environment, "SLURM_NNODES", 1)
+        per_node = environment.get("SLURM_NTASKS_PER_NODE", "").partition("(")[0]
+        return Launch(
+            rank=_number(environment, "SLURM_PROCID"),
+            world_size=world,
+            local_rank=_number(environment, "SLURM_LOCALID", 0),
+            local_world_size=int(per_node) if per_node.isdigit() else -(-world // nodes),
+            address=_required(environment, "MASTER_ADDR", "the sbatch template"),
+            port=_number(environment, "MASTER_PORT", _DEFAULT_PORT),
+            launcher="slurm",
+        )
+    return None
+
+
+def _required(environment: Mapping[str, str], name: str, who: str) -> str:
+    if name not in environment:
+        raise ConfigError(f"{name} is not set", hint=f"{who} sets it: start the job with that")
+    return environment[name]
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environment.get(name, "" if default is None else str(default))
+    if not text.isdigit():
+        raise ConfigError(f"{name}={text!r} is not a number of the launcher's environment")
+    return int(text)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def check_port(address: str, port: int) -> None:
+    """Complain when rank 0 cannot listen on its port.
+
+    Raises
+    ------
+    JobError
+        If the port is taken.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise JobError(
+                    f"port {port} on {address} is busy", hint="choose another with --port, or MASTER_PORT"
+                ) from None
+            raise JobError(f"rank 0 cannot listen on {address}:{port}: {error.strerror}") from None
+
+
+def start_here(
+    n_ranks: int, body: Callable[[Launch], Any], *, port: int = 0, timeout_s: float = 1800.0
+) -> list[Any]:
+    """Start so many ranks on this machine and return their answers; none outlives this process.
+
+    Parameters
+    ----------
+    n_ranks : int
+        Processes.
+    body : callable
+        What each runs.
+    port : int
+        Where rank 0 listens; 0 takes a free one.
+    timeout_s : float
+        After this all are ended.
+
+    Raises
+    ------
+    JobError
+        If the port is busy or a rank dies.
+    """
+    if port:
+        check_port("127.0.0.1", port)
+    chosen = port or free_port()
+    return run_ranks(
+        n_ranks,
+        lambda rank: body(
+            Launch(rank=rank, world_size=n_ranks, local_rank=rank, local_world_size=n_ranks, port=chosen)
+        ),
+        timeout_s=timeout_s,
+    )
+
+
+@contextlib.contextmanager
+def process_group(launch: Launch, backend: str, timeout_s: float) -> Iterator[None]:
+    """Join the job's process group while the body runs.
+
+    Raises
+    ------
+    JobError
+        If the ranks do not find each other; names the address and what to look at.
+    """
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    if launch.launcher == "here":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if launch.rank == 0 and launch.launcher == "slurm":
+        check_port("", launch.port)
+    try:
+        dist.init_process_group(
+            backend,
+            init_method=f"tcp://{launch.address}:{launch.port}",
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise JobError(
+            f"rank {launch.rank} of {launch.world_size} could not join at {launch.address}:{launch.port}: {error}",
+            hint="is the port free on rank 0's node, and do all ranks run?",
+        ) from None
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def require_torch() -> None:
+    """Complain in words when PyTorch is not installed.
+
+    Raises
+    ------
+    JobError
+        With the command that installs it.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise JobError(f"real jobs need PyTorch: {error}", hint="pip install torch") from None

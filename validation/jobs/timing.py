@@ -1,0 +1,125 @@
+"""Measuring: warm-up, repetitions, medians and quartiles, on the GPU's clock where there is one."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Median and quartiles of repeated measurements, in seconds."""
+
+    median_s: float
+    lower_s: float
+    upper_s: float
+    n_repeats: int
+
+    def describe(self) -> str:
+        """Words for a notes column: quartiles and repetitions."""
+        return f"median of {self.n_repeats}; quartiles {self.lower_s * 1e6:.1f} and {self.upper_s * 1e6:.1f} us"
+
+
+def summarize(durations_s: Sequence[float]) -> Statistics:
+    """Median and quartiles.
+
+    Examples
+    --------
+    >>> summarize([3.0, 1.0, 2.0]).median_s
+    2.0
+    """
+    if len(durations_s) == 1:
+        only = durations_s[0]
+        return Statistics(median_s=only, lower_s=only, upper_s=only, n_repeats=1)
+    lower, median, upper = statistics.quantiles(durations_s, n=4, method="inclusive")
+    return Statistics(median_s=median, lower_s=lower, upper_s=upper, n_repeats=len(durations_s))
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done everything; nothing to wait for on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def time_repeated(
+    action: Callable[[], object],
+    device: torch.device,
+    *,
+    n_repeats: int,
+    n_warm_up: int,
+    before_each: Callable[[], object] = lambda: None,
+) -> list[float]:
+    """Run an action again and again and return how long each took.
+
+    Parameters
+    ----------
+    action : callable
+        What to measure.
+    device : torch.device
+        On a GPU the times are those between two events on its stream; otherwise wall time.
+    n_repeats, n_warm_up : int
+        Measured repetitions and those before.
+    before_each : callable
+        Runs before every repetition and is not measured: a barrier, a flushed cache.
+
+    Returns
+    -------
+    list of float
+        Seconds.
+    """
+    for _ in range(n_warm_up):
+        before_each()
+        action()
+    synchronize(device)
+    if device.type != "cuda":
+        durations = []
+        for _ in range(n_repeats):
+            before_each()
+            start_s = time.perf_counter()
+            action()
+            durations.append(time.perf_counter() - start_s)
+        return durations
+    pairs = []
+    for _ in range(n_repeats):
+        before_each()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        action()
+        end.record()
+        pairs.append((start, end))
+    synchronize(device)
+    return [start.elapsed_time(end) / 1e3 for start, end in pairs]
+
+
+class PhaseClock:
+    """Cuts a step into phases without making the device wait.
+
+    Parameters
+    ----------
+    device : torch.device
+        On a GPU the borders are events on its stream; otherwise the wall clock.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._marks: list[tuple[str, float, torch.cuda.Event | None]] = []
+
+    def mark(self, phase: str) -> None:
+        """Say that a phase begins now."""
+        event = None
+        if self._on_gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        self._marks.append((phase, time.perf_counter(), event))
+
+    def durations_s(self) -> dict[str, float]:
+        """Seconds of every phase, summed over its occurrences; the last mark only ends the one before."""
+        totals: dict[str, float] = {}
+        for (phase, start_s, start), (_, end_s, end) in zip(self._marks, self._marks[1:], strict=False):
+            seconds = start.elapsed_time(end) / 1e3 if start is not None and end is not None else end_s - start_s
+            totals[phase] = totals.get(phase, 0.0) + seconds
+        return totals
