@@ -20,6 +20,7 @@ from simulator.schedules.check import (
 )
 from simulator.schedules.dualpipe import dualpipe
 from simulator.schedules.gpipe import gpipe
+from simulator.schedules.interlaced import interlaced
 from simulator.schedules.interleaved import interleaved
 from simulator.schedules.one_f_one_b import one_f_one_b
 from simulator.schedules.render import render
@@ -110,6 +111,7 @@ SCHEDULES: dict[str, Schedule] = {
         Schedule(name="gpipe", build=gpipe),
         Schedule(name="1f1b", build=one_f_one_b),
         Schedule(name="1f1b-interleaved", build=interleaved, n_chunks=0),
+        Schedule(name="interlaced", build=interlaced),
         Schedule(name="zb-1p", build=zb_1p),
         Schedule(name="zb-2p", build=zb_2p),
         Schedule(name="zb-v", build=zb_v, layout="vee", n_chunks=2),

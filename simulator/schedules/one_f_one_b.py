@@ -30,14 +30,15 @@ def one_f_one_b(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Ta
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
     return tuple(
-        _row(min(n_stages - stage - 1, n_micro_batches), n_micro_batches) for stage in range(n_stages)
+        row(min(n_stages - stage - 1, n_micro_batches), n_micro_batches) for stage in range(n_stages)
     )
 
 
-def _row(n_warm_up: int, n_micro_batches: int) -> Row:
-    row = [Action("F", i) for i in range(n_warm_up)]
+def row(n_warm_up: int, n_micro_batches: int) -> Row:
+    """Return ``n_warm_up`` forwards, then one forward and one backward in turn, then what backwards are left."""
+    actions = [Action("F", i) for i in range(n_warm_up)]
     for i in range(n_micro_batches):
         if n_warm_up + i < n_micro_batches:
-            row.append(Action("F", n_warm_up + i))
-        row.append(Action("B", i))
-    return tuple(row)
+            actions.append(Action("F", n_warm_up + i))
+        actions.append(Action("B", i))
+    return tuple(actions)

@@ -69,7 +69,7 @@ def test_makespan_is_at_least_work_and_longest_chain(name):
         assert makespan >= max(chain, work)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interlaced"])
 def test_bubble_is_p_minus_1_over_m(name):
     for p, m, placement, table in tables(name):
         assert unit_time_makespan(table, placement, forward=3.0, backward=5.0) == (m + p - 1) * 8.0
@@ -121,6 +121,7 @@ PEAKS = {
     "gpipe": lambda p, m: m,
     "1f1b": lambda p, m: p,
     "1f1b-interleaved": lambda p, m: 2 * (p - 1) + p + 1,
+    "interlaced": lambda p, m: 3 * p // 2,
     "zb-1p": lambda p, m: p,
     "zb-2p": lambda p, m: 2 * p - 1,
     "zb-v": lambda p, m: 2 * p,
