@@ -9,9 +9,9 @@ from simulator.schedules.one_f_one_b import row
 def interlaced(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Table:
     """Run half as many forwards again ahead as 1F1B, so that all stages meet once per micro-batch.
 
-    Between two meetings, at which all stages compute their shards of the loss, a stage runs one forward and one
-    backward. A gradient then climbs one stage per meeting and an activation descends two: stage ``s`` holds
-    ``3 (n_stages - s) // 2`` activations.
+    Between two meetings, at which all stages compute their shards of the loss, a stage runs one forward and
+    one backward. A gradient then climbs one stage per meeting and an activation descends two: stage ``s``
+    holds ``3 (n_stages - s) // 2`` activations.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ def one_f_one_b(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Ta
 
 
 def row(n_warm_up: int, n_micro_batches: int) -> Row:
-    """Return ``n_warm_up`` forwards, then one forward and one backward in turn, then what backwards are left."""
+    """Return ``n_warm_up`` forwards, one forward and one backward in turn, then the other backwards."""
     actions = [Action("F", i) for i in range(n_warm_up)]
     for i in range(n_micro_batches):
         if n_warm_up + i < n_micro_batches:
