@@ -12,31 +12,33 @@ from pathlib import Path
 from typing import Any
 
 from simulator.config import load_yaml, near_misses
-from simulator.importers.record import Imported, Reader
+from simulator.importers.record import Imported, Reader, words
 from simulator.models.catalog import BERT_STYLE, GPT2_STYLE, LLAMA_STYLE, MEGATRON_STYLE, MPT_STYLE, T5_STYLE
 from simulator.models.spec import Activation, ModelSpec
 
-_IRRELEVANT = (
-    "_name_or_path architectures attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id "
-    "chunk_size_feed_forward classifier_dropout cross_attention_hidden_size decoder_start_token_id "
-    "diversity_penalty do_sample early_stopping embd_pdrop eos_token_id exponential_decay_length_penalty "
-    "finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label initializer_factor "
-    "initializer_range is_decoder is_encoder_decoder label2id layer_norm_eps layer_norm_epsilon length_penalty "
-    "max_length max_window_layers min_length no_repeat_ngram_size norm_eps num_beam_groups num_beams "
-    "num_return_sequences output_attentions output_hidden_states output_router_logits pad_token_id "
-    "pretraining_tp problem_type reorder_and_upcast_attn repetition_penalty return_dict return_dict_in_generate "
-    "rms_norm_eps rope_parameters rope_scaling rope_theta router_aux_loss_coef router_jitter_noise "
+_IRRELEVANT = words(
+    "_name_or_path architectures attn_implementation auto_map bad_words_ids begin_suppress_tokens "
+    "bos_token_id chunk_size_feed_forward classifier_dropout cross_attention_hidden_size "
+    "decoder_start_token_id diversity_penalty do_sample early_stopping embd_pdrop eos_token_id "
+    "exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id "
+    "gradient_checkpointing id2label initializer_factor initializer_range is_decoder is_encoder_decoder "
+    "label2id layer_norm_eps layer_norm_epsilon length_penalty max_length max_window_layers min_length "
+    "no_repeat_ngram_size norm_eps num_beam_groups num_beams num_return_sequences output_attentions "
+    "output_hidden_states output_router_logits pad_token_id pretraining_tp problem_type "
+    "reorder_and_upcast_attn repetition_penalty return_dict return_dict_in_generate rms_norm_eps "
+    "rope_parameters rope_scaling rope_theta router_aux_loss_coef router_jitter_noise "
     "scale_attn_by_inverse_layer_idx scale_attn_weights sep_token_id summary_activation "
     "summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens "
     "task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p "
-    "transformers_version typical_p unk_token_id use_bfloat16 use_cache dtype torch_dtype n_ctx output_past "
-    "relative_attention_max_distance position_embedding_type ep_size num_nextn_predict_layers num_mtp_layers "
-    "aux_loss_alpha seq_aux scoring_func topk_method topk_group n_group norm_topk_prob routed_scaling_factor "
-    "moe_layer_freq expert_dropout learned_pos_emb logit_scale verbose init_device init_config embedding_fraction "
-    "loss_fn decoder_sparse_step mlp_only_layers use_sliding_window layer_types use_qk_norm partial_rotary_factor "
-    "max_sequence_length word_embed_proj_dim do_layer_norm_before _remove_final_layer_norm layerdrop "
-    "activation_dropout attention_dropout hidden_dropout attention_probs_dropout_prob attn_pdrop prefix"
-).split()
+    "transformers_version typical_p unk_token_id use_bfloat16 use_cache dtype torch_dtype n_ctx "
+    "output_past relative_attention_max_distance position_embedding_type ep_size num_nextn_predict_layers "
+    "num_mtp_layers aux_loss_alpha seq_aux scoring_func topk_method topk_group n_group norm_topk_prob "
+    "routed_scaling_factor moe_layer_freq expert_dropout learned_pos_emb logit_scale verbose init_device "
+    "init_config embedding_fraction loss_fn decoder_sparse_step mlp_only_layers use_sliding_window "
+    "layer_types use_qk_norm partial_rotary_factor max_sequence_length word_embed_proj_dim "
+    "do_layer_norm_before _remove_final_layer_norm layerdrop activation_dropout attention_dropout "
+    "hidden_dropout attention_probs_dropout_prob attn_pdrop prefix"
+)
 
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -87,8 +89,9 @@ def _llama(r: Reader) -> dict[str, Any]:
         "mlp_bias": r.boolean("mlp_bias"),
         "tied": r.boolean("tie_word_embeddings"),
     }
-    if r.data.get("use_sliding_window", True):
-        fields["sliding_window"] = r.integer("sliding_window", default=0)
+    window = r.integer("sliding_window", default=0)
+    if window and r.boolean("use_sliding_window", default=True):
+        fields["sliding_window"] = window
     return fields
 
 

@@ -12,6 +12,11 @@ from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
 
 
+def words(text: str) -> tuple[str, ...]:
+    """Return the words of a blank-separated list of key names."""
+    return tuple(text.split())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportReport:
     """Which keys of a foreign file counted, and how.

@@ -1,0 +1,345 @@
+"""Megatron-LM launch scripts and flags: the model and the plan that they describe.
+
+References
+----------
+NVIDIA/Megatron-LM, ``megatron/training/arguments.py``, ``megatron/core/model_parallel_config.py`` and
+``transformer_config.py`` (names and defaults).
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from pathlib import Path
+from typing import Any
+
+from simulator.config import load_yaml, read_text
+from simulator.importers.record import Imported, Reader, words
+from simulator.importers.shell import script_words
+from simulator.models.catalog import BERT_STYLE, LLAMA_STYLE, MEGATRON_STYLE, T5_STYLE
+from simulator.models.spec import Activation, ModelSpec, Positions
+
+#: flags that change neither time nor memory of an iteration, by their first words
+_IRRELEVANT = re.compile(
+    r"^(adam|rampup|attention-dropout|hidden-dropout|clip|data|eval|exit|init|log|lr|loss|master|merge|min-lr|mmap|no-load|"
+    r"no-save|node|num-workers|override|rdzv|reset|rotary|save|load|seed|split|start|tensorboard|timing|tokenizer|"
+    r"train|use-checkpoint|use-legacy|use-mcore|use-rotary|vocab-file|wandb|weight|warmup|ckpt|dist|distributed-b|"
+    r"end-weight|legacy|norm-epsilon|layernorm-epsilon|apply|mock|bert|mask|short|nproc|nnodes|manual-gc|"
+    r"no-gradient|no-masked|no-bias|no-rope|async|auto|dataloader|optimizer$|eod|override|moe-aux|moe-z|moe-router-"
+    r"(load|dtype|score|pre|num|group|bias|enable|force)|moe-pad|moe-permute|empty-unused|check-for|timers|"
+    r"use-pytorch|cross-entropy|fp8-(amax|margin|interval|recipe)|rank|local|hf|max-steps|rope|initial|decoder-seq|"
+    r"deepspeed|zero|cpu-optimizer|activation|profile|use-cpu|tee|redirects|role|rerun|te-rng|variable|encoder-seq)"
+)
+
+#: flags without a value
+_SWITCHES = words(
+    "swiglu sequence-parallel bf16 fp16 use-distributed-optimizer overlap-grad-reduce "
+    "overlap-param-gather untie-embeddings-and-output-weights disable-bias-linear add-qkv-bias "
+    "group-query-attention squared-relu recompute-activations checkpoint-activations use-flash-attn "
+    "qk-layernorm multi-latent-attention use-torch-fsdp2 use-megatron-fsdp use-custom-fsdp "
+    "grad-reduce-in-bf16 accumulate-allreduce-grads-in-fp32 tp-comm-overlap "
+    "overlap-moe-expert-parallel-comm moe-grouped-gemm moe-shared-expert-overlap "
+    "distribute-saved-activations overlap-p2p-communication-warmup-flush no-overlap-p2p-communication "
+    "fp8-param-gather delay-wgrad-compute apply-layernorm-1p no-position-embedding openai-gelu "
+    "onnx-safe"
+)
+
+_PRECISIONS = ("bf16", "fp16")
+_FSDP = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
+
+
+def import_megatron(path: str | Path) -> Imported:
+    """Read a launch script, a file of flags, or the YAML that ``--yaml-cfg`` takes.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file. It is read, never run; a command substitution is an error only in a value that matters.
+
+    Raises
+    ------
+    ConfigError
+        If sizes are missing or a value cannot be understood.
+    """
+    path = Path(path)
+    if path.suffix in (".yaml", ".yml"):
+        data, locator = load_yaml(path)
+        reader = Reader(data, str(path))
+        reader = Reader(_hyphened(reader.data), str(path), locator=locator)
+        return _imported(reader, "gpt")
+    return parse_megatron(read_text(path), str(path))
+
+
+def parse_megatron(text: str, file: str = "command line") -> Imported:
+    """Read flags from text; see :func:`import_megatron`."""
+    tokens = [word for word, _ in script_words(text, file)]
+    entry = next((w for w in tokens if re.search(r"pretrain_\w+\.py", w)), "pretrain_gpt.py")
+    family = next((f for f in ("bert", "t5") if f in entry.rsplit("/", 1)[-1]), "gpt")
+    return _imported(Reader(_flags(tokens), file), family)
+
+
+def _hyphened(data: dict[str, Any]) -> dict[str, Any]:
+    """Flatten the sections of a YAML file and write its keys as flags."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            flat |= _hyphened(value)
+        else:
+            flat[str(key).replace("_", "-")] = value
+    return flat
+
+
+def _flags(tokens: list[str]) -> dict[str, Any]:
+    """Return flag -> value; a flag followed by another one is a switch."""
+    flags: dict[str, Any] = {}
+    for index, word in enumerate(tokens):
+        if not word.startswith("--") or word == "--":
+            continue
+        name, equals, value = word[2:].partition("=")
+        name = name.replace("_", "-")
+        following = tokens[index + 1] if index + 1 < len(tokens) else "--"
+        if equals:
+            flags[name] = value
+        elif name in _SWITCHES or following.startswith("--") or following in ("&&", "|", "2>&1", ";", "&"):
+            flags[name] = True
+        else:
+            flags[name] = _arithmetic(following)
+    return flags
+
+
+def _arithmetic(text: str) -> str:
+    """Evaluate ``$((2*4))`` of plain numbers; anything else stays as it is."""
+    match = re.fullmatch(r"\$\(\(([\d\s*+/()-]+)\)\)", text)
+    if match is None:
+        return text
+    ways = {ast.Mult: operator.mul, ast.Add: operator.add, ast.Sub: operator.sub, ast.Div: operator.floordiv}
+
+    def value(node: ast.expr) -> int:
+        if isinstance(node, ast.BinOp) and type(node.op) in ways:
+            return int(ways[type(node.op)](value(node.left), value(node.right)))
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            return node.value
+        raise ValueError(text)
+
+    try:
+        return str(value(ast.parse(match.group(1).strip().replace("//", "/"), mode="eval").body))
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return text
+
+
+def _imported(reader: Reader, family: str) -> Imported:
+    settings = _settings(reader)
+    spec = _spec(reader, family, settings["tp"])
+    layers = spec.layers
+    virtual = reader.integer("num-layers-per-virtual-pipeline-stage", default=0)
+    if virtual:
+        if layers % (settings["pp"] * virtual):
+            reader.fault(
+                "num-layers-per-virtual-pipeline-stage",
+                f"{layers} layers do not divide into {settings['pp']} stages of chunks of {virtual}",
+            )
+        settings["virtual_pp"] = layers // settings["pp"] // virtual
+    if settings["virtual_pp"] > 1:
+        settings["schedule"] = "1f1b-interleaved"
+    reader.irrelevant([key for key in reader.data if _IRRELEVANT.match(key)])
+    reader.finish()
+    return Imported(
+        kind="megatron", file=reader.file, spec=spec, settings=settings, report=reader.log.report()
+    )
+
+
+def _activation(r: Reader) -> Activation:
+    if r.boolean("squared-relu"):
+        return "relu2"
+    return "gelu"
+
+
+def _spec(r: Reader, family: str, tp: int) -> ModelSpec:
+    hidden, heads = r.positive("hidden-size"), r.positive("num-attention-heads")
+    gated = r.boolean("swiglu")
+    bias = not r.boolean("disable-bias-linear")
+    ffn = r.integer("ffn-hidden-size", default=0)
+    if not ffn:
+        ffn = int(8 * hidden / 3 / 64) * 64 if gated else 4 * hidden
+        r.assume("ffn-hidden-size", ffn, "Megatron's default")
+    length = r.positive("seq-length", "encoder-seq-length", default=2048)
+    fields: dict[str, Any] = {"gpt": MEGATRON_STYLE, "bert": BERT_STYLE, "t5": T5_STYLE}[family].copy()
+    if family == "gpt":
+        fields |= _gpt_choices(r, gated=gated, bias=bias)
+    layers = r.positive("num-layers", "encoder-num-layers")
+    fields |= {
+        "layers": r.positive("decoder-num-layers", default=layers) if family == "t5" else layers,
+        "encoder_layers": layers if family == "t5" else 0,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": r.integer("num-query-groups", default=heads) if r.boolean("group-query-attention") else 0,
+        "head_dim": r.integer("kv-channels", default=0),
+        "ffn_hidden": ffn,
+        "gated_mlp": gated,
+        "max_positions": r.positive("max-position-embeddings", default=length),
+        "vocab": _vocab(r, tp),
+        "tied": not r.boolean("untie-embeddings-and-output-weights"),
+        "dropout": _dropout(r),
+    }
+    return ModelSpec(name=f"megatron-{Path(r.file).stem}", **(fields | _expert_fields(r)))
+
+
+def _dropout(r: Reader) -> float:
+    value = r.raw("hidden-dropout")
+    try:
+        return 0.1 if value is None else float(value)
+    except (TypeError, ValueError):
+        r.fault("hidden-dropout", f"{value!r} is not a number")
+
+
+def _gpt_choices(r: Reader, *, gated: bool, bias: bool) -> dict[str, Any]:
+    kinds: dict[str, Positions] = {
+        "learned_absolute": "learned",
+        "rope": "rotary",
+        "none": "none",
+        "relative": "relative",
+    }
+    position = kinds[r.text("position-embedding-type", default="learned_absolute", one_of=kinds)]
+    if r.boolean("use-rotary-position-embeddings"):
+        position = "rotary"
+    norm = r.text("normalization", default="LayerNorm", one_of=("LayerNorm", "RMSNorm"))
+    return {
+        "architecture": "llama" if gated and norm == "RMSNorm" else "gpt",
+        "activation": LLAMA_STYLE["activation"] if gated else _activation(r),
+        "positions": position,
+        "norm": "rms_norm" if norm == "RMSNorm" else "layer_norm",
+        "attention_bias": bias or r.boolean("add-qkv-bias"),
+        "attention_output_bias": bias,
+        "mlp_bias": bias,
+        "qk_norm": r.boolean("qk-layernorm"),
+    }
+
+
+def _vocab(r: Reader, tp: int) -> int:
+    size = r.integer("vocab-size", "padded-vocab-size", default=0)
+    if not size:
+        size = 50257
+        r.assume("vocab-size", size, "GPT-2's tokenizer; the real one is read from the tokenizer at run time")
+    multiple = r.positive("make-vocab-size-divisible-by", default=128) * tp
+    return -(-size // multiple) * multiple
+
+
+def _expert_fields(r: Reader) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if r.integer("num-experts", default=0):
+        fields = {
+            "n_experts": r.positive("num-experts"),
+            "top_k": r.positive("moe-router-topk", default=2),
+            "expert_hidden": r.integer("moe-ffn-hidden-size", default=0),
+            "shared_expert_hidden": r.integer("moe-shared-expert-intermediate-size", default=0),
+        }
+        frequency = str(r.raw("moe-layer-freq") or "1")
+        dense = re.fullmatch(r"\(?\[0\]\*(\d+)\+\[1\]\*\d+\)?", frequency.replace(" ", ""))
+        if dense:
+            fields["dense_layers"] = int(dense.group(1))
+        elif frequency != "1":
+            r.fault("moe-layer-freq", f"{frequency!r}: only leading dense layers are supported")
+    if r.boolean("multi-latent-attention"):
+        fields |= {
+            "q_lora_rank": r.integer("q-lora-rank", default=0),
+            "kv_lora_rank": r.positive("kv-lora-rank", default=32),
+            "head_dim": r.positive("qk-head-dim", default=128),
+            "qk_rope_head_dim": r.positive("qk-pos-emb-head-dim", default=64),
+            "v_head_dim": r.positive("v-head-dim", default=128),
+        }
+    return fields
+
+
+def _settings(r: Reader) -> dict[str, Any]:
+    is_deepspeed = bool({"deepspeed", "deepspeed-config", "zero-stage"} & set(r.data))
+    is_local = r.text("transformer-impl", default="transformer_engine") == "local"
+    framework = "megatron" if is_local or "use-flash-attn" in r.data else "megatron-core"
+    settings: dict[str, Any] = {
+        "framework": "megatron-deepspeed" if is_deepspeed else framework,
+        "tp": r.positive("tensor-model-parallel-size", default=1),
+        "pp": r.positive("pipeline-model-parallel-size", default=1),
+        "cp": r.positive("context-parallel-size", default=1),
+        "ep": r.positive("expert-model-parallel-size", default=1),
+        "virtual_pp": r.positive("num-virtual-stages-per-pipeline-rank", default=1),
+        "sequence_parallel": r.boolean("sequence-parallel"),
+        "asynchronous_tp": r.boolean("tp-comm-overlap"),
+        "micro_batch": r.positive("micro-batch-size", "batch-size", default=1),
+        "global_batch": r.integer("global-batch-size", default=0),
+        "sequence_length": r.positive("seq-length", "encoder-seq-length", default=2048),
+        "first_stage_layers": r.integer("decoder-first-pipeline-num-layers", default=0),
+        "last_stage_layers": r.integer("decoder-last-pipeline-num-layers", default=0),
+        "recompute": _recompute(r),
+        "attention": _attention(r, is_local=is_local),
+    }
+    settings |= _precision(r) | _data_parallel(r)
+    world = _world(r)
+    if world:
+        settings["gpus"] = world
+    bucket = r.integer("ddp-bucket-size", default=0)
+    if bucket:
+        settings["bucket_bytes"] = bucket * settings["gradient_bytes"]
+    return settings
+
+
+def _recompute(r: Reader) -> str:
+    granularity = r.text("recompute-granularity", default="none", one_of=("none", "full", "selective"))
+    if r.boolean("recompute-activations"):
+        return "selective"
+    if r.boolean("checkpoint-activations"):
+        return "full"
+    r.irrelevant(["recompute-method", "recompute-num-layers", "recompute-modules"])
+    return granularity
+
+
+def _attention(r: Reader, *, is_local: bool) -> str:
+    backend = r.text(
+        "attention-backend", default="auto", one_of=("auto", "flash", "fused", "unfused", "local")
+    )
+    if r.boolean("use-flash-attn"):
+        return "flash"
+    return "eager" if backend in ("unfused", "local") or (is_local and backend == "auto") else "flash"
+
+
+def _precision(r: Reader) -> dict[str, Any]:
+    precision = next((name for name in _PRECISIONS if r.boolean(name)), "fp32")
+    if precision == "fp32":
+        r.assume("precision", "fp32", "neither --bf16 nor --fp16 is given")
+    wide = precision == "fp32" or r.boolean("accumulate-allreduce-grads-in-fp32", default=precision == "bf16")
+    if r.boolean("grad-reduce-in-bf16"):
+        wide = False
+    fp8 = r.raw("fp8-format", "fp8-hybrid", "fp8-e4m3") is not None
+    return {"precision": "fp8" if fp8 else precision, "gradient_bytes": 4 if wide else 2}
+
+
+def _data_parallel(r: Reader) -> dict[str, Any]:
+    sharding = "zero1" if r.boolean("use-distributed-optimizer") else "none"
+    if r.boolean("use-torch-fsdp2"):
+        sharding = "zero3"
+    if r.boolean("use-megatron-fsdp", "use-custom-fsdp"):
+        strategy = r.text("data-parallel-sharding-strategy", default="no_shard", one_of=_FSDP)
+        sharding = _FSDP[strategy]
+    stage = r.integer("zero-stage", default=0)
+    if stage:
+        sharding = f"zero{stage}"
+    return {
+        "sharding": sharding,
+        "overlap": r.boolean("overlap-grad-reduce"),
+        "overlap_parameter_gather": r.boolean("overlap-param-gather"),
+    }
+
+
+def _world(r: Reader) -> int:
+    nodes, per_node = r.raw("nnodes"), r.raw("nproc-per-node")
+    if not r.data.get("world-size") and (nodes is None and per_node is None):
+        return 0
+    world = r.integer("world-size", default=0)
+    if world:
+        return world
+    try:
+        return int(str(nodes or 1)) * int(str(per_node or 1))
+    except ValueError:
+        r.assume(
+            "gpus", "that of the topology", f"--nnodes {nodes} --nproc-per-node {per_node} is set at run time"
+        )
+        return 0
