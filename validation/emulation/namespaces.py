@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_TIMERSLACK = 29
 #: name under which the kernel lists our rank processes (15 characters at most)
-PROCESS_NAME = "emulated-rank"
+PROCESS_NAME = "validation-rank"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

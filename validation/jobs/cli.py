@@ -110,6 +110,7 @@ def run(
     micro_batches: Annotated[int, typer.Option(help="Forwards per step.")] = 0,
     precision: Annotated[str, typer.Option(help="fp32, bf16, fp16, amp_bf16 or amp_fp16.")] = "fp32",
     schedule: Annotated[str, typer.Option(help="Pipeline schedule: gpipe or 1f1b.")] = "1f1b",
+    bucket_bytes: Annotated[str, typer.Option(help="DDP's gradient buckets; 0 leaves them to DDP.")] = "0",
     collectives: Annotated[str, typer.Option(help="Which collectives, with commas.")] = "all_reduce,all_gather,reduce_scatter,broadcast,all_to_all",
     sizes: Annotated[str, typer.Option(help="Sizes of collectives, with commas.")] = "64KiB,1MiB,4MiB",
     nproc: Annotated[int, typer.Option(help="Ranks to start here when no launcher did; 0 is 2, or 1 where a job needs 1.")] = 0,
@@ -130,6 +131,7 @@ def run(
     settings = Settings(
         job=job, model=model, layers=layers, seq_len=sequence_length, micro_batch=micro_batch,
         n_micro_batches=micro_batches or (n_ranks if job == "pp" else 1), precision=precision, schedule=schedule,
+        bucket_bytes=parse_bytes(bucket_bytes),
         collectives=tuple(collectives.split(",")), sizes_bytes=tuple(parse_bytes(text) for text in sizes.split(",")), device=device,
         topology=topology, n_repeats=repeats, n_warm_up=warm_up, profile=profile, timeout_s=timeout,
     )  # fmt: skip

@@ -12,8 +12,8 @@ from validation.jobs.launch import Launch
 from validation.jobs.nvml import GpuMonitor
 from validation.jobs.rows import Row, make_row
 from validation.jobs.settings import Settings
-from validation.jobs.timing import summarize, time_repeated
-from validation.jobs.trace import profiled
+from validation.jobs.timing import summarize, synchronize, time_repeated
+from validation.jobs.trace import record_steps
 
 _FLOAT_BYTES = 4
 
@@ -52,9 +52,13 @@ def run_collectives(settings: Settings, launch: Launch, device: torch.device) ->
                 dist.all_gather_object(everyone, mine)
                 rows.append(_row(settings, launch, device, name, size, [max(one) for one in zip(*everyone, strict=True)]))
     if settings.profile is not None:
-        with profiled(settings.profile, settings.job, launch.rank, device):
+
+        def one_of_each() -> None:
             for name in settings.collectives:
                 _call(name, settings.sizes_bytes[0], world, device)()
+            synchronize(device)
+
+        record_steps(settings.profile, settings.job, launch.rank, device, one_of_each)
     note = monitor.describe()
     return [{**row, "notes": "; ".join(filter(None, (str(row["notes"]), note)))} for row in rows]
 

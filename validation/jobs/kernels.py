@@ -14,8 +14,8 @@ from validation.jobs.model import GptSize
 from validation.jobs.nvml import GpuMonitor
 from validation.jobs.rows import Row, make_row
 from validation.jobs.settings import Settings
-from validation.jobs.timing import summarize, time_repeated
-from validation.jobs.trace import profiled
+from validation.jobs.timing import summarize, synchronize, time_repeated
+from validation.jobs.trace import record_steps
 from validation.jobs.training import size_of
 
 _FLUSH_BYTES = 256 << 20
@@ -127,9 +127,13 @@ def run_kernels(settings: Settings, launch: Launch, device: torch.device) -> lis
             )
             found.append((probe, summarize(durations)))
     if settings.profile is not None:
-        with profiled(settings.profile, settings.job, launch.rank, device):
+
+        def one_of_each() -> None:
             for probe in probes(size, settings, device):
                 probe.call()
+            synchronize(device)
+
+        record_steps(settings.profile, settings.job, launch.rank, device, one_of_each)
     return [
         make_row(
             "kernels",

@@ -42,6 +42,8 @@ class Settings:
         ``fp32``; ``bf16``/``fp16`` weights; ``amp_*`` fp32 weights with autocast.
     schedule : str
         Pipeline schedule.
+    bucket_bytes : int
+        DDP's gradient buckets; 0 leaves them to DDP (a first one of 1 MiB, then 25 MiB).
     collectives : tuple of str
     sizes_bytes : tuple of int
         For ``collectives``.
@@ -63,6 +65,7 @@ class Settings:
     n_micro_batches: int = 1
     precision: str = "fp32"
     schedule: str = "1f1b"
+    bucket_bytes: int = 0
     collectives: tuple[str, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
     sizes_bytes: tuple[int, ...] = (65536, 1 << 20, 4 << 20)
     device: str = "auto"

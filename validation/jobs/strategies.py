@@ -89,14 +89,15 @@ def _single(size: GptSize, settings: Settings, device: torch.device) -> Trainer:
     return _replicated(size, settings, device, model, torch.optim.AdamW(model.parameters(), _LEARNING_RATE))
 
 
-def _wrap(model: nn.Module, device: torch.device) -> nn.Module:
+def _wrap(model: nn.Module, settings: Settings, device: torch.device) -> nn.Module:
     ids = [device.index] if device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(model, device_ids=ids)
+    cap_mb = settings.bucket_bytes / (1 << 20) if settings.bucket_bytes else None
+    return nn.parallel.DistributedDataParallel(model, device_ids=ids, bucket_cap_mb=cap_mb)
 
 
 def _ddp(size: GptSize, settings: Settings, device: torch.device) -> Trainer:
     """Buckets of gradients are all-reduced beside backward."""
-    model = _wrap(_model(size, settings, device), device)
+    model = _wrap(_model(size, settings, device), settings, device)
     return _replicated(size, settings, device, model, torch.optim.AdamW(model.parameters(), _LEARNING_RATE))
 
 
@@ -104,7 +105,7 @@ def _zero1(size: GptSize, settings: Settings, device: torch.device) -> Trainer:
     """DDP, and every rank keeps the optimizer states of its share of the parameters."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    model = _wrap(_model(size, settings, device), device)
+    model = _wrap(_model(size, settings, device), settings, device)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=_LEARNING_RATE)
     return _replicated(size, settings, device, model, optimizer)
 

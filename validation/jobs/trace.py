@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from simulator.errors import ConfigError
+
+_INDENT_FREE = (",", ":")
 
 
-@contextmanager
-def profiled(folder: Path, job: str, rank: int, device: torch.device) -> Iterator[None]:
-    """Record the body and write ``JOB-rankN.pt.trace.json.gz`` into ``folder``.
+def record_steps(
+    folder: Path, job: str, rank: int, device: torch.device, step: Callable[[], object], n_steps: int = 2
+) -> Path:
+    """Record some steps and write ``JOB-rankN.pt.trace.json.gz``.
 
     Parameters
     ----------
@@ -25,15 +30,43 @@ def profiled(folder: Path, job: str, rank: int, device: torch.device) -> Iterato
         Ends it.
     device : torch.device
         Whether GPU activity is recorded, too.
+    step : callable
+        What one step does; it waits for the device by itself.
+    n_steps : int
+        Steps, marked ``ProfilerStep#0`` and so on.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ConfigError
+        If the folder cannot be written.
     """
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities, record_shapes=True) as recording:
-        yield
-    folder.mkdir(parents=True, exist_ok=True)
-    plain = folder / f"{job}-rank{rank}.pt.trace.json"
-    recording.export_chrome_trace(str(plain))
-    packed = plain.with_name(plain.name + ".gz")
-    packed.write_bytes(gzip.compress(plain.read_bytes(), mtime=0))
-    plain.unlink()
+        for index in range(n_steps):
+            with record_function(f"ProfilerStep#{index}"):
+                step()
+    path = folder / f"{job}-rank{rank}.pt.trace.json.gz"
+    plain = path.with_suffix("")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        recording.export_chrome_trace(str(plain))
+        path.write_bytes(_packed(plain.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        plain.unlink(missing_ok=True)
+    return path
+
+
+def _packed(text: str) -> bytes:
+    """Compress a trace, without the machine's name."""
+    trace = json.loads(text)
+    trace["host_name"] = "host"
+    return gzip.compress(json.dumps(trace, separators=_INDENT_FREE).encode(), mtime=0)

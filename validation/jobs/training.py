@@ -18,7 +18,7 @@ from validation.jobs.rows import Row, make_row
 from validation.jobs.settings import Settings
 from validation.jobs.strategies import STRATEGIES
 from validation.jobs.timing import PhaseClock, summarize, synchronize
-from validation.jobs.trace import profiled
+from validation.jobs.trace import record_steps
 
 _FRAMEWORKS = {
     "single": "torch eager",
@@ -66,10 +66,12 @@ def run_training(settings: Settings, launch: Launch, device: torch.device) -> li
             clocks.append(clock)
         synchronize(device)
     if settings.profile is not None:
-        with profiled(settings.profile, settings.job, launch.rank, device):
-            for _ in range(2):
-                trainer.step(PhaseClock(device))
+
+        def one_step() -> None:
+            trainer.step(PhaseClock(device))
             synchronize(device)
+
+        record_steps(settings.profile, settings.job, launch.rank, device, one_step)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
     answers = _everyone(([clock.durations_s() for clock in clocks], peak), launch)
     return _rows(settings, size, launch, answers, monitor.describe())
