@@ -89,7 +89,8 @@ class ModelCosts:
             times = max(counts[key].values())  # every participant has a span of the same operation
             for link, weight in zip(flow.links, flow.weights, strict=True):
                 loads[link] += times * weight * flow.n_bytes
-        return {link: load / self.topology.links[link].bandwidth_bytes_per_s for link, load in sorted(loads.items())}
+        bandwidth = self.topology.arrays.bandwidth_bytes_per_s
+        return {link: load / float(bandwidth[link]) for link, load in sorted(loads.items())}
 
 
 def _communications(span: Span, cache: dict[int, list[Collective | Transfer]]) -> list[Collective | Transfer]:

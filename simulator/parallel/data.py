@@ -100,11 +100,6 @@ def fill_buckets(layers: Sequence[Layer], cap_bytes: float, first_bytes: float, 
 class DataParallel:
     """One GPU, or a replica that shares nothing: no communication at all. The base of the strategies."""
 
-    #: whether passes of micro-batches before the last one are free of communication, so that they may be blocks
-    quiet_before_last = True
-    #: whether the last backward is too
-    quiet_last_backward = True
-
     def __init__(self, layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> None:
         self.layers = list(layers)
         self.plan = plan
@@ -126,6 +121,10 @@ class DataParallel:
         key = None if self.communicators.folded else self.communicators.key(axis, (STREAM, self._sequence))
         stream = STREAM if axis != "replicate" else "replicate"
         return tasks.add(op, stream, after, key)
+
+    def is_quiet(self, kind: Kind, micro_batch: int, *, is_last: bool) -> bool:
+        """Whether a pass communicates nothing of this strategy's, so that it may be a block."""
+        return True
 
     def start_step(self, tasks: TaskList) -> None:
         """Insert what happens before the first forward."""
@@ -158,11 +157,15 @@ class Replicated(DataParallel):
         self.element_bytes = gradient_bytes(plan)
         self.every_micro_batch = plan.sharding == "zero2" and self.framework == "deepspeed"
         self.overlaps = plan.overlaps
-        self.quiet_before_last = not (self.every_micro_batch and self.overlaps)
-        self.quiet_last_backward = not self.overlaps
         self._reduced: list[int] = []
         self._buckets = self._make_buckets()
         self._parameter_gathers: dict[int, int] = {}
+
+    def is_quiet(self, kind: Kind, micro_batch: int, *, is_last: bool) -> bool:
+        """Only reductions that overlap backward, and gathers that overlap the first forward, are heard."""
+        if kind == "F":
+            return not (self._parameter_gathers and micro_batch == 0)
+        return kind == "I" or not self.overlaps or not (is_last or self.every_micro_batch)
 
     def _make_buckets(self) -> list[Bucket]:
         cap_bytes: float = self.plan.bucket_bytes
@@ -195,7 +198,7 @@ class Replicated(DataParallel):
 
     def after_layer(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool) -> None:
         """Launch the buckets that this layer's gradients complete."""
-        if kind == "F" or kind == "I" or not self.overlaps or not (is_last or self.every_micro_batch):
+        if kind == "F" or self.is_quiet(kind, micro_batch, is_last=is_last):
             return
         for bucket in self._buckets:
             if bucket.trigger == position:
@@ -222,7 +225,6 @@ class Replicated(DataParallel):
             n_bytes = bucket.n_elements * parameter_bytes(self.plan)
             index = self.collective(tasks, "all_gather", "shard", n_bytes, (), "forward")
             self._parameter_gathers[bucket.trigger] = index
-        self.quiet_before_last = False
 
     def before_layer(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int) -> tuple[int, ...]:
         """Wait for the layer's parameters in the first forward."""
@@ -245,9 +247,6 @@ class FullySharded(DataParallel):
     The host never runs further ahead than two gathers (FSDP's rate limiter).
     """
 
-    quiet_before_last = False
-    quiet_last_backward = False
-
     def __init__(self, layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> None:
         super().__init__(layers, plan, communicators)
         self.element_bytes = gradient_bytes(plan)
@@ -256,6 +255,10 @@ class FullySharded(DataParallel):
         self._reduced: list[int] = []
         self._roots = {i for i, layer in enumerate(self.layers) if not layer.name.endswith("block")}
         self._root_gather: int | None = None
+
+    def is_quiet(self, kind: Kind, micro_batch: int, *, is_last: bool) -> bool:
+        """Every pass gathers."""
+        return False
 
     def _order(self, kind: Kind) -> list[int]:
         units = [i for i in range(len(self.layers)) if i not in self._roots]

@@ -69,9 +69,7 @@ class StageLowering:
 
     def _compute(self, action: Action, after: tuple[int, ...], *, is_last: bool) -> tuple[int, ...]:
         kind: Kind = action.kind
-        reduces = kind in ("B", "W")
-        quiet = self.data.quiet_last_backward if is_last and reduces else self.data.quiet_before_last
-        if quiet:
+        if self.data.is_quiet(kind, action.micro_batch, is_last=is_last):
             block = self.layers.block(action.chunk, kind)
             return (self.tasks.add(block, COMPUTE, after, None, action.micro_batch),)
         base = sum(len(chunk) for chunk in self.layers.chunks[: action.chunk])
