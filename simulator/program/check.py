@@ -98,8 +98,7 @@ class _Untimed:
         return not self.n_left
 
     def start(self) -> None:
-        for stream in self.queues:
-            self._advance(stream)
+        self._advance(list(self.queues))
 
     def take_posted(self) -> list[int]:
         posted, self.posted = self.posted, []
@@ -109,30 +108,34 @@ class _Untimed:
         """End the communication at the head of its stream and whatever that lets run."""
         stream = self.rank.tasks[index].stream
         self.heads[stream] += 1
-        self._release(index)
-        self._advance(stream)
+        self._advance([*self._release(index), stream])
 
-    def _release(self, index: int) -> None:
+    def _release(self, index: int) -> list[str]:
+        """Note that a task has ended; return the streams whose head may run now."""
         self.n_left -= 1
+        ready = []
         for later in self.dependents.get(index, ()):
             self.n_waiting[later] -= 1
             if not self.n_waiting[later]:
                 stream = self.rank.tasks[later].stream
                 if self.queues[stream][self.heads[stream]] == later:
-                    self._advance(stream)
+                    ready.append(stream)
+        return ready
 
-    def _advance(self, stream: str) -> None:
-        """Run local tasks at the head of a stream until one must wait or is a communication with others."""
-        queue = self.queues[stream]
-        while self.heads[stream] < len(queue):
-            index = queue[self.heads[stream]]
-            if self.n_waiting[index] or index in self.posted:
-                return
-            if self.rank.tasks[index].key is not None:
-                self.posted.append(index)
-                return
-            self.heads[stream] += 1
-            self._release(index)
+    def _advance(self, streams: list[str]) -> None:
+        """Run local tasks at the heads of streams until each must wait or is a communication with others."""
+        while streams:
+            stream = streams.pop()
+            queue = self.queues[stream]
+            while self.heads[stream] < len(queue):
+                index = queue[self.heads[stream]]
+                if self.n_waiting[index] or index in self.posted:
+                    break
+                if self.rank.tasks[index].key is not None:
+                    self.posted.append(index)
+                    break
+                self.heads[stream] += 1
+                streams += self._release(index)
 
     def describe(self) -> str:
         for stream, queue in self.queues.items():
