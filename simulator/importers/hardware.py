@@ -1,0 +1,101 @@
+"""From what drivers call a GPU, and from counts of NVLinks, to the words of a cluster file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from simulator.topology.spec import HYBRID_CUBE_MESH
+
+#: pattern of the driver's product name, least memory in GB, shipped device; first match wins
+_PRODUCTS = (
+    (r"B200", 0, "b200"),
+    (r"H200", 0, "h200-sxm"),
+    (r"H100.*PCIe", 0, "h100-pcie"),
+    (r"H100.*64", 0, "h100-64g"),
+    (r"H100", 90, "h100-sxm5-96g-hbm2e"),
+    (r"H100", 70, "h100-sxm5-80g"),
+    (r"H100", 60, "h100-64g"),
+    (r"H100", 0, "h100-sxm5-80g"),
+    (r"A100.*(PCI.*80|80.*PCI)", 0, "a100-pcie-80g"),
+    (r"A100.*PCI", 60, "a100-pcie-80g"),
+    (r"A100.*PCI", 0, "a100-pcie-40g"),
+    (r"A100.*80", 0, "a100-sxm4-80g"),
+    (r"A100", 60, "a100-sxm4-80g"),
+    (r"A100", 0, "a100-sxm4-40g"),
+    (r"V100-SXM3", 0, "v100-sxm3-32g"),
+    (r"V100.*32", 0, "v100-sxm2-32g"),
+    (r"V100", 25, "v100-sxm2-32g"),
+    (r"V100", 0, "v100-sxm2-16g"),
+)
+
+#: NVLinks that one GPU can have at most, of the generations that are shipped
+MOST_NVLINKS = 18
+
+#: effective GB/s per NVLink and direction that NCCL reckons with, by compute capability
+NCCL_NVLINK_GB_PER_S = {70: 20.0, 80: 20.0, 86: 12.0, 90: 20.6, 100: 40.1}
+
+
+def device_of_product(product: str, memory_bytes: float | None = None) -> str | None:
+    """Return the shipped device for a driver's product name.
+
+    Examples
+    --------
+    >>> device_of_product("NVIDIA A100-SXM4-80GB"), device_of_product("Tesla V100-SXM2-16GB")
+    ('a100-sxm4-80g', 'v100-sxm2-16g')
+    """
+    memory_gb = (memory_bytes or 0.0) / 1e9
+    for pattern, least_gb, device in _PRODUCTS:
+        if re.search(pattern, product, re.IGNORECASE) and memory_gb >= least_gb:
+            return device
+    return None
+
+
+def device_of_sm(compute_capability: int, *, has_nvlink: bool) -> str | None:
+    """Return the commonest shipped device of a compute capability (80 is 8.0), SXM with NVLink."""
+    sxm = {70: "v100-sxm2-32g", 80: "a100-sxm4-80g", 90: "h100-sxm5-80g", 100: "b200"}
+    pcie = {80: "a100-pcie-80g", 90: "h100-pcie"}
+    return sxm.get(compute_capability) if has_nvlink else pcie.get(compute_capability)
+
+
+def device_of_nvlinks(links_per_gpu: int) -> str | None:
+    """Return the commonest shipped device with so many NVLinks per GPU."""
+    return {6: "v100-sxm2-32g", 12: "a100-sxm4-80g", 18: "h100-sxm5-80g"}.get(links_per_gpu)
+
+
+def nvlink_section(
+    counts: Sequence[Sequence[int]], bandwidth_per_link: str, source: str, *, switches: int | None = None
+) -> dict[str, Any] | None:
+    """Return the ``nvlink`` section of a node for a matrix of NVLinks between GPUs.
+
+    Parameters
+    ----------
+    counts : matrix of int
+        ``counts[i][j]``: NVLinks between GPU i and j; with NVSwitches, all of the GPU in every entry.
+    bandwidth_per_link : str
+        Per direction, with its unit.
+    source : str
+        Where the matrix comes from.
+    switches : int, optional
+        NVSwitches, where they are known to be there.
+
+    Returns
+    -------
+    dict or None
+        None when there is no NVLink at all.
+    """
+    size = len(counts)
+    between = [counts[i][j] for i in range(size) for j in range(size) if i != j]
+    if not any(between):
+        return None
+    common = {"bandwidth_per_link": bandwidth_per_link, "source": source}
+    equal = min(between) == max(between)
+    if equal and (switches is not None or max(between) * (size - 1) > MOST_NVLINKS):
+        return {"kind": "switch", "links_per_gpu": max(between), "switches": switches or 1, **common}
+    if equal:
+        return {"kind": "mesh", "links_per_peer": max(between), **common}
+    if tuple(tuple(row) for row in counts) == HYBRID_CUBE_MESH:
+        return {"kind": "hybrid-cube-mesh", **common}
+    matrix = [[counts[i][j] if i != j else 0 for j in range(size)] for i in range(size)]
+    return {"kind": "matrix", "matrix": matrix, **common}
