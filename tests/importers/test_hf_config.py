@@ -187,7 +187,7 @@ def test_a_missing_size_names_what_is_there_instead(write):
 
 
 def test_no_such_file():
-    with pytest.raises(ConfigError, match="no file 'nowhere/config.json'"):
+    with pytest.raises(ConfigError, match=r"no file 'nowhere/config.json'"):
         load_model("nowhere/config.json")
 
 
