@@ -161,7 +161,7 @@ def _schedule(row: Row, virtual_pp: int) -> str:
     return text
 
 
-def _micro_batch(
+def _micro_batch(  # noqa: PLR0917
     row: Row, degrees: Mapping[str, int], hidden: int, framework: str, recompute: str, assumed: list[str]
 ) -> int:
     """Return sequences per micro-batch; where blank, the largest power of two with a small bubble."""
@@ -236,6 +236,9 @@ def _said(row: Row, degrees: Mapping[str, int], framework: str, assumed: list[st
         r"cuda_launch_blocking=1|no dp gradient bucketing|all-reduce once per accumulated step", said
     ):
         facts["overlap"] = False
+    if re.search(r"nemo|nvidia .*release", said) and framework == "megatron-core":
+        facts["gradient_bytes"] = 2
+        assumed.append("gradients reduced in 16 bits: NeMo's performance recipes")
     if framework == "megatron-core" and degrees["dp"] > 1:
         facts["overlap_parameter_gather"] = True
         assumed.append("parameter gather overlapped: usual for megatron-core")
