@@ -152,7 +152,7 @@ def _sm_peak_flops_per_s(shape: GemmShape, device: Device, constants: GemmConsta
     factor = constants.dtype_efficiency.get(shape.dtype, 1.0) * constants.pass_efficiency.get(
         shape.kernel_pass, 1.0
     )
-    if device.architecture != "cpu":
+    if shape.dtype != "fp32" and device.architecture != "cpu":  # tensor cores only
         elements = alignment_elements(shape) * DTYPE_BYTES[shape.dtype] // 2  # in 16-bit units
         factor *= constants.alignment_efficiency.get(str(max(1, elements)), 1.0)
     return device.peak(shape.dtype) * factor / device.n_sms

@@ -17,7 +17,6 @@ from simulator.topology.device import Device
 ALIASES = {
     "residual": "add",
     "bias_add": "add",
-    "scale": "mul",
     "mask": "mul",
     "swiglu": "silu",
     "geglu": "gelu",
@@ -36,8 +35,8 @@ class PointwiseConstants:
     launch_s : float
         Fixed part.
     efficiency : dict
-        Share of the datasheet bandwidth by operation, ``"<name>"`` or ``"<name>.backward"``; ``default`` for
-        others.
+        Share of the datasheet bandwidth by operation, ``"<name>"``, ``"<name>.<dtype>"`` (forward) or
+        ``"<name>.backward"``; ``default`` for others.
     row_s : dict
         Seconds per row of operations that reduce over rows, whole device, with the same keys.
     fixed_s : dict
@@ -59,10 +58,17 @@ class PointwiseConstants:
 
 
 def lookup(table: Mapping[str, float], shape: PointwiseShape, default: float) -> float:
-    """Find an operation's constant: by name and pass, by name, by the table's default, or ``default``."""
+    """Find an operation's constant.
+
+    The most specific key of the table counts: name and pass or name and dtype, then the name, then
+    ``default``. A product or sum with a constant, which reads as much as it writes, has the name ``scale``.
+    """
     name = ALIASES.get(shape.name, shape.name)
-    if shape.kernel_pass != "forward" and f"{name}.backward" in table:
-        return table[f"{name}.backward"]
+    if name in ("add", "mul") and shape.read_bytes <= shape.written_bytes:
+        name = "scale"
+    specific = f"{name}.{shape.dtype}" if shape.kernel_pass == "forward" else f"{name}.backward"
+    if specific in table:
+        return table[specific]
     return table.get(name, table.get("default", default))
 
 
