@@ -62,7 +62,7 @@ def read_measured(path: Path, splits: Iterable[str] = ("fit", "test")) -> list[M
         If the file has no rows of these splits.
     """
     wanted = set(splits)
-    cases: dict[tuple[Any, ...], list[float]] = {}
+    cases: dict[_Case, list[float]] = {}
     with path.open(encoding="utf-8", newline="") as handle:
         for row in csv.DictReader(handle):
             if row["split"] in wanted:
@@ -72,35 +72,49 @@ def read_measured(path: Path, splits: Iterable[str] = ("fit", "test")) -> list[M
     return [_measured(case, times) for case, times in cases.items()]
 
 
-def _case(row: Mapping[str, str]) -> tuple[Any, ...]:
-    return (
-        row["topology"],
-        row["collective"],
-        int(float(row["size_bytes"])),
-        int(row["gpus"]),
-        int(row["nodes"] or 1),
-        row["transport"] or None,
-        row["algorithm"] or None,
-        row["split"],
-        row["source"],
-        conditions_of(row["source"], row["notes"]),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """What makes two rows repeated measurements of the same."""
+
+    topology: str
+    collective: str
+    n_bytes: int
+    n_gpus: int
+    n_nodes: int
+    transport: str | None
+    algorithm: str | None
+    split: str
+    source: str
+    how: Conditions
+
+
+def _case(row: Mapping[str, str]) -> _Case:
+    return _Case(
+        topology=row["topology"],
+        collective=row["collective"],
+        n_bytes=int(float(row["size_bytes"])),
+        n_gpus=int(row["gpus"]),
+        n_nodes=int(row["nodes"] or 1),
+        transport=row["transport"] or None,
+        algorithm=row["algorithm"] or None,
+        split=row["split"],
+        source=row["source"],
+        how=conditions_of(row["source"], row["notes"]),
     )
 
 
-def _measured(case: tuple[Any, ...], times: list[float]) -> Measured:
-    topology, collective, n_bytes, n_gpus, n_nodes, transport, algorithm, split, source, nccl, per_process = (
-        case
-    )
+def _measured(case: _Case, times: Sequence[float]) -> Measured:
+    per_node = max(1, case.n_gpus // case.n_nodes)
     return Measured(
-        topology=topology,
-        collective=collective,
-        n_bytes=n_bytes,
-        shape=_shape(topology, n_gpus, max(1, n_gpus // n_nodes), transport, how.nccl),
-        algorithm=algorithm,
+        topology=case.topology,
+        collective=case.collective,
+        n_bytes=case.n_bytes,
+        shape=_shape(case.topology, case.n_gpus, per_node, case.transport, case.how.nccl),
+        algorithm=case.algorithm,
         time_s=math.exp(sum(map(math.log, times)) / len(times)),
-        split=split,
-        source=source,
-        gpus_per_process=how.gpus_per_process,
+        split=case.split,
+        source=case.source,
+        gpus_per_process=case.how.gpus_per_process,
         weight=float(len(times)),
     )
 
@@ -203,7 +217,7 @@ def fit_block(
         bounds=(-np.inf, upper),
         loss="soft_l1",
         f_scale=0.1,
-        diff_step=1e-3,
+        diff_step=np.full(len(start), 1e-3),
         max_nfev=30,
     )
     return with_values(table, block.paths, np.exp(found.x))

@@ -8,6 +8,7 @@ import numpy as np
 
 from simulator.collectives.loads import FloatArray, IntArray, Traffic, combine
 from simulator.collectives.shape import GroupShape, link_matrix
+from simulator.collectives.tree import double_binary_tree
 
 #: all-to-all keeps every pair up to this many; beyond, node distances are sampled evenly
 _MAX_PAIRS = 65_536
@@ -107,32 +108,6 @@ def nvls(groups: Groups) -> tuple[Traffic, Traffic]:
     """One byte from every GPU to the switch and back; between nodes as the tree."""
     source, target, amount = groups.inside_ring()
     return Traffic(source=source, target=target, amount=amount), tree(groups)[1]
-
-
-def double_binary_tree(n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Parents of both trees over ``n`` nodes, -1 for a root; inner nodes of one are leaves of the other.
-
-    References
-    ----------
-    Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
-    Parallel Computing 35 (2009).
-
-    Examples
-    --------
-    >>> double_binary_tree(4)
-    ((-1, 2, 0, 2), (1, 3, 1, -1))
-    """
-    first = [-1] * n
-    for node in range(1, n):
-        bit = node & -node
-        up = (node ^ bit) | (bit << 1)
-        first[node] = up if up < n else node ^ bit
-    if n % 2 == 0:
-        second = [-1 if first[n - 1 - k] < 0 else n - 1 - first[n - 1 - k] for k in range(n)]
-    else:
-        second = [-1 if first[k - 1] < 0 else (first[k - 1] + 1) % n for k in range(n)]
-        second[0] = -1 if first[n - 1] < 0 else (first[n - 1] + 1) % n
-    return tuple(first), tuple(second)
 
 
 def all_to_all(groups: Groups) -> tuple[Traffic, Traffic]:

@@ -14,6 +14,7 @@ from simulator.collectives.constants import Between, Inside
 from simulator.collectives.cost import Exchange, Terms, messages_terms, terms, tree_traffic
 from simulator.collectives.loads import FloatArray, Traffic, link_loads
 from simulator.collectives.shape import GroupShape, shape_of
+from simulator.collectives.sockets import SOCKET_CLASSES, socket_flow, socket_messages
 from simulator.collectives.tuner import choose
 from simulator.errors import ConfigError
 from simulator.network.base import Flow, capacities
@@ -133,6 +134,8 @@ def plan_collective(
     ConfigError, UnroutableError
     """
     shape = _shape(groups, topology, transport, nccl)
+    if shape.protocol in SOCKET_CLASSES:
+        return socket_flow(collective, n_bytes, groups, topology, by_host=_by_host(topology, shape))
     described = describe_collective(
         collective, n_bytes, shape, algorithm=algorithm, protocol=protocol, pipelined=pipelined
     )
@@ -157,8 +160,10 @@ def plan_transfer(
 
 
 @lru_cache(maxsize=4096)
-def _plan_transfer(n_bytes: int, pairs: Groups, topology: Any, transport: str | None) -> Flow:
-    moving = [pair for pair in pairs if pair[0] != pair[1]]
+def _plan_transfer(
+    n_bytes: int, pairs: tuple[tuple[int, int], ...], topology: Any, transport: str | None
+) -> Flow:
+    moving = tuple((a, b) for a, b in pairs if a != b)
     if not moving:
         return Flow(latency_s=0.0, n_bytes=0.0, label="none")
     per_node = topology.gpus_per_node
@@ -166,6 +171,8 @@ def _plan_transfer(n_bytes: int, pairs: Groups, topology: Any, transport: str | 
     same = source // per_node == target // per_node
     far = moving[int(np.argmin(same))]
     shape = shape_of(far, topology, transport)
+    if shape.protocol in SOCKET_CLASSES:
+        return socket_messages(n_bytes, moving, topology, by_host=_by_host(topology, shape))
     exchange = Exchange(
         inside_traffic=1.0,
         between_traffic=float(not same.all()),

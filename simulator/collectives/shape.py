@@ -96,7 +96,8 @@ def shape_of(
     members = [rank for rank in group if rank // topology.gpus_per_node == first_node]
     node = topology.node
     name, protocol, nic_rate, n_nics = "", "rdma", 0.0, 0
-    if len(per_node) > 1:
+    sockets = any(spec.protocol == "gloo" for spec in topology.transports.values())
+    if len(per_node) > 1 or sockets:
         if node.nics is None:
             raise UnroutableError(
                 f"{topology.name}: a group of {len(group)} ranks spans {len(per_node)} nodes, which have no NICs",

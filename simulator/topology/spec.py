@@ -167,7 +167,7 @@ class NodeSpec(Sourced):
 class TransportSpec(Sourced):
     """One way of moving bytes between nodes; fitted constants are added by calibration."""
 
-    protocol: Literal["rdma", "roce", "ipoib", "tcp", "efa", "slingshot", "omni-path"]
+    protocol: Literal["rdma", "roce", "ipoib", "tcp", "efa", "slingshot", "omni-path", "gloo"]
     bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="bandwidth", gt=0)
     flow_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="flow_bandwidth", gt=0)
     latency_s: Time | None = Field(default=None, alias="latency", ge=0)

@@ -1,0 +1,70 @@
+"""Collective algorithms as data: rounds of transfers of chunks between ranks. One runner, one checker, any algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Chunks that one rank sends to another in a round.
+
+    Parameters
+    ----------
+    source, target : int
+        Ranks within the group.
+    first, count : int
+        Chunks ``first`` to ``first + count - 1`` of the buffer; chunk numbers wrap around.
+    reduce : bool
+        Whether the target adds what it receives to what it has, or replaces it.
+    """
+
+    source: int
+    target: int
+    first: int
+    count: int = 1
+    reduce: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """An algorithm for one collective of ``n_ranks`` ranks on a buffer of ``n_chunks`` equal chunks.
+
+    All sends of a round read what their sources held before the round.
+
+    Parameters
+    ----------
+    collective : str
+        What it does, as in :data:`simulator.collectives.COLLECTIVES`.
+    rounds : tuple of tuple of Send
+        What happens, round after round.
+    """
+
+    collective: str
+    n_ranks: int
+    n_chunks: int
+    rounds: tuple[tuple[Send, ...], ...]
+
+    def chunks(self, send: Send) -> Iterator[int]:
+        """Chunks that a send moves."""
+        return ((send.first + i) % self.n_chunks for i in range(send.count))
+
+    @property
+    def bytes_per_chunk(self) -> float:
+        """Bytes of a chunk per byte of size as nccl-tests counts it.
+
+        For an all-to-all and for send-and-receive the size is what one rank sends, while the table numbers the chunks
+        of all ranks.
+        """
+        own = self.n_ranks if self.collective in ("all_to_all", "send_recv") else 1
+        return own / self.n_chunks
+
+    def bytes_of(self, send: Send, n_bytes: float) -> float:
+        """Bytes that a send moves when the collective has ``n_bytes``."""
+        return n_bytes * send.count * self.bytes_per_chunk
+
+    @property
+    def n_sends(self) -> int:
+        """All sends of all rounds."""
+        return sum(len(sends) for sends in self.rounds)
