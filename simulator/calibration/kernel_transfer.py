@@ -2,7 +2,8 @@
 
 Shares of peaks carry over; what changes is the power limit. At a limit P the clock f settles where
 ``static + a f V(f)^2 = P``. The voltage falls with the clock, so speed falls much less than power: the best
-matrix products reach 271 TFLOP/s on a 400 W A100 and 253 TFLOP/s on a 300 W one, and in a second table 248 and 233.
+matrix products reach 271 TFLOP/s on a 400 W A100 and 253 TFLOP/s on a 300 W one; in a second table it is 248
+and 233.
 
 References
 ----------
