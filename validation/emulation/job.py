@@ -154,6 +154,8 @@ class Job:
         """
         per_rack = world // n_racks
         share = per_rack // self.n_jobs
+        if share == 0:
+            return ()
         return tuple(
             r
             for r in range(world)

@@ -62,7 +62,8 @@ def run_job(settings: Settings, launch: Launch) -> list[Row]:
         except RuntimeError as error:
             if "onnection" in str(error) or "Timed out" in str(error) or "NCCL" in str(error):
                 raise JobError(
-                    f"rank {launch.rank} lost a peer: {str(error).splitlines()[0]}", hint="see which rank failed first"
+                    f"rank {launch.rank} lost a peer: {str(error).splitlines()[0]}",
+                    hint="see which rank failed first",
                 ) from None
             raise
 
@@ -96,14 +97,17 @@ def choose_device(settings: Settings, launch: Launch) -> Any:
         return torch.device("cuda", launch.local_rank)
     if settings.device == "cuda":
         raise ConfigError(
-            f"{launch.local_world_size} ranks on this node, but {n_gpus} GPUs", hint="fewer ranks, or --device cpu"
+            f"{launch.local_world_size} ranks on this node, but {n_gpus} GPUs",
+            hint="fewer ranks, or --device cpu",
         )
     return torch.device("cpu")
 
 
 def run(
     job: Annotated[str, typer.Argument(help="; ".join(f"{name}: {text}" for name, text in JOBS.items()))],
-    model: Annotated[str, typer.Option(help="GPT-2 size: gpt2-micro, gpt2-tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl.")] = "gpt2-tiny",
+    model: Annotated[
+        str, typer.Option(help="GPT-2 size: gpt2-micro, gpt2-tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl.")
+    ] = "gpt2-tiny",
     layers: Annotated[int, typer.Option(help="Blocks; 0 is the model's own number.")] = 0,
     sequence_length: Annotated[int, typer.Option(help="Tokens per sequence; 0 is the model's own.")] = 0,
     micro_batch: Annotated[int, typer.Option(help="Sequences per rank and forward.")] = 1,
@@ -111,12 +115,20 @@ def run(
     precision: Annotated[str, typer.Option(help="fp32, bf16, fp16, amp_bf16 or amp_fp16.")] = "fp32",
     schedule: Annotated[str, typer.Option(help="Pipeline schedule: gpipe or 1f1b.")] = "1f1b",
     bucket_bytes: Annotated[str, typer.Option(help="DDP's gradient buckets; 0 leaves them to DDP.")] = "0",
-    collectives: Annotated[str, typer.Option(help="Which collectives, with commas.")] = "all_reduce,all_gather,reduce_scatter,broadcast,all_to_all",
+    collectives: Annotated[
+        str, typer.Option(help="Which collectives, with commas.")
+    ] = "all_reduce,all_gather,reduce_scatter,broadcast,all_to_all",
     sizes: Annotated[str, typer.Option(help="Sizes of collectives, with commas.")] = "64KiB,1MiB,4MiB",
-    nproc: Annotated[int, typer.Option(help="Ranks to start here when no launcher did; 0 is 2, or 1 where a job needs 1.")] = 0,
-    port: Annotated[int, typer.Option(help="Where rank 0 listens when ranks start here; 0 is any free port.")] = 0,
+    nproc: Annotated[
+        int, typer.Option(help="Ranks to start here when no launcher did; 0 is 2, or 1 where a job needs 1.")
+    ] = 0,
+    port: Annotated[
+        int, typer.Option(help="Where rank 0 listens when ranks start here; 0 is any free port.")
+    ] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    topology: Annotated[str, typer.Option(help="Name for the rows: a shipped cluster (or device) lets them be predicted.")] = "here",
+    topology: Annotated[
+        str, typer.Option(help="Name for the rows: a shipped cluster (or device) lets them be predicted.")
+    ] = "here",
     repeats: Annotated[int, typer.Option(help="Measured repetitions.")] = 10,
     warm_up: Annotated[int, typer.Option(help="Repetitions before.")] = 3,
     timeout: Annotated[float, typer.Option(help="Seconds after which everything ends.")] = 600.0,

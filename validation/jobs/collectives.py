@@ -46,11 +46,24 @@ def run_collectives(settings: Settings, launch: Launch, device: torch.device) ->
             for size in settings.sizes_bytes:
                 call = _call(name, size, world, device)
                 mine = time_repeated(
-                    call, device, n_repeats=settings.n_repeats, n_warm_up=settings.n_warm_up, before_each=dist.barrier
+                    call,
+                    device,
+                    n_repeats=settings.n_repeats,
+                    n_warm_up=settings.n_warm_up,
+                    before_each=dist.barrier,
                 )
                 everyone: list[list[float]] = [[]] * world
                 dist.all_gather_object(everyone, mine)
-                rows.append(_row(settings, launch, device, name, size, [max(one) for one in zip(*everyone, strict=True)]))
+                rows.append(
+                    _row(
+                        settings,
+                        launch,
+                        device,
+                        name,
+                        size,
+                        [max(one) for one in zip(*everyone, strict=True)],
+                    )
+                )
     if settings.profile is not None:
 
         def one_of_each() -> None:

@@ -21,7 +21,9 @@ class Statistics:
 
     def describe(self) -> str:
         """Words for a notes column: quartiles and repetitions."""
-        return f"median of {self.n_repeats}; quartiles {self.lower_s * 1e6:.1f} and {self.upper_s * 1e6:.1f} us"
+        return (
+            f"median of {self.n_repeats}; quartiles {self.lower_s * 1e6:.1f} and {self.upper_s * 1e6:.1f} us"
+        )
 
 
 def summarize(durations_s: Sequence[float]) -> Statistics:
@@ -120,6 +122,8 @@ class PhaseClock:
         """Seconds of every phase, summed over its occurrences; the last mark only ends the one before."""
         totals: dict[str, float] = {}
         for (phase, start_s, start), (_, end_s, end) in zip(self._marks, self._marks[1:], strict=False):
-            seconds = start.elapsed_time(end) / 1e3 if start is not None and end is not None else end_s - start_s
+            seconds = (
+                start.elapsed_time(end) / 1e3 if start is not None and end is not None else end_s - start_s
+            )
             totals[phase] = totals.get(phase, 0.0) + seconds
         return totals

@@ -119,11 +119,22 @@ def _rows(settings: Settings, size: GptSize, launch: Launch, answers: Sequence[A
         metric = "iteration_time_s" if phase == "iteration" else f"{phase}_s"
         spread = (found.upper_s - found.lower_s) / found.median_s if found.median_s else 0.0
         rows.append(
-            make_row("training", {**base, "metric": metric, "value": found.median_s, "rel_uncertainty": round(spread, 4), "notes": f"{notes}; {found.describe()}"})
+            make_row(
+                "training",
+                {
+                    **base,
+                    "metric": metric,
+                    "value": found.median_s,
+                    "rel_uncertainty": round(spread, 4),
+                    "notes": f"{notes}; {found.describe()}",
+                },
+            )
         )
     peak = max(answer[1] for answer in answers)
     if peak:
-        rows.append(make_row("training", {**base, "metric": "peak_memory_bytes", "value": peak, "notes": notes}))
+        rows.append(
+            make_row("training", {**base, "metric": "peak_memory_bytes", "value": peak, "notes": notes})
+        )
     return rows
 
 
