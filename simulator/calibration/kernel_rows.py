@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simulator.errors import CalibrationError
-from simulator.kernels.conditions import CONDITIONS, Conditions
+from simulator.kernels.conditions import Conditions, conditions_of, library_kernel
 from simulator.models.layer import DTYPE_BYTES, AttentionShape, GemmShape, KernelShape, Pass, PointwiseShape
 
 _DTYPES = {"f32": "fp32", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -62,28 +62,6 @@ class KernelRow:
     implementation: str = ""
 
 
-def conditions_of(source: str, notes: str, kernel_pass: str = "forward") -> Conditions:
-    """Tell from a row's source and notes how its kernel was timed.
-
-    Examples
-    --------
-    >>> conditions_of("lab", "random weights, CUDA graph").name
-    'graph_replay'
-    """
-    text = f"{source} {notes}".lower()
-    if kernel_pass == "backward" and "autograd" in text:
-        return CONDITIONS["autograd_flushed"]
-    for phrase, name in (
-        ("cuda graph", "graph_replay"),
-        ("inference prefill", "inference_prefill"),
-        ("l2 flushed", "events_flushed"),
-        ("_proj of", "profiler"),
-    ):
-        if phrase in text:
-            return CONDITIONS[name]
-    return CONDITIONS["training"]
-
-
 def read_kernel_rows(path: str | Path, device: str, *, splits: Iterable[str] = ("fit",)) -> list[KernelRow]:
     """Read the rows of one device.
 
@@ -130,7 +108,7 @@ def _row(row: dict[str, str], shape: KernelShape) -> KernelRow:
         time_s=1e-6 * float(row["time_us"]),
         split=row["split"],
         conditions=conditions_of(row["source"], notes, row["pass"]),
-        implementation=notes.removeprefix("kernel ").split(",")[0] if notes.startswith("kernel ") else "",
+        implementation=library_kernel(notes),
     )
 
 

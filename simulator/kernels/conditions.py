@@ -53,6 +53,7 @@ CONDITIONS: dict[str, Conditions] = {
     c.name: c
     for c in (
         Conditions(name="training"),
+        Conditions(name="benchmark", burst_s=0.6e-3, overhead_s=1e-6),
         Conditions(name="graph_replay", burst_s=0.85e-3),
         Conditions(name="events_flushed", burst_s=0.3e-3, overhead_s=3.2e-6, is_cold=True),
         Conditions(name="autograd_flushed", burst_s=0.3e-3, overhead_s=20e-6, is_cold=True),
@@ -60,3 +61,36 @@ CONDITIONS: dict[str, Conditions] = {
         Conditions(name="inference_prefill", burst_s=0.85e-3, overhead_s=4e-6, cache_copies=2.0),
     )
 }
+
+
+def conditions_of(source: str, notes: str, kernel_pass: str = "forward") -> Conditions:
+    """Tell from a row's source and notes how its kernel was timed; ``benchmark`` where they do not say.
+
+    Examples
+    --------
+    >>> conditions_of("lab", "random weights, CUDA graph").name
+    'graph_replay'
+    """
+    text = f"{source} {notes}".lower()
+    if kernel_pass == "backward" and "autograd" in text:
+        return CONDITIONS["autograd_flushed"]
+    for phrase, name in (
+        ("cuda graph", "graph_replay"),
+        ("inference prefill", "inference_prefill"),
+        ("l2 flushed", "events_flushed"),
+        ("_proj of", "profiler"),
+    ):
+        if phrase in text:
+            return CONDITIONS[name]
+    return CONDITIONS["benchmark"]
+
+
+def library_kernel(notes: str) -> str:
+    """Return the library kernel that a row's notes name, or nothing.
+
+    Examples
+    --------
+    >>> library_kernel("kernel vllm_flash_attn, inference prefill")
+    'vllm_flash_attn'
+    """
+    return notes.removeprefix("kernel ").split(",")[0] if notes.startswith("kernel ") else ""

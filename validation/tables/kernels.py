@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from simulator.errors import ConfigError, SimulatorError
+from simulator.kernels.conditions import conditions_of, library_kernel
 from simulator.models.layer import DTYPE_BYTES, AttentionShape, GemmShape, KernelShape, Pass, PointwiseShape
 from validation.tables.outcome import Outcome
 from validation.tables.parallel import Progress
@@ -76,6 +77,7 @@ def _attention(row: Row) -> AttentionShape:
         causal=True if causal is None else causal,
         dtype=_dtype(row),
         kernel_pass=_pass(row),
+        name=library_kernel(row.text("notes")) or "flash_attention",
     )
 
 
@@ -162,7 +164,7 @@ def _dropout(row: Row) -> PointwiseShape:
 def _cast(row: Row) -> PointwiseShape:
     elements, size = row.integer("m") * row.integer("n", 1), DTYPE_BYTES[_dtype(row)]
     return PointwiseShape(
-        name="cast",
+        name=row.text("op"),
         n_elements=elements,
         read_bytes=float(elements * size),
         written_bytes=float(elements * 4),
@@ -232,17 +234,22 @@ def shape_of(row: Row) -> KernelShape:
 
 
 def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: int = 1) -> list[Outcome]:
-    """Predict the time of every kernel row in microseconds; in one process, as it takes milliseconds."""
-    from simulator.kernels import KERNEL_MODELS
+    """Predict the time of every kernel row in microseconds, under the conditions of its timing.
+
+    It runs in one process, as it takes milliseconds.
+    """
+    from simulator.kernels import RooflineKernels
     from simulator.topology.device import load_device
 
     del n_processes
-    model = KERNEL_MODELS["roofline"]()
+    models: dict[str, RooflineKernels] = {}
     outcomes: list[Outcome] = []
     for row in rows:
         if progress is not None:
             progress.update(len(outcomes), len(rows))
         try:
+            conditions = conditions_of(row.text("source"), row.text("notes"), row.text("pass"))
+            model = models.setdefault(conditions.name, RooflineKernels(conditions))
             predicted = 1e6 * model.duration_s(shape_of(row), load_device(row.text("device")))
             outcomes.append(Outcome(row=row, predicted=predicted))
         except SimulatorError as error:
