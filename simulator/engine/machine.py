@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from simulator.engine.clock import Clock
 from simulator.network.base import Flow, NetworkModel
+from simulator.program.check import check
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Op, Transfer
 from simulator.program.program import COMPUTE, HOST, Block, Program, RankProgram, Task
 from simulator.timeline import Span, Timeline
@@ -171,20 +173,22 @@ class _Machine:
         rank.host_ps = start_ps + to_ps(task.op.duration_s)
         rank.n_issued += 1
         self.latest_ps = max(self.latest_ps, rank.host_ps)
-        self.spans.append(Span(task.op, rank.program.rank, HOST, start_ps, rank.host_ps, task.micro_batch))
+        if rank.host_ps > start_ps:
+            self.spans.append(Span(task.op, rank.program.rank, HOST, start_ps, rank.host_ps, task.micro_batch))
         assert index not in rank.dependents, "what follows a host task is ordered by the host itself"
 
     def _host_cost_ps(self, rank: _Rank, op: Op | Block) -> int:
-        if isinstance(op, KernelRun):
-            return self._run_cost(rank, op).host_ps
-        if isinstance(op, Block):
-            key = (id(op), rank.kind)
-            cost_ps = self.shared.block_host_ps.get(key)
-            if cost_ps is None:
+        key = (id(op), rank.kind)
+        cost_ps = self.shared.host_ps.get(key)
+        if cost_ps is None:
+            if isinstance(op, KernelRun):
+                cost_ps = self._run_cost(rank, op).host_ps
+            elif isinstance(op, Block):
                 cost_ps = sum(self._host_cost_ps(rank, task.op) for task in op.tasks)
-                self.shared.block_host_ps[key] = cost_ps
-            return cost_ps
-        return self.costs.issue_ps(op, rank.program.rank)
+            else:
+                cost_ps = self.costs.issue_ps(op, rank.program.rank)
+            self.shared.host_ps[key] = cost_ps
+        return cost_ps
 
     # -- streams ----------------------------------------------------------------------------------------------
 
@@ -199,7 +203,7 @@ class _Machine:
             issued_ps = rank.issued_ps[index] + self._host_cost_ps(rank, op)
             self.tightest_ps = max(self.tightest_ps, issued_ps - now_ps)
             if issued_ps > now_ps:
-                self.clock.call_at(issued_ps, lambda: self._arrive(rank, index))
+                self.clock.call_at(issued_ps, partial(self._arrive, rank, index))
             else:
                 self._arrive(rank, index)
             return
@@ -244,7 +248,7 @@ class _Machine:
         running.idle_ps = end_ps - progress_ps
         running.generation += 1
         generation = running.generation
-        self.clock.call_at(end_ps, lambda: self._end_compute(rank, stream, running, generation))
+        self.clock.call_at(end_ps, partial(self._end_compute, rank, stream, running, generation))
 
     def _end_compute(self, rank: _Rank, stream: _Stream, running: _Running, generation: int) -> None:
         if generation != running.generation:
@@ -308,7 +312,7 @@ class _Machine:
         wake_ps = self.network.next_completion_ps()
         if wake_ps is not None and wake_ps != self.wake_ps:
             self.wake_ps = wake_ps
-            self.clock.call_at(max(wake_ps, self.clock.now_ps), lambda: self._wake(wake_ps))
+            self.clock.call_at(max(wake_ps, self.clock.now_ps), partial(self._wake, wake_ps))
 
     def _wake(self, wake_ps: int) -> None:
         if wake_ps != self.wake_ps:
@@ -412,13 +416,15 @@ class _Machine:
         return _BlockResult(machine.latest_ps, machine.tightest_ps + lead_ps, tuple(machine.spans))
 
     def execute(self) -> None:
-        """Run to the end; every task must have ended."""
+        """Run until nothing is left to do."""
         for rank in self.ranks:
             self.issue(rank)
         self.clock.run()
-        for rank in self.ranks:
-            assert rank.n_issued == len(rank.program.tasks), f"rank {rank.program.rank} never finished: run program.check first"
-        assert not self.arrived, "communication without all participants: run program.check first"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every rank has issued everything and every communication has met."""
+        return not self.arrived and all(rank.n_issued == len(rank.program.tasks) for rank in self.ranks)
 
 
 class _Shared:
@@ -426,7 +432,7 @@ class _Shared:
 
     def __init__(self) -> None:
         self.run_costs: dict[tuple[int, Hashable], _RunCost] = {}
-        self.block_host_ps: dict[tuple[int, Hashable], int] = {}
+        self.host_ps: dict[tuple[int, Hashable], int] = {}
         self.blocks: dict[tuple[int, Hashable, int], _BlockResult] = {}
 
 
@@ -445,7 +451,6 @@ def run(program: Program, costs: Costs, new_network: Callable[[], NetworkModel],
     Parameters
     ----------
     program : Program
-        Checked by :func:`simulator.program.check.check`.
     costs : Costs
         Durations of kernels and loads of communication.
     new_network : callable
@@ -457,9 +462,17 @@ def run(program: Program, costs: Costs, new_network: Callable[[], NetworkModel],
     -------
     Timeline
         Spans in order of completion, all starting at or after 0.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If ranks wait for each other in a circle.
     """
     machine = _Machine(program, costs, new_network, detail=detail)
     machine.execute()
+    if not machine.is_finished:
+        check(program)  # says who waits for whom
+        raise AssertionError("a program that passes the check always finishes")
     members = {rank.rank: rank.members for rank in program.ranks}
     return Timeline(
         spans=tuple(machine.spans), members=members, makespan_ps=machine.latest_ps, n_events=machine.clock.n_events
