@@ -20,6 +20,7 @@ from typing import Any
 
 from simulator.collectives.constants import Between, Inside, constants_for, shipped
 from simulator.collectives.shape import GroupShape
+from simulator.collectives.tree import double_binary_tree
 from simulator.collectives.tuner import PROTOCOLS, Choice, n_steps
 
 #: bytes of one ring step that the threads of one channel move in one go under LL (512 threads x 8 B)
@@ -197,9 +198,16 @@ def _tree(case: Case) -> Terms:
     )
 
 
+@lru_cache(maxsize=256)
 def tree_traffic(n_nodes: int) -> float:
-    """Bytes that a node sends over a double binary tree per byte of size, on average."""
-    return 2.0 * (n_nodes - 1) / n_nodes
+    """Bytes that the busiest node sends over a double binary tree per byte of size: two, or one with two nodes."""
+    sent = [0.0] * n_nodes
+    for parents in double_binary_tree(n_nodes):
+        for child, parent in enumerate(parents):
+            if parent >= 0:
+                sent[child] += 0.5
+                sent[parent] += 0.5
+    return max(sent)
 
 
 def _nvls(case: Case) -> Terms:

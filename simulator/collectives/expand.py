@@ -27,8 +27,8 @@ def makespan_s(
 ) -> float:
     """Run a table chunk by chunk and return when the last send has arrived.
 
-    A send starts when all that its source was sent of these chunks before has arrived, and the last send on the same
-    connection has ended; concurrent sends share links max-min fairly.
+    A send starts when all that its source was sent of these chunks before has arrived, and the sends of the same source
+    in earlier rounds have ended; concurrent sends share links max-min fairly.
 
     Parameters
     ----------
@@ -65,25 +65,25 @@ def makespan_s(
 def _graph(table: Table, n_bytes: float, ranks: Sequence[int], topology: Any, hop_s: float) -> list[_Node]:
     nodes: list[_Node] = []
     arrivals: dict[tuple[int, int], list[int]] = defaultdict(list)
-    last_on: dict[tuple[int, int], int] = {}
+    last_of: dict[int, list[int]] = {}
     for sends in table.rounds:
         new: list[tuple[Send, int]] = []
         for send in sends:
             index = len(nodes)
             node = _Node(_flow(send, table.bytes_of(send, n_bytes), ranks, topology, hop_s))
             before = {i for chunk in table.chunks(send) for i in arrivals[send.source, chunk]}
-            connection = (send.source, send.target)
-            if connection in last_on:
-                before.add(last_on[connection])
-            last_on[connection] = index
+            before.update(last_of.get(send.source, ()))
             node.n_waiting = len(before)
             for earlier in before:
                 nodes[earlier].dependents.append(index)
             nodes.append(node)
             new.append((send, index))
+        sent: dict[int, list[int]] = defaultdict(list)
         for send, index in new:
+            sent[send.source].append(index)
             for chunk in table.chunks(send):
                 arrivals[send.target, chunk].append(index)
+        last_of.update(sent)
     return nodes
 
 

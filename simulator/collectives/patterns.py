@@ -9,21 +9,25 @@ import numpy as np
 from simulator.collectives.loads import FloatArray, IntArray, Traffic, combine
 from simulator.collectives.shape import GroupShape, link_matrix
 from simulator.collectives.tree import double_binary_tree
+from simulator.errors import ConfigError
 
 #: all-to-all keeps every pair up to this many; beyond, node distances are sampled evenly
 _MAX_PAIRS = 65_536
 
 
 class Groups:
-    """Equal groups as arrays ``[n_groups, n_nodes, ranks_per_node]``, ranks of a node side by side."""
+    """Equal groups as arrays ``[n_groups, n_nodes, ranks_per_node]``, ranks of a node side by side.
+
+    NCCL orders its rings and trees by the machine, whatever the order of ranks; roots are the first ranks as given.
+    """
 
     def __init__(self, groups: tuple[tuple[int, ...], ...], shape: GroupShape, topology: Any) -> None:
         self.shape = shape
         self.topology = topology
-        ranks = np.array(groups, dtype=np.int64)
-        if shape.n_nodes > 1:
-            order = np.argsort(ranks // topology.gpus_per_node, axis=1, kind="stable")
-            ranks = np.take_along_axis(ranks, order, axis=1)
+        if len({len(group) for group in groups}) > 1:
+            raise ConfigError("groups that run a collective together must have equally many ranks")
+        self.roots = np.array([group[0] for group in groups], dtype=np.int64)
+        ranks = np.sort(np.array(groups, dtype=np.int64), axis=1)
         self.flat = ranks
         self.regular = shape.n_ranks == shape.n_nodes * shape.ranks_per_node
         self.ranks = ranks.reshape(len(groups), shape.n_nodes, -1) if self.regular else None
@@ -36,6 +40,9 @@ class Groups:
             same = a // per_node == b // per_node
             return a[same], b[same], np.ones(int(same.sum()))
         m = self.ranks.shape[2]
+        if m == 1:
+            empty = np.zeros(0, dtype=np.int64)
+            return empty, empty, np.zeros(0)
         if self.shape.wiring in ("mesh", "cube"):
             return self._wired_pairs(m)
         target = np.roll(self.ranks, -1, axis=2)
@@ -146,7 +153,7 @@ def all_to_all(groups: Groups) -> tuple[Traffic, Traffic]:
 
 def from_root(groups: Groups, *, towards: bool) -> tuple[Traffic, Traffic]:
     """``1 / n`` bytes between the first rank of each group and every other: scatter, or gather with ``towards``."""
-    root = np.repeat(groups.flat[:, :1], groups.flat.shape[1], axis=1).ravel()
+    root = np.repeat(groups.roots, groups.flat.shape[1])
     other = groups.flat.ravel()
     amount = np.full(other.size, 1.0 / groups.flat.shape[1])
     source, target = (other, root) if towards else (root, other)

@@ -29,7 +29,7 @@ def test_hierarchical_all_reduce(nodes, per_node):
 @pytest.mark.parametrize(("algorithm", "collective"), CASES)
 def test_the_checker_notices_a_lost_round(algorithm, collective):
     table = ALGORITHMS[algorithm][collective](6)
-    assert check(replace(table, rounds=table.rounds[:-1]))
+    assert check(replace(table, rounds=table.rounds[1:]))
 
 
 def test_the_checker_notices_double_counting_and_empty_sends():

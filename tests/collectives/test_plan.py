@@ -1,0 +1,153 @@
+"""Plans: right links, right sums, contention between groups, and choices that follow the rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.collectives import plan_collective, plan_transfer
+from simulator.collectives.cost import lone_time_s, terms
+from simulator.collectives.shape import shape_of
+from simulator.collectives.tuner import candidates, choose, find_channels
+from simulator.errors import ConfigError, UnroutableError
+from simulator.network import NETWORKS
+from simulator.topology.load import load_topology
+from simulator.units import to_s
+
+CLUSTERS = [("dgx-a100-80g", 32), ("dgx-h100", 32), ("polaris", 32), ("bigred200", 8), ("aws-p4d", 16)]
+CLUSTERS += [("dgx1-v100-16g", 16), ("pinnacles", 4), ("juwels-booster", 16), ("marenostrum5", 16)]
+COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all"]
+COLLECTIVES += ["gather", "scatter", "send_recv"]
+MIB = 2**20
+
+
+def alone_s(flow, topology):
+    network = NETWORKS["flow"](topology)
+    network.start(flow, 0)
+    return to_s(network.next_completion_ps())
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize(("name", "n_gpus"), CLUSTERS)
+def test_plans_are_sane_and_grow_with_size(name, n_gpus, collective):
+    topology = load_topology(name, n_gpus)
+    group = (tuple(range(n_gpus)),)
+    times = [alone_s(plan_collective(collective, size, group, topology), topology) for size in (1024, 2**27, 2**30)]
+    assert 0 < times[0] < times[1] < times[2]
+    flow = plan_collective(collective, 2**30, group, topology)
+    assert list(flow.links) == sorted(set(flow.links)) and min(flow.weights) > 0
+
+
+@pytest.mark.parametrize(("name", "n_gpus"), CLUSTERS)
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather"])
+def test_links_bound_the_flow_as_the_shape_says(name, n_gpus, collective):
+    topology = load_topology(name, n_gpus)
+    group = tuple(range(n_gpus))
+    shape = shape_of(group, topology)
+    choice = choose(collective, 2**28, shape)
+    expected = lone_time_s(2**28, shape, terms(collective, 2**28, shape, choice))
+    flow = plan_collective(collective, 2**28, (group,), topology)
+    assert alone_s(flow, topology) == pytest.approx(expected, rel=0.1)
+
+
+def test_groups_that_share_a_nic_halve_each_other():
+    topology = load_topology("polaris", 8)
+    size = 2**28
+    one = plan_collective("all_reduce", size, ((0, 4),), topology, algorithm="ring", protocol="simple")
+    two = plan_collective("all_reduce", size, ((0, 4), (1, 5)), topology, algorithm="ring", protocol="simple")
+    apart = plan_collective("all_reduce", size, ((0, 4), (2, 6)), topology, algorithm="ring", protocol="simple")
+    moving = [alone_s(flow, topology) - flow.latency_s for flow in (one, two, apart)]
+    assert moving[1] == pytest.approx(2 * moving[0], rel=1e-6)
+    assert moving[2] == pytest.approx(moving[0], rel=1e-6)
+
+
+def test_two_jobs_on_one_nic_take_turns_fairly():
+    topology = load_topology("bigred200", 8)
+    first = plan_collective("all_reduce", 2**26, ((0, 4),), topology)
+    second = plan_collective("all_reduce", 2**26, ((1, 5),), topology)
+    network = NETWORKS["flow"](topology)
+    handles = {network.start(first, 0), network.start(second, 0)}
+    ended = set()
+    while (wake := network.next_completion_ps()) is not None:
+        ended |= set(network.advance(wake))
+        last = wake
+    assert ended == handles
+    assert to_s(last) == pytest.approx(2 * (alone_s(first, topology) - first.latency_s) + first.latency_s, rel=1e-3)
+
+
+def test_relabelled_ranks_take_the_same_time():
+    topology = load_topology("dgx-a100-80g", 32)
+    forward = plan_collective("all_reduce", 2**26, (tuple(range(32)),), topology)
+    shuffled = tuple(sorted(range(32), key=lambda rank: (rank * 7) % 32))
+    assert alone_s(plan_collective("all_reduce", 2**26, (shuffled,), topology), topology) == pytest.approx(
+        alone_s(forward, topology), rel=1e-9
+    )
+
+
+def test_a_group_of_one_costs_nothing():
+    topology = load_topology("dgx-a100-80g", 8)
+    assert plan_collective("all_reduce", 2**30, ((0,), (1,)), topology).n_bytes == 0
+    assert plan_transfer(2**20, ((3, 3),), topology).n_bytes == 0
+
+
+def test_transfers_over_one_nic_share_it():
+    topology = load_topology("bigred200", 8)
+    one = plan_transfer(2**26, ((0, 4),), topology)
+    two = plan_transfer(2**26, ((0, 4), (1, 5)), topology)
+    assert alone_s(two, topology) - two.latency_s == pytest.approx(
+        2 * (alone_s(one, topology) - one.latency_s), rel=1e-6
+    )
+
+
+def test_tcp_is_slower_than_rdma():
+    topology = load_topology("polaris", 8)
+    rdma, tcp = (
+        alone_s(plan_collective("all_reduce", 2**26, (tuple(range(8)),), topology, transport=name), topology)
+        for name in ("rdma", "tcp")
+    )
+    assert tcp > 3 * rdma
+
+
+def test_mistakes_are_explained():
+    topology = load_topology("polaris", 8)
+    group = (tuple(range(8)),)
+    with pytest.raises(ConfigError, match="unknown"):
+        plan_collective("all_redcue", 8, group, topology)
+    with pytest.raises(ConfigError, match="no transport"):
+        plan_collective("all_reduce", 8, group, topology, transport="carrier-pigeon")
+    with pytest.raises(ConfigError, match="cannot use"):
+        plan_collective("broadcast", 8, group, topology, algorithm="tree")
+    with pytest.raises((UnroutableError, ConfigError)):
+        plan_collective("all_reduce", 8, ((0, 8),), load_topology("a100-pcie-8x80g", 16))
+
+
+def test_what_nccl_would_consider():
+    a100, h100 = load_topology("dgx-a100-80g", 16), load_topology("dgx-h100", 16)
+    inside_h100 = shape_of(range(8), h100)
+    assert ("nvls", "simple") in candidates("all_reduce", inside_h100)
+    assert ("nvls_tree", "simple") in candidates("all_reduce", shape_of(range(16), h100))
+    assert not any(a.startswith("nvls") for a, _ in candidates("all_reduce", shape_of(range(16), a100)))
+    assert {a for a, _ in candidates("broadcast", inside_h100)} == {"ring"}
+    assert ("pat", "simple") in candidates("all_gather", shape_of((0, 8), h100))
+    assert find_channels(shape_of(range(8), a100)).n_channels == 24
+
+
+def test_small_messages_take_low_latency_protocols_and_large_ones_simple():
+    shape = shape_of(range(8), load_topology("dgx-a100-80g", 8))
+    assert choose("all_reduce", 1024, shape).protocol == "ll"
+    assert choose("all_reduce", 2**30, shape).protocol == "simple"
+    assert choose("all_reduce", 2**30, shape, "tree", "ll").algorithm == "tree"
+
+
+def test_an_unknown_cluster_with_datasheet_links_works(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "version: 1\nnodes: 4\nnode:\n  device: b200\n  gpus: 8\n"
+        "  nvlink: {kind: switch, links_per_gpu: 18, bandwidth_per_link: 50 GB/s, multicast: true}\n"
+        "  pcie: {generation: 5}\n  nics: {count: 8, bandwidth: 400 Gb/s}\n"
+        "fabric: {kind: one-switch}\ntransports: {roce: {protocol: roce}}\n",
+        encoding="utf-8",
+    )
+    topology = load_topology(file, 32)
+    flow = plan_collective("all_reduce", 2**30, (tuple(range(32)),), topology)
+    busbw = 2 * 31 / 32 * 2**30 / alone_s(flow, topology)
+    assert 200e9 < busbw < 900e9
