@@ -40,10 +40,10 @@ REQUIRED = ("rank", "step", "optype", "start_ts", "duration")
 COMPUTE_OPS = ("forward-compute", "backward-compute")
 #: operation type -> (collective, who takes part, stream)
 COMMUNICATION_OPS = {
-    "forward-send": ("send", "next", "forward p2p"),
-    "forward-recv": ("recv", "previous", "forward p2p"),
-    "backward-send": ("send", "previous", "backward p2p"),
-    "backward-recv": ("recv", "next", "backward p2p"),
+    "forward-send": ("send", "next", "forward send"),
+    "forward-recv": ("recv", "previous", "forward recv"),
+    "backward-send": ("send", "previous", "backward send"),
+    "backward-recv": ("recv", "next", "backward recv"),
     "params-all-gather": ("all_gather", "dp", "dp"),
     "grads-reduce-scatter": ("reduce_scatter", "dp", "dp"),
     "grads-all-reduce": ("all_reduce", "dp", "dp"),
@@ -210,6 +210,7 @@ def _rank(
         ops=ops,
         host=empty_host(),
         calls=tuple(calls),
+        dependencies=_dependencies(rows),
         steps=tuple(
             Step(number=step, start_ns=start, end_ns=end, name=f"step {step}")
             for step, (start, end) in offsets.items()
@@ -217,6 +218,44 @@ def _rank(
         ),
         source=source,
     )
+
+
+def _dependencies(rows: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
+    """What each operation of a rank waits for on other streams, as Megatron's pipeline engine orders it.
+
+    A computation waits for the message that brings its input, a message for the computation that makes it. Parameters
+    are gathered before the first computation; gradients are reduced after the last one; the optimizer comes last.
+    """
+    after: list[tuple[int, ...]] = []
+    at: dict[tuple[int, str, int], int] = {}
+    last: dict[tuple[int, str], int] = {}
+    made_by = {"forward-send": "forward-compute", "backward-send": "backward-compute"}
+    brought_by = {"forward-compute": "forward-recv", "backward-compute": "backward-recv"}
+    final = before = -1
+    step_now = -1
+    for index, row in enumerate(rows):
+        step, optype, number_of = row["step"], row["optype"], row["seq_id"]
+        if step != step_now:
+            step_now, before = step, final
+        dp, gathered = last.get((step, "dp"), before), last.get((step, "params-all-gather"), before)
+        if optype in made_by:
+            found = [at.get((step, made_by[optype], number_of), before)]
+        elif optype in brought_by:
+            found = [at.get((step, brought_by[optype], number_of), -1), gathered]
+        elif optype in ("forward-recv", "backward-recv"):
+            found = [last.get((step, "compute"), gathered)]
+        elif optype == "params-all-gather":
+            found = [before]
+        else:
+            found = [last.get((step, "compute"), before), dp]
+        after.append(tuple(dict.fromkeys(i for i in found if i >= 0)))
+        at[(step, optype, number_of)] = last[(step, optype)] = index
+        if optype in COMPUTE_OPS:
+            last[(step, "compute")] = index
+        elif COMMUNICATION_OPS.get(optype, ("", "", ""))[2] == "dp":
+            last[(step, "dp")] = index
+        final = index if optype == "optimizer" or final < 0 else final
+    return tuple(after)
 
 
 def _name(row: Mapping[str, Any]) -> str:

@@ -1,0 +1,278 @@
+"""Compiles a reconstruction into a Program, and reads the engine's timeline of it back into a Trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Phase, Transfer
+from simulator.program.program import COMPUTE, HOST, Program, RankProgram, TaskList
+from simulator.timeline import Span, Timeline
+from simulator.trace_io.analysis import step_windows
+from simulator.trace_io.causes import HostWait
+from simulator.trace_io.reconstruct import RankPlan, Reconstruction
+from simulator.trace_io.record import COMMUNICATION, CollectiveCall, DeviceOps, Int64, Step, Trace, empty_host
+from simulator.trace_io.record import COMPUTE as COMPUTES
+
+#: layer of the zero-length kernels that mark when a rank arrives at a communication
+ARRIVAL = "arrival"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Compiled:
+    """A program, and what is needed to find a trace's operations again in its timeline.
+
+    Parameters
+    ----------
+    reconstruction : Reconstruction
+    program : Program
+    place : dict
+        ``id`` of a kernel, an arrival or an unjoined communication -> (index of rank, operation).
+    number : dict
+        ``id`` of a joined communication -> its number.
+    """
+
+    reconstruction: Reconstruction
+    program: Program
+    place: dict[int, tuple[int, int]]
+    number: dict[int, int]
+
+
+def compile_program(reconstruction: Reconstruction) -> Compiled:
+    """Write the tasks of every rank."""
+    place: dict[int, tuple[int, int]] = {}
+    number: dict[int, int] = {}
+    ranks = []
+    for index, plan in enumerate(reconstruction.plans):
+        tasks = _Builder(reconstruction, index, place, number).build()
+        ranks.append(RankProgram(rank=plan.rank.rank, members=reconstruction.members[index], tasks=tuple(tasks.tasks)))
+    return Compiled(
+        reconstruction=reconstruction, program=Program(ranks=tuple(ranks)), place=place, number=number
+    )
+
+
+class _Builder:
+    """Writes the tasks of one rank, kernels that nothing interrupts as one run."""
+
+    def __init__(
+        self, reconstruction: Reconstruction, index: int, place: dict[int, tuple[int, int]], number: dict[int, int]
+    ) -> None:
+        self.reconstruction, self.index = reconstruction, index
+        self.plan = reconstruction.plans[index]
+        self.place, self.number = place, number
+        self.main = self.plan.main
+        self.tasks = TaskList()
+        self.task_of: dict[int, int] = {}
+        self.run: list[Kernel] = []
+        self.run_ops: list[int] = []
+        self.run_after: tuple[int, ...] = ()
+
+    def build(self) -> TaskList:
+        """Return the tasks in issue order."""
+        plan = self.plan
+        waited_for = {dep for deps in plan.after for dep in deps} | {wait.op for wait in plan.waits}
+        waits: dict[int, list[HostWait]] = {}
+        for wait in plan.waits:
+            waits.setdefault(wait.before, []).append(wait)
+        issue, kinds = plan.issue_ns.tolist(), plan.rank.ops.kind.tolist()
+        for position, op in enumerate(plan.order.tolist()):
+            for wait in waits.get(position, ()):
+                self._flush()
+                self._host_wait(wait)
+            if kinds[op] == COMMUNICATION:
+                self._flush()
+                self._communication(op, issue[position])
+            elif plan.lane[op] != self.main:
+                self._flush()
+                self.task_of[op] = self.tasks.add(self._kernel(op, issue[position]), self._stream(op), self._after(op))
+            else:
+                if plan.after[op]:
+                    self._flush()
+                    self.run_after = self._after(op)
+                self.run.append(self._kernel(op, issue[position]))
+                self.run_ops.append(op)
+                if op in waited_for:
+                    self._flush()
+        self._flush()
+        return self.tasks
+
+    def _after(self, op: int) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(self.task_of[dep] for dep in self.plan.after[op]))
+
+    def _kernel(self, op: int, issue_ns: int) -> Kernel:
+        plan = self.plan
+        kernel = Kernel(
+            name=plan.rank.names[plan.rank.ops.name[op]],
+            phase=plan.phase[op],
+            duration_s=int(plan.duration_ns[op]) / 1e9,
+            issue_s=issue_ns / 1e9,
+            lead_s=int(plan.lead_ns[op]) / 1e9,
+        )
+        self.place[id(kernel)] = (self.index, op)
+        return kernel
+
+    def _stream(self, op: int) -> str:
+        lane = self.plan.lane[op]
+        return COMPUTE if lane == self.main else f"stream {lane.split(':', 1)[-1]}"
+
+    def _flush(self) -> None:
+        """Write the kernels collected on the main stream as one task."""
+        if not self.run:
+            return
+        op: Kernel | KernelRun = self.run[0]
+        if len(self.run) > 1:
+            op = KernelRun(name=f"{len(self.run)} kernels", phase=self.run[0].phase, kernels=tuple(self.run))
+        task = self.tasks.add(op, COMPUTE, self.run_after)
+        self.task_of.update(dict.fromkeys(self.run_ops, task))
+        self.run, self.run_ops, self.run_after = [], [], ()
+
+    def _host_wait(self, wait: HostWait) -> None:
+        if wait.work_ns:
+            self.tasks.add(HostWork(name="host", duration_s=wait.work_ns / 1e9), HOST)
+        self.tasks.add(HostWork(name="wait for device", duration_s=0.0), HOST, (self.task_of[wait.op],))
+
+    def _communication(self, op: int, issue_ns: int) -> None:
+        plan, stream = self.plan, self._stream(op)
+        arrival = Kernel(
+            name=ARRIVAL,
+            phase=plan.phase[op],
+            duration_s=0.0,
+            issue_s=issue_ns / 1e9,
+            lead_s=int(plan.lead_ns[op]) / 1e9,
+            layer=ARRIVAL,
+        )
+        self.place[id(arrival)] = (self.index, op)
+        self.tasks.add(arrival, stream, self._after(op))
+        message, number = self._message(op)
+        self.task_of[op] = self.tasks.add(message, stream, (), number)
+
+    def _message(self, op: int) -> tuple[Collective | Transfer, int | None]:
+        plan, whole = self.plan, self.reconstruction
+        number = plan.key.get(op)
+        duration_ns: int | None
+        if number is None:
+            call = plan.rank.calls[plan.rank.ops.call[op]]
+            duration_ns = None if (self.index, op) in whole.priced else int(plan.duration_ns[op])
+        else:
+            call, duration_ns = whole.calls[number], whole.transfer_ns[number]
+        everybody = tuple(range(whole.trace.world_size))
+        duration_s = None if duration_ns is None else duration_ns / 1e9
+        name = plan.rank.names[plan.rank.ops.name[op]]
+        message = communication(call, plan.rank.rank, everybody, name, duration_s, plan.phase[op])
+        if number is None:
+            self.place[id(message)] = (self.index, op)
+        else:
+            self.number[id(message)] = number
+        return message, number
+
+
+def communication(
+    call: CollectiveCall, rank: int, everybody: tuple[int, ...], name: str, duration_s: float | None, phase: Phase
+) -> Collective | Transfer:
+    """Return the operation that a call describes, with its measured transfer time if it has one."""
+    n_bytes = max(call.n_bytes, 0)
+    if call.collective in ("send", "recv") and call.peer >= 0:
+        pair = call.ranks if len(call.ranks) == 2 else tuple(sorted((rank, call.peer)))
+        return Transfer(
+            n_bytes=n_bytes, pairs=((pair[0], pair[1]),), name=name, phase=phase, duration_s=duration_s, issue_s=0.0
+        )
+    return Collective(
+        collective="all_to_all" if call.collective == "send_recv" else call.collective,
+        axis=call.group or "world",
+        n_bytes=n_bytes,
+        groups=(call.ranks or everybody,),
+        name=name,
+        phase=phase,
+        duration_s=duration_s,
+        issue_s=0.0,
+    )
+
+
+def simulated_trace(compiled: Compiled, timeline: Timeline) -> Trace:
+    """Read a replayed timeline back into the neutral record: the same operations at their new times.
+
+    Parameters
+    ----------
+    compiled : Compiled
+    timeline : Timeline
+        What the engine made of its program, run with ``detail=True``.
+    """
+    plans = compiled.reconstruction.plans
+    starts = [np.zeros(len(plan.rank.ops), np.int64) for plan in plans]
+    ends = [np.zeros(len(plan.rank.ops), np.int64) for plan in plans]
+    by_number = [{number: op for op, number in plan.key.items()} for plan in plans]
+    index_of = {plan.rank.rank: index for index, plan in enumerate(plans)}
+    for span in timeline.spans:
+        index = index_of[span.rank]
+        for op, start_ps, end_ps in _operations(span, compiled, by_number[index]):
+            if start_ps is not None:
+                starts[index][op] = start_ps // 1000
+            if end_ps is not None:
+                ends[index][op] = end_ps // 1000
+    ranks = []
+    for plan, start, end in zip(plans, starts, ends, strict=True):
+        end += plan.tail_ns
+        order = np.lexsort((end, start))
+        columns = {name: getattr(plan.rank.ops, name)[order] for name in DeviceOps.__slots__}
+        columns |= {"start_ns": start[order], "end_ns": end[order], "launch": np.full(len(order), -1, np.int32)}
+        ranks.append(
+            replace(
+                plan.rank,
+                ops=DeviceOps(**columns),
+                host=empty_host(),
+                threads=(),
+                steps=_steps(plan, start, end),
+                syncs=(),
+                dependencies=None,
+                epoch_ns=0,
+                notes=(),
+            )
+        )
+    return replace(compiled.reconstruction.trace, ranks=tuple(ranks), notes=compiled.reconstruction.notes)
+
+
+def _operations(
+    span: Span, compiled: Compiled, by_number: Mapping[int, int]
+) -> list[tuple[int, int | None, int | None]]:
+    """(operation, start, end) of what a span holds; a communication's start is the end of its arrival."""
+    result: list[tuple[int, int | None, int | None]] = []
+    for inner in span.expand():
+        op = inner.op
+        if isinstance(op, Kernel):
+            found = compiled.place.get(id(op))
+            if found is None:
+                continue
+            if op.layer == ARRIVAL:
+                result.append((found[1], inner.end_ps, None))
+            else:
+                start_ps = min(inner.start_ps + round(op.lead_s * 1e12), inner.end_ps)
+                result.append((found[1], start_ps, inner.end_ps))
+        elif isinstance(op, Collective | Transfer):
+            number = compiled.number.get(id(op))
+            place = compiled.place.get(id(op))
+            if number is not None:
+                result.append((by_number[number], None, inner.end_ps))
+            elif place is not None:
+                result.append((place[1], None, inner.end_ps))
+    return result
+
+
+def _steps(plan: RankPlan, start: Int64, end: Int64) -> tuple[Step, ...]:
+    """Step windows of the replay: each as far from its first operation as the measured window was."""
+    windows = {window.number: window for window in step_windows(plan.rank)}
+    measured = plan.rank.ops.start_ns
+    begins = [
+        (number, int(start[op]) - (int(measured[op]) - windows[number].start_ns)) for number, op in plan.first
+    ]
+    if not begins:
+        return ()
+    ops, last = plan.rank.ops, windows[begins[-1][0]]
+    busy = ((ops.kind == COMPUTES) | (ops.kind == COMMUNICATION)) & (ops.start_ns < last.end_ns)
+    until = int(end[busy].max()) + last.end_ns - int(ops.end_ns[busy].max())
+    bounds = [begin for _, begin in begins[1:]] + [until]
+    return tuple(
+        Step(number=number, start_ns=begin, end_ns=max(bound, begin), name=f"ProfilerStep#{number}")
+        for (number, begin), bound in zip(begins, bounds, strict=True)
+    )

@@ -1,0 +1,65 @@
+"""Which phase of training a traced device operation belongs to: forward, backward or optimizer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.program.op import Phase
+from simulator.trace_io.record import ANNOTATION, OPERATOR, Int64, RankTrace
+
+
+def phases(rank: RankTrace) -> list[Phase]:
+    """Return the phase of every device operation, ``forward`` where nothing says otherwise.
+
+    What autograd's thread launches is backward; what ``Optimizer.step`` encloses is optimizer. Traces without host
+    events tell by the operation's own name, if at all.
+    """
+    if not len(rank.host):
+        return [_by_name(rank.names[name]) for name in rank.ops.name.tolist()]
+    backward_names = {i for i, name in enumerate(rank.names) if name.startswith("autograd::engine::evaluate")}
+    optimizer_names = {
+        i for i, name in enumerate(rank.names) if name.startswith("Optimizer.step") or name == "optimizer_step"
+    }
+    host = rank.host
+    backward = _inside(rank, _ranges(rank, backward_names, (OPERATOR,)))
+    optimizer = _inside(rank, _ranges(rank, optimizer_names, (ANNOTATION, OPERATOR)))
+    del host
+    result: list[Phase] = ["forward"] * len(rank.ops)
+    for op in np.flatnonzero(backward).tolist():
+        result[op] = "backward"
+    for op in np.flatnonzero(optimizer).tolist():
+        result[op] = "optimizer"
+    return result
+
+
+def _by_name(name: str) -> Phase:
+    lower = name.lower()
+    if "backward" in lower or "grads" in lower:
+        return "backward"
+    return "optimizer" if lower.startswith(("optimizer", "adam", "sgd")) else "forward"
+
+
+def _ranges(rank: RankTrace, names: set[int], kinds: tuple[int, ...]) -> dict[int, tuple[Int64, Int64]]:
+    """Per thread the outermost intervals of the named host events, disjoint and ascending."""
+    host = rank.host
+    mask = np.isin(host.name, np.array(sorted(names), np.int32)) & np.isin(host.kind, np.array(kinds, np.int8))
+    result = {}
+    for thread in np.unique(host.thread[mask]):
+        at = mask & (host.thread == thread)
+        start, end = host.start_ns[at], np.maximum.accumulate(host.end_ns[at])
+        outer = np.concatenate(([True], start[1:] >= end[:-1]))
+        last = np.concatenate((outer[1:], [True]))
+        result[int(thread)] = (start[outer], end[last])
+    return result
+
+
+def _inside(rank: RankTrace, ranges: dict[int, tuple[Int64, Int64]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Whether each operation's launch lies in one of the ranges of its thread."""
+    result = np.zeros(len(rank.ops), bool)
+    known = np.flatnonzero(rank.ops.launch >= 0)
+    at, thread = rank.host.start_ns[rank.ops.launch[known]], rank.host.thread[rank.ops.launch[known]]
+    for number, (start, end) in ranges.items():
+        mine = thread == number
+        place = np.searchsorted(start, at[mine], side="right") - 1
+        result[known[mine]] = (place >= 0) & (at[mine] < end[np.maximum(place, 0)])
+    return result
