@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 
 from simulator.errors import ConfigError
@@ -35,6 +36,8 @@ def expand_hostlist(text: str) -> list[str]:
             _ranges(part[1:-1], text) if part[:1] == "[" else [part]
             for part in re.split(r"(\[[^\]]*\])", item)
         ]
+        if len(hosts) + math.prod(map(len, parts)) > MOST_HOSTS:
+            raise ConfigError(f"{text!r} names more than {MOST_HOSTS} hosts")
         hosts += ["".join(combination) for combination in itertools.product(*parts)]
     return hosts
 

@@ -159,7 +159,7 @@ def _from_yaml(job: _Job, text: str, wanted: str | None) -> Fabric:
         )
     entry = named[name]
     ledger.skip(*(f"topology {other}" for other in named if other != name))
-    ledger.sort(entry, used={"topology", *_KINDS}, irrelevant={"cluster_default"})
+    ledger.sort(map(str, entry), used={"topology", *_KINDS}, irrelevant={"cluster_default"})
     kind = next((kind for kind in _KINDS if kind in entry), None)
     if kind is None:
         place = locator.key((entries.index(entry),) if isinstance(data, list) else ())

@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 from simulator.config import Bandwidth, Spec, Time, complaint
 from simulator.errors import ConfigError
 
+MOST_SWITCHES = 100_000
+
 
 class SwitchedSpec(Spec):
     """What all fabrics with switches share."""
@@ -49,7 +51,7 @@ class TreeSpec(SwitchedSpec):
     leaves_per_pod: int | None = Field(default=None, gt=0)
     oversubscription: float | tuple[float, ...] = 1.0
     bundled: bool = True
-    spines: int | None = Field(default=None, gt=0)
+    spines: int | None = Field(default=None, gt=0, le=1024)
 
     @model_validator(mode="after")
     def _consistent(self) -> TreeSpec:
@@ -100,12 +102,12 @@ class Dragonfly(SwitchedSpec):
     """
 
     kind: Literal["dragonfly"]
-    groups: int | None = Field(default=None, gt=0)
-    switches_per_group: int = Field(gt=0)
+    groups: int | None = Field(default=None, gt=0, le=1024)
+    switches_per_group: int = Field(gt=0, le=256)
     nics_per_switch: int = Field(gt=0)
-    local_links: int = Field(default=1, gt=0)
-    global_links: int = Field(default=1, gt=0)
-    global_ports_per_switch: int | None = Field(default=None, gt=0)
+    local_links: int = Field(default=1, gt=0, le=256)
+    global_links: int = Field(default=1, gt=0, le=16384)
+    global_ports_per_switch: int | None = Field(default=None, gt=0, le=256)
     global_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="global_bandwidth", gt=0)
     global_latency_s: Time | None = Field(default=None, alias="global_latency", ge=0)
     routing: Literal["minimal", "adaptive"] = "minimal"
@@ -149,11 +151,11 @@ class DragonflyPlus(SwitchedSpec):
     """
 
     kind: Literal["dragonfly+"]
-    groups: int | None = Field(default=None, gt=0)
-    leaves_per_group: int = Field(gt=0)
+    groups: int | None = Field(default=None, gt=0, le=1024)
+    leaves_per_group: int = Field(gt=0, le=1024)
     nodes_per_leaf: int = Field(gt=0)
     oversubscription: float = Field(default=1.0, gt=0)
-    global_links: int = Field(default=1, gt=0)
+    global_links: int = Field(default=1, gt=0, le=16384)
     global_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="global_bandwidth", gt=0)
     global_latency_s: Time | None = Field(default=None, alias="global_latency", ge=0)
 
@@ -177,6 +179,8 @@ class Torus(SwitchedSpec):
     def _positive(self) -> Torus:
         if any(dim < 1 for dim in self.dims):
             raise complaint(ConfigError(f"every dimension must be at least 1: {self.dims}"), "dims")
+        if math.prod(self.dims) > MOST_SWITCHES:
+            raise complaint(ConfigError(f"more than {MOST_SWITCHES} switches: {self.dims}"), "dims")
         return self
 
     def n_nodes_max(self, n_nics: int) -> int | None:

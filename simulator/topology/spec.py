@@ -58,7 +58,7 @@ class NvSwitchSpec(Sourced):
     links_per_gpu: int = Field(gt=0)
     bandwidth_per_link_bytes_per_s: Bandwidth = Field(alias="bandwidth_per_link", gt=0)
     latency_s: Time = Field(default=0.0, alias="latency", ge=0)
-    switches: int = Field(default=1, gt=0)
+    switches: int = Field(default=1, gt=0, le=1024)
     multicast: bool = False
 
 
@@ -107,7 +107,7 @@ class PcieSpec(Sourced):
 
     generation: Literal[3, 4, 5, 6] = 4
     lanes: Literal[1, 2, 4, 8, 16] = 16
-    switches: int = Field(default=0, ge=0)
+    switches: int = Field(default=0, ge=0, le=1024)
     latency_s: Time = Field(default=0.0, alias="latency", ge=0)
 
     @property
@@ -121,7 +121,7 @@ class CpuSpec(Sourced):
 
     vendor: Literal["amd", "intel", "arm", "power", "other"] = "other"
     model: str = ""
-    sockets: int = Field(default=1, gt=0)
+    sockets: int = Field(default=1, gt=0, le=64)
     memory_bytes: Bytes | None = Field(default=None, alias="memory", gt=0)
     socket_bandwidth_bytes_per_s: Bandwidth = Field(default=32e9, alias="socket_bandwidth", gt=0)
     socket_latency_s: Time = Field(default=0.0, alias="socket_latency", ge=0)
@@ -130,7 +130,7 @@ class CpuSpec(Sourced):
 class NicSpec(Sourced):
     """The node's network cards; one card may be shared by several GPUs, or one GPU may have several."""
 
-    count: int = Field(gt=0)
+    count: int = Field(gt=0, le=1024)
     bandwidth_bytes_per_s: Bandwidth = Field(alias="bandwidth", gt=0)
     latency_s: Time = Field(default=0.0, alias="latency", ge=0)
     model: str = ""
@@ -148,7 +148,7 @@ class NodeSpec(Sourced):
     """One node: devices and how they reach each other and the network."""
 
     device: DeviceName
-    gpus: int = Field(gt=0)
+    gpus: int = Field(gt=0, le=1024)
     nvlink: NvlinkSpec | None = None
     pcie: PcieSpec = Field(default_factory=_pcie)
     cpu: CpuSpec = Field(default_factory=_cpu)
@@ -181,7 +181,7 @@ class ClusterSpec(Sourced):
     version: Literal[1] = 1
     name: str = ""
     description: str = ""
-    nodes: int = Field(gt=0)
+    nodes: int = Field(gt=0, le=1_000_000)
     node: NodeSpec
     fabric: FabricSpec = Field(default_factory=lambda: NoFabric(kind="none"))
     transports: dict[str, TransportSpec] = Field(default_factory=dict)
