@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulator.calibration.kernel_rows import KernelRow, gemm_shape, read_kernel_rows
+from simulator.calibration.kernel_transfer import sustained_scale, transfer_kernels
+from simulator.calibration.kernels import (
+    KernelFit,
+    fit_kernel_rows,
+    fit_kernels,
+    predict_rows_s,
+    residuals_of,
+    write_kernels,
+)
+from simulator.calibration.robust import Free, Residuals, fit_constants, with_values
+from simulator.errors import CalibrationError
+from simulator.kernels import RooflineKernels
+from simulator.kernels.attention import AttentionConstants
+from simulator.kernels.conditions import CONDITIONS
+from simulator.kernels.gemm import GemmConstants
+from simulator.kernels.roofline import KernelConstants
+from simulator.models.layer import GemmShape, PointwiseShape
+from simulator.topology.device import load_device
+
+TABLE = Path(__file__).parents[3] / "shared" / "measurements" / "kernels.csv"
+HEADER = (
+    "row_id,source,device,op,pass,m,n,k,batch,heads,kv_heads,seq_len,head_dim,causal,dtype,"
+    "time_us,split,notes"
+)
+
+
+@pytest.fixture(scope="module")
+def made_rows() -> list[KernelRow]:
+    """Rows whose times are the model's own, with one outlier in ten."""
+    device = load_device("a100-sxm4-80g")
+    shapes = [
+        GemmShape(m=m, n=n, k=k)
+        for m in (256, 1024, 5000)
+        for n in (512, 4096)
+        for k in (64, 512, 1024, 3000, 8192)
+    ]
+    model = RooflineKernels("graph_replay")
+    return [
+        KernelRow(
+            source="made",
+            shape=shape,
+            time_s=model.duration_s(shape, device) * (2.0 if i % 10 == 3 else 1.0),
+            split="fit",
+            conditions=CONDITIONS["graph_replay"],
+        )
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def test_a_fit_finds_the_constants_that_made_the_rows(made_rows: list[KernelRow]) -> None:
+    device = load_device("a100-sxm4-80g")
+    shifted = replace(
+        device, kernels={"gemm": {**device.kernels["gemm"], "launch_s": 4e-6, "dram_bandwidth": 0.6}}
+    )
+    fit = fit_kernel_rows(made_rows, made_rows, device, start_from=shifted)
+    assert set(fit.sections) == {"gemm"}
+    assert fit.residuals["gemm"].median < 0.01
+    assert fit.held_out["gemm"].n == len(made_rows)
+
+
+def test_too_few_rows_are_an_error() -> None:
+    with pytest.raises(CalibrationError, match="cannot determine"):
+        fit_constants(
+            GemmConstants(),
+            [Free(name="launch_s", low=1e-6, high=1e-5)],
+            lambda c: np.array([]),
+            np.array([]),
+        )
+
+
+def test_dotted_names_reach_into_mappings() -> None:
+    changed = with_values(GemmConstants(), {"launch_s": 1.0, "tile_efficiency.64x64": 0.3})
+    assert changed.launch_s == 1.0
+    assert changed.tile_efficiency["64x64"] == 0.3
+    assert changed.tile_efficiency["128x128"] == GemmConstants().tile_efficiency["128x128"]
+    assert with_values(AttentionConstants(), {"tail": 0.1}).tail == 0.1
+
+
+def test_residuals_are_relative() -> None:
+    found = Residuals.of(np.array([1.1, 0.9, 2.0]), np.array([1.0, 1.0, 1.0]))
+    assert (found.n, found.median, found.maximum) == (3, pytest.approx(0.1), pytest.approx(1.0))
+    assert found.bias == pytest.approx(0.1)
+
+
+def test_passes_turn_layer_sizes_into_products() -> None:
+    sizes = (4096, 3072, 1024)
+    assert gemm_shape(*sizes, "forward", "bf16") == GemmShape(m=4096, n=3072, k=1024)
+    dgrad, wgrad = (gemm_shape(*sizes, p, "bf16") for p in ("dgrad", "wgrad"))
+    assert (dgrad.m, dgrad.n, dgrad.k) == (4096, 1024, 3072)
+    assert (wgrad.m, wgrad.n, wgrad.k) == (3072, 1024, 4096)
+
+
+def test_tables_are_read_with_their_conditions(tmp_path: Path) -> None:
+    file = tmp_path / "kernels.csv"
+    lines = (
+        "1,lab,h200-sxm,gemm,wgrad,64,32,16,,,,,,,bf16,7.5,fit,CUDA graph",
+        "2,lab,h200-sxm,softmax,forward,,,,4,16,,512,512,,bf16,33,fit,L2 flushed",
+        "3,lab,h200-sxm,add,backward,64,32,,,,,,,,bf16,1.2,fit,",
+        "4,lab,h200-sxm,flash_attention,backward,,,,4,16,16,512,64,1,bf16,60,fit,autograd.grad",
+        "5,lab,h200-sxm,gelu,forward,64,32,,,,,,,,bf16,1.2,test,",
+    )
+    file.write_text("\n".join((HEADER, *lines)))
+    rows = read_kernel_rows(file, "h200-sxm")
+    assert [r.conditions.name for r in rows] == ["graph_replay", "events_flushed", "autograd_flushed"]
+    assert rows[0].time_s == pytest.approx(7.5e-6)
+    softmax = rows[1].shape
+    assert isinstance(softmax, PointwiseShape)
+    assert (softmax.n_elements, softmax.row_length) == (4 * 16 * 512 * 512, 512)
+    with pytest.raises(CalibrationError, match="no rows of h100"):
+        fit_kernels(file, "h100-sxm5-80g")
+
+
+def test_writing_a_fit_keeps_the_rest_of_the_file(tmp_path: Path) -> None:
+    original = Path(__file__).parents[2] / "topologies" / "devices" / "a100-sxm4-40g.yaml"
+    file = tmp_path / "mine.yaml"
+    file.write_text(original.read_text())
+    zero = Residuals(n=9, median=0.01, mean=0.02, p90=0.05, maximum=0.1, bias=0.0)
+    fit = KernelFit(
+        device="mine",
+        sections={"gemm": {"launch_s": 5e-6, "tile_efficiency": {"128x128": 0.7}}},
+        residuals={"gemm": zero},
+        held_out={"gemm": zero, "gemm / a source with a very long name, and commas": zero},
+        relative_error=0.07,
+    )
+    write_kernels(file, fit, source="a test")
+    device = load_device(file)
+    constants = KernelConstants.of(device)
+    assert constants.gemm.launch_s == 5e-6
+    assert dict(constants.gemm.tile_efficiency) == {"128x128": 0.7}
+    assert (device.kernel_basis, device.kernel_error) == ("measured", 0.07)
+    assert "# what CUDA reports" in file.read_text()
+    assert device.host == load_device("a100-sxm4-40g").host
+
+
+def test_transfer_keeps_shares_and_moves_the_power_limit() -> None:
+    a100, pcie = load_device("a100-sxm4-80g"), load_device("a100-pcie-40g")
+    assert transfer_kernels(a100, a100)["gemm"]["joules_per_flop"] == a100.kernels["gemm"]["joules_per_flop"]
+    moved = transfer_kernels(pcie, a100)["gemm"]
+    assert moved["tile_efficiency"] == dict(a100.kernels["gemm"]["tile_efficiency"])
+    speed = {
+        d.name: d.power_limit_w / j
+        for d, j in ((a100, a100.kernels["gemm"]["joules_per_flop"]), (pcie, moved["joules_per_flop"]))
+    }
+    assert speed["a100-pcie-40g"] / speed["a100-sxm4-80g"] == pytest.approx(
+        sustained_scale(250.0, 400.0), rel=1e-3
+    )
+
+
+def _anchors() -> Iterator[tuple[str, str, float, float]]:
+    """Device, family, and limits of the median and the 90th percentile of errors on held-out rows."""
+    for device in ("a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm"):
+        yield device, "gemm", 0.05, 0.15
+        yield device, "attention", 0.08, 0.25
+    yield "h200-sxm", "pointwise", 0.10, 0.25
+
+
+@pytest.mark.parametrize(("device", "family", "median", "p90"), list(_anchors()))
+def test_shipped_constants_predict_held_out_rows(device: str, family: str, median: float, p90: float) -> None:
+    if not TABLE.is_file():
+        pytest.skip("the measured tables are not beside this checkout")
+    with TABLE.open() as file:
+        assert next(csv.reader(file)) == HEADER.split(",")
+    known = load_device(device)
+    rows = read_kernel_rows(TABLE, known.name, splits=("test",))
+    found = residuals_of(rows, known, KernelConstants.of(known))[family]
+    assert found.median < median
+    assert found.p90 < p90
+    assert abs(found.bias) < 0.03
+
+
+def test_rows_are_predicted_in_their_order(made_rows: list[KernelRow]) -> None:
+    device = load_device("a100-sxm4-80g")
+    constants = KernelConstants.of(device)
+    mixed = [replace(r, conditions=CONDITIONS["profiler"]) if i % 2 else r for i, r in enumerate(made_rows)]
+    whole = predict_rows_s(mixed, device, constants)
+    assert whole[3] == predict_rows_s(mixed[3:4], device, constants)[0]

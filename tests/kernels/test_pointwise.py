@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.config import shipped_names
+from simulator.kernels import RooflineKernels
+from simulator.kernels.conditions import CONDITIONS
+from simulator.kernels.pointwise import PointwiseConstants, pointwise_time_s
+from simulator.models.layer import PointwiseShape
+from simulator.topology.device import Device, load_device
+
+NAMES = (
+    "layer_norm",
+    "rms_norm",
+    "gelu",
+    "silu",
+    "add",
+    "mul",
+    "dropout",
+    "softmax",
+    "cast",
+    "cross_entropy",
+    "unheard_of",
+)
+
+
+def shape_of(
+    name: str, elements: int, row: int = 0, read: float = 4.0, written: float = 2.0
+) -> PointwiseShape:
+    return PointwiseShape(
+        name=name,
+        n_elements=elements,
+        read_bytes=read * elements,
+        written_bytes=written * elements,
+        row_length=row,
+    )
+
+
+def test_time_is_launch_plus_bytes_at_the_share_of_bandwidth(plain_device: Device) -> None:
+    constants = PointwiseConstants(launch_s=3e-6, efficiency={"default": 0.8, "gelu": 0.5})
+    found = pointwise_time_s(shape_of("gelu", 1 << 20), plain_device, constants, CONDITIONS["training"])
+    assert found == pytest.approx(3e-6 + 6 * (1 << 20) / (0.5 * 2e12))
+
+
+def test_operands_in_cache_move_faster_unless_flushed(plain_device: Device) -> None:
+    constants = PointwiseConstants(launch_s=0.0, warm_bandwidth=2.0, warm_share=0.5)
+    shape = shape_of("add", 1 << 20)
+    warm = pointwise_time_s(shape, plain_device, constants, CONDITIONS["training"])
+    cold = pointwise_time_s(shape, plain_device, constants, CONDITIONS["events_flushed"])
+    assert cold - CONDITIONS["events_flushed"].overhead_s == pytest.approx(2 * warm)
+
+
+def test_specific_constants_come_before_general_ones(plain_device: Device) -> None:
+    table = {"default": 0.8, "gelu": 0.5, "gelu.backward": 0.25, "gelu.fp32": 0.4}
+    constants = PointwiseConstants(launch_s=0.0, efficiency=table)
+
+    def seconds(**changes: str) -> float:
+        shape = PointwiseShape(name="gelu", n_elements=1, read_bytes=1e6, written_bytes=1e6, **changes)  # type: ignore[arg-type]
+        return pointwise_time_s(shape, plain_device, constants, CONDITIONS["training"])
+
+    assert seconds(kernel_pass="backward") == pytest.approx(2 * seconds())
+    assert seconds(dtype="fp32") == pytest.approx(1.25 * seconds())
+
+
+@pytest.mark.parametrize("device", shipped_names("devices"))
+@given(
+    name=st.sampled_from(NAMES),
+    elements=st.integers(1, 1 << 28),
+    factor=st.floats(1.0, 50.0),
+    row=st.integers(0, 60000),
+)
+def test_more_bytes_are_never_faster(device: str, name: str, elements: int, factor: float, row: int) -> None:
+    known, model = load_device(device), RooflineKernels()
+    less = model.duration_s(shape_of(name, elements, row), known)
+    more = model.duration_s(shape_of(name, elements, row, 4.0 * factor, 2.0 * factor), known)
+    assert more >= less > 0

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simulator.config import shipped_names
+from simulator.errors import ConfigError
+from simulator.kernels import KERNEL_MODELS, RooflineKernels
+from simulator.kernels.roofline import KernelConstants
+from simulator.models.layer import AttentionShape, GemmShape, KernelShape, PointwiseShape
+from simulator.topology.device import load_device
+
+SHAPES: tuple[KernelShape, ...] = (
+    GemmShape(m=4096, n=4096, k=1024),
+    AttentionShape(batch=2, heads=8, kv_heads=8, seq_q=1024, seq_k=1024, head_dim=64),
+    PointwiseShape(name="gelu", n_elements=1 << 22, read_bytes=1 << 23, written_bytes=1 << 23),
+)
+
+
+@pytest.mark.parametrize("model", KERNEL_MODELS)
+@pytest.mark.parametrize("device", shipped_names("devices"))
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_every_model_times_every_shape_on_every_device(model: str, device: str, shape: KernelShape) -> None:
+    kernels, known = KERNEL_MODELS[model](), load_device(device)
+    first = kernels.duration_s(shape, known)
+    assert 0 < first < 10
+    assert kernels.duration_s(shape, known) == first == KERNEL_MODELS[model]().duration_s(shape, known)
+
+
+@pytest.mark.parametrize("device", shipped_names("devices"))
+def test_device_files_name_their_sources_and_basis(device: str) -> None:
+    known = load_device(device)
+    assert known.name == device
+    assert known.sources["datasheet"]
+    assert known.kernel_basis in ("measured", "generation", "datasheet")
+    assert 0.02 < known.kernel_error <= 0.5
+    for section in (*known.kernels.values(), known.host, known.interference):
+        assert section["source"]
+
+
+def test_devices_rank_as_their_generations_do() -> None:
+    model = RooflineKernels()
+    shape = GemmShape(m=8192, n=8192, k=8192, dtype="fp16")
+    order = ("b200", "h100-sxm5-80g", "h100-pcie", "a100-sxm4-80g", "a100-pcie-40g", "v100-sxm2-16g")
+    times = [model.duration_s(shape, load_device(name)) for name in order]
+    assert times == sorted(times)
+
+
+def test_a_device_without_constants_still_works() -> None:
+    known = replace(load_device("a100-sxm4-80g"), kernels={}, kernel_basis="datasheet")
+    model = RooflineKernels()
+    for shape in SHAPES:
+        fitted = model.duration_s(shape, load_device("a100-sxm4-80g"))
+        assert model.duration_s(shape, known) == pytest.approx(fitted, rel=0.5)
+
+
+def test_unknown_device_suggests_near_names() -> None:
+    with pytest.raises(ConfigError, match="a100-sxm4-80g"):
+        load_device("a100-sxm-80g")
+
+
+def test_unknown_constant_suggests_near_names() -> None:
+    known = replace(load_device("a100-sxm4-80g"), kernels={"gemm": {"lunch_s": 1e-6}})
+    with pytest.raises(ConfigError, match=r"kernels\.gemm\.lunch_s.*launch_s"):
+        KernelConstants.of(known)
+    bad = replace(known, kernels={"pointwise": {"launch_s": "2 us"}})
+    with pytest.raises(ConfigError, match="not a number"):
+        RooflineKernels().duration_s(SHAPES[2], bad)
+
+
+def test_faults_of_a_device_file_come_all_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("name: mine\narchitecture: ampear\nn_sms: 0\nmemroy: 80 GiB\n")
+    with pytest.raises(ConfigError) as error:
+        load_device(file)
+    for part in ("ampere", "n_sms", "memory", "mine.yaml:2", "mine.yaml:4"):
+        assert part in str(error.value)
+
+
+def test_dtypes_fall_back_to_what_the_device_has() -> None:
+    v100 = load_device("v100-sxm2-16g")
+    assert v100.peak("bf16") == v100.peak("fp32")
+    assert v100.peak("fp8") == v100.peak("fp16")
+
+
+def test_unknown_conditions_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="graph_replay"):
+        RooflineKernels("graph replay")
