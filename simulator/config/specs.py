@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from simulator.config.names import did_you_mean
 from simulator.config.text import Fault, Key, KeyPath, Locator, load_yaml, raise_faults
 from simulator.errors import ConfigError
-from simulator.units import parse_quantity
+from simulator.units import DIMENSIONS, parse_quantity
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
@@ -40,12 +40,19 @@ def complaint(error: ConfigError, *at: Key) -> PydanticCustomError:
     return PydanticCustomError("explained", "{text}", {"text": error.message, "hint": error.hint, "at": at})
 
 
-Time = Annotated[float, BeforeValidator(partial(_quantity, "time"))]
-Bytes = Annotated[float, BeforeValidator(partial(_quantity, "bytes"))]
-Bandwidth = Annotated[float, BeforeValidator(partial(_quantity, "bandwidth"))]
-Compute = Annotated[float, BeforeValidator(partial(_quantity, "compute"))]
-Frequency = Annotated[float, BeforeValidator(partial(_quantity, "frequency"))]
-Power = Annotated[float, BeforeValidator(partial(_quantity, "power"))]
+def _schema(dimension: str) -> WithJsonSchema:
+    stored, example = DIMENSIONS[dimension]
+    return WithJsonSchema(
+        {"type": "string", "description": f"{dimension}, in {stored}", "examples": [example]}
+    )
+
+
+Time = Annotated[float, BeforeValidator(partial(_quantity, "time")), _schema("time")]
+Bytes = Annotated[float, BeforeValidator(partial(_quantity, "bytes")), _schema("bytes")]
+Bandwidth = Annotated[float, BeforeValidator(partial(_quantity, "bandwidth")), _schema("bandwidth")]
+Compute = Annotated[float, BeforeValidator(partial(_quantity, "compute")), _schema("compute")]
+Frequency = Annotated[float, BeforeValidator(partial(_quantity, "frequency")), _schema("frequency")]
+Power = Annotated[float, BeforeValidator(partial(_quantity, "power")), _schema("power")]
 
 
 class Spec(BaseModel):

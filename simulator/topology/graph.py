@@ -12,7 +12,7 @@ import numpy as np
 from simulator.errors import ConfigError
 from simulator.topology.device import Device, load_device
 from simulator.topology.fabric_spec import FabricSpec
-from simulator.topology.layout import Layout, LinkArrays
+from simulator.topology.layout import Layout, LinkArrays, RegularLayout, build_layout
 from simulator.topology.link import LINK_KINDS, Link, LinkView
 from simulator.topology.routing import Route
 from simulator.topology.spec import ClusterSpec, NodeSpec, TransportSpec
@@ -242,9 +242,21 @@ class Topology:
             scale=merged,
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the description; a regular structure is built again."""
+        layout = None if isinstance(self.layout, RegularLayout) else self.layout
+        return _revive, (self.spec, layout, self.n_gpus, self.gpus_per_node, dict(self.scale))
+
     def _check(self, rank: int) -> None:
         if not 0 <= rank < self.n_gpus:
             raise ConfigError(f"rank {rank} is not in {self.name} with {self.n_gpus} GPUs")
+
+
+def _revive(
+    spec: ClusterSpec, layout: Layout | None, n_gpus: int, gpus_per_node: int, scale: dict[str | int, float]
+) -> Topology:
+    built = build_layout(spec, -(-n_gpus // gpus_per_node)) if layout is None else layout
+    return Topology(spec=spec, layout=built, n_gpus=n_gpus, gpus_per_node=gpus_per_node, scale=scale)
 
 
 def check_size(spec: ClusterSpec, n_gpus: int, gpus_per_node: int) -> None:

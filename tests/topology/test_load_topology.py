@@ -1,6 +1,7 @@
 """Cluster files as users write them: short ones, wrong ones, layered ones, and plain graphs."""
 
 import json
+import pickle
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from simulator.errors import ConfigError, UnroutableError
 from simulator.topology import describe, load_topology
+from simulator.topology.spec import ClusterSpec
 
 THOUSAND_NODES = """\
 nodes: 1000
@@ -237,3 +239,18 @@ def test_random_graphs_route_or_name_the_ends(n_vertices, data):
             elif a != b:
                 with pytest.raises(UnroutableError, match=f"g{a} to g{b}"):
                     topology.route(a, b)
+
+
+def test_topologies_travel_between_processes(tmp_path):
+    for topology in (load_topology("polaris", 8).scaled({"nic": 0.5}), load_topology(graph_file(tmp_path))):
+        copy = pickle.loads(pickle.dumps(topology))
+        assert copy.route(0, 5) == topology.route(0, 5)
+        assert (copy.arrays.bandwidth_bytes_per_s == topology.arrays.bandwidth_bytes_per_s).all()
+
+
+def test_the_schema_names_keys_and_units_as_files_do():
+    schema = ClusterSpec.model_json_schema()
+    nics = schema["$defs"]["NicSpec"]["properties"]
+    assert nics["bandwidth"]["type"] == "string"
+    assert "200 Gb/s" in nics["bandwidth"]["examples"]
+    assert set(schema["required"]) == {"nodes", "node"}
