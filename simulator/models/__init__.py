@@ -1,3 +1,3 @@
-"""Models as inert descriptions: architectures, their layers and the kernels that each implementation launches."""
+"""Models as inert descriptions: architectures, layers, and the kernels that implementations launch."""
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ def build_model(
     spec : ModelSpec
         The model.
     micro_batch, sequence_length : int
-        Sequences, and tokens of one whole sequence (context parallelism splits it here). For an encoder-decoder
-        model both sides have this length.
+        Sequences, and tokens of one whole sequence (context parallelism splits it here). For an
+        encoder-decoder model both sides have this length.
     tp, cp, ep : int
         Degrees of tensor, context and expert parallelism.
     sequence_parallel : bool
@@ -57,8 +57,8 @@ def build_model(
     attention : str
         ``flash`` or ``eager``.
     recompute : str
-        ``none``, ``selective`` (core attention; with ``compiled``: all but every second matrix product and the
-        attention kernel), ``full`` (everything but the block's input).
+        ``none``, ``selective`` (core attention; with ``compiled``: all but every second matrix product and
+        the attention kernel), ``full`` (everything but the block's input).
 
     Returns
     -------

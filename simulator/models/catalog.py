@@ -20,8 +20,9 @@ _GPT2 = {
     "gpt2-xl": (48, 1600, 25),
 }
 
-#: name: (layers, hidden, heads); vocabulary 51200, 2048 positions (Narayanan et al., arXiv:2104.04473, table 1, whose
-#: names these are from gpt-1.7b on; the smaller ones are the sizes of Brown et al., arXiv:2005.14165, table 2.1)
+#: name: (layers, hidden, heads); vocabulary 51200, 2048 positions (Narayanan et al., arXiv:2104.04473,
+#: table 1, whose names these are from gpt-1.7b on; the smaller ones are the sizes of Brown et al.,
+#: arXiv:2005.14165, table 2.1)
 _MEGATRON = {
     "gpt-125m": (12, 768, 12),
     "gpt-350m": (24, 1024, 16),
@@ -62,7 +63,8 @@ _LLAMA = {
     "mistral-7b": (32, 4096, 32, 8, 14336, 32000, 8192),
 }
 
-#: name: (layers, hidden, heads); vocabulary 50368, 2048 positions, ALiBi (MosaicML llm-foundry, scripts/train)
+#: name: (layers, hidden, heads); vocabulary 50368, 2048 positions, ALiBi (MosaicML llm-foundry,
+#: scripts/train)
 _MPT = {
     "mpt-125m": (12, 768, 12),
     "mpt-350m": (24, 1024, 16),
@@ -75,7 +77,8 @@ _MPT = {
     "mpt-70b": (80, 8192, 64),
 }
 
-#: name: (layers per stack, hidden, heads, head_dim, ffn_hidden); vocabulary 32128 (Raffel et al., arXiv:1910.10683)
+#: name: (layers per stack, hidden, heads, head_dim, ffn_hidden); vocabulary 32128 (Raffel et al.,
+#: arXiv:1910.10683)
 _T5 = {
     "t5-small": (6, 512, 8, 64, 2048),
     "t5-base": (12, 768, 12, 64, 3072),
@@ -87,7 +90,8 @@ _T5 = {
 #: name: (layers, hidden, heads) (Devlin et al., arXiv:1810.04805)
 _BERT = {"bert-base": (12, 768, 12), "bert-large": (24, 1024, 16)}
 
-#: name: (layers, hidden, heads, kv_heads, ffn_hidden, tied) of Qwen2/2.5; vocabulary 151936, 152064 from 7b on
+#: name: (layers, hidden, heads, kv_heads, ffn_hidden, tied) of Qwen2/2.5; vocabulary 151936, 152064 from 7b
+#: on
 _QWEN2 = {
     "qwen2-0.5b": (24, 896, 14, 2, 4864, True),
     "qwen2-1.5b": (28, 1536, 12, 2, 8960, True),
@@ -367,5 +371,5 @@ def find_spec(name_or_path: str) -> ModelSpec:
 
 
 def rename(spec: ModelSpec, name: str, **changes: Any) -> ModelSpec:
-    """Return a copy under another name, with other fields where given (for models cut or stretched from known ones)."""
+    """Return a copy under another name, with other fields where given: known models, cut or stretched."""
     return replace(spec, name=name, **changes)

@@ -8,13 +8,13 @@ from simulator.models.spec import ModelSpec
 def forward_flops_per_token(spec: ModelSpec, sequence_length: int) -> float:
     """Return the FLOPs of one token's forward pass, multiply-adds counted as two.
 
-    Every weight of a matrix product that the token meets counts two, and so does every element of both attention
-    products over the whole sequence (a causal mask is not credited, as is the field's habit).
+    Every weight of a matrix product that the token meets counts two, and so does every element of both
+    attention products over the whole sequence (a causal mask is not credited, as is the field's habit).
 
     References
     ----------
-    Narayanan et al., arXiv:2104.04473, appendix: ``96 B s l h^2 (1 + s/6h + V/16lh)`` with recomputation, three
-    quarters of it without; Chowdhery et al., PaLM, arXiv:2204.02311, appendix B.
+    Narayanan et al., arXiv:2104.04473, appendix: ``96 B s l h^2 (1 + s/6h + V/16lh)`` with recomputation,
+    three quarters of it without; Chowdhery et al., PaLM, arXiv:2204.02311, appendix B.
     """
     weights = 0.0
     for index in range(spec.layers):

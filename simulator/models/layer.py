@@ -1,9 +1,9 @@
 """What a model is made of: kernel shapes, parameters and saved activations, gathered into layers.
 
-A layer lists the very kernels that one implementation launches on one rank, in launch order. It knows shapes, FLOPs
-and bytes, and neither durations (``simulator.kernels``) nor collectives (``simulator.parallel``): where a
-tensor-, context- or expert-parallel implementation must communicate, the layer only marks a
-:class:`CommunicationPoint`.
+A layer lists the very kernels that one implementation launches on one rank, in launch order. It knows
+shapes, FLOPs and bytes, and neither durations (``simulator.kernels``) nor collectives
+(``simulator.parallel``): where a tensor-, context- or expert-parallel implementation must communicate, the
+layer only marks a :class:`CommunicationPoint`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ DTYPE_BYTES = {
 class GemmShape:
     """A (batched) matrix product ``y[m, n] = x[m, k] w[k, n]``, computed in ``dtype``.
 
-    The three numbers are those of the product that runs: the weight gradient of ``y[t, o] = x[t, i] w[i, o]`` is
-    ``m=o, n=i, k=t`` with ``kernel_pass="wgrad"``, its input gradient ``m=t, n=i, k=o`` with ``"dgrad"``.
+    The three numbers are those of the product that runs: the weight gradient of ``y[t, o] = x[t, i] w[i,
+    o]`` is ``m=o, n=i, k=t`` with ``kernel_pass="wgrad"``, its input gradient ``m=t, n=i, k=o`` with
+    ``"dgrad"``.
     """
 
     m: int
@@ -60,7 +61,8 @@ class GemmShape:
 class AttentionShape:
     """A fused (flash) attention kernel: ``q[batch, seq_q, heads, head_dim]`` against ``seq_k`` keys.
 
-    Eager attention is not this shape: it is two batched :class:`GemmShape` and :class:`PointwiseShape` traffic.
+    Eager attention is not this shape: it is two batched :class:`GemmShape` and :class:`PointwiseShape`
+    traffic.
     """
 
     batch: int
@@ -97,8 +99,9 @@ class PointwiseShape:
     Parameters
     ----------
     name : str
-        The operation, as in the measured tables: ``layer_norm``, ``rms_norm``, ``gelu``, ``silu``, ``add``, ``mul``,
-        ``dropout``, ``softmax``, ``cast``, ``embedding``, ``cross_entropy``, ``adamw_fused``, ``copy`` ...
+        The operation, as in the measured tables: ``layer_norm``, ``rms_norm``, ``gelu``, ``silu``, ``add``,
+        ``mul``, ``dropout``, ``softmax``, ``cast``, ``embedding``, ``cross_entropy``, ``adamw_fused``,
+        ``copy`` ...
     n_elements : int
         Elements of the output.
     read_bytes, written_bytes : float
@@ -136,11 +139,12 @@ class CommunicationPoint:
     Parameters
     ----------
     operator : str
-        ``"f"`` and ``"g"`` are Megatron's conjugate operators around a tensor-parallel region (``f`` enters it:
-        identity forward, reduction backward; ``g`` leaves it: reduction forward, identity backward; with sequence
-        parallelism ``f`` gathers and ``g`` reduce-scatters). ``"vocabulary"`` is the vocabulary-parallel loss,
-        ``"embedding"`` the vocabulary-parallel embedding, ``"context"`` the exchange of keys and values of context
-        parallelism, ``"dispatch"`` and ``"combine"`` the token exchange of experts.
+        ``"f"`` and ``"g"`` are Megatron's conjugate operators around a tensor-parallel region (``f`` enters
+        it: identity forward, reduction backward; ``g`` leaves it: reduction forward, identity backward;
+        with sequence parallelism ``f`` gathers and ``g`` reduce-scatters). ``"vocabulary"`` is the
+        vocabulary-parallel loss, ``"embedding"`` the vocabulary-parallel embedding, ``"context"`` the
+        exchange of keys and values of context parallelism, ``"dispatch"`` and ``"combine"`` the token
+        exchange of experts.
     n_bytes : int
         Bytes of the full (not sequence-sharded) tensor of this rank's tensor-parallel group.
     overlaps : int
@@ -148,7 +152,8 @@ class CommunicationPoint:
 
     References
     ----------
-    Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2.2.
+    Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section
+    4.2.2.
     """
 
     operator: Literal["f", "g", "vocabulary", "embedding", "context", "dispatch", "combine"]
@@ -172,7 +177,7 @@ LayerItem = KernelShape | CommunicationPoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer on one rank: what forward, backward and recomputation launch, and what must be kept between them.
+    """One layer on one rank: what forward, backward and recomputation launch, and what is kept.
 
     Parameters
     ----------
@@ -226,7 +231,8 @@ class Model:
     n_parameters : int
         Exact parameters of the whole model (all ranks), tied tensors counted once.
     model_flops_per_sequence : float
-        Forward and backward FLOPs of the mathematical model for one sequence, without recomputation (for MFU).
+        Forward and backward FLOPs of the mathematical model for one sequence, without recomputation (for
+        MFU).
     tied_embedding : bool
         Whether the head shares the embedding's tensor.
     """

@@ -19,8 +19,8 @@ class Storage:
     n_bytes : int
         Its size.
     owner : str
-        ``layer`` counts as an activation of the layer; a ``parameter`` and what the ``model`` shares between layers
-        are counted elsewhere.
+        ``layer`` counts as an activation of the layer; a ``parameter`` and what the ``model`` shares
+        between layers are counted elsewhere.
     """
 
     n_bytes: int

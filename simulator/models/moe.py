@@ -2,7 +2,8 @@
 
 References
 ----------
-Lepikhin et al., GShard, arXiv:2006.16668; Gale et al., MegaBlocks, arXiv:2211.15841 (grouped products without padding).
+Lepikhin et al., GShard, arXiv:2006.16668; Gale et al., MegaBlocks, arXiv:2211.15841 (grouped products
+without padding).
 """
 
 from __future__ import annotations
@@ -98,7 +99,14 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
     n_local = max(1, spec.n_experts // setting.ep)
     n_rows = x.n_elements // spec.hidden
     width = spec.expert_hidden // setting.tp
-    up = _grouped(style, x, n_local, n_rows, width * (2 if spec.gated_mlp else 1), spec.hidden)
+    up = _grouped(
+        style,
+        x,
+        n_local=n_local,
+        n_rows=n_rows,
+        rows=width * (2 if spec.gated_mlp else 1),
+        columns=spec.hidden,
+    )
     if spec.gated_mlp:
         gated = style.tape.record(
             [up],
@@ -112,10 +120,10 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
         )
     else:
         gated = style.activation(up, bias=False)
-    return _grouped(style, gated, n_local, n_rows, spec.hidden, width)
+    return _grouped(style, gated, n_local=n_local, n_rows=n_rows, rows=spec.hidden, columns=width)
 
 
-def _grouped(style: Style, x: Tensor, n_local: int, n_rows: int, rows: int, columns: int) -> Tensor:
+def _grouped(style: Style, x: Tensor, *, n_local: int, n_rows: int, rows: int, columns: int) -> Tensor:
     """Append one product per local expert, batched; rows are spread evenly."""
     setting = style.setting
     each = max(1, n_rows // n_local)

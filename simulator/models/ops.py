@@ -156,7 +156,7 @@ def add(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
 
 
 def mul(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
-    """Append an elementwise product: two products backward, each with the cast that type promotion asks for."""
+    """Append an elementwise product: two products backward, each cast as type promotion asks."""
     dtype = wider(a.dtype, b.dtype)
     output = Tensor(a.n_elements, dtype, a.storage)
     backward: list[LayerItem] = []

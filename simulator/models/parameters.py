@@ -22,7 +22,7 @@ def padded_vocab(vocab: int, tp: int) -> int:
 
 
 def _linear(name: str, rows: int, columns: int, *, bias: bool, tp: int, split: str) -> list[Parameter]:
-    """Return weight and bias of ``y[rows] = x[columns]``; ``split`` is ``column``, ``row`` or ``none`` as Megatron names them."""
+    """Return weight and bias of ``y[rows] = x[columns]``, ``split`` by ``column``, ``row`` or ``none``."""
     is_split = tp > 1 and split != "none"
     weights = [
         Parameter(
@@ -71,7 +71,7 @@ def _latent_attention_parameters(spec: ModelSpec, tp: int, name: str) -> list[Pa
 
 
 def attention_parameters(spec: ModelSpec, tp: int = 1, name: str = "attention") -> list[Parameter]:
-    """Return the tensors of one attention: fused query/key/value projection, output projection, query/key norms."""
+    """Return the tensors of one attention: fused projection, output projection, query and key norms."""
     if spec.is_latent_attention:
         return _latent_attention_parameters(spec, tp, name)
     kv_width = spec.kv_width * max(1, tp // spec.kv_heads)  # fewer heads than ranks: each rank holds a copy
@@ -88,7 +88,7 @@ def attention_parameters(spec: ModelSpec, tp: int = 1, name: str = "attention") 
 
 
 def mlp_parameters(spec: ModelSpec, tp: int = 1, name: str = "mlp", width: int = 0) -> list[Parameter]:
-    """Return the tensors of one dense MLP of ``width`` (default ``ffn_hidden``); gate and up are one tensor."""
+    """Return the tensors of one dense MLP, ``ffn_hidden`` wide unless given; gate and up are one."""
     width = width or spec.ffn_hidden
     rows = width * (2 if spec.gated_mlp else 1)
     return [

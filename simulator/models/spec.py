@@ -1,4 +1,4 @@
-"""What a transformer is: sizes and architectural choices, and the exact parameter count that follows from them."""
+"""What a transformer is: sizes, architectural choices, and the exact parameter count of both."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Activation = Literal["gelu", "gelu_new", "silu", "relu", "relu2"]
 class ModelSpec:
     """One transformer language model, before any decision about how to run it.
 
-    Fields that are zero take the usual value: ``kv_heads`` = ``heads``, ``head_dim`` = ``hidden / heads``, ``ffn_hidden`` =
-    ``4 * hidden``, ``expert_hidden`` = ``ffn_hidden``.
+    Fields that are zero take the usual value: ``kv_heads`` = ``heads``, ``head_dim`` = ``hidden / heads``,
+    ``ffn_hidden`` = ``4 * hidden``, ``expert_hidden`` = ``ffn_hidden``.
 
     Parameters
     ----------
     name : str
         Catalogue name, for people and for provenance.
     architecture : str
-        Family that decides the block's structure: ``gpt``, ``bert``, ``t5``, ``llama`` or ``mpt``; ``mixtral``, ``qwen``
-        and their like are ``llama`` with experts, biases or query/key norms.
+        Family that decides the block's structure: ``gpt``, ``bert``, ``t5``, ``llama`` or ``mpt``;
+        ``mixtral``, ``qwen`` and their like are ``llama`` with experts, biases or query/key norms.
     layers : int
         Transformer blocks; of the decoder where there is an encoder.
     encoder_layers : int
@@ -37,7 +37,8 @@ class ModelSpec:
     gated_mlp : bool
         Three matrices (gate, up, down) instead of two.
     vocab, max_positions : int
-        Rows of the token and of the learned position table (the trained length where positions are not learned).
+        Rows of the token and of the learned position table (the trained length where positions are not
+        learned).
     norm_bias, attention_bias, attention_output_bias, mlp_bias, qk_norm : bool
         Which tensors exist beside the matrices.
     tied : bool
@@ -45,10 +46,11 @@ class ModelSpec:
     parallel_block : bool
         Attention and MLP read the same input (GPT-J, NeoX) instead of following one another.
     n_experts, top_k, expert_hidden, shared_expert_hidden, dense_layers : int
-        Experts of a mixture-of-experts block, how many each token takes, their width, the width of what all tokens take
-        beside them, and how many leading blocks are dense.
+        Experts of a mixture-of-experts block, how many each token takes, their width, the width of what all
+        tokens take beside them, and how many leading blocks are dense.
     q_lora_rank, kv_lora_rank, qk_rope_head_dim, v_head_dim : int
-        Multi-head latent attention (DeepSeek); ``head_dim`` is then the part of a query head without rotation.
+        Multi-head latent attention (DeepSeek); ``head_dim`` is then the part of a query head without
+        rotation.
     dropout : float
         Probability in training; 0 means that the dropout kernels do not exist.
     type_vocab : int
@@ -158,7 +160,7 @@ class ModelSpec:
 
     @property
     def n_active_parameters(self) -> int:
-        """Parameters that one token passes through: all of a dense model, ``top_k`` of the experts of another."""
+        """Parameters that one token meets: all of a dense model, ``top_k`` experts of another."""
         if not self.n_experts:
             return self.n_parameters
         experts = sum(p.n_elements for p in self.parameters if p.is_expert)

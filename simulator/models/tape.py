@@ -1,9 +1,10 @@
 """A symbolic autograd tape: operations on sizes, from which kernel lists and memory follow.
 
-A family writes its forward pass once, as operations on :class:`Tensor` (a size and a dtype, no data). The tape
-keeps what each operation launches forward and backward and which tensors it holds for backward, and derives what
-autograd derives: the backward list in reverse order, the additions where a tensor has several consumers, the
-storages alive between forward and backward (shared ones once), and the peak while either runs.
+A family writes its forward pass once, as operations on :class:`Tensor` (a size and a dtype, no data). The
+tape keeps what each operation launches forward and backward and which tensors it holds for backward, and
+derives what autograd derives: the backward list in reverse order, the additions where a tensor has several
+consumers, the storages alive between forward and backward (shared ones once), and the peak while either
+runs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Literal
 from simulator.models.layer import DTYPE_BYTES, Layer, LayerItem, Parameter, PointwiseShape
 from simulator.models.liveness import Node, Storage, Tensor, backward_extra_bytes, forward_extra_bytes
 
-#: what a layer keeps: everything autograd saves, its inputs only, or inputs and the outputs of costly operators
+#: what a layer keeps: everything autograd saves, its inputs only, or inputs and the outputs of costly
+#: operators
 Checkpoint = Literal["none", "full", "operators"]
 
 
@@ -49,7 +51,7 @@ class Tape:
         return Tensor(n_elements, dtype, Storage(n_elements * DTYPE_BYTES[dtype], owner="parameter"))
 
     def shared(self, n_elements: int, dtype: str, *, needs_gradient: bool = False) -> Tensor:
-        """Return a tensor that several layers use and that is counted elsewhere: masks, tables, T5's encoding."""
+        """Return a tensor that several layers use and others count: masks, tables, T5's encoding."""
         storage = Storage(n_elements * DTYPE_BYTES[dtype], owner="model")
         return Tensor(n_elements, dtype, storage, needs_gradient)
 

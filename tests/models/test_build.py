@@ -84,7 +84,7 @@ def test_equal_layers_are_the_same_object(layers):
     assert len({id(layer) for layer in model.layers[1:-1]}) == 1
 
 
-# ---- FLOPs: Narayanan et al. 2021, appendix ------------------------------------------------------------------
+# ---- FLOPs: Narayanan et al. 2021, appendix --------------------
 
 
 @pytest.mark.parametrize("kernels", STYLES)
@@ -95,7 +95,9 @@ def test_equal_layers_are_the_same_object(layers):
     vocab=st.integers(50, 999),
 )
 def test_forward_flops_of_a_gpt_layer(kernels, batch, sequence, heads, vocab):
-    spec = small("gpt-1.3b", hidden=heads * 32, heads=heads, kv_heads=heads, head_dim=32, ffn_hidden=4 * heads * 32)
+    spec = small(
+        "gpt-1.3b", hidden=heads * 32, heads=heads, kv_heads=heads, head_dim=32, ffn_hidden=4 * heads * 32
+    )
     spec = rename(spec, "x", vocab=vocab, max_positions=sequence)
     b, s, h = batch, sequence, spec.hidden
     model = build_model(spec, micro_batch=b, sequence_length=s, kernels=kernels, attention="eager")
@@ -104,7 +106,9 @@ def test_forward_flops_of_a_gpt_layer(kernels, batch, sequence, heads, vocab):
     assert model.model_flops_per_sequence * b == 3 * sum(layer.n_forward_flops for layer in model.layers)
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b", "mpt-7b", "bert-large", "t5-base", "deepseek-v3"])
+@pytest.mark.parametrize(
+    "name", ["llama3-8b", "mixtral-8x7b", "mpt-7b", "bert-large", "t5-base", "deepseek-v3"]
+)
 @pytest.mark.parametrize("kernels", STYLES)
 def test_model_flops_are_three_times_the_eager_forward(name, kernels):
     spec = small(name, dense_layers=0) if name == "deepseek-v3" else small(name)
@@ -129,7 +133,7 @@ def test_full_recompute_repeats_forward(kernels):
     assert layer.saved_bytes == layer.output_bytes
 
 
-# ---- memory: Korthikanti et al. 2022, table 2 -----------------------------------------------------------------
+# ---- memory: Korthikanti et al. 2022, table 2 --------------------
 
 
 @pytest.mark.parametrize(
@@ -188,7 +192,7 @@ def test_weights_cast_by_autocast_are_saved():
     assert cast.saved_bytes - plain.saved_bytes > 2 * weights
 
 
-# ---- communication points --------------------------------------------------------------------------------------
+# ---- communication points --------------------
 
 
 def points(items):
@@ -209,7 +213,9 @@ def test_points_of_a_tensor_parallel_block(sequence_parallel):
     assert points(block.forward) == [("f", "forward"), ("g", "forward")] * 2
     again = [("f", "forward")] if sequence_parallel else []
     assert points(block.backward) == [("g", "backward"), *again, ("f", "backward")] * 2
-    assert {i.n_bytes for i in block.forward if isinstance(i, CommunicationPoint)} == {2 * 2 * 256 * spec.hidden}
+    assert {i.n_bytes for i in block.forward if isinstance(i, CommunicationPoint)} == {
+        2 * 2 * 256 * spec.hidden
+    }
     assert points(model.layers[0].forward) == [("embedding", "forward")]
     assert points(model.layers[-1].forward) == [("f", "forward")] + [("vocabulary", "forward")] * 3
 
@@ -227,7 +233,8 @@ def test_reductions_run_beside_weight_gradients(sequence_parallel):
 
 def test_full_recompute_repeats_the_collectives_and_selective_does_not():
     full, selective = (
-        built(small("gpt-1.3b"), tp=4, recompute=r, attention="eager").layers[1] for r in ("full", "selective")
+        built(small("gpt-1.3b"), tp=4, recompute=r, attention="eager").layers[1]
+        for r in ("full", "selective")
     )
     assert points(full.recompute) == points(full.forward)
     assert points(selective.recompute) == []
@@ -243,7 +250,7 @@ def test_context_parallelism_exchanges_keys_and_values_of_the_whole_sequence():
     assert (shape.seq_q, shape.seq_k) == (256, 1024)
 
 
-# ---- what cannot be built ----------------------------------------------------------------------------------------
+# ---- what cannot be built --------------------
 
 
 @pytest.mark.parametrize(
@@ -260,7 +267,9 @@ def test_degrees_that_do_not_divide(name, wrong, text):
         built(find_spec(name), **wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"kernels": "tpu"}, {"precision": "int4"}, {"attention": "x"}, {"recompute": "x"}])
+@pytest.mark.parametrize(
+    "wrong", [{"kernels": "tpu"}, {"precision": "int4"}, {"attention": "x"}, {"recompute": "x"}]
+)
 def test_unknown_names(wrong):
     with pytest.raises(ConfigError, match="is unknown"):
         built(find_spec("gpt2"), **wrong)
@@ -269,17 +278,20 @@ def test_unknown_names(wrong):
 def test_kernel_names_are_known():
     """The kernel models know these; a new name must be told to them."""
     known = {
-        "layer_norm", "rms_norm", "add", "mul", "cast", "copy", "dropout", "softmax", "cross_entropy", "embedding", "sum",
-        "gelu", "silu", "relu", "relu2", "tanh", "pow", "cat", "neg", "mean", "rsqrt", "div", "fill", "nll_loss", "rotary",
-        "swiglu", "bias_gelu", "bias_relu", "bias_dropout_add", "where", "max", "sub", "gather", "exp",
-        "index_put", "topk", "sort", "scatter", "permute", "unpermute",
+        "layer_norm", "rms_norm", "add", "mul", "cast", "copy", "dropout", "softmax", "cross_entropy",
+        "embedding", "sum", "gelu", "silu", "relu", "relu2", "tanh", "pow", "cat", "neg", "mean",
+        "rsqrt", "div", "fill", "nll_loss", "rotary", "swiglu", "bias_gelu", "bias_relu",
+        "bias_dropout_add", "where", "max", "sub", "gather", "exp", "index_put", "topk", "sort",
+        "scatter", "permute", "unpermute",
     }  # fmt: skip
     seen = set()
     for name in FAMILIES:
         for kernels in STYLES:
             for attention in ("flash", "eager"):
                 for precision in ("bf16", "amp_bf16", "fp8"):
-                    model = built(small(name), kernels=kernels, attention=attention, precision=precision, tp=4)
+                    model = built(
+                        small(name), kernels=kernels, attention=attention, precision=precision, tp=4
+                    )
                     for layer in model.layers:
                         items = [*layer.forward, *layer.backward]
                         seen |= {i.name for i in items if isinstance(i, PointwiseShape)}

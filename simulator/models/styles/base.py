@@ -51,7 +51,7 @@ class Style(ABC):
             return "swiglu"
         return {"gelu_new": "gelu"}.get(self.spec.activation, self.spec.activation)
 
-    # ---- what implementations differ in -------------------------------------------------------------------------
+    # ---- what implementations differ in --------------------
 
     @property
     def is_autocast(self) -> bool:
@@ -89,7 +89,7 @@ class Style(ABC):
 
     @abstractmethod
     def residual(self, x: Tensor, branch: Tensor, *, bias: bool) -> Tensor:
-        """Append dropout of a branch and its addition to the residual stream; ``bias`` as for :meth:`activation`."""
+        """Append dropout of a branch and its addition to the stream; ``bias`` as for :meth:`activation`."""
 
     @abstractmethod
     def loss(self, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
@@ -103,7 +103,7 @@ class Style(ABC):
         """Whether biases of row-parallel products are added by the fused kernel of the residual."""
         return False
 
-    # ---- matrix products and tensor-parallel regions ---------------------------------------------------------------
+    # ---- matrix products and tensor-parallel regions --------------------
 
     def linear(
         self,
@@ -126,7 +126,9 @@ class Style(ABC):
             vector = cast(self.tape, vector, self.dtype) if vector is not None else None
             weight = cast(self.tape, weight, self.dtype)
         if setting.gemm_dtype == "fp8":
-            return self._fp8_linear(x, weight, rows, columns, before, between, name)
+            return self._fp8_linear(
+                x, weight, rows=rows, columns=columns, before=before, between=between, name=name
+            )
         return product(
             self.tape,
             x,
@@ -145,6 +147,7 @@ class Style(ABC):
         self,
         x: Tensor,
         weight: Tensor,
+        *,
         rows: int,
         columns: int,
         before: Sequence[LayerItem],
@@ -258,10 +261,10 @@ class Style(ABC):
             gradient="new" if is_split else "alias",
         )
 
-    # ---- attention --------------------------------------------------------------------------------------------------
+    # ---- attention --------------------
 
     def attention_shape(self, *, causal: bool, seq_k: int = 0, head_dim: int = 0) -> AttentionShape:
-        """Return the shape of this rank's core attention; keys span the whole sequence under context parallelism."""
+        """Return the shape of this rank's core attention; keys span the whole sequence."""
         setting = self.setting
         return AttentionShape(
             batch=setting.micro_batch,
@@ -295,7 +298,7 @@ class Style(ABC):
         return self.flash(q, k, v, shape)
 
     def exchange_context(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Mark where context parallelism exchanges keys and values, which the attention kernel may run beside."""
+        """Mark where keys and values are exchanged, which the attention kernel may run beside."""
         if self.setting.cp == 1:
             return k, v
         n_bytes = (k.n_bytes + v.n_bytes) * self.setting.cp
@@ -327,7 +330,7 @@ class Style(ABC):
         )
 
     def weighted_values(self, weights: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
-        """Append the product of attention weights and values, and its copy back to ``[tokens, heads, head_dim]``."""
+        """Append the product of weights and values, and its copy back to ``[tokens, heads, head_dim]``."""
         context = batched_product(
             self.tape,
             weights,

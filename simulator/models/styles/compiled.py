@@ -2,8 +2,8 @@
 
 References
 ----------
-Ansel et al., "PyTorch 2", ASPLOS 2024, section 4 (fusion, min-cut partitioner: cheap pointwise results are computed
-again in backward rather than saved).
+Ansel et al., "PyTorch 2", ASPLOS 2024, section 4 (fusion, min-cut partitioner: cheap pointwise results are
+computed again in backward rather than saved).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from simulator.models.styles.base import Style
 
 
 class HfEager(Style):
-    """Unfused operators; under autocast norms, powers, softmax and loss run in fp32 and weights are cast at use."""
+    """Unfused operators; autocast runs norms, powers, softmax and loss in fp32 and casts weights at use."""
 
     @property
     def merges_columns(self) -> bool:  # type: ignore[override]
@@ -36,7 +36,7 @@ class HfEager(Style):
 
     @property
     def is_autocast(self) -> bool:
-        """MPT's framework casts the gathered shards instead (FSDP mixed precision): its kernels see 16 bits."""
+        """MPT's framework casts the gathered shards instead: its kernels see 16 bits."""
         return self.setting.is_autocast and self.spec.architecture != "mpt"
 
     def norm(self, x: Tensor, *, width: int = 0) -> Tensor:
@@ -121,7 +121,7 @@ class HfEager(Style):
             saves=[x],
         )
 
-    # ---- MLP ----------------------------------------------------------------------------------------------------
+    # ---- MLP --------------------
 
     def activation(self, x: Tensor, *, bias: bool) -> Tensor:
         """Append the activation as the modelling file writes it."""
@@ -168,7 +168,7 @@ class HfEager(Style):
         inner = scale(tape, add(tape, x, scale(tape, cube)))
         return mul(tape, half, shift(tape, pointwise(tape, "tanh", [inner], saves_output=True)))
 
-    # ---- attention ------------------------------------------------------------------------------------------------
+    # ---- attention --------------------
 
     def rotary(self, x: Tensor) -> Tensor:
         """Append ``x cos + rotate_half(x) sin``: two products, a negation, a concatenation and a sum."""
@@ -253,7 +253,7 @@ class HfEager(Style):
         """Append dropout and addition, a kernel each."""
         return add(self.tape, x, dropout(self.tape, branch, self.spec.dropout))
 
-    # ---- loss -----------------------------------------------------------------------------------------------------
+    # ---- loss --------------------
 
     def loss(self, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
         """Append log-softmax and negative log-likelihood; decoders upcast the logits to fp32 first."""

@@ -2,8 +2,8 @@
 
 References
 ----------
-Shoeybi et al., arXiv:1909.08053; Narayanan et al., arXiv:2104.04473, section 4.2 (fused kernels); Korthikanti et al.,
-arXiv:2205.05198, section 4 (what is saved: 34 s b h + 5 a s^2 b bytes per layer).
+Shoeybi et al., arXiv:1909.08053; Narayanan et al., arXiv:2104.04473, section 4.2 (fused kernels);
+Korthikanti et al., arXiv:2205.05198, section 4 (what is saved: 34 s b h + 5 a s^2 b bytes per layer).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Megatron(Style):
         return pointwise(self.tape, "rotary", [x])
 
     def eager_attention(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
-        """Append scaled product, fused masked softmax, dropout and product; selective recompute drops these."""
+        """Append scaled product, fused softmax, dropout and product; selective recompute drops these."""
         selective = self.setting.recompute == "selective"
         with self.tape.recomputed("core_attention") if selective else nullcontext():
             scores = self.scores(q, k, shape)
@@ -78,7 +78,7 @@ class Megatron(Style):
         return copy(self.tape, flash_attention(self.tape, q, k, v, shape))
 
     def residual(self, x: Tensor, branch: Tensor, *, bias: bool) -> Tensor:
-        """Append bias, dropout and addition as one kernel; its gradient to the residual stream passes through."""
+        """Append bias, dropout and addition as one kernel; the stream's gradient passes through."""
         tape, probability = self.tape, self.spec.dropout
         n = branch.n_elements
         mask = n if probability else 0
@@ -102,7 +102,7 @@ class Megatron(Style):
         return tape.record([x, branch], n, x.dtype, view=branch, gradient="alias")
 
     def loss(self, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
-        """Append the vocabulary-parallel cross-entropy: fp32 copy, maximum, exponentials, normalisation in place.
+        """Append the vocabulary-parallel cross-entropy: fp32 copy, maximum, exponentials, all in place.
 
         References
         ----------

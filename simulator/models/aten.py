@@ -1,0 +1,235 @@
+"""From recorded operators (names and sizes, as PyTorch reports them) to kernel shapes; no torch here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from simulator.models.layer import DTYPE_BYTES, GemmShape, KernelShape, Pass, PointwiseShape
+
+#: torch dtype -> the name used in shapes
+DTYPES = {
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "int64": "int64",
+    "int32": "int32",
+    "bool": "bool",
+    "uint8": "uint8",
+}
+
+#: operators that launch no kernel although they are no views
+SILENT = frozenset(
+    {
+        "_unsafe_view",
+        "_reshape_alias",
+        "alias",
+        "detach",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "is_same_size",
+        "lift_fresh",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "set_",
+    }
+)
+
+#: operator -> the kernel name that measured tables use
+KERNELS = {
+    "native_layer_norm": "layer_norm",
+    "native_layer_norm_backward": "layer_norm",
+    "_fused_rms_norm": "rms_norm",
+    "_fused_rms_norm_backward": "rms_norm",
+    "_softmax": "softmax",
+    "_safe_softmax": "softmax",
+    "_softmax_backward_data": "softmax",
+    "_log_softmax": "cross_entropy",
+    "_log_softmax_backward_data": "cross_entropy",
+    "nll_loss_forward": "nll_loss",
+    "nll_loss_backward": "fill",
+    "embedding_dense_backward": "embedding",
+    "native_dropout": "dropout",
+    "native_dropout_backward": "dropout",
+    "clone": "copy",
+    "copy_": "copy",
+    "gelu_backward": "gelu",
+    "silu_backward": "silu",
+    "tanh_backward": "tanh",
+    "sigmoid_backward": "sigmoid",
+    "threshold_backward": "relu",
+    "slice_backward": "copy",
+    "select_backward": "copy",
+    "zeros": "fill",
+    "zeros_like": "fill",
+    "ones_like": "fill",
+    "new_zeros": "fill",
+}
+
+#: operators whose last dimension is reduced as a row
+_ROWS = {"layer_norm", "rms_norm", "softmax", "cross_entropy"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSize:
+    """What the dispatcher tells about one tensor.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Its dimensions.
+    dtype : str
+        A value of :data:`DTYPES`.
+    n_bytes : int
+        Bytes of memory that it covers: less than its elements take where a dimension is expanded.
+    is_parameter : bool
+        Whether it is a weight.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    n_bytes: int
+    is_parameter: bool = False
+
+    @property
+    def n_elements(self) -> int:
+        """Product of the dimensions."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One recorded operator: its name without overload, the tensors it reads and those it returns."""
+
+    name: str
+    inputs: tuple[TensorSize, ...]
+    outputs: tuple[TensorSize, ...]
+
+
+def kernels_of(
+    call: Call, *, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]
+) -> list[KernelShape]:
+    """Return what one operator launches.
+
+    Parameters
+    ----------
+    call : Call
+        The operator.
+    is_backward : bool
+        Whether it was recorded in the backward pass.
+    weight_shapes : frozenset of tuple of int
+        Shapes of the parameters, by which weight gradients are told from input gradients.
+    """
+    if call.name in SILENT or not call.outputs or all(not t.n_elements for t in call.outputs):
+        return []
+    special = _SPECIAL.get(call.name)
+    if special is not None:
+        return special(call, is_backward, weight_shapes)
+    return [_pointwise(call, is_backward)]
+
+
+def _pass(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> Pass:
+    if not is_backward:
+        return "forward"
+    if any(t.is_parameter for t in call.inputs):
+        return "dgrad"
+    shape = call.outputs[0].shape
+    return "wgrad" if shape in weight_shapes or shape[::-1] in weight_shapes else "dgrad"
+
+
+def _matrices(call: Call) -> Sequence[TensorSize]:
+    return [t for t in call.inputs if len(t.shape) >= 2][-2:]
+
+
+def _product(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> list[KernelShape]:
+    a, b = _matrices(call)
+    batch = a.shape[0] if len(a.shape) == 3 else 1
+    shape = GemmShape(
+        m=a.shape[-2],
+        n=b.shape[-1],
+        k=a.shape[-1],
+        batch=batch,
+        dtype=a.dtype,
+        kernel_pass=_pass(call, is_backward, weight_shapes),
+        name=call.name,
+    )
+    return [shape]
+
+
+def _convolution(
+    call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]
+) -> list[KernelShape]:
+    """Return the implicit matrix product of a convolution: pixels x output channels x (channels x taps)."""
+    image, weight = [t for t in call.inputs if len(t.shape) >= 3][-2:]
+    output = call.outputs[0]
+    groups = max(1, image.shape[1] // weight.shape[1])
+    pixels = output.shape[0] * math.prod(output.shape[2:])
+    rows, depth = weight.shape[0] // groups, math.prod(weight.shape[1:])
+    return [GemmShape(m=pixels, n=rows, k=depth, batch=groups, dtype=image.dtype, name="convolution")]
+
+
+def _convolution_backward(
+    call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]
+) -> list[KernelShape]:
+    gradient, image, weight = [t for t in call.inputs if len(t.shape) >= 3][:3]
+    groups = max(1, image.shape[1] // weight.shape[1])
+    pixels = gradient.shape[0] * math.prod(gradient.shape[2:])
+    rows, depth = weight.shape[0] // groups, math.prod(weight.shape[1:])
+    common = {"batch": groups, "dtype": image.dtype, "name": "convolution"}
+    to_image = GemmShape(m=pixels, n=depth, k=rows, kernel_pass="dgrad", **common)  # type: ignore[arg-type]
+    to_weight = GemmShape(m=rows, n=depth, k=pixels, kernel_pass="wgrad", **common)  # type: ignore[arg-type]
+    needs_image = any(t.shape == image.shape for t in call.outputs)
+    return [to_image, to_weight] if needs_image else [to_weight]
+
+
+def _lookup(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> list[KernelShape]:
+    """Return a gather, which reads the rows it returns and not the whole table."""
+    output = call.outputs[0]
+    n_bytes = float(output.n_bytes)
+    shape = PointwiseShape(
+        name="embedding" if call.name == "embedding" else "gather",
+        n_elements=output.n_elements,
+        read_bytes=n_bytes,
+        written_bytes=n_bytes,
+        dtype=output.dtype,
+        kernel_pass="backward" if is_backward else "forward",
+    )
+    return [shape]
+
+
+_SPECIAL: dict[str, Callable[[Call, bool, frozenset[tuple[int, ...]]], list[KernelShape]]] = {
+    "mm": _product,
+    "addmm": _product,
+    "bmm": _product,
+    "baddbmm": _product,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "embedding": _lookup,
+    "gather": _lookup,
+    "index": _lookup,
+    "index_select": _lookup,
+}
+
+
+def _pointwise(call: Call, is_backward: bool) -> PointwiseShape:
+    output = call.outputs[0]
+    name = KERNELS.get(call.name, call.name.removeprefix("_"))
+    if call.name == "_to_copy":
+        name = "cast" if call.inputs and call.inputs[0].dtype != output.dtype else "copy"
+    if name.endswith("_") and not name.endswith("__"):
+        name = name[:-1]
+    row = call.inputs[0].shape[-1] if name in _ROWS and call.inputs and call.inputs[0].shape else 0
+    return PointwiseShape(
+        name=name,
+        n_elements=max(t.n_elements for t in call.outputs),
+        read_bytes=float(sum(t.n_bytes for t in call.inputs)),
+        written_bytes=float(sum(t.n_bytes for t in call.outputs)),
+        row_length=row,
+        dtype=output.dtype if output.dtype in DTYPE_BYTES else "fp32",
+        kernel_pass="backward" if is_backward else "forward",
+    )

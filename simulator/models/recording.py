@@ -1,0 +1,152 @@
+"""What a recorded module did, segment by segment: operators, saved tensors, parameters, peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulator.models.aten import DTYPES, Call, TensorSize, kernels_of
+from simulator.models.layer import KernelShape, Layer, Parameter
+
+
+@dataclass(slots=True)
+class Segment:
+    """What one part of the module launched and held."""
+
+    name: str
+    forward: list[KernelShape] = field(default_factory=list)
+    backward: list[KernelShape] = field(default_factory=list)
+    parameters: list[Parameter] = field(default_factory=list)
+    saved_bytes: int = 0
+    forward_peak_bytes: int = 0
+    backward_peak_bytes: int = 0
+    output_bytes: int = 0
+
+
+class Recorder:
+    """Collects operators per segment, and follows which storages are alive.
+
+    Parameters
+    ----------
+    weak_reference : callable
+        Makes a weak reference of a storage, with a method ``expired``.
+    parameters : dict
+        Identity of a parameter's tensor -> its name.
+    shapes : frozenset
+        Shapes of the matrices among them.
+    """
+
+    def __init__(
+        self,
+        weak_reference: Callable[[Any], Any],
+        parameters: dict[int, str],
+        shapes: frozenset[tuple[int, ...]],
+    ) -> None:
+        self.weak_reference = weak_reference
+        self.names = parameters
+        self.shapes = shapes
+        self.segments: list[Segment] = [Segment("input")]
+        self.current = self.segments[0]
+        self.is_backward = False
+        self.seen: set[str] = set()
+        self.path = ""
+        self._alive: dict[int, tuple[Any, int]] = {}
+        self._saved: dict[int, Any] = {}
+        self._outside: set[int] = set()
+
+    # ---- segments --------------------
+
+    def open(self, name: str) -> Segment:
+        """Begin a new segment."""
+        self.current = Segment(name)
+        self.segments.append(self.current)
+        return self.current
+
+    # ---- operators --------------------
+
+    def size(self, tensor: Any) -> TensorSize:
+        """Describe a tensor."""
+        dtype = DTYPES.get(str(tensor.dtype).removeprefix("torch."), "fp32")
+        n_bytes = tensor.numel() * tensor.element_size()
+        covered = min(n_bytes, tensor.untyped_storage().nbytes())
+        return TensorSize(
+            shape=tuple(tensor.shape),
+            dtype=dtype,
+            n_bytes=covered,
+            is_parameter=tensor.untyped_storage()._cdata in self._outside,
+        )
+
+    def call(self, name: str, inputs: list[Any], outputs: list[Any], *, is_view: bool) -> None:
+        """Note one operator."""
+        self.claim(inputs)
+        self.follow(outputs)
+        if is_view:
+            return
+        record = Call(name=name, inputs=tuple(map(self.size, inputs)), outputs=tuple(map(self.size, outputs)))
+        self.add(kernels_of(record, is_backward=self.is_backward, weight_shapes=self.shapes))
+
+    def add(self, kernels: list[KernelShape]) -> None:
+        """Append kernels to the pass that runs."""
+        (self.current.backward if self.is_backward else self.current.forward).extend(kernels)
+
+    def claim(self, inputs: list[Any]) -> None:
+        """Give a parameter to the first segment that uses it."""
+        for tensor in inputs:
+            name = self.names.get(id(tensor), "")
+            if name and name not in self.seen:
+                self.seen.add(name)
+                self.current.parameters.append(Parameter(name=name, n_elements=tensor.numel()))
+
+    # ---- memory --------------------
+
+    def ignore(self, tensor: Any) -> None:
+        """Leave a storage out of the count: parameters, buffers, their gradients."""
+        key = tensor.untyped_storage()._cdata
+        self._outside.add(key)
+        self._alive.pop(key, None)
+
+    def follow(self, tensors: list[Any]) -> None:
+        """Count new storages, drop the dead ones and note the peak."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._outside and storage._cdata not in self._alive:
+                self._alive[storage._cdata] = (self.weak_reference(storage), storage.nbytes())
+        for key in [key for key, (reference, _) in self._alive.items() if reference.expired()]:
+            del self._alive[key]
+        live = sum(n_bytes for _, n_bytes in self._alive.values())
+        if self.is_backward:
+            self.current.backward_peak_bytes = max(self.current.backward_peak_bytes, live)
+        else:
+            self.current.forward_peak_bytes = max(self.current.forward_peak_bytes, live)
+
+    def save(self, tensor: Any) -> Any:
+        """Count what autograd holds, every storage once."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._outside and storage._cdata not in self._saved:
+            self._saved[storage._cdata] = storage.nbytes()
+            self.current.saved_bytes += storage.nbytes()
+        return tensor
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return the segments as layers, equal ones shared."""
+        known: dict[tuple[Any, ...], Layer] = {}
+        layers: list[Layer] = []
+        before = 0
+        for segment in self.segments:
+            before += segment.saved_bytes
+            if not segment.forward and not segment.backward and not segment.saved_bytes:
+                continue
+            peak = max(segment.forward_peak_bytes, segment.backward_peak_bytes)
+            layer = Layer(
+                name=segment.name,
+                forward=tuple(segment.forward),
+                backward=tuple(segment.backward),
+                parameters=tuple(segment.parameters),
+                saved_bytes=segment.saved_bytes,
+                transient_bytes=max(0, peak - before),
+                output_bytes=segment.output_bytes,
+            )
+            key = (layer.forward, layer.backward, layer.saved_bytes, layer.n_parameters)
+            layers.append(known.setdefault(key, layer))
+        return tuple(layers)

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from simulator.errors import ConfigError
+from simulator.models.aten import Call, TensorSize, kernels_of
+from simulator.models.layer import AttentionShape, GemmShape
+from simulator.models.torch_module import record_module
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+nn, functional = torch.nn, torch.nn.functional
+
+
+class Block(nn.Module):
+    def __init__(self, hidden, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.qkv, self.output = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x):
+        batch, length, hidden = x.shape
+        parts = self.qkv(self.norm_1(x)).split(hidden, -1)
+        q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in parts)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        x = x + functional.dropout(self.output(y.reshape(x.shape)), 0.1)
+        return x + self.down(functional.gelu(self.up(self.norm_2(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, vocab=1000, hidden=64, heads=4, layers=3):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab, hidden)
+        self.blocks = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, vocab, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids, labels):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        return functional.cross_entropy(self.head(self.norm(x)).float().flatten(0, 1), labels.flatten())
+
+
+IDS = torch.zeros(2, 32, dtype=torch.long)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return record_module(Net(), IDS, IDS, dtype="bf16")
+
+
+def test_the_tree_gives_the_layers(model):
+    assert len(model.layers) == 5
+    assert len({id(layer) for layer in model.layers[1:4]}) == 1
+    assert model.n_parameters == sum(p.numel() for p in Net().parameters())
+    assert sum(layer.n_parameters for layer in model.layers) == model.n_parameters
+    assert model.tied_embedding
+
+
+def test_operators_of_a_block(model):
+    names = [k.name for k in model.layers[1].forward]
+    assert names == [
+        "layer_norm", "addmm", "flash_attention", "addmm", "dropout", "add",
+        "layer_norm", "addmm", "gelu", "addmm", "add",
+    ]  # fmt: skip
+    passes = [k.kernel_pass for k in model.layers[1].backward if isinstance(k, GemmShape)]
+    assert sorted(passes) == ["dgrad"] * 4 + ["wgrad"] * 4
+
+
+def test_flops_and_saved_bytes(model):
+    tokens, hidden, length, vocab = 64, 64, 32, 1000
+    block = model.layers[1]
+    products = sum(k.n_flops for k in block.forward if isinstance(k, GemmShape))
+    assert products == 24 * tokens * hidden**2
+    (flash,) = [k for k in block.forward if isinstance(k, AttentionShape)]
+    assert flash.n_flops == 2 * tokens * length * hidden  # causal: half
+    head = [k for k in model.layers[-1].forward if isinstance(k, GemmShape)]
+    assert sum(k.n_flops for k in head) == 2 * tokens * hidden * vocab
+    # inputs of norms, products, gelu; q, k, v and output; two statistics per norm; mask; log-sum-exp
+    saved = tokens * hidden * (2 * 2 + 2 * 2 + 8 + 8 + 6 + 2 + 1) + tokens * 2 * 4 * 2
+    assert block.saved_bytes == pytest.approx(saved + 4 * tokens * 4, rel=0.01)
+    assert model.layers[-1].saved_bytes > 4 * tokens * vocab
+
+
+def test_eager_attention_is_taken_apart():
+    model = record_module(Net(), IDS, IDS, attention="eager")
+    assert any(k.name == "bmm" for k in model.layers[1].forward)
+    assert not any(isinstance(k, AttentionShape) for k in model.layers[1].forward)
+
+
+def test_the_module_is_left_as_it_was():
+    net = Net()
+    record_module(net, IDS, IDS)
+    parameter = next(net.parameters())
+    assert parameter.device.type == "cpu" and parameter.grad is None
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+    assert net(IDS, IDS).isfinite()
+
+
+def test_convolutions():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3, stride=2))
+    model = record_module(net, torch.zeros(2, 3, 16, 16))
+    shapes = [k for layer in model.layers for k in layer.forward if isinstance(k, GemmShape)]
+    assert [(k.m, k.n, k.k) for k in shapes] == [(512, 8, 27), (98, 4, 72)]
+    back = [k.kernel_pass for layer in model.layers for k in layer.backward if isinstance(k, GemmShape)]
+    assert sorted(back) == ["dgrad", "wgrad", "wgrad"]  # the image needs no gradient
+
+
+def test_control_flow_on_data_is_explained():
+    class Branch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.inner(x)
+            return y if y.sum().item() > 0 else -y
+
+    with pytest.raises(ConfigError, match="control flow depends on data in submodule 'inner'"):
+        record_module(Branch(), torch.zeros(2, 4))
+
+
+def test_a_module_without_gradient():
+    with pytest.raises(ConfigError, match="nothing that depends on its parameters"):
+        record_module(nn.Identity(), torch.zeros(2, 4))
+
+
+def test_unknown_dtype():
+    with pytest.raises(ConfigError, match="dtype='int3' is unknown"):
+        record_module(nn.Linear(2, 2), torch.zeros(2, 2), dtype="int3")
+
+
+def test_torch_is_not_imported_with_the_package():
+    code = "import sys, simulator.models.torch_module; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_missing_torch_is_explained(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match="PyTorch is not installed"):
+        record_module(object())
+
+
+def test_gathers_read_what_they_return():
+    table = TensorSize(shape=(1000, 64), dtype="bf16", n_bytes=128_000, is_parameter=True)
+    rows = TensorSize(shape=(2, 8, 64), dtype="bf16", n_bytes=2048)
+    ids = TensorSize(shape=(2, 8), dtype="int64", n_bytes=128)
+    call = Call(name="embedding", inputs=(table, ids), outputs=(rows,))
+    (kernel,) = kernels_of(call, is_backward=False, weight_shapes=frozenset())
+    assert kernel.read_bytes == kernel.written_bytes == 2048
