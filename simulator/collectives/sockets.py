@@ -55,7 +55,8 @@ def socket_flow(
 ) -> Flow:
     """Turn a collective that groups run with gloo into a flow.
 
-    Each round costs a round trip, for gloo's sender waits until the receiver is ready, and its busiest link's time.
+    Each round costs a round trip, for gloo's sender waits until the receiver is ready, and its busiest link's
+    time.
     """
     if len(groups[0]) == 1:
         return Flow(latency_s=0.0, n_bytes=0.0, label="none")
@@ -68,7 +69,7 @@ def socket_messages(
 ) -> Flow:
     """Turn messages that are sent at the same time into a flow."""
     table = Table(
-        collective="send_recv", n_ranks=2, n_chunks=1, rounds=((Send(source=0, target=1, first=0),),)
+        collective="send_recv", n_ranks=2, n_chunks=2, rounds=((Send(source=0, target=1, first=0),),)
     )
     loads = round_loads(table, pairs, topology, by_host=by_host)
     return flow_of_rounds(loads, n_bytes, topology, hop_s=_hop_s(pairs, topology))
