@@ -11,6 +11,9 @@ from simulator.schedules.action import Action, Placement, Table
 
 Pass = tuple[str, int, int]
 
+#: activations that a pass takes (forward) and gives back (the end of backward)
+_HELD = {"F": 1, "B": -1, "I": 0, "W": -1}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
@@ -204,7 +207,7 @@ def peak_in_flight(table: Table, n_chunks: int) -> tuple[tuple[int, ...], ...]:
     for row in table:
         held, peak = [0] * n_chunks, (0,) * n_chunks
         for action in row:
-            held[action.chunk] += {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
+            held[action.chunk] += _HELD[action.kind]
             if sum(held) > sum(peak):
                 peak = tuple(held)
         peaks.append(peak)
