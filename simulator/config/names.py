@@ -69,5 +69,5 @@ def resolve_name(name: str | Path, kind: str) -> Path:
             return folder / f"{stem}.yaml"
     known = shipped_names(kind)
     guess = did_you_mean(path.name.removesuffix(".yaml"), known)
-    hint = f"shipped {kind}: {', '.join(known)}" if known else ""
+    hint = f"shipped {kind}: {', '.join(known)}" if known and not guess else ""
     raise ConfigError(f"{name}: no such file, and no shipped {kind[:-1]} of this name.{guess}", hint=hint)

@@ -134,7 +134,7 @@ class ExplicitLayout:
         half = len(used) // 2
         graph.add_edges_from([("from", gpu) for gpu in used[:half]])
         graph.add_edges_from([(gpu, "to") for gpu in used[half:]])
-        return float(nx.maximum_flow_value(graph, "from", "to")) if half else float("inf")
+        return float(nx.maximum_flow_value(graph, "from", "to")) if half else 0.0
 
 
 def topology_of_graph(spec: GraphSpec, n_gpus: int | None = None) -> Topology:

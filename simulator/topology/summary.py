@@ -165,7 +165,7 @@ def _inside_bisection_bytes_per_s(topology: Topology) -> float:
 
     used = min(topology.n_gpus, topology.gpus_per_node)
     if used < 2:
-        return float("inf")
+        return 0.0
     if not isinstance(topology.layout, RegularLayout):
         return topology.layout.cut_bytes_per_s(1)
     graph: nx.DiGraph[int | str] = nx.DiGraph()

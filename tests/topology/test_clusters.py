@@ -1,5 +1,7 @@
 """Every shipped cluster: it loads, it is what its facts say, and every number has a source."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -205,3 +207,12 @@ def test_the_graph_is_the_links():
 def test_cluster_files_are_short_enough_to_read():
     for name in list_topologies():
         assert len(Path(resolve_name(name, "clusters")).read_text().splitlines()) < 200
+
+
+def test_a_summary_is_finite_and_prints_its_caveats():
+    for n_gpus in (1, 2, 8):
+        summary = describe(load_topology("bigred200", n_gpus))
+        json.dumps(asdict(summary), allow_nan=False)
+    assert summary.bisection_bytes_per_s == 12.5e9
+    assert describe(load_topology("bigred200", 4)).bisection_bytes_per_s == 400e9
+    assert "number of NICs is not published" in str(summary)
