@@ -213,7 +213,7 @@ def render(
         *_others(published),
         "## Regression gate",
         "",
-        "`python -m validation.tables.accuracy --check` fails when the mean error of a group exceeds its budget.",
+        "`python -m validation.tables.accuracy --check` fails when a group's mean error exceeds its budget.",
         "",
         *_table(("group", "budget"), ([key, percent(budget)] for key, budget in budgets.items())),
     ]

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from simulator.memory import MemoryReport
     from simulator.simulation import Result
 
-#: predicted peaks may be above what the device has by this much before a heavier alternative is taken: the run was
-#: measured, and published recipes recompute as little as they can
+#: predicted peaks may exceed the device by this much before a heavier alternative is taken: the run was measured,
+#: and published recipes recompute as little as they can
 _SLACK = 1.15
 #: metrics that need no timeline
 _MEMORY_METRICS = frozenset(("fits", "peak_memory_bytes"))
