@@ -1,7 +1,7 @@
 """Fits the constants of collectives to nccl-tests rows, class by class, and tells how well they predict.
 
-Constants belong to classes (GPU generation, transport), not to clusters: :func:`leave_one_out` fits without a cluster and
-predicts it.
+Constants belong to classes (GPU generation, transport), not to clusters: :func:`leave_one_out` fits without a
+cluster and predicts it.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ def fit_block(
 ) -> dict[str, Any]:
     """Fit a block by robust least squares on logarithms of time.
 
-    A weak pull towards the present values settles what the rows do not determine; efficiencies stay below one.
+    A weak pull towards the present values settles what the rows do not determine; efficiencies stay below
+    one.
 
     Parameters
     ----------
@@ -262,7 +263,7 @@ def _flow(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Relative errors of a set of rows, by size: median and 90th percentile of the absolute value, and mean."""
+    """Relative errors of some rows: median and 90th percentile of the absolute value, and mean."""
 
     n: int
     median: float

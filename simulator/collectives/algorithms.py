@@ -1,4 +1,4 @@
-"""All algorithms by name; a new one is a file with functions ``collective(n_ranks) -> Table`` and a line here."""
+"""All algorithms by name; a new one is a file with functions from ranks to a table, and a line here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What nccl-tests would report: the conditions of a benchmark on top of the price of a collective.
 
-A benchmark issues one operation after the other without waiting, so a broadcast or reduce costs its root no hops; and
-when one process drives all GPUs of a node, the host's launches bound the rate of operations.
+A benchmark issues one operation after the other without waiting, so a broadcast or reduce costs its root no
+hops; and when one process drives all GPUs of a node, the host's launches bound the rate of operations.
 """
 
 from __future__ import annotations

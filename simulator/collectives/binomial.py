@@ -2,8 +2,8 @@
 
 References
 ----------
-Thakur, Rabenseifner and Gropp, IJHPCA 2005; Bruck et al., "Efficient algorithms for all-to-all communications in
-multiport message-passing systems", IEEE TPDS 8 (1997).
+Thakur, Rabenseifner and Gropp, IJHPCA 2005; Bruck et al., "Efficient algorithms for all-to-all communications
+in multiport message-passing systems", IEEE TPDS 8 (1997).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def broadcast(n_ranks: int) -> Table:
 
 
 def broadcast_at_once(n_ranks: int) -> Table:
-    """Like :func:`broadcast`, but a parent sends to all its children in the round after it has the message."""
+    """Like :func:`broadcast`, but a parent sends to all its children as soon as it has the message."""
     rounds: list[list[Send]] = [[] for _ in _levels(n_ranks)]
     arrived = {0: 0}
     for distance in _levels(n_ranks):

@@ -1,4 +1,4 @@
-"""Times of the classical algorithms when every rank has a link of its own: latency per step, bytes over bandwidth.
+"""Times of the classical algorithms when every rank has a link of its own.
 
 References
 ----------

@@ -1,7 +1,8 @@
 """Fitted constants of collectives, by class: GPU generation inside a node, transport class between nodes.
 
-A class may be refined by the GPU generation (``rdma.hopper``) and by the NCCL version (``tcp@2.21``: from that version
-on); a refinement states only what differs. A cluster file may override any value in its ``collectives`` section.
+A class may be refined by the GPU generation (``rdma.hopper``) and by the NCCL version (``tcp@2.21``: from
+that version on); a refinement states only what differs. A cluster file may override any value in its
+``collectives`` section.
 """
 
 from __future__ import annotations
@@ -107,8 +108,8 @@ class Inside:
     copy_reduce, copy_gather : float
         Weight of the local copy of a rank's own share, in all-reduce and in all-gather and reduce-scatter.
     launch_s, launch_grouped_s : float
-        Host time per GPU when one process drives all GPUs of a node (``nccl-tests -g``), for a collective and for
-        grouped sends and receives.
+        Host time per GPU when one process drives all GPUs of a node (``nccl-tests -g``), for a collective and
+        for grouped sends and receives.
     """
 
     ring: Path

@@ -1,7 +1,7 @@
-"""What a chosen algorithm costs: start-up latency, and how much of each kind of link a byte of progress takes.
+"""What a chosen algorithm costs: start-up latency, and how much of each kind of link it takes.
 
-``time = latency + n_bytes / min(cap, link rates)``. Latency is base + steps x hop, as in NCCL's own model; bandwidth is a
-share of the raw link rates, so that concurrent collectives contend for the same links.
+``time = latency + n_bytes / min(cap, link rates)``. Latency is base + steps x hop, as in NCCL's own model;
+bandwidth is a share of the raw link rates, so that concurrent collectives contend for the same links.
 
 References
 ----------
@@ -29,7 +29,8 @@ LL_LINE_BYTES = 4096
 SIMPLE_CHUNK_BYTES = 2 * 1024 * 1024
 #: what one channel buffers under LL: a benchmark's operations below it do not wait for each other
 LL_WINDOW_BYTES = 16 * 1024
-#: what a node takes in before it passes it on in a chain of nodes (broadcast, reduce), on one channel, by protocol
+#: what a node takes in before it passes it on in a chain of nodes (broadcast, reduce), on one channel, by
+#: protocol
 CHAIN_CHUNK_BYTES = (0, 128 * 1024, 1024 * 1024)
 _LL, _LL128, _SIMPLE = range(3)
 
@@ -43,8 +44,8 @@ class Terms:
     latency_s : float
         Everything that does not scale with bytes over bandwidth.
     inside_load, between_load : float
-        Bytes that one GPU sends over NVLink (or PCIe), and one node sends over all its NICs, per byte of progress,
-        divided by the efficiency: what the raw links see.
+        Bytes that one GPU sends over NVLink (or PCIe), and one node sends over all its NICs, per byte of
+        progress, divided by the efficiency: what the raw links see.
     cap_bytes_per_s : float
         Largest rate of progress whatever the links allow.
     """
@@ -97,8 +98,8 @@ def terms(
     n_bytes : int
         Size as nccl-tests counts it.
     pipelined : bool
-        Whether the operation is one of many back to back, as in nccl-tests: a broadcast or reduce then costs its
-        root no hops.
+        Whether the operation is one of many back to back, as in nccl-tests: a broadcast or reduce then costs
+        its root no hops.
     constants : tuple, optional
         Constants to use instead of the shipped ones.
     """
@@ -200,7 +201,7 @@ def _tree(case: Case) -> Terms:
 
 @lru_cache(maxsize=256)
 def tree_traffic(n_nodes: int) -> float:
-    """Bytes that the busiest node sends over a double binary tree per byte of size: two, or one with two nodes."""
+    """Bytes that the busiest node sends over a double binary tree per byte of size: at most two."""
     sent = [0.0] * n_nodes
     for parents in double_binary_tree(n_nodes):
         for child, parent in enumerate(parents):
@@ -250,7 +251,8 @@ class Exchange:
     Parameters
     ----------
     inside_traffic, between_traffic : float
-        Bytes that the busiest GPU sends (or receives) inside, and the busiest node through its NICs, per byte of size.
+        Bytes that the busiest GPU sends (or receives) inside, and the busiest node through its NICs, per byte
+        of size.
     n_inside, n_between : int
         Peers on the same node, and on other nodes.
     message_share : float
@@ -267,10 +269,10 @@ class Exchange:
 def messages_terms(
     n_bytes: int, shape: GroupShape, exchange: Exchange, constants: tuple[Inside, Between] | None = None
 ) -> Terms:
-    """Price messages: all-to-all, gather, scatter, send and receive. The better of LL and Simple is taken inside a node.
+    """Price messages: all-to-all, gather, scatter, send and receive; inside a node the better protocol.
 
-    Posting messages to many peers overlaps with moving the bytes of earlier ones, so it bounds the rate instead of
-    adding to the latency.
+    Posting messages to many peers overlaps with moving the bytes of earlier ones, so it bounds the rate
+    instead of adding to the latency.
     """
     inside, between = constants or constants_of(shape)
     posting_s = max(0, exchange.n_inside - 1) * inside.p2p.peer_s

@@ -1,4 +1,4 @@
-"""The oracle: a table chunk by chunk, every send a flow of its own that waits for its data and its connection."""
+"""The oracle: a table chunk by chunk, every send a flow of its own that waits for its data."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def makespan_s(
 ) -> float:
     """Run a table chunk by chunk and return when the last send has arrived.
 
-    A send starts when all that its source was sent of these chunks before has arrived, and the sends of the same source
-    in earlier rounds have ended; concurrent sends share links max-min fairly.
+    A send starts when all that its source was sent of these chunks before has arrived, and the sends of the
+    same source in earlier rounds have ended; concurrent sends share links max-min fairly.
 
     Parameters
     ----------

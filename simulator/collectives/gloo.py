@@ -2,8 +2,8 @@
 
 References
 ----------
-facebookincubator/gloo, ``gloo/allreduce.cc``, ``gloo/broadcast.cc``, ``gloo/reduce.cc``, as observed with byte
-counters on real jobs.
+facebookincubator/gloo, ``gloo/allreduce.cc``, ``gloo/broadcast.cc``, ``gloo/reduce.cc``, as observed with
+byte counters on real jobs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ _FEW_PAIRS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Traffic:
-    """Messages between ranks: ``amount[i]`` bytes per byte of progress from ``source[i]`` to ``target[i]``."""
+    """Messages between ranks: ``amount`` bytes per byte of progress from each source to its target."""
 
     source: IntArray
     target: IntArray
@@ -53,21 +53,22 @@ def link_loads(traffic: Traffic, topology: Any, *, by_host: bool = False) -> Flo
     """
     n_links = len(topology.links)
     moving = (traffic.source != traffic.target) & (traffic.amount > 0.0)
-    source, target, amount = traffic.source[moving], traffic.target[moving], traffic.amount[moving]
-    if not len(source):
+    kept = Traffic(
+        source=traffic.source[moving], target=traffic.target[moving], amount=traffic.amount[moving]
+    )
+    if not len(kept.source):
         return np.zeros(n_links)
-    many = len(source) > _FEW_PAIRS
+    many = len(kept.source) > _FEW_PAIRS
     route = _regular if many and isinstance(getattr(topology, "layout", None), RegularLayout) else _one_by_one
-    links, weights = route(source, target, amount, topology, by_host)
+    links, weights = route(kept, topology, by_host)
     return np.bincount(links, weights=weights, minlength=n_links).astype(np.float64)
 
 
-def _one_by_one(
-    source: IntArray, target: IntArray, amount: FloatArray, topology: Any, by_host: bool
-) -> tuple[IntArray, FloatArray]:
+def _one_by_one(traffic: Traffic, topology: Any, by_host: bool) -> tuple[IntArray, FloatArray]:
     links: list[int] = []
     weights: list[float] = []
-    for a, b, bytes_ in zip(source.tolist(), target.tolist(), amount.tolist(), strict=True):
+    rows = zip(traffic.source.tolist(), traffic.target.tolist(), traffic.amount.tolist(), strict=True)
+    for a, b, bytes_ in rows:
         route = topology.route(a, b, by_host=by_host) if by_host else topology.route(a, b)
         for link, share in route:
             links.append(link)
@@ -75,95 +76,75 @@ def _one_by_one(
     return np.array(links, dtype=np.int64), np.array(weights)
 
 
-def _regular(
-    source: IntArray, target: IntArray, amount: FloatArray, topology: Any, by_host: bool
-) -> tuple[IntArray, FloatArray]:
-    """Group pairs by their places within the nodes; shift one route of each kind to all nodes concerned."""
+@dataclass(slots=True)
+class _Regular:
+    """Collects loads on a regular layout: one route of each kind, shifted to all nodes concerned."""
+
+    topology: Any
+    by_host: bool
+    links: list[IntArray] = field(default_factory=list)
+    weights: list[FloatArray] = field(default_factory=list)
+
+    def add(self, links: IntArray, weights: FloatArray) -> None:
+        self.links.append(links)
+        self.weights.append(weights)
+
+    def inside(self, gpus: tuple[int, int], nodes: IntArray, amount: FloatArray) -> None:
+        """Messages between the same two places of some nodes."""
+        layout = self.topology.layout
+        first = len(layout.fabric.links) + nodes * len(layout.node.links)
+        for link, share in layout.node.gpu_routes[gpus]:
+            self.add(first + link, amount * share)
+
+    def between(self, gpus: tuple[int, int], nodes: tuple[IntArray, IntArray], amount: FloatArray) -> None:
+        """Messages from one place of some nodes to one place of others."""
+        layout, per_node = self.topology.layout, self.topology.gpus_per_node
+        n_fabric, n_local = len(layout.fabric.links), len(layout.node.links)
+        a, b = int(nodes[0][0]), int(nodes[1][0])
+        source, target = a * per_node + gpus[0], b * per_node + gpus[1]
+        blocks = ((layout.block(a), nodes[0]), (layout.block(b), nodes[1]))
+        for link, share in self.topology.route(source, target, by_host=self.by_host):
+            for first, where in blocks:
+                if first <= link < first + n_local:
+                    self.add(n_fabric + where * n_local + (link - first), amount * share)
+        self._fabric(gpus, nodes, amount)
+
+    def _fabric(self, gpus: tuple[int, int], nodes: tuple[IntArray, IntArray], amount: FloatArray) -> None:
+        """Add the links between switches; pairs with the same two switches go together."""
+        layout, switches = self.topology.layout, _switches(self.topology)
+        nics_a, nics_b = layout.nics_of(gpus[0]), layout.nics_of(gpus[1])
+        n_ways, n_switches = max(len(nics_a), len(nics_b)), len(layout.fabric.vertices)
+        links: list[int] = []
+        weights: list[float] = []
+        for way in range(n_ways):
+            nic_a, nic_b = nics_a[way % len(nics_a)], nics_b[way % len(nics_b)]
+            if layout.pxn:
+                nic_a = nic_b
+            code = switches[nodes[0], nic_a] * n_switches + switches[nodes[1], nic_b]
+            unique, inverse = np.unique(code, return_inverse=True)
+            total = np.bincount(inverse, weights=amount) / n_ways
+            for pair, bytes_ in zip(unique.tolist(), total.tolist(), strict=True):
+                for link, share in _path(self.topology, pair // n_switches, pair % n_switches):
+                    links.append(link)
+                    weights.append(share * bytes_)
+        self.add(np.array(links, dtype=np.int64), np.array(weights))
+
+
+def _regular(traffic: Traffic, topology: Any, by_host: bool) -> tuple[IntArray, FloatArray]:
+    """Group pairs by their places within the nodes."""
     per_node = topology.gpus_per_node
-    node_a, gpu_a = source // per_node, source % per_node
-    node_b, gpu_b = target // per_node, target % per_node
-    same = node_a == node_b
-    kind = (gpu_a * per_node + gpu_b) * 2 + same
-    links: list[IntArray] = []
-    weights: list[FloatArray] = []
+    node_a, gpu_a = traffic.source // per_node, traffic.source % per_node
+    node_b, gpu_b = traffic.target // per_node, traffic.target % per_node
+    kind = (gpu_a * per_node + gpu_b) * 2 + (node_a == node_b)
+    found = _Regular(topology, by_host)
     for code in np.unique(kind):
         chosen = kind == code
-        a, b = divmod(int(code) // 2, per_node)
-        where = (node_a[chosen], node_b[chosen])
-        part = _inside if code % 2 else _between
-        part(topology, (a, b), where, amount[chosen], by_host, links, weights)
-    return np.concatenate(links), np.concatenate(weights)
-
-
-def _inside(
-    topology: Any,
-    gpus: tuple[int, int],
-    nodes: tuple[IntArray, IntArray],
-    amount: FloatArray,
-    by_host: bool,
-    links: list[IntArray],
-    weights: list[FloatArray],
-) -> None:
-    layout = topology.layout
-    first = len(layout.fabric.links) + nodes[0] * len(layout.node.links)
-    for link, share in layout.node.gpu_routes[gpus]:
-        links.append(first + link)
-        weights.append(amount * share)
-
-
-def _between(
-    topology: Any,
-    gpus: tuple[int, int],
-    nodes: tuple[IntArray, IntArray],
-    amount: FloatArray,
-    by_host: bool,
-    links: list[IntArray],
-    weights: list[FloatArray],
-) -> None:
-    layout = topology.layout
-    per_node, n_fabric, n_local = topology.gpus_per_node, len(layout.fabric.links), len(layout.node.links)
-    a, b = int(nodes[0][0]), int(nodes[1][0])
-    route = topology.route(a * per_node + gpus[0], b * per_node + gpus[1], by_host=by_host)
-    first_a, first_b = layout.block(a), layout.block(b)
-    for link, share in route:
-        if first_a <= link < first_a + n_local:
-            links.append(n_fabric + nodes[0] * n_local + (link - first_a))
-            weights.append(amount * share)
-        elif first_b <= link < first_b + n_local:
-            links.append(n_fabric + nodes[1] * n_local + (link - first_b))
-            weights.append(amount * share)
-    _fabric(topology, gpus, nodes, amount, links, weights)
-
-
-def _fabric(
-    topology: Any,
-    gpus: tuple[int, int],
-    nodes: tuple[IntArray, IntArray],
-    amount: FloatArray,
-    links: list[IntArray],
-    weights: list[FloatArray],
-) -> None:
-    """Add the links between switches; pairs with the same two switches go together."""
-    layout = topology.layout
-    switches = _switches(topology)
-    nics_a, nics_b = layout.nics_of(gpus[0]), layout.nics_of(gpus[1])
-    n_ways = max(len(nics_a), len(nics_b))
-    n_switches = len(layout.fabric.vertices)
-    path_links: list[int] = []
-    path_weights: list[float] = []
-    for way in range(n_ways):
-        nic_a, nic_b = nics_a[way % len(nics_a)], nics_b[way % len(nics_b)]
-        if layout.pxn and nic_a != nic_b:
-            nic_a = nic_b
-        code = switches[nodes[0], nic_a] * n_switches + switches[nodes[1], nic_b]
-        unique, inverse = np.unique(code, return_inverse=True)
-        total = np.bincount(inverse, weights=amount) / n_ways
-        for pair, bytes_ in zip(unique.tolist(), total.tolist(), strict=True):
-            for link, share in _path(topology, pair // n_switches, pair % n_switches):
-                path_links.append(link)
-                path_weights.append(share * bytes_)
-    links.append(np.array(path_links, dtype=np.int64))
-    weights.append(np.array(path_weights))
+        gpus = divmod(int(code) // 2, per_node)
+        if code % 2:
+            found.inside(gpus, node_a[chosen], traffic.amount[chosen])
+        else:
+            found.between(gpus, (node_a[chosen], node_b[chosen]), traffic.amount[chosen])
+    return np.concatenate(found.links), np.concatenate(found.weights)
 
 
 @lru_cache(maxsize=16)

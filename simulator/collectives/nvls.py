@@ -2,7 +2,8 @@
 
 References
 ----------
-Klenk et al., "An in-network architecture for accelerating shared-memory multiprocessor collectives", ISCA 2020.
+Klenk et al., "An in-network architecture for accelerating shared-memory multiprocessor collectives", ISCA
+2020.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from simulator.collectives.table import Send, Table
 
 
 def all_to_all(n_ranks: int) -> Table:
-    """n-1 rounds; in round k every rank sends to the one k places on. Chunk ``i * n + j`` goes from i to j."""
+    """n-1 rounds; in round k all send to the rank k places on. Chunk ``i * n + j`` goes from i to j."""
     n = n_ranks
     rounds = tuple(
         tuple(Send(source=r, target=(r + k) % n, first=r * n + (r + k) % n) for r in range(n))

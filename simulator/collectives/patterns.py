@@ -18,7 +18,8 @@ _MAX_PAIRS = 65_536
 class Groups:
     """Equal groups as arrays ``[n_groups, n_nodes, ranks_per_node]``, ranks of a node side by side.
 
-    NCCL orders its rings and trees by the machine, whatever the order of ranks; roots are the first ranks as given.
+    NCCL orders its rings and trees by the machine, whatever the order of ranks; roots are the first ranks as
+    given.
     """
 
     def __init__(self, groups: tuple[tuple[int, ...], ...], shape: GroupShape, topology: Any) -> None:
@@ -62,7 +63,7 @@ class Groups:
         )
 
     def between(self, edges: list[tuple[int, int, float]]) -> Traffic:
-        """Traffic over edges between the group's nodes (from, to, amount), spread over the ranks of a node."""
+        """Traffic over edges between nodes (from, to, amount), spread over the ranks of a node."""
         if not edges:
             empty = np.zeros(0, dtype=np.int64)
             return Traffic(source=empty, target=empty, amount=np.zeros(0))
@@ -152,7 +153,7 @@ def all_to_all(groups: Groups) -> tuple[Traffic, Traffic]:
 
 
 def from_root(groups: Groups, *, towards: bool) -> tuple[Traffic, Traffic]:
-    """``1 / n`` bytes between the first rank of each group and every other: scatter, or gather with ``towards``."""
+    """``1 / n`` bytes between each group's root and every other rank: scatter, or gather with ``towards``."""
     root = np.repeat(groups.roots, groups.flat.shape[1])
     other = groups.flat.ravel()
     amount = np.full(other.size, 1.0 / groups.flat.shape[1])

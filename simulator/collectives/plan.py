@@ -122,7 +122,8 @@ def plan_collective(
     nccl : str, optional
         NCCL version, where it is not that of the cluster file.
     pipelined : bool
-        Whether it is one of many back to back, as in nccl-tests: see :func:`simulator.collectives.cost.terms`.
+        Whether it is one of many back to back, as in nccl-tests: see
+        :func:`simulator.collectives.cost.terms`.
 
     Returns
     -------

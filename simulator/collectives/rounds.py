@@ -1,4 +1,4 @@
-"""Any table as one flow: rounds follow one another, each as long as its busiest link, and the total loads the links."""
+"""Any table as one flow: rounds follow one another, each as long as its busiest link takes."""
 
 from __future__ import annotations
 

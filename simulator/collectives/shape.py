@@ -29,7 +29,8 @@ class GroupShape:
     wiring : str
         One of :data:`WIRINGS`.
     nvlink_bytes_per_s : float
-        What one of its GPUs can send to the others on its node over NVLink, per direction; the PCIe rate without NVLink.
+        What one of its GPUs can send to the others on its node over NVLink, per direction; the PCIe rate
+        without NVLink.
     multicast : bool
         Whether the NVSwitches reduce and multicast (NVLS).
     n_nics : int
@@ -100,7 +101,7 @@ def shape_of(
     if len(per_node) > 1 or sockets:
         if node.nics is None:
             raise UnroutableError(
-                f"{topology.name}: a group of {len(group)} ranks spans {len(per_node)} nodes, which have no NICs",
+                f"{topology.name}: a group of {len(group)} ranks spans {len(per_node)} nodes without NICs",
                 hint="give node.nics and a fabric, or use groups within one node",
             )
         name, protocol, nic_rate = _transport(topology, transport)

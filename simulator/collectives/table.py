@@ -1,4 +1,4 @@
-"""Collective algorithms as data: rounds of transfers of chunks between ranks. One runner, one checker, any algorithm."""
+"""Collective algorithms as data: rounds of sends of chunks between ranks."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Table:
     def bytes_per_chunk(self) -> float:
         """Bytes of a chunk per byte of size as nccl-tests counts it.
 
-        For an all-to-all and for send-and-receive the size is what one rank sends, while the table numbers the chunks
-        of all ranks.
+        For an all-to-all and for send-and-receive the size is what one rank sends, while the table numbers
+        the chunks of all ranks.
         """
         own = self.n_ranks if self.collective in ("all_to_all", "send_recv") else 1
         return own / self.n_chunks

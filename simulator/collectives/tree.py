@@ -47,7 +47,8 @@ def depths(parents: Sequence[int]) -> list[int]:
 def all_reduce(n_ranks: int, n_pieces: int = 8) -> Table:
     """Sum up and broadcast down both trees at once, in pieces that follow each other.
 
-    Each tree carries half of the buffer in ``n_pieces`` pieces; a rank may use both directions of its link in a round.
+    Each tree carries half of the buffer in ``n_pieces`` pieces; a rank may use both directions of its link in
+    a round.
     """
     trees = double_binary_tree(n_ranks)
     rounds: list[list[Send]] = []

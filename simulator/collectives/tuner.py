@@ -1,11 +1,12 @@
-"""Which algorithm and protocol NCCL chooses, by its own tables: the pair with the least time that NCCL predicts.
+"""Which algorithm and protocol NCCL chooses, by its own tables: the pair with the least time.
 
 The numbers below are NCCL's, not ours: they steer the choice only. What the choice costs is priced by
 :mod:`simulator.collectives.cost` with constants fitted to measurements.
 
 References
 ----------
-NVIDIA/nccl v2.30.7, ``src/graph/tuning.cc``, ``src/graph/search.cc``, ``src/graph/connect.cc`` (figures only).
+NVIDIA/nccl v2.30.7, ``src/graph/tuning.cc``, ``src/graph/search.cc``, ``src/graph/connect.cc`` (figures
+only).
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ _HOP_LATENCY = {
 }  # fmt: skip
 _TREE_CORRECTION = {
     "ll": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1),
-    "ll128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1),
-    "simple": (0.9,) * 7 + (0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
+    "ll128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9,
+    1, 1), "simple": (0.9,) * 7 + (0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9,
+    0.9),
 }  # fmt: skip
 #: NVLink speed that NCCL assumes per 25 or 50 GB/s link, as a share of the raw rate
 _NVLINK_SHARE = {"volta": 0.8, "ampere": 0.8, "hopper": 0.824, "blackwell": 0.802}
@@ -66,7 +68,8 @@ _INTER_SPEEDS = (48.0, 30.0, 28.0, 24.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0,
 class Choice:
     """An algorithm and a protocol, with the time for which NCCL prefers it.
 
-    ``n_channels`` counts the rings or trees over which the bytes are split; ``nccl_time_s`` is NCCL's own estimate.
+    ``n_channels`` counts the rings or trees over which the bytes are split; ``nccl_time_s`` is NCCL's own
+    estimate.
     """
 
     algorithm: str
@@ -77,7 +80,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
-    """What NCCL's graph search finds: channels and the speed of one in GB/s, inside a node and between nodes."""
+    """What NCCL's graph search finds: channels, and the GB/s of one inside a node and between nodes."""
 
     n_channels: int
     intra: float
@@ -217,7 +220,7 @@ def _nvls_bandwidth(collective: str, shape: GroupShape, algorithm: str, row: int
 
 
 def n_steps(collective: str, n_ranks: int) -> int:
-    """Steps of a ring: 2(n-1) for all-reduce, n-1 for all-gather and reduce-scatter, n for broadcast and reduce."""
+    """Steps of a ring: 2(n-1) for all-reduce, n for broadcast and reduce, n-1 otherwise."""
     return {"all_reduce": 2 * (n_ranks - 1), "broadcast": n_ranks, "reduce": n_ranks}.get(
         collective, n_ranks - 1
     )

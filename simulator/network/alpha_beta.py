@@ -26,8 +26,8 @@ class _Active:
 class AlphaBetaNetwork:
     """NetworkModel without contention: a flow takes ``latency + n_bytes / rate`` whatever else is in flight.
 
-    Links still bound the rate of each flow; only sharing between flows is left out. Cheap, and the reference against which
-    contention shows.
+    Links still bound the rate of each flow; only sharing between flows is left out. Cheap, and the reference
+    against which contention shows.
 
     Parameters
     ----------

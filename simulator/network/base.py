@@ -32,9 +32,9 @@ class LinkSource(Protocol):
 class Flow:
     """A piece of communication that progresses at one rate on all the links it uses.
 
-    A point-to-point message, or a whole collective (all the hops of a ring move together, so one rate describes
-    them). After ``latency_s`` the flow moves ``n_bytes``; at progress rate ``r`` it loads link ``l`` with
-    ``weights[i] * r`` for ``links[i] == l``.
+    A point-to-point message, or a whole collective (all the hops of a ring move together, so one rate
+    describes them). After ``latency_s`` the flow moves ``n_bytes``; at progress rate ``r`` it loads link
+    ``l`` with ``weights[i] * r`` for ``links[i] == l``.
 
     Parameters
     ----------
@@ -55,8 +55,8 @@ class Flow:
 
     References
     ----------
-    Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications and platforms", JPDC 2014
-    (SimGrid's parallel-task model: one consumption vector, one rate).
+    Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications and platforms",
+    JPDC 2014 (SimGrid's parallel-task model: one consumption vector, one rate).
     """
 
     latency_s: float
@@ -79,8 +79,8 @@ def capacities(topology: LinkSource) -> NDArray[np.float64]:
 class NetworkModel(Protocol):
     """A state machine over the flows in flight; time is handed in and never goes back.
 
-    The engine calls :meth:`start` when a flow begins, asks :meth:`next_completion_ps` when to wake up, and collects the
-    finished flows with :meth:`advance`.
+    The engine calls :meth:`start` when a flow begins, asks :meth:`next_completion_ps` when to wake up, and
+    collects the finished flows with :meth:`advance`.
     """
 
     def start(self, flow: Flow, now_ps: int) -> int:
@@ -90,8 +90,8 @@ class NetworkModel(Protocol):
     def next_completion_ps(self) -> int | None:
         """Clock time at which to call :meth:`advance` next if nothing else starts; None when idle.
 
-        It is the next completion, or earlier where a flow leaves its latency and takes bandwidth from others: the call
-        to :meth:`advance` then returns nothing, and completion times have changed.
+        It is the next completion, or earlier where a flow leaves its latency and takes bandwidth from others:
+        the call to :meth:`advance` then returns nothing, and completion times have changed.
         """
         ...
 

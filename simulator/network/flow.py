@@ -60,9 +60,10 @@ class _Active:
 class FlowNetwork:
     """NetworkModel with max-min fair sharing of every link.
 
-    A flow first spends its latency, in which it loads nothing, then moves its bytes at a rate that is recomputed whenever a
-    flow of its connected component (flows that share links, transitively) begins to load links or ends. A flow that
-    shares no link with any other is priced once. Rates of a combination of flows are remembered: programs repeat themselves.
+    A flow first spends its latency, in which it loads nothing, then moves its bytes at a rate that is
+    recomputed whenever a flow of its connected component (flows that share links, transitively) begins to
+    load links or ends. A flow that shares no link with any other is priced once. Rates of a combination of
+    flows are remembered: programs repeat themselves.
 
     Parameters
     ----------
@@ -108,7 +109,7 @@ class FlowNetwork:
         return handle
 
     def next_completion_ps(self) -> int | None:
-        """Clock time of the next event: a completion, or a flow that begins to load shared links; None when idle."""
+        """Time of the next event: a completion, or a flow begins to load shared links; None when idle."""
         while self._events:
             time_ps, handle, version = self._events[0]
             active = self._active.get(handle)
@@ -149,7 +150,7 @@ class FlowNetwork:
             self._recompute(handle, now_ps)
 
     def rate_bytes_per_s(self, handle: int) -> float:
-        """Present rate of a flow in flight, in bytes of progress per second; its lone rate while in its latency."""
+        """Present rate of a flow in flight; its lone rate while it is in its latency."""
         active = self._active[handle]
         return active.rate_bytes_per_s if active.loading else self._lone_rate(active)
 
@@ -222,7 +223,7 @@ class FlowNetwork:
         active.updated_ps = time_ps
 
     def _leave_solitude(self, handle: int, active: _Active, now_ps: int) -> None:
-        """A flow alone until now is priced as a whole; from now on the end of its latency is an event of its own."""
+        """A flow alone is priced as a whole; from now on the end of its latency is an event of its own."""
         self._enter_load_phase_if_due(active, now_ps)
         if not active.loading:
             self._push(handle, active, active.loads_from_ps)

@@ -21,8 +21,8 @@ def max_min_rates(
 ) -> FloatArray:
     """Raise the rates of all flows together until each is stopped by its cap or by a full link.
 
-    The result maximises the smallest rate, then the second smallest, and so on. Flow ``f`` at rate ``r`` loads link ``l``
-    with ``weight * r``, the weights of repeated entries adding up.
+    The result maximises the smallest rate, then the second smallest, and so on. Flow ``f`` at rate ``r``
+    loads link ``l`` with ``weight * r``, the weights of repeated entries adding up.
 
     Parameters
     ----------
@@ -46,7 +46,8 @@ def max_min_rates(
 
     Examples
     --------
-    >>> max_min_rates(np.array([0, 1]), np.array([0, 0]), np.ones(2), np.array([10.0]), np.array([np.inf, 3.0]))
+    >>> two, same = np.array([0, 1]), np.array([0, 0])
+    >>> max_min_rates(two, same, np.ones(2), np.array([10.0]), np.array([np.inf, 3.0]))
     array([7., 3.])
     """
     n_flows, n_links = len(cap_bytes_per_s), len(capacity_bytes_per_s)

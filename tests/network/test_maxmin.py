@@ -12,7 +12,7 @@ RELATIVE = 1e-9
 
 
 def oracle(weights, capacity, caps):
-    """Progressive filling in plain Python: raise all free rates to the next obstacle, freeze whoever met it."""
+    """Progressive filling in plain Python: raise all free rates to the next obstacle, freeze who met it."""
     n_flows = len(caps)
     rates, free = [0.0] * n_flows, set(range(n_flows))
     while free:

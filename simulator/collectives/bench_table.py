@@ -1,0 +1,165 @@
+"""The table that nccl-tests would print for a collective on a topology."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simulator.collectives.benchmark import launch_floor_s
+from simulator.collectives.cost import constants_of
+from simulator.collectives.plan import COLLECTIVES, plan_collective
+from simulator.collectives.shape import shape_of
+from simulator.errors import ConfigError
+from simulator.network.flow import FlowNetwork
+from simulator.units import to_s
+
+#: bytes of one element by the name nccl-tests prints
+DTYPE_BYTES = {
+    "int8": 1, "uint8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "half": 2, "bfloat16": 2, "int32": 4, "uint32": 4,
+    "float": 4, "int64": 8, "uint64": 8, "double": 8,
+}  # fmt: skip
+_SHARED = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
+_ROOTED = {"broadcast", "reduce", "gather", "scatter"}
+_REDUCING = {"all_reduce", "reduce_scatter", "reduce"}
+
+
+def bus_factor(collective: str, n_ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it.
+
+    Examples
+    --------
+    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
+    (1.5, 0.75, 1.0)
+    """
+    if collective == "all_reduce":
+        return 2.0 * (n_ranks - 1) / n_ranks
+    return (n_ranks - 1) / n_ranks if collective in _SHARED else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkRow:
+    """One line of the table: what nccl-tests prints, and what was chosen."""
+
+    n_bytes: int
+    count: int
+    dtype: str
+    redop: str
+    root: int
+    time_s: float
+    algbw_bytes_per_s: float
+    busbw_bytes_per_s: float
+    label: str
+
+
+def size_range(smallest_bytes: int, largest_bytes: int, factor: int = 2) -> tuple[int, ...]:
+    """Sizes from the smallest to the largest, each ``factor`` times the one before (``-b -e -f``).
+
+    Raises
+    ------
+    ConfigError
+        If the range is empty or does not grow.
+
+    Examples
+    --------
+    >>> size_range(8, 64, 2)
+    (8, 16, 32, 64)
+    """
+    if smallest_bytes < 1 or largest_bytes < smallest_bytes or factor < 2:
+        raise ConfigError(
+            f"sizes from {smallest_bytes} to {largest_bytes} by a factor of {factor} make no range",
+            hint="give at least 1 byte, a largest size that is not smaller, and a factor of 2 or more",
+        )
+    sizes, size = [], smallest_bytes
+    while size <= largest_bytes:
+        sizes.append(size)
+        size *= factor
+    return tuple(sizes)
+
+
+def benchmark_table(
+    collective: str,
+    topology: Any,
+    sizes_bytes: Sequence[int],
+    *,
+    n_gpus: int | None = None,
+    dtype: str = "float",
+    transport: str | None = None,
+    algorithm: str | None = None,
+    protocol: str | None = None,
+    gpus_per_process: int = 1,
+    nccl: str | None = None,
+) -> tuple[BenchmarkRow, ...]:
+    """Predict the table of nccl-tests for one collective over the first GPUs of a topology.
+
+    Parameters
+    ----------
+    collective : str
+        As in :data:`simulator.collectives.COLLECTIVES`.
+    topology : Topology
+        Where the GPUs are.
+    sizes_bytes : sequence of int
+        Sizes as nccl-tests counts them.
+    n_gpus : int, optional
+        All of the topology by default.
+    dtype : str
+        Type as nccl-tests names it, for the ``count`` column.
+    transport, algorithm, protocol : str, optional
+        Force one.
+    gpus_per_process : int
+        GPUs that one process drives (``-g``).
+    nccl : str, optional
+        NCCL version, where it is not that of the cluster file.
+
+    Raises
+    ------
+    ConfigError
+        If the collective or the type is unknown, or there are fewer than two GPUs.
+    """
+    n_ranks = topology.n_gpus if n_gpus is None else n_gpus
+    if collective not in COLLECTIVES:
+        raise ConfigError(f"collective '{collective}' is unknown", hint=f"one of {', '.join(COLLECTIVES)}")
+    if dtype not in DTYPE_BYTES:
+        raise ConfigError(f"type '{dtype}' is unknown", hint=f"one of {', '.join(DTYPE_BYTES)}")
+    if not 2 <= n_ranks <= topology.n_gpus:
+        raise ConfigError(f"{n_ranks} GPUs: a collective needs 2 to {topology.n_gpus} on {topology.name}")
+    group = (tuple(range(n_ranks)),)
+    inside, _ = constants_of(shape_of(group[0], topology, transport, nccl=nccl))
+    rows = []
+    for n_bytes in sizes_bytes:
+        flow = plan_collective(
+            collective,
+            n_bytes,
+            group,
+            topology,
+            transport=transport,
+            algorithm=algorithm,
+            protocol=protocol,
+            dtype_bytes=DTYPE_BYTES[dtype],
+            nccl=nccl,
+            pipelined=True,
+        )
+        network = FlowNetwork(topology)
+        network.start(flow, 0)
+        alone_s = to_s(network.next_completion_ps() or 0)
+        time_s = max(alone_s, launch_floor_s(flow.label, gpus_per_process, inside))
+        rows.append(_row(collective, n_bytes, n_ranks, dtype=dtype, time_s=time_s, label=flow.label))
+    return tuple(rows)
+
+
+def _row(
+    collective: str, n_bytes: int, n_ranks: int, *, dtype: str, time_s: float, label: str
+) -> BenchmarkRow:
+    share = n_ranks if collective in _SHARED else 1
+    algbw = n_bytes / time_s
+    return BenchmarkRow(
+        n_bytes=n_bytes,
+        count=n_bytes // DTYPE_BYTES[dtype] // share,
+        dtype=dtype,
+        redop="sum" if collective in _REDUCING else "none",
+        root=0 if collective in _ROOTED else -1,
+        time_s=time_s,
+        algbw_bytes_per_s=algbw,
+        busbw_bytes_per_s=algbw * bus_factor(collective, n_ranks),
+        label=label,
+    )

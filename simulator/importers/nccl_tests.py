@@ -1,0 +1,313 @@
+"""nccl-tests logs, text or JSON, as rows of measured collectives.
+
+References
+----------
+NVIDIA/nccl-tests, ``src/util.cu`` (formats of the table and of ``-J``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simulator.config import read_text
+from simulator.errors import ConfigError
+
+#: name of a test program (without ``_perf``) -> collective
+PROGRAMS = {
+    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all", "alltoallv": "all_to_all", "broadcast": "broadcast", "reduce": "reduce",
+    "sendrecv": "send_recv", "gather": "gather", "scatter": "scatter", "hypercube": "all_gather",
+}  # fmt: skip
+_PREFIX = r"^(?:\[?[\w.,\- ]*\]?:\s)?\s*"
+_PROGRAM = re.compile(r"\b(" + "|".join(sorted(PROGRAMS, key=len, reverse=True)) + r")_perf\b")
+_DEVICE = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)")
+_VERSION = re.compile(
+    r"NCCL version\s+(\d+\.\d+)|nccl-library=(\d)(\d\d)\d\d|nccl[_-](\d+)[._](\d+)", re.IGNORECASE
+)
+_HEADER = re.compile(r"#\s+size\s+count\s+type\b(.*)")
+_NUMBER = re.compile(r"^-?(?:\d+\.?\d*(?:e[+-]?\d+)?|nan|N/A)$", re.IGNORECASE)
+_TIMES = ("time", "cputime")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """One measurement: a line of the table has up to two, out of place and in place."""
+
+    n_bytes: int
+    count: int
+    dtype: str
+    redop: str
+    root: int
+    in_place: bool
+    time_s: float
+    algbw_bytes_per_s: float
+    busbw_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTable:
+    """A log of nccl-tests.
+
+    Parameters
+    ----------
+    file : str
+        Where it came from.
+    collective : str
+        As in :data:`simulator.collectives.COLLECTIVES`.
+    n_ranks, n_nodes, gpus_per_process : int
+        Who took part; 0 where the log does not tell.
+    nccl : str
+        Version, empty where the log does not tell.
+    """
+
+    file: str
+    collective: str
+    n_ranks: int
+    n_nodes: int
+    gpus_per_process: int
+    nccl: str
+    rows: tuple[CollectiveRow, ...]
+
+    def measurements(
+        self, topology: str, *, transport: str = "", split: str = "user"
+    ) -> list[dict[str, str]]:
+        """Rows in the columns of measurement tables, for ``simulate validate`` and for calibration."""
+        version = f"; NCCL version {self.nccl}" if self.nccl else ""
+        single = f"; nGpus {self.gpus_per_process} (single process)" if self.gpus_per_process > 1 else ""
+        return [
+            {
+                "row_id": f"{Path(self.file).stem}-{number}",
+                "source": self.file,
+                "topology": topology,
+                "transport": transport,
+                "algorithm": "",
+                "collective": self.collective,
+                "gpus": str(self.n_ranks),
+                "nodes": str(self.n_nodes or 1),
+                "gpus_per_node": str(self.n_ranks // max(1, self.n_nodes)),
+                "size_bytes": str(row.n_bytes),
+                "in_place": str(int(row.in_place)),
+                "time_us": f"{row.time_s * 1e6:.6g}",
+                "split": split,
+                "notes": f"dtype={row.dtype}{version}{single}",
+            }
+            for number, row in enumerate(self.rows)
+        ]
+
+
+def is_nccl_tests(text: str) -> bool:
+    """Whether a text looks like a log of nccl-tests."""
+    head = text[:200_000]
+    if head.lstrip().startswith("{"):
+        return '"results"' in head and ('"nccl_version"' in head or '"out_of_place"' in head)
+    return "# nccl-tests version" in head or bool(_HEADER.search(head))
+
+
+def import_nccl_tests(
+    path: str | Path, *, collective: str | None = None, n_ranks: int | None = None
+) -> CollectiveTable:
+    """Read a log of nccl-tests, as text or as its JSON (``-J``).
+
+    Parameters
+    ----------
+    path : str or Path
+        The log; other programs' lines may be mixed in.
+    collective, n_ranks : optional
+        What the log does not tell; they win over what it tells.
+
+    Raises
+    ------
+    ConfigError
+        If the file has no results, or does not tell which collective or how many ranks ran.
+    """
+    text = read_text(path)
+    if text.lstrip().startswith("{"):
+        return _from_json(text, str(path), collective, n_ranks)
+    return _from_text(text, str(path), collective, n_ranks)
+
+
+def _from_text(text: str, file: str, collective: str | None, n_ranks: int | None) -> CollectiveTable:
+    lead, block = ["redop", "root"], 4
+    rows: list[CollectiveRow] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = _HEADER.search(line)
+        if header:
+            lead, block = _columns(header[1].split())
+        elif "#" not in line.split("|")[0][:40]:
+            rows += _row(line, lead, block, f"{file}:{number}")
+    if not rows:
+        raise ConfigError(
+            f"{file}: no result lines of nccl-tests",
+            hint="expected lines of size, count, type, redop, root, time, algbw, busbw; was the job cut off?",
+        )
+    devices = {match[1]: match for match in _DEVICE.finditer(text)}
+    program = _PROGRAM.search(text)
+    ranks = n_ranks or len(devices) or _ranks_from_bus(rows, file)
+    processes = {(match[3], match[2]) for match in devices.values()}
+    version = _VERSION.search(text)
+    return CollectiveTable(
+        file=file,
+        collective=collective or (PROGRAMS[program[1]] if program else _guess(rows, ranks, file)),
+        n_ranks=ranks,
+        n_nodes=len({match[3] for match in devices.values()}),
+        gpus_per_process=len(devices) // len(processes) if processes else 0,
+        nccl=_version(version) if version else "",
+        rows=tuple(rows),
+    )
+
+
+def _version(match: re.Match[str]) -> str:
+    if match[1]:
+        return match[1]
+    return f"{int(match[2])}.{int(match[3])}" if match[2] else f"{match[4]}.{match[5]}"
+
+
+def _columns(words: list[str]) -> tuple[list[str], int]:
+    """Columns between type and the first time, and columns of one of the two blocks of times."""
+    times = [i for i, word in enumerate(words) if word in _TIMES]
+    if not times:
+        return ["redop", "root"], 4
+    return words[: times[0]], times[1] - times[0] if len(times) > 1 else len(words) - times[0]
+
+
+def _row(line: str, lead: list[str], block: int, place: str) -> list[CollectiveRow]:
+    match = re.match(_PREFIX + r"(\d+)\s+(\d+)\s+([a-z]\w*)\s+(.*)$", line)
+    if not match:
+        return []
+    words = match[4].split()
+    if len(words) < len(lead) + 3 or not all(
+        _NUMBER.match(word) for word in words[len(lead) : len(lead) + 3]
+    ):
+        return []
+    named = dict(zip(lead, words, strict=False))
+    times = words[len(lead) :]
+    blank_first = len(times) < 2 * block and re.search(r"\s{25,}\S", match[4]) is not None
+    found = []
+    for in_place in (False, True):
+        part = times[:block] if in_place == blank_first else times[block : 2 * block]
+        if in_place is False and blank_first:
+            continue
+        if len(part) < 3:
+            continue
+        time_us, algbw, busbw = (_value(word, place) for word in part[:3])
+        if math.isnan(time_us):
+            continue
+        found.append(
+            CollectiveRow(
+                n_bytes=int(match[1]),
+                count=int(match[2]),
+                dtype=match[3],
+                redop=named.get("redop", "none"),
+                root=int(named.get("root", "-1")),
+                in_place=in_place,
+                time_s=time_us * 1e-6,
+                algbw_bytes_per_s=algbw * 1e9,
+                busbw_bytes_per_s=busbw * 1e9,
+            )
+        )
+    return found
+
+
+def _value(word: Any, place: str) -> float:
+    if isinstance(word, int | float) and not isinstance(word, bool):
+        return float(word)
+    try:
+        return math.nan if str(word).strip().lower() in ("n/a", "nan", "") else float(word)
+    except ValueError:
+        raise ConfigError(f"{place}: {word!r} is not a number") from None
+
+
+def _ratio(rows: list[CollectiveRow]) -> float:
+    """Bus over algorithm bandwidth, from the fastest row, whose digits tell most."""
+    best = max(rows, key=lambda row: row.algbw_bytes_per_s if not math.isnan(row.algbw_bytes_per_s) else -1.0)
+    return best.busbw_bytes_per_s / best.algbw_bytes_per_s if best.algbw_bytes_per_s else math.nan
+
+
+def _ranks_from_bus(rows: list[CollectiveRow], file: str) -> int:
+    """Ranks that make the bus bandwidth what it is."""
+    ratio = _ratio(rows)
+    if 1.0 < ratio < 2.0:
+        return round(2.0 / (2.0 - ratio))
+    if 0.0 < ratio < 1.0:
+        return round(1.0 / (1.0 - ratio))
+    raise ConfigError(f"{file}: the log does not tell how many ranks ran", hint="give n_ranks")
+
+
+def _guess(rows: list[CollectiveRow], n_ranks: int, file: str) -> str:
+    """Collective from root, operation and the ratio of the bandwidths, where they leave no doubt."""
+    first, ratio = rows[0], _ratio(rows)
+    reduces = first.redop not in ("none", "")
+    shared = abs(ratio - (n_ranks - 1) / n_ranks) < 0.02
+    if reduces and n_ranks > 2 and abs(ratio - 2.0 * (n_ranks - 1) / n_ranks) < 0.02:
+        return "all_reduce"
+    if reduces and shared and first.root < 0:
+        return "reduce_scatter"
+    if first.root >= 0 and abs(ratio - 1.0) < 0.02:
+        return "reduce" if reduces else "broadcast"
+    raise ConfigError(
+        f"{file}: the log does not tell which collective ran",
+        hint="give the collective; all_gather and all_to_all look alike in the table",
+    )
+
+
+def _from_json(text: str, file: str, collective: str | None, n_ranks: int | None) -> CollectiveTable:
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+    results = data.get("results") if isinstance(data, Mapping) else None
+    if not isinstance(results, list) or not results:
+        raise ConfigError(
+            f"{file}: results: no results", hint="expected the file that nccl-tests writes with -J"
+        )
+    rows: list[CollectiveRow] = []
+    for number, result in enumerate(results):
+        rows += _json_rows(result, f"{file}: results[{number}]")
+    config = data.get("config") if isinstance(data.get("config"), Mapping) else {}
+    devices = [d for d in config.get("devices", []) if isinstance(d, Mapping)]
+    program = _PROGRAM.search(" ".join(map(str, data.get("args", []))))
+    ranks = n_ranks or len(devices) or _ranks_from_bus(rows, file)
+    version = re.search(r"(\d+)\.(\d+)|^(\d)(\d\d)\d\d$", str(data.get("nccl_version", "")))
+    processes = {(d.get("hostname"), d.get("pid")) for d in devices}
+    return CollectiveTable(
+        file=file,
+        collective=collective or (PROGRAMS[program[1]] if program else _guess(rows, ranks, file)),
+        n_ranks=ranks,
+        n_nodes=len({d.get("hostname") for d in devices}),
+        gpus_per_process=len(devices) // len(processes) if processes else 0,
+        nccl=".".join(str(int(part)) for part in version.groups() if part) if version else "",
+        rows=tuple(rows),
+    )
+
+
+def _json_rows(result: Any, place: str) -> list[CollectiveRow]:
+    if not isinstance(result, Mapping):
+        raise ConfigError(f"{place}: expected a mapping, found {type(result).__name__}")
+    found = []
+    for in_place, key in ((False, "out_of_place"), (True, "in_place")):
+        part = result.get(key)
+        if not isinstance(part, Mapping):
+            continue
+        time_us = _value(part.get("time", part.get("cpu_time", "nan")), f"{place}.{key}.time")
+        if math.isnan(time_us):
+            continue
+        found.append(
+            CollectiveRow(
+                n_bytes=int(_value(result.get("size", "nan"), f"{place}.size")),
+                count=int(_value(result.get("count", 0), f"{place}.count")),
+                dtype=str(result.get("type", "float")),
+                redop=str(result.get("redop", "none")),
+                root=int(_value(str(result.get("root", "-1")).strip() or "-1", f"{place}.root")),
+                in_place=in_place,
+                time_s=time_us * 1e-6,
+                algbw_bytes_per_s=_value(part.get("alg_bw", "nan"), f"{place}.{key}.alg_bw") * 1e9,
+                busbw_bytes_per_s=_value(part.get("bus_bw", "nan"), f"{place}.{key}.bus_bw") * 1e9,
+            )
+        )
+    return found

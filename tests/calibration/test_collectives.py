@@ -1,0 +1,96 @@
+"""Fits of collective constants: they recover what made the data, and the shipped ones predict well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulator.calibration.collective_blocks import all_blocks
+from simulator.calibration.collectives import (
+    Measured,
+    errors_of,
+    fit_block,
+    get_path,
+    predicted_s,
+    read_measured,
+    with_values,
+    write_table,
+)
+from simulator.collectives.constants import layered, shipped
+from simulator.collectives.shape import shape_of
+from simulator.config import load_yaml
+from simulator.errors import CalibrationError, ConfigError
+from simulator.topology.load import load_topology
+
+TABLE = Path(__file__).parents[3] / "shared" / "measurements" / "collectives.csv"
+MIB = 2**20
+
+
+def synthetic(table):
+    shapes = [shape_of(range(n), load_topology("dgx-a100-80g", n)) for n in (2, 4, 8)]
+    rows = [
+        Measured(
+            topology="dgx-a100-80g", collective=collective, n_bytes=2**power, shape=shape, algorithm=None,
+            time_s=1.0, split="fit", source="made up",
+        )
+        for shape in shapes
+        for collective in ("all_reduce", "all_gather")
+        for power in range(10, 31, 2)
+    ]  # fmt: skip
+    return [replace(row, time_s=float(t)) for row, t in zip(rows, predicted_s(rows, table), strict=True)]
+
+
+def test_a_fit_recovers_the_constants_that_made_the_data():
+    block = next(block for block in all_blocks() if block.name == "ampere")
+    truth = shipped()
+    rows = synthetic(truth)
+    disturbed = with_values(truth, block.paths, [0.9 * get_path(truth, path) for path in block.paths])
+    fitted = fit_block(disturbed, block, rows, ridge=1e-4)
+    assert errors_of(rows, disturbed).median > 0.05
+    assert errors_of(rows, fitted).p90 < 0.02
+
+
+def test_blocks_name_places_that_exist_and_efficiencies_are_shares():
+    table = shipped()
+    for block in all_blocks():
+        for path in block.paths:
+            value = get_path(table, path)
+            assert value > 0, path
+            assert "efficiency" not in path or value <= 1.0, path
+
+
+def test_tables_survive_writing(tmp_path):
+    file = tmp_path / "nccl.yaml"
+    write_table(shipped(), file, "header")
+    again, _ = load_yaml(file)
+    for block in all_blocks():
+        for path in block.paths:
+            assert get_path(again, path) == pytest.approx(get_path(shipped(), path), rel=1e-3)
+
+
+def test_refinements_lie_over_their_class():
+    table = {"tcp": {"a": 1, "b": [1, 2]}, "tcp@2.21": {"b": [None, 3]}, "tcp.hopper": {"a": 5}}
+    assert layered(table, "tcp", "", "") == {"a": 1, "b": [1, 2]}
+    assert layered(table, "tcp", "", "2.22") == {"a": 1, "b": [1, 3]}
+    assert layered(table, "ipoib", "blackwell", "2.18") == {"a": 5, "b": [1, 2]}
+    with pytest.raises(ConfigError):
+        layered(table, "smoke-signals", "", "")
+
+
+def test_no_rows_is_an_error(tmp_path):
+    file = tmp_path / "none.csv"
+    file.write_text("split\n", encoding="utf-8")
+    with pytest.raises(CalibrationError):
+        read_measured(file)
+
+
+@pytest.mark.skipif(not TABLE.is_file(), reason="the measurements are not beside the repository")
+def test_shipped_constants_on_rows_kept_for_testing():
+    rows = read_measured(TABLE, ("test",))
+    large = errors_of([row for row in rows if row.n_bytes >= MIB], shipped())
+    small = errors_of([row for row in rows if row.n_bytes < MIB], shipped())
+    assert large.median < 0.08 and small.median < 0.15
+    assert np.isfinite(large.bias)
