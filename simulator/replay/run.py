@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from simulator.engine import Interference, run
 from simulator.errors import TraceError
 from simulator.network.alpha_beta import AlphaBetaNetwork
-from simulator.network.base import Flow, NetworkModel
+from simulator.network.base import CapacityLink, Flow, NetworkModel
 from simulator.program.op import Collective, Kernel, Op, Transfer
 from simulator.timeline import Timeline
 from simulator.trace_io.analysis import Analysis, Usage, analyse
@@ -65,8 +65,10 @@ class ReplayCosts:
         return Interference()
 
 
-class _NoLinks:
-    links = ()
+class NoLinks:
+    """A network without links, for communication whose time is measured."""
+
+    links: tuple[CapacityLink, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -116,7 +118,7 @@ def replay(
         Price communication whose measured duration a what-if has removed.
     """
     compiled = compile_program(reconstruction)
-    network = new_network or (lambda: AlphaBetaNetwork(_NoLinks()))
+    network = new_network or (lambda: AlphaBetaNetwork(NoLinks()))
     timeline = run(compiled.program, ReplayCosts(flow_of), network, detail=True)
     simulated = simulated_trace(compiled, timeline)
     return Replay(
@@ -126,4 +128,3 @@ def replay(
         measured_usage=analyse(reconstruction.trace, reconstruction.joins),
         simulated_usage=analyse(simulated),
     )
-

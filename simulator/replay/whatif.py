@@ -22,7 +22,9 @@ def _note(whole: Reconstruction, text: str, **changes: object) -> Reconstruction
     return replace(whole, notes=(*whole.notes, text), **changes)  # type: ignore[arg-type]
 
 
-def scale_kernels(whole: Reconstruction, factor_of: Callable[[int, str], float], note: str = "") -> Reconstruction:
+def scale_kernels(
+    whole: Reconstruction, factor_of: Callable[[int, str], float], note: str = ""
+) -> Reconstruction:
     """Multiply the duration of every compute kernel.
 
     Parameters
@@ -65,7 +67,9 @@ def scale_host(whole: Reconstruction, factor: float, ranks: Iterable[int] | None
     return _note(whole, f"host time was multiplied by {factor:g}", plans=tuple(plans))
 
 
-def add_straggler(whole: Reconstruction, rank: int, *, compute_factor: float = 1.0, delay_s: float = 0.0) -> Reconstruction:
+def add_straggler(
+    whole: Reconstruction, rank: int, *, compute_factor: float = 1.0, delay_s: float = 0.0
+) -> Reconstruction:
     """Make one rank slow: its kernels by a factor, and its host by a delay at the start of every step.
 
     Raises
@@ -108,7 +112,9 @@ def remove_straggler(whole: Reconstruction, rank: int) -> Reconstruction:
     """
     index = _index(whole, rank)
     if len(whole.plans) < 2 or not whole.plans[index].key:
-        raise TraceError(f"rank {rank} shares no collective with another recorded rank", hint="give their traces too")
+        raise TraceError(
+            f"rank {rank} shares no collective with another recorded rank", hint="give their traces too"
+        )
     host = [_segments(plan, _host_cost(plan)) for plan in whole.plans]
     device = [_segments(plan, _device_cost(plan)) for plan in whole.plans]
     plan = whole.plans[index]
@@ -212,7 +218,9 @@ def ideal(whole: Reconstruction) -> Reconstruction:
         typical[alone] = plan.duration_ns[alone]
         nothing = np.zeros(len(typical), np.int64)
         plans.append(
-            replace(plan, duration_ns=typical, lead_ns=nothing, tail_ns=nothing, issue_ns=nothing.copy(), waits=())
+            replace(
+                plan, duration_ns=typical, lead_ns=nothing, tail_ns=nothing, issue_ns=nothing.copy(), waits=()
+            )
         )
     transfers = tuple(median[labels[n]] if n in labels else t for n, t in enumerate(whole.transfer_ns))
     text = "every operation takes the mean of its type, every transfer the median, and nothing starts late"
@@ -229,7 +237,11 @@ def _labels(whole: Reconstruction, types: Sequence[Sequence[str]]) -> dict[int, 
 
 
 def scale_communication(
-    whole: Reconstruction, *, bandwidth: float = 1.0, latency_s: float = 0.0, only: Callable[[CollectiveCall], bool] | None = None
+    whole: Reconstruction,
+    *,
+    bandwidth: float = 1.0,
+    latency_s: float = 0.0,
+    only: Callable[[CollectiveCall], bool] | None = None,
 ) -> Reconstruction:
     """Change the network by figures: every transfer's bandwidth by a factor, its latency by seconds.
 
@@ -317,7 +329,10 @@ def overlap(whole: Reconstruction) -> Reconstruction:
             and plan.phase[op] != "optimizer"
         }
         main = plan.main
-        lane = tuple("communication" if kinds[op] == COMMUNICATION and name == main else name for op, name in enumerate(plan.lane))
+        lane = tuple(
+            "communication" if kinds[op] == COMMUNICATION and name == main else name
+            for op, name in enumerate(plan.lane)
+        )
         after = [
             deps if plan.phase[op] == "optimizer" else tuple(d for d in deps if d not in reductions)
             for op, deps in enumerate(plan.after)
@@ -435,7 +450,9 @@ def buckets(whole: Reconstruction, n_bytes: int) -> Reconstruction:
     """
     points = [(c.n_bytes, d) for c, d in _transfers(whole) if c.collective == "all_reduce" and c.n_bytes > 0]
     if not points:
-        raise TraceError("no all-reduce carries a size", hint="record shapes, or give the execution trace beside it")
+        raise TraceError(
+            "no all-reduce carries a size", hint="record shapes, or give the execution trace beside it"
+        )
     sizes, times = np.array(points, float).T
     slope, start = np.polyfit(sizes, times, 1) if len(set(sizes)) > 1 else (times.mean() / sizes.mean(), 0.0)
     line = (max(float(slope), 0.0), max(float(start), 0.0))
@@ -515,4 +532,6 @@ def price(whole: Reconstruction, lone_s: Callable[[CollectiveCall], float | None
         round(priced[number] * 1e9) if number in priced else duration
         for number, duration in enumerate(whole.transfer_ns)
     )
-    return _note(whole, f"{len(priced)} of {len(whole.calls)} joined transfers were priced", transfer_ns=transfers)
+    return _note(
+        whole, f"{len(priced)} of {len(whole.calls)} joined transfers were priced", transfer_ns=transfers
+    )

@@ -30,8 +30,12 @@ _CLOCK_NS = 1_000
 #: clocks of streams disagree by this much: a cause may seem to end after what it caused has started
 _SKEW_NS = 20_000
 _BEHIND_NS = 1_000_000
+#: a gap without any runtime call that may hide a wait
+_SILENT_NS = 500_000
 _TYPICAL_LATENCY_NS = 5_000
 _BLOCKING = re.compile(r"Synchronize|^cudaMemcpy|^cuMemcpy|^hipMemcpy|cudaFree")
+_QUEUEING = re.compile(r"Launch|Memset|Memcpy")
+_QUEUE_FULL_NS = 100_000
 _STREAM_WAIT = re.compile(r"StreamWaitEvent")
 
 
@@ -120,7 +124,7 @@ def find_causes(rank: RankTrace, offset_ns: int, origin_ns: int, common_end_ns: 
     position[order] = np.arange(len(ops))
     after, previous = _dependencies(rank, start, end, ready, lane, order, position)
     _shorten(start, end, after, common_end_ns)
-    waits, issue = _host_waits(rank, offset_ns, latency, order, ready, end, launch, position, origin_ns)
+    waits, issue = _host_waits(rank, offset_ns, latency, order, ready, end, launch, position, origin_ns, lane)
     lead = _leads(start, end, ready, previous, after)
     return Causes(
         order=order,
@@ -282,9 +286,8 @@ def _structural(
 
 def _stream_waits(rank: RankTrace) -> dict[int, Int64]:
     """Times of cudaStreamWaitEvent calls by thread."""
-    wanted = {i for i, name in enumerate(rank.names) if _STREAM_WAIT.search(name)}
     host = rank.host
-    mask = (host.kind == RUNTIME) & np.isin(host.name, np.array(sorted(wanted), np.int32))
+    mask = (host.kind == RUNTIME) & _named(rank, _STREAM_WAIT)
     return {int(t): np.sort(host.start_ns[mask & (host.thread == t)]) for t in np.unique(host.thread[mask])}
 
 
@@ -298,32 +301,34 @@ def _host_waits(
     launch: Int64,
     position: Int64,
     origin_ns: int,
+    lane: tuple[str, ...],
 ) -> tuple[tuple[HostWait, ...], Int64]:
     """Runtime calls that returned because an operation ended, and the host time between all issues."""
     launches = launch[order]
     known = launches > np.iinfo(np.int64).min // 8
     times = np.maximum.accumulate(np.where(known, launches, np.iinfo(np.int64).min // 4))
-    by_end = np.argsort(end, kind="stable")
-    ends = end[by_end]
+    own_end = rank.ops.end_ns - offset_ns
+    by_end = np.argsort(own_end, kind="stable")
+    ends = own_end[by_end]
     waits: dict[int, list[HostWait]] = {}
     clock: dict[int, int] = {}
-    host = rank.host
-    for event in _blocking_calls(rank):
-        begin, finish = int(host.start_ns[event]) - offset_ns, int(host.end_ns[event]) - offset_ns
+    until = _busy_until(own_end, order, lane)
+    for begin, finish, silent in _blocking_calls(rank, offset_ns):
         before = int(np.searchsorted(times, begin, side="right"))
         if before >= len(order) or times[before] < finish - _CLOCK_NS:
             continue
         last = int(np.searchsorted(ends, finish + _CLOCK_NS, side="right")) - 1
-        while last >= 0 and ends[last] > max(begin, finish - _RETURN_NS) and position[by_end[last]] >= before:
+        floor = max(begin, finish - _RETURN_NS)
+        while last >= 0 and ends[last] > floor and position[by_end[last]] >= before:
             last -= 1
-        if last < 0 or ends[last] <= max(begin, finish - _RETURN_NS):
+        if last < 0 or ends[last] <= floor or (silent and until[lane[by_end[last]]][before - 1] > ends[last]):
             continue
         op, due = int(by_end[last]), int(ready[order[before]])
         now = clock.get(before, int(ready[order[before - 1]]) if before else origin_ns)
-        if ends[last] > due:
+        if end[op] > due:
             continue
         work = min(max(0, begin + latency_ns - now), max(0, due - now))
-        clock[before] = max(now + work, int(ends[last]))
+        clock[before] = max(now + work, int(end[op]))
         waits.setdefault(before, []).append(HostWait(before=before, op=op, work_ns=work))
     earliest = ready[order]
     since = np.concatenate(([origin_ns], earliest[:-1]))
@@ -332,10 +337,40 @@ def _host_waits(
     return tuple(wait for before in sorted(waits) for wait in waits[before]), np.maximum(earliest - since, 0)
 
 
-def _blocking_calls(rank: RankTrace) -> list[int]:
-    wanted = {i for i, name in enumerate(rank.names) if _BLOCKING.search(name)}
-    mask = (rank.host.kind == RUNTIME) & np.isin(rank.host.name, np.array(sorted(wanted), np.int32))
-    return [int(i) for i in np.flatnonzero(mask & (rank.host.end_ns - rank.host.start_ns > 2_000))]
+def _busy_until(end: Int64, order: Int64, lane: tuple[str, ...]) -> dict[str, Int64]:
+    """For every lane and position of the issue order the latest end of what was issued to it until then."""
+    result = {}
+    names = np.array(lane)[order]
+    for name in dict.fromkeys(lane):
+        result[name] = np.maximum.accumulate(np.where(names == name, end[order], np.iinfo(np.int64).min))
+    return result
+
+
+def _blocking_calls(rank: RankTrace, offset_ns: int) -> list[tuple[int, int, bool]]:
+    """(start, end, silent) of calls that may wait for the device.
+
+    Silent ones are long gaps between the runtime calls of a launching thread: not every wait is recorded. They count
+    only if the device stood still when they ended. A launch that takes long waits for room in the launch queue, that is
+    for the operation that has just ended.
+    """
+    host = rank.host
+    runtime = host.kind == RUNTIME
+    length = host.end_ns - host.start_ns
+    named = runtime & _named(rank, _BLOCKING) & (length > 2_000)
+    named |= runtime & _named(rank, _QUEUEING) & (length > _QUEUE_FULL_NS)
+    calls = [(int(a), int(b), False) for a, b in zip(host.start_ns[named], host.end_ns[named], strict=True)]
+    for thread in np.unique(host.thread[rank.ops.launch[rank.ops.launch >= 0]]):
+        mine = np.flatnonzero(runtime & (host.thread == thread))
+        start, end = host.start_ns[mine], np.maximum.accumulate(host.end_ns[mine])
+        gaps = np.flatnonzero(start[1:] - end[:-1] > _SILENT_NS)
+        calls += [(int(end[g]), int(start[g + 1]), True) for g in gaps]
+    return sorted((begin - offset_ns, finish - offset_ns, silent) for begin, finish, silent in calls)
+
+
+def _named(rank: RankTrace, pattern: re.Pattern[str]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which host events have a name that matches."""
+    wanted = [i for i, name in enumerate(rank.names) if pattern.search(name)]
+    return np.isin(rank.host.name, np.array(wanted, np.int32))
 
 
 def _leads(

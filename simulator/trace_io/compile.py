@@ -47,7 +47,9 @@ def compile_program(reconstruction: Reconstruction) -> Compiled:
     ranks = []
     for index, plan in enumerate(reconstruction.plans):
         tasks = _Builder(reconstruction, index, place, number).build()
-        ranks.append(RankProgram(rank=plan.rank.rank, members=reconstruction.members[index], tasks=tuple(tasks.tasks)))
+        ranks.append(
+            RankProgram(rank=plan.rank.rank, members=reconstruction.members[index], tasks=tuple(tasks.tasks))
+        )
     return Compiled(
         reconstruction=reconstruction, program=Program(ranks=tuple(ranks)), place=place, number=number
     )
@@ -57,7 +59,11 @@ class _Builder:
     """Writes the tasks of one rank, kernels that nothing interrupts as one run."""
 
     def __init__(
-        self, reconstruction: Reconstruction, index: int, place: dict[int, tuple[int, int]], number: dict[int, int]
+        self,
+        reconstruction: Reconstruction,
+        index: int,
+        place: dict[int, tuple[int, int]],
+        number: dict[int, int],
     ) -> None:
         self.reconstruction, self.index = reconstruction, index
         self.plan = reconstruction.plans[index]
@@ -86,7 +92,9 @@ class _Builder:
                 self._communication(op, issue[position])
             elif plan.lane[op] != self.main:
                 self._flush()
-                self.task_of[op] = self.tasks.add(self._kernel(op, issue[position]), self._stream(op), self._after(op))
+                self.task_of[op] = self.tasks.add(
+                    self._kernel(op, issue[position]), self._stream(op), self._after(op)
+                )
             else:
                 if plan.after[op]:
                     self._flush()
@@ -169,14 +177,24 @@ class _Builder:
 
 
 def communication(
-    call: CollectiveCall, rank: int, everybody: tuple[int, ...], name: str, duration_s: float | None, phase: Phase
+    call: CollectiveCall,
+    rank: int,
+    everybody: tuple[int, ...],
+    name: str,
+    duration_s: float | None,
+    phase: Phase,
 ) -> Collective | Transfer:
     """Return the operation that a call describes, with its measured transfer time if it has one."""
     n_bytes = max(call.n_bytes, 0)
     if call.collective in ("send", "recv") and call.peer >= 0:
         pair = call.ranks if len(call.ranks) == 2 else tuple(sorted((rank, call.peer)))
         return Transfer(
-            n_bytes=n_bytes, pairs=((pair[0], pair[1]),), name=name, phase=phase, duration_s=duration_s, issue_s=0.0
+            n_bytes=n_bytes,
+            pairs=((pair[0], pair[1]),),
+            name=name,
+            phase=phase,
+            duration_s=duration_s,
+            issue_s=0.0,
         )
     return Collective(
         collective="all_to_all" if call.collective == "send_recv" else call.collective,
@@ -216,7 +234,11 @@ def simulated_trace(compiled: Compiled, timeline: Timeline) -> Trace:
         end += plan.tail_ns
         order = np.lexsort((end, start))
         columns = {name: getattr(plan.rank.ops, name)[order] for name in DeviceOps.__slots__}
-        columns |= {"start_ns": start[order], "end_ns": end[order], "launch": np.full(len(order), -1, np.int32)}
+        columns |= {
+            "start_ns": start[order],
+            "end_ns": end[order],
+            "launch": np.full(len(order), -1, np.int32),
+        }
         ranks.append(
             replace(
                 plan.rank,

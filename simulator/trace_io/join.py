@@ -109,7 +109,9 @@ def join(trace: Trace) -> Joins:
             sets.extend(found)
             bases.add(basis)
     offsets = _offsets(trace, sets)
-    joined = sorted((_joined(trace, members, offsets) for members in sets), key=lambda j: (j.end_ns, j.start_ns))
+    joined = sorted(
+        (_joined(trace, members, offsets) for members in sets), key=lambda j: (j.end_ns, j.start_ns)
+    )
     counts = {i: int((rank.ops.kind == COMMUNICATION).sum()) for i, rank in enumerate(trace.ranks)}
     for members in sets:
         for index, _ in members:

@@ -142,7 +142,8 @@ def reconstruct(trace: Trace, joins: Joins | None = None, *, stand_for_all: bool
     origin = min(int(r.ops.start_ns.min()) - offsets[i] for i, r in enumerate(trace.ranks) if len(r.ops))
     keys, ends, transfers = _keys(trace, found)
     plans = tuple(
-        _plan(rank, offsets[index], origin, keys[index], ends[index]) for index, rank in enumerate(trace.ranks)
+        _plan(rank, offsets[index], origin, keys[index], ends[index])
+        for index, rank in enumerate(trace.ranks)
     )
     alone = stand_for_all and len(trace.ranks) == 1
     return Reconstruction(
@@ -187,7 +188,9 @@ def _confidence(trace: Trace, joins: Joins, keys: list[dict[int, int]], *, alone
             "it measured, and stragglers among the others do not show"
         )
     elif len(trace.ranks) < trace.world_size:
-        notes.append(f"{len(trace.ranks)} of {trace.world_size} ranks were recorded; the others are not simulated")
+        notes.append(
+            f"{len(trace.ranks)} of {trace.world_size} ranks were recorded; the others are not simulated"
+        )
     joined = sum(len(key) for key in keys)
     if len(trace.ranks) > 1 and n_calls:
         notes.append(f"{joined} of {n_calls} communication kernels were joined across ranks by {joins.basis}")

@@ -1,0 +1,145 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulator.errors import TraceError
+from simulator.replay import replay, whatif
+from simulator.replay.stages import replay_stages
+from simulator.trace_io import read
+from simulator.trace_io.reconstruct import reconstruct
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
+pytestmark = pytest.mark.skipif(not SHARED.exists(), reason="the shared traces are not beside this checkout")
+
+TRACES = [
+    "megatron-tp2/tp2/result",
+    "megatron-tp2/tp2/final.0.et",
+    "megatron-tp2/tp2/final.1.json",
+    "torchrec/trace/sst_long_a2a_optimizer_4",
+    "torchrec/trace/sst_long_a2a_optimizer",
+    "param/et_replay/tests/inputs/dlrm_kineto.tar.gz",
+    "hta",
+    "modded-nanogpt/2025-10-31_AdamSyncGradientHook/modded-nanogpt-current-gpu-rank-00-chrome-trace.ve12c782.json.gz",
+    "modded-nanogpt/2025-10-31_AdamSyncGradientHook/modded-nanogpt-hook-gpu-rank-00-chrome-trace.v3608dcf.json.gz",
+    "kineto",
+    "nsys-ai",
+    "straggler/data/trace-ST.csv.gz",
+]
+
+
+def _expected(name):
+    return json.loads((SHARED / "expected.json").read_text())[name]
+
+
+def _mean_s(result):
+    return np.mean([usage.duration_ns for usage in result.simulated_usage.usages]) / 1e9
+
+
+def _by_step_ms(result):
+    steps = {}
+    for usage in result.simulated_usage.usages:
+        steps.setdefault(usage.step, []).append(usage.duration_ns / 1e6)
+    return {step: float(np.mean(values)) for step, values in steps.items()}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_identity_replay_gives_every_step_back(name):
+    result = replay(reconstruct(read(SHARED / name)))
+    errors = result.errors()
+    assert len(errors) == len(result.measured_usage.usages) > 0
+    for measured, simulated, error in errors:
+        assert abs(error) < 0.001
+        for key in ("compute_ns", "exposed_ns", "overlapped_ns", "idle_ns", "waiting_ns"):
+            got, want = getattr(simulated, key), getattr(measured, key)
+            assert abs(got - want) < 0.01 * measured.duration_ns, (measured.rank, measured.step, key)
+
+
+def test_pipeline_job_as_measured_and_without_stragglers():
+    expected = _expected("straggler/data (ST)")
+    whole = reconstruct(read(SHARED / "straggler" / "data" / "trace-ST.csv.gz"))
+    assert _mean_s(replay(whole)) == pytest.approx(expected["step_s"]["mean"], rel=0.001)
+    assert _mean_s(replay(whatif.ideal(whole))) == pytest.approx(expected["published_ideal_s"], rel=0.005)
+
+
+def test_stage_times_through_1f1b():
+    name = next(key for key in json.loads((SHARED / "expected.json").read_text()) if key.startswith("zeus"))
+    result = replay_stages(read(SHARED / name).stage_times)
+    assert np.mean(result.simulated_s) == pytest.approx(_expected(name)["iter_s_mean_after_2"], rel=0.01)
+    assert abs(result.error) < 0.01
+    assert result.compute_only_s < np.mean(result.measured_s)
+
+
+def test_removing_the_late_rank_gives_the_fast_shape():
+    whole = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer"))
+    slow, fast = replay(whole), replay(whatif.remove_straggler(whole, 2))
+    assert min(_by_step_ms(slow).values()) > 1000
+    assert max(_by_step_ms(fast).values()) < 200
+    for usage in fast.simulated_usage.usages:
+        assert usage.waiting_ns < 0.55 * usage.duration_ns
+    waited = [next(iter(u.waited_for), None) for u in slow.simulated_usage.usages if u.rank != 2]
+    assert waited == [2] * len(waited)
+
+
+def test_adding_a_straggler_costs_what_it_computes():
+    whole = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer_4"))
+    before = replay(whole)
+    after = replay(whatif.add_straggler(whole, 1, compute_factor=1.0, delay_s=0.1))
+    assert all(b > a for a, b in zip(_by_step_ms(before).values(), _by_step_ms(after).values(), strict=True))
+    assert _mean_s(after) <= _mean_s(before) + 0.105
+
+
+def test_faster_network_never_slows_and_serialising_never_speeds_up():
+    whole = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer_4"))
+    base = _mean_s(replay(whole))
+    assert _mean_s(replay(whatif.scale_communication(whole, bandwidth=4))) < base
+    assert _mean_s(replay(whatif.scale_communication(whole, bandwidth=0.5))) > base
+    assert _mean_s(replay(whatif.serialise(whole))) > base
+    assert _mean_s(replay(whatif.scale_kernels(whole, lambda rank, name: 0.5))) < base
+
+
+def test_device_bound_run_follows_its_kernels():
+    whole = reconstruct(read(SHARED / TRACES[8]))
+    base = _by_step_ms(replay(whole))
+    fast = _by_step_ms(replay(whatif.scale_kernels(whole, lambda rank, name: 0.5)))
+    for step, length in base.items():
+        assert 0.5 < fast[step] / length < 0.62
+
+
+def test_host_bound_run_follows_its_host():
+    whole = reconstruct(read(SHARED / "hta"))
+    base = _by_step_ms(replay(whole))
+    same = _by_step_ms(replay(whatif.scale_kernels(whole, lambda rank, name: 0.9)))
+    fast = _by_step_ms(replay(whatif.scale_host(whole, 0.5)))
+    for step, length in base.items():
+        assert same[step] == pytest.approx(length, rel=0.01)
+        assert fast[step] == pytest.approx(length / 2, rel=0.05)
+
+
+def test_more_data_parallel_ranks_and_missing_ranks():
+    whole = reconstruct(read(SHARED / "hta"))
+    grown = whatif.data_parallel(whole, 8)
+    assert grown.members == (tuple(range(8)),)
+    assert _mean_s(replay(grown)) >= _mean_s(replay(whole))
+    assert any("stands for all" in note for note in grown.notes)
+    whole = reconstruct(read(sorted((SHARED / "megatron-tp2" / "tp2" / "result").glob("*/*"))[:1]), stand_for_all=False)
+    assert whole.members == ((0,),)
+    assert whatif.infer_missing(whole).members == ((0, 1),)
+
+
+def test_buckets_merge_and_need_sizes():
+    whole = reconstruct(read(SHARED / "hta"))
+    merged = whatif.buckets(whole, 1 << 40)
+    assert merged.plans[0].duration_ns.sum() != whole.plans[0].duration_ns.sum()
+    unsized = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer_4"))
+    with pytest.raises(TraceError, match="carries a size"):
+        whatif.buckets(unsized, 1 << 20)
+
+
+def test_unknown_rank_and_durationless_traces_are_refused():
+    whole = reconstruct(read(SHARED / "hta"))
+    with pytest.raises(TraceError, match="was not recorded"):
+        whatif.add_straggler(whole, 5)
+    with pytest.raises(TraceError, match="no operation has a duration"):
+        reconstruct(read(SHARED / "megatron-tp2" / "tp2" / "pytorch_et_0.json"))
