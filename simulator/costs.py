@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable
+from dataclasses import replace
 
 from simulator.collectives import plan_collective, plan_transfer
 from simulator.engine import Interference
 from simulator.kernels import KERNEL_MODELS
 from simulator.kernels.host import issue_s
+from simulator.models.layer import AttentionShape
 from simulator.network.base import Flow
 from simulator.program.op import Collective, HostWork, Kernel, Op, Transfer
 from simulator.program.program import Block
@@ -38,8 +40,11 @@ class ModelCosts:
         """Device time of a kernel: measured where given, otherwise the kernel model's."""
         if kernel.duration_s is not None:
             return to_ps(kernel.duration_s)
-        assert kernel.shape is not None
-        return to_ps(self.kernels.duration_s(kernel.shape, self.topology.device(rank)))
+        shape = kernel.shape
+        assert shape is not None
+        if isinstance(shape, AttentionShape) and shape.name == "flash_attention":
+            shape = replace(shape, name=self.framework.flash)
+        return to_ps(self.kernels.duration_s(shape, self.topology.device(rank)))
 
     def issue_ps(self, op: Op, rank: int) -> int:
         """Host time to issue one operation in the framework's mode."""

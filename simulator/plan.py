@@ -35,6 +35,9 @@ class Framework:
         Whether gradient reduction overlaps backward unless the plan says otherwise.
     synchronous_p2p : bool
         Whether pipeline messages block the host (Megatron's ``batch_p2p_sync``).
+    flash : str
+        Which fused attention kernel: ``flash_attention`` (the device's best: cuDNN or FlashAttention 3 on Hopper,
+        FlashAttention 2 before), ``flash_attention_2``, or ``flash_attention_1`` (also its Triton port).
     """
 
     name: str
@@ -45,6 +48,7 @@ class Framework:
     gradient_bytes_fp16: int = 2
     overlap: bool = True
     synchronous_p2p: bool = True
+    flash: str = "flash_attention"
 
 
 FRAMEWORKS: dict[str, Framework] = {
@@ -55,9 +59,10 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(name="megatron-core", kernels="fused", data_parallel="megatron", gradient_bytes_bf16=4),
         Framework(name="megatron-deepspeed", kernels="megatron", data_parallel="deepspeed", gradient_bytes_bf16=4, overlap=False),
         Framework(name="deepspeed", kernels="hf-eager", data_parallel="deepspeed"),
-        Framework(name="fsdp", kernels="hf-eager", data_parallel="fsdp"),
-        Framework(name="torchtitan", kernels="hf-eager", data_parallel="fsdp", gradient_bytes_bf16=4),
-        Framework(name="torchtitan-compile", kernels="compiled", data_parallel="fsdp", host="compiled", gradient_bytes_bf16=4),
+        Framework(name="fsdp", kernels="hf-eager", data_parallel="fsdp", flash="flash_attention_2"),
+        Framework(name="llm-foundry", kernels="hf-eager", data_parallel="fsdp", flash="flash_attention_1"),
+        Framework(name="torchtitan", kernels="hf-eager", data_parallel="fsdp", gradient_bytes_bf16=4, flash="flash_attention_2"),
+        Framework(name="torchtitan-compile", kernels="compiled", data_parallel="fsdp", host="compiled", gradient_bytes_bf16=4, flash="flash_attention_2"),
         Framework(name="apex-ddp", kernels="megatron", data_parallel="ddp"),
         Framework(name="compiled-ddp", kernels="compiled", data_parallel="ddp", host="compiled"),
         Framework(name="fused", kernels="fused", data_parallel="ddp", host="graphs"),

@@ -13,7 +13,7 @@ Dao, FlashAttention-2, arXiv:2307.08691 (work partitioning); Shah et al., FlashA
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from simulator.topology.device import Device
 
 FloatArray = npt.NDArray[np.float64]
 
+#: FlashAttention 1 and its Triton port beside FlashAttention 2, both directions, A100, causal, long sequences:
+#: arXiv:2307.08691, figures 4 to 6 ("around 2x")
+FIRST_GENERATION_SPEED = {"forward": 0.6, "backward": 0.5}
 BLOCK_ROWS = 128.0
 BLOCK_COLUMNS = 64.0
 
@@ -73,7 +76,15 @@ class AttentionFamily:
     implementations: Mapping[str, Mapping[str, AttentionConstants]]
 
     def of(self, name: str, direction: str) -> AttentionConstants:
-        """Constants by the name in the shape, or those of the device's default implementation."""
+        """Constants by the name in the shape, or those of the device's default implementation.
+
+        The first generation of fused attention (FlashAttention 1, its Triton port) is the second one at
+        :data:`FIRST_GENERATION_SPEED`.
+        """
+        if name == "flash_attention_1" and name not in self.implementations:
+            second = self.of("flash_attention_2", direction)
+            speed = FIRST_GENERATION_SPEED[direction]
+            return replace(second, efficiency=second.efficiency * speed, score_s=second.score_s / speed)
         return self.implementations.get(name, self.implementations["default"])[direction]
 
 
