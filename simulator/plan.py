@@ -23,8 +23,8 @@ class Framework:
     Parameters
     ----------
     kernels : str
-        Style of the operator stream: ``hf-eager`` (unfused Hugging Face), ``megatron`` (fused bias, dropout, softmax
-        and norm kernels), ``compiled`` (torch.compile), ``fused`` (hand-written, llm.c or Transformer Engine style).
+        Style of the operator stream: ``hf-eager`` (unfused Hugging Face), ``eager-fused-norm`` (the same with
+        fused norms), ``megatron`` (fused bias, dropout, softmax and norm kernels), ``compiled`` (torch.compile), ``fused`` (hand-written, llm.c or Transformer Engine style).
     data_parallel : str
         Who reduces gradients: ``ddp``, ``deepspeed``, ``megatron``, ``fsdp``.
     host : str
@@ -41,7 +41,7 @@ class Framework:
     """
 
     name: str
-    kernels: Literal["hf-eager", "megatron", "compiled", "fused"]
+    kernels: Literal["hf-eager", "eager-fused-norm", "megatron", "compiled", "fused"]
     data_parallel: Literal["ddp", "deepspeed", "megatron", "fsdp"]
     host: Literal["eager", "compiled", "graphs"] = "eager"
     gradient_bytes_bf16: int = 2
@@ -63,6 +63,8 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(name="llm-foundry", kernels="hf-eager", data_parallel="fsdp", flash="flash_attention_1"),
         Framework(name="torchtitan", kernels="hf-eager", data_parallel="fsdp", gradient_bytes_bf16=4, flash="flash_attention_2"),
         Framework(name="torchtitan-compile", kernels="compiled", data_parallel="fsdp", host="compiled", gradient_bytes_bf16=4, flash="flash_attention_2"),
+        Framework(name="torch-3d", kernels="hf-eager", data_parallel="megatron", overlap=False),
+        Framework(name="torch-3d-fused-norm", kernels="eager-fused-norm", data_parallel="megatron", overlap=False),
         Framework(name="apex-ddp", kernels="megatron", data_parallel="ddp"),
         Framework(name="compiled-ddp", kernels="compiled", data_parallel="ddp", host="compiled"),
         Framework(name="fused", kernels="fused", data_parallel="ddp", host="graphs"),

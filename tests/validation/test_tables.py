@@ -251,6 +251,7 @@ class TestCases:
             ("llm.c (CUDA, cuDNN flash attention)", "fused"),
             ("torch eager, Hugging Face transformers", "hf-eager"),
             ("DeepSpeed ZeRO-3", "deepspeed"),
+            ("Aleph Alpha Scaling (AdamW, 1F1B) fused rmsnorm", "torch-3d-fused-norm"),
         ],
     )
     def test_frameworks(self, name, expected):

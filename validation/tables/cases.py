@@ -258,6 +258,8 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     assumed: list[str] = []
     degrees = _degrees(row, assumed)
     framework_text = row.text("framework").lower()
+    if "fused rmsnorm" in row.text("notes").lower():
+        framework_text += " fused rmsnorm"
     sharding = _sharding(row, framework_text, assumed)
     framework, why = framework_of(
         framework_text,

@@ -6,10 +6,12 @@ from simulator.models.styles.base import Style
 from simulator.models.styles.compiled import Compiled
 from simulator.models.styles.hf_eager import HfEager
 from simulator.models.styles.megatron import Fused, Megatron
+from simulator.models.styles.torch_modules import EagerFusedNorm
 
 #: name in :class:`simulator.plan.Framework` -> style
 STYLES: dict[str, type[Style]] = {
     "hf-eager": HfEager,
+    "eager-fused-norm": EagerFusedNorm,
     "megatron": Megatron,
     "compiled": Compiled,
     "fused": Fused,
