@@ -7,6 +7,7 @@ import sys
 import typer
 
 from simulator.errors import SimulatorError
+from validation.emulation.accuracy import predict
 from validation.emulation.clean import clean as end_orphans
 from validation.emulation.cli import emulate
 from validation.jobs.cli import run
@@ -17,6 +18,7 @@ app = typer.Typer(
 )  # fmt: skip
 app.command("run")(run)
 app.command("emulate")(emulate)
+app.command("predict")(predict)
 
 
 @app.command()

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from simulator.errors import ConfigError
+from validation.emulation.output import write_rows
 from validation.jobs.launch import JobError, check_port, find_launch, free_port
-from validation.jobs.rows import COLUMNS, make_row, write_csv
+from validation.jobs.rows import COLUMNS, make_row
 from validation.jobs.settings import JOBS, Settings, check_ranks
 
 torch = pytest.importorskip("torch", reason="real jobs need PyTorch")
@@ -138,11 +139,11 @@ def test_rows_are_named_by_their_contents(tmp_path):
     assert first["split"] == "test"
     with pytest.raises(KeyError, match="no column"):
         make_row("kernels", {"color": "blue"})
-    write_csv(tmp_path / "rows.csv", "kernels", [first, second])
+    write_rows(tmp_path / "rows.csv", COLUMNS["kernels"], [first, second])
     with (tmp_path / "rows.csv").open(newline="") as file:
         assert [row["time_us"] for row in csv.DictReader(file)] == ["1.0", "2.0"]
     with pytest.raises(ConfigError, match="cannot be written"):
-        write_csv(tmp_path / "none" / "rows.csv", "kernels", [])
+        write_rows(tmp_path / "none" / "rows.csv", COLUMNS["kernels"], [])
 
 
 # -- the model ------------------------------------------------------------------------------------------------------

@@ -1,32 +1,29 @@
-"""``python -m validation emulate``: a grid of hosts, rates and sizes, measured one after the other."""
+"""``python -m validation emulate``: suites, or a grid of hosts, rates and sizes, measured one after the other."""
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
-from simulator.errors import ConfigError, SimulatorError
-from validation.emulation.job import JOBS, Job, parse_bytes
-from validation.emulation.measure import (
-    COLUMN_HELP,
-    COLUMNS,
-    Limits,
-    check,
-    expected_traffic_bytes,
-    measure_on,
-)
+from simulator.errors import ConfigError
+from validation.emulation.accuracy import check_targets, groups_of, print_groups
+from validation.emulation.job import JOBS, STEPS, Job, parse_bytes
+from validation.emulation.measure import COLUMN_HELP, COLUMNS, Limits, expected_traffic_bytes, measure_on
+from validation.emulation.measure import check as check_case
 from validation.emulation.namespaces import Unavailable
 from validation.emulation.network import emulated_network
+from validation.emulation.output import print_rows, write_rows
+from validation.emulation.predict import with_prediction
 from validation.emulation.ranks import ending_cleanly
 from validation.emulation.shape import ClusterShape, parse_rate, parse_slow
+from validation.emulation.suites import SUITES, Cases, suite
 
 _SHOWN = (
     "job",
@@ -39,10 +36,12 @@ _SHOWN = (
     "tx_max",
     "predicted_s",
     "relative_error",
+    "reason",
 )
-_HELP = "Run real multi-host jobs on an emulated cluster.\n\nJobs: " + ", ".join(JOBS) + ".\n\nColumns:\n\n" + "\n\n".join(
-    f"{names}: {text}" for names, text in COLUMN_HELP.items()
-)  # fmt: skip
+_COLUMNS = "\n\n".join(f"{names}: {text}" for names, text in COLUMN_HELP.items())
+_HELP = (
+    f"Run real multi-host jobs on an emulated cluster.\n\nJobs: {', '.join(JOBS)}.\n\nColumns:\n\n{_COLUMNS}"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,67 +66,69 @@ def _straggler(text: str) -> tuple[int, float] | None:
         raise ConfigError(f"{text!r} is not a straggler", hint="write RANK:FACTOR, such as 0:1.5") from None
 
 
-def run_grid(shapes: Sequence[ClusterShape], jobs: Sequence[Job], limits: Limits) -> Iterator[dict[str, Any]]:
-    """Measure every job on every shape, one cluster at a time.
+def run_cases(cases: Cases, limits: Limits) -> Iterator[dict[str, Any]]:
+    """Measure jobs on clusters, one cluster at a time.
 
     Raises
     ------
     SimulatorError
-        Before anything runs if the whole grid would send more than ``limits`` allows.
+        Before anything runs if all together would send more than ``limits`` allows.
     """
-    total = sum(expected_traffic_bytes(shape, job) for shape, job in itertools.product(shapes, jobs))
+    total = sum(expected_traffic_bytes(shape, job) for shape, jobs in cases for job in jobs)
     if total > limits.traffic_bytes:
         raise ConfigError(
-            f"all measurements together would send about {total / 1e9:.1f} GB, more than the limit of {limits.traffic_bytes / 1e9:.1f} GB",
+            f"all measurements together would send about {total / 1e9:.1f} GB, more than the limit of "
+            f"{limits.traffic_bytes / 1e9:.1f} GB",
             hint="fewer values or --repeats, or raise --max-traffic",
         )
-    for shape, job in itertools.product(shapes, jobs):
-        for warning in check(shape, job, limits):
-            print(f"warning: {warning}", file=sys.stderr)
-    for shape in shapes:
+    for shape, jobs in cases:
+        for job in jobs:
+            for warning in check_case(shape, job, limits):
+                print(f"warning: {warning}", file=sys.stderr)
+    for shape, jobs in cases:
         with emulated_network(shape) as network:
             for job in jobs:
                 yield measure_on(network, job, limits)
 
 
-def _collect(shapes: Sequence[ClusterShape], jobs: Sequence[Job], limits: Limits, predict: bool) -> Outcome:
+def _collect(cases: Cases, limits: Limits, predict: bool) -> Outcome:
     rows: list[dict[str, Any]] = []
     try:
-        for row in run_grid(shapes, jobs, limits):
-            if predict:
-                from validation.emulation.predict import with_prediction
-
-                row = with_prediction(row)  # noqa: PLW2901
-            rows.append(row)
-            print(
-                f"{row['job']} on {row['nodes']} hosts at {row['rate']}: {row['median_s'] * 1e3:.2f} ms",
-                file=sys.stderr,
-            )
+        for row in run_cases(cases, limits):
+            rows.append(with_prediction(row) if predict else row)
+            print(_progress(rows[-1]), file=sys.stderr)
     except Unavailable as error:
         return Outcome(rows=rows, skipped=error.message)
     return Outcome(rows=rows)
 
 
-def emulate(
+def _progress(row: dict[str, Any]) -> str:
+    text = (
+        f"{row['job']} {row['cfg']} on {row['nodes']} hosts at {row['rate']}: {row['median_s'] * 1e3:.2f} ms"
+    )
+    return f"{text}, predicted {row['relative_error']:+.1%}" if "relative_error" in row else text
+
+
+def emulate(  # noqa: PLR0917
     nodes: Annotated[str, typer.Option(help="Hosts; a list 2,4,8 measures each.")] = "2",
     rate: Annotated[
-        str, typer.Option(help="Rate of every host's link as tc writes it, or none; a list measures each.")
+        str, typer.Option(help="Rate of hosts' links as tc writes it, or none; or a list.")
     ] = "1gbit",
     job: Annotated[str, typer.Option(help="What to run; a list runs each.")] = "all_reduce",
     bytes_: Annotated[
-        str, typer.Option("--bytes", help="Size of a collective (4194304 or 4MiB); a list measures each.")
+        str, typer.Option("--bytes", help="Size of a collective (4194304 or 4MiB), or a list.")
     ] = "4MiB",
     layers: Annotated[int, typer.Option(help="Timed layers of a step.")] = 8,
     layer_bytes: Annotated[str, typer.Option(help="Parameters of one layer.")] = "2MiB",
     forward_ms: Annotated[
-        float, typer.Option(help="Forward time of a layer, or of a stage and micro-batch.")
+        float, typer.Option(help="Forward of a layer, or of a stage and micro-batch.")
     ] = 10.0,
-    backward_ms: Annotated[float, typer.Option(help="Backward time of the same.")] = 20.0,
+    backward_ms: Annotated[float, typer.Option(help="Backward of the same.")] = 20.0,
     bucket_bytes: Annotated[str, typer.Option(help="DDP's buckets.")] = "4MiB",
     micro_batches: Annotated[int, typer.Option(help="Micro-batches of a pipeline.")] = 8,
     activation_bytes: Annotated[str, typer.Option(help="Message between pipeline stages.")] = "256KiB",
     groups: Annotated[
-        int, typer.Option(help="zero3: 2 uses separate process groups for gather and scatter.")
+        int, typer.Option(help="zero3: 2 gathers and scatters on separate process groups.")
     ] = 1,
     gloo_threads: Annotated[int, typer.Option(help="Collectives that a process group runs at once.")] = 2,
     jobs: Annotated[int, typer.Option(help="Equal jobs beside each other.")] = 1,
@@ -140,47 +141,98 @@ def emulate(
     procs_per_node: Annotated[int, typer.Option(help="Ranks on every host.")] = 1,
     repeats: Annotated[int, typer.Option(help="Measured repetitions.")] = 10,
     warm_up: Annotated[int, typer.Option(help="Repetitions before.")] = 3,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a measurement is killed.")] = 120.0,
+    suite_: Annotated[str, typer.Option("--suite", help=f"Instead of all above: {', '.join(SUITES)}.")] = "",
+    timeout: Annotated[float, typer.Option(help="Seconds after which one measurement is killed.")] = 120.0,
     max_traffic: Annotated[
-        str, typer.Option(help="Most that all hosts may send, over all measurements.")
-    ] = "16GiB",
+        str, typer.Option(help="Most that all hosts may send, all measurements together.")
+    ] = "64GiB",
     predict: Annotated[bool, typer.Option("--predict", help="Simulate the same jobs and compare.")] = False,
-    csv_: Annotated[Optional[Path], typer.Option("--csv", help="Write the rows to a file.")] = None,  # noqa: UP045
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document: rows, skipped.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 5 if predictions miss their targets.")
+    ] = False,
+    csv: Annotated[Optional[Path], typer.Option(help="Write the rows to a file.")] = None,  # noqa: UP045
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document: rows, groups, skipped.")
+    ] = False,
 ) -> None:
     """Run real multi-host jobs on an emulated cluster."""
-    shapes = [
-        ClusterShape(
-            n_nodes=int(n), rate_bits_per_s=parse_rate(r), delay_s=delay_us * 1e-6, n_racks=racks, trunk_bits_per_s=parse_rate(trunk),
-            slow=parse_slow(slow), queue_bytes=parse_bytes(queue),
+    if suite_:
+        cases = suite(suite_)
+    else:
+        base = Job(
+            name="all_reduce",
+            n_layers=layers,
+            layer_bytes=parse_bytes(layer_bytes),
+            forward_s=forward_ms / 1e3,
+            backward_s=backward_ms / 1e3,
+            bucket_bytes=parse_bytes(bucket_bytes),
+            n_micro_batches=micro_batches,
+            activation_bytes=parse_bytes(activation_bytes),
+            n_groups=groups,
+            gloo_threads=gloo_threads,
+            n_jobs=jobs,
+            straggler=_straggler(straggler),
+            procs_per_node=procs_per_node,
+            n_repeats=repeats,
+            n_warm_up=warm_up,
         )
-        for n, r in itertools.product(_integers(nodes), _list(rate))
-    ]  # fmt: skip
-    todo = [
-        Job(
-            name=name, n_bytes=parse_bytes(size), n_layers=layers, layer_bytes=parse_bytes(layer_bytes), forward_s=forward_ms / 1e3,
-            backward_s=backward_ms / 1e3, bucket_bytes=parse_bytes(bucket_bytes), n_micro_batches=micro_batches,
-            activation_bytes=parse_bytes(activation_bytes), n_groups=groups, gloo_threads=gloo_threads, n_jobs=jobs,
-            straggler=_straggler(straggler), procs_per_node=procs_per_node, n_repeats=repeats, n_warm_up=warm_up,
-        )
-        for name in _list(job)
-        for size in (_list(bytes_) if name not in ("ddp", "zero1", "zero3", "fsdp2", "gpipe", "1f1b") else _list(bytes_)[:1])
-    ]  # fmt: skip
+        shapes = _shapes(nodes, rate, delay_us, racks, trunk, slow, queue)
+        cases = [(shape, _jobs(base, job, bytes_)) for shape in shapes]
     limits = Limits(timeout_s=timeout, traffic_bytes=parse_bytes(max_traffic))
     with ending_cleanly():
-        outcome = _collect(shapes, todo, limits, predict)
-    if csv_ is not None:
-        write_rows(csv_, outcome.rows)
-    if json_:
-        print(json.dumps({"rows": outcome.rows, "skipped": outcome.skipped or None}))
-        return
-    if outcome.skipped:
-        print(f"skipped: {outcome.skipped}")
-    if outcome.rows:
-        print_rows(outcome.rows)
+        outcome = _collect(cases, limits, predict or check)
+    if csv is not None:
+        write_rows(csv, COLUMNS, outcome.rows)
+    _report(outcome, check, json_)
 
 
 emulate.__doc__ = _HELP
+
+
+def _shapes(  # noqa: PLR0917
+    nodes: str, rate: str, delay_us: float, racks: int, trunk: str, slow: str, queue: str
+) -> list[ClusterShape]:
+    return [
+        ClusterShape(
+            n_nodes=n_nodes,
+            rate_bits_per_s=parse_rate(one_rate),
+            delay_s=delay_us * 1e-6,
+            n_racks=racks,
+            trunk_bits_per_s=parse_rate(trunk),
+            slow=parse_slow(slow),
+            queue_bytes=parse_bytes(queue),
+        )
+        for n_nodes, one_rate in itertools.product(_integers(nodes), _list(rate))
+    ]
+
+
+def _jobs(base: Job, names: str, sizes: str) -> list[Job]:
+    jobs: list[Job] = []
+    for name in _list(names):
+        for size in _list(sizes)[:1] if name in STEPS else _list(sizes):
+            jobs.append(replace(base, name=name, n_bytes=parse_bytes(size)))
+    return jobs
+
+
+def _report(outcome: Outcome, check: bool, as_json: bool) -> None:
+    groups = groups_of(outcome.rows)
+    if as_json:
+        document = {
+            "rows": outcome.rows,
+            "groups": [asdict(g) for g in groups],
+            "skipped": outcome.skipped or None,
+        }
+        print(json.dumps(document))
+    else:
+        if outcome.skipped:
+            print(f"skipped: {outcome.skipped}")
+        if outcome.rows:
+            print_rows(outcome.rows, _SHOWN)
+        if groups:
+            print()
+            print_groups(groups)
+    if check:
+        check_targets(groups)
 
 
 def _integers(text: str) -> list[int]:
@@ -188,28 +240,3 @@ def _integers(text: str) -> list[int]:
         return [int(part) for part in _list(text)]
     except ValueError:
         raise ConfigError(f"{text!r} is not a number of hosts", hint="such as 4, or 2,4,8") from None
-
-
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows as CSV: the documented columns, then any others."""
-    names = list(COLUMNS) + sorted({name for row in rows for name in row} - set(COLUMNS))
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-    except OSError as error:
-        raise SimulatorError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def print_rows(rows: Sequence[dict[str, Any]], names: Sequence[str] = _SHOWN) -> None:
-    """Print the columns that matter most, aligned; ``--csv`` and ``--json`` have them all."""
-    names = [name for name in names if any(row.get(name, "") != "" for row in rows)]
-    table = [names, *([_text(row.get(name, "")) for name in names] for row in rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(names))]
-    for line in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
-def _text(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -220,7 +220,7 @@ def _pipeline_of(job: Job, text: str) -> Job:
 
 
 def _name_of(name: str, text: str) -> str:
-    first = text.split(" ")[0]
+    first = text.split(" ", maxsplit=1)[0]
     if name in ("zero", "fsdp"):
         if "rs=ring" in text:
             raise ConfigError("reduce-scatter by hand-written ring is not emulated")

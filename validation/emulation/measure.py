@@ -20,10 +20,7 @@ from validation.emulation.ranks import run_ranks
 from validation.emulation.shape import MAX_TOTAL_BITS_PER_S, ClusterShape, address
 
 #: columns of a measured row, those of the shipped tables
-COLUMNS = (
-    "job nodes world rate delay_us gloo_threads procs_per_node cc rr slow racks trunk queue_kb cfg bytes median_s "
-    "iqr_s min_s max_s repeats tx_max tx_min rx_max cpu_all cpu_own load1 buckets fwd_s bwd_s bwd_compute_s exposed_s"
-).split(" ")
+COLUMNS = ["job", "nodes", "world", "rate", "delay_us", "gloo_threads", "procs_per_node", "cc", "rr", "slow", "racks", "trunk", "queue_kb", "cfg", "bytes", "median_s", "iqr_s", "min_s", "max_s", "repeats", "tx_max", "tx_min", "rx_max", "cpu_all", "cpu_own", "load1", "buckets", "fwd_s", "bwd_s", "bwd_compute_s", "exposed_s"]
 #: what the columns hold
 COLUMN_HELP = {
     "job": "a job of this package; two-X are two jobs X on one network",

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Optional
 import typer
 
 from simulator.errors import ConfigError
-from validation.emulation.cli import print_rows
 from validation.emulation.job import parse_bytes
+from validation.emulation.output import print_rows, write_rows
 from validation.emulation.ranks import ending_cleanly
 from validation.jobs.launch import JobError, Launch, find_launch, process_group, require_torch, start_here
-from validation.jobs.rows import Row, write_csv
+from validation.jobs.rows import COLUMNS, Row
 from validation.jobs.settings import JOBS, TRAINING, Settings, check_ranks
 
 _SHOWN = {
@@ -162,7 +162,7 @@ def run(
 def _report(settings: Settings, rows: Sequence[Row], path: Path | None, as_json: bool) -> None:
     kind = kind_of(settings.job)
     if path is not None:
-        write_csv(path, kind, rows)
+        write_rows(path, COLUMNS[kind], rows)
     if settings.profile is not None:
         print(f"traces are in {settings.profile}", file=sys.stderr)
     if as_json:

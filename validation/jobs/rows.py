@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
-
-from simulator.errors import ConfigError
 
 #: kind of table -> columns, as the measurement tables have them
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -51,20 +47,3 @@ def make_row(kind: str, values: Mapping[str, Any]) -> Row:
         text = json.dumps([row[name] for name in columns[1:]], sort_keys=True, default=str)
         row["row_id"] = f"{_PREFIX[kind]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return row
-
-
-def write_csv(path: Path, kind: str, rows: Sequence[Row]) -> None:
-    """Write rows of one kind as CSV.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be written.
-    """
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS[kind], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None

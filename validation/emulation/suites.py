@@ -1,0 +1,110 @@
+"""Sets of measurements that together show how far emulated jobs are predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simulator.errors import ConfigError
+from validation.emulation.job import MIB, Job
+from validation.emulation.shape import ClusterShape
+
+Cases = list[tuple[ClusterShape, list[Job]]]
+_SIZES = (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB)
+_RATES = (1e8, 5e8, 1e9)
+#: hosts of one emulated machine and rates stay below what its processors carry
+_QUEUE_BYTES = 512 * 1024
+
+
+def _all_reduces(rate_bits_per_s: float, n_repeats: int) -> list[Job]:
+    sizes = _SIZES if rate_bits_per_s > 1e8 else _SIZES[:3]
+    return [Job(name="all_reduce", n_bytes=size, n_repeats=n_repeats, n_warm_up=2) for size in sizes]
+
+
+def small() -> Cases:
+    """A minute's worth of the rest: for continuous integration."""
+    jobs = [
+        Job(name="all_reduce", n_bytes=MIB, n_repeats=5),
+        Job(name="all_reduce", n_bytes=4 * MIB, n_repeats=5),
+        Job(name="ddp", n_repeats=4, n_warm_up=2),
+        Job(name="1f1b", n_repeats=4, n_warm_up=2),
+    ]
+    return [
+        (ClusterShape(n_nodes=2), jobs),
+        (ClusterShape(n_nodes=4), [*jobs, Job(name="zero1", n_repeats=4, n_warm_up=2)]),
+    ]
+
+
+def collectives() -> Cases:
+    """All-reduce on 2, 4 and 8 hosts at three rates and up to four sizes."""
+    return [
+        (ClusterShape(n_nodes=n, rate_bits_per_s=rate), _all_reduces(rate, 5))
+        for n in (2, 4, 8)
+        for rate in _RATES
+    ]
+
+
+def steps() -> Cases:
+    """DDP with three bucketings, ZeRO-1, ZeRO-3 with separate groups and pipelines on 2, 4 and 8 hosts."""
+    ddp = [
+        Job(name="ddp", bucket_bytes=4 * MIB, n_repeats=5),
+        Job(name="ddp", bucket_bytes=25 * MIB, n_repeats=5),
+        Job(name="ddp", bucket_bytes=2 * MIB, forward_s=0.03, backward_s=0.06, n_repeats=5),
+    ]
+    pipelines = [Job(name=name, n_repeats=5) for name in ("gpipe", "1f1b")]
+    zero = [
+        Job(name="zero1", n_repeats=5),
+        Job(name="zero3", n_groups=2, forward_s=0.02, backward_s=0.04, n_repeats=5),
+    ]
+    return [
+        (ClusterShape(n_nodes=n, rate_bits_per_s=rate), [*ddp, *pipelines, *(zero if n > 2 else ())])
+        for n in (2, 4, 8)
+        for rate in (5e8, 1e9)
+    ]
+
+
+def sharing() -> Cases:
+    """A straggler, a slow link, and two jobs on one trunk."""
+    big = Job(name="all_reduce", n_bytes=16 * MIB, n_repeats=6)
+    ddp = Job(name="ddp", n_repeats=5)
+    straggler = Job(name="ddp", straggler=(0, 1.5), n_repeats=5)
+    slow = ClusterShape(n_nodes=4, slow=((2, 5e8),), queue_bytes=_QUEUE_BYTES)
+    both = Job(name="all_reduce", n_bytes=16 * MIB, n_jobs=2, n_repeats=6)
+    small_both = Job(name="all_reduce", n_bytes=MIB, n_jobs=2, n_repeats=6)
+    racks = [
+        ClusterShape(n_nodes=n, n_racks=2, trunk_bits_per_s=trunk, queue_bytes=_QUEUE_BYTES)
+        for n in (4, 8)
+        for trunk in (5e8, 1e9)
+    ]
+    return [
+        (ClusterShape(n_nodes=4, queue_bytes=_QUEUE_BYTES), [straggler]),
+        (slow, [big, ddp]),
+        *((shape, [both, small_both]) for shape in racks),
+    ]
+
+
+def full() -> Cases:
+    """Everything: about ten minutes."""
+    return [*collectives(), *steps(), *sharing()]
+
+
+#: name -> its cases
+SUITES: dict[str, Callable[[], Cases]] = {
+    "small": small,
+    "collectives": collectives,
+    "steps": steps,
+    "sharing": sharing,
+    "full": full,
+}
+
+
+def suite(name: str) -> Cases:
+    """Cases of a suite.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such suite.
+    """
+    if name not in SUITES:
+        raise ConfigError(f"suite '{name}' is unknown", hint=f"one of {', '.join(SUITES)}")
+    return SUITES[name]()
