@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +52,7 @@ class Recorder:
         self.is_backward = False
         self.seen: set[str] = set()
         self.path = ""
+        self._is_paused = False
         self._alive: dict[int, tuple[Any, int]] = {}
         self._saved: dict[int, Any] = {}
         self._outside: set[int] = set()
@@ -77,8 +79,19 @@ class Recorder:
             is_parameter=tensor.untyped_storage()._cdata in self._outside,
         )
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Note nothing while buffers are made by hand."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
     def call(self, name: str, inputs: list[Any], outputs: list[Any], *, is_view: bool) -> None:
         """Note one operator."""
+        if self._is_paused:
+            return
         self.claim(inputs)
         self.follow(outputs)
         if is_view:

@@ -1,14 +1,14 @@
-"""Any ``torch.nn.Module`` as layers: its operators recorded on the meta device, without a GPU.
+"""Any ``torch.nn.Module`` as layers: its operators recorded on tensors without data.
 
-Forward and backward run once on tensors that have shapes and no data, under a dispatch mode that notes
-every operator. Torch is imported when a module is recorded and not before.
+Forward and backward run once on fake tensors, which have shapes and no memory, under a dispatch mode that
+notes every operator. Torch is imported when a module is recorded and not before.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -62,7 +62,7 @@ def _function(torch: Any, forward: Callable[..., Any], backward: Callable[..., A
 
 
 def _functions(torch: Any, recorder: Recorder, attention: str) -> Any:
-    """Return the mode that replaces what has no kernel on the meta device: attention and dropout."""
+    """Return the mode that puts the GPU's one kernel for what the CPU takes apart: attention and dropout."""
     flash, masked = _flash(torch, recorder), _masked(torch, recorder)
     functional = torch.nn.functional
 
@@ -89,8 +89,7 @@ def _flash(torch: Any, recorder: Recorder) -> Any:
 
     def by_token(like: Any, width: int) -> Any:
         *batch, heads, length, _ = like.shape
-        made = torch.empty((*batch, length, heads, width), dtype=like.dtype, device="meta")
-        return made.transpose(-3, -2)
+        return like.new_empty((*batch, length, heads, width)).transpose(-3, -2)
 
     def forward(ctx: Any, q: Any, k: Any, v: Any, *flags: bool) -> Any:
         causal, dropout = flags
@@ -105,9 +104,9 @@ def _flash(torch: Any, recorder: Recorder) -> Any:
             dtype=recorder.size(q).dtype,
             has_dropout=dropout,
         )
-        with torch._C._DisableTorchDispatch():
+        with recorder.paused():
             output = by_token(q, v.shape[-1])
-            statistics = torch.empty(q.shape[:-1], dtype=torch.float32, device="meta")
+            statistics = q.new_empty(q.shape[:-1], dtype=torch.float32)
         recorder.follow([output, statistics])
         recorder.add([ctx.shape])
         ctx.save_for_backward(q, k, v, output, statistics)
@@ -115,7 +114,7 @@ def _flash(torch: Any, recorder: Recorder) -> Any:
 
     def backward(ctx: Any, *gradients: Any) -> Any:
         recorder.add([replace(ctx.shape, kernel_pass="backward")])
-        with torch._C._DisableTorchDispatch():
+        with recorder.paused():
             made = [by_token(t, t.shape[-1]) for t in ctx.saved_tensors[:3]]
         recorder.follow(made)
         return (*made, None, None)
@@ -127,22 +126,29 @@ def _masked(torch: Any, recorder: Recorder) -> Any:
     """Return dropout as the GPU runs it: one kernel each way and a mask of one byte per element."""
 
     def forward(ctx: Any, x: Any) -> Any:
-        with torch._C._DisableTorchDispatch():
-            output = torch.empty(x.shape, dtype=x.dtype, device="meta")
-            mask = torch.empty(x.shape, dtype=torch.bool, device="meta")
+        with recorder.paused():
+            output, mask = x.new_empty(x.shape), x.new_empty(x.shape, dtype=torch.bool)
         ctx.save_for_backward(mask)
         recorder.follow([output, mask])
         recorder.add([_dropout(recorder.size(x), "forward")])
         return output
 
     def backward(ctx: Any, *gradients: Any) -> Any:
-        with torch._C._DisableTorchDispatch():
-            made = torch.empty(gradients[0].shape, dtype=gradients[0].dtype, device="meta")
+        with recorder.paused():
+            made = gradients[0].new_empty(gradients[0].shape)
         recorder.follow([made])
         recorder.add([_dropout(recorder.size(made), "backward")])
         return made
 
     return _function(torch, forward, backward)
+
+
+def _backend(attention: str) -> Any:
+    """Return the context in which attention that is not fused is taken apart."""
+    if attention == "flash":
+        return nullcontext()
+    choice = _torch("nn.attention")
+    return choice.sdpa_kernel(choice.SDPBackend.MATH)
 
 
 def _dropout(x: TensorSize, in_pass: Pass) -> PointwiseShape:
@@ -173,6 +179,17 @@ def _blocks(torch: Any, module: Any) -> dict[Any, str]:
     return {child: f"{prefix}{index}" for index, child in enumerate(chosen)}
 
 
+def _empty_state(module: Any, empty: Callable[[Any], Any]) -> tuple[dict[str, Any], dict[int, str]]:
+    """Return empty twins of all parameters and buffers by name, tied ones shared, and parameter names."""
+    state: dict[str, Any] = {}
+    twins: dict[int, Any] = {}
+    for key, tensor in [*module.named_parameters(remove_duplicate=False), *module.named_buffers()]:
+        if id(tensor) not in twins:
+            twins[id(tensor)] = empty(tensor).requires_grad_(tensor.requires_grad)
+        state[key] = twins[id(tensor)]
+    return state, {id(state[key]): key for key, _ in module.named_parameters()}
+
+
 def record_module(
     module: Any,
     *inputs: Any,
@@ -189,7 +206,7 @@ def record_module(
     module : torch.nn.Module
         On any device; it is left as it was. Its largest ``ModuleList`` or ``Sequential`` gives the layers.
     *inputs, **keywords
-        Arguments of its ``forward``; tensors are replaced by meta tensors of the same shape.
+        Arguments of its ``forward``; tensors are replaced by fake ones of the same shape.
     name : str
         Of the model; the class's name unless given.
     loss : callable, optional
@@ -213,27 +230,23 @@ def record_module(
     wanted = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}.get(dtype)
     if dtype and wanted is None:
         raise ConfigError(f"dtype='{dtype}' is unknown", hint="bf16, fp16 or fp32")
+    if attention not in ("flash", "eager"):
+        raise ConfigError(f"attention='{attention}' is unknown", hint="flash or eager")
 
-    def meta(tensor: Any) -> Any:
+    fake = _torch("_subclasses.fake_tensor").FakeTensorMode(allow_non_fake_inputs=True)
+
+    def empty(tensor: Any) -> Any:
         floating = tensor.is_floating_point() and wanted is not None
-        return torch.empty_like(tensor, device="meta", dtype=wanted if floating else tensor.dtype)
+        with fake:
+            return torch.empty(tensor.shape, dtype=wanted if floating else tensor.dtype, device="cpu")
 
-    state: dict[str, Any] = {}
-    twins: dict[int, Any] = {}
-    for key, tensor in [*module.named_parameters(remove_duplicate=False), *module.named_buffers()]:
-        if id(tensor) not in twins:
-            twins[id(tensor)] = meta(tensor).requires_grad_(tensor.requires_grad)
-        state[key] = twins[id(tensor)]
-    names: dict[int, str] = {}
-    for key, _ in module.named_parameters():
-        names[id(state[key])] = key
+    state, names = _empty_state(module, empty)
     shapes = frozenset(tuple(state[key].shape) for key in names.values() if state[key].dim() > 1)
-    weak_reference = _torch("multiprocessing.reductions").StorageWeakRef
-    recorder = Recorder(weak_reference, names, shapes)
+    recorder = Recorder(_torch("multiprocessing.reductions").StorageWeakRef, names, shapes)
     for tensor in state.values():
         recorder.ignore(tensor)
     tree_map = _torch("utils._pytree").tree_map
-    arguments = tree_map(lambda a: meta(a) if isinstance(a, torch.Tensor) else a, (inputs, keywords))
+    arguments = tree_map(lambda a: empty(a) if isinstance(a, torch.Tensor) else a, (inputs, keywords))
 
     def forward() -> Any:
         return _scalar(torch, torch.func.functional_call(module, state, *arguments), loss)
@@ -241,10 +254,10 @@ def record_module(
     with _recording(torch, module, state, recorder, attention) as (dispatch, functions):
         hooks = torch.autograd.graph.saved_tensors_hooks(recorder.save, lambda t: t)
         try:
-            with dispatch, functions, hooks:
+            with fake, dispatch, functions, hooks, _backend(attention):
                 scalar = forward()
             recorder.is_backward = True
-            with dispatch:
+            with fake, dispatch:
                 scalar.backward()
         except (RuntimeError, NotImplementedError) as error:
             raise _explained(error, recorder) from error
@@ -353,4 +366,4 @@ def _explained(error: Exception, recorder: Recorder) -> ConfigError:
             f"control flow depends on data{place}: {text}",
             hint="record a variant whose forward does not read tensor values, or one branch of it",
         )
-    return ConfigError(f"the module cannot run on the meta device{place}: {text}")
+    return ConfigError(f"the module cannot run on tensors without data{place}: {text}")

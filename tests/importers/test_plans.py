@@ -51,11 +51,13 @@ OMP_NUM_THREADS=1 torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\
 """
 
 LLAMA = (
-    "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 "
-    "--num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 8192 --swiglu --normalization RMSNorm "
-    "--position-embedding-type rope --disable-bias-linear --untie-embeddings-and-output-weights --vocab-size 128256 "
-    "--make-vocab-size-divisible-by 1 --micro-batch-size 1 --global-batch-size 128 --bf16 --hidden-dropout 0 "
-    "--context-parallel-size 2 --overlap-grad-reduce --overlap-param-gather --use-distributed-optimizer"
+    "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 32 --hidden-size 4096 "
+    "--ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 "
+    "--seq-length 8192 --swiglu --normalization RMSNorm --position-embedding-type rope "
+    "--disable-bias-linear --untie-embeddings-and-output-weights --vocab-size 128256 "
+    "--make-vocab-size-divisible-by 1 --micro-batch-size 1 --global-batch-size 128 --bf16 "
+    "--hidden-dropout 0 --context-parallel-size 2 --overlap-grad-reduce --overlap-param-gather "
+    "--use-distributed-optimizer"
 )
 
 
@@ -92,8 +94,9 @@ def test_megatron_yaml(tmp_path):
 
 
 def test_megatron_pads_the_vocabulary():
-    flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --vocab-size 50257 --tensor-model-parallel-size 8 --fp16"
-    assert parse_megatron(f"pretrain_gpt.py {flags}").spec.vocab == 51200
+    sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --vocab-size 50257"
+    flags = "--tensor-model-parallel-size 8 --fp16"
+    assert parse_megatron(f"pretrain_gpt.py {sizes} {flags}").spec.vocab == 51200
 
 
 @pytest.mark.parametrize(
@@ -117,7 +120,7 @@ def test_megatron_unknown_flag_is_told():
     )
 
 
-# ---- DeepSpeed ---------------------------------------------------------------------------------------------------
+# ---- DeepSpeed --------------------
 
 
 @pytest.fixture
@@ -192,7 +195,7 @@ def test_deepspeed_near_miss(ds):
     assert report.unknown == ("zero_optimization.stge (did you mean 'stage'?)",)
 
 
-# ---- torchtitan --------------------------------------------------------------------------------------------------
+# ---- torchtitan --------------------
 
 TITAN = """
 [model]
@@ -253,7 +256,7 @@ def test_torchtitan_faults(tmp_path, text, message):
         import_torchtitan(path)
 
 
-# ---- accelerate ---------------------------------------------------------------------------------------------------
+# ---- accelerate --------------------
 
 FSDP = """
 distributed_type: FSDP
@@ -312,7 +315,7 @@ def test_accelerate_faults(tmp_path):
         import_accelerate(path)
 
 
-# ---- nothing but our errors ---------------------------------------------------------------------------------------
+# ---- nothing but our errors --------------------
 
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)
 
