@@ -78,6 +78,10 @@ def _counts(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:
         open_stages = n_virtual - sum(1 for count in fixed.values() if count)
         counts = [rest // max(open_stages, 1) + (1 if i < rest % max(open_stages, 1) else 0) for i in range(open_stages)]
         return [fixed.get(v) or counts.pop(0) for v in range(n_virtual)]
+    if blocks % n_virtual and plan.virtual_pp > 1 and (blocks + 2) % n_virtual == 0:
+        # Megatron's account-for-embedding and account-for-loss: embedding and head take the place of a block each.
+        each = (blocks + 2) // n_virtual
+        return [each - 1, *[each] * (n_virtual - 2), each - 1]
     if blocks < n_virtual:
         raise InfeasiblePlanError(
             f"{blocks} layers cannot be split over pp x virtual_pp = {n_virtual} stages", hint=f"use at most {blocks} virtual stages"

@@ -246,7 +246,7 @@ class TestCases:
             ("Megatron-DeepSpeed", "megatron-deepspeed"),
             ("torchtitan FSDP + torch.compile + Float8", "torchtitan-compile"),
             ("torchtitan", "torchtitan"),
-            ("Composer/llm-foundry + FSDP (MP mode PURE)", "fsdp"),
+            ("Composer/llm-foundry + FSDP (MP mode PURE)", "llm-foundry"),
             ("NVIDIA NeMo Framework Release 25.01", "megatron-core"),
             ("llm.c (CUDA, cuDNN flash attention)", "fused"),
             ("torch eager, Hugging Face transformers", "hf-eager"),

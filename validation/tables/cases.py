@@ -107,7 +107,14 @@ def _sharding(row: Row, framework_text: str, assumed: list[str]) -> dict[str, An
 def _attention(row: Row, framework: str, assumed: list[str]) -> str:
     flash = row.flag("flash_attention")
     if flash is None:
-        flash = framework in ("megatron-core", "torchtitan", "torchtitan-compile", "fsdp", "fused")
+        flash = framework in (
+            "megatron-core",
+            "torchtitan",
+            "torchtitan-compile",
+            "fsdp",
+            "llm-foundry",
+            "fused",
+        )
         assumed.append(f"attention {'flash' if flash else 'eager'}: usual for {framework}")
     return "flash" if flash else "eager"
 
