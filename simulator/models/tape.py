@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from simulator.models.layer import DTYPE_BYTES, Layer, LayerItem, Parameter, PointwiseShape
+from simulator.models.layer import DTYPE_BYTES, GemmShape, Layer, LayerItem, Parameter, PointwiseShape
 from simulator.models.liveness import Node, Storage, Tensor, backward_extra_bytes, forward_extra_bytes
 
 #: what a layer keeps: everything autograd saves, its inputs only, or inputs and the outputs of costly
@@ -160,6 +160,8 @@ class Tape:
         workspace_bytes : int
             Memory that the operations cannot tell, alive at the peak of backward.
         """
+        if checkpoint == "operators":
+            self._drop_every_second_product()
         saved = self._saved(checkpoint)
         n_saved = sum(s.n_bytes for s in saved)
         everything = {s: None for node in self.nodes for s in node.saved} | saved
@@ -179,6 +181,12 @@ class Tape:
             transient_bytes=extra,
             output_bytes=output.n_bytes if output is not None else 0,
         )
+
+    def _drop_every_second_product(self) -> None:
+        """Recompute the second, fourth ... matrix product, as torchtitan's selective policy does."""
+        products = [n for n in self.nodes if n.is_kept and any(isinstance(i, GemmShape) for i in n.forward)]
+        for node in products[1::2]:
+            node.is_kept = False
 
     def _saved(self, checkpoint: Checkpoint) -> dict[Storage, None]:
         """Return the storages held between forward and backward, in order."""

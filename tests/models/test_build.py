@@ -133,6 +133,15 @@ def test_full_recompute_repeats_forward(kernels):
     assert layer.saved_bytes == layer.output_bytes
 
 
+def test_selective_recompute_by_operator_repeats_every_second_product():
+    layer = built(small("llama3-8b"), kernels="compiled", recompute="selective").layers[1]
+    names = [k.name for k in layer.recompute if isinstance(k, GemmShape)]
+    assert names == ["qkv", "attention_output", "mlp_up"]
+    assert not any(isinstance(k, AttentionShape) for k in layer.recompute)
+    plain = built(small("llama3-8b"), kernels="compiled").layers[1]
+    assert plain.recompute == () and layer.saved_bytes < plain.saved_bytes
+
+
 # ---- memory: Korthikanti et al. 2022, table 2 --------------------
 
 

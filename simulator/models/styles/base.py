@@ -259,6 +259,7 @@ class Style(ABC):
             backward=[CommunicationPoint(operator="g", n_bytes=n_bytes, kernel_pass="backward")],
             view=None if is_split else y,
             gradient="new" if is_split else "alias",
+            kept=True,
         )
 
     # ---- attention --------------------

@@ -7,7 +7,7 @@ The operator lists are those that a dispatch mode records of transformers 5 (GPT
 
 from __future__ import annotations
 
-from simulator.models.layer import AttentionShape, LayerItem
+from simulator.models.layer import AttentionShape, CommunicationPoint, LayerItem
 from simulator.models.liveness import Tensor
 from simulator.models.ops import (
     add,
@@ -265,11 +265,13 @@ class HfEager(Style):
         row = n_tokens * width
         logp = pointwise(tape, "cross_entropy", [logits], saves_output=True, row=vocab)
         fill = kernel("fill", n_tokens * vocab, row, logp.n_bytes, logp.dtype, in_pass="backward")
+        point = CommunicationPoint(operator="vocabulary", n_bytes=4 * n_tokens)
+        points: list[LayerItem] = [point] * 3 if self.setting.tp > 1 else []
         return tape.record(
             [logp],
             1,
             logp.dtype,
-            forward=[kernel("nll_loss", n_tokens, row, row, logp.dtype)],
+            forward=[*points, kernel("nll_loss", n_tokens, row, row, logp.dtype)],
             backward=[fill],
             saves=[logp],
         )
