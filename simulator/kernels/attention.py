@@ -24,7 +24,7 @@ from simulator.topology.device import Device
 
 FloatArray = npt.NDArray[np.float64]
 
-#: FlashAttention 1 and its Triton port beside FlashAttention 2, both directions, A100, causal, long sequences:
+#: FlashAttention 1 and its Triton port beside FlashAttention 2, A100, causal, long sequences:
 #: arXiv:2307.08691, figures 4 to 6 ("around 2x")
 FIRST_GENERATION_SPEED = {"forward": 0.6, "backward": 0.5}
 BLOCK_ROWS = 128.0
