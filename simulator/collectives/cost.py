@@ -31,7 +31,9 @@ SIMPLE_CHUNK_BYTES = 2 * 1024 * 1024
 LL_WINDOW_BYTES = 16 * 1024
 #: what a node takes in before it passes it on in a chain of nodes (broadcast, reduce), on one channel, by
 #: protocol
-CHAIN_CHUNK_BYTES = (0, 128 * 1024, 1024 * 1024)
+CHAIN_CHUNK_BYTES = (0, 512 * 1024, 1024 * 1024)
+#: share of the trip along a chain for which a channel waits for its credits
+CREDIT_SHARE = 0.6
 _LL, _LL128, _SIMPLE = range(3)
 
 
@@ -168,11 +170,20 @@ def _ring(case: Case) -> Terms:
     copied = own / n if shares > 1 and p != _LL else 0.0
     m = shape.ranks_per_node
     share = (m - 1) / m if shape.n_nodes > 1 else 1.0
+    chain_ll = p == _LL and shares == 1 and shape.n_nodes > 1
     return Terms(
         latency_s=latency,
         inside_load=(traffic * share + copied) / inside.ring.efficiency[p] if m > 1 else 0.0,
         between_load=traffic / between.ring.efficiency[p] if shape.n_nodes > 1 else 0.0,
+        cap_bytes_per_s=_window_rate(case) if chain_ll else math.inf,
     )
+
+
+def _window_rate(case: Case) -> float:
+    """Rate of a chain of nodes under LL: what its channels buffer, per trip of the credits along the chain."""
+    n, nodes = case.shape.n_ranks, case.shape.n_nodes
+    trip_s = (n - nodes) * case.inside.ring.hop_s[_LL] + (nodes - 1) * case.between.ring.hop_s[_LL]
+    return case.choice.n_channels * LL_WINDOW_BYTES / (CREDIT_SHARE * trip_s)
 
 
 def _handshake_s(between: Between, protocol: int, message_bytes: float, half_bytes: float) -> float:
