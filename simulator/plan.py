@@ -26,7 +26,7 @@ class Framework:
         Style of the operator stream: ``hf-eager`` (unfused Hugging Face), ``eager-fused-norm`` (the same with
         fused norms), ``megatron`` (fused bias, dropout, softmax and norm kernels), ``compiled`` (torch.compile), ``fused`` (hand-written, llm.c or Transformer Engine style).
     data_parallel : str
-        Who reduces gradients: ``ddp``, ``deepspeed``, ``megatron``, ``fsdp``.
+        Who reduces gradients: ``ddp``, ``deepspeed``, ``megatron``, ``fsdp`` (the wrapper), ``fsdp2`` (fully_shard).
     host : str
         How the host issues kernels: ``eager``, ``compiled``, ``graphs``.
     gradient_bytes : dict-like tuple
@@ -42,7 +42,7 @@ class Framework:
 
     name: str
     kernels: Literal["hf-eager", "eager-fused-norm", "megatron", "compiled", "fused"]
-    data_parallel: Literal["ddp", "deepspeed", "megatron", "fsdp"]
+    data_parallel: Literal["ddp", "deepspeed", "megatron", "fsdp", "fsdp2"]
     host: Literal["eager", "compiled", "graphs"] = "eager"
     gradient_bytes_bf16: int = 2
     gradient_bytes_fp16: int = 2
@@ -61,8 +61,8 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(name="deepspeed", kernels="hf-eager", data_parallel="deepspeed"),
         Framework(name="fsdp", kernels="hf-eager", data_parallel="fsdp", flash="flash_attention_2"),
         Framework(name="llm-foundry", kernels="hf-eager", data_parallel="fsdp", flash="flash_attention_1"),
-        Framework(name="torchtitan", kernels="hf-eager", data_parallel="fsdp", gradient_bytes_bf16=4, flash="flash_attention_2"),
-        Framework(name="torchtitan-compile", kernels="compiled", data_parallel="fsdp", host="compiled", gradient_bytes_bf16=4, flash="flash_attention_2"),
+        Framework(name="torchtitan", kernels="hf-eager", data_parallel="fsdp2", gradient_bytes_bf16=4, flash="flash_attention_2"),
+        Framework(name="torchtitan-compile", kernels="compiled", data_parallel="fsdp2", host="compiled", gradient_bytes_bf16=4, flash="flash_attention_2"),
         Framework(name="torch-3d", kernels="hf-eager", data_parallel="megatron", overlap=False),
         Framework(name="torch-3d-fused-norm", kernels="eager-fused-norm", data_parallel="megatron", overlap=False),
         Framework(name="apex-ddp", kernels="megatron", data_parallel="ddp"),

@@ -12,21 +12,20 @@ written down in ``docs/design.md``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.models.layer import Layer
 from simulator.parallel.mesh import Communicators
 from simulator.parallel.stage import Kind
 from simulator.plan import ParallelPlan
-from simulator.program.op import Collective, HostWork, Phase
-from simulator.program.program import HOST, TaskList
+from simulator.program.op import Collective, Phase
+from simulator.program.program import TaskList
 
 MIB = 2**20
 DDP_FIRST_BUCKET_BYTES = MIB
 DDP_BUCKET_BYTES = 25 * MIB
 DEEPSPEED_BUCKET_ELEMENTS = 500_000_000
-FSDP_INFLIGHT_GATHERS = 2
 STREAM = "dp"
 
 
@@ -39,8 +38,6 @@ def gradient_bytes(plan: ParallelPlan) -> int:
         return framework.gradient_bytes_bf16
     if plan.precision == "fp16":
         return framework.gradient_bytes_fp16
-    if plan.precision in ("amp_bf16", "amp_fp16") and plan.sharding in ("zero3", "hsdp"):
-        return 2
     return 4
 
 
@@ -183,7 +180,7 @@ class Replicated(DataParallel):
     @property
     def scatters(self) -> bool:
         """Whether gradients are reduce-scattered rather than all-reduced (DeepSpeed all-reduces whole buckets)."""
-        return self.plan.sharding in ("zero1", "zero2") and self.framework in ("megatron", "fsdp")
+        return self.plan.sharding in ("zero1", "zero2") and self.framework in ("megatron", "fsdp", "fsdp2")
 
     def _reduce(self, tasks: TaskList, bucket: Bucket, after: tuple[int, ...]) -> None:
         n_bytes = bucket.n_elements * self.element_bytes
@@ -238,92 +235,3 @@ class Replicated(DataParallel):
             return
         for bucket in self._gather_buckets():
             self.collective(tasks, "all_gather", "shard", bucket.n_elements * parameter_bytes(self.plan), (optimizer,), "optimizer")
-
-
-class FullySharded(DataParallel):
-    """ZeRO-3 and FSDP: every layer's parameters are gathered before each pass and its gradients reduce-scattered after.
-
-    The first and last layers (embedding, head) form the root unit: gathered once, kept until its gradients are reduced.
-    The host never runs further ahead than two gathers (FSDP's rate limiter).
-    """
-
-    def __init__(self, layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> None:
-        super().__init__(layers, plan, communicators)
-        self.element_bytes = gradient_bytes(plan)
-        self._gathered: dict[tuple[int, Kind, int], int] = {}
-        self._ends: dict[tuple[Kind, int], dict[int, int]] = {}
-        self._reduced: list[int] = []
-        self._roots = {i for i, layer in enumerate(self.layers) if not layer.name.endswith("block")}
-        self._root_gather: int | None = None
-
-    def is_quiet(self, kind: Kind, micro_batch: int, *, is_last: bool) -> bool:
-        """Every pass gathers."""
-        return False
-
-    def _order(self, kind: Kind) -> list[int]:
-        units = [i for i in range(len(self.layers)) if i not in self._roots]
-        return units if kind == "F" else units[::-1]
-
-    def _gather(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int) -> None:
-        order = self._order(kind)
-        place = order.index(position)
-        if (position, kind, micro_batch) in self._gathered:
-            return
-        ends = self._ends.setdefault((kind, micro_batch), {})
-        after: tuple[int, ...] = ()
-        if place >= FSDP_INFLIGHT_GATHERS and order[place - FSDP_INFLIGHT_GATHERS] in ends:
-            after = (ends[order[place - FSDP_INFLIGHT_GATHERS]],)
-            tasks.add(HostWork(name="rate limiter", duration_s=0.0), HOST, after)
-        n_bytes = self.layers[position].n_parameters * parameter_bytes(self.plan)
-        phase: Phase = "forward" if kind == "F" else "backward"
-        self._gathered[position, kind, micro_batch] = self.collective(tasks, "all_gather", "shard", n_bytes, after, phase)
-
-    def before_layer(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int) -> tuple[int, ...]:
-        """Gather this unit, and with overlap the next one behind it."""
-        if position in self._roots:
-            if self._root_gather is None:
-                n_bytes = sum(self.layers[i].n_parameters for i in self._roots) * parameter_bytes(self.plan)
-                self._root_gather = self.collective(tasks, "all_gather", "shard", n_bytes, (), "forward")
-            return (self._root_gather,)
-        self._gather(tasks, position, kind, micro_batch)
-        order = self._order(kind)
-        place = order.index(position)
-        if self.plan.overlaps and place + 1 < len(order):
-            self._gather(tasks, order[place + 1], kind, micro_batch)
-        return (self._gathered[position, kind, micro_batch],)
-
-    def after_layer(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool) -> None:
-        """Reduce-scatter the unit's gradients, in every micro-batch."""
-        if last:
-            self._ends.setdefault((kind, micro_batch), {})[position] = last[-1]
-        if kind == "F" or position in self._roots and position != min(self._roots):
-            return
-        members = self._roots if position in self._roots else {position}
-        n_bytes = sum(self.layers[i].n_parameters for i in members) * self.element_bytes
-        scattered = self.collective(tasks, "reduce_scatter", "shard", n_bytes, last)
-        if self.communicators.size("replicate") > 1:
-            scattered = self.collective(tasks, "all_reduce", "replicate", n_bytes // self.communicators.size("shard"), (scattered,))
-        self._reduced.append(scattered)
-        if not self.plan.overlaps:
-            tasks.add(HostWork(name="wait for reduction", duration_s=0.0), HOST, (scattered,))
-
-    def finish_backward(self, tasks: TaskList, last: tuple[int, ...]) -> tuple[int, ...]:
-        """Wait for all reductions."""
-        return last + tuple(self._reduced)
-
-
-#: sharding -> strategy
-STRATEGIES: dict[str, Callable[[Sequence[Layer], ParallelPlan, Communicators], DataParallel]] = {
-    "none": Replicated,
-    "zero1": Replicated,
-    "zero2": Replicated,
-    "zero3": FullySharded,
-    "hsdp": FullySharded,
-}
-
-
-def data_parallel(layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> DataParallel:
-    """Return the strategy of a plan for one stage's layers (all chunks in order)."""
-    if communicators.size("dp") == 1:
-        return DataParallel(layers, plan, communicators)
-    return STRATEGIES[plan.sharding](layers, plan, communicators)

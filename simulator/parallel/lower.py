@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from simulator.errors import InfeasiblePlanError
 from simulator.models.layer import Layer, Model
-from simulator.parallel.data import data_parallel, gradient_bytes
+from simulator.parallel.data import gradient_bytes
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.optimizer import optimizer_run
 from simulator.parallel.pipeline import StageLowering
 from simulator.parallel.stage import StageLayers
+from simulator.parallel.strategies import data_parallel
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective
 from simulator.program.program import COMPUTE, Program, RankProgram, TaskList

@@ -29,10 +29,11 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan) -> Kernel
         kernels.append(Kernel(name=name, phase="optimizer", shape=shape, layer="optimizer"))
 
     style = plan.framework_spec.data_parallel
-    if half and grad == 2 and style != "fsdp":
+    keeps_masters = style in ("fsdp", "fsdp2")  # FSDP's shards are the fp32 masters themselves
+    if half and grad == 2 and not keeps_masters:
         add("cast", 2, 4)  # 16-bit gradients to the fp32 ones of the master weights
         grad = 4
     if style != "ddp":
         add("clip_grad_norm", grad, 0)
-    add("adamw_fused", grad + 12, 12 + (2 if half and style != "fsdp" else 0))
+    add("adamw_fused", grad + 12, 12 + (2 if half and not keeps_masters else 0))
     return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))
