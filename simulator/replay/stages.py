@@ -85,7 +85,9 @@ def replay_stages(
     predicted = chosen
     if message_s is None:
         fitted, predicted = chosen[::2], chosen[1::2] or chosen
-        message_s = _infer(pipeline, fitted[:: max(1, len(fitted) // 6)], dict(zip(chosen, measured, strict=True)))
+        message_s = _infer(
+            pipeline, fitted[:: max(1, len(fitted) // 6)], dict(zip(chosen, measured, strict=True))
+        )
         basis = f"inferred from {len(fitted)} other iterations: stage times hold no communication"
     timelines = [pipeline.run(i, message_s) for i in predicted]
     known = dict(zip(chosen, measured, strict=True))
@@ -173,7 +175,14 @@ class _Pipeline:
         return tasks
 
     def _message(
-        self, tasks: TaskList, kind: str, source: int, target: int, number: int, message_s: float, after: tuple[int, ...]
+        self,
+        tasks: TaskList,
+        kind: str,
+        source: int,
+        target: int,
+        number: int,
+        message_s: float,
+        after: tuple[int, ...],
     ) -> int:
         pair = (self.placement.stage(source), self.placement.stage(target))
         message = Transfer(n_bytes=0, pairs=(pair,), name=f"{kind} {number}", duration_s=message_s)

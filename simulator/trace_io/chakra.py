@@ -324,7 +324,7 @@ def _call(node: ChakraNode) -> CollectiveCall:
     if node.type == "COMM_COLL":
         number = integer(attributes.get("comm_type"), -1)
         collective = COMM_TYPES[number] if 0 <= number < len(COMM_TYPES) else kernel_operation(node.name)
-        collective = collective.removesuffix("_block")
+        collective = str(attributes.get("collective") or collective.removesuffix("_block"))
     else:
         collective = "send" if node.type == "COMM_SEND" else "recv"
     group = attributes.get("pg_name", attributes.get("pg_id", ""))

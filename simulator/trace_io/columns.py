@@ -64,7 +64,7 @@ def _array(column: array[Any], kind: Any) -> NDArray[Any]:
 
 
 def to_host_events(columns: tuple[array[Any], ...]) -> tuple[HostEvents, Int64]:
-    """Sort host columns (start and end in microseconds, name, thread, kind, correlation, external).
+    """Sort host columns (start and length in microseconds, name, thread, kind, correlation, external).
 
     Returns
     -------
@@ -73,7 +73,8 @@ def to_host_events(columns: tuple[array[Any], ...]) -> tuple[HostEvents, Int64]:
     array of int64
         For each sorted row its place in the input.
     """
-    start_ns, end_ns = to_ns(_array(columns[0], np.float64)), to_ns(_array(columns[1], np.float64))
+    start_ns = to_ns(_array(columns[0], np.float64))
+    end_ns = start_ns + to_ns(_array(columns[1], np.float64))
     order = np.lexsort((-end_ns, start_ns))
     kinds = (np.int32, np.int32, np.int8, np.int64, np.int64)
     rest = [_array(column, kind)[order] for column, kind in zip(columns[2:], kinds, strict=True)]
@@ -90,7 +91,7 @@ def to_host_events(columns: tuple[array[Any], ...]) -> tuple[HostEvents, Int64]:
 
 
 def to_device_ops(columns: tuple[array[Any], ...], host: HostEvents) -> tuple[DeviceOps, Int64, Int64]:
-    """Sort device columns (start, end, name, stream, kind, correlation, external, bytes) and join launches.
+    """Sort device columns (start, length, name, stream, kind, correlation, external, bytes) and join launches.
 
     Returns
     -------
@@ -101,7 +102,8 @@ def to_device_ops(columns: tuple[array[Any], ...], host: HostEvents) -> tuple[De
     array of int64
         External ids, sorted alike.
     """
-    start_ns, end_ns = to_ns(_array(columns[0], np.float64)), to_ns(_array(columns[1], np.float64))
+    start_ns = to_ns(_array(columns[0], np.float64))
+    end_ns = start_ns + to_ns(_array(columns[1], np.float64))
     order = np.lexsort((end_ns, start_ns))
     kinds = (np.int32, np.int32, np.int8, np.int64, np.int64, np.int64)
     name, stream, kind, correlation, external, n_bytes = (

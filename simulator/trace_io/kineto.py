@@ -89,18 +89,18 @@ class _Columns:
             if start is None or event.name is None:
                 self.n_bad += 1
                 continue
-            end = start + max(length or 0.0, 0.0)
+            length = max(length or 0.0, 0.0)
             if where[0] == 0:
-                self._device(event, start, end, where[1])
+                self._device(event, start, length, where[1])
             elif where[0] == 1:
-                self._host(event, start, end, where[1])
+                self._host(event, start, length, where[1])
             elif where[0] == 2:
                 if _STEP.match(event.name):
-                    self.gpu_steps.append((start, end, event.name))
+                    self.gpu_steps.append((start, length, event.name))
             else:
-                self.syncs.append((start, end, event.name, event.args or Args()))
+                self.syncs.append((start, length, event.name, event.args or Args()))
 
-    def _device(self, event: Event, start: float, end: float, kind: int) -> None:
+    def _device(self, event: Event, start: float, length: float, kind: int) -> None:
         args = event.args or Args()
         name = event.name or ""
         stream = args.stream if args.stream is not None else event.tid
@@ -111,7 +111,7 @@ class _Columns:
             self.device_args[len(self.device[0])] = args
         row = (
             start,
-            end,
+            length,
             self.names(name),
             self.streams(f"{device}:{stream}"),
             kind,
@@ -122,7 +122,7 @@ class _Columns:
         for column, value in zip(self.device, row, strict=True):
             column.append(value)
 
-    def _host(self, event: Event, start: float, end: float, kind: int) -> None:
+    def _host(self, event: Event, start: float, length: float, kind: int) -> None:
         args = event.args
         name = event.name or ""
         if kind == OPERATOR and _STEP.match(name):
@@ -135,7 +135,7 @@ class _Columns:
             self.host_args[len(self.host[0])] = args
         thread = self.threads(f"{event.pid}:{event.tid}")
         for column, value in zip(
-            self.host, (start, end, self.names(name), thread, kind, correlation, external), strict=True
+            self.host, (start, length, self.names(name), thread, kind, correlation, external), strict=True
         ):
             column.append(value)
 
@@ -346,12 +346,14 @@ def _steps(columns: _Columns, host: HostEvents, names: tuple[str, ...]) -> tuple
             known = found.get(key)
             if known is None or end - start > known.end_ns - known.start_ns:
                 found[key] = Step(number=number_of, start_ns=start, end_ns=end, name=name)
-    for start_us, end_us, name in () if found else columns.gpu_steps:
+    for start_us, length_us, name in () if found else columns.gpu_steps:
         match = _STEP.match(name)
         number_of = int(match.group(1)) if match and match.group(1) else -1
-        start, end = to_ns(np.array([start_us, end_us])).tolist()
+        start, length = to_ns(np.array([start_us, length_us])).tolist()
         key = (number_of, 0 if number_of >= 0 else start)
-        found.setdefault(key, Step(number=number_of, start_ns=start, end_ns=end, name=name, on_device=True))
+        found.setdefault(
+            key, Step(number=number_of, start_ns=start, end_ns=start + length, name=name, on_device=True)
+        )
     steps = sorted(found.values(), key=lambda step: step.start_ns)
     return tuple(replace(step, number=step.number if step.number >= 0 else i) for i, step in enumerate(steps))
 
@@ -363,7 +365,7 @@ def _syncs(columns: _Columns, host: HostEvents) -> tuple[Sync, ...]:
         known = host.correlation >= 0
         records = dict(zip(host.correlation[known].tolist(), host.start_ns[known].tolist(), strict=True))
     streams = {text.rsplit(":", 1)[-1]: index for index, text in enumerate(columns.streams.table)}
-    for start, end, name, args in columns.syncs:
+    for start, length, name, args in columns.syncs:
         word = name.lower()
         kind = (
             "stream_wait" if "wait" in word else next((k for k in ("stream", "event") if k in word), "device")
@@ -372,7 +374,7 @@ def _syncs(columns: _Columns, host: HostEvents) -> tuple[Sync, ...]:
         syncs.append(
             Sync(
                 start_ns=round(start * 1000),
-                end_ns=round(end * 1000),
+                end_ns=round(start * 1000) + round(length * 1000),
                 kind=kind,
                 stream=own,
                 on_stream=other,

@@ -9,6 +9,9 @@ from typing import NamedTuple
 from simulator.program.op import Collective, HostWork, Kernel, Op, Transfer
 from simulator.program.program import COMPUTE, HOST, Block
 from simulator.timeline import Span, Timeline
+from simulator.trace_io.record import COMMUNICATION, COMPUTE as COMPUTES, COPY, HOST_NODE, RankTrace, Trace
+
+_KINDS = {COMPUTES: "kernel", COMMUNICATION: "communication", COPY: "copy", HOST_NODE: "host"}
 
 
 class Slice(NamedTuple):
@@ -174,3 +177,73 @@ def _stable_hash(text: str) -> int:
     for byte in text.encode():
         value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
     return (value >> 1) or 1
+
+
+def trace_processes(trace: Trace, *, prefix: str = "", origin_ns: int | None = None) -> tuple[Process, ...]:
+    """Lay a trace out as one process per rank: its host threads, then its streams.
+
+    Parameters
+    ----------
+    trace : Trace
+    prefix : str
+        Put before every process name, for example ``"measured "``.
+    origin_ns : int, optional
+        Becomes time 0; the earliest operation where it is left out.
+    """
+    starts = [int(part.start_ns.min()) for r in trace.ranks for part in (r.ops, r.host) if len(part)]
+    origin = min(starts, default=0) if origin_ns is None else origin_ns
+    processes = []
+    for rank in trace.ranks:
+        device = f" · {rank.device}" if rank.device else ""
+        tracks = [*_host_tracks(rank, origin), *_device_tracks(rank, origin)]
+        processes.append(
+            Process(name=f"{prefix}rank {rank.rank}{device}", rank=rank.rank, tracks=tuple(tracks))
+        )
+    return tuple(processes)
+
+
+def _device_tracks(rank: RankTrace, origin_ns: int) -> list[Track]:
+    ops = rank.ops
+    slices: dict[int, list[Slice]] = {}
+    for op in range(len(ops)):
+        args: dict[str, int | float | str] = {}
+        kind = int(ops.kind[op])
+        if kind == COMMUNICATION:
+            call = rank.calls[ops.call[op]]
+            args = {"collective": call.collective, "group": call.group, "bytes": call.n_bytes}
+        elif ops.n_bytes[op] >= 0:
+            args = {"bytes": int(ops.n_bytes[op])}
+        start, end = int(ops.start_ns[op]) - origin_ns, int(ops.end_ns[op]) - origin_ns
+        piece = Slice(rank.names[ops.name[op]], _KINDS[kind], start * 1000, end * 1000, args)
+        slices.setdefault(int(ops.stream[op]), []).append(piece)
+    return [Track(name=f"stream {rank.streams[s]}", slices=_disjoint(slices[s])) for s in sorted(slices)]
+
+
+def _disjoint(slices: list[Slice]) -> tuple[Slice, ...]:
+    """Cut what overlaps by rounding: slices of one track follow each other."""
+    result: list[Slice] = []
+    for piece in slices:
+        if result and result[-1].end_ps > piece.start_ps:
+            result[-1] = result[-1]._replace(end_ps=piece.start_ps)
+        result.append(piece)
+    return tuple(result)
+
+
+def _host_tracks(rank: RankTrace, origin_ns: int) -> list[Track]:
+    host = rank.host
+    slices: dict[int, list[Slice]] = {}
+    stacks: dict[int, list[int]] = {}
+    for event in range(len(host)):
+        thread = int(host.thread[event])
+        start, end = (
+            (int(host.start_ns[event]) - origin_ns) * 1000,
+            (int(host.end_ns[event]) - origin_ns) * 1000,
+        )
+        stack = stacks.setdefault(thread, [])
+        while stack and stack[-1] <= start:
+            stack.pop()
+        end = min(end, stack[-1]) if stack else end
+        name = rank.names[host.name[event]]
+        slices.setdefault(thread, []).append(Slice(name, "host", start, end, {}, 0, len(stack)))
+        stack.append(end)
+    return [Track(name=f"thread {rank.threads[t]}", slices=tuple(slices[t])) for t in sorted(slices)]

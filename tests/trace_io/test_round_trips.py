@@ -1,0 +1,114 @@
+import re
+
+import numpy as np
+import pytest
+
+from simulator.errors import TraceError
+from simulator.trace_io import detect, read
+from simulator.trace_io.analysis import analyse
+from simulator.trace_io.convert import convert, info, target_format, write
+from simulator.trace_io.diff import PARTS, diff
+from simulator.trace_io.kineto_writer import write as write_kineto
+
+from .test_perfetto import _slices
+
+KINETO = ["megatron-tp2/tp2/result", "torchrec/trace/sst_long_a2a_optimizer_4", "hta", "kineto"]
+
+
+def _same_ops(a, b):
+    for name in ("start_ns", "end_ns", "kind", "n_bytes"):
+        assert np.array_equal(getattr(a.ops, name), getattr(b.ops, name)), name
+    assert [a.names[i] for i in a.ops.name] == [b.names[i] for i in b.ops.name]
+
+
+@pytest.mark.parametrize("name", KINETO)
+def test_kineto_comes_back_as_it_went(shared_traces, tmp_path, name):
+    trace = read(shared_traces / name)
+    assert convert(shared_traces / name, tmp_path, "kineto") == ()
+    back = read(tmp_path)
+    assert (back.format, back.world_size) == ("kineto", trace.world_size)
+    for a, b in zip(trace.ranks, back.ranks, strict=True):
+        _same_ops(a, b)
+        assert (a.rank, a.steps, dict(a.groups), a.epoch_ns) == (b.rank, b.steps, dict(b.groups), b.epoch_ns)
+        assert np.array_equal(a.ops.launch >= 0, b.ops.launch >= 0)
+        joined = a.ops.launch >= 0
+        assert np.array_equal(a.host.start_ns[a.ops.launch[joined]], b.host.start_ns[b.ops.launch[joined]])
+        for x, y in zip(a.calls, b.calls, strict=True):
+            assert (x.collective, x.n_bytes, x.group, x.ranks, x.sequence) == (
+                y.collective, y.n_bytes, y.group, y.ranks, y.sequence)  # fmt: skip
+        assert len(a.host) == len(b.host)
+    before, after = analyse(trace), analyse(back)
+    assert [u.exposed_ns for u in before.usages] == [u.exposed_ns for u in after.usages]
+
+
+def test_rank_is_written_with_a_blank_before_the_events(shared_traces, tmp_path):
+    trace = read(shared_traces / "megatron-tp2" / "tp2" / "result")
+    for rank, path in enumerate(write_kineto(trace, tmp_path, compress=False)):
+        head = path.read_text()[:4000]
+        assert re.search(r'"rank":\s+(\d+)', head).group(1) == str(rank)
+        assert head.index('"rank":') < head.index('"traceEvents"')
+
+
+@pytest.mark.parametrize("name", ["hta", "straggler/data/trace-ST.csv.gz", "nsys-ai"])
+def test_chakra_comes_back_with_times_sizes_and_groups(shared_traces, tmp_path, name):
+    trace = read(shared_traces / name)
+    lost = write(trace, tmp_path / "run.et")
+    assert "steps" in lost or not trace.ranks[0].steps
+    assert detect(tmp_path) == "chakra"
+    back = read(tmp_path)
+    for a, b in zip(trace.ranks, back.ranks, strict=True):
+        assert a.rank == b.rank
+        assert sorted(zip(a.ops.start_ns.tolist(), a.ops.end_ns.tolist(), strict=True)) == sorted(
+            zip(b.ops.start_ns.tolist(), b.ops.end_ns.tolist(), strict=True)
+        )
+        assert sorted((c.collective, c.n_bytes, c.ranks) for c in a.calls) == sorted(
+            (c.collective, c.n_bytes, c.ranks) for c in b.calls
+        )
+        assert all(dep < op for op, deps in enumerate(b.dependencies) for dep in deps)
+
+
+def test_perfetto_holds_every_operation(shared_traces, tmp_path):
+    trace = read(shared_traces / "megatron-tp2" / "tp2" / "result")
+    write(trace, tmp_path / "out.pftrace")
+    slices, _, _ = _slices(tmp_path / "out.pftrace")
+    streams = [
+        piece for (_, track), pieces in slices.items() if track.startswith("stream") for piece in pieces
+    ]
+    assert len(streams) == trace.n_ops
+    threads = [
+        piece for (_, track), pieces in slices.items() if track.startswith("thread") for piece in pieces
+    ]
+    assert len(threads) == trace.n_host_events
+
+
+def test_info_counts(shared_traces):
+    summary = info(read(shared_traces / "hta"))
+    assert summary["operations"]["communication"] == 21
+    assert summary["world_size"] == 2
+    assert [step["step"] for step in summary["steps"]] == [4, 5, 6]
+    stages = info(read(shared_traces / "zeus-perseus"))
+    assert stages["stage_times"]["micro_batches"] == 32
+
+
+def test_diff_of_a_trace_with_itself_is_nothing(shared_traces):
+    trace = read(shared_traces / "torchrec" / "trace" / "sst_long_a2a_optimizer_4")
+    result = diff(trace, trace)
+    assert result.mean_absolute_error == 0
+    assert set(result.parts_s.values()) == {0.0}
+    assert all(entry.difference_s == 0 for entry in result.operators)
+
+
+def test_diff_parts_add_up_and_rank_the_cause(shared_traces):
+    folder = shared_traces / "torchrec" / "trace"
+    result = diff(read(folder / "sst_long_a2a_optimizer"), read(folder / "sst_long_a2a_optimizer_4"))
+    for step in result.steps:
+        assert sum(step.parts_s.values()) == pytest.approx(step.simulated_s - step.measured_s, abs=1e-9)
+        assert set(step.parts_s) == set(PARTS)
+    assert next(iter(result.parts_s)) in ("wait", "host")
+
+
+def test_names_without_a_format_are_refused(tmp_path):
+    with pytest.raises(TraceError, match="tells no format"):
+        target_format(tmp_path / "x.bin")
+    with pytest.raises(TraceError, match="can be written"):
+        target_format("x", "nsys")
