@@ -1,4 +1,4 @@
-"""Real jobs: what is decided before anything runs, the model's arithmetic, and one real run of two processes."""
+"""Real jobs: what is decided before anything runs, the model's arithmetic, a real run of two processes."""
 
 import csv
 import gzip
@@ -33,12 +33,17 @@ CPU = torch.device("cpu")
 def _run(*arguments: str, timeout: float = 90, **environment: str) -> subprocess.CompletedProcess[str]:
     full = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(
-        [sys.executable, "-m", "validation", "run", *arguments], capture_output=True, text=True, env=full, cwd=ROOT,
-        timeout=timeout, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "validation", "run", *arguments],
+        capture_output=True,
+        text=True,
+        env=full,
+        cwd=ROOT,
+        timeout=timeout,
+        check=False,
+    )
 
 
-# -- launching ------------------------------------------------------------------------------------------------------
+# -- launching -------------------------------------------------------------------------------------
 
 
 def test_nobody_launched():
@@ -90,7 +95,7 @@ def test_a_free_port_can_be_used():
     check_port("127.0.0.1", free_port())
 
 
-# -- settings -------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -120,7 +125,7 @@ def test_every_training_job_has_a_strategy():
     assert set(STRATEGIES) == set(JOBS) - {"collectives", "kernels"}
 
 
-# -- rows -----------------------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
 
 def test_rows_have_the_documented_columns():
@@ -146,7 +151,7 @@ def test_rows_are_named_by_their_contents(tmp_path):
         write_rows(tmp_path / "none" / "rows.csv", COLUMNS["kernels"], [])
 
 
-# -- the model ------------------------------------------------------------------------------------------------------
+# -- the model -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "count"), [("gpt2", 124439808), ("gpt2-xl", 1557611200)])
@@ -183,7 +188,7 @@ def test_stages_together_are_the_model(n_stages):
     assert torch.equal(x, model(tokens))
 
 
-# -- timing ---------------------------------------------------------------------------------------------------------
+# -- timing ----------------------------------------------------------------------------------------
 
 
 def test_repetitions_are_counted():
@@ -207,14 +212,28 @@ def test_the_slowest_rank_counts():
     assert summarize([1.0]).n_repeats == 1
 
 
-# -- real runs ------------------------------------------------------------------------------------------------------
+# -- real runs -------------------------------------------------------------------------------------
 
 
 def test_ddp_of_two_processes(tmp_path):
     done = _run(
-        "ddp", "--nproc", "2", "--device", "cpu", "--model", "gpt2-micro", "--repeats", "2", "--warm-up", "1", "--json",
-        "--profile", str(tmp_path), "--csv", str(tmp_path / "rows.csv"),
-    )  # fmt: skip
+        "ddp",
+        "--nproc",
+        "2",
+        "--device",
+        "cpu",
+        "--model",
+        "gpt2-micro",
+        "--repeats",
+        "2",
+        "--warm-up",
+        "1",
+        "--json",
+        "--profile",
+        str(tmp_path),
+        "--csv",
+        str(tmp_path / "rows.csv"),
+    )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["kind"] == "training"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from validation.emulation.job import JOBS, Job, job_of_row
 from validation.emulation.measure import COLUMNS, Limits, measure
-from validation.emulation.namespaces import EmulationError, Unavailable, why_unavailable
+from validation.emulation.namespaces import EmulationError, UnavailableError, why_unavailable
 from validation.emulation.network import emulated_network
 from validation.emulation.shape import ClusterShape
 
@@ -15,7 +15,7 @@ __all__ = [
     "EmulationError",
     "Job",
     "Limits",
-    "Unavailable",
+    "UnavailableError",
     "emulated_network",
     "job_of_row",
     "measure",

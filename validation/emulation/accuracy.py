@@ -1,4 +1,4 @@
-"""How far predictions are from measured rows of emulated clusters: by kind of job, against a target for each."""
+"""How far predictions are from measured rows of emulated clusters, by kind of job, with a target for each."""
 
 from __future__ import annotations
 
@@ -138,7 +138,8 @@ def print_groups(groups: Sequence[Group]) -> None:
     for g in groups:
         target = f"{TARGETS[g.name]:.0%}" if g.name in TARGETS else ""
         print(
-            f"{g.name:<40} {g.n:>4} {g.mean:>7.1%} {g.median:>7.1%} {g.p90:>7.1%} {g.worst:>7.1%} {g.bias:>+7.1%}  {target}"
+            f"{g.name:<40} {g.n:>4} {g.mean:>7.1%} {g.median:>7.1%} {g.p90:>7.1%} {g.worst:>7.1%} "
+            f"{g.bias:>+7.1%}  {target}"
         )
 
 

@@ -1,4 +1,4 @@
-"""``python -m validation emulate``: suites, or a grid of hosts, rates and sizes, measured one after the other."""
+"""``python -m validation emulate``: suites, or a grid of hosts, rates and sizes, one after the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from validation.emulation.accuracy import check_targets, groups_of, print_groups
 from validation.emulation.job import JOBS, STEPS, Job, parse_bytes
 from validation.emulation.measure import COLUMN_HELP, COLUMNS, Limits, expected_traffic_bytes, measure_on
 from validation.emulation.measure import check as check_case
-from validation.emulation.namespaces import Unavailable
+from validation.emulation.namespaces import UnavailableError
 from validation.emulation.network import emulated_network
 from validation.emulation.output import print_rows, write_rows
 from validation.emulation.predict import with_prediction
@@ -97,7 +97,7 @@ def _collect(cases: Cases, limits: Limits, predict: bool) -> Outcome:
         for row in run_cases(cases, limits):
             rows.append(with_prediction(row) if predict else row)
             print(_progress(rows[-1]), file=sys.stderr)
-    except Unavailable as error:
+    except UnavailableError as error:
         return Outcome(rows=rows, skipped=error.message)
     return Outcome(rows=rows)
 

@@ -1,4 +1,4 @@
-"""The ``ip`` and ``tc`` commands that build an emulated cluster, as text: pure functions, run by nobody here."""
+"""The ``ip`` and ``tc`` commands that build an emulated cluster, as text: pure functions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def _shape(device: str, rate_bits_per_s: float | None, queue_bytes: int) -> tupl
     ip = [f"link set dev {device} gso_max_size {segment}"]
     tc = [
         f"qdisc add dev {device} root handle 1: htb default 1 r2q 1000",
-        f"class add dev {device} parent 1: classid 1:1 htb rate {rate} ceil {rate} burst {burst} cburst {burst} quantum 60000",
+        f"class add dev {device} parent 1: classid 1:1 htb rate {rate} ceil {rate} "
+        f"burst {burst} cburst {burst} quantum 60000",
     ]
     if queue_bytes:
         tc.append(f"qdisc add dev {device} parent 1:1 handle 10: bfifo limit {queue_bytes}")

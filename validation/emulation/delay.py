@@ -1,8 +1,8 @@
 """A switch in user space that holds every frame for a set time: one-way delay where the kernel has no netem.
 
-The ports of the switch namespace stay off the bridge; one process reads their frames, keeps them for the delay and
-sends them out of the port of their destination. It adds some tens of microseconds of its own and carries frames one
-by one, so segmentation offload is switched off: use it up to 1 Gbit/s and few hosts.
+The ports of the switch namespace stay off the bridge; one process reads their frames, keeps them for the
+delay and sends them out of the port of their destination. It adds about a tenth of a millisecond of its own,
+and carries every frame through user space: use it up to 1 Gbit/s, with few hosts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What runs on an emulated cluster: collectives by size, and training steps of timed layers; read from and written to rows."""
+"""What runs on an emulated cluster: collectives by size and steps of timed layers, to and from rows."""
 
 from __future__ import annotations
 

@@ -20,7 +20,35 @@ from validation.emulation.ranks import run_ranks
 from validation.emulation.shape import MAX_TOTAL_BITS_PER_S, ClusterShape, address
 
 #: columns of a measured row, those of the shipped tables
-COLUMNS = ["job", "nodes", "world", "rate", "delay_us", "gloo_threads", "procs_per_node", "cc", "rr", "slow", "racks", "trunk", "queue_kb", "cfg", "bytes", "median_s", "iqr_s", "min_s", "max_s", "repeats", "tx_max", "tx_min", "rx_max", "cpu_all", "cpu_own", "load1", "buckets", "fwd_s", "bwd_s", "bwd_compute_s", "exposed_s"]
+COLUMNS = (
+    *(
+        "job",
+        "nodes",
+        "world",
+        "rate",
+        "delay_us",
+        "gloo_threads",
+        "procs_per_node",
+        "cc",
+        "rr",
+        "slow",
+        "racks",
+    ),
+    *(
+        "trunk",
+        "queue_kb",
+        "cfg",
+        "bytes",
+        "median_s",
+        "iqr_s",
+        "min_s",
+        "max_s",
+        "repeats",
+        "tx_max",
+        "tx_min",
+    ),
+    *("rx_max", "cpu_all", "cpu_own", "load1", "buckets", "fwd_s", "bwd_s", "bwd_compute_s", "exposed_s"),
+)
 #: what the columns hold
 COLUMN_HELP = {
     "job": "a job of this package; two-X are two jobs X on one network",
@@ -106,7 +134,8 @@ def check(shape: ClusterShape, job: Job, limits: Limits) -> list[str]:
     traffic = expected_traffic_bytes(shape, job)
     if traffic > limits.traffic_bytes:
         raise ConfigError(
-            f"{job.name} would send about {traffic / 1e9:.1f} GB, more than the limit of {limits.traffic_bytes / 1e9:.1f} GB",
+            f"{job.name} would send about {traffic / 1e9:.1f} GB, more than the limit of "
+            f"{limits.traffic_bytes / 1e9:.1f} GB",
             hint="fewer --bytes or --repeats, or raise --max-traffic",
         )
     duration_s = expected_duration_s(shape, job)
@@ -117,7 +146,8 @@ def check(shape: ClusterShape, job: Job, limits: Limits) -> list[str]:
     warnings = []
     if shape.total_bits_per_s > MAX_TOTAL_BITS_PER_S:
         warnings.append(
-            f"{shape.n_nodes} hosts at these rates exceed {MAX_TOTAL_BITS_PER_S / 1e9:g} Gbit/s in all: the processors may set the pace"
+            f"{shape.n_nodes} hosts at these rates exceed {MAX_TOTAL_BITS_PER_S / 1e9:g} Gbit/s in all: "
+            "the processors may set the pace"
         )
     if job.name in COLLECTIVES and job.n_bytes < 256 * 1024:
         warnings.append("below 256 KiB the shapers' bursts distort times")
@@ -155,7 +185,9 @@ def measure_on(network: EmulatedNetwork, job: Job, limits: Limits) -> dict[str, 
         store = str(Path(folder, "store"))
         answers = run_ranks(
             world,
-            lambda rank: runtime.run_rank(rank, world, job, shape.n_racks, store, limits.timeout_s),
+            lambda rank: runtime.run_rank(
+                rank, world, job, n_racks=shape.n_racks, store_path=store, timeout_s=limits.timeout_s
+            ),
             enter_host=lambda rank: enter(network.hosts[rank // job.procs_per_node]),
             timeout_s=limits.timeout_s,
             real_time=True,

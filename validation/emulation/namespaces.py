@@ -1,7 +1,7 @@
 """Network namespaces without names: they live as long as somebody holds them, so nothing can be left behind.
 
-A namespace is held by a file descriptor of the process that made it and by the processes inside. When the last of
-them ends, by whatever signal, the kernel removes it with all its devices; not even SIGKILL leaves one.
+A namespace is held by a file descriptor of the process that made it and by the processes inside. When the
+last of them ends, by whatever signal, the kernel removes it with its devices; not even SIGKILL leaves one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ PROCESS_NAME = "validation-rank"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Unavailable(SimulatorError):
-    """This machine or user cannot emulate a cluster; the message says why."""
+class UnavailableError(SimulatorError):
+    """A cluster cannot be emulated on this machine, or by this user; the message says why."""
 
 
 class EmulationError(SimulatorError):
@@ -82,7 +82,7 @@ def new_namespace() -> int:
     os.close(done[0])
     try:
         if os.read(ready[0], 1) != b"+":
-            raise Unavailable(
+            raise UnavailableError(
                 "this process may not create network namespaces",
                 hint="run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN",
             )
@@ -144,7 +144,7 @@ def write_sysctl(descriptor: int, values: dict[str, str]) -> None:
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     if status:
-        raise Unavailable(
+        raise UnavailableError(
             "kernel parameters of a namespace cannot be set", hint="/proc/sys is mounted read-only here"
         )
 
@@ -166,7 +166,7 @@ def why_unavailable() -> str:
             run_inside(
                 descriptor, ["tc", "-batch", "-"], "qdisc add dev veth0 root handle 1: htb default 1\n"
             )
-    except Unavailable as error:
+    except UnavailableError as error:
         return f"{error.message}: {error.hint}"
     except (EmulationError, OSError) as error:
         return f"veth, bridge or the htb shaper does not work in a namespace: {error}"

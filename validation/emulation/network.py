@@ -8,7 +8,13 @@ from contextlib import contextmanager
 
 from validation.emulation.commands import Batch, host_batch, switch_batch
 from validation.emulation.delay import DelaySwitch
-from validation.emulation.namespaces import Unavailable, namespaces, run_inside, why_unavailable, write_sysctl
+from validation.emulation.namespaces import (
+    UnavailableError,
+    namespaces,
+    run_inside,
+    why_unavailable,
+    write_sysctl,
+)
 from validation.emulation.shape import ClusterShape
 
 _SYSCTLS = {
@@ -49,12 +55,12 @@ def emulated_network(shape: ClusterShape) -> Iterator[EmulatedNetwork]:
 
     Raises
     ------
-    Unavailable
+    UnavailableError
         Where clusters cannot be emulated; the message says why.
     """
     reason = why_unavailable()
     if reason:
-        raise Unavailable(f"an emulated cluster cannot be built here: {reason}")
+        raise UnavailableError(f"an emulated cluster cannot be built here: {reason}")
     with namespaces(shape.n_nodes + 1) as descriptors:
         switch, *hosts = descriptors
         for descriptor in descriptors:

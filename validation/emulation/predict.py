@@ -1,7 +1,7 @@
 """Predicts emulated jobs: the same job as a Program, run by the engine on an ``emulated`` topology with gloo.
 
-The processors of the one machine under all hosts are a link, too, shared like every other: they set the pace when
-hosts times rate exceeds about 8 Gbit/s.
+The processors of the one machine under all hosts are a link, too, shared like every other: they set the pace
+when hosts times rate exceeds about 8 Gbit/s.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Costs:
 
 
 def topology_of(shape: ClusterShape, procs_per_node: int = 1) -> Topology:
-    """Topology of an emulated cluster: the shipped one with this shape's hosts, rates, racks and slow links."""
+    """Topology of an emulated cluster: the shipped one with a shape's hosts, rates, racks and slow links."""
     rate = goodput_bytes_per_s(shape.rate_bits_per_s or _UNSHAPED_BITS_PER_S)
     overrides: dict[str, object] = {
         "nodes": shape.n_nodes,

@@ -1,7 +1,7 @@
 """Emulated jobs as Programs: the same layers, buckets and schedules that the real ones run.
 
-Every rank is written down. The host thread of a real rank is the ``compute`` stream here, since timed layers sleep
-in it. One communication stream stands for each of a process group's threads.
+Every rank is written down. The host thread of a real rank is the ``compute`` stream here, since timed layers
+sleep in it. One communication stream stands for each of a process group's threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranks as processes forked from one parent: each enters its host's namespace, runs, answers once, and never outlives the parent."""
+"""Ranks as forked processes: each enters its host, runs, answers once, and never outlives its parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of a job inside its namespace: process groups, warm-up, the timed repetitions, and what was seen."""
+"""One rank of a job inside its namespace: process groups, warm-up, timed repetitions, what was seen."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _BACKEND = "emulated"
 
 def _register_backend(job: Job) -> None:
     """Make gloo available with the job's number of threads, on the host's interface."""
+    gloo: Any = dist.ProcessGroupGloo
 
-    def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-        options: Any = dist.ProcessGroupGloo._Options()
+    def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+        options = gloo._Options()
         options._threads = job.gloo_threads
         options._timeout = timeout
-        options._devices = [dist.ProcessGroupGloo.create_device(interface="eth0")]
-        return dist.ProcessGroupGloo(store, rank, size, options)  # type: ignore[call-arg, arg-type, return-value]
+        options._devices = [gloo.create_device(interface="eth0")]
+        return gloo(store, rank, size, options)
 
     dist.Backend.register_backend(_BACKEND, create, devices="cpu")
 
@@ -61,7 +62,7 @@ def _seat(rank: int, world: int, job: Job, n_racks: int) -> Seat | None:
 
 
 def run_rank(
-    rank: int, world: int, job: Job, n_racks: int, store_path: str, timeout_s: float
+    rank: int, world: int, job: Job, *, n_racks: int, store_path: str, timeout_s: float
 ) -> dict[str, Any]:
     """Run one rank and return its times, phases and traffic.
 
@@ -81,14 +82,14 @@ def run_rank(
     Returns
     -------
     dict
-        ``times`` [(start, end)], ``phases`` {column: [seconds]}, ``sent_bytes``, ``received_bytes``, ``buckets``,
-        ``real_time``.
+        ``times`` [(start, end)], ``phases`` {column: [seconds]}, ``sent_bytes``, ``received_bytes``,
+        ``buckets``, ``real_time``.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     warnings.simplefilter("ignore", FutureWarning)  # newer torch has new names for two collectives
     torch.set_num_threads(1)
     _register_backend(job)
-    store = dist.FileStore(store_path, world)
+    store = torch._C._distributed_c10d.FileStore(store_path, world)
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
     try:

@@ -1,4 +1,4 @@
-"""What an emulated cluster looks like: hosts, rates, racks, slow links; checked before anything is created."""
+"""What an emulated cluster looks like: hosts, rates, racks, slow links; checked before it is built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulator.errors import ConfigError
 SUBNET = "10.77.0.0/24"
 _PREFIX = "10.77.0."
 MTU_BYTES = 9000
-#: bytes of a full frame that the shaper counts (Ethernet header included), and of its TCP payload (timestamps on)
+#: bytes of a full frame as the shaper counts them (Ethernet header included), and of its TCP payload
 FRAME_BYTES = MTU_BYTES + 14
 PAYLOAD_BYTES = MTU_BYTES - 52
 MAX_NODES = 32
@@ -86,7 +86,7 @@ class ClusterShape:
     delay_s : float
         One-way delay added between any two hosts.
     n_racks : int
-        Switches over which the hosts are spread evenly, in order; two share one trunk, more hang on a spine switch.
+        Switches over which the hosts are spread evenly, in order; two share a trunk, more hang on a spine.
     trunk_bits_per_s : float or None
         Rate of each trunk, per direction.
     slow : tuple of (int, float)

@@ -1,6 +1,7 @@
-"""Timed layers: compute that takes exactly as long as it is told, with parameters, gradients and buckets of real size.
+"""Timed layers: compute that takes as long as it is told, with parameters and gradients of real size.
 
-Two cores cannot compute for eight hosts, but they can sleep for them. Communication, bucketing and overlap stay real.
+Two cores cannot compute for eight hosts, but they can sleep for them. Communication, bucketing and overlap
+stay real.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class TimedLayer(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Hand ``x`` through after the forward time."""
-        result = _Timed.apply(x, self.weight, self)
-        assert isinstance(result, torch.Tensor)
+        apply: Any = _Timed.apply
+        result: torch.Tensor = apply(x, self.weight, self)
         return result
 
 

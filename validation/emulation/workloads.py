@@ -1,7 +1,7 @@
-"""The jobs as real torch.distributed code: each builder sets up one rank and returns the function that is timed.
+"""The jobs as real torch.distributed code: each builder sets up one rank and returns what is timed.
 
-A timed function takes no arguments and returns the seconds of its phases by column name; its whole duration is
-measured around it.
+A timed function takes no arguments and returns the seconds of its phases by column name; its whole duration
+is measured around it.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _wait(works: list[dist.Work | None]) -> None:
 
 
 def _zero3(seat: Seat) -> Step:
-    """ZeRO-3: every layer is gathered one ahead of its forward and its backward, and its gradient reduce-scattered.
+    """ZeRO-3: layers are gathered one ahead of forward and backward, gradients reduce-scattered.
 
     The last layer stays gathered between forward and backward, as FSDP keeps it.
     """
@@ -216,7 +216,15 @@ def _zero3(seat: Seat) -> Step:
     scatter_group = seat.second_group if job.n_groups > 1 else seat.group
 
     def gather(index: int) -> dist.Work | None:
-        return dist.all_gather_into_tensor(whole[index], shard[index], group=seat.group, async_op=True)
+        work: dist.Work | None = dist.all_gather_into_tensor(
+            whole[index], shard[index], group=seat.group, async_op=True
+        )
+        return work
+
+    def scatter(index: int) -> None:
+        works.append(
+            dist.reduce_scatter_tensor(reduced[index], gradient[index], group=scatter_group, async_op=True)
+        )
 
     def run(order: list[int], duration_s: float, gathered: bool, after: Callable[[int], None]) -> None:
         pending = None if gathered else gather(order[0])
@@ -227,16 +235,15 @@ def _zero3(seat: Seat) -> Step:
             spend(duration_s * factor)
             after(index)
 
+    works: list[dist.Work | None] = []
+    order = list(range(job.n_layers))
+
     def step() -> dict[str, float]:
-        works: list[dist.Work | None] = []
-        order = list(range(job.n_layers))
+        works.clear()
         start_s = time.monotonic()
         run(order, job.forward_s, False, lambda index: None)
         forward_s = time.monotonic()
-        run(
-            order[::-1], job.backward_s, True,
-            lambda i: works.append(dist.reduce_scatter_tensor(reduced[i], gradient[i], group=scatter_group, async_op=True)),
-        )  # fmt: skip
+        run(order[::-1], job.backward_s, True, scatter)
         backward_s = time.monotonic()
         _wait(works)
         return {"fwd_s": forward_s - start_s, "bwd_s": backward_s - forward_s}

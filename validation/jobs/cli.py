@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -68,7 +68,7 @@ def run_job(settings: Settings, launch: Launch) -> list[Row]:
             raise
 
 
-def _runner(job: str) -> Any:
+def _runner(job: str) -> Callable[[Settings, Launch, Any], list[Row]]:
     if job in TRAINING:
         from validation.jobs.training import run_training
 
@@ -103,7 +103,7 @@ def choose_device(settings: Settings, launch: Launch) -> Any:
     return torch.device("cpu")
 
 
-def run(
+def run(  # noqa: PLR0917
     job: Annotated[str, typer.Argument(help="; ".join(f"{name}: {text}" for name, text in JOBS.items()))],
     model: Annotated[
         str, typer.Option(help="GPT-2 size: gpt2-micro, gpt2-tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl.")
@@ -141,12 +141,24 @@ def run(
     n_here = nproc or (1 if job in ("kernels", "single") else 2)
     n_ranks = launch.world_size if launch else n_here
     settings = Settings(
-        job=job, model=model, layers=layers, seq_len=sequence_length, micro_batch=micro_batch,
-        n_micro_batches=micro_batches or (n_ranks if job == "pp" else 1), precision=precision, schedule=schedule,
+        job=job,
+        model=model,
+        layers=layers,
+        seq_len=sequence_length,
+        micro_batch=micro_batch,
+        n_micro_batches=micro_batches or (n_ranks if job == "pp" else 1),
+        precision=precision,
+        schedule=schedule,
         bucket_bytes=parse_bytes(bucket_bytes),
-        collectives=tuple(collectives.split(",")), sizes_bytes=tuple(parse_bytes(text) for text in sizes.split(",")), device=device,
-        topology=topology, n_repeats=repeats, n_warm_up=warm_up, profile=profile, timeout_s=timeout,
-    )  # fmt: skip
+        collectives=tuple(collectives.split(",")),
+        sizes_bytes=tuple(parse_bytes(text) for text in sizes.split(",")),
+        device=device,
+        topology=topology,
+        n_repeats=repeats,
+        n_warm_up=warm_up,
+        profile=profile,
+        timeout_s=timeout,
+    )
     require_torch()
     with ending_cleanly():
         if launch is not None:

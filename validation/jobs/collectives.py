@@ -54,15 +54,10 @@ def run_collectives(settings: Settings, launch: Launch, device: torch.device) ->
                 )
                 everyone: list[list[float]] = [[]] * world
                 dist.all_gather_object(everyone, mine)
+                slowest = [max(one) for one in zip(*everyone, strict=True)]
+                transport = "tcp" if device.type == "cpu" else ""
                 rows.append(
-                    _row(
-                        settings,
-                        launch,
-                        device,
-                        name,
-                        size,
-                        [max(one) for one in zip(*everyone, strict=True)],
-                    )
+                    _row(settings, launch, transport=transport, name=name, size=size, durations_s=slowest)
                 )
     if settings.profile is not None:
 
@@ -77,7 +72,7 @@ def run_collectives(settings: Settings, launch: Launch, device: torch.device) ->
 
 
 def _row(
-    settings: Settings, launch: Launch, device: torch.device, name: str, size: int, durations_s: list[float]
+    settings: Settings, launch: Launch, *, transport: str, name: str, size: int, durations_s: list[float]
 ) -> Row:
     found = summarize(durations_s)
     return make_row(
@@ -85,7 +80,7 @@ def _row(
         {
             "source": f"own measurement, torch {torch.__version__}, {dist.get_backend()}",
             "topology": settings.topology,
-            "transport": "tcp" if device.type == "cpu" else "",
+            "transport": transport,
             "collective": name,
             "gpus": launch.world_size,
             "nodes": launch.n_nodes,

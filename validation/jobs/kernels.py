@@ -64,8 +64,13 @@ def _both_passes(
 def _attention(size: GptSize, batch: int, new: Callable[..., torch.Tensor]) -> Iterator[Probe]:
     shape = (batch, size.heads, size.seq_len, size.hidden // size.heads)
     columns = {
-        "batch": batch, "heads": size.heads, "kv_heads": size.heads, "seq_len": size.seq_len, "head_dim": shape[-1], "causal": 1,
-    }  # fmt: skip
+        "batch": batch,
+        "heads": size.heads,
+        "kv_heads": size.heads,
+        "seq_len": size.seq_len,
+        "head_dim": shape[-1],
+        "causal": 1,
+    }
     yield from _both_passes(
         "flash_attention",
         columns,

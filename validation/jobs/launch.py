@@ -62,9 +62,8 @@ def find_launch(environment: Mapping[str, str]) -> Launch | None:
 
     Examples
     --------
-    >>> find_launch({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_NTASKS_PER_NODE": "2",
-    ...              "MASTER_ADDR": "node1"}).n_nodes
-    4
+    >>> find_launch({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_NNODES": "4", "MASTER_ADDR": ""}).rank
+    3
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return Launch(
@@ -192,7 +191,8 @@ def process_group(launch: Launch, backend: str, timeout_s: float) -> Iterator[No
         )
     except (RuntimeError, ValueError) as error:
         raise JobError(
-            f"rank {launch.rank} of {launch.world_size} could not join at {launch.address}:{launch.port}: {error}",
+            f"rank {launch.rank} of {launch.world_size} could not join at {launch.address}:{launch.port}: "
+            f"{str(error).splitlines()[0]}",
             hint="is the port free on rank 0's node, and do all ranks run?",
         ) from None
     try:

@@ -99,7 +99,8 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * hidden, hidden)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        batch, seq, width = x.shape
+        return x.view(batch, seq, width // self.head_dim, self.head_dim).transpose(1, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Attend, then transform every token."""

@@ -121,6 +121,6 @@ def check_ranks(settings: Settings, n_ranks: int, layers: int, heads: int) -> No
         )
     if job == "pp" and settings.schedule == "1f1b" and settings.n_micro_batches < n_ranks:
         raise ConfigError(
-            f"1f1b over {n_ranks} stages needs at least as many micro-batches, there are {settings.n_micro_batches}",
+            f"1f1b over {n_ranks} stages needs as many micro-batches, there are {settings.n_micro_batches}",
             hint=f"--micro-batches {n_ranks}",
         )

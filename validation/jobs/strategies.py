@@ -1,4 +1,4 @@
-"""How a model is trained in parallel: one builder per strategy, each returns the function that runs a step."""
+"""How a model is trained in parallel: one builder per strategy, each returns what runs a step."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _replicated(
                 with _autocast(settings.precision, device):
                     loss = loss_of(model(tokens), targets) / settings.n_micro_batches
                 clock.mark("backward")
-                loss.backward()
+                torch.autograd.backward(loss)
         clock.mark("optimizer")
         optimizer.step()
         return float(loss.detach()) if device.type == "cpu" else 0.0
@@ -141,7 +141,7 @@ def _tp(size: GptSize, settings: Settings, device: torch.device) -> Trainer:
 
 
 def stage_of(model: nn.Sequential, stage: int, n_stages: int) -> nn.Sequential:
-    """Cut one stage out of a model: blocks spread evenly, the embedding with the first, the head with the last."""
+    """Cut one stage out of a model: blocks evenly, the embedding with the first, the head with the last."""
     blocks = list(model)[1:-1]
     low, high = (len(blocks) * index // n_stages for index in (stage, stage + 1))
     parts = blocks[low:high]

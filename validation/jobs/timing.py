@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -45,6 +46,12 @@ def synchronize(device: torch.device) -> None:
     """Wait until a device has done everything; nothing to wait for on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _event() -> torch.cuda.Event:
+    make: Any = torch.cuda.Event
+    event: torch.cuda.Event = make(enable_timing=True)
+    return event
 
 
 def time_repeated(
@@ -88,7 +95,7 @@ def time_repeated(
     pairs = []
     for _ in range(n_repeats):
         before_each()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = _event(), _event()
         start.record()
         action()
         end.record()
@@ -114,7 +121,7 @@ class PhaseClock:
         """Say that a phase begins now."""
         event = None
         if self._on_gpu:
-            event = torch.cuda.Event(enable_timing=True)
+            event = _event()
             event.record()
         self._marks.append((phase, time.perf_counter(), event))
 

@@ -16,7 +16,7 @@ _INDENT_FREE = (",", ":")
 
 
 def record_steps(
-    folder: Path, job: str, rank: int, device: torch.device, step: Callable[[], object], n_steps: int = 2
+    folder: Path, job: str, rank: int, device: torch.device, step: Callable[[], object], *, n_steps: int = 2
 ) -> Path:
     """Record some steps and write ``JOB-rankN.pt.trace.json.gz``.
 
