@@ -33,6 +33,8 @@ class Framework:
         Bytes of one reduced gradient element per 16-bit precision, as the framework's usual recipes set it.
     overlap : bool
         Whether gradient reduction overlaps backward unless the plan says otherwise.
+    master_weights : bool
+        Whether the optimizer of 16-bit weights keeps fp32 masters and moments, or steps the 16-bit weights themselves.
     synchronous_p2p : bool
         Whether pipeline messages block the host (Megatron's ``batch_p2p_sync``).
     flash : str
@@ -48,23 +50,51 @@ class Framework:
     gradient_bytes_fp16: int = 2
     overlap: bool = True
     synchronous_p2p: bool = True
+    master_weights: bool = True
     flash: str = "flash_attention"
 
 
 FRAMEWORKS: dict[str, Framework] = {
     f.name: f
     for f in (
-        Framework(name="hf-eager", kernels="hf-eager", data_parallel="ddp"),
-        Framework(name="megatron", kernels="megatron", data_parallel="megatron", gradient_bytes_bf16=4, overlap=False),
+        Framework(name="hf-eager", kernels="hf-eager", data_parallel="ddp", master_weights=False),
+        Framework(
+            name="megatron",
+            kernels="megatron",
+            data_parallel="megatron",
+            gradient_bytes_bf16=4,
+            overlap=False,
+        ),
         Framework(name="megatron-core", kernels="fused", data_parallel="megatron", gradient_bytes_bf16=4),
-        Framework(name="megatron-deepspeed", kernels="megatron", data_parallel="deepspeed", gradient_bytes_bf16=4, overlap=False),
+        Framework(
+            name="megatron-deepspeed",
+            kernels="megatron",
+            data_parallel="deepspeed",
+            gradient_bytes_bf16=4,
+            overlap=False,
+        ),
         Framework(name="deepspeed", kernels="hf-eager", data_parallel="deepspeed"),
         Framework(name="fsdp", kernels="hf-eager", data_parallel="fsdp", flash="flash_attention_2"),
         Framework(name="llm-foundry", kernels="hf-eager", data_parallel="fsdp", flash="flash_attention_1"),
-        Framework(name="torchtitan", kernels="hf-eager", data_parallel="fsdp2", gradient_bytes_bf16=4, flash="flash_attention_2"),
-        Framework(name="torchtitan-compile", kernels="compiled", data_parallel="fsdp2", host="compiled", gradient_bytes_bf16=4, flash="flash_attention_2"),
+        Framework(
+            name="torchtitan",
+            kernels="hf-eager",
+            data_parallel="fsdp2",
+            gradient_bytes_bf16=4,
+            flash="flash_attention_2",
+        ),
+        Framework(
+            name="torchtitan-compile",
+            kernels="compiled",
+            data_parallel="fsdp2",
+            host="compiled",
+            gradient_bytes_bf16=4,
+            flash="flash_attention_2",
+        ),
         Framework(name="torch-3d", kernels="hf-eager", data_parallel="megatron", overlap=False),
-        Framework(name="torch-3d-fused-norm", kernels="eager-fused-norm", data_parallel="megatron", overlap=False),
+        Framework(
+            name="torch-3d-fused-norm", kernels="eager-fused-norm", data_parallel="megatron", overlap=False
+        ),
         Framework(name="apex-ddp", kernels="megatron", data_parallel="ddp"),
         Framework(name="compiled-ddp", kernels="compiled", data_parallel="ddp", host="compiled"),
         Framework(name="fused", kernels="fused", data_parallel="ddp", host="graphs"),
@@ -137,7 +167,9 @@ class ParallelPlan:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)}: cannot be negative")
         if self.framework not in FRAMEWORKS:
-            raise ConfigError(f"framework '{self.framework}' is unknown", hint=f"one of {', '.join(FRAMEWORKS)}")
+            raise ConfigError(
+                f"framework '{self.framework}' is unknown", hint=f"one of {', '.join(FRAMEWORKS)}"
+            )
 
     @property
     def framework_spec(self) -> Framework:
@@ -169,7 +201,9 @@ class ParallelPlan:
         """
         gpus = self.gpus or n_gpus
         if gpus > n_gpus:
-            raise InfeasiblePlanError(f"{gpus} GPUs asked for, the topology has {n_gpus}", hint=f"--gpus {n_gpus} or fewer")
+            raise InfeasiblePlanError(
+                f"{gpus} GPUs asked for, the topology has {n_gpus}", hint=f"--gpus {n_gpus} or fewer"
+            )
         if gpus % self.model_parallel:
             raise InfeasiblePlanError(
                 f"{gpus} GPUs are not a multiple of tp x pp x cp = {self.tp} x {self.pp} x {self.cp} = {self.model_parallel}",
@@ -182,7 +216,10 @@ class ParallelPlan:
                 hint=f"leave --dp out, or set it to {gpus // self.model_parallel}",
             )
         if (dp * self.cp) % self.ep:
-            raise InfeasiblePlanError(f"ep={self.ep} does not divide dp x cp = {dp * self.cp}", hint="expert parallelism splits data-parallel ranks")
+            raise InfeasiblePlanError(
+                f"ep={self.ep} does not divide dp x cp = {dp * self.cp}",
+                hint="expert parallelism splits data-parallel ranks",
+            )
         return replace(self, gpus=gpus, dp=dp)._with_batch()
 
     def _with_batch(self) -> ParallelPlan:

@@ -81,9 +81,12 @@ class StateBytes:
 def state_bytes(plan: ParallelPlan, gradient_bytes: int) -> StateBytes:
     """Bytes per parameter of weights, gradients and optimizer states (Adam) in a precision.
 
-    16-bit training keeps 16-bit weights and fp32 master weights with two fp32 moments; autocast and fp32 training keep
-    fp32 weights, gradients and two moments.
+    16-bit training keeps 16-bit weights and fp32 master weights with two fp32 moments, or, where the optimizer steps
+    the weights themselves, two moments in 16 bits; autocast and fp32 training keep fp32 weights, gradients and two
+    moments.
     """
+    if plan.precision in ("bf16", "fp16") and not plan.framework_spec.master_weights:
+        return StateBytes(parameter=2, gradient=2, optimizer=4)
     if plan.precision in ("bf16", "fp16", "fp8"):
         main_gradient = 4 if gradient_bytes == 4 else 2
         return StateBytes(parameter=2, gradient=main_gradient, optimizer=12)
@@ -128,7 +131,11 @@ def estimate(
 
 
 def _stage_bytes(
-    chunks: Sequence[Sequence[Layer]], in_flight: Sequence[int], plan: ParallelPlan, gradient_bytes: int, shard_size: int
+    chunks: Sequence[Sequence[Layer]],
+    in_flight: Sequence[int],
+    plan: ParallelPlan,
+    gradient_bytes: int,
+    shard_size: int,
 ) -> dict[str, int]:
     layers = [layer for chunk in chunks for layer in chunk]
     n_parameters = sum(layer.n_parameters for layer in layers)
@@ -138,23 +145,29 @@ def _stage_bytes(
     optimizer_shards = shard_size if plan.sharding != "none" else 1
     unit = max((layer.n_parameters for layer in layers), default=0)
     gathered = 2 * unit * 2 if shards_parameters else 0
-    saved = [sum(layer.saved_bytes for layer in chunk) * n for chunk, n in zip(chunks, in_flight, strict=True)]
+    saved = [
+        sum(layer.saved_bytes for layer in chunk) * n for chunk, n in zip(chunks, in_flight, strict=True)
+    ]
     categories = {
         "parameters": n_parameters * state.parameter // (shard_size if shards_parameters else 1),
         "gradients": n_parameters * state.gradient // (shard_size if shards_gradients else 1),
         "optimizer": n_parameters * state.optimizer // optimizer_shards,
         "activations": sum(saved),
         "transient": max((layer.transient_bytes for layer in layers), default=0),
-        "buffers": gathered + _bucket_bytes(n_parameters, plan, gradient_bytes, shards_parameters=shards_parameters),
+        "buffers": gathered
+        + _bucket_bytes(n_parameters, plan, gradient_bytes, shards_parameters=shards_parameters),
         "context": CONTEXT_BYTES,
-        "communicators": NCCL_COMMUNICATOR_BYTES * sum(1 for n in (plan.dp * plan.cp, plan.tp, plan.pp, plan.ep) if n > 1),
+        "communicators": NCCL_COMMUNICATOR_BYTES
+        * sum(1 for n in (plan.dp * plan.cp, plan.tp, plan.pp, plan.ep) if n > 1),
     }
     dynamic = categories["activations"] + categories["transient"]
     categories["fragmentation"] = round(FRAGMENTATION * dynamic)
     return categories
 
 
-def _bucket_bytes(n_parameters: int, plan: ParallelPlan, gradient_bytes: int, *, shards_parameters: bool) -> int:
+def _bucket_bytes(
+    n_parameters: int, plan: ParallelPlan, gradient_bytes: int, *, shards_parameters: bool
+) -> int:
     """Flat communication buffers: DDP's buckets copy all gradients, DeepSpeed keeps one or two buckets."""
     if plan.dp * plan.cp == 1 or shards_parameters:
         return 0

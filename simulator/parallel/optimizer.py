@@ -17,17 +17,20 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan) -> Kernel
     """Return the optimizer step over ``n_elements`` parameters held in ``n_tensors`` tensors.
 
     Adam reads and writes master weight and two moments in fp32, reads the gradient, and in pure 16-bit precision writes
-    the 16-bit weight. Gradient clipping reads all gradients once more for their norm.
+    the 16-bit weight; without masters it reads and writes weight and moments in 16 bits. Gradient clipping reads all gradients once more for their norm.
     """
     half = plan.precision in ("fp16", "bf16", "fp8")
     grad = gradient_bytes(plan)
     kernels: list[Kernel] = []
 
-    def add(name: str, read_bytes: float, written_bytes: float) -> None:
-        shape = PointwiseShape(name=name, n_elements=n_elements, dtype="fp32",
+    def add(name: str, read_bytes: float, written_bytes: float, dtype: str = "fp32") -> None:
+        shape = PointwiseShape(name=name, n_elements=n_elements, dtype=dtype,
                                read_bytes=n_elements * read_bytes, written_bytes=n_elements * written_bytes)  # fmt: skip
         kernels.append(Kernel(name=name, phase="optimizer", shape=shape, layer="optimizer"))
 
+    if plan.precision in ("fp16", "bf16") and not plan.framework_spec.master_weights:
+        add("adamw_fused", 8, 6, "bf16")
+        return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))
     style = plan.framework_spec.data_parallel
     keeps_masters = style in ("fsdp", "fsdp2")  # FSDP's shards are the fp32 masters themselves
     if half and grad == 2 and not keeps_masters:
