@@ -271,12 +271,18 @@ class Errors:
     bias: float
 
 
-def errors_of(rows: Sequence[Measured], table: Mapping[str, Any]) -> Errors:
-    """Errors of the predictions of some rows, each counted as often as it was measured."""
+def relative_errors(rows: Sequence[Measured], table: Mapping[str, Any]) -> FloatArray:
+    """Predicted over measured minus one, each row as often as it was measured."""
     if not rows:
-        return Errors(n=0, median=0.0, p90=0.0, bias=0.0)
+        return np.zeros(0)
     relative = predicted_s(rows, table) / np.array([row.time_s for row in rows]) - 1.0
-    relative = np.repeat(relative, [int(row.weight) for row in rows])
+    return np.repeat(relative, [int(row.weight) for row in rows])
+
+
+def summarise(relative: FloatArray) -> Errors:
+    """Summary of relative errors; zeros where there are none."""
+    if not len(relative):
+        return Errors(n=0, median=0.0, p90=0.0, bias=0.0)
     absolute = np.abs(relative)
     return Errors(
         n=len(relative),
@@ -284,6 +290,11 @@ def errors_of(rows: Sequence[Measured], table: Mapping[str, Any]) -> Errors:
         p90=float(np.quantile(absolute, 0.9)),
         bias=float(relative.mean()),
     )
+
+
+def errors_of(rows: Sequence[Measured], table: Mapping[str, Any]) -> Errors:
+    """Summary of the errors of the predictions of some rows."""
+    return summarise(relative_errors(rows, table))
 
 
 def fit_all(table: Mapping[str, Any], blocks: Sequence[Block], rows: Sequence[Measured]) -> dict[str, Any]:
@@ -315,11 +326,15 @@ def leave_one_out(
     Returns
     -------
     dict
-        Cluster to errors, and ``"all"``.
+        Cluster to errors, and ``"all"`` for all of them together.
     """
     result: dict[str, Errors] = {}
+    everything: list[FloatArray] = []
     for cluster in sorted({row.topology for row in rows}):
         kept = [row for row in rows if row.topology != cluster and row.split == "fit"]
         left = [row for row in rows if row.topology == cluster and row.n_bytes >= smallest_bytes]
-        result[cluster] = errors_of(left, fit_all(table, blocks, kept))
+        relative = relative_errors(left, fit_all(table, blocks, kept))
+        everything.append(relative)
+        result[cluster] = summarise(relative)
+    result["all"] = summarise(np.concatenate(everything) if everything else np.zeros(0))
     return result

@@ -180,7 +180,7 @@ def _ring(case: Case) -> Terms:
 
 
 def _window_rate(case: Case) -> float:
-    """Rate of a chain of nodes under LL: what its channels buffer, per trip of the credits along the chain."""
+    """Rate of a chain of nodes under LL: what its channels buffer, per trip of credits along it."""
     n, nodes = case.shape.n_ranks, case.shape.n_nodes
     trip_s = (n - nodes) * case.inside.ring.hop_s[_LL] + (nodes - 1) * case.between.ring.hop_s[_LL]
     return case.choice.n_channels * LL_WINDOW_BYTES / (CREDIT_SHARE * trip_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from simulator.collectives.tree import double_binary_tree
 from simulator.errors import ConfigError
 
 #: all-to-all keeps every pair up to this many; beyond, node distances are sampled evenly
-_MAX_PAIRS = 65_536
+_MAX_PAIRS = 32_768
 
 
 class Groups:
@@ -62,14 +63,8 @@ class Groups:
             np.tile(share[a, b], self.ranks.shape[0] * self.ranks.shape[1]),
         )
 
-    def between(self, edges: list[tuple[int, int, float]]) -> Traffic:
-        """Traffic over edges between nodes (from, to, amount), spread over the ranks of a node."""
-        if not edges:
-            empty = np.zeros(0, dtype=np.int64)
-            return Traffic(source=empty, target=empty, amount=np.zeros(0))
-        a = np.array([e[0] for e in edges])
-        b = np.array([e[1] for e in edges])
-        amounts = np.array([e[2] for e in edges])
+    def between(self, a: IntArray, b: IntArray, amounts: FloatArray) -> Traffic:
+        """Traffic from nodes ``a`` to nodes ``b`` of each group, spread over the ranks of a node."""
         if self.ranks is None:
             heads = self._heads()
             source, target = heads[:, a], heads[:, b]
@@ -94,8 +89,9 @@ def ring(groups: Groups) -> tuple[Traffic, Traffic]:
     if shape.n_nodes > 1 and groups.regular:
         amount = amount * (shape.ranks_per_node - 1) / shape.ranks_per_node
     nodes = shape.n_nodes
-    edges = [(k, (k + 1) % nodes, 1.0) for k in range(nodes)] if nodes > 1 else []
-    return Traffic(source=source, target=target, amount=amount), groups.between(edges)
+    here = np.arange(nodes if nodes > 1 else 0)
+    between = groups.between(here, (here + 1) % nodes, np.ones(len(here)))
+    return Traffic(source=source, target=target, amount=amount), between
 
 
 def tree(groups: Groups) -> tuple[Traffic, Traffic]:
@@ -104,12 +100,20 @@ def tree(groups: Groups) -> tuple[Traffic, Traffic]:
     source, target, amount = groups.inside_ring()
     m = shape.ranks_per_node
     amount = amount * 2.0 * (m - 1) / m if m > 1 else amount * 0.0
-    edges = []
-    for parents in double_binary_tree(shape.n_nodes):
-        for child, parent in enumerate(parents):
-            if parent >= 0:
-                edges += [(child, parent, 0.5), (parent, child, 0.5)]
-    return Traffic(source=source, target=target, amount=amount), groups.between(edges)
+    return Traffic(source=source, target=target, amount=amount), groups.between(*_tree_edges(shape.n_nodes))
+
+
+@lru_cache(maxsize=64)
+def _tree_edges(n_nodes: int) -> tuple[IntArray, IntArray, FloatArray]:
+    """From, to and amount of every edge of both trees, in both directions."""
+    pairs = [
+        (child, parent)
+        for parents in double_binary_tree(n_nodes)
+        for child, parent in enumerate(parents)
+        if parent >= 0
+    ]
+    child, parent = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return np.concatenate([child, parent]), np.concatenate([parent, child]), np.full(2 * len(pairs), 0.5)
 
 
 def nvls(groups: Groups) -> tuple[Traffic, Traffic]:
@@ -148,7 +152,7 @@ def all_to_all(groups: Groups) -> tuple[Traffic, Traffic]:
         )
         for shift in (shifts if nodes > 1 else ())
     ]
-    empty = groups.between([])
+    empty = Traffic(source=groups.flat[:0, 0], target=groups.flat[:0, 0], amount=np.zeros(0))
     return combine(parts) if parts else empty, combine(between) if between else empty
 
 

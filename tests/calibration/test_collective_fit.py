@@ -1,0 +1,40 @@
+"""The command that refits collective constants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simulator.calibration.collective_blocks import all_blocks
+from simulator.calibration.collective_fit import main, starting_table
+from simulator.calibration.collectives import get_path
+from simulator.collectives.constants import shipped
+from simulator.config import load_yaml
+
+TABLE = Path(__file__).parents[3] / "shared" / "measurements" / "collectives.csv"
+NEEDS_TABLE = pytest.mark.skipif(not TABLE.is_file(), reason="the measurements are not beside the repository")
+
+
+def test_the_starting_table_has_every_constant():
+    table = starting_table()
+    for block in all_blocks():
+        assert all(get_path(table, path) > 0 for path in block.paths)
+
+
+@NEEDS_TABLE
+def test_the_shipped_constants_are_what_the_command_writes(tmp_path, capsys):
+    file = tmp_path / "nccl.yaml"
+    assert main([str(TABLE), "--write", str(file)]) == 0
+    assert "test, from 1 MiB" in capsys.readouterr().out
+    written, _ = load_yaml(file)
+    for block in all_blocks():
+        for path in block.paths:
+            assert get_path(written, path) == pytest.approx(get_path(shipped(), path), rel=0.05)
+
+
+@NEEDS_TABLE
+def test_clusters_left_out_are_predicted_too(capsys):
+    assert main([str(TABLE), "--leave-one-out"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1].split()
+    assert last[0] == "all" and float(last[2].rstrip("%")) < 15.0
