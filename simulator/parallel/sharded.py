@@ -21,8 +21,9 @@ from simulator.program.program import COMPUTE, HOST, TaskList
 INFLIGHT_GATHERS = 2
 #: DeepSpeed keeps smaller tensors whole (stage3_param_persistence_threshold)
 PERSISTENT_ELEMENTS = 100_000
-#: DeepSpeed reduces gradients in buckets of so many elements (reduce_bucket_size)
-REDUCE_BUCKET_ELEMENTS = 500_000_000
+#: Host time per rank of the group and message in DeepSpeed, which slices every gathered or scattered buffer rank by rank in
+#: Python (partition_parameters.py, coalesced_collectives.py); a view takes eager PyTorch 3 to 8 us
+SLICE_S = 5e-6
 
 
 class FullySharded(DataParallel):
@@ -61,7 +62,7 @@ class FullySharded(DataParallel):
         if self.plan.overlaps and following is not None:
             self._gather(tasks, following, kind, micro_batch)
         gathered = (self._gathered[position, kind, micro_batch],)
-        if self.framework == "fsdp2":  # out of the flat buffer into the parameters
+        if self.framework in ("fsdp2", "deepspeed"):  # out of the flat buffer into the parameters
             return (self._copy(tasks, "gather copy-out", position, 2, 2, "forward" if kind == "F" else "backward", gathered),)
         return gathered
 
@@ -110,11 +111,18 @@ class FullySharded(DataParallel):
     def _all_gather(self, tasks: TaskList, elements: Sequence[int], after: tuple[int, ...], phase: Phase) -> int:
         index = -1
         for n_elements in self._messages(elements):
+            self._slice(tasks, phase)
             index = self.collective(tasks, "all_gather", "shard", n_elements * parameter_bytes(self.plan), after, phase)
         assert index >= 0, "a unit has parameters"
         return index
 
+    def _slice(self, tasks: TaskList, phase: Phase) -> None:
+        if self.framework == "deepspeed":
+            n_ranks = self.communicators.size("shard")
+            tasks.add(HostWork(name="slice partitions", duration_s=n_ranks * SLICE_S, phase=phase), HOST)
+
     def _reduce_scatter(self, tasks: TaskList, n_elements: int, after: tuple[int, ...]) -> int:
+        self._slice(tasks, "backward")
         n_bytes = n_elements * self.element_bytes
         scattered = self.collective(tasks, "reduce_scatter", "shard", n_bytes, after)
         if self.communicators.size("replicate") > 1:
