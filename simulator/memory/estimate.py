@@ -161,8 +161,27 @@ def _stage_bytes(
         * sum(1 for n in (plan.dp * plan.cp, plan.tp, plan.pp, plan.ep) if n > 1),
     }
     dynamic = categories["activations"] + categories["transient"]
+    if plan.framework_spec.data_parallel == "ddp" and plan.n_micro_batches == 1:
+        categories["gradients"] = _appearing_gradients(layers, state.gradient)
     categories["fragmentation"] = round(FRAGMENTATION * dynamic)
     return categories
+
+
+def _appearing_gradients(layers: Sequence[Layer], gradient_bytes: int) -> int:
+    """Bytes that gradients add to the peak when ``zero_grad`` frees them and backward makes them anew.
+
+    Backward visits the layers from the last to the first: what it has passed holds gradients, what is before it still
+    holds activations. The peak is the largest such sum; what exceeds all activations and the largest transient is the
+    gradients' part of it.
+    """
+    saved = sum(layer.saved_bytes for layer in layers)
+    start = saved + max((layer.transient_bytes for layer in layers), default=0)
+    peak, gradients = start, 0
+    for layer in reversed(layers):
+        peak = max(peak, saved + layer.transient_bytes + gradients)
+        saved -= layer.saved_bytes
+        gradients += layer.n_parameters * gradient_bytes
+    return max(peak, gradients) - start
 
 
 def _bucket_bytes(
