@@ -261,7 +261,7 @@ def _with_waits(usage: Usage, waits: list[_Wait]) -> Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HtaBreakdown:
-    """The figures of Holistic Trace Analysis for one rank over its whole recording, in per cent.
+    """The figures of Holistic Trace Analysis for one rank, in per cent.
 
     ``compute``, ``non_compute`` and ``idle`` add up to 100; ``overlap`` is the share of communication time during
     which the device also computes.
@@ -275,23 +275,52 @@ class HtaBreakdown:
 
 
 def hta_breakdown(trace: Trace) -> tuple[HtaBreakdown, ...]:
-    """Compute what ``TraceAnalysis.get_temporal_breakdown`` and ``get_comm_comp_overlap`` report."""
+    """Compute what HTA's ``get_temporal_breakdown`` and ``get_comm_comp_overlap`` report.
+
+    HTA leaves out the last step where there are several, and what the host did not launch inside the recording; it
+    shortens operations to whole microseconds. :func:`analyse` does neither.
+
+    References
+    ----------
+    HolisticTraceAnalysis (traceinsight 0.6), ``hta/analyzers/breakdown_analysis.py``.
+    """
+    several = len({step.number for rank in trace.ranks for step in rank.steps}) > 1
     result = []
     for rank in trace.ranks:
-        sets = _sets(rank)
-        if not len(sets.anything.start):
+        start, end = -(-rank.ops.start_ns // 1000), rank.ops.end_ns // 1000
+        keep = (rank.ops.kind != HOST_NODE) & (_before_last_step(rank) if several else True)
+        kinds = rank.ops.kind
+        compute, communication, working, anything = (
+            union(start[keep & mask], end[keep & mask])
+            for mask in (
+                kinds == COMPUTE,
+                kinds == COMMUNICATION,
+                (kinds == COMPUTE) | (kinds == COMMUNICATION),
+                kinds != HOST_NODE,
+            )
+        )
+        if not len(anything.start):
             continue
-        start, end = int(sets.anything.start[0]), int(sets.anything.end[-1])
-        length, compute = end - start, sets.compute.length
-        busy = clip(sets.anything, start, end).length
-        both = sets.compute.length + sets.communication.length - sets.working.length
+        length = int(end[keep].max() - start[keep].min())
+        both = compute.length + communication.length - working.length
         result.append(
             HtaBreakdown(
                 rank=rank.rank,
-                compute=100 * compute / length if length else 0.0,
-                non_compute=100 * (busy - compute) / length if length else 0.0,
-                idle=100 * (length - busy) / length if length else 0.0,
-                overlap=100 * both / sets.communication.length if sets.communication.length else 0.0,
+                compute=100 * compute.length / length,
+                non_compute=100 * (anything.length - compute.length) / length,
+                idle=100 * (length - anything.length) / length,
+                overlap=100 * both / communication.length if communication.length else 0.0,
             )
         )
     return tuple(result)
+
+
+def _before_last_step(rank: RankTrace) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which operations were launched before the last step began."""
+    last = max(step.start_ns for step in rank.steps) if rank.steps else np.iinfo(np.int64).max
+    if not len(rank.host):
+        return rank.ops.start_ns < last
+    launched = np.full(len(rank.ops), np.iinfo(np.int64).max)
+    known = rank.ops.launch >= 0
+    launched[known] = rank.host.start_ns[rank.ops.launch[known]]
+    return launched < last

@@ -191,6 +191,8 @@ def _device_events(rank: RankTrace, device: int) -> Iterator[dict[str, Any]]:
         elif not len(host) and kind != HOST_NODE:
             args["correlation"] = index + 1
             yield _launch(rank.rank, index + 1, start)
+        elif kind != HOST_NODE:
+            args["correlation"] = 2 * _EXTRA_CORRELATION + index
         category = "kernel"
         if kind == COPY:
             category = "gpu_memset" if name.lower().startswith("memset") else "gpu_memcpy"
