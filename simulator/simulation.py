@@ -18,7 +18,7 @@ from simulator.models.build import build_model
 from simulator.models.layer import Model
 from simulator.models.spec import ModelSpec
 from simulator.network import NETWORKS
-from simulator.parallel.data import gradient_bytes
+from simulator.parallel.gradients import gradient_bytes
 from simulator.parallel.lower import Lowered, lower
 from simulator.plan import ParallelPlan
 from simulator.report.metrics import Metrics, measure

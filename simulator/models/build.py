@@ -137,7 +137,7 @@ def _embedding_layer(spec: ModelSpec, setting: Setting) -> Layer:
 def _checkpoint(setting: Setting) -> Checkpoint:
     if setting.recompute == "full":
         return "full"
-    is_operators = setting.recompute == "selective" and setting.kernels == "compiled"
+    is_operators = setting.recompute == "selective" and setting.kernels in ("compiled", "hf-eager")
     return "operators" if is_operators else "none"
 
 

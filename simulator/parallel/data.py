@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.models.layer import Layer
+from simulator.parallel.gradients import gradient_bytes, parameter_bytes
 from simulator.parallel.mesh import Communicators
 from simulator.parallel.stage import Kind
 from simulator.plan import ParallelPlan
@@ -27,25 +28,6 @@ DDP_FIRST_BUCKET_BYTES = MIB
 DDP_BUCKET_BYTES = 25 * MIB
 DEEPSPEED_BUCKET_ELEMENTS = 500_000_000
 STREAM = "dp"
-
-
-def gradient_bytes(plan: ParallelPlan) -> int:
-    """Bytes of one gradient element as it is reduced."""
-    if plan.gradient_bytes:
-        return plan.gradient_bytes
-    framework = plan.framework_spec
-    if plan.precision in ("bf16", "fp8"):
-        return framework.gradient_bytes_bf16
-    if plan.precision == "fp16":
-        return framework.gradient_bytes_fp16
-    return 4
-
-
-def parameter_bytes(plan: ParallelPlan) -> int:
-    """Bytes of one parameter element as it is gathered."""
-    if plan.precision in ("bf16", "fp16", "fp8"):
-        return 2
-    return 2 if plan.precision.startswith("amp") and plan.sharding in ("zero3", "hsdp") else 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

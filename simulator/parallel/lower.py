@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from simulator.errors import InfeasiblePlanError
 from simulator.models.layer import Layer, Model
-from simulator.parallel.data import gradient_bytes
+from simulator.parallel.gradients import gradient_bytes
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.optimizer import optimizer_run
 from simulator.parallel.pipeline import StageLowering

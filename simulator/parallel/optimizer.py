@@ -8,7 +8,7 @@ Rajbhandari et al., ZeRO, arXiv:1910.02054, section 3.1 (K = 12 bytes of optimiz
 from __future__ import annotations
 
 from simulator.models.layer import PointwiseShape
-from simulator.parallel.data import gradient_bytes
+from simulator.parallel.gradients import gradient_bytes
 from simulator.plan import ParallelPlan
 from simulator.program.op import Kernel, KernelRun
 

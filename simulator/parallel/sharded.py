@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.models.layer import Layer, PointwiseShape
-from simulator.parallel.data import DataParallel, gradient_bytes, parameter_bytes
+from simulator.parallel.data import DataParallel
+from simulator.parallel.gradients import gradient_bytes, parameter_bytes
 from simulator.parallel.mesh import Communicators
 from simulator.parallel.stage import Kind
 from simulator.plan import ParallelPlan

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from simulator.models.layer import CommunicationPoint, Layer, LayerItem
+from simulator.models.layer import CommunicationPoint, Layer, LayerItem, PointwiseShape
+from simulator.parallel.gradients import accumulation_traffic
 from simulator.parallel.mesh import Communicators
 from simulator.parallel.tensor import at_point
 from simulator.plan import ParallelPlan
@@ -83,7 +84,23 @@ def _template(layer: Layer, kind: Kind, plan: ParallelPlan, communicators: Commu
             entries.append(_Entry(op, point.axis, last_compute + waits))
             pending.append([len(entries) - 1, item.overlaps])
         flush()
+    if kind in ("B", "W"):
+        run += _accumulation(layer, plan)
+        flush()
     return _Template(entries, last_compute + tuple(entry for entry, _ in pending))
+
+
+def _accumulation(layer: Layer, plan: ParallelPlan) -> list[Kernel]:
+    """Add a layer's gradients to those of earlier micro-batches."""
+    traffic = accumulation_traffic(plan)
+    n_elements = layer.n_parameters
+    if not n_elements or traffic == (0, 0):
+        return []
+    shape = PointwiseShape(
+        name="add", n_elements=n_elements, dtype="fp32",
+        read_bytes=float(n_elements * traffic.read_bytes), written_bytes=float(n_elements * traffic.written_bytes),
+    )  # fmt: skip
+    return [Kernel(name="accumulate gradients", phase="backward", shape=shape, layer=layer.name)]
 
 
 class StageLayers:

@@ -1,0 +1,49 @@
+"""Bytes of parameters and gradients: as they are gathered, reduced, and accumulated over micro-batches."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from simulator.plan import ParallelPlan
+
+
+def gradient_bytes(plan: ParallelPlan) -> int:
+    """Bytes of one gradient element as it is reduced."""
+    if plan.gradient_bytes:
+        return plan.gradient_bytes
+    framework = plan.framework_spec
+    if plan.precision in ("bf16", "fp8"):
+        return framework.gradient_bytes_bf16
+    if plan.precision == "fp16":
+        return framework.gradient_bytes_fp16
+    return 4
+
+
+def parameter_bytes(plan: ParallelPlan) -> int:
+    """Bytes of one parameter element as it is gathered."""
+    if plan.precision in ("bf16", "fp16", "fp8"):
+        return 2
+    return 2 if plan.precision.startswith("amp") and plan.sharding in ("zero3", "hsdp") else 4
+
+
+class Traffic(NamedTuple):
+    """Bytes per parameter that a pass reads from and writes to device memory."""
+
+    read_bytes: int
+    written_bytes: int
+
+
+def accumulation_traffic(plan: ParallelPlan) -> Traffic:
+    """Traffic of adding one micro-batch's gradient to the sum of those before it, per parameter.
+
+    Sixteen-bit gradients are added to fp32 ones where the framework keeps such (Megatron's main gradients, DeepSpeed's bf16
+    optimizer, which also clears the former), otherwise in place by autograd. Fused kernels accumulate in the epilogue of the
+    weight-gradient product; full sharding accumulates shards only.
+    """
+    framework = plan.framework_spec
+    if framework.kernels == "fused" or plan.sharding in ("zero3", "hsdp"):
+        return Traffic(0, 0)
+    n_bytes = gradient_bytes(plan)
+    if plan.precision in ("bf16", "fp16", "fp8") and n_bytes == 4:
+        return Traffic(6, 6 if framework.data_parallel == "deepspeed" else 4)
+    return Traffic(2 * n_bytes, n_bytes) if plan.n_micro_batches > 1 else Traffic(0, 0)
