@@ -254,17 +254,25 @@ def _flow(described: Described, n_bytes: int, unit: UnitLoads, topology: Any) ->
     """Scale unit loads by traffic over efficiency and add them up."""
     price = described.terms
     scale_inside, scale_between = _scales(described)
-    weights = unit.inside * scale_inside + unit.between * scale_between
-    alone = float((unit.capacity_bytes_per_s / weights).min(initial=price.cap_bytes_per_s))
+    weights, rate = _weights(unit, scale_inside, scale_between)
     return Flow(
         latency_s=price.latency_s,
         n_bytes=float(n_bytes),
         links=unit.links,
-        weights=tuple(weights.tolist()),
+        weights=weights,
         rate_cap_bytes_per_s=price.cap_bytes_per_s,
         label=described.label,
-        alone_bytes_per_s=alone,
+        alone_bytes_per_s=min(rate, price.cap_bytes_per_s),
     )
+
+
+@lru_cache(maxsize=512)
+def _weights(unit: UnitLoads, inside: float, between: float) -> tuple[tuple[float, ...], float]:
+    """Loads of the raw links, and the rate that they allow; the same for all sizes under one protocol."""
+    weights = unit.inside * inside + unit.between * between
+    loaded = weights > 0.0
+    rate = float((unit.capacity_bytes_per_s[loaded] / weights[loaded]).min(initial=np.inf))
+    return tuple(weights.tolist()), rate
 
 
 def _scales(described: Described) -> tuple[float, float]:
