@@ -1,0 +1,65 @@
+"""Collectives of gloo against measured ones on emulated hosts."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from simulator.collectives import plan_collective, plan_transfer
+from simulator.errors import ConfigError
+from simulator.network import NETWORKS
+from simulator.topology.load import load_topology
+from simulator.units import to_s
+
+TABLE = Path(__file__).parents[3] / "shared" / "measurements" / "emulated" / "collectives.csv"
+RATES = {"100mbit": "emulated-100m", "500mbit": "emulated-500m", "1gbit": "emulated-1g"}
+NAMES = {"allreduce": "all_reduce", "reducescatter": "reduce_scatter", "ringshift": "send_recv"}
+MIB = 2**20
+
+
+def alone_s(flow, topology):
+    network = NETWORKS["flow"](topology)
+    network.start(flow, 0)
+    return to_s(network.next_completion_ps())
+
+
+def test_reduce_scatter_moves_twice_the_bytes_of_an_all_gather():
+    topology = load_topology("emulated-1g", 4)
+    group = ((0, 1, 2, 3),)
+    gather, scatter = (
+        alone_s(plan_collective(name, 64 * MIB, group, topology), topology)
+        for name in ("all_gather", "reduce_scatter")
+    )
+    assert scatter == pytest.approx(2 * gather, rel=0.01)
+
+
+def test_a_broadcast_sends_to_all_children_at_once():
+    topology = load_topology("emulated-1g", 8)
+    one = alone_s(plan_transfer(16 * MIB, ((0, 1),), topology), topology)
+    broadcast = alone_s(plan_collective("broadcast", 16 * MIB, (tuple(range(8)),), topology), topology)
+    assert broadcast == pytest.approx((3 + 2 + 1) * one, rel=0.01)
+
+
+def test_gloo_knows_its_collectives():
+    topology = load_topology("emulated-1g", 4)
+    with pytest.raises(ConfigError, match="no barrier"):
+        plan_collective("barrier", 8, ((0, 1, 2, 3),), topology)
+
+
+@pytest.mark.skipif(not TABLE.is_file(), reason="the measurements are not beside the repository")
+def test_measured_times_from_one_mebibyte():
+    errors = []
+    with TABLE.open(encoding="utf-8", newline="") as handle:
+        for row in csv.DictReader(handle):
+            size, n = int(row["bytes"]), int(row["world"])
+            plain = not (float(row["delay_us"] or 0) or row["slow"]) and row["procs_per_node"] == "1"
+            if row["job"] not in NAMES or row["rate"] not in RATES or size < MIB or not plain or row["trunk"]:
+                continue
+            topology = load_topology(RATES[row["rate"]], n)
+            flow = plan_collective(NAMES[row["job"]], size, (tuple(range(n)),), topology)
+            errors.append(abs(alone_s(flow, topology) / float(row["median_s"]) - 1.0))
+    assert len(errors) > 40
+    assert sorted(errors)[len(errors) // 2] < 0.01
+    assert sorted(errors)[int(0.9 * len(errors))] < 0.03
