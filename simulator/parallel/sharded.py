@@ -22,9 +22,26 @@ from simulator.program.program import COMPUTE, HOST, TaskList
 INFLIGHT_GATHERS = 2
 #: DeepSpeed keeps smaller tensors whole (stage3_param_persistence_threshold)
 PERSISTENT_ELEMENTS = 100_000
+#: DeepSpeed releases a gathered tensor that is not used again within so many elements (stage3_max_reuse_distance)
+MAX_REUSE_DISTANCE = 1_000_000_000
 #: Host time per rank of the group and message in DeepSpeed, which slices every gathered or scattered buffer rank by rank in
 #: Python (partition_parameters.py, coalesced_collectives.py); a view takes eager PyTorch 3 to 8 us
 SLICE_S = 5e-6
+
+
+def _released_before_reuse(elements: Sequence[int]) -> list[int]:
+    """Return the tensors of a recomputed layer that DeepSpeed releases between recomputation and backward.
+
+    A tensor is kept if it is used again within ``stage3_max_reuse_distance`` elements: backward visits the tensors of the
+    layer in reverse, so the first ones are the furthest apart.
+    """
+    released = []
+    behind = 0
+    for n_elements in reversed(elements):
+        if 2 * behind > MAX_REUSE_DISTANCE:
+            released.append(n_elements)
+        behind += n_elements
+    return released
 
 
 class FullySharded(DataParallel):
@@ -106,6 +123,8 @@ class FullySharded(DataParallel):
             after = (ends[self._units[place]],)
             tasks.add(HostWork(name="rate limiter", duration_s=0.0), HOST, after)
         elements = [p.n_elements for p in self.layers[position].parameters]
+        if kind != "F" and self.framework == "deepspeed" and self.plan.recompute == "full":
+            elements += _released_before_reuse(elements)
         phase: Phase = "forward" if kind == "F" else "backward"
         self._gathered[position, kind, micro_batch] = self._all_gather(tasks, elements, after, phase)
 

@@ -41,6 +41,10 @@ _CONJUGATES = {
     ("vocabulary", "forward", True): "all_reduce",
     ("vocabulary", "backward", False): None,
     ("vocabulary", "backward", True): None,
+    ("logits", "forward", False): "all_gather",
+    ("logits", "forward", True): "all_gather",
+    ("logits", "backward", False): None,
+    ("logits", "backward", True): None,
 }
 
 
