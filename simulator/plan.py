@@ -23,8 +23,8 @@ class Framework:
     Parameters
     ----------
     kernels : str
-        Style of the operator stream: ``hf-eager`` (unfused Hugging Face), ``eager-fused-norm`` (the same with
-        fused norms), ``megatron`` (fused bias, dropout, softmax and norm kernels), ``compiled`` (torch.compile), ``fused`` (hand-written, llm.c or Transformer Engine style).
+        Style of the operator stream: ``hf-eager`` (unfused Hugging Face), ``torch-modules`` (the same
+        with gathered logits), ``eager-fused-norm`` (with fused norms too), ``megatron`` (fused bias, dropout, softmax and norm kernels), ``compiled`` (torch.compile), ``fused`` (hand-written, llm.c or Transformer Engine style).
     data_parallel : str
         Who reduces gradients: ``ddp``, ``deepspeed``, ``megatron``, ``fsdp`` (the wrapper), ``fsdp2`` (fully_shard).
     host : str
@@ -43,7 +43,7 @@ class Framework:
     """
 
     name: str
-    kernels: Literal["hf-eager", "eager-fused-norm", "megatron", "compiled", "fused"]
+    kernels: Literal["hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused"]
     data_parallel: Literal["ddp", "deepspeed", "megatron", "fsdp", "fsdp2"]
     host: Literal["eager", "compiled", "graphs"] = "eager"
     gradient_bytes_bf16: int = 2
@@ -91,7 +91,7 @@ FRAMEWORKS: dict[str, Framework] = {
             gradient_bytes_bf16=4,
             flash="flash_attention_2",
         ),
-        Framework(name="torch-3d", kernels="hf-eager", data_parallel="megatron", overlap=False),
+        Framework(name="torch-3d", kernels="torch-modules", data_parallel="megatron", overlap=False),
         Framework(
             name="torch-3d-fused-norm", kernels="eager-fused-norm", data_parallel="megatron", overlap=False
         ),

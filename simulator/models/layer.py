@@ -144,7 +144,8 @@ class CommunicationPoint:
         with sequence parallelism ``f`` gathers and ``g`` reduce-scatters). ``"vocabulary"`` is the
         vocabulary-parallel loss, ``"embedding"`` the vocabulary-parallel embedding, ``"context"`` the
         exchange of keys and values of context parallelism, ``"dispatch"`` and ``"combine"`` the token
-        exchange of experts.
+        exchange of experts, ``"logits"`` the gathering of vocabulary-parallel logits for a loss that wants them
+        whole.
     n_bytes : int
         Bytes of the full (not sequence-sharded) tensor of this rank's tensor-parallel group.
     overlaps : int
@@ -156,7 +157,7 @@ class CommunicationPoint:
     4.2.2.
     """
 
-    operator: Literal["f", "g", "vocabulary", "embedding", "context", "dispatch", "combine"]
+    operator: Literal["f", "g", "vocabulary", "embedding", "context", "dispatch", "combine", "logits"]
     n_bytes: int
     kernel_pass: Literal["forward", "backward"] = "forward"
     overlaps: int = 0

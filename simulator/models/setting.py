@@ -51,7 +51,7 @@ class Setting:
     cp: int = 1
     ep: int = 1
     precision: str = "bf16"
-    kernels: Literal["hf-eager", "eager-fused-norm", "megatron", "compiled", "fused"] = "megatron"
+    kernels: Literal["hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused"] = "megatron"
     attention: Literal["flash", "eager"] = "flash"
     recompute: Literal["none", "selective", "full"] = "none"
 

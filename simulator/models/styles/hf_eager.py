@@ -24,6 +24,7 @@ from simulator.models.ops import (
     wider,
 )
 from simulator.models.styles.base import Style
+from simulator.models.styles.megatron import fused_loss
 
 
 class HfEager(Style):
@@ -256,7 +257,12 @@ class HfEager(Style):
     # ---- loss --------------------
 
     def loss(self, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
-        """Append log-softmax and negative log-likelihood; decoders upcast the logits to fp32 first."""
+        """Append log-softmax and negative log-likelihood; decoders upcast the logits to fp32 first.
+
+        MPT's training code has flash-attention's fused cross-entropy (llm-foundry, ``loss_fn: fused_crossentropy``).
+        """
+        if self.spec.architecture == "mpt":
+            return fused_loss(self, logits, n_tokens, vocab)
         tape = self.tape
         decoder = self.spec.architecture not in ("bert", "t5")
         if decoder or self.is_autocast:

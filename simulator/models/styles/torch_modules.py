@@ -1,14 +1,37 @@
-"""A laboratory's own PyTorch modules under Megatron-style parallelism, with a fused norm."""
+"""A laboratory's own PyTorch modules under Megatron-style parallelism, with and without a fused norm."""
 
 from __future__ import annotations
 
+from simulator.models.layer import CommunicationPoint
 from simulator.models.liveness import Tensor
-from simulator.models.ops import layer_norm, rms_norm
+from simulator.models.ops import layer_norm, map_kernel, rms_norm
 from simulator.models.styles.hf_eager import HfEager
 
 
-class EagerFusedNorm(HfEager):
-    """Unfused operators as the Python code names them, but norms from a fused kernel.
+class TorchModules(HfEager):
+    """Unfused operators as the Python code names them; logits are gathered, the loss is PyTorch's own."""
+
+    def loss(self, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
+        """Append the gathering of the logits ``[tokens, vocab / tp]`` and the loss over the whole vocabulary."""
+        tp = self.setting.tp
+        if tp == 1:
+            return super().loss(logits, n_tokens, vocab)
+        whole = Tensor(n_tokens * vocab * tp, logits.dtype, logits.storage)
+        whole = self.tape.record(
+            [logits],
+            whole.n_elements,
+            logits.dtype,
+            forward=[
+                CommunicationPoint(operator="logits", n_bytes=whole.n_bytes),
+                map_kernel("cat", [whole], [whole]),
+            ],
+            backward=[map_kernel("copy", [logits], [logits], in_pass="backward")],
+        )
+        return super().loss(whole, n_tokens, vocab * tp)
+
+
+class EagerFusedNorm(TorchModules):
+    """The same, with norms from a fused kernel.
 
     References
     ----------
