@@ -9,6 +9,7 @@ from typing import Any
 from simulator import __version__
 from simulator.errors import InfeasiblePlanError
 from simulator.plan import ParallelPlan
+from simulator.report.confidence import features_of, interval, shipped_table
 from simulator.simulation import Result, lower_scenario, simulate_on
 from simulator.units import format_bytes
 
@@ -56,13 +57,15 @@ def bottleneck(result: Result) -> dict[str, Any] | None:
 
 
 def confidence(result: Result) -> dict[str, Any]:
-    """Return the interval that comparable measured rows suggest."""
-    error = max(0.1, float(result.topology.device(0).kernel_error))
-    seconds = result.metrics.iteration_time_s
-    return {
-        "low_s": seconds * (1 - error), "high_s": seconds * (1 + error),
-        "basis": f"kernel model of {result.topology.device(0).name}: {result.topology.device(0).kernel_basis}",
-    }  # fmt: skip
+    """Return the 80 % interval that the residuals of comparable measured runs suggest."""
+    device, seconds = result.topology.device(0), result.metrics.iteration_time_s
+    table = shipped_table()
+    if table.rows:
+        found = interval(features_of(result.plan, device), table)
+        return {"low_s": seconds * found.low, "high_s": seconds * found.high, "basis": found.basis}
+    error = max(0.1, float(device.kernel_error))
+    basis = f"kernel model of {device.name}: {device.kernel_basis}"
+    return {"low_s": seconds * (1 - error), "high_s": seconds * (1 + error), "basis": basis}
 
 
 #: what advice tries: label -> factors on link bandwidths

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from simulator.errors import ConfigError
+from simulator.report.console import make_console
 
 
 def topology(action: str, name: str | None, *, json_output: bool) -> None:
@@ -53,7 +53,7 @@ def models(action: str, *, json_output: bool) -> None:
         table.add_column(column.replace("_", " "), justify="left" if column in ("name", "architecture") else "right")
     for row in rows:
         table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()))
-    Console().print(table, highlight=False)
+    make_console().print(table, highlight=False)
 
 
 def schedule(name: str, n_stages: int, n_micro_batches: int, n_chunks: int) -> None:

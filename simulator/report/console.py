@@ -25,6 +25,12 @@ def _table(*columns: str, title: str) -> Table:
     return table
 
 
+def make_console() -> Console:
+    """Return a console on standard output that is never so narrow that tables lose columns."""
+    console = Console()
+    return console if console.is_terminal and console.width >= 80 else Console(width=max(console.width, 120))
+
+
 def print_answer(scenario: Scenario, answer: dict[str, Any], console: Console | None = None) -> None:
     """Print one answer: headline, where the time goes, communication, memory, bottleneck.
 
@@ -37,7 +43,7 @@ def print_answer(scenario: Scenario, answer: dict[str, Any], console: Console | 
     console : rich.console.Console, optional
         Where to print; standard output by default.
     """
-    out = console or Console()
+    out = console or make_console()
     plan = scenario.plan
     out.print(f"[bold]{scenario.model}[/bold] on [bold]{scenario.topology}[/bold], {describe_plan(plan)}", highlight=False)
     low_s, high_s = answer["confidence"]["low_s"], answer["confidence"]["high_s"]
@@ -126,7 +132,7 @@ def _print_bottleneck(out: Console, answer: dict[str, Any]) -> None:
 
 def print_scaling(plans: Sequence[ParallelPlan], answers: Sequence[dict[str, Any]], console: Console | None = None) -> None:
     """Print one row per number of GPUs; efficiency is relative to the first."""
-    out = console or Console()
+    out = console or make_console()
     table = _table("GPUs", "iteration", "tokens/s", "tokens/s/GPU", "efficiency", "communication", "MFU", "memory", title="scaling")
     first = answers[0]["tokens_per_s"] / plans[0].gpus
     for plan, answer in zip(plans, answers, strict=True):
@@ -141,7 +147,7 @@ def print_scaling(plans: Sequence[ParallelPlan], answers: Sequence[dict[str, Any
 
 def print_advice(rows: Sequence[dict[str, Any]], *, everything: bool = False, console: Console | None = None) -> None:
     """Print what single changes would save, each simulated; only the best one unless ``everything`` is asked for."""
-    out = console or Console()
+    out = console or make_console()
     for row in rows if everything else rows[:1]:
         effect = f"saves {row['saving']:.1%}" if row["saving"] >= 0.001 else "has no effect" if row["saving"] > -0.001 else f"costs {-row['saving']:.1%}"
         prefix = "" if everything else "what would help most: "
