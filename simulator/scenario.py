@@ -45,10 +45,18 @@ class Scenario:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data that JSON can hold."""
         return {
-            "topology": self.topology, "model": self.model, "plan": self.plan.to_dict(), "network": self.network,
-            "kernels": self.kernels, "transport": self.transport, "algorithm": self.algorithm, "protocol": self.protocol,
-            "overrides": [list(item) for item in self.overrides], "seed": self.seed, "unfold": self.unfold,
-        }  # fmt: skip
+            "topology": self.topology,
+            "model": self.model,
+            "plan": self.plan.to_dict(),
+            "network": self.network,
+            "kernels": self.kernels,
+            "transport": self.transport,
+            "algorithm": self.algorithm,
+            "protocol": self.protocol,
+            "overrides": [list(item) for item in self.overrides],
+            "seed": self.seed,
+            "unfold": self.unfold,
+        }
 
     def digest(self) -> str:
         """Return a content address of the scenario."""

@@ -83,9 +83,7 @@ def _scale(unit: str, dimension: str) -> float | None:
     if dimension == "bytes":
         return _byte_scale(unit)
     if dimension == "bandwidth":
-        return (
-            _byte_scale(unit.removesuffix("/s").removesuffix("ps")) if unit.endswith(("/s", "ps")) else None
-        )
+        return _byte_scale(unit.removesuffix("/s").removesuffix("ps")) if unit.endswith(("/s", "ps")) else None
     if dimension == "compute":
         return _suffix_scale(unit, ("FLOP/s", "FLOPs/s", "FLOPS"))
     if dimension == "frequency":

@@ -36,9 +36,7 @@ LONGER: dict[str, str] = {
 
 def run_python(code):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 
 
 @functools.cache
@@ -104,9 +102,7 @@ def test_functions_and_modules_are_short(path):
             continue
         length = (node.end_lineno or node.lineno) - node.lineno + 1 - _docstring_lines(node)
         key = f"{name_of(path)}:{name}"
-        assert length <= MAX_FUNCTION_LINES or key in LONGER, (
-            f"{key} has {length} lines without its docstring"
-        )
+        assert length <= MAX_FUNCTION_LINES or key in LONGER, f"{key} has {length} lines without its docstring"
 
 
 def _docstring_lines(node):

@@ -67,8 +67,7 @@ def test_a_typo_is_found_by_line_and_column_with_a_suggestion_and_a_caret():
 
 def test_all_faults_come_at_once_in_the_order_of_the_file():
     message = faults_of(
-        "bandwidth: 25\nlatency: 3 parsecs\nshape:\n  kind: square\n  sid: 1 GB/s\n"
-        "rows: [1, two]\ncolour: red\n"
+        "bandwidth: 25\nlatency: 3 parsecs\nshape:\n  kind: square\n  sid: 1 GB/s\nrows: [1, two]\ncolour: red\n"
     )
     heads = [line for line in message.splitlines() if line.startswith("machine.yaml:")]
     assert [head.split(": ")[1] for head in heads] == [

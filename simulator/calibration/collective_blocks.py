@@ -12,9 +12,7 @@ _RINGLIKE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"
 Place = tuple[str | int, ...]
 
 
-def _lists(
-    *prefix: str, keys: tuple[str, ...] = _RING, positions: tuple[int, ...] = (0, 1, 2)
-) -> tuple[Place, ...]:
+def _lists(*prefix: str, keys: tuple[str, ...] = _RING, positions: tuple[int, ...] = (0, 1, 2)) -> tuple[Place, ...]:
     return tuple((*prefix, key, position) for key in keys for position in positions)
 
 
@@ -33,9 +31,7 @@ def _inside(generation: str, old: bool | None, wiring: str | None = None) -> Cal
 
 
 def _between(protocol: str, test: Callable[[Measured], bool]) -> Callable[[Measured], bool]:
-    return lambda r: (
-        r.shape.n_nodes > 1 and r.shape.protocol == protocol and r.collective in _RINGLIKE[:3] and test(r)
-    )
+    return lambda r: r.shape.n_nodes > 1 and r.shape.protocol == protocol and r.collective in _RINGLIKE[:3] and test(r)
 
 
 def _exchange(test: Callable[[Measured], bool]) -> Callable[[Measured], bool]:
@@ -54,9 +50,7 @@ def _inside_paths(generation: str) -> tuple[Place, ...]:
 
 
 def _nvls_paths(generation: str) -> tuple[Place, ...]:
-    return tuple(
-        ("inside", generation, "nvls", key) for key in ("base_us", "efficiency", "fill_us", "fill_mib")
-    )
+    return tuple(("inside", generation, "nvls", key) for key in ("base_us", "efficiency", "fill_us", "fill_mib"))
 
 
 def _old_ampere() -> tuple[Place, ...]:
@@ -89,15 +83,11 @@ BLOCKS: tuple[Block, ...] = (
     Block(name="ampere", paths=_inside_paths("ampere"), rows=_inside("ampere", False)),
     Block(name="ampere, NCCL before 2.12", paths=_old_ampere(), rows=_inside("ampere", True)),
     Block(name="volta", paths=_inside_paths("volta"), rows=_inside("volta", None)),
-    Block(
-        name="hopper", paths=(*_inside_paths("hopper"), *_nvls_paths("hopper")), rows=_inside("hopper", None)
-    ),
+    Block(name="hopper", paths=(*_inside_paths("hopper"), *_nvls_paths("hopper")), rows=_inside("hopper", None)),
     *(
         Block(
             name=f"{generation} messages",
-            paths=tuple(
-                ("inside", generation, "p2p", key, i) for key in ("base_us", "efficiency") for i in (0, 1)
-            ),
+            paths=tuple(("inside", generation, "p2p", key, i) for key in ("base_us", "efficiency") for i in (0, 1)),
             rows=_exchange(lambda r, g=generation: r.shape.n_nodes == 1 and r.shape.generation == g),  # type: ignore[misc]
         )
         for generation in ("ampere", "hopper")
@@ -109,9 +99,7 @@ NETWORK_BLOCKS: tuple[Block, ...] = (
         paths=_lists("between", "rdma", "ring")
         + _lists("between", "rdma", "tree", keys=("base_us", "hop_us"))
         + (("between", "rdma", "tree", "efficiency", 2),)
-        + tuple(
-            ("between", f"rdma.{g}", "tree", "efficiency", i) for g in ("volta", "ampere") for i in (0, 1)
-        ),
+        + tuple(("between", f"rdma.{g}", "tree", "efficiency", i) for g in ("volta", "ampere") for i in (0, 1)),
         rows=_between("rdma", lambda r: r.shape.generation != "hopper"),
     ),
     Block(

@@ -70,13 +70,9 @@ def describe(rows: Sequence[Measured], table: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="collective_fit", description=__doc__.splitlines()[0] if __doc__ else ""
-    )
+    parser = argparse.ArgumentParser(prog="collective_fit", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("table", type=Path, help="measured rows in the columns of collectives.csv")
-    parser.add_argument(
-        "--leave-one-out", action="store_true", help="fit without each cluster and predict it"
-    )
+    parser.add_argument("--leave-one-out", action="store_true", help="fit without each cluster and predict it")
     parser.add_argument("--write", type=Path, help="file for the fitted constants")
     options = parser.parse_args(arguments)
     rows = read_measured(options.table)

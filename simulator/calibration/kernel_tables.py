@@ -36,9 +36,7 @@ def _read(path: str | Path) -> Iterator[dict[str, str]]:
         raise CalibrationError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def read_layer_profiles(
-    path: str | Path, gpus: tuple[str, ...], *, shortest_s: float = 150e-6
-) -> list[KernelRow]:
+def read_layer_profiles(path: str | Path, gpus: tuple[str, ...], *, shortest_s: float = 150e-6) -> list[KernelRow]:
     """Read the matrix products of training profiles: forward passes without tensor parallelism.
 
     Backward passes are left out (their gradients are constant, and constant operands draw less power), and so

@@ -186,8 +186,7 @@ def fit_kernel_rows(
     attention = _fit_attention(rows, known, constants)
     if attention:
         sections["attention"] = {
-            name: {way: _plain(found, None) for way, found in ways.items()}
-            for name, ways in attention.items()
+            name: {way: _plain(found, None) for way, found in ways.items()} for name, ways in attention.items()
         }
         merged = {**constants.attention.implementations}
         for name, ways in attention.items():
@@ -206,9 +205,7 @@ def fit_kernel_rows(
     )
 
 
-def residuals_of(
-    rows: Sequence[KernelRow], device: Device, constants: KernelConstants
-) -> dict[str, Residuals]:
+def residuals_of(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> dict[str, Residuals]:
     """Sum up errors per family, and per family and source where a family has several."""
     groups: dict[str, list[KernelRow]] = {}
     for row in rows:
@@ -307,9 +304,7 @@ def _fit_attention(
     return found
 
 
-def _fit_pointwise(
-    rows: Sequence[KernelRow], device: Device, constants: KernelConstants
-) -> PointwiseConstants:
+def _fit_pointwise(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> PointwiseConstants:
     """Fit operation by operation: bandwidth share, seconds per row, additional fixed time."""
     found = replace(constants.pointwise, launch_s=constants.gemm.launch_s)
     groups: dict[str, list[KernelRow]] = {}

@@ -147,9 +147,7 @@ def benchmark_table(
     return tuple(rows)
 
 
-def _row(
-    collective: str, n_bytes: int, n_ranks: int, *, dtype: str, time_s: float, label: str
-) -> BenchmarkRow:
+def _row(collective: str, n_bytes: int, n_ranks: int, *, dtype: str, time_s: float, label: str) -> BenchmarkRow:
     share = n_ranks if collective in _SHARED else 1
     algbw = n_bytes / time_s
     return BenchmarkRow(

@@ -56,9 +56,7 @@ def all_gather(n_ranks: int) -> Table:
     rounds, held = [], 1
     while held < n_ranks:
         count = min(held, n_ranks - held)
-        rounds.append(
-            tuple(Send(source=r, target=(r - held) % n_ranks, first=r, count=count) for r in range(n_ranks))
-        )
+        rounds.append(tuple(Send(source=r, target=(r - held) % n_ranks, first=r, count=count) for r in range(n_ranks)))
         held += count
     return Table(collective="all_gather", n_ranks=n_ranks, n_chunks=n_ranks, rounds=tuple(rounds))
 
@@ -66,9 +64,7 @@ def all_gather(n_ranks: int) -> Table:
 def reduce_scatter(n_ranks: int) -> Table:
     """The all-gather backwards, adding."""
     rounds = tuple(
-        tuple(
-            Send(source=s.target, target=s.source, first=s.first, count=s.count, reduce=True) for s in sends
-        )
+        tuple(Send(source=s.target, target=s.source, first=s.first, count=s.count, reduce=True) for s in sends)
         for sends in reversed(all_gather(n_ranks).rounds)
     )
     return Table(collective="reduce_scatter", n_ranks=n_ranks, n_chunks=n_ranks, rounds=rounds)

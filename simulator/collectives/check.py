@@ -21,10 +21,7 @@ def _own(table: Table) -> State:
 
 def _shard(table: Table) -> State:
     """Rank r has chunk r and nothing else."""
-    return [
-        [1 << rank if chunk == rank else 0 for chunk in range(table.n_chunks)]
-        for rank in range(table.n_ranks)
-    ]
+    return [[1 << rank if chunk == rank else 0 for chunk in range(table.n_chunks)] for rank in range(table.n_ranks)]
 
 
 def _root(table: Table) -> State:
@@ -109,7 +106,5 @@ def check(table: Table) -> list[str]:
         for chunk in range(table.n_chunks):
             wanted = expected(table, rank, chunk)
             if wanted is not None and state[rank][chunk] != wanted:
-                faults.append(
-                    f"rank {rank} ends with {state[rank][chunk]:b} in chunk {chunk}, not {wanted:b}"
-                )
+                faults.append(f"rank {rank} ends with {state[rank][chunk]:b} in chunk {chunk}, not {wanted:b}")
     return faults

@@ -26,16 +26,12 @@ def ring_gather_s(n_ranks: int, n_bytes: float, latency_s: float, bandwidth_byte
     return (n_ranks - 1) * (latency_s + n_bytes / (n_ranks * bandwidth_bytes_per_s))
 
 
-def chain_s(
-    n_ranks: int, n_pieces: int, n_bytes: float, latency_s: float, bandwidth_bytes_per_s: float
-) -> float:
+def chain_s(n_ranks: int, n_pieces: int, n_bytes: float, latency_s: float, bandwidth_bytes_per_s: float) -> float:
     """Pipelined broadcast or reduce along a chain."""
     return (n_ranks - 1 + n_pieces - 1) * (latency_s + n_bytes / (n_pieces * bandwidth_bytes_per_s))
 
 
-def binomial_broadcast_s(
-    n_ranks: int, n_bytes: float, latency_s: float, bandwidth_bytes_per_s: float
-) -> float:
+def binomial_broadcast_s(n_ranks: int, n_bytes: float, latency_s: float, bandwidth_bytes_per_s: float) -> float:
     """Whole messages down a binomial tree."""
     return math.ceil(math.log2(n_ranks)) * (latency_s + n_bytes / bandwidth_bytes_per_s)
 
@@ -46,8 +42,6 @@ def recursive_gather_s(n_ranks: int, n_bytes: float, latency_s: float, bandwidth
     return steps * latency_s + (n_ranks - 1) / n_ranks * n_bytes / bandwidth_bytes_per_s
 
 
-def pairwise_all_to_all_s(
-    n_ranks: int, n_bytes: float, latency_s: float, bandwidth_bytes_per_s: float
-) -> float:
+def pairwise_all_to_all_s(n_ranks: int, n_bytes: float, latency_s: float, bandwidth_bytes_per_s: float) -> float:
     """n-1 steps; ``n_bytes`` is what one rank sends in all, its own share included."""
     return (n_ranks - 1) * (latency_s + n_bytes / (n_ranks * bandwidth_bytes_per_s))

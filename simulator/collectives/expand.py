@@ -22,9 +22,7 @@ class _Node:
     dependents: list[int] = field(default_factory=list)
 
 
-def makespan_s(
-    table: Table, n_bytes: float, ranks: Sequence[int], topology: Any, *, hop_s: float = 0.0
-) -> float:
+def makespan_s(table: Table, n_bytes: float, ranks: Sequence[int], topology: Any, *, hop_s: float = 0.0) -> float:
     """Run a table chunk by chunk and return when the last send has arrived.
 
     A send starts when all that its source was sent of these chunks before has arrived, and the sends of the

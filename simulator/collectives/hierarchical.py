@@ -25,9 +25,7 @@ def all_reduce(n_ranks: int, ranks_per_node: int) -> Table:
     for outer in ring.all_reduce(nodes).rounds:
         rounds.append(
             tuple(
-                replace(
-                    send, source=send.source * m + k, target=send.target * m + k, first=k * nodes + send.first
-                )
+                replace(send, source=send.source * m + k, target=send.target * m + k, first=k * nodes + send.first)
                 for k in range(m)
                 for send in outer
             )

@@ -53,9 +53,7 @@ def link_loads(traffic: Traffic, topology: Any, *, by_host: bool = False) -> Flo
     """
     n_links = len(topology.links)
     moving = (traffic.source != traffic.target) & (traffic.amount > 0.0)
-    kept = Traffic(
-        source=traffic.source[moving], target=traffic.target[moving], amount=traffic.amount[moving]
-    )
+    kept = Traffic(source=traffic.source[moving], target=traffic.target[moving], amount=traffic.amount[moving])
     if not len(kept.source):
         return np.zeros(n_links)
     many = len(kept.source) > _FEW_PAIRS

@@ -14,8 +14,7 @@ def all_to_all(n_ranks: int) -> Table:
     """n-1 rounds; in round k all send to the rank k places on. Chunk ``i * n + j`` goes from i to j."""
     n = n_ranks
     rounds = tuple(
-        tuple(Send(source=r, target=(r + k) % n, first=r * n + (r + k) % n) for r in range(n))
-        for k in range(1, n)
+        tuple(Send(source=r, target=(r + k) % n, first=r * n + (r + k) % n) for r in range(n)) for k in range(1, n)
     )
     return Table(collective="all_to_all", n_ranks=n, n_chunks=n * n, rounds=rounds)
 

@@ -74,9 +74,7 @@ def describe_collective(
         return Described(shape=shape, label=label, pattern=choice.algorithm, terms=price)
     senders = m if collective == "all_to_all" else 1
     if collective == "send_recv":
-        exchange = Exchange(
-            inside_traffic=1.0, between_traffic=float(nodes > 1), n_inside=1, n_between=int(nodes > 1)
-        )
+        exchange = Exchange(inside_traffic=1.0, between_traffic=float(nodes > 1), n_inside=1, n_between=int(nodes > 1))
     else:
         exchange = Exchange(
             inside_traffic=(m - 1) / n,
@@ -161,9 +159,7 @@ def plan_transfer(
 
 
 @lru_cache(maxsize=4096)
-def _plan_transfer(
-    n_bytes: int, pairs: tuple[tuple[int, int], ...], topology: Any, transport: str | None
-) -> Flow:
+def _plan_transfer(n_bytes: int, pairs: tuple[tuple[int, int], ...], topology: Any, transport: str | None) -> Flow:
     moving = tuple((a, b) for a, b in pairs if a != b)
     if not moving:
         return Flow(latency_s=0.0, n_bytes=0.0, label="none")

@@ -20,10 +20,7 @@ def _reduce_rounds(n: int) -> list[tuple[Send, ...]]:
 
 def _gather_rounds(n: int) -> list[tuple[Send, ...]]:
     """Rank r starts with chunk r; all end with all."""
-    return [
-        tuple(Send(source=r, target=(r + 1) % n, first=(r - step) % n) for r in range(n))
-        for step in range(n - 1)
-    ]
+    return [tuple(Send(source=r, target=(r + 1) % n, first=(r - step) % n) for r in range(n)) for step in range(n - 1)]
 
 
 def all_reduce(n_ranks: int) -> Table:

@@ -33,9 +33,7 @@ class RoundLoads:
     n_rounds: int
 
 
-def round_loads(
-    table: Table, groups: Sequence[Sequence[int]], topology: Any, *, by_host: bool = False
-) -> RoundLoads:
+def round_loads(table: Table, groups: Sequence[Sequence[int]], topology: Any, *, by_host: bool = False) -> RoundLoads:
     """Route all rounds of a table that several groups run in step.
 
     Rounds that send the same amounts between the same ranks are routed once.

@@ -136,9 +136,7 @@ def _transport(topology: Any, transport: str | None) -> tuple[str, str, float]:
         return transport or "rdma", transport or "rdma", nic_rate
     name = transport or topology.default_transport or next(iter(transports))
     if name not in transports:
-        raise ConfigError(
-            f"{topology.name} has no transport '{name}'", hint=f"one of {', '.join(transports)}"
-        )
+        raise ConfigError(f"{topology.name} has no transport '{name}'", hint=f"one of {', '.join(transports)}")
     spec = transports[name]
     return name, spec.protocol, spec.bandwidth_bytes_per_s or nic_rate
 

@@ -64,13 +64,9 @@ def socket_flow(
     return flow_of_rounds(loads, n_bytes, topology, hop_s=_hop_s(groups, topology))
 
 
-def socket_messages(
-    n_bytes: int, pairs: tuple[tuple[int, int], ...], topology: Any, *, by_host: bool = False
-) -> Flow:
+def socket_messages(n_bytes: int, pairs: tuple[tuple[int, int], ...], topology: Any, *, by_host: bool = False) -> Flow:
     """Turn messages that are sent at the same time into a flow."""
-    table = Table(
-        collective="send_recv", n_ranks=2, n_chunks=2, rounds=((Send(source=0, target=1, first=0),),)
-    )
+    table = Table(collective="send_recv", n_ranks=2, n_chunks=2, rounds=((Send(source=0, target=1, first=0),),))
     loads = round_loads(table, pairs, topology, by_host=by_host)
     return flow_of_rounds(loads, n_bytes, topology, hop_s=_hop_s(pairs, topology))
 

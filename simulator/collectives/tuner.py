@@ -164,9 +164,7 @@ def nccl_time_us(collective: str, n_bytes: float, shape: GroupShape, algorithm: 
     if algorithm == "tree":
         log_size = min(22, max(0, int(math.log2(max(1.0, n_bytes / 64)))))
         bandwidth *= _TREE_CORRECTION[protocol][log_size]
-    plateau = (
-        algorithm == "ring" and protocol == "simple" and collective == "all_reduce" and shape.n_nodes > 1
-    )
+    plateau = algorithm == "ring" and protocol == "simple" and collective == "all_reduce" and shape.n_nodes > 1
     if plateau and n_bytes / (channels.n_channels * shape.n_ranks) >= 64:
         latency *= 1.9 if shape.generation == "volta" else 1.4
     return latency + n_bytes / (1000.0 * max(bandwidth, 1e-9))
@@ -176,9 +174,7 @@ def _row(generation: str) -> int:
     return _GENERATIONS.index(generation) if generation in _GENERATIONS else 1
 
 
-def algorithm_bandwidth(
-    collective: str, shape: GroupShape, algorithm: str, protocol: str, channels: Channels
-) -> float:
+def algorithm_bandwidth(collective: str, shape: GroupShape, algorithm: str, protocol: str, channels: Channels) -> float:
     """NCCL's estimate of ``n_bytes / time`` for large messages, in GB/s."""
     row, column = _row(shape.generation), min(shape.n_nodes, 3) - 1
     vendor_row = row if shape.n_nodes == 1 else int(shape.cpu_vendor == "amd")
@@ -195,9 +191,7 @@ def algorithm_bandwidth(
         if protocol == "ll":
             bus = min(bus / 3.8, ll_max)
         elif protocol == "ll128":
-            bus = min(
-                bus * (7 / 9 if shape.n_nodes == 1 else 120 / 128), n * _LL128_TREE_CHANNEL[row][column]
-            )
+            bus = min(bus * (7 / 9 if shape.n_nodes == 1 else 120 / 128), n * _LL128_TREE_CHANNEL[row][column])
     elif algorithm == "pat":
         bus *= 0.75
     elif algorithm in ("nvls", "nvls_tree"):
@@ -221,9 +215,7 @@ def _nvls_bandwidth(collective: str, shape: GroupShape, algorithm: str, row: int
 
 def n_steps(collective: str, n_ranks: int) -> int:
     """Steps of a ring: 2(n-1) for all-reduce, n for broadcast and reduce, n-1 otherwise."""
-    return {"all_reduce": 2 * (n_ranks - 1), "broadcast": n_ranks, "reduce": n_ranks}.get(
-        collective, n_ranks - 1
-    )
+    return {"all_reduce": 2 * (n_ranks - 1), "broadcast": n_ranks, "reduce": n_ranks}.get(collective, n_ranks - 1)
 
 
 def _latency(collective: str, shape: GroupShape, algorithm: str, protocol: str) -> float:
@@ -247,9 +239,7 @@ def _latency(collective: str, shape: GroupShape, algorithm: str, protocol: str) 
         hop = inside["tree"][2] if protocol == "simple" else intra
         return base + steps * hop if shape.n_nodes == 1 else base + steps * intra + (shape.n_nodes - 1) * net
     n_inter = (2 if collective == "all_reduce" else 1) * (shape.n_nodes - 1)
-    post = (
-        0.0 if shape.n_nodes == 1 else (2.0 if shape.cpu_vendor == "amd" else 1.0) * (3 if index == 2 else 1)
-    )
+    post = 0.0 if shape.n_nodes == 1 else (2.0 if shape.cpu_vendor == "amd" else 1.0) * (3 if index == 2 else 1)
     return base + (steps - n_inter) * max(intra, post) + n_inter * net
 
 
@@ -297,6 +287,4 @@ def choose(
     timed = [(nccl_time_us(collective, n_bytes, shape, a, p), i, a, p) for i, (a, p) in enumerate(pairs)]
     time_us, _, best_algorithm, best_protocol = min(timed)
     n_channels = find_channels(shape).n_channels
-    return Choice(
-        algorithm=best_algorithm, protocol=best_protocol, n_channels=n_channels, nccl_time_s=time_us * 1e-6
-    )
+    return Choice(algorithm=best_algorithm, protocol=best_protocol, n_channels=n_channels, nccl_time_s=time_us * 1e-6)

@@ -42,9 +42,7 @@ def complaint(error: ConfigError, *at: Key) -> PydanticCustomError:
 
 def _schema(dimension: str) -> WithJsonSchema:
     stored, example = DIMENSIONS[dimension]
-    return WithJsonSchema(
-        {"type": "string", "description": f"{dimension}, in {stored}", "examples": [example]}
-    )
+    return WithJsonSchema({"type": "string", "description": f"{dimension}, in {stored}", "examples": [example]})
 
 
 Time = Annotated[float, BeforeValidator(partial(_quantity, "time")), _schema("time")]
@@ -96,9 +94,7 @@ def validate(data: object, model: type[SpecT], locator: Locator) -> SpecT:
         raise_faults(list(_faults(error, data, model, locator)), locator)
 
 
-def _faults(
-    error: ValidationError, data: object, model: type[BaseModel], locator: Locator
-) -> Iterator[Fault]:
+def _faults(error: ValidationError, data: object, model: type[BaseModel], locator: Locator) -> Iterator[Fault]:
     for detail in error.errors(include_url=False):
         context = detail.get("ctx", {})
         tag_key = (context["discriminator"].strip("'"),) if detail["type"] == "union_tag_invalid" else ()

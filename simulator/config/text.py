@@ -211,10 +211,7 @@ def parse_yaml(text: str, name: str, *, as_json: bool = False) -> tuple[Any, Loc
     data = _parse_json(text, locator) if as_json else _parse_yaml(text, locator)
     if locator.duplicates:
         raise_faults(
-            [
-                Fault(place=place, path=path, message="key appears twice")
-                for path, place in locator.duplicates
-            ],
+            [Fault(place=place, path=path, message="key appears twice") for path, place in locator.duplicates],
             locator,
         )
     return data, locator

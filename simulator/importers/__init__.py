@@ -30,9 +30,7 @@ def load_model(name_or_path: str) -> ModelSpec:
         assert spec is not None
         return spec
     if path.suffix == ".json":
-        raise ConfigError(
-            f"no file '{name_or_path}'", hint="give the path of a Hugging Face config.json, or a name"
-        )
+        raise ConfigError(f"no file '{name_or_path}'", hint="give the path of a Hugging Face config.json, or a name")
     return find_spec(name_or_path)
 
 

@@ -88,9 +88,7 @@ def _fsdp(r: Reader, precision: str) -> dict[str, Any]:
     if strategy is None:
         strategy = "FULL_SHARD" if r.boolean("fsdp_reshard_after_forward", default=True) else "SHARD_GRAD_OP"
     if strategy not in _STRATEGIES and not isinstance(strategy, bool):
-        r.fault(
-            "fsdp_sharding_strategy", f"{strategy!r} is not known", hint=f"one of {', '.join(_STRATEGIES)}"
-        )
+        r.fault("fsdp_sharding_strategy", f"{strategy!r} is not known", hint=f"one of {', '.join(_STRATEGIES)}")
     r.boolean("fsdp_reshard_after_forward", default=True)
     if r.boolean("fsdp_offload_params"):
         r.fault("fsdp_offload_params", "offload to the host is not modelled", hint="false")

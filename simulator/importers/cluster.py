@@ -43,9 +43,7 @@ class Ledger:
         """Note what the file does not say and was taken."""
         self._assumed.update(dict.fromkeys(texts))
 
-    def sort(
-        self, names: Iterable[str], *, used: Iterable[str], irrelevant: Iterable[str], prefix: str = ""
-    ) -> None:
+    def sort(self, names: Iterable[str], *, used: Iterable[str], irrelevant: Iterable[str], prefix: str = "") -> None:
         """Put each name where it belongs."""
         used, irrelevant = set(used), set(irrelevant)
         for name in names:
@@ -124,9 +122,7 @@ class ImportedCluster:
         return out.getvalue()
 
 
-def imported(
-    kind: str, path: str | Path, data: Mapping[str, Any], ledger: Ledger, text: str = ""
-) -> ImportedCluster:
+def imported(kind: str, path: str | Path, data: Mapping[str, Any], ledger: Ledger, text: str = "") -> ImportedCluster:
     """Finish an import from a file."""
     return ImportedCluster(
         data=data,

@@ -122,9 +122,7 @@ def _batch(reader: Reader, world_size: int) -> dict[str, Any]:
     if not world_size and (steps or 1) > 1:
         reader.assume("global_batch", f"{micro} x {steps} x dp", "train_batch_size follows from the ranks")
         return {"micro_batch": micro}
-    return {"micro_batch": micro} | (
-        {"global_batch": micro * (steps or 1) * world_size} if world_size else {}
-    )
+    return {"micro_batch": micro} | ({"global_batch": micro * (steps or 1) * world_size} if world_size else {})
 
 
 def _enabled(reader: Reader, *keys: str) -> bool:
@@ -155,16 +153,12 @@ def _zero(reader: Reader, framework: str) -> dict[str, Any]:
         zero.fault("stage", f"{stage} is not a ZeRO stage", hint="0, 1, 2 or 3")
     settings: dict[str, Any] = {"sharding": f"zero{stage}" if stage else "none"}
     settings["overlap"] = zero.boolean("overlap_comm", default=stage == 3)
-    bucket = (
-        0 if zero.data.get("reduce_bucket_size") == "auto" else zero.integer("reduce_bucket_size", default=0)
-    )
+    bucket = 0 if zero.data.get("reduce_bucket_size") == "auto" else zero.integer("reduce_bucket_size", default=0)
     if zero.data.get("reduce_bucket_size") == "auto":
         zero.raw("reduce_bucket_size")
     if bucket:
         settings["bucket_bytes"] = 2 * bucket
-    group = max(
-        zero.integer("zero_hpz_partition_size", default=1), zero.integer("mics_shard_size", default=-1)
-    )
+    group = max(zero.integer("zero_hpz_partition_size", default=1), zero.integer("mics_shard_size", default=-1))
     if group > 1:
         settings |= {"sharding": "hsdp", "sharding_group": group}
     for key in ("offload_optimizer", "offload_param"):

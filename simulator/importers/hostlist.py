@@ -32,10 +32,7 @@ def expand_hostlist(text: str) -> list[str]:
         raise ConfigError(f"{text!r} is not a hostlist", hint="write it like gpu[001-016,020]")
     hosts: list[str] = []
     for item in items:
-        parts = [
-            _ranges(part[1:-1], text) if part[:1] == "[" else [part]
-            for part in re.split(r"(\[[^\]]*\])", item)
-        ]
+        parts = [_ranges(part[1:-1], text) if part[:1] == "[" else [part] for part in re.split(r"(\[[^\]]*\])", item)]
         if len(hosts) + math.prod(map(len, parts)) > MOST_HOSTS:
             raise ConfigError(f"{text!r} names more than {MOST_HOSTS} hosts")
         hosts += ["".join(combination) for combination in itertools.product(*parts)]
@@ -47,9 +44,7 @@ def _ranges(text: str, whole: str) -> list[str]:
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
         if match is None:
-            raise ConfigError(
-                f"{whole!r}: {part!r} is not a range of numbers", hint="write it like [001-016,020]"
-            )
+            raise ConfigError(f"{whole!r}: {part!r} is not a range of numbers", hint="write it like [001-016,020]")
         first, last = match.group(1), match.group(2) or match.group(1)
         if not 0 <= int(last) - int(first) < MOST_HOSTS:
             raise ConfigError(f"{whole!r}: the range {part} is empty or too long")

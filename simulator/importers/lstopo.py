@@ -32,9 +32,7 @@ def sniff(text: str) -> bool:
 @dataclass(slots=True)
 class _Found:
     gpus: dict[str, Element] = field(default_factory=dict)  # PCI bus id -> PCIDev
-    roots: dict[str, str] = field(
-        default_factory=dict
-    )  # PCI bus id -> bus of the switch below the host bridge
+    roots: dict[str, str] = field(default_factory=dict)  # PCI bus id -> bus of the switch below the host bridge
     interfaces: dict[str, str] = field(default_factory=dict)  # NIC's PCI bus id -> interface
     speeds: dict[str, float] = field(default_factory=dict)  # GB/s of the slot
     products: dict[str, str] = field(default_factory=dict)
@@ -81,18 +79,14 @@ def import_lstopo(
         ledger.sort([element.get("type", "?")], used=_USED, irrelevant=_IRRELEVANT)
     _walk(root, "", None, found)
     if not found.gpus:
-        raise refuse(
-            path, 1, "there is no NVIDIA GPU in the file", hint="run lstopo on a GPU node, with I/O devices"
-        )
+        raise refuse(path, 1, "there is no NVIDIA GPU in the file", hint="run lstopo on a GPU node, with I/O devices")
     source = f"lstopo, {Path(path).name}"
     node = _node(root, found, device or _device(found, path, ledger), source, ledger)
     if found.interfaces and nic_bandwidth is not None:
         node["nics"] = {"count": len(found.interfaces), "bandwidth": nic_bandwidth, "source": source}
         ledger.use(*found.interfaces.values())
     elif found.interfaces:
-        ledger.assume(
-            f"NICs {', '.join(found.interfaces.values())} are left out: their rate is not in the file"
-        )
+        ledger.assume(f"NICs {', '.join(found.interfaces.values())} are left out: their rate is not in the file")
     data = {"version": 1, "name": Path(path).stem, "nodes": nodes, "node": node}
     if nodes > 1:
         ledger.assume("nodes are joined by one switch")
@@ -138,9 +132,7 @@ def _device(found: _Found, path: str | Path, ledger: Ledger) -> str:
     product = found.products[first]
     name = device_of_product(product, found.memory.get(first) or None)
     if name is None:
-        raise ConfigError(
-            f"{path}: no shipped device is a {product or 'GPU without a name'!r}", hint="give --device"
-        )
+        raise ConfigError(f"{path}: no shipped device is a {product or 'GPU without a name'!r}", hint="give --device")
     ledger.use("GPUModel")
     if not found.memory.get(first):
         ledger.assume(f"device {name}: {product!r} without a memory size")
@@ -171,13 +163,9 @@ def _node(root: Element, found: _Found, device: str, source: str, ledger: Ledger
 
 def _cpu(root: Element, source: str) -> dict[str, Any]:
     packages = [element for element in root.iter("object") if element.get("type") == "Package"]
-    infos = {
-        i.get("name"): i.get("value", "") for element in [*packages[:1], root] for i in element.iter("info")
-    }
+    infos = {i.get("name"): i.get("value", "") for element in [*packages[:1], root] for i in element.iter("info")}
     memory = sum(_float(e.get("local_memory")) for e in root.iter("object") if e.get("type") == "NUMANode")
-    vendor = _VENDORS.get(infos.get("CPUVendor", "")) or _ARCHITECTURES.get(
-        infos.get("Architecture", ""), "other"
-    )
+    vendor = _VENDORS.get(infos.get("CPUVendor", "")) or _ARCHITECTURES.get(infos.get("Architecture", ""), "other")
     cpu: dict[str, Any] = {"vendor": vendor, "sockets": max(len(packages), 1), "source": source}
     if infos.get("CPUModel"):
         cpu["model"] = infos["CPUModel"]
@@ -197,9 +185,7 @@ def _nvlinks(root: Element, n_gpus: int, ledger: Ledger) -> list[list[int]] | No
             ledger.assume(f"the NVLink matrix of {size} objects does not fit {n_gpus} GPUs and is left out")
             return None
         rows = [values[i * size : (i + 1) * size] for i in range(size)]
-        links = [
-            [0 if i == j else round(rows[i][j] / NVLINK_MB_PER_S) for j in range(size)] for i in range(size)
-        ]
+        links = [[0 if i == j else round(rows[i][j] / NVLINK_MB_PER_S) for j in range(size)] for i in range(size)]
         if size == n_gpus:
             return links
         through = min(sum(links[gpu][n_gpus:]) for gpu in range(n_gpus))

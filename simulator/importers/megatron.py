@@ -144,9 +144,7 @@ def _imported(reader: Reader, family: str) -> Imported:
         settings["schedule"] = "1f1b-interleaved"
     reader.irrelevant([key for key in reader.data if _IRRELEVANT.match(key)])
     reader.finish()
-    return Imported(
-        kind="megatron", file=reader.file, spec=spec, settings=settings, report=reader.log.report()
-    )
+    return Imported(kind="megatron", file=reader.file, spec=spec, settings=settings, report=reader.log.report())
 
 
 def _activation(r: Reader) -> Activation:
@@ -293,9 +291,7 @@ def _recompute(r: Reader) -> str:
 
 
 def _attention(r: Reader, *, is_local: bool) -> str:
-    backend = r.text(
-        "attention-backend", default="auto", one_of=("auto", "flash", "fused", "unfused", "local")
-    )
+    backend = r.text("attention-backend", default="auto", one_of=("auto", "flash", "fused", "unfused", "local"))
     if r.boolean("use-flash-attn"):
         return "flash"
     return "eager" if backend in ("unfused", "local") or (is_local and backend == "auto") else "flash"
@@ -339,7 +335,5 @@ def _world(r: Reader) -> int:
     try:
         return int(str(nodes or 1)) * int(str(per_node or 1))
     except ValueError:
-        r.assume(
-            "gpus", "that of the topology", f"--nnodes {nodes} --nproc-per-node {per_node} is set at run time"
-        )
+        r.assume("gpus", "that of the topology", f"--nnodes {nodes} --nproc-per-node {per_node} is set at run time")
         return 0

@@ -27,9 +27,7 @@ PROGRAMS = {
 _PREFIX = r"^(?:\[?[\w.,\- ]*\]?:\s)?\s*"
 _PROGRAM = re.compile(r"\b(" + "|".join(sorted(PROGRAMS, key=len, reverse=True)) + r")_perf\b")
 _DEVICE = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)")
-_VERSION = re.compile(
-    r"NCCL version\s+(\d+\.\d+)|nccl-library=(\d)(\d\d)\d\d|nccl[_-](\d+)[._](\d+)", re.IGNORECASE
-)
+_VERSION = re.compile(r"NCCL version\s+(\d+\.\d+)|nccl-library=(\d)(\d\d)\d\d|nccl[_-](\d+)[._](\d+)", re.IGNORECASE)
 _HEADER = re.compile(r"#\s+size\s+count\s+type\b(.*)")
 _NUMBER = re.compile(r"^-?(?:\d+\.?\d*(?:e[+-]?\d+)?|nan|N/A)$", re.IGNORECASE)
 _TIMES = ("time", "cputime")
@@ -74,9 +72,7 @@ class CollectiveTable:
     nccl: str
     rows: tuple[CollectiveRow, ...]
 
-    def measurements(
-        self, topology: str, *, transport: str = "", split: str = "user"
-    ) -> list[dict[str, str]]:
+    def measurements(self, topology: str, *, transport: str = "", split: str = "user") -> list[dict[str, str]]:
         """Rows in the columns of measurement tables, for ``simulate validate`` and for calibration."""
         version = f"; NCCL version {self.nccl}" if self.nccl else ""
         single = f"; nGpus {self.gpus_per_process} (single process)" if self.gpus_per_process > 1 else ""
@@ -181,9 +177,7 @@ def _row(line: str, lead: list[str], block: int, place: str) -> list[CollectiveR
     if not match:
         return []
     words = match[4].split()
-    if len(words) < len(lead) + 3 or not all(
-        _NUMBER.match(word) for word in words[len(lead) : len(lead) + 3]
-    ):
+    if len(words) < len(lead) + 3 or not all(_NUMBER.match(word) for word in words[len(lead) : len(lead) + 3]):
         return []
     named = dict(zip(lead, words, strict=False))
     times = words[len(lead) :]
@@ -263,9 +257,7 @@ def _from_json(text: str, file: str, collective: str | None, n_ranks: int | None
         raise ConfigError(f"{file}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
     results = data.get("results") if isinstance(data, Mapping) else None
     if not isinstance(results, list) or not results:
-        raise ConfigError(
-            f"{file}: results: no results", hint="expected the file that nccl-tests writes with -J"
-        )
+        raise ConfigError(f"{file}: results: no results", hint="expected the file that nccl-tests writes with -J")
     rows: list[CollectiveRow] = []
     for number, result in enumerate(results):
         rows += _json_rows(result, f"{file}: results[{number}]")

@@ -143,9 +143,7 @@ def _collect(root: Element, path: str | Path, ledger: Ledger) -> _Node:
             node.cpus.append(cpu)
             _walk(cpu, "", cpu.get("numaid", "?"), node, path)
     if not node.gpus:
-        raise refuse(
-            path, 1, "there is no <gpu> in the file", hint="dump the topology from a job that uses the GPUs"
-        )
+        raise refuse(path, 1, "there is no <gpu> in the file", hint="dump the topology from a job that uses the GPUs")
     node.gpus.sort(key=lambda gpu: gpu[0])
     return node
 
@@ -194,9 +192,7 @@ def _device(compute_capability: int, has_nvlink: bool, path: str | Path, ledger:
         raise ConfigError(
             f"{path}: no shipped device has compute capability {compute_capability}", hint="give --device"
         )
-    ledger.assume(
-        f"device {found}: the file tells compute capability {compute_capability} only, no memory size"
-    )
+    ledger.assume(f"device {found}: the file tells compute capability {compute_capability} only, no memory size")
     return found
 
 
@@ -205,9 +201,7 @@ def _pcie(node: _Node, source: str, ledger: Ledger) -> dict[str, Any]:
     widths = Counter(slot.get("link_width", "16") for slot in node.slots)
     generation = _GENERATION.get(speeds.most_common(1)[0][0], 0) if speeds else 0
     if generation < OLDEST_GENERATION:
-        ledger.assume(
-            f"PCIe generation {max(generation, OLDEST_GENERATION + 1)}: link_speed says {dict(speeds)}"
-        )
+        ledger.assume(f"PCIe generation {max(generation, OLDEST_GENERATION + 1)}: link_speed says {dict(speeds)}")
         generation = OLDEST_GENERATION + 1
     width = widths.most_common(1)[0][0] if widths else "16"
     lanes = int(width) if width in ("1", "2", "4", "8", "16") else 16

@@ -66,9 +66,7 @@ def import_node_link(path: str | Path, *, device: str | None = None) -> Imported
     faults: list[Fault] = []
     vertices = _vertices(data["nodes"], locator, faults, ledger)
     reader = _Edges(edge_key, vertices, not data.get("directed", False), locator, faults, ledger)
-    edges = [
-        found for index, edge in enumerate(data[edge_key]) if (found := reader.read(index, edge)) is not None
-    ]
+    edges = [found for index, edge in enumerate(data[edge_key]) if (found := reader.read(index, edge)) is not None]
     if faults:
         raise_faults(faults, locator)
     description: dict[str, Any] = {
@@ -83,9 +81,7 @@ def import_node_link(path: str | Path, *, device: str | None = None) -> Imported
     return imported("node-link", path, description, ledger, text)
 
 
-def _vertices(
-    nodes: list[Any], locator: Locator, faults: list[Fault], ledger: Ledger
-) -> dict[str, dict[str, Any]]:
+def _vertices(nodes: list[Any], locator: Locator, faults: list[Fault], ledger: Ledger) -> dict[str, dict[str, Any]]:
     vertices: dict[str, dict[str, Any]] = {}
     for index, node in enumerate(nodes):
         if not isinstance(node, Mapping) or "id" not in node:

@@ -67,9 +67,7 @@ def parse_matrix(text: str, path: str | Path) -> Matrix:
     lines = _ESCAPES.sub("", text).splitlines()
     start = next((n for n, line in enumerate(lines) if "GPU0" in line and "CPU Affinity" in line), None)
     if start is None:
-        raise refuse(
-            path, 1, "no header line with GPU0 and 'CPU Affinity'", hint="paste all of nvidia-smi topo -m"
-        )
+        raise refuse(path, 1, "no header line with GPU0 and 'CPU Affinity'", hint="paste all of nvidia-smi topo -m")
     names = tuple(_COLUMNS.findall(lines[start].split("CPU Affinity")[0]))
     cells: dict[tuple[str, str], str] = {}
     numa: dict[str, str] = {}
@@ -125,14 +123,10 @@ def import_nvidia_smi(
     source = f"nvidia-smi topo -m, {Path(path).name}"
     counts = _counts(matrix)
     nvlink = nvlink_section(counts, "25 GB/s", source)
-    links = max(
-        (sum(row) if nvlink and nvlink["kind"] != "switch" else max(row) for row in counts), default=0
-    )
+    links = max((sum(row) if nvlink and nvlink["kind"] != "switch" else max(row) for row in counts), default=0)
     name = device or device_of_nvlinks(links)
     if name is None:
-        raise ConfigError(
-            f"{path}: {links} NVLinks per GPU do not tell the device", hint="give --device a100-pcie-40g"
-        )
+        raise ConfigError(f"{path}: {links} NVLinks per GPU do not tell the device", hint="give --device a100-pcie-40g")
     if device is None:
         ledger.assume(f"device {name}: {links} NVLinks per GPU; the matrix does not name it")
     node: dict[str, Any] = {"device": name, "gpus": len(matrix.gpus), "source": source}

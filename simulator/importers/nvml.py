@@ -56,16 +56,12 @@ def _read(nvml: Any, device: str | None, nodes: int) -> ImportedCluster:
     handles = [ask("nvmlDeviceGetHandleByIndex", i) for i in range(ask("nvmlDeviceGetCount") or 0)]
     handles = [handle for handle in handles if handle is not None]
     if not handles:
-        raise ConfigError(
-            "NVML sees no GPU", hint="CUDA_VISIBLE_DEVICES does not matter here; the driver has none"
-        )
+        raise ConfigError("NVML sees no GPU", hint="CUDA_VISIBLE_DEVICES does not matter here; the driver has none")
     product = _text(ask("nvmlDeviceGetName", handles[0]))
     memory = getattr(ask("nvmlDeviceGetMemoryInfo", handles[0]), "total", None)
     name = device or device_of_product(product, memory)
     if name is None:
-        raise ConfigError(
-            f"no shipped device is a {product!r}", hint="give --device, a shipped name or a file"
-        )
+        raise ConfigError(f"no shipped device is a {product!r}", hint="give --device, a shipped name or a file")
     if len({_text(ask("nvmlDeviceGetName", handle)) for handle in handles}) > 1:
         ledger.assume(f"all GPUs are {product}: the node has several kinds")
     source = f"NVML on this node: {product}, driver {_text(ask('nvmlSystemGetDriverVersion'))}"

@@ -221,9 +221,7 @@ class Reader:
         """Raise the error of a key that must be there; a near miss that is there is named."""
         names = list(keys)
         near = [hit for name in names for hit in near_misses(name, set(self.data) - self._asked)]
-        self.fault(
-            "", f"{names[0]!r} is missing", hint=f"the file has {near[0]!r}: is that it?" if near else ""
-        )
+        self.fault("", f"{names[0]!r} is missing", hint=f"the file has {near[0]!r}: is that it?" if near else "")
 
     def assume(self, what: str, value: object, source: str) -> None:
         """Note a value that the file does not say."""

@@ -93,13 +93,9 @@ def import_settings(path: str | Path, kind: str | None = None) -> Imported:
     """
     known = ", ".join(SETTINGS_IMPORTERS)
     if kind is not None and kind not in SETTINGS_IMPORTERS:
-        raise ConfigError(
-            f"no importer {kind!r}.{did_you_mean(kind, SETTINGS_IMPORTERS)}", hint=f"one of {known}"
-        )
+        raise ConfigError(f"no importer {kind!r}.{did_you_mean(kind, SETTINGS_IMPORTERS)}", hint=f"one of {known}")
     found = recognise_settings(path) if kind is None else [kind]
     if len(found) != 1:
-        what = (
-            f"could be {' or '.join(found)}" if found else "is no training configuration that is known here"
-        )
+        what = f"could be {' or '.join(found)}" if found else "is no training configuration that is known here"
         raise ConfigError(f"{path}: {what}", hint=f"say which it is: {known}")
     return SETTINGS_IMPORTERS[found[0]].read(path)

@@ -90,9 +90,7 @@ def _expand(words: list[str], scope: dict[str, list[str]]) -> list[str]:
         name = (whole.group(1) or whole.group(4)) if whole else ""
         if name in scope:
             values = scope[name]
-            expanded += [
-                part for value in values for part in (value.split() if len(values) == 1 else [value])
-            ]
+            expanded += [part for value in values for part in (value.split() if len(values) == 1 else [value])]
         else:
             expanded.append(_VARIABLE.sub(lambda m: _value(m, scope), word))
     return expanded

@@ -57,9 +57,7 @@ def sniff(text: str) -> bool:
     """Tell whether a text is a Slurm topology."""
     if re.search(r"^\s*(SwitchName|BlockName|RingName)\s*=", text, re.IGNORECASE | re.MULTILINE):
         return True
-    return bool(re.search(r"^\s*-?\s*topology\s*:", text, re.MULTILINE)) and any(
-        f"{k}:" in text for k in _KINDS
-    )
+    return bool(re.search(r"^\s*-?\s*topology\s*:", text, re.MULTILINE)) and any(f"{k}:" in text for k in _KINDS)
 
 
 def import_slurm(
@@ -149,9 +147,7 @@ def _from_yaml(job: _Job, text: str, wanted: str | None) -> Fabric:
     named = {str(e["topology"]): e for e in entries if isinstance(e, dict) and "topology" in e}
     if not named:
         raise refuse(path, 1, "there is no 'topology' in the file")
-    default = next(
-        (name for name, e in named.items() if e.get("cluster_default") in (True, "yes")), next(iter(named))
-    )
+    default = next((name for name, e in named.items() if e.get("cluster_default") in (True, "yes")), next(iter(named)))
     name = wanted or default
     if name not in named:
         raise ConfigError(
@@ -211,9 +207,7 @@ def _tree_fabric(job: _Job, tree: SlurmTree) -> Fabric:
     if levels > 3:
         ledger.assume(f"{levels} levels of switches are taken as three")
     if levels > 2:
-        pods = [
-            len(children) for children in tree.children.values() if children and set(children) <= set(leaves)
-        ]
+        pods = [len(children) for children in tree.children.values() if children and set(children) <= set(leaves)]
         per_pod = max(pods, default=len(leaves))
         fabric["leaves_per_pod"] = per_pod
         below = per_pod * max(sizes) * _injection(node) / ratios[0]

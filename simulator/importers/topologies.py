@@ -59,9 +59,7 @@ def import_topology(path: str | Path, kind: str | None = None, **options: Any) -
     if len(found) != 1 or found[0] not in TOPOLOGY_IMPORTERS:
         known = ", ".join(TOPOLOGY_IMPORTERS)
         if kind is not None:
-            raise ConfigError(
-                f"no importer {kind!r}.{did_you_mean(kind, TOPOLOGY_IMPORTERS)}", hint=f"one of {known}"
-            )
+            raise ConfigError(f"no importer {kind!r}.{did_you_mean(kind, TOPOLOGY_IMPORTERS)}", hint=f"one of {known}")
         what = f"could be {' or '.join(found)}" if found else "is no picture of a machine that is known here"
         raise ConfigError(f"{path}: {what}", hint=f"say which it is: {known}")
     return TOPOLOGY_IMPORTERS[found[0]].read(path, **options)

@@ -110,9 +110,7 @@ def import_torchtitan(path: str | Path, *, overrides: tuple[str, ...] = ()) -> I
         settings["precision"] = "fp8"
     reader.irrelevant(_IRRELEVANT)
     reader.finish()
-    return Imported(
-        kind="torchtitan", file=str(path), spec=spec, settings=settings, report=reader.log.report()
-    )
+    return Imported(kind="torchtitan", file=str(path), spec=spec, settings=settings, report=reader.log.report())
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -166,9 +164,7 @@ def _parallelism(r: Reader) -> dict[str, Any]:
     schedule = r.text("pipeline_parallel_schedule", default="1F1B", one_of=_SCHEDULES)
     if settings["pp"] > 1:
         settings["schedule"] = _SCHEDULES[schedule]
-    settings["micro_batch"] = (
-        r.positive("pipeline_parallel_microbatch_size", default=1) if settings["pp"] > 1 else 0
-    )
+    settings["micro_batch"] = r.positive("pipeline_parallel_microbatch_size", default=1) if settings["pp"] > 1 else 0
     reshard = r.text("fsdp_reshard_after_forward", default="default", one_of=("default", "always", "never"))
     full = "zero2" if reshard == "never" else "zero3"
     settings["sharding"] = "none" if shard == 1 else "hsdp" if replicate > 1 else full
@@ -209,9 +205,7 @@ def _is_float8(reader: Reader) -> bool:
         section = reader.section(name)
         section.irrelevant(list(section.data))
     old = reader.data.get("float8")
-    if isinstance(old, dict) and (
-        old.get("enable_float8_linear") or old.get("enable_fsdp_float8_all_gather")
-    ):
+    if isinstance(old, dict) and (old.get("enable_float8_linear") or old.get("enable_fsdp_float8_all_gather")):
         return True
     model = reader.data.get("model")
     converters = model.get("converters", []) if isinstance(model, dict) else []

@@ -111,8 +111,7 @@ def attention_times_s(
     ndarray of shape [calls]
     """
     rows = [
-        (s.batch, s.heads, s.kv_heads, s.seq_q, s.seq_k, s.head_dim, s.causal, DTYPE_BYTES[s.dtype])
-        for s in shapes
+        (s.batch, s.heads, s.kv_heads, s.seq_q, s.seq_k, s.head_dim, s.causal, DTYPE_BYTES[s.dtype]) for s in shapes
     ]
     table = np.array(rows, dtype=np.float64).T
     batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, width = table
@@ -126,9 +125,7 @@ def attention_times_s(
     load = per_sm * n_pairs * pair_s + constants.block_s * np.maximum(per_sm * n_blocks, 1.0)
     longest_s = constants.longest * longest * pair_s + constants.block_s
     compute = np.maximum(load, longest_s) + constants.tail * np.minimum(load, longest_s)
-    n_bytes = (
-        width * head_dim * batch * 2.0 * (heads * seq_q + kv_heads * seq_k) * (2.0 if is_backward else 1.0)
-    )
+    n_bytes = width * head_dim * batch * 2.0 * (heads * seq_q + kv_heads * seq_k) * (2.0 if is_backward else 1.0)
     n_bytes = n_bytes + constants.accumulator_bytes * batch * heads * seq_q * head_dim * is_backward
     bandwidth = device.memory_bandwidth_bytes_per_s
     memory = n_bytes / (constants.dram_bandwidth * bandwidth)
@@ -136,16 +133,10 @@ def attention_times_s(
     unlimited = (compute**4 + memory**4) ** 0.25 + copies
     n_flops = np.array([s.n_flops for s in shapes])
     energy = n_flops * constants.joules_per_flop + n_bytes * constants.joules_per_byte
-    return (
-        constants.launch_s
-        + conditions.overhead_s
-        + conditions.limited(unlimited, energy / device.power_limit_w)
-    )
+    return constants.launch_s + conditions.overhead_s + conditions.limited(unlimited, energy / device.power_limit_w)
 
 
-def _blocks(
-    seq_q: FloatArray, seq_k: FloatArray, causal: FloatArray
-) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _blocks(seq_q: FloatArray, seq_k: FloatArray, causal: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Blocks of rows, pairs of row and column block in all, and pairs of the longest row block."""
     n_rows = np.ceil(seq_q / BLOCK_ROWS)
     n_columns = np.ceil(seq_k / BLOCK_COLUMNS)

@@ -49,9 +49,7 @@ def section_of(device: Device, family: str) -> Mapping[str, Any]:
     return section
 
 
-def build_constants(
-    device: Device, where: str, section: Mapping[str, Any], kind: type[ConstantsT]
-) -> ConstantsT:
+def build_constants(device: Device, where: str, section: Mapping[str, Any], kind: type[ConstantsT]) -> ConstantsT:
     """Build constants from a section; ``where`` is its path below ``kernels``.
 
     Raises

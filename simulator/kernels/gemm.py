@@ -149,9 +149,7 @@ def alignment_elements(shape: GemmShape) -> int:
 
 
 def _sm_peak_flops_per_s(shape: GemmShape, device: Device, constants: GemmConstants) -> float:
-    factor = constants.dtype_efficiency.get(shape.dtype, 1.0) * constants.pass_efficiency.get(
-        shape.kernel_pass, 1.0
-    )
+    factor = constants.dtype_efficiency.get(shape.dtype, 1.0) * constants.pass_efficiency.get(shape.kernel_pass, 1.0)
     if shape.dtype != "fp32" and device.architecture != "cpu":  # tensor cores only
         elements = alignment_elements(shape) * DTYPE_BYTES[shape.dtype] // 2  # in 16-bit units
         factor *= constants.alignment_efficiency.get(str(max(1, elements)), 1.0)
@@ -179,9 +177,7 @@ def _candidates(tiles: tuple[str, ...]) -> tuple[FloatArray, FloatArray, FloatAr
     return table[:, 0], table[:, 1], table[:, 2], table[:, 3].astype(np.intp)
 
 
-def gemm_times_s(
-    columns: GemmColumns, device: Device, constants: GemmConstants, conditions: Conditions
-) -> FloatArray:
+def gemm_times_s(columns: GemmColumns, device: Device, constants: GemmConstants, conditions: Conditions) -> FloatArray:
     """Seconds of each product.
 
     Parameters

@@ -58,9 +58,7 @@ def _attention(device: Device) -> AttentionFamily:
     default = implementations.get("default", {})
     implementations["default"] = {**fallback, **default}
     return AttentionFamily(
-        implementations={
-            name: {**implementations["default"], **found} for name, found in implementations.items()
-        }
+        implementations={name: {**implementations["default"], **found} for name, found in implementations.items()}
     )
 
 
@@ -78,9 +76,7 @@ class RooflineKernels:
     def __init__(self, conditions: str | Conditions = "training") -> None:
         if isinstance(conditions, str):
             if conditions not in CONDITIONS:
-                raise ConfigError(
-                    f"conditions '{conditions}' are unknown", hint=f"one of {', '.join(CONDITIONS)}"
-                )
+                raise ConfigError(f"conditions '{conditions}' are unknown", hint=f"one of {', '.join(CONDITIONS)}")
             conditions = CONDITIONS[conditions]
         self.conditions = conditions
         self._known: dict[int, tuple[Device, KernelConstants, dict[KernelShape, float]]] = {}

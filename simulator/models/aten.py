@@ -111,9 +111,7 @@ class Call:
     outputs: tuple[TensorSize, ...]
 
 
-def kernels_of(
-    call: Call, *, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]
-) -> list[KernelShape]:
+def kernels_of(call: Call, *, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> list[KernelShape]:
     """Return what one operator launches.
 
     Parameters
@@ -161,9 +159,7 @@ def _product(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, 
     return [shape]
 
 
-def _convolution(
-    call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]
-) -> list[KernelShape]:
+def _convolution(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> list[KernelShape]:
     """Return the implicit matrix product of a convolution: pixels x output channels x (channels x taps)."""
     image, weight = [t for t in call.inputs if len(t.shape) >= 3][-2:]
     output = call.outputs[0]

@@ -129,9 +129,7 @@ def _embedding_layer(spec: ModelSpec, setting: Setting) -> Layer:
     if spec.encoder_layers:
         parameters += relative_parameters(spec, setting.tp)
     table = parameters[0].n_elements * DTYPE_BYTES[style.weight_dtype]
-    return style.tape.finish(
-        "embedding", output, parameters=parameters, workspace_bytes=table if spec.tied else 0
-    )
+    return style.tape.finish("embedding", output, parameters=parameters, workspace_bytes=table if spec.tied else 0)
 
 
 def _checkpoint(setting: Setting) -> Checkpoint:

@@ -28,9 +28,7 @@ def lookup(style: Style, n_rows: int, *, tied: bool = False) -> Tensor:
     table = n_rows * spec.hidden * DTYPE_BYTES[style.weight_dtype]
     backward: list[LayerItem] = [kernel("embedding", n, n * width, table, dtype, in_pass="wgrad")]
     if tied:
-        backward.append(
-            kernel("add", n_rows * spec.hidden, 2 * table, table, style.weight_dtype, in_pass="wgrad")
-        )
+        backward.append(kernel("add", n_rows * spec.hidden, 2 * table, table, style.weight_dtype, in_pass="wgrad"))
     weight = style.tape.weight(n_rows * spec.hidden, style.weight_dtype)
     return style.tape.record(
         [weight],

@@ -38,9 +38,7 @@ def latent_attention(style: Style, x: Tensor, *, causal: bool) -> Tensor:
     latent = _down(style, x, spec.kv_lora_rank + spec.qk_rope_head_dim)
     n_rows = latent.n_elements // (spec.kv_lora_rank + spec.qk_rope_head_dim)
     sizes = [n_rows * spec.kv_lora_rank, n_rows * spec.qk_rope_head_dim]
-    compressed, shared_key = tape.split(
-        latent, sizes, [map_kernel("cat", [latent], [latent], in_pass="backward")]
-    )
+    compressed, shared_key = tape.split(latent, sizes, [map_kernel("cat", [latent], [latent], in_pass="backward")])
     compressed = style.norm(compressed, width=spec.kv_lora_rank)
     up = style.heads * (spec.head_dim + spec.v_head_dim)
     (kv,) = style.columns(compressed, [up], name="kv_up", columns=spec.kv_lora_rank)

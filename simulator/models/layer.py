@@ -52,9 +52,7 @@ class GemmShape:
     @property
     def n_bytes(self) -> float:
         """Bytes of both inputs and the output, each touched once."""
-        return float(
-            self.batch * (self.m * self.k + self.k * self.n + self.m * self.n) * DTYPE_BYTES[self.dtype]
-        )
+        return float(self.batch * (self.m * self.k + self.k * self.n + self.m * self.n) * DTYPE_BYTES[self.dtype])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,9 +86,7 @@ def _exchange(style: Style, x: Tensor, operator: str) -> Tensor:
     if style.setting.ep == 1:
         return x
     assert operator in ("dispatch", "combine")
-    point = CommunicationPoint(
-        operator="dispatch" if operator == "dispatch" else "combine", n_bytes=x.n_bytes
-    )
+    point = CommunicationPoint(operator="dispatch" if operator == "dispatch" else "combine", n_bytes=x.n_bytes)
     back = replace(point, kernel_pass="backward")
     return style.tape.record([x], x.n_elements, x.dtype, forward=[point], backward=[back])
 
@@ -113,9 +111,7 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
             n_rows * width,
             up.dtype,
             forward=[kernel("swiglu", n_rows * width, up.n_bytes, up.n_bytes / 2, up.dtype)],
-            backward=[
-                kernel("swiglu", up.n_elements, 1.5 * up.n_bytes, up.n_bytes, up.dtype, in_pass="backward")
-            ],
+            backward=[kernel("swiglu", up.n_elements, 1.5 * up.n_bytes, up.n_bytes, up.dtype, in_pass="backward")],
             saves=[up],
         )
     else:

@@ -141,9 +141,7 @@ def add(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     dtype = wider(a.dtype, b.dtype)
     output = Tensor(a.n_elements, dtype, a.storage)
     casts = [
-        map_kernel("cast", [output], [t], in_pass="backward")
-        for t in (a, b)
-        if t.needs_gradient and t.dtype != dtype
+        map_kernel("cast", [output], [t], in_pass="backward") for t in (a, b) if t.needs_gradient and t.dtype != dtype
     ]
     return tape.record(
         [a, b],

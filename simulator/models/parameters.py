@@ -78,13 +78,9 @@ def attention_parameters(spec: ModelSpec, tp: int = 1, name: str = "attention") 
     rows = spec.attention_width + 2 * kv_width
     tensors = _linear(f"{name}.qkv", rows, spec.hidden, bias=spec.attention_bias, tp=tp, split="column")
     if spec.qk_norm:
-        tensors += [
-            Parameter(name=f"{name}.{n}_norm.weight", n_elements=spec.head_dim) for n in ("query", "key")
-        ]
+        tensors += [Parameter(name=f"{name}.{n}_norm.weight", n_elements=spec.head_dim) for n in ("query", "key")]
     output_bias = spec.attention_output_bias
-    return tensors + _linear(
-        f"{name}.output", spec.hidden, spec.attention_width, bias=output_bias, tp=tp, split="row"
-    )
+    return tensors + _linear(f"{name}.output", spec.hidden, spec.attention_width, bias=output_bias, tp=tp, split="row")
 
 
 def mlp_parameters(spec: ModelSpec, tp: int = 1, name: str = "mlp", width: int = 0) -> list[Parameter]:
@@ -103,9 +99,7 @@ def moe_parameters(spec: ModelSpec, tp: int = 1, ep: int = 1) -> list[Parameter]
     matrices = 3 if spec.gated_mlp else 2
     local = spec.n_experts // ep
     each = matrices * spec.hidden * spec.expert_hidden // tp
-    tensors += [
-        Parameter(name="experts.weight", n_elements=local * each, is_expert=True, is_tensor_parallel=tp > 1)
-    ]
+    tensors += [Parameter(name="experts.weight", n_elements=local * each, is_expert=True, is_tensor_parallel=tp > 1)]
     if spec.shared_expert_hidden:
         tensors += mlp_parameters(spec, tp, "shared_expert", spec.shared_expert_hidden)
     return tensors
@@ -139,19 +133,13 @@ def block_parameters(
 def relative_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
     """Return T5's table of relative position biases of one stack."""
     n_elements = spec.relative_buckets * spec.heads // tp
-    return (
-        [Parameter(name="relative_bias", n_elements=n_elements, is_tensor_parallel=tp > 1)]
-        if n_elements
-        else []
-    )
+    return [Parameter(name="relative_bias", n_elements=n_elements, is_tensor_parallel=tp > 1)] if n_elements else []
 
 
 def embedding_parameters(spec: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
     """Return token, position and segment tables and the embedding norm of one rank."""
     rows = padded_vocab(spec.vocab, tp)
-    tensors = [
-        Parameter(name="embedding.weight", n_elements=rows * spec.hidden // tp, is_tensor_parallel=tp > 1)
-    ]
+    tensors = [Parameter(name="embedding.weight", n_elements=rows * spec.hidden // tp, is_tensor_parallel=tp > 1)]
     if spec.positions == "learned":
         tensors.append(Parameter(name="positions.weight", n_elements=spec.max_positions * spec.hidden))
     if spec.type_vocab:

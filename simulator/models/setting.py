@@ -109,9 +109,7 @@ class Setting:
             ("sequence_length", self.sequence_length, "cp", self.cp),
         ]
         if self.ep > 1 and not spec.n_experts:
-            raise InfeasiblePlanError(
-                f"ep={self.ep}: {spec.name} has no experts to distribute", hint="use --ep 1"
-            )
+            raise InfeasiblePlanError(f"ep={self.ep}: {spec.name} has no experts to distribute", hint="use --ep 1")
         if spec.n_experts:
             rules.append(("experts", spec.n_experts, "ep", self.ep))
         if self.is_sequence_parallel:

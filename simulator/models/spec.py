@@ -125,9 +125,7 @@ class ModelSpec:
         if self.kv_lora_rank and not self.v_head_dim:
             object.__setattr__(self, "v_head_dim", self.head_dim)
         if self.heads % self.kv_heads:
-            raise ConfigError(
-                f"model '{self.name}': kv_heads={self.kv_heads} does not divide heads={self.heads}"
-            )
+            raise ConfigError(f"model '{self.name}': kv_heads={self.kv_heads} does not divide heads={self.heads}")
         if self.n_experts and not 0 < self.top_k <= self.n_experts:
             raise ConfigError(
                 f"model '{self.name}': top_k={self.top_k} is not between 1 and n_experts={self.n_experts}"

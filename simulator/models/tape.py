@@ -126,14 +126,10 @@ class Tape:
         )
         return output
 
-    def split(
-        self, source: Tensor, sizes: Sequence[int], backward: Sequence[LayerItem]
-    ) -> tuple[Tensor, ...]:
+    def split(self, source: Tensor, sizes: Sequence[int], backward: Sequence[LayerItem]) -> tuple[Tensor, ...]:
         """Append views of the parts of a tensor, whose gradients ``backward`` gathers into one buffer."""
         outputs = tuple(Tensor(n, source.dtype, source.storage, source.needs_gradient) for n in sizes)
-        self.nodes.append(
-            Node(inputs=(source,), outputs=outputs, backward=tuple(backward), region=self.region)
-        )
+        self.nodes.append(Node(inputs=(source,), outputs=outputs, backward=tuple(backward), region=self.region))
         return outputs
 
     def finish(

@@ -262,9 +262,7 @@ def record_module(
         except (RuntimeError, NotImplementedError) as error:
             raise _explained(error, recorder) from error
     layers = recorder.layers()
-    flops = sum(
-        k.n_flops for layer in layers for k in (*layer.forward, *layer.backward) if hasattr(k, "n_flops")
-    )
+    flops = sum(k.n_flops for layer in layers for k in (*layer.forward, *layer.backward) if hasattr(k, "n_flops"))
     first = next((t for t in (*inputs, *keywords.values()) if hasattr(t, "shape") and t.dim()), None)
     return Model(
         name=name or type(module).__name__,
@@ -358,9 +356,7 @@ def _scalar(torch: Any, output: Any, loss: Callable[[Any], Any] | None) -> Any:
 def _explained(error: Exception, recorder: Recorder) -> ConfigError:
     text = str(error).splitlines()[0]
     place = f" in submodule '{recorder.path}'" if recorder.path else ""
-    needs_data = any(
-        word in str(error).lower() for word in ("item()", "local_scalar", "data-dependent", "meta tensor")
-    )
+    needs_data = any(word in str(error).lower() for word in ("item()", "local_scalar", "data-dependent", "meta tensor"))
     if needs_data:
         return ConfigError(
             f"control flow depends on data{place}: {text}",

@@ -66,9 +66,7 @@ def mlp(style: Style, x: Tensor, width: int) -> Tensor:
     return style.row(y, local, bias=spec.mlp_bias, name="mlp_down")
 
 
-def block(
-    style: Style, x: Tensor, *, moe: bool = False, causal: bool = True, encoded: Tensor | None = None
-) -> Tensor:
+def block(style: Style, x: Tensor, *, moe: bool = False, causal: bool = True, encoded: Tensor | None = None) -> Tensor:
     """Append one transformer block.
 
     Parameters

@@ -68,8 +68,6 @@ def max_min_rates(
         rates[frozen] = np.minimum(stop, cap_bytes_per_s[frozen])
         free &= ~frozen
         settled = frozen[flow]
-        remaining -= np.bincount(
-            link[settled], weights=weight[settled] * rates[flow[settled]], minlength=n_links
-        )
+        remaining -= np.bincount(link[settled], weights=weight[settled] * rates[flow[settled]], minlength=n_links)
         flow, link, weight = flow[~settled], link[~settled], weight[~settled]
     return rates

@@ -29,7 +29,9 @@ def _check_dependencies(rank: RankProgram) -> None:
     for index, task in enumerate(rank.tasks):
         for earlier in task.after:
             if not 0 <= earlier < index:
-                raise InfeasiblePlanError(f"rank {rank.rank}: task {index} ({task.op.name}) waits for task {earlier}, which is not before it")
+                raise InfeasiblePlanError(
+                    f"rank {rank.rank}: task {index} ({task.op.name}) waits for task {earlier}, which is not before it"
+                )
 
 
 def _participants(program: Program) -> dict[Hashable, int]:
@@ -43,7 +45,8 @@ def _participants(program: Program) -> dict[Hashable, int]:
             who, op = first.setdefault(task.key, (rank.rank, task.op))
             if _signature(op) != _signature(task.op):
                 raise InfeasiblePlanError(
-                    f"ranks {who} and {rank.rank} disagree about communication {task.key!r}: {_signature(op)} against {_signature(task.op)}"
+                    f"ranks {who} and {rank.rank} disagree about communication {task.key!r}: "
+                    f"{_signature(op)} against {_signature(task.op)}"
                 )
     return counts
 
@@ -74,7 +77,9 @@ def _check_order(program: Program, expected: dict[Hashable, int]) -> None:
     stuck = [state for state in states if not state.done]
     if stuck:
         lines = "; ".join(state.describe() for state in stuck[:4])
-        raise InfeasiblePlanError(f"the program deadlocks: {lines}", hint="ranks post their communication in different orders")
+        raise InfeasiblePlanError(
+            f"the program deadlocks: {lines}", hint="ranks post their communication in different orders"
+        )
 
 
 class _Untimed:

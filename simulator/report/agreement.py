@@ -119,9 +119,7 @@ def agreement_page(title: str, note: str, points: Sequence[Point], tables: Seque
     for index, name in enumerate(dict.fromkeys(point.plot for point in points)):
         figure = agreement_figure(name, [point for point in points if point.plot == name])
         parts.append(
-            figure.to_html(
-                full_html=False, include_plotlyjs=index == 0, config=_CONFIG, div_id=f"plot-{index}"
-            )
+            figure.to_html(full_html=False, include_plotlyjs=index == 0, config=_CONFIG, div_id=f"plot-{index}")
         )
     parts += [_table_html(table) for table in tables]
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'

@@ -179,9 +179,7 @@ def _basis(rows: Sequence[Residual], weights: NDArray[np.float64], distances: ND
     comparable = int((distances - distances.min() < _REACH).sum())
     said = f"residuals of {comparable} comparable measured runs, mostly {' and '.join(leading)}"
     if distances.min() > _FAR:
-        return (
-            f"far from anything measured (nearest: {nearest.kind} on {nearest.gpus} {nearest.device}); {said}"
-        )
+        return f"far from anything measured (nearest: {nearest.kind} on {nearest.gpus} {nearest.device}); {said}"
     return said
 
 
@@ -202,8 +200,7 @@ class ResidualTable:
     def to_json(self) -> dict[str, Any]:
         """Return plain data; :meth:`from_json` reads it back."""
         rows = [
-            {**asdict(row.features), "source": row.source, "log_ratio": round(row.log_ratio, 4)}
-            for row in self.rows
+            {**asdict(row.features), "source": row.source, "log_ratio": round(row.log_ratio, 4)} for row in self.rows
         ]
         return {"widening": round(self.widening, 4), "rows": rows}
 
@@ -213,15 +210,11 @@ class ResidualTable:
         rows = []
         for row in data["rows"]:
             features = {name: row[name] for name in Features.__slots__}
-            rows.append(
-                Residual(features=Features(**features), source=row["source"], log_ratio=row["log_ratio"])
-            )
+            rows.append(Residual(features=Features(**features), source=row["source"], log_ratio=row["log_ratio"]))
         return cls(rows=tuple(rows), widening=data["widening"])
 
 
-def coverage(
-    table: ResidualTable, rows: Iterable[Residual] | None = None, *, leave_out: bool = True
-) -> float:
+def coverage(table: ResidualTable, rows: Iterable[Residual] | None = None, *, leave_out: bool = True) -> float:
     """Return the share of rows that lie in their interval, which by default ignores the row's own source."""
     judged = list(table.rows if rows is None else rows)
     if not judged:

@@ -45,9 +45,7 @@ class Execution:
 
 def infer_placement(table: Table) -> Placement:
     """Return the looped placement with as many chunks as the table mentions."""
-    return Placement(
-        n_stages=len(table), n_chunks=1 + max((a.chunk for row in table for a in row), default=0)
-    )
+    return Placement(n_stages=len(table), n_chunks=1 + max((a.chunk for row in table for a in row), default=0))
 
 
 def execute(table: Table, placement: Placement, duration_of: Callable[[Action], float]) -> Execution:
@@ -164,9 +162,7 @@ def check(table: Table, placement: Placement | None = None) -> None:
         counts = Counter(row)
         for micro_batch in micro_batches:
             for chunk in range(placement.n_chunks):
-                found = tuple(
-                    counts.pop(Action(kind, micro_batch, chunk), 0) for kind in ("F", "B", "I", "W")
-                )
+                found = tuple(counts.pop(Action(kind, micro_batch, chunk), 0) for kind in ("F", "B", "I", "W"))
                 if found not in ((1, 1, 0, 0), (1, 0, 1, 1)):
                     passes = ", ".join(f"{n} {kind}" for kind, n in zip("FBIW", found, strict=True))
                     raise ConfigError(
@@ -257,6 +253,4 @@ def unit_time_makespan(
     >>> unit_time_makespan(build_table("1f1b", 4, 8))  # (m + p - 1) (T_F + T_B)
     33.0
     """
-    return unit_time_execution(
-        table, placement, forward=forward, backward=backward, dgrad=dgrad, wgrad=wgrad
-    ).makespan
+    return unit_time_execution(table, placement, forward=forward, backward=backward, dgrad=dgrad, wgrad=wgrad).makespan

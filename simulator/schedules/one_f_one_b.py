@@ -29,9 +29,7 @@ def one_f_one_b(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Ta
     >>> [f"{a.kind}{a.micro_batch}" for a in one_f_one_b(2, 3)[0]]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
-    return tuple(
-        row(min(n_stages - stage - 1, n_micro_batches), n_micro_batches) for stage in range(n_stages)
-    )
+    return tuple(row(min(n_stages - stage - 1, n_micro_batches), n_micro_batches) for stage in range(n_stages))
 
 
 def row(n_warm_up: int, n_micro_batches: int) -> Row:

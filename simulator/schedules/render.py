@@ -40,12 +40,9 @@ def render(table: Table, placement: Placement | None = None) -> str:
         cells = ["." * min(width, 2)] * n_units
         for action, start in zip(row, starts, strict=True):
             unit = int(start)
-            cells[unit : unit + _UNITS[action.kind]] = [_label(action, placement), "=" * width][
-                : _UNITS[action.kind]
-            ]
+            cells[unit : unit + _UNITS[action.kind]] = [_label(action, placement), "=" * width][: _UNITS[action.kind]]
         lines.append(
-            f"stage {stage:<{len(str(len(table) - 1))}} | "
-            + " ".join(f"{cell:<{width}}" for cell in cells).rstrip()
+            f"stage {stage:<{len(str(len(table) - 1))}} | " + " ".join(f"{cell:<{width}}" for cell in cells).rstrip()
         )
     return "\n".join((*lines, "", _legend(table, placement), _summary(table, placement)))
 

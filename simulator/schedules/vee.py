@@ -90,9 +90,7 @@ def _repeat(n_stages: int, n_micro_batches: int, hops: Sequence[int], turns: Seq
         Units between one leg and the next, on the stage where the path turns round. They are such that no two
         legs meet on a stage, modulo the period.
     """
-    return tuple(
-        _repeat_row(_legs(stage, n_stages, hops, turns), n_micro_batches) for stage in range(n_stages)
-    )
+    return tuple(_repeat_row(_legs(stage, n_stages, hops, turns), n_micro_batches) for stage in range(n_stages))
 
 
 def _legs(stage: int, n_stages: int, hops: Sequence[int], turns: Sequence[int]) -> tuple[int, int, int, int]:

@@ -157,9 +157,7 @@ def topology_of_graph(spec: GraphSpec, n_gpus: int | None = None) -> Topology:
     if None in devices:
         raise ConfigError(f"{spec.name}: GPUs have no device", hint="add 'device: a100-sxm4-80g' to the file")
     if len(devices) > 1:
-        raise ConfigError(
-            f"{spec.name}: GPUs of several kinds in one graph: {', '.join(sorted(map(str, devices)))}"
-        )
+        raise ConfigError(f"{spec.name}: GPUs of several kinds in one graph: {', '.join(sorted(map(str, devices)))}")
     layout = ExplicitLayout(
         names=names,
         kinds=tuple(vertex.kind for vertex in spec.vertices.values()),

@@ -55,9 +55,7 @@ class TreeSpec(SwitchedSpec):
 
     @model_validator(mode="after")
     def _consistent(self) -> TreeSpec:
-        ratios = (
-            self.oversubscription if isinstance(self.oversubscription, tuple) else (self.oversubscription,)
-        )
+        ratios = self.oversubscription if isinstance(self.oversubscription, tuple) else (self.oversubscription,)
         if any(ratio <= 0 for ratio in ratios) or len(ratios) > max(1, self.levels - 1):
             limit = f"at most {self.levels - 1}: one per upper level"
             raise complaint(ConfigError(f"must be positive ratios, {limit}"), "oversubscription")

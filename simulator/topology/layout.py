@@ -135,9 +135,7 @@ class RegularLayout:
             source=np.concatenate([fabric.source, sources.ravel()]),
             target=np.concatenate([fabric.target, targets.ravel()]),
             kind=repeat(fabric.kind, node.kind).astype(np.int64),
-            bandwidth_bytes_per_s=repeat(fabric.bandwidth_bytes_per_s, node.bandwidth_bytes_per_s).astype(
-                np.float64
-            ),
+            bandwidth_bytes_per_s=repeat(fabric.bandwidth_bytes_per_s, node.bandwidth_bytes_per_s).astype(np.float64),
             latency_s=repeat(fabric.latency_s, node.latency_s).astype(np.float64),
             n_lanes=repeat(fabric.n_lanes, node.n_lanes).astype(np.int64),
         )
@@ -164,15 +162,11 @@ class RegularLayout:
         nics_a, nics_b = self.nics_of(gpu_a), self.nics_of(gpu_b)
         if not nics_a:
             raise UnroutableError(self._no_path(source, target), hint="give the nodes NICs: node.nics")
-        pairs = [
-            (nics_a[i % len(nics_a)], nics_b[i % len(nics_b)]) for i in range(max(len(nics_a), len(nics_b)))
-        ]
+        pairs = [(nics_a[i % len(nics_a)], nics_b[i % len(nics_b)]) for i in range(max(len(nics_a), len(nics_b)))]
         share = 1.0 / len(pairs)
         return combine((self._between(source, target, pair, by_host), share) for pair in pairs)
 
-    def _between(
-        self, source: tuple[int, int], target: tuple[int, int], nics: tuple[int, int], by_host: bool
-    ) -> Route:
+    def _between(self, source: tuple[int, int], target: tuple[int, int], nics: tuple[int, int], by_host: bool) -> Route:
         (node_a, gpu_a), (node_b, gpu_b) = source, target
         nic_a, nic_b = nics
         start: Route = ()

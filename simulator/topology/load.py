@@ -53,15 +53,11 @@ def load_topology(
     return topology_of(spec, n_gpus, gpus_per_node=gpus_per_node)
 
 
-def topology_of(
-    spec: ClusterSpec, n_gpus: int | None = None, *, gpus_per_node: int | None = None
-) -> Topology:
+def topology_of(spec: ClusterSpec, n_gpus: int | None = None, *, gpus_per_node: int | None = None) -> Topology:
     """Build the topology of a cluster description."""
     per_node = spec.node.gpus if gpus_per_node is None else gpus_per_node
     if not 1 <= per_node <= spec.node.gpus:
-        raise ConfigError(
-            f"{per_node} GPUs per node asked for, but nodes of {spec.name} have {spec.node.gpus}"
-        )
+        raise ConfigError(f"{per_node} GPUs per node asked for, but nodes of {spec.name} have {spec.node.gpus}")
     wanted = spec.nodes * per_node if n_gpus is None else n_gpus
     check_size(spec, wanted, per_node)
     layout = build_layout(spec, -(-wanted // per_node))

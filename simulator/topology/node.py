@@ -141,9 +141,7 @@ def _add_host(spec: NodeSpec, links: LinkTable, pcie: int, cpu: int, nic: int) -
         links.add_pair(pcie + switch, cpu + switch * sockets // n_switches, "pcie", bandwidth, latency_s)
     for a in range(sockets):
         for b in range(a + 1, sockets):
-            links.add_pair(
-                cpu + a, cpu + b, "socket", spec.cpu.socket_bandwidth_bytes_per_s, spec.cpu.socket_latency_s
-            )
+            links.add_pair(cpu + a, cpu + b, "socket", spec.cpu.socket_bandwidth_bytes_per_s, spec.cpu.socket_latency_s)
 
 
 def _gpu_route(adjacency: Adjacency, a: int, b: int, n_gpus: int) -> Route:

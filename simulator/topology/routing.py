@@ -35,9 +35,7 @@ class Adjacency:
             self.out[source].append(index)
             self.into[target].append(index)
 
-    def hops_to(
-        self, target: int, kinds: Collection[str] = LINK_KINDS, closed: Collection[int] = ()
-    ) -> dict[int, int]:
+    def hops_to(self, target: int, kinds: Collection[str] = LINK_KINDS, closed: Collection[int] = ()) -> dict[int, int]:
         """Return hops to ``target`` of every vertex that reaches it.
 
         Parameters

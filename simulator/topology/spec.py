@@ -97,9 +97,7 @@ class NvMatrixSpec(Sourced):
         return self
 
 
-NvlinkSpec = Annotated[
-    NvSwitchSpec | NvMeshSpec | NvHybridCubeMeshSpec | NvMatrixSpec, Field(discriminator="kind")
-]
+NvlinkSpec = Annotated[NvSwitchSpec | NvMeshSpec | NvHybridCubeMeshSpec | NvMatrixSpec, Field(discriminator="kind")]
 
 
 class PcieSpec(Sourced):

@@ -115,9 +115,7 @@ def describe(topology: Topology) -> TopologySummary:
         bisection_bytes_per_s=bisection_bytes_per_s(topology),
         links=link_groups(topology),
         sources=sources,
-        caveats=tuple(
-            f"{key}: {text}" for key, text in sources.items() if any(word in text for word in UNCERTAIN)
-        ),
+        caveats=tuple(f"{key}: {text}" for key, text in sources.items() if any(word in text for word in UNCERTAIN)),
     )
 
 

@@ -29,10 +29,7 @@ from simulator.models.layer import GemmShape, PointwiseShape
 from simulator.topology.device import load_device
 
 TABLE = Path(__file__).parents[3] / "shared" / "measurements" / "kernels.csv"
-HEADER = (
-    "row_id,source,device,op,pass,m,n,k,batch,heads,kv_heads,seq_len,head_dim,causal,dtype,"
-    "time_us,split,notes"
-)
+HEADER = "row_id,source,device,op,pass,m,n,k,batch,heads,kv_heads,seq_len,head_dim,causal,dtype,time_us,split,notes"
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +37,7 @@ def made_rows() -> list[KernelRow]:
     """Rows whose times are the model's own, with one outlier in ten."""
     device = load_device("a100-sxm4-80g")
     shapes = [
-        GemmShape(m=m, n=n, k=k)
-        for m in (256, 1024, 5000)
-        for n in (512, 4096)
-        for k in (64, 512, 1024, 3000, 8192)
+        GemmShape(m=m, n=n, k=k) for m in (256, 1024, 5000) for n in (512, 4096) for k in (64, 512, 1024, 3000, 8192)
     ]
     model = RooflineKernels("graph_replay")
     return [
@@ -60,9 +54,7 @@ def made_rows() -> list[KernelRow]:
 
 def test_a_fit_finds_the_constants_that_made_the_rows(made_rows: list[KernelRow]) -> None:
     device = load_device("a100-sxm4-80g")
-    shifted = replace(
-        device, kernels={"gemm": {**device.kernels["gemm"], "launch_s": 4e-6, "dram_bandwidth": 0.6}}
-    )
+    shifted = replace(device, kernels={"gemm": {**device.kernels["gemm"], "launch_s": 4e-6, "dram_bandwidth": 0.6}})
     fit = fit_kernel_rows(made_rows, made_rows, device, start_from=shifted)
     assert set(fit.sections) == {"gemm"}
     assert fit.residuals["gemm"].median < 0.01
@@ -152,9 +144,7 @@ def test_transfer_keeps_shares_and_moves_the_power_limit() -> None:
         d.name: d.power_limit_w / j
         for d, j in ((a100, a100.kernels["gemm"]["joules_per_flop"]), (pcie, moved["joules_per_flop"]))
     }
-    assert speed["a100-pcie-40g"] / speed["a100-sxm4-80g"] == pytest.approx(
-        sustained_scale(250.0, 400.0), rel=1e-3
-    )
+    assert speed["a100-pcie-40g"] / speed["a100-sxm4-80g"] == pytest.approx(sustained_scale(250.0, 400.0), rel=1e-3)
 
 
 def _anchors() -> Iterator[tuple[str, str, float, float]]:

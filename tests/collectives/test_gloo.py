@@ -29,8 +29,7 @@ def test_reduce_scatter_moves_twice_the_bytes_of_an_all_gather():
     topology = load_topology("emulated-1g", 4)
     group = ((0, 1, 2, 3),)
     gather, scatter = (
-        alone_s(plan_collective(name, 64 * MIB, group, topology), topology)
-        for name in ("all_gather", "reduce_scatter")
+        alone_s(plan_collective(name, 64 * MIB, group, topology), topology) for name in ("all_gather", "reduce_scatter")
     )
     assert scatter == pytest.approx(2 * gather, rel=0.01)
 

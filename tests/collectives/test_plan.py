@@ -31,9 +31,7 @@ def alone_s(flow, topology):
 def test_plans_are_sane_and_grow_with_size(name, n_gpus, collective):
     topology = load_topology(name, n_gpus)
     group = (tuple(range(n_gpus)),)
-    times = [
-        alone_s(plan_collective(collective, size, group, topology), topology) for size in (1024, 2**27, 2**30)
-    ]
+    times = [alone_s(plan_collective(collective, size, group, topology), topology) for size in (1024, 2**27, 2**30)]
     assert 0 < times[0] < times[1] < times[2]
     flow = plan_collective(collective, 2**30, group, topology)
     assert list(flow.links) == sorted(set(flow.links)) and min(flow.weights) > 0
@@ -56,9 +54,7 @@ def test_groups_that_share_a_nic_halve_each_other():
     size = 2**28
     one = plan_collective("all_reduce", size, ((0, 4),), topology, algorithm="ring", protocol="simple")
     two = plan_collective("all_reduce", size, ((0, 4), (1, 5)), topology, algorithm="ring", protocol="simple")
-    apart = plan_collective(
-        "all_reduce", size, ((0, 4), (2, 6)), topology, algorithm="ring", protocol="simple"
-    )
+    apart = plan_collective("all_reduce", size, ((0, 4), (2, 6)), topology, algorithm="ring", protocol="simple")
     moving = [alone_s(flow, topology) - flow.latency_s for flow in (one, two, apart)]
     assert moving[1] == pytest.approx(2 * moving[0], rel=1e-6)
     assert moving[2] == pytest.approx(moving[0], rel=1e-6)
@@ -75,9 +71,7 @@ def test_two_jobs_on_one_nic_take_turns_fairly():
         ended |= set(network.advance(wake))
         last = wake
     assert ended == handles
-    assert to_s(last) == pytest.approx(
-        2 * (alone_s(first, topology) - first.latency_s) + first.latency_s, rel=1e-3
-    )
+    assert to_s(last) == pytest.approx(2 * (alone_s(first, topology) - first.latency_s) + first.latency_s, rel=1e-3)
 
 
 def test_relabelled_ranks_take_the_same_time():

@@ -54,11 +54,7 @@ def test_command_runs(command, tmp_path):
 
 @pytest.mark.parametrize(
     "code",
-    [
-        pytest.param(code, id=f"{page.name}-{i}")
-        for page in PAGES
-        for i, code in enumerate(blocks(page, "python"))
-    ],
+    [pytest.param(code, id=f"{page.name}-{i}") for page in PAGES for i, code in enumerate(blocks(page, "python"))],
 )
 def test_python_block_runs(code, tmp_path):
     done = run_python(code, [], tmp_path)

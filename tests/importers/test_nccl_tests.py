@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Logs of nccl-tests in their formats through the years, and what is wrong with broken ones."""
 
 from __future__ import annotations
@@ -72,9 +71,7 @@ def test_rows_for_validation(tmp_path):
 
 
 def test_ranks_and_collective_from_the_numbers(tmp_path):
-    table = import_nccl_tests(
-        write(tmp_path, "\n".join(line for line in NEW.splitlines() if "Rank" not in line))
-    )
+    table = import_nccl_tests(write(tmp_path, "\n".join(line for line in NEW.splitlines() if "Rank" not in line)))
     assert table.n_ranks == 4
     bare = [line for line in NEW.splitlines() if "Rank" not in line and "_perf" not in line]
     assert import_nccl_tests(write(tmp_path, "\n".join(bare))).collective == "all_reduce"

@@ -115,9 +115,7 @@ def test_megatron_faults(flags, text):
 
 def test_megatron_unknown_flag_is_told():
     flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --recompute-activatons --bf16"
-    assert parse_megatron(flags).report.unknown == (
-        "recompute-activatons (did you mean 'recompute-activations'?)",
-    )
+    assert parse_megatron(flags).report.unknown == ("recompute-activatons (did you mean 'recompute-activations'?)",)
 
 
 # ---- DeepSpeed --------------------
@@ -159,9 +157,7 @@ def test_deepspeed_defaults(ds):
 
 
 def test_deepspeed_auto(ds):
-    imported = ds(
-        {"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "bf16": {"enabled": "auto"}}
-    )
+    imported = ds({"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "bf16": {"enabled": "auto"}})
     assert len(imported.report.assumed) == 4
 
 
@@ -280,9 +276,7 @@ def test_accelerate_fsdp(tmp_path):
 
 
 def test_accelerate_deepspeed_file(tmp_path):
-    (tmp_path / "ds.json").write_text(
-        json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 3}, "x": 1})
-    )
+    (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 3}, "x": 1}))
     path = tmp_path / "a.yaml"
     path.write_text("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n")
     imported = import_accelerate(path)
@@ -309,9 +303,7 @@ def test_accelerate_megatron_and_mesh(tmp_path):
 def test_accelerate_faults(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("distributed_type: FSDPP\n")
-    with pytest.raises(
-        ConfigError, match=r"a.yaml:1:19: distributed_type: 'FSDPP' is not known(.|\n)*'FSDP'"
-    ):
+    with pytest.raises(ConfigError, match=r"a.yaml:1:19: distributed_type: 'FSDPP' is not known(.|\n)*'FSDP'"):
         import_accelerate(path)
 
 

@@ -50,9 +50,7 @@ def smi_text(matrix, nics=(), *, escapes=True):
     for i, row in enumerate(matrix):
         cells = [" X " if i == j else f"NV{n}" if n else "SYS" for j, n in enumerate(row)]
         cells += ["PXB" if i * len(nics) // len(matrix) == j else "SYS" for j in range(len(nics))]
-        lines.append(
-            f"GPU{i}\t" + "\t".join(cells) + f"\t{'0-31' if i < len(matrix) / 2 else '32-63'}\t{i}\t\tN/A"
-        )
+        lines.append(f"GPU{i}\t" + "\t".join(cells) + f"\t{'0-31' if i < len(matrix) / 2 else '32-63'}\t{i}\t\tN/A")
     for j in range(len(nics)):
         cells = ["PXB" if i * len(nics) // len(matrix) == j else "SYS" for i in range(len(matrix))]
         lines.append(f"NIC{j}\t" + "\t".join(cells + [" X " if j == k else "SYS" for k in range(len(nics))]))
@@ -380,11 +378,7 @@ def test_node_link_graph(brought):
 
 
 def test_node_link_graph_with_the_older_key_and_directed(brought):
-    text = (
-        FIXTURES["node-link"][0]
-        .replace('"edges"', '"links"')
-        .replace('"directed": false', '"directed": true')
-    )
+    text = FIXTURES["node-link"][0].replace('"edges"', '"links"').replace('"directed": false', '"directed": true')
     assert len(brought("node-link", text).topology().links) == 4
 
 
@@ -445,9 +439,7 @@ def fake_nvml(n_gpus=8, **missing):
         nvmlSystemGetDriverVersion=lambda: b"1.2",
         nvmlDeviceGetNvLinkState=lambda handle, link: 1,
         nvmlDeviceGetNvLinkRemotePciInfo=remote,
-        nvmlDeviceGetTopologyCommonAncestor=lambda a, b: (
-            20 if a // 2 == b // 2 else 40 if a // 4 == b // 4 else 50
-        ),
+        nvmlDeviceGetTopologyCommonAncestor=lambda a, b: 20 if a // 2 == b // 2 else 40 if a // 4 == b // 4 else 50,
         nvmlDeviceGetMaxPcieLinkGeneration=lambda handle: 5,
     )
     for name in missing:

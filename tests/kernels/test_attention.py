@@ -34,9 +34,7 @@ def shape_of(
 
 def time_s(shape: AttentionShape, device: Device, constants: AttentionConstants = BARE) -> float:
     is_backward = shape.kernel_pass != "forward"
-    return float(
-        attention_times_s([shape], device, constants, CONDITIONS["training"], is_backward=is_backward)[0]
-    )
+    return float(attention_times_s([shape], device, constants, CONDITIONS["training"], is_backward=is_backward)[0])
 
 
 @pytest.mark.parametrize("kernel_pass", ["forward", "backward"])
@@ -60,18 +58,12 @@ def test_softmax_costs_the_same_for_every_head_dimension(plain_device: Device) -
         assert extra == pytest.approx(4 * 16 * 4096 * 4096 * 50e-12 / 100, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    "name", ["v100-sxm2-16g", "a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm", "b200", "cpu-host"]
-)
+@pytest.mark.parametrize("name", ["v100-sxm2-16g", "a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm", "b200", "cpu-host"])
 @given(seq=st.integers(1, 6000), more=st.integers(1, 3000), causal=st.booleans(), backward=st.booleans())
-def test_longer_sequences_are_never_faster(
-    name: str, seq: int, more: int, causal: bool, backward: bool
-) -> None:
+def test_longer_sequences_are_never_faster(name: str, seq: int, more: int, causal: bool, backward: bool) -> None:
     device, model = load_device(name), RooflineKernels()
     way: Pass = "backward" if backward else "forward"
-    short, long = (
-        model.duration_s(shape_of(s, causal=causal, kernel_pass=way), device) for s in (seq, seq + more)
-    )
+    short, long = (model.duration_s(shape_of(s, causal=causal, kernel_pass=way), device) for s in (seq, seq + more))
     assert long >= short > 0
 
 

@@ -36,9 +36,7 @@ def time_s(
 
 @pytest.mark.parametrize("waves", [1, 2, 5])
 @pytest.mark.parametrize("batch", [1, 4])
-def test_perfectly_tiled_product_takes_waves_times_tile_time(
-    plain_device: Device, waves: int, batch: int
-) -> None:
+def test_perfectly_tiled_product_takes_waves_times_tile_time(plain_device: Device, waves: int, batch: int) -> None:
     fed = replace(plain_device, memory_bandwidth_bytes_per_s=FED_BYTES_PER_S)
     shape = GemmShape(m=128 * waves * 100 // batch, n=128, k=8192, batch=batch)
     tile_s = 2 * 128 * 128 * 8192 / (300e12 / 100)
@@ -124,8 +122,6 @@ def test_no_product_beats_the_datasheet(m: int, n: int, k: int) -> None:
 def test_many_shapes_at_once_equal_one_by_one() -> None:
     device = load_device("a100-sxm4-80g")
     shapes = [GemmShape(m=m, n=n, k=k) for m in (1, 300, 4096) for n in (64, 50257) for k in (32, 1000)]
-    together = gemm_times_s(
-        GemmColumns.of(shapes, device, GemmConstants()), device, GemmConstants(), TRAINING
-    )
+    together = gemm_times_s(GemmColumns.of(shapes, device, GemmConstants()), device, GemmConstants(), TRAINING)
     alone = [time_s(shape, device, GemmConstants()) for shape in shapes]
     assert together.tolist() == alone

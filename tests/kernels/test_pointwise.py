@@ -26,9 +26,7 @@ NAMES = (
 )
 
 
-def shape_of(
-    name: str, elements: int, row: int = 0, read: float = 4.0, written: float = 2.0
-) -> PointwiseShape:
+def shape_of(name: str, elements: int, row: int = 0, read: float = 4.0, written: float = 2.0) -> PointwiseShape:
     return PointwiseShape(
         name=name,
         n_elements=elements,

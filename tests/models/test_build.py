@@ -95,9 +95,7 @@ def test_equal_layers_are_the_same_object(layers):
     vocab=st.integers(50, 999),
 )
 def test_forward_flops_of_a_gpt_layer(kernels, batch, sequence, heads, vocab):
-    spec = small(
-        "gpt-1.3b", hidden=heads * 32, heads=heads, kv_heads=heads, head_dim=32, ffn_hidden=4 * heads * 32
-    )
+    spec = small("gpt-1.3b", hidden=heads * 32, heads=heads, kv_heads=heads, head_dim=32, ffn_hidden=4 * heads * 32)
     spec = rename(spec, "x", vocab=vocab, max_positions=sequence)
     b, s, h = batch, sequence, spec.hidden
     model = build_model(spec, micro_batch=b, sequence_length=s, kernels=kernels, attention="eager")
@@ -106,9 +104,7 @@ def test_forward_flops_of_a_gpt_layer(kernels, batch, sequence, heads, vocab):
     assert model.model_flops_per_sequence * b == 3 * sum(layer.n_forward_flops for layer in model.layers)
 
 
-@pytest.mark.parametrize(
-    "name", ["llama3-8b", "mixtral-8x7b", "mpt-7b", "bert-large", "t5-base", "deepseek-v3"]
-)
+@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b", "mpt-7b", "bert-large", "t5-base", "deepseek-v3"])
 @pytest.mark.parametrize("kernels", STYLES)
 def test_model_flops_are_three_times_the_eager_forward(name, kernels):
     spec = small(name, dense_layers=0) if name == "deepseek-v3" else small(name)
@@ -185,9 +181,7 @@ def test_head_of_megatron_saves_the_exponentials_in_fp32():
 
 
 def test_recompute_trades_saved_bytes_for_transient_ones():
-    layers = [
-        built(small("gpt2"), kernels="megatron", attention="eager", recompute=r).layers[1] for r in RECOMPUTES
-    ]
+    layers = [built(small("gpt2"), kernels="megatron", attention="eager", recompute=r).layers[1] for r in RECOMPUTES]
     saved = [layer.saved_bytes for layer in layers]
     assert saved == sorted(saved, reverse=True)
     totals = [layer.saved_bytes + layer.transient_bytes for layer in layers]
@@ -222,9 +216,7 @@ def test_points_of_a_tensor_parallel_block(sequence_parallel):
     assert points(block.forward) == [("f", "forward"), ("g", "forward")] * 2
     again = [("f", "forward")] if sequence_parallel else []
     assert points(block.backward) == [("g", "backward"), *again, ("f", "backward")] * 2
-    assert {i.n_bytes for i in block.forward if isinstance(i, CommunicationPoint)} == {
-        2 * 2 * 256 * spec.hidden
-    }
+    assert {i.n_bytes for i in block.forward if isinstance(i, CommunicationPoint)} == {2 * 2 * 256 * spec.hidden}
     assert points(model.layers[0].forward) == [("embedding", "forward")]
     assert points(model.layers[-1].forward) == [("f", "forward")] + [("vocabulary", "forward")] * 3
 
@@ -242,8 +234,7 @@ def test_reductions_run_beside_weight_gradients(sequence_parallel):
 
 def test_full_recompute_repeats_the_collectives_and_selective_does_not():
     full, selective = (
-        built(small("gpt-1.3b"), tp=4, recompute=r, attention="eager").layers[1]
-        for r in ("full", "selective")
+        built(small("gpt-1.3b"), tp=4, recompute=r, attention="eager").layers[1] for r in ("full", "selective")
     )
     assert points(full.recompute) == points(full.forward)
     assert points(selective.recompute) == []
@@ -276,9 +267,7 @@ def test_degrees_that_do_not_divide(name, wrong, text):
         built(find_spec(name), **wrong)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"kernels": "tpu"}, {"precision": "int4"}, {"attention": "x"}, {"recompute": "x"}]
-)
+@pytest.mark.parametrize("wrong", [{"kernels": "tpu"}, {"precision": "int4"}, {"attention": "x"}, {"recompute": "x"}])
 def test_unknown_names(wrong):
     with pytest.raises(ConfigError, match="is unknown"):
         built(find_spec("gpt2"), **wrong)
@@ -298,9 +287,7 @@ def test_kernel_names_are_known():
         for kernels in STYLES:
             for attention in ("flash", "eager"):
                 for precision in ("bf16", "amp_bf16", "fp8"):
-                    model = built(
-                        small(name), kernels=kernels, attention=attention, precision=precision, tp=4
-                    )
+                    model = built(small(name), kernels=kernels, attention=attention, precision=precision, tp=4)
                     for layer in model.layers:
                         items = [*layer.forward, *layer.backward]
                         seen |= {i.name for i in items if isinstance(i, PointwiseShape)}

@@ -118,9 +118,7 @@ def test_every_flow_ends_no_earlier_than_alone_and_links_are_not_overbooked(case
     starts = []
     for begin, latency, kilobytes, links in cases:
         chosen = tuple(sorted(links))
-        flow = Flow(
-            latency_s=latency * 1e-6, n_bytes=kilobytes * 1e3, links=chosen, weights=(1.0,) * len(chosen)
-        )
+        flow = Flow(latency_s=latency * 1e-6, n_bytes=kilobytes * 1e3, links=chosen, weights=(1.0,) * len(chosen))
         starts.append((begin * US, flow))
     times = run(FlowNetwork(topology(*capacities)), starts)
     assert sorted(times) == list(range(len(cases)))

@@ -44,9 +44,7 @@ def systems(draw):
     value = st.floats(0.05, 50.0)
     capacity = draw(st.lists(value, min_size=n_links, max_size=n_links))
     flows = draw(
-        st.lists(
-            st.dictionaries(st.integers(0, n_links - 1), value, max_size=n_links), min_size=1, max_size=8
-        )
+        st.lists(st.dictionaries(st.integers(0, n_links - 1), value, max_size=n_links), min_size=1, max_size=8)
     )
     caps = [draw(st.one_of(value, st.just(float("inf")))) for _ in flows]
     return flows, capacity, caps
@@ -85,18 +83,12 @@ def test_feasible_and_unimprovable(system):
         at_cap = rates[flow] >= caps[flow] * (1 - RELATIVE)
         full = [link for link in links if load[link] >= capacity[link] * (1 - RELATIVE)]
         largest_there = any(
-            all(
-                rates[flow] >= rates[other] * (1 - RELATIVE)
-                for other, used in enumerate(flows)
-                if link in used
-            )
+            all(rates[flow] >= rates[other] * (1 - RELATIVE) for other, used in enumerate(flows) if link in used)
             for link in full
         )
         assert at_cap or largest_there or np.isinf(rates[flow])
 
 
 def test_repeated_entries_add_up():
-    one = max_min_rates(
-        np.array([0, 0]), np.array([0, 0]), np.array([1.0, 2.0]), np.array([9.0]), np.array([np.inf])
-    )
+    one = max_min_rates(np.array([0, 0]), np.array([0, 0]), np.array([1.0, 2.0]), np.array([9.0]), np.array([np.inf]))
     assert one[0] == 3.0

@@ -90,9 +90,7 @@ def test_zero_bubble_formulas(name, n_weights, times):
     bubble = times["forward"] + times["dgrad"] - n_weights * times["wgrad"]
     for p, m, placement, table in tables(name):
         if m >= 2 * p:
-            assert max(unit_time_execution(table, placement, **times).bubbles) == pytest.approx(
-                (p - 1) * bubble
-            )
+            assert max(unit_time_execution(table, placement, **times).bubbles) == pytest.approx((p - 1) * bubble)
 
 
 def test_zb_v_has_no_bubble_once_the_pipeline_is_full():
@@ -206,9 +204,8 @@ def test_a_deadlock_names_both_sides():
     table = ((Action("B", 0), Action("F", 0)), (Action("F", 0), Action("B", 0)))
     with pytest.raises(ConfigError) as caught:
         check(table)
-    assert (
-        "stage 0 cannot run B of micro-batch 0, chunk 0 before I of micro-batch 0, chunk 0, on stage 1"
-        in str(caught.value)
+    assert "stage 0 cannot run B of micro-batch 0, chunk 0 before I of micro-batch 0, chunk 0, on stage 1" in str(
+        caught.value
     )
     assert "stage 1 cannot run F of micro-batch 0, chunk 0 before F" in str(caught.value)
 

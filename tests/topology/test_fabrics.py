@@ -68,9 +68,9 @@ def topology(request):
 
 
 def test_every_kind_of_fabric_has_an_example():
-    assert {fabric.split("kind: ")[1].split(",")[0].rstrip("}") for _, fabric in EXAMPLES.values()} == set(
-        FABRICS
-    ) - {"none"}
+    assert {fabric.split("kind: ")[1].split(",")[0].rstrip("}") for _, fabric in EXAMPLES.values()} == set(FABRICS) - {
+        "none"
+    }
 
 
 def test_all_pairs_are_routed_with_conserved_flow(topology):
@@ -161,12 +161,8 @@ def test_bundled_uplinks_load_as_spines_do(pairs, spines):
 
 
 def test_dragonfly_routes_are_minimal_and_spread_over_the_trunk():
-    topology = cluster(
-        16, "{kind: dragonfly, groups: 2, switches_per_group: 4, nics_per_switch: 2, global_links: 8}"
-    )
-    fabric = [
-        (topology.links[i], share) for i, share in topology.route(0, 15) if topology.links[i].kind == "fabric"
-    ]
+    topology = cluster(16, "{kind: dragonfly, groups: 2, switches_per_group: 4, nics_per_switch: 2, global_links: 8}")
+    fabric = [(topology.links[i], share) for i, share in topology.route(0, 15) if topology.links[i].kind == "fabric"]
     trunk = [(link, share) for link, share in fabric if link.source[:6] != link.target[:6]]
     assert sum(share for _, share in trunk) == pytest.approx(1.0)
     assert len(trunk) == 4
@@ -195,9 +191,7 @@ def test_rails_meet_on_one_leaf_and_others_by_the_gpu_of_that_rail():
 
 
 def test_without_pxn_crossing_rails_takes_a_spine():
-    topology = cluster(
-        4, "{kind: rail-optimised, nodes_per_leaf: 4, pxn: false}", nics=2, gpus=2, nvlink=MESH
-    )
+    topology = cluster(4, "{kind: rail-optimised, nodes_per_leaf: 4, pxn: false}", nics=2, gpus=2, nvlink=MESH)
     assert kinds(topology, topology.route(0, 3)).count("fabric") == 2
 
 

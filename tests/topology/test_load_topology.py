@@ -62,9 +62,7 @@ def test_several_faults_at_once_each_with_its_place(tmp_path):
 
 def test_sections_that_contradict_each_other_are_located(tmp_path):
     text = THOUSAND_NODES.replace("kind: rail-optimised\n  nodes_per_leaf: 32", "kind: torus\n  dims: [4, 4]")
-    assert "mine.yaml:1:8: nodes: the torus fabric has room for 16 nodes, not 1000" in message_of(
-        tmp_path, text
-    )
+    assert "mine.yaml:1:8: nodes: the torus fabric has room for 16 nodes, not 1000" in message_of(tmp_path, text)
 
 
 def test_too_many_gpus_are_refused_with_the_way_out(tmp_path):
@@ -81,9 +79,7 @@ def test_overrides_replace_values_and_their_faults_name_them():
 
 
 def test_extending_merges_sections_but_not_kinds(tmp_path):
-    file = written(
-        tmp_path, "extends: selene\nnodes: 4\nfabric: {kind: one-switch}\nnode: {nics: {count: 4}}\n"
-    )
+    file = written(tmp_path, "extends: selene\nnodes: 4\nfabric: {kind: one-switch}\nnode: {nics: {count: 4}}\n")
     topology = load_topology(file)
     assert topology.name == "mine"
     assert (topology.fabric.kind, topology.node.nics.count, topology.node.nvlink.links_per_gpu) == (
@@ -216,9 +212,7 @@ def test_random_graphs_route_or_name_the_ends(n_vertices, data):
     from simulator.config import parse_yaml, validate
     from simulator.topology.explicit import GraphSpec, topology_of_graph
 
-    pairs = st.tuples(st.integers(0, n_vertices - 1), st.integers(0, n_vertices - 1)).filter(
-        lambda p: p[0] != p[1]
-    )
+    pairs = st.tuples(st.integers(0, n_vertices - 1), st.integers(0, n_vertices - 1)).filter(lambda p: p[0] != p[1])
     edges = data.draw(st.lists(pairs, max_size=12))
     text = json.dumps(
         {

@@ -35,9 +35,7 @@ def test_nvswitch_joins_all_at_full_rate():
 def test_hybrid_cube_mesh_has_six_links_per_gpu_and_two_hops_at_most():
     node = load_topology("dgx1-v100-16g", 8)
     for gpu in range(8):
-        lanes = [
-            link.n_lanes for link in node.links if link.kind == "nvlink" and link.source == f"node0.gpu{gpu}"
-        ]
+        lanes = [link.n_lanes for link in node.links if link.kind == "nvlink" and link.source == f"node0.gpu{gpu}"]
         assert sum(lanes) == 6
     assert kinds(node, node.route(0, 3)) == ["nvlink"]
     far = node.route(0, 7)

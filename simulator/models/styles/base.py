@@ -126,9 +126,7 @@ class Style(ABC):
             vector = cast(self.tape, vector, self.dtype) if vector is not None else None
             weight = cast(self.tape, weight, self.dtype)
         if setting.gemm_dtype == "fp8":
-            return self._fp8_linear(
-                x, weight, rows=rows, columns=columns, before=before, between=between, name=name
-            )
+            return self._fp8_linear(x, weight, rows=rows, columns=columns, before=before, between=between, name=name)
         return product(
             self.tape,
             x,
@@ -170,9 +168,7 @@ class Style(ABC):
         small = Tensor(gradient.n_elements, "fp8", x.storage)
         quantise = map_kernel("cast", [gradient], [small, small], in_pass="backward")
         n8, n16 = x.n_elements, 2 * x.n_elements
-        keeps_narrow = (
-            self.setting.kernels != "compiled"
-        )  # torchao keeps the 16-bit operand, Transformer Engine not
+        keeps_narrow = self.setting.kernels != "compiled"  # torchao keeps the 16-bit operand, Transformer Engine not
         return self.tape.record(
             [x, weight],
             n_tokens * rows,
@@ -305,9 +301,7 @@ class Style(ABC):
         n_bytes = (k.n_bytes + v.n_bytes) * self.setting.cp
         point = CommunicationPoint(operator="context", n_bytes=n_bytes, overlaps=1)
         back = CommunicationPoint(operator="context", n_bytes=n_bytes, kernel_pass="backward", overlaps=1)
-        k = self.tape.record(
-            [k], k.n_elements, k.dtype, forward=[point], backward=[back], view=k, gradient="alias"
-        )
+        k = self.tape.record([k], k.n_elements, k.dtype, forward=[point], backward=[back], view=k, gradient="alias")
         return k, v
 
     def flash(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:

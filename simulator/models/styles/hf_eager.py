@@ -74,9 +74,7 @@ class HfEager(Style):
         )
         small = kernel("rsqrt", n_rows, 4 * n_rows, 4 * n_rows, "fp32")
         back = kernel("rsqrt", n_rows, 8 * n_rows, 4 * n_rows, "fp32", in_pass="backward")
-        inverse = tape.record(
-            [mean], n_rows, "fp32", forward=[small, small], backward=[back] * 3, saves_output=True
-        )
+        inverse = tape.record([mean], n_rows, "fp32", forward=[small, small], backward=[back] * 3, saves_output=True)
         source = x if self.spec.architecture == "t5" else wide
         normal = self._times_rows(source, inverse, n_rows, width)
         return self._times_weight(cast(tape, normal, self._norm_dtype(x)), width)
@@ -226,9 +224,7 @@ class HfEager(Style):
             dtype = wider(scores.dtype, bias.dtype)
             wide = Tensor(scores.n_elements, dtype, scores.storage)
             reduce = kernel("sum", bias.n_elements, wide.n_bytes, bias.n_bytes, dtype, in_pass="backward")
-            casts = (
-                [map_kernel("cast", [wide], [scores], in_pass="backward")] if dtype != scores.dtype else []
-            )
+            casts = [map_kernel("cast", [wide], [scores], in_pass="backward")] if dtype != scores.dtype else []
             scores = tape.record(
                 [scores, bias],
                 scores.n_elements,
@@ -246,9 +242,7 @@ class HfEager(Style):
         n = self.heads // self.kv_heads
         y = Tensor(x.n_elements * n, x.dtype, x.storage)
         back = map_kernel("sum", [y], [x], in_pass="backward")
-        return self.tape.record(
-            [x], y.n_elements, x.dtype, forward=[map_kernel("copy", [x], [y])], backward=[back]
-        )
+        return self.tape.record([x], y.n_elements, x.dtype, forward=[map_kernel("copy", [x], [y])], backward=[back])
 
     def residual(self, x: Tensor, branch: Tensor, *, bias: bool) -> Tensor:
         """Append dropout and addition, a kernel each."""

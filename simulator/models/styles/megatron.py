@@ -151,9 +151,7 @@ class Fused(Megatron):
 
     def flash(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
         """Append the fused kernel; selective recompute launches it a second time."""
-        with (
-            self.tape.recomputed("core_attention") if self.setting.recompute == "selective" else nullcontext()
-        ):
+        with self.tape.recomputed("core_attention") if self.setting.recompute == "selective" else nullcontext():
             return flash_attention(self.tape, q, k, v, shape)
 
     def loss(self, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
@@ -165,9 +163,7 @@ def fused_loss(style: Style, logits: Tensor, n_tokens: int, vocab: int) -> Tenso
     """Append a cross-entropy that keeps 16-bit logits only: one pass forward, one backward."""
     point = CommunicationPoint(operator="vocabulary", n_bytes=4 * n_tokens)
     points: list[LayerItem] = [point] if style.setting.tp > 1 else []
-    forward = kernel(
-        "cross_entropy", logits.n_elements, logits.n_bytes, 4 * n_tokens, logits.dtype, row=vocab
-    )
+    forward = kernel("cross_entropy", logits.n_elements, logits.n_bytes, 4 * n_tokens, logits.dtype, row=vocab)
     back = map_kernel("cross_entropy", [logits], [logits], row=vocab, in_pass="backward")
     return style.tape.record(
         [logits],

@@ -38,9 +38,7 @@ class _Groups:
             base = group * width
             for a in range(base, base + width):
                 for b in range(a + 1, base + width):
-                    there = self.links.add_pair(
-                        a, b, "fabric", bandwidth, spec.latency_s, n_lanes=spec.local_links
-                    )
+                    there = self.links.add_pair(a, b, "fabric", bandwidth, spec.latency_s, n_lanes=spec.local_links)
                     self.local[a, b], self.local[b, a] = there, there + 1
         for a in range(self.n_groups):
             for b in range(a + 1, self.n_groups):
@@ -51,8 +49,7 @@ class _Groups:
         spec, width = self.spec, self.spec.switches_per_group
         first_a, first_b = (b - a - 1) * self.n_trunk, (a - b - 1) % self.n_groups * self.n_trunk
         ends = Counter(
-            (a * width + (first_a + j) % width, b * width + (first_b + j) % width)
-            for j in range(self.n_trunk)
+            (a * width + (first_a + j) % width, b * width + (first_b + j) % width) for j in range(self.n_trunk)
         )
         latency_s = spec.latency_s if spec.global_latency_s is None else spec.global_latency_s
         for (here, there), n_lanes in ends.items():
@@ -82,9 +79,7 @@ class _Groups:
             others = [s for s in range(group_a * width, group_a * width + width) if s not in (a, b)]
             if not others:
                 return self.minimal(a, b)
-            return combine(
-                (((self.local[a, via], 1.0), (self.local[via, b], 1.0)), 1 / len(others)) for via in others
-            )
+            return combine((((self.local[a, via], 1.0), (self.local[via, b], 1.0)), 1 / len(others)) for via in others)
         groups = [g for g in range(self.n_groups) if g not in (group_a, group_b)]
         if not groups:
             return self.minimal(a, b)
@@ -154,9 +149,7 @@ def build_dragonfly_plus(spec: DragonflyPlus, size: FabricSize) -> FabricGraph:
     latency_s = spec.latency_s if spec.global_latency_s is None else spec.global_latency_s
     for a in range(n_groups):
         for b in range(a + 1, n_groups):
-            there = links.add_pair(
-                n_leaves + a, n_leaves + b, "fabric", trunk, latency_s, n_lanes=spec.global_links
-            )
+            there = links.add_pair(n_leaves + a, n_leaves + b, "fabric", trunk, latency_s, n_lanes=spec.global_links)
             trunks[a, b], trunks[b, a] = there, there + 1
 
     def path(a: int, b: int) -> Route | None:

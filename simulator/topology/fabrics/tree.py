@@ -67,18 +67,12 @@ class _Tree:
     def add_spines(self) -> None:
         """Join the leaves of each pod by its spines; a two-level tree is one pod."""
         n_pods = -(-self.n_leaves // self.leaves_per_pod)
-        n_spines = (
-            1
-            if self.spec.bundled
-            else self.spec.spines or lanes(self.uplink_bytes_per_s, self.port_bytes_per_s)
-        )
+        n_spines = 1 if self.spec.bundled else self.spec.spines or lanes(self.uplink_bytes_per_s, self.port_bytes_per_s)
         share = 1.0 / n_spines
         each = self.uplink_bytes_per_s * share
         first = len(self.vertices)
         self.vertices += [
-            f"spine{pod}" if n_spines == 1 else f"spine{pod}.{s}"
-            for pod in range(n_pods)
-            for s in range(n_spines)
+            f"spine{pod}" if n_spines == 1 else f"spine{pod}.{s}" for pod in range(n_pods) for s in range(n_spines)
         ]
         for leaf in range(self.n_leaves):
             spines = first + leaf // self.leaves_per_pod * n_spines
