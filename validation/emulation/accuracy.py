@@ -147,9 +147,7 @@ def predict(
     files: Annotated[
         list[Path], typer.Argument(help="Measured rows, as python -m validation emulate --csv writes them.")
     ],
-    check: Annotated[
-        bool, typer.Option("--check", help="Exit with 5 if a kind of job misses its target.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 5 if a kind of job misses its target.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document: rows, groups.")] = False,
 ) -> None:
     """Predict measured rows of emulated clusters and print how far off they are, worst kinds last."""

@@ -39,9 +39,7 @@ _SHOWN = (
     "reason",
 )
 _COLUMNS = "\n\n".join(f"{names}: {text}" for names, text in COLUMN_HELP.items())
-_HELP = (
-    f"Run real multi-host jobs on an emulated cluster.\n\nJobs: {', '.join(JOBS)}.\n\nColumns:\n\n{_COLUMNS}"
-)
+_HELP = f"Run real multi-host jobs on an emulated cluster.\n\nJobs: {', '.join(JOBS)}.\n\nColumns:\n\n{_COLUMNS}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,33 +101,23 @@ def _collect(cases: Cases, limits: Limits, predict: bool) -> Outcome:
 
 
 def _progress(row: dict[str, Any]) -> str:
-    text = (
-        f"{row['job']} {row['cfg']} on {row['nodes']} hosts at {row['rate']}: {row['median_s'] * 1e3:.2f} ms"
-    )
+    text = f"{row['job']} {row['cfg']} on {row['nodes']} hosts at {row['rate']}: {row['median_s'] * 1e3:.2f} ms"
     return f"{text}, predicted {row['relative_error']:+.1%}" if "relative_error" in row else text
 
 
 def emulate(  # noqa: PLR0917
     nodes: Annotated[str, typer.Option(help="Hosts; a list 2,4,8 measures each.")] = "2",
-    rate: Annotated[
-        str, typer.Option(help="Rate of hosts' links as tc writes it, or none; or a list.")
-    ] = "1gbit",
+    rate: Annotated[str, typer.Option(help="Rate of hosts' links as tc writes it, or none; or a list.")] = "1gbit",
     job: Annotated[str, typer.Option(help="What to run; a list runs each.")] = "all_reduce",
-    bytes_: Annotated[
-        str, typer.Option("--bytes", help="Size of a collective (4194304 or 4MiB), or a list.")
-    ] = "4MiB",
+    bytes_: Annotated[str, typer.Option("--bytes", help="Size of a collective (4194304 or 4MiB), or a list.")] = "4MiB",
     layers: Annotated[int, typer.Option(help="Timed layers of a step.")] = 8,
     layer_bytes: Annotated[str, typer.Option(help="Parameters of one layer.")] = "2MiB",
-    forward_ms: Annotated[
-        float, typer.Option(help="Forward of a layer, or of a stage and micro-batch.")
-    ] = 10.0,
+    forward_ms: Annotated[float, typer.Option(help="Forward of a layer, or of a stage and micro-batch.")] = 10.0,
     backward_ms: Annotated[float, typer.Option(help="Backward of the same.")] = 20.0,
     bucket_bytes: Annotated[str, typer.Option(help="DDP's buckets.")] = "4MiB",
     micro_batches: Annotated[int, typer.Option(help="Micro-batches of a pipeline.")] = 8,
     activation_bytes: Annotated[str, typer.Option(help="Message between pipeline stages.")] = "256KiB",
-    groups: Annotated[
-        int, typer.Option(help="zero3: 2 gathers and scatters on separate process groups.")
-    ] = 1,
+    groups: Annotated[int, typer.Option(help="zero3: 2 gathers and scatters on separate process groups.")] = 1,
     gloo_threads: Annotated[int, typer.Option(help="Collectives that a process group runs at once.")] = 2,
     jobs: Annotated[int, typer.Option(help="Equal jobs beside each other.")] = 1,
     straggler: Annotated[str, typer.Option(help="RANK:FACTOR on its compute time.")] = "",
@@ -147,13 +135,9 @@ def emulate(  # noqa: PLR0917
         str, typer.Option(help="Most that all hosts may send, all measurements together.")
     ] = "64GiB",
     predict: Annotated[bool, typer.Option("--predict", help="Simulate the same jobs and compare.")] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Exit with 5 if predictions miss their targets.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 5 if predictions miss their targets.")] = False,
     csv: Annotated[Optional[Path], typer.Option(help="Write the rows to a file.")] = None,  # noqa: UP045
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document: rows, groups, skipped.")
-    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document: rows, groups, skipped.")] = False,
 ) -> None:
     """Run real multi-host jobs on an emulated cluster."""
     if suite_:

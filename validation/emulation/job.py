@@ -132,9 +132,7 @@ class Job:
         layers = f"L{self.n_layers}x{self.layer_bytes / MIB:g}MiB {times}"
         slow = f" slow{self.straggler[1]:g}" if self.straggler else ""
         if self.name in ("gpipe", "1f1b"):
-            return (
-                f"pp {self.name} m{self.n_micro_batches} act{self.activation_bytes / KIB:g}KiB {times}{slow}"
-            )
+            return f"pp {self.name} m{self.n_micro_batches} act{self.activation_bytes / KIB:g}KiB {times}{slow}"
         if self.name == "ddp":
             return f"{layers} bucket{self.bucket_bytes / MIB:g}{slow}"
         if self.name in ("zero1", "zero3"):
@@ -157,9 +155,7 @@ class Job:
         if share == 0:
             return ()
         return tuple(
-            r
-            for r in range(world)
-            if (r % per_rack) // share == index and (r % per_rack) < share * self.n_jobs
+            r for r in range(world) if (r % per_rack) // share == index and (r % per_rack) < share * self.n_jobs
         )
 
 
@@ -189,9 +185,7 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         return _pipeline_of(job, text)
     layers = _LAYERS.search(text)
     if layers is None:
-        raise ConfigError(
-            f"cfg {text!r} does not say which layers run", hint="such as 'L8x2MiB f10 b20 bucket4'"
-        )
+        raise ConfigError(f"cfg {text!r} does not say which layers run", hint="such as 'L8x2MiB f10 b20 bucket4'")
     bucket = re.search(r"bucket(\d+(?:\.\d+)?)", text)
     return replace(
         job,
@@ -207,9 +201,7 @@ def job_of_row(row: Mapping[str, str]) -> Job:
 def _pipeline_of(job: Job, text: str) -> Job:
     found = re.search(r"m(\d+) act(\d+(?:\.\d+)?)KiB f(\d+(?:\.\d+)?) b(\d+(?:\.\d+)?)", text)
     if found is None:
-        raise ConfigError(
-            f"cfg {text!r} does not describe a pipeline", hint="such as 'pp 1f1b m8 act256KiB f10 b20'"
-        )
+        raise ConfigError(f"cfg {text!r} does not describe a pipeline", hint="such as 'pp 1f1b m8 act256KiB f10 b20'")
     return replace(
         job,
         n_micro_batches=int(found.group(1)),

@@ -66,6 +66,8 @@ COLUMN_HELP = {
     "buckets": "DDP's gradient buckets in bytes",
     "fwd_s, bwd_s, bwd_compute_s, exposed_s": "median phases of a step on the slowest rank",
 }
+#: what the delaying switch carries
+_MAX_DELAYED_BITS_PER_S = 2e9
 _TRAFFIC_FACTORS = {
     "all_reduce": 2,
     "reduce_scatter": 2,
@@ -140,14 +142,17 @@ def check(shape: ClusterShape, job: Job, limits: Limits) -> list[str]:
         )
     duration_s = expected_duration_s(shape, job)
     if duration_s > limits.timeout_s:
-        raise ConfigError(
-            f"{job.name} needs at least {duration_s:.0f} s, more than --timeout {limits.timeout_s:g}"
-        )
+        raise ConfigError(f"{job.name} needs at least {duration_s:.0f} s, more than --timeout {limits.timeout_s:g}")
     warnings = []
     if shape.total_bits_per_s > MAX_TOTAL_BITS_PER_S:
         warnings.append(
             f"{shape.n_nodes} hosts at these rates exceed {MAX_TOTAL_BITS_PER_S / 1e9:g} Gbit/s in all: "
             "the processors may set the pace"
+        )
+    if shape.delay_s and shape.total_bits_per_s > _MAX_DELAYED_BITS_PER_S:
+        warnings.append(
+            f"frames are delayed one by one: {shape.n_nodes} hosts at these rates exceed "
+            f"{_MAX_DELAYED_BITS_PER_S / 1e9:g} Gbit/s in all"
         )
     if job.name in COLLECTIVES and job.n_bytes < 256 * 1024:
         warnings.append("below 256 KiB the shapers' bursts distort times")
@@ -174,9 +179,7 @@ def measure_on(network: EmulatedNetwork, job: Job, limits: Limits) -> dict[str, 
     try:
         from validation.emulation import runtime
     except ImportError as error:
-        raise EmulationError(
-            f"PyTorch is needed to run real jobs: {error}", hint="pip install torch"
-        ) from None
+        raise EmulationError(f"PyTorch is needed to run real jobs: {error}", hint="pip install torch") from None
     shape = network.shape
     world = shape.n_nodes * job.procs_per_node
     load = os.getloadavg()[0]
@@ -246,9 +249,7 @@ def _row(shape: ClusterShape, job: Job, answers: Sequence[dict[str, Any]]) -> di
     if job.name == "ddp":
         row["buckets"] = ", ".join(map(str, answers[0]["buckets"]))
     for name in ("fwd_s", "bwd_s", "bwd_compute_s", "exposed_s"):
-        medians = [
-            statistics.median(answer["phases"][name]) for answer in answers if name in answer["phases"]
-        ]
+        medians = [statistics.median(answer["phases"][name]) for answer in answers if name in answer["phases"]]
         if medians:
             row[name] = round(max(medians), 7)
     return row

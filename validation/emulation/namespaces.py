@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -129,24 +129,38 @@ def run_inside(descriptor: int, command: Sequence[str], text: str = "") -> str:
     return done.stdout
 
 
-def write_sysctl(descriptor: int, values: dict[str, str]) -> None:
-    """Set kernel parameters of a namespace; those that this kernel does not have are passed over."""
+def call_inside(descriptor: int, action: Callable[[], None]) -> None:
+    """Call a function in a process of its own inside a namespace.
+
+    Raises
+    ------
+    UnavailableError
+        If the system refuses what it does.
+    """
+    reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             enter(descriptor)
-            for name, value in values.items():
-                path = Path("/proc/sys", *name.split("."))
-                if path.exists():
-                    path.write_text(value)
-        except OSError:
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    if status:
-        raise UnavailableError(
-            "kernel parameters of a namespace cannot be set", hint="/proc/sys is mounted read-only here"
-        )
+            action()
+        except OSError as error:
+            os.write(writer, str(error).encode()[:4000])
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answer:
+        refusal = answer.read().decode()
+    os.waitpid(pid, 0)
+    if refusal:
+        raise UnavailableError(f"the system refuses to set up a namespace: {refusal}")
+
+
+def write_sysctls(values: dict[str, str]) -> None:
+    """Set kernel parameters of the present namespace; those that this kernel does not have are passed over."""
+    for name, value in values.items():
+        path = Path("/proc/sys", *name.split("."))
+        if path.exists():
+            path.write_text(value, encoding="ascii")
 
 
 def why_unavailable() -> str:
@@ -163,9 +177,7 @@ def why_unavailable() -> str:
                 ["ip", "-batch", "-"],
                 "link add veth0 type veth peer name veth1\nlink add br0 type bridge\n",
             )
-            run_inside(
-                descriptor, ["tc", "-batch", "-"], "qdisc add dev veth0 root handle 1: htb default 1\n"
-            )
+            run_inside(descriptor, ["tc", "-batch", "-"], "qdisc add dev veth0 root handle 1: htb default 1\n")
     except UnavailableError as error:
         return f"{error.message}: {error.hint}"
     except (EmulationError, OSError) as error:

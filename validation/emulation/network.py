@@ -10,10 +10,11 @@ from validation.emulation.commands import Batch, host_batch, switch_batch
 from validation.emulation.delay import DelaySwitch
 from validation.emulation.namespaces import (
     UnavailableError,
+    call_inside,
     namespaces,
     run_inside,
     why_unavailable,
-    write_sysctl,
+    write_sysctls,
 )
 from validation.emulation.shape import ClusterShape
 
@@ -64,7 +65,7 @@ def emulated_network(shape: ClusterShape) -> Iterator[EmulatedNetwork]:
     with namespaces(shape.n_nodes + 1) as descriptors:
         switch, *hosts = descriptors
         for descriptor in descriptors:
-            write_sysctl(descriptor, _SYSCTLS)
+            call_inside(descriptor, lambda: write_sysctls(_SYSCTLS))
         pid = os.getpid()
         _apply(switch, switch_batch(shape, lambda host: f"/proc/{pid}/fd/{hosts[host]}"))
         for host, descriptor in enumerate(hosts):
@@ -73,5 +74,5 @@ def emulated_network(shape: ClusterShape) -> Iterator[EmulatedNetwork]:
         if not shape.delay_s:
             yield network
             return
-        with DelaySwitch(shape, switch):
+        with DelaySwitch(shape, switch, hosts):
             yield network

@@ -84,14 +84,10 @@ class _Costs:
         return plan_collective(op.collective, op.n_bytes, op.groups, self._topology)
 
     def _crossing_processors(self, flow: Flow) -> Flow:
-        sent = sum(
-            weight for link, weight in zip(flow.links, flow.weights, strict=True) if link in self._sends
-        )
+        sent = sum(weight for link, weight in zip(flow.links, flow.weights, strict=True) if link in self._sends)
         if not sent:
             return flow
-        return replace(
-            flow, links=(*flow.links, self._n_links), weights=(*flow.weights, sent), alone_bytes_per_s=0.0
-        )
+        return replace(flow, links=(*flow.links, self._n_links), weights=(*flow.weights, sent), alone_bytes_per_s=0.0)
 
     def interference(self, op: Collective) -> Interference:
         """None: compute sleeps."""
@@ -139,9 +135,7 @@ def predicted_s(shape: ClusterShape, job: Job, overheads: Overheads | None = Non
     shaped = shape.rate_bits_per_s is not None
     links = _Links(
         topology,
-        _Processors(
-            bandwidth_bytes_per_s=limits.shaped_bytes_per_s if shaped else limits.unshaped_bytes_per_s
-        ),
+        _Processors(bandwidth_bytes_per_s=limits.shaped_bytes_per_s if shaped else limits.unshaped_bytes_per_s),
     )
     program = program_of(job, shape.n_nodes * job.procs_per_node, shape.n_racks, limits)
     timeline = run(program, _Costs(topology), lambda: FlowNetwork(links))

@@ -44,9 +44,7 @@ class _Seat:
         """Give a collective to the group's next thread."""
         count = self.issued.get(group, 0)
         self.issued[group] = count + 1
-        op = Collective(
-            collective=kind, axis="dp", n_bytes=n_bytes, groups=(self.ranks,), name=f"{kind} {count}"
-        )
+        op = Collective(collective=kind, axis="dp", n_bytes=n_bytes, groups=(self.ranks,), name=f"{kind} {count}")
         stream = f"{group}{count % self.job.gloo_threads}"
         return self.tasks.add(op, stream, after, key=(self.ranks, group, count))
 
@@ -91,9 +89,7 @@ def _ddp(seat: _Seat) -> None:
     copy_s = cost.copy_s(job.layer_bytes, world)
     filled, reductions = 0, []
     for index in reversed(range(job.n_layers)):
-        done = seat.sleep(
-            f"backward {index}", job.backward_s * seat.factor + cost.layer_s + copy_s, "backward"
-        )
+        done = seat.sleep(f"backward {index}", job.backward_s * seat.factor + cost.layer_s + copy_s, "backward")
         filled += job.layer_bytes
         if filled >= job.bucket_bytes or index == 0:
             reductions.append((seat.collective("all_reduce", filled, (done,)), filled))

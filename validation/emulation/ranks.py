@@ -90,9 +90,7 @@ def run_ranks(
                 os.waitpid(child.pid, 0)
 
 
-def _fork(
-    rank: int, body: Callable[[int], Any], enter_host: Callable[[int], None], real_time: bool
-) -> _Child:
+def _fork(rank: int, body: Callable[[int], Any], enter_host: Callable[[int], None], real_time: bool) -> _Child:
     parent = os.getpid()
     reader, writer = os.pipe()
     pid = os.fork()

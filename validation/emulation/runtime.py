@@ -61,9 +61,7 @@ def _seat(rank: int, world: int, job: Job, n_racks: int) -> Seat | None:
     return mine
 
 
-def run_rank(
-    rank: int, world: int, job: Job, *, n_racks: int, store_path: str, timeout_s: float
-) -> dict[str, Any]:
+def run_rank(rank: int, world: int, job: Job, *, n_racks: int, store_path: str, timeout_s: float) -> dict[str, Any]:
     """Run one rank and return its times, phases and traffic.
 
     Parameters

@@ -108,9 +108,7 @@ class ClusterShape:
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_nodes <= MAX_NODES:
-            raise ConfigError(
-                f"{self.n_nodes} hosts asked for", hint=f"an emulated cluster has 1 to {MAX_NODES}"
-            )
+            raise ConfigError(f"{self.n_nodes} hosts asked for", hint=f"an emulated cluster has 1 to {MAX_NODES}")
         if self.n_racks < 1 or self.n_nodes % self.n_racks:
             raise ConfigError(f"{self.n_nodes} hosts do not fill {self.n_racks} racks evenly")
         if self.trunk_bits_per_s is not None and self.n_racks == 1:

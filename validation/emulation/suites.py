@@ -37,9 +37,7 @@ def small() -> Cases:
 def collectives() -> Cases:
     """All-reduce on 2, 4 and 8 hosts at three rates and up to four sizes."""
     return [
-        (ClusterShape(n_nodes=n, rate_bits_per_s=rate), _all_reduces(rate, 5))
-        for n in (2, 4, 8)
-        for rate in _RATES
+        (ClusterShape(n_nodes=n, rate_bits_per_s=rate), _all_reduces(rate, 5)) for n in (2, 4, 8) for rate in _RATES
     ]
 
 

@@ -106,9 +106,7 @@ def _ring_shift(seat: Seat) -> Step:
 def _cross_ring(seat: Seat) -> Step:
     """As ``ring_shift`` with ranks of the first half and the second half in turn."""
     half = seat.world // 2
-    return _ring(
-        seat, tuple(rank for pair in zip(range(half), range(half, seat.world), strict=True) for rank in pair)
-    )
+    return _ring(seat, tuple(rank for pair in zip(range(half), range(half, seat.world), strict=True) for rank in pair))
 
 
 def _p2p(seat: Seat) -> Step:
@@ -184,9 +182,7 @@ def _zero1(seat: Seat) -> Step:
         works = []
         for index in reversed(range(job.n_layers)):
             spend(job.backward_s * factor)
-            works.append(
-                dist.reduce_scatter_tensor(reduced[index], gradient[index], group=seat.group, async_op=True)
-            )
+            works.append(dist.reduce_scatter_tensor(reduced[index], gradient[index], group=seat.group, async_op=True))
         backward_s = time.monotonic()
         _wait(works)
         _wait(
@@ -222,9 +218,7 @@ def _zero3(seat: Seat) -> Step:
         return work
 
     def scatter(index: int) -> None:
-        works.append(
-            dist.reduce_scatter_tensor(reduced[index], gradient[index], group=scatter_group, async_op=True)
-        )
+        works.append(dist.reduce_scatter_tensor(reduced[index], gradient[index], group=scatter_group, async_op=True))
 
     def run(order: list[int], duration_s: float, gathered: bool, after: Callable[[int], None]) -> None:
         pending = None if gathered else gather(order[0])
@@ -311,9 +305,7 @@ def _tag(action: tuple[str, int]) -> int:
 
 #: job -> builder
 WORKLOADS: dict[str, Callable[[Seat], Step]] = {
-    **dict.fromkeys(
-        ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all"), _collective
-    ),
+    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all"), _collective),
     "p2p": _p2p,
     "ring_shift": _ring_shift,
     "cross_ring": _cross_ring,
