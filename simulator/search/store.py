@@ -1,0 +1,87 @@
+"""A store of results: one small file per scenario, named by its content, so that nothing is computed twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from simulator import __version__
+from simulator.config import data_folders, resolve_name
+from simulator.errors import SimulatorError
+from simulator.importers import load_model
+from simulator.scenario import Scenario
+from simulator.topology import load_topology
+
+Record = dict[str, Any]
+
+
+@lru_cache(maxsize=256)
+def _topology_text(name: str, overrides: tuple[tuple[str, str], ...], _modified_ns: int) -> str:
+    topology = load_topology(name, 1, overrides=dict(overrides))
+    file = resolve_name(name, "clusters").read_bytes()
+    return topology.spec.model_dump_json() + repr(topology.device(0)) + hashlib.sha256(file).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _constants() -> str:
+    files = sorted(file for folder in data_folders("network") for file in folder.glob("*.yaml"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def store_key(scenario: Scenario) -> str | None:
+    """Return the content address of a scenario's answer: of the scenario and of all that its names mean.
+
+    A cluster file, a device or a model that changes gives new keys, so a store never answers for an older version.
+
+    Returns
+    -------
+    str or None
+        None if a name means nothing; the scenario then fails at once.
+    """
+    try:
+        modified_ns = resolve_name(scenario.topology, "clusters").stat().st_mtime_ns
+        topology = _topology_text(scenario.topology, scenario.overrides, modified_ns)
+        model = repr(load_model(scenario.model))
+    except SimulatorError:
+        return None
+    parts = (__version__, scenario.digest(), topology, model, _constants())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+class Store:
+    """Results on disk.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if it does not exist. Several processes may use it at the same time.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+    def get(self, key: str) -> Record | None:
+        """Return a record, or None where there is none that can be read."""
+        try:
+            record = json.loads(self._path(key).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return record if isinstance(record, dict) else None
+
+    def put(self, key: str, record: Record) -> None:
+        """Write a record; a reader sees it whole or not at all."""
+        path = self._path(key)
+        partial = path.with_suffix(f".{os.getpid()}.tmp")
+        partial.write_text(json.dumps(record, allow_nan=False, separators=(",", ":")), encoding="utf-8")
+        os.replace(partial, path)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.folder.glob("*.json"))

@@ -1,0 +1,335 @@
+"""Sweeps: axes, the store, resuming, tables."""
+
+import csv
+import importlib.util
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.search.axes import Sweep, merge_sweeps, parse_axis, read_sweep
+from simulator.search.runner import run_all
+from simulator.search.settings import canonical_name, convert, scenario_of
+from simulator.search.store import Store, store_key
+from simulator.search.sweep import evaluate, run_and_write, run_sweep, usable
+from simulator.search.tables import columns_of, write_rows
+from simulator.topology import load_topology
+
+BASE = {"topology": "bigred200", "model": "gpt2", "micro_batch": 2, "framework": "deepspeed"}
+AXES = {"gpus": (1, 2, 4), "sharding": ("none", "zero1", "zero3")}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stop_after(n):
+    count = itertools.count()
+
+    def work(scenario):
+        if next(count) == n:
+            raise StoppedError
+        return evaluate(scenario)
+
+    return work
+
+
+# -- settings and axes -------------------------------------------------------------------------------------------
+
+
+def test_names_and_values_of_settings():
+    assert parse_axis("gpus=1,2,4") == ("gpus", (1, 2, 4))
+    assert parse_axis("zero=0,1,2,3") == ("sharding", ("none", "zero1", "zero2", "zero3"))
+    assert parse_axis("nccl-algo=ring,tree") == ("algorithm", ("ring", "tree"))
+    assert parse_axis("overlap=true,false,none") == ("overlap", (True, False, None))
+    assert parse_axis("node.nics.bandwidth=100 Gb/s,200 Gb/s")[1] == ("100 Gb/s", "200 Gb/s")
+    assert parse_axis("gpus=2,2,1")[1] == (2, 1)
+    assert canonical_name("plan.virtual-pp") == "virtual_pp"
+
+
+@pytest.mark.parametrize("text", ["gpus", "gpus=", "gpus=two", "gpsu=1", "zero=4", "recompute=some", "unfold=maybe"])
+def test_axes_that_mean_nothing(text):
+    with pytest.raises(ConfigError):
+        parse_axis(text)
+
+
+def test_near_misses_are_suggested():
+    with pytest.raises(ConfigError, match="Did you mean 'micro_batch'"):
+        canonical_name("micro_bach")
+    with pytest.raises(ConfigError, match="Did you mean 'zero1'"):
+        convert("sharding", "zero-1")
+
+
+def test_settings_go_where_they_belong():
+    scenario = scenario_of({**BASE, "gpus": 4, "node.nics.count": 2, "seed": 7, "protocol": "ll"})
+    assert (scenario.plan.gpus, scenario.plan.micro_batch, scenario.seed, scenario.protocol) == (4, 2, 7, "ll")
+    assert scenario.overrides == (("node.nics.count", "2"),)
+    with pytest.raises(ConfigError, match="no topology"):
+        scenario_of({"model": "gpt2"})
+
+
+def test_a_sweep_file(tmp_path):
+    file = tmp_path / "sweep.yaml"
+    file.write_text("base: {model: gpt2, micro-batch: 2}\naxes:\n  gpus: [1, 2]\n  zero: [none, 3]\n", encoding="utf-8")
+    sweep = read_sweep(file)
+    assert sweep == Sweep(
+        base={"model": "gpt2", "micro_batch": 2}, axes={"gpus": (1, 2), "sharding": ("none", "zero3")}
+    )
+    above = Sweep(base={"gpus": 8}, axes={"micro_batch": (1, 4)})
+    merged = merge_sweeps(sweep, above)
+    assert merged.base == {"model": "gpt2", "gpus": 8}
+    assert merged.axes == {"sharding": ("none", "zero3"), "micro_batch": (1, 4)}
+
+
+def test_faults_of_a_sweep_file_have_a_line(tmp_path):
+    file = tmp_path / "sweep.yaml"
+    file.write_text("axes:\n  gpus: [1, two]\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"sweep.yaml:2:\d+.*gpus=two: not a whole number"):
+        read_sweep(file)
+    file.write_text("axis: {gpus: [1]}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="'base' and 'axes'"):
+        read_sweep(file)
+
+
+# -- running -----------------------------------------------------------------------------------------------------
+
+
+def test_every_combination_has_a_row_with_the_simulators_answer(store):
+    result = run_sweep(Sweep(base=BASE, axes=AXES), store, n_jobs=1)
+    assert [(row["gpus"], row["sharding"]) for row in result.rows] == list(itertools.product(*AXES.values()))
+    assert (result.n_computed, result.n_stored, result.n_failed) == (9, 0, 0)
+    row = result.rows[4]
+    answer = evaluate(scenario_of({**BASE, "gpus": 2, "sharding": "zero1"}))["answer"]
+    assert row["iteration_time_s"] == answer["iteration_time_s"]
+    assert row["compute_s"] == answer["breakdown"]["compute_s"]
+    assert row["peak_bytes"] == answer["memory"]["peak_bytes"]
+
+
+@settings(max_examples=8)
+@given(stop=st.integers(0, 8))
+def test_a_resumed_sweep_equals_an_uninterrupted_one(tmp_path_factory, stop):
+    whole = run_sweep(Sweep(base=BASE, axes=AXES), Store(tmp_path_factory.mktemp("whole")), n_jobs=1)
+    store = Store(tmp_path_factory.mktemp("parts"))
+    with pytest.raises(StoppedError):
+        run_sweep(Sweep(base=BASE, axes=AXES), store, n_jobs=1, work=stop_after(stop))
+    assert len(store) == stop
+    resumed = run_sweep(Sweep(base=BASE, axes=AXES), store, n_jobs=1)
+    assert (resumed.n_stored, resumed.n_computed) == (stop, 9 - stop)
+    assert resumed.rows == whole.rows
+
+
+def test_the_order_of_axes_does_not_matter(store):
+    def content(rows):
+        return sorted(json.dumps(row, sort_keys=True) for row in rows)
+
+    one = run_sweep(Sweep(base=BASE, axes=AXES), store, n_jobs=1)
+    other = run_sweep(Sweep(base=BASE, axes=dict(reversed(AXES.items()))), store, n_jobs=1)
+    assert other.n_computed == 0
+    assert content(one.rows) == content(other.rows)
+
+
+def test_equal_scenarios_are_simulated_once(store):
+    sweep = Sweep(base={**BASE, "gpus": 2}, axes={"global_batch": (4, 4), "sharding": ("zero1", "zero1")})
+    assert run_sweep(sweep, store, n_jobs=1).n_computed == 1
+
+
+def test_failures_are_rows_with_a_reason(store):
+    sweep = Sweep(base={**BASE, "gpus": 4}, axes={"tp": (1, 3), "model": ("gpt2", "gpt-175x", "gpt-18.4b")})
+    rows = run_sweep(sweep, store, n_jobs=1).rows
+    assert [row["status"] for row in rows] == ["ok", "invalid", "does not fit", "infeasible", "invalid", "infeasible"]
+    assert "gpt-175x" in rows[1]["reason"]
+    assert "too much" in rows[2]["reason"] and rows[2]["peak_bytes"] > rows[2]["capacity_bytes"]
+    assert "multiple of tp" in rows[3]["reason"]
+
+
+def test_a_fault_inside_one_scenario_does_not_end_the_sweep_and_is_tried_again(store, monkeypatch):
+    def broken(scenario):
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr("simulator.search.sweep.simulate", broken)
+    sweep = Sweep(base=BASE, axes={"gpus": (1, 2)})
+    rows = run_sweep(sweep, store, n_jobs=1).rows
+    assert [row["status"] for row in rows] == ["error", "error"]
+    assert rows[0]["reason"] == "RuntimeError: unforeseen"
+    monkeypatch.undo()
+    assert run_sweep(sweep, store, n_jobs=1).n_failed == 0
+
+
+def test_nothing_at_all_that_runs_is_an_error(store):
+    result = run_sweep(Sweep(base=BASE, axes={"tp": (3, 5), "gpus": (4,)}), store, n_jobs=1)
+    with pytest.raises(InfeasiblePlanError, match="none of 2 scenarios"):
+        usable(result)
+
+
+def test_several_processes_give_the_same_rows(tmp_path):
+    sweep = Sweep(base=BASE, axes={"gpus": (1, 2, 4)})
+    one = run_sweep(sweep, Store(tmp_path / "1"), n_jobs=1)
+    two = run_sweep(sweep, Store(tmp_path / "2"), n_jobs=2)
+    assert one.rows == two.rows
+
+
+def test_an_observer_sees_every_answer(store):
+    seen = []
+    sweep = Sweep(base=BASE, axes={"gpus": (1, 2, 3000)})
+    run_sweep(sweep, store, n_jobs=1, observe=lambda **counts: seen.append(counts))
+    assert [counts["n_done"] for counts in seen] == [0, 1, 2, 3]
+    assert seen[-1] == {"n_done": 3, "n_failed": 1, "n_stored": 0, "n_total": 3}
+
+
+# -- the store ---------------------------------------------------------------------------------------------------
+
+
+def test_a_changed_cluster_file_gives_new_keys(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: bigred200\nnodes: 4\n", encoding="utf-8")
+    scenario = scenario_of({**BASE, "topology": str(file), "gpus": 2})
+    before = store_key(scenario)
+    assert before == store_key(scenario)
+    file.write_text("extends: bigred200\nnodes: 5\n", encoding="utf-8")
+    os.utime(file, ns=(1, 1))
+    assert store_key(scenario) != before
+    assert store_key(scenario_of({**BASE, "topology": str(tmp_path / "none.yaml")})) is None
+
+
+def test_a_broken_record_counts_as_missing(store):
+    store.put("a", {"status": "ok"})
+    (store.folder / "b.json").write_text('{"status": "o', encoding="utf-8")
+    assert store.get("a") == {"status": "ok"}
+    assert store.get("b") is None
+    assert store.get("c") is None
+
+
+# -- tables ------------------------------------------------------------------------------------------------------
+
+
+def test_tables_hold_the_rows(tmp_path):
+    sweep = Sweep(base=BASE, axes={"gpus": (1, 2, 3000)})
+    result, files = run_and_write(sweep, tmp_path, ["csv", "jsonl"], n_jobs=1)
+    assert [file.name for file in files] == ["sweep.csv", "sweep.jsonl"]
+    assert [json.loads(line) for line in files[1].read_text(encoding="utf-8").splitlines()] == result.rows
+    with files[0].open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [float(row["iteration_time_s"]) for row in rows[:2]] == [row["iteration_time_s"] for row in result.rows[:2]]
+    assert rows[2]["iteration_time_s"] == "" and "3000 GPUs" in rows[2]["reason"]
+    assert columns_of(result.rows)[:3] == ["gpus", "status", "reason"]
+
+
+def test_parquet_holds_the_rows(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{"a": 1, "b": "x", "c": True}, {"a": 2.5, "c": "maybe"}]
+    (file,) = write_rows(rows, tmp_path, "t", ["parquet"])
+    assert parquet.read_table(file).to_pylist() == [
+        {"a": 1.0, "b": "x", "c": "True"},
+        {"a": 2.5, "b": None, "c": "maybe"},
+    ]
+
+
+def test_a_missing_library_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pyarrow"):
+        run_and_write(Sweep(base=BASE, axes={"gpus": (1,)}), tmp_path, ["parquet"])
+    with pytest.raises(ConfigError, match="distributed"):
+        list(run_all(abs, [1, 2], scheduler="tcp://127.0.0.1:1"))
+    with pytest.raises(ConfigError, match="no format"):
+        write_rows([], tmp_path, "t", ["xlsx"])
+    with pytest.raises(ConfigError, match="nothing to sweep"):
+        run_and_write(Sweep(base=BASE), tmp_path, ["csv"])
+
+
+def test_topologies_can_be_sent_to_other_processes():
+    assert list(run_all(len, [[1], [1, 2]], n_jobs=1)) == [(0, 1), (1, 2)]
+    assert load_topology("bigred200", 4).n_gpus == 4
+
+
+# -- the command -------------------------------------------------------------------------------------------------
+
+
+def simulate(*arguments, **options):
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    return subprocess.run(
+        [sys.executable, "-m", "simulator.cli.main", *arguments],
+        env=environment, capture_output=True, text=True, check=False, **options,
+    )  # fmt: skip
+
+
+def test_the_command_resumes(tmp_path):
+    arguments = ["sweep", "--topology", "bigred200", "--model", "gpt2", "--micro-batch", "2", "--gpus", "1,2",
+                 "--axis", "zero=1,3", "--out", str(tmp_path), "--jobs", "1", "--json"]  # fmt: skip
+    first, second = simulate(*arguments), simulate(*arguments)
+    assert first.returncode == 0, first.stderr
+    one, two = json.loads(first.stdout), json.loads(second.stdout)
+    assert (one["n_computed"], two["n_computed"], two["n_stored"]) == (4, 0, 4)
+    assert one["rows"] == two["rows"]
+    assert "4/4 scenarios" in first.stderr
+
+
+# -- a Dask cluster ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dask_cluster(tmp_path):
+    """A real scheduler and two worker processes on loopback."""
+    pytest.importorskip("distributed")
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "OMP_NUM_THREADS": "1",
+        "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "10s",
+    }
+    file = tmp_path / "scheduler.json"
+
+    def start(*words):
+        return subprocess.Popen(
+            [sys.executable, "-m", "distributed.cli.dask_" + words[0], *words[1:]],
+            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path,
+        )  # fmt: skip
+
+    processes = [
+        start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
+    ]
+    limit_s = time.monotonic() + 30
+    while not file.exists() and time.monotonic() < limit_s:
+        time.sleep(0.05)
+    address = json.loads(file.read_text(encoding="utf-8"))["address"]
+    processes += [start("worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard") for _ in range(2)]
+    yield address, processes[1:]
+    for process in reversed(processes):
+        process.terminate()
+    for process in processes:
+        process.wait(timeout=20)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_cluster_that_loses_a_worker_gives_the_same_rows(dask_cluster, tmp_path):
+    address, workers = dask_cluster
+    sweep = Sweep(
+        base=BASE, axes={"gpus": (1, 2, 4, 8, 16), "sharding": ("none", "zero1", "zero3"), "micro_batch": (1, 2, 4)}
+    )
+
+    def kill_one(*, n_done, **_):
+        if n_done == 5 and workers[0].poll() is None:
+            workers[0].send_signal(signal.SIGKILL)
+
+    there = run_sweep(sweep, Store(tmp_path / "there"), scheduler=address, observe=kill_one)
+    assert workers[0].wait(timeout=10) == -signal.SIGKILL
+    assert there.rows == run_sweep(sweep, Store(tmp_path / "here"), n_jobs=1).rows
+
+
+def test_a_scheduler_that_does_not_answer_is_named():
+    pytest.importorskip("distributed")
+    with pytest.raises(ConfigError, match="no Dask scheduler answers at nowhere"):
+        list(run_all(abs, [1, 2], scheduler="nowhere://x"))
