@@ -18,10 +18,8 @@ from simulator.units import format_bytes
 MIB = 2**20
 #: CUDA context, cuBLAS workspaces and kernel images outside the allocator (H200 and A100, PyTorch 2: 0.4 to 0.6 GiB)
 CONTEXT_BYTES = 550 * MIB
-#: NCCL's buffers per communicator: 2 directions x channels x 4 MiB, as `NCCL_BUFFSIZE` times 8 to 24 channels
-NCCL_COMMUNICATOR_BYTES = 160 * MIB
-#: Share of allocated bytes lost between the allocator's blocks in long runs with stable shapes
-FRAGMENTATION = 0.02
+#: NCCL's buffers per communicator: 2 directions x channels (up to 32) x 3 protocols, 4 MiB and more each
+NCCL_COMMUNICATOR_BYTES = 500 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +161,7 @@ def _stage_bytes(
     dynamic = categories["activations"] + categories["transient"]
     if plan.framework_spec.data_parallel == "ddp" and plan.n_micro_batches == 1:
         categories["gradients"] = _appearing_gradients(layers, state.gradient)
-    categories["fragmentation"] = round(FRAGMENTATION * dynamic)
+    categories["fragmentation"] = round(plan.framework_spec.fragmentation * dynamic)
     return categories
 
 
