@@ -258,6 +258,7 @@ class _Reader:
             text = "{" + self.buffer.decode("utf-8", "replace")
             try:
                 value, end = json.JSONDecoder(strict=False).raw_decode(text)
+                json.dumps(value, ensure_ascii=False).encode()
                 self.buffer = text[end:].encode()
                 return cast(dict[str, Any], value)
             except (ValueError, RecursionError):
@@ -303,6 +304,7 @@ def _next_event(buffer: bytes) -> int:
 def _object(text: bytes, document: Document) -> dict[str, Any]:
     try:
         value = json.loads(text.decode("utf-8", "replace"), strict=False)
+        json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         document.notes.append("the header before the events is malformed and was ignored")
         return {}
@@ -312,9 +314,7 @@ def _object(text: bytes, document: Document) -> dict[str, Any]:
 def _decode(text: bytes, document: Document) -> list[Event]:
     try:
         return _TYPED.decode(text)
-    except msgspec.ValidationError:
-        pass
-    except UnicodeDecodeError:
+    except (msgspec.ValidationError, UnicodeDecodeError):
         text = text.decode("utf-8", "replace").encode()
     return list(_lenient(msgspec.json.decode(text), document))
 
@@ -335,14 +335,21 @@ def to_event(value: object) -> Event | None:
     event = Event()
     for spec in _EVENT_FIELDS:
         if spec.encode_name in value and _fits(value[spec.encode_name], spec.type):
-            setattr(event, spec.name, value[spec.encode_name])
+            setattr(event, spec.name, clean(value[spec.encode_name]))
     args = value.get("args")
     if isinstance(args, dict):
         event.args = Args()
         for spec in _ARGS_FIELDS:
             if spec.encode_name in args and _fits(args[spec.encode_name], spec.type):
-                setattr(event.args, spec.name, args[spec.encode_name])
+                setattr(event.args, spec.name, clean(args[spec.encode_name]))
     return event
+
+
+def clean(value: Any) -> Any:
+    """Replace what no encoder can write (lone surrogates) in a text; return anything else as it is."""
+    if isinstance(value, str) and not value.isascii():
+        return value.encode("utf-8", "replace").decode()
+    return value
 
 
 def _fits(value: object, kind: Any) -> bool:

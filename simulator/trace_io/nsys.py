@@ -15,6 +15,7 @@ import sqlite3
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ from simulator.trace_io.record import (
 )
 from simulator.trace_io.sources import Member
 
+_MAGIC = b"SQLite format 3\x00"
+_LIMIT_NS = 1 << 61
 _PREFIX = "CUPTI_ACTIVITY_KIND_"
 _STEP = re.compile(r"(?:^|\b)(?:profilerstep|iteration|iter|step|train_step)[ _#:=]*(\d+)$", re.IGNORECASE)
 _OPERATOR = re.compile(r"^(aten|c10d|autograd)::|, op_id = ")
@@ -66,14 +69,15 @@ def read(member: Member, *, communication: Sequence[str] = ()) -> tuple[RankTrac
 
 @contextmanager
 def _connect(member: Member) -> Iterator[sqlite3.Connection]:
-    with member.open() as stream:
-        plain = not member.inside and stream.read(6) == b"SQLite" and member.head(6) == _head(member)
-    if plain:
+    if not member.inside and _starts_with_magic(member.path):
         connection = sqlite3.connect(f"{member.path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
     else:
-        connection = sqlite3.connect(":memory:")
         with member.open() as stream:
-            connection.deserialize(stream.read())
+            content = stream.read()
+        if not content.startswith(_MAGIC):
+            raise TraceError(f"{member.name}: is no SQLite file")
+        connection = sqlite3.connect(":memory:")
+        connection.deserialize(content)
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     try:
         yield connection
@@ -81,16 +85,20 @@ def _connect(member: Member) -> Iterator[sqlite3.Connection]:
         connection.close()
 
 
-def _head(member: Member) -> bytes:
-    """First bytes as stored: equal to the content's where nothing is compressed."""
-    with open(member.path, "rb") as file:
-        return file.read(6)
+def _starts_with_magic(path: Path) -> bool:
+    """Whether the file is SQLite as stored, not compressed."""
+    with open(path, "rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
 
 
 def _read(
     database: sqlite3.Connection, tables: set[str], source: str, communicates: CommunicationNames
 ) -> tuple[RankTrace, ...]:
-    strings = dict(_rows(database, tables, "StringIds", ("id", "value")))
+    strings = {
+        key: value
+        for key, value in _rows(database, tables, "StringIds", ("id", "value"))
+        if isinstance(key, int) and isinstance(value, str)
+    }
     notes = []
     if f"{_PREFIX}GRAPH_TRACE" in tables:
         notes.append("CUDA graphs were traced as wholes: their kernels are hidden")
@@ -140,6 +148,10 @@ def _rows(
     yield from database.execute(f'SELECT {wanted} FROM "{table}"{order}')
 
 
+def _is_time(value: object) -> bool:
+    return isinstance(value, int) and -_LIMIT_NS < value < _LIMIT_NS
+
+
 def _device_rows(
     database: sqlite3.Connection, tables: set[str], strings: dict[int, str]
 ) -> Iterator[tuple[int, int, int, int, int, str, int, int, int]]:
@@ -163,7 +175,7 @@ def _device_rows(
         for device, pid, start, end, stream, long_name, short, correlation, n_bytes in _rows(
             database, tables, _PREFIX + table, columns
         ):
-            if not isinstance(start, int) or not isinstance(end, int) or end < start:
+            if not _is_time(start) or not _is_time(end) or end < start:
                 continue
             name = label or strings.get(long_name) or strings.get(short) or "kernel"
             pid_of = integer(pid, 0) >> 24 & 0xFFFFFF
@@ -186,12 +198,12 @@ def _host(
     columns = tuple(array(code) for code in "qqiibqqq")
 
     def add(start: Any, end: Any, name: str, thread: Any, kind: int, correlation: int) -> None:
-        if not isinstance(start, int):
+        if not _is_time(start):
             return
         tid = integer(thread, 0)
         row = (
             start,
-            end if isinstance(end, int) and end >= start else start,
+            end if _is_time(end) and end >= start else start,
             names(name),
             threads(str(tid & 0xFFFFFF)),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
+import io
 import os
 import re
 import tarfile
@@ -18,6 +18,7 @@ from simulator.errors import TraceError
 #: what a damaged file or archive raises while it is read
 DAMAGE = (OSError, EOFError, ValueError, zlib.error, tarfile.TarError)
 _GZIP = b"\x1f\x8b"
+_PART_BYTES = 1 << 18
 _RANK = (
     re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE),
     re.compile(r"worker[-_.]?(\d+)", re.IGNORECASE),
@@ -66,14 +67,14 @@ class Member:
         try:
             if not self.inside:
                 with open(self.path, "rb") as file:
-                    yield _decompress(_Counted(file, self, progress) if progress else file)
+                    yield cast(IO[bytes], _Stored(file, self, progress))
                 return
             with tarfile.open(self.path) as archive:
                 content = archive.extractfile(self.inside)
                 if content is None:
                     raise TraceError(f"{self.name}: is not a file")
                 with content:
-                    yield _decompress(content)
+                    yield cast(IO[bytes], _Stored(content, self, progress))
         except (OSError, EOFError, zlib.error, tarfile.TarError) as fault:
             raise TraceError(f"{self.name}: cannot be read: {fault}") from fault
 
@@ -102,29 +103,62 @@ class Member:
         return None
 
 
-class _Counted:
-    """A file that reports how far it was read."""
+class _Stored(io.BufferedIOBase):
+    """Content as it lies in a file, decompressed on the way if need be.
 
-    def __init__(self, file: IO[bytes], member: Member, progress: Progress) -> None:
+    What a damaged or cut gzip file still gives is given first; only then its fault is raised.
+    """
+
+    def __init__(self, file: IO[bytes], member: Member, progress: Progress | None) -> None:
         self._file, self._member, self._progress = file, member, progress
+        head = file.read(2)
+        file.seek(0)
+        self._inflater = zlib.decompressobj(wbits=31) if head == _GZIP else None
+        self._ready = bytearray()
+        self._fault: Exception | None = None
+        self._ended = False
 
-    def read(self, n_bytes: int = -1) -> bytes:
-        data = self._file.read(n_bytes)
-        self._progress(self._member.name, self._file.tell(), self._member.n_bytes)
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        wanted = -1 if size is None or size < 0 else size
+        if self._inflater is None:
+            return self._fetch(wanted)
+        while not self._ended and (wanted < 0 or len(self._ready) < wanted):
+            self._inflate()
+        if not self._ready and self._fault is not None and wanted >= 0:
+            raise self._fault
+        count = len(self._ready) if wanted < 0 else wanted
+        data = bytes(self._ready[:count])
+        del self._ready[:count]
         return data
 
-    def seek(self, position: int, whence: int = 0) -> int:
-        return self._file.seek(position, whence)
+    def read1(self, size: int = -1) -> bytes:
+        return self.read(_PART_BYTES if size < 0 else size)
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._file, name)
+    def _fetch(self, size: int) -> bytes:
+        data = self._file.read(size)
+        if self._progress is not None:
+            self._progress(self._member.name, self._file.tell(), self._member.n_bytes)
+        return data
 
-
-def _decompress(file: IO[bytes] | _Counted) -> IO[bytes]:
-    magic = file.read(2)
-    file.seek(0)
-    plain = cast(IO[bytes], file)
-    return cast(IO[bytes], gzip.GzipFile(fileobj=plain)) if magic == _GZIP else plain
+    def _inflate(self) -> None:
+        assert self._inflater is not None
+        data = self._fetch(_PART_BYTES)
+        if not data:
+            self._ended = True
+            if not self._inflater.eof:
+                self._fault = EOFError("compressed file ends early")
+            return
+        try:
+            while data:
+                self._ready += self._inflater.decompress(data)
+                data = self._inflater.unused_data.lstrip(b"\x00") if self._inflater.eof else b""
+                if data:
+                    self._inflater = zlib.decompressobj(wbits=31)
+        except zlib.error as fault:
+            self._ended, self._fault = True, fault
 
 
 def members(paths: Iterable[str | Path]) -> tuple[Member, ...]:
@@ -168,7 +202,7 @@ def _is_tar(path: Path) -> bool:
     """Whether the content, decompressed if need be, carries the magic of a tar header."""
     try:
         with open(path, "rb") as file:
-            head = _decompress(file).read(512)
+            head = _Stored(file, Member(name=str(path), path=path), None).read(512)
     except DAMAGE:
         return False
     return head[257:262] == b"ustar"
