@@ -136,7 +136,7 @@ class Job:
         if self.name == "ddp":
             return f"{layers} bucket{self.bucket_bytes / MIB:g}{slow}"
         if self.name in ("zero1", "zero3"):
-            groups = f" groups{self.n_groups}" if self.n_groups > 1 else ""
+            groups = f" groups{self.n_groups}" if self.n_groups > 1 and self.name == "zero3" else ""
             return f"{self.name} rs=gloo {layers}{groups}{slow}"
         if self.name == "fsdp2":
             return f"fsdp2 {layers} reshard1{slow}"

@@ -183,6 +183,8 @@ def measure_on(network: EmulatedNetwork, job: Job, limits: Limits) -> dict[str, 
     shape = network.shape
     world = shape.n_nodes * job.procs_per_node
     load = os.getloadavg()[0]
+    if load > 2 * (os.cpu_count() or 1):
+        print(f"warning: the machine is busy (load {load:.1f}): times may be longer", file=sys.stderr)
     before, start_s, own_s = _busy_s(), time.monotonic(), _children_s()
     with tempfile.TemporaryDirectory(prefix="emulated-") as folder:
         store = str(Path(folder, "store"))

@@ -41,12 +41,16 @@ class _Seat:
         return self.tasks.add(Kernel(name=name, phase=phase, duration_s=duration_s), COMPUTE, after)
 
     def collective(self, kind: str, n_bytes: int, after: tuple[int, ...], group: str = "g") -> int:
-        """Give a collective to the group's next thread."""
+        """Give a collective to the group's next thread, which also copies what an all-gather has gathered."""
         count = self.issued.get(group, 0)
         self.issued[group] = count + 1
         op = Collective(collective=kind, axis="dp", n_bytes=n_bytes, groups=(self.ranks,), name=f"{kind} {count}")
         stream = f"{group}{count % self.job.gloo_threads}"
-        return self.tasks.add(op, stream, after, key=(self.ranks, group, count))
+        index = self.tasks.add(op, stream, after, key=(self.ranks, group, count))
+        if kind != "all_gather":
+            return index
+        copy = Kernel(name="copy out", phase="forward", duration_s=self.overheads.fresh_s(n_bytes, len(self.ranks)))
+        return self.tasks.add(copy, stream)
 
 
 def _one_collective(seat: _Seat) -> None:
@@ -100,7 +104,7 @@ def _ddp(seat: _Seat) -> None:
 
 def _zero1(seat: _Seat) -> None:
     job, cost = seat.job, seat.overheads
-    copy_s = cost.copy_s(job.layer_bytes, len(seat.ranks))
+    copy_s = cost.fresh_s(job.layer_bytes, len(seat.ranks))
     for index in range(job.n_layers):
         seat.sleep(f"forward {index}", job.forward_s * seat.factor + cost.spend_s, "forward")
     works = []
@@ -115,7 +119,7 @@ def _zero1(seat: _Seat) -> None:
 
 def _zero3(seat: _Seat) -> None:
     job, cost = seat.job, seat.overheads
-    copy_s = cost.copy_s(job.layer_bytes, len(seat.ranks))
+    copy_s = cost.fresh_s(job.layer_bytes, len(seat.ranks))
     scatter_group = "s" if job.n_groups > 1 else "g"
     works = []
     pending: tuple[int, ...] = (seat.collective("all_gather", job.layer_bytes, ()),)
