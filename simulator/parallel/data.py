@@ -7,7 +7,7 @@ References
 ----------
 Li et al., PyTorch Distributed, arXiv:2006.15704 (DDP buckets); Rajbhandari et al., ZeRO, arXiv:1910.02054;
 Zhao et al., PyTorch FSDP, arXiv:2304.11277. Which collective a framework really issues is read from its source and
-written down in ``docs/design.md``.
+written down in ``docs/frameworks.md``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,89 @@
+"""Whole programs: bubbles of pipelines, how layers are split over stages, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.engine import Interference, run
+from simulator.errors import InfeasiblePlanError
+from simulator.models.layer import GemmShape, Layer, Model, Parameter
+from simulator.network.alpha_beta import AlphaBetaNetwork
+from simulator.network.base import Flow
+from simulator.parallel.lower import lower, split_layers
+from simulator.plan import ParallelPlan
+from simulator.program.check import check
+from simulator.schedules import placement_of
+
+FORWARD_PS, BACKWARD_PS = 1000, 2000
+
+
+class NoLinks:
+    links = ()
+
+
+class UnitCosts:
+    """Every layer's forward takes 1000 ps, its backward 2000 ps; communication and hosts are free."""
+
+    def kind(self, rank):
+        return 0
+
+    def kernel_ps(self, kernel, rank):
+        return {"forward": FORWARD_PS, "backward": BACKWARD_PS}.get(kernel.phase, 0)
+
+    def issue_ps(self, op, rank):
+        return 0
+
+    def flow(self, op):
+        return Flow(latency_s=0.0, n_bytes=0.0)
+
+    def interference(self, op):
+        return Interference()
+
+
+def model_of(n_layers):
+    shape = GemmShape(m=1, n=1, k=1)
+    kwargs = {"forward": (shape,), "backward": (shape,), "parameters": (Parameter(name="w", n_elements=10),)}
+    empty = {"forward": (), "backward": ()}
+    layers = (Layer(name="embedding", **empty), *(Layer(name="block", **kwargs) for _ in range(n_layers)), Layer(name="head", **empty))
+    return Model(name="unit", layers=layers, n_parameters=10 * n_layers, model_flops_per_sequence=1.0)
+
+
+def makespan(p, m, *, schedule="1f1b", v=1, dp=1):
+    plan = ParallelPlan(
+        pp=p, dp=dp, virtual_pp=v, schedule=schedule, micro_batch=1, global_batch=m * dp, gpus=p * dp, framework="megatron-core", precision="fp16"
+    )
+    lowered = lower(model_of(p * v), plan, gpus_per_node=8, boundary_bytes=1)
+    check(lowered.program)
+    return run(lowered.program, UnitCosts(), lambda: AlphaBetaNetwork(NoLinks())).makespan_ps
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("p", [1, 2, 4, 8])
+@pytest.mark.parametrize("m", [1, 4, 16])
+def test_bubble_of_plain_pipelines(schedule, p, m):
+    assert makespan(p, m, schedule=schedule) == (m + p - 1) * (FORWARD_PS + BACKWARD_PS)
+
+
+@pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 4), (4, 2, 8), (4, 4, 16)])
+def test_bubble_of_interleaved_pipelines(p, v, m):
+    assert makespan(p, m, v=v) == (m * v + p - 1) * (FORWARD_PS + BACKWARD_PS)
+
+
+def test_uneven_layers_go_to_the_middle():
+    plan = ParallelPlan(pp=4, gpus=4, dp=1)
+    chunks = split_layers(model_of(10), plan, placement_of("1f1b", 4))
+    assert [len(stage[0]) for stage in chunks] == [3, 3, 3, 3]  # embedding and head are layers too
+    named = ParallelPlan(pp=4, gpus=4, dp=1, first_stage_layers=1, last_stage_layers=1)
+    assert [len(stage[0]) for stage in split_layers(model_of(10), named, placement_of("1f1b", 4))] == [2, 4, 4, 2]
+
+
+def test_too_many_stages_are_refused():
+    with pytest.raises(InfeasiblePlanError, match="3 layers cannot be split"):
+        split_layers(model_of(3), ParallelPlan(pp=4, gpus=4, dp=1), placement_of("1f1b", 4))
+    with pytest.raises(InfeasiblePlanError, match="not a multiple"):
+        split_layers(model_of(10), ParallelPlan(pp=4, virtual_pp=2, gpus=4, dp=1), placement_of("1f1b", 4, 2))
+
+
+def test_rank_classes_cost_the_same_for_any_number_of_replicas():
+    plan = {"schedule": "1f1b", "v": 1}
+    assert makespan(4, 8, **plan) == makespan(4, 8, dp=64, **plan)

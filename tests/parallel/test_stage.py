@@ -1,0 +1,119 @@
+"""What a layer becomes: tensor-parallel bytes per layer, overlap beside weight gradients, split backward, accumulation."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.models.build import build_model
+from simulator.models.catalog import find_spec
+from simulator.models.layer import CommunicationPoint
+from simulator.parallel.gradients import accumulation_traffic
+from simulator.parallel.mesh import Communicators, Mesh
+from simulator.parallel.sharded import _released_before_reuse
+from simulator.parallel.stage import StageLayers, items_of
+from simulator.plan import ParallelPlan
+from simulator.program.op import Collective, KernelRun
+from simulator.program.program import TaskList
+
+
+def plan_of(**changes):
+    settings = {"gpus": 8, "tp": 4, "dp": 2, "micro_batch": 2, "global_batch": 8, "sequence_length": 512, "precision": "bf16"}
+    return ParallelPlan(**(settings | changes))
+
+
+def stage_of(plan):
+    spec = find_spec("gpt2-medium")
+    model = build_model(
+        spec, micro_batch=plan.micro_batch, sequence_length=plan.sequence_length, tp=plan.tp,
+        sequence_parallel=plan.sequence_parallel, precision=plan.precision, recompute=plan.recompute,
+    )  # fmt: skip
+    communicators = Communicators(Mesh(plan, 8), 0, folded=True)
+    return spec, model, StageLayers([model.layers], plan, communicators)
+
+
+def collectives(tasks):
+    return [task.op for task in tasks if isinstance(task.op, Collective)]
+
+
+@pytest.mark.parametrize("kind", ["F", "B"])
+def test_tensor_parallel_all_reduces_twice_per_layer_and_pass(kind):
+    plan = plan_of()
+    spec, model, stage = stage_of(plan)
+    tasks = TaskList()
+    stage.emit(tasks, model.layers[1], kind, (), 0)
+    message = 2 * plan.micro_batch * plan.sequence_length * spec.hidden
+    assert [(c.collective, c.axis, c.n_bytes) for c in collectives(tasks.tasks)] == [("all_reduce", "tp", message)] * 2
+
+
+def test_sequence_parallel_gathers_and_scatters_the_same_bytes():
+    plan = plan_of(sequence_parallel=True)
+    spec, model, stage = stage_of(plan)
+    message = 2 * plan.micro_batch * plan.sequence_length * spec.hidden
+    counts = {}
+    for kind in ("F", "B"):
+        tasks = TaskList()
+        stage.emit(tasks, model.layers[1], kind, (), 0)
+        assert all(c.n_bytes == message for c in collectives(tasks.tasks))
+        counts[kind] = sorted(c.collective for c in collectives(tasks.tasks))
+    assert counts["F"] == ["all_gather"] * 2 + ["reduce_scatter"] * 2
+    # two gathers of output gradients and two of the saved inputs, for the weight gradients
+    assert counts["B"] == ["all_gather"] * 4 + ["reduce_scatter"] * 2
+
+
+def test_the_input_gradients_all_reduce_runs_beside_the_weight_gradient():
+    _, model, stage = stage_of(plan_of())
+    tasks = TaskList()
+    stage.emit(tasks, model.layers[1], "B", (), 0)
+    for index, task in enumerate(tasks.tasks):
+        if isinstance(task.op, Collective):
+            following = tasks.tasks[index + 1]
+            assert isinstance(following.op, KernelRun)
+            assert index not in following.after
+            assert following.op.kernels[0].shape.kernel_pass == "wgrad"
+            assert any(index in later.after for later in tasks.tasks[index + 2 :]) or index + 2 == len(tasks.tasks)
+
+
+def test_full_recompute_repeats_forward_collectives():
+    _, model, stage = stage_of(plan_of(recompute="full"))
+    tasks = TaskList()
+    stage.emit(tasks, model.layers[1], "B", (), 0)
+    assert len(collectives(tasks.tasks)) == 4
+    assert {t.op.phase for t in tasks.tasks if isinstance(t.op, KernelRun)} == {"recompute", "backward"}
+
+
+def test_split_backward_has_every_kernel_once():
+    _, model, _ = stage_of(plan_of())
+    layer = model.layers[1]
+    whole = [i for _, items in items_of(layer, "B") for i in items]
+    parts = [i for kind in ("I", "W") for _, items in items_of(layer, kind) for i in items]
+    assert sorted(map(repr, whole)) == sorted(map(repr, parts))
+    weights = [i for _, items in items_of(layer, "W") for i in items]
+    assert weights
+    assert not any(isinstance(i, CommunicationPoint) for i in weights)
+
+
+def test_a_block_is_built_once():
+    _, _, stage = stage_of(plan_of())
+    assert stage.block(0, "F") is stage.block(0, "F")
+    assert all(task.key is None for task in stage.block(0, "B").tasks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"framework": "megatron", "precision": "bf16"}, (6, 4)),  # fp32 main gradients, in every micro-batch
+        ({"framework": "megatron-deepspeed", "precision": "bf16"}, (6, 6)),  # which also clears the 16-bit ones
+        ({"framework": "megatron", "precision": "fp16"}, (4, 2)),
+        ({"framework": "megatron-core", "precision": "bf16"}, (0, 0)),  # in the epilogue
+        ({"framework": "hf-eager", "precision": "amp_bf16"}, (8, 4)),
+        ({"framework": "hf-eager", "precision": "amp_bf16", "global_batch": 4}, (0, 0)),  # one micro-batch
+        ({"framework": "fsdp", "precision": "bf16", "sharding": "zero3"}, (0, 0)),
+    ],
+)
+def test_gradient_accumulation_traffic(changes, expected):
+    assert accumulation_traffic(plan_of(**changes)) == expected
+
+
+def test_deepspeed_releases_what_is_used_again_too_late():
+    assert _released_before_reuse([453_000_000, 151_000_000, 604_000_000, 604_000_000]) == [604_000_000, 151_000_000, 453_000_000]
+    assert _released_before_reuse([100_000_000] * 4) == []
