@@ -121,8 +121,10 @@ def benchmark_table(
         raise ConfigError(f"collective '{collective}' is unknown", hint=f"one of {', '.join(COLLECTIVES)}")
     if dtype not in DTYPE_BYTES:
         raise ConfigError(f"type '{dtype}' is unknown", hint=f"one of {', '.join(DTYPE_BYTES)}")
-    if not 2 <= n_ranks <= topology.n_gpus:
-        raise ConfigError(f"{n_ranks} GPUs: a collective needs 2 to {topology.n_gpus} on {topology.name}")
+    if n_ranks < 2:
+        raise ConfigError(f"{n_ranks} GPUs: a collective needs two or more", hint="give --gpus")
+    if n_ranks > topology.n_gpus:
+        raise ConfigError(f"{n_ranks} GPUs asked for, {topology.name} has {topology.n_gpus}")
     group = (tuple(range(n_ranks)),)
     inside, _ = constants_of(shape_of(group[0], topology, transport, nccl=nccl))
     rows = []

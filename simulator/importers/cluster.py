@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simulator.config import did_you_mean, parse_yaml, read_text, validate
+from simulator.config import did_you_mean, parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.importers.record import ImportReport
 from simulator.topology import Topology
 from simulator.topology.explicit import GraphSpec, topology_of_graph
-from simulator.topology.load import topology_of
+from simulator.topology.load import spec_of, topology_of
 from simulator.topology.spec import ClusterSpec
 
 
@@ -88,24 +88,34 @@ class ImportedCluster:
     file: str
     sha256: str = ""
 
-    def spec(self) -> ClusterSpec | GraphSpec:
+    def spec(self, overrides: Mapping[str, object] | None = None) -> ClusterSpec | GraphSpec:
         """Check the description as if it were a cluster file.
+
+        Parameters
+        ----------
+        overrides : mapping, optional
+            Values that replace those of the description, by dotted key.
 
         Raises
         ------
         ConfigError
             If something is missing that the importer could not know.
         """
-        text = self.to_yaml()
-        data, locator = parse_yaml(text, f"imported from {self.file}")
-        if "vertices" in data:
-            return validate(data, GraphSpec, locator)
-        return validate(data, ClusterSpec, locator)
+        data, locator = parse_yaml(self.to_yaml(), f"imported from {self.file}")
+        return spec_of(data, locator, overrides)
 
-    def topology(self, n_gpus: int | None = None) -> Topology:
+    def topology(
+        self,
+        n_gpus: int | None = None,
+        *,
+        gpus_per_node: int | None = None,
+        overrides: Mapping[str, object] | None = None,
+    ) -> Topology:
         """Build the topology."""
-        spec = self.spec()
-        return topology_of_graph(spec, n_gpus) if isinstance(spec, GraphSpec) else topology_of(spec, n_gpus)
+        spec = self.spec(overrides)
+        if isinstance(spec, GraphSpec):
+            return topology_of_graph(spec, n_gpus)
+        return topology_of(spec, n_gpus, gpus_per_node=gpus_per_node)
 
     def to_yaml(self) -> str:
         """Write a cluster file, assumptions as comments."""

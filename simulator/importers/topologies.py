@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,20 +65,33 @@ def import_topology(path: str | Path, kind: str | None = None, **options: Any) -
     return TOPOLOGY_IMPORTERS[found[0]].read(path, **options)
 
 
-def open_topology(name_or_path: str | Path, n_gpus: int | None = None, **options: Any) -> Topology:
+def open_topology(
+    name_or_path: str | Path,
+    n_gpus: int | None = None,
+    *,
+    gpus_per_node: int | None = None,
+    overrides: Mapping[str, object] | None = None,
+    **options: Any,
+) -> Topology:
     """Load a cluster from anything: a shipped name, our own file, or another tool's.
 
     Parameters
     ----------
     name_or_path : str or Path
         See :func:`simulator.topology.load_topology`; other formats are recognised by their content.
-    n_gpus : int, optional
-        Use the first so many GPUs.
+    n_gpus, gpus_per_node, overrides : optional
+        As for :func:`simulator.topology.load_topology`.
     **options
-        For :func:`load_topology` or the importer.
+        For the importer.
     """
     path = resolve_name(name_or_path, "clusters")
-    ours = path.suffix in (".yaml", ".yml") and not slurm.sniff(read_text(path))
-    if ours or not recognise(path):
-        return load_topology(path, n_gpus, **options)
-    return import_topology(path, **options).topology(n_gpus)
+    if not is_foreign(path):
+        return load_topology(path, n_gpus, gpus_per_node=gpus_per_node, overrides=overrides)
+    cluster = import_topology(path, **options)
+    return cluster.topology(n_gpus, gpus_per_node=gpus_per_node, overrides=overrides)
+
+
+def is_foreign(path: str | Path) -> bool:
+    """Whether a file is another tool's picture of a machine, and not a cluster file of ours."""
+    ours = Path(path).suffix in (".yaml", ".yml") and not slurm.sniff(read_text(path))
+    return not ours and bool(recognise(path))

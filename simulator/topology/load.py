@@ -67,11 +67,18 @@ def topology_of(spec: ClusterSpec, n_gpus: int | None = None, *, gpus_per_node: 
 @lru_cache(maxsize=256)
 def _spec(path: Path, _modified_ns: int, settings: tuple[tuple[str, str], ...]) -> ClusterSpec | GraphSpec:
     data, locator = load_layers(path)
-    for key, value in settings:
-        data, locator = _override(data, locator, key, value)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}:1:1: a cluster file is a mapping of keys, not {type(data).__name__}")
     data.setdefault("name", path.stem)
+    return spec_of(data, locator, dict(settings))
+
+
+def spec_of(
+    data: Any, locator: Locator, overrides: Mapping[str, object] | None = None
+) -> ClusterSpec | GraphSpec:
+    """Check a cluster description that is already a mapping; see :func:`load_topology` for the overrides."""
+    for key, value in (overrides or {}).items():
+        data, locator = _override(data, locator, key, str(value))
     if "vertices" in data or "edges" in data:
         return validate(data, GraphSpec, locator)
     return _with_transport(validate(data, ClusterSpec, locator))

@@ -1,0 +1,133 @@
+"""``simulate collective``: the table that nccl-tests would print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simulator.cli.options import PLAIN_JSON, Number, Text, option
+
+if TYPE_CHECKING:
+    from simulator.collectives.bench_table import BenchmarkRow
+    from simulator.topology import Topology
+
+_COLLECTIVES = "all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, gather, scatter or send_recv."
+
+
+def collective(
+    name: Annotated[str, typer.Argument(metavar="COLLECTIVE", help=_COLLECTIVES, show_default=False)],
+    topology: Annotated[str, option("Cluster: a file or a shipped name.", "--topology", "-t")],
+    gpus: Annotated[Number, option("The first so many GPUs; all by default.")] = None,
+    gpus_per_node: Annotated[Number, option("Use only so many GPUs of each node.")] = None,
+    smallest: Annotated[str, typer.Option("--min", help="Smallest size.")] = "1KiB",
+    largest: Annotated[str, typer.Option("--max", help="Largest size.")] = "1GiB",
+    factor: Annotated[int, typer.Option(help="Each size is so many times the one before.")] = 2,
+    dtype: Annotated[str, typer.Option(help="Type of the elements, as nccl-tests calls it.")] = "float",
+    transport: Annotated[Text, option("Transport across nodes, e.g. rdma, tcp, ipoib.")] = None,
+    nccl_algo: Annotated[Text, option("Force the algorithm.")] = None,
+    nccl_proto: Annotated[Text, option("Force the protocol: ll, ll128, simple.")] = None,
+    nccl: Annotated[Text, option("NCCL version; that of the cluster file by default.")] = None,
+    gpus_per_process: Annotated[int, typer.Option(help="GPUs that one process drives (-g of nccl-tests).")] = 1,
+    plot: Annotated[Text, option("Draw bus bandwidth by size: .html, .png or .svg.")] = None,
+    json_output: Annotated[bool, PLAIN_JSON] = False,
+) -> None:
+    """Predict a collective by size, alone on its links, in the columns of nccl-tests."""
+    from simulator.cli.warnings import without_effect, write_warnings
+    from simulator.collectives.bench_table import benchmark_table, size_range
+    from simulator.importers.topologies import open_topology
+
+    sizes = size_range(_size("--min", smallest), _size("--max", largest), factor)
+    machine = open_topology(topology, gpus, gpus_per_node=gpus_per_node)
+    given = {"transport": transport or "", "nccl_algo": nccl_algo or "", "nccl_proto": nccl_proto or ""}
+    write_warnings(without_effect(None, machine.n_nodes, machine.n_gpus, **given))
+    rows = benchmark_table(
+        name, machine, sizes, dtype=dtype, transport=transport, algorithm=nccl_algo, protocol=nccl_proto,
+        gpus_per_process=gpus_per_process, nccl=nccl,
+    )  # fmt: skip
+    used = (transport or machine.default_transport) if machine.n_nodes > 1 else ""
+    if json_output:
+        print(json.dumps(_document(name, machine, rows, used), allow_nan=False))
+    else:
+        print(_table(name, machine, rows, used))
+    if plot:
+        from simulator.report.collective_chart import write_bandwidth_chart
+
+        write_bandwidth_chart(plot, name, machine.name, {f"{machine.n_gpus} GPUs": rows})
+        print(f"wrote {plot}", file=sys.stderr)
+
+
+def _size(option: str, text: str) -> int:
+    """Return bytes; a bare number counts bytes, as nccl-tests has it."""
+    from simulator.errors import ConfigError
+    from simulator.units import parse_quantity
+
+    try:
+        return int(text) if text.isdecimal() else round(parse_quantity(text, "bytes"))
+    except ConfigError as error:
+        raise ConfigError(f"{option} {error.message}", hint="write bytes, or a size like 1KiB, 64MB, 1GiB") from None
+
+
+def _document(name: str, machine: Topology, rows: Sequence[BenchmarkRow], transport: str) -> dict[str, Any]:
+    return {
+        "collective": name,
+        "topology": machine.name,
+        "gpus": machine.n_gpus,
+        "nodes": machine.n_nodes,
+        "transport": transport,
+        "rows": [_plain(row) for row in rows],
+        "average_busbw_bytes_per_s": sum(row.busbw_bytes_per_s for row in rows) / len(rows),
+    }
+
+
+def _plain(row: BenchmarkRow) -> dict[str, Any]:
+    algorithm, _, protocol = row.label.partition("/")
+    return {
+        "size_bytes": row.n_bytes,
+        "count": row.count,
+        "type": row.dtype,
+        "redop": row.redop,
+        "root": row.root,
+        "time_s": row.time_s,
+        "algbw_bytes_per_s": row.algbw_bytes_per_s,
+        "busbw_bytes_per_s": row.busbw_bytes_per_s,
+        "algorithm": algorithm,
+        "protocol": protocol,
+    }
+
+
+def _table(name: str, machine: Topology, rows: Sequence[BenchmarkRow], transport: str) -> str:
+    """Return lines that readers of nccl-tests logs understand, ours among them."""
+    program = name.replace("all_to_all", "alltoall").replace("send_recv", "sendrecv")
+    where = f"{machine.n_gpus} GPUs on {machine.n_nodes} node{'s' if machine.n_nodes > 1 else ''}"
+    average = sum(row.busbw_bytes_per_s for row in rows) / len(rows)
+    return "\n".join(
+        [
+            f"# {program}_perf as predicted for {machine.name}: {where}{f' over {transport}' if transport else ''}",
+            "#",
+            _line("#", "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "choice"),
+            _line("#", "(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", ""),
+            *(_line(" ", *_cells(row)) for row in rows),
+            f"# Avg bus bandwidth    : {average / 1e9:.4g} ",
+        ]
+    )
+
+
+def _cells(row: BenchmarkRow) -> tuple[str, ...]:
+    figures = (row.time_s * 1e6, row.algbw_bytes_per_s / 1e9, row.busbw_bytes_per_s / 1e9)
+    counts = (str(row.n_bytes), str(row.count), row.dtype, row.redop, str(row.root))
+    return (*counts, *map(_digits, figures), row.label)
+
+
+def _line(first: str, *cells: str) -> str:
+    widths = (11, 13, 9, 6, 6, 10, 8, 8)
+    right = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
+    return f"{first}{right}  {cells[-1]}".rstrip()
+
+
+def _digits(value: float) -> str:
+    """Write a number as nccl-tests does, with four digits at least."""
+    return f"{value:.{2 if value >= 10 else 3 if value >= 1 else 4}f}"

@@ -1,0 +1,99 @@
+"""What was asked for and changes nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simulator.plan import ParallelPlan
+
+
+def without_effect(
+    plan: ParallelPlan | None,
+    n_nodes: int,
+    n_gpus: int,
+    *,
+    given: Collection[str] = (),
+    transport: str = "",
+    nccl_algo: str = "",
+    nccl_proto: str = "",
+    network: str = "",
+) -> list[str]:
+    """Name inputs that have no effect.
+
+    Parameters
+    ----------
+    plan : ParallelPlan or None
+        Resolved; None where there is no plan.
+    n_nodes, n_gpus : int
+        How many take part.
+    given : collection of str
+        Settings that somebody wrote down, by their names in the plan: defaults are nobody's mistake.
+    transport, nccl_algo, nccl_proto, network : str
+        Choices of the network, empty where none was made.
+
+    Returns
+    -------
+    list of str
+        One sentence each.
+
+    Examples
+    --------
+    >>> without_effect(None, 1, 8, transport="tcp")
+    ['--transport tcp has no effect: all GPUs are on one node']
+    """
+    found = []
+    if n_gpus == 1:
+        chosen = {"transport": transport, "nccl-algo": nccl_algo, "nccl-proto": nccl_proto, "network": network}
+        found += [f"--{name} {value} has no effect on one GPU" for name, value in chosen.items() if value]
+    elif transport and n_nodes == 1:
+        found.append(f"--transport {transport} has no effect: all GPUs are on one node")
+    return found + (_of_plan(plan, n_nodes, set(given)) if plan is not None else [])
+
+
+def _of_plan(plan: ParallelPlan, n_nodes: int, given: set[str]) -> list[str]:
+    """Settings of a plan whose degree, or whose number of replicas, leaves them nothing to do."""
+    replicas = plan.dp * plan.cp
+    accumulates = plan.micro_batch and plan.n_micro_batches > 1
+    rules: list[tuple[str, bool, str]] = [
+        ("sequence_parallel", plan.sequence_parallel and plan.tp == 1, "tp=1"),
+        ("asynchronous_tp", plan.asynchronous_tp and plan.tp == 1, "tp=1"),
+        ("schedule", plan.pp == 1, "pp=1"),
+        ("virtual_pp", plan.virtual_pp > 1 and plan.pp == 1, "pp=1"),
+        ("scatter_gather", plan.scatter_gather and plan.pp * plan.tp == 1, "pp=1 and tp=1"),
+        ("first_stage_layers", plan.first_stage_layers > 0 and plan.pp == 1, "pp=1"),
+        ("last_stage_layers", plan.last_stage_layers > 0 and plan.pp == 1, "pp=1"),
+        ("sharding", plan.sharding != "none" and replicas == 1, "there is one data-parallel rank"),
+        ("sharding_group", plan.sharding_group > 0 and plan.sharding != "hsdp", f"sharding={plan.sharding}"),
+        ("bucket_bytes", plan.bucket_bytes > 0 and replicas == 1, "there is one data-parallel rank"),
+        ("overlap", plan.overlap is True and plan.gpus == 1, "there is one GPU"),
+        ("overlap_parameter_gather", plan.overlap_parameter_gather and plan.sharding == "none", "sharding=none"),
+    ]
+    found = [f"{_flag(name)} has no effect: {reason}" for name, holds, reason in rules if name in given and holds]
+    if plan.sharding == "hsdp" and n_nodes == 1 and not plan.sharding_group and "sharding" in given and replicas > 1:
+        found.append("--sharding hsdp is the same as zero3: all GPUs are on one node")
+    if "schedule" in given and plan.pp > 1 and not accumulates and plan.micro_batch:
+        found.append("--schedule makes little difference: there is one micro-batch per step")
+    return found
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def write_warnings(messages: Iterable[str], *, said: set[str] | None = None) -> None:
+    """Print warnings on standard error, each once.
+
+    Parameters
+    ----------
+    messages : iterable of str
+    said : set of str, optional
+        What was printed before; it grows.
+    """
+    seen = said if said is not None else set()
+    for message in messages:
+        if message not in seen:
+            seen.add(message)
+            print(f"warning: {message}", file=sys.stderr)

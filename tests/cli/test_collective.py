@@ -1,0 +1,108 @@
+"""``simulate collective``: columns, choices, messages."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from simulator.cli.main import app, main, register_commands
+from simulator.importers.nccl_tests import import_nccl_tests
+
+
+@pytest.fixture(scope="module", autouse=True)
+def commands():
+    if not any(command.name == "collective" for command in app.registered_commands):
+        register_commands()
+
+
+@pytest.fixture
+def simulate(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["simulate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        printed = capsys.readouterr()
+        return int(exit_.value.code or 0), printed.out, printed.err
+
+    return run
+
+
+def test_the_table_is_one_that_readers_of_nccl_tests_understand(simulate, tmp_path):
+    code, out, err = simulate(
+        "collective",
+        "all_reduce",
+        "--topology",
+        "polaris",
+        "--gpus",
+        8,
+        "--min",
+        "1KiB",
+        "--max",
+        "64MiB",
+        "--factor",
+        16,
+    )
+    assert (code, err) == (0, "")
+    path = tmp_path / "log.txt"
+    path.write_text(out, encoding="utf-8")
+    table = import_nccl_tests(path)
+    assert (table.collective, table.n_ranks) == ("all_reduce", 8)
+    assert [row.n_bytes for row in table.rows] == [2**10, 2**14, 2**18, 2**22, 2**26]
+    best = table.rows[-1]
+    assert best.busbw_bytes_per_s == pytest.approx(1.75 * best.algbw_bytes_per_s, rel=1e-3)
+    assert best.algbw_bytes_per_s == pytest.approx(best.n_bytes / best.time_s, rel=1e-3)
+
+
+def test_json_is_one_document(simulate):
+    code, out, err = simulate(
+        "collective", "all_gather", "-t", "polaris", "--gpus", 8, "--min", "1MiB", "--max", "1MiB",
+        "--transport", "tcp", "--nccl-algo", "ring", "--nccl-proto", "simple", "--json",
+    )  # fmt: skip
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert document["transport"] == "tcp" and document["nodes"] == 2
+    (row,) = document["rows"]
+    assert (row["algorithm"], row["protocol"]) == ("ring", "simple")
+    assert row["size_bytes"] == 2**20 and row["count"] == 2**20 // 4 // 8
+
+
+def test_what_changes_nothing_is_said(simulate):
+    code, _, err = simulate(
+        "collective", "all_reduce", "-t", "polaris", "--gpus", 4, "--max", "1KiB", "--transport", "tcp"
+    )
+    assert code == 0
+    assert err == "warning: --transport tcp has no effect: all GPUs are on one node\n"
+
+
+def test_plot(simulate, tmp_path):
+    path = tmp_path / "plot.html"
+    code, _, err = simulate("collective", "reduce", "-t", "polaris", "--gpus", 8, "--max", "4KiB", "--plot", path)
+    assert code == 0 and str(path) in err
+    assert "bus bandwidth" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["all_reduse", "-t", "polaris", "--gpus", "8"], "one of all_reduce"),
+        (["all_reduce", "-t", "polaris", "--gpus", "1"], "two or more"),
+        (["all_reduce", "-t", "polaris", "--gpus", "8", "--min", "many"], "--min"),
+        (["all_reduce", "-t", "polaris", "--gpus", "8", "--max", "1KiB", "--min", "2KiB"], "make no range"),
+        (["all_reduce", "-t", "polaris", "--gpus", "8", "--transport", "pigeons"], "one of rdma, tcp"),
+        (["all_reduce", "-t", "polaris", "--gpus", "8", "--nccl-algo", "spiral"], "cannot use algorithm spiral"),
+        (["all_reduce", "-t", "missing.yaml", "--gpus", "8"], "missing.yaml"),
+        (["all_reduce", "-t", "polaris", "--gpus", "8", "--max", "1KiB", "--plot", "x.foo"], "unknown format"),
+    ],
+)
+def test_mistakes_are_explained(simulate, arguments, message):
+    code, out, err = simulate("collective", *arguments)
+    assert code == 3
+    assert message in err and "Traceback" not in err
+    assert "error:" not in out
+
+
+def test_a_mistake_under_json_is_one_document_too(simulate):
+    code, out, _ = simulate("collective", "all_reduce", "-t", "polaris", "--gpus", "8", "--transport", "x", "--json")
+    assert code == 3
+    assert json.loads(out)["error"]["type"] == "ConfigError"
