@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from pydantic import create_model
 
-from simulator.config import Spec, load_yaml, validate
+from simulator.config import Spec, did_you_mean, load_yaml, validate
 from simulator.errors import ConfigError, InfeasiblePlanError
 
 Sharding = Literal["none", "zero1", "zero2", "zero3", "hsdp"]
 Recompute = Literal["none", "selective", "full"]
+Attention = Literal["flash", "eager"]
 Precision = Literal["fp16", "bf16", "amp_fp16", "amp_bf16", "tf32", "fp32", "fp8"]
 
 
@@ -106,6 +107,15 @@ FRAMEWORKS: dict[str, Framework] = {
 }
 
 
+#: settings that are words, and the words
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "sharding": get_args(Sharding),
+    "recompute": get_args(Recompute),
+    "precision": get_args(Precision),
+    "attention": get_args(Attention),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelPlan:
     """Everything the user decides about a run that is neither the model nor the machine.
@@ -151,7 +161,7 @@ class ParallelPlan:
     sequence_length: int = 0
     precision: Precision = "bf16"
     recompute: Recompute = "none"
-    attention: Literal["flash", "eager"] = "flash"
+    attention: Attention = "flash"
     sequence_parallel: bool = False
     framework: str = "megatron"
     overlap: bool | None = None
@@ -170,6 +180,12 @@ class ParallelPlan:
         for name in ("gpus", "dp", "micro_batch", "global_batch", "sequence_length"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)}: cannot be negative")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ConfigError(
+                    f"{name} '{getattr(self, name)}' is unknown.{did_you_mean(str(getattr(self, name)), known)}",
+                    hint=f"one of {', '.join(known)}",
+                )
         if self.framework not in FRAMEWORKS:
             raise ConfigError(
                 f"framework '{self.framework}' is unknown", hint=f"one of {', '.join(FRAMEWORKS)}"
