@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from simulator.models.layer import Layer
 from simulator.parallel.gradients import gradient_bytes, parameter_bytes
 from simulator.parallel.mesh import Communicators
-from simulator.parallel.stage import Kind
+from simulator.parallel.template import Kind
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Phase
 from simulator.program.program import TaskList

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from simulator.models.layer import Layer
 from simulator.parallel.data import DataParallel
 from simulator.parallel.mesh import Communicators
-from simulator.parallel.stage import Kind, StageLayers
+from simulator.parallel.stage import StageLayers
+from simulator.parallel.template import Kind
 from simulator.plan import ParallelPlan
 from simulator.program.op import HostWork, Phase, Transfer
 from simulator.program.program import COMPUTE, HOST, TaskList

@@ -13,7 +13,7 @@ from simulator.models.layer import Layer, PointwiseShape
 from simulator.parallel.data import DataParallel
 from simulator.parallel.gradients import gradient_bytes, parameter_bytes
 from simulator.parallel.mesh import Communicators
-from simulator.parallel.stage import Kind
+from simulator.parallel.template import Kind
 from simulator.plan import ParallelPlan
 from simulator.program.op import HostWork, Kernel, KernelRun, Phase
 from simulator.program.program import COMPUTE, HOST, TaskList

@@ -10,7 +10,8 @@ from simulator.models.layer import CommunicationPoint
 from simulator.parallel.gradients import accumulation_traffic
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.sharded import _released_before_reuse
-from simulator.parallel.stage import StageLayers, items_of
+from simulator.parallel.stage import StageLayers
+from simulator.parallel.template import items_of
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, KernelRun
 from simulator.program.program import TaskList
@@ -117,3 +118,17 @@ def test_gradient_accumulation_traffic(changes, expected):
 def test_deepspeed_releases_what_is_used_again_too_late():
     assert _released_before_reuse([453_000_000, 151_000_000, 604_000_000, 604_000_000]) == [604_000_000, 151_000_000, 453_000_000]
     assert _released_before_reuse([100_000_000] * 4) == []
+
+
+def test_asynchronous_tensor_parallelism_runs_collectives_beside_their_products():
+    _, model, stage = stage_of(plan_of(sequence_parallel=True, asynchronous_tp=True))
+    tasks = TaskList()
+    stage.emit(tasks, model.layers[1], "F", (), 0)
+    for index, task in enumerate(tasks.tasks):
+        if isinstance(task.op, Collective) and task.op.collective == "all_gather":
+            consumer = tasks.tasks[index + 1]
+            assert len(consumer.op.kernels) == 1
+            assert index not in consumer.after
+        if isinstance(task.op, Collective) and task.op.collective == "reduce_scatter":
+            assert index - 1 not in task.after
+            assert len(tasks.tasks[index - 1].op.kernels) == 1
