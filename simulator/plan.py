@@ -41,6 +41,9 @@ class Framework:
         percent in regular training on one GPU, up to 30 % in distributed training of irregular modules).
     synchronous_p2p : bool
         Whether pipeline messages block the host (Megatron's ``batch_p2p_sync``).
+    overlaps_interleaved_p2p : bool
+        Whether the interleaved schedule hides its messages instead (Megatron-Core's ``overlap_p2p_comm``, its default
+        with virtual stages).
     flash : str
         Which fused attention kernel: ``flash_attention`` (the device's best: cuDNN or FlashAttention 3 on Hopper,
         FlashAttention 2 before), ``flash_attention_2``, or ``flash_attention_1`` (also its Triton port).
@@ -56,6 +59,7 @@ class Framework:
     synchronous_p2p: bool = True
     master_weights: bool = True
     fragmentation: float = 0.03
+    overlaps_interleaved_p2p: bool = False
     flash: str = "flash_attention"
 
 
@@ -70,7 +74,7 @@ FRAMEWORKS: dict[str, Framework] = {
             gradient_bytes_bf16=4,
             overlap=False,
         ),
-        Framework(name="megatron-core", kernels="fused", data_parallel="megatron", gradient_bytes_bf16=4),
+        Framework(name="megatron-core", kernels="fused", data_parallel="megatron", gradient_bytes_bf16=4, overlaps_interleaved_p2p=True),
         Framework(
             name="megatron-deepspeed",
             kernels="megatron",
@@ -205,6 +209,12 @@ class ParallelPlan:
     def n_micro_batches(self) -> int:
         """Micro-batches that one data-parallel replica runs per step."""
         return self.global_batch // (self.micro_batch * self.dp)
+
+    @property
+    def synchronous_p2p(self) -> bool:
+        """Whether pipeline messages block the host and the next pass."""
+        framework = self.framework_spec
+        return framework.synchronous_p2p and not (framework.overlaps_interleaved_p2p and self.virtual_pp > 1)
 
     @property
     def overlaps(self) -> bool:

@@ -66,7 +66,7 @@ class StageLowering:
 
     def _take_sent(self) -> tuple[int, ...]:
         sent, self._sent = self._sent, ()
-        return sent if self.plan.framework_spec.synchronous_p2p else ()
+        return sent if self.plan.synchronous_p2p else ()
 
     def _compute(self, action: Action, after: tuple[int, ...], *, is_last: bool) -> tuple[int, ...]:
         kind: Kind = action.kind
@@ -92,7 +92,7 @@ class StageLowering:
             chunk = self.placement.chunk(source)
             return self._ends[action.kind, chunk, action.micro_batch]
         received = self._transfer(action, source, virtual, sends=False)
-        if self.plan.framework_spec.synchronous_p2p:
+        if self.plan.synchronous_p2p:
             self.tasks.add(HostWork(name="synchronise", duration_s=0.0), HOST, (received,))
         return (received,)
 
