@@ -1,4 +1,4 @@
-"""Replays per-stage timings through a pipeline schedule: measured forwards and backwards, one iteration after the other."""
+"""Replays per-stage timings through a pipeline schedule: measured forwards and backwards, iteration by iteration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.program.op import Kernel, Transfer
 from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
 from simulator.replay.run import NoLinks, ReplayCosts
-from simulator.schedules import Placement, Table, build_table, placement_of
+from simulator.schedules import Action, Placement, Table, build_table, placement_of
 from simulator.timeline import Timeline
 from simulator.trace_io.record import StageTimes
 from simulator.units import to_s
@@ -85,9 +85,7 @@ def replay_stages(
     predicted = chosen
     if message_s is None:
         fitted, predicted = chosen[::2], chosen[1::2] or chosen
-        message_s = _infer(
-            pipeline, fitted[:: max(1, len(fitted) // 6)], dict(zip(chosen, measured, strict=True))
-        )
+        message_s = _infer(pipeline, fitted[:: max(1, len(fitted) // 6)], dict(zip(chosen, measured, strict=True)))
         basis = f"inferred from {len(fitted)} other iterations: stage times hold no communication"
     timelines = [pipeline.run(i, message_s) for i in predicted]
     known = dict(zip(chosen, measured, strict=True))
@@ -147,46 +145,51 @@ class _Pipeline:
         return run(Program(ranks=tuple(ranks)), ReplayCosts(), lambda: AlphaBetaNetwork(NoLinks()))
 
     def _stage(self, stage: int, rank: int, iteration: int, message_s: float) -> TaskList:
-        tasks = TaskList()
+        writer = _StageWriter(self.placement, message_s)
         times, place = self.times, self.placement
         forward, backward = times.forward_s[rank][iteration], times.backward_s[rank][iteration]
         load = times.load_s[rank][iteration] if times.load_s and times.load_s[rank] else ()
-        posted: tuple[int, ...] = ()
         for action in self.table[stage]:
             virtual, number = place.virtual_stage(stage, action.chunk), action.micro_batch
-            ahead = action.kind == "F"
-            source = place.previous(virtual) if ahead else place.following(virtual)
-            target = place.following(virtual) if ahead else place.previous(virtual)
-            row, extra = (forward, _load(load, number, self.n_micro_batches)) if ahead else (backward, 0.0)
-            share = 0.5 if action.kind in ("I", "W") else 1.0
-            after: tuple[int, ...] = ()
-            if source is not None and action.kind != "W":
-                after = (self._message(tasks, action.kind, source, virtual, number, message_s, posted),)
-            duration = row[number - self.n_micro_batches] * share + extra
-            kernel = Kernel(
-                name=f"{'forward' if ahead else 'backward'} {number}",
-                phase="forward" if ahead else "backward",
-                duration_s=duration,
-            )
-            done = tasks.add(kernel, COMPUTE, after, None, number)
-            posted = (done,)
-            if target is not None and action.kind != "W":
-                self._message(tasks, action.kind, virtual, target, number, message_s, (done,))
-        return tasks
+            if action.kind == "F":
+                duration = forward[number - self.n_micro_batches] + _load(load, number, self.n_micro_batches)
+            else:
+                duration = backward[number - self.n_micro_batches] * (1.0 if action.kind == "B" else 0.5)
+            writer.add(action, virtual, duration)
+        return writer.tasks
 
-    def _message(
-        self,
-        tasks: TaskList,
-        kind: str,
-        source: int,
-        target: int,
-        number: int,
-        message_s: float,
-        after: tuple[int, ...],
-    ) -> int:
+
+class _StageWriter:
+    """Writes the tasks of one stage: receive, compute, send."""
+
+    def __init__(self, placement: Placement, message_s: float) -> None:
+        self.placement, self.message_s = placement, message_s
+        self.tasks = TaskList()
+        self.posted: tuple[int, ...] = ()
+
+    def add(self, action: Action, virtual: int, duration_s: float) -> None:
+        place, ahead = self.placement, action.kind == "F"
+        source = place.previous(virtual) if ahead else place.following(virtual)
+        target = place.following(virtual) if ahead else place.previous(virtual)
+        alone = action.kind == "W"
+        after: tuple[int, ...] = ()
+        if source is not None and not alone:
+            after = (self._message(action, source, virtual, self.posted),)
+        kernel = Kernel(
+            name=f"{'forward' if ahead else 'backward'} {action.micro_batch}",
+            phase="forward" if ahead else "backward",
+            duration_s=duration_s,
+        )
+        done = self.tasks.add(kernel, COMPUTE, after, None, action.micro_batch)
+        self.posted = (done,)
+        if target is not None and not alone:
+            self._message(action, virtual, target, self.posted)
+
+    def _message(self, action: Action, source: int, target: int, after: tuple[int, ...]) -> int:
+        kind, number = action.kind, action.micro_batch
         pair = (self.placement.stage(source), self.placement.stage(target))
-        message = Transfer(n_bytes=0, pairs=(pair,), name=f"{kind} {number}", duration_s=message_s)
-        return tasks.add(message, f"{kind} {source}>{target}", after, (kind, source, target, number), number)
+        message = Transfer(n_bytes=0, pairs=(pair,), name=f"{kind} {number}", duration_s=self.message_s)
+        return self.tasks.add(message, f"{kind} {source}>{target}", after, (kind, source, target, number), number)
 
 
 def _load(load: Sequence[float], number: int, n_micro_batches: int) -> float:

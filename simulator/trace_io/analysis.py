@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simulator.trace_io.intervals import Intervals, clip, covered, union
+from simulator.trace_io.intervals import Intervals, covered, union
 from simulator.trace_io.join import Joins, join
 from simulator.trace_io.record import COMMUNICATION, COMPUTE, COPY, HOST_NODE, RankTrace, Trace
 
@@ -106,9 +106,7 @@ def step_windows(rank: RankTrace) -> tuple[StepWindow, ...]:
         return ()
     end = int(ops.end_ns[busy].max())
     if rank.steps and not (ops.launch >= 0).any():
-        return tuple(
-            StepWindow(number=step.number, start_ns=step.start_ns, end_ns=step.end_ns) for step in rank.steps
-        )
+        return tuple(StepWindow(number=step.number, start_ns=step.start_ns, end_ns=step.end_ns) for step in rank.steps)
     firsts: list[tuple[int, int]] = []
     compute = np.flatnonzero((ops.kind == COMPUTE) & (ops.launch >= 0))
     launched = rank.host.start_ns[ops.launch[compute]]
@@ -233,10 +231,9 @@ def _estimate(rank: RankTrace, known: set[int], waits: list[_Wait]) -> None:
     for (_, n_bytes, _), members in classes.items():
         durations = rank.ops.end_ns[members] - rank.ops.start_ns[members]
         shortest = int(durations.min()) if len(members) > 2 and n_bytes >= 0 else 0
-        for op, duration in zip(members, durations, strict=True):
-            start, end = int(rank.ops.start_ns[op]), int(rank.ops.end_ns[op])
-            until = end - shortest if shortest else start
-            waits.append(_Wait(start, until if duration > shortest else start, end, -1, True))
+        for member in members:
+            start, end = int(rank.ops.start_ns[member]), int(rank.ops.end_ns[member])
+            waits.append(_Wait(start, end - shortest if shortest else start, end, -1, True))
 
 
 def _with_waits(usage: Usage, waits: list[_Wait]) -> Usage:

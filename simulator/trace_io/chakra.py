@@ -163,19 +163,20 @@ def _objects(text: str) -> Iterator[Any]:
         yield from value if isinstance(value, list) else (value,)
 
 
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _json_node(value: Any) -> ChakraNode | None:
     if not isinstance(value, dict) or "id" not in value:
         return None
     attributes = {}
-    listed = value.get("attr")
-    for entry in listed if isinstance(listed, list) else ():
+    for entry in _list(value.get("attr")):
         if isinstance(entry, dict) and isinstance(entry.get("name"), str):
             found = [entry[key] for key in entry if key not in ("name", "docString", "doc_string")]
             attributes[entry["name"]] = found[0] if found else None
     after = dict.fromkeys(
-        integer(dep)
-        for key in ("dataDeps", "data_deps", "ctrlDeps", "ctrl_deps")
-        for dep in (value.get(key) if isinstance(value.get(key), list) else ())
+        integer(dep) for key in ("dataDeps", "data_deps", "ctrlDeps", "ctrl_deps") for dep in _list(value.get(key))
     )
     kind = str(value.get("type", "INVALID")).removesuffix("_NODE")
     start = integer(value.get("startTimeMicros", value.get("start_time_micros")), 0)
@@ -194,14 +195,10 @@ def to_rank(nodes: list[ChakraNode], source: str, rank: int | None, notes: Itera
     if not nodes:
         raise TraceError(f"{source}: holds no node")
     if len({node.id for node in nodes}) < len(nodes):
-        raise TraceError(
-            f"{source}: two nodes have the same id", hint="the converter that wrote it is at fault"
-        )
+        raise TraceError(f"{source}: two nodes have the same id", hint="the converter that wrote it is at fault")
     order = _order(nodes, said)
     place = {node.id: index for index, node in enumerate(order)}
-    after = [
-        tuple(place[d] for d in node.after if d in place and place[d] < i) for i, node in enumerate(order)
-    ]
+    after = [tuple(place[d] for d in node.after if d in place and place[d] < i) for i, node in enumerate(order)]
     names, streams = Names(), Names()
     stream = [streams(_stream(node)) for node in order]
     if not any(node.start_ns for node in order):
@@ -248,8 +245,7 @@ def _sorted(trace: RankTrace) -> RankTrace:
     place[order] = np.arange(len(order))
     assert trace.dependencies is not None
     after = tuple(
-        tuple(int(place[d]) for d in trace.dependencies[int(old)] if place[d] < new)
-        for new, old in enumerate(order)
+        tuple(int(place[d]) for d in trace.dependencies[int(old)] if place[d] < new) for new, old in enumerate(order)
     )
     columns = {name: getattr(trace.ops, name)[order] for name in DeviceOps.__slots__}
     return replace(trace, ops=DeviceOps(**columns), dependencies=after)
@@ -270,9 +266,7 @@ def _order(nodes: list[ChakraNode], notes: list[str]) -> list[ChakraNode]:
         if not ready:
             stuck = min(node_id for node_id in waiting if node_id not in done)
             blocker = next(d for d in by_id[stuck].after if d in by_id and d not in done)
-            notes.append(
-                f"the graph has a cycle: the dependency of node {stuck} on node {blocker} was dropped"
-            )
+            notes.append(f"the graph has a cycle: the dependency of node {stuck} on node {blocker} was dropped")
             heapq.heappush(ready, stuck)
         node_id = heapq.heappop(ready)
         if node_id in done:

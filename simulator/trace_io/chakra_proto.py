@@ -21,8 +21,9 @@ MAX_MESSAGE_BYTES = 1 << 30
 
 _KINDS = ("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64", "sfixed32",
           "sfixed64", "bool", "string", "bytes")  # fmt: skip
-_WIRE = {"double": 1, "float": 2, "int64": 3, "uint64": 4, "int32": 5, "fixed64": 6, "fixed32": 7, "bool": 8, "string": 9,
-         "bytes": 12, "uint32": 13, "sfixed32": 15, "sfixed64": 16, "sint32": 17, "sint64": 18}  # fmt: skip
+_WIRE = {"double": 1, "float": 2, "int64": 3, "uint64": 4, "int32": 5, "fixed64": 6, "fixed32": 7, "bool": 8,
+         "string": 9, "bytes": 12, "uint32": 13, "sfixed32": 15, "sfixed64": 16, "sint32": 17,
+         "sint64": 18}  # fmt: skip
 _ENUM, _MESSAGE, _OPTIONAL, _REPEATED = 14, 11, 1, 3
 
 
@@ -60,7 +61,7 @@ def messages() -> dict[str, Any]:
             ("inputs", 8, "IOInfo"),
             ("outputs", 9, "IOInfo"),
             ("attr", 10, "AttributeProto*"),
-        ),  # fmt: skip
+        ),
     )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -73,15 +74,11 @@ def _fields(message: Any, fields: tuple[tuple[str, int, str], ...]) -> None:
         kind = text.rstrip("*!")
         label = _REPEATED if text.endswith("*") else _OPTIONAL
         if text.endswith("!"):
-            message.field.add(
-                name=name, number=number, type=_ENUM, type_name=f".{PACKAGE}.{kind}", label=label
-            )
+            message.field.add(name=name, number=number, type=_ENUM, type_name=f".{PACKAGE}.{kind}", label=label)
         elif kind in _WIRE:
             message.field.add(name=name, number=number, type=_WIRE[kind], label=label)
         else:
-            message.field.add(
-                name=name, number=number, type=_MESSAGE, type_name=f".{PACKAGE}.{kind}", label=label
-            )
+            message.field.add(name=name, number=number, type=_MESSAGE, type_name=f".{PACKAGE}.{kind}", label=label)
 
 
 def _attribute(message: Any) -> None:

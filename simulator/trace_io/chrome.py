@@ -91,9 +91,7 @@ class Document:
     notes: list[str] = field(default_factory=list)
 
 
-def read_documents(
-    stream: IO[bytes], source: str, on_events: Callable[[int, list[Event]], None]
-) -> list[Document]:
+def read_documents(stream: IO[bytes], source: str, on_events: Callable[[int, list[Event]], None]) -> list[Document]:
     """Read every document in a stream.
 
     Parameters
@@ -120,9 +118,7 @@ def read_documents(
     with _no_collector():
         while reader.at_value():
             if documents and reader.peek() not in b"[{":
-                documents[-1].notes.append(
-                    f"ignored what follows the document: {bytes(reader.buffer[:20])!r}"
-                )
+                documents[-1].notes.append(f"ignored what follows the document: {bytes(reader.buffer[:20])!r}")
                 break
             document = Document()
             number = len(documents)
@@ -141,9 +137,7 @@ def read_documents(
     if not documents:
         if reader.damage:
             raise TraceError(f"{source}: cannot be decompressed: {reader.damage}")
-        raise TraceError(
-            f"{source}: is empty", hint="the profiler may have been stopped before it wrote the file"
-        )
+        raise TraceError(f"{source}: is empty", hint="the profiler may have been stopped before it wrote the file")
     return documents
 
 

@@ -69,9 +69,7 @@ class CommunicationNames:
     """
 
     def __init__(self, extra: Sequence[str] = ()) -> None:
-        self._pattern = re.compile(
-            "|".join(f"(?:{p})" for p in (*COMMUNICATION_KERNELS, *extra)), re.IGNORECASE
-        )
+        self._pattern = re.compile("|".join(f"(?:{p})" for p in (*COMMUNICATION_KERNELS, *extra)), re.IGNORECASE)
         self._known: dict[str, bool] = {}
 
     def __call__(self, name: str) -> bool:
@@ -132,9 +130,7 @@ def message_bytes(collective: str, in_nelems: int, out_nelems: int, dtype: str, 
 def merge_calls(first: CollectiveCall, second: CollectiveCall) -> CollectiveCall:
     """Return ``first`` with what it does not know filled from ``second``."""
     return CollectiveCall(
-        collective=first.collective
-        if first.collective not in ("unknown", "send_recv")
-        else second.collective,
+        collective=first.collective if first.collective not in ("unknown", "send_recv") else second.collective,
         n_bytes=first.n_bytes if first.n_bytes >= 0 else second.n_bytes,
         in_nelems=first.in_nelems if first.in_nelems >= 0 else second.in_nelems,
         out_nelems=first.out_nelems if first.out_nelems >= 0 else second.out_nelems,

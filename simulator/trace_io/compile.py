@@ -11,7 +11,7 @@ from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Phase,
 from simulator.program.program import COMPUTE, HOST, Program, RankProgram, TaskList
 from simulator.timeline import Span, Timeline
 from simulator.trace_io.analysis import step_windows
-from simulator.trace_io.causes import HostWait
+from simulator.trace_io.host_waits import HostWait
 from simulator.trace_io.reconstruct import RankPlan, Reconstruction
 from simulator.trace_io.record import COMMUNICATION, CollectiveCall, DeviceOps, Int64, Step, Trace, empty_host
 from simulator.trace_io.record import COMPUTE as COMPUTES
@@ -47,12 +47,8 @@ def compile_program(reconstruction: Reconstruction) -> Compiled:
     ranks = []
     for index, plan in enumerate(reconstruction.plans):
         tasks = _Builder(reconstruction, index, place, number).build()
-        ranks.append(
-            RankProgram(rank=plan.rank.rank, members=reconstruction.members[index], tasks=tuple(tasks.tasks))
-        )
-    return Compiled(
-        reconstruction=reconstruction, program=Program(ranks=tuple(ranks)), place=place, number=number
-    )
+        ranks.append(RankProgram(rank=plan.rank.rank, members=reconstruction.members[index], tasks=tuple(tasks.tasks)))
+    return Compiled(reconstruction=reconstruction, program=Program(ranks=tuple(ranks)), place=place, number=number)
 
 
 class _Builder:
@@ -92,9 +88,7 @@ class _Builder:
                 self._communication(op, issue[position])
             elif plan.lane[op] != self.main:
                 self._flush()
-                self.task_of[op] = self.tasks.add(
-                    self._kernel(op, issue[position]), self._stream(op), self._after(op)
-                )
+                self.task_of[op] = self.tasks.add(self._kernel(op, issue[position]), self._stream(op), self._after(op))
             else:
                 if plan.after[op]:
                     self._flush()
@@ -168,7 +162,9 @@ class _Builder:
         everybody = tuple(range(whole.trace.world_size))
         duration_s = None if duration_ns is None else duration_ns / 1e9
         name = plan.rank.names[plan.rank.ops.name[op]]
-        message = communication(call, plan.rank.rank, everybody, name, duration_s, plan.phase[op])
+        message = communication(
+            call, plan.rank.rank, everybody=everybody, name=name, duration_s=duration_s, phase=plan.phase[op]
+        )
         if number is None:
             self.place[id(message)] = (self.index, op)
         else:
@@ -179,6 +175,7 @@ class _Builder:
 def communication(
     call: CollectiveCall,
     rank: int,
+    *,
     everybody: tuple[int, ...],
     name: str,
     duration_s: float | None,
@@ -230,8 +227,8 @@ def simulated_trace(compiled: Compiled, timeline: Timeline) -> Trace:
             if end_ps is not None:
                 ends[index][op] = end_ps // 1000
     ranks = []
-    for plan, start, end in zip(plans, starts, ends, strict=True):
-        end += plan.tail_ns
+    for plan, start, modelled in zip(plans, starts, ends, strict=True):
+        end = modelled + plan.tail_ns
         order = np.lexsort((end, start))
         columns = {name: getattr(plan.rank.ops, name)[order] for name in DeviceOps.__slots__}
         columns |= {
@@ -285,9 +282,7 @@ def _steps(plan: RankPlan, start: Int64, end: Int64) -> tuple[Step, ...]:
     """Step windows of the replay: each as far from its first operation as the measured window was."""
     windows = {window.number: window for window in step_windows(plan.rank)}
     measured = plan.rank.ops.start_ns
-    begins = [
-        (number, int(start[op]) - (int(measured[op]) - windows[number].start_ns)) for number, op in plan.first
-    ]
+    begins = [(number, int(start[op]) - (int(measured[op]) - windows[number].start_ns)) for number, op in plan.first]
     if not begins:
         return ()
     ops, last = plan.rank.ops, windows[begins[-1][0]]

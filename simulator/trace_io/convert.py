@@ -71,9 +71,7 @@ def write(trace: Trace, path: str | Path, to: str | None = None) -> tuple[str, .
     """
     name, target = target_format(path, to), Path(path)
     if not trace.ranks:
-        raise TraceError(
-            "stage times without a timeline cannot be written as a trace", hint="replay them first"
-        )
+        raise TraceError("stage times without a timeline cannot be written as a trace", hint="replay them first")
     if name == "kineto":
         kineto_writer.write(trace, target)
     elif name == "chakra":
@@ -102,9 +100,7 @@ def _has(trace: Trace, loss: str) -> bool:
     return any(rank.steps for rank in trace.ranks)
 
 
-def convert(
-    source: str | Path | Sequence[str | Path], target: str | Path, to: str | None = None
-) -> tuple[str, ...]:
+def convert(source: str | Path | Sequence[str | Path], target: str | Path, to: str | None = None) -> tuple[str, ...]:
     """Read a trace in any supported format and write it in another; return what was lost.
 
     Raises

@@ -177,9 +177,7 @@ def _tensor(values: list[Any], shapes: list[Any], types: list[Any]) -> tuple[int
         if isinstance(kind, str) and element_bytes(kind.split("[")[-1].rstrip("]").split(",")[0]):
             count = _nelems([value])
             if count >= 0:
-                return count, kind.split("[")[-1].rstrip("]").split(",")[0].removeprefix("Tensor(").rstrip(
-                    ")"
-                )
+                return count, kind.split("[")[-1].rstrip("]").split(",")[0].removeprefix("Tensor(").rstrip(")")
     del shapes
     return -1, ""
 
@@ -207,9 +205,7 @@ def fill_sizes(timed: RankTrace, sized: RankTrace) -> RankTrace:
     """
     calls = list(timed.calls)
     order = [
-        int(timed.ops.call[i])
-        for i in np.argsort(_launch_or_start(timed), kind="stable")
-        if timed.ops.call[i] >= 0
+        int(timed.ops.call[i]) for i in np.argsort(_launch_or_start(timed), kind="stable") if timed.ops.call[i] >= 0
     ]
     others = [call for call in sized.calls if call.collective not in ("barrier",)]
     for mine, other in zip(reversed(order), reversed(others), strict=False):

@@ -71,9 +71,7 @@ def detect(path: str | Path) -> str:
     raise TraceError(f"{path}: is no trace that can be read", hint=f"formats: {', '.join(FORMATS)}")
 
 
-def _kineto(
-    files: Sequence[Member], progress: Progress | None, communication: Sequence[str]
-) -> list[RankTrace]:
+def _kineto(files: Sequence[Member], progress: Progress | None, communication: Sequence[str]) -> list[RankTrace]:
     from simulator.trace_io.kineto import read as read_kineto
 
     ranks: list[RankTrace] = []
@@ -83,17 +81,13 @@ def _kineto(
     return ranks
 
 
-def _nsys(
-    files: Sequence[Member], progress: Progress | None, communication: Sequence[str]
-) -> list[RankTrace]:
+def _nsys(files: Sequence[Member], progress: Progress | None, communication: Sequence[str]) -> list[RankTrace]:
     from simulator.trace_io.nsys import read as read_nsys
 
     return [rank for member in files for rank in read_nsys(member, communication=communication)]
 
 
-def _chakra(
-    files: Sequence[Member], progress: Progress | None, communication: Sequence[str]
-) -> list[RankTrace]:
+def _chakra(files: Sequence[Member], progress: Progress | None, communication: Sequence[str]) -> list[RankTrace]:
     from simulator.trace_io.chakra import read as read_chakra
 
     ranks = []
@@ -103,9 +97,7 @@ def _chakra(
     return ranks
 
 
-def _chakra_json(
-    files: Sequence[Member], progress: Progress | None, communication: Sequence[str]
-) -> list[RankTrace]:
+def _chakra_json(files: Sequence[Member], progress: Progress | None, communication: Sequence[str]) -> list[RankTrace]:
     from simulator.trace_io.chakra import read_json
 
     ranks = []
@@ -127,9 +119,7 @@ def _execution_trace(
     return ranks
 
 
-def _not_per_rank(
-    files: Sequence[Member], progress: Progress | None, communication: Sequence[str]
-) -> list[RankTrace]:
+def _not_per_rank(files: Sequence[Member], progress: Progress | None, communication: Sequence[str]) -> list[RankTrace]:
     raise AssertionError("one file holds all ranks: read by _whole")
 
 
@@ -193,11 +183,11 @@ def read(
     if chosen in ("stage_times", "pipeline_ops"):
         return _whole(chosen, by_format[chosen], notes)
     ranks = _number(FORMATS[chosen](by_format[chosen], progress, communication))
-    for name in by_format:
+    for name, files in by_format.items():
         if name == "execution_trace" and chosen == "kineto":
-            ranks = _with_sizes(ranks, _execution_trace(by_format[name], progress, ()), notes)
+            ranks = _with_sizes(ranks, _execution_trace(files, progress, ()), notes)
         elif name != chosen:
-            notes.append(f"{len(by_format[name])} {name} files beside the {chosen} files were not read")
+            notes.append(f"{len(files)} {name} files beside the {chosen} files were not read")
     return Trace(
         format=chosen,
         ranks=ranks,
@@ -230,15 +220,11 @@ def _number(ranks: Sequence[RankTrace]) -> tuple[RankTrace, ...]:
 
 def _world_size(ranks: Sequence[RankTrace]) -> int:
     known = max((rank.world_size for rank in ranks), default=0)
-    grouped = max(
-        (max(members) + 1 for rank in ranks for members in rank.groups.values() if members), default=0
-    )
+    grouped = max((max(members) + 1 for rank in ranks for members in rank.groups.values() if members), default=0)
     return max(known, grouped, max(rank.rank for rank in ranks) + 1)
 
 
-def _with_sizes(
-    ranks: tuple[RankTrace, ...], sized: list[RankTrace], notes: list[str]
-) -> tuple[RankTrace, ...]:
+def _with_sizes(ranks: tuple[RankTrace, ...], sized: list[RankTrace], notes: list[str]) -> tuple[RankTrace, ...]:
     from simulator.trace_io.execution_trace import fill_sizes
 
     by_rank = {rank.rank: rank for rank in sized}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Transfer
+from simulator.program.op import Collective, Kernel, KernelRun, Transfer
 from simulator.program.program import COMPUTE as COMPUTE_STREAM
 from simulator.program.program import Block
 from simulator.timeline import Span, Timeline
@@ -49,9 +49,7 @@ def from_timeline(
         _rank(rank, spans, (devices or {}).get(rank, ""), timeline.makespan_ps // 1000, step)
         for rank, spans in sorted(by_rank.items())
     )
-    stands = [
-        f"rank {r} stands for {len(m)} ranks" for r, m in sorted(timeline.members.items()) if len(m) > 1
-    ]
+    stands = [f"rank {r} stands for {len(m)} ranks" for r, m in sorted(timeline.members.items()) if len(m) > 1]
     return Trace(
         format="simulated",
         ranks=ranks,
@@ -107,7 +105,6 @@ def _kind(span: Span) -> int:
 
 def _call(span: Span, rank: int, counts: dict[tuple[int, ...], int]) -> CollectiveCall | None:
     op = span.op
-    assert not isinstance(op, HostWork) or not isinstance(op, Collective)
     if isinstance(op, Collective):
         group = next((g for g in op.groups if rank in g), op.groups[0] if op.groups else ())
         counts[group] = counts.get(group, 0) + 1

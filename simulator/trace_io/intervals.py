@@ -52,9 +52,7 @@ def clip(intervals: Intervals, start: int, end: int) -> Intervals:
     last = int(np.searchsorted(intervals.start, end, side="left"))
     if first >= last:
         return Intervals(intervals.start[:0], intervals.end[:0])
-    return Intervals(
-        np.maximum(intervals.start[first:last], start), np.minimum(intervals.end[first:last], end)
-    )
+    return Intervals(np.maximum(intervals.start[first:last], start), np.minimum(intervals.end[first:last], end))
 
 
 def covered(intervals: Intervals, start: int, end: int) -> int:

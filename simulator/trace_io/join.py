@@ -1,4 +1,4 @@
-"""Joins the kernels of one collective across ranks, aligns the ranks' clocks on them, and separates waiting from transfer.
+"""Joins the kernels of one collective across ranks, aligns the ranks' clocks on them, separates waiting from transfer.
 
 A collective's kernel lasts on each rank from that rank's arrival to the common end. What comes before the last
 arrival is waiting, and the last to arrive is whom the others waited for.
@@ -109,9 +109,7 @@ def join(trace: Trace) -> Joins:
             sets.extend(found)
             bases.add(basis)
     offsets = _offsets(trace, sets)
-    joined = sorted(
-        (_joined(trace, members, offsets) for members in sets), key=lambda j: (j.end_ns, j.start_ns)
-    )
+    joined = sorted((_joined(trace, members, offsets) for members in sets), key=lambda j: (j.end_ns, j.start_ns))
     counts = {i: int((rank.ops.kind == COMMUNICATION).sum()) for i, rank in enumerate(trace.ranks)}
     for members in sets:
         for index, _ in members:
@@ -235,6 +233,4 @@ def _joined(trace: Trace, members: tuple[tuple[int, int], ...], offsets: tuple[i
     call = calls[0]
     for other in calls[1:]:
         call = merge_calls(call, other)
-    return Joined(
-        members=members, call=call, arrival_ns=arrival, start_ns=max(arrival), end_ns=max(end, max(arrival))
-    )
+    return Joined(members=members, call=call, arrival_ns=arrival, start_ns=max(arrival), end_ns=max(end, *arrival))

@@ -68,9 +68,9 @@ class _Columns:
     def __init__(self, communicates: CommunicationNames) -> None:
         self.communicates = communicates
         self.names, self.streams, self.threads = Names(), Names(), Names()
-        self.device = tuple(array(code) for code in "ddiibqqq")
+        self.device: tuple[array[Any], ...] = tuple(array(code) for code in "ddiibqqq")
         self.device_args: dict[int, Args] = {}
-        self.host = tuple(array(code) for code in "ddiibqq")
+        self.host: tuple[array[Any], ...] = tuple(array(code) for code in "ddiibqq")
         self.host_args: dict[int, Args | None] = {}
         self.gpu_steps: list[tuple[float, float, str]] = []
         self.syncs: list[tuple[float, float, str, Args]] = []
@@ -233,12 +233,10 @@ def _finish(columns: _Columns, documents: list[Document], rank: int, source: str
     place = {int(old): new for new, old in enumerate(host_order)}
     described = {place[i]: args for i, args in columns.host_args.items()}
     kernel_args = {
-        new: columns.device_args[int(old)]
-        for new, old in enumerate(op_order)
-        if int(old) in columns.device_args
+        new: columns.device_args[int(old)] for new, old in enumerate(op_order) if int(old) in columns.device_args
     }
     groups = _groups(header)
-    calls, call_index = _calls(ops, host, names, kernel_args, described, groups)
+    calls, call_index = _calls(ops, host, names, kernel_args=kernel_args, described=described, groups=groups)
     ops = DeviceOps(**{**{f: getattr(ops, f) for f in DeviceOps.__slots__}, "call": call_index})
     return RankTrace(
         rank=rank,
@@ -311,6 +309,7 @@ def _calls(
     ops: DeviceOps,
     host: HostEvents,
     names: tuple[str, ...],
+    *,
     kernel_args: dict[int, Args],
     described: dict[int, Args | None],
     groups: dict[str, tuple[int, ...]],
@@ -351,9 +350,7 @@ def _steps(columns: _Columns, host: HostEvents, names: tuple[str, ...]) -> tuple
         number_of = int(match.group(1)) if match and match.group(1) else -1
         start, length = to_ns(np.array([start_us, length_us])).tolist()
         key = (number_of, 0 if number_of >= 0 else start)
-        found.setdefault(
-            key, Step(number=number_of, start_ns=start, end_ns=start + length, name=name, on_device=True)
-        )
+        found.setdefault(key, Step(number=number_of, start_ns=start, end_ns=start + length, name=name, on_device=True))
     steps = sorted(found.values(), key=lambda step: step.start_ns)
     return tuple(replace(step, number=step.number if step.number >= 0 else i) for i, step in enumerate(steps))
 
@@ -367,9 +364,7 @@ def _syncs(columns: _Columns, host: HostEvents) -> tuple[Sync, ...]:
     streams = {text.rsplit(":", 1)[-1]: index for index, text in enumerate(columns.streams.table)}
     for start, length, name, args in columns.syncs:
         word = name.lower()
-        kind = (
-            "stream_wait" if "wait" in word else next((k for k in ("stream", "event") if k in word), "device")
-        )
+        kind = "stream_wait" if "wait" in word else next((k for k in ("stream", "event") if k in word), "device")
         own, other = _stream(args.stream, streams), _stream(args.wait_on_stream, streams)
         syncs.append(
             Sync(

@@ -84,9 +84,7 @@ def _elements(shape: Any) -> int:
     return sum(parts) if parts and all(part >= 0 for part in parts) else -1
 
 
-def enclosing(
-    host: HostEvents, ops: DeviceOps, described: Mapping[int, object]
-) -> dict[int, tuple[int, ...]]:
+def enclosing(host: HostEvents, ops: DeviceOps, described: Mapping[int, object]) -> dict[int, tuple[int, ...]]:
     """Return for each operation the described host events around its launch, innermost first.
 
     Ids do not help: a kernel's external id may merely repeat its correlation id, so launch time on the launching

@@ -1,4 +1,4 @@
-"""Writes Kineto-compatible JSON, one file per rank, that Holistic Trace Analysis (traceinsight) reads with its ranks right.
+"""Writes Kineto-compatible JSON, one file per rank, that Holistic Trace Analysis reads with its ranks right.
 
 What that tool needs, and therefore what is written: a blank between ``"rank":`` and the number, before the events;
 ``args.stream`` on device operations; a runtime call for every correlation id; communication kernels named ``nccl...``.

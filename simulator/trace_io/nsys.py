@@ -28,6 +28,7 @@ from simulator.trace_io.record import (
     COMMUNICATION,
     COMPUTE,
     COPY,
+    OPERATOR,
     RUNTIME,
     CollectiveCall,
     DeviceOps,
@@ -40,6 +41,7 @@ from simulator.trace_io.sources import Member
 
 _MAGIC = b"SQLite format 3\x00"
 _LIMIT_NS = 1 << 61
+_HOST_TYPES = (np.int64, np.int64, np.int32, np.int32, np.int8, np.int64, np.int64, np.int64)
 _PREFIX = "CUPTI_ACTIVITY_KIND_"
 _STEP = re.compile(r"(?:^|\b)(?:profilerstep|iteration|iter|step|train_step)[ _#:=]*(\d+)$", re.IGNORECASE)
 _OPERATOR = re.compile(r"^(aten|c10d|autograd)::|, op_id = ")
@@ -118,12 +120,12 @@ def _read(
                 rank,
                 [row for row in rows if row[0] == device and row[1] == pid],
                 own,
-                names,
-                threads.table,
-                communicates,
-                str(gpu_names.get(device, "")),
-                source,
-                tuple(notes),
+                names=names,
+                threads=threads.table,
+                communicates=communicates,
+                device=str(gpu_names.get(device, "")),
+                source=source,
+                notes=tuple(notes),
             )
         )
     table = names.table
@@ -195,9 +197,9 @@ def _device_rows(
 def _host(
     database: sqlite3.Connection, tables: set[str], strings: dict[int, str], names: Names, threads: Names
 ) -> tuple[HostEvents, np.ndarray[Any, np.dtype[np.int64]]]:
-    columns = tuple(array(code) for code in "qqiibqqq")
+    columns: tuple[array[Any], ...] = tuple(array(code) for code in "qqiibqqq")
 
-    def add(start: Any, end: Any, name: str, thread: Any, kind: int, correlation: int) -> None:
+    def add(start: Any, end: Any, name: str, *, thread: Any, kind: int, correlation: int = -1) -> None:
         if not _is_time(start):
             return
         tid = integer(thread, 0)
@@ -213,15 +215,16 @@ def _host(
     for start, end, thread, correlation, name in _rows(
         database, tables, f"{_PREFIX}RUNTIME", ("start", "end", "globalTid", "correlationId", "nameId")
     ):
-        add(start, end, str(strings.get(name, "runtime")), thread, RUNTIME, integer(correlation))
+        add(
+            start, end, str(strings.get(name, "runtime")), thread=thread, kind=RUNTIME, correlation=integer(correlation)
+        )
     for start, end, text, text_id, thread in _rows(
         database, tables, "NVTX_EVENTS", ("start", "end", "text", "textId", "globalTid")
     ):
         label = text if isinstance(text, str) else strings.get(text_id)
         if isinstance(label, str) and end is not None:
-            add(start, end, label, thread, 1 if _OPERATOR.search(label) else ANNOTATION, -1)
-    arrays = [np.array(column, dtype) for column, dtype in zip(
-        columns, (np.int64, np.int64, np.int32, np.int32, np.int8, np.int64, np.int64, np.int64), strict=True)]  # fmt: skip
+            add(start, end, label, thread=thread, kind=OPERATOR if _OPERATOR.search(label) else ANNOTATION)
+    arrays = [np.array(column, dtype) for column, dtype in zip(columns, _HOST_TYPES, strict=True)]
     order = np.lexsort((-arrays[1], arrays[0]))
     start, end, name, thread, kind, correlation, external, pid = (column[order] for column in arrays)
     events = HostEvents(
@@ -240,6 +243,7 @@ def _rank(
     rank: int,
     rows: list[tuple[int, int, int, int, int, str, int, int, int]],
     host: HostEvents,
+    *,
     names: Names,
     threads: tuple[str, ...],
     communicates: CommunicationNames,
@@ -285,7 +289,7 @@ def _rank(
 
 
 def _steps(host: HostEvents, names: tuple[str, ...]) -> tuple[Step, ...]:
-    steps = {}
+    steps: dict[int, Step] = {}
     for i in np.flatnonzero(host.kind == ANNOTATION):
         match = _STEP.search(names[host.name[i]])
         if match:

@@ -146,7 +146,7 @@ class _ProtoWriter:
     """Streams packets: descriptors first, then the slices of one track after the other."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder  # type: ignore[import-untyped]
+        from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
         self._builder: Any = StreamingTraceProtoBuilder(file)
         self._names: dict[str, int] = {}
@@ -200,11 +200,7 @@ class _ProtoWriter:
         uuid = self._uuid
         open_slices: list[Slice] = []
         for piece in track.slices:
-            while (
-                open_slices
-                and open_slices[-1].end_ps <= piece.start_ps
-                and open_slices[-1].depth >= piece.depth
-            ):
+            while open_slices and open_slices[-1].end_ps <= piece.start_ps and open_slices[-1].depth >= piece.depth:
                 self._end(uuid, open_slices.pop())
             self._begin(uuid, piece)
             open_slices.append(piece)
@@ -226,9 +222,7 @@ class _ProtoWriter:
             event.flow_ids.append(piece.flow)
         for key, value in piece.args.items():
             annotation = event.debug_annotations.add()
-            annotation.name_iid = self._intern(
-                self._arguments, key, packet.interned_data.debug_annotation_names
-            )
+            annotation.name_iid = self._intern(self._arguments, key, packet.interned_data.debug_annotation_names)
             if isinstance(value, bool | int):
                 annotation.int_value = value
             elif isinstance(value, float):

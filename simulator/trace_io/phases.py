@@ -18,9 +18,7 @@ def phases(rank: RankTrace) -> list[Phase]:
         return [_by_name(rank.names[name]) for name in rank.ops.name.tolist()]
     backward_names = {i for i, name in enumerate(rank.names) if name.startswith("autograd::engine::evaluate")}
     optimizer_names = {
-        i
-        for i, name in enumerate(rank.names)
-        if name.startswith("Optimizer.step") or name == "optimizer_step"
+        i for i, name in enumerate(rank.names) if name.startswith("Optimizer.step") or name == "optimizer_step"
     }
     host = rank.host
     backward = _inside(rank, _ranges(rank, backward_names, (OPERATOR,)))
@@ -44,9 +42,7 @@ def _by_name(name: str) -> Phase:
 def _ranges(rank: RankTrace, names: set[int], kinds: tuple[int, ...]) -> dict[int, tuple[Int64, Int64]]:
     """Per thread the outermost intervals of the named host events, disjoint and ascending."""
     host = rank.host
-    mask = np.isin(host.name, np.array(sorted(names), np.int32)) & np.isin(
-        host.kind, np.array(kinds, np.int8)
-    )
+    mask = np.isin(host.name, np.array(sorted(names), np.int32)) & np.isin(host.kind, np.array(kinds, np.int8))
     result = {}
     for thread in np.unique(host.thread[mask]):
         at = mask & (host.thread == thread)
@@ -57,9 +53,7 @@ def _ranges(rank: RankTrace, names: set[int], kinds: tuple[int, ...]) -> dict[in
     return result
 
 
-def _inside(
-    rank: RankTrace, ranges: dict[int, tuple[Int64, Int64]]
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _inside(rank: RankTrace, ranges: dict[int, tuple[Int64, Int64]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Whether each operation's launch lies in one of the ranges of its thread."""
     result = np.zeros(len(rank.ops), bool)
     known = np.flatnonzero(rank.ops.launch >= 0)

@@ -64,16 +64,15 @@ def read_trace(member: Member) -> Trace:
     rows = _parquet(member) if member.head(4) == b"PAR1" else _csv(member)
     if not rows:
         raise TraceError(f"{member.name}: holds no row")
-    layout = {
-        key: 1 + max(row[column] for row in rows) for key, column in (("dp", "dp_rank"), ("pp", "stage"))
-    }
+    layout = {key: 1 + max(row[column] for row in rows) for key, column in (("dp", "dp_rank"), ("pp", "stage"))}
     offsets = _step_offsets(rows)
     place = {(row["dp_rank"], row["stage"]): row["rank"] for row in rows}
     by_rank: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         by_rank.setdefault(row["rank"], []).append(row)
     ranks = tuple(
-        _rank(rank, by_rank[rank], offsets, place, layout["pp"], member.name) for rank in sorted(by_rank)
+        _rank(rank, by_rank[rank], offsets=offsets, place=place, n_stages=layout["pp"], source=member.name)
+        for rank in sorted(by_rank)
     )
     n_ranks = len(ranks)
     return Trace(
@@ -100,8 +99,8 @@ def _csv(member: Member) -> list[dict[str, Any]]:
 
 def _parquet(member: Member) -> list[dict[str, Any]]:
     try:
-        import pyarrow  # type: ignore[import-untyped]
-        import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+        import pyarrow
+        from pyarrow import parquet
     except ImportError as fault:
         raise TraceError(
             f"{member.name}: reading Parquet needs pyarrow", hint="pip install pyarrow, or give the CSV"
@@ -118,24 +117,14 @@ def _parquet(member: Member) -> list[dict[str, Any]]:
 def _require(columns: Iterable[str], name: str) -> None:
     missing = [column for column in REQUIRED if column not in columns]
     if missing:
-        raise TraceError(
-            f"{name}: lacks the columns {', '.join(missing)}", hint=f"needed: {', '.join(REQUIRED)}"
-        )
+        raise TraceError(f"{name}: lacks the columns {', '.join(missing)}", hint=f"needed: {', '.join(REQUIRED)}")
 
 
 def _row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     start, duration = number(row["start_ts"]), number(row["duration"])
     optype = row["optype"]
-    if (
-        start is None
-        or duration is None
-        or duration < 0
-        or not math.isfinite(start + duration)
-        or start > 1e9
-    ):
-        raise TraceError(
-            f"{where}: start_ts {row['start_ts']!r} and duration {row['duration']!r} are not seconds"
-        )
+    if start is None or duration is None or duration < 0 or not math.isfinite(start + duration) or start > 1e9:
+        raise TraceError(f"{where}: start_ts {row['start_ts']!r} and duration {row['duration']!r} are not seconds")
     if not isinstance(optype, str) or not optype:
         raise TraceError(f"{where}: optype {optype!r} is no name")
     rank, step = integer(row["rank"]), integer(row["step"])
@@ -143,9 +132,7 @@ def _row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise TraceError(f"{where}: rank {row['rank']!r} or step {row['step']!r} is no number from 0")
     stage, dp_rank = integer(row.get("stage"), 0), integer(row.get("dp_rank"), 0)
     if not 0 <= stage < 1 << 20 or not 0 <= dp_rank < 1 << 20:
-        raise TraceError(
-            f"{where}: stage {row.get('stage')!r} or dp_rank {row.get('dp_rank')!r} is out of range"
-        )
+        raise TraceError(f"{where}: stage {row.get('stage')!r} or dp_rank {row.get('dp_rank')!r} is out of range")
     return {
         "rank": rank, "step": step, "optype": optype, "start": start, "duration": duration,
         "stage": stage, "dp_rank": dp_rank,
@@ -169,15 +156,14 @@ def _step_offsets(rows: list[dict[str, Any]]) -> dict[int, tuple[int, int]]:
 def _rank(
     rank: int,
     rows: list[dict[str, Any]],
+    *,
     offsets: Mapping[int, tuple[int, int]],
     place: Mapping[tuple[int, int], int],
     n_stages: int,
     source: str,
 ) -> RankTrace:
     starts = np.array([offsets[row["step"]][0] + round(row["start"] * 1e9) for row in rows], np.int64)
-    ends = np.array(
-        [offsets[row["step"]][0] + round((row["start"] + row["duration"]) * 1e9) for row in rows], np.int64
-    )
+    ends = np.array([offsets[row["step"]][0] + round((row["start"] + row["duration"]) * 1e9) for row in rows], np.int64)
     order = np.lexsort((ends, starts))
     rows = [rows[i] for i in order]
     names, streams = Names(), Names()

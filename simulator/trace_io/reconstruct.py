@@ -16,7 +16,8 @@ import numpy as np
 from simulator.errors import TraceError
 from simulator.program.op import Phase
 from simulator.trace_io.analysis import step_windows
-from simulator.trace_io.causes import HostWait, find_causes
+from simulator.trace_io.causes import find_causes
+from simulator.trace_io.host_waits import HostWait
 from simulator.trace_io.join import Joins, join
 from simulator.trace_io.phases import phases
 from simulator.trace_io.record import COMMUNICATION, COMPUTE, CollectiveCall, Int64, RankTrace, Trace
@@ -142,8 +143,7 @@ def reconstruct(trace: Trace, joins: Joins | None = None, *, stand_for_all: bool
     origin = min(int(r.ops.start_ns.min()) - offsets[i] for i, r in enumerate(trace.ranks) if len(r.ops))
     keys, ends, transfers = _keys(trace, found)
     plans = tuple(
-        _plan(rank, offsets[index], origin, keys[index], ends[index])
-        for index, rank in enumerate(trace.ranks)
+        _plan(rank, offsets[index], origin, keys[index], ends[index]) for index, rank in enumerate(trace.ranks)
     )
     alone = stand_for_all and len(trace.ranks) == 1
     return Reconstruction(
@@ -184,22 +184,18 @@ def _confidence(trace: Trace, joins: Joins, keys: list[dict[int, int]], *, alone
     n_calls = sum(int((rank.ops.kind == COMMUNICATION).sum()) for rank in trace.ranks)
     if alone and trace.world_size > 1:
         notes.append(
-            f"rank {trace.ranks[0].rank} stands for all {trace.world_size} ranks: its collectives keep the waiting that "
-            "it measured, and stragglers among the others do not show"
+            f"rank {trace.ranks[0].rank} stands for all {trace.world_size} ranks: its collectives keep the waiting "
+            "that it measured, and stragglers among the others do not show"
         )
     elif len(trace.ranks) < trace.world_size:
-        notes.append(
-            f"{len(trace.ranks)} of {trace.world_size} ranks were recorded; the others are not simulated"
-        )
+        notes.append(f"{len(trace.ranks)} of {trace.world_size} ranks were recorded; the others are not simulated")
     joined = sum(len(key) for key in keys)
     if len(trace.ranks) > 1 and n_calls:
         notes.append(f"{joined} of {n_calls} communication kernels were joined across ranks by {joins.basis}")
     return tuple(notes)
 
 
-def _keys(
-    trace: Trace, joins: Joins
-) -> tuple[list[dict[int, int]], list[dict[int, int]], tuple[int | None, ...]]:
+def _keys(trace: Trace, joins: Joins) -> tuple[list[dict[int, int]], list[dict[int, int]], tuple[int | None, ...]]:
     """Per rank: operation -> number of its joined collective, and operation -> its common end; transfer times.
 
     A member whose kernel ended before the last one arrived did not wait for it (the root of a broadcast, a wrong

@@ -53,9 +53,7 @@ def read(stream: IO[bytes], source: str) -> StageTimes:
     )
 
 
-def _table(
-    entry: dict[str, Any], key: str, source: str, *, required: bool = True
-) -> tuple[tuple[float, ...], ...]:
+def _table(entry: dict[str, Any], key: str, source: str, *, required: bool = True) -> tuple[tuple[float, ...], ...]:
     breakdown = entry.get("time_breakdown")
     rows = breakdown.get(key) if isinstance(breakdown, dict) else None
     where = f"{source}: rank {entry.get('rank')}: time_breakdown.{key}"

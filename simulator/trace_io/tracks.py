@@ -9,7 +9,8 @@ from typing import NamedTuple
 from simulator.program.op import Collective, HostWork, Kernel, Op, Transfer
 from simulator.program.program import COMPUTE, HOST, Block
 from simulator.timeline import Span, Timeline
-from simulator.trace_io.record import COMMUNICATION, COMPUTE as COMPUTES, COPY, HOST_NODE, RankTrace, Trace
+from simulator.trace_io.record import COMMUNICATION, COPY, HOST_NODE, RankTrace, Trace
+from simulator.trace_io.record import COMPUTE as COMPUTES
 
 _KINDS = {COMPUTES: "kernel", COMMUNICATION: "communication", COPY: "copy", HOST_NODE: "host"}
 
@@ -101,9 +102,7 @@ def _tracks(spans: list[Span]) -> tuple[Track, ...]:
     return tuple(
         Track(
             name=names.get(stream, f"comm: {stream}"),
-            slices=tuple(
-                sorted(by_stream[stream], key=lambda piece: (piece.start_ps, piece.depth, -piece.end_ps))
-            ),
+            slices=tuple(sorted(by_stream[stream], key=lambda piece: (piece.start_ps, piece.depth, -piece.end_ps))),
         )
         for stream in order
     )
@@ -113,9 +112,7 @@ def _slices(span: Span, offset_ps: int, depth: int) -> Iterator[tuple[str, Slice
     start_ps, end_ps = span.start_ps + offset_ps, span.end_ps + offset_ps
     yield (
         span.stream,
-        Slice(
-            op_name(span.op), _category(span.op), start_ps, end_ps, _args(span), _flow(span.op, end_ps), depth
-        ),
+        Slice(op_name(span.op), _category(span.op), start_ps, end_ps, _args(span), _flow(span.op, end_ps), depth),
     )
     for inner in span.inner:
         yield from _slices(inner, start_ps, depth + 1)
@@ -196,9 +193,7 @@ def trace_processes(trace: Trace, *, prefix: str = "", origin_ns: int | None = N
     for rank in trace.ranks:
         device = f" · {rank.device}" if rank.device else ""
         tracks = [*_host_tracks(rank, origin), *_device_tracks(rank, origin)]
-        processes.append(
-            Process(name=f"{prefix}rank {rank.rank}{device}", rank=rank.rank, tracks=tuple(tracks))
-        )
+        processes.append(Process(name=f"{prefix}rank {rank.rank}{device}", rank=rank.rank, tracks=tuple(tracks)))
     return tuple(processes)
 
 

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 from simulator.errors import TraceError
-from simulator.replay import replay, whatif
+from simulator.replay import machine_whatif, network_whatif, replay, whatif
 from simulator.replay.stages import replay_stages
+from simulator.topology import load_topology
+from simulator.topology.device import load_device
 from simulator.trace_io import read
 from simulator.trace_io.reconstruct import reconstruct
 
@@ -93,9 +95,9 @@ def test_adding_a_straggler_costs_what_it_computes():
 def test_faster_network_never_slows_and_serialising_never_speeds_up():
     whole = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer_4"))
     base = _mean_s(replay(whole))
-    assert _mean_s(replay(whatif.scale_communication(whole, bandwidth=4))) < base
-    assert _mean_s(replay(whatif.scale_communication(whole, bandwidth=0.5))) > base
-    assert _mean_s(replay(whatif.serialise(whole))) > base
+    assert _mean_s(replay(network_whatif.scale_communication(whole, bandwidth=4))) < base
+    assert _mean_s(replay(network_whatif.scale_communication(whole, bandwidth=0.5))) > base
+    assert _mean_s(replay(network_whatif.serialise(whole))) > base
     assert _mean_s(replay(whatif.scale_kernels(whole, lambda rank, name: 0.5))) < base
 
 
@@ -119,22 +121,22 @@ def test_host_bound_run_follows_its_host():
 
 def test_more_data_parallel_ranks_and_missing_ranks():
     whole = reconstruct(read(SHARED / "hta"))
-    grown = whatif.data_parallel(whole, 8)
+    grown = network_whatif.data_parallel(whole, 8)
     assert grown.members == (tuple(range(8)),)
     assert _mean_s(replay(grown)) >= _mean_s(replay(whole))
     assert any("stands for all" in note for note in grown.notes)
     whole = reconstruct(read(sorted((SHARED / "megatron-tp2" / "tp2" / "result").glob("*/*"))[:1]), stand_for_all=False)
     assert whole.members == ((0,),)
-    assert whatif.infer_missing(whole).members == ((0, 1),)
+    assert network_whatif.infer_missing(whole).members == ((0, 1),)
 
 
 def test_buckets_merge_and_need_sizes():
     whole = reconstruct(read(SHARED / "hta"))
-    merged = whatif.buckets(whole, 1 << 40)
+    merged = network_whatif.buckets(whole, 1 << 40)
     assert merged.plans[0].duration_ns.sum() != whole.plans[0].duration_ns.sum()
     unsized = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer_4"))
     with pytest.raises(TraceError, match="carries a size"):
-        whatif.buckets(unsized, 1 << 20)
+        network_whatif.buckets(unsized, 1 << 20)
 
 
 def test_unknown_rank_and_durationless_traces_are_refused():
@@ -143,3 +145,24 @@ def test_unknown_rank_and_durationless_traces_are_refused():
         whatif.add_straggler(whole, 5)
     with pytest.raises(TraceError, match="no operation has a duration"):
         reconstruct(read(SHARED / "megatron-tp2" / "tp2" / "pytorch_et_0.json"))
+
+
+def test_another_topology_and_another_device():
+    whole = reconstruct(read(SHARED / TRACES[7]))
+    slow, fast = load_topology("dgx-a100-40g", 8), load_topology("hgx-h100", 8)
+    same = _mean_s(replay(machine_whatif.on_topology(whole, fast, measured_on=fast)))
+    base = _mean_s(replay(whole))
+    assert same == pytest.approx(base, rel=1e-3)
+    assert _mean_s(replay(machine_whatif.on_topology(whole, slow, measured_on=fast))) > base
+    h100, a100 = load_device("h100-sxm5-80g"), load_device("a100-sxm4-80g")
+    assert _mean_s(replay(machine_whatif.on_device(whole, h100, h100))) == pytest.approx(base, rel=1e-3)
+    assert 1.3 < _mean_s(replay(machine_whatif.on_device(whole, a100, h100))) / base < 4.0
+
+
+def test_a_topology_needs_sizes_and_enough_gpus():
+    whole = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer_4"))
+    with pytest.raises(TraceError, match="carries both a size"):
+        machine_whatif.on_topology(whole, load_topology("dgx1-v100-16g", 8))
+    whole = reconstruct(read(SHARED / TRACES[7]))
+    with pytest.raises(TraceError, match="has 4 GPUs"):
+        machine_whatif.on_topology(whole, load_topology("hgx-h100", 4))

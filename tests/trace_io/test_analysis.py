@@ -66,10 +66,7 @@ def test_collectives_across_ranks(name):
     last = np.bincount([j.last for j in complete], minlength=len(trace.ranks)) / len(complete)
     assert last.tolist() == pytest.approx(cross["last_arriver_share"], abs=0.07)
     durations = np.array(
-        [
-            [trace.ranks[i].ops.end_ns[op] - trace.ranks[i].ops.start_ns[op] for i, op in j.members]
-            for j in complete
-        ]
+        [[trace.ranks[i].ops.end_ns[op] - trace.ranks[i].ops.start_ns[op] for i, op in j.members] for j in complete]
     )
     assert durations.min(axis=1).sum() / 1e3 == pytest.approx(cross["comm_us_min_over_ranks"], rel=0.01)
     assert durations.mean(axis=1).sum() / 1e3 == pytest.approx(cross["comm_us_mean_over_ranks"], rel=0.01)

@@ -71,13 +71,9 @@ def test_perfetto_holds_every_operation(shared_traces, tmp_path):
     trace = read(shared_traces / "megatron-tp2" / "tp2" / "result")
     write(trace, tmp_path / "out.pftrace")
     slices, _, _ = _slices(tmp_path / "out.pftrace")
-    streams = [
-        piece for (_, track), pieces in slices.items() if track.startswith("stream") for piece in pieces
-    ]
+    streams = [piece for (_, track), pieces in slices.items() if track.startswith("stream") for piece in pieces]
     assert len(streams) == trace.n_ops
-    threads = [
-        piece for (_, track), pieces in slices.items() if track.startswith("thread") for piece in pieces
-    ]
+    threads = [piece for (_, track), pieces in slices.items() if track.startswith("thread") for piece in pieces]
     assert len(threads) == trace.n_host_events
 
 
