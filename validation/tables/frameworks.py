@@ -34,6 +34,11 @@ RULES: tuple[Rule, ...] = (
     Rule(words=("llm.c",), framework="fused"),
     Rule(words=("foundry",), framework="llm-foundry"),
     Rule(words=("composer",), framework="llm-foundry"),
+    Rule(
+        words=("megatron-lm 2019",),
+        framework="torch-3d-fused-norm",
+        why="before Megatron's fused bias, dropout and softmax kernels",
+    ),
     Rule(words=("nemo megatron 2022",), framework="megatron", why="NeMo before Megatron-Core"),
     Rule(words=("nemo",), framework="megatron-core"),
     Rule(words=("megatron-core",), framework="megatron-core"),
