@@ -1,0 +1,254 @@
+"""The report's words and tables: headline, communication, links, inputs and the sources of constants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from simulator.report.console import describe_plan
+from simulator.report.constants import Section, write_value
+from simulator.report.markup import Markup, element, number, share_bar, table
+from simulator.scenario import Scenario
+from simulator.units import format_bandwidth, format_bytes, format_time
+
+#: settings of a plan that follow from the others where nobody gives them
+_DERIVED = ("gpus", "dp", "micro_batch", "global_batch", "sequence_length")
+
+
+def headline(answer: Mapping[str, Any], scenario: Scenario) -> Markup:
+    """Return the answer in a few seconds' reading: the time, its interval, six figures and one sentence."""
+    seconds, sure = answer["iteration_time_s"], answer["confidence"]
+    time = number("iteration_time_s", seconds, format_time(seconds))
+    low, high = (number(f"confidence.{key}", sure[key], format_time(sure[key])) for key in ("low_s", "high_s"))
+    level = f"{sure.get('level', 0.8):.0%} interval: "
+    interval = element("p", level, low, " to ", high, element("span", sure["basis"], class_="basis"), class_="interval")
+    big = element("p", time, element("small", " per iteration"), class_="big")
+    return Markup(
+        element("p", describe_plan(scenario.plan), class_="plan")
+        + element("div", big, interval, class_="answer")
+        + element("dl", *_figures(answer), class_="kpis")
+        + _busiest_link(answer)
+    )
+
+
+def _figures(answer: Mapping[str, Any]) -> list[Markup]:
+    memory = answer["memory"]
+    exposed, peak = answer["communication_fraction"], memory["peak_bytes"]
+    verdict = f"{'fits in' if memory['fits'] else 'does not fit in'} {format_bytes(memory['capacity_bytes'])}"
+    tokens, samples = answer["tokens_per_s"], answer["samples_per_s"]
+    return [
+        _figure("throughput", number("tokens_per_s", tokens, f"{tokens:,.0f}"), "tokens/s"),
+        _figure("samples", number("samples_per_s", samples, f"{samples:.4g}"), "samples/s"),
+        _figure(
+            "per GPU", number("tflops_per_gpu", answer["tflops_per_gpu"], f"{answer['tflops_per_gpu']:.1f}"), "TFLOP/s"
+        ),
+        _figure("model FLOPs utilisation", number("mfu", answer["mfu"], f"{answer['mfu']:.1%}"), "of peak"),
+        _figure(
+            "exposed communication", number("communication_fraction", exposed, f"{exposed:.1%}"), "of the iteration"
+        ),
+        _figure(
+            "memory", number("memory.peak_bytes", peak, format_bytes(peak)), verdict, "ok" if memory["fits"] else "bad"
+        ),
+    ]
+
+
+def _figure(label: str, value: Markup, unit: str, state: str = "") -> Markup:
+    return element(
+        "div", element("dt", label), element("dd", element("b", value), " ", unit), class_=f"kpi {state}".strip()
+    )
+
+
+def _busiest_link(answer: Mapping[str, Any]) -> str:
+    link = answer["bottleneck"]
+    if link is None:
+        return ""
+    use = number("bottleneck.utilization", link["utilization"], f"{link['utilization']:.1%}")
+    rate = write_value("bandwidth_bytes_per_s", link["bandwidth_bytes_per_s"])
+    what = f"Busiest link: {link['link']} ({link['kind']}, {rate} per direction), "
+    return element("p", what, use, " of the iteration at its full rate.", class_="verdict")
+
+
+def footer(answer: Mapping[str, Any]) -> Markup:
+    """Return what made the answer: version and the digest of its inputs."""
+    origin = answer["provenance"]
+    return element(
+        "p", f"simulate {origin['version']}, scenario {origin['digest']}, {origin['n_events']:,} events", class_="note"
+    )
+
+
+_COMMUNICATION = (
+    ("ranks", "group_size", "{:,}".format),
+    ("count", "count", "{:,.4g}".format),
+    ("bytes", "bytes", format_bytes),
+    ("time", "total_s", format_time),
+    ("algbw", "algbw_bytes_per_s", format_bandwidth),
+    ("busbw", "busbw_bytes_per_s", format_bandwidth),
+)
+
+
+def communication_table(rows: Sequence[Mapping[str, Any]]) -> Markup:
+    """Return one row per collective, axis and group size."""
+    cells = [
+        (
+            row["collective"].replace("_", "-"),
+            row["axis"],
+            *(number(f"communication.{i}.{key}", row[key], write(row[key])) for _, key, write in _COMMUNICATION),
+        )
+        for i, row in enumerate(rows)
+    ]
+    columns = ("collective", "axis", *(column for column, _, _ in _COMMUNICATION))
+    caption = "Communication per rank and iteration; bandwidths as nccl-tests defines them"
+    return table(caption, columns, cells, text_columns=2)
+
+
+def link_table_html(rows: Sequence[Mapping[str, Any]]) -> Markup:
+    """Return one row per class of equal links."""
+    cells = [
+        (
+            row["kind"],
+            row["busiest"] if row["most"] > 0 else "none carries anything",
+            f"{row['mean']:.1%}",
+            f"{row['most']:.1%}",
+            f"{row['n_links']:,}",
+            write_value("bandwidth_bytes_per_s", row["bandwidth_bytes_per_s"]),
+            write_value("latency_s", row["latency_s"]),
+        )
+        for row in rows
+    ]
+    columns = ("links", "busiest", "mean use", "largest use", "number", "bandwidth each way", "latency")
+    return table(
+        "Links by class; use is the share of the iteration that their bytes take at full rate",
+        columns,
+        cells,
+        text_columns=2,
+    )
+
+
+def scaling_table(answers: Sequence[Mapping[str, Any]]) -> Markup:
+    """Return one row per number of GPUs."""
+    first = answers[0]["tokens_per_s"] / answers[0]["gpus"]
+    cells = []
+    for i, answer in enumerate(answers):
+        per_gpu = answer["tokens_per_s"] / answer["gpus"]
+        at, memory = f"scaling.{i}", answer["memory"]
+        cells.append(
+            (
+                number(f"{at}.gpus", answer["gpus"], f"{answer['gpus']:,}"),
+                number(f"{at}.iteration_time_s", answer["iteration_time_s"], format_time(answer["iteration_time_s"])),
+                number(f"{at}.tokens_per_s", answer["tokens_per_s"], f"{answer['tokens_per_s']:,.0f}"),
+                f"{per_gpu:,.0f}",
+                f"{per_gpu / first:.1%}",
+                number(
+                    f"{at}.communication_fraction",
+                    answer["communication_fraction"],
+                    f"{answer['communication_fraction']:.1%}",
+                ),
+                number(f"{at}.mfu", answer["mfu"], f"{answer['mfu']:.1%}"),
+                format_bytes(memory["peak_bytes"]) + ("" if memory["fits"] else " (does not fit)"),
+            )
+        )
+    columns = ("GPUs", "iteration", "tokens/s", "tokens/s/GPU", "efficiency", "exposed communication", "MFU", "memory")
+    return table("Scaling; efficiency is relative to the first row", columns, cells)
+
+
+def input_table(scenario: Scenario, given: Mapping[str, Any] | None) -> Markup:
+    """Return every input with its value: those that were given or derived, and folded those left at their default."""
+    given = given or {}
+    rows: list[tuple[str, str, str]] = [
+        (
+            name,
+            str(getattr(scenario, name)) or "chosen by the model",
+            "given" if name in ("topology", "model") or name in given else "default",
+        )
+        for name in ("topology", "model", "network", "kernels", "transport", "algorithm", "protocol", "seed", "unfold")
+    ]
+    rows += [(key, value, "given") for key, value in scenario.overrides]
+    for name, value in scenario.plan.to_dict().items():
+        text = (
+            "framework's default"
+            if value is None or (name.endswith("_bytes") and not value)
+            else write_value(name, value)
+        )
+        rows.append(
+            (name.replace("_", "-"), text, "given" if name in given else "derived" if name in _DERIVED else "default")
+        )
+    columns = ("input", "value", "where from")
+    defaults = table(
+        "Inputs left at their default", columns, [row for row in rows if row[2] == "default"], text_columns=3
+    )
+    return Markup(
+        table("Inputs", columns, [row for row in rows if row[2] != "default"], text_columns=3)
+        + element("details", element("summary", "left at their default"), defaults, class_="constants")
+    )
+
+
+def constants_details(sections: Sequence[Section]) -> Markup:
+    """Return all constants, folded by section, each with its source."""
+    parts = [element("h3", "Constants and their sources")]
+    for one in sections:
+        summary = element("summary", one.title, element("span", one.source, class_="source"))
+        rows = (element("tr", element("th", name, scope="row"), element("td", value)) for name, value in one.rows)
+        whole = element("table", element("tbody", *rows))
+        box = element("div", whole, class_="scroll", role="region", tabindex="0", aria_label=one.title)
+        parts.append(element("details", summary, box, class_="constants"))
+    return Markup("".join(parts))
+
+
+def explanation_tables(explanation: Mapping[str, Any]) -> Markup:
+    """Return the best changes, all changes, what has no effect, and the critical path by kind."""
+    parts: list[Markup] = []
+    if explanation.get("best"):
+        parts += [element("h3", "Best single changes, each simulated"), _best(explanation["best"])]
+    if explanation.get("changes"):
+        parts.append(_changes_table(explanation["changes"]))
+    if explanation.get("without_effect"):
+        parts.append(
+            element("p", element("b", "Without effect here: "), f"{', '.join(explanation['without_effect'])}.")
+        )
+    parts.append(_path_table(explanation["critical_path"]))
+    if explanation.get("impossible"):
+        rows = [(row["change"], row["reason"]) for row in explanation["impossible"]]
+        hidden = table("Changes that cannot be made", ("change", "why not"), rows, text_columns=2)
+        parts.append(element("details", element("summary", "Changes that cannot be made"), hidden, class_="constants"))
+    return Markup("".join(parts))
+
+
+def _best(rows: Sequence[Mapping[str, Any]]) -> Markup:
+    items = (
+        element(
+            "li", element("b", row["change"]), f": saves {row['saving']:.1%} ({format_time(row['iteration_time_s'])})"
+        )
+        for row in rows
+    )
+    return element("ol", *items, class_="best")
+
+
+def _path_table(rows: Sequence[Mapping[str, Any]]) -> Markup:
+    longest = max((row["share"] for row in rows), default=1.0)
+    cells = [
+        (
+            row["kind"],
+            share_bar(row["share"], longest, "talk" if row["communication"] else ""),
+            format_time(row["seconds"]),
+            f"{row['share']:.1%}",
+        )
+        for row in rows
+    ]
+    caption = "Critical path by kind: what the end of the step waited for, walked back to its start"
+    return table(caption, ("kind", "", "time", "share"), cells, text_columns=2)
+
+
+def _changes_table(rows: Sequence[Mapping[str, Any]]) -> Markup:
+    largest = max((abs(row["saving"]) for row in rows), default=1.0)
+    cells = [
+        (
+            row["change"],
+            share_bar(row["saving"], largest, "good" if row["saving"] > 0 else "worse"),
+            f"{row['saving']:+.1%}",
+            format_time(row["iteration_time_s"]),
+            "" if row.get("elasticity") is None else f"{row['elasticity']:.3f} %",
+        )
+        for row in rows
+    ]
+    columns = ("single change", "", "saves per sample", "iteration", "saved per 1 % more of it")
+    return table("What single changes do, each simulated", columns, cells, text_columns=2)

@@ -1,0 +1,273 @@
+"""A timeline as the page draws it: rows of spans in few bytes, with what is inside a block written down once.
+
+The page draws only what can be told apart at the present zoom: shorter spans are merged into bars whose height is
+the share of time that they are busy, and blocks open into their own operations when there is room for them. What is
+sent is bounded too: a few ranks, and spans below the resolution merged where there are too many.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from simulator.program.op import Collective, HostWork, Op, Transfer
+from simulator.program.program import COMPUTE, HOST, Block
+from simulator.report.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
+from simulator.timeline import Span, Timeline, merge, total_ps
+from simulator.units import PS_PER_S
+
+#: kinds of spans: label and colour
+CATEGORIES: tuple[tuple[str, str], ...] = (
+    ("forward", SKY),
+    ("backward", BLUE),
+    ("recompute", PURPLE),
+    ("optimizer", GREEN),
+    ("collective", ORANGE),
+    ("send and receive", VERMILLION),
+    ("host and data", GREY),
+)
+_INDEX = {label: index for index, (label, _) in enumerate(CATEGORIES)}
+
+MAX_RANKS = 8
+MAX_STAGES = 16
+MAX_SPANS = 30_000
+_STEPS = 10**7  # resolution of the whole timeline
+_INNER_STEPS = 10**5  # resolution of what is inside a block
+_MAX_DEPTH = 3
+_RARE = 4  # spans of a stream that does not get a row of its own where there are several such
+
+
+class Piece(NamedTuple):
+    """A span reduced to what is drawn; ``op`` is a position in the table of operations."""
+
+    start_ps: int
+    end_ps: int
+    op: int
+    micro_batch: int
+
+
+@dataclass(slots=True)
+class _Tables:
+    """Operations and insides of blocks, each written down once."""
+
+    ops: list[list[Any]] = field(default_factory=list)
+    insides: list[dict[str, Any]] = field(default_factory=list)
+    _op_index: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    _inside_index: dict[int, int] = field(default_factory=dict)
+    _kept: list[tuple[Span, ...]] = field(default_factory=list)  # keeps identities alive
+
+    def op(self, span: Span, depth: int = 0) -> int:
+        """Return the position of a span's operation, adding it where it is new."""
+        inside = self._inside(span, depth) if span.inner and depth < _MAX_DEPTH else -1
+        return self.add(name_of(span.op), category_of(span.op), inside, getattr(span.op, "n_bytes", 0))
+
+    def add(self, name: str, category: int, inside: int = -1, n_bytes: int = 0) -> int:
+        """Return the position of an operation with these properties."""
+        key = (name, category, inside, n_bytes)
+        if key not in self._op_index:
+            self._op_index[key] = len(self.ops)
+            self.ops.append(list(key))
+        return self._op_index[key]
+
+    def _inside(self, span: Span, depth: int) -> int:
+        found = self._inside_index.get(id(span.inner))
+        if found is not None:
+            return found
+        length_ps = max(1, *(s.end_ps for s in span.inner))
+        by_stream: dict[str, list[Piece]] = defaultdict(list)
+        for inner in span.inner:
+            by_stream[inner.stream].append(Piece(inner.start_ps, inner.end_ps, self.op(inner, depth + 1), -1))
+        streams = {
+            row_name(stream): {
+                "spans": encode(sorted(pieces), length_ps / _INNER_STEPS, with_micro_batch=False),
+                "busy": round(total_ps(merge([p[:2] for p in pieces])) / length_ps, 4),
+            }
+            for stream, pieces in sorted(by_stream.items())
+        }
+        self.insides.append({"steps": _INNER_STEPS, "streams": streams})
+        self._kept.append(span.inner)
+        self._inside_index[id(span.inner)] = len(self.insides) - 1
+        return len(self.insides) - 1
+
+
+def category_of(op: Op | Block) -> int:
+    """Return the position of an operation's kind in :data:`CATEGORIES`."""
+    if isinstance(op, Collective):
+        return _INDEX["collective"]
+    if isinstance(op, Transfer):
+        return _INDEX["send and receive"]
+    if isinstance(op, HostWork):
+        return _INDEX["host and data"]
+    phase = op.name if isinstance(op, Block) else op.phase
+    if phase in ("input gradient", "weight gradient"):
+        return _INDEX["backward"]
+    return _INDEX.get(phase, _INDEX["host and data"])
+
+
+def name_of(op: Op | Block) -> str:
+    """Return what an operation is called in a tooltip."""
+    if isinstance(op, Collective):
+        return f"{op.collective} over {op.axis} ({len(op.groups[0])} ranks)"
+    return op.name or type(op).__name__.lower()
+
+
+def row_name(stream: str) -> str:
+    """Return the row on which a stream is drawn: all sends of a rank share one, and so do all receives.
+
+    Examples
+    --------
+    >>> row_name("pp:to:3:forward"), row_name("dp")
+    ('pp send', 'dp')
+    """
+    parts = stream.split(":")
+    if len(parts) > 1 and parts[1] in ("to", "from"):
+        return f"{parts[0]} {'send' if parts[1] == 'to' else 'receive'}"
+    return stream
+
+
+def encode(pieces: Sequence[Piece], unit_ps: float, *, with_micro_batch: bool = True) -> list[int]:
+    """Write spans as gap since the last end, length and operation (and micro-batch), in whole units, one after another.
+
+    Rounding does not add up: every start and end is the rounded true one.
+    """
+    flat: list[int] = []
+    cursor = 0
+    for piece in pieces:
+        start, end = round(piece.start_ps / unit_ps), round(piece.end_ps / unit_ps)
+        flat += [start - cursor, end - start, piece.op]
+        if with_micro_batch:
+            flat.append(piece.micro_batch)
+        cursor = end
+    return flat
+
+
+def choose(ranks: Sequence[int], limit: int) -> list[int]:
+    """Return at most ``limit`` of the ranks, evenly spread, with the first and the last.
+
+    Examples
+    --------
+    >>> choose(range(10), 4)
+    [0, 3, 6, 9]
+    """
+    if len(ranks) <= limit:
+        return list(ranks)
+    return [ranks[round(i * (len(ranks) - 1) / (limit - 1))] for i in range(limit)]
+
+
+def timeline_data(timeline: Timeline, *, stages: dict[int, int] | None = None) -> dict[str, Any]:
+    """Return every stream of some ranks as plain data for the page.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        With detail where blocks shall open.
+    stages : dict, optional
+        Pipeline stage by simulated rank, for labels.
+    """
+    chosen = choose(timeline.ranks, MAX_RANKS)
+    tables = _Tables()
+    rows: dict[tuple[int, str], list[Piece]] = {}
+    for span in timeline.spans:
+        if span.rank in chosen:
+            op = tables.op(span)
+            rows.setdefault((span.rank, row_name(span.stream)), []).append(
+                Piece(span.start_ps, span.end_ps, op, span.micro_batch)
+            )
+            if tables.ops[op][2] >= 0:
+                for stream in tables.insides[tables.ops[op][2]]["streams"]:
+                    rows.setdefault((span.rank, stream), [])
+    rows = _join_rare(rows)
+    notes = _rank_notes(timeline, chosen)
+    thinned, merged_ps = _thin(rows, timeline.makespan_ps, tables)
+    if merged_ps:
+        notes.append(f"Operations shorter than {merged_ps / PS_PER_S:.3g} s are merged with their neighbours.")
+    unit_ps = max(timeline.makespan_ps / _STEPS, 1.0)
+    return {
+        "unit_s": unit_ps / PS_PER_S,
+        "steps": round(timeline.makespan_ps / unit_ps),
+        "categories": [{"label": label, "colour": colour} for label, colour in CATEGORIES],
+        "rows": [
+            {
+                "rank": rank,
+                "stream": stream,
+                "label": _label(rank, stream, stages),
+                "spans": encode(thinned[rank, stream], unit_ps),
+            }
+            for rank, stream in sorted(thinned, key=_row_order)
+        ],
+        "ops": tables.ops,
+        "insides": tables.insides,
+        "notes": notes,
+    }
+
+
+def _join_rare(rows: Mapping[tuple[int, str], list[Piece]]) -> dict[tuple[int, str], list[Piece]]:
+    """Put streams of a rank that are hardly used on one row, named after all of them."""
+    joined = dict(rows)
+    for rank in {rank for rank, _ in rows}:
+        rare = sorted(
+            key[1]
+            for key, pieces in rows.items()
+            if key[0] == rank and key[1] not in (COMPUTE, HOST) and 0 < len(pieces) <= _RARE
+        )
+        if len(rare) > 1:
+            pieces = [piece for stream in rare for piece in joined.pop((rank, stream))]
+            joined[rank, ", ".join(rare)] = pieces
+    return joined
+
+
+def _row_order(row: tuple[int, str]) -> tuple[int, bool, bool, str]:
+    rank, stream = row
+    return rank, stream != COMPUTE, stream == HOST, stream
+
+
+def _label(rank: int, stream: str, stages: dict[int, int] | None) -> str:
+    if stream != COMPUTE:
+        return stream
+    where = f"stage {stages[rank]}" if stages and len(set(stages.values())) > 1 else f"rank {rank}"
+    return f"<b>{where}</b> compute"
+
+
+def _rank_notes(timeline: Timeline, chosen: Sequence[int]) -> list[str]:
+    notes = []
+    world = sum(len(members) for members in timeline.members.values())
+    if world > len(timeline.ranks):
+        who = f"{len(timeline.ranks)} simulated rank{'s stand' if len(timeline.ranks) > 1 else ' stands'}"
+        notes.append(f"{who} for all {world:,}: the others do the same in equivalent places.")
+    if len(chosen) < len(timeline.ranks):
+        notes.append(f"{len(chosen)} of {len(timeline.ranks)} simulated ranks are drawn, evenly chosen.")
+    return notes
+
+
+def _thin(
+    rows: dict[tuple[int, str], list[Piece]], makespan_ps: int, tables: _Tables
+) -> tuple[dict[tuple[int, str], list[Piece]], int]:
+    """Merge neighbours below a resolution that is doubled until all rows together are few enough; return it too."""
+    thinned = {key: sorted(pieces) for key, pieces in rows.items()}
+    threshold_ps, merged_ps = max(makespan_ps // 200_000, 1), 0
+    while sum(map(len, thinned.values())) > MAX_SPANS:
+        thinned = {key: list(_merge_short(pieces, threshold_ps, tables)) for key, pieces in thinned.items()}
+        merged_ps = threshold_ps
+        threshold_ps *= 2
+    return thinned, merged_ps
+
+
+def _merge_short(pieces: Iterable[Piece], threshold_ps: int, tables: _Tables) -> Iterable[Piece]:
+    pending: Piece | None = None
+    for piece in pieces:
+        if pending is not None and piece.end_ps - pending.start_ps < threshold_ps:
+            category = tables.ops[pending.op][1]
+            pending = Piece(
+                pending.start_ps,
+                max(pending.end_ps, piece.end_ps),
+                tables.add("several short operations", category),
+                -1,
+            )
+            continue
+        if pending is not None:
+            yield pending
+        pending = piece
+    if pending is not None:
+        yield pending
