@@ -13,9 +13,11 @@ from simulator.costs import ModelCosts
 from simulator.engine import run
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.importers import load_model
+from simulator.importers.topologies import open_topology
 from simulator.memory import MemoryReport, estimate
 from simulator.models.build import build_model
 from simulator.models.layer import Model
+from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.network import NETWORKS
 from simulator.parallel.gradients import gradient_bytes
@@ -25,7 +27,7 @@ from simulator.report.metrics import Metrics, measure
 from simulator.scenario import Scenario
 from simulator.schedules import peak_in_flight
 from simulator.timeline import Timeline
-from simulator.topology import Topology, load_topology
+from simulator.topology import Topology
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -50,7 +52,7 @@ class Result:
 
     scenario: Scenario
     topology: Topology
-    spec: ModelSpec
+    spec: ModelSpec | RecordedModule
     model: Model
     timeline: Timeline
     memory: MemoryReport
@@ -65,7 +67,7 @@ class Result:
 
 @lru_cache(maxsize=64)
 def _topology(name: str, n_gpus: int, overrides: tuple[tuple[str, str], ...]) -> Topology:
-    return load_topology(name, n_gpus or None, overrides=dict(overrides))
+    return open_topology(name, n_gpus or None, overrides=dict(overrides))
 
 
 @lru_cache(maxsize=256)
@@ -77,21 +79,25 @@ def _build(spec: ModelSpec, plan_key: tuple[Any, ...]) -> Model:
     )  # fmt: skip
 
 
-def model_for(spec: ModelSpec, plan: ParallelPlan) -> Model:
+def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
     """Build a model's layers as one rank of a plan runs them."""
+    if isinstance(spec, RecordedModule):
+        return spec.model(plan)
     sequence_length = plan.sequence_length or spec.max_positions
     return _build(spec, (plan.micro_batch, sequence_length, plan.tp, plan.sequence_parallel, plan.cp, plan.ep, plan.precision,
                          plan.framework_spec.kernels, plan.attention, plan.recompute))  # fmt: skip
 
 
-def boundary_bytes(spec: ModelSpec, plan: ParallelPlan) -> int:
+def boundary_bytes(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> int:
     """Bytes of the activation ``[micro_batch, sequence / cp, hidden]`` between two layers."""
+    if isinstance(spec, RecordedModule):
+        return max((layer.output_bytes for layer in spec.model(plan).layers), default=0)
     sequence_length = plan.sequence_length or spec.max_positions
     element = 4 if plan.precision in ("fp32", "tf32") else 2
     return plan.micro_batch * sequence_length // plan.cp * spec.hidden * element
 
 
-def lower_scenario(scenario: Scenario, topology: Topology, spec: ModelSpec) -> tuple[Model, Lowered, MemoryReport]:
+def lower_scenario(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedModule) -> tuple[Model, Lowered, MemoryReport]:
     """Lower a scenario with a resolved plan and account for its memory."""
     plan = scenario.plan
     model = model_for(spec, plan)
@@ -104,7 +110,7 @@ def lower_scenario(scenario: Scenario, topology: Topology, spec: ModelSpec) -> t
     return model, lowered, memory
 
 
-def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec) -> Scenario:
+def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedModule) -> Scenario:
     """Fill in what the plan leaves open: degrees from the GPUs, and the largest micro-batch that fits.
 
     Raises
@@ -142,7 +148,7 @@ def simulate(
     *,
     detail: bool = False,
     progress: Callable[[str], None] | None = None,
-    spec: ModelSpec | None = None,
+    spec: ModelSpec | RecordedModule | None = None,
 ) -> Result:
     """Simulate one training iteration.
 
@@ -154,7 +160,7 @@ def simulate(
         Whether the timeline holds every single kernel (for traces and reports).
     progress : callable, optional
         Told what is being done, in a few words.
-    spec : ModelSpec, optional
+    spec : ModelSpec or RecordedModule, optional
         The model itself, where it is in no file; ``scenario.model`` is then only its name.
 
     Returns
@@ -189,7 +195,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def simulate_on(
-    scenario: Scenario, topology: Topology, spec: ModelSpec, *, detail: bool = False, say: Callable[[str], None] = lambda _: None
+    scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedModule, *, detail: bool = False, say: Callable[[str], None] = lambda _: None
 ) -> Result:
     """Simulate a resolved scenario on a topology object, which need not be the one that the scenario names."""
     say("lowering")

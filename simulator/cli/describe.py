@@ -13,7 +13,8 @@ from simulator.report.console import make_console
 
 def topology(action: str, name: str | None, *, json_output: bool) -> None:
     """Run ``simulate topology show NAME`` or ``simulate topology list``."""
-    from simulator.topology import describe, list_topologies, load_topology
+    from simulator.importers.topologies import open_topology
+    from simulator.topology import describe, list_topologies
 
     if action == "list":
         names = list_topologies()
@@ -23,7 +24,7 @@ def topology(action: str, name: str | None, *, json_output: bool) -> None:
         raise ConfigError(f"topology {action}: unknown action", hint="show NAME or list")
     if name is None:
         raise ConfigError("topology show: which one?", hint="simulate topology list prints the shipped ones")
-    summary = describe(load_topology(name))
+    summary = describe(open_topology(name))
     if json_output:
         from dataclasses import asdict
 

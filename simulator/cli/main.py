@@ -36,15 +36,20 @@ def _option(help_text: str, panel: str, *names: str) -> Any:
 Text = Optional[str]  # noqa: UP045 - Typer reads Optional at run time
 Number = Optional[int]  # noqa: UP045
 Switch = Optional[bool]  # noqa: UP045
+Texts = Optional[list[str]]  # noqa: UP045
 
 
 @app.callback(invoke_without_command=True)
 def main_command(
     context: typer.Context,
-    topology: Annotated[Text, _option("Cluster: a YAML file or a shipped name.", _MODEL, "--topology", "-t")] = None,
-    model: Annotated[Text, _option("Model: a catalogue name or a Hugging Face config.json.", _MODEL, "--model", "-m")] = None,
+    topology: Annotated[Text, _option("Cluster: a file or a shipped name.", _MODEL, "--topology", "-t")] = None,
+    model: Annotated[Text, _option("Model: a catalogue name, a config.json, hf:NAME.", _MODEL, "--model", "-m")] = None,
+    module: Annotated[Text, _option("Your torch module instead: package.module:name or file.py:name.", _MODEL)] = None,
+    batch: Annotated[Texts, _option("An argument of its forward, e.g. BxS:int64; repeatable.", _MODEL)] = None,
     gpus: Annotated[Text, _option("GPUs to use; a list 1,2,4,8 gives a scaling table.", _MODEL)] = None,
-    plan: Annotated[Text, _option("Plan file (YAML); flags win over it.", _PLAN)] = None,
+    plan: Annotated[Text, _option("Plan file, ours or another tool's; flags win over it.", _PLAN)] = None,
+    deepspeed: Annotated[Text, _option("DeepSpeed's ds_config.json.", _PLAN)] = None,
+    megatron: Annotated[Text, _option("A Megatron-LM launch script: model and plan.", _PLAN)] = None,
     dp: Annotated[Number, _option("Data-parallel degree.", _PLAN)] = None,
     tp: Annotated[Number, _option("Tensor-parallel degree.", _PLAN)] = None,
     pp: Annotated[Number, _option("Pipeline stages.", _PLAN)] = None,
@@ -67,7 +72,7 @@ def main_command(
     nccl_algo: Annotated[Text, _option("Force the collective algorithm.", _COST)] = None,
     nccl_proto: Annotated[Text, _option("Force the protocol: ll, ll128, simple.", _COST)] = None,
     seed: Annotated[int, _option("Seed of everything random.", _COST)] = 0,
-    set_: Annotated[Optional[list[str]], _option("Change a plan or topology value: key=value.", _COST, "--set")] = None,  # noqa: UP045
+    set_: Annotated[Texts, _option("Change a plan or topology value: key=value.", _COST, "--set")] = None,
     unfold: Annotated[bool, _option("Simulate every rank, not one per class.", _COST, "--unfold")] = False,
     explain: Annotated[bool, _option("Simulate what would help most.", _OUT, "--explain")] = False,
     report: Annotated[Text, _option("Write an HTML report.", _OUT)] = None,
@@ -78,9 +83,10 @@ def main_command(
     """Simulate one training iteration of a model on a cluster."""
     if context.invoked_subcommand is not None:
         return
-    if topology is None or model is None:
+    named = model or megatron or module
+    if topology is None or named is None:
         print(context.get_help())
-        missing = [name for name, value in (("--topology", topology), ("--model", model)) if value is None]
+        missing = [name for name, value in (("--topology", topology), ("--model", named)) if value is None]
         given = len(sys.argv) > 1
         if given:
             print(f"\nmissing: {' and '.join(missing)}", file=sys.stderr)
@@ -128,12 +134,14 @@ def schedule_command(
 
 def register_commands() -> None:
     """Add the commands that live in files of their own; each imports its work lazily."""
-    from simulator.cli import collective, sweep, validate
+    from simulator.cli import collective, replay, sweep, validate
     from simulator.cli.shared import with_scenario
 
     app.command("validate", help="Predict the rows of a measurement file and print the errors.")(validate.validate)
     app.command("collective", help="Predict a collective by size, in the columns of nccl-tests.")(collective.collective)
     app.command("sweep", help="Simulate every combination of some settings.")(with_scenario(sweep.sweep, main_command))
+    app.command("replay", help="Replay a trace, as measured or with changes.")(replay.replay)
+    app.add_typer(replay.trace_app, name="trace")
 
 
 def main() -> None:

@@ -9,8 +9,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 from simulator.answer import advise, to_json, way_out
+from simulator.cli.inputs import model_of, needs_ranks, plan_settings, write_notes
+from simulator.cli.modules import fit_plan, recorded_module
+from simulator.cli.warnings import without_effect, write_warnings
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.plan import ParallelPlan, load_plan
+from simulator.importers.topologies import open_topology
+from simulator.plan import ParallelPlan
 from simulator.report import console
 from simulator.scenario import Scenario
 from simulator.simulation import Result, simulate
@@ -20,21 +24,22 @@ _PLAN_FIELDS = {f.name: f for f in fields(ParallelPlan)}
 
 def run_main(options: dict[str, Any]) -> None:
     """Run the main command from its parsed options and exit with the documented status."""
-    settings, overrides = collect_settings(options)
+    said: set[str] = set()
+    write_notes(options, said)
     counts = _gpu_counts(options["gpus"])
-    scenario = Scenario(
-        topology=options["topology"], model=options["model"], plan=ParallelPlan(**settings), network=options["network"],
-        transport=options["transport"] or "", algorithm=options["nccl_algo"] or "", protocol=options["nccl_proto"] or "",
-        overrides=overrides, seed=options["seed"], unfold=options["unfold"],
-    )  # fmt: skip
     say = None if options["json_output"] or not sys.stderr.isatty() else _progress
     detail = bool(options["trace"])
+    recorded = recorded_module(options)
     results: list[Result] = []
-    for count in counts or [scenario.plan.gpus]:
-        plan = replace(scenario.plan, gpus=count)
-        if results and not plan.micro_batch:
-            plan = replace(plan, micro_batch=results[0].plan.micro_batch)
-        results.append(simulate(replace(scenario, plan=plan), detail=detail, progress=say))
+    for count in counts or [0]:
+        scenario, given = _scenario(options, count)
+        if recorded is not None:
+            plan = fit_plan(scenario.plan, recorded, has_framework="framework" in given)
+            scenario = replace(scenario, plan=plan)
+        if results and not scenario.plan.micro_batch:
+            scenario = replace(scenario, plan=replace(scenario.plan, micro_batch=results[0].plan.micro_batch))
+        results.append(simulate(scenario, detail=detail, progress=say, spec=recorded))
+    write_warnings(_idle_inputs(options, results[-1], given), said=said)
     _write_files(options, results[-1])
     _print(options, results, scaling=len(counts) > 1)
     unfit = [r for r in results if not r.memory.fits]
@@ -42,8 +47,48 @@ def run_main(options: dict[str, Any]) -> None:
         raise InfeasiblePlanError(f"the plan does not fit: {unfit[0].memory.explain()}", hint=way_out(unfit[0]))
 
 
-def collect_settings(options: dict[str, Any]) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
-    """Merge plan file, ``--set``, environment and flags, the later ones winning.
+def _scenario(options: dict[str, Any], count: int) -> tuple[Scenario, set[str]]:
+    """Return the scenario on so many GPUs, and the names of the settings that somebody made."""
+    n_gpus = count
+    if not n_gpus and needs_ranks(options):
+        _, overrides = collect_settings({**options, "deepspeed": None, "plan": None})
+        n_gpus = open_topology(options["topology"], overrides=dict(overrides)).n_gpus
+    settings, overrides = collect_settings(options, n_gpus)
+    plan = ParallelPlan(**settings)
+    scenario = Scenario(
+        topology=options["topology"],
+        model=model_of(options) or options["module"],
+        plan=replace(plan, gpus=count) if count else plan,
+        network=options["network"],
+        transport=options["transport"] or "",
+        algorithm=options["nccl_algo"] or "",
+        protocol=options["nccl_proto"] or "",
+        overrides=overrides,
+        seed=options["seed"],
+        unfold=options["unfold"],
+    )
+    return scenario, {
+        name for name, value in settings.items() if options.get(name) is not None or value != _PLAN_FIELDS[name].default
+    }
+
+
+def _idle_inputs(options: dict[str, Any], result: Result, given: set[str]) -> list[str]:
+    network = options["network"] if options["network"] != "flow" else ""
+    return without_effect(
+        result.plan, result.topology.n_nodes, result.plan.gpus, given=given, transport=options["transport"] or "",
+        nccl_algo=options["nccl_algo"] or "", nccl_proto=options["nccl_proto"] or "", network=network,
+    )  # fmt: skip
+
+
+def collect_settings(options: dict[str, Any], n_gpus: int = 0) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
+    """Merge the files' settings, ``--set``, environment and flags, the later ones winning.
+
+    Parameters
+    ----------
+    options : dict
+        Parsed options.
+    n_gpus : int
+        GPUs that will run, where a file's batch depends on them.
 
     Returns
     -------
@@ -52,7 +97,7 @@ def collect_settings(options: dict[str, Any]) -> tuple[dict[str, Any], tuple[tup
     overrides : tuple of (str, str)
         ``--set`` keys that are not the plan's.
     """
-    settings = load_plan(options["plan"]) if options["plan"] else {}
+    settings = plan_settings(options, n_gpus)
     overrides: list[tuple[str, str]] = []
     for item in options["set_"] or []:
         key, separator, value = item.partition("=")

@@ -289,7 +289,11 @@ def import_hf_config(path: str | Path) -> Imported:
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
     data, locator = load_yaml(path)
-    reader = Reader(data, str(path), locator=locator)
+    return read_hf_config(Reader(data, str(path), locator=locator))
+
+
+def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
+    """Read a configuration that is already a mapping; see :func:`import_hf_config`."""
     inner = reader
     if isinstance(reader.data.get("text_config"), dict):
         inner = reader.section("text_config")
@@ -307,8 +311,8 @@ def import_hf_config(path: str | Path) -> Imported:
         inner.assume("precision", "bf16", "quantization_config is left out: training in 16 bits")
     inner.irrelevant(_IRRELEVANT)
     inner.finish()
-    spec = ModelSpec(name=_name(inner, path), **fields)
-    return Imported(kind="hf-config", file=str(path), spec=spec, report=reader.log.report())
+    spec = ModelSpec(name=name or _name(inner, Path(reader.file)), **fields)
+    return Imported(kind="hf-config", file=reader.file, spec=spec, report=reader.log.report())
 
 
 def _unnamed(reader: Reader) -> str:

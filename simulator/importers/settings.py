@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.config import did_you_mean, read_text
+from simulator.config import did_you_mean, load_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.importers.accelerate import import_accelerate
 from simulator.importers.deepspeed import import_deepspeed
@@ -95,6 +95,8 @@ def import_settings(path: str | Path, kind: str | None = None) -> Imported:
     if kind is not None and kind not in SETTINGS_IMPORTERS:
         raise ConfigError(f"no importer {kind!r}.{did_you_mean(kind, SETTINGS_IMPORTERS)}", hint=f"one of {known}")
     found = recognise_settings(path) if kind is None else [kind]
+    if not found and Path(path).suffix == ".json":
+        load_yaml(path)  # a fault of the syntax says more than what follows
     if len(found) != 1:
         what = f"could be {' or '.join(found)}" if found else "is no training configuration that is known here"
         raise ConfigError(f"{path}: {what}", hint=f"say which it is: {known}")

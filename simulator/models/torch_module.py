@@ -18,7 +18,7 @@ from simulator.models.layer import AttentionShape, Model, Pass, PointwiseShape
 from simulator.models.recording import Recorder, Segment
 
 
-def _torch(submodule: str = "") -> Any:
+def load_torch(submodule: str = "") -> Any:
     """Import torch, or one of its modules, when it is needed and not before."""
     try:
         return importlib.import_module(f"torch.{submodule}" if submodule else "torch")
@@ -31,7 +31,7 @@ def _torch(submodule: str = "") -> Any:
 
 def _modes(torch: Any, recorder: Recorder, attention: str) -> tuple[Any, Any, Any]:
     """Return the dispatch mode, the function mode and the marking function, bound to a recorder."""
-    tree_leaves = _torch("utils._pytree").tree_leaves
+    tree_leaves = load_torch("utils._pytree").tree_leaves
 
     def tensors(tree: Any) -> list[Any]:
         return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
@@ -50,7 +50,7 @@ def _modes(torch: Any, recorder: Recorder, attention: str) -> tuple[Any, Any, An
         recorder.current = ctx.segment
         return gradients[0], None
 
-    base = _torch("utils._python_dispatch").TorchDispatchMode
+    base = load_torch("utils._python_dispatch").TorchDispatchMode
     mode = type("Dispatch", (base,), {"__torch_dispatch__": dispatch})()
     return mode, _functions(torch, recorder, attention), _function(torch, mark, unmark)
 
@@ -80,7 +80,7 @@ def _functions(torch: Any, recorder: Recorder, attention: str) -> Any:
             return masked.apply(x) if training and probability else x
         return func(*args, **kwargs)
 
-    base = _torch("overrides").TorchFunctionMode
+    base = load_torch("overrides").TorchFunctionMode
     return type("Functions", (base,), {"__torch_function__": intercept})()
 
 
@@ -147,7 +147,7 @@ def _backend(attention: str) -> Any:
     """Return the context in which attention that is not fused is taken apart."""
     if attention == "flash":
         return nullcontext()
-    choice = _torch("nn.attention")
+    choice = load_torch("nn.attention")
     return choice.sdpa_kernel(choice.SDPBackend.MATH)
 
 
@@ -197,6 +197,7 @@ def record_module(
     loss: Callable[[Any], Any] | None = None,
     attention: str = "flash",
     dtype: str = "",
+    autocast: str = "",
     **keywords: Any,
 ) -> Model:
     """Record forward and backward of a module and return them as a model.
@@ -215,6 +216,8 @@ def record_module(
         ``flash`` takes ``scaled_dot_product_attention`` as one fused kernel, ``eager`` as its parts.
     dtype : str
         Convert weights and floating-point inputs to ``bf16``, ``fp16`` or ``fp32`` first.
+    autocast : str
+        Run forward under autocast to ``bf16`` or ``fp16``.
 
     Returns
     -------
@@ -226,14 +229,15 @@ def record_module(
     ConfigError
         If torch is missing, an operator has no shape rule, or the control flow depends on data.
     """
-    torch = _torch()
-    wanted = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}.get(dtype)
+    torch = load_torch()
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    wanted = dtypes.get(dtype)
     if dtype and wanted is None:
         raise ConfigError(f"dtype='{dtype}' is unknown", hint="bf16, fp16 or fp32")
     if attention not in ("flash", "eager"):
         raise ConfigError(f"attention='{attention}' is unknown", hint="flash or eager")
 
-    fake = _torch("_subclasses.fake_tensor").FakeTensorMode(allow_non_fake_inputs=True)
+    fake = load_torch("_subclasses.fake_tensor").FakeTensorMode(allow_non_fake_inputs=True)
 
     def empty(tensor: Any) -> Any:
         floating = tensor.is_floating_point() and wanted is not None
@@ -242,14 +246,15 @@ def record_module(
 
     state, names = _empty_state(module, empty)
     shapes = frozenset(tuple(state[key].shape) for key in names.values() if state[key].dim() > 1)
-    recorder = Recorder(_torch("multiprocessing.reductions").StorageWeakRef, names, shapes)
+    recorder = Recorder(load_torch("multiprocessing.reductions").StorageWeakRef, names, shapes)
     for tensor in state.values():
         recorder.ignore(tensor)
-    tree_map = _torch("utils._pytree").tree_map
+    tree_map = load_torch("utils._pytree").tree_map
     arguments = tree_map(lambda a: empty(a) if isinstance(a, torch.Tensor) else a, (inputs, keywords))
 
     def forward() -> Any:
-        return _scalar(torch, torch.func.functional_call(module, state, *arguments), loss)
+        with torch.autocast("cpu", dtypes[autocast]) if autocast else nullcontext():
+            return _scalar(torch, torch.func.functional_call(module, state, *arguments), loss)
 
     with _recording(torch, module, state, recorder, attention) as (dispatch, functions):
         hooks = torch.autograd.graph.saved_tensors_hooks(recorder.save, lambda t: t)
@@ -299,7 +304,7 @@ def _release(recorder: Recorder, parameter: Any) -> None:
 
 def _hooks(torch: Any, module: Any, recorder: Recorder, mark: Any) -> list[Any]:
     """Open a segment around every block and keep the path of the running submodule for messages."""
-    tree_map = _torch("utils._pytree").tree_map
+    tree_map = load_torch("utils._pytree").tree_map
 
     def marked(tree: Any, segment: Segment) -> Any:
         def one(leaf: Any) -> Any:
@@ -333,14 +338,14 @@ def _hooks(torch: Any, module: Any, recorder: Recorder, mark: Any) -> list[Any]:
 
 
 def _n_bytes(torch: Any, output: Any) -> int:
-    tree_leaves = _torch("utils._pytree").tree_leaves
+    tree_leaves = load_torch("utils._pytree").tree_leaves
 
     first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)
     return 0 if first is None else int(first.numel() * first.element_size())
 
 
 def _scalar(torch: Any, output: Any, loss: Callable[[Any], Any] | None) -> Any:
-    tree_leaves = _torch("utils._pytree").tree_leaves
+    tree_leaves = load_torch("utils._pytree").tree_leaves
 
     if loss is not None:
         return loss(output)

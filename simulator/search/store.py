@@ -13,15 +13,15 @@ from simulator import __version__
 from simulator.config import data_folders, resolve_name
 from simulator.errors import SimulatorError
 from simulator.importers import load_model
+from simulator.importers.topologies import open_topology
 from simulator.scenario import Scenario
-from simulator.topology import load_topology
 
 Record = dict[str, Any]
 
 
 @lru_cache(maxsize=256)
 def _topology_text(name: str, overrides: tuple[tuple[str, str], ...], _modified_ns: int) -> str:
-    topology = load_topology(name, 1, overrides=dict(overrides))
+    topology = open_topology(name, 1, overrides=dict(overrides))
     file = resolve_name(name, "clusters").read_bytes()
     return topology.spec.model_dump_json() + repr(topology.device(0)) + hashlib.sha256(file).hexdigest()
 

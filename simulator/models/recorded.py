@@ -1,0 +1,306 @@
+"""A user's own module in place of a model of the catalogue: recorded for each micro-batch that is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from simulator.config import did_you_mean
+from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
+from simulator.models.layer import Layer, Model
+from simulator.models.torch_module import load_torch, record_module
+from simulator.plan import ParallelPlan
+
+_TENSOR = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>(?:\d+|[BS])(?:x(?:\d+|[BS]))*)(?::(?P<dtype>\w+))?")
+_SYNTAX = "[NAME=]SHAPE[:DTYPE], e.g. BxS:int64 or labels=8x1024:int64; B is the micro-batch, S the sequence length"
+#: short names of types -> torch's
+_DTYPES = {
+    "long": "int64",
+    "int": "int32",
+    "float": "float32",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputTensor:
+    """One argument of a module's ``forward``.
+
+    Parameters
+    ----------
+    name : str
+        Keyword; empty for a positional argument.
+    shape : tuple of str
+        Numbers, ``B`` (micro-batch) or ``S`` (sequence length).
+    dtype : str
+        As torch names it.
+    """
+
+    name: str
+    shape: tuple[str, ...]
+    dtype: str = "float32"
+
+    def sizes(self, micro_batch: int, sequence_length: int) -> tuple[int, ...]:
+        """Return the shape with its symbols filled in."""
+        known = {"B": micro_batch, "S": sequence_length}
+        return tuple(known.get(part) or int(part) for part in self.shape)
+
+
+def parse_input(text: str) -> InputTensor:
+    """Read one argument's description.
+
+    Raises
+    ------
+    ConfigError
+        If it is none.
+
+    Examples
+    --------
+    >>> parse_input("labels=BxS:int64")
+    InputTensor(name='labels', shape=('B', 'S'), dtype='int64')
+    """
+    match = _TENSOR.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"--batch {text}: not understood", hint=f"write {_SYNTAX}")
+    dtype = match["dtype"] or "float32"
+    return InputTensor(
+        name=match["name"] or "", shape=tuple(match["shape"].split("x")), dtype=_DTYPES.get(dtype, dtype)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedModule:
+    """A module and the arguments of its ``forward``; stands where a :class:`ModelSpec` may stand.
+
+    Parameters
+    ----------
+    name : str
+        For people and for provenance.
+    module : torch.nn.Module
+        On any device.
+    inputs : tuple of InputTensor
+    default_length : int
+        Tokens per sequence unless the plan says otherwise.
+    """
+
+    name: str
+    module: Any
+    inputs: tuple[InputTensor, ...]
+    default_length: int = 0
+    _known: dict[tuple[object, ...], Model] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def rows(self) -> int:
+        """Micro-batch that the arguments fix; 0 where they leave it open."""
+        return 0 if self.inputs[0].shape[0] == "B" else int(self.inputs[0].shape[0])
+
+    @property
+    def max_positions(self) -> int:
+        """Tokens per sequence: what the arguments fix, otherwise the default."""
+        if any("S" in tensor.shape for tensor in self.inputs):
+            if not self.default_length:
+                raise ConfigError("S of --batch is open", hint="give --sequence-length")
+            return self.default_length
+        tokens = [t.shape[1] for t in self.inputs if t.dtype.startswith("int") and len(t.shape) > 1]
+        return int(tokens[0]) if tokens and tokens[0].isdecimal() else 1
+
+    @property
+    def n_parameters(self) -> int:
+        """Parameters of the module, shared ones once."""
+        return sum(int(p.numel()) for p in self.module.parameters())
+
+    def model(self, plan: ParallelPlan) -> Model:
+        """Record the module as one rank of a plan runs it.
+
+        Raises
+        ------
+        InfeasiblePlanError
+            If the plan splits the module in a way that only its author could write.
+        """
+        for degree in ("tp", "cp", "ep"):
+            if getattr(plan, degree) > 1:
+                raise InfeasiblePlanError(
+                    f"{degree}={getattr(plan, degree)}: how {self.name} is split inside its layers is not known",
+                    hint="a recorded module takes data, sharded and pipeline parallelism",
+                )
+        if plan.recompute == "selective" or plan.precision == "fp8":
+            what = "recompute=selective" if plan.recompute == "selective" else "precision=fp8"
+            raise InfeasiblePlanError(
+                f"{what} is not known for a recorded module",
+                hint="call torch.utils.checkpoint in the module, or use --recompute full; record 16-bit kernels",
+            )
+        length = plan.sequence_length or self.max_positions
+        key = (plan.micro_batch, length, plan.precision, plan.attention, plan.recompute)
+        if key not in self._known:
+            recorded = self._record(plan, length)
+            layers = _recomputed(recorded.layers) if plan.recompute == "full" else recorded.layers
+            self._known[key] = replace(recorded, layers=layers)
+        return self._known[key]
+
+    def _record(self, plan: ParallelPlan, length: int) -> Model:
+        torch = load_torch()
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        for tensor in self.inputs:
+            dtype = getattr(torch, tensor.dtype, None)
+            if not isinstance(dtype, torch.dtype):
+                raise ConfigError(f"--batch: dtype '{tensor.dtype}' is unknown", hint="int64, float32, bfloat16 ...")
+            made = torch.empty(tensor.sizes(plan.micro_batch, length), dtype=dtype, device="meta")
+            if tensor.name:
+                named[tensor.name] = made
+            else:
+                positional.append(made)
+        is_autocast = plan.precision.startswith("amp_")
+        kept = {"tf32": "fp32"}.get(plan.precision, plan.precision)
+        try:
+            model = record_module(
+                self.module,
+                *positional,
+                name=self.name,
+                attention=plan.attention,
+                dtype="fp32" if is_autocast else kept,
+                autocast=plan.precision.removeprefix("amp_") if is_autocast else "",
+                **named,
+            )
+        except SimulatorError:
+            raise
+        except Exception as error:  # the user's own code
+            raise ConfigError(
+                f"{self.name}: forward fails: {type(error).__name__}: {error}", hint=f"write {_SYNTAX}"
+            ) from None
+        return replace(model, layers=_named_blocks(model.layers))
+
+
+def _named_blocks(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """End the names of repeated layers in ``block``, by which a pipeline splits; equal ones stay shared."""
+    is_block = [not (layer.name == "input" or layer.name.startswith("after ")) for layer in layers]
+    if not any(is_block):
+        is_block = [True] * len(layers)
+    renamed = {
+        id(layer): replace(layer, name=f"{layer.name} block")
+        for layer, found in zip(layers, is_block, strict=True)
+        if found
+    }
+    return tuple(renamed.get(id(layer), layer) for layer in layers)
+
+
+def _recomputed(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Keep of every block its input alone, and run its forward again before its backward."""
+    known: dict[tuple[int, int], Layer] = {}
+    found: list[Layer] = []
+    for before, layer in zip((None, *layers), layers, strict=False):
+        kept = before.output_bytes if before is not None and before.output_bytes else layer.output_bytes
+        if not layer.name.endswith("block") or layer.saved_bytes <= kept:
+            found.append(layer)
+            continue
+        key = (id(layer), kept)
+        if key not in known:
+            known[key] = replace(
+                layer,
+                recompute=layer.forward,
+                saved_bytes=kept,
+                transient_bytes=layer.transient_bytes + layer.saved_bytes,
+            )
+        found.append(known[key])
+    return tuple(found)
+
+
+def open_module(target: str, batch: Sequence[str], *, sequence_length: int = 0) -> RecordedModule:
+    """Import a module, or a function that builds one, and describe its arguments.
+
+    Parameters
+    ----------
+    target : str
+        ``package.module:name`` or ``path/to/file.py:name``; a ``torch.nn.Module``, a class of them, or a function
+        without arguments that returns one, or returns it with example arguments.
+    batch : sequence of str
+        Arguments of ``forward``; see :func:`parse_input`. They win over example arguments.
+    sequence_length : int
+        What ``S`` stands for.
+
+    Raises
+    ------
+    ConfigError
+        If torch is missing, or the target cannot be imported or built, or no arguments are known.
+    """
+    torch = load_torch()
+    built = _build(torch, target, _import(target))
+    examples: Any = ()
+    if isinstance(built, tuple) and built:
+        built, *rest = built
+        examples = rest[0] if len(rest) == 1 and isinstance(rest[0], tuple | list | dict) else tuple(rest)
+    if not isinstance(built, torch.nn.Module):
+        raise ConfigError(f"--module {target} gives a {type(built).__name__}, not a torch.nn.Module")
+    inputs = tuple(parse_input(text) for text in batch) or _inputs_of(torch, examples)
+    if not inputs:
+        raise ConfigError(f"--module {target}: the arguments of its forward are not known", hint=f"--batch {_SYNTAX}")
+    return RecordedModule(name=target, module=built, inputs=inputs, default_length=sequence_length)
+
+
+def _inputs_of(torch: Any, examples: Any) -> tuple[InputTensor, ...]:
+    pairs = examples.items() if isinstance(examples, dict) else (("", value) for value in examples)
+    return tuple(
+        InputTensor(name=name, shape=tuple(map(str, value.shape)), dtype=str(value.dtype).removeprefix("torch."))
+        for name, value in pairs
+        if isinstance(value, torch.Tensor) and value.dim()
+    )
+
+
+def _import(target: str) -> Any:
+    place, separator, name = target.rpartition(":")
+    if not separator or not place or not name:
+        raise ConfigError(
+            f"--module {target}: not understood", hint="write package.module:name or path/to/file.py:name"
+        )
+    try:
+        module = _load_file(Path(place)) if place.endswith(".py") else _load_package(place)
+    except SimulatorError:
+        raise
+    except Exception as error:  # the user's own code
+        raise ConfigError(f"--module {target}: cannot be imported: {type(error).__name__}: {error}") from None
+    if not hasattr(module, name):
+        public = [word for word in vars(module) if not word.startswith("_")]
+        raise ConfigError(f"--module {target}: {place} has no '{name}'.{did_you_mean(name, public)}")
+    return getattr(module, name)
+
+
+def _load_package(place: str) -> Any:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(place)
+
+
+def _load_file(path: Path) -> Any:
+    found = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
+    if found is None or found.loader is None:
+        raise ConfigError(f"--module: no file '{path}'")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[path.stem] = module
+    found.loader.exec_module(module)
+    return module
+
+
+def _build(torch: Any, target: str, made: Any) -> Any:
+    """Call what was imported, first without memory for the weights."""
+    if isinstance(made, torch.nn.Module) or not callable(made):
+        return made
+    factory: Callable[[], Any] = made
+    try:
+        with torch.device("meta"):
+            return factory()
+    except Exception:  # what reads its own weights needs some
+        try:
+            return factory()
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"--module {target}: cannot be built: {what}", hint="it is called without arguments"
+            ) from None
