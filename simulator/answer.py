@@ -131,4 +131,7 @@ def _smaller_plans(result: Result) -> Iterator[tuple[str, ParallelPlan]]:
         if tp > plan.tp and plan.dp % (tp // plan.tp) == 0:
             yield f"--tp {tp}", replace(plan, tp=tp, dp=0, global_batch=0)
     yield "--sharding zero3 --recompute full", replace(plan, sharding="zero3", recompute="full")
-    yield "--sharding zero3 --recompute full --micro-batch 1", replace(open_batch, sharding="zero3", recompute="full", micro_batch=1)
+    yield (
+        "--sharding zero3 --recompute full --micro-batch 1",
+        replace(open_batch, sharding="zero3", recompute="full", micro_batch=1),
+    )

@@ -108,5 +108,3 @@ def _communications(span: Span, cache: dict[int, list[Collective | Transfer]]) -
         found = [op for child in span.inner for op in _communications(child, cache)]
         cache[id(span.inner)] = found
     return found
-
-

@@ -24,8 +24,9 @@ class Framework:
     Parameters
     ----------
     kernels : str
-        Style of the operator stream: ``hf-eager`` (unfused Hugging Face), ``torch-modules`` (the same
-        with gathered logits), ``eager-fused-norm`` (with fused norms too), ``megatron`` (fused bias, dropout, softmax and norm kernels), ``compiled`` (torch.compile), ``fused`` (hand-written, llm.c or Transformer Engine style).
+        Style of the operator stream: ``hf-eager`` (unfused Hugging Face), ``torch-modules`` (the same with gathered
+        logits), ``eager-fused-norm`` (with fused norms too), ``megatron`` (fused bias, dropout, softmax and norm
+        kernels), ``compiled`` (torch.compile), ``fused`` (hand-written, llm.c or Transformer Engine style).
     data_parallel : str
         Who reduces gradients: ``ddp``, ``deepspeed``, ``megatron``, ``fsdp`` (the wrapper), ``fsdp2`` (fully_shard).
     host : str
@@ -74,7 +75,13 @@ FRAMEWORKS: dict[str, Framework] = {
             gradient_bytes_bf16=4,
             overlap=False,
         ),
-        Framework(name="megatron-core", kernels="fused", data_parallel="megatron", gradient_bytes_bf16=4, overlaps_interleaved_p2p=True),
+        Framework(
+            name="megatron-core",
+            kernels="fused",
+            data_parallel="megatron",
+            gradient_bytes_bf16=4,
+            overlaps_interleaved_p2p=True,
+        ),
         Framework(
             name="megatron-deepspeed",
             kernels="megatron",
@@ -102,9 +109,14 @@ FRAMEWORKS: dict[str, Framework] = {
         ),
         Framework(name="torch-3d", kernels="torch-modules", data_parallel="megatron", overlap=False, fragmentation=0.3),
         Framework(
-            name="torch-3d-fused-norm", kernels="eager-fused-norm", data_parallel="megatron", overlap=False, fragmentation=0.3
+            name="torch-3d-fused-norm",
+            kernels="eager-fused-norm",
+            data_parallel="megatron",
+            overlap=False,
+            fragmentation=0.3,
         ),
-        Framework(name="apex-ddp", kernels="megatron", data_parallel="ddp"),
+        Framework(name="apex-ddp", kernels="eager-fused-norm", data_parallel="ddp"),
+        Framework(name="apex-ddp-fused", kernels="megatron", data_parallel="ddp"),
         Framework(name="compiled-ddp", kernels="compiled", data_parallel="ddp", host="compiled"),
         Framework(name="fused", kernels="fused", data_parallel="ddp", host="graphs"),
     )
@@ -191,9 +203,7 @@ class ParallelPlan:
                     hint=f"one of {', '.join(known)}",
                 )
         if self.framework not in FRAMEWORKS:
-            raise ConfigError(
-                f"framework '{self.framework}' is unknown", hint=f"one of {', '.join(FRAMEWORKS)}"
-            )
+            raise ConfigError(f"framework '{self.framework}' is unknown", hint=f"one of {', '.join(FRAMEWORKS)}")
 
     @property
     def framework_spec(self) -> Framework:

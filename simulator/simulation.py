@@ -133,7 +133,8 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
         best = candidate
     if best is None:
         raise InfeasiblePlanError(
-            f"global batch {plan.global_batch} is not a multiple of dp={plan.dp}", hint=f"--global-batch {plan.dp * max(1, plan.global_batch // plan.dp)}"
+            f"global batch {plan.global_batch} is not a multiple of dp={plan.dp}",
+            hint=f"--global-batch {plan.dp * max(1, plan.global_batch // plan.dp)}",
         )
     return best
 

@@ -325,7 +325,14 @@ class _Machine:
             for rank, index in communication.participants:
                 task = rank.program.tasks[index]
                 self.spans.append(
-                    Span(communication.op, rank.program.rank, task.stream, communication.start_ps, now_ps, task.micro_batch)
+                    Span(
+                        communication.op,
+                        rank.program.rank,
+                        task.stream,
+                        communication.start_ps,
+                        now_ps,
+                        task.micro_batch,
+                    )
                 )
                 if rank.collectives.pop(handle, None) is not None:
                     self._set_rate(rank)
@@ -390,7 +397,17 @@ class _Machine:
             begin_ps = max(end_ps, host_ps)
             duration_ps = self.costs.kernel_ps(kernel, rank.program.rank)
             span_start_ps = begin_ps - start_ps
-            spans.append(Span(kernel, rank.program.rank, COMPUTE, span_start_ps, span_start_ps + duration_ps, -1, begin_ps - end_ps))
+            spans.append(
+                Span(
+                    kernel,
+                    rank.program.rank,
+                    COMPUTE,
+                    span_start_ps,
+                    span_start_ps + duration_ps,
+                    -1,
+                    begin_ps - end_ps,
+                )
+            )
             end_ps = begin_ps + duration_ps
         return tuple(spans)
 
@@ -411,7 +428,9 @@ class _Machine:
 
     def _run_block(self, rank: _Rank, block: Block, lead_ps: int) -> _BlockResult:
         program = Program(ranks=(RankProgram(rank=rank.program.rank, members=(rank.program.rank,), tasks=block.tasks),))
-        machine = _Machine(program, self.costs, self.new_network, detail=self.detail, host_start_ps=-lead_ps, shared=self.shared)
+        machine = _Machine(
+            program, self.costs, self.new_network, detail=self.detail, host_start_ps=-lead_ps, shared=self.shared
+        )
         machine.execute()
         return _BlockResult(machine.latest_ps, machine.tightest_ps + lead_ps, tuple(machine.spans))
 

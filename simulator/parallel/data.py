@@ -96,7 +96,14 @@ class DataParallel:
     ) -> int:
         """Append one collective on this strategy's stream."""
         self._sequence += 1
-        op = Collective(collective=name, axis=axis, n_bytes=max(n_bytes, 1), groups=self.communicators.groups(axis), phase=phase, name=name)
+        op = Collective(
+            collective=name,
+            axis=axis,
+            n_bytes=max(n_bytes, 1),
+            groups=self.communicators.groups(axis),
+            phase=phase,
+            name=name,
+        )
         key = None if self.communicators.folded else self.communicators.key(axis, (STREAM, self._sequence))
         stream = STREAM if axis != "replicate" else "replicate"
         return tasks.add(op, stream, after, key)
@@ -112,7 +119,9 @@ class DataParallel:
         """Insert what a layer's pass needs and return what it must wait for."""
         return ()
 
-    def after_layer(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool) -> None:
+    def after_layer(
+        self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool
+    ) -> None:
         """Insert what a layer's pass sets off; ``is_last`` on the last micro-batch of the step."""
 
     def finish_backward(self, tasks: TaskList, last: tuple[int, ...]) -> tuple[int, ...]:
@@ -175,7 +184,9 @@ class Replicated(DataParallel):
             scattered = self.collective(tasks, "all_reduce", "replicate", shard_bytes, (scattered,))
         self._reduced.append(scattered)
 
-    def after_layer(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool) -> None:
+    def after_layer(
+        self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool
+    ) -> None:
         """Launch the buckets that this layer's gradients complete."""
         if kind == "F" or self.is_quiet(kind, micro_batch, is_last=is_last):
             return
@@ -216,4 +227,6 @@ class Replicated(DataParallel):
         if self.plan.sharding == "none" or self.plan.overlap_parameter_gather:
             return
         for bucket in self._gather_buckets():
-            self.collective(tasks, "all_gather", "shard", bucket.n_elements * parameter_bytes(self.plan), (optimizer,), "optimizer")
+            self.collective(
+                tasks, "all_gather", "shard", bucket.n_elements * parameter_bytes(self.plan), (optimizer,), "optimizer"
+            )

@@ -65,7 +65,9 @@ def split_layers(model: Model, plan: ParallelPlan, placement: Placement) -> tupl
         stop = len(model.layers) if part == n_parts - 1 else end
         spans.append(model.layers[begin:stop])
         start = end
-    by_stage: list[list[tuple[Layer, ...]]] = [[() for _ in range(placement.n_chunks)] for _ in range(placement.n_stages)]
+    by_stage: list[list[tuple[Layer, ...]]] = [
+        [() for _ in range(placement.n_chunks)] for _ in range(placement.n_stages)
+    ]
     for virtual in range(placement.n_virtual):
         by_stage[placement.stage(virtual)][placement.chunk(virtual)] = spans[placement.part(virtual)]
     return tuple(tuple(chunks) for chunks in by_stage)
@@ -77,7 +79,9 @@ def _counts(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:
         fixed = {0: ends[0] or None, n_virtual - 1: ends[1] or None}
         rest = blocks - sum(count for count in fixed.values() if count)
         open_stages = n_virtual - sum(1 for count in fixed.values() if count)
-        counts = [rest // max(open_stages, 1) + (1 if i < rest % max(open_stages, 1) else 0) for i in range(open_stages)]
+        counts = [
+            rest // max(open_stages, 1) + (1 if i < rest % max(open_stages, 1) else 0) for i in range(open_stages)
+        ]
         return [fixed.get(v) or counts.pop(0) for v in range(n_virtual)]
     if blocks % n_virtual and plan.virtual_pp > 1 and (blocks + 2) % n_virtual == 0:
         # Megatron's account-for-embedding and account-for-loss: embedding and head take the place of a block each.
@@ -85,7 +89,8 @@ def _counts(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:
         return [each - 1, *[each] * (n_virtual - 2), each - 1]
     if blocks < n_virtual:
         raise InfeasiblePlanError(
-            f"{blocks} layers cannot be split over pp x virtual_pp = {n_virtual} stages", hint=f"use at most {blocks} virtual stages"
+            f"{blocks} layers cannot be split over pp x virtual_pp = {n_virtual} stages",
+            hint=f"use at most {blocks} virtual stages",
         )
     if blocks % n_virtual and plan.virtual_pp > 1:
         raise InfeasiblePlanError(
@@ -98,7 +103,9 @@ def _counts(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:
     return [base + (1 if start <= v < start + surplus else 0) for v in range(n_virtual)]
 
 
-def lower(model: Model, plan: ParallelPlan, *, gpus_per_node: int, boundary_bytes: int, unfold: bool = False) -> Lowered:
+def lower(
+    model: Model, plan: ParallelPlan, *, gpus_per_node: int, boundary_bytes: int, unfold: bool = False
+) -> Lowered:
     """Write down what every rank class does in one optimizer step.
 
     Parameters
@@ -165,7 +172,9 @@ def _finish_step(lowering: StageLowering, model: Model, done: tuple[int, ...]) -
     layers = lowering.data.layers
     ends = (lowering.placement.stage(0), lowering.placement.stage(lowering.placement.n_parts - 1))
     if model.tied_embedding and ends[0] != ends[1] and lowering.stage in ends:
-        n_bytes = max((p.n_elements for layer in model.layers[:1] for p in layer.parameters), default=1) * gradient_bytes(plan)
+        n_bytes = max(
+            (p.n_elements for layer in model.layers[:1] for p in layer.parameters), default=1
+        ) * gradient_bytes(plan)
         done = (_collective(tasks, communicators, "embedding", n_bytes, done),)
     if plan.pp * plan.tp > 1:
         done = (_collective(tasks, communicators, "model", 4, done),)
@@ -175,5 +184,12 @@ def _finish_step(lowering: StageLowering, model: Model, done: tuple[int, ...]) -
 
 
 def _collective(tasks: TaskList, communicators: Communicators, axis: str, n_bytes: int, after: tuple[int, ...]) -> int:
-    op = Collective(collective="all_reduce", axis=axis, n_bytes=n_bytes, groups=communicators.groups(axis), phase="optimizer", name=axis)
+    op = Collective(
+        collective="all_reduce",
+        axis=axis,
+        n_bytes=n_bytes,
+        groups=communicators.groups(axis),
+        phase="optimizer",
+        name=axis,
+    )
     return tasks.add(op, axis, after, communicators.key(axis, "step"))

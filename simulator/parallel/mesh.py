@@ -124,10 +124,7 @@ class Communicators:
         """Groups of an axis that act together when this rank does."""
         if axis not in self._cache:
             groups = self.mesh.groups(axis, self.stage)
-            if self.folded:  # a few bytes for every replica load nothing: one of them will do
-                self._cache[axis] = groups[:1] if axis == "model" else groups
-            else:
-                self._cache[axis] = tuple(g for g in groups if self.rank in g)
+            self._cache[axis] = groups if self.folded else tuple(g for g in groups if self.rank in g)
         return self._cache[axis]
 
     def size(self, axis: str) -> int:

@@ -17,7 +17,8 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan) -> Kernel
     """Return the optimizer step over ``n_elements`` parameters held in ``n_tensors`` tensors.
 
     Adam reads and writes master weight and two moments in fp32, reads the gradient, and in pure 16-bit precision writes
-    the 16-bit weight; without masters it reads and writes weight and moments in 16 bits. Gradient clipping reads all gradients once more for their norm.
+    the 16-bit weight; without masters it reads and writes weight and moments in 16 bits. Gradient clipping
+    reads all gradients once more for their norm.
     """
     half = plan.precision in ("fp16", "bf16", "fp8")
     grad = gradient_bytes(plan)

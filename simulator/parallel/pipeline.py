@@ -51,7 +51,7 @@ class StageLowering:
     def lower(self, actions: Sequence[Action]) -> tuple[int, ...]:
         """Append the whole row and return what the optimizer must wait for."""
         self.data.start_step(self.tasks)
-        last_backward = {a.chunk: a for a in actions if a.kind != "F" and a.kind != "I"}
+        last_backward = {a.chunk: a for a in actions if a.kind not in ("F", "I")}
         for action in actions:
             self._pass(action, is_last=last_backward.get(action.chunk) == action)
         return self.data.finish_backward(self.tasks, self._last + self._sent)
@@ -108,7 +108,9 @@ class StageLowering:
         direction: Phase = "forward" if action.kind == "F" else "backward"
         channel = self._channels.get((source, target, direction, sends))
         if channel is None:
-            channel = self._channels[source, target, direction, sends] = self._channel(source, target, direction, sends=sends)
+            channel = self._channels[source, target, direction, sends] = self._channel(
+                source, target, direction, sends=sends
+            )
         op, stream, whose = channel
         key = (whose, direction, source, target, action.micro_batch)
         return self.tasks.add(op, stream, self._last if sends else (), key, action.micro_batch)
@@ -119,5 +121,14 @@ class StageLowering:
         pairs = self.communicators.peers(other)
         if not sends:
             pairs = tuple((b, a) for a, b in pairs)
-        op = Transfer(n_bytes=self.boundary_bytes, pairs=pairs, name=f"{'send' if sends else 'receive'} {direction}", phase=direction)
-        return op, f"pp:{'to' if sends else 'from'}:{other}:{direction}", -1 if self.communicators.folded else pairs[0][0]
+        op = Transfer(
+            n_bytes=self.boundary_bytes,
+            pairs=pairs,
+            name=f"{'send' if sends else 'receive'} {direction}",
+            phase=direction,
+        )
+        return (
+            op,
+            f"pp:{'to' if sends else 'from'}:{other}:{direction}",
+            -1 if self.communicators.folded else pairs[0][0],
+        )

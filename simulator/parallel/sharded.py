@@ -81,10 +81,16 @@ class FullySharded(DataParallel):
             self._gather(tasks, following, kind, micro_batch)
         gathered = (self._gathered[position, kind, micro_batch],)
         if self.framework in ("fsdp2", "deepspeed"):  # out of the flat buffer into the parameters
-            return (self._copy(tasks, "gather copy-out", position, 2, 2, "forward" if kind == "F" else "backward", gathered),)
+            return (
+                self._copy(
+                    tasks, "gather copy-out", position, 2, 2, "forward" if kind == "F" else "backward", gathered
+                ),
+            )
         return gathered
 
-    def after_layer(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool) -> None:
+    def after_layer(
+        self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool
+    ) -> None:
         """Reduce-scatter the unit's gradients, in every micro-batch."""
         if last:
             self._ends.setdefault((kind, micro_batch), {})[position] = last[-1]
@@ -151,14 +157,24 @@ class FullySharded(DataParallel):
         return scattered
 
     def _copy(
-        self, tasks: TaskList, name: str, position: int, read_bytes: int, written_bytes: int, phase: Phase, after: tuple[int, ...]
+        self,
+        tasks: TaskList,
+        name: str,
+        position: int,
+        read_bytes: int,
+        written_bytes: int,
+        phase: Phase,
+        after: tuple[int, ...],
     ) -> int:
         """Append the copy of a unit's parameters or gradients between tensors and the flat buffer."""
         n_elements = self.layers[position].n_parameters
         run = self._copies.get((name, n_elements))
         if run is None:
             shape = PointwiseShape(
-                name="copy", n_elements=n_elements, read_bytes=float(n_elements * read_bytes), written_bytes=float(n_elements * written_bytes)
+                name="copy",
+                n_elements=n_elements,
+                read_bytes=float(n_elements * read_bytes),
+                written_bytes=float(n_elements * written_bytes),
             )
             kernel = Kernel(name=name, phase=phase, shape=shape, layer=self.layers[position].name)
             run = self._copies[name, n_elements] = KernelRun(name=name, phase=phase, kernels=(kernel,))

@@ -37,7 +37,14 @@ class StageLayers:
         return indices if kind == "F" else reversed(indices)
 
     def emit(
-        self, tasks: TaskList, layer: Layer, kind: Kind, after: tuple[int, ...], micro_batch: int, *, in_block: bool = False
+        self,
+        tasks: TaskList,
+        layer: Layer,
+        kind: Kind,
+        after: tuple[int, ...],
+        micro_batch: int,
+        *,
+        in_block: bool = False,
     ) -> tuple[int, ...]:
         """Append one layer's tasks and return the indices that must end before its output is complete."""
         folded = in_block or self.communicators.folded

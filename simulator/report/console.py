@@ -149,6 +149,7 @@ def print_advice(rows: Sequence[dict[str, Any]], *, everything: bool = False, co
     """Print what single changes would save, each simulated; only the best one unless ``everything`` is asked for."""
     out = console or make_console()
     for row in rows if everything else rows[:1]:
-        effect = f"saves {row['saving']:.1%}" if row["saving"] >= 0.001 else "has no effect" if row["saving"] > -0.001 else f"costs {-row['saving']:.1%}"
+        saving = row["saving"]
+        effect = "has no effect" if abs(saving) < 0.001 else f"{'saves' if saving > 0 else 'costs'} {abs(saving):.1%}"
         prefix = "" if everything else "what would help most: "
         out.print(f"{prefix}{row['change']} {effect} (iteration {format_time(row['iteration_time_s'])})", highlight=False)

@@ -71,12 +71,16 @@ def test_a_stream_runs_in_order_and_streams_run_at_the_same_time():
 
 
 def test_a_dependency_holds_back_another_stream():
-    timeline = execute(one_rank(Task(kernel(5, "a")), Task(collective(4, "c"), "dp", (0,)), Task(kernel(1, "b"), after=(1,))))
+    timeline = execute(
+        one_rank(Task(kernel(5, "a")), Task(collective(4, "c"), "dp", (0,)), Task(kernel(1, "b"), after=(1,)))
+    )
     assert times(timeline) == {"a": (0, 5), "c": (5, 9), "b": (9, 10)}
 
 
 def test_the_host_issues_one_after_the_other():
-    timeline = execute(one_rank(Task(kernel(1, "a")), Task(kernel(1, "b")), Task(kernel(1, "c"))), FakeCosts(issue=3 * US))
+    timeline = execute(
+        one_rank(Task(kernel(1, "a")), Task(kernel(1, "b")), Task(kernel(1, "c"))), FakeCosts(issue=3 * US)
+    )
     assert times(timeline) == {"a": (3, 4), "b": (6, 7), "c": (9, 10)}
     assert [span.host_wait_ps // US for span in timeline.spans] == [3, 2, 2]
 

@@ -78,7 +78,9 @@ def test_bytes_of_replicated_schemes(framework, sharding, micro_batches, expecte
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_bytes_of_full_sharding_grow_with_micro_batches(micro_batches):
-    plan = ParallelPlan(dp=8, gpus=8, sharding="zero3", framework="fsdp", precision="bf16", micro_batch=1, global_batch=8)
+    plan = ParallelPlan(
+        dp=8, gpus=8, sharding="zero3", framework="fsdp", precision="bf16", micro_batch=1, global_batch=8
+    )
     assert sent_bytes(plan, SIZES, micro_batches) == {
         "all_gather": 2 * 2 * PSI * micro_batches,
         "reduce_scatter": 2 * PSI * micro_batches,
@@ -86,7 +88,9 @@ def test_bytes_of_full_sharding_grow_with_micro_batches(micro_batches):
 
 
 def test_hybrid_sharding_reduces_shards_across_nodes():
-    plan = ParallelPlan(dp=16, gpus=16, sharding="hsdp", framework="fsdp", precision="bf16", micro_batch=1, global_batch=16)
+    plan = ParallelPlan(
+        dp=16, gpus=16, sharding="hsdp", framework="fsdp", precision="bf16", micro_batch=1, global_batch=16
+    )
     assert sent_bytes(plan, SIZES) == {"all_gather": 4 * PSI, "reduce_scatter": 2 * PSI, "all_reduce": 2 * PSI // 8}
 
 

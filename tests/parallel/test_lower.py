@@ -44,13 +44,25 @@ def model_of(n_layers):
     shape = GemmShape(m=1, n=1, k=1)
     kwargs = {"forward": (shape,), "backward": (shape,), "parameters": (Parameter(name="w", n_elements=10),)}
     empty = {"forward": (), "backward": ()}
-    layers = (Layer(name="embedding", **empty), *(Layer(name="block", **kwargs) for _ in range(n_layers)), Layer(name="head", **empty))
+    layers = (
+        Layer(name="embedding", **empty),
+        *(Layer(name="block", **kwargs) for _ in range(n_layers)),
+        Layer(name="head", **empty),
+    )
     return Model(name="unit", layers=layers, n_parameters=10 * n_layers, model_flops_per_sequence=1.0)
 
 
 def makespan(p, m, *, schedule="1f1b", v=1, dp=1):
     plan = ParallelPlan(
-        pp=p, dp=dp, virtual_pp=v, schedule=schedule, micro_batch=1, global_batch=m * dp, gpus=p * dp, framework="megatron-core", precision="fp16"
+        pp=p,
+        dp=dp,
+        virtual_pp=v,
+        schedule=schedule,
+        micro_batch=1,
+        global_batch=m * dp,
+        gpus=p * dp,
+        framework="megatron-core",
+        precision="fp16",
     )
     lowered = lower(model_of(p * v), plan, gpus_per_node=8, boundary_bytes=1)
     check(lowered.program)

@@ -39,7 +39,9 @@ def test_ranks_are_in_megatron_order():
     assert mesh.groups("embedding") == ((0, 6), (1, 7), (2, 8), (3, 9), (4, 10), (5, 11))
 
 
-@pytest.mark.parametrize(("sharding", "group", "size"), [("zero1", 0, 16), ("zero1", 8, 8), ("hsdp", 0, 4), ("none", 0, 1)])
+@pytest.mark.parametrize(
+    ("sharding", "group", "size"), [("zero1", 0, 16), ("zero1", 8, 8), ("hsdp", 0, 4), ("none", 0, 1)]
+)
 def test_sharding_groups(sharding, group, size):
     mesh = Mesh(ParallelPlan(dp=16, sharding=sharding, sharding_group=group, gpus=16), gpus_per_node=4)
     assert mesh.sharding_group == size

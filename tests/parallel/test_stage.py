@@ -18,7 +18,15 @@ from simulator.program.program import TaskList
 
 
 def plan_of(**changes):
-    settings = {"gpus": 8, "tp": 4, "dp": 2, "micro_batch": 2, "global_batch": 8, "sequence_length": 512, "precision": "bf16"}
+    settings = {
+        "gpus": 8,
+        "tp": 4,
+        "dp": 2,
+        "micro_batch": 2,
+        "global_batch": 8,
+        "sequence_length": 512,
+        "precision": "bf16",
+    }
     return ParallelPlan(**(settings | changes))
 
 
@@ -116,7 +124,11 @@ def test_gradient_accumulation_traffic(changes, expected):
 
 
 def test_deepspeed_releases_what_is_used_again_too_late():
-    assert _released_before_reuse([453_000_000, 151_000_000, 604_000_000, 604_000_000]) == [604_000_000, 151_000_000, 453_000_000]
+    assert _released_before_reuse([453_000_000, 151_000_000, 604_000_000, 604_000_000]) == [
+        604_000_000,
+        151_000_000,
+        453_000_000,
+    ]
     assert _released_before_reuse([100_000_000] * 4) == []
 
 

@@ -45,9 +45,7 @@ RULES: tuple[Rule, ...] = (
     Rule(words=("megatron core",), framework="megatron-core"),
     Rule(words=("mcore",), framework="megatron-core"),
     Rule(words=("transformer engine",), framework="megatron-core"),
-    Rule(
-        words=("internevo",), framework="megatron-core", why="flash attention, fused norms, overlapped ZeRO-1"
-    ),
+    Rule(words=("internevo",), framework="megatron-core", why="flash attention, fused norms, overlapped ZeRO-1"),
     Rule(words=("internlm",), framework="megatron-core", why="as InternEvo"),
     Rule(words=("megascale",), framework="megatron-core"),
     Rule(words=("megatron",), framework="megatron"),
@@ -58,8 +56,9 @@ RULES: tuple[Rule, ...] = (
     Rule(words=("fsdp", "compile"), framework="torchtitan-compile", why="FSDP with torch.compile"),
     Rule(words=("fsdp",), framework="fsdp"),
     Rule(words=("deepspeed",), framework="deepspeed"),
-    Rule(words=("apex",), framework="apex-ddp"),
-    Rule(words=("paddle",), framework="apex-ddp", why="PaddlePaddle Fleet fuses as apex does"),
+    Rule(words=("apex", "21.11"), framework="apex-ddp-fused", why="the release that fused attention and pointwise"),
+    Rule(words=("apex",), framework="apex-ddp", why="fused norms and optimizer only"),
+    Rule(words=("paddle",), framework="apex-ddp-fused", why="PaddlePaddle Fleet fuses as apex's last release"),
     Rule(words=("compile",), framework="compiled-ddp", without=("torch.compiler.disable",)),
     Rule(words=("hugging face",), framework="hf-eager"),
     Rule(words=("huggingface",), framework="hf-eager"),
@@ -67,9 +66,6 @@ RULES: tuple[Rule, ...] = (
     Rule(words=("eager",), framework="hf-eager"),
     Rule(words=("accelerate",), framework="hf-eager"),
 )
-
-#: where :data:`RULES` names an entry that the installed ``FRAMEWORKS`` lacks
-FALLBACKS = {"apex-ddp": "hf-eager"}
 
 
 def framework_of(name: str, *, model_parallel: int, sharding: str, flash: bool) -> tuple[str, str]:
@@ -91,12 +87,10 @@ def framework_of(name: str, *, model_parallel: int, sharding: str, flash: bool) 
     >>> framework_of("Megatron-DeepSpeed, DeepSpeed 0.6.2", model_parallel=1, sharding="zero3", flash=False)
     ('megatron-deepspeed', '')
     """
-    from simulator.plan import FRAMEWORKS
-
     text = re.sub(r"[_\s]+", " ", name.lower())
     for rule in RULES:
         if all(word in text for word in rule.words) and not any(word in text for word in rule.without):
-            chosen = rule.framework if rule.framework in FRAMEWORKS else FALLBACKS[rule.framework]
+            chosen = rule.framework
             return chosen, f"framework {chosen}: {rule.why}" if rule.why else ""
     if model_parallel > 1:
         chosen = "megatron-core" if flash else "megatron"

@@ -1,0 +1,278 @@
+"""``simulate replay`` and ``simulate trace``: traces in, what-if answers out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from simulator.cli.options import PLAIN_JSON, Number, Text, option
+
+if TYPE_CHECKING:
+    from simulator.replay.answer import Answer, WhatIf
+    from simulator.trace_io.record import Trace
+
+trace_app = typer.Typer(no_args_is_help=True, help="Look into traces, convert and compare them.")
+
+Paths = Annotated[list[str], typer.Argument(metavar="TRACE...", help="Files, archives or folders.", show_default=False)]
+Ranks = Optional[list[int]]  # noqa: UP045 - Typer reads Optional at run time
+Words = Optional[list[str]]  # noqa: UP045
+
+
+def replay( - Typer reads them as options
+    traces: Paths,
+    topology: Annotated[Text, option("Run the communication on this cluster.", "--topology", "-t")] = None,
+    measured_on: Annotated[Text, option("Cluster of the trace: scales measured transfers.")] = None,
+    gpu: Annotated[Text, option("Run the kernels on this device.")] = None,
+    measured_gpu: Annotated[Text, option("Device of the trace; found by its name if possible.")] = None,
+    bandwidth: Annotated[float, option("Factor on the bandwidth of every transfer.")] = 1.0,
+    latency: Annotated[Text, option("Added to every transfer, like 5us.")] = None,
+    kernels: Annotated[float, option("Factor on the duration of every kernel.")] = 1.0,
+    host: Annotated[float, option("Factor on all host time.")] = 1.0,
+    remove_straggler: Annotated[Ranks, option("Make this rank as fast as the median; repeatable.")] = None,
+    add_straggler: Annotated[Words, option("RANK:FACTOR or RANK:DELAY like 3:1.2 or 3:10ms; repeatable.")] = None,
+    overlap: Annotated[Optional[bool], option("Gradient reductions beside compute, or nothing.")] = None,  # noqa: UP045
+    bucket_bytes: Annotated[Text, option("Merge gradient all-reduces up to this size, like 100MB.")] = None,
+    dp: Annotated[Number, option("Ranks of the largest group.")] = None,
+    ideal: Annotated[bool, option("No stragglers: every operation takes the mean of its type.", "--ideal")] = False,
+    missing_ranks: Annotated[bool, option("Recorded ranks stand for the others.", "--missing-ranks")] = False,
+    schedule: Annotated[str, option("Pipeline schedule for stage times.")] = "1f1b",
+    message: Annotated[Text, option("What a message between stages costs, for stage times.")] = None,
+    as_format: Annotated[Text, option("Read the files as this format.", "--as")] = None,
+    trace: Annotated[Text, option("Write simulated beside measured (.pftrace, .json or .tar).")] = None,
+    json_output: Annotated[bool, PLAIN_JSON] = False,
+) -> None:
+    """Replay a trace as measured, then with changes."""
+    from simulator.replay.answer import answer, to_json
+    from simulator.trace_io import read
+
+    recorded = read(traces, as_format=as_format, progress=_progress if sys.stderr.isatty() else None)
+    what = _what_if(
+        recorded, topology=topology, measured_on=measured_on, gpu=gpu, measured_gpu=measured_gpu, bandwidth=bandwidth,
+        latency_s=_seconds(latency), kernels=kernels, host=host, remove=remove_straggler, add=add_straggler,
+        overlap=overlap, bucket_bytes=_bytes(bucket_bytes), dp=dp or 0, ideal=ideal, missing_ranks=missing_ranks,
+    )  # fmt: skip
+    message_s = None if message is None else _seconds(message)
+    found = answer(recorded, what, schedule=schedule, message_s=message_s)
+    document = to_json(found)
+    if json_output:
+        print(json.dumps(document, allow_nan=False))
+    else:
+        _print(document)
+    if trace:
+        _write(found, trace)
+
+
+def _progress(name: str, done: int, total: int) -> None:
+    if total > 1 << 26:
+        print(f"\r{name}: {100 * done // total} %", end="" if done < total else "\n", file=sys.stderr)
+
+
+def _seconds(text: str | None) -> float:
+    from simulator.units import parse_quantity
+
+    return 0.0 if text is None else parse_quantity(text, "time")
+
+
+def _bytes(text: str | None) -> int:
+    from simulator.units import parse_quantity
+
+    return 0 if text is None else round(parse_quantity(text, "bytes"))
+
+
+def _what_if(recorded: Trace, **given: Any) -> WhatIf:
+    from simulator.importers.topologies import open_topology
+    from simulator.replay.answer import WhatIf
+    from simulator.topology.device import load_device
+
+    def machine(name: str | None) -> Any:
+        return None if name is None else open_topology(name, None)
+
+    device = None if given["gpu"] is None else load_device(given["gpu"])
+    return WhatIf(
+        topology=machine(given["topology"]),
+        measured_on=machine(given["measured_on"]),
+        device=device,
+        measured_device=None if device is None else _recorded_device(recorded, given["measured_gpu"]),
+        bandwidth=given["bandwidth"],
+        latency_s=given["latency_s"],
+        kernels=given["kernels"],
+        host=given["host"],
+        remove_straggler=tuple(given["remove"] or ()),
+        add_straggler=tuple(_straggler(text) for text in given["add"] or ()),
+        overlap=given["overlap"],
+        bucket_bytes=given["bucket_bytes"],
+        dp=given["dp"],
+        ideal=given["ideal"],
+        missing_ranks=given["missing_ranks"],
+    )
+
+
+def _recorded_device(recorded: Trace, name: str | None) -> Any:
+    """The device that the user names, or the shipped one that the trace's device name tells."""
+    from simulator.replay.machine_whatif import shipped_device
+    from simulator.topology.device import load_device
+
+    if name is not None:
+        return load_device(name)
+    names = [rank.device for rank in recorded.ranks if rank.device]
+    return shipped_device(names[0]) if names else None
+
+
+def _straggler(text: str) -> tuple[int, float, float]:
+    from simulator.errors import ConfigError
+
+    rank, _, amount = text.partition(":")
+    if not rank.isdecimal() or not amount:
+        raise ConfigError(f"--add-straggler {text}: not RANK:FACTOR or RANK:DELAY", hint="like 3:1.2 or 3:10ms")
+    try:
+        return int(rank), float(amount), 0.0
+    except ValueError:
+        return int(rank), 1.0, _seconds(amount)
+
+
+def _print(document: dict[str, Any]) -> None:
+    from simulator.units import format_time
+
+    ranks = document.get("recorded_ranks")
+    recorded = "" if ranks is None else f", {len(ranks)} recorded"
+    print(f"{document['format']} trace of {document['world_size']} ranks{recorded}")
+    measured, simulated = document["measured_iteration_time_s"], document["iteration_time_s"]
+    print(f"iteration   measured {format_time(measured)}   replayed {format_time(simulated)}")
+    if "identity_error" in document:
+        print(f"identity    largest error of a step {document['identity_error']:.2%}")
+        print(f"speedup     {document['speedup']:.4g}")
+        for name, seconds in document["breakdown"].items():
+            before = document["measured_breakdown"][name]
+            print(
+                f"{name.removesuffix('_s'):<11} measured {format_time(before):>9}   replayed {format_time(seconds):>9}"
+            )
+        kinds = ", ".join(f"{kind} {format_time(s)}" for kind, s in document["critical_path"]["by_kind_s"].items())
+        print(f"critical path: {kinds}")
+    for note in document["notes"]:
+        print(f"note: {note}")
+
+
+def _write(found: Answer, path: str) -> None:
+    from simulator.trace_io.perfetto import write, write_beside
+    from simulator.trace_io.tracks import trace_processes
+
+    if found.stages is not None:
+        write(found.stages.timeline, path)
+    elif path.endswith((".json", ".json.gz")):
+        from simulator.trace_io.perfetto import write_processes_json
+
+        write_processes_json(_beside(found), path)
+    else:
+        simulated = trace_processes(found.result.simulated, prefix="simulated ", origin_ns=0)
+        write_beside(simulated, _measured(found), path)
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def _measured(found: Answer) -> Any:
+    from simulator.trace_io.tracks import trace_processes
+
+    assert found.identity is not None
+    origin = found.identity.compiled.reconstruction.origin_ns
+    return trace_processes(found.trace, prefix="measured ", origin_ns=origin)
+
+
+def _beside(found: Answer) -> Any:
+    from simulator.trace_io.tracks import trace_processes
+
+    simulated = trace_processes(found.result.simulated, prefix="simulated ", origin_ns=0)
+    return sorted((*_measured(found), *simulated), key=lambda process: process.rank)
+
+
+@trace_app.command("convert")
+def convert(
+    traces: Annotated[list[str], typer.Argument(metavar="A... B", help="What to read, and last where to write.")],
+    to: Annotated[Text, option("kineto, chakra, perfetto or chrome; by the suffix where left out.")] = None,
+    json_output: Annotated[bool, PLAIN_JSON] = False,
+) -> None:
+    """Convert traces; say what the target format cannot hold."""
+    from simulator.errors import ConfigError
+    from simulator.trace_io.convert import convert as run
+
+    if len(traces) < 2:
+        raise ConfigError("nothing to write to", hint="simulate trace convert SOURCE... TARGET")
+    lost = run(traces[:-1], traces[-1], to)
+    if json_output:
+        print(json.dumps({"written": traces[-1], "lost": list(lost)}))
+        return
+    print(f"wrote {traces[-1]}")
+    for loss in lost:
+        print(f"not kept: {loss}")
+
+
+@trace_app.command("info")
+def info(
+    traces: Paths,
+    as_format: Annotated[Text, option("Read the files as this format.", "--as")] = None,
+    json_output: Annotated[bool, PLAIN_JSON] = False,
+) -> None:
+    """Show what a trace holds and where its time went."""
+    from simulator.trace_io import read
+    from simulator.trace_io.convert import info as run
+
+    summary = run(read(traces, as_format=as_format))
+    if json_output:
+        print(json.dumps(summary, allow_nan=False))
+        return
+    for key, value in summary.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            print(f"{key}:")
+            for entry in value[:40]:
+                print("  " + "  ".join(f"{name}={_short(item)}" for name, item in entry.items()))
+        elif value not in (None, [], {}, ""):
+            print(f"{key}: {value}")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+@trace_app.command("diff")
+def diff(
+    measured: Annotated[str, typer.Argument(help="The measured trace.")],
+    simulated: Annotated[str, typer.Argument(help="The simulated trace, or another one.")],
+    top: Annotated[int, typer.Option(help="Operators to show.")] = 15,
+    json_output: Annotated[bool, PLAIN_JSON] = False,
+) -> None:
+    """Compare two traces: operators aligned, the residual split into compute, transfer, wait, copy and host."""
+    from simulator.trace_io import read
+    from simulator.trace_io.diff import diff as run
+
+    found = run(read(measured), read(simulated))
+    if json_output:
+        print(json.dumps(_difference(found), allow_nan=False))
+        return
+    print(f"mean absolute error of a step: {found.mean_absolute_error:.2%}")
+    for part, seconds in found.parts_s.items():
+        print(f"{part:<9} {seconds * 1e3:+10.3f} ms per step")
+    for entry in found.operators[:top]:
+        print(f"{entry.difference_s * 1e3:+10.3f} ms  {entry.n_aligned:>6} x  {entry.name[:80]}")
+
+
+def _difference(found: Any) -> dict[str, Any]:
+    return {
+        "mean_absolute_error": found.mean_absolute_error,
+        "parts_s": dict(found.parts_s),
+        "steps": [
+            {
+                "rank": s.rank, "step": s.step, "measured_s": s.measured_s, "simulated_s": s.simulated_s,
+                "relative_error": s.relative, "parts_s": dict(s.parts_s),
+            }
+            for s in found.steps
+        ],
+        "operators": [
+            {
+                "name": o.name, "n_aligned": o.n_aligned, "n_only_measured": o.n_only_measured,
+                "n_only_simulated": o.n_only_simulated, "measured_s": o.measured_s, "simulated_s": o.simulated_s,
+                "difference_s": o.difference_s,
+            }
+            for o in found.operators
+        ],
+    }  # fmt: skip
