@@ -167,7 +167,8 @@ def _ring(case: Case) -> Terms:
         latency += inside.tail * chunk * n_channels / (shape.nvlink_bytes_per_s * inside.ring.efficiency[p])
     traffic = ring_traffic(case.collective, n)
     own = inside.copy_reduce if case.collective == "all_reduce" else inside.copy_gather
-    copied = own / n if shares > 1 and p != _LL else 0.0
+    whole = shape.node_nvlink_bytes_per_s or shape.nvlink_bytes_per_s
+    copied = own / n * shape.nvlink_bytes_per_s / whole if shares > 1 and p != _LL else 0.0
     m = shape.ranks_per_node
     share = (m - 1) / m if shape.n_nodes > 1 else 1.0
     chain_ll = p == _LL and shares == 1 and shape.n_nodes > 1

@@ -31,6 +31,9 @@ class GroupShape:
     nvlink_bytes_per_s : float
         What one of its GPUs can send to the others on its node over NVLink, per direction; the PCIe rate
         without NVLink.
+    node_nvlink_bytes_per_s : float
+        The same towards all GPUs of the node: what the weights of local copies refer to, since a copy takes no
+        link. 0 where the group has as many links.
     multicast : bool
         Whether the NVSwitches reduce and multicast (NVLS).
     n_nics : int
@@ -57,6 +60,7 @@ class GroupShape:
     generation: str
     wiring: str
     nvlink_bytes_per_s: float
+    node_nvlink_bytes_per_s: float = 0.0
     multicast: bool = False
     n_nics: int = 0
     nic_bytes_per_s: float = 0.0
@@ -107,6 +111,7 @@ def shape_of(
         name, protocol, nic_rate = _transport(topology, transport)
         n_nics = len({nic for rank in members for nic in topology.nics_of(rank)})
     wiring, nvlink = _inside(node, [rank % topology.gpus_per_node for rank in members])
+    _, whole = _inside(node, list(range(node.gpus)))
     section = topology.collectives
     constants = section.get("constants")
     return GroupShape(
@@ -116,6 +121,7 @@ def shape_of(
         generation=topology.device(group[0]).architecture,
         wiring=wiring,
         nvlink_bytes_per_s=nvlink,
+        node_nvlink_bytes_per_s=0.0 if wiring == "pcie" else whole,
         multicast=bool(getattr(node.nvlink, "multicast", False)),
         n_nics=n_nics,
         nic_bytes_per_s=nic_rate,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from simulator.collectives import plan_collective, plan_transfer
-from simulator.collectives.cost import lone_time_s, terms
+from simulator.collectives.cost import constants_of, lone_time_s, terms
 from simulator.collectives.shape import shape_of
 from simulator.collectives.tuner import candidates, choose, find_channels
 from simulator.errors import ConfigError, UnroutableError
@@ -151,3 +153,18 @@ def test_an_unknown_cluster_with_datasheet_links_works(tmp_path):
     flow = plan_collective("all_reduce", 2**30, (tuple(range(32)),), topology)
     busbw = 2 * 31 / 32 * 2**30 / alone_s(flow, topology)
     assert 200e9 < busbw < 900e9
+
+
+def test_local_copies_take_as_long_with_fewer_links():
+    topology = load_topology("bigred200", 4)
+    per_byte = []
+    for n_ranks in (2, 4):
+        shape = shape_of(tuple(range(n_ranks)), topology)
+        inside, between = constants_of(shape)
+        choice = choose("all_gather", 2**30, shape, "ring", "simple")
+        rated = [
+            lone_time_s(2**30, shape, terms("all_gather", 2**30, shape, choice, constants=(constants, between)))
+            for constants in (replace(inside, copy_gather=1.0), replace(inside, copy_gather=0.0))
+        ]
+        per_byte.append((rated[0] - rated[1]) / (2**30 / n_ranks))
+    assert per_byte[0] == pytest.approx(per_byte[1])
