@@ -21,7 +21,7 @@ Ranks = Optional[list[int]]  # noqa: UP045 - Typer reads Optional at run time
 Words = Optional[list[str]]  # noqa: UP045
 
 
-def replay( - Typer reads them as options
+def replay(
     traces: Paths,
     topology: Annotated[Text, option("Run the communication on this cluster.", "--topology", "-t")] = None,
     measured_on: Annotated[Text, option("Cluster of the trace: scales measured transfers.")] = None,
@@ -156,34 +156,30 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def _write(found: Answer, path: str) -> None:
-    from simulator.trace_io.perfetto import write, write_beside
-    from simulator.trace_io.tracks import trace_processes
+    from simulator.trace_io.perfetto import write, write_beside, write_processes_json
 
     if found.stages is not None:
         write(found.stages.timeline, path)
-    elif path.endswith((".json", ".json.gz")):
-        from simulator.trace_io.perfetto import write_processes_json
-
-        write_processes_json(_beside(found), path)
     else:
-        simulated = trace_processes(found.result.simulated, prefix="simulated ", origin_ns=0)
-        write_beside(simulated, _measured(found), path)
+        simulated, measured = _beside(found)
+        if path.endswith((".json", ".json.gz")):
+            write_processes_json(sorted((*measured, *simulated), key=lambda process: process.rank), path)
+        else:
+            write_beside(simulated, measured, path)
     print(f"wrote {path}", file=sys.stderr)
 
 
-def _measured(found: Answer) -> Any:
-    from simulator.trace_io.tracks import trace_processes
+def _beside(found: Answer) -> tuple[Any, Any]:
+    """Simulated and measured processes on clocks that start together."""
+    from simulator.trace_io.tracks import earliest_ns, trace_processes
 
     assert found.identity is not None
-    origin = found.identity.compiled.reconstruction.origin_ns
-    return trace_processes(found.trace, prefix="measured ", origin_ns=origin)
-
-
-def _beside(found: Answer) -> Any:
-    from simulator.trace_io.tracks import trace_processes
-
-    simulated = trace_processes(found.result.simulated, prefix="simulated ", origin_ns=0)
-    return sorted((*_measured(found), *simulated), key=lambda process: process.rank)
+    whole = found.identity.compiled.reconstruction
+    offsets = whole.joins.offset_ns
+    first = earliest_ns(found.trace, offsets)
+    measured = trace_processes(found.trace, prefix="measured ", origin_ns=first, offsets_ns=offsets)
+    simulated = trace_processes(found.result.simulated, prefix="simulated ", origin_ns=first - whole.origin_ns)
+    return simulated, measured
 
 
 @trace_app.command("convert")

@@ -9,7 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 
-def validate( - Typer reads them as options
+def validate(
     files: Annotated[list[str], typer.Argument(help="Measurement files (CSV).", show_default=False)],
     where: Annotated[
         Optional[list[str]],  # noqa: UP045 - Typer reads Optional at run time
