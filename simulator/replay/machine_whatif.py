@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from simulator.collectives import plan_collective, plan_transfer
+from simulator.config.names import shipped_names
 from simulator.errors import SimulatorError, TraceError
 from simulator.kernels import RooflineKernels
 from simulator.models.layer import GemmShape, PointwiseShape
@@ -15,7 +16,7 @@ from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.replay.network_whatif import change_transfers
 from simulator.replay.whatif import noted
 from simulator.topology import Topology
-from simulator.topology.device import Device
+from simulator.topology.device import Device, load_device
 from simulator.trace_io.communication import element_bytes
 from simulator.trace_io.reconstruct import Reconstruction
 from simulator.trace_io.record import COMPUTE, CollectiveCall
@@ -139,3 +140,23 @@ def _curve(new: Device, old: Device, matrix: bool, dtype: str) -> tuple[list[flo
         points.append((float(np.log(before)), after / before))
     points.sort()
     return [x for x, _ in points], [y for _, y in points]
+
+
+def shipped_device(name: str) -> Device | None:
+    """Return the shipped device that a trace's device name means, None where none fits.
+
+    Examples
+    --------
+    >>> shipped_device("NVIDIA H100 80GB HBM3").name
+    'h100-sxm5-80g'
+    >>> shipped_device("Tesla V100-SXM2-16GB").name
+    'v100-sxm2-16g'
+    """
+    text = name.lower().replace(" ", "-").replace("gb", "g").replace("hbm3", "sxm")
+    family = next((word for word in ("h200", "h100", "b200", "a100", "v100") if word in text), None)
+    if family is None:
+        return None
+    candidates = [device for device in shipped_names("devices") if device.startswith(family)]
+    words = set(re.findall(r"[a-z]+|\d+g?", text))
+    best = max(candidates, key=lambda c: (len(words & set(re.findall(r"[a-z]+|\d+g?", c))), c), default=None)
+    return None if best is None else load_device(best)

@@ -12,7 +12,7 @@ from simulator.network.base import CapacityLink, Flow, NetworkModel
 from simulator.program.op import Collective, Kernel, Op, Transfer
 from simulator.timeline import Timeline
 from simulator.trace_io.analysis import Analysis, Usage, analyse
-from simulator.trace_io.compile import Compiled, compile_program, simulated_trace
+from simulator.trace_io.compile import Compiled, Times, compile_program, operation_times, simulated_trace
 from simulator.trace_io.reconstruct import Reconstruction
 from simulator.trace_io.record import Trace
 from simulator.units import to_ps
@@ -81,6 +81,8 @@ class Replay:
         The program that ran, and its reconstruction.
     timeline : Timeline
         Of the engine; collectives start when the last rank has arrived.
+    times : Times
+        Of every operation in the replay.
     simulated : Trace
         The same operations at their replayed times, waiting included.
     measured_usage, simulated_usage : Analysis
@@ -88,6 +90,7 @@ class Replay:
 
     compiled: Compiled
     timeline: Timeline
+    times: Times
     simulated: Trace
     measured_usage: Analysis
     simulated_usage: Analysis
@@ -120,10 +123,12 @@ def replay(
     compiled = compile_program(reconstruction)
     network = new_network or (lambda: AlphaBetaNetwork(NoLinks()))
     timeline = run(compiled.program, ReplayCosts(flow_of), network, detail=True)
-    simulated = simulated_trace(compiled, timeline)
+    times = operation_times(compiled, timeline)
+    simulated = simulated_trace(reconstruction, times)
     return Replay(
         compiled=compiled,
         timeline=timeline,
+        times=times,
         simulated=simulated,
         measured_usage=analyse(reconstruction.trace, reconstruction.joins),
         simulated_usage=analyse(simulated),

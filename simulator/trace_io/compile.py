@@ -205,15 +205,19 @@ def communication(
     )
 
 
-def simulated_trace(compiled: Compiled, timeline: Timeline) -> Trace:
-    """Read a replayed timeline back into the neutral record: the same operations at their new times.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Times:
+    """When each operation of each rank ran in a replay: per rank arrays of int64 [n], in nanoseconds.
 
-    Parameters
-    ----------
-    compiled : Compiled
-    timeline : Timeline
-        What the engine made of its program, run with ``detail=True``.
+    ``end`` is the modelled end: what a rank lasted beyond it (``tail_ns`` of its plan) comes on top.
     """
+
+    start: tuple[Int64, ...]
+    end: tuple[Int64, ...]
+
+
+def operation_times(compiled: Compiled, timeline: Timeline) -> Times:
+    """Find every operation of the trace in the timeline of its replay, which was run with ``detail=True``."""
     plans = compiled.reconstruction.plans
     starts = [np.zeros(len(plan.rank.ops), np.int64) for plan in plans]
     ends = [np.zeros(len(plan.rank.ops), np.int64) for plan in plans]
@@ -226,16 +230,25 @@ def simulated_trace(compiled: Compiled, timeline: Timeline) -> Trace:
                 starts[index][op] = start_ps // 1000
             if end_ps is not None:
                 ends[index][op] = end_ps // 1000
+    return Times(start=tuple(starts), end=tuple(ends))
+
+
+def simulated_trace(reconstruction: Reconstruction, times: Times) -> Trace:
+    """Turn a replay back into the neutral record: the same operations at their new times.
+
+    Parameters
+    ----------
+    reconstruction : Reconstruction
+        That was replayed.
+    times : Times
+        Of its operations.
+    """
     ranks = []
-    for plan, start, modelled in zip(plans, starts, ends, strict=True):
+    for plan, start, modelled in zip(reconstruction.plans, times.start, times.end, strict=True):
         end = modelled + plan.tail_ns
         order = np.lexsort((end, start))
         columns = {name: getattr(plan.rank.ops, name)[order] for name in DeviceOps.__slots__}
-        columns |= {
-            "start_ns": start[order],
-            "end_ns": end[order],
-            "launch": np.full(len(order), -1, np.int32),
-        }
+        columns |= {"start_ns": start[order], "end_ns": end[order], "launch": np.full(len(order), -1, np.int32)}
         ranks.append(
             replace(
                 plan.rank,
@@ -249,7 +262,7 @@ def simulated_trace(compiled: Compiled, timeline: Timeline) -> Trace:
                 notes=(),
             )
         )
-    return replace(compiled.reconstruction.trace, ranks=tuple(ranks), notes=compiled.reconstruction.notes)
+    return replace(reconstruction.trace, ranks=tuple(ranks), notes=reconstruction.notes)
 
 
 def _operations(

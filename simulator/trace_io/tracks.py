@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -176,7 +176,20 @@ def _stable_hash(text: str) -> int:
     return (value >> 1) or 1
 
 
-def trace_processes(trace: Trace, *, prefix: str = "", origin_ns: int | None = None) -> tuple[Process, ...]:
+def earliest_ns(trace: Trace, offsets_ns: Sequence[int] = ()) -> int:
+    """Return the start of the first operation or host event, each rank's clock corrected by its offset."""
+    starts = [
+        int(part.start_ns.min()) - (offsets_ns[index] if offsets_ns else 0)
+        for index, rank in enumerate(trace.ranks)
+        for part in (rank.ops, rank.host)
+        if len(part)
+    ]
+    return min(starts, default=0)
+
+
+def trace_processes(
+    trace: Trace, *, prefix: str = "", origin_ns: int | None = None, offsets_ns: Sequence[int] = ()
+) -> tuple[Process, ...]:
     """Lay a trace out as one process per rank: its host threads, then its streams.
 
     Parameters
@@ -185,12 +198,14 @@ def trace_processes(trace: Trace, *, prefix: str = "", origin_ns: int | None = N
     prefix : str
         Put before every process name, for example ``"measured "``.
     origin_ns : int, optional
-        Becomes time 0; the earliest operation where it is left out.
+        Becomes time 0; the earliest event where it is left out.
+    offsets_ns : sequence of int
+        Clock offsets of the ranks, to be subtracted.
     """
-    starts = [int(part.start_ns.min()) for r in trace.ranks for part in (r.ops, r.host) if len(part)]
-    origin = min(starts, default=0) if origin_ns is None else origin_ns
+    first = earliest_ns(trace, offsets_ns) if origin_ns is None else origin_ns
     processes = []
-    for rank in trace.ranks:
+    for index, rank in enumerate(trace.ranks):
+        origin = first + (offsets_ns[index] if offsets_ns else 0)
         device = f" · {rank.device}" if rank.device else ""
         tracks = [*_host_tracks(rank, origin), *_device_tracks(rank, origin)]
         processes.append(Process(name=f"{prefix}rank {rank.rank}{device}", rank=rank.rank, tracks=tuple(tracks)))
