@@ -11,12 +11,14 @@ from validation.emulation.accuracy import predict
 from validation.emulation.clean import clean as end_orphans
 from validation.emulation.cli import emulate
 from validation.jobs.cli import run
+from validation.jobs.compare_cli import compare
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
     help="Real torch.distributed jobs, on this machine, under torchrun or Slurm, or on an emulated cluster.",
 )  # fmt: skip
 app.command("run")(run)
+app.command("compare")(compare)
 app.command("emulate")(emulate)
 app.command("predict")(predict)
 

@@ -67,9 +67,7 @@ def _validation(*arguments: str, **options: object) -> subprocess.Popen[str]:
 # -- shapes ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "rate"), [("1gbit", 1e9), ("100mbit", 1e8), ("2.5gbit", 2.5e9), ("none", None)]
-)
+@pytest.mark.parametrize(("text", "rate"), [("1gbit", 1e9), ("100mbit", 1e8), ("2.5gbit", 2.5e9), ("none", None)])
 def test_rates(text, rate):
     assert parse_rate(text) == rate
 
@@ -124,12 +122,8 @@ def _switch(shape):
 def test_every_link_is_shaped_at_both_ends():
     shape = ClusterShape(n_nodes=3, rate_bits_per_s=1e9, slow=((1, 5e8),))
     for host, rate in enumerate(("1000000000bit", "500000000bit", "1000000000bit")):
-        assert any(
-            f"dev eth0 parent 1: classid 1:1 htb rate {rate} " in line for line in host_batch(shape, host).tc
-        )
-        assert any(
-            f"dev p{host} parent 1: classid 1:1 htb rate {rate} " in line for line in _switch(shape).tc
-        )
+        assert any(f"dev eth0 parent 1: classid 1:1 htb rate {rate} " in line for line in host_batch(shape, host).tc)
+        assert any(f"dev p{host} parent 1: classid 1:1 htb rate {rate} " in line for line in _switch(shape).tc)
 
 
 def test_unshaped_links_have_no_queueing_discipline():
@@ -165,9 +159,7 @@ def test_ports_stand_in_their_rack():
 
 
 def test_queues_get_their_length():
-    assert any(
-        "bfifo limit 524288" in line for line in _switch(ClusterShape(n_nodes=2, queue_bytes=524288)).tc
-    )
+    assert any("bfifo limit 524288" in line for line in _switch(ClusterShape(n_nodes=2, queue_bytes=524288)).tc)
 
 
 # -- jobs ------------------------------------------------------------------------------------------
@@ -370,11 +362,7 @@ def test_nothing_survives_a_killed_run(number):
 def _ranks(pid: int) -> list[int]:
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [
-            int(child)
-            for child in children
-            if Path(f"/proc/{child}/comm").read_text().strip() == PROCESS_NAME
-        ]
+        return [int(child) for child in children if Path(f"/proc/{child}/comm").read_text().strip() == PROCESS_NAME]
     except OSError:
         return []
 

@@ -105,7 +105,7 @@ def _progress(row: dict[str, Any]) -> str:
     return f"{text}, predicted {row['relative_error']:+.1%}" if "relative_error" in row else text
 
 
-def emulate(  # noqa: PLR0917
+def emulate(
     nodes: Annotated[str, typer.Option(help="Hosts; a list 2,4,8 measures each.")] = "2",
     rate: Annotated[str, typer.Option(help="Rate of hosts' links as tc writes it, or none; or a list.")] = "1gbit",
     job: Annotated[str, typer.Option(help="What to run; a list runs each.")] = "all_reduce",
@@ -173,7 +173,7 @@ def emulate(  # noqa: PLR0917
 emulate.__doc__ = _HELP
 
 
-def _shapes(  # noqa: PLR0917
+def _shapes(
     nodes: str, rate: str, delay_us: float, racks: int, trunk: str, slow: str, queue: str
 ) -> list[ClusterShape]:
     return [

@@ -103,7 +103,7 @@ def choose_device(settings: Settings, launch: Launch) -> Any:
     return torch.device("cpu")
 
 
-def run(  # noqa: PLR0917
+def run(
     job: Annotated[str, typer.Argument(help="; ".join(f"{name}: {text}" for name, text in JOBS.items()))],
     model: Annotated[
         str, typer.Option(help="GPT-2 size: gpt2-micro, gpt2-tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl.")
@@ -122,9 +122,7 @@ def run(  # noqa: PLR0917
     nproc: Annotated[
         int, typer.Option(help="Ranks to start here when no launcher did; 0 is 2, or 1 where a job needs 1.")
     ] = 0,
-    port: Annotated[
-        int, typer.Option(help="Where rank 0 listens when ranks start here; 0 is any free port.")
-    ] = 0,
+    port: Annotated[int, typer.Option(help="Where rank 0 listens when ranks start here; 0 is any free port.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     topology: Annotated[
         str, typer.Option(help="Name for the rows: a shipped cluster (or device) lets them be predicted.")

@@ -56,9 +56,7 @@ def run_collectives(settings: Settings, launch: Launch, device: torch.device) ->
                 dist.all_gather_object(everyone, mine)
                 slowest = [max(one) for one in zip(*everyone, strict=True)]
                 transport = "tcp" if device.type == "cpu" else ""
-                rows.append(
-                    _row(settings, launch, transport=transport, name=name, size=size, durations_s=slowest)
-                )
+                rows.append(_row(settings, launch, transport=transport, name=name, size=size, durations_s=slowest))
     if settings.profile is not None:
 
         def one_of_each() -> None:
@@ -71,9 +69,7 @@ def run_collectives(settings: Settings, launch: Launch, device: torch.device) ->
     return [{**row, "notes": "; ".join(filter(None, (str(row["notes"]), note)))} for row in rows]
 
 
-def _row(
-    settings: Settings, launch: Launch, *, transport: str, name: str, size: int, durations_s: list[float]
-) -> Row:
+def _row(settings: Settings, launch: Launch, *, transport: str, name: str, size: int, durations_s: list[float]) -> Row:
     found = summarize(durations_s)
     return make_row(
         "collectives",

@@ -41,9 +41,7 @@ def _gemms(size: GptSize, n_tokens: int, new: Callable[..., torch.Tensor]) -> It
             ("dgrad", lambda dy=dy, w=w: dy @ w),
             ("wgrad", lambda dy=dy, x=x: dy.t() @ x),
         ):
-            yield Probe(
-                op="gemm", kernel_pass=kernel_pass, columns={"m": n_tokens, "n": out, "k": inner}, call=call
-            )
+            yield Probe(op="gemm", kernel_pass=kernel_pass, columns={"m": n_tokens, "n": out, "k": inner}, call=call)
 
 
 def _both_passes(
@@ -87,15 +85,11 @@ def _pointwise(size: GptSize, n_tokens: int, new: Callable[..., torch.Tensor]) -
     yield from _both_passes(
         "layer_norm", narrow, (x, new(h), new(h)), lambda a, w, b: functional.layer_norm(a, (h,), w, b)
     )
-    yield from _both_passes(
-        "gelu", wide, (new(n_tokens, 4 * h),), lambda a: functional.gelu(a, approximate="tanh")
-    )
+    yield from _both_passes("gelu", wide, (new(n_tokens, 4 * h),), lambda a: functional.gelu(a, approximate="tanh"))
     yield Probe(op="add", kernel_pass="forward", columns=narrow, call=lambda: x + y)
     targets = torch.randint(size.vocab, (n_tokens,), device=x.device)
     columns = {"m": n_tokens, "n": size.vocab}
-    yield from _both_passes(
-        "cross_entropy", columns, (new(n_tokens, size.vocab), targets), functional.cross_entropy
-    )
+    yield from _both_passes("cross_entropy", columns, (new(n_tokens, size.vocab), targets), functional.cross_entropy)
     yield from _both_passes("embedding", narrow, (targets, new(size.vocab, h)), functional.embedding)
 
 
@@ -158,9 +152,7 @@ def run_kernels(settings: Settings, launch: Launch, device: torch.device) -> lis
                 "dtype": settings.precision.removeprefix("amp_"),
                 **probe.columns,
                 "time_us": round(statistics_.median_s * 1e6, 3),
-                "notes": "; ".join(
-                    filter(None, (f"{size.name}, {statistics_.describe()}", monitor.describe()))
-                ),
+                "notes": "; ".join(filter(None, (f"{size.name}, {statistics_.describe()}", monitor.describe()))),
             },
         )
         for probe, statistics_ in found

@@ -131,9 +131,7 @@ def check_port(address: str, port: int) -> None:
             raise JobError(f"rank 0 cannot listen on {address}:{port}: {error.strerror}") from None
 
 
-def start_here(
-    n_ranks: int, body: Callable[[Launch], Any], *, port: int = 0, timeout_s: float = 1800.0
-) -> list[Any]:
+def start_here(n_ranks: int, body: Callable[[Launch], Any], *, port: int = 0, timeout_s: float = 1800.0) -> list[Any]:
     """Start so many ranks on this machine and return their answers; none outlives this process.
 
     Parameters

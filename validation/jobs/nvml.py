@@ -65,6 +65,4 @@ class GpuMonitor:
         if not self._samples:
             return ""
         sm, memory, power = (statistics.median(column) for column in zip(*self._samples, strict=True))
-        return (
-            f"SM {sm:.0f} MHz, memory {memory:.0f} MHz, {power:.0f} W (NVML medians of {len(self._samples)})"
-        )
+        return f"SM {sm:.0f} MHz, memory {memory:.0f} MHz, {power:.0f} W (NVML medians of {len(self._samples)})"

@@ -83,9 +83,7 @@ class Settings:
             ("device", DEVICES),
         ):
             if getattr(self, name) not in allowed:
-                raise ConfigError(
-                    f"{name} '{getattr(self, name)}' is unknown", hint=f"one of {', '.join(allowed)}"
-                )
+                raise ConfigError(f"{name} '{getattr(self, name)}' is unknown", hint=f"one of {', '.join(allowed)}")
         for name in ("micro_batch", "n_micro_batches", "n_repeats"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
@@ -108,17 +106,13 @@ def check_ranks(settings: Settings, n_ranks: int, layers: int, heads: int) -> No
     if job in ("kernels", "single") and n_ranks != 1:
         raise ConfigError(f"job '{job}' runs on one rank, {n_ranks} were started", hint="--nproc 1")
     if job not in ("kernels", "single") and n_ranks < 2:
-        raise ConfigError(
-            f"job '{job}' needs at least 2 ranks, there is {n_ranks}", hint="--nproc 2, or torchrun"
-        )
+        raise ConfigError(f"job '{job}' needs at least 2 ranks, there is {n_ranks}", hint="--nproc 2, or torchrun")
     if job == "tp" and heads % n_ranks:
         raise ConfigError(
             f"{heads} attention heads cannot be split over {n_ranks} ranks", hint="another --model or --nproc"
         )
     if job == "pp" and layers < n_ranks:
-        raise ConfigError(
-            f"{layers} layers do not fill {n_ranks} pipeline stages", hint="--layers, or fewer ranks"
-        )
+        raise ConfigError(f"{layers} layers do not fill {n_ranks} pipeline stages", hint="--layers, or fewer ranks")
     if job == "pp" and settings.schedule == "1f1b" and settings.n_micro_batches < n_ranks:
         raise ConfigError(
             f"1f1b over {n_ranks} stages needs as many micro-batches, there are {settings.n_micro_batches}",

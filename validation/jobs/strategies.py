@@ -52,17 +52,13 @@ def _model(size: GptSize, settings: Settings, device: torch.device, *, tied: boo
     return model.to(_weights_dtype(settings.precision))
 
 
-def random_batch(
-    size: GptSize, settings: Settings, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
+def random_batch(size: GptSize, settings: Settings, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Random tokens and targets, each ``[micro_batch, seq]``."""
     shape = (settings.micro_batch, size.seq_len)
     return torch.randint(size.vocab, shape, device=device), torch.randint(size.vocab, shape, device=device)
 
 
-def _replicated(
-    size: GptSize, settings: Settings, device: torch.device, model: nn.Module, optimizer: Any
-) -> Trainer:
+def _replicated(size: GptSize, settings: Settings, device: torch.device, model: nn.Module, optimizer: Any) -> Trainer:
     """Step of every strategy that runs the whole model on each rank."""
     tokens, targets = random_batch(size, settings, device)
     no_sync = getattr(model, "no_sync", contextlib.nullcontext)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+Clock = Callable[[], float]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
@@ -22,9 +24,7 @@ class Statistics:
 
     def describe(self) -> str:
         """Words for a notes column: quartiles and repetitions."""
-        return (
-            f"median of {self.n_repeats}; quartiles {self.lower_s * 1e6:.1f} and {self.upper_s * 1e6:.1f} us"
-        )
+        return f"median of {self.n_repeats}; quartiles {self.lower_s * 1e6:.1f} and {self.upper_s * 1e6:.1f} us"
 
 
 def summarize(durations_s: Sequence[float]) -> Statistics:
@@ -61,6 +61,7 @@ def time_repeated(
     n_repeats: int,
     n_warm_up: int,
     before_each: Callable[[], object] = lambda: None,
+    clock: Clock = time.perf_counter,
 ) -> list[float]:
     """Run an action again and again and return how long each took.
 
@@ -74,6 +75,8 @@ def time_repeated(
         Measured repetitions and those before.
     before_each : callable
         Runs before every repetition and is not measured: a barrier, a flushed cache.
+    clock : callable
+        Seconds, where there is no GPU: wall time, or processor time, which other users of the machine do not stretch.
 
     Returns
     -------
@@ -88,9 +91,9 @@ def time_repeated(
         durations = []
         for _ in range(n_repeats):
             before_each()
-            start_s = time.perf_counter()
+            start_s = clock()
             action()
-            durations.append(time.perf_counter() - start_s)
+            durations.append(clock() - start_s)
         return durations
     pairs = []
     for _ in range(n_repeats):
@@ -110,10 +113,13 @@ class PhaseClock:
     Parameters
     ----------
     device : torch.device
-        On a GPU the borders are events on its stream; otherwise the wall clock.
+        On a GPU the borders are events on its stream.
+    clock : callable
+        Otherwise this one's seconds.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, clock: Clock = time.perf_counter) -> None:
+        self._clock = clock
         self._on_gpu = device.type == "cuda"
         self._marks: list[tuple[str, float, torch.cuda.Event | None]] = []
 
@@ -123,14 +129,12 @@ class PhaseClock:
         if self._on_gpu:
             event = _event()
             event.record()
-        self._marks.append((phase, time.perf_counter(), event))
+        self._marks.append((phase, self._clock(), event))
 
     def durations_s(self) -> dict[str, float]:
         """Seconds of every phase, summed over its occurrences; the last mark only ends the one before."""
         totals: dict[str, float] = {}
         for (phase, start_s, start), (_, end_s, end) in zip(self._marks, self._marks[1:], strict=False):
-            seconds = (
-                start.elapsed_time(end) / 1e3 if start is not None and end is not None else end_s - start_s
-            )
+            seconds = start.elapsed_time(end) / 1e3 if start is not None and end is not None else end_s - start_s
             totals[phase] = totals.get(phase, 0.0) + seconds
         return totals

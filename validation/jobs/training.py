@@ -132,9 +132,7 @@ def _rows(settings: Settings, size: GptSize, launch: Launch, answers: Sequence[A
         )
     peak = max(answer[1] for answer in answers)
     if peak:
-        rows.append(
-            make_row("training", {**base, "metric": "peak_memory_bytes", "value": peak, "notes": notes})
-        )
+        rows.append(make_row("training", {**base, "metric": "peak_memory_bytes", "value": peak, "notes": notes}))
     return rows
 
 
