@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from simulator.collectives import plan_collective, plan_transfer
 from simulator.engine import Interference
+from simulator.faults import slowest_of
 from simulator.kernels import KERNEL_MODELS
 from simulator.kernels.host import issue_s
 from simulator.models.layer import AttentionShape
@@ -28,6 +29,7 @@ class ModelCosts:
         self.scenario = scenario
         self.kernels = KERNEL_MODELS[scenario.kernels]()
         self.framework = scenario.plan.framework_spec
+        self.slowdown = slowest_of(scenario.plan.gpus)
         self._kernel_ps: dict[tuple[int, str], int] = {}
         self._flows: dict[int, tuple[Collective | Transfer, Flow]] = {}
         self._issue_ps: dict[tuple[str, str], int] = {}
@@ -44,7 +46,7 @@ class ModelCosts:
         assert shape is not None
         if isinstance(shape, AttentionShape) and shape.name == "flash_attention":
             shape = replace(shape, name=self.framework.flash)
-        return to_ps(self.kernels.duration_s(shape, self.topology.device(rank)))
+        return to_ps(self.slowdown * self.kernels.duration_s(shape, self.topology.device(rank)))
 
     def issue_ps(self, op: Op, rank: int) -> int:
         """Host time to issue one operation in the framework's mode."""
