@@ -135,7 +135,11 @@ class FlowNetwork:
         return tuple(sorted(finished))
 
     def set_slowdown(self, handle: int, factor: float, now_ps: int) -> None:
-        """Limit a flow in flight to ``factor`` of the rate it would reach alone, from ``now_ps`` on."""
+        """Let a flow in flight use only ``factor`` of what its links grant it, from ``now_ps`` on.
+
+        Several flows that share a link and are slowed alike move as much together as one flow that stands for
+        all of them.
+        """
         active = self._active.get(handle)
         if active is None or active.factor == factor:
             return
@@ -289,7 +293,8 @@ class FlowNetwork:
         caps = np.array([self._lone_rate(self._active[h]) for h in members])
         entry_flow = np.repeat(np.arange(len(loads)), [len(links) for links, _ in loads])
         used, entry_link = np.unique(np.concatenate([links for links, _ in loads]), return_inverse=True)
-        entry_weight = np.concatenate([weights for _, weights in loads])
+        factors = [self._active[h].factor for h in members]
+        entry_weight = np.concatenate([weights / f for (_, weights), f in zip(loads, factors, strict=True)])
         rates = max_min_rates(entry_flow, entry_link, entry_weight, self._capacity[used], caps)
         return tuple(float(rate) for rate in rates)
 

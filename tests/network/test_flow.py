@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -82,6 +83,19 @@ def test_slowdown_scales_the_lone_rate_and_ends():
     network.set_slowdown(handle, 0.5, 200 * US)
     network.set_slowdown(handle, 1.0, 600 * US)
     assert network.next_completion_ps() == 1200 * US
+
+
+def test_slowed_flows_that_share_a_link_move_as_much_as_one_that_stands_for_them():
+    apart, whole = FlowNetwork(topology(1e9)), FlowNetwork(topology(1e9))
+    one = Flow(latency_s=0.0, n_bytes=1e6, links=(0,), weights=(1.0,))
+    for handle in [apart.start(one, 0) for _ in range(4)]:
+        apart.set_slowdown(handle, 0.8, 0)
+    handle = whole.start(replace(one, weights=(4.0,)), 0)
+    whole.set_slowdown(handle, 0.8, 0)
+    assert apart.advance(0) == ()
+    wake_ps = whole.next_completion_ps()
+    assert apart.next_completion_ps() == pytest.approx(wake_ps, abs=2)
+    assert len(apart.advance(wake_ps + 2)) == 4
 
 
 def test_disjoint_flows_need_no_solve_and_combinations_one_each():
