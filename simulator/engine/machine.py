@@ -136,7 +136,7 @@ class _Machine:
         self.shared = shared or _Shared()
         self.ranks = [_Rank(rank, costs.kind(rank.rank), host_start_ps) for rank in program.ranks]
         self.spans: list[Span] = []
-        self.arrived: dict[Hashable, list[tuple[_Rank, int]]] = {}
+        self.arrived: dict[Hashable, tuple[list[tuple[_Rank, int]], int]] = {}
         self.n_participants = _count_participants(program)
         self.in_flight: dict[int, _Communication] = {}
         self.wake_ps: int | None = None
@@ -202,10 +202,7 @@ class _Machine:
         if isinstance(op, Collective | Transfer):
             issued_ps = rank.issued_ps[index] + self._host_cost_ps(rank, op)
             self.tightest_ps = max(self.tightest_ps, issued_ps - now_ps)
-            if issued_ps > now_ps:
-                self.clock.call_at(issued_ps, partial(self._arrive, rank, index))
-            else:
-                self._arrive(rank, index)
+            self._arrive(rank, index, max(issued_ps, now_ps))
             return
         self._start_compute(rank, stream, index, task, now_ps)
 
@@ -285,17 +282,26 @@ class _Machine:
 
     # -- communication ----------------------------------------------------------------------------------------
 
-    def _arrive(self, rank: _Rank, index: int) -> None:
+    def _arrive(self, rank: _Rank, index: int, at_ps: int) -> None:
+        """Take part in a communication from ``at_ps`` on; the last to take part sets its start."""
         task = rank.program.tasks[index]
-        participants = [(rank, index)]
-        if task.key is not None:
-            participants = self.arrived.setdefault(task.key, [])
-            participants.append((rank, index))
-            if len(participants) < self.n_participants[task.key]:
-                return
-            del self.arrived[task.key]
         op = task.op
         assert isinstance(op, Collective | Transfer)
+        participants = [(rank, index)]
+        if task.key is not None:
+            participants, latest_ps = self.arrived.get(task.key, ([], 0))
+            participants.append((rank, index))
+            at_ps = max(at_ps, latest_ps)
+            if len(participants) < self.n_participants[task.key]:
+                self.arrived[task.key] = (participants, at_ps)
+                return
+            self.arrived.pop(task.key, None)
+        if at_ps > self.clock.now_ps:
+            self.clock.call_at(at_ps, partial(self._begin, op, participants))
+        else:
+            self._begin(op, participants)
+
+    def _begin(self, op: Collective | Transfer, participants: list[tuple[_Rank, int]]) -> None:
         now_ps = self.clock.now_ps
         handle = self.network.start(self.costs.flow(op), now_ps)
         self.in_flight[handle] = _Communication(op, participants, now_ps)
