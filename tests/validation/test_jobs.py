@@ -23,8 +23,9 @@ from validation.jobs.settings import JOBS, Settings, check_ranks
 torch = pytest.importorskip("torch", reason="real jobs need PyTorch")
 
 from validation.jobs.calibrated import fit_line  # noqa: E402
-from validation.jobs.compare import Comparison, calibration_sizes, kernels_of, record  # noqa: E402
+from validation.jobs.compare import Comparison  # noqa: E402
 from validation.jobs.model import SIZES, build_gpt, loss_of  # noqa: E402
+from validation.jobs.observe import calibration_sizes, kernels_of, record  # noqa: E402
 from validation.jobs.probes import call_of  # noqa: E402
 from validation.jobs.strategies import STRATEGIES, stage_of  # noqa: E402
 from validation.jobs.timing import PhaseClock, summarize, time_repeated  # noqa: E402

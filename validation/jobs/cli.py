@@ -17,7 +17,7 @@ from validation.emulation.output import print_rows, write_rows
 from validation.emulation.ranks import ending_cleanly
 from validation.jobs.launch import JobError, Launch, find_launch, process_group, require_torch, start_here
 from validation.jobs.rows import COLUMNS, Row
-from validation.jobs.settings import JOBS, TRAINING, Settings, check_ranks
+from validation.jobs.settings import COLLECTIVES, JOBS, TRAINING, Settings, check_ranks
 
 _SHOWN = {
     "training": ("model", "gpus", "dp", "tp", "pp", "sharding", "micro_batch", "metric", "value", "notes"),
@@ -105,9 +105,7 @@ def choose_device(settings: Settings, launch: Launch) -> Any:
 
 def run(
     job: Annotated[str, typer.Argument(help="; ".join(f"{name}: {text}" for name, text in JOBS.items()))],
-    model: Annotated[
-        str, typer.Option(help="GPT-2 size: gpt2-micro, gpt2-tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl.")
-    ] = "gpt2-tiny",
+    model: Annotated[str, typer.Option(help="gpt2-micro, -tiny, gpt2, gpt2-medium, -large, -xl.")] = "gpt2-tiny",
     layers: Annotated[int, typer.Option(help="Blocks; 0 is the model's own number.")] = 0,
     sequence_length: Annotated[int, typer.Option(help="Tokens per sequence; 0 is the model's own.")] = 0,
     micro_batch: Annotated[int, typer.Option(help="Sequences per rank and forward.")] = 1,
@@ -115,18 +113,12 @@ def run(
     precision: Annotated[str, typer.Option(help="fp32, bf16, fp16, amp_bf16 or amp_fp16.")] = "fp32",
     schedule: Annotated[str, typer.Option(help="Pipeline schedule: gpipe or 1f1b.")] = "1f1b",
     bucket_bytes: Annotated[str, typer.Option(help="DDP's gradient buckets; 0 leaves them to DDP.")] = "0",
-    collectives: Annotated[
-        str, typer.Option(help="Which collectives, with commas.")
-    ] = "all_reduce,all_gather,reduce_scatter,broadcast,all_to_all",
+    collectives: Annotated[str, typer.Option(help="Which collectives, with commas.")] = ",".join(COLLECTIVES),
     sizes: Annotated[str, typer.Option(help="Sizes of collectives, with commas.")] = "64KiB,1MiB,4MiB",
-    nproc: Annotated[
-        int, typer.Option(help="Ranks to start here when no launcher did; 0 is 2, or 1 where a job needs 1.")
-    ] = 0,
+    nproc: Annotated[int, typer.Option(help="Ranks to start here; 0 is 2, or 1 where a job needs 1.")] = 0,
     port: Annotated[int, typer.Option(help="Where rank 0 listens when ranks start here; 0 is any free port.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    topology: Annotated[
-        str, typer.Option(help="Name for the rows: a shipped cluster (or device) lets them be predicted.")
-    ] = "here",
+    topology: Annotated[str, typer.Option(help="Name in the rows: a shipped one can be predicted.")] = "here",
     repeats: Annotated[int, typer.Option(help="Measured repetitions.")] = 10,
     warm_up: Annotated[int, typer.Option(help="Repetitions before.")] = 3,
     timeout: Annotated[float, typer.Option(help="Seconds after which everything ends.")] = 600.0,
@@ -157,16 +149,22 @@ def run(
         profile=profile,
         timeout_s=timeout,
     )
+    rows = _execute(settings, launch, n_here, port)
+    if launch is None or launch.rank == 0:
+        _report(settings, rows, csv, json_)
+
+
+def _execute(settings: Settings, launch: Launch | None, n_here: int, port: int) -> list[Row]:
+    """Run as the launched rank that this is, or start the ranks here."""
     require_torch()
     with ending_cleanly():
         if launch is not None:
-            rows = run_job(settings, launch)
-        elif n_here == 1:
-            rows = run_job(settings, Launch(rank=0, world_size=1, local_rank=0, local_world_size=1))
-        else:
-            rows = start_here(n_here, lambda one: run_job(settings, one), port=port, timeout_s=timeout)[0]
-    if launch is None or launch.rank == 0:
-        _report(settings, rows, csv, json_)
+            return run_job(settings, launch)
+        if n_here == 1:
+            return run_job(settings, Launch(rank=0, world_size=1, local_rank=0, local_world_size=1))
+        answers = start_here(n_here, lambda one: run_job(settings, one), port=port, timeout_s=settings.timeout_s)
+        rows: list[Row] = answers[0]
+        return rows
 
 
 def _report(settings: Settings, rows: Sequence[Row], path: Path | None, as_json: bool) -> None:

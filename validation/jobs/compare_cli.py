@@ -20,7 +20,8 @@ def _compare(settings: Settings, n_ranks: int) -> Any:
     """Measure on ``n_ranks`` processes of this machine and set the simulation beside it."""
     import torch
 
-    from validation.jobs.compare import Seen, compare, observe
+    from validation.jobs.compare import compare
+    from validation.jobs.observe import Seen, observe
     from validation.jobs.training import size_of
 
     size = size_of(settings)

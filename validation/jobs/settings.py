@@ -19,6 +19,7 @@ JOBS: dict[str, str] = {
     "pp": "torch.distributed.pipelining, one stage per rank",
 }
 TRAINING = tuple(JOBS)[2:]
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 PRECISIONS = ("fp32", "bf16", "amp_bf16", "fp16", "amp_fp16")
 SCHEDULES = ("gpipe", "1f1b")
 DEVICES = ("auto", "cpu", "cuda")
@@ -66,7 +67,7 @@ class Settings:
     precision: str = "fp32"
     schedule: str = "1f1b"
     bucket_bytes: int = 0
-    collectives: tuple[str, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+    collectives: tuple[str, ...] = COLLECTIVES
     sizes_bytes: tuple[int, ...] = (65536, 1 << 20, 4 << 20)
     device: str = "auto"
     topology: str = "here"
