@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simulator import __version__
 from simulator.errors import InfeasiblePlanError
+from simulator.parallel.mesh import Mesh
 from simulator.plan import ParallelPlan
 from simulator.report.confidence import features_of, interval, shipped_table
+from simulator.report.critical_path import path_rows
+from simulator.report.explain import explain as rank_changes
 from simulator.simulation import Result, lower_scenario, simulate_on
+from simulator.trials import Trials, knobs_of, options_of
 from simulator.units import format_bytes
+
+if TYPE_CHECKING:
+    from simulator.report.page import Report
 
 
 def to_json(result: Result) -> dict[str, Any]:
@@ -69,7 +76,7 @@ def confidence(result: Result) -> dict[str, Any]:
 
 
 #: what advice tries: label -> factors on link bandwidths
-_FASTER_LINKS = {
+_FASTER_LINKS: dict[str, dict[str | int, float]] = {
     "twice the NIC and fabric bandwidth": {"nic": 2.0, "fabric": 2.0, "pcie": 2.0},
     "twice the NVLink bandwidth": {"nvlink": 2.0, "nvswitch": 2.0},
 }
@@ -99,6 +106,63 @@ def advise(result: Result) -> list[dict[str, Any]]:
         for label, trial in trials
     ]  # fmt: skip
     return sorted(rows, key=lambda row: -row["saving"])
+
+
+def explain(result: Result, *, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Say what decides the time and what would change it, every change simulated.
+
+    Parameters
+    ----------
+    result : Result
+        With detail, the kernels on the critical path are told apart.
+    say : callable
+        Told what is being tried.
+
+    Returns
+    -------
+    dict
+        What :func:`simulator.report.explain.explain` returns, and ``critical_path``: rows with ``kind``, ``seconds``,
+        ``share`` and ``communication``.
+    """
+    trials = Trials(result)
+    ranked = rank_changes(trials.baseline, list(knobs_of(trials)), list(options_of(trials)), say=say)
+    return {"critical_path": path_rows(result.timeline), **ranked}
+
+
+def document(results: Sequence[Result], explanation: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return what ``--json`` prints: one answer, or ``scaling``, a list of them with ``gpus`` added."""
+    answers = [to_json(result) for result in results]
+    rows = [{"gpus": result.plan.gpus, **answer} for result, answer in zip(results, answers, strict=True)]
+    whole = answers[0] if len(answers) == 1 else {"scaling": rows}
+    return whole if explanation is None else {**whole, "explanation": dict(explanation)}
+
+
+def report(
+    results: Sequence[Result], *, explanation: Mapping[str, Any] | None = None, given: Collection[str] = ()
+) -> Report:
+    """Make the HTML report of one result, or of several on growing numbers of GPUs, of which the last is shown.
+
+    Parameters
+    ----------
+    results : sequence of Result
+        The last one simulated with ``detail=True``, so that its timeline can be zoomed into.
+    explanation : dict, optional
+        As :func:`explain` returns it; without it the report has the critical path alone.
+    given : collection of str
+        Names of the settings that somebody made.
+    """
+    from simulator.report.page import Inputs, render
+
+    last = results[-1]
+    mesh = Mesh(last.plan, last.topology.gpus_per_node)
+    return render(
+        Inputs(
+            document=document(results, explanation), scenario=last.scenario, topology=last.topology,
+            timeline=last.timeline, link_busy_s=last.link_busy_s, fullest_rank=last.memory.rank,
+            stages={rank: mesh.stage_of(rank) for rank in last.timeline.members}, given=given,
+            explanation=explanation or {"critical_path": path_rows(last.timeline)},
+        )
+    )  # fmt: skip
 
 
 def way_out(result: Result) -> str:

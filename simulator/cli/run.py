@@ -8,14 +8,15 @@ import sys
 from dataclasses import fields, replace
 from typing import Any
 
-from simulator.answer import advise, to_json, way_out
-from simulator.cli.inputs import model_of, needs_ranks, plan_settings, write_notes
+from simulator.answer import advise, document, explain, report, to_json, way_out
+from simulator.cli.inputs import model_of, needs_ranks, plan_settings, without_deepspeed, write_notes
 from simulator.cli.modules import fit_plan, recorded_module
 from simulator.cli.warnings import without_effect, write_warnings
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.importers.topologies import open_topology
 from simulator.plan import ParallelPlan
 from simulator.report import console
+from simulator.report.explain_console import print_explanation
 from simulator.scenario import Scenario
 from simulator.simulation import Result, simulate
 
@@ -28,7 +29,7 @@ def run_main(options: dict[str, Any]) -> None:
     write_notes(options, said)
     counts = _gpu_counts(options["gpus"])
     say = None if options["json_output"] or not sys.stderr.isatty() else _progress
-    detail = bool(options["trace"])
+    detail = bool(options["trace"] or options["report"] or options["explain"])
     recorded = recorded_module(options)
     results: list[Result] = []
     for count in counts or [0]:
@@ -40,8 +41,9 @@ def run_main(options: dict[str, Any]) -> None:
             scenario = replace(scenario, plan=replace(scenario.plan, micro_batch=results[0].plan.micro_batch))
         results.append(simulate(scenario, detail=detail, progress=say, spec=recorded))
     write_warnings(_idle_inputs(options, results[-1], given), said=said)
-    _write_files(options, results[-1])
-    _print(options, results, scaling=len(counts) > 1)
+    explanation = explain(results[-1], say=say or (lambda _: None)) if options["explain"] else None
+    _write_files(options, results, explanation, given)
+    _print(options, results, explanation)
     unfit = [r for r in results if not r.memory.fits]
     if unfit:
         raise InfeasiblePlanError(f"the plan does not fit: {unfit[0].memory.explain()}", hint=way_out(unfit[0]))
@@ -51,8 +53,8 @@ def _scenario(options: dict[str, Any], count: int) -> tuple[Scenario, set[str]]:
     """Return the scenario on so many GPUs, and the names of the settings that somebody made."""
     n_gpus = count
     if not n_gpus and needs_ranks(options):
-        _, overrides = collect_settings({**options, "deepspeed": None, "plan": None})
-        n_gpus = open_topology(options["topology"], overrides=dict(overrides)).n_gpus
+        known, overrides = collect_settings(without_deepspeed(options))
+        n_gpus = known.get("gpus") or open_topology(options["topology"], overrides=dict(overrides)).n_gpus
     settings, overrides = collect_settings(options, n_gpus)
     plan = ParallelPlan(**settings)
     scenario = Scenario(
@@ -146,23 +148,27 @@ def _progress(what: str) -> None:
     print(f"\r{what} ...", end="\r" if what == "simulating" else "", file=sys.stderr)
 
 
-def _write_files(options: dict[str, Any], result: Result) -> None:
+def _write_files(
+    options: dict[str, Any], results: list[Result], explanation: dict[str, Any] | None, given: set[str]
+) -> None:
     if options["trace"]:
         from simulator.trace_io.perfetto import write
 
-        write(result.timeline, options["trace"])
+        write(results[-1].timeline, options["trace"])
     if options["report"]:
-        raise ConfigError("--report is not available yet", hint="use --json or --trace")
+        report(results, explanation=explanation, given=given).save(options["report"])
 
 
-def _print(options: dict[str, Any], results: list[Result], *, scaling: bool) -> None:
-    answers = [to_json(result) for result in results]
+def _print(options: dict[str, Any], results: list[Result], explanation: dict[str, Any] | None) -> None:
     if options["json_output"]:
-        document: Any = {"scaling": [{"gpus": r.plan.gpus, **a} for r, a in zip(results, answers, strict=True)]} if scaling else answers[0]
-        print(json.dumps(document))
+        print(json.dumps(document(results, explanation)))
         return
-    if scaling:
+    answers = [to_json(result) for result in results]
+    if len(results) > 1:
         console.print_scaling([r.plan for r in results], answers)
     else:
         console.print_answer(results[0].scenario, answers[0])
-        console.print_advice(advise(results[0]), everything=options["explain"])
+    if explanation is not None:
+        print_explanation(explanation)
+    elif len(results) == 1:
+        console.print_advice(advise(results[0]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
@@ -58,8 +58,8 @@ class Inputs:
         The rank that needs most memory.
     explanation : dict, optional
         As :func:`simulator.report.explain.explain` returns it.
-    given : dict
-        Settings that the user gave, by name; the others are defaults or derived.
+    given : collection of str
+        Names of the settings that somebody made; the others are defaults or derived.
     """
 
     document: Mapping[str, Any]
@@ -70,7 +70,7 @@ class Inputs:
     stages: Mapping[int, int]
     fullest_rank: int = 0
     explanation: Mapping[str, Any] | None = None
-    given: Mapping[str, Any] | None = None
+    given: Collection[str] = ()
 
     @property
     def answers(self) -> Sequence[Mapping[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from simulator.report.console import describe_plan
@@ -151,9 +151,8 @@ def scaling_table(answers: Sequence[Mapping[str, Any]]) -> Markup:
     return table("Scaling; efficiency is relative to the first row", columns, cells)
 
 
-def input_table(scenario: Scenario, given: Mapping[str, Any] | None) -> Markup:
+def input_table(scenario: Scenario, given: Collection[str]) -> Markup:
     """Return every input with its value: those that were given or derived, and folded those left at their default."""
-    given = given or {}
     rows: list[tuple[str, str, str]] = [
         (
             name,

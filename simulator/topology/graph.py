@@ -242,6 +242,12 @@ class Topology:
             scale=merged,
         )
 
+    def with_device(self, device: Device) -> Topology:
+        """Return the same topology with another device in every node."""
+        changed = self.scaled({})
+        changed.__dict__["_device"] = device
+        return changed
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the description; a regular structure is built again."""
         layout = None if isinstance(self.layout, RegularLayout) else self.layout
