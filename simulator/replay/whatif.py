@@ -50,7 +50,10 @@ def scale_kernels(whole: Reconstruction, factor_of: Callable[[int, str], float],
 
 
 def scale_host(whole: Reconstruction, factor: float, ranks: Iterable[int] | None = None) -> Reconstruction:
-    """Multiply all host time, for example 0.5 for a host that issues twice as fast."""
+    """Multiply all host time, for example 0.5 for a host that issues twice as fast.
+
+    In traces without launches the host's time shows as gaps before operations: those are scaled.
+    """
     chosen = None if ranks is None else set(ranks)
     plans = [
         plan
@@ -58,6 +61,9 @@ def scale_host(whole: Reconstruction, factor: float, ranks: Iterable[int] | None
         else replace(
             plan,
             issue_ns=np.rint(plan.issue_ns * factor).astype(np.int64),
+            lead_ns=plan.lead_ns
+            if (plan.rank.ops.launch >= 0).any()
+            else np.rint(plan.lead_ns * factor).astype(np.int64),
             waits=tuple(replace(wait, work_ns=round(wait.work_ns * factor)) for wait in plan.waits),
         )
         for plan in whole.plans

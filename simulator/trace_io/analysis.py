@@ -9,7 +9,7 @@ The host's own windows cut the device's timeline in the wrong place, because the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -218,6 +218,7 @@ def _waits(trace: Trace, joins: Joins) -> list[list[_Wait]]:
             known[index].add(op)
     for index, rank in enumerate(trace.ranks):
         _estimate(rank, known[index], waits[index])
+        waits[index].sort(key=lambda wait: wait.start_ns)
     return waits
 
 
@@ -237,13 +238,13 @@ def _estimate(rank: RankTrace, known: set[int], waits: list[_Wait]) -> None:
 
 
 def _with_waits(usage: Usage, waits: list[_Wait]) -> Usage:
-    from dataclasses import replace
-
     waiting = transfer = 0
     whom: dict[int, int] = {}
     estimated = False
     for wait in waits:
-        if wait.end_ns <= usage.start_ns or wait.start_ns >= usage.end_ns:
+        if wait.start_ns >= usage.end_ns:
+            break
+        if wait.end_ns <= usage.start_ns:
             continue
         low, high = max(wait.start_ns, usage.start_ns), min(wait.end_ns, usage.end_ns)
         until = min(max(wait.until_ns, low), high)

@@ -325,7 +325,7 @@ def _call(node: ChakraNode) -> CollectiveCall:
     ranks = attributes.get("ranks")
     return CollectiveCall(
         collective=collective,
-        n_bytes=integer(attributes.get("comm_size")),
+        n_bytes=-1 if attributes.get("comm_size_unknown") else integer(attributes.get("comm_size")),
         dtype=str(attributes.get("dtype", "")),
         group=str(group),
         ranks=tuple(int(r) for r in ranks) if isinstance(ranks, list) else (),

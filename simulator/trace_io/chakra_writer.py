@@ -112,8 +112,10 @@ def _communication(node: Any, call: CollectiveCall, rank: int) -> None:
         known = {"send_recv": "all_to_all"}.get(call.collective, call.collective)
         if known in COMM_TYPES:
             _attribute(node, "comm_type", "int64_val", COMM_TYPES.index(known))
-    if call.n_bytes >= 0:
-        _attribute(node, "comm_size", "int64_val", call.n_bytes)
+    # feeders want a size on every communication; a size that nobody recorded is written as 0 and marked
+    _attribute(node, "comm_size", "int64_val", max(call.n_bytes, 0))
+    if call.n_bytes < 0:
+        _attribute(node, "comm_size_unknown", "bool_val", True)
     if call.group:
         _attribute(node, "pg_name", "string_val", call.group)
     if call.ranks:

@@ -293,16 +293,23 @@ def _operations(
 
 def _steps(plan: RankPlan, start: Int64, end: Int64) -> tuple[Step, ...]:
     """Step windows of the replay: each as far from its first operation as the measured window was."""
-    windows = {window.number: window for window in step_windows(plan.rank)}
+    windows = step_windows(plan.rank)
     measured = plan.rank.ops.start_ns
-    begins = [(number, int(start[op]) - (int(measured[op]) - windows[number].start_ns)) for number, op in plan.first]
-    if not begins:
+    by_number = {window.number: window for window in windows}
+    begins = {number: int(start[op]) + by_number[number].start_ns - int(measured[op]) for number, op in plan.first}
+    ops, last = plan.rank.ops, windows[-1] if windows else None
+    if last is None or not begins:
         return ()
-    ops, last = plan.rank.ops, windows[begins[-1][0]]
     busy = ((ops.kind == COMPUTES) | (ops.kind == COMMUNICATION)) & (ops.start_ns < last.end_ns)
     until = int(end[busy].max()) + last.end_ns - int(ops.end_ns[busy].max())
-    bounds = [begin for _, begin in begins[1:]] + [until]
-    return tuple(
-        Step(number=number, start_ns=begin, end_ns=max(bound, begin), name=f"ProfilerStep#{number}")
-        for (number, begin), bound in zip(begins, bounds, strict=True)
-    )
+    steps = []
+    for window, following in zip(windows, [*windows[1:], None], strict=True):
+        if window.number not in begins:
+            continue
+        bound = until
+        if following is not None and following.number in begins:
+            bound = begins[following.number] - (following.start_ns - window.end_ns)
+        begin = begins[window.number]
+        name = f"ProfilerStep#{window.number}"
+        steps.append(Step(number=window.number, start_ns=begin, end_ns=max(bound, begin), name=name))
+    return tuple(steps)

@@ -14,6 +14,7 @@ import numpy as np
 from simulator.trace_io.record import COMMUNICATION, CollectiveCall, Int64, Trace
 
 _TOLERANCE_NS = 500_000
+_SCATTER_NS = 200_000
 _POINT_TO_POINT = ("send", "recv")
 
 
@@ -153,7 +154,8 @@ def _pair(first: Sequence[_Item], second: Sequence[_Item]) -> tuple[list[tuple[i
     """Pair two ordered lists; also whether it was plain order."""
     kinds = [item.kind for item in first] == [item.kind for item in second]
     ends = np.array([item.end_ns for item in first]), np.array([item.end_ns for item in second])
-    if kinds and _spread(ends[1] - ends[0])[1] <= _TOLERANCE_NS:
+    ordered = kinds and all(item.kind == "p2p" for item in first)
+    if ordered or (kinds and _spread(ends[1] - ends[0])[1] <= _TOLERANCE_NS):
         return [(i, i) for i in range(len(first))], True
     slack = abs(len(first) - len(second)) + 3
     best: tuple[float, float, float] | None = None
@@ -219,9 +221,15 @@ def _offsets(trace: Trace, sets: Sequence[tuple[tuple[int, int], ...]]) -> tuple
         for a in queue:
             for b in neighbours.get(a, ()):
                 if b not in offsets:
-                    offsets[b] = offsets[a] + round(float(np.median(differences[(a, b)])))
+                    offsets[b] = offsets[a] + _offset(np.array(differences[(a, b)]))
                     queue.append(b)
     return tuple(offsets[index] for index in range(len(trace.ranks)))
+
+
+def _offset(differences: Int64) -> int:
+    """Median difference of ends, unless they scatter so much that they do not end together at all (buffered sends)."""
+    median, spread = _spread(differences)
+    return 0 if spread > _SCATTER_NS and abs(median) < 20 * spread else round(median)
 
 
 def _joined(trace: Trace, members: tuple[tuple[int, int], ...], offsets: tuple[int, ...]) -> Joined:

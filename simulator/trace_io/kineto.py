@@ -20,6 +20,7 @@ from simulator.trace_io.chrome import Args, Document, Event, Number, read_docume
 from simulator.trace_io.columns import integer, number, to_device_ops, to_host_events, to_ns
 from simulator.trace_io.communication import CommunicationNames, kernel_operation, merge_calls
 from simulator.trace_io.kineto_comm import call_of_args, call_of_dims, enclosing
+from simulator.trace_io.kineto_host import host_operations
 from simulator.trace_io.record import (
     ANNOTATION,
     COMMUNICATION,
@@ -59,7 +60,7 @@ CATEGORIES = {
     "cuda_sync": (3, 0),
 }
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)?$")
-_COMMUNICATION_OPERATOR = re.compile(r"^(record_param_comms|nccl:|gloo:|mpi:|ucc:|xccl:|hccl:)")
+_COMMUNICATION_OPERATOR = re.compile(r"^(record_param_comms|c10d::|nccl:|gloo:|mpi:|ucc:|xccl:|hccl:)")
 
 
 class _Columns:
@@ -237,12 +238,15 @@ def _finish(columns: _Columns, documents: list[Document], rank: int, source: str
     }
     groups = _groups(header)
     calls, call_index = _calls(ops, host, names, kernel_args=kernel_args, described=described, groups=groups)
-    ops = DeviceOps(**{**{f: getattr(ops, f) for f in DeviceOps.__slots__}, "call": call_index})
+    ops = replace(ops, call=call_index)
+    streams = columns.streams.table
+    if not len(ops):
+        ops, calls, streams = host_operations(host, names, columns.threads.table, described=described, groups=groups)
     return RankTrace(
         rank=rank,
         world_size=_distributed(header, "world_size", 0),
         names=names,
-        streams=columns.streams.table,
+        streams=streams,
         threads=columns.threads.table,
         ops=ops,
         host=host,

@@ -55,7 +55,7 @@ def call_of_dims(name: str, args: Args | None) -> CollectiveCall:
     dtype, nelems = "", -1
     if isinstance(dims, list) and isinstance(types, list):
         for shape, kind in zip(dims, types, strict=False):
-            count = _elements(shape)
+            count = elements(shape)
             if count >= 0 and isinstance(kind, str) and kind:
                 dtype, nelems = kind, count
                 break
@@ -71,7 +71,7 @@ def call_of_dims(name: str, args: Args | None) -> CollectiveCall:
     )
 
 
-def _elements(shape: Any) -> int:
+def elements(shape: Any) -> int:
     """Elements of a shape, or of a list of shapes; -1 for scalars and anything else."""
     if not isinstance(shape, list) or not shape:
         return -1
@@ -80,7 +80,7 @@ def _elements(shape: Any) -> int:
         for n in shape:
             count *= n
         return count if count < 2**62 else -1
-    parts = [_elements(part) for part in shape]
+    parts = [elements(part) for part in shape]
     return sum(parts) if parts and all(part >= 0 for part in parts) else -1
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simulator.trace_io import read
-from simulator.trace_io.analysis import analyse, step_windows
+from simulator.trace_io.analysis import analyse, hta_breakdown, step_windows
 
 from .conftest import SHARED, expected
 
@@ -107,3 +107,22 @@ def test_pipeline_job_breakdown(shared_traces):
     assert share("exposed_ns") == pytest.approx(shares["p2p_exposed"] + shares["dp_exposed"], rel=0.01)
     assert share("overlapped_ns") == pytest.approx(shares["comm_overlapped"], abs=1e-3)
     assert share("idle_ns") == pytest.approx(shares["idle"], rel=0.01)
+
+
+# figures of TraceAnalysis(trace_dir=...).get_temporal_breakdown and get_comm_comp_overlap, traceinsight 0.6.1, run
+# on the fixtures: rank -> (idle, compute, non-compute, overlap) in per cent
+HTA = {
+    "megatron-tp2/tp2/result": {0: (98.21, 1.43, 0.35, 37.15), 1: (16.09, 1.09, 82.82, 0.27)},
+    "torchrec/trace/sst_long_a2a_optimizer_4": {
+        0: (51.70, 37.00, 11.30, 50.30), 1: (51.73, 37.05, 11.22, 51.56),
+        2: (53.39, 37.25, 9.36, 20.32), 3: (49.80, 36.73, 13.47, 47.51),
+    },
+    "hta": {0: (77.78, 17.26, 4.97, 14.31)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HTA)
+def test_figures_of_holistic_trace_analysis(shared_traces, name):
+    for found in hta_breakdown(read(shared_traces / name)):
+        got = (found.idle, found.compute, found.non_compute, found.overlap)
+        assert got == pytest.approx(HTA[name][found.rank], abs=0.03)

@@ -1,0 +1,155 @@
+"""Traces without an accelerator: the host's operators are the computation, gloo's annotations the communication."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from simulator.trace_io.chrome import Args
+from simulator.trace_io.columns import integer
+from simulator.trace_io.communication import message_bytes, operation_name
+from simulator.trace_io.kineto_comm import elements
+from simulator.trace_io.record import (
+    ANNOTATION,
+    COMMUNICATION,
+    COMPUTE,
+    OPERATOR,
+    CollectiveCall,
+    DeviceOps,
+    HostEvents,
+    Int64,
+    Names,
+)
+
+_BACKEND = re.compile(r"^(gloo|mpi|ucc|xccl):")
+_ISSUE = re.compile(r"^c10d::|^record_param_comms$")
+
+
+def host_operations(
+    host: HostEvents,
+    names: tuple[str, ...],
+    threads: tuple[str, ...],
+    *,
+    described: Mapping[int, Args | None],
+    groups: Mapping[str, tuple[int, ...]],
+) -> tuple[DeviceOps, tuple[CollectiveCall, ...], tuple[str, ...]]:
+    """Take operators and collectives of the host for device operations.
+
+    A collective is the backend's annotation (``gloo:all_reduce``), which lasts as long as the collective does on
+    whichever thread it ran; its size, kind and peer come from the ``c10d`` operator that issued it. A computation is
+    an outermost operator that issues no communication; of one that does, its parts are taken.
+
+    Returns
+    -------
+    DeviceOps, calls, streams
+        One stream per thread, and one per direction of messages that a computing thread waits for itself.
+    """
+    labels = np.array([1 if _BACKEND.match(name) else 2 if _ISSUE.match(name) else 0 for name in names], np.int8)
+    label = labels[host.name] if len(names) else np.empty(0, np.int8)
+    communication = np.flatnonzero((host.kind == ANNOTATION) & (label == 1))
+    issues = np.flatnonzero((host.kind == OPERATOR) & (label == 2))
+    compute = _outermost(host, issues, label)
+    calls = _calls(host, names, communication, issues, described, groups)
+    events = np.concatenate((compute, communication)).astype(np.int64)
+    is_call = np.concatenate((np.zeros(len(compute), bool), np.ones(len(communication), bool)))
+    number = np.concatenate((np.full(len(compute), -1), np.arange(len(communication)))).astype(np.int32)
+    computing = {int(host.thread[event]) for event in compute}
+    streams = Names()
+    stream = []
+    for event, call in zip(events.tolist(), number.tolist(), strict=True):
+        thread = int(host.thread[event])
+        own = call >= 0 and thread in computing
+        stream.append(streams(f"{threads[thread]} {calls[call].collective}" if own else threads[thread]))
+    order = np.lexsort((host.end_ns[events], host.start_ns[events]))
+    ops = DeviceOps(
+        start_ns=host.start_ns[events][order],
+        end_ns=host.end_ns[events][order],
+        name=host.name[events][order],
+        stream=np.array(stream, np.int32)[order],
+        kind=np.where(is_call, COMMUNICATION, COMPUTE).astype(np.int8)[order],
+        launch=np.full(len(events), -1, np.int32),
+        call=number[order],
+        n_bytes=np.full(len(events), -1, np.int64),
+    )
+    return ops, calls, streams.table
+
+
+def _outermost(host: HostEvents, issues: Int64, label: np.ndarray[tuple[int], np.dtype[np.int8]]) -> Int64:
+    """Operators that neither lie in another one that is taken, nor issue communication themselves."""
+    found: list[int] = []
+    starts = {int(t): np.sort(host.start_ns[issues[host.thread[issues] == t]]) for t in np.unique(host.thread[issues])}
+    until: dict[int, int] = {}
+    nothing = np.empty(0, np.int64)
+    for event in np.flatnonzero((host.kind == OPERATOR) & (label == 0)).tolist():
+        thread, start, end = int(host.thread[event]), int(host.start_ns[event]), int(host.end_ns[event])
+        if start < until.get(thread, start):
+            continue
+        low, high = np.searchsorted(starts.get(thread, nothing), (start, end))
+        if low == high:
+            found.append(event)
+            until[thread] = end
+    return np.array(found, np.int64)
+
+
+def _calls(
+    host: HostEvents,
+    names: tuple[str, ...],
+    communication: Int64,
+    issues: Int64,
+    described: Mapping[int, Args | None],
+    groups: Mapping[str, tuple[int, ...]],
+) -> tuple[CollectiveCall, ...]:
+    """Describe each collective: the n-th of the backend's names belongs to the n-th operator that issues that name."""
+    waiting: dict[str, list[int]] = {}
+    for issue in issues.tolist():
+        waiting.setdefault(_backend_word(names[host.name[issue]]), []).append(issue)
+    group, ranks = next(iter(groups.items())) if len(groups) == 1 else ("", ())
+    calls = []
+    taken: dict[str, int] = {}
+    for event in communication.tolist():
+        operation = operation_name(names[host.name[event]])
+        place = taken.get(operation, 0)
+        taken[operation] = place + 1
+        candidates = waiting.get(operation, [])
+        issue = candidates[place] if place < len(candidates) else -1
+        own, other = described.get(event), described.get(issue) if issue >= 0 else None
+        call = _call(operation, own)
+        if other is not None:
+            call = _call(operation_name(names[host.name[issue]]), other)
+        calls.append(replace(call, group=group, ranks=ranks, group_size=len(ranks)))
+    return tuple(calls)
+
+
+def _backend_word(name: str) -> str:
+    """What the backend calls an operation: gloo reduces and scatters with an all-reduce."""
+    word = operation_name(name)
+    return "all_reduce" if word == "reduce_scatter" else word
+
+
+def _call(operation: str, args: Args | None) -> CollectiveCall:
+    if args is None:
+        return CollectiveCall(collective=operation)
+    dims = args.input_dims if isinstance(args.input_dims, list) else []
+    types = args.input_type if isinstance(args.input_type, list) else []
+    sizes = [elements(shape) for shape in dims[:2]]
+    dtype = next(
+        (kind for kind in types if isinstance(kind, str) and kind not in ("", "TensorList", "Scalar")), "float"
+    )
+    nelems = max(sizes, default=-1)
+    in_nelems, out_nelems = nelems, nelems
+    if operation in ("all_gather", "reduce_scatter") and len(sizes) > 1 and min(sizes) >= 0:
+        out_nelems, in_nelems = sizes
+    inputs = args.concrete_inputs if isinstance(args.concrete_inputs, list) else []
+    peer = integer(inputs[2]) if operation in ("send", "recv") and len(inputs) > 2 else -1
+    return CollectiveCall(
+        collective=operation,
+        n_bytes=message_bytes(operation, in_nelems, out_nelems, dtype),
+        in_nelems=in_nelems,
+        out_nelems=out_nelems,
+        dtype=dtype,
+        peer=peer,
+        source="Input Dims" if nelems >= 0 else "",
+    )
