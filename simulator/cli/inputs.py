@@ -91,6 +91,12 @@ def needs_ranks(options: Mapping[str, Any]) -> bool:
     return any("dp" not in import_deepspeed(path).settings for path in _deepspeed_files(options))
 
 
+def without_deepspeed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without DeepSpeed's files."""
+    files = set(_deepspeed_files(options))
+    return {**options, "deepspeed": None, "plan": None if options.get("plan") in files else options.get("plan")}
+
+
 def model_of(options: Mapping[str, Any]) -> str | None:
     """Return the model's name or path: what is named, or the launch script that describes one."""
     return options.get("model") or options.get("megatron")
@@ -99,11 +105,17 @@ def model_of(options: Mapping[str, Any]) -> str | None:
 def write_notes(options: Mapping[str, Any], said: set[str]) -> None:
     """Print on standard error what the files of other tools say that nobody knows, and what they leave open."""
     for imported in _imports(options):
-        write_warnings(notes(imported.file, imported.report), said=said)
+        _write_account(imported.file, imported.report, said)
     topology = options.get("topology")
     if topology and _is_foreign_topology(topology):
         cluster = import_topology(topology)
-        write_warnings(notes(cluster.file, cluster.report), said=said)
+        _write_account(cluster.file, cluster.report, said)
+
+
+def _write_account(file: str, report: ImportReport, said: set[str]) -> None:
+    if report.unknown:
+        write_warnings([f"{file}: unknown, left out: {', '.join(report.unknown)}"], said=said)
+    write_warnings([f"{file}: assumed {text}" for text in report.assumed], said=said, kind="note")
 
 
 def _imports(options: Mapping[str, Any]) -> Iterator[Imported]:
@@ -124,9 +136,3 @@ def _is_foreign_topology(name: str) -> bool:
     from simulator.config import resolve_name
 
     return is_foreign(resolve_name(name, "clusters"))
-
-
-def notes(file: str, report: ImportReport) -> list[str]:
-    """Return one line for the unknown keys of a file, and one for each assumption."""
-    found = [f"{file}: unknown, left out: {', '.join(report.unknown)}"] if report.unknown else []
-    return found + [f"{file}: assumed {text}" for text in report.assumed]

@@ -46,7 +46,11 @@ def run_main(options: dict[str, Any]) -> None:
     _print(options, results, explanation)
     unfit = [r for r in results if not r.memory.fits]
     if unfit:
-        raise InfeasiblePlanError(f"the plan does not fit: {unfit[0].memory.explain()}", hint=way_out(unfit[0]))
+        error = InfeasiblePlanError(f"the plan does not fit: {unfit[0].memory.explain()}", hint=way_out(unfit[0]))
+        if not options["json_output"]:
+            raise error
+        print(f"error: {error}", file=sys.stderr)  # the answer is the one document on standard output
+        sys.exit(error.exit_code)
 
 
 def _scenario(options: dict[str, Any], count: int) -> tuple[Scenario, set[str]]:

@@ -83,7 +83,7 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def write_warnings(messages: Iterable[str], *, said: set[str] | None = None) -> None:
+def write_warnings(messages: Iterable[str], *, said: set[str] | None = None, kind: str = "warning") -> None:
     """Print warnings on standard error, each once.
 
     Parameters
@@ -91,9 +91,11 @@ def write_warnings(messages: Iterable[str], *, said: set[str] | None = None) -> 
     messages : iterable of str
     said : set of str, optional
         What was printed before; it grows.
+    kind : str
+        What stands before each.
     """
     seen = said if said is not None else set()
     for message in messages:
         if message not in seen:
             seen.add(message)
-            print(f"warning: {message}", file=sys.stderr)
+            print(f"{kind}: {message}", file=sys.stderr)

@@ -7,10 +7,12 @@ NVIDIA/nccl-tests, ``src/util.cu`` (formats of the table and of ``-J``).
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,18 @@ class CollectiveTable:
             }
             for number, row in enumerate(self.rows)
         ]
+
+
+def write_measurements(rows: Iterable[Mapping[str, str]]) -> str:
+    """Return rows of :meth:`CollectiveTable.measurements` as CSV."""
+    out = io.StringIO()
+    writer: csv.DictWriter[str] | None = None
+    for row in rows:
+        if writer is None:
+            writer = csv.DictWriter(out, list(row), lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(row)
+    return out.getvalue()
 
 
 def is_nccl_tests(text: str) -> bool:
@@ -230,7 +244,7 @@ def _ranks_from_bus(rows: list[CollectiveRow], file: str) -> int:
         return round(2.0 / (2.0 - ratio))
     if 0.0 < ratio < 1.0:
         return round(1.0 / (1.0 - ratio))
-    raise ConfigError(f"{file}: the log does not tell how many ranks ran", hint="give n_ranks")
+    raise ConfigError(f"{file}: the log does not tell how many ranks ran", hint="give --gpus")
 
 
 def _guess(rows: list[CollectiveRow], n_ranks: int, file: str) -> str:
@@ -246,7 +260,7 @@ def _guess(rows: list[CollectiveRow], n_ranks: int, file: str) -> str:
         return "reduce" if reduces else "broadcast"
     raise ConfigError(
         f"{file}: the log does not tell which collective ran",
-        hint="give the collective; all_gather and all_to_all look alike in the table",
+        hint="give --collective; all_gather and all_to_all look alike in the table",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 from simulator.config import Locator, near_misses
@@ -66,6 +67,15 @@ class Imported:
     def plan(self) -> ParallelPlan:
         """Return the settings as a plan, everything else at its default."""
         return ParallelPlan(**self.settings)
+
+    def to_yaml(self) -> str:
+        """Write a plan file, what was assumed and what is unknown as comments."""
+        lines = [f"# Imported from {Path(self.file).name} ({self.kind})"]
+        lines += [f"# assumed: {' '.join(text.split())}" for text in self.report.assumed]
+        lines += [f"# unknown, left out: {' '.join(text.split())}" for text in self.report.unknown]
+        for key, value in self.settings.items():
+            lines.append(f"{key}: {str(value).lower() if isinstance(value, bool) else value}")
+        return "\n".join(lines) + "\n"
 
 
 @dataclass(slots=True)

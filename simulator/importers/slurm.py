@@ -89,7 +89,7 @@ def import_slurm(
     ledger = Ledger()
     if node_of is None:
         message = f"{path}: Slurm does not describe the node"
-        raise ConfigError(message, hint="say whose it is: node_of=dgx-a100-80g")
+        raise ConfigError(message, hint="say whose it is: simulate import FILE --node-of dgx-a100-80g")
     base, _ = load_layers(resolve_name(node_of, "clusters"))
     node, transports = base["node"], base.get("transports", {})
     job = _Job(path=path, node=node, links=links or {}, ledger=ledger)
@@ -252,7 +252,7 @@ def _ratio(job: _Job, levels: str, below_bytes_per_s: float) -> float:
     if levels not in job.links:
         raise ConfigError(
             f"{job.path}: Slurm does not tell the bandwidth of the {levels} links",
-            hint=f"give the uplinks of one switch: links={{'{levels}': '400 Gb/s x 8'}}",
+            hint=f"give the uplinks of one switch: simulate import FILE --links {levels}='400 Gb/s x 8'",
         )
     match = _LINK.fullmatch(job.links[levels])
     assert match is not None

@@ -291,7 +291,7 @@ def test_slurm_tree_needs_the_links_and_the_node(brought):
     assert spec.node.device == "a100-sxm4-80g"
     with pytest.raises(ConfigError, match="bandwidth of the leaf-spine links"):
         brought("slurm", links=None)
-    with pytest.raises(ConfigError, match="node_of"):
+    with pytest.raises(ConfigError, match="node-of"):
         brought("slurm", node_of=None)
 
 

@@ -1,0 +1,182 @@
+"""``simulate import``: other tools' files in this project's words, with an account of every key."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simulator.cli.options import PLAIN_JSON, Number, Text, Texts, option
+
+if TYPE_CHECKING:
+    from simulator.importers.cluster import ImportedCluster
+    from simulator.importers.nccl_tests import CollectiveTable
+    from simulator.importers.record import Imported, ImportReport
+
+_SHOWN = 72
+
+
+def import_(
+    path: Annotated[str, typer.Argument(help="The file, or a folder with a config.json.", show_default=False)] = "",
+    kind: Annotated[
+        Text, option("What it is, where its content does not tell; nvml reads this machine.", "--as")
+    ] = None,
+    out: Annotated[Text, option("Write plan.yaml, cluster.yaml or measurements.csv.", "--out", "-o")] = None,
+    device: Annotated[Text, option("Clusters: the GPU, where the file does not name it.")] = None,
+    nodes: Annotated[Number, option("Clusters: how many such nodes.")] = None,
+    nic_bandwidth: Annotated[Text, option("Clusters: rate of a NIC, e.g. '200 Gb/s'.")] = None,
+    node_of: Annotated[Text, option("Slurm: cluster whose nodes these are.")] = None,
+    links: Annotated[Texts, option("Slurm: uplinks of a switch, e.g. leaf-spine='400 Gb/s x 8'; repeatable.")] = None,
+    gpus: Annotated[Number, option("Logs: GPUs that ran; DeepSpeed: data-parallel ranks.")] = None,
+    collective: Annotated[Text, option("Logs: the collective, where the log does not tell.")] = None,
+    topology: Annotated[Text, option("Logs: cluster that was measured.", "--topology", "-t")] = None,
+    transport: Annotated[Text, option("Logs: transport that was measured.")] = None,
+    json_output: Annotated[bool, PLAIN_JSON] = False,
+) -> None:
+    """Read a file of another tool; print what was used, what has no bearing, what nobody knows and what was assumed."""
+    from simulator.errors import ConfigError
+    from simulator.importers.anything import KINDS, import_any
+    from simulator.importers.cluster import ImportedCluster
+    from simulator.importers.nccl_tests import CollectiveTable
+
+    if not path and kind != "nvml":
+        raise ConfigError("which file?", hint=f"simulate import FILE; known are {', '.join(KINDS)}")
+    options = {
+        "device": device, "nodes": nodes, "nic_bandwidth": nic_bandwidth, "node_of": node_of,
+        "links": _pairs(links) if links else None, "gpus": gpus, "collective": collective,
+    }  # fmt: skip
+    found = import_any(path, kind, options)
+    if isinstance(found, CollectiveTable):
+        document, text = _of_log(found, topology or "", transport or "")
+    elif isinstance(found, ImportedCluster):
+        document, text = _of_cluster(found)
+    else:
+        document, text = _of_settings(found)
+    if out:
+        write_text(out, text, document)
+    if json_output:
+        print(json.dumps({**document, "out": out}, allow_nan=False))
+        return
+    print(_table(document))
+    if out:
+        print(f"wrote {out}", file=sys.stderr)
+
+
+def _pairs(texts: list[str]) -> dict[str, str]:
+    from simulator.errors import ConfigError
+
+    for text in texts:
+        if "=" not in text:
+            raise ConfigError(f"--links {text}: not understood", hint="write leaf-spine='400 Gb/s x 8'")
+    return {text.partition("=")[0]: text.partition("=")[2] for text in texts}
+
+
+def write_text(out: str, text: str, document: dict[str, Any]) -> None:
+    """Write what was made of the file.
+
+    Raises
+    ------
+    ConfigError
+        If there is nothing to write, or it cannot be written.
+    """
+    from simulator.errors import ConfigError
+
+    if not text:
+        raise ConfigError(f"--out {out}: {document['file']} has nothing to write", hint=document["use"])
+    try:
+        Path(out).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be written: {error.strerror}") from None
+
+
+def _account(kind: str, file: str, report: ImportReport | None) -> dict[str, Any]:
+    lists = {
+        name: list(getattr(report, name)) if report is not None else []
+        for name in ("used", "irrelevant", "unknown", "assumed")
+    }
+    return {"kind": kind, "file": file, **lists}
+
+
+def _of_settings(found: Imported) -> tuple[dict[str, Any], str]:
+    document = _account(found.kind, found.file, found.report)
+    if found.settings:
+        use = f"--{found.kind if found.kind in ('megatron', 'deepspeed') else 'plan'} {found.file}"
+        document["plan"] = found.settings
+    else:
+        use = f"--model {found.file}"
+    if found.spec is not None:
+        document["model"] = found.spec.to_dict() | {"parameters": found.spec.n_parameters}
+    return {**document, "use": use}, found.to_yaml() if found.settings else ""
+
+
+def _of_cluster(found: ImportedCluster) -> tuple[dict[str, Any], str]:
+    document = _account(found.kind, found.file, found.report)
+    found.spec()  # what is missing is said now and not when the file is used
+    use = f"--topology {found.file}" if found.kind != "nvml" else "--out cluster.yaml, then --topology cluster.yaml"
+    return {**document, "cluster": dict(found.data), "use": use}, found.to_yaml()
+
+
+def _of_log(found: CollectiveTable, topology: str, transport: str) -> tuple[dict[str, Any], str]:
+    from simulator.importers.nccl_tests import write_measurements
+
+    document = _account("nccl-tests", found.file, None)
+    rows = found.measurements(topology, transport=transport)
+    document["measurements"] = {
+        "collective": found.collective,
+        "gpus": found.n_ranks,
+        "nodes": found.n_nodes,
+        "gpus_per_process": found.gpus_per_process,
+        "nccl": found.nccl,
+        "rows": len(rows),
+        "smallest_bytes": min(row.n_bytes for row in found.rows),
+        "largest_bytes": max(row.n_bytes for row in found.rows),
+    }
+    use = "simulate calibrate collectives FILE --topology NAME, or --out and simulate validate"
+    return {**document, "use": use}, write_measurements(rows)
+
+
+def _table(document: dict[str, Any]) -> str:
+    """Return the account as people read it, one kind of key per paragraph."""
+    lines = [f"{document['file']}: {document['kind']}"]
+    for part in ("plan", "model", "measurements"):
+        if part in document:
+            shown = {key: value for key, value in document[part].items() if value not in (None, "", 0, False)}
+            lines += _paragraph(part, [f"{key}={value}" for key, value in shown.items()], ", ")
+    if "cluster" in document:
+        lines += _paragraph("cluster", _flat(document["cluster"]), "\n")
+    for part in ("used", "irrelevant", "unknown"):
+        lines += _paragraph(part, _shortened(document[part]), ", ")
+    lines += _paragraph("assumed", document["assumed"], "\n")
+    return "\n".join([*lines, f"{'use it as':<13}{document['use']}"])
+
+
+def _shortened(items: list[str]) -> list[str]:
+    return items if len(items) <= _SHOWN else [*items[: _SHOWN // 2], f"and {len(items) - _SHOWN // 2} more"]
+
+
+def _flat(data: dict[str, Any], prefix: str = "") -> list[str]:
+    lines: list[str] = []
+    for key, value in data.items():
+        if isinstance(value, dict):
+            lines += _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list | tuple) and len(str(value)) > _SHOWN:
+            lines.append(f"{prefix}{key}: {len(value)} entries")
+        else:
+            lines.append(f"{prefix}{key}: {value}")
+    return lines
+
+
+def _paragraph(title: str, items: list[str], separator: str) -> list[str]:
+    """Return items beside their title, wrapped."""
+    import textwrap
+
+    if not items:
+        return []
+    if separator == "\n":
+        wrapped = [line for item in items for line in textwrap.wrap(item, 100, subsequent_indent="  ")]
+    else:
+        wrapped = textwrap.wrap(separator.join(items), 100, break_on_hyphens=False, break_long_words=False)
+    return [f"{title if index == 0 else '':<13}{line}" for index, line in enumerate(wrapped)]
