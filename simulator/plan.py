@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
-from pydantic import create_model
+from pydantic import Field, create_model
 
 from simulator.config import Spec, did_you_mean, load_yaml, validate
 from simulator.errors import ConfigError, InfeasiblePlanError
@@ -292,11 +292,13 @@ def load_plan(path: str | Path) -> dict[str, Any]:
     ConfigError
         With every fault of the file, its line and near misses.
     """
-    fields_of = {f.name: (get_type_hints(ParallelPlan)[f.name] | None, None) for f in fields(ParallelPlan)}
-    schema: Any = create_model("PlanFile", __base__=Spec, **fields_of)  # type: ignore[call-overload]
     data, locator = load_yaml(path)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a plan file is a mapping of settings", hint="for example 'tp: 8'")
-    plain = {str(key).replace("-", "_"): value for key, value in data.items()}
-    spec = validate(plain, schema, locator)
+    spelled = {str(key).replace("-", "_"): str(key) for key in data}
+    hints = get_type_hints(ParallelPlan)
+    fields_of: dict[str, Any] = {
+        f.name: (hints[f.name] | None, Field(default=None, alias=spelled.get(f.name))) for f in fields(ParallelPlan)
+    }
+    spec = validate(data, create_model("PlanFile", __base__=Spec, **fields_of), locator)
     return dict(spec.model_dump(exclude_unset=True))

@@ -1,0 +1,287 @@
+"""The main command: exit statuses, one JSON document, and messages that say the way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulator.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("--topology", "bigred200", "--model", "gpt2", "--micro-batch", "1")
+
+#: four GPUs in two islands without a link between them
+ISLANDS = """\
+device: a100-sxm4-40g
+vertices:
+  g0: {kind: gpu}
+  g1: {kind: gpu}
+  g2: {kind: gpu}
+  g3: {kind: gpu}
+edges:
+  - {source: g0, target: g1, kind: nvlink, bandwidth: 100 GB/s, latency: 1 us}
+  - {source: g2, target: g3, kind: nvlink, bandwidth: 100 GB/s, latency: 1 us}
+"""
+
+DOCUMENTED = {
+    "iteration_time_s",
+    "samples_per_s",
+    "tokens_per_s",
+    "tflops_per_gpu",
+    "mfu",
+    "breakdown",
+    "communication_fraction",
+    "communication",
+    "memory",
+    "bottleneck",
+    "confidence",
+    "provenance",
+}
+BREAKDOWN = {
+    "compute_s",
+    "exposed_communication_s",
+    "overlapped_communication_s",
+    "bubble_s",
+    "optimizer_s",
+    "host_s",
+    "data_s",
+}
+COMMUNICATION = {"collective", "axis", "count", "bytes", "total_s", "algbw_bytes_per_s", "busbw_bytes_per_s"}
+
+
+@pytest.fixture
+def simulate(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["simulate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.out + printed.err
+        return int(exit_.value.code or 0), printed.out, printed.err
+
+    return run
+
+
+def in_a_process(*arguments):
+    code = "from simulator.cli.main import main; main()"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+# -- answers --------------------------------------------------------------------------------------------------
+
+
+def test_json_is_one_document_with_the_documented_keys(simulate):
+    code, out, err = simulate(*SMALL, "--gpus", 8, "--sharding", "zero1", "--json")
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    assert set(answer) >= DOCUMENTED
+    assert set(answer["breakdown"]) == BREAKDOWN
+    assert {row["collective"] for row in answer["communication"]} == {"all_gather", "reduce_scatter"}
+    assert all(set(row) >= COMMUNICATION for row in answer["communication"])
+    assert set(answer["memory"]) >= {"peak_bytes", "capacity_bytes", "fits"}
+    assert set(answer["confidence"]) == {"low_s", "high_s", "basis"}
+    assert answer["bottleneck"]["kind"] in ("nic", "fabric", "pcie")
+    assert answer["provenance"]["scenario"]["model"] == "gpt2"
+
+
+def test_a_list_of_gpus_gives_a_row_each(simulate):
+    code, out, _ = simulate(*SMALL, "--gpus", "1,2,4", "--json")
+    rows = json.loads(out)["scaling"]
+    assert code == 0
+    assert [row["gpus"] for row in rows] == [1, 2, 4]
+    assert all(set(row) >= DOCUMENTED for row in rows)
+
+
+def test_the_answer_for_people_says_what_matters(simulate):
+    code, out, _ = simulate(*SMALL, "--gpus", 8, "--explain")
+    assert code == 0
+    for word in ("iteration", "tokens/s", "TFLOP/s", "MFU", "all_reduce", "busbw", "GiB", "fits", "busiest link"):
+        assert word.lower() in out.lower(), word
+
+
+def test_the_scaling_table_for_people_has_a_row_per_count(simulate):
+    code, out, _ = simulate(*SMALL, "--gpus", "1,4")
+    assert code == 0
+    assert "tokens/s" in out
+
+
+def test_flags_win_over_the_environment_over_set_over_the_plan_file(simulate, tmp_path, monkeypatch):
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        "gpus: 4\nsequence-length: 128\nrecompute: full\nprecision: fp16\nattention: eager\n", encoding="utf-8"
+    )
+    monkeypatch.setenv("SIMULATE_PLAN__PRECISION", "fp32")
+    monkeypatch.setenv("SIMULATE_PLAN__ATTENTION", "flash")
+    changes = ("--set", "recompute=selective", "--set", "precision=tf32")
+    code, out, _ = simulate(*SMALL, "--plan", path, *changes, "--attention", "eager", "--json")
+    plan = json.loads(out)["provenance"]["scenario"]["plan"]
+    assert code == 0
+    assert (plan["gpus"], plan["sequence_length"]) == (4, 128)
+    assert plan["recompute"] == "selective"
+    assert plan["precision"] == "fp32"
+    assert plan["attention"] == "eager"
+
+
+def test_set_changes_the_topology(simulate):
+    def time_s(*changes):
+        return json.loads(simulate(*SMALL, "--gpus", 8, *changes, "--json")[1])["iteration_time_s"]
+
+    assert time_s("--set", "node.nics.bandwidth=400 Gb/s") < time_s()
+
+
+def test_a_trace_is_written(simulate, tmp_path):
+    path = tmp_path / "trace.json"
+    code, out, _ = simulate(*SMALL, "--gpus", 2, "--trace", path, "--json")
+    assert code == 0
+    json.loads(out)
+    assert any(event["ph"] == "X" for event in json.loads(path.read_text(encoding="utf-8"))["traceEvents"])
+
+
+def test_the_shipped_file_by_its_file_name_in_a_process():
+    done = in_a_process("--topology", "bigred200.yaml", "--model", "gpt2-large", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["memory"]["fits"]
+    assert done.stderr == ""
+
+
+# -- mistakes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--topology", "bigred20", "--model", "gpt2"), "Did you mean 'bigred200'?"),
+        (("--topology", "bigred200", "--model", "gpt2-larg"), "did you mean 'gpt2-large'"),
+        (("--topology", "missing.yaml", "--model", "gpt2"), "missing.yaml"),
+        (("--topology", "bigred200", "--model", "missing/config.json"), "missing/config.json"),
+        ((*SMALL, "--network", "flood"), "flow"),
+        ((*SMALL, "--framework", "megatronn"), "megatron"),
+        ((*SMALL, "--sharding", "zero9"), "zero3"),
+        ((*SMALL, "--precision", "fp17"), "fp16"),
+        ((*SMALL, "--schedule", "1f1c", "--pp", "2", "--gpus", "2"), "1f1b"),
+        ((*SMALL, "--gpus", "many"), "--gpus many"),
+        ((*SMALL, "--gpus", "0"), "--gpus 0"),
+        ((*SMALL, "--gpus", "8", "--transport", "pigeons"), "pigeons"),
+        ((*SMALL, "--set", "node.nicks.bandwidth=1 GB/s"), "nicks"),
+        ((*SMALL, "--set", "nothing"), "key=value"),
+        ((*SMALL, "--tp", "0"), "tp=0"),
+    ],
+)
+def test_invalid_input_is_3_with_a_message(simulate, arguments, message):
+    code, out, err = simulate(*arguments)
+    assert (code, out) == (3, "")
+    assert err.startswith("error: ")
+    assert message in err
+
+
+def test_a_typo_in_a_cluster_file_is_3_with_line_and_near_miss(simulate, tmp_path):
+    text = (ROOT / "topologies" / "clusters" / "bigred200.yaml").read_text(encoding="utf-8")
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        text.replace("links_per_peer:", "links_per_pear:").replace("nodes: 64", "nodes: sixty"), encoding="utf-8"
+    )
+    lines = path.read_text(encoding="utf-8").splitlines()
+    code, out, err = simulate("--topology", path, "--model", "gpt2")
+    assert (code, out) == (3, "")
+    for word in ("links_per_pear", "nodes: sixty"):  # all faults of a file at once, each with its place
+        line = next(i for i, text in enumerate(lines, start=1) if word in text)
+        assert f"cluster.yaml:{line}:" in err
+    assert "links_per_peer" in err
+
+
+def test_a_typo_in_a_plan_file_is_3_with_line_and_near_miss(simulate, tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_text("tp: 2\nmicro-bach: 4\nsequence-length: long\n", encoding="utf-8")
+    code, out, err = simulate("--topology", "bigred200", "--model", "gpt2", "--plan", path)
+    assert (code, out) == (3, "")
+    assert "plan.yaml:2:" in err
+    assert "micro_batch" in err
+    assert "plan.yaml:3:" in err  # all faults at once
+
+
+def test_a_disconnected_graph_is_3_and_names_both_ends(simulate, tmp_path):
+    path = tmp_path / "islands.yaml"
+    path.write_text(ISLANDS, encoding="utf-8")
+    code, out, err = simulate("--topology", path, "--model", "gpt2", "--micro-batch", 1)
+    assert (code, out) == (3, "")
+    assert "g2" in err and ("g0" in err or "g1" in err)
+    code, *_ = simulate("--topology", path, "--model", "gpt2", "--micro-batch", 1, "--gpus", 2)
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "numbers"),
+    [
+        (("--gpus", "8", "--tp", "3"), "8 GPUs are not a multiple of tp x pp x cp = 3 x 1 x 1 = 3"),
+        (("--gpus", "8", "--dp", "3"), "dp x tp x pp x cp = 3 x 1 x 1 x 1 = 3"),
+        (("--gpus", "8", "--global-batch", "12"), "global batch 12 is not a multiple"),
+        (("--gpus", "8", "--pp", "8", "--virtual-pp", "4"), "12 layers"),
+    ],
+)
+def test_degrees_that_do_not_multiply_up_are_4(simulate, changes, numbers):
+    code, out, err = simulate(*SMALL, *changes)
+    assert (code, out) == (4, "")
+    assert numbers in err
+    assert "hint: " in err
+
+
+def test_a_plan_that_does_not_fit_is_4_with_its_way_out(simulate):
+    command = ("--topology", "bigred200", "--model", "gpt2-xl", "--gpus", "1", "--micro-batch", "64")
+    code, out, err = simulate(*command)
+    assert code == 4
+    assert "does not fit" in err and "GiB too much" in err
+    assert "hint: --micro-batch" in err
+    code, out, err = simulate(*command, "--json")
+    assert code == 4
+    assert json.loads(out)["memory"]["fits"] is False
+    assert "does not fit" in err
+
+
+def test_the_way_out_works(simulate):
+    command = ("--topology", "bigred200", "--model", "gpt2-xl", "--gpus", "1")
+    _, _, err = simulate(*command, "--micro-batch", "64")
+    hint = next(line for line in err.splitlines() if line.startswith("hint: "))
+    code, *_ = simulate(*command, *hint.split()[1:3])
+    assert code == 0
+
+
+@pytest.mark.parametrize("arguments", [("--nope",), ("--gpus",), ("--tp", "two"), ("nothing",)])
+def test_wrong_usage_is_2(simulate, arguments):
+    code, out, _ = simulate(*SMALL, *arguments)
+    assert (code, out) == (2, "")
+
+
+def test_a_missing_model_is_2(simulate):
+    code, _, err = simulate("--topology", "bigred200")
+    assert code == 2
+    assert "--model" in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"), [(("--model", "gpt2-larg"), 3), (("--tp", "3", "--gpus", "8"), 4), (("--gpus", "100000"), 3)]
+)
+def test_a_mistake_under_json_is_one_document_too(simulate, changes, code):
+    status, out, err = simulate(*SMALL, *changes, "--json")
+    assert status == code
+    assert json.loads(out)["error"]["message"] in err
+
+
+def test_a_mistake_in_a_process_shows_no_traceback():
+    done = in_a_process("--topology", "bigred200", "--model", "gpt2", "--tp", "3", "--gpus", "8")
+    assert done.returncode == 4
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_fault_worth_a_traceback():
+    command = f"{sys.executable} -c 'from simulator.cli.main import main; main()' models list | head -n 1"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=True)
+    assert "Traceback" not in done.stderr
