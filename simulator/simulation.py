@@ -97,11 +97,19 @@ def boundary_bytes(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> int:
     return plan.micro_batch * sequence_length // plan.cp * spec.hidden * element
 
 
-def lower_scenario(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedModule) -> tuple[Model, Lowered, MemoryReport]:
+def lower_scenario(
+    scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedModule
+) -> tuple[Model, Lowered, MemoryReport]:
     """Lower a scenario with a resolved plan and account for its memory."""
     plan = scenario.plan
     model = model_for(spec, plan)
-    lowered = lower(model, plan, gpus_per_node=topology.gpus_per_node, boundary_bytes=boundary_bytes(spec, plan), unfold=scenario.unfold)
+    lowered = lower(
+        model,
+        plan,
+        gpus_per_node=topology.gpus_per_node,
+        boundary_bytes=boundary_bytes(spec, plan),
+        unfold=scenario.unfold,
+    )
     memory = estimate(
         lowered.chunks, peak_in_flight(lowered.table, lowered.placement.n_chunks), plan, topology.device(0),
         gradient_bytes=gradient_bytes(plan), shard_size=lowered.mesh.sharding_group,
@@ -196,7 +204,12 @@ def _collector_paused() -> Iterator[None]:
 
 
 def simulate_on(
-    scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedModule, *, detail: bool = False, say: Callable[[str], None] = lambda _: None
+    scenario: Scenario,
+    topology: Topology,
+    spec: ModelSpec | RecordedModule,
+    *,
+    detail: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Result:
     """Simulate a resolved scenario on a topology object, which need not be the one that the scenario names."""
     say("lowering")

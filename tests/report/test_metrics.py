@@ -18,7 +18,9 @@ REDUCE = Collective(collective="all_reduce", axis="dp", n_bytes=1000, groups=((0
 
 def timeline(*spans, makespan):
     return Timeline(
-        spans=tuple(Span(op, 0, stream, start * S, end * S) for op, stream, start, end in spans), members={0: (0, 1, 2, 3)}, makespan_ps=makespan * S
+        spans=tuple(Span(op, 0, stream, start * S, end * S) for op, stream, start, end in spans),
+        members={0: (0, 1, 2, 3)},
+        makespan_ps=makespan * S,
     )
 
 
@@ -64,6 +66,8 @@ def test_categories_add_up_to_the_iteration(runs, talks):
         assert total == pytest.approx(makespan)
 
 
-@pytest.mark.parametrize(("name", "n", "factor"), [("all_reduce", 2, 1.0), ("all_gather", 4, 0.75), ("broadcast", 8, 1.0)])
+@pytest.mark.parametrize(
+    ("name", "n", "factor"), [("all_reduce", 2, 1.0), ("all_gather", 4, 0.75), ("broadcast", 8, 1.0)]
+)
 def test_bus_factors_are_those_of_nccl_tests(name, n, factor):
     assert bus_factor(name, n) == factor

@@ -25,7 +25,5 @@ KINDS: dict[str, str] = {
 
 def predictor(kind: str) -> Callable[[Sequence[Row], Progress | None, int], list[Outcome]]:
     """Return ``predict(rows, progress, n_processes)`` of one kind; modules load when they are needed."""
-    function: Callable[[Sequence[Row], Progress | None, int], list[Outcome]] = import_module(
-        KINDS[kind]
-    ).predict
+    function: Callable[[Sequence[Row], Progress | None, int], list[Outcome]] = import_module(KINDS[kind]).predict
     return function

@@ -57,9 +57,7 @@ def errors_by_budget(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
 def budgets_of(outcomes: Sequence[Outcome]) -> Budgets:
     """Return budgets a little above the mean errors of today."""
     means = {key: describe(errors)["mean_absolute"] for key, errors in errors_by_budget(outcomes).items()}
-    return {
-        key: math.ceil(1e4 * (mean * (1 + _SLACK) + _MARGIN)) / 1e4 for key, mean in sorted(means.items())
-    }
+    return {key: math.ceil(1e4 * (mean * (1 + _SLACK) + _MARGIN)) / 1e4 for key, mean in sorted(means.items())}
 
 
 def check_budgets(outcomes: Sequence[Outcome], budgets: Budgets) -> None:
@@ -109,13 +107,9 @@ def published_errors() -> list[dict[str, str]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run over the shipped measurements and write or check what was asked for; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m validation.tables.accuracy", description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help="compare with the budgets; exit 5 when one is exceeded"
-    )
+    parser.add_argument("--check", action="store_true", help="compare with the budgets; exit 5 when one is exceeded")
     parser.add_argument("--budgets", action="store_true", help="write budgets from the errors of today")
-    parser.add_argument(
-        "--residuals", action="store_true", help="write the table behind confidence intervals"
-    )
+    parser.add_argument("--residuals", action="store_true", help="write the table behind confidence intervals")
     parser.add_argument("--page", action="store_true", help="write docs/accuracy.md")
     parser.add_argument("--processes", type=int, default=0, help="0 takes what the machine has")
     options = parser.parse_args(arguments)
@@ -124,9 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = validate(files, n_processes=options.processes, quiet=False)
         table = residual_table(found.outcomes)
         if options.residuals:
-            RESIDUALS.write_text(
-                json.dumps(table.to_json()).replace("}, {", "},\n{") + "\n", encoding="utf-8"
-            )
+            RESIDUALS.write_text(json.dumps(table.to_json()).replace("}, {", "},\n{") + "\n", encoding="utf-8")
         if options.budgets:
             BUDGETS.write_text(json.dumps(budgets_of(found.outcomes), indent=1) + "\n", encoding="utf-8")
         if options.page:

@@ -141,9 +141,7 @@ def _unpredicted(outcomes: Sequence[Outcome]) -> list[str]:
     for outcome in outcomes:
         if outcome.predicted is None:
             reasons.setdefault((outcome.row.kind, outcome.reason), []).append(outcome.row.row_id)
-    rows = [
-        [kind, reason, str(len(ids)), ", ".join(ids[:4])] for (kind, reason), ids in sorted(reasons.items())
-    ]
+    rows = [[kind, reason, str(len(ids)), ", ".join(ids[:4])] for (kind, reason), ids in sorted(reasons.items())]
     if not rows:
         return []
     return ["## Rows without a prediction", "", *_table(("kind", "why", "n", "such as"), rows)]

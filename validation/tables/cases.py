@@ -68,9 +68,7 @@ def _degrees(row: Row, assumed: list[str]) -> dict[str, int]:
     dp = row.integer("dp", 0)
     if not dp:
         if gpus % replica:
-            raise ConfigError(
-                f"gpus={gpus} is not a multiple of tp x pp x cp = {replica}, and dp is not stated"
-            )
+            raise ConfigError(f"gpus={gpus} is not a multiple of tp x pp x cp = {replica}, and dp is not stated")
         dp = gpus // replica
         assumed.append(f"dp {dp}: what is left of {gpus} GPUs")
     return {**degrees, "gpus": gpus, "dp": dp}
@@ -83,9 +81,7 @@ def _precision(row: Row, assumed: list[str]) -> str:
         return "bf16"
     known = _PRECISIONS.get(text, text)
     if known not in ("fp16", "bf16", "amp_fp16", "amp_bf16", "tf32", "fp32", "fp8"):
-        raise ConfigError(
-            f"precision '{text}' is unknown", hint="fp16, bf16, amp_fp16, amp_bf16, tf32, fp32, fp8"
-        )
+        raise ConfigError(f"precision '{text}' is unknown", hint="fp16, bf16, amp_fp16, amp_bf16, tf32, fp32, fp8")
     if known != text:
         assumed.append(f"precision {known} for {text}")
     return known
@@ -168,7 +164,7 @@ def _schedule(row: Row, virtual_pp: int) -> str:
     return text
 
 
-def _micro_batch(  # noqa: PLR0917
+def _micro_batch(
     row: Row, degrees: Mapping[str, int], hidden: int, framework: str, recompute: str, assumed: list[str]
 ) -> int:
     """Return sequences per micro-batch; where blank, the largest power of two with a small bubble."""
@@ -213,9 +209,7 @@ def _sequence_parallel(row: Row, tp: int, framework: str, recompute: str, assume
         return stated
     chosen = framework in ("megatron-core", "torchtitan", "torchtitan-compile")
     chosen = chosen or (framework == "megatron" and recompute == "selective")
-    assumed.append(
-        f"sequence_parallel {'on' if chosen else 'off'}: usual for {framework}, recompute {recompute}"
-    )
+    assumed.append(f"sequence_parallel {'on' if chosen else 'off'}: usual for {framework}, recompute {recompute}")
     return chosen
 
 
@@ -239,9 +233,7 @@ def _said(row: Row, degrees: Mapping[str, int], framework: str, assumed: list[st
         facts["asynchronous_tp"] = True
     if re.search(r"scatter[/ -]gather", said):
         facts["scatter_gather"] = True
-    if re.search(
-        r"cuda_launch_blocking=1|no dp gradient bucketing|all-reduce once per accumulated step", said
-    ):
+    if re.search(r"cuda_launch_blocking=1|no dp gradient bucketing|all-reduce once per accumulated step", said):
         facts["overlap"] = False
     if re.search(r"nemo|nvidia .*release", said) and framework == "megatron-core":
         facts["gradient_bytes"] = 2

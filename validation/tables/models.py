@@ -108,9 +108,7 @@ def spec_of(row: Row, *, pad_vocab_to: int = 1, fused_style: bool = False) -> tu
         style = _style(architecture, name.lower())
         missing = [key for key in ("layers", "hidden", "heads") if key not in stated]
         if missing:
-            raise ConfigError(
-                f"the model '{name}' is not in the catalogue and the row lacks {', '.join(missing)}"
-            )
+            raise ConfigError(f"the model '{name}' is not in the catalogue and the row lacks {', '.join(missing)}")
         family = style["architecture"]
         if "vocab" not in stated:
             stated["vocab"] = _VOCABULARY[family]

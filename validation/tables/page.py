@@ -25,9 +25,7 @@ def _points(outcomes: Sequence[Outcome]) -> list[Point]:
         series = row.text("op") or row.text("collective") or row.key("source")
         name = f"{row.kind}: {row.metric}"
         label = f"{row.row_id}: {describe_row(outcome)}"
-        points.append(
-            Point(plot=name, series=series, label=label, measured=row.measured, predicted=outcome.predicted)
-        )
+        points.append(Point(plot=name, series=series, label=label, measured=row.measured, predicted=outcome.predicted))
     return points
 
 
@@ -63,9 +61,7 @@ def _row_table(outcomes: Sequence[Outcome]) -> PageTable:
 
 def _reason_table(outcomes: Sequence[Outcome]) -> PageTable:
     rows = tuple((o.row.row_id, describe_row(o), o.reason) for o in outcomes if o.predicted is None)
-    return PageTable(
-        title=f"{len(rows)} rows without a prediction", columns=("row", "what", "why"), rows=rows
-    )
+    return PageTable(title=f"{len(rows)} rows without a prediction", columns=("row", "what", "why"), rows=rows)
 
 
 def write_page(path: str | Path, validation: Validation) -> None:

@@ -93,9 +93,7 @@ class Row:
         """Return a number; raise :class:`ConfigError` with the place when blank."""
         text = self.cells.get(column, "")
         if not text:
-            raise ConfigError(
-                f"{self.file}:{self.line}:{column}: the cell is blank, and nothing can stand in for it"
-            )
+            raise ConfigError(f"{self.file}:{self.line}:{column}: the cell is blank, and nothing can stand in for it")
         return float(text)
 
     def flag(self, column: str) -> bool | None:
@@ -129,9 +127,7 @@ def short_source(source: str) -> str:
     'arXiv 2402.15627'
     """
     source = re.sub(r"^https?://(?:www\.)?(?:github\.com/)?", "", source.strip())
-    source = re.split(
-        r"@[0-9a-f]{6,}|#L\d|\s+\((?:full text|table)\b|,\s*(?:table|Table|row|one)\b|\s+/\s+", source
-    )[0]
+    source = re.split(r"@[0-9a-f]{6,}|#L\d|\s+\((?:full text|table)\b|,\s*(?:table|Table|row|one)\b|\s+/\s+", source)[0]
     source = re.split(r"\s(?:table|Table|row|Fig\.|Figure)\s*\S*$", source)[0]
     source = re.sub(r"^([\w.-]+/[\w.-]+)/(?:issues|pull|blob|tree)/.*$", r"\1", source)
     return source.strip(" ,;:")[:60] or "not stated"
@@ -228,9 +224,7 @@ def read_table(path: str | Path) -> list[Row]:
         rows.append(Row(kind=kind, file=file, line=line, cells=cells))
     if faults:
         more = f"\n... and {len(faults) - _MAX_FAULTS} more" if len(faults) > _MAX_FAULTS else ""
-        raise ConfigError(
-            "\n".join(faults[:_MAX_FAULTS]) + more, hint="correct the cells; blank means not stated"
-        )
+        raise ConfigError("\n".join(faults[:_MAX_FAULTS]) + more, hint="correct the cells; blank means not stated")
     if not rows:
         raise ConfigError(f"{file}:2: no rows below the header")
     return rows

@@ -68,9 +68,7 @@ def _group_table(groups: Sequence[Group], by: Sequence[str]) -> Table:
     figures += ["accuracy", "false fits", "false OOM"] if verdicts else []
     figures += ["in interval"] if covered else []
     figures += ["not predicted"] if unpredicted else []
-    table = _table(
-        "errors by group, worst mean first", [*((c, False) for c in by), *((f, True) for f in figures)]
-    )
+    table = _table("errors by group, worst mean first", [*((c, False) for c in by), *((f, True) for f in figures)])
     for group in groups:
         cells = [group.key[column] or "-" for column in by]
         cells += [str(group.n), percent(group.mean_absolute), percent(group.median_absolute)]
@@ -122,9 +120,7 @@ def _rows_table(outcomes: Sequence[Outcome], limit: int) -> Table:
     table = _table(f"worst {len(worst)} of {len(judged)} rows", columns)
     for outcome in worst:
         unit = _UNITS.get(outcome.row.metric, "")
-        numbers = [
-            f"{value:.4g} {unit}".strip() for value in (outcome.predicted or 0.0, outcome.row.measured)
-        ]
+        numbers = [f"{value:.4g} {unit}".strip() for value in (outcome.predicted or 0.0, outcome.row.measured)]
         table.add_row(
             outcome.row.row_id,
             describe_row(outcome),
@@ -143,9 +139,7 @@ def _reasons_table(outcomes: Sequence[Outcome]) -> Table | None:
     if not reasons:
         return None
     n_rows = sum(len(ids) for ids in reasons.values())
-    table = _table(
-        f"{n_rows} rows without a prediction", (("rows", True), ("why", False), ("such as", False))
-    )
+    table = _table(f"{n_rows} rows without a prediction", (("rows", True), ("why", False), ("such as", False)))
     for reason, ids in sorted(reasons.items(), key=lambda item: -len(item[1]))[:_REASON_ROWS]:
         table.add_row(str(len(ids)), reason, ", ".join(ids[:3]))
     left = len(reasons) - _REASON_ROWS

@@ -50,12 +50,7 @@ def with_intervals(outcomes: Sequence[Outcome], table: ResidualTable) -> list[Ou
     completed = []
     for outcome in outcomes:
         row = outcome.row
-        if (
-            row.kind != "training"
-            or row.metric not in _WITH_INTERVAL
-            or not outcome.predicted
-            or not table.rows
-        ):
+        if row.kind != "training" or row.metric not in _WITH_INTERVAL or not outcome.predicted or not table.rows:
             completed.append(outcome)
             continue
         features = row_features(row)

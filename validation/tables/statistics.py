@@ -130,9 +130,7 @@ def group_outcomes(outcomes: Sequence[Outcome], by: Sequence[str]) -> list[Group
     for outcome in outcomes:
         members.setdefault(tuple(outcome.row.key(column) for column in by), []).append(outcome)
     groups = [_group(dict(zip(by, key, strict=True)), group) for key, group in members.items()]
-    return sorted(
-        groups, key=lambda group: -1.0 if group.mean_absolute is None else group.mean_absolute, reverse=True
-    )
+    return sorted(groups, key=lambda group: -1.0 if group.mean_absolute is None else group.mean_absolute, reverse=True)
 
 
 def _group(key: dict[str, str], outcomes: Sequence[Outcome]) -> Group:
@@ -151,9 +149,7 @@ def _group(key: dict[str, str], outcomes: Sequence[Outcome]) -> Group:
         )
     verdicts = {}
     if all(o.row.metric == "fits" for o, _ in judged):
-        verdicts = verdict_figures(
-            [o.predicted or 0.0 for o, _ in judged], [o.row.measured for o, _ in judged]
-        )
+        verdicts = verdict_figures([o.predicted or 0.0 for o, _ in judged], [o.row.measured for o, _ in judged])
     covered = [o.covered for o, _ in judged if o.covered is not None]
     return Group(
         key=key,
@@ -212,8 +208,7 @@ def rank_plans(outcomes: Sequence[Outcome], min_plans: int = _MIN_PLANS) -> list
         ranked.append(
             {
                 **{
-                    column: job[column]
-                    for column in ("source", "topology", "model", "seq_len", "gpus", "global_batch")
+                    column: job[column] for column in ("source", "topology", "model", "seq_len", "gpus", "global_batch")
                 },
                 "n": len(plans),
                 "rank_correlation": rank_correlation(predicted, measured),

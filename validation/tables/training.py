@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simulator.errors import SimulatorError
+from simulator.models.spec import ModelSpec
 from simulator.scenario import Scenario
 from simulator.units import format_bytes
 from validation.tables.cases import Case, case_of
@@ -60,6 +61,7 @@ def hardware_tflops(result: Result) -> float:
     recomputation.
     """
     spec, plan = result.spec, result.plan
+    assert isinstance(spec, ModelSpec), "rows name models by their sizes"
     per_pass = 24.0 * plan.global_batch * plan.sequence_length * spec.layers * spec.hidden**2
     passes = 4.0 if plan.recompute == "full" else 3.0
     attention = plan.sequence_length / (6.0 * spec.hidden)
@@ -169,9 +171,7 @@ def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: 
         cases.append((case, assumed))
         wanted[case] = wanted.get(case, True) and row.metric in _MEMORY_METRICS
     jobs = sorted(wanted.items(), key=lambda job: (job[0].topology, job[0].spec.name, job[0].plan.gpus))
-    answers = dict(
-        zip([case for case, _ in jobs], run_all(_answer_job, jobs, progress, n_processes), strict=True)
-    )
+    answers = dict(zip([case for case, _ in jobs], run_all(_answer_job, jobs, progress, n_processes), strict=True))
     outcomes = []
     for row, entry in zip(rows, cases, strict=True):
         if isinstance(entry, str):
