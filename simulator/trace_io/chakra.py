@@ -24,6 +24,7 @@ from simulator.trace_io.record import (
     COMPUTE,
     COPY,
     HOST_NODE,
+    MAX_RANKS,
     CollectiveCall,
     DeviceOps,
     Names,
@@ -322,14 +323,15 @@ def _call(node: ChakraNode) -> CollectiveCall:
     else:
         collective = "send" if node.type == "COMM_SEND" else "recv"
     group = attributes.get("pg_name", attributes.get("pg_id", ""))
-    ranks = attributes.get("ranks")
+    listed = [integer(rank) for rank in _list(attributes.get("ranks"))]
+    ranks = tuple(listed) if all(0 <= rank < MAX_RANKS for rank in listed) else ()
     return CollectiveCall(
         collective=collective,
         n_bytes=-1 if attributes.get("comm_size_unknown") else integer(attributes.get("comm_size")),
         dtype=str(attributes.get("dtype", "")),
         group=str(group),
-        ranks=tuple(int(r) for r in ranks) if isinstance(ranks, list) else (),
-        group_size=len(ranks) if isinstance(ranks, list) else integer(attributes.get("pg_size"), 0),
+        ranks=ranks,
+        group_size=len(ranks) or integer(attributes.get("pg_size"), 0),
         sequence=integer(attributes.get("seq")),
         peer=integer(attributes.get("comm_dst" if collective == "send" else "comm_src")),
         source="chakra",

@@ -22,6 +22,7 @@ from simulator.trace_io.communication import element_bytes, merge_calls, message
 from simulator.trace_io.record import (
     COMMUNICATION,
     HOST_NODE,
+    MAX_RANKS,
     CollectiveCall,
     DeviceOps,
     Names,
@@ -126,9 +127,9 @@ def _groups(nodes: list[Any]) -> dict[str, tuple[int, ...]]:
             if not isinstance(entry, dict) or "pg_name" not in entry:
                 continue
             ranks = entry.get("ranks")
-            if isinstance(ranks, list) and ranks and all(isinstance(r, int) for r in ranks):
+            if isinstance(ranks, list) and ranks and all(isinstance(r, int) and 0 <= r < MAX_RANKS for r in ranks):
                 groups[str(entry["pg_name"])] = tuple(ranks)
-            elif ranks == [] and 0 < integer(entry.get("group_size"), 0) < 1 << 24:
+            elif ranks == [] and 0 < integer(entry.get("group_size"), 0) < MAX_RANKS:
                 groups[str(entry["pg_name"])] = tuple(range(integer(entry.get("group_size"), 0)))
     return groups
 

@@ -26,6 +26,7 @@ from simulator.trace_io.record import (
     COMMUNICATION,
     COMPUTE,
     COPY,
+    MAX_RANKS,
     OPERATOR,
     RUNTIME,
     CollectiveCall,
@@ -201,7 +202,8 @@ def _rank_of(document: Document, rank: int | None) -> int:
 def _distributed(header: dict[str, Any], key: str, default: int) -> int:
     info = header.get("distributedInfo")
     value = info.get(key) if isinstance(info, dict) else None
-    return default if isinstance(value, bool) else integer(value, default)
+    found = default if isinstance(value, bool) else integer(value, default)
+    return found if found < MAX_RANKS else default
 
 
 def _append(first: _Columns, second: _Columns | None) -> None:
@@ -303,10 +305,11 @@ def rank_list(value: object) -> tuple[int, ...]:
     if isinstance(value, str):
         if "..." in value or not re.fullmatch(r"\s*\[[\d\s,]*\]\s*", value):
             return ()
-        return tuple(int(word) for word in re.findall(r"\d+", value))
-    if isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) for v in value):
-        return tuple(value)
-    return ()
+        value = [int(word) for word in re.findall(r"\d{1,9}", value)]
+    if not isinstance(value, list):
+        return ()
+    known = all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v < MAX_RANKS for v in value)
+    return tuple(value) if known and len(value) <= MAX_RANKS else ()
 
 
 def _calls(

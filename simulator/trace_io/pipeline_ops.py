@@ -24,6 +24,7 @@ from simulator.trace_io.record import (
     COMMUNICATION,
     COMPUTE,
     HOST_NODE,
+    MAX_RANKS,
     CollectiveCall,
     DeviceOps,
     Names,
@@ -128,7 +129,7 @@ def _row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(optype, str) or not optype:
         raise TraceError(f"{where}: optype {optype!r} is no name")
     rank, step = integer(row["rank"]), integer(row["step"])
-    if not 0 <= rank < 1 << 24 or step < 0:
+    if not 0 <= rank < MAX_RANKS or step < 0:
         raise TraceError(f"{where}: rank {row['rank']!r} or step {row['step']!r} is no number from 0")
     stage, dp_rank = integer(row.get("stage"), 0), integer(row.get("dp_rank"), 0)
     if not 0 <= stage < 1 << 20 or not 0 <= dp_rank < 1 << 20:

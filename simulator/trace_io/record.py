@@ -16,6 +16,8 @@ Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 Int8 = NDArray[np.int8]
 
+#: larger ranks and world sizes are taken for damage
+MAX_RANKS = 1 << 20
 #: kinds of device operations
 COMPUTE, COMMUNICATION, COPY, HOST_NODE = 0, 1, 2, 3
 #: kinds of host events

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from simulator.errors import TraceError
+from simulator.trace_io.record import MAX_RANKS
 
 #: what a damaged file or archive raises while it is read
 DAMAGE = (OSError, EOFError, ValueError, zlib.error, tarfile.TarError)
@@ -98,7 +99,7 @@ class Member:
         tail = self.name.rsplit("!", 1)[-1]
         for pattern in _RANK:
             found = pattern.findall(tail)
-            if found:
+            if found and len(found[-1]) < 7 and int(found[-1]) < MAX_RANKS:
                 return int(found[-1])
         return None
 

@@ -280,7 +280,7 @@ VALUE = st.one_of(
 )
 ARGS = ["stream", "device", "correlation", "External id", "bytes", "Collective name", "In msg nelems", "Group size",
         "dtype", "Process Group Name", "Process Group Ranks", "Seq", "Dst Rank", "Input Dims",
-        "Input type"]  # fmt: skip
+        "Input type", "Concrete Inputs"]  # fmt: skip
 EVENT = st.fixed_dictionaries(
     {"ph": st.sampled_from(["X", "X", "X", "M", "i", "f"])},
     optional={
@@ -288,7 +288,8 @@ EVENT = st.fixed_dictionaries(
                                 "cuda_sync",
                                 "gpu_user_annotation", "x"]),
         "name": st.sampled_from(["gemm", "ncclDevKernel_AllReduce", "ncclDevKernel_SendRecv", "ProfilerStep#1",
-                                 "ProfilerStep#2", "cudaStreamSynchronize", "nccl:send", "record_param_comms"]) | VALUE,
+                                 "ProfilerStep#2", "cudaStreamSynchronize", "nccl:send", "record_param_comms",
+                                 "gloo:all_reduce", "gloo:send", "c10d::send", "c10d::allreduce_", "aten::mm"]) | VALUE,
         "pid": VALUE, "tid": VALUE,
         "ts": st.floats(0, 1e4) | VALUE, "dur": st.floats(0, 1e3) | VALUE,
         "args": st.dictionaries(st.sampled_from(ARGS), VALUE, max_size=6) | VALUE,
