@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -96,7 +97,10 @@ def run_all(
     size = max(1, -(-len(jobs) // (n_processes * _BATCHES_PER_PROCESS)))
     batches = [jobs[start : start + size] for start in range(0, len(jobs), size)]
     pool = Parallel(n_jobs=n_processes, return_as="generator")
-    for done in pool(delayed(_run_batch)(work, batch) for batch in batches):
-        answers.extend(done)
-        say(len(answers), len(jobs))
+    with warnings.catch_warnings():
+        # a worker that has filled its caches is replaced by a fresh one; nothing is lost
+        warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given to the executor")
+        for done in pool(delayed(_run_batch)(work, batch) for batch in batches):
+            answers.extend(done)
+            say(len(answers), len(jobs))
     return answers
