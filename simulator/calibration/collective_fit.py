@@ -23,6 +23,7 @@ from simulator.calibration.collectives import (
     write_table,
 )
 from simulator.config import load_yaml, resolve_name
+from simulator.errors import CalibrationError
 
 #: from this size on a collective counts as large
 LARGE_BYTES = 2**20
@@ -68,6 +69,25 @@ def describe(rows: Sequence[Measured], table: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def left_out(rows: Sequence[Measured]) -> dict[str, Errors]:
+    """Errors on each cluster, by constants fitted without it; see :func:`leave_one_out`."""
+    return leave_one_out(starting_table(), all_blocks(), rows, smallest_bytes=LARGE_BYTES)
+
+
+def write_fitted(table: dict[str, Any], path: Path) -> None:
+    """Write fitted constants as the shipped file has them.
+
+    Raises
+    ------
+    CalibrationError
+        If the file cannot be written.
+    """
+    try:
+        write_table(table, path, _HEADER)
+    except OSError as error:
+        raise CalibrationError(f"{path}: cannot be written: {error.strerror}") from None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="collective_fit", description=__doc__.splitlines()[0] if __doc__ else "")
@@ -77,13 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     rows = read_measured(options.table)
     if options.leave_one_out:
-        left = leave_one_out(starting_table(), all_blocks(), rows, smallest_bytes=LARGE_BYTES)
+        left = left_out(rows)
         sys.stdout.write("".join(_line(name, errors) + "\n" for name, errors in left.items()))
         return 0
     table = fitted_table(rows)
     sys.stdout.write(describe(rows, table) + "\n")
     if options.write:
-        write_table(table, options.write, _HEADER)
+        write_fitted(table, options.write)
     return 0
 
 

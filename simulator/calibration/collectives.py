@@ -22,9 +22,12 @@ from simulator.collectives.benchmark import Conditions, benchmark_time_s, condit
 from simulator.collectives.cost import table_constants
 from simulator.collectives.shape import GroupShape, shape_of
 from simulator.errors import CalibrationError
-from simulator.topology.load import load_topology
+from simulator.importers.topologies import open_topology
 
 FloatArray = NDArray[np.float64]
+
+_NEEDED = ("collective", "gpus", "size_bytes", "time_us")
+_OPTIONAL = ("topology", "nodes", "transport", "algorithm", "split", "source", "notes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +65,55 @@ def read_measured(path: Path, splits: Iterable[str] = ("fit", "test")) -> list[M
         If the file has no rows of these splits.
     """
     wanted = set(splits)
-    cases: dict[_Case, list[float]] = {}
-    with path.open(encoding="utf-8", newline="") as handle:
-        for row in csv.DictReader(handle):
-            if row["split"] in wanted:
-                cases.setdefault(_case(row), []).append(float(row["time_us"]) * 1e-6)
-    if not cases:
+    rows = [row for row in read_table(path) if row["split"] in wanted]
+    if not rows:
         raise CalibrationError(f"{path} has no rows with split in {sorted(wanted)}")
+    return measured_of(rows, str(path))
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """Read the rows of a table in the columns of ``collectives.csv``, optional columns filled up with blanks.
+
+    Raises
+    ------
+    CalibrationError
+        If the file cannot be read or lacks a column that must be there.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as handle:
+            reader = csv.DictReader(handle)
+            missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
+            if missing:
+                raise CalibrationError(
+                    f"{path}: no column {', '.join(missing)}", hint=f"needed are {', '.join(_NEEDED)}"
+                )
+            return [
+                dict.fromkeys(_OPTIONAL, "") | {key: value or "" for key, value in row.items() if key} for row in reader
+            ]
+    except OSError as error:
+        raise CalibrationError(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error):
+        raise CalibrationError(f"{path}: is not a CSV table in UTF-8") from None
+
+
+def measured_of(rows: Iterable[Mapping[str, str]], file: str) -> list[Measured]:
+    """Average repeated measurements of the same case.
+
+    Raises
+    ------
+    CalibrationError
+        If a cell that should hold a number does not.
+    """
+    cases: dict[_Case, list[float]] = {}
+    for number, row in enumerate(rows, start=1):
+        try:
+            case, time_s = _case(row), float(row["time_us"]) * 1e-6
+        except ValueError as error:
+            raise CalibrationError(f"{file}: row {row.get('row_id') or number}: {error}") from None
+        if not (0.0 < time_s < math.inf and case.n_bytes > 0 and case.n_gpus > 0 and case.n_nodes > 0):
+            what = f"{row['time_us']} us for {row['size_bytes']} bytes on {row['gpus']} GPUs"
+            raise CalibrationError(f"{file}: row {row.get('row_id') or number}: {what} is no measurement")
+        cases.setdefault(case, []).append(time_s)
     return [_measured(case, times) for case, times in cases.items()]
 
 
@@ -121,7 +166,7 @@ def _measured(case: _Case, times: Sequence[float]) -> Measured:
 
 @lru_cache(maxsize=512)
 def _shape(name: str, n_gpus: int, per_node: int, transport: str | None, nccl: str | None) -> GroupShape:
-    topology = load_topology(name, n_gpus, gpus_per_node=per_node)
+    topology = open_topology(name, n_gpus, gpus_per_node=per_node)
     return shape_of(range(n_gpus), topology, transport, nccl=nccl)
 
 

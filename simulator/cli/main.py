@@ -134,13 +134,15 @@ def schedule_command(
 
 def register_commands() -> None:
     """Add the commands that live in files of their own; each imports its work lazily."""
-    from simulator.cli import collective, import_, replay, sweep, validate
+    from simulator.cli import calibrate, collective, import_, replay, search, sweep, validate
     from simulator.cli.shared import with_scenario
 
     app.command("validate", help="Predict the rows of a measurement file and print the errors.")(validate.validate)
     app.command("import", help="Read a file of another tool: plan, model, cluster or log.")(import_.import_)
+    app.add_typer(calibrate.calibrate, name="calibrate")
     app.command("collective", help="Predict a collective by size, in the columns of nccl-tests.")(collective.collective)
     app.command("sweep", help="Simulate every combination of some settings.")(with_scenario(sweep.sweep, main_command))
+    app.command("search", help="Find the fastest plans that fit.")(with_scenario(search.search, main_command))
     app.command("replay", help="Replay a trace, as measured or with changes.")(replay.replay)
     app.add_typer(replay.trace_app, name="trace")
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from simulator.collectives.constants import merge
 from simulator.errors import ConfigError, UnroutableError
 
 #: Wirings of the GPUs of a node as NCCL's graph search tells them apart.
@@ -113,7 +114,7 @@ def shape_of(
     wiring, nvlink = _inside(node, [rank % topology.gpus_per_node for rank in members])
     _, whole = _inside(node, list(range(node.gpus)))
     section = topology.collectives
-    constants = section.get("constants")
+    constants = _overrides(section.get("constants") or {}, topology.transports.get(name))
     return GroupShape(
         n_ranks=len(group),
         n_nodes=len(per_node),
@@ -132,6 +133,12 @@ def shape_of(
         nccl=str(section.get("nccl", "")) if nccl is None else nccl,
         overrides=json.dumps(constants, sort_keys=True) if constants else "",
     )
+
+
+def _overrides(constants: dict[str, Any], transport: Any) -> dict[str, Any]:
+    """Lay the constants of a transport over those of the cluster."""
+    own = transport.constants if transport is not None else {}
+    return {**constants, "between": merge(constants.get("between", {}), own)} if own else constants
 
 
 def _transport(topology: Any, transport: str | None) -> tuple[str, str, float]:

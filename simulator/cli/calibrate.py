@@ -1,0 +1,238 @@
+"""``simulate calibrate``: constants of clusters and devices from measurements."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simulator.cli.options import PLAIN_JSON, Text, option
+
+if TYPE_CHECKING:
+    from simulator.calibration.cluster_fit import ClusterFit
+    from simulator.calibration.collectives import Errors
+    from simulator.calibration.kernels import KernelFit
+    from simulator.calibration.robust import Residuals
+
+calibrate = typer.Typer(no_args_is_help=True, help="Fit constants to measurements and write them with their source.")
+
+
+@calibrate.command("collectives")
+def collectives(
+    files: Annotated[
+        list[str], typer.Argument(help="nccl-tests logs (text or JSON) or tables (CSV).", show_default=False)
+    ],
+    topology: Annotated[
+        Text, option("Cluster that was measured: a file or a shipped name.", "--topology", "-t")
+    ] = None,
+    transport: Annotated[Text, option("What carried the data between nodes.")] = None,
+    collective: Annotated[Text, option("What the logs measured, where they do not tell.")] = None,
+    out: Annotated[Text, option("Write the cluster file with the fitted constants.", "--out", "-o")] = None,
+    leave_one_out: Annotated[
+        bool, typer.Option("--leave-one-out", help="Fit without each cluster of a table in turn and predict it.")
+    ] = False,
+    json_output: Annotated[bool, PLAIN_JSON] = False,
+) -> None:
+    """Fit what collectives cost on one cluster to its own nccl-tests runs, or judge the shipped constants.
+
+    Without --topology, all clusters of one table are fitted together, class by class, as the shipped constants were.
+    """
+    from simulator.errors import CalibrationError
+
+    if topology is None:
+        if len(files) != 1:
+            raise CalibrationError(
+                f"{len(files)} files, and no cluster", hint="which one was measured? give --topology"
+            )
+        _all_clusters(Path(files[0]), out, leave_one_out=leave_one_out, json_output=json_output)
+        return
+    if leave_one_out:
+        raise CalibrationError("--leave-one-out takes a table of several clusters", hint="leave --topology out")
+    from simulator.calibration.cluster_file import fitted_cluster_text
+    from simulator.calibration.cluster_fit import fit_cluster, read_measurements
+    from simulator.importers.topologies import open_topology
+
+    machine = open_topology(topology)
+    rows = read_measurements(files, machine, topology, transport=transport or "", collective=collective)
+    fit = fit_cluster(rows, machine.name)
+    if out:
+        _write(out, fitted_cluster_text(topology, fit, files))
+    print(json.dumps(_cluster_document(fit, out), allow_nan=False) if json_output else _cluster_text(fit))
+    _say_written(out)
+
+
+@calibrate.command("kernels")
+def kernels(
+    file: Annotated[str, typer.Argument(help="Timed kernels (CSV).", show_default=False)],
+    device: Annotated[str, option("Device: a file or a shipped name; selects the rows.", "--device", "-d")],
+    start_from: Annotated[Text, option("Device whose constants are the start; itself by default.")] = None,
+    out: Annotated[Text, option("Write the device file with the fitted constants.", "--out", "-o")] = None,
+    json_output: Annotated[bool, PLAIN_JSON] = False,
+) -> None:
+    """Fit the kernel constants of a device to a table of timed kernels."""
+    from simulator.calibration.kernel_gaps import undetermined_kernels
+    from simulator.calibration.kernels import fit_kernels, write_kernels
+    from simulator.config import read_text, resolve_name
+    from simulator.topology.device import load_device
+
+    known = load_device(device)
+    fit = fit_kernels(file, device, start_from=start_from or "")
+    missing = undetermined_kernels(file, known, fit)
+    if out:
+        _write(out, read_text(resolve_name(device, "devices")))
+        n_rows = sum(found.n for name, found in fit.residuals.items() if " / " not in name)
+        write_kernels(out, fit, source=f"simulate calibrate kernels: {n_rows} rows of {Path(file).name}")
+    print(
+        json.dumps(_kernel_document(fit, missing, out), allow_nan=False) if json_output else _kernel_text(fit, missing)
+    )
+    _say_written(out)
+
+
+def _write(out: str, text: str) -> None:
+    from simulator.errors import CalibrationError
+
+    try:
+        Path(out).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CalibrationError(f"{out}: cannot be written: {error.strerror}") from None
+
+
+def _say_written(out: str | None) -> None:
+    if out:
+        print(f"wrote {out}", file=sys.stderr)
+
+
+# ---- all clusters --------------------------------------------------------------------------
+
+
+def _all_clusters(path: Path, out: str | None, *, leave_one_out: bool, json_output: bool) -> None:
+    from simulator.calibration.collective_fit import describe, fitted_table, left_out, write_fitted
+    from simulator.calibration.collectives import read_measured
+
+    rows = read_measured(path)
+    if leave_one_out:
+        errors = left_out(rows)
+        if json_output:
+            print(json.dumps({"left_out": {name: _plain(found) for name, found in errors.items()}}, allow_nan=False))
+        else:
+            print("each cluster predicted by constants that have not seen it, sizes from 1 MiB\n")
+            print(_error_table(errors))
+        return
+    table = fitted_table(rows)
+    if out:
+        write_fitted(table, Path(out))
+    print(json.dumps({"constants": table, "out": out}, allow_nan=False) if json_output else describe(rows, table))
+    _say_written(out)
+
+
+def _plain(found: Errors | Residuals) -> dict[str, float]:
+    return {"n": found.n, "median_absolute": found.median, "p90_absolute": found.p90, "bias": found.bias}
+
+
+def _error_table(errors: Mapping[str, Errors | Residuals]) -> str:
+    width = max([28, *map(len, errors)])
+    lines = [f"{'':<{width}} {'n':>5} {'median':>8} {'p90':>8} {'bias':>8}"]
+    for name, found in errors.items():
+        lines.append(f"{name:<{width}} {found.n:>5} {found.median:>8.1%} {found.p90:>8.1%} {found.bias:>+8.1%}")
+    return "\n".join(lines)
+
+
+# ---- one cluster ---------------------------------------------------------------------------
+
+
+def _cluster_document(fit: ClusterFit, out: str | None) -> dict[str, Any]:
+    return {
+        "topology": fit.topology,
+        "transport": fit.transport,
+        "nccl": fit.nccl,
+        "constants": [
+            {"name": c.name, "before": c.before, "value": c.value, "relative_error": c.relative_error} for c in fit.constants
+        ],
+        "undetermined": dict(fit.undetermined),
+        "errors_before": {name: _plain(found) for name, found in fit.before.items()},
+        "errors_after": {name: _plain(found) for name, found in fit.after.items()},
+        "n_fitted": fit.n_fitted,
+        "n_held_out": fit.n_held_out,
+        "notes": list(fit.notes),
+        "out": out,
+    }  # fmt: skip
+
+
+def _cluster_text(fit: ClusterFit) -> str:
+    where = f"{fit.topology}{f' over {fit.transport}' if fit.transport else ''}"
+    version = f", NCCL {fit.nccl}" if fit.nccl else ""
+    lines = [f"{where}{version}: {fit.n_fitted} rows fitted, {fit.n_held_out} held out", *fit.notes, ""]
+    width = max(len(c.name) for c in fit.constants)
+    lines.append(f"{'constant':<{width}} {'before':>9} {'fitted':>9} {'±':>6}")
+    for c in fit.constants:
+        lines.append(f"{c.name:<{width}} {c.before:>9.4g} {c.value:>9.4g} {c.relative_error:>6.1%}")
+    lines += ["", "residuals", *_before_after(fit)]
+    if fit.undetermined:
+        lines += ["", "not determined, left as they were"]
+        for reason in dict.fromkeys(fit.undetermined.values()):
+            names = [name for name, why in fit.undetermined.items() if why == reason]
+            lines.append(f"  {reason}: {'; '.join(names)}")
+    if _grew(fit):
+        lines += [
+            "",
+            "The rows held out are predicted worse than before: more sizes are needed, or keep the old constants.",
+        ]
+    return "\n".join(lines)
+
+
+def _before_after(fit: ClusterFit) -> list[str]:
+    width = max(len(name) for name in fit.after)
+    lines = [f"{'':<{width}} {'n':>5} {'median':>16} {'p90':>16} {'bias':>18}"]
+    for name, after in fit.after.items():
+        before = fit.before[name]
+        pairs = [
+            (before.median, after.median, ".1%", 16),
+            (before.p90, after.p90, ".1%", 16),
+            (before.bias, after.bias, "+.1%", 18),
+        ]
+        cells = [f"{f'{old:{style}} -> {new:{style}}':>{size}}" for old, new, style, size in pairs]
+        lines.append(f"{name:<{width}} {after.n:>5} {' '.join(cells)}")
+    return lines
+
+
+def _grew(fit: ClusterFit) -> bool:
+    held = [name for name in fit.after if name.startswith("held out")]
+    after, before = (sum(errors[name].median * errors[name].n for name in held) for errors in (fit.after, fit.before))
+    return after > before
+
+
+# ---- kernels -------------------------------------------------------------------------------
+
+
+def _kernel_document(fit: KernelFit, missing: Mapping[str, str], out: str | None) -> dict[str, Any]:
+    def errors(found: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: _plain(residuals) for name, residuals in found.items()}
+
+    return {
+        "device": fit.device, "constants": fit.sections, "errors_fitted": errors(fit.residuals),
+        "errors_held_out": errors(fit.held_out), "relative_error": fit.relative_error, "undetermined": dict(missing), "out": out,
+    }  # fmt: skip
+
+
+def _kernel_text(fit: KernelFit, missing: Mapping[str, str]) -> str:
+    lines = [f"{fit.device}: one standard deviation {fit.relative_error:.1%}", "", "constants"]
+    lines += [f"  {name}: {value}" for name, value in _leaves(fit.sections)]
+    for title, found in (("fitted rows", fit.residuals), ("rows held out", fit.held_out)):
+        lines += ["", f"residuals, {title}", _error_table(found)] if found else ["", f"no {title}"]
+    if missing:
+        lines += ["", "not determined, left as they were", *(f"  {name}: {why}" for name, why in missing.items())]
+    return "\n".join(lines)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            found += _leaves(value, f"{prefix}{key}.")
+        else:
+            found.append((f"{prefix}{key}", f"{value:g}" if isinstance(value, int | float) else str(value)))
+    return found
