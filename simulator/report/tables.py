@@ -15,6 +15,10 @@ from simulator.units import format_bandwidth, format_bytes, format_time
 _DERIVED = ("gpus", "dp", "micro_batch", "global_batch", "sequence_length")
 
 
+#: changes that are shown before the fold
+_N_CHANGES = 8
+
+
 def headline(answer: Mapping[str, Any], scenario: Scenario) -> Markup:
     """Return the answer in a few seconds' reading: the time, its interval, six figures and one sentence."""
     seconds, sure = answer["iteration_time_s"], answer["confidence"]
@@ -198,13 +202,17 @@ def explanation_tables(explanation: Mapping[str, Any]) -> Markup:
     parts: list[Markup] = []
     if explanation.get("best"):
         parts += [element("h3", "Best single changes, each simulated"), _best(explanation["best"])]
-    if explanation.get("changes"):
-        parts.append(_changes_table(explanation["changes"]))
-    if explanation.get("without_effect"):
-        parts.append(
-            element("p", element("b", "Without effect here: "), f"{', '.join(explanation['without_effect'])}.")
-        )
     parts.append(_path_table(explanation["critical_path"]))
+    changes = explanation.get("changes", [])
+    if changes:
+        parts.append(_changes_table("What single changes save, each simulated", changes[:_N_CHANGES]))
+    if changes[_N_CHANGES:]:
+        title = "Changes that save less, or cost time"
+        rest = _changes_table(title, changes[_N_CHANGES:])
+        parts.append(element("details", element("summary", title), rest, class_="constants"))
+    if explanation.get("without_effect"):
+        idle = ", ".join(explanation["without_effect"])
+        parts.append(element("p", element("b", "Without effect here: "), f"{idle}."))
     if explanation.get("impossible"):
         rows = [(row["change"], row["reason"]) for row in explanation["impossible"]]
         hidden = table("Changes that cannot be made", ("change", "why not"), rows, text_columns=2)
@@ -237,11 +245,11 @@ def _path_table(rows: Sequence[Mapping[str, Any]]) -> Markup:
     return table(caption, ("kind", "", "time", "share"), cells, text_columns=2)
 
 
-def _changes_table(rows: Sequence[Mapping[str, Any]]) -> Markup:
+def _changes_table(caption: str, rows: Sequence[Mapping[str, Any]]) -> Markup:
     largest = max((abs(row["saving"]) for row in rows), default=1.0)
     cells = [
         (
-            row["change"],
+            row["change"] + ("" if row.get("same_training", True) else " (other training)"),
             share_bar(row["saving"], largest, "good" if row["saving"] > 0 else "worse"),
             f"{row['saving']:+.1%}",
             format_time(row["iteration_time_s"]),
@@ -249,5 +257,5 @@ def _changes_table(rows: Sequence[Mapping[str, Any]]) -> Markup:
         )
         for row in rows
     ]
-    columns = ("single change", "", "saves per sample", "iteration", "saved per 1 % more of it")
-    return table("What single changes do, each simulated", columns, cells, text_columns=2)
+    columns = ("single change", "", "saves", "iteration", "saved per 1 % more of it")
+    return table(caption, columns, cells, text_columns=2)

@@ -142,7 +142,8 @@
   }
 
   /* ---- everything together ---- */
-  const redraw = () => Promise.all([...Object.keys(charts).map(drawChart), ...Object.keys(views).map(drawStream)]);
+  const drawn = (key) => !waiting.has(document.getElementById(`plot-${key}`));
+  const redraw = () => Promise.all([...Object.keys(charts).filter(drawn).map(drawChart), ...Object.keys(views).map(drawStream)]);
   function name() { document.getElementById("theme-name").textContent = isDark() ? "dark" : "light"; }
   document.getElementById("theme").addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
@@ -151,7 +152,7 @@
     redraw();
   });
   system.addEventListener("change", () => { name(); redraw(); });
-  window.addEventListener("beforeprint", () => { printing = true; document.querySelectorAll("details").forEach((d) => { d.dataset.was = d.open; }); redraw(); });
+  window.addEventListener("beforeprint", () => { printing = true; startLibrary(); waiting.forEach(draw); redraw(); });
   window.addEventListener("afterprint", () => { printing = false; redraw(); });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") tip.hidden = true; });
   document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
@@ -176,14 +177,32 @@
 
   try { const kept = localStorage.getItem("simulate-theme"); if (kept === "light" || kept === "dark") root.dataset.theme = kept; } catch { /* as above */ }
   name();
-  /* one chart per turn, top of the page first, so that the page can be read and scrolled while the rest is drawn */
-  const order = [...document.querySelectorAll(".plot")].map((element) => () =>
-    (element.dataset.chart ? drawChart(element.dataset.chart) : startStream(element.dataset.streams)));
-  (async () => {
-    for (const draw of order) {
-      await draw();
-      await new Promise((go) => setTimeout(go));
-    }
+
+  /* The answer is on the screen before the library of the pictures starts. Then come the pictures in view, one per turn,
+     and the others when they are near or the browser is idle; printing draws them all. */
+  const pause = () => new Promise((go) => setTimeout(go));
+  const waiting = new Set(document.querySelectorAll(".plot"));
+  async function draw(element) {
+    if (!waiting.delete(element)) return;
+    await (element.dataset.chart ? drawChart(element.dataset.chart) : startStream(element.dataset.streams));
+    element.dataset.drawn = "true";
+    if (!waiting.size) root.dataset.complete = "true";
+  }
+  const inView = (element) => { const box = element.getBoundingClientRect(); return box.top < window.innerHeight && box.bottom > 0; };
+  const idle = window.requestIdleCallback || ((go) => setTimeout(go, 200));
+  const next = () => { const [first] = waiting; if (first) draw(first).finally(() => idle(next)); };
+  function startLibrary() {
+    if (window.Plotly) return;
+    const script = document.createElement("script");
+    script.textContent = document.getElementById("library").textContent;
+    document.head.append(script);
+  }
+  requestAnimationFrame(() => setTimeout(async () => {
+    startLibrary();
+    for (const element of [...waiting].filter(inView)) { await draw(element); await pause(); }
     root.dataset.ready = "true";
-  })();
+    const near = new IntersectionObserver((seen) => seen.filter((s) => s.isIntersecting).forEach((s) => draw(s.target)), { rootMargin: "400px" });
+    waiting.forEach((element) => near.observe(element));
+    idle(next);
+  }));
 })();

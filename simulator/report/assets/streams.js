@@ -2,7 +2,7 @@
 /* Zoomable rows of spans. Only what can be told apart at the present zoom is drawn: shorter spans are merged into bars
    whose height is the share of time that they are busy, and blocks open into their own operations when there is room. */
 const Streams = (() => {
-  const MAX_BARS = 5000, OPEN_PX = 90, LABEL_PX = 15, HALF = 0.41;
+  const MAX_BARS = 3200, OPEN_PX = 90, LABEL_PX = 15, HALF = 0.41;
 
   /* [gap, length, op, micro-batch?]* -> sorted arrays of starts, ends, ops, micro-batches */
   function decode(flat, width) {

@@ -1,0 +1,145 @@
+"""Pictures as data: passes, memory over time, rows of spans, links on the machine."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.report import timeline_chart
+from simulator.report.constants import constants_of
+from simulator.report.link_use import link_table, nic_chart, utilisation
+from simulator.report.memory_chart import MAX_POINTS, memory_over_time
+from simulator.report.passes import Pass, in_flight, passes_of
+from simulator.report.pipeline_chart import pipeline_data
+from simulator.report.timeline_chart import Piece, choose, encode, timeline_data
+from simulator.report.topology_chart import topology_chart
+from simulator.topology import load_topology
+
+
+def decode(flat, unit_ps, width=4):
+    """Read spans back: (start, end, op)."""
+    spans, cursor = [], 0
+    for i in range(0, len(flat), width):
+        start = cursor + flat[i]
+        cursor = start + flat[i + 1]
+        spans.append((start * unit_ps, cursor * unit_ps, flat[i + 2]))
+    return spans
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**6), st.integers(0, 5)), max_size=30),
+    st.sampled_from([1.0, 7.5, 1000.0]),
+)
+def test_encoding_keeps_every_start_and_end_to_half_a_unit(rows, unit_ps):
+    pieces = sorted(Piece(start, start + length, op, 0) for start, length, op in rows)
+    for piece, (start, end, op) in zip(pieces, decode(encode(pieces, unit_ps), unit_ps), strict=True):
+        assert abs(piece.start_ps - start) <= unit_ps / 2
+        assert abs(piece.end_ps - end) <= unit_ps / 2
+        assert piece.op == op
+
+
+def test_every_span_is_drawn_where_it_is(piped):
+    timeline = piped.timeline
+    data = timeline_data(timeline)
+    unit_ps = data["unit_s"] * 1e12
+    drawn = sum(len(row["spans"]) // 4 for row in data["rows"])
+    assert drawn == len(timeline.spans)
+    ends = [end for row in data["rows"] for _, end, _ in decode(row["spans"], unit_ps)]
+    assert max(ends) == pytest.approx(timeline.makespan_ps, rel=1e-6)
+
+
+def test_too_many_spans_are_merged_and_said_so(piped, monkeypatch):
+    monkeypatch.setattr(timeline_chart, "MAX_SPANS", 300)
+    data = timeline_data(piped.timeline)
+    assert sum(len(row["spans"]) // 4 for row in data["rows"]) <= 300
+    assert any("merged" in note for note in data["notes"])
+
+
+def test_folded_ranks_are_named(piped):
+    assert any("stand for all 32" in note for note in timeline_data(piped.timeline)["notes"])
+
+
+@given(st.integers(1, 200), st.integers(2, 20))
+def test_choice_is_spread_and_keeps_the_ends(count, limit):
+    chosen = choose(range(count), limit)
+    assert len(chosen) == min(count, limit)
+    assert sorted(set(chosen)) == chosen
+    assert (chosen[0], chosen[-1]) == (0, count - 1)
+
+
+def test_passes_are_those_of_the_schedule(piped):
+    for passes in passes_of(piped.timeline).values():
+        counts = {kind: sum(one.kind == kind for one in passes) for kind in "FBO"}
+        assert counts["F"] == counts["B"] == piped.plan.n_micro_batches * piped.plan.virtual_pp
+        assert counts["O"] == 1
+        assert {one.chunk for one in passes if one.kind == "F"} == {0, 1}
+
+
+def test_activations_in_flight_return_to_nothing(piped):
+    for passes in passes_of(piped.timeline).values():
+        points = in_flight(passes)
+        assert min(count for _, count in points) == 0
+        assert points[-1][1] == 0
+        assert [time for time, _ in points] == sorted(time for time, _ in points)
+
+
+def test_gpipe_holds_all_micro_batches():
+    forward = [Pass(10 * i, 10 * i + 10, "F", i) for i in range(4)]
+    backward = [Pass(100 + 20 * i, 120 + 20 * i, "B", 3 - i) for i in range(4)]
+    assert max(count for _, count in in_flight([*forward, *backward])) == 4
+
+
+def test_memory_over_time_peaks_at_the_answers_peak(large):
+    from simulator.answer import to_json
+
+    memory, passes = to_json(large)["memory"], passes_of(large.timeline)[large.memory.rank]
+    steady, activations = memory_over_time(memory, passes, large.timeline.makespan_ps).traces
+    top = max(a + b for a, b in zip(steady["y"], activations["y"], strict=True))
+    assert top * 2**30 == pytest.approx(memory["peak_bytes"], rel=1e-3)
+    assert len(activations["x"]) <= MAX_POINTS + 2
+
+
+def test_pipeline_has_a_row_per_stage_and_a_box_per_pass(piped):
+    passes = passes_of(piped.timeline)
+    stages = {rank: i for i, rank in enumerate(passes)}
+    data = pipeline_data(passes, piped.timeline.makespan_ps, stages=stages)
+    assert [row["label"] for row in data["rows"]] == [f"stage {i}" for i in range(4)]
+    assert [len(row["spans"]) // 4 for row in data["rows"]] == [len(one) for one in passes.values()]
+
+
+@pytest.mark.parametrize(
+    "name, n_gpus",
+    [
+        ("selene", 64),
+        ("bigred200", 8),
+        ("polaris", 8),
+        ("dgx1-v100-32g", 16),
+        ("emulated-1g", 4),
+        ("selene", 8),
+        ("bigred200", 1),
+    ],
+)
+def test_machines_can_be_drawn(name, n_gpus):
+    topology = load_topology(name, n_gpus)
+    shares = utilisation(topology, {0: 0.5, topology.layout.n_links - 1: 0.25}, 1.0)
+    chart = topology_chart(topology, shares)
+    labels = [note["text"] for note in chart.layout["annotations"]]
+    assert sum(label.startswith("gpu") for label in labels) == topology.node.gpus
+    heat = nic_chart(topology, shares)
+    assert (heat is None) == (topology.n_nodes < 2)
+    assert sum(row["n_links"] for row in link_table(topology, shares)) == topology.layout.n_links
+
+
+def test_busiest_link_of_the_answer_is_the_largest_share(small):
+    from simulator.answer import bottleneck
+
+    shares = utilisation(small.topology, small.link_busy_s, small.metrics.iteration_time_s)
+    assert shares.max() == pytest.approx(bottleneck(small)["utilization"])
+    assert max(row["most"] for row in link_table(small.topology, shares)) == pytest.approx(shares.max())
+
+
+@pytest.mark.parametrize("name", ["selene", "bigred200", "emulated-1g", "kestrel"])
+def test_every_section_of_constants_names_its_source(name):
+    sections = constants_of(load_topology(name, 4))
+    assert {one.title.split(" · ")[0] for one in sections} == {"cluster", "device", "collectives"}
+    assert [one.title for one in sections if one.source == "not said"] == []
+    assert all(one.rows for one in sections)

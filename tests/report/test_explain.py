@@ -1,0 +1,118 @@
+"""Ranking needs no simulator; the trials behind it do what their names say."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from simulator import answer
+from simulator.report.explain import SMALL, Knob, Option, Outcome, explain
+from simulator.report.explain_console import print_explanation
+from simulator.trials import Trials, knobs_of, options_of
+
+BASE = Outcome(iteration_time_s=10.0, n_samples=5)
+
+
+def knob(name, share):
+    """A rate on which a share of the time depends inversely."""
+    return Knob(
+        name=name,
+        large=f"twice {name}",
+        simulate=lambda f: Outcome(iteration_time_s=10 * (1 - share + share / f), n_samples=5),
+    )
+
+
+def option(name, seconds, **more):
+    return Option(name=name, simulate=lambda: Outcome(iteration_time_s=seconds, n_samples=5), **more)
+
+
+def test_changes_are_ranked_by_what_they_save():
+    found = explain(BASE, [knob("NIC", 0.4)], [option("good", 7.0), option("bad", 12.0)])
+    assert [row["change"] for row in found["changes"]] == ["good", "twice NIC", "bad"]
+    assert [row["saving"] for row in found["changes"]] == pytest.approx([0.3, 0.2, -0.2])
+    assert [row["change"] for row in found["best"]] == ["good", "twice NIC"]
+
+
+def test_elasticity_is_the_derivative():
+    row = explain(BASE, [knob("NIC", 0.4)], [])["changes"][0]
+    assert row["elasticity"] == pytest.approx(0.4 / SMALL)  # d(1 - s + s/f) / df at 1 is -s
+
+
+def test_what_has_no_effect_is_named_and_not_tried_again():
+    calls = []
+
+    def simulate(factor):
+        calls.append(factor)
+        return BASE
+
+    found = explain(BASE, [Knob(name="socket", large="twice", simulate=simulate)], [option("idle", 10.0)])
+    assert found["without_effect"] == ["socket", "idle"]
+    assert found["changes"] == found["best"] == []
+    assert len(calls) == 1
+
+
+def test_what_cannot_be_done_carries_its_reason():
+    broken = Option(name="tp 3", simulate=lambda: Outcome(reason="3 does not divide 8"))
+    assert explain(BASE, [], [broken])["impossible"] == [{"change": "tp 3", "reason": "3 does not divide 8"}]
+
+
+def test_another_batch_is_compared_per_sample_and_never_among_the_best():
+    twice = Option(name="batch 10", simulate=lambda: Outcome(iteration_time_s=16.0, n_samples=10), same_training=False)
+    found = explain(BASE, [], [twice])
+    assert found["changes"][0]["saving"] == pytest.approx(0.2)
+    assert found["best"] == []
+
+
+@pytest.fixture(scope="module")
+def explained(small):
+    return answer.explain(small)
+
+
+def test_trials_start_from_the_same_answer(small):
+    trials = Trials(small)
+    assert trials.machine(small.topology) == trials.baseline
+    assert trials.plan() == trials.baseline
+
+
+def test_every_rate_helps_or_has_no_effect(small):
+    trials = Trials(small)
+    for one in knobs_of(trials):
+        assert one.simulate(2.0).per_sample_s <= trials.baseline.per_sample_s * (1 + 1e-9), one.name
+
+
+def test_network_matters_to_data_parallelism_between_nodes_and_sockets_do_not(explained):
+    savings = {row["change"]: row["saving"] for row in explained["changes"]}
+    assert savings["twice the NIC bandwidth"] > 0.05
+    assert not any("CPU sockets" in change for change in savings)
+
+
+def test_best_changes_are_the_largest_savings(explained):
+    best = [row["saving"] for row in explained["best"]]
+    others = [row["saving"] for row in explained["changes"] if row["same_training"]]
+    assert best == sorted(others, reverse=True)[: len(best)]
+    assert 1 <= len(best) <= 3
+
+
+def test_options_name_the_flags_that_set_them(piped):
+    names = [one.name for one in options_of(Trials(piped))]
+    assert "--recompute full" in names
+    assert "--sequence-parallel" in names
+    assert "--virtual-pp 1" in names
+    assert all(name.startswith("--") for name in names)
+
+
+def test_explanation_is_json_and_prints(explained):
+    assert json.loads(json.dumps(explained)) == explained
+    out = io.StringIO()
+    print_explanation(explained, Console(file=out, width=100))
+    text = out.getvalue()
+    assert "critical path" in text
+    assert "1. " in text
+    assert "saves" in text
+
+
+def test_report_and_json_hold_the_explanation(small, explained):
+    assert answer.document([small], explained)["explanation"] == explained
+    html = answer.report([small], explanation=explained).html
+    assert explained["best"][0]["change"] in html

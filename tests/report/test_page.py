@@ -1,0 +1,153 @@
+"""The page says what the answer says, needs nobody else, and escapes what it is given."""
+
+import json
+import re
+from dataclasses import replace
+from html import unescape
+
+import pytest
+
+from simulator import answer
+from simulator.errors import ConfigError
+from simulator.report.charts import CONFIG, figure, library, write_image
+from simulator.report.page import Report
+from simulator.units import format_bytes, format_time
+
+MAX_BYTES = 6_000_000
+
+
+@pytest.fixture(scope="module")
+def reports(small, piped):
+    return {"small": answer.report([small]), "piped": answer.report([piped], explanation=None, given={"tp", "pp"})}
+
+
+def embedded(html, key):
+    found = re.search(rf'<script type="application/json" id="{key}">(.*?)</script>', html, re.DOTALL)
+    return json.loads(found[1])
+
+
+def at(data, path):
+    for part in path.split("."):
+        data = data[int(part)] if isinstance(data, list) else data[part]
+    return data
+
+
+def shown_numbers(html):
+    """Return (key, exact value, shown text) of every number of the answer on the page."""
+    pattern = r'<span class="n" data-key="([^"]+)" data-value="([^"]+)">([^<]+)</span>'
+    return [(key, json.loads(value), unescape(text)) for key, value, text in re.findall(pattern, html)]
+
+
+@pytest.mark.parametrize("which", ["small", "piped"])
+def test_page_holds_the_answer_unchanged(reports, small, piped, which):
+    document = json.loads(json.dumps(answer.document([{"small": small, "piped": piped}[which]])))
+    assert embedded(reports[which].html, "answer") == document
+
+
+@pytest.mark.parametrize("which", ["small", "piped"])
+def test_every_number_shown_is_the_answers(reports, which):
+    html = reports[which].html
+    document = embedded(html, "answer")
+    numbers = shown_numbers(html)
+    assert {key for key, _, _ in numbers} >= {
+        "iteration_time_s",
+        "confidence.low_s",
+        "mfu",
+        "memory.peak_bytes",
+        "communication.0.busbw_bytes_per_s",
+    }
+    for key, value, _ in numbers:
+        assert at(document, key) == value, key
+
+
+def test_texts_are_the_numbers_rounded(reports):
+    html = reports["piped"].html
+    document, texts = embedded(html, "answer"), {key: text for key, _, text in shown_numbers(html)}
+    assert texts["iteration_time_s"] == format_time(document["iteration_time_s"])
+    assert texts["memory.peak_bytes"] == format_bytes(document["memory"]["peak_bytes"])
+    assert texts["mfu"] == f"{document['mfu']:.1%}"
+
+
+def test_bars_add_up_to_the_iteration(reports):
+    html = reports["piped"].html
+    document, chart = embedded(html, "answer"), embedded(html, "charts")["breakdown"]
+    bars = chart["traces"][0]
+    visible = [x for x, hidden in zip(bars["x"], bars["marker"]["pattern"]["shape"], strict=True) if not hidden]
+    assert sum(visible) == pytest.approx(document["iteration_time_s"])
+
+
+def test_memory_bars_add_up_to_the_peak(reports):
+    html = reports["piped"].html
+    memory, bars = embedded(html, "answer")["memory"], embedded(html, "charts")["memory"]["traces"][0]
+    assert sum(bars["x"]) * 2**30 == pytest.approx(memory["peak_bytes"])
+
+
+def test_page_names_no_other_host(reports):
+    html = reports["piped"].html.replace(library(), "")
+    assert not re.search(r"""(?:src|href|action)\s*=\s*["']?(?:https?:)?//""", html)
+    assert not re.search(r"url\((?!['\"]?data:)", html)
+    assert CONFIG["showSendToCloud"] is False
+    assert CONFIG["plotlyServerURL"] == ""
+    assert embedded(html, "config") == CONFIG
+
+
+def test_page_is_small_enough(reports, large):
+    assert max(len(report.html.encode()) for report in reports.values()) < MAX_BYTES
+    assert len(answer.report([large]).html.encode()) < MAX_BYTES
+
+
+def test_plotly_accepts_every_chart(reports):
+    for report in reports.values():
+        for chart in report.charts.values():
+            made = figure(chart)
+            assert len(made.data) == len(chart.traces)
+            assert chart.summary
+
+
+def test_unknown_image_format_is_refused(reports, tmp_path):
+    with pytest.raises(ConfigError, match="unknown image format"):
+        write_image(reports["small"].charts["memory"], tmp_path / "memory.bmp")
+
+
+def test_names_are_escaped(small):
+    hostile = "</script><script>alert(1)</script>"
+    result = replace(small, scenario=replace(small.scenario, model=hostile))
+    html = answer.report([result]).html
+    assert "alert(1)</script>" not in html.replace("alert(1)<\\/script>", "")
+    assert embedded(html, "answer")["provenance"]["scenario"]["model"] == hostile
+
+
+def test_page_says_where_constants_come_from(reports, small):
+    html = unescape(reports["small"].html)
+    device = small.topology.device(0)
+    assert device.sources["datasheet"] in html
+    assert small.topology.node.nics.source in html
+    assert "nccl-tests tables" in html
+
+
+def test_scaling_shows_every_number_of_gpus(small, simulated):
+    results = [simulated("bigred200", "gpt2", gpus=n, micro_batch=2) for n in (2, 4)] + [small]
+    html = answer.report(results).html
+    document = embedded(html, "answer")
+    assert [row["gpus"] for row in document["scaling"]] == [2, 4, 8]
+    keys = {key: value for key, value, _ in shown_numbers(html) if key.startswith("scaling.")}
+    assert all(at(document, key) == value for key, value in keys.items())
+    assert embedded(html, "charts")["scaling"]["traces"][1]["y"] == [row["tokens_per_s"] for row in document["scaling"]]
+
+
+def test_notebook_summary_has_numbers_and_no_scripts(reports):
+    report = reports["piped"]
+    assert isinstance(report, Report)
+    summary = report._repr_html_()
+    assert "<script" not in summary
+    assert len(summary) < 20_000
+    assert {key for key, _, _ in shown_numbers(summary)} >= {"iteration_time_s", "tokens_per_s"}
+
+
+def test_save_writes_the_page(reports, tmp_path):
+    path = reports["small"].save(tmp_path / "report.html")
+    assert path.read_text(encoding="utf-8") == reports["small"].html
+
+
+def test_same_result_same_page(small, reports):
+    assert answer.report([small]).html == reports["small"].html
