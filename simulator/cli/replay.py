@@ -140,7 +140,8 @@ def _print(document: dict[str, Any]) -> None:
     recorded = "" if ranks is None else f", {len(ranks)} recorded"
     print(f"{document['format']} trace of {document['world_size']} ranks{recorded}")
     measured, simulated = document["measured_iteration_time_s"], document["iteration_time_s"]
-    print(f"iteration   measured {format_time(measured)}   replayed {format_time(simulated)}")
+    known = "" if measured is None else f"measured {format_time(measured)}   "
+    print(f"iteration   {known}replayed {format_time(simulated)}")
     if "identity_error" in document:
         print(f"identity    largest error of a step {document['identity_error']:.2%}")
         print(f"speedup     {document['speedup']:.4g}")
@@ -158,8 +159,9 @@ def _print(document: dict[str, Any]) -> None:
 def _write(found: Answer, path: str) -> None:
     from simulator.trace_io.perfetto import write, write_beside, write_processes_json
 
-    if found.stages is not None:
-        write(found.stages.timeline, path)
+    timed = found.stages or found.operators
+    if timed is not None:
+        write(timed.timeline, path)
     else:
         simulated, measured = _beside(found)
         if path.endswith((".json", ".json.gz")):

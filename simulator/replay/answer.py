@@ -17,14 +17,18 @@ from simulator.replay.network_whatif import (
     scale_communication,
     serialise,
 )
+from simulator.replay.operators import OperatorReplay, replay_operators
 from simulator.replay.run import Replay, replay
 from simulator.replay.stages import StageReplay, replay_stages
 from simulator.replay.whatif import add_straggler, ideal, remove_straggler, scale_host, scale_kernels
 from simulator.topology import Topology
 from simulator.topology.device import Device
+from simulator.trace_io.analysis import Analysis, analyse
 from simulator.trace_io.critical_path import critical_path
+from simulator.trace_io.from_timeline import from_timeline
 from simulator.trace_io.reconstruct import Reconstruction, reconstruct
 from simulator.trace_io.record import Trace
+from simulator.units import to_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +136,15 @@ class Answer:
         With the changes, if there are any.
     stages : StageReplay, optional
         For traces that hold stage times only.
+    operators : OperatorReplay, optional
+        For execution traces, which hold no times.
     """
 
     trace: Trace
     identity: Replay | None = None
     changed: Replay | None = None
     stages: StageReplay | None = None
+    operators: OperatorReplay | None = None
 
     @property
     def result(self) -> Replay:
@@ -169,6 +176,13 @@ def answer(
         if what.changes:
             raise TraceError("stage times can be replayed through other schedules only", hint="--schedule, --message")
         return Answer(trace=trace, stages=replay_stages(trace.stage_times, schedule=schedule, message_s=message_s))
+    if any(rank.operators for rank in trace.ranks):
+        if what.device is None:
+            raise TraceError(
+                "an execution trace holds no durations",
+                hint="price it with --gpu DEVICE --topology CLUSTER, or give the Kineto files of the same step beside it",
+            )
+        return Answer(trace=trace, operators=replay_operators(trace, what.device, what.topology))
     whole = reconstruct(trace)
     identity = replay(whole)
     changed = replay(edit(whole, what)) if what.changes else None
@@ -184,6 +198,8 @@ def to_json(found: Answer) -> dict[str, Any]:
     """
     if found.stages is not None:
         return _stages_json(found.trace, found.stages)
+    if found.operators is not None:
+        return _operators_json(found.trace, found.operators)
     assert found.identity is not None
     result = found.result
     simulated, measured = _iteration_s(result.simulated_usage), _iteration_s(found.identity.measured_usage)
@@ -209,7 +225,7 @@ def to_json(found: Answer) -> dict[str, Any]:
     }
 
 
-def _iteration_s(analysis: Any) -> float:
+def _iteration_s(analysis: Analysis) -> float:
     """Mean over the steps of the slowest rank's length."""
     steps: dict[int, int] = {}
     for usage in analysis.usages:
@@ -217,7 +233,7 @@ def _iteration_s(analysis: Any) -> float:
     return float(np.mean(list(steps.values()))) / 1e9 if steps else 0.0
 
 
-def _breakdown(analysis: Any) -> dict[str, float]:
+def _breakdown(analysis: Analysis) -> dict[str, float]:
     names = ("compute", "exposed", "overlapped", "copy", "idle", "waiting")
     return {
         f"{name}_s": float(np.mean([getattr(usage, f"{name}_ns") for usage in analysis.usages] or [0])) / 1e9
@@ -245,6 +261,24 @@ def _steps(identity: Replay, result: Replay) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _operators_json(trace: Trace, operators: OperatorReplay) -> dict[str, Any]:
+    usage = analyse(from_timeline(operators.timeline))
+    return {
+        "format": trace.format,
+        "world_size": trace.world_size,
+        "recorded_ranks": [rank.rank for rank in trace.ranks],
+        "iteration_time_s": to_s(operators.timeline.makespan_ps),
+        "measured_iteration_time_s": None,
+        "breakdown": _breakdown(usage),
+        "n_kernels": operators.n_kernels,
+        "n_communications": operators.n_communications,
+        "notes": [
+            *trace.notes,
+            f"an execution trace holds no times: kernels, host and links of {operators.device} are predicted",
+        ],
+    }
 
 
 def _stages_json(trace: Trace, stages: StageReplay) -> dict[str, Any]:

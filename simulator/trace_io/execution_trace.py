@@ -26,6 +26,7 @@ from simulator.trace_io.record import (
     CollectiveCall,
     DeviceOps,
     Names,
+    Operator,
     RankTrace,
     empty_host,
 )
@@ -85,9 +86,53 @@ def read(stream: IO[bytes], source: str, *, rank: int | None = None) -> RankTrac
         host=empty_host(),
         calls=tuple(calls),
         groups=groups,
+        operators=_operators([node for node, _ in kept]),
         source=source,
         notes=tuple(notes),
     )
+
+
+def _operators(nodes: list[Any]) -> tuple[Operator, ...]:
+    """Work of every node: of leaves their tensors, of communication and waits its number."""
+    parents = {integer(node.get("ctrl_deps", node.get("parent"))) for node in nodes}
+    return tuple(_operator(node, integer(node.get("id")) not in parents) for node in nodes)
+
+
+def _operator(node: Mapping[str, Any], leaf: bool) -> Operator:
+    values, shapes, types = _inputs(node)
+    if node["name"] == _COMMS:
+        numbers = [value for value in values[:2] if isinstance(value, int) and not isinstance(value, bool)]
+        return Operator(work=numbers[0] if numbers else -1)
+    if not leaf:
+        return Operator()
+    outputs = node.get("outputs")
+    written = outputs.get("values") if isinstance(outputs, dict) else outputs
+    tensors = _tensors(values) + _tensors(written if isinstance(written, list) else [])
+    own = [
+        tuple(shape)
+        for shape, value in zip(shapes, values, strict=False)
+        if _tensors([value]) and isinstance(shape, list) and all(isinstance(n, int) and n >= 0 for n in shape)
+    ]
+    dtype = next((kind for kind in types if isinstance(kind, str) and element_bytes(kind)), "")
+    return Operator(
+        shapes=tuple(own),
+        dtype=dtype.removeprefix("Tensor(").rstrip(")"),
+        n_bytes=sum(size for size, _ in tensors),
+        on_device=any(device.startswith(("cuda", "hip", "xpu")) for _, device in tensors),
+    )
+
+
+def _tensors(values: list[Any]) -> list[tuple[int, str]]:
+    """(bytes, device) of all tensor values, nested in lists or not."""
+    found: list[tuple[int, str]] = []
+    for value in values:
+        if not isinstance(value, list):
+            continue
+        if len(value) >= 6 and isinstance(value[5], str):
+            found.append((max(0, integer(value[3], 0)) * max(0, integer(value[4], 0)), value[5]))
+        else:
+            found.extend(_tensors(value))
+    return found
 
 
 def _attributes(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,6 +127,30 @@ class HostEvents:
         return len(self.start_ns)
 
 
+class Operator(NamedTuple):
+    """What a trace says about one operator's work where it holds no time.
+
+    Parameters
+    ----------
+    shapes : tuple of tuple of int
+        Of its tensor inputs.
+    dtype : str
+        Of the first one, as the trace names it.
+    n_bytes : int
+        Of all tensors in and out, each once.
+    on_device : bool
+        Whether any of them lives on an accelerator.
+    work : int
+        Number of the communication that it issues or, for a wait, waits for; -1 for anything else.
+    """
+
+    shapes: tuple[tuple[int, ...], ...] = ()
+    dtype: str = ""
+    n_bytes: int = 0
+    on_device: bool = False
+    work: int = -1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One training step as the host marked it; ``end_ns`` of the last one may cut its GPU work short.
@@ -190,6 +215,8 @@ class RankTrace:
         Process group name -> global ranks.
     dependencies : tuple of tuple of int, optional
         Device operations that must have ended before each one starts, where the format holds them (Chakra).
+    operators : tuple of Operator
+        One per device operation, for formats without times (execution traces); empty for all others.
     device : str
         Name of the accelerator, ``""`` where unknown.
     epoch_ns : int
@@ -212,6 +239,7 @@ class RankTrace:
     syncs: tuple[Sync, ...] = ()
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     dependencies: tuple[tuple[int, ...], ...] | None = None
+    operators: tuple[Operator, ...] = ()
     device: str = ""
     epoch_ns: int = 0
     source: str = ""

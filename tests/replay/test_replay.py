@@ -1,3 +1,4 @@
+import itertools
 import json
 from pathlib import Path
 
@@ -6,11 +7,15 @@ import pytest
 
 from simulator.errors import TraceError
 from simulator.replay import machine_whatif, network_whatif, replay, whatif
+from simulator.replay.answer import WhatIf, answer, to_json
+from simulator.replay.operators import shape_of
 from simulator.replay.stages import replay_stages
 from simulator.topology import load_topology
 from simulator.topology.device import load_device
 from simulator.trace_io import read
+from simulator.trace_io.critical_path import critical_path
 from simulator.trace_io.reconstruct import reconstruct
+from simulator.trace_io.record import Operator
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 pytestmark = pytest.mark.skipif(not SHARED.exists(), reason="the shared traces are not beside this checkout")
@@ -166,3 +171,42 @@ def test_a_topology_needs_sizes_and_enough_gpus():
     whole = reconstruct(read(SHARED / TRACES[7]))
     with pytest.raises(TraceError, match="has 4 GPUs"):
         machine_whatif.on_topology(whole, load_topology("hgx-h100", 4))
+
+
+def test_execution_traces_are_priced_on_a_device():
+    trace = read(SHARED / "param" / "et_replay" / "tests" / "inputs" / "dlrm_pytorch_et.tar.gz")
+    with pytest.raises(TraceError, match="holds no durations"):
+        answer(trace)
+    v100, a100 = load_device("v100-sxm2-32g"), load_device("a100-sxm4-80g")
+    with pytest.raises(TraceError, match="need links"):
+        answer(trace, WhatIf(device=v100))
+    found = answer(trace, WhatIf(device=v100, topology=load_topology("dgx1-v100-32g", 8)))
+    document = to_json(found)
+    assert document["n_communications"] == 64
+    assert 0.2e-3 < document["breakdown"]["compute_s"] < 2e-3  # 1.03 ms measured in the Kineto trace of the step
+    other = answer(trace, WhatIf(device=a100, topology=load_topology("dgx1-v100-32g", 8)))
+    assert to_json(other)["iteration_time_s"] != document["iteration_time_s"]
+
+
+def test_matrix_products_are_recognised():
+    product = shape_of("aten::addmm", Operator(shapes=((18,), (512, 12), (12, 18)), dtype="c10::BFloat16"))
+    assert (product.m, product.n, product.k, product.dtype) == (512, 18, 12, "bf16")
+    linear = shape_of("aten::linear", Operator(shapes=((4, 8, 12), (18, 12)), dtype="float"))
+    assert (linear.m, linear.n, linear.k) == (32, 18, 12)
+    batched = shape_of("aten::bmm", Operator(shapes=((16, 64, 64), (16, 64, 3)), dtype="float"))
+    assert (batched.batch, batched.m, batched.n) == (16, 64, 3)
+    other = shape_of("aten::add", Operator(shapes=((8,), (8,)), dtype="float", n_bytes=96))
+    assert other.n_bytes == 96
+
+
+def test_critical_path_covers_the_whole_replay():
+    for name in ("torchrec/trace/sst_long_a2a_optimizer", "hta", "straggler/data/trace-ST.csv.gz"):
+        whole = reconstruct(read(SHARED / name))
+        result = replay(whole)
+        path = critical_path(whole, result.times)
+        for later, earlier in itertools.pairwise(path.segments):
+            assert later.start_ns == earlier.end_ns
+        assert path.segments[-1].start_ns == 0
+        assert sum(path.by_kind_s.values()) == pytest.approx(result.timeline.makespan_ps / 1e12, rel=1e-6)
+    slow = reconstruct(read(SHARED / TRACES[4]))
+    assert next(iter(critical_path(slow, replay(slow).times).by_rank_s)) == 2
