@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,9 +72,7 @@ class TestReading:
         assert all(row.measured >= 0 for row in rows)
 
     def test_optional_columns_may_be_missing_and_blank(self, tmp_path):
-        path = write(
-            tmp_path, "\ufefftopology,gpus,metric,value,micro_batch\nselene,8,iteration_time_s,1.5,\n\n"
-        )
+        path = write(tmp_path, "\ufefftopology,gpus,metric,value,micro_batch\nselene,8,iteration_time_s,1.5,\n\n")
         (row,) = read_table(path)
         assert (row.row_id, row.measured, row.integer("micro_batch", 4), row.text("notes")) == (
             "line-2",
@@ -173,9 +174,7 @@ class TestKernelShapes:
         assert shape.n_flops == 2 * 64 * 32 * 16
 
     def test_attention_defaults(self):
-        shape = shape_of(
-            self.row(op="flash_attention", batch="2", heads="8", seq_len="128", head_dim="64", causal="0")
-        )
+        shape = shape_of(self.row(op="flash_attention", batch="2", heads="8", seq_len="128", head_dim="64", causal="0"))
         assert isinstance(shape, AttentionShape)
         assert (shape.kv_heads, shape.seq_k, shape.causal) == (8, 128, False)
 
@@ -327,8 +326,7 @@ class TestStatistics:
 
     def test_best_plan_and_regret(self):
         plans = [
-            outcome(p, m, row_id=str(i))
-            for i, (p, m) in enumerate([(1.0, 1.2), (2.0, 1.0), (3.0, 3.0), (4.0, 4.0)])
+            outcome(p, m, row_id=str(i)) for i, (p, m) in enumerate([(1.0, 1.2), (2.0, 1.0), (3.0, 3.0), (4.0, 4.0)])
         ]
         (job,) = rank_plans(plans)
         assert (job["n"], job["best_found"]) == (4, False)
@@ -349,9 +347,7 @@ class TestStatistics:
 class TestDocument:
     def test_contract(self):
         rows = [outcome(1.1, 1.0), Outcome(row=training_row(row_id="T-2"), reason="not today")]
-        found = json.loads(
-            json.dumps(document(rows, {"training": ("source", "topology", "metric")}), allow_nan=False)
-        )
+        found = json.loads(json.dumps(document(rows, {"training": ("source", "topology", "metric")}), allow_nan=False))
         first, second = found["rows"]
         assert set(first) >= {"row_id", "metric", "predicted", "measured", "relative_error"}
         assert "reason" not in first
@@ -374,16 +370,12 @@ class TestDocument:
 
 class TestPredicting:
     def test_collective_rows(self):
-        found = validate(
-            [MEASUREMENTS / "collectives.csv"], where=["topology=dgx-h100", "collective=all_reduce"]
-        )
+        found = validate([MEASUREMENTS / "collectives.csv"], where=["topology=dgx-h100", "collective=all_reduce"])
         assert all(o.predicted and o.predicted > 0 for o in found.outcomes)
 
     def test_a_row_that_cannot_run_is_listed_with_its_reason(self, tmp_path):
         header = "topology,collective,gpus,nodes,size_bytes,time_us"
-        path = write(
-            tmp_path, f"{header}\nno-such-place,all_reduce,8,1,1024,10\ndgx-h100,all_reduce,8,1,1024,10\n"
-        )
+        path = write(tmp_path, f"{header}\nno-such-place,all_reduce,8,1,1024,10\ndgx-h100,all_reduce,8,1,1024,10\n")
         first, second = validate([path]).outcomes
         assert first.predicted is None
         assert "no-such-place" in first.reason
@@ -414,9 +406,7 @@ class TestPredicting:
 
 
 class TestIntervals:
-    features = Features(
-        kind="data", device="a100", generation="ampere", kernels="megatron", fp8=False, gpus=8
-    )
+    features = Features(kind="data", device="a100", generation="ampere", kernels="megatron", fp8=False, gpus=8)
 
     def rows(self, n_sources, spread, seed=0):
         rng = np.random.default_rng(seed)
@@ -435,18 +425,14 @@ class TestIntervals:
 
     def test_it_widens_far_from_measured_runs_and_says_so(self):
         table = ResidualTable(rows=tuple(self.rows(5, 0.1)))
-        far = interval(
-            replace(self.features, kind="pipeline", device="b200", generation="blackwell", gpus=8192), table
-        )
+        far = interval(replace(self.features, kind="pipeline", device="b200", generation="blackwell", gpus=8192), table)
         near = interval(self.features, table)
         assert far.low < near.low < near.high < far.high
         assert far.basis.startswith("far from anything measured")
 
     def test_leave_one_source_out_coverage_is_what_was_promised(self):
         rng = np.random.default_rng(1)
-        rows = [
-            replace(row, log_ratio=row.log_ratio + 0.1 * float(rng.normal())) for row in self.rows(12, 0.05)
-        ]
+        rows = [replace(row, log_ratio=row.log_ratio + 0.1 * float(rng.normal())) for row in self.rows(12, 0.05)]
         assert 0.75 <= coverage(fit_widening(rows)) <= 0.85
 
     def test_a_table_survives_json(self):
@@ -487,6 +473,42 @@ class TestGate:
             accuracy.check_budgets([lost], {accuracy.budget_key(lost): 0.1})
 
     def test_published_errors_name_their_source(self):
-        assert all(
-            row["source"] and 0 < float(row["mean_absolute"]) < 1 for row in accuracy.published_errors()
-        )
+        assert all(row["source"] and 0 < float(row["mean_absolute"]) < 1 for row in accuracy.published_errors())
+
+
+class TestCommand:
+    def run(self, folder, *arguments):
+        environment = os.environ | {"PYTHONPATH": str(MEASUREMENTS.parents[1]), "OMP_NUM_THREADS": "1"}
+        code = "from simulator.cli.main import main; main()"
+        return subprocess.run(
+            [sys.executable, "-c", code, "validate", *arguments],
+            cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+
+    def test_json_is_one_document_and_shipped_tables_have_bare_names(self, tmp_path):
+        done = self.run(tmp_path, "kernels.csv", "--where", "op=adamw_fused", "--json")
+        assert done.returncode == 0
+        assert len(json.loads(done.stdout)["rows"]) == 4
+
+    def test_a_missed_threshold_exits_with_5(self, tmp_path):
+        done = self.run(tmp_path, "kernels.csv", "--where", "op=adamw_fused", "--threshold", "0.0001")
+        assert done.returncode == 5
+        assert "mean error above" in done.stderr
+
+    def test_the_page_is_self_contained(self, tmp_path):
+        done = self.run(tmp_path, "kernels.csv", "--where", "op=adamw_fused", "--report", "page.html")
+        assert done.returncode == 0, done.stderr
+        page = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert "adamw_fused" in page
+        assert 'src="http' not in page
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [("a,b\n1,2\n", "no measurement table"), ("op,device,time_us\ngemm,h200-sxm,fast\n", ":2:time_us")],
+    )
+    def test_mistakes_exit_with_3_and_no_traceback(self, tmp_path, text, said):
+        write(tmp_path, text)
+        done = self.run(tmp_path, "file.csv")
+        assert done.returncode == 3
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr

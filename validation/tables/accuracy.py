@@ -17,12 +17,12 @@ from simulator.errors import SimulatorError, ThresholdError
 from simulator.report.confidence import ResidualTable, fit_widening
 from validation.tables.accuracy_page import render
 from validation.tables.outcome import Outcome
+from validation.tables.reader import MEASUREMENTS
 from validation.tables.residuals import residuals_of
 from validation.tables.statistics import describe
 from validation.tables.validate import validate
 
 ROOT = Path(__file__).resolve().parents[2]
-MEASUREMENTS = ROOT / "validation" / "measurements"
 BUDGETS = MEASUREMENTS / "budgets.json"
 PAGE = ROOT / "docs" / "accuracy.md"
 RESIDUALS = ROOT / "simulator" / "report" / "residuals.json"

@@ -13,6 +13,8 @@ from pathlib import Path
 from simulator.errors import ConfigError
 
 _MAX_FAULTS = 20
+#: tables that the project ships
+MEASUREMENTS = Path(__file__).resolve().parents[1] / "measurements"
 
 #: kind -> columns without which a file is not of that kind; the first kind whose marks are there wins
 MARKS: dict[str, tuple[str, ...]] = {
@@ -177,13 +179,24 @@ def _faults_of(cells: Mapping[str, str], kind: str, place: str) -> list[str]:
     return faults
 
 
+def _shipped() -> list[str]:
+    return sorted(path.name for path in MEASUREMENTS.glob("*.csv") if path.name != "published_errors.csv")
+
+
+def _find(path: Path) -> Path:
+    """Return the path itself, or the shipped table of that bare name."""
+    shipped = MEASUREMENTS / path.name
+    return shipped if not path.exists() and path.name == str(path) and shipped.is_file() else path
+
+
 def read_table(path: str | Path) -> list[Row]:
     """Read a measurement file.
 
     Parameters
     ----------
     path : str or Path
-        A CSV file whose header names the documented columns of one kind; those not needed may be missing.
+        A CSV file whose header names the documented columns of one kind; those not needed may be missing. A
+        bare name resolves to a path first, then to the tables in ``validation/measurements``.
 
     Returns
     -------
@@ -198,9 +211,11 @@ def read_table(path: str | Path) -> list[Row]:
     """
     file = str(path)
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = _find(Path(path)).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(f"{file}: no such file", hint="give the path of a measurement CSV") from None
+        raise ConfigError(
+            f"{file}: no such file", hint=f"give the path of a measurement CSV, or one of {', '.join(_shipped())}"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read as text: {error}") from None
     reader = csv.reader(text.splitlines(keepends=True))
