@@ -110,6 +110,23 @@ class Progress:
         print(text, end="" if width > 0 and not is_last else "\n", file=sys.stderr, flush=True)
 
 
+class SearchProgress:
+    """One line on standard error with counts and the best time so far."""
+
+    def __init__(self) -> None:
+        self._started_s = time.monotonic()
+        self._is_terminal = sys.stderr.isatty()
+
+    def __call__(self, *, n_simulated: int, n_left: int, best_s: float) -> None:
+        """Say how far the search is."""
+        from simulator.units import format_time
+
+        elapsed = clock(time.monotonic() - self._started_s)
+        line = f"{n_simulated} plans simulated in {elapsed}, best {format_time(best_s)}, {n_left} not ruled out yet"
+        print(f"\r{line:<79}" if self._is_terminal else line, end="" if self._is_terminal and n_left else "\n",
+              file=sys.stderr, flush=True)  # fmt: skip
+
+
 def clock(seconds: float) -> str:
     """Return a duration as ``h:mm:ss`` or ``m:ss``.
 

@@ -14,6 +14,8 @@ from rich.table import Table
 from simulator.units import format_bytes, format_time
 
 if TYPE_CHECKING:
+    from simulator.scenario import Scenario
+    from simulator.search.emit import Written
     from simulator.search.sweep import SweepResult
 
 
@@ -55,3 +57,43 @@ def _figures(row: dict[str, Any]) -> tuple[str, ...]:
         format_time(row["iteration_time_s"]), f"{row['tokens_per_s']:,.0f}", f"{row['mfu']:.1%}",
         f"{row['communication_fraction']:.1%}", format_bytes(row["peak_bytes"]),
     )  # fmt: skip
+
+
+def print_search(scenario: Scenario, answer: dict[str, Any]) -> None:
+    """Print the ranking, why each plan wins or loses, plain data parallelism, and what was looked at."""
+    out = new_console()
+    out.print(f"[bold]{scenario.model}[/bold] on [bold]{scenario.topology}[/bold]\n", highlight=False)
+    table = new_table("", "plan", "iteration", "tokens/s", "MFU", "memory", "why", n_left=2)
+    table.columns[-1].justify = "left"
+    for index, row in enumerate(answer["plans"], start=1):
+        table.add_row(str(index), row["summary"], *_plan_figures(row), ("" if index > 1 else "best; ") + row["why"])
+    listed = [row["summary"] for row in answer["plans"]]
+    for label, row in answer["plain"].items():
+        if "reason" in row:
+            table.add_row("", label, "-", "-", "-", "-", row["reason"])
+        elif row["summary"] not in listed:
+            table.add_row("", f"{label}: {row['summary']}", *_plan_figures(row), row["why"])
+    out.print(table, highlight=False)
+    best = answer["best"]
+    if best["choices"]:
+        out.print(f"\nThe best plan has {best['choices']} of the runner-up.", highlight=False, markup=False)
+    failed = f", {answer['n_failed']} could not be simulated" if answer["n_failed"] else ""
+    out.print(
+        f"\n{answer['n_plans']} valid plans: {answer['n_unfit']} do not fit, {answer['n_pruned']} are ruled out by a lower "
+        f"bound, {answer['n_simulated']} simulated{failed}",
+        highlight=False,
+    )
+
+
+def _plan_figures(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        format_time(row["iteration_time_s"]), f"{row['tokens_per_s']:,.0f}", f"{row['mfu']:.1%}", format_bytes(row["peak_bytes"]),
+    )  # fmt: skip
+
+
+def print_emitted(written: Sequence[Written]) -> None:
+    """Print which files were written, what they do not say, and what could not be written."""
+    out = new_console()
+    for one in written:
+        what = f"{one.path}" if one.path else f"no {one.kind}"
+        out.print(f"{what}: {one.note}", highlight=False, markup=False)

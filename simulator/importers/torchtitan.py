@@ -98,7 +98,12 @@ def import_torchtitan(path: str | Path, *, overrides: tuple[str, ...] = ()) -> I
         reader = Reader(_toml(path), str(path))
     _override(reader, overrides)
     spec = _spec(reader.section("model"))
-    settings = _parallelism(reader.section("parallelism")) | _training(reader.section("training"), spec)
+    parallel = _parallelism(reader.section("parallelism"))
+    settings = parallel | _training(reader.section("training"), spec)
+    if parallel["pp"] > 1:  # the batch of a rank is cut into micro-batches of their own size
+        if "global_batch" not in settings and "dp" in settings:
+            settings["global_batch"] = settings["micro_batch"] * settings["dp"]
+        settings["micro_batch"] = parallel["micro_batch"]
     checkpoint = reader.section("activation_checkpoint")
     mode = checkpoint.text("mode", default="selective", one_of=("selective", "full", "none", "memory_budget"))
     settings["recompute"] = "selective" if mode == "memory_budget" else mode

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import Any, TypeVar
 
 from simulator.errors import ConfigError
@@ -17,58 +18,86 @@ def _numbered(function: Callable[[Item], Answer], index: int, item: Item) -> tup
     return index, function(item)
 
 
-def run_all(
-    function: Callable[[Item], Answer], items: Sequence[Item], *, n_jobs: int = 0, scheduler: str = ""
-) -> Iterator[tuple[int, Answer]]:
-    """Apply a function to every item and yield the answers as they come.
+class Pool:
+    """Workers that apply functions to items; use it as a context manager.
 
     Parameters
     ----------
-    function : callable
-        Importable by its name, so that it can be sent to other processes.
-    items : sequence
-        Plain data.
     n_jobs : int
         Processes; 0 means one per core. With 1, everything happens in this process.
     scheduler : str
         Address of a Dask scheduler, such as ``tcp://10.0.0.1:8786``; its workers then do the work.
-
-    Yields
-    ------
-    tuple of (int, answer)
-        Position of the item and its answer, in the order of completion.
-
-    Raises
-    ------
-    ConfigError
-        If the scheduler cannot be used.
     """
-    if not scheduler and (n_jobs == 1 or len(items) <= 1):
-        for index, item in enumerate(items):
-            yield index, function(item)
-        return
-    import joblib
 
-    with _backend(n_jobs, scheduler) as options:
-        parallel = joblib.Parallel(return_as="generator_unordered", **options)
+    def __init__(self, *, n_jobs: int = 0, scheduler: str = "") -> None:
+        self.n_jobs = n_jobs
+        self.scheduler = scheduler
+        self._stack = ExitStack()
+        self._options: dict[str, Any] = {}
+
+    def __enter__(self) -> Pool:
+        """Connect.
+
+        Raises
+        ------
+        ConfigError
+            If the scheduler cannot be used.
+        """
+        if self.scheduler:
+            self._options = self._stack.enter_context(_dask(self.scheduler))
+        else:
+            self._options = {"n_jobs": self.n_jobs or -1}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @cached_property
+    def n_workers(self) -> int:
+        """Items in work at the same time."""
+        if self.n_jobs == 1 and not self.scheduler:
+            return 1
+        import joblib
+
+        return int(joblib.effective_n_jobs(self._options["n_jobs"]))
+
+    def run(
+        self, function: Callable[[Item], Answer], items: Sequence[Item], *, batch_size: int | str = "auto"
+    ) -> Iterator[tuple[int, Answer]]:
+        """Apply a function to every item and yield the answers as they come.
+
+        Parameters
+        ----------
+        function : callable
+            Importable by its name, so that it can be sent to other processes.
+        items : sequence
+            Plain data.
+        batch_size : int or str
+            Items that a worker takes at a time.
+
+        Yields
+        ------
+        tuple of (int, answer)
+            Position of the item and its answer, in the order of completion.
+        """
+        if not self.scheduler and (self.n_workers == 1 or len(items) <= 1):
+            for index, item in enumerate(items):
+                yield index, function(item)
+            return
+        import joblib
+
+        parallel = joblib.Parallel(return_as="generator_unordered", batch_size=batch_size, **self._options)
         yield from parallel(joblib.delayed(_numbered)(function, i, item) for i, item in enumerate(items))
 
 
-def n_workers(n_jobs: int, scheduler: str) -> int:
-    """Return how many items are in work at the same time."""
-    import joblib
-
-    with _backend(n_jobs, scheduler):
-        return int(joblib.effective_n_jobs(n_jobs or -1))
-
-
-def _backend(n_jobs: int, scheduler: str) -> AbstractContextManager[dict[str, Any]]:
-    return _dask(scheduler) if scheduler else _local(n_jobs)
-
-
-@contextmanager
-def _local(n_jobs: int) -> Iterator[dict[str, Any]]:
-    yield {"n_jobs": n_jobs or -1}
+def run_all(
+    function: Callable[[Item], Answer], items: Sequence[Item], *, n_jobs: int = 0, scheduler: str = ""
+) -> Iterator[tuple[int, Answer]]:
+    """Apply a function to every item on a pool of its own; see :meth:`Pool.run`."""
+    if not scheduler and len(items) <= 1:
+        n_jobs = 1
+    with Pool(n_jobs=n_jobs, scheduler=scheduler) as pool:
+        yield from pool.run(function, items)
 
 
 @contextmanager

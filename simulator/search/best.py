@@ -1,0 +1,311 @@
+"""The search itself: simulate plans in the order of their bounds until no other plan can be among the best."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from simulator.errors import InfeasiblePlanError
+from simulator.plan import ParallelPlan
+from simulator.scenario import Scenario
+from simulator.search.bounds import Bounds, Layout
+from simulator.search.runner import Pool
+from simulator.search.space import Space
+from simulator.search.sweep import evaluate
+
+#: plans in work at a time, per worker
+BATCH_PER_WORKER = 3
+#: kinds of plain data parallelism that every search reports
+PLAIN = {"DDP": "none", "FSDP": "zero3"}
+
+
+class Observer(Protocol):
+    """Is told how a search goes on."""
+
+    def __call__(self, *, n_simulated: int, n_left: int, best_s: float) -> None:
+        """Look at the counts: simulated, not ruled out yet, and the best time so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A plan with its answer.
+
+    Parameters
+    ----------
+    plan : ParallelPlan
+    bound_s : float
+        Lower bound of its time.
+    answer : dict
+        The documented answer.
+    label : str
+        What it stands for, such as ``FSDP``; empty for most.
+    """
+
+    plan: ParallelPlan
+    bound_s: float
+    answer: dict[str, Any]
+    label: str = ""
+
+    @property
+    def iteration_time_s(self) -> float:
+        """Simulated time."""
+        return float(self.answer["iteration_time_s"])
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory of the fullest rank."""
+        return int(self.answer["memory"]["peak_bytes"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """What a search found.
+
+    Parameters
+    ----------
+    ranked : list of Ranked
+        The best plans, the fastest first.
+    plain : dict
+        The best plan of each kind in :data:`PLAIN`, or the reason why there is none.
+    n_plans, n_unfit, n_pruned, n_simulated, n_failed : int
+        Valid plans; those that do not fit; those that a bound ruled out; those that were simulated; and those that the
+        simulator could not run.
+    pareto : list of Ranked
+        Simulated plans that no other one beats in both time and memory.
+    """
+
+    ranked: list[Ranked]
+    plain: dict[str, Ranked | str] = field(default_factory=dict)
+    n_plans: int = 0
+    n_unfit: int = 0
+    n_pruned: int = 0
+    n_simulated: int = 0
+    n_failed: int = 0
+    pareto: list[Ranked] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Frontier:
+    """Plans by their bounds: a quick one for all, the full one for those that come to the front."""
+
+    bounds: Bounds
+    layouts: Sequence[Layout]
+    heap: list[tuple[float, bool, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.heap = [(self.bounds.quick_s(layout), False, index) for index, layout in enumerate(self.layouts)]
+        heapq.heapify(self.heap)
+
+    def take(self, n_plans: int, limit_s: Callable[[int], float]) -> list[tuple[int, float]]:
+        """Return the next plans that may be faster than their limit, with their bounds."""
+        batch: list[tuple[int, float]] = []
+        while self.heap and len(batch) < n_plans:
+            bound_s, is_full, index = heapq.heappop(self.heap)
+            if bound_s >= limit_s(index):
+                continue
+            if is_full:
+                batch.append((index, bound_s))
+                continue
+            full_s = max(bound_s, self.bounds.full_s(self.layouts[index]))
+            if full_s < limit_s(index):
+                heapq.heappush(self.heap, (full_s, True, index))
+        return batch
+
+
+@dataclass(slots=True)
+class _Board:
+    """The best times so far: of all plans, and of each kind of plain data parallelism."""
+
+    top: int
+    best_s: list[float] = field(default_factory=list)
+    plain_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PLAIN, float("inf")))
+
+    def limit_s(self, plan: ParallelPlan) -> float:
+        """Return the time that a plan must undercut to matter."""
+        ranks = sorted(self.best_s)[: self.top]
+        limit_s = ranks[-1] if len(ranks) == self.top else float("inf")
+        kind = plain_kind(plan)
+        return limit_s if kind is None else max(limit_s, self.plain_s[kind])
+
+    def add(self, plan: ParallelPlan, seconds: float) -> None:
+        """Note a simulated time."""
+        self.best_s.append(seconds)
+        kind = plain_kind(plan)
+        if kind is not None:
+            self.plain_s[kind] = min(self.plain_s[kind], seconds)
+
+
+def plain_kind(plan: ParallelPlan) -> str | None:
+    """Return which kind of plain data parallelism a plan is, if any."""
+    if plan.model_parallel * plan.ep > 1:
+        return None
+    return next((label for label, sharding in PLAIN.items() if plan.sharding == sharding), None)
+
+
+def search(
+    scenario: Scenario,
+    space: Space,
+    *,
+    top: int = 10,
+    n_jobs: int = 0,
+    scheduler: str = "",
+    observe: Observer | None = None,
+) -> SearchResult:
+    """Find the fastest plans that fit.
+
+    The plans are simulated in the order of their lower bounds. When the next bound is not below the time of the
+    ``top``-th best plan, no plan that is left can be better than those found: the result is that of simulating
+    every plan.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Topology, model and cost models; its plan is not looked at.
+    space : Space
+    top : int
+        How many plans to rank.
+    n_jobs : int
+        Processes; 0 means one per core.
+    scheduler : str
+        Address of a Dask scheduler instead.
+    observe : callable, optional
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If no plan is valid, or none fits; the message says what the smallest one needs.
+    """
+    bounds = Bounds(replace(scenario, plan=space.base), space.topology, space.spec)
+    layouts, unfit = _fitting(bounds, space.plans(), space)
+    n_plans = len(layouts) + len(unfit)
+    if not layouts:
+        raise _nothing(n_plans, unfit, bounds)
+    found, n_failed = _best_first(
+        scenario, bounds, layouts, top=top, n_jobs=n_jobs, scheduler=scheduler, observe=observe
+    )
+    ranked = sorted(found.values(), key=lambda one: (one.iteration_time_s, one.peak_bytes, describe(one.plan)))
+    if not ranked:
+        raise InfeasiblePlanError("no plan of the space could be simulated", hint="run one of them to see why")
+    return SearchResult(
+        ranked=ranked[:top], plain=_plain(ranked, unfit, bounds, space), n_plans=n_plans, n_unfit=len(unfit),
+        n_simulated=len(found), n_failed=n_failed, n_pruned=len(layouts) - len(found) - n_failed, pareto=pareto(ranked),
+    )  # fmt: skip
+
+
+def _fitting(bounds: Bounds, plans: Iterable[ParallelPlan], space: Space) -> tuple[list[Layout], list[Layout]]:
+    """Divide plans into those that fit and those that do not, each choice without effect made once."""
+    fitting: list[Layout] = []
+    unfit: list[Layout] = []
+    takes_none = "none" in space.allowed.get("recompute", ("none",))
+    for plan in plans:
+        try:
+            layout = bounds.layout(plan)
+        except InfeasiblePlanError:
+            continue
+        if plan.recompute == "selective" and takes_none and not layout.recomputes:
+            continue  # the same as none
+        (fitting if bounds.memory(layout).fits else unfit).append(layout)
+    return fitting, unfit
+
+
+def _best_first(
+    scenario: Scenario,
+    bounds: Bounds,
+    layouts: Sequence[Layout],
+    *,
+    top: int,
+    n_jobs: int,
+    scheduler: str,
+    observe: Observer | None,
+) -> tuple[dict[int, Ranked], int]:
+    frontier, board = _Frontier(bounds, layouts), _Board(top)
+    found: dict[int, Ranked] = {}
+    n_failed = 0
+    with Pool(n_jobs=n_jobs, scheduler=scheduler) as pool:
+        while batch := frontier.take(
+            BATCH_PER_WORKER * pool.n_workers, lambda index: board.limit_s(layouts[index].plan)
+        ):
+            scenarios = [replace(scenario, plan=layouts[index].plan) for index, _ in batch]
+            for position, record in pool.run(evaluate, scenarios, batch_size=1):
+                index, bound_s = batch[position]
+                plan = layouts[index].plan
+                if record["status"] == "ok":
+                    label = plain_kind(plan) or ""
+                    found[index] = Ranked(plan=plan, bound_s=bound_s, answer=record["answer"], label=label)
+                    board.add(plan, found[index].iteration_time_s)
+                else:
+                    n_failed += 1
+            if observe is not None:
+                best_s = min(board.best_s, default=float("inf"))
+                observe(n_simulated=len(found), n_left=len(frontier.heap), best_s=best_s)
+    return found, n_failed
+
+
+def _nothing(n_plans: int, unfit: Sequence[Layout], bounds: Bounds) -> InfeasiblePlanError:
+    if not n_plans:
+        return InfeasiblePlanError(
+            "no plan is valid: no degrees divide the GPUs, the layers, the heads and the batch",
+            hint="choose a --global-batch that is a multiple of the GPUs, or allow more values",
+        )
+    least = min((bounds.memory(layout) for layout in unfit), key=lambda report: report.peak_bytes)
+    return InfeasiblePlanError(f"none of {n_plans} plans fits; the smallest: {least.explain()}", hint="use more GPUs")
+
+
+def _plain(ranked: Sequence[Ranked], unfit: Sequence[Layout], bounds: Bounds, space: Space) -> dict[str, Ranked | str]:
+    """Return the best plan of each plain kind, or why there is none."""
+    plain: dict[str, Ranked | str] = {}
+    for label, sharding in PLAIN.items():
+        best = next((one for one in ranked if one.label == label), None)
+        if best is not None:
+            plain[label] = best
+            continue
+        too_large = [bounds.memory(layout) for layout in unfit if plain_kind(layout.plan) == label]
+        if too_large:
+            plain[label] = min(too_large, key=lambda report: report.peak_bytes).explain()
+        elif space.base.global_batch % space.n_gpus:
+            plain[label] = f"global batch {space.base.global_batch} is not a multiple of dp={space.n_gpus}"
+        else:
+            plain[label] = (
+                f"{space.base.framework} does not run it with {sharding}, or it is not among the allowed values"
+            )
+    return plain
+
+
+def pareto(plans: Sequence[Ranked]) -> list[Ranked]:
+    """Return the plans that no other one beats in both time and memory, the fastest first.
+
+    Parameters
+    ----------
+    plans : sequence of Ranked
+        The fastest first.
+    """
+    front: list[Ranked] = []
+    for one in plans:
+        if not front or one.peak_bytes < front[-1].peak_bytes:
+            front.append(one)
+    return front
+
+
+def describe(plan: ParallelPlan) -> str:
+    """Say the choices of a plan in one line.
+
+    Examples
+    --------
+    >>> describe(ParallelPlan(dp=16, tp=8, pp=8, micro_batch=2, global_batch=512, sharding="zero1"))
+    'dp16 tp8 pp8 mb2 zero1'
+    """
+    degrees = [f"dp{plan.dp}"]
+    degrees += [f"{name}{getattr(plan, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(plan, name) > 1]
+    if plan.virtual_pp > 1:
+        degrees.append(f"v{plan.virtual_pp}")
+    degrees.append(f"mb{plan.micro_batch}")
+    if plan.sequence_parallel:
+        degrees.append("sp")
+    if plan.sharding != "none":
+        degrees.append(plan.sharding)
+    if plan.recompute != "none":
+        degrees.append(f"{plan.recompute}-recompute")
+    return " ".join(degrees)

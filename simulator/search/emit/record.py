@@ -1,0 +1,96 @@
+"""What all emitters share: the effective settings of a plan, and what an emitter returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from simulator.errors import InfeasiblePlanError
+from simulator.models.spec import ModelSpec
+from simulator.parallel.gradients import gradient_bytes
+from simulator.plan import ParallelPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is to be written down.
+
+    Parameters
+    ----------
+    plan : ParallelPlan
+        Resolved.
+    spec : ModelSpec
+    gpus_per_node : int
+    """
+
+    plan: ParallelPlan
+    spec: ModelSpec
+    gpus_per_node: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emission:
+    """A plan in the words of one framework.
+
+    Parameters
+    ----------
+    text : str
+        Content of the file.
+    plan : ParallelPlan
+        What the file means: the plan, under the framework that reads the file.
+    unsaid : dict
+        Settings that the format has no word for, and where they are said instead.
+    """
+
+    text: str
+    plan: ParallelPlan
+    unsaid: dict[str, str]
+
+
+def effective(plan: ParallelPlan) -> dict[str, Any]:
+    """Return the settings of a resolved plan with everything that is a matter of default filled in."""
+    settings = plan.to_dict()
+    full_group = plan.sharding in ("none", "hsdp") or plan.sharding_group in (0, plan.dp * plan.cp)
+    return settings | {
+        "schedule": "1f1b" if plan.schedule == "1f1b-interleaved" else plan.schedule,
+        "overlap": plan.overlaps,
+        "gradient_bytes": gradient_bytes(plan),
+        "sequence_parallel": plan.sequence_parallel and plan.tp > 1,
+        "sharding_group": plan.sharding_group if plan.sharding == "hsdp" or not full_group else 0,
+    }
+
+
+def completed(settings: Mapping[str, Any], emission: Emission) -> ParallelPlan:
+    """Return the plan that a file means, with what it does not say taken from the emission."""
+    said = {name: value for name, value in settings.items() if name not in emission.unsaid}
+    rest = {name: getattr(emission.plan, name) for name in emission.unsaid}
+    plan = ParallelPlan(**(said | rest))
+    return plan.resolve(emission.plan.gpus)
+
+
+def refuse(kind: str, problems: Mapping[str, bool]) -> None:
+    """Complain about what a format cannot say.
+
+    Parameters
+    ----------
+    kind : str
+        Name of the format.
+    problems : mapping
+        Text of a problem to whether there is that problem.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If there is one.
+    """
+    found = [text for text, is_so in problems.items() if is_so]
+    if found:
+        raise InfeasiblePlanError(f"{kind} cannot say: {', '.join(found)}")
+
+
+def under(plan: ParallelPlan, framework: str) -> ParallelPlan:
+    """Return the plan as another framework would run it: the same overlap and gradients, whatever its defaults."""
+    if plan.framework == framework:
+        return plan
+    return replace(plan, framework=framework, overlap=plan.overlaps, gradient_bytes=gradient_bytes(plan))

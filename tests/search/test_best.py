@@ -1,0 +1,149 @@
+"""The search: the same plans as simulating everything, with reasons, and files that come back."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.plan import ParallelPlan
+from simulator.search.best import Ranked, describe, pareto, search
+from simulator.search.bounds import Bounds
+from simulator.search.reasons import differences_s, explain, to_dict
+from simulator.search.request import search_space
+from simulator.simulation import simulate_on
+
+SETTINGS = {"topology": "bigred200", "model": "gpt2", "gpus": 8, "global_batch": 8, "sequence_length": 256}
+
+
+@lru_cache
+def request_of(**settings):
+    return search_space({**SETTINGS, **settings}, {"recompute": ("none", "full")})
+
+
+def brute_force(scenario, space):
+    """Simulate every valid plan; return (time, plan) of those that fit, the fastest first."""
+    bounds = Bounds(replace(scenario, plan=space.base), space.topology, space.spec)
+    times = []
+    for plan in space.plans():
+        layout = bounds.layout(plan)
+        if plan.recompute == "selective" and not layout.recomputes:
+            continue
+        result = simulate_on(replace(scenario, plan=plan), space.topology, space.spec)
+        if result.memory.fits:
+            times.append((result.metrics.iteration_time_s, plan))
+    return sorted(times, key=lambda item: item[0])
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"topology": "emulated-1g", "overlap": True}, {"framework": "fsdp", "gpus": 4, "virtual_pp": 1}]
+)
+def test_pruning_loses_nothing(settings):
+    """The proof by brute force: the ranking is that of simulating every plan."""
+    scenario, space = request_of(**settings)
+    everything = brute_force(scenario, space)
+    found = search(scenario, space, top=5, n_jobs=1)
+    assert [one.iteration_time_s for one in found.ranked] == [seconds for seconds, _ in everything[:5]]
+    assert found.ranked[0].plan == everything[0][1]
+    assert found.n_pruned > 0
+    assert found.n_plans == found.n_unfit + found.n_pruned + found.n_simulated + found.n_failed
+    assert found.n_plans - found.n_unfit == len(everything)
+    for label, sharding in (("DDP", "none"), ("FSDP", "zero3")):
+        plain = [s for s, plan in everything if plan.model_parallel == 1 and plan.sharding == sharding]
+        assert found.plain[label].iteration_time_s == plain[0]
+
+
+def test_processes_do_not_change_the_answer():
+    scenario, space = request_of()
+    one, two = (search(scenario, space, top=3, n_jobs=n) for n in (1, 2))
+    assert [r.plan for r in one.ranked] == [r.plan for r in two.ranked]
+
+
+def test_what_does_not_fit_is_not_ranked():
+    scenario, space = search_space(
+        {**SETTINGS, "model": "gpt-2.7b", "sequence_length": 1024}, {"recompute": ("none",), "micro_batch": (1, 2)}
+    )
+    found = search(scenario, space, top=3, n_jobs=1)
+    assert found.n_unfit > 0
+    assert all(one.answer["memory"]["fits"] for one in found.ranked)
+    assert "too much" in found.plain["DDP"]
+
+
+def test_plain_plans_that_cannot_be_have_a_reason():
+    scenario, space = search_space({**SETTINGS, "global_batch": 4}, {})
+    assert search(scenario, space, top=1, n_jobs=1).plain["FSDP"] == "global batch 4 is not a multiple of dp=8"
+    scenario, space = search_space({**SETTINGS, "framework": "hf-eager"}, {})
+    assert "hf-eager does not run it with zero3" in search(scenario, space, top=1, n_jobs=1).plain["FSDP"]
+
+
+def test_nothing_valid_and_nothing_that_fits_are_errors():
+    scenario, space = search_space({**SETTINGS, "tp": 3}, {})
+    with pytest.raises(InfeasiblePlanError, match="no plan is valid"):
+        search(scenario, space, n_jobs=1)
+    scenario, space = search_space({**SETTINGS, "model": "gpt-18.4b", "gpus": 4}, {})
+    with pytest.raises(InfeasiblePlanError, match=r"none of \d+ plans fits; the smallest: rank"):
+        search(scenario, space, n_jobs=1)
+
+
+def test_a_search_chooses_only_its_own_axes():
+    with pytest.raises(ConfigError, match="does not choose 'gpus'"):
+        search_space(SETTINGS, {"gpus": (4, 8)})
+    _, space = search_space({**SETTINGS, "tp": 2}, {"recompute": ("none", "full")})
+    assert space.allowed == {"tp": (2,), "recompute": ("none", "full")}
+
+
+# -- reasons -----------------------------------------------------------------------------------------------------
+
+
+def ranked(seconds, peak=1, **breakdown):
+    parts = dict.fromkeys(("compute_s", "exposed_communication_s", "bubble_s", "optimizer_s", "host_s", "data_s"), 0.0)
+    answer = {"iteration_time_s": seconds, "memory": {"peak_bytes": peak}, "breakdown": {**parts, **breakdown}}
+    return Ranked(plan=ParallelPlan(dp=1, micro_batch=1, global_batch=1), bound_s=0.0, answer=answer)
+
+
+def test_reasons_name_the_parts_that_make_the_difference():
+    best = ranked(10.0, compute_s=8.0, bubble_s=2.0)
+    other = ranked(12.0, compute_s=7.0, bubble_s=4.9, host_s=0.1)
+    assert explain(other, best) == "+2 s (+20.0%): pipeline bubble +2.9 s, compute -1 s"
+    assert sum(differences_s(other, best).values()) == pytest.approx(2.0)
+    assert explain(best, best) == "+0 s (+0.0%): no part differs"
+
+
+def test_differences_add_up_in_real_answers():
+    scenario, space = request_of()
+    found = search(scenario, space, top=4, n_jobs=1)
+    for one in found.ranked:
+        gap_s = one.iteration_time_s - found.ranked[0].iteration_time_s
+        assert sum(differences_s(one, found.ranked[0]).values()) == pytest.approx(gap_s, abs=1e-9)
+    data = json.loads(json.dumps(to_dict(found), allow_nan=False))
+    assert [row["summary"] for row in data["plans"]] == [describe(one.plan) for one in found.ranked]
+    assert data["best"]["compared_with"] == "runner-up"
+    assert set(data["plain"]) == {"DDP", "FSDP"}
+
+
+def test_the_pareto_front_is_what_nothing_beats():
+    plans = [ranked(1.0, 5), ranked(2.0, 6), ranked(3.0, 4), ranked(4.0, 4), ranked(5.0, 1)]
+    assert [one.iteration_time_s for one in pareto(plans)] == [1.0, 3.0, 5.0]
+
+
+# -- the command -------------------------------------------------------------------------------------------------
+
+
+def test_the_command(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-m", "simulator.cli.main", "search", "--topology", "bigred200", "--model", "gpt2", "--gpus", "4",
+         "--global-batch", "8", "--axis", "recompute=none", "--top", "3", "--jobs", "1", "--emit", str(tmp_path), "--json"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert len(answer["plans"]) == 3
+    assert answer["best"]["iteration_time_s"] == min(row["iteration_time_s"] for row in answer["plans"])
+    assert (tmp_path / "train.sh").exists()
+    assert [one["format"] for one in answer["emitted"]] == ["megatron", "deepspeed", "torchtitan", "accelerate"]
