@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.engine import Interference, run
 from simulator.errors import TraceError
@@ -65,6 +65,13 @@ class ReplayCosts:
         return Interference()
 
 
+def _apart(whole: Reconstruction) -> Reconstruction:
+    """Give up the joins: every rank keeps its measured communication, waiting included."""
+    text = "the ranks' collectives contradict each other's order: each rank is replayed on its own"
+    plans = tuple(replace(plan, key={}) for plan in whole.plans)
+    return replace(whole, plans=plans, notes=(*whole.notes, text))
+
+
 class NoLinks:
     """A network without links, for communication whose time is measured."""
 
@@ -120,9 +127,14 @@ def replay(
     flow_of, new_network : callable, optional
         Price communication whose measured duration a what-if has removed.
     """
-    compiled = compile_program(reconstruction)
     network = new_network or (lambda: AlphaBetaNetwork(NoLinks()))
-    timeline = run(compiled.program, ReplayCosts(flow_of), network, detail=True)
+    try:
+        compiled = compile_program(reconstruction)
+        timeline = run(compiled.program, ReplayCosts(flow_of), network, detail=True)
+    except AssertionError:  # the engine's word for ranks that wait for each other in a circle
+        reconstruction = _apart(reconstruction)
+        compiled = compile_program(reconstruction)
+        timeline = run(compiled.program, ReplayCosts(flow_of), network, detail=True)
     times = operation_times(compiled, timeline)
     simulated = simulated_trace(reconstruction, times)
     return Replay(

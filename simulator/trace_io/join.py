@@ -81,6 +81,7 @@ class _Item:
     end_ns: int
     kind: Hashable
     sequence: tuple[int, int]
+    group_size: int
 
 
 def join(trace: Trace) -> Joins:
@@ -100,7 +101,7 @@ def join(trace: Trace) -> Joins:
             key = (lane, call.sequence)
             seen[key] = seen.get(key, 0) + 1
             kind = "p2p" if call.collective in _POINT_TO_POINT else (call.collective, call.n_bytes)
-            item = _Item(int(op), int(rank.ops.end_ns[op]), kind, (call.sequence, seen[key]))
+            item = _Item(int(op), int(rank.ops.end_ns[op]), kind, (call.sequence, seen[key]), call.group_size)
             lanes.setdefault(lane, {}).setdefault(index, []).append(item)
     sets: list[tuple[tuple[int, int], ...]] = []
     bases = set()
@@ -130,11 +131,12 @@ def _lane(call: CollectiveCall, rank: int) -> Hashable:
 def _match(lists: dict[int, list[_Item]]) -> tuple[list[tuple[tuple[int, int], ...]], str]:
     """Return the joined sets of one lane and how they were found."""
     if all(item.sequence[0] >= 0 for items in lists.values() for item in items):
-        by_sequence: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        by_sequence: dict[tuple[int, int], list[tuple[int, _Item]]] = {}
         for index, items in lists.items():
             for item in items:
-                by_sequence.setdefault(item.sequence, []).append((index, item.op))
-        return [tuple(members) for members in by_sequence.values() if len(members) > 1], "sequence"
+                by_sequence.setdefault(item.sequence, []).append((index, item))
+        parts = [part for members in by_sequence.values() for part in _split(members)]
+        return [part for part in parts if len(part) > 1], "sequence"
     reference = min(lists, key=lambda index: (len(lists[index]), index))
     sets: dict[int, list[tuple[int, int]]] = {
         place: [(reference, item.op)] for place, item in enumerate(lists[reference])
@@ -148,6 +150,16 @@ def _match(lists: dict[int, list[_Item]]) -> tuple[list[tuple[tuple[int, int], .
         for mine, other in pairs:
             sets[mine].append((index, items[other].op))
     return [tuple(sorted(members)) for members in sets.values() if len(members) > 1], basis
+
+
+def _split(members: list[tuple[int, _Item]]) -> list[tuple[tuple[int, int], ...]]:
+    """Split members into groups of the size they state: names of groups without ranks repeat. Ends tell who is one."""
+    size = min(item.group_size for _, item in members)
+    if not 0 < size < len(members):
+        return [tuple((index, item.op) for index, item in members)]
+    ordered = sorted(members, key=lambda member: member[1].end_ns)
+    chunks = [ordered[at : at + size] for at in range(0, len(ordered), size)]
+    return [tuple(sorted((index, item.op) for index, item in chunk)) for chunk in chunks]
 
 
 def _pair(first: Sequence[_Item], second: Sequence[_Item]) -> tuple[list[tuple[int, int]], bool]:
