@@ -163,7 +163,7 @@ def read_measurements(
     for path in paths:
         try:
             text = read_text(path)
-            if is_nccl_tests(text):
+            if is_nccl_tests(text) or text.lstrip().startswith("{"):
                 rows = _log_rows(path, topology, name, transport, collective)
             elif "size_bytes" in text.splitlines()[0] if text.strip() else False:
                 rows = _table_rows(Path(path), topology, name, transport)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,24 @@ _TRAFFIC: dict[str, tuple[float, float, float, float, bool]] = {
     "cross_entropy": (2, 2, 2, 2, True),
     "softmax": (2, 2, 4, 2, True),
 }
+
+
+#: operations with a rule of their own
+_OTHERS = ("gemm", "flash_attention", "bmm_qk", "bmm_pv", "adamw_fused", "clip_grad_norm", "embedding")
+_BATCHED = ("batch", "heads", "seq_len", "head_dim")
+#: operation -> sizes that it must have; ``m`` for all others
+_SIZES = {
+    "gemm": ("m", "n", "k"),
+    "flash_attention": (*_BATCHED, "kv_heads"),
+    "bmm_qk": _BATCHED,
+    "bmm_pv": _BATCHED,
+    "softmax": ("batch", "heads", "seq_len"),
+}
+_NEEDED = ("device", "op", "time_us")
+_OPTIONAL = (
+    "row_id", "source", "pass", "m", "n", "k", "batch", "heads", "kv_heads", "seq_len", "head_dim", "causal", "dtype",
+    "split", "notes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,30 +101,62 @@ def read_kernel_rows(path: str | Path, device: str, *, splits: Iterable[str] = (
     Raises
     ------
     CalibrationError
-        If the file cannot be read or has no row of this device.
+        If the file cannot be read, has no row of this device, or a row makes no sense.
+
+    Notes
+    -----
+    Of rows that say neither ``fit`` nor ``test``, every fourth is for testing.
     """
     wanted = set(splits)
-    try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            rows = [r for r in csv.DictReader(file) if r.get("device") == device and r.get("split") in wanted]
-    except OSError as error:
-        raise CalibrationError(f"{path}: cannot be read: {error.strerror}") from None
+    table = _read(Path(path))
+    ours = [row for row in table if row["device"] == device]
+    if not ours:
+        others = ", ".join(sorted({row["device"] for row in table})) or "nothing"
+        raise CalibrationError(f"{path}: no rows of {device}", hint=f"its 'device' column has {others}")
+    for number, row in enumerate(ours):
+        row["split"] = row["split"] or ("test" if number % 4 == 3 else "fit")
+    rows = [row for row in ours if row["split"] in wanted]
     if not rows:
-        raise CalibrationError(f"{path}: no rows of {device}", hint="see its 'device' and 'split' columns")
+        raise CalibrationError(f"{path}: no rows of {device} with split {' or '.join(sorted(wanted))}")
     found = []
     for row in rows:
-        shape = _shape(row)
-        if shape is not None:
-            found.append(_row(row, shape))
+        try:
+            shape = _shape(row)
+            if shape is not None:
+                found.append(_row(row, shape))
+        except (ValueError, OverflowError) as error:
+            name = row["row_id"] or "without row_id"
+            raise CalibrationError(f"{path}: row {name}: {error}") from None
     return found
 
 
+def _read(path: Path) -> list[dict[str, str]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
+            if missing:
+                raise CalibrationError(
+                    f"{path}: no column {', '.join(missing)}", hint=f"needed are {', '.join(_NEEDED)}"
+                )
+            return [
+                dict.fromkeys(_OPTIONAL, "") | {key: value or "" for key, value in row.items() if key} for row in reader
+            ]
+    except OSError as error:
+        raise CalibrationError(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error):
+        raise CalibrationError(f"{path}: is not a CSV table in UTF-8") from None
+
+
 def _row(row: dict[str, str], shape: KernelShape) -> KernelRow:
-    notes = row.get("notes", "")
+    notes = row["notes"]
+    time_s = 1e-6 * float(row["time_us"])
+    if not 0.0 < time_s < math.inf:
+        raise ValueError(f"time_us={row['time_us']} is no measurement")
     return KernelRow(
         source=row["source"].split("@")[0].split(",")[0],
         shape=shape,
-        time_s=1e-6 * float(row["time_us"]),
+        time_s=time_s,
         split=row["split"],
         conditions=conditions_of(row["source"], notes, row["pass"]),
         implementation=library_kernel(notes),
@@ -118,7 +169,12 @@ def _number(row: dict[str, str], key: str, default: int = 0) -> int:
 
 def _shape(row: dict[str, str]) -> KernelShape | None:
     op = row["op"]
+    if row["pass"] not in _PASSES:
+        raise ValueError(f"pass '{row['pass']}' is unknown; one of {', '.join(filter(None, _PASSES))}")
     kernel_pass = _PASSES[row["pass"]]
+    sizes = _SIZES.get(op, ("m",))
+    if any(_number(row, name) < 1 for name in sizes):
+        raise ValueError(f"{op} needs {', '.join(sizes)} above zero")
     dtype = _DTYPES.get(row["dtype"], row["dtype"])
     if op == "gemm":
         return gemm_shape(_number(row, "m"), _number(row, "n"), _number(row, "k"), kernel_pass, dtype)
@@ -173,6 +229,8 @@ def _pointwise(op: str, rows: int, columns: int, dtype: str, kernel_pass: Pass) 
         table = 50304 * columns * width if kernel_pass == "backward" else 0
         read, written, row_length = float(width), width + table / elements, columns
     else:
+        if op not in _TRAFFIC:
+            raise ValueError(f"operation '{op}' is unknown; one of {', '.join((*_OTHERS, *_TRAFFIC))}")
         forward_read, forward_written, back_read, back_written, reduces = _TRAFFIC[op]
         is_backward = kernel_pass == "backward"
         read, written = (back_read, back_written) if is_backward else (forward_read, forward_written)

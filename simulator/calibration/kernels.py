@@ -160,7 +160,11 @@ def fit_kernels(csv: str | Path, device: str | Path, *, start_from: str | Path =
         test = read_kernel_rows(csv, known.name, splits=("test",))
     except CalibrationError:
         test = []
-    return fit_kernel_rows(rows, test, known, start_from=load_device(start_from) if start_from else known)
+    start = load_device(start_from) if start_from else known
+    try:
+        return fit_kernel_rows(rows, test, known, start_from=start)
+    except CalibrationError as error:
+        raise CalibrationError(f"{csv}: {known.name}: {error.message}", hint=error.hint or "time more shapes") from None
 
 
 def fit_kernel_rows(

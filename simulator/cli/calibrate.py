@@ -114,6 +114,9 @@ def _all_clusters(path: Path, out: str | None, *, leave_one_out: bool, json_outp
     from simulator.calibration.collectives import read_measured
 
     rows = read_measured(path)
+    n_clusters = len({row.topology for row in rows})
+    times = f"{n_clusters} times, each time without one cluster" if leave_one_out else "once, all clusters together"
+    print(f"fitting {times} ...", file=sys.stderr)
     if leave_one_out:
         errors = left_out(rows)
         if json_output:

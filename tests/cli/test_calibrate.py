@@ -1,0 +1,169 @@
+"""``simulate calibrate``: what is fitted, what is left open, what is written, messages."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from simulator.cli.main import app, main, register_commands
+from simulator.collectives.bench_table import benchmark_table, size_range
+from simulator.importers.topologies import open_topology
+from simulator.kernels import RooflineKernels
+from simulator.models.layer import GemmShape
+from simulator.topology.device import load_device
+
+KERNEL_COLUMNS = "row_id,source,device,op,pass,m,n,k,dtype,time_us,split,notes"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def commands():
+    if not any(group.name == "calibrate" for group in app.registered_groups):
+        register_commands()
+
+
+@pytest.fixture
+def simulate(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["simulate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        printed = capsys.readouterr()
+        return int(exit_.value.code or 0), printed.out, printed.err
+
+    return run
+
+
+def log_text(n_gpus, *, slower):
+    """A log as nccl-tests writes it, of a Polaris whose NICs are slower for large messages than the shipped ones."""
+    machine = open_topology("polaris", n_gpus)
+    rows = benchmark_table("all_reduce", machine, size_range(2**10, 2**30, 2))
+    lines = [f"#  Rank {r} Group 0 Pid {r} on  n{r // 4} device {r % 4} [0x07] A100" for r in range(n_gpus)]
+    lines += ["# all_reduce_perf", "#  size  count  type  redop  root  time  algbw  busbw #wrong"]
+    for row in rows:
+        time_us = row.time_s * 1e6 * (slower if row.label == "ring/simple" else 1.0)
+        bus = 2 * (n_gpus - 1) / n_gpus * row.n_bytes / time_us / 1e3
+        lines.append(
+            f"{row.n_bytes} {row.count} float sum -1 {time_us:.2f} {row.n_bytes / time_us / 1e3:.3f} {bus:.3f} 0"
+        )
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def logs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for n_gpus in (8, 16):
+        (tmp_path / f"n{n_gpus}.log").write_text(log_text(n_gpus, slower=1.4), encoding="utf-8")
+    return ["n8.log", "n16.log"]
+
+
+def test_a_cluster_from_its_logs(simulate, logs):
+    code, out, err = simulate("calibrate", "collectives", *logs, "-t", "polaris", "--out", "mine.yaml", "--json")
+    document = json.loads(out)
+    assert (code, err) == (0, "wrote mine.yaml\n")
+    assert document["transport"] == "rdma" and document["n_held_out"] > 8
+    fitted = {c["name"]: c for c in document["constants"]}["between nodes: ring efficiency, Simple"]
+    assert fitted["value"] == pytest.approx(fitted["before"] / 1.4, rel=0.1)
+    assert 0 < fitted["relative_error"] < 0.3
+    large = "held out, all_reduce, from 1 MiB"
+    assert (
+        document["errors_before"][large]["p90_absolute"] > 0.2 > 4 * document["errors_after"][large]["median_absolute"]
+    )
+    assert any("depends on it" in why for why in document["undetermined"].values())
+    mine = benchmark_table("all_reduce", open_topology("mine.yaml", 8), [2**30])[0]
+    shipped = benchmark_table("all_reduce", open_topology("polaris", 8), [2**30])[0]
+    assert mine.time_s == pytest.approx(1.4 * shipped.time_s, rel=0.1)
+    tcp = {"transport": "tcp"}
+    same = [benchmark_table("all_reduce", open_topology(t, 8), [2**30], **tcp)[0] for t in ("mine.yaml", "polaris")]
+    assert same[0].time_s == same[1].time_s
+    assert "simulate calibrate collectives" in Path("mine.yaml").read_text(encoding="utf-8")
+
+
+def test_the_account_in_words(simulate, logs):
+    code, out, _ = simulate("calibrate", "collectives", "n8.log", "--topology", "polaris")
+    assert code == 0
+    assert re.search(r"polaris over rdma: \d+ rows fitted, \d+ held out", out)
+    assert "not determined, left as they were" in out and "held out, all_reduce" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        ("nothing\n", ["-t", "polaris"], "neither a log of nccl-tests nor a table"),
+        ("#  size count type redop root time algbw busbw\n", ["-t", "polaris"], "no result lines"),
+        ('{"results": [', ["-t", "polaris"], "not JSON"),
+        ("collective,size_bytes,time_us\nall_reduce,1024,3\n", ["-t", "polaris"], "no column gpus"),
+        ("collective,gpus,size_bytes,time_us\nall_reduce,8,1024,fast\n", ["-t", "polaris"], "row 1"),
+        ("collective,gpus,size_bytes,time_us\nall_reduce,8,1024,-3\n", ["-t", "polaris"], "is no measurement"),
+        ("collective,gpus,size_bytes,time_us\nall_reduse,8,1024,3\n", ["-t", "polaris"], "Did you mean"),
+        ("collective,gpus,size_bytes,time_us\nall_reduce,99999,1024,3\n", ["-t", "polaris"], "99999 GPUs ran"),
+        (
+            "topology,collective,gpus,size_bytes,time_us\nfrontier,all_reduce,8,1,3\n",
+            ["-t", "polaris"],
+            "no rows of polaris",
+        ),
+        ("collective,gpus,size_bytes,time_us\nall_reduce,8,1024,30\n", ["-t", "atlantis"], "atlantis"),
+        ("collective,gpus,size_bytes,time_us\nall_reduce,8,1024,30\n", ["-t", "polaris", "--leave-one-out"], "several"),
+        ("collective,gpus,size_bytes,time_us\n", [], "no rows"),
+    ],
+)
+def test_bad_logs_are_explained(simulate, tmp_path, text, arguments, message):
+    path = tmp_path / "file"
+    path.write_text(text, encoding="utf-8")
+    code, _, err = simulate("calibrate", "collectives", path, *arguments)
+    assert code == 3
+    assert message in err and "Traceback" not in err
+
+
+def kernel_rows(n_sizes=4):
+    device, model = load_device("a100-sxm4-80g"), RooflineKernels("graph_replay")
+    rows = []
+    for m in (256, 1024, 4096, 5000)[:n_sizes]:
+        for n in (512, 4096):
+            for k in (64, 1024, 8192):
+                time_s = model.duration_s(GemmShape(m=m, n=n, k=k), device)
+                rows.append(f"r{len(rows)},lab,a100-sxm4-80g,gemm,nn,{m},{n},{k},bf16,{time_s * 1e6:.3f},,cuda graph")
+    return "\n".join([KERNEL_COLUMNS, *rows]) + "\n"
+
+
+def test_kernels_of_a_device(simulate, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text(kernel_rows(), encoding="utf-8")
+    code, out, err = simulate("calibrate", "kernels", "rows.csv", "-d", "a100-sxm4-80g", "-o", "mine.yaml", "--json")
+    document = json.loads(out)
+    assert (code, err) == (0, "wrote mine.yaml\n")
+    assert set(document["constants"]) == {"gemm"}
+    assert document["errors_held_out"]["gemm"]["n"] == 6
+    assert document["errors_held_out"]["gemm"]["median_absolute"] < 0.05
+    assert set(document["undetermined"]) == {"attention", "pointwise"}
+    mine = load_device("mine.yaml")
+    assert mine.kernels["gemm"]["source"].startswith("simulate calibrate kernels: 18 rows of rows.csv")
+    assert mine.kernels["attention"] == load_device("a100-sxm4-80g").kernels["attention"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("a100-sxm4-80g", "abacus"), "its 'device' column has abacus"),
+        (lambda text: text.replace(",gemm,", ",gamm,"), "operation 'gamm' is unknown"),
+        (lambda text: text.replace(",nn,", ",sideways,"), "pass 'sideways' is unknown"),
+        (lambda text: text.replace(",1024,", ",wide,"), "row r"),
+        (lambda text: text.replace("time_us", "time"), "no column time_us"),
+        (lambda text: "\n".join(text.splitlines()[:5]), "cannot determine"),
+        (lambda text: "", "no column"),
+    ],
+)
+def test_bad_tables_are_explained(simulate, tmp_path, change, message):
+    path = tmp_path / "rows.csv"
+    path.write_text(change(kernel_rows(2)), encoding="utf-8")
+    code, _, err = simulate("calibrate", "kernels", path, "--device", "a100-sxm4-80g")
+    assert code == 3
+    assert message in err and str(path) in err and "Traceback" not in err
+
+
+def test_files_that_are_none(simulate, tmp_path):
+    for arguments in (["collectives", tmp_path, "-t", "polaris"], ["kernels", tmp_path, "-d", "h200-sxm"]):
+        code, _, err = simulate("calibrate", *arguments)
+        assert code == 3 and "cannot be read: Is a directory" in err
