@@ -1,0 +1,58 @@
+"""Inputs without effect: a pure function of plan, nodes and choices."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.cli.warnings import without_effect, write_warnings
+from simulator.plan import ParallelPlan
+
+
+def plan(**settings):
+    return ParallelPlan(**({"gpus": 8, "dp": 8, "micro_batch": 1, "global_batch": 8} | settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sequence_parallel": True}, "--sequence-parallel has no effect: tp=1"),
+        ({"schedule": "gpipe"}, "--schedule has no effect: pp=1"),
+        ({"virtual_pp": 2}, "--virtual-pp has no effect: pp=1"),
+        ({"asynchronous_tp": True}, "--asynchronous-tp has no effect: tp=1"),
+        ({"sharding_group": 4, "sharding": "zero1"}, "--sharding-group has no effect"),
+        ({"overlap_parameter_gather": True}, "--overlap-parameter-gather has no effect: sharding=none"),
+        ({"sharding": "zero3", "dp": 1, "tp": 8}, "--sharding has no effect: there is one data-parallel rank"),
+        ({"sharding": "hsdp"}, "--sharding hsdp is the same as zero3"),
+    ],
+)
+def test_settings_whose_degree_leaves_them_nothing_to_do(settings, words):
+    found = without_effect(plan(**settings), 1, 8, given=settings)
+    assert any(message.startswith(words) for message in found)
+    assert without_effect(plan(**settings), 1, 8) == []  # nobody asked for it
+
+
+def test_settings_with_effect_are_not_named():
+    settings = {
+        "tp": 2,
+        "pp": 2,
+        "dp": 2,
+        "sequence_parallel": True,
+        "schedule": "gpipe",
+        "sharding": "zero1",
+        "global_batch": 8,
+    }
+    assert without_effect(plan(**settings), 2, 8, given=settings, transport="tcp", nccl_algo="ring") == []
+
+
+def test_choices_of_the_network():
+    assert without_effect(None, 1, 8, transport="tcp") == ["--transport tcp has no effect: all GPUs are on one node"]
+    assert without_effect(None, 1, 1, nccl_algo="ring", nccl_proto="ll") == [
+        "--nccl-algo ring has no effect on one GPU", "--nccl-proto ll has no effect on one GPU",
+    ]  # fmt: skip
+
+
+def test_each_warning_is_said_once(capsys):
+    said = set()
+    write_warnings(["a", "a"], said=said)
+    write_warnings(["a", "b"], said=said, kind="note")
+    assert capsys.readouterr().err == "warning: a\nnote: b\n"

@@ -1,0 +1,160 @@
+"""A user's module in place of a model of the catalogue."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.models.recorded import InputTensor, open_module, parse_input
+from simulator.plan import ParallelPlan
+from simulator.scenario import Scenario
+from simulator.simulation import simulate
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+CODE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, layers=4, hidden=64):
+        super().__init__()
+        self.embedding = nn.Embedding(100, hidden)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(hidden, hidden), nn.GELU()) for _ in range(layers))
+        self.head = nn.Linear(hidden, 100)
+    def forward(self, ids, scale=None):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+def build():
+    return Net()
+
+def with_inputs():
+    return Net(), torch.zeros(2, 16, dtype=torch.long)
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+    def forward(self, x):
+        return self.layer(x)
+
+class Branch(Plain):
+    def forward(self, x):
+        return x if self.layer(x).sum() > 0 else -x
+
+def broken():
+    raise RuntimeError("no weights here")
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "users_module.py").write_text(CODE, encoding="utf-8")
+    yield "users_module"
+    sys.modules.pop("users_module", None)
+
+
+def plan(**settings):
+    return ParallelPlan(**({"gpus": 4, "micro_batch": 2, "framework": "hf-eager"} | settings))
+
+
+def test_descriptions_of_arguments():
+    assert parse_input("4x3x8").shape == ("4", "3", "8")
+    assert parse_input("mask=BxS:bool") == InputTensor(name="mask", shape=("B", "S"), dtype="bool")
+    assert parse_input("BxS:int64").sizes(3, 5) == (3, 5)
+    for text in ("", "4 x 4", "BxQ", "x4", "name="):
+        with pytest.raises(ConfigError, match="not understood"):
+            parse_input(text)
+
+
+def test_a_module_runs_under_data_parallelism_and_pipelines(code):
+    module = open_module(f"{code}:build", ["BxS:int64"], sequence_length=16)
+    results = [
+        simulate(Scenario(topology="polaris", model="mine", plan=plan(**settings)), spec=module)
+        for settings in (
+            {},
+            {"sharding": "zero3", "framework": "fsdp"},
+            {"pp": 2, "global_batch": 16},
+            {"recompute": "full"},
+        )
+    ]
+    assert all(result.metrics.iteration_time_s > 0 for result in results)
+    assert results[0].spec.n_parameters == 2 * 100 * 64 + 100 + 4 * (64 * 64 + 64)
+    assert results[0].plan.sequence_length == 16
+
+
+def test_each_micro_batch_is_recorded_once(code):
+    module = open_module(f"{code}:build", ["BxS:int64"], sequence_length=16)
+    two, four = module.model(plan()), module.model(plan(micro_batch=4))
+    assert module.model(plan()) is two
+    assert four.layers[1].saved_bytes == 2 * two.layers[1].saved_bytes
+    assert sum(layer.name.endswith("block") for layer in two.layers) == 4
+
+
+def test_full_recomputation_keeps_inputs_alone(code):
+    module = open_module(f"{code}:build", ["BxS:int64"], sequence_length=16)
+    kept, dropped = module.model(plan()), module.model(plan(recompute="full"))
+    block = next(layer for layer in dropped.layers if layer.name.endswith("block"))
+    assert block.recompute == block.forward and block.saved_bytes == 2 * 16 * 64 * 2
+    assert sum(layer.saved_bytes for layer in dropped.layers) < sum(layer.saved_bytes for layer in kept.layers)
+
+
+def test_autocast_keeps_wide_weights(code):
+    module = open_module(f"{code}:Plain", ["Bx8"])
+    forward = module.model(plan(precision="amp_bf16")).layers[0].forward
+    assert any(kernel.dtype == "bf16" for kernel in forward)
+    assert len(forward) > len(module.model(plan(precision="bf16")).layers[0].forward)  # casts
+
+
+def test_example_arguments_fix_the_batch(code):
+    module = open_module(f"{code}.py:with_inputs", [])
+    assert (module.rows, module.max_positions) == (2, 16)
+    assert open_module(f"{code}:Plain", ["Bx8"]).rows == 0
+
+
+@pytest.mark.parametrize("settings", [{"tp": 2}, {"cp": 2}, {"recompute": "selective"}, {"precision": "fp8"}])
+def test_what_only_the_author_could_split(code, settings):
+    with pytest.raises(InfeasiblePlanError):
+        open_module(f"{code}:Plain", ["Bx8"]).model(plan(**settings))
+
+
+@pytest.mark.parametrize(
+    ("target", "batch", "message"),
+    [
+        ("users_module", ["4x8"], "write package.module:name"),
+        ("no_such_package:build", ["4x8"], "cannot be imported"),
+        ("absent.py:build", ["4x8"], "no file"),
+        ("users_module:bild", ["4x8"], "Did you mean 'build'"),
+        ("users_module:broken", ["4x8"], "no weights here"),
+        ("users_module:constant", ["4x8"], "gives a int"),
+        ("users_module:build", [], "arguments of its forward"),
+    ],
+)
+def test_targets_that_are_none(code, target, batch, message):
+    with pytest.raises(ConfigError) as error:
+        open_module(target, batch)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "batch", "message"),
+    [
+        ("users_module:Branch", "4x8", "control flow depends on data"),
+        ("users_module:Plain", "4x9", "cannot run on tensors without data"),
+        ("users_module:Plain", "4x8:int63", "dtype 'int63' is unknown"),
+        ("users_module:Plain", "y=4x8", "forward fails"),
+    ],
+)
+def test_modules_that_do_not_run(code, target, batch, message):
+    with pytest.raises(ConfigError) as error:
+        open_module(target, [batch]).model(plan(micro_batch=4))
+    assert message in str(error.value)
