@@ -192,8 +192,8 @@ def _changes(plan: ParallelPlan) -> Iterator[tuple[str, dict[str, object]]]:
             yield f"--recompute {recompute}", {"recompute": recompute}
     if plan.attention == "eager":
         yield "--attention flash", {"attention": "flash"}
-    for micro_batch in {plan.micro_batch * 2, plan.micro_batch // 2} - {0}:
-        yield f"--micro-batch {micro_batch}", {"micro_batch": micro_batch}
+    for micro_batch in sorted({plan.micro_batch * 2, plan.micro_batch // 2} - {0}):
+        yield _micro_batch(plan, micro_batch)
     yield f"--global-batch {plan.global_batch * 2}", {"global_batch": plan.global_batch * 2}
     if plan.dp > 1:
         for sharding in ("none", "zero1", "zero2") if plan.pp > 1 else ("none", "zero1", "zero2", "zero3", "hsdp"):
@@ -202,6 +202,15 @@ def _changes(plan: ParallelPlan) -> Iterator[tuple[str, dict[str, object]]]:
     yield from _degrees(plan)
     if plan.pp > 1:
         yield from _pipelines(plan)
+
+
+def _micro_batch(plan: ParallelPlan, micro_batch: int) -> tuple[str, dict[str, object]]:
+    """Return a micro-batch in the same global batch, or where that cannot be, in one that grows with it."""
+    if plan.global_batch % (micro_batch * plan.dp) == 0:
+        return f"--micro-batch {micro_batch}", {"micro_batch": micro_batch}
+    global_batch = plan.global_batch * micro_batch // plan.micro_batch
+    changes: dict[str, object] = {"micro_batch": micro_batch, "global_batch": global_batch}
+    return f"--micro-batch {micro_batch} --global-batch {global_batch}", changes
 
 
 def _overlaps(plan: ParallelPlan) -> Iterator[tuple[str, dict[str, object]]]:

@@ -160,7 +160,7 @@ def _write_files(
 
         write(results[-1].timeline, options["trace"])
     if options["report"]:
-        report(results, explanation=explanation, given=given).save(options["report"])
+        report(results, explanation=explanation, given=given | ({"gpus"} if options["gpus"] else set())).save(options["report"])
 
 
 def _print(options: dict[str, Any], results: list[Result], explanation: dict[str, Any] | None) -> None:

@@ -6,6 +6,7 @@ of the answer unchanged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -127,18 +128,9 @@ def scaling_chart(answers: Sequence[Mapping[str, Any]]) -> Chart:
     rates = [answer["tokens_per_s"] for answer in answers]
     ideal = [rates[0] / gpus[0] * n for n in gpus]
     shares = [f"{rate / best:.0%}" for rate, best in zip(rates, ideal, strict=True)]
-    slow = [r - r * a["iteration_time_s"] / a["confidence"]["high_s"] for a, r in zip(answers, rates, strict=True)]
-    fast = [r * a["iteration_time_s"] / a["confidence"]["low_s"] - r for a, r in zip(answers, rates, strict=True)]
     traces = (
-        {
-            "type": "scatter",
-            "name": "ideal",
-            "x": gpus,
-            "y": ideal,
-            "mode": "lines",
-            "line": {"color": GREY, "dash": "dash"},
-            "hoverinfo": "skip",
-        },
+        {"type": "scatter", "name": "ideal", "x": gpus, "y": ideal, "mode": "lines", "hoverinfo": "skip"}
+        | {"line": {"color": GREY, "dash": "dash"}},
         {
             "type": "scatter",
             "name": "simulated, share of ideal",
@@ -151,14 +143,7 @@ def scaling_chart(answers: Sequence[Mapping[str, Any]]) -> Chart:
             "textposition": "bottom right",
             "cliponaxis": False,
             "hovertemplate": "%{x} GPUs: %{y:,.0f} tokens/s, %{text} of ideal<extra></extra>",
-            "error_y": {
-                "type": "data",
-                "symmetric": False,
-                "array": fast,
-                "arrayminus": slow,
-                "color": BLUE,
-                "thickness": 1,
-            },
+            "error_y": _interval(answers),
         },
     )
     layout = {
@@ -171,10 +156,43 @@ def scaling_chart(answers: Sequence[Mapping[str, Any]]) -> Chart:
             "tickvals": gpus,
             "ticktext": [f"{n:,}" for n in gpus],
         },
-        "yaxis": {"type": "log", "automargin": True, "title": {"text": "tokens/s"}, "tickformat": "~s"},
+        "yaxis": {
+            "type": "log",
+            "automargin": True,
+            "title": {"text": "tokens/s"},
+            "tickformat": "~s",
+            "tickvals": _round_values(min(rates) / 2, 2 * max(ideal)),
+        },
     }
     summary = (
         ", ".join(f"{n:,} GPUs {share}" for n, share in zip(gpus, shares, strict=True))
         + " of ideal scaling from the first"
     )
     return Chart(key="scaling", title="Scaling", traces=traces, layout=layout, summary=summary, height_px=380)
+
+
+def _interval(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return error bars of the throughput from the intervals of the iteration times."""
+    rates = [answer["tokens_per_s"] for answer in answers]
+    slow = [r * a["iteration_time_s"] / a["confidence"]["high_s"] for a, r in zip(answers, rates, strict=True)]
+    fast = [r * a["iteration_time_s"] / a["confidence"]["low_s"] for a, r in zip(answers, rates, strict=True)]
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [high - rate for high, rate in zip(fast, rates, strict=True)],
+        "arrayminus": [rate - low for low, rate in zip(slow, rates, strict=True)],
+        "color": BLUE,
+        "thickness": 1,
+    }
+
+
+def _round_values(low: float, high: float) -> list[float]:
+    """Return 1, 2, 3 and 5 times powers of ten between two values.
+
+    Examples
+    --------
+    >>> _round_values(15, 100)
+    [20.0, 30.0, 50.0, 100.0]
+    """
+    powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+    return [value for power in powers for digit in (1, 2, 3, 5) if low <= (value := digit * 10.0**power) <= high]

@@ -59,7 +59,7 @@ def stream_place(key: str, title: str, data: Mapping[str, Any], help_text: str) 
         role="application",
         aria_roledescription="zoomable timeline",
         aria_label=f"{title}. Arrow keys move, plus and minus zoom, Home shows everything.",
-        style=f"height:{60 + (30 if n_rows < _FEW_ROWS else 18) * n_rows}px",
+        style=f"height:{max(130, 60 + (30 if n_rows < _FEW_ROWS else 18) * n_rows)}px",
     )
     notes = " ".join([*data["notes"], help_text])
     note = element("p", notes, Markup(" "), _image_buttons(key, title), class_="note")

@@ -141,7 +141,7 @@ def render(inputs: Inputs) -> Report:
     charts = {"breakdown": breakdown_chart(answer), "memory": memory_chart(answer["memory"])}
     if inputs.fullest_rank in passes:
         charts["memory-time"] = memory_over_time(answer["memory"], passes[inputs.fullest_rank], timeline.makespan_ps)
-    if topology.layout.n_links:
+    if inputs.link_busy_s:
         charts["links"] = topology_chart(topology, shares)
         nics = nic_chart(topology, shares)
         if nics is not None:

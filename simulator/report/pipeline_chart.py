@@ -83,6 +83,7 @@ def pipeline_data(passes: Mapping[int, list[Pass]], makespan_ps: int, *, stages:
         "ops": ops,
         "insides": [],
         "notes": notes,
+        "labels": True,
         "start": _warm_up(passes, first_of_stage, makespan_ps),
     }
 

@@ -11,7 +11,8 @@ from simulator.report.markup import Markup, element, number, share_bar, table
 from simulator.scenario import Scenario
 from simulator.units import format_bandwidth, format_bytes, format_time
 
-#: settings of a plan that follow from the others where nobody gives them
+#: settings beside the plan, and settings of a plan that follow from the others where nobody gives them
+_SCENARIO = ("topology", "model", "network", "kernels", "transport", "algorithm", "protocol", "seed", "unfold")
 _DERIVED = ("gpus", "dp", "micro_batch", "global_batch", "sequence_length")
 
 
@@ -157,32 +158,29 @@ def scaling_table(answers: Sequence[Mapping[str, Any]]) -> Markup:
 
 def input_table(scenario: Scenario, given: Collection[str]) -> Markup:
     """Return every input with its value: those that were given or derived, and folded those left at their default."""
-    rows: list[tuple[str, str, str]] = [
-        (
-            name,
-            str(getattr(scenario, name)) or "chosen by the model",
-            "given" if name in ("topology", "model") or name in given else "default",
+    plain = Scenario(topology="", model="")
+    rows: list[tuple[str, str, str]] = []
+    for name in _SCENARIO:
+        value = getattr(scenario, name)
+        rows.append(
+            (name, write_value(name, value) or "chosen by the model", _origin(name, value != getattr(plain, name)))
         )
-        for name in ("topology", "model", "network", "kernels", "transport", "algorithm", "protocol", "seed", "unfold")
-    ]
     rows += [(key, value, "given") for key, value in scenario.overrides]
     for name, value in scenario.plan.to_dict().items():
-        text = (
-            "framework's default"
-            if value is None or (name.endswith("_bytes") and not value)
-            else write_value(name, value)
-        )
-        rows.append(
-            (name.replace("_", "-"), text, "given" if name in given else "derived" if name in _DERIVED else "default")
-        )
+        open_ = value is None or (name.endswith("_bytes") and not value)
+        text = "framework's default" if open_ else write_value(name, value)
+        rows.append((name.replace("_", "-"), text, _origin(name, name in given)))
     columns = ("input", "value", "where from")
-    defaults = table(
-        "Inputs left at their default", columns, [row for row in rows if row[2] == "default"], text_columns=3
-    )
+    defaults = [row for row in rows if row[2] == "default"]
+    folded = table("Inputs left at their default", columns, defaults, text_columns=3)
     return Markup(
         table("Inputs", columns, [row for row in rows if row[2] != "default"], text_columns=3)
-        + element("details", element("summary", "left at their default"), defaults, class_="constants")
+        + element("details", element("summary", "left at their default"), folded, class_="constants")
     )
+
+
+def _origin(name: str, is_given: bool) -> str:
+    return "given" if is_given else "derived" if name in _DERIVED else "default"
 
 
 def constants_details(sections: Sequence[Section]) -> Markup:

@@ -200,6 +200,7 @@ def timeline_data(timeline: Timeline, *, stages: dict[int, int] | None = None) -
         "ops": tables.ops,
         "insides": tables.insides,
         "notes": notes,
+        "labels": len({span.micro_batch for span in timeline.spans}) > 2,
     }
 
 

@@ -19,6 +19,7 @@ from simulator.units import format_bandwidth
 _LEVELS = {"nvswitch": -1.0, "gpu": 0.0, "pcie-switch": 1.0, "cpu": 1.7, "nic": 2.4, "switch": 3.3}
 _MAX_SWITCHES = 8
 _FABRIC_STEP = 0.9
+_PLURALS = {"leaf": "leaves", "switch": "switches"}
 
 Place = tuple[float, float]
 
@@ -61,7 +62,7 @@ def topology_chart(topology: Topology, shares: NDArray[np.float64]) -> Chart:
         _edge(drawing, ends, load, scale) for ends, load in sorted(drawing.loads.items(), key=lambda item: item[1].most)
     ]
     traces.append(_midpoints(drawing, scale))
-    heights = [place[1] for place in drawing.places.values()]
+    heights = [height for trace in traces for height in trace["y"]] or [0.0]
     layout = {
         "showlegend": False,
         "hovermode": "closest",
@@ -185,10 +186,11 @@ def _drawn(drawing: _Drawing, name: str) -> str:
 
 def _class_label(drawing: _Drawing, name: str, members: int) -> str:
     """Return what a class of switches that are not drawn one by one is called."""
-    plain = name.removeprefix("all ")
+    plain = name.removeprefix("all ").split(".")[-1]
+    several = _PLURALS.get(plain, f"{plain}s")
     if _has_members(drawing, name):
-        return f"{members} other {plain}"
-    return plain if members == 1 else f"{members} × {plain}"
+        return f"{members} other {plain if members == 1 else several}"
+    return plain if members == 1 else f"{members} {several}"
 
 
 def _place_classes(drawing: _Drawing, groups: Iterable[tuple[str, str]], members: Mapping[str, set[str]]) -> None:

@@ -53,7 +53,7 @@
     });
     const traces = [...picture.merged.map((bars, i) => trace(bars, i, 0)), ...picture.bars.map((bars, i) => trace(bars, i, 0.7))];
     const labels = picture.labels;
-    if (labels.x.length && labels.x.length < 1500)
+    if (data.labels && labels.x.length && labels.x.length < 1500)
       traces.push({ type: "scatter", mode: "text", x: labels.x.map(to), y: labels.y, text: labels.text, showlegend: false, hoverinfo: "skip",
                     textfont: { size: 10, color: "#101418" } });
     const layout = layoutOf({
