@@ -67,8 +67,8 @@ def _size(option: str, text: str) -> int:
 
     try:
         return int(text) if text.isdecimal() else round(parse_quantity(text, "bytes"))
-    except ConfigError as error:
-        raise ConfigError(f"{option} {error.message}", hint="write bytes, or a size like 1KiB, 64MB, 1GiB") from None
+    except ConfigError:
+        raise ConfigError(f"{option} {text} is no size", hint="write bytes, or a size like 1KiB, 64MB, 1GiB") from None
 
 
 def _document(name: str, machine: Topology, rows: Sequence[BenchmarkRow], transport: str) -> dict[str, Any]:

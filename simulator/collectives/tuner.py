@@ -128,6 +128,11 @@ def candidates(collective: str, shape: GroupShape) -> tuple[tuple[str, str], ...
     return tuple(pairs)
 
 
+def _plain_name(name: str | None) -> str:
+    """Return a name without NCCL's capitals, ours without its joints: ``NVLSTree`` is ``nvls_tree``."""
+    return (name or "").lower().replace("_", "").replace("-", "")
+
+
 def _enabled(algorithm: str, collective: str, shape: GroupShape) -> bool:
     if algorithm == "tree":
         return shape.n_ranks > 1 and collective == "all_reduce"
@@ -276,7 +281,8 @@ def choose(
         If no allowed pair fits the restriction.
     """
     every = candidates(collective, shape)
-    pairs = [p for p in every if algorithm in (None, p[0]) and protocol in (None, p[1])]
+    wanted = (_plain_name(algorithm), _plain_name(protocol))
+    pairs = [p for p in every if wanted[0] in ("", _plain_name(p[0])) and wanted[1] in ("", p[1])]
     if not pairs:
         known = ", ".join(f"{a}/{p}" for a, p in every)
         raise ConfigError(
