@@ -53,7 +53,8 @@ def collectives(
     if leave_one_out:
         raise CalibrationError("--leave-one-out takes a table of several clusters", hint="leave --topology out")
     from simulator.calibration.cluster_file import fitted_cluster_text
-    from simulator.calibration.cluster_fit import fit_cluster, read_measurements
+    from simulator.calibration.cluster_fit import fit_cluster
+    from simulator.calibration.cluster_rows import read_measurements
     from simulator.importers.topologies import open_topology
 
     machine = open_topology(topology)
