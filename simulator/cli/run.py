@@ -159,6 +159,14 @@ def _write_files(
         from simulator.trace_io.perfetto import write
 
         write(results[-1].timeline, options["trace"])
+    if options.get("memory_trace"):
+        from simulator.report.memory_trace import memory_points, write_memory_trace
+        from simulator.report.passes import passes_of
+
+        result, memory = results[-1], to_json(results[-1])["memory"]
+        passes = passes_of(result.timeline).get(result.memory.rank, [])
+        points = memory_points(memory, passes, result.timeline.makespan_ps)
+        write_memory_trace(options["memory_trace"], result.memory.rank, memory, points)
     if options["report"]:
         report(results, explanation=explanation, given=given | ({"gpus"} if options["gpus"] else set())).save(options["report"])
 
