@@ -63,5 +63,3 @@ def schedule(name: str, n_stages: int, n_micro_batches: int, n_chunks: int) -> N
 
     table = build_table(name, n_stages, n_micro_batches, n_chunks=n_chunks)
     print(render(table, placement_of(name, n_stages, n_chunks)))
-
-

@@ -168,7 +168,9 @@ def _write_files(
         points = memory_points(memory, passes, result.timeline.makespan_ps)
         write_memory_trace(options["memory_trace"], result.memory.rank, memory, points)
     if options["report"]:
-        report(results, explanation=explanation, given=given | ({"gpus"} if options["gpus"] else set())).save(options["report"])
+        report(results, explanation=explanation, given=given | ({"gpus"} if options["gpus"] else set())).save(
+            options["report"]
+        )
 
 
 def _print(options: dict[str, Any], results: list[Result], explanation: dict[str, Any] | None) -> None:

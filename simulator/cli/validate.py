@@ -19,9 +19,7 @@ def validate(
     by: Annotated[str, typer.Option(help="Columns to group by: topology,metric.", show_default=False)] = "",
     threshold: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(
-            help="Exit with 5 if a group's mean error is above this many percent.", show_default=False
-        ),
+        typer.Option(help="Exit with 5 if a group's mean error is above this many percent.", show_default=False),
     ] = None,
     worst: Annotated[int, typer.Option(help="Rows to show, worst first.")] = 20,
     report: Annotated[
@@ -29,9 +27,7 @@ def validate(
         typer.Option(help="Write an HTML page with plots.", show_default=False),
     ] = None,
     processes: Annotated[int, typer.Option(help="Processes; 0 takes what the machine has.")] = 0,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Predict every row of measurement files and print errors per group and per row."""
     from validation.tables.render import document, print_tables

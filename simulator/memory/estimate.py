@@ -143,17 +143,14 @@ def _stage_bytes(
     optimizer_shards = shard_size if plan.sharding != "none" else 1
     unit = max((layer.n_parameters for layer in layers), default=0)
     gathered = 2 * unit * 2 if shards_parameters else 0
-    saved = [
-        sum(layer.saved_bytes for layer in chunk) * n for chunk, n in zip(chunks, in_flight, strict=True)
-    ]
+    saved = [sum(layer.saved_bytes for layer in chunk) * n for chunk, n in zip(chunks, in_flight, strict=True)]
     categories = {
         "parameters": n_parameters * state.parameter // (shard_size if shards_parameters else 1),
         "gradients": n_parameters * state.gradient // (shard_size if shards_gradients else 1),
         "optimizer": n_parameters * state.optimizer // optimizer_shards,
         "activations": sum(saved),
         "transient": max((layer.transient_bytes for layer in layers), default=0),
-        "buffers": gathered
-        + _bucket_bytes(n_parameters, plan, gradient_bytes, shards_parameters=shards_parameters),
+        "buffers": gathered + _bucket_bytes(n_parameters, plan, gradient_bytes, shards_parameters=shards_parameters),
         "context": CONTEXT_BYTES,
         "communicators": NCCL_COMMUNICATOR_BYTES
         * sum(1 for n in (plan.dp * plan.cp, plan.tp, plan.pp, plan.ep) if n > 1),
@@ -182,9 +179,7 @@ def _appearing_gradients(layers: Sequence[Layer], gradient_bytes: int) -> int:
     return max(peak, gradients) - start
 
 
-def _bucket_bytes(
-    n_parameters: int, plan: ParallelPlan, gradient_bytes: int, *, shards_parameters: bool
-) -> int:
+def _bucket_bytes(n_parameters: int, plan: ParallelPlan, gradient_bytes: int, *, shards_parameters: bool) -> int:
     """Flat communication buffers: DDP's buckets copy all gradients, DeepSpeed keeps one or two buckets."""
     if plan.dp * plan.cp == 1 or shards_parameters:
         return 0

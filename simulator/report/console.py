@@ -45,7 +45,9 @@ def print_answer(scenario: Scenario, answer: dict[str, Any], console: Console | 
     """
     out = console or make_console()
     plan = scenario.plan
-    out.print(f"[bold]{scenario.model}[/bold] on [bold]{scenario.topology}[/bold], {describe_plan(plan)}", highlight=False)
+    out.print(
+        f"[bold]{scenario.model}[/bold] on [bold]{scenario.topology}[/bold], {describe_plan(plan)}", highlight=False
+    )
     low_s, high_s = answer["confidence"]["low_s"], answer["confidence"]["high_s"]
     out.print(
         f"\n[bold]iteration {format_time(answer['iteration_time_s'])}[/bold]  (80 %: {format_time(low_s)} to {format_time(high_s)}; "
@@ -66,13 +68,22 @@ def print_answer(scenario: Scenario, answer: dict[str, Any], console: Console | 
 
 def describe_plan(plan: ParallelPlan) -> str:
     """Say a plan in one line, leaving out what is trivial."""
-    degrees = [f"{name}={getattr(plan, name)}" for name in ("dp", "tp", "pp", "virtual_pp", "cp", "ep") if getattr(plan, name) > 1]
+    degrees = [
+        f"{name}={getattr(plan, name)}"
+        for name in ("dp", "tp", "pp", "virtual_pp", "cp", "ep")
+        if getattr(plan, name) > 1
+    ]
     parts = [f"{plan.gpus} GPU{'s' if plan.gpus > 1 else ''}", *degrees]
     if plan.sharding != "none":
         parts.append(plan.sharding)
     if plan.pp > 1:
         parts.append(plan.schedule)
-    parts += [f"micro-batch {plan.micro_batch}", f"global batch {plan.global_batch}", f"sequence {plan.sequence_length}", plan.precision]
+    parts += [
+        f"micro-batch {plan.micro_batch}",
+        f"global batch {plan.global_batch}",
+        f"sequence {plan.sequence_length}",
+        plan.precision,
+    ]
     if plan.recompute != "none":
         parts.append(f"{plan.recompute} recompute")
     return ", ".join([*parts, f"{plan.attention} attention", plan.framework])
@@ -90,7 +101,9 @@ def _print_breakdown(out: Console, answer: dict[str, Any]) -> None:
     table.columns[-1].justify = "left"
     overlapped_s = answer["breakdown"]["overlapped_communication_s"]
     if overlapped_s > 0:
-        table.add_row("[dim]overlapped communication[/dim]", f"[dim]{format_time(overlapped_s)}[/dim]", "[dim]hidden[/dim]")
+        table.add_row(
+            "[dim]overlapped communication[/dim]", f"[dim]{format_time(overlapped_s)}[/dim]", "[dim]hidden[/dim]"
+        )
     out.print(table, highlight=False)
 
 
@@ -130,10 +143,14 @@ def _print_bottleneck(out: Console, answer: dict[str, Any]) -> None:
         )
 
 
-def print_scaling(plans: Sequence[ParallelPlan], answers: Sequence[dict[str, Any]], console: Console | None = None) -> None:
+def print_scaling(
+    plans: Sequence[ParallelPlan], answers: Sequence[dict[str, Any]], console: Console | None = None
+) -> None:
     """Print one row per number of GPUs; efficiency is relative to the first."""
     out = console or make_console()
-    table = _table("GPUs", "iteration", "tokens/s", "tokens/s/GPU", "efficiency", "communication", "MFU", "memory", title="scaling")
+    table = _table(
+        "GPUs", "iteration", "tokens/s", "tokens/s/GPU", "efficiency", "communication", "MFU", "memory", title="scaling"
+    )
     first = answers[0]["tokens_per_s"] / plans[0].gpus
     for plan, answer in zip(plans, answers, strict=True):
         per_gpu = answer["tokens_per_s"] / plan.gpus
@@ -152,4 +169,6 @@ def print_advice(rows: Sequence[dict[str, Any]], *, everything: bool = False, co
         saving = row["saving"]
         effect = "has no effect" if abs(saving) < 0.001 else f"{'saves' if saving > 0 else 'costs'} {abs(saving):.1%}"
         prefix = "" if everything else "what would help most: "
-        out.print(f"{prefix}{row['change']} {effect} (iteration {format_time(row['iteration_time_s'])})", highlight=False)
+        out.print(
+            f"{prefix}{row['change']} {effect} (iteration {format_time(row['iteration_time_s'])})", highlight=False
+        )

@@ -66,7 +66,9 @@ def bus_factor(collective: str, group_size: int) -> float:
     return 1.0
 
 
-def _tally(spans: Iterable[Span], cache: dict[int, _Tally]) -> tuple[_Tally, list[tuple[int, int]], list[tuple[int, int]]]:
+def _tally(
+    spans: Iterable[Span], cache: dict[int, _Tally]
+) -> tuple[_Tally, list[tuple[int, int]], list[tuple[int, int]]]:
     """Add up spans; also return the busy intervals of compute and of communication."""
     tally = _Tally()
     busy: list[tuple[int, int]] = []
@@ -114,7 +116,9 @@ def _block_tally(span: Span, cache: dict[int, _Tally]) -> _Tally:
     return tally
 
 
-def _rank_breakdown(spans: list[Span], makespan_ps: int, cache: dict[int, _Tally], *, pipelined: bool) -> tuple[dict[str, int], _Tally]:
+def _rank_breakdown(
+    spans: list[Span], makespan_ps: int, cache: dict[int, _Tally], *, pipelined: bool
+) -> tuple[dict[str, int], _Tally]:
     tally, busy, talking = _tally(spans, cache)
     exposed = subtract(talking, busy)
     overlapped_ps = total_ps(talking) - total_ps(exposed)

@@ -73,9 +73,7 @@ def _spec(path: Path, _modified_ns: int, settings: tuple[tuple[str, str], ...]) 
     return spec_of(data, locator, dict(settings))
 
 
-def spec_of(
-    data: Any, locator: Locator, overrides: Mapping[str, object] | None = None
-) -> ClusterSpec | GraphSpec:
+def spec_of(data: Any, locator: Locator, overrides: Mapping[str, object] | None = None) -> ClusterSpec | GraphSpec:
     """Check a cluster description that is already a mapping; see :func:`load_topology` for the overrides."""
     for key, value in (overrides or {}).items():
         data, locator = _override(data, locator, key, str(value))

@@ -161,7 +161,9 @@ class Style(ABC):
         n_tokens = x.n_elements // columns
         narrow = Tensor(x.n_elements, "fp8", x.storage)
         casts: list[LayerItem] = [map_kernel("cast", [x], [narrow, narrow])]
-        if self.setting.kernels != "fused":  # Transformer Engine keeps quantised weights over the micro-batches of a step
+        if (
+            self.setting.kernels != "fused"
+        ):  # Transformer Engine keeps quantised weights over the micro-batches of a step
             casts.append(map_kernel("cast", [weight], [Tensor(weight.n_elements, "fp8", weight.storage)] * 2))
         gradient = Tensor(n_tokens * rows, self.dtype, x.storage)
         small = Tensor(gradient.n_elements, "fp8", x.storage)
