@@ -166,7 +166,8 @@ def timeline_data(timeline: Timeline, *, stages: dict[int, int] | None = None) -
     stages : dict, optional
         Pipeline stage by simulated rank, for labels.
     """
-    chosen = choose(timeline.ranks, MAX_RANKS)
+    ranks = timeline.ranks
+    chosen = choose(ranks, MAX_RANKS)
     tables = _Tables()
     rows: dict[tuple[int, str], list[Piece]] = {}
     for span in timeline.spans:
@@ -179,7 +180,7 @@ def timeline_data(timeline: Timeline, *, stages: dict[int, int] | None = None) -
                 for stream in tables.insides[tables.ops[op][2]]["streams"]:
                     rows.setdefault((span.rank, stream), [])
     rows = _join_rare(rows)
-    notes = _rank_notes(timeline, chosen)
+    notes = _rank_notes(timeline, ranks, chosen)
     thinned, merged_ps = _thin(rows, timeline.makespan_ps, tables)
     if merged_ps:
         notes.append(f"Operations shorter than {merged_ps / PS_PER_S:.3g} s are merged with their neighbours.")
@@ -231,14 +232,14 @@ def _label(rank: int, stream: str, stages: dict[int, int] | None) -> str:
     return f"<b>{where}</b> compute"
 
 
-def _rank_notes(timeline: Timeline, chosen: Sequence[int]) -> list[str]:
+def _rank_notes(timeline: Timeline, ranks: Sequence[int], chosen: Sequence[int]) -> list[str]:
     notes = []
     world = sum(len(members) for members in timeline.members.values())
-    if world > len(timeline.ranks):
-        who = f"{len(timeline.ranks)} simulated rank{'s stand' if len(timeline.ranks) > 1 else ' stands'}"
+    if world > len(ranks):
+        who = f"{len(ranks)} simulated rank{'s stand' if len(ranks) > 1 else ' stands'}"
         notes.append(f"{who} for all {world:,}: the others do the same in equivalent places.")
-    if len(chosen) < len(timeline.ranks):
-        notes.append(f"{len(chosen)} of {len(timeline.ranks)} simulated ranks are drawn, evenly chosen.")
+    if len(chosen) < len(ranks):
+        notes.append(f"{len(chosen)} of {len(ranks)} simulated ranks are drawn, evenly chosen.")
     return notes
 
 
