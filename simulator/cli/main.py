@@ -77,6 +77,7 @@ def main_command(
     explain: Annotated[bool, _option("Simulate what would help most.", _OUT, "--explain")] = False,
     report: Annotated[Text, _option("Write an HTML report.", _OUT)] = None,
     trace: Annotated[Text, _option("Write a timeline for Perfetto (.json or .pftrace).", _OUT)] = None,
+    memory_trace: Annotated[Text, _option("Write memory over the step (.csv or .json).", _OUT)] = None,
     json_output: Annotated[bool, _option("Print one JSON document and nothing else.", _OUT, "--json")] = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
@@ -134,7 +135,7 @@ def schedule_command(
 
 def register_commands() -> None:
     """Add the commands that live in files of their own; each imports its work lazily."""
-    from simulator.cli import calibrate, collective, import_, replay, search, sweep, validate
+    from simulator.cli import calibrate, collective, import_, replay, requirements, search, sweep, validate
     from simulator.cli.shared import with_scenario
 
     app.command("validate", help="Predict the rows of a measurement file and print the errors.")(validate.validate)
@@ -143,6 +144,8 @@ def register_commands() -> None:
     app.command("collective", help="Predict a collective by size, in the columns of nccl-tests.")(collective.collective)
     app.command("sweep", help="Simulate every combination of some settings.")(with_scenario(sweep.sweep, main_command))
     app.command("search", help="Find the fastest plans that fit.")(with_scenario(search.search, main_command))
+    needs = with_scenario(requirements.requirements, main_command)
+    app.command("requirements", help="Find the network between nodes that a target needs.")(needs)
     app.command("replay", help="Replay a trace, as measured or with changes.")(replay.replay)
     app.add_typer(replay.trace_app, name="trace")
 
@@ -164,6 +167,13 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        if wants_json:
+            print(json.dumps({"error": {"type": "OSError", "message": f"{error.filename}: {error.strerror}", "hint": ""}}))
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(SimulatorError.exit_code)
 
 
 if __name__ == "__main__":

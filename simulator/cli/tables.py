@@ -16,6 +16,7 @@ from simulator.units import format_bytes, format_time
 if TYPE_CHECKING:
     from simulator.scenario import Scenario
     from simulator.search.emit import Written
+    from simulator.search.requirements import Requirement
     from simulator.search.sweep import SweepResult
 
 
@@ -89,6 +90,38 @@ def _plan_figures(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         format_time(row["iteration_time_s"]), f"{row['tokens_per_s']:,.0f}", f"{row['mfu']:.1%}", format_bytes(row["peak_bytes"]),
     )  # fmt: skip
+
+
+def print_requirements(found: Sequence[Requirement]) -> None:
+    """Print one line per number of GPUs, the curve of each, and the rule of thumb."""
+    out = new_console()
+    target = found[0].target
+    out.print(f"{target:.0%} of the throughput that a free network between nodes would give needs\n", highlight=False)
+    table = new_table("GPUs", "nodes", "bandwidth per node", "present", "efficiency now", "additional latency per hop",
+                      "rule of thumb", "its assumptions", n_left=0)  # fmt: skip
+    for one in found:
+        rule = one.rule
+        latency = "-" if one.most_latency_s is None else f"up to {format_time(one.most_latency_s)}"
+        table.add_row(
+            str(one.scenario.plan.gpus), str(one.n_nodes), _gigabits(one.least_bytes_per_s) if one.present_bytes_per_s else "none",
+            _gigabits(one.present_bytes_per_s), f"{one.efficiency:.1%}", latency,
+            _gigabits(rule.rule_bytes_per_s) if rule else "-", _gigabits(rule.simulated_bytes_per_s) if rule else "-",
+        )  # fmt: skip
+    out.print(table, highlight=False)
+    for one in found:
+        if one.verdict:
+            out.print(f"\n{one.scenario.plan.gpus} GPUs: {one.verdict}", highlight=False, markup=False)
+    curves = [one for one in found if one.curve]
+    if curves:
+        out.print("\nefficiency by bandwidth per node", highlight=False)
+        curve = new_table("GPUs", *(_gigabits(rate) for rate, _ in curves[0].curve), n_left=0)
+        for one in curves:
+            curve.add_row(str(one.scenario.plan.gpus), *(f"{value:.1%}" for _, value in one.curve))
+        out.print(curve, highlight=False)
+
+
+def _gigabits(bytes_per_s: float) -> str:
+    return f"{bytes_per_s * 8e-9:,.4g} Gb/s" if bytes_per_s else "any"
 
 
 def print_emitted(written: Sequence[Written]) -> None:
