@@ -222,9 +222,14 @@ class ParallelPlan:
 
     @property
     def synchronous_p2p(self) -> bool:
-        """Whether pipeline messages block the host and the next pass."""
+        """Whether pipeline messages block the host and the next pass.
+
+        Only Megatron's and DeepSpeed's own schedules do; the others post their sends and go on.
+        """
         framework = self.framework_spec
-        return framework.synchronous_p2p and not (framework.overlaps_interleaved_p2p and self.virtual_pp > 1)
+        hides = framework.overlaps_interleaved_p2p and self.virtual_pp > 1
+        is_own = self.schedule in ("gpipe", "1f1b", "1f1b-interleaved", "interlaced")
+        return framework.synchronous_p2p and is_own and not hides and self.sharding not in ("zero3", "hsdp")
 
     @property
     def overlaps(self) -> bool:

@@ -127,6 +127,11 @@ def lower(
     """
     mesh = Mesh(plan, gpus_per_node)
     placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
+    if placement.layout == "bidirectional":
+        raise InfeasiblePlanError(
+            f"schedule {plan.schedule} holds two copies of the model, which cannot be simulated yet",
+            hint="simulate schedule draws it; --schedule zb-v is its nearest relative",
+        )
     table = build_table(plan.schedule, plan.pp, plan.n_micro_batches, n_chunks=placement.n_chunks)
     chunks = split_layers(model, plan, placement)
     ranks = [r for s in range(plan.pp) for r in (mesh.stage_ranks(s) if unfold else mesh.stage_ranks(s)[:1])]

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 from simulator.errors import InfeasiblePlanError
 from simulator.program.op import Collective, Transfer
-from simulator.program.program import Program, RankProgram
+from simulator.program.program import HOST, Program, RankProgram
 
 
 def check(program: Program) -> None:
@@ -83,11 +83,15 @@ def _check_order(program: Program, expected: dict[Hashable, int]) -> None:
 
 
 class _Untimed:
-    """One rank's progress when only order matters."""
+    """One rank's progress when only order matters.
+
+    The host issues in order and stops at a host task until what it waits for has ended; a stream runs what is issued.
+    """
 
     def __init__(self, rank: RankProgram) -> None:
         self.rank = rank
-        self.n_left = len(rank.tasks)
+        self.n_issued = 0
+        self.n_finished = 0
         self.n_waiting = [len(task.after) for task in rank.tasks]
         self.dependents: dict[int, list[int]] = {}
         self.queues: dict[str, list[int]] = defaultdict(list)
@@ -100,10 +104,10 @@ class _Untimed:
 
     @property
     def done(self) -> bool:
-        return not self.n_left
+        return self.n_finished == len(self.rank.tasks)
 
     def start(self) -> None:
-        self._advance(list(self.queues))
+        self._advance(self._issue())
 
     def take_posted(self) -> list[int]:
         posted, self.posted = self.posted, []
@@ -115,16 +119,31 @@ class _Untimed:
         self.heads[stream] += 1
         self._advance([*self._release(index), stream])
 
+    def _issue(self) -> list[str]:
+        """Let the host run ahead until it must wait; return the streams that got something new."""
+        tasks, first = self.rank.tasks, self.n_issued
+        while self.n_issued < len(tasks):
+            if tasks[self.n_issued].stream == HOST:
+                if self.n_waiting[self.n_issued]:
+                    break
+                self.heads[HOST] += 1
+                self.n_finished += 1
+            self.n_issued += 1
+        return list({task.stream: None for task in tasks[first : self.n_issued] if task.stream != HOST})
+
     def _release(self, index: int) -> list[str]:
         """Note that a task has ended; return the streams whose head may run now."""
-        self.n_left -= 1
+        self.n_finished += 1
         ready = []
         for later in self.dependents.get(index, ()):
             self.n_waiting[later] -= 1
-            if not self.n_waiting[later]:
-                stream = self.rank.tasks[later].stream
-                if self.queues[stream][self.heads[stream]] == later:
-                    ready.append(stream)
+            if self.n_waiting[later]:
+                continue
+            stream = self.rank.tasks[later].stream
+            if later == self.n_issued and stream == HOST:
+                ready += self._issue()
+            elif later < self.n_issued and self.queues[stream][self.heads[stream]] == later:
+                ready.append(stream)
         return ready
 
     def _advance(self, streams: list[str]) -> None:
@@ -134,7 +153,7 @@ class _Untimed:
             queue = self.queues[stream]
             while self.heads[stream] < len(queue):
                 index = queue[self.heads[stream]]
-                if self.n_waiting[index] or index in self.posted:
+                if index >= self.n_issued or self.n_waiting[index] or index in self.posted:
                     break
                 if self.rank.tasks[index].key is not None:
                     self.posted.append(index)
@@ -143,6 +162,10 @@ class _Untimed:
                 streams += self._release(index)
 
     def describe(self) -> str:
+        if self.n_issued < len(self.rank.tasks):
+            task = self.rank.tasks[self.n_issued]
+            waits = [self.rank.tasks[i].op.name for i in task.after]
+            return f"rank {self.rank.rank}'s host waits at {task.op.name} for {', '.join(waits)}"
         for stream, queue in self.queues.items():
             if self.heads[stream] < len(queue):
                 task = self.rank.tasks[queue[self.heads[stream]]]

@@ -99,3 +99,27 @@ def test_too_many_stages_are_refused():
 def test_rank_classes_cost_the_same_for_any_number_of_replicas():
     plan = {"schedule": "1f1b", "v": 1}
     assert makespan(4, 8, **plan) == makespan(4, 8, dp=64, **plan)
+
+
+@pytest.mark.parametrize("schedule", ["zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "interlaced"])
+@pytest.mark.parametrize("framework", ["megatron", "megatron-core", "fsdp"])
+def test_every_schedule_runs_to_the_end(schedule, framework):
+    plan = ParallelPlan(
+        pp=4,
+        dp=2,
+        schedule=schedule,
+        micro_batch=1,
+        global_batch=16,
+        gpus=8,
+        framework=framework,
+        precision="bf16",
+        sharding="zero3",
+    )
+    lowered = lower(model_of(8), plan, gpus_per_node=8, boundary_bytes=1)
+    check(lowered.program)
+    assert run(lowered.program, UnitCosts(), lambda: AlphaBetaNetwork(NoLinks())).makespan_ps > 0
+
+
+def test_two_copies_of_the_model_are_refused():
+    with pytest.raises(InfeasiblePlanError, match="two copies"):
+        makespan(4, 8, schedule="dualpipe", v=2)

@@ -6,7 +6,7 @@ import pytest
 
 from simulator.errors import InfeasiblePlanError
 from simulator.program.check import check
-from simulator.program.op import Collective, Kernel
+from simulator.program.op import Collective, HostWork, Kernel
 from simulator.program.program import Program, RankProgram, Task
 
 KERNEL = Kernel(name="k", phase="forward", duration_s=1e-6)
@@ -62,3 +62,20 @@ def test_compute_that_waits_for_a_collective_behind_it_deadlocks():
     late = [Task(collective("all_gather"), "dp", key="y"), Task(collective("all_reduce"), "dp", (0,), "x")]
     with pytest.raises(InfeasiblePlanError, match="deadlocks"):
         check(program(early, late))
+
+
+def test_a_host_that_waits_before_it_posts_what_the_other_needs_deadlocks():
+    sync = HostWork(name="sync", duration_s=0.0)
+    one = [
+        Task(collective("all_reduce"), "a", key="x"),
+        Task(sync, "host", (0,)),
+        Task(collective("all_reduce"), "b", key="y"),
+    ]
+    two = [
+        Task(collective("all_reduce"), "b", key="y"),
+        Task(sync, "host", (0,)),
+        Task(collective("all_reduce"), "a", key="x"),
+    ]
+    with pytest.raises(InfeasiblePlanError, match="host waits at sync"):
+        check(program(one, two))
+    check(program(one, one))
