@@ -70,6 +70,8 @@ class FullySharded(DataParallel):
 
     def before_layer(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int) -> tuple[int, ...]:
         """Gather this unit, and with overlap the next one behind it."""
+        if kind == "W":  # weight gradients need activations only
+            return ()
         if position in self._roots:
             if self._root_gather is None:
                 elements = [p.n_elements for i in sorted(self._roots) for p in self.layers[i].parameters]
@@ -94,7 +96,7 @@ class FullySharded(DataParallel):
         """Reduce-scatter the unit's gradients, in every micro-batch."""
         if last:
             self._ends.setdefault((kind, micro_batch), {})[position] = last[-1]
-        if kind == "F" or (position in self._roots and position != min(self._roots)):
+        if kind in ("F", "I") or (position in self._roots and position != min(self._roots)):
             return
         members = sorted(self._roots) if position in self._roots else [position]
         # gradients into the flat buffer that is reduced, in its precision

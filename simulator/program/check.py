@@ -101,6 +101,7 @@ class _Untimed:
                 self.dependents.setdefault(earlier, []).append(index)
         self.heads = dict.fromkeys(self.queues, 0)
         self.posted: list[int] = []
+        self.in_flight: set[int] = set()
 
     @property
     def done(self) -> bool:
@@ -116,6 +117,7 @@ class _Untimed:
     def finish(self, index: int) -> None:
         """End the communication at the head of its stream and whatever that lets run."""
         stream = self.rank.tasks[index].stream
+        self.in_flight.discard(index)
         self.heads[stream] += 1
         self._advance([*self._release(index), stream])
 
@@ -153,10 +155,11 @@ class _Untimed:
             queue = self.queues[stream]
             while self.heads[stream] < len(queue):
                 index = queue[self.heads[stream]]
-                if index >= self.n_issued or self.n_waiting[index] or index in self.posted:
+                if index >= self.n_issued or self.n_waiting[index] or index in self.in_flight:
                     break
                 if self.rank.tasks[index].key is not None:
                     self.posted.append(index)
+                    self.in_flight.add(index)
                     break
                 self.heads[stream] += 1
                 streams += self._release(index)
