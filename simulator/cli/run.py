@@ -23,6 +23,10 @@ from simulator.simulation import Result, simulate
 _PLAN_FIELDS = {f.name: f for f in fields(ParallelPlan)}
 
 
+#: events of a run that is simulated again three times without being asked, for the one best piece of advice
+QUICK_EVENTS = 60_000
+
+
 def run_main(options: dict[str, Any]) -> None:
     """Run the main command from its parsed options and exit with the documented status."""
     said: set[str] = set()
@@ -184,5 +188,7 @@ def _print(options: dict[str, Any], results: list[Result], explanation: dict[str
         console.print_answer(results[0].scenario, answers[0])
     if explanation is not None:
         print_explanation(explanation)
-    elif len(results) == 1:
+    elif len(results) == 1 and results[0].timeline.n_events <= QUICK_EVENTS:
         console.print_advice(advise(results[0]))
+    elif len(results) == 1:
+        print("what would help: --explain simulates single changes, which takes longer for a run of this size")
