@@ -19,6 +19,10 @@ def search(
         Optional[str],  # noqa: UP045
         typer.Option(help="Folder for the best plan in the words of training frameworks.", show_default=False),
     ] = None,
+    objective: Annotated[
+        str, typer.Option(help="What the choice minimises: time, gpu-hours, cost, energy, memory or gpus.")
+    ] = "time",
+    price: Annotated[float, typer.Option(help="Price of a GPU hour, in any currency.")] = 0.0,
     jobs: Annotated[int, typer.Option(help="Processes; 0 means one per core.")] = 0,
     scheduler: Annotated[str, typer.Option(help="Dask scheduler that does the work.", show_default=False)] = "",
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
@@ -27,18 +31,19 @@ def search(
     """Find the fastest plans that fit: every valid one is simulated, or ruled out by a proven lower bound."""
     from simulator.cli.shared import SearchProgress, scenario_settings
     from simulator.cli.tables import print_emitted, print_search
-    from simulator.search import best, reasons
-    from simulator.search import emit as emitting
     from simulator.search.axes import parse_axis
-    from simulator.search.request import search_space
+    from simulator.search.emit import write_all
+    from simulator.search.objectives import answer_of, search_counts
 
     base, axes = scenario_settings(scenario)
-    shared, space = search_space(base, axes | dict(parse_axis(text) for text in axis or ()))
-    result = best.search(shared, space, top=top, n_jobs=jobs, scheduler=scheduler, observe=SearchProgress())
-    written = emitting.write_all(result.ranked[0].plan, space, Path(emit)) if emit else []
+    axes |= dict(parse_axis(text) for text in axis or ())
+    found = search_counts(
+        base, axes, axes.pop("gpus", ()), top=top, n_jobs=jobs, scheduler=scheduler, observe=SearchProgress()
+    )
+    answer, space, plans = answer_of(found, objective, price_per_gpu_hour=price)
+    written = write_all(plans, space, Path(emit)) if emit else []
     if json_output:
-        document = {**reasons.to_dict(result), "emitted": [one.to_dict() for one in written]}
-        print(json.dumps(document, allow_nan=False))
+        print(json.dumps({**answer, "emitted": [one.to_dict() for one in written]}, allow_nan=False))
     else:
-        print_search(shared, reasons.to_dict(result))
+        print_search(base["model"], base["topology"], answer)
         print_emitted(written)

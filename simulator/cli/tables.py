@@ -14,7 +14,6 @@ from rich.table import Table
 from simulator.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from simulator.scenario import Scenario
     from simulator.search.emit import Written
     from simulator.search.requirements import Requirement
     from simulator.search.sweep import SweepResult
@@ -60,10 +59,29 @@ def _figures(row: dict[str, Any]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def print_search(scenario: Scenario, answer: dict[str, Any]) -> None:
-    """Print the ranking, why each plan wins or loses, plain data parallelism, and what was looked at."""
+def print_search(model: str, topology: str, answer: dict[str, Any]) -> None:
+    """Print the ranking of every number of GPUs, and the choice where there are several."""
     out = new_console()
-    out.print(f"[bold]{scenario.model}[/bold] on [bold]{scenario.topology}[/bold]\n", highlight=False)
+    searches = answer.get("searches", [answer])
+    for one in searches:
+        out.print(f"[bold]{model}[/bold] on {one['gpus']} GPUs of [bold]{topology}[/bold]\n", highlight=False)
+        if "reason" in one:
+            out.print(one["reason"] + "\n", highlight=False, markup=False)
+        else:
+            _print_ranking(out, one)
+    choice = answer["choice"]
+    if len(searches) > 1 or choice["objective"] != "time":
+        cost = f", a cost of {choice['cost_per_billion_tokens']:,.4g}" if choice["cost_per_billion_tokens"] else ""
+        out.print(
+            f"best by {choice['objective']}: {choice['gpus']} GPUs, {choice['summary']}; a billion tokens take "
+            f"{format_time(choice['s_per_billion_tokens'])}, {choice['gpu_hours_per_billion_tokens']:,.4g} GPU hours{cost}, "
+            f"{choice['kwh_per_billion_tokens']:,.4g} kWh at the power limit",
+            highlight=False,
+        )
+
+
+def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
+    """Print the ranking, why each plan wins or loses, plain data parallelism, and what was looked at."""
     table = new_table("", "plan", "iteration", "tokens/s", "MFU", "memory", "why", n_left=2)
     table.columns[-1].justify = "left"
     for index, row in enumerate(answer["plans"], start=1):
@@ -75,13 +93,13 @@ def print_search(scenario: Scenario, answer: dict[str, Any]) -> None:
         elif row["summary"] not in listed:
             table.add_row("", f"{label}: {row['summary']}", *_plan_figures(row), row["why"])
     out.print(table, highlight=False)
-    best = answer["best"]
-    if best["choices"]:
-        out.print(f"\nThe best plan has {best['choices']} of the runner-up.", highlight=False, markup=False)
+    choices = answer["best"]["choices"]
+    if choices:
+        out.print(f"\nThe best plan has {choices} of the runner-up.", highlight=False, markup=False)
     failed = f", {answer['n_failed']} could not be simulated" if answer["n_failed"] else ""
     out.print(
         f"\n{answer['n_plans']} valid plans: {answer['n_unfit']} do not fit, {answer['n_pruned']} are ruled out by a lower "
-        f"bound, {answer['n_simulated']} simulated{failed}",
+        f"bound, {answer['n_simulated']} simulated{failed}\n",
         highlight=False,
     )
 
@@ -97,7 +115,7 @@ def print_requirements(found: Sequence[Requirement]) -> None:
     out = new_console()
     target = found[0].target
     out.print(f"{target:.0%} of the throughput that a free network between nodes would give needs\n", highlight=False)
-    table = new_table("GPUs", "nodes", "bandwidth per node", "present", "efficiency now", "additional latency per hop",
+    table = new_table("GPUs", "nodes", "bandwidth per node", "present", "efficiency now", "additional latency per hop", "storage",
                       "rule of thumb", "its assumptions", n_left=0)  # fmt: skip
     for one in found:
         rule = one.rule
@@ -105,6 +123,7 @@ def print_requirements(found: Sequence[Requirement]) -> None:
         table.add_row(
             str(one.scenario.plan.gpus), str(one.n_nodes), _gigabits(one.least_bytes_per_s) if one.present_bytes_per_s else "none",
             _gigabits(one.present_bytes_per_s), f"{one.efficiency:.1%}", latency,
+            f"{format_bytes(one.storage_bytes_per_s)}/s",
             _gigabits(rule.rule_bytes_per_s) if rule else "-", _gigabits(rule.simulated_bytes_per_s) if rule else "-",
         )  # fmt: skip
     out.print(table, highlight=False)

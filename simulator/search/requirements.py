@@ -22,6 +22,8 @@ TOLERANCE = 0.01
 LATENCY_TOLERANCE = 0.05
 #: latencies among which the largest is looked for, in seconds
 LEAST_LATENCY_S, MOST_LATENCY_S = 1e-8, 1e-1
+#: a token id as tokenised corpora hold it on disk where the vocabulary exceeds 65,536
+TOKEN_BYTES = 4
 #: factors of the curve of efficiency against bandwidth
 CURVE = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
@@ -48,6 +50,8 @@ class Requirement:
         The least that reaches the target; 0 if any does, or nothing leaves the nodes.
     most_latency_s : float or None
         The most that every hop between nodes may take longer than now; None if the bandwidth misses the target already.
+    storage_bytes_per_s : float
+        The least that storage must deliver so that reading, beside the step, does not miss the target either.
     curve : list of (float, float)
         Bandwidth and efficiency.
     rule : RuleOfThumb
@@ -63,6 +67,7 @@ class Requirement:
     present_bytes_per_s: float
     least_bytes_per_s: float
     most_latency_s: float | None
+    storage_bytes_per_s: float = 0.0
     curve: list[tuple[float, float]] = field(default_factory=list)
     rule: RuleOfThumb | None = None
 
@@ -111,12 +116,15 @@ class Requirement:
             "suffices": self.suffices, "iteration_time_s": self.iteration_time_s, "free_network_s": self.free_s,
             "tokens_per_s": self.tokens_per_s, "present_bytes_per_s": self.present_bytes_per_s,
             "least_bytes_per_s": self.least_bytes_per_s, "most_additional_latency_s": self.most_latency_s,
+            "least_storage_bytes_per_s": self.storage_bytes_per_s,
             "curve": [{"bytes_per_s": rate, "efficiency": value} for rate, value in self.curve],
             "rule_of_thumb": {**self.rule.to_dict(), "verdict": self.verdict} if self.rule else None, "plan": self.scenario.plan.to_dict(),
         }  # fmt: skip
 
 
-def requirement(scenario: Scenario, *, target: float = 0.9, with_curve: bool = True) -> Requirement:
+def requirement(
+    scenario: Scenario, *, target: float = 0.9, sample_bytes: float = 0.0, with_curve: bool = True
+) -> Requirement:
     """Find what the network between nodes must be for one number of GPUs.
 
     Parameters
@@ -125,6 +133,8 @@ def requirement(scenario: Scenario, *, target: float = 0.9, with_curve: bool = T
         Its plan may leave values open.
     target : float
         Share of the throughput with a free network between nodes, below 1.
+    sample_bytes : float
+        Read from storage per sequence; 0 means :data:`TOKEN_BYTES` per token.
     with_curve : bool
         Whether to simulate the curve of efficiency against bandwidth too.
 
@@ -147,9 +157,16 @@ def requirement(scenario: Scenario, *, target: float = 0.9, with_curve: bool = T
         iteration_time_s=needs.iteration_s(), free_s=needs.free_s, tokens_per_s=needs.tokens_per_s,
         present_bytes_per_s=present, least_bytes_per_s=factor * present,
         most_latency_s=most_latency_s(lambda extra_s: needs.efficiency(1.0, extra_s), target) if present else None,
+        storage_bytes_per_s=_storage_bytes_per_s(resolved, target / needs.free_s, sample_bytes, spec),
         curve=[(f * present, needs.efficiency(f)) for f in CURVE] if with_curve and present else [],
         rule=_rule(resolved, topology.n_nodes, spec) if present else None,
     )  # fmt: skip
+
+
+def _storage_bytes_per_s(scenario: Scenario, steps_per_s: float, sample_bytes: float, spec: ModelSpec) -> float:
+    plan = scenario.plan
+    each = sample_bytes or TOKEN_BYTES * (plan.sequence_length or spec.max_positions)
+    return plan.global_batch * each * steps_per_s
 
 
 def _rule(scenario: Scenario, n_nodes: int, spec: ModelSpec) -> RuleOfThumb:
@@ -231,7 +248,12 @@ def most_latency_s(efficiency: Callable[[float], float], target: float) -> float
 
 
 def requirements(
-    scenario: Scenario, counts: tuple[int, ...], *, target: float = 0.9, say: Callable[[str], None] = lambda _: None
+    scenario: Scenario,
+    counts: tuple[int, ...],
+    *,
+    target: float = 0.9,
+    sample_bytes: float = 0.0,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[Requirement]:
     """Return the requirement of every number of GPUs; the micro-batch of the first one is kept for all.
 
@@ -240,7 +262,8 @@ def requirements(
     scenario : Scenario
     counts : tuple of int
         Numbers of GPUs; empty means the plan's own.
-    target : float
+    target, sample_bytes : float
+        As for :func:`requirement`.
     say : callable
         Told which number of GPUs is looked at.
     """
@@ -250,5 +273,5 @@ def requirements(
         plan = replace(scenario.plan, gpus=count)
         if found and not plan.micro_batch:
             plan = replace(plan, micro_batch=found[0].scenario.plan.micro_batch)
-        found.append(requirement(replace(scenario, plan=plan), target=target))
+        found.append(requirement(replace(scenario, plan=plan), target=target, sample_bytes=sample_bytes))
     return found

@@ -14,6 +14,7 @@ from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.plan import ParallelPlan
 from simulator.search.best import Ranked, describe, pareto, search
 from simulator.search.bounds import Bounds
+from simulator.search.objectives import answer_of, search_counts
 from simulator.search.reasons import differences_s, explain, to_dict
 from simulator.search.request import search_space
 from simulator.simulation import simulate_on
@@ -91,8 +92,8 @@ def test_nothing_valid_and_nothing_that_fits_are_errors():
 
 
 def test_a_search_chooses_only_its_own_axes():
-    with pytest.raises(ConfigError, match="does not choose 'gpus'"):
-        search_space(SETTINGS, {"gpus": (4, 8)})
+    with pytest.raises(ConfigError, match="does not choose 'precision'"):
+        search_space(SETTINGS, {"precision": ("bf16", "fp16")})
     _, space = search_space({**SETTINGS, "tp": 2}, {"recompute": ("none", "full")})
     assert space.allowed == {"tp": (2,), "recompute": ("none", "full")}
 
@@ -129,6 +130,32 @@ def test_differences_add_up_in_real_answers():
 def test_the_pareto_front_is_what_nothing_beats():
     plans = [ranked(1.0, 5), ranked(2.0, 6), ranked(3.0, 4), ranked(4.0, 4), ranked(5.0, 1)]
     assert [one.iteration_time_s for one in pareto(plans)] == [1.0, 3.0, 5.0]
+
+
+def test_objectives_over_several_numbers_of_gpus():
+    base = {key: value for key, value in SETTINGS.items() if key != "gpus"}
+    axes = {"recompute": ("none",), "tp": (1,), "pp": (1,), "micro_batch": (1,)}
+    found = search_counts(base, axes, (1, 4, 3, 8), top=2, n_jobs=1)
+    assert [one.gpus for one in found] == [1, 4, 3, 8]
+    assert "no plan is valid" in found[2].reason
+    fastest, *_ = answer_of(found, "time")
+    assert fastest["choice"]["iteration_time_s"] == min(
+        s["best"]["iteration_time_s"] for s in fastest["searches"] if "best" in s
+    )
+    fewest, space, plans = answer_of(found, "gpu-hours", price_per_gpu_hour=2.0)
+    choice = fewest["choice"]
+    assert choice["gpus"] == space.n_gpus == plans[0].gpus == 1
+    assert choice["cost_per_billion_tokens"] == pytest.approx(2.0 * choice["gpu_hours_per_billion_tokens"])
+    power_w = space.topology.device(0).power_limit_w
+    assert choice["kwh_per_billion_tokens"] == pytest.approx(choice["gpu_hours_per_billion_tokens"] * power_w / 1e3)
+    assert choice["s_per_billion_tokens"] == pytest.approx(choice["gpu_hours_per_billion_tokens"] * 3600)
+    assert fewest["searches"][2] == {"gpus": 3, "reason": found[2].reason}
+    with pytest.raises(ConfigError, match="cost needs a price"):
+        answer_of(found, "cost")
+    with pytest.raises(ConfigError, match="no objective"):
+        answer_of(found, "beauty")
+    with pytest.raises(InfeasiblePlanError):
+        search_counts(base, axes, (3,), n_jobs=1)
 
 
 # -- the command -------------------------------------------------------------------------------------------------

@@ -94,10 +94,20 @@ def test_megatrons_arguments_describe_the_model_too(model, tmp_path):
 
 def test_a_plan_of_another_framework_keeps_its_degrees_and_says_so(tmp_path):
     plan = next(p for p in plans("megatron") if p.model_parallel == 1 and p.sharding == "zero1")
-    written = {one.kind: one for one in write_all(plan, space("megatron"), tmp_path)}
+    written = {one.kind: one for one in write_all([plan], space("megatron"), tmp_path)}
     assert written["deepspeed"].note.startswith("framework deepspeed instead of megatron")
     assert (tmp_path / "ds_config.json").exists()
     assert written["torchtitan"].path == "" and "zero1" in written["torchtitan"].note
+
+
+def test_a_format_that_cannot_say_the_best_plan_gets_the_next_one(tmp_path):
+    best = next(p for p in plans("megatron") if p.virtual_pp > 1)
+    plain = next(p for p in plans("megatron") if p.model_parallel == 1 and p.sharding == "none")
+    written = {one.kind: one for one in write_all([best, plain], space("megatron"), tmp_path)}
+    assert written["megatron"].note == "everything is in the file"
+    assert written["deepspeed"].note.startswith(
+        "dp16 mb1, because of the best plan ds_config.json cannot say: tp=1 pp=2"
+    )
 
 
 def test_what_a_format_cannot_say_is_refused():

@@ -107,6 +107,14 @@ def test_the_requirement_reaches_its_target_and_less_does_not():
         assert needs.efficiency(1.0, found.most_latency_s) >= 0.8
 
 
+def test_storage_delivers_a_batch_per_step():
+    found = requirement(scenario_of(), target=0.8, with_curve=False)
+    batch_bytes = found.scenario.plan.global_batch * 512 * 4
+    assert found.storage_bytes_per_s == pytest.approx(batch_bytes / (found.free_s / 0.8))
+    images = requirement(scenario_of(), target=0.8, sample_bytes=1e5, with_curve=False)
+    assert images.storage_bytes_per_s == pytest.approx(found.storage_bytes_per_s * 1e5 / 2048)
+
+
 def test_a_higher_target_needs_more():
     needed = [requirement(scenario_of(), target=t, with_curve=False).least_bytes_per_s for t in (0.6, 0.8, 0.95)]
     assert needed == sorted(needed)

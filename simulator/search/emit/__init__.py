@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from simulator.importers.megatron import import_megatron
 from simulator.importers.record import Imported
 from simulator.importers.torchtitan import import_torchtitan
 from simulator.plan import ParallelPlan
+from simulator.search.best import describe
 from simulator.search.emit.accelerate import emit_accelerate
 from simulator.search.emit.deepspeed import emit_deepspeed
 from simulator.search.emit.megatron import emit_megatron
@@ -85,33 +86,43 @@ def emit(kind: str, request: Request) -> Emission:
     return emission
 
 
-def write_all(plan: ParallelPlan, space: Space, folder: Path) -> list[Written]:
-    """Write a plan in every format that can say it.
+def write_all(plans: Sequence[ParallelPlan], space: Space, folder: Path) -> list[Written]:
+    """Write in every format the first of some plans that it can say.
 
     Parameters
     ----------
-    plan : ParallelPlan
-        Resolved.
+    plans : sequence of ParallelPlan
+        Resolved, the best first; the others are for formats that cannot say it.
     space : Space
         Of the search that found it.
     folder : Path
         Made if it does not exist.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    request = Request(plan=plan, spec=space.spec, gpus_per_node=space.topology.gpus_per_node)
     written = []
     for kind, chosen in EMITTERS.items():
-        try:
-            emission = emit(kind, request)
-        except SimulatorError as error:
-            written.append(Written(kind=kind, note=error.message))
-            continue
-        path = folder / chosen.file
-        path.write_text(emission.text, encoding="utf-8")
-        other = f"framework {emission.plan.framework} instead of {plan.framework}; "
-        note = (other if emission.plan.framework != plan.framework else "") + _elsewhere(emission)
-        written.append(Written(kind=kind, path=str(path), note=note))
+        reasons: list[str] = []
+        for plan in plans:
+            request = Request(plan=plan, spec=space.spec, gpus_per_node=space.topology.gpus_per_node)
+            try:
+                emission = emit(kind, request)
+            except SimulatorError as error:
+                reasons.append(error.message)
+                continue
+            path = folder / chosen.file
+            path.write_text(emission.text, encoding="utf-8")
+            written.append(Written(kind=kind, path=str(path), note=_note(plan, emission, reasons)))
+            break
+        else:
+            written.append(Written(kind=kind, note=reasons[0] if reasons else "there is no plan"))
     return written
+
+
+def _note(plan: ParallelPlan, emission: Emission, reasons: Sequence[str]) -> str:
+    notes = [f"{describe(plan)}, because of the best plan {reasons[0]}"] if reasons else []
+    if emission.plan.framework != plan.framework:
+        notes.append(f"framework {emission.plan.framework} instead of {plan.framework}")
+    return "; ".join([*notes, _elsewhere(emission)])
 
 
 def _elsewhere(emission: Emission) -> str:

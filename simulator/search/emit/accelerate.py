@@ -76,7 +76,7 @@ def _fsdp(request: Request) -> Emission:
         "fsdp_activation_checkpointing": plan.recompute == "full",
     }
     if plan.tp * plan.cp > 1 or plan.sharding == "hsdp":
-        group = plan.sharding_group if plan.sharding == "hsdp" else plan.dp
+        group = {"hsdp": plan.sharding_group, "none": 1}.get(plan.sharding, plan.dp)
         sizes = {"dp_replicate": plan.dp // group, "dp_shard": group, "tp": plan.tp, "cp": plan.cp}
         data["parallelism_config"] = {f"parallelism_config_{name}_size": size for name, size in sizes.items()}
     return _emission(request, "fsdp", data, {"dp": "num_processes", "sequence_parallel": "off"})

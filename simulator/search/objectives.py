@@ -1,0 +1,190 @@
+"""What else counts than time: GPU hours, currency, energy, memory; searches over several numbers of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
+from simulator.plan import ParallelPlan
+from simulator.search.best import Observer, Ranked, SearchResult, describe, search
+from simulator.search.reasons import to_dict
+from simulator.search.request import search_space
+from simulator.search.space import Space
+
+#: objective -> column of :func:`totals` that is to be small
+OBJECTIVES = {
+    "time": "s_per_billion_tokens",
+    "gpu-hours": "gpu_hours_per_billion_tokens",
+    "cost": "cost_per_billion_tokens",
+    "energy": "kwh_per_billion_tokens",
+    "memory": "peak_bytes",
+    "gpus": "gpus",
+}
+_TOKENS = 1e9
+
+
+def totals(one: Ranked, power_w: float, price_per_gpu_hour: float = 0.0) -> dict[str, float]:
+    """Return what training costs per billion tokens with a plan.
+
+    Parameters
+    ----------
+    one : Ranked
+    power_w : float
+        Of one GPU; its power limit is what it draws at most.
+    price_per_gpu_hour : float
+        In any currency.
+
+    Returns
+    -------
+    dict
+        ``gpus``, ``peak_bytes``, and per billion tokens seconds, GPU hours, cost and kWh.
+    """
+    seconds = _TOKENS / float(one.answer["tokens_per_s"])
+    gpu_hours = one.plan.gpus * seconds / 3600.0
+    return {
+        "gpus": one.plan.gpus,
+        "peak_bytes": one.peak_bytes,
+        "s_per_billion_tokens": seconds,
+        "gpu_hours_per_billion_tokens": gpu_hours,
+        "cost_per_billion_tokens": gpu_hours * price_per_gpu_hour,
+        "kwh_per_billion_tokens": gpu_hours * power_w / 1e3,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountResult:
+    """The search for one number of GPUs.
+
+    Parameters
+    ----------
+    gpus : int
+    space : Space, optional
+    result : SearchResult, optional
+        None where nothing runs.
+    reason : str
+        Why nothing runs.
+    """
+
+    gpus: int
+    space: Space | None = None
+    result: SearchResult | None = None
+    reason: str = ""
+
+
+def search_counts(
+    base: Mapping[str, Any],
+    axes: Mapping[str, tuple[Any, ...]],
+    counts: Sequence[int],
+    *,
+    top: int = 10,
+    n_jobs: int = 0,
+    scheduler: str = "",
+    observe: Observer | None = None,
+) -> list[CountResult]:
+    """Search for every number of GPUs.
+
+    Parameters
+    ----------
+    base, axes : mapping
+        As for :func:`simulator.search.request.search_space`.
+    counts : sequence of int
+        Numbers of GPUs; empty means those of ``base``.
+    top, n_jobs, scheduler, observe
+        As for :func:`simulator.search.best.search`.
+
+    Raises
+    ------
+    SimulatorError
+        If no number of GPUs gives a plan.
+    """
+    found: list[CountResult] = []
+    last: SimulatorError | None = None
+    for count in counts or (int(base.get("gpus", 0)),):
+        try:
+            scenario, space = search_space({**base, "gpus": count}, axes)
+            result = search(scenario, space, top=top, n_jobs=n_jobs, scheduler=scheduler, observe=observe)
+            found.append(CountResult(gpus=space.n_gpus, space=space, result=result))
+        except InfeasiblePlanError as error:
+            last = error
+            found.append(CountResult(gpus=count, reason=error.message))
+    if last is not None and all(one.result is None for one in found):
+        raise last
+    return found
+
+
+def best_by_objective(
+    found: Sequence[CountResult], objective: str, *, price_per_gpu_hour: float = 0.0
+) -> tuple[CountResult, Ranked]:
+    """Return the plan that is best by an objective, among the best of every number of GPUs and the Pareto fronts.
+
+    For a given number of GPUs the fastest plan is also the one with the fewest GPU hours, the least cost and the least energy
+    (at the power limit), so that only memory needs more than the fastest ones.
+    """
+    column = OBJECTIVES[objective]
+    candidates = []
+    for one in found:
+        if one.result is None or one.space is None:
+            continue
+        power_w = float(one.space.topology.device(0).power_limit_w)
+        for plan in one.result.pareto:
+            figures = totals(plan, power_w, price_per_gpu_hour)
+            candidates.append((figures[column], figures["s_per_billion_tokens"], plan.plan.gpus, one, plan))
+    best = min(candidates, key=lambda item: item[:3])
+    return best[3], best[4]
+
+
+def answer_of(
+    found: Sequence[CountResult], objective: str, *, price_per_gpu_hour: float = 0.0
+) -> tuple[dict[str, Any], Space, list[ParallelPlan]]:
+    """Return the answer as plain data, and the chosen plan with its rivals for files.
+
+    Parameters
+    ----------
+    found : sequence of CountResult
+    objective : str
+        One of :data:`OBJECTIVES`.
+    price_per_gpu_hour : float
+
+    Returns
+    -------
+    answer : dict
+        Of one number of GPUs as :func:`simulator.search.reasons.to_dict` has it; of several with ``searches`` and the
+        best by the objective.
+    space : Space
+        Of the chosen plan.
+    plans : list of ParallelPlan
+        The chosen plan first, then the ranking of its number of GPUs.
+
+    Raises
+    ------
+    ConfigError
+        If the objective is unknown, or cost is asked for without a price.
+    """
+    if objective not in OBJECTIVES:
+        raise ConfigError(f"there is no objective '{objective}'", hint=f"one of {', '.join(OBJECTIVES)}")
+    if objective == "cost" and not price_per_gpu_hour:
+        raise ConfigError("cost needs a price", hint="--price 2.50 (per GPU and hour)")
+    searches = [_answer(one, price_per_gpu_hour) for one in found]
+    chosen, best = best_by_objective(found, objective, price_per_gpu_hour=price_per_gpu_hour)
+    assert chosen.space is not None and chosen.result is not None
+    plans = [best.plan, *(one.plan for one in chosen.result.ranked if one.plan != best.plan)]
+    plans += [one.plan for one in chosen.result.plain.values() if isinstance(one, Ranked) and one.plan not in plans]
+    answer = searches[0] if len(searches) == 1 else {"searches": searches}
+    power_w = float(chosen.space.topology.device(0).power_limit_w)
+    totals_of_best = totals(best, power_w, price_per_gpu_hour)
+    choice = {"objective": objective, "summary": describe(best.plan), "plan": best.plan.to_dict(), **totals_of_best,
+              "iteration_time_s": best.iteration_time_s}  # fmt: skip
+    return {**answer, "choice": choice}, chosen.space, plans
+
+
+def _answer(one: CountResult, price_per_gpu_hour: float) -> dict[str, Any]:
+    if one.result is None or one.space is None:
+        return {"gpus": one.gpus, "reason": one.reason}
+    data = to_dict(one.result)
+    power_w = float(one.space.topology.device(0).power_limit_w)
+    for row, plan in zip(data["plans"], one.result.ranked, strict=True):
+        row["totals"] = totals(plan, power_w, price_per_gpu_hour)
+    data["best"]["totals"] = data["plans"][0]["totals"]
+    return {"gpus": one.gpus, **data}
