@@ -58,14 +58,18 @@ def main_command(
     ep: Annotated[Number, _option("Expert-parallel degree.", _PLAN)] = None,
     sharding: Annotated[Text, _option("none, zero1, zero2, zero3 or hsdp.", _PLAN)] = None,
     schedule: Annotated[Text, _option("Pipeline schedule: 1f1b, gpipe, zb-1p ...", _PLAN)] = None,
-    micro_batch: Annotated[Number, _option("Sequences per rank and micro-batch; the largest that fits by default.", _PLAN)] = None,
+    micro_batch: Annotated[
+        Number, _option("Sequences per rank and micro-batch; the largest that fits by default.", _PLAN)
+    ] = None,
     global_batch: Annotated[Number, _option("Sequences per optimizer step.", _PLAN)] = None,
     sequence_length: Annotated[Number, _option("Tokens per sequence; the model's own by default.", _PLAN)] = None,
     precision: Annotated[Text, _option("fp16, bf16, amp_fp16, amp_bf16, tf32, fp32 or fp8.", _PLAN)] = None,
     recompute: Annotated[Text, _option("Activation recomputation: none, selective or full.", _PLAN)] = None,
     attention: Annotated[Text, _option("flash or eager.", _PLAN)] = None,
     sequence_parallel: Annotated[Switch, _option("Megatron sequence parallelism.", _PLAN)] = None,
-    framework: Annotated[Text, _option("megatron, megatron-deepspeed, fsdp, hf-eager, torchtitan-compile ...", _PLAN)] = None,
+    framework: Annotated[
+        Text, _option("megatron, megatron-deepspeed, fsdp, hf-eager, torchtitan-compile ...", _PLAN)
+    ] = None,
     overlap: Annotated[Switch, _option("Run communication beside compute.", _PLAN)] = None,
     network: Annotated[str, _option("flow (max-min sharing) or alpha-beta.", _COST)] = "flow",
     transport: Annotated[Text, _option("Transport across nodes, e.g. rdma, tcp, ipoib.", _COST)] = None,
@@ -79,7 +83,9 @@ def main_command(
     trace: Annotated[Text, _option("Write a timeline for Perfetto (.json or .pftrace).", _OUT)] = None,
     memory_trace: Annotated[Text, _option("Write memory over the step (.csv or .json).", _OUT)] = None,
     json_output: Annotated[bool, _option("Print one JSON document and nothing else.", _OUT, "--json")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Simulate one training iteration of a model on a cluster."""
     if context.invoked_subcommand is not None:
@@ -171,7 +177,9 @@ def main() -> None:
         if error.filename is None:
             raise
         if wants_json:
-            print(json.dumps({"error": {"type": "OSError", "message": f"{error.filename}: {error.strerror}", "hint": ""}}))
+            print(
+                json.dumps({"error": {"type": "OSError", "message": f"{error.filename}: {error.strerror}", "hint": ""}})
+            )
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         sys.exit(SimulatorError.exit_code)
 
