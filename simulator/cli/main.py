@@ -140,7 +140,9 @@ def schedule_command(
 
 
 def register_commands() -> None:
-    """Add the commands that live in files of their own; each imports its work lazily."""
+    """Add the commands that live in files of their own, once; each imports its work lazily."""
+    if any(command.name == "validate" for command in app.registered_commands):
+        return
     from simulator.cli import calibrate, collective, import_, replay, requirements, search, sweep, validate
     from simulator.cli.shared import with_scenario
 
