@@ -171,7 +171,7 @@ def test_the_shipped_file_by_its_file_name_in_a_process():
         ((*SMALL, "--gpus", "8", "--transport", "pigeons"), "pigeons"),
         ((*SMALL, "--set", "node.nicks.bandwidth=1 GB/s"), "nicks"),
         ((*SMALL, "--set", "nothing"), "key=value"),
-        ((*SMALL, "--tp", "0"), "--tp 0"),
+        ((*SMALL, "--tp", "0"), "at least 1"),
     ],
 )
 def test_invalid_input_is_3_with_a_message(simulate, arguments, message):
