@@ -69,7 +69,9 @@ def confidence(result: Result) -> dict[str, Any]:
     table = shipped_table()
     if table.rows:
         found = interval(features_of(result.plan, device), table)
-        return {"low_s": seconds * found.low, "high_s": seconds * found.high, "basis": found.basis}
+        # where comparable runs were all slower (or faster) than predicted, the prediction itself is the near end
+        low, high = min(found.low, 1.0), max(found.high, 1.0)
+        return {"low_s": seconds * low, "high_s": seconds * high, "basis": found.basis}
     error = max(0.1, float(device.kernel_error))
     basis = f"kernel model of {device.name}: {device.kernel_basis}"
     return {"low_s": seconds * (1 - error), "high_s": seconds * (1 + error), "basis": basis}

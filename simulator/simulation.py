@@ -127,6 +127,9 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
         If the degrees do not multiply up.
     """
     plan = scenario.plan.resolve(topology.n_gpus)
+    device = topology.device(0)
+    if plan.precision == "fp8" and "fp8" not in device.peak_flops_per_s:
+        raise InfeasiblePlanError(f"{device.name} does not compute in fp8", hint="use --precision bf16")
     if not plan.sequence_length:
         plan = replace(plan, sequence_length=spec.max_positions)
     if plan.micro_batch:

@@ -122,7 +122,11 @@ def collect_settings(options: dict[str, Any], n_gpus: int = 0) -> tuple[dict[str
         value = os.environ.get(f"SIMULATE_PLAN__{name.upper()}")
         if value is not None:
             settings[name] = _convert(name, value)
-    settings |= {name: options[name] for name in _PLAN_FIELDS if name != "gpus" and options.get(name) is not None}
+    flags = {name: options[name] for name in _PLAN_FIELDS if name != "gpus" and options.get(name) is not None}
+    zeros = [name for name, value in flags.items() if value == 0 and value is not False]
+    if zeros:
+        raise ConfigError(f"--{zeros[0].replace('_', '-')} 0: at least 1", hint="leave the flag out to have it derived")
+    settings |= flags
     return settings, tuple(overrides)
 
 

@@ -61,6 +61,13 @@ def _of_plan(plan: ParallelPlan, n_nodes: int, given: set[str]) -> list[str]:
         ("sequence_parallel", plan.sequence_parallel and plan.tp == 1, "tp=1"),
         ("asynchronous_tp", plan.asynchronous_tp and plan.tp == 1, "tp=1"),
         ("schedule", plan.pp == 1, "pp=1"),
+        (
+            "recompute",
+            plan.recompute == "selective"
+            and plan.attention == "flash"
+            and plan.framework_spec.kernels in ("megatron", "fused"),
+            "fused attention keeps no scores that could be dropped",
+        ),
         ("virtual_pp", plan.virtual_pp > 1 and plan.pp == 1, "pp=1"),
         ("scatter_gather", plan.scatter_gather and plan.pp * plan.tp == 1, "pp=1 and tp=1"),
         ("first_stage_layers", plan.first_stage_layers > 0 and plan.pp == 1, "pp=1"),

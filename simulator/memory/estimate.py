@@ -140,14 +140,21 @@ def _stage_bytes(
     state = state_bytes(plan, gradient_bytes)
     shards_parameters = plan.sharding in ("zero3", "hsdp")
     shards_gradients = shards_parameters or plan.sharding == "zero2"
-    optimizer_shards = shard_size if plan.sharding != "none" else 1
+    n_experts = sum(layer.n_expert_parameters for layer in layers) if plan.ep > 1 else 0
+
+    def held(n_bytes: int, *, is_sharded: bool) -> int:
+        """Bytes of a state on one rank: experts have ep times fewer replicas to be sharded over."""
+        if not is_sharded:
+            return n_parameters * n_bytes
+        return (n_parameters - n_experts) * n_bytes // shard_size + n_experts * n_bytes // max(1, shard_size // plan.ep)
+
     unit = max((layer.n_parameters for layer in layers), default=0)
     gathered = 2 * unit * 2 if shards_parameters else 0
     saved = [sum(layer.saved_bytes for layer in chunk) * n for chunk, n in zip(chunks, in_flight, strict=True)]
     categories = {
-        "parameters": n_parameters * state.parameter // (shard_size if shards_parameters else 1),
-        "gradients": n_parameters * state.gradient // (shard_size if shards_gradients else 1),
-        "optimizer": n_parameters * state.optimizer // optimizer_shards,
+        "parameters": held(state.parameter, is_sharded=shards_parameters),
+        "gradients": held(state.gradient, is_sharded=shards_gradients),
+        "optimizer": held(state.optimizer, is_sharded=plan.sharding != "none"),
         "activations": sum(saved),
         "transient": max((layer.transient_bytes for layer in layers), default=0),
         "buffers": gathered + _bucket_bytes(n_parameters, plan, gradient_bytes, shards_parameters=shards_parameters),

@@ -212,6 +212,11 @@ class Layer:
         return sum(p.n_elements for p in self.parameters)
 
     @property
+    def n_expert_parameters(self) -> int:
+        """Elements of the experts that this rank holds."""
+        return sum(p.n_elements for p in self.parameters if p.is_expert)
+
+    @property
     def n_forward_flops(self) -> float:
         """FLOPs of the forward kernels."""
         return sum(k.n_flops for k in self.forward if not isinstance(k, CommunicationPoint))

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.models.layer import Layer
-from simulator.parallel.gradients import gradient_bytes, parameter_bytes
+from simulator.parallel.gradients import gradient_bytes, parameter_bytes, split_parameters
 from simulator.parallel.mesh import Communicators
 from simulator.parallel.template import Kind
 from simulator.plan import ParallelPlan
@@ -45,7 +45,9 @@ class Bucket:
     trigger: int
 
 
-def fill_buckets(layers: Sequence[Layer], cap_bytes: float, first_bytes: float, element_bytes: int) -> list[Bucket]:
+def fill_buckets(
+    layers: Sequence[Layer], cap_bytes: float, first_bytes: float, element_bytes: int, *, experts: bool = True
+) -> list[Bucket]:
     """Fill buckets with parameters in reverse order, as DDP and Megatron do.
 
     Parameters
@@ -56,19 +58,21 @@ def fill_buckets(layers: Sequence[Layer], cap_bytes: float, first_bytes: float, 
         A bucket is closed once it holds at least this much; the first one may be smaller.
     element_bytes : int
         Bytes of one gradient element.
+    experts : bool
+        Whether experts are reduced with the rest; under expert parallelism they have fewer replicas.
 
     Returns
     -------
     list of Bucket
-        In the order in which backward completes them; the sizes sum to all parameters.
+        In the order in which backward completes them; the sizes sum to all these parameters.
     """
     buckets: list[Bucket] = []
     filled = 0
     for index in reversed(range(len(layers))):
         for parameter in reversed(layers[index].parameters):
-            filled += parameter.n_elements
+            filled += parameter.n_elements if experts or not parameter.is_expert else 0
             limit = first_bytes if not buckets else cap_bytes
-            if filled * element_bytes >= limit:
+            if filled and filled * element_bytes >= limit:
                 buckets.append(Bucket(n_elements=filled, trigger=index))
                 filled = 0
     if filled:
@@ -88,8 +92,11 @@ class DataParallel:
     @property
     def n_optimizer_elements(self) -> int:
         """Parameters that this rank updates."""
-        total = sum(layer.n_parameters for layer in self.layers)
-        return -(-total // self.communicators.size("shard")) if self.plan.sharding != "none" else total
+        dense, experts = split_parameters(self.layers, self.plan)
+        if self.plan.sharding == "none":
+            return dense + experts
+        n_expert_shards = max(1, self.communicators.size("shard") // self.plan.ep)
+        return -(-dense // self.communicators.size("shard")) + -(-experts // n_expert_shards)
 
     def collective(
         self, tasks: TaskList, name: str, axis: str, n_bytes: int, after: tuple[int, ...], phase: Phase = "backward"
@@ -146,6 +153,7 @@ class Replicated(DataParallel):
         self.every_micro_batch = plan.sharding == "zero2" and self.framework == "deepspeed"
         self.overlaps = plan.overlaps
         self._reduced: list[int] = []
+        self._n_experts = split_parameters(self.layers, plan)[1]
         self._buckets = self._make_buckets()
         self._parameter_gathers: dict[int, int] = {}
 
@@ -166,7 +174,7 @@ class Replicated(DataParallel):
                 cap_bytes = first_bytes = n_elements * self.element_bytes
             else:
                 cap_bytes, first_bytes = DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
-        return fill_buckets(self.layers, cap_bytes, first_bytes, self.element_bytes)
+        return fill_buckets(self.layers, cap_bytes, first_bytes, self.element_bytes, experts=self.plan.ep == 1)
 
     @property
     def scatters(self) -> bool:
@@ -200,6 +208,10 @@ class Replicated(DataParallel):
             repeats = self.plan.n_micro_batches if self.every_micro_batch else 1
             for bucket in self._buckets * repeats:
                 self._reduce(tasks, bucket, last)
+        if self._n_experts and self.communicators.size("expert_dp") > 1:
+            name = "reduce_scatter" if self.scatters else "all_reduce"
+            n_bytes = self._n_experts * self.element_bytes
+            self._reduced.append(self.collective(tasks, name, "expert_dp", n_bytes, last))
         return last + tuple(self._reduced)
 
     def _gather_buckets(self) -> list[Bucket]:
@@ -226,6 +238,9 @@ class Replicated(DataParallel):
         """Gather the updated parameters, unless the next forward does so."""
         if self.plan.sharding == "none" or self.plan.overlap_parameter_gather:
             return
+        if self._n_experts and self.communicators.size("expert_dp") > 1:
+            n_bytes = self._n_experts * parameter_bytes(self.plan)
+            self.collective(tasks, "all_gather", "expert_dp", n_bytes, (optimizer,), "optimizer")
         for bucket in self._gather_buckets():
             self.collective(
                 tasks, "all_gather", "shard", bucket.n_elements * parameter_bytes(self.plan), (optimizer,), "optimizer"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from simulator.models.layer import Layer
 from simulator.plan import ParallelPlan
 
 
@@ -24,6 +26,13 @@ def parameter_bytes(plan: ParallelPlan) -> int:
     if plan.precision in ("bf16", "fp16", "fp8"):
         return 2
     return 2 if plan.precision.startswith("amp") and plan.sharding in ("zero3", "hsdp") else 4
+
+
+def split_parameters(layers: Sequence[Layer], plan: ParallelPlan) -> tuple[int, int]:
+    """Return dense and expert parameters of one rank; without expert parallelism experts are dense."""
+    total = sum(layer.n_parameters for layer in layers)
+    experts = sum(layer.n_expert_parameters for layer in layers) if plan.ep > 1 else 0
+    return total - experts, experts
 
 
 class Traffic(NamedTuple):

@@ -101,14 +101,26 @@ class FullySharded(DataParallel):
         members = sorted(self._roots) if position in self._roots else [position]
         # gradients into the flat buffer that is reduced, in its precision
         copied = self._copy(tasks, "reduce copy-in", position, 2, self.element_bytes, "backward", last)
-        for elements in self._messages([p.n_elements for i in members for p in self.layers[i].parameters]):
+        for elements in self._messages([n for i in members for n in self._dense(i)]):
             self._reduced.append(self._reduce_scatter(tasks, elements, (copied,)))
+        if self._experts(position):
+            n_bytes = self._experts(position) * self.element_bytes
+            self._reduced.append(self.collective(tasks, "reduce_scatter", "expert_dp", n_bytes, (copied,)))
         if not self.plan.overlaps:
             tasks.add(HostWork(name="wait for reduction", duration_s=0.0), HOST, (self._reduced[-1],))
 
     def finish_backward(self, tasks: TaskList, last: tuple[int, ...]) -> tuple[int, ...]:
         """Wait for all reductions."""
         return last + tuple(self._reduced)
+
+    def _dense(self, position: int) -> list[int]:
+        """Elements of a layer's tensors that all data-parallel ranks share."""
+        return [p.n_elements for p in self.layers[position].parameters if self.plan.ep == 1 or not p.is_expert]
+
+    def _experts(self, position: int) -> int:
+        """Elements of a layer's experts that have replicas of their own to be sharded over."""
+        has_replicas = self.plan.ep > 1 and self.communicators.size("expert_dp") > 1
+        return self.layers[position].n_expert_parameters if has_replicas else 0
 
     def _following(self, position: int, kind: Kind) -> int | None:
         place = self._units.index(position) + (1 if kind == "F" else -1)
@@ -130,11 +142,15 @@ class FullySharded(DataParallel):
         if 0 <= place < len(self._units) and self._units[place] in ends:
             after = (ends[self._units[place]],)
             tasks.add(HostWork(name="rate limiter", duration_s=0.0), HOST, after)
-        elements = [p.n_elements for p in self.layers[position].parameters]
+        elements = self._dense(position)
         if kind != "F" and self.framework == "deepspeed" and self.plan.recompute == "full":
             elements += _released_before_reuse(elements)
         phase: Phase = "forward" if kind == "F" else "backward"
-        self._gathered[position, kind, micro_batch] = self._all_gather(tasks, elements, after, phase)
+        gathered = self._all_gather(tasks, elements, after, phase)
+        if self._experts(position):
+            n_bytes = self._experts(position) * parameter_bytes(self.plan)
+            gathered = self.collective(tasks, "all_gather", "expert_dp", n_bytes, after, phase)
+        self._gathered[position, kind, micro_batch] = gathered
 
     def _all_gather(self, tasks: TaskList, elements: Sequence[int], after: tuple[int, ...], phase: Phase) -> int:
         index = -1

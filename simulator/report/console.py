@@ -77,7 +77,7 @@ def describe_plan(plan: ParallelPlan) -> str:
     if plan.sharding != "none":
         parts.append(plan.sharding)
     if plan.pp > 1:
-        parts.append(plan.schedule)
+        parts.append("1f1b-interleaved" if plan.schedule == "1f1b" and plan.virtual_pp > 1 else plan.schedule)
     parts += [
         f"micro-batch {plan.micro_batch}",
         f"global batch {plan.global_batch}",
@@ -165,6 +165,9 @@ def print_scaling(
 def print_advice(rows: Sequence[dict[str, Any]], *, everything: bool = False, console: Console | None = None) -> None:
     """Print what single changes would save, each simulated; only the best one unless ``everything`` is asked for."""
     out = console or make_console()
+    if not everything and rows and abs(rows[0]["saving"]) < 0.001:
+        out.print("what would help most: not the network; --explain simulates other changes", highlight=False)
+        return
     for row in rows if everything else rows[:1]:
         saving = row["saving"]
         effect = "has no effect" if abs(saving) < 0.001 else f"{'saves' if saving > 0 else 'costs'} {abs(saving):.1%}"

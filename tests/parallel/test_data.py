@@ -97,3 +97,31 @@ def test_hybrid_sharding_reduces_shards_across_nodes():
 def test_one_rank_sends_nothing():
     plan = ParallelPlan(dp=1, gpus=1, framework="hf-eager", micro_batch=1, global_batch=1)
     assert sent_bytes(plan, SIZES) == {}
+
+
+@pytest.mark.parametrize(("ep", "sharding"), [(8, "none"), (8, "zero1"), (2, "none"), (2, "zero1"), (2, "zero3")])
+def test_experts_are_reduced_over_their_own_replicas_only(ep, sharding):
+    dense, expert = 1_000_000, 4_000_000
+    stage = [
+        Layer(
+            name="block", forward=(KERNEL,), backward=(KERNEL,),
+            parameters=(Parameter(name="d", n_elements=dense), Parameter(name="e", n_elements=expert, is_expert=True)),
+        )
+    ]  # fmt: skip
+    framework = "fsdp" if sharding == "zero3" else "megatron"
+    plan = ParallelPlan(
+        dp=8, ep=ep, gpus=8, sharding=sharding, framework=framework, precision="fp16", micro_batch=1, global_batch=8
+    )
+    strategy = data_parallel(stage, plan, Communicators(Mesh(plan, 8), 0, folded=True))
+    tasks = TaskList()
+    needs = strategy.before_layer(tasks, 0, "B", 0)
+    strategy.after_layer(tasks, 0, "B", 0, (tasks.add(KERNEL, after=needs),), is_last=True)
+    strategy.after_step(tasks, tasks.add(KERNEL, after=strategy.finish_backward(tasks, ())))
+    sizes = {"dp": 0, "shard": 0, "expert_dp": 0}
+    for task in tasks.tasks:
+        if isinstance(task.op, Collective) and task.op.collective in ("all_reduce", "reduce_scatter"):
+            sizes[task.op.axis] += task.op.n_bytes
+    assert sizes["dp"] + sizes["shard"] == 2 * dense
+    assert sizes["expert_dp"] == (2 * expert if ep < 8 else 0)
+    replicas = 1 if sharding == "none" else 8
+    assert strategy.n_optimizer_elements == dense // replicas + expert // max(1, replicas // ep)
