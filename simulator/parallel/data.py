@@ -211,7 +211,8 @@ class Replicated(DataParallel):
         if self._n_experts and self.communicators.size("expert_dp") > 1:
             name = "reduce_scatter" if self.scatters else "all_reduce"
             n_bytes = self._n_experts * self.element_bytes
-            self._reduced.append(self.collective(tasks, name, "expert_dp", n_bytes, last))
+            for _ in range(self.plan.n_micro_batches if self.every_micro_batch else 1):
+                self._reduced.append(self.collective(tasks, name, "expert_dp", n_bytes, last))
         return last + tuple(self._reduced)
 
     def _gather_buckets(self) -> list[Bucket]:

@@ -28,7 +28,7 @@ from simulator.costs import ModelCosts
 from simulator.memory import MemoryReport, estimate
 from simulator.models.layer import CommunicationPoint, Layer, Model
 from simulator.models.spec import ModelSpec
-from simulator.parallel.gradients import gradient_bytes
+from simulator.parallel.gradients import gradient_bytes, split_parameters
 from simulator.parallel.lower import split_layers
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.optimizer import optimizer_run
@@ -330,9 +330,9 @@ class Bounds:
     def _step_s(self, layout: Layout, stage: int, durations: Durations) -> float:
         plan = layout.plan
         layers = layout.stage_layers(stage)
-        n_elements = sum(layer.n_parameters for layer in layers)
-        if plan.sharding != "none":
-            n_elements = -(-n_elements // self.communicators(plan, stage).size("shard"))
+        dense, experts = split_parameters(layers, plan)
+        shards = self.communicators(plan, stage).size("shard") if plan.sharding != "none" else 1
+        n_elements = -(-dense // shards) + -(-experts // max(1, shards // plan.ep))
         n_tensors = sum(len(layer.parameters) for layer in layers)
         return durations.op_s(optimizer_run(n_elements, n_tensors, plan))[0]
 

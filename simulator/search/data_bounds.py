@@ -109,20 +109,22 @@ def _replicated(
         strategy.after_layer(tasks, position, "B", plan.n_micro_batches - 1, (), is_last=True)
         if position < len(first_chunk_s):
             launches += _launched(tasks.tasks[n_before:], done_s[position], durations)
-    n_before = len(tasks.tasks)
+    n_before = n_repeated = len(tasks.tasks)
     strategy.finish_backward(tasks, ())
     if first_chunk_s:
         launches += _launched(tasks.tasks[n_before:], float("inf"), durations)
     n_before = len(tasks.tasks)
     strategy.after_step(tasks, 0)
     after_step = _seconds(tasks.tasks[n_before:], durations)
-    before = _seconds(tasks.tasks[:n_before], durations)
     every_micro_batch = strategy.every_micro_batch and strategy.overlaps
     repeats = plan.n_micro_batches if every_micro_batch else 1
+    before = {stream: repeats * s for stream, s in _seconds(tasks.tasks[:n_repeated], durations).items()}
+    for stream, seconds in _seconds(tasks.tasks[n_repeated:n_before], durations).items():
+        before[stream] = before.get(stream, 0.0) + seconds
     return DataBound(
         launches=tuple(launches),
         after_step_s=max(after_step.values(), default=0.0),
-        stream_s=repeats * max(before.values(), default=0.0),
+        stream_s=max(before.values(), default=0.0),
     )
 
 
