@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from simulator.models.layer import Layer
 from simulator.parallel.data import DataParallel
 from simulator.parallel.mesh import Communicators
-from simulator.parallel.stage import StageLayers
+from simulator.parallel.stage import StageLayers, Steps, finish, take_turns
 from simulator.parallel.template import Kind
 from simulator.plan import ParallelPlan
 from simulator.program.op import HostWork, Phase, Transfer
@@ -52,39 +52,68 @@ class StageLowering:
         """Append the whole row and return what the optimizer must wait for."""
         self.data.start_step(self.tasks)
         last_backward = {a.chunk: a for a in actions if a.kind not in ("F", "I")}
-        for action in actions:
-            self._pass(action, is_last=last_backward.get(action.chunk) == action)
+        lasts = set(last_backward.values())
+        remaining = iter(actions)
+        for action in remaining:
+            if action.is_paired:
+                self._pair(action, next(remaining), lasts)
+            else:
+                self._pass(action, is_last=action in lasts)
         return self.data.finish_backward(self.tasks, self._last + self._sent)
 
     def _pass(self, action: Action, *, is_last: bool) -> None:
-        kind: Kind = action.kind
-        virtual = self.placement.virtual_stage(self.stage, action.chunk)
-        received = self._receive(action, virtual)
-        self._last = self._compute(action, received + self._take_sent(), is_last=is_last)
-        self._ends[kind, action.chunk, action.micro_batch] = self._last
-        self._send(action, virtual)
+        after = self._receive(action) + self._take_sent()
+        if self._is_quiet(action, is_last=is_last):
+            block = self.layers.block(action.chunk, action.kind)
+            self._last = (self.tasks.add(block, COMPUTE, after, None, action.micro_batch),)
+        else:
+            self._last = finish(self._steps(action, after, is_last=is_last))
+        self._ends[action.kind, action.chunk, action.micro_batch] = self._last
+        self._send(action)
+
+    def _pair(self, forward: Action, backward: Action, lasts: Collection[Action]) -> None:
+        """Run a forward and a backward in turns."""
+        is_last = backward in lasts
+        after = (self._receive(forward), self._receive(backward))
+        sent = self._take_sent()
+        if self._is_quiet(forward, is_last=False) and self._is_quiet(backward, is_last=is_last):
+            block = self.layers.paired_block(forward.chunk, backward.chunk)
+            index = self.tasks.add(block, COMPUTE, after[0] + after[1] + sent, None, backward.micro_batch)
+            ends: tuple[tuple[int, ...], tuple[int, ...]] = ((index,), (index,))
+        else:
+            ends = take_turns(
+                self._steps(forward, after[0] + after[1] + sent, is_last=False),
+                self._steps(backward, after[1] + sent, is_last=is_last),
+            )
+        for action, end in zip((forward, backward), ends, strict=True):
+            self._last = end
+            self._ends[action.kind, action.chunk, action.micro_batch] = end
+            self._send(action)
+        self._last = ends[0] + ends[1]
+
+    def _is_quiet(self, action: Action, *, is_last: bool) -> bool:
+        return self.data.is_quiet(action.kind, action.micro_batch, is_last=is_last)
 
     def _take_sent(self) -> tuple[int, ...]:
         sent, self._sent = self._sent, ()
         return sent if self.plan.synchronous_p2p else ()
 
-    def _compute(self, action: Action, after: tuple[int, ...], *, is_last: bool) -> tuple[int, ...]:
+    def _steps(self, action: Action, after: tuple[int, ...], *, is_last: bool) -> Steps:
+        """Write a pass down layer by layer, with what data parallelism does before and after each."""
         kind: Kind = action.kind
-        if self.data.is_quiet(kind, action.micro_batch, is_last=is_last):
-            block = self.layers.block(action.chunk, kind)
-            return (self.tasks.add(block, COMPUTE, after, None, action.micro_batch),)
         base = sum(len(chunk) for chunk in self.layers.chunks[: action.chunk])
         for index in self.layers.order(action.chunk, kind):
             needs = self.data.before_layer(self.tasks, base + index, kind, action.micro_batch)
             layer: Layer = self.layers.chunks[action.chunk][index]
-            after = self.layers.emit(self.tasks, layer, kind, after + needs, action.micro_batch)
+            after = yield from self.layers.steps(self.tasks, layer, kind, after + needs, action.micro_batch)
             self.data.after_layer(self.tasks, base + index, kind, action.micro_batch, after, is_last=is_last)
         return after
 
-    def _receive(self, action: Action, virtual: int) -> tuple[int, ...]:
+    def _receive(self, action: Action) -> tuple[int, ...]:
         """Post the receive of an activation or gradient that another stage computes."""
         if action.kind == "W":
             return ()
+        virtual = self.placement.virtual_stage(self.stage, action.chunk)
         source = self.placement.previous(virtual) if action.kind == "F" else self.placement.following(virtual)
         if source is None:
             return ()
@@ -96,9 +125,10 @@ class StageLowering:
             self.tasks.add(HostWork(name="synchronise", duration_s=0.0), HOST, (received,))
         return (received,)
 
-    def _send(self, action: Action, virtual: int) -> None:
+    def _send(self, action: Action) -> None:
         if action.kind == "W":
             return
+        virtual = self.placement.virtual_stage(self.stage, action.chunk)
         target = self.placement.following(virtual) if action.kind == "F" else self.placement.previous(virtual)
         if target is None or self.placement.stage(target) == self.stage:
             return

@@ -1,15 +1,42 @@
-"""One pipeline stage's layers as tasks, one at a time or as a block."""
+"""One pipeline stage's layers as tasks: one at a time, as a block, or two passes in turns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 from simulator.models.layer import Layer
 from simulator.parallel.mesh import Communicators
 from simulator.parallel.template import Kind, Template, template_of
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective
-from simulator.program.program import Block, TaskList
+from simulator.program.program import COMPUTE, Block, TaskList
+
+#: a pass that is being written down: it stops behind every communication and returns what must end before its output is complete
+Steps = Generator[None, None, tuple[int, ...]]
+
+
+def finish(steps: Steps) -> tuple[int, ...]:
+    """Write a pass down to its end and return what it returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            done: tuple[int, ...] = stop.value
+            return done
+
+
+def take_turns(first: Steps, second: Steps) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Write two passes down in turns, each up to its next communication, and return what both return."""
+    results: dict[int, tuple[int, ...]] = {}
+    running = [first, second]
+    while running:
+        for steps in list(running):
+            try:
+                next(steps)
+            except StopIteration as stop:
+                results[id(steps)] = stop.value
+                running.remove(steps)
+    return results[id(first)], results[id(second)]
 
 
 class StageLayers:
@@ -30,6 +57,7 @@ class StageLayers:
         self._class_communicators = Communicators(communicators.mesh, communicators.rank, folded=True)
         self._templates: dict[tuple[int, Kind, bool], Template] = {}
         self._blocks: dict[tuple[int, Kind], Block] = {}
+        self._pairs: dict[tuple[int, int], Block] = {}
 
     def order(self, chunk: int, kind: Kind) -> Iterable[int]:
         """Positions of a chunk's layers in the order in which a pass visits them."""
@@ -47,29 +75,57 @@ class StageLayers:
         in_block: bool = False,
     ) -> tuple[int, ...]:
         """Append one layer's tasks and return the indices that must end before its output is complete."""
+        return finish(self.steps(tasks, layer, kind, after, micro_batch, in_block=in_block))
+
+    def steps(
+        self,
+        tasks: TaskList,
+        layer: Layer,
+        kind: Kind,
+        after: tuple[int, ...],
+        micro_batch: int,
+        *,
+        in_block: bool = False,
+    ) -> Steps:
+        """Append one layer's tasks, stopping behind every communication so that another pass may take its turn."""
         folded = in_block or self.communicators.folded
         template = self._templates.get((id(layer), kind, folded))
         if template is None:
             template = template_of(layer, kind, self.plan, self._class_communicators if folded else self.communicators)
             self._templates[id(layer), kind, folded] = template
-        base = len(tasks.tasks)
-        for position, entry in enumerate(template.entries):
-            deps = tuple(base + index for index in entry.after)
+        indices: list[int] = []
+        for entry in template.entries:
+            deps = tuple(indices[index] for index in entry.after)
             key = None
             if isinstance(entry.op, Collective) and not folded:
-                key = self.communicators.key(entry.op.axis, (kind, micro_batch, base + position))
-            tasks.add(entry.op, entry.stream, deps + after if position == 0 else deps, key, micro_batch)
-        return tuple(base + index for index in template.tails) if template.entries else after
+                key = self.communicators.key(entry.op.axis, (kind, micro_batch, len(tasks.tasks)))
+            indices.append(tasks.add(entry.op, entry.stream, deps if indices else deps + after, key, micro_batch))
+            if entry.stream != COMPUTE:
+                yield
+        return tuple(indices[index] for index in template.tails) if indices else after
 
     def block(self, chunk: int, kind: Kind) -> Block:
         """Return a whole chunk's pass as one block; always the same object."""
         block = self._blocks.get((chunk, kind))
         if block is None:
             tasks = TaskList()
-            after: tuple[int, ...] = ()
-            for index in self.order(chunk, kind):
-                after = self.emit(tasks, self.chunks[chunk][index], kind, after, -1, in_block=True)
+            finish(self._chunk_steps(tasks, chunk, kind))
             name = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}[kind]
-            block = Block(name=name, tasks=tuple(tasks.tasks))
-            self._blocks[chunk, kind] = block
+            block = self._blocks[chunk, kind] = Block(name=name, tasks=tuple(tasks.tasks))
         return block
+
+    def paired_block(self, forward_chunk: int, backward_chunk: int) -> Block:
+        """Return a forward and a backward in turns as one block: each computes while the other communicates."""
+        block = self._pairs.get((forward_chunk, backward_chunk))
+        if block is None:
+            tasks = TaskList()
+            take_turns(self._chunk_steps(tasks, forward_chunk, "F"), self._chunk_steps(tasks, backward_chunk, "B"))
+            block = Block(name="forward and backward", tasks=tuple(tasks.tasks))
+            self._pairs[forward_chunk, backward_chunk] = block
+        return block
+
+    def _chunk_steps(self, tasks: TaskList, chunk: int, kind: Kind) -> Steps:
+        after: tuple[int, ...] = ()
+        for index in self.order(chunk, kind):
+            after = yield from self.steps(tasks, self.chunks[chunk][index], kind, after, -1, in_block=True)
+        return after

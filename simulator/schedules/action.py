@@ -20,11 +20,15 @@ class Action(NamedTuple):
     micro_batch : int
     chunk : int
         Which of the stage's chunks; see :class:`Placement`.
+    is_paired : bool
+        Whether this forward runs together with the backward that follows it in the row, layer by layer in turns: both
+        start when both have their inputs, and both end together (DualPipe's overlapped chunks).
     """
 
     kind: Kind
     micro_batch: int
     chunk: int = 0
+    is_paired: bool = False
 
 
 Row = tuple[Action, ...]

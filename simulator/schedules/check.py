@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from simulator.errors import ConfigError
-from simulator.schedules.action import Action, Placement, Table
+from simulator.schedules.action import Action, Placement, Row, Table
 
 Pass = tuple[str, int, int]
 
@@ -22,7 +22,8 @@ class Execution:
     Parameters
     ----------
     starts, ends : tuple of tuple of float
-        ``starts[stage][i]`` of the stage's ``i``-th action, in the unit of the durations.
+        ``starts[stage][i]`` of the stage's ``i``-th action, in the unit of the durations. Of a pair that runs together
+        the second is counted behind the first, and both end with the pair.
     """
 
     starts: tuple[tuple[float, ...], ...]
@@ -37,7 +38,7 @@ class Execution:
     def bubbles(self) -> tuple[float, ...]:
         """Idle time of every stage between its own first start and last end."""
         return tuple(
-            ends[-1] - starts[0] - sum(end - start for start, end in zip(starts, ends, strict=True))
+            sum(max(0.0, start - end) for start, end in zip(starts[1:], ends, strict=False))
             for starts, ends in zip(self.starts, self.ends, strict=True)
             if starts
         )
@@ -73,19 +74,21 @@ def execute(table: Table, placement: Placement, duration_of: Callable[[Action], 
         row, starts, row_ends = table[stage], starts_by_row[stage], ends_by_row[stage]
         now = row_ends[-1] if row_ends else 0.0
         while len(starts) < len(row):
-            action = row[len(starts)]
-            needed = [p for p in _inputs(action, stage, placement) if p is not None]
+            together = row[len(starts) : len(starts) + 1 + row[len(starts)].is_paired]
+            needed = [p for action in together for p in _inputs(action, stage, placement) if p is not None]
             missing = next((p for p in needed if p not in ends), None)
             if missing is not None:
                 waiting.setdefault(missing, []).append(stage)
                 break
-            start = max((ends[p] for p in needed), default=0.0)
-            starts.append(max(now, start))
-            now = starts[-1] + duration_of(action)
-            row_ends.append(now)
-            done = (_gradient(action), action.micro_batch, placement.virtual_stage(stage, action.chunk))
-            ends[done] = now
-            ready += waiting.pop(done, ())
+            start = max(now, max((ends[p] for p in needed), default=0.0))
+            now = start + sum(map(duration_of, together))
+            for action in together:
+                starts.append(start)
+                start += duration_of(action)
+                row_ends.append(now)
+                done = (_gradient(action), action.micro_batch, placement.virtual_stage(stage, action.chunk))
+                ends[done] = now
+                ready += waiting.pop(done, ())
     if waiting:
         raise ConfigError(
             _deadlock(table, placement, starts_by_row),
@@ -159,7 +162,8 @@ def check(table: Table, placement: Placement | None = None) -> None:
         missing = sorted(set(range(max(micro_batches))) - micro_batches)
         raise ConfigError(f"micro-batches {missing} are in no row of the schedule")
     for stage, row in enumerate(table):
-        counts = Counter(row)
+        counts = Counter(action._replace(is_paired=False) for action in row)
+        _check_pairs(stage, row)
         for micro_batch in micro_batches:
             for chunk in range(placement.n_chunks):
                 found = tuple(counts.pop(Action(kind, micro_batch, chunk), 0) for kind in ("F", "B", "I", "W"))
@@ -175,6 +179,15 @@ def check(table: Table, placement: Placement | None = None) -> None:
                 f"but the schedule has chunks 0 to {placement.n_chunks - 1}"
             )
     execute(table, placement, lambda _: 1.0)
+
+
+def _check_pairs(stage: int, row: Row) -> None:
+    for index, action in enumerate(row):
+        partner = row[index + 1] if index + 1 < len(row) else None
+        if action.is_paired and (action.kind != "F" or partner is None or partner.kind != "B" or partner.is_paired):
+            raise ConfigError(
+                f"stage {stage}: {_name(action)} is paired, but is not a forward with a whole backward behind it"
+            )
 
 
 def peak_in_flight(table: Table, n_chunks: int) -> tuple[tuple[int, ...], ...]:

@@ -11,8 +11,8 @@ from simulator.schedules.action import Action, Row, Table
 def dualpipe(n_stages: int, n_micro_batches: int, *, n_chunks: int = 2) -> Table:
     """Feed micro-batches from both ends; chunk 0 belongs to the copy that starts on stage 0.
 
-    A forward of one direction stands next to a backward of the other, so that a runtime can overlap the
-    communication of one with the compute of the other.
+    A forward of one direction is paired with a backward of the other wherever both are at hand: the two run in turns, so
+    that the communication of one hides behind the compute of the other.
 
     Parameters
     ----------
@@ -57,10 +57,15 @@ class _RowWriter:
         self.n_backwards = {"near": 0, "far": 0}
         self.weights: deque[Action] = deque()
 
-    def forward(self, direction: str) -> None:
+    def forward(self, direction: str, *, is_paired: bool = False) -> None:
         """Append the direction's next forward."""
-        self.row.append(Action("F", self.n_forwards[direction], self.chunks[direction]))
+        self.row.append(Action("F", self.n_forwards[direction], self.chunks[direction], is_paired))
         self.n_forwards[direction] += 1
+
+    def pair(self, forward: str, backward: str) -> None:
+        """Append a forward of one direction that runs together with a backward of the other."""
+        self.forward(forward, is_paired=True)
+        self.backward(backward)
 
     def backward(self, direction: str, *, split: bool = False) -> None:
         """Append the direction's next backward, or its input gradient while the weight gradient waits."""
@@ -88,15 +93,16 @@ def _row(stage: int, n_stages: int, n_per_direction: int) -> Row:
         write.backward("far", split=True)
         write.weight()
         write.forward("far")
-    for _ in range(n_per_direction - n_stages + inner):
-        write.forward("near")
-        write.backward("far")
-        write.forward("far")
-        write.backward("near")
+    for i in range(n_per_direction - n_stages + inner):
+        if i or outer:
+            write.pair("near", "far")
+        else:  # the middle stages have the backward at hand before the forward's neighbour is ready
+            write.forward("near")
+            write.backward("far")
+        write.pair("far", "near")
     for _ in range(outer):
         write.backward("far")
-        write.forward("far")
-        write.backward("near")
+        write.pair("far", "near")
     for i in range(2 * inner):
         write.backward("near" if i % 2 else "far", split=i >= inner)
     for _ in range(outer):
