@@ -16,13 +16,28 @@ from simulator.report.explain import explain as rank_changes
 from simulator.simulation import Result, lower_scenario, simulate_on
 from simulator.trials import Trials, knobs_of, options_of
 from simulator.units import format_bytes
+from simulator.whole_run import RunRequest, whole_run
 
 if TYPE_CHECKING:
     from simulator.report.page import Report
 
 
-def to_json(result: Result) -> dict[str, Any]:
-    """Return the documented answer as plain data."""
+def to_json(result: Result, request: RunRequest | None = None) -> dict[str, Any]:
+    """Return the documented answer as plain data, with ``whole_run`` where a run is asked about.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If the run that is asked about would never end.
+    """
+    answer = _of_iteration(result)
+    if request is None:
+        return answer
+    run = whole_run(request, answer, result.plan, result.topology, result.spec.n_parameters)
+    return {**answer, "whole_run": run.to_dict()}
+
+
+def _of_iteration(result: Result) -> dict[str, Any]:
     plan, metrics, memory, spec = result.plan, result.metrics, result.memory, result.spec
     seconds = metrics.iteration_time_s
     flops = result.model.model_flops_per_sequence * plan.global_batch
@@ -131,16 +146,22 @@ def explain(result: Result, *, say: Callable[[str], None] = lambda _: None) -> d
     return {"critical_path": path_rows(result.timeline), **ranked}
 
 
-def document(results: Sequence[Result], explanation: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def document(
+    results: Sequence[Result], explanation: Mapping[str, Any] | None = None, *, request: RunRequest | None = None
+) -> dict[str, Any]:
     """Return what ``--json`` prints: one answer, or ``scaling``, a list of them with ``gpus`` added."""
-    answers = [to_json(result) for result in results]
+    answers = [to_json(result, request) for result in results]
     rows = [{"gpus": result.plan.gpus, **answer} for result, answer in zip(results, answers, strict=True)]
     whole = answers[0] if len(answers) == 1 else {"scaling": rows}
     return whole if explanation is None else {**whole, "explanation": dict(explanation)}
 
 
 def report(
-    results: Sequence[Result], *, explanation: Mapping[str, Any] | None = None, given: Collection[str] = ()
+    results: Sequence[Result],
+    *,
+    request: RunRequest | None = None,
+    explanation: Mapping[str, Any] | None = None,
+    given: Collection[str] = (),
 ) -> Report:
     """Make the HTML report of one result, or of several on growing numbers of GPUs, of which the last is shown.
 
@@ -148,6 +169,8 @@ def report(
     ----------
     results : sequence of Result
         The last one simulated with ``detail=True``, so that its timeline can be zoomed into.
+    request : RunRequest, optional
+        A whole run that is asked about.
     explanation : dict, optional
         As :func:`explain` returns it; without it the report has the critical path alone.
     given : collection of str
@@ -159,7 +182,7 @@ def report(
     mesh = Mesh(last.plan, last.topology.gpus_per_node)
     return render(
         Inputs(
-            document=document(results, explanation), scenario=last.scenario, topology=last.topology,
+            document=document(results, explanation, request=request), scenario=last.scenario, topology=last.topology,
             timeline=last.timeline, link_busy_s=last.link_busy_s, fullest_rank=last.memory.rank,
             stages={rank: mesh.stage_of(rank) for rank in last.timeline.members}, given=given,
             explanation=explanation or {"critical_path": path_rows(last.timeline)},

@@ -193,3 +193,17 @@ def format_time(duration_s: float) -> str:
         if abs(duration_s) >= scale:
             return f"{duration_s / scale:.4g} {unit}"
     return f"{duration_s / 1e-9:.4g} ns" if duration_s else "0 s"
+
+
+def format_duration(duration_s: float) -> str:
+    """Print a long duration in minutes, hours or days, a short one as :func:`format_time` does.
+
+    Examples
+    --------
+    >>> format_duration(10_800), format_duration(200_000), format_duration(0.5)
+    ('3 h', '2.315 days', '500 ms')
+    """
+    for unit, scale in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if abs(duration_s) >= 2 * scale:
+            return f"{duration_s / scale:,.4g} {unit}"
+    return format_time(duration_s)

@@ -26,7 +26,7 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-_MODEL, _PLAN, _COST, _OUT = "What to run", "Parallel plan", "Cost models", "Output"
+_MODEL, _PLAN, _COST, _RUN, _OUT = "What to run", "Parallel plan", "Cost models", "Whole run", "Output"
 
 
 def _option(help_text: str, panel: str, *names: str) -> Any:
@@ -35,6 +35,7 @@ def _option(help_text: str, panel: str, *names: str) -> Any:
 
 Text = Optional[str]  # noqa: UP045 - Typer reads Optional at run time
 Number = Optional[int]  # noqa: UP045
+Real = Optional[float]  # noqa: UP045
 Switch = Optional[bool]  # noqa: UP045
 Texts = Optional[list[str]]  # noqa: UP045
 
@@ -78,6 +79,20 @@ def main_command(
     seed: Annotated[int, _option("Seed of everything random.", _COST)] = 0,
     set_: Annotated[Texts, _option("Change a plan or topology value: key=value.", _COST, "--set")] = None,
     unfold: Annotated[bool, _option("Simulate every rank, not one per class.", _COST, "--unfold")] = False,
+    tokens: Annotated[Text, _option("Tokens to train on, e.g. 300B: days, GPU hours, cost, energy.", _RUN)] = None,
+    epochs: Annotated[Real, _option("Passes over a data set instead, with --dataset-tokens.", _RUN)] = None,
+    dataset_tokens: Annotated[Text, _option("Tokens of the data set, e.g. 10B.", _RUN)] = None,
+    iterations: Annotated[Number, _option("Optimizer steps instead.", _RUN)] = None,
+    gpu_hour_price: Annotated[Text, _option("Price of a GPU hour, e.g. 2.50 or '2.50 USD'.", _RUN)] = None,
+    mtbf: Annotated[
+        Text, _option("Mean time between failures, '50000 h/gpu', '6000 h/node' or '3 h/job'; or none.", _RUN)
+    ] = None,
+    checkpoint_interval: Annotated[Text, _option("'30 min' or '500 steps'; Daly's optimum by default.", _RUN)] = None,
+    checkpoint_time: Annotated[
+        Text, _option("How long training stands still for one; over the storage link by default.", _RUN)
+    ] = None,
+    restart_time: Annotated[Text, _option("From a failure until the checkpoint is read; 10 min.", _RUN)] = None,
+    pue: Annotated[Real, _option("Energy of the building over that of its computers; 1.1.", _RUN)] = None,
     explain: Annotated[bool, _option("Simulate what would help most.", _OUT, "--explain")] = False,
     report: Annotated[Text, _option("Write an HTML report.", _OUT)] = None,
     trace: Annotated[Text, _option("Write a timeline for Perfetto (.json or .pftrace).", _OUT)] = None,

@@ -32,6 +32,7 @@ from simulator.report.tables import (
 )
 from simulator.report.timeline_chart import timeline_data
 from simulator.report.topology_chart import topology_chart
+from simulator.report.whole_run import whole_run_tables
 from simulator.scenario import Scenario
 from simulator.timeline import Timeline
 from simulator.topology import Topology
@@ -198,6 +199,8 @@ def _sections(
             "What decides the time, and what would help",
             explanation_tables(inputs.explanation),
         )
+    if "whole_run" in answer:
+        add("run", "Whole run", "The whole run", whole_run_tables(answer["whole_run"]))
     if "scaling" in charts:
         add("scaling", "Scaling", "Scaling", chart_place(charts["scaling"], alone=True) + scaling_table(inputs.answers))
     if "pipeline" in streams:

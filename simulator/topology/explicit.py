@@ -13,6 +13,7 @@ from simulator.errors import ConfigError, UnroutableError
 from simulator.topology.graph import Topology
 from simulator.topology.layout import LinkArrays, link_arrays
 from simulator.topology.link import LinkTable
+from simulator.topology.operation_spec import OperatedSpec
 from simulator.topology.routing import Adjacency, Route
 from simulator.topology.spec import ClusterSpec, CpuSpec, DeviceName, NodeSpec, TransportSpec
 
@@ -37,7 +38,7 @@ class EdgeSpec(Spec):
     both_ways: bool = True
 
 
-class GraphSpec(Spec):
+class GraphSpec(OperatedSpec):
     """A file with ``vertices`` and ``edges``."""
 
     version: Literal[1] = 1
@@ -177,6 +178,10 @@ def topology_of_graph(spec: GraphSpec, n_gpus: int | None = None) -> Topology:
         default_transport=spec.default_transport,
         efficiency=spec.efficiency,
         collectives=spec.collectives,
+        storage=spec.storage,
+        power=spec.power,
+        price=spec.price,
+        failures=spec.failures,
     )
     whole = Topology(spec=cluster, layout=layout, n_gpus=len(gpus), gpus_per_node=per_node)
     return whole if n_gpus is None else whole.subset(n_gpus)

@@ -14,6 +14,7 @@ from simulator.topology.device import Device, load_device
 from simulator.topology.fabric_spec import FabricSpec
 from simulator.topology.layout import Layout, LinkArrays, RegularLayout, build_layout
 from simulator.topology.link import LINK_KINDS, Link, LinkView
+from simulator.topology.operation_spec import StorageSpec
 from simulator.topology.routing import Route
 from simulator.topology.spec import ClusterSpec, NodeSpec, TransportSpec
 
@@ -91,6 +92,11 @@ class Topology:
     def collectives(self) -> dict[str, Any]:
         """Constants of the cluster file's ``collectives`` section."""
         return self.spec.collectives
+
+    @property
+    def storage(self) -> StorageSpec | None:
+        """Way to the file system; None where the file does not say, and storage is not modelled."""
+        return self.spec.storage
 
     def node_of(self, rank: int) -> int:
         """Node on which a rank runs."""

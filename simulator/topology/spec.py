@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from simulator.config import Bandwidth, Bytes, Spec, Time, complaint, did_you_mean, resolve_name
 from simulator.errors import ConfigError
 from simulator.topology.fabric_spec import FabricSpec, NoFabric
+from simulator.topology.operation_spec import OperatedSpec
 
 PCIE_X16_BYTES_PER_S = {3: 15.75e9, 4: 31.5e9, 5: 63.0e9, 6: 121.0e9}
 """Raw rate of 16 lanes, per direction, after line coding (PCI-SIG base specifications)."""
@@ -173,7 +174,7 @@ class TransportSpec(Sourced):
     constants: dict[str, Any] = Field(default_factory=dict)
 
 
-class ClusterSpec(Sourced):
+class ClusterSpec(OperatedSpec, Sourced):
     """A whole cluster file."""
 
     version: Literal[1] = 1

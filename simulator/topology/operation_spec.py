@@ -1,0 +1,115 @@
+"""What a cluster file may say about running it: storage, power, price and failures.
+
+All of it is optional. What a file leaves out is not modelled (storage of the input pipeline), or taken from
+``topologies/operation/defaults.yaml`` where a whole run is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from simulator.config import Bandwidth, Power, Spec, Time, complaint
+from simulator.errors import ConfigError
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class StorageSpec(Spec):
+    """The way between the nodes and the file system that holds data and checkpoints.
+
+    Rates are those that a job sees. A missing rate of a node is that of its network cards, a missing total no limit
+    beyond the nodes', and a missing rate of writing that of reading.
+    """
+
+    source: str = ""
+    bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="bandwidth", gt=0)
+    node_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="node_bandwidth", gt=0)
+    write_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="write_bandwidth", gt=0)
+    node_write_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="node_write_bandwidth", gt=0)
+    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+
+    @model_validator(mode="after")
+    def _says_something(self) -> StorageSpec:
+        if self.bandwidth_bytes_per_s is None and self.node_bandwidth_bytes_per_s is None:
+            hint = "write 'bandwidth: 100 GB/s' (all nodes together), 'node_bandwidth: 4 GB/s', or both"
+            raise complaint(ConfigError("storage needs a rate of reading", hint=hint))
+        return self
+
+
+class PowerSpec(Spec):
+    """What the machine draws: a board that computes, communicates or waits, the rest of its node, the building."""
+
+    source: str = ""
+    gpu_compute_w: Power | None = Field(default=None, alias="gpu_compute", gt=0)
+    gpu_communication_w: Power | None = Field(default=None, alias="gpu_communication", gt=0)
+    gpu_idle_w: Power | None = Field(default=None, alias="gpu_idle", ge=0)
+    host_w: Power | None = Field(default=None, alias="host", ge=0)
+    pue: float | None = Field(default=None, ge=1, le=10)
+
+
+class PriceSpec(Spec):
+    """What an hour of one GPU costs."""
+
+    source: str = ""
+    gpu_hour: float = Field(gt=0)
+    currency: str = ""
+
+
+class FailureSpec(Spec):
+    """How often something ends the job, and how long it takes until it runs again."""
+
+    source: str = ""
+    gpu_mtbf_s: Time | None = Field(default=None, alias="gpu_mtbf", gt=0)
+    node_mtbf_s: Time | None = Field(default=None, alias="node_mtbf", gt=0)
+    restart_s: Time | None = Field(default=None, alias="restart", ge=0)
+
+    @model_validator(mode="after")
+    def _says_it_once(self) -> FailureSpec:
+        if self.gpu_mtbf_s is not None and self.node_mtbf_s is not None:
+            raise complaint(ConfigError("gpu_mtbf and node_mtbf say the same thing", hint="leave one out"), "node_mtbf")
+        return self
+
+
+class OperatedSpec(Spec):
+    """The sections of a cluster file that say how it is run."""
+
+    storage: StorageSpec | None = None
+    power: PowerSpec | None = None
+    price: PriceSpec | None = None
+    failures: FailureSpec | None = None
+
+
+class PowerShares(Spec):
+    """Default powers as shares of the device's power limit."""
+
+    source: str
+    gpu_compute: Share
+    gpu_communication: Share
+    gpu_idle: Share
+
+
+class HostShare(Spec):
+    """Default power of the rest of a node, per GPU, as a share of the device's power limit."""
+
+    source: str
+    share: float = Field(ge=0)
+
+
+class Facility(Spec):
+    """Default of what the building adds."""
+
+    source: str
+    pue: float = Field(ge=1)
+
+
+class OperationDefaults(Spec):
+    """``topologies/operation/defaults.yaml``: what is taken where neither flags nor the cluster file say it."""
+
+    power: PowerShares
+    host: HostShare
+    facility: Facility
+    failures: FailureSpec
+    restart: FailureSpec
+    storage: StorageSpec
