@@ -1,0 +1,183 @@
+"""What the recording changes while a module runs: one kernel where the GPU has one, and the GPU's autocast.
+
+The fake tensors live on the CPU, whose PyTorch takes fused attention and dropout apart and whose autocast keeps fewer
+operators in fp32 than the GPU's does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+from simulator.models.aten import TensorSize
+from simulator.models.layer import AttentionShape, Pass, PointwiseShape
+from simulator.models.recording import Recorder, Segment
+from simulator.models.torch_module.load import load_torch
+
+#: functions that autocast runs in fp32 on a GPU
+#:
+#: References: PyTorch documentation, "Automatic Mixed Precision", "CUDA Ops that can autocast to float32"
+_WIDE_NAMES = (
+    "acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity cross_entropy "
+    "cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss layer_norm log log10 log1p "
+    "log2 log_softmax margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss nll_loss norm normalize "
+    "pdist poisson_nll_loss pow prod reciprocal renorm rms_norm rpow rsqrt sinh smooth_l1_loss soft_margin_loss "
+    "softmax softmin softplus tan triplet_margin_loss"
+)
+WIDE = frozenset(_WIDE_NAMES.split())
+
+
+def recording_modes(torch: Any, recorder: Recorder, attention: str, *, is_autocast: bool) -> tuple[Any, Any, Any]:
+    """Return the dispatch mode, the function mode and the marking function, bound to a recorder.
+
+    Parameters
+    ----------
+    torch : module
+    recorder : Recorder
+        Who notes the operators.
+    attention : str
+        ``flash`` or ``eager``.
+    is_autocast : bool
+        Whether forward runs under autocast.
+    """
+    tree_leaves = load_torch("utils._pytree").tree_leaves
+
+    def tensors(tree: Any) -> list[Any]:
+        return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.__name__.split(".", maxsplit=1)[0]
+        recorder.call(name, tensors((args, kwargs or {})), tensors(result), is_view=bool(func.is_view))
+        return result
+
+    def mark(ctx: Any, tensor: Any, segment: Segment) -> Any:
+        ctx.segment = segment
+        return tensor.view_as(tensor)
+
+    def unmark(ctx: Any, *gradients: Any) -> Any:
+        recorder.current = ctx.segment
+        return gradients[0], None
+
+    base = load_torch("utils._python_dispatch").TorchDispatchMode
+    mode = type("Dispatch", (base,), {"__torch_dispatch__": dispatch})()
+    functions = _functions(torch, recorder, attention, is_autocast=is_autocast)
+    return mode, functions, _function(torch, mark, unmark)
+
+
+def _function(torch: Any, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+    """Return an autograd function made of two plain ones."""
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Recorded", (torch.autograd.Function,), methods)
+
+
+def _functions(torch: Any, recorder: Recorder, attention: str, *, is_autocast: bool) -> Any:
+    """Return the mode that puts the GPU's one kernel for what the CPU takes apart, and its types under autocast."""
+    flash, masked = _flash(torch, recorder), _masked(torch, recorder)
+    functional = torch.nn.functional
+    tree_map = load_torch("utils._pytree").tree_map
+
+    def widen(leaf: Any) -> Any:
+        is_narrow = isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.bfloat16, torch.float16)
+        return leaf.float() if is_narrow else leaf
+
+    def intercept(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_autocast and getattr(func, "__name__", "").strip("_") in WIDE:
+            args, kwargs = tree_map(widen, (args, kwargs))
+        if func is functional.scaled_dot_product_attention and attention == "flash":
+            q, k, v = (args + tuple(kwargs[n] for n in ("query", "key", "value") if n in kwargs))[:3]
+            probability = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
+            causal = kwargs.get("is_causal", args[5] if len(args) > 5 else False)
+            return flash.apply(q, k, v, bool(causal), probability > 0)
+        if func is functional.dropout:
+            probability = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+            training = kwargs.get("training", args[2] if len(args) > 2 else True)
+            x = kwargs.get("input", args[0] if args else None)
+            return masked.apply(x) if training and probability else x
+        return func(*args, **kwargs)
+
+    base = load_torch("overrides").TorchFunctionMode
+    return type("Functions", (base,), {"__torch_function__": intercept})()
+
+
+def _flash(torch: Any, recorder: Recorder) -> Any:
+    """Return fused attention: one kernel each way, outputs laid out as the kernels lay them out."""
+
+    def by_token(like: Any, width: int) -> Any:
+        *batch, heads, length, _ = like.shape
+        return like.new_empty((*batch, length, heads, width)).transpose(-3, -2)
+
+    def forward(ctx: Any, q: Any, k: Any, v: Any, *flags: bool) -> Any:
+        causal, dropout = flags
+        ctx.shape = AttentionShape(
+            batch=q.shape[:-3].numel(),
+            heads=q.shape[-3],
+            kv_heads=k.shape[-3],
+            seq_q=q.shape[-2],
+            seq_k=k.shape[-2],
+            head_dim=q.shape[-1],
+            causal=causal,
+            dtype=recorder.size(q).dtype,
+            has_dropout=dropout,
+        )
+        with recorder.paused():
+            output = by_token(q, v.shape[-1])
+            statistics = q.new_empty(q.shape[:-1], dtype=torch.float32)
+        recorder.follow([output, statistics])
+        recorder.add([ctx.shape])
+        ctx.save_for_backward(q, k, v, output, statistics)
+        return output
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        recorder.add([replace(ctx.shape, kernel_pass="backward")])
+        with recorder.paused():
+            made = [by_token(t, t.shape[-1]) for t in ctx.saved_tensors[:3]]
+        recorder.follow(made)
+        return (*made, None, None)
+
+    return _function(torch, forward, backward)
+
+
+def _masked(torch: Any, recorder: Recorder) -> Any:
+    """Return dropout as the GPU runs it: one kernel each way and a mask of one byte per element."""
+
+    def forward(ctx: Any, x: Any) -> Any:
+        with recorder.paused():
+            output, mask = x.new_empty(x.shape), x.new_empty(x.shape, dtype=torch.bool)
+        ctx.save_for_backward(mask)
+        recorder.follow([output, mask])
+        recorder.add([_dropout(recorder.size(x), "forward")])
+        return output
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        with recorder.paused():
+            made = gradients[0].new_empty(gradients[0].shape)
+        recorder.follow([made])
+        recorder.add([_dropout(recorder.size(made), "backward")])
+        return made
+
+    return _function(torch, forward, backward)
+
+
+def attention_backend(attention: str) -> Any:
+    """Return the context in which attention that is not fused is taken apart."""
+    if attention == "flash":
+        return nullcontext()
+    choice = load_torch("nn.attention")
+    return choice.sdpa_kernel(choice.SDPBackend.MATH)
+
+
+def _dropout(x: TensorSize, in_pass: Pass) -> PointwiseShape:
+    n_bytes, n = float(x.n_bytes), x.n_elements
+    masked = n_bytes + n
+    return PointwiseShape(
+        name="dropout",
+        n_elements=n,
+        read_bytes=n_bytes if in_pass == "forward" else masked,
+        written_bytes=masked if in_pass == "forward" else n_bytes,
+        dtype=x.dtype,
+        kernel_pass=in_pass,
+    )

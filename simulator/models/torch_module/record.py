@@ -1,0 +1,143 @@
+"""Forward and backward of a module, run once on tensors without data while every operator is noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from simulator.errors import ConfigError
+from simulator.models.layer import CommunicationPoint, Layer, Model
+from simulator.models.recording import Recorder
+from simulator.models.torch_module.hooks import empty_state, recording
+from simulator.models.torch_module.load import load_torch
+from simulator.models.torch_module.modes import attention_backend
+
+
+def record_module(
+    module: Any,
+    *inputs: Any,
+    name: str = "",
+    loss: Callable[[Any], Any] | None = None,
+    attention: str = "flash",
+    dtype: str = "",
+    autocast: str = "",
+    **keywords: Any,
+) -> Model:
+    """Record forward and backward of a module and return them as a model.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        On any device; it is left as it was. Its largest ``ModuleList`` or ``Sequential`` gives the layers.
+    *inputs, **keywords
+        Arguments of its ``forward``; tensors are replaced by fake ones of the same shape.
+    name : str
+        Of the model; the class's name unless given.
+    loss : callable, optional
+        From the output to a scalar; the output's ``loss`` or the mean of its first tensor unless given.
+    attention : str
+        ``flash`` takes ``scaled_dot_product_attention`` as one fused kernel, ``eager`` as its parts.
+    dtype : str
+        Convert weights and floating-point inputs to ``bf16``, ``fp16`` or ``fp32`` first.
+    autocast : str
+        Run forward under autocast to ``bf16`` or ``fp16``.
+
+    Returns
+    -------
+    Model
+        One sequence is one row of the first input.
+
+    Raises
+    ------
+    ConfigError
+        If torch is missing, an operator has no shape rule, or the control flow depends on data.
+    """
+    torch = load_torch()
+    wanted, cast_to = (_dtype(torch, key, value) for key, value in (("dtype", dtype), ("autocast", autocast)))
+    if attention not in ("flash", "eager"):
+        raise ConfigError(f"attention='{attention}' is unknown", hint="flash or eager")
+    fake = load_torch("_subclasses.fake_tensor").FakeTensorMode(allow_non_fake_inputs=True)
+
+    def empty(tensor: Any) -> Any:
+        floating = tensor.is_floating_point() and wanted is not None
+        with fake:
+            return torch.empty(tensor.shape, dtype=wanted if floating else tensor.dtype, device="cpu")
+
+    state, names = empty_state(module, empty)
+    recorder = _recorder(state, names)
+    tree_map = load_torch("utils._pytree").tree_map
+    arguments = tree_map(lambda a: empty(a) if isinstance(a, torch.Tensor) else a, (inputs, keywords))
+
+    def forward() -> Any:
+        with torch.autocast("cpu", cast_to) if cast_to is not None else nullcontext():
+            return _scalar(torch, torch.func.functional_call(module, state, *arguments), loss)
+
+    with recording(torch, module, state, recorder, attention, is_autocast=bool(autocast)) as (dispatch, functions):
+        hooks = torch.autograd.graph.saved_tensors_hooks(recorder.save, lambda t: t)
+        try:
+            with fake, dispatch, functions, hooks, attention_backend(attention):
+                scalar = forward()
+            recorder.is_backward = True
+            with fake, dispatch:
+                scalar.backward()
+        except (RuntimeError, NotImplementedError) as error:
+            raise _explained(error, recorder) from error
+    layers = recorder.layers()
+    first = next((t for t in (*inputs, *keywords.values()) if hasattr(t, "shape") and t.dim()), None)
+    return Model(
+        name=name or type(module).__name__,
+        layers=layers,
+        n_parameters=sum(state[key].numel() for key in names.values()),
+        model_flops_per_sequence=_flops(layers) / (first.shape[0] if first is not None else 1),
+        tied_embedding=len(list(module.named_parameters(remove_duplicate=False))) > len(names),
+        notes=("recorded from a torch module",),
+    )
+
+
+def _dtype(torch: Any, key: str, name: str) -> Any:
+    """Return torch's type of a name, None where none is given."""
+    known = {"": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    if name not in known:
+        raise ConfigError(f"{key}='{name}' is unknown", hint="bf16, fp16 or fp32")
+    return known[name]
+
+
+def _recorder(state: dict[str, Any], names: dict[int, str]) -> Recorder:
+    """Return a recorder that knows the parameters, and leaves them out of what it counts."""
+    shapes = frozenset(tuple(state[key].shape) for key in names.values() if state[key].dim() > 1)
+    recorder = Recorder(load_torch("multiprocessing.reductions").StorageWeakRef, names, shapes)
+    for tensor in state.values():
+        recorder.ignore(tensor)
+    return recorder
+
+
+def _flops(layers: tuple[Layer, ...]) -> float:
+    items = (item for layer in layers for item in (*layer.forward, *layer.backward))
+    return sum(item.n_flops for item in items if not isinstance(item, CommunicationPoint))
+
+
+def _scalar(torch: Any, output: Any, loss: Callable[[Any], Any] | None) -> Any:
+    tree_leaves = load_torch("utils._pytree").tree_leaves
+
+    if loss is not None:
+        return loss(output)
+    given = getattr(output, "loss", None)
+    if given is not None:
+        return given
+    tensors = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not tensors:
+        raise ConfigError("the module returns nothing that depends on its parameters", hint="pass loss=")
+    return tensors[0] if tensors[0].dim() == 0 else tensors[0].float().mean()
+
+
+def _explained(error: Exception, recorder: Recorder) -> ConfigError:
+    text = str(error).splitlines()[0]
+    place = f" in submodule '{recorder.path}'" if recorder.path else ""
+    needs_data = any(word in str(error).lower() for word in ("item()", "local_scalar", "data-dependent", "meta tensor"))
+    if needs_data:
+        return ConfigError(
+            f"control flow depends on data{place}: {text}",
+            hint="record a variant whose forward does not read tensor values, or one branch of it",
+        )
+    return ConfigError(f"the module cannot run on tensors without data{place}: {text}")
