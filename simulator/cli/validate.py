@@ -10,16 +10,26 @@ import typer
 
 
 def validate(
-    files: Annotated[list[str], typer.Argument(help="Measurement files (CSV).", show_default=False)],
-    where: Annotated[
+    files: Annotated[
         Optional[list[str]],  # noqa: UP045 - Typer reads Optional at run time
+        typer.Argument(help="Measurement files (CSV).", show_default=False),
+    ] = None,
+    here: Annotated[
+        bool,
+        typer.Option("--here", help="Instead of files: calibrate this machine, run small jobs on it, and compare."),
+    ] = False,
+    where: Annotated[
+        Optional[list[str]],  # noqa: UP045
         typer.Option(help="Keep rows with column=value, column!=value or column~text; repeatable."),
     ] = None,
     split: Annotated[str, typer.Option(help="Keep one split: fit, test or seed.", show_default=False)] = "",
     by: Annotated[str, typer.Option(help="Columns to group by: topology,metric.", show_default=False)] = "",
     threshold: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(help="Exit with 5 if a group's mean error is above this many percent.", show_default=False),
+        typer.Option(
+            help="Exit with 5 if a group's mean error (with --here: an iteration's) is above this many percent.",
+            show_default=False,
+        ),
     ] = None,
     worst: Annotated[int, typer.Option(help="Rows to show, worst first.")] = 20,
     report: Annotated[
@@ -29,7 +39,16 @@ def validate(
     processes: Annotated[int, typer.Option(help="Processes; 0 takes what the machine has.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
-    """Predict every row of measurement files and print errors per group and per row."""
+    """Predict every row of measurement files and print errors per group and per row.
+
+    With --here the measurements are made now, on this machine: needs PyTorch, takes about a minute.
+    """
+    if here:
+        idle = {"FILES": files, "--where": where, "--split": split, "--by": by, "--processes": processes}
+        _here([name for name, value in idle.items() if value], threshold, report, json_output)
+        return
+    if not files:
+        raise typer.BadParameter("name measurement files, or measure this machine with --here", param_hint="FILES")
     from validation.tables.render import document, print_tables
     from validation.tables.validate import check_threshold
     from validation.tables.validate import validate as run
@@ -47,3 +66,22 @@ def validate(
         print(f"wrote {report}", file=sys.stderr)
     if threshold is not None:
         check_threshold(found, threshold / 100.0)
+
+
+def _here(idle: list[str], threshold: float | None, report: str | None, json_output: bool) -> None:
+    if idle:
+        raise typer.BadParameter(
+            f"--here measures this machine; {', '.join(idle)} would have no effect", param_hint="--here"
+        )
+    from validation.jobs.here import HERE, check_here, compare_here, document, print_comparisons, write_page
+
+    found = compare_here(quiet=False)
+    if json_output:
+        print(json.dumps(document(found), allow_nan=False))
+    else:
+        print_comparisons(HERE.model, found)
+    if report:
+        write_page(report, HERE.model, found)
+        print(f"wrote {report}", file=sys.stderr)
+    if threshold is not None:
+        check_here(found, threshold / 100.0)

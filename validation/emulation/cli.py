@@ -38,6 +38,7 @@ _SHOWN = (
     "relative_error",
     "reason",
 )
+_MAX_TRAFFIC_BYTES = 64 << 30
 _COLUMNS = "\n\n".join(f"{names}: {text}" for names, text in COLUMN_HELP.items())
 _HELP = f"Run real multi-host jobs on an emulated cluster.\n\nJobs: {', '.join(JOBS)}.\n\nColumns:\n\n{_COLUMNS}"
 
@@ -64,6 +65,10 @@ def _straggler(text: str) -> tuple[int, float] | None:
         raise ConfigError(f"{text!r} is not a straggler", hint="write RANK:FACTOR, such as 0:1.5") from None
 
 
+def _traffic_bytes(cases: Cases) -> int:
+    return sum(expected_traffic_bytes(shape, job) for shape, jobs in cases for job in jobs)
+
+
 def run_cases(cases: Cases, limits: Limits) -> Iterator[dict[str, Any]]:
     """Measure jobs on clusters, one cluster at a time.
 
@@ -72,7 +77,7 @@ def run_cases(cases: Cases, limits: Limits) -> Iterator[dict[str, Any]]:
     SimulatorError
         Before anything runs if all together would send more than ``limits`` allows.
     """
-    total = sum(expected_traffic_bytes(shape, job) for shape, jobs in cases for job in jobs)
+    total = _traffic_bytes(cases)
     if total > limits.traffic_bytes:
         raise ConfigError(
             f"all measurements together would send about {total / 1e9:.1f} GB, more than the limit of "
@@ -132,8 +137,8 @@ def emulate(
     suite_: Annotated[str, typer.Option("--suite", help=f"Instead of all above: {', '.join(SUITES)}.")] = "",
     timeout: Annotated[float, typer.Option(help="Seconds after which one measurement is killed.")] = 120.0,
     max_traffic: Annotated[
-        str, typer.Option(help="Most that all hosts may send, all measurements together.")
-    ] = "64GiB",
+        str, typer.Option(help="Most that all hosts may send, all measurements together; 64GiB, or what a suite needs.")
+    ] = "",
     predict: Annotated[bool, typer.Option("--predict", help="Simulate the same jobs and compare.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 5 if predictions miss their targets.")] = False,
     csv: Annotated[Optional[Path], typer.Option(help="Write the rows to a file.")] = None,  # noqa: UP045
@@ -144,33 +149,37 @@ def emulate(
         cases = suite(suite_)
     else:
         base = Job(
-            name="all_reduce",
-            n_layers=layers,
-            layer_bytes=parse_bytes(layer_bytes),
-            forward_s=forward_ms / 1e3,
-            backward_s=backward_ms / 1e3,
-            bucket_bytes=parse_bytes(bucket_bytes),
-            n_micro_batches=micro_batches,
-            activation_bytes=parse_bytes(activation_bytes),
-            n_groups=groups,
-            gloo_threads=gloo_threads,
-            n_jobs=jobs,
-            straggler=_straggler(straggler),
-            procs_per_node=procs_per_node,
-            n_repeats=repeats,
-            n_warm_up=warm_up,
-        )
+            name="all_reduce", n_layers=layers, layer_bytes=parse_bytes(layer_bytes), forward_s=forward_ms / 1e3,
+            backward_s=backward_ms / 1e3, bucket_bytes=parse_bytes(bucket_bytes), n_micro_batches=micro_batches,
+            activation_bytes=parse_bytes(activation_bytes), n_groups=groups, gloo_threads=gloo_threads, n_jobs=jobs,
+            straggler=_straggler(straggler), procs_per_node=procs_per_node, n_repeats=repeats, n_warm_up=warm_up,
+        )  # fmt: skip
         shapes = _shapes(nodes, rate, delay_us, racks, trunk, slow, queue)
         cases = [(shape, _jobs(base, job, bytes_)) for shape in shapes]
-    limits = Limits(timeout_s=timeout, traffic_bytes=parse_bytes(max_traffic))
+    _run(
+        cases,
+        Limits(timeout_s=timeout, traffic_bytes=_limit(max_traffic, cases if suite_ else [])),
+        predict,
+        check,
+        csv,
+        json_,
+    )
+
+
+emulate.__doc__ = _HELP
+
+
+def _limit(text: str, of_suite: Cases) -> int:
+    """Read --max-traffic; without it a suite may send what it needs."""
+    return parse_bytes(text) if text else max(_MAX_TRAFFIC_BYTES, _traffic_bytes(of_suite))
+
+
+def _run(cases: Cases, limits: Limits, predict: bool, check: bool, csv: Path | None, as_json: bool) -> None:
     with ending_cleanly():
         outcome = _collect(cases, limits, predict or check)
     if csv is not None:
         write_rows(csv, COLUMNS, outcome.rows)
-    _report(outcome, check, json_)
-
-
-emulate.__doc__ = _HELP
+    _report(outcome, check, as_json)
 
 
 def _shapes(

@@ -14,7 +14,7 @@ from typing import Any
 
 from simulator.errors import ConfigError
 from validation.emulation.job import COLLECTIVES, MIB, Job
-from validation.emulation.namespaces import EmulationError, enter
+from validation.emulation.namespaces import enter
 from validation.emulation.network import EmulatedNetwork, emulated_network
 from validation.emulation.ranks import run_ranks
 from validation.emulation.shape import MAX_TOTAL_BITS_PER_S, ClusterShape, address
@@ -179,7 +179,7 @@ def measure_on(network: EmulatedNetwork, job: Job, limits: Limits) -> dict[str, 
     try:
         from validation.emulation import runtime
     except ImportError as error:
-        raise EmulationError(f"PyTorch is needed to run real jobs: {error}", hint="pip install torch") from None
+        raise ConfigError(f"real jobs need PyTorch: {error}", hint="pip install torch") from None
     shape = network.shape
     world = shape.n_nodes * job.procs_per_node
     load = os.getloadavg()[0]

@@ -91,22 +91,26 @@ class CalibratedKernels:
         Per tensor, and per element.
     n_tensors : int
         Tensors that the optimizer of the simulated rank updates.
-    overhead_s : float
-        Of the framework around every kernel: Python, autograd, allocation.
+    overhead : Line
+        Of the framework around every kernel: Python and autograd per kernel, first touch of new memory per byte.
     """
 
     lines: Mapping[str, Line]
     optimizer: Line
     n_tensors: int
-    overhead_s: float = 0.0
+    overhead: Line = field(default=Line(start_s=0.0, s_per_unit=0.0))
     fallback: Line = field(default=Line(start_s=5e-6, s_per_unit=1e-10))
 
     def duration_s(self, shape: KernelShape, device: Device) -> float:
-        """Seconds of a kernel here; the device is the one that was timed."""
+        """Seconds of a kernel here, in a training step; the device is the one that was timed."""
         if kind_of(shape) == "optimizer":
             return self.optimizer.start_s * self.n_tensors + getattr(shape, "n_elements", 0) * self.optimizer.s_per_unit
+        return self.alone_s(shape) + self.overhead.at(shape.n_bytes)
+
+    def alone_s(self, shape: KernelShape) -> float:
+        """Seconds of a kernel that is called again and again."""
         line = self.lines.get(family_of(shape)) or self.lines.get(_FALLBACK, self.fallback)
-        return self.overhead_s + line.at(work_of(shape))
+        return line.at(work_of(shape))
 
 
 def fit_lines(measured: Iterable[tuple[KernelShape, float]]) -> dict[str, Line]:

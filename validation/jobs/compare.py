@@ -10,7 +10,7 @@ from typing import Any
 
 from simulator.collectives import plan_collective, plan_transfer
 from simulator.engine import Interference, run
-from simulator.models.layer import Model
+from simulator.models.layer import KernelShape, Model
 from simulator.network.base import Flow
 from simulator.network.flow import FlowNetwork
 from simulator.parallel.lower import lower
@@ -21,13 +21,14 @@ from simulator.timeline import Timeline
 from simulator.topology.graph import Topology
 from simulator.topology.load import load_topology
 from simulator.units import to_ps, to_s
-from validation.jobs.calibrated import CalibratedKernels, Line, fit_line, fit_lines, kind_of
+from validation.jobs.calibrated import CalibratedKernels, Line, family_of, fit_line, fit_lines
 from validation.jobs.model import GptSize
 from validation.jobs.observe import Seen, calibration_sizes, kernels_of, record, typical
 from validation.jobs.settings import Settings
 from validation.jobs.training import slowest
 
-_COMPUTE = ("gemm", "attention", "pointwise", "optimizer", "framework")
+FRAMEWORK = "framework and new memory"
+COMMUNICATION = "communication and what it slows down"
 
 
 def topology_here(n_ranks: int, collectives: Sequence[tuple[int, float]]) -> Topology:
@@ -96,6 +97,16 @@ def simulate_here(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """Calls of one family of kernels per step, each timed by itself, in seconds."""
+
+    name: str
+    n_calls: int
+    predicted_s: float
+    measured_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Predicted beside measured, in seconds.
 
@@ -104,19 +115,21 @@ class Comparison:
     n_ranks : int
     iteration, forward_backward, optimizer : (float, float)
         Predicted and measured.
-    operators : dict
-        Predicted and measured per step by kind: a profile's shares of the measured iteration, for a profiler stretches
-        what it watches. ``communication`` is the collectives' own time, beside compute or not.
+    operators : list of Operator
+        Of the model that is predicted, none of whose shapes was calibrated on.
     collectives : list of (int, float, float)
-        Bytes, predicted, measured.
+        Bytes, predicted, measured: sizes that were not calibrated on.
+    parts : dict
+        The iteration cut into kinds of kernels, what surrounds them, optimizer and communication: predicted, measured.
     """
 
     n_ranks: int
     iteration: tuple[float, float]
     forward_backward: tuple[float, float]
     optimizer: tuple[float, float]
-    operators: dict[str, tuple[float, float]]
+    operators: list[Operator]
     collectives: list[tuple[int, float, float]]
+    parts: dict[str, tuple[float, float]]
 
     @property
     def relative_error(self) -> float:
@@ -124,36 +137,52 @@ class Comparison:
         return self.iteration[0] / self.iteration[1] - 1.0
 
     def causes(self) -> list[tuple[str, float]]:
-        """Kinds by how much they add to the difference, largest first; what no kind explains is ``other``."""
-        differences = {kind: p - m for kind, (p, m) in self.operators.items() if kind != "communication"}
-        total = self.iteration[0] - self.iteration[1]
-        differences["overlap and waiting"] = total - sum(differences.values())
-        return sorted(differences.items(), key=lambda item: -abs(item[1]))
+        """Parts by how much they add to the difference of the iteration, largest first."""
+        differences = [(name, predicted - measured) for name, (predicted, measured) in self.parts.items()]
+        return sorted(differences, key=lambda item: -abs(item[1]))
 
 
 def compare(seen: Sequence[Seen], size: GptSize, settings: Settings, n_processors: int) -> Comparison:
     """Calibrate on what the ranks saw of other models, simulate this one, and set both side by side."""
     n_ranks = len(seen)
-    collectives = [
-        (n_bytes, max(one.collectives[i][1] for one in seen)) for i, (n_bytes, _) in enumerate(seen[0].collectives)
-    ]
-    topology = topology_here(n_ranks, collectives)
+    topology = topology_here(n_ranks, _slowest_of([one.collectives for one in seen]))
     busy = n_ranks >= n_processors
-    lines = fit_lines([pair for one in seen for pair in one.shapes])
     around = calibration_sizes(size)
     models = [record(one, settings.micro_batch) for one in around]
     steps = [[one.calibration[i] for one in seen] for i in range(len(around))]
-    kernels = CalibratedKernels(lines=lines, optimizer=_optimizer_line(around, models, steps), n_tensors=0)
-    overheads = []
+    kernels = CalibratedKernels(
+        lines=fit_lines([pair for one in seen for pair in one.shapes]),
+        optimizer=_optimizer_line(around, models, steps),
+        n_tensors=0,
+    )
+    left_s = []
     for one, model, measured in zip(around, models, steps, strict=True):
         plain = replace(kernels, n_tensors=_n_tensors(model))
         bare_s = to_s(simulate_here(model, one, settings, topology, plain, busy=busy).makespan_ps)
-        left_s = typical(slowest(measured)["iteration"]) - bare_s
-        overheads.append(left_s / len(kernels_of(model)))
+        left_s.append(typical(slowest(measured)["iteration"]) - bare_s)
     model = record(size, settings.micro_batch)
-    kernels = replace(kernels, n_tensors=_n_tensors(model), overhead_s=max(0.0, statistics.mean(overheads)))
+    kernels = replace(kernels, n_tensors=_n_tensors(model), overhead=_overhead_line(models, left_s))
     timeline = simulate_here(model, size, settings, topology, kernels, busy=busy)
-    return _comparison(seen, model, kernels, timeline=timeline, topology=topology, collectives=collectives)
+    plain_s = timeline.makespan_ps
+    if n_ranks > 1:
+        plain_s = simulate_here(model, size, settings, topology.subset(1), kernels, busy=False).makespan_ps
+    return _comparison(seen, model, kernels, timeline=timeline, plain_s=to_s(plain_s), topology=topology)
+
+
+def _slowest_of(collectives: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
+    """Per size the longest time over all ranks."""
+    return [(same[0][0], max(seconds for _, seconds in same)) for same in zip(*collectives, strict=True)]
+
+
+def _overhead_line(models: Sequence[Model], left_s: Sequence[float]) -> Line:
+    """What surrounds kernels, from what they leave unexplained of the calibration models' steps."""
+    counts = [len(kernels_of(model)) for model in models]
+    if min(left_s) <= 0:
+        return Line(start_s=max(0.0, sum(left_s) / sum(counts)), s_per_unit=0.0)
+    n_bytes = [sum(shape.n_bytes for shape in kernels_of(model)) for model in models]
+    return fit_line(
+        [b / n for b, n in zip(n_bytes, counts, strict=True)], [s / n for s, n in zip(left_s, counts, strict=True)]
+    )
 
 
 def _n_tensors(model: Model) -> int:
@@ -171,48 +200,76 @@ def _optimizer_line(around: Sequence[GptSize], models: Sequence[Model], steps: S
     return Line(start_s=line.start_s, s_per_unit=line.s_per_unit)
 
 
+def _operators(seen: Sequence[Seen], model: Model, kernels: CalibratedKernels) -> list[Operator]:
+    """Families of the model's kernels, slowest first; those that cannot be timed by themselves are left out."""
+    times: dict[KernelShape, list[float]] = defaultdict(list)
+    for one in seen:
+        for shape, seconds in one.judged_shapes:
+            times[shape].append(seconds)
+    measured = {shape: statistics.mean(found) for shape, found in times.items()}
+    calls: dict[str, list[KernelShape]] = defaultdict(list)
+    for shape in kernels_of(model):
+        if shape in measured:
+            calls[family_of(shape)].append(shape)
+    operators = [
+        Operator(
+            name=name,
+            n_calls=len(shapes),
+            predicted_s=sum(kernels.alone_s(shape) for shape in shapes),
+            measured_s=sum(measured[shape] for shape in shapes),
+        )
+        for name, shapes in calls.items()
+    ]
+    return sorted(operators, key=lambda one: -one.measured_s)
+
+
+def _by_kind(operators: Sequence[Operator]) -> dict[str, tuple[float, float]]:
+    kinds: dict[str, tuple[float, float]] = {}
+    for one in operators:
+        first = one.name.split(" ", maxsplit=1)[0]
+        kind = f"{first if first in ('gemm', 'attention') else 'pointwise'} kernels"
+        predicted, measured = kinds.get(kind, (0.0, 0.0))
+        kinds[kind] = (predicted + one.predicted_s, measured + one.measured_s)
+    return kinds
+
+
 def _comparison(
     seen: Sequence[Seen],
     model: Model,
     kernels: CalibratedKernels,
     *,
     timeline: Timeline,
+    plain_s: float,
     topology: Topology,
-    collectives: Sequence[tuple[int, float]],
 ) -> Comparison:
     measured = {name: typical(v) for name, v in slowest([one.judged for one in seen]).items()}
-    device = topology.device(0)
-    predicted: dict[str, float] = defaultdict(float)
-    for shape in kernels_of(model):
-        seconds = kernels.duration_s(shape, device)
-        predicted[kind_of(shape)] += seconds - kernels.overhead_s
-        predicted["framework"] += kernels.overhead_s
+    alone = {name: typical(v) for name, v in slowest([one.alone for one in seen]).items()}
+    iteration = (to_s(timeline.makespan_ps), measured["iteration"])
     optimizer_s = sum(
         to_s(s.duration_ps) for s in timeline.spans if s.rank == 0 and s.stream == COMPUTE and "optimizer" in s.op.name
     )
-    predicted["optimizer"] = optimizer_s
-    predicted["communication"] = sum(
-        to_s(s.duration_ps) for s in timeline.spans if s.rank == 0 and isinstance(s.op, Collective)
+    operators = _operators(seen, model, kernels)
+    parts = _by_kind(operators)
+    known = [sum(part[side] for part in parts.values()) for side in (0, 1)]
+    parts[FRAMEWORK] = (
+        plain_s - optimizer_s - known[0],
+        alone["iteration"] - alone["optimizer"] - known[1],
     )
-    iteration_s = to_s(timeline.makespan_ps)
-    profiled = {kind: statistics.mean(one.operators.get(kind, 0.0) for one in seen) for kind in _COMPUTE}
-    scale = measured["iteration"] / sum(profiled.values())
-    operators = {kind: (predicted.get(kind, 0.0), profiled[kind] * scale) for kind in _COMPUTE}
+    parts["optimizer"] = (optimizer_s, alone["optimizer"])
     if len(seen) > 1:
-        talking = statistics.mean(one.operators.get("communication", 0.0) for one in seen)
-        operators["communication"] = (predicted["communication"], talking)
+        parts[COMMUNICATION] = (iteration[0] - plain_s, iteration[1] - alone["iteration"])
     groups = (tuple(range(len(seen))),)
-    priced = [
-        (n, _alone_s(plan_collective("all_reduce", n, groups, topology), topology), seconds)
-        for n, seconds in collectives
-    ]
     return Comparison(
         n_ranks=len(seen),
-        iteration=(iteration_s, measured["iteration"]),
-        forward_backward=(iteration_s - optimizer_s, measured["forward"] + measured["backward"]),
+        iteration=iteration,
+        forward_backward=(iteration[0] - optimizer_s, iteration[1] - measured["optimizer"]),
         optimizer=(optimizer_s, measured["optimizer"]),
         operators=operators,
-        collectives=priced,
+        collectives=[
+            (n, _alone_s(plan_collective("all_reduce", n, groups, topology), topology), seconds)
+            for n, seconds in _slowest_of([one.judged_collectives for one in seen])
+        ],
+        parts=parts,
     )
 
 

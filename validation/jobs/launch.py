@@ -204,10 +204,10 @@ def require_torch() -> None:
 
     Raises
     ------
-    JobError
+    ConfigError
         With the command that installs it.
     """
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        raise JobError(f"real jobs need PyTorch: {error}", hint="pip install torch") from None
+        raise ConfigError(f"real jobs need PyTorch: {error}", hint="pip install torch") from None

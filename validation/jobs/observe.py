@@ -1,10 +1,9 @@
-"""What a comparison needs to see on this machine: timed kernels and collectives, training steps, a profile."""
+"""What a comparison needs to see on this machine: timed kernels, collectives, and training steps."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,15 +19,11 @@ from validation.jobs.settings import Settings
 from validation.jobs.strategies import STRATEGIES
 from validation.jobs.timing import Clock, PhaseClock, summarize, time_repeated
 
-_SIZES_BYTES = (1 << 18, 1 << 20, 4 << 20, 16 << 20)
-_PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm"))
-_OPTIMIZER_OPS = frozenset(
-    ("lerp_", "sqrt", "addcdiv_", "addcmul_", "div", "mul_", "add_", "item", "to_copy", "copy_", "local_scalar_dense")
-)
-_FRAMEWORK_OPS = frozenset(
-    ("view", "t", "transpose", "as_strided", "empty", "empty_like", "empty_strided", "expand", "to", "linear", "reshape",
-     "unflatten", "flatten", "slice", "select", "detach", "zeros", "resize_", "split", "chunk", "layer_norm", "alias")
-)  # fmt: skip
+#: sizes that the network is calibrated on, and others between them that it is judged on
+CALIBRATED_BYTES = (1 << 18, 1 << 20, 4 << 20, 16 << 20)
+JUDGED_BYTES = (1 << 19, 2 << 20, 8 << 20)
+
+Phases = list[dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,21 +32,23 @@ class Seen:
 
     Parameters
     ----------
-    shapes : list of (KernelShape, float)
-        Timed calls of calibration shapes.
-    collectives : list of (int, float)
-        All-reduces by size.
-    calibration, judged : list of list of dict
-        Phases of every step: of the calibration models, and of the model to predict.
-    operators : dict
-        Profiled seconds per step by kind.
+    shapes, judged_shapes : list of (KernelShape, float)
+        Timed calls, one at a time: of the calibration models, and of the model to predict.
+    collectives, judged_collectives : list of (int, float)
+        All-reduces by size: those that calibrate, and others.
+    calibration : list of list of dict
+        Phases of every step of each calibration model.
+    judged, alone : list of dict
+        The same of the model to predict, and of it on every rank by itself, without communication.
     """
 
     shapes: list[tuple[KernelShape, float]]
+    judged_shapes: list[tuple[KernelShape, float]]
     collectives: list[tuple[int, float]]
-    calibration: list[list[dict[str, float]]]
-    judged: list[dict[str, float]]
-    operators: dict[str, float]
+    judged_collectives: list[tuple[int, float]]
+    calibration: list[Phases]
+    judged: Phases
+    alone: Phases
 
 
 def calibration_sizes(size: GptSize) -> tuple[GptSize, GptSize]:
@@ -91,10 +88,32 @@ def kernels_of(model: Model) -> list[KernelShape]:
 
 def observe(settings: Settings, size: GptSize, launch: Launch, device: torch.device) -> Seen:
     """Measure everything on one rank, all ranks at the same time as the job has them."""
-    job = "ddp" if launch.world_size > 1 else "single"
-    settings = replace(settings, job=job)
     around = calibration_sizes(size)
-    shapes = list(dict.fromkeys(s for one in around for s in kernels_of(record(one, settings.micro_batch))))
+    shapes = _distinct(s for one in around for s in kernels_of(record(one, settings.micro_batch)))
+    own = _distinct(kernels_of(record(size, settings.micro_batch)))
+    several = launch.world_size > 1
+    jobs = [("ddp" if several else "single", one) for one in (*around, size)]
+    if several:
+        jobs.append(("single", size))
+    steps = _steps(settings, jobs, launch, device)
+    return Seen(
+        shapes=_time_shapes(settings, shapes, launch, device),
+        judged_shapes=_time_shapes(settings, own, launch, device),
+        collectives=_time_all_reduces(settings, CALIBRATED_BYTES, launch, device),
+        judged_collectives=_time_all_reduces(settings, JUDGED_BYTES, launch, device),
+        calibration=steps[: len(around)],
+        judged=steps[len(around)],
+        alone=steps[-1],
+    )
+
+
+def _distinct(shapes: Iterable[KernelShape]) -> list[KernelShape]:
+    return list(dict.fromkeys(shapes))
+
+
+def _time_shapes(
+    settings: Settings, shapes: Sequence[KernelShape], launch: Launch, device: torch.device
+) -> list[tuple[KernelShape, float]]:
     timed = []
     for shape in shapes:
         call = call_of(shape, device)
@@ -102,16 +121,7 @@ def observe(settings: Settings, size: GptSize, launch: Launch, device: torch.dev
             _meet(launch)
             times = time_repeated(call, device, n_repeats=settings.n_repeats, n_warm_up=2, clock=_clock(launch))
             timed.append((shape, typical(times)))
-    collectives = _time_all_reduces(settings, launch, device)
-    calibration = [_steps(replace(settings), one, launch, device) for one in around]
-    judged = _steps(settings, size, launch, device)
-    return Seen(
-        shapes=timed,
-        collectives=collectives,
-        calibration=calibration,
-        judged=judged,
-        operators=_operators(settings, size, launch, device),
-    )
+    return timed
 
 
 def typical(durations_s: Sequence[float]) -> float:
@@ -135,11 +145,13 @@ def _meet(launch: Launch) -> None:
         dist.barrier()
 
 
-def _time_all_reduces(settings: Settings, launch: Launch, device: torch.device) -> list[tuple[int, float]]:
+def _time_all_reduces(
+    settings: Settings, sizes_bytes: Sequence[int], launch: Launch, device: torch.device
+) -> list[tuple[int, float]]:
     if launch.world_size == 1:
         return []
     found = []
-    for n_bytes in _SIZES_BYTES:
+    for n_bytes in sizes_bytes:
         data = torch.ones(n_bytes // 4, device=device)
         times = time_repeated(
             partial(dist.all_reduce, data), device, n_repeats=settings.n_repeats, n_warm_up=2, before_each=dist.barrier
@@ -148,48 +160,19 @@ def _time_all_reduces(settings: Settings, launch: Launch, device: torch.device) 
     return found
 
 
-def _steps(settings: Settings, size: GptSize, launch: Launch, device: torch.device) -> list[dict[str, float]]:
-    trainer = STRATEGIES[settings.job](size, settings, device)
-    phases = []
+def _steps(
+    settings: Settings, jobs: Sequence[tuple[str, GptSize]], launch: Launch, device: torch.device
+) -> list[Phases]:
+    """Train several models in turn, a step each: whatever else the machine does then meets all of them."""
+    trainers = [STRATEGIES[job](size, replace(settings, job=job), device) for job, size in jobs]
+    phases: list[Phases] = [[] for _ in jobs]
     for index in range(settings.n_warm_up + settings.n_repeats):
-        _meet(launch)
-        clock = PhaseClock(device, _clock(launch))
-        clock.mark("start")
-        trainer.step(clock)
-        clock.mark("end")
-        if index >= settings.n_warm_up:
-            phases.append(clock.durations_s())
-    return phases
-
-
-def _operators(settings: Settings, size: GptSize, launch: Launch, device: torch.device) -> dict[str, float]:
-    """Profile some steps and add up the operators' own times by kind."""
-    from torch.profiler import ProfilerActivity, profile
-
-    trainer = STRATEGIES[settings.job](size, settings, device)
-    trainer.step(PhaseClock(device))
-    n_steps = 3
-    with profile(activities=[ProfilerActivity.CPU]) as recording:
-        for _ in range(n_steps):
+        for trainer, found in zip(trainers, phases, strict=True):
             _meet(launch)
-            trainer.step(PhaseClock(device))
-    totals: dict[str, float] = defaultdict(float)
-    for event in recording.key_averages():
-        seconds = event.self_cpu_time_total * 1e-6 / n_steps
-        if event.key.startswith("gloo:"):
-            totals["communication"] += event.cpu_time_total * 1e-6 / n_steps
-        elif not event.key.startswith("c10d"):
-            totals[_kind_of_operator(event.key)] += seconds
-    return dict(totals)
-
-
-def _kind_of_operator(key: str) -> str:
-    """Kind of a profiled operator by its name; those that only make or view tensors are the framework's."""
-    name = key.removeprefix("aten::").removeprefix("_")
-    if name in _PRODUCTS:
-        return "gemm"
-    if name.startswith("scaled_dot_product"):
-        return "attention"
-    if name in _OPTIMIZER_OPS or key.startswith("Optimizer"):
-        return "optimizer"
-    return "pointwise" if key.startswith("aten::") and name not in _FRAMEWORK_OPS else "framework"
+            clock = PhaseClock(device, _clock(launch))
+            clock.mark("start")
+            trainer.step(clock)
+            clock.mark("end")
+            if index >= settings.n_warm_up:
+                found.append(clock.durations_s())
+    return phases

@@ -74,6 +74,50 @@ def _known(name: str, row: Row) -> ModelSpec | None:
     return spec if same else None
 
 
+#: cell -> field of ModelSpec
+_SIZES = {
+    "layers": "layers",
+    "hidden": "hidden",
+    "heads": "heads",
+    "kv_heads": "kv_heads",
+    "ffn": "ffn_hidden",
+    "vocab": "vocab",
+    "head_dim": "head_dim",
+    "experts": "n_experts",
+    "top_k": "top_k",
+}
+
+
+def _stated_spec(row: Row) -> tuple[ModelSpec, list[str]]:
+    """Return the model of a row as stated, the rest from the catalogue or the family's style."""
+    name = row.text("model", "not named")
+    assumed: list[str] = []
+    seq = row.integer("seq_len", 2048)
+    stated = {field: row.integer(cell) for cell, field in _SIZES.items() if row.text(cell)}
+    spec = _known(name, row)
+    if spec is not None:
+        if "vocab" not in stated:
+            assumed.append(f"vocab {spec.vocab}: as in the catalogue")
+        changes: dict[str, Any] = {**stated, "max_positions": max(seq, spec.max_positions)}
+        if spec.architecture == "t5" and "layers" in stated:
+            changes["encoder_layers"] = stated["layers"]
+        return replace(spec, **changes), assumed
+    style = _style(row.text("architecture").lower(), name.lower())
+    missing = [key for key in ("layers", "hidden", "heads") if key not in stated]
+    if missing:
+        raise ConfigError(f"the model '{name}' is not in the catalogue and the row lacks {', '.join(missing)}")
+    family = style["architecture"]
+    if "vocab" not in stated:
+        stated["vocab"] = _VOCABULARY[family]
+        assumed.append(f"vocab {stated['vocab']}: usual for {family}")
+    if stated.get("n_experts"):
+        stated.setdefault("top_k", 2)
+    spec = ModelSpec(name=name, max_positions=seq, **{**style, **stated})
+    if family == "t5":
+        spec = replace(spec, encoder_layers=spec.layers)
+    return spec, assumed
+
+
 def spec_of(row: Row, *, pad_vocab_to: int = 1, fused_style: bool = False) -> tuple[ModelSpec, list[str]]:
     """Return the model of a training row and what was assumed about it.
 
@@ -91,40 +135,7 @@ def spec_of(row: Row, *, pad_vocab_to: int = 1, fused_style: bool = False) -> tu
     ConfigError
         If neither the architecture nor the name is known, or sizes are missing.
     """
-    name, architecture = row.text("model", "not named"), row.text("architecture").lower()
-    assumed: list[str] = []
-    seq = row.integer("seq_len", 2048)
-    sizes = {
-        "layers": "layers",
-        "hidden": "hidden",
-        "heads": "heads",
-        "kv_heads": "kv_heads",
-        "ffn": "ffn_hidden",
-    }
-    sizes |= {"vocab": "vocab", "head_dim": "head_dim", "experts": "n_experts", "top_k": "top_k"}
-    stated = {field: row.integer(cell) for cell, field in sizes.items() if row.text(cell)}
-    spec = _known(name, row)
-    if spec is None:
-        style = _style(architecture, name.lower())
-        missing = [key for key in ("layers", "hidden", "heads") if key not in stated]
-        if missing:
-            raise ConfigError(f"the model '{name}' is not in the catalogue and the row lacks {', '.join(missing)}")
-        family = style["architecture"]
-        if "vocab" not in stated:
-            stated["vocab"] = _VOCABULARY[family]
-            assumed.append(f"vocab {stated['vocab']}: usual for {family}")
-        if stated.get("n_experts"):
-            stated.setdefault("top_k", 2)
-        spec = ModelSpec(name=name, max_positions=seq, **{**style, **stated})
-        if family == "t5":
-            spec = replace(spec, encoder_layers=spec.layers)
-    else:
-        if "vocab" not in stated:
-            assumed.append(f"vocab {spec.vocab}: as in the catalogue")
-        changes: dict[str, Any] = {**stated, "max_positions": max(seq, spec.max_positions)}
-        if spec.architecture == "t5" and "layers" in stated:
-            changes["encoder_layers"] = stated["layers"]
-        spec = replace(spec, **changes)
+    spec, assumed = _stated_spec(row)
     if "alibi" in row.text("notes").lower() and spec.positions == "learned":
         spec = replace(spec, positions="alibi")
     if fused_style and spec.architecture == "gpt" and spec.dropout:

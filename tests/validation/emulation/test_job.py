@@ -1,0 +1,129 @@
+"""Emulated jobs: to and from rows, what they send, what is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.errors import ConfigError
+from validation.emulation.job import JOBS, MIB, Job, job_of_row, parse_bytes, pipeline_order
+from validation.emulation.measure import (
+    Limits,
+    check,
+    durations_s,
+    expected_traffic_bytes,
+    quartiles,
+)
+from validation.emulation.shape import (
+    ClusterShape,
+)
+
+
+def _row(job: Job) -> dict[str, str]:
+    name = f"two-{job.name}" if job.n_jobs == 2 else job.name
+    return {
+        "job": name,
+        "cfg": job.configuration(),
+        "bytes": str(job.size_bytes),
+        "gloo_threads": str(job.gloo_threads),
+        "procs_per_node": "1",
+        "repeats": str(job.n_repeats),
+    }
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_is_read_back_from_its_row(name):
+    job = Job(name=name, gloo_threads=1)
+    assert job_of_row(_row(job)) == job
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job(
+            name="ddp",
+            n_layers=4,
+            layer_bytes=8 * MIB,
+            forward_s=0.005,
+            backward_s=0.01,
+            bucket_bytes=16 * MIB,
+            straggler=(0, 1.5),
+        ),
+        Job(name="zero3", n_groups=2, forward_s=0.02),
+        Job(name="1f1b", n_micro_batches=4, activation_bytes=MIB),
+        Job(name="all_reduce", n_jobs=2),
+        Job(name="all_reduce", n_jobs=2, alone=True),
+    ],
+)
+def test_configurations_are_read_back(job):
+    assert job_of_row(_row(job)) == job
+
+
+def test_shipped_names_are_understood():
+    row = {"job": "allreduce", "bytes": "65536", "gloo_threads": "2", "procs_per_node": "1", "repeats": "12"}
+    assert job_of_row(row).name == "all_reduce"
+    row |= {"job": "zero", "cfg": "zero1 rs=gloo L8x2MiB f10 b20"}
+    assert job_of_row(row).name == "zero1"
+    row |= {"job": "zero", "cfg": "zero3 rs=ring L8x2MiB f10 b20"}
+    with pytest.raises(ConfigError, match="hand-written ring"):
+        job_of_row(row)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"name": "nothing"}, {"name": "ddp", "n_layers": 0}, {"name": "ddp", "forward_s": -1.0}]
+)
+def test_impossible_jobs_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        Job(**wrong)
+
+
+@given(st.integers(1, 8), st.integers(1, 12), st.sampled_from(["gpipe", "1f1b"]))
+def test_pipelines_do_everything_once_and_forward_first(n_stages, n_micro_batches, name):
+    for stage in range(n_stages):
+        order = pipeline_order(name, stage, n_stages, n_micro_batches)
+        assert sorted(order) == sorted((action, i) for action in "FB" for i in range(n_micro_batches))
+        assert all(order.index(("F", i)) < order.index(("B", i)) for i in range(n_micro_batches))
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
+def test_jobs_beside_each_other_share_no_rank(n_racks, share, n_jobs):
+    job = Job(name="all_reduce", n_jobs=n_jobs)
+    world = n_racks * share * n_jobs
+    ranks = [job.ranks_of_job(index, world, n_racks) for index in range(n_jobs)]
+    assert sorted(rank for one in ranks for rank in one) == list(range(world))
+
+
+def test_sizes():
+    assert parse_bytes("4MiB") == parse_bytes("4194304") == 4 * MIB
+
+
+def test_a_repetition_lasts_from_the_last_start_to_the_last_end():
+    assert durations_s([[(0.0, 2.0), (5.0, 6.0)], [(0.5, 1.5), (5.5, 7.0)]]) == [1.5, 1.5]
+
+
+def test_quartiles_of_one_value():
+    assert quartiles([2.0]) == (2.0, 2.0, 2.0)
+
+
+def test_traffic_is_bounded():
+    shape = ClusterShape(n_nodes=4)
+    job = Job(name="all_reduce", n_bytes=1 << 30, n_repeats=10)
+    assert expected_traffic_bytes(shape, job) > 80 << 30
+    with pytest.raises(ConfigError, match="more than the limit"):
+        check(shape, job, Limits())
+
+
+def test_what_cannot_finish_in_time_is_refused():
+    job = Job(name="all_reduce", n_bytes=64 * MIB)
+    with pytest.raises(ConfigError, match="--timeout"):
+        check(ClusterShape(n_nodes=2, rate_bits_per_s=1e7), job, Limits(timeout_s=10))
+
+
+def test_what_distorts_a_measurement_is_said():
+    assert check(ClusterShape(n_nodes=8, rate_bits_per_s=5e9), Job(name="all_reduce", n_bytes=1024), Limits())
+    assert not check(ClusterShape(n_nodes=4), Job(name="all_reduce"), Limits())
+
+
+@pytest.mark.parametrize("wrong", [ClusterShape(n_nodes=1), ClusterShape(n_nodes=2, n_racks=2)])
+def test_jobs_need_partners(wrong):
+    with pytest.raises(ConfigError):
+        check(wrong, Job(name="all_reduce", n_jobs=2), Limits())

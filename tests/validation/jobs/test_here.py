@@ -1,0 +1,161 @@
+"""Calibrating this machine, comparing, and explaining: ``simulate validate --here``."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.errors import CalibrationError, ThresholdError
+from simulator.models.layer import GemmShape, PointwiseShape
+
+torch = pytest.importorskip("torch", reason="real jobs need PyTorch")
+
+from validation.jobs.calibrated import fit_line  # noqa: E402
+from validation.jobs.compare import FRAMEWORK, Comparison, Operator  # noqa: E402
+from validation.jobs.model import SIZES  # noqa: E402
+from validation.jobs.observe import JUDGED_BYTES, calibration_sizes, kernels_of, record  # noqa: E402
+from validation.jobs.probes import call_of  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+torch.set_num_threads(1)
+MICRO = SIZES["gpt2-micro"]
+CPU = torch.device("cpu")
+
+
+def _run(*arguments: str, timeout: float = 90, **environment: str) -> subprocess.CompletedProcess[str]:
+    return _validation("run", *arguments, timeout=timeout, **environment)
+
+
+def _validation(*arguments: str, timeout: float = 90, **environment: str) -> subprocess.CompletedProcess[str]:
+    full = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(
+        [sys.executable, "-m", "validation", *arguments],
+        capture_output=True,
+        text=True,
+        env=full,
+        cwd=ROOT,
+        timeout=timeout,
+        check=False,
+    )
+
+
+@given(st.floats(0, 1e-3), st.floats(1e-12, 1e-8), st.lists(st.floats(1e4, 1e9), min_size=2, max_size=6, unique=True))
+def test_a_line_is_found_again(start_s, s_per_unit, work):
+    line = fit_line(work, [start_s + w * s_per_unit for w in work])
+    assert line.start_s >= 0
+    assert line.s_per_unit >= 0
+    if max(work) > 2 * min(work):
+        for w in work:
+            assert line.at(w) == pytest.approx(start_s + w * s_per_unit, rel=1e-3)
+
+
+@pytest.mark.parametrize("times", [[3e-3, 1e-3], [1e-3, 3e-3, 1e-3]])
+def test_lines_never_fall(times):
+    line = fit_line([float(i + 1) for i in range(len(times))], times)
+    assert line.start_s >= 0
+    assert line.s_per_unit >= 0
+    assert line.at(1.0) > 0
+
+
+def test_a_family_without_times_is_refused():
+    with pytest.raises(CalibrationError):
+        fit_line([], [])
+
+
+def test_calibration_models_share_no_product_with_the_judged_one():
+    size = SIZES["gpt2-tiny"]
+    judged = {(k.m, k.n, k.k) for k in kernels_of(record(size, 1)) if isinstance(k, GemmShape)}
+    for other in calibration_sizes(size):
+        assert not judged & {(k.m, k.n, k.k) for k in kernels_of(record(other, 1)) if isinstance(k, GemmShape)}
+
+
+def test_every_recorded_product_can_be_timed():
+    for shape in set(kernels_of(record(MICRO, 1))):
+        call = call_of(shape, CPU)
+        assert call is not None or isinstance(shape, PointwiseShape)
+        if call is not None:
+            call()
+
+
+def test_recorded_models_have_the_modules_parameters():
+    assert record(MICRO, 1).n_parameters == MICRO.n_parameters
+
+
+def _comparison(predicted_s: float = 1.0, measured_s: float = 1.5) -> Comparison:
+    return Comparison(
+        n_ranks=2,
+        iteration=(predicted_s, measured_s),
+        forward_backward=(0.9, 1.4),
+        optimizer=(0.1, 0.1),
+        operators=[Operator(name="gemm forward", n_calls=3, predicted_s=0.5, measured_s=0.8)],
+        collectives=[(1 << 19, 0.01, 0.02)],
+        parts={"gemm kernels": (0.5, 0.8), FRAMEWORK: (predicted_s - 0.6, measured_s - 0.9), "optimizer": (0.1, 0.1)},
+    )
+
+
+def test_causes_add_up_to_the_difference():
+    found = _comparison()
+    assert found.relative_error == pytest.approx(-1 / 3)
+    assert found.causes()[0] == ("gemm kernels", pytest.approx(-0.3))
+    assert sum(seconds for _, seconds in found.causes()) == pytest.approx(-0.5)
+
+
+def test_a_machine_is_calibrated_and_compared():
+    done = _validation("compare", "--model", "gpt2-micro", "--nproc", "1,2", "--repeats", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    one, two = json.loads(done.stdout)["comparisons"]
+    assert (one["n_ranks"], two["n_ranks"]) == (1, 2)
+    assert one["iteration"][0] > 0
+    assert [size for size, _, _ in two["collectives"]] == list(JUDGED_BYTES)
+    for found in (one, two):
+        predicted, measured = found["iteration"]
+        assert sum(seconds for _, seconds in found["causes"]) == pytest.approx(predicted - measured, abs=1e-9)
+
+
+class TestHere:
+    """``simulate validate --here`` around the measuring itself, which the test above runs."""
+
+    @pytest.fixture
+    def command(self, monkeypatch, capsys):
+        from simulator.cli import validate as module
+        from validation.jobs import here
+
+        monkeypatch.setattr(here, "compare_here", lambda **options: [_comparison()])
+
+        def run(**options):
+            module.validate(here=True, **options)
+            return capsys.readouterr()
+
+        return run
+
+    def test_it_prints_predicted_beside_measured_and_the_causes(self, command):
+        printed = command().out
+        assert "gpt2-tiny on 2 processes" in printed
+        assert "-33.3%" in printed
+        assert "all_reduce of 0.5 MiB" in printed
+        assert printed.index("gemm kernels") < printed.index(FRAMEWORK)
+
+    def test_json_is_one_document(self, command):
+        (one,) = json.loads(command(json_output=True).out)["comparisons"]
+        assert one["relative_error"] == pytest.approx(-1 / 3)
+
+    def test_a_missed_threshold_is_said(self, command):
+        command(threshold=40.0)
+        with pytest.raises(ThresholdError, match=r"2: -33\.3%"):
+            command(threshold=15.0)
+
+    def test_the_page_opens_offline(self, command, tmp_path):
+        command(report=str(tmp_path / "here.html"))
+        page = (tmp_path / "here.html").read_text(encoding="utf-8")
+        assert "gemm forward" in page
+        assert 'src="http' not in page
+
+    def test_options_for_files_are_refused(self, command):
+        with pytest.raises(typer.BadParameter, match="FILES, --split would have no effect"):
+            command(files=["training.csv"], split="test")

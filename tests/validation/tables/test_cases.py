@@ -1,0 +1,94 @@
+"""Training rows as runs, with what was assumed."""
+
+import pytest
+
+from simulator.errors import ConfigError
+from tests.validation.tables.rows import training_row
+from validation.tables.cases import case_of
+from validation.tables.frameworks import framework_of
+from validation.tables.reader import MEASUREMENTS, read_table
+
+
+class TestCases:
+    def test_a_megatron_row(self):
+        case, assumed = case_of(training_row(vocab="51200"))
+        plan = case.plan.resolve(128)
+        assert (plan.framework, plan.tp, plan.n_micro_batches, plan.recompute) == ("megatron", 4, 1, "full")
+        assert (case.spec.layers, case.spec.ffn_hidden, case.spec.vocab) == (36, 16384, 51200)
+        assert any("sequence_parallel off" in text for text in assumed)
+
+    def test_vocabulary_is_padded_and_noted(self):
+        case, assumed = case_of(training_row(vocab="50257", tp="8", dp="16"))
+        assert case.spec.vocab == 51200
+        assert any("padded to 51200" in text for text in assumed)
+
+    def test_layers_that_divide_with_embedding_and_head_give_uneven_ends(self):
+        case, _ = case_of(training_row(layers="22", pp="8", dp="4", schedule="1f1b", model="mine"))
+        assert (case.plan.first_stage_layers, case.plan.last_stage_layers) == (2, 2)
+
+    def test_blank_recompute_tries_the_lightest_first(self):
+        case, assumed = case_of(training_row(recompute="", framework="NeMo/Megatron-Core"))
+        assert [plan.recompute for plan in (case.plan, *case.alternatives)] == ["none", "selective", "full"]
+        assert case.plan.framework == "megatron-core"
+        assert any("lightest" in text for text in assumed)
+
+    def test_blank_micro_batch_keeps_the_bubble_small(self):
+        sizes = {"model": "GPT-76B", "hidden": "10240", "heads": "80", "layers": "60"}
+        plan = {"micro_batch": "", "gpus": "1024", "tp": "8", "pp": "4", "global_batch": "1792"}
+        case, _ = case_of(training_row(**sizes, **plan))
+        assert case.plan.micro_batch == 2
+
+    def test_sharding_groups_and_degrees(self):
+        case, assumed = case_of(training_row(sharding="zero1:8", dp=""))
+        assert (case.plan.sharding, case.plan.sharding_group, case.plan.dp) == ("zero1", 8, 32)
+        assert any(text.startswith("dp 32") for text in assumed)
+
+    @pytest.mark.parametrize(
+        ("name", "expected"),
+        [
+            ("Megatron-DeepSpeed", "megatron-deepspeed"),
+            ("torchtitan FSDP + torch.compile + Float8", "torchtitan-compile"),
+            ("torchtitan", "torchtitan"),
+            ("Composer/llm-foundry + FSDP (MP mode PURE)", "llm-foundry"),
+            ("NVIDIA NeMo Framework Release 25.01", "megatron-core"),
+            ("llm.c (CUDA, cuDNN flash attention)", "fused"),
+            ("torch eager, Hugging Face transformers", "hf-eager"),
+            ("DeepSpeed ZeRO-3", "deepspeed"),
+            ("Aleph Alpha Scaling (AdamW, 1F1B) fused rmsnorm", "torch-3d-fused-norm"),
+        ],
+    )
+    def test_frameworks(self, name, expected):
+        assert framework_of(name, model_parallel=1, sharding="none", flash=True)[0] == expected
+
+    def test_unknown_frameworks_are_judged_by_their_plan(self):
+        chosen, why = framework_of("Thing 3000", model_parallel=1, sharding="zero3", flash=True)
+        assert chosen == "fsdp"
+        assert "unknown" in why
+
+    @pytest.mark.parametrize(
+        ("cells", "said"),
+        [
+            ({"topology": ""}, "no topology"),
+            ({"precision": "int4"}, "precision"),
+            ({"sharding": "zero9"}, "sharding"),
+            ({"recompute": "some"}, "recompute"),
+            ({"architecture": "alexnet", "model": "AlexNet"}, "architecture"),
+            ({"dp": "", "gpus": "127"}, "not a multiple"),
+            ({"model": "mine", "layers": ""}, "lacks layers"),
+        ],
+    )
+    def test_rows_that_determine_no_run_say_why(self, cells, said):
+        with pytest.raises(ConfigError, match=said):
+            case_of(training_row(**cells))
+
+    @pytest.mark.parametrize("name", ["training", "seeds"])
+    def test_every_shipped_row_determines_a_run_whose_degrees_multiply_up(self, name):
+        for row in read_table(MEASUREMENTS / f"{name}.csv"):
+            case, _ = case_of(row)
+            assert case.plan.resolve(case.plan.gpus).dp >= 1
+
+    def test_rows_that_measure_one_run_share_a_case(self):
+        first, _ = case_of(training_row(metric="forward_s", value="1", row_id="a"))
+        second, _ = case_of(training_row(metric="fits", value="1", row_id="b"))
+        assert first == second
+        assert hash(first) == hash(second)

@@ -1,0 +1,89 @@
+"""Predicting rows of all kinds, and the command."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.validation.tables.rows import write
+from validation.tables.collectives import dtype_bytes
+from validation.tables.parallel import run_all
+from validation.tables.reader import MEASUREMENTS
+from validation.tables.validate import validate
+
+
+class TestPredicting:
+    def test_collective_rows(self):
+        found = validate([MEASUREMENTS / "collectives.csv"], where=["topology=dgx-h100", "collective=all_reduce"])
+        assert all(o.predicted and o.predicted > 0 for o in found.outcomes)
+
+    def test_a_row_that_cannot_run_is_listed_with_its_reason(self, tmp_path):
+        header = "topology,collective,gpus,nodes,size_bytes,time_us"
+        path = write(tmp_path, f"{header}\nno-such-place,all_reduce,8,1,1024,10\ndgx-h100,all_reduce,8,1,1024,10\n")
+        first, second = validate([path]).outcomes
+        assert first.predicted is None
+        assert "no-such-place" in first.reason
+        assert second.predicted
+
+    def test_training_rows_of_one_run(self):
+        found = validate([MEASUREMENTS / "training.csv"], where=["row_id~H2-003"], n_processes=1)
+        assert {o.row.metric for o in found.outcomes} >= {
+            "iteration_time_s",
+            "forward_s",
+            "peak_memory_bytes",
+        }
+        by_metric = {o.row.metric: o.predicted for o in found.outcomes}
+        parts = by_metric["forward_s"] + by_metric["backward_s"] + by_metric["optimizer_s"]
+        assert by_metric["iteration_time_s"] == pytest.approx(parts, rel=0.05)
+
+    def test_run_all_keeps_the_order(self):
+        assert run_all(abs, [-3, 2, -1]) == [3, 2, 1]
+        assert run_all(abs, list(range(-60, 0)), n_processes=2) == list(range(60, 0, -1))
+
+    def test_dtype_in_notes(self):
+        assert [dtype_bytes(text) for text in ("dtype=half", "int32; median", "", "dtype=float")] == [
+            2,
+            4,
+            4,
+            4,
+        ]
+
+
+class TestCommand:
+    def run(self, folder, *arguments):
+        environment = os.environ | {"PYTHONPATH": str(MEASUREMENTS.parents[1]), "OMP_NUM_THREADS": "1"}
+        code = "from simulator.cli.main import main; main()"
+        return subprocess.run(
+            [sys.executable, "-c", code, "validate", *arguments],
+            cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+
+    def test_json_is_one_document_and_shipped_tables_have_bare_names(self, tmp_path):
+        done = self.run(tmp_path, "kernels.csv", "--where", "op=adamw_fused", "--json")
+        assert done.returncode == 0
+        assert len(json.loads(done.stdout)["rows"]) == 4
+
+    def test_a_missed_threshold_exits_with_5(self, tmp_path):
+        done = self.run(tmp_path, "kernels.csv", "--where", "op=adamw_fused", "--threshold", "0.0001")
+        assert done.returncode == 5
+        assert "mean error above" in done.stderr
+
+    def test_the_page_is_self_contained(self, tmp_path):
+        done = self.run(tmp_path, "kernels.csv", "--where", "op=adamw_fused", "--report", "page.html")
+        assert done.returncode == 0, done.stderr
+        page = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert "adamw_fused" in page
+        assert 'src="http' not in page
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [("a,b\n1,2\n", "no measurement table"), ("op,device,time_us\ngemm,h200-sxm,fast\n", ":2:time_us")],
+    )
+    def test_mistakes_exit_with_3_and_no_traceback(self, tmp_path, text, said):
+        write(tmp_path, text)
+        done = self.run(tmp_path, "file.csv")
+        assert done.returncode == 3
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
