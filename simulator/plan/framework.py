@@ -1,0 +1,117 @@
+"""How training frameworks differ: operator stream, data parallelism, host and defaults, one line each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """How one training framework turns a model into kernels and collectives.
+
+    Parameters
+    ----------
+    kernels : str
+        Style of the operator stream: ``hf-eager`` (unfused Hugging Face), ``torch-modules`` (the same with gathered
+        logits), ``eager-fused-norm`` (with fused norms too), ``megatron`` (fused bias, dropout, softmax and norm
+        kernels), ``compiled`` (torch.compile), ``fused`` (hand-written, llm.c or Transformer Engine style).
+    data_parallel : str
+        Who reduces gradients: ``ddp``, ``deepspeed``, ``megatron``, ``fsdp`` (the wrapper), ``fsdp2`` (fully_shard).
+    host : str
+        How the host issues kernels: ``eager``, ``compiled``, ``graphs``.
+    gradient_bytes : dict-like tuple
+        Bytes of one reduced gradient element per 16-bit precision, as the framework's usual recipes set it.
+    overlap : bool
+        Whether gradient reduction overlaps backward unless the plan says otherwise.
+    master_weights : bool
+        Whether the optimizer of 16-bit weights keeps fp32 masters and moments, or steps the 16-bit weights themselves.
+    fragmentation : float
+        Share of activations and temporaries lost between the allocator's blocks (Guo et al., GMLake, ASPLOS 2024: a few
+        percent in regular training on one GPU, up to 30 % in distributed training of irregular modules).
+    synchronous_p2p : bool
+        Whether pipeline messages block the host (Megatron's ``batch_p2p_sync``).
+    overlaps_interleaved_p2p : bool
+        Whether the interleaved schedule hides its messages instead (Megatron-Core's ``overlap_p2p_comm``, its default
+        with virtual stages).
+    cp_comm_type : str
+        How context parallelism exchanges keys and values unless the plan says otherwise.
+    flash : str
+        Which fused attention kernel: ``flash_attention`` (the device's best: cuDNN or FlashAttention 3 on Hopper,
+        FlashAttention 2 before), ``flash_attention_2``, or ``flash_attention_1`` (also its Triton port).
+    """
+
+    name: str
+    kernels: Literal["hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused"]
+    data_parallel: Literal["ddp", "deepspeed", "megatron", "fsdp", "fsdp2"]
+    host: Literal["eager", "compiled", "graphs"] = "eager"
+    gradient_bytes_bf16: int = 2
+    gradient_bytes_fp16: int = 2
+    overlap: bool = True
+    synchronous_p2p: bool = True
+    master_weights: bool = True
+    fragmentation: float = 0.03
+    overlaps_interleaved_p2p: bool = False
+    cp_comm_type: Literal["p2p", "all_gather", "a2a"] = "p2p"
+    flash: str = "flash_attention"
+
+
+FRAMEWORKS: dict[str, Framework] = {
+    f.name: f
+    for f in (
+        Framework(name="hf-eager", kernels="hf-eager", data_parallel="ddp", master_weights=False),
+        Framework(
+            name="megatron",
+            kernels="megatron",
+            data_parallel="megatron",
+            gradient_bytes_bf16=4,
+            overlap=False,
+        ),
+        Framework(
+            name="megatron-core",
+            kernels="fused",
+            data_parallel="megatron",
+            gradient_bytes_bf16=4,
+            overlaps_interleaved_p2p=True,
+        ),
+        Framework(
+            name="megatron-deepspeed",
+            kernels="megatron",
+            data_parallel="deepspeed",
+            gradient_bytes_bf16=4,
+            overlap=False,
+        ),
+        Framework(name="deepspeed", kernels="hf-eager", data_parallel="deepspeed", cp_comm_type="a2a"),
+        Framework(name="fsdp", kernels="hf-eager", data_parallel="fsdp", flash="flash_attention_2"),
+        Framework(name="llm-foundry", kernels="hf-eager", data_parallel="fsdp", flash="flash_attention_1"),
+        Framework(
+            name="torchtitan",
+            kernels="hf-eager",
+            data_parallel="fsdp2",
+            gradient_bytes_bf16=4,
+            cp_comm_type="all_gather",
+            flash="flash_attention_2",
+        ),
+        Framework(
+            name="torchtitan-compile",
+            kernels="compiled",
+            data_parallel="fsdp2",
+            host="compiled",
+            gradient_bytes_bf16=4,
+            cp_comm_type="all_gather",
+            flash="flash_attention_2",
+        ),
+        Framework(name="torch-3d", kernels="torch-modules", data_parallel="megatron", overlap=False, fragmentation=0.3),
+        Framework(
+            name="torch-3d-fused-norm",
+            kernels="eager-fused-norm",
+            data_parallel="megatron",
+            overlap=False,
+            fragmentation=0.3,
+        ),
+        Framework(name="apex-ddp", kernels="eager-fused-norm", data_parallel="ddp"),
+        Framework(name="apex-ddp-fused", kernels="megatron", data_parallel="ddp"),
+        Framework(name="compiled-ddp", kernels="compiled", data_parallel="ddp", host="compiled"),
+        Framework(name="fused", kernels="fused", data_parallel="ddp", host="graphs"),
+    )
+}
