@@ -21,6 +21,7 @@ from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.network import NETWORKS
 from simulator.parallel.gradients import gradient_bytes
+from simulator.parallel.loading import loading_of
 from simulator.parallel.lower import Lowered, lower
 from simulator.plan import ParallelPlan
 from simulator.report.metrics import Metrics, measure
@@ -29,6 +30,8 @@ from simulator.schedules import peak_in_flight
 from simulator.timeline import Timeline
 from simulator.topology import Topology
 
+#: token ids of so many words or more do not fit into 16 bits
+WIDE_VOCABULARY = 65_500
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -97,6 +100,18 @@ def boundary_bytes(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> int:
     return plan.micro_batch * sequence_length // plan.cp * spec.hidden * element
 
 
+def sample_bytes_of(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> float:
+    """Bytes of one sequence in storage: as the plan says, else its token ids in 16 bits where the vocabulary allows.
+
+    References
+    ----------
+    Megatron-LM, ``IndexedDataset``: token ids are 16-bit for vocabularies below 65,500 and 32-bit beyond.
+    """
+    n_tokens = plan.sequence_length or spec.max_positions
+    vocab = spec.vocab if isinstance(spec, ModelSpec) else 0
+    return float(plan.sample_bytes or n_tokens * (2 if 0 < vocab < WIDE_VOCABULARY else 4))
+
+
 def lower_scenario(
     scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedModule
 ) -> tuple[Model, Lowered, MemoryReport]:
@@ -109,6 +124,7 @@ def lower_scenario(
         gpus_per_node=topology.gpus_per_node,
         boundary_bytes=boundary_bytes(spec, plan),
         unfold=scenario.unfold,
+        loading=loading_of(plan, topology, sample_bytes_of(spec, plan)),
     )
     memory = estimate(
         lowered.chunks, peak_in_flight(lowered.table, lowered.placement.n_chunks), plan, topology.device(0),

@@ -72,6 +72,11 @@ def main_command(
         Text, _option("megatron, megatron-deepspeed, fsdp, hf-eager, torchtitan-compile ...", _PLAN)
     ] = None,
     overlap: Annotated[Switch, _option("Run communication beside compute.", _PLAN)] = None,
+    loader_workers: Annotated[
+        Number, _option("Processes per GPU that read the next batch beside the step; 0 reads it first.", _PLAN)
+    ] = None,
+    sample_bytes: Annotated[Number, _option("Bytes in storage per sequence; 2 or 4 per token.", _PLAN)] = None,
+    sample_time_s: Annotated[Real, _option("Processor seconds of a worker per sequence.", _PLAN)] = None,
     network: Annotated[str, _option("flow (max-min sharing) or alpha-beta.", _COST)] = "flow",
     transport: Annotated[Text, _option("Transport across nodes, e.g. rdma, tcp, ipoib.", _COST)] = None,
     nccl_algo: Annotated[Text, _option("Force the collective algorithm.", _COST)] = None,

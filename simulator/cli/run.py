@@ -12,16 +12,22 @@ from simulator.answer import advise, document, explain, report, to_json, way_out
 from simulator.cli.inputs import model_of, needs_ranks, plan_settings, without_deepspeed, write_notes
 from simulator.cli.modules import fit_plan, recorded_module
 from simulator.cli.warnings import without_effect, write_warnings
+from simulator.cli.whole_run import run_request
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.importers.topologies import open_topology
 from simulator.plan import ParallelPlan
 from simulator.report import console
 from simulator.report.explain_console import print_explanation
+from simulator.report.whole_run import print_whole_run
 from simulator.scenario import Scenario
 from simulator.simulation import Result, simulate
+from simulator.whole_run import RunRequest
 
 _PLAN_FIELDS = {f.name: f for f in fields(ParallelPlan)}
 
+
+#: flags whose 0 means something other than "derive it"
+_MAY_BE_ZERO = ("loader_workers", "sample_time_s")
 
 #: events of a run that is simulated again three times without being asked, for the one best piece of advice
 QUICK_EVENTS = 60_000
@@ -31,6 +37,7 @@ def run_main(options: dict[str, Any]) -> None:
     """Run the main command from its parsed options and exit with the documented status."""
     said: set[str] = set()
     write_notes(options, said)
+    request = run_request(options, said)
     counts = _gpu_counts(options["gpus"])
     say = None if options["json_output"] or not sys.stderr.isatty() else _progress
     detail = bool(options["trace"] or options["report"] or options["explain"])
@@ -46,8 +53,8 @@ def run_main(options: dict[str, Any]) -> None:
         results.append(simulate(scenario, detail=detail, progress=say, spec=recorded))
     write_warnings(_idle_inputs(options, results[-1], given), said=said)
     explanation = explain(results[-1], say=say or (lambda _: None)) if options["explain"] else None
-    _write_files(options, results, explanation, given)
-    _print(options, results, explanation)
+    _write_files(options, results, request, explanation, given)
+    _print(options, results, request, explanation)
     unfit = [r for r in results if not r.memory.fits]
     if unfit:
         error = InfeasiblePlanError(f"the plan does not fit: {unfit[0].memory.explain()}", hint=way_out(unfit[0]))
@@ -123,7 +130,7 @@ def collect_settings(options: dict[str, Any], n_gpus: int = 0) -> tuple[dict[str
         if value is not None:
             settings[name] = _convert(name, value)
     flags = {name: options[name] for name in _PLAN_FIELDS if name != "gpus" and options.get(name) is not None}
-    zeros = [name for name, value in flags.items() if value == 0 and value is not False]
+    zeros = [name for name, value in flags.items() if value == 0 and value is not False and name not in _MAY_BE_ZERO]
     if zeros:
         raise ConfigError(f"--{zeros[0].replace('_', '-')} 0: at least 1", hint="leave the flag out to have it derived")
     settings |= flags
@@ -141,6 +148,11 @@ def _convert(name: str, value: str) -> Any:
             return int(value)
         except ValueError:
             raise ConfigError(f"{name}={value}: not a whole number") from None
+    if isinstance(default, float):
+        try:
+            return float(value)
+        except ValueError:
+            raise ConfigError(f"{name}={value}: not a number") from None
     return value
 
 
@@ -161,7 +173,11 @@ def _progress(what: str) -> None:
 
 
 def _write_files(
-    options: dict[str, Any], results: list[Result], explanation: dict[str, Any] | None, given: set[str]
+    options: dict[str, Any],
+    results: list[Result],
+    request: RunRequest | None,
+    explanation: dict[str, Any] | None,
+    given: set[str],
 ) -> None:
     if options["trace"]:
         from simulator.trace_io.perfetto import write
@@ -176,20 +192,24 @@ def _write_files(
         points = memory_points(memory, passes, result.timeline.makespan_ps)
         write_memory_trace(options["memory_trace"], result.memory.rank, memory, points)
     if options["report"]:
-        report(results, explanation=explanation, given=given | ({"gpus"} if options["gpus"] else set())).save(
-            options["report"]
-        )
+        named = given | ({"gpus"} if options["gpus"] else set())
+        report(results, request=request, explanation=explanation, given=named).save(options["report"])
 
 
-def _print(options: dict[str, Any], results: list[Result], explanation: dict[str, Any] | None) -> None:
+def _print(
+    options: dict[str, Any], results: list[Result], request: RunRequest | None, explanation: dict[str, Any] | None
+) -> None:
     if options["json_output"]:
-        print(json.dumps(document(results, explanation)))
+        print(json.dumps(document(results, explanation, request=request)))
         return
-    answers = [to_json(result) for result in results]
+    answers = [to_json(result, request) for result in results]
     if len(results) > 1:
         console.print_scaling([r.plan for r in results], answers)
     else:
         console.print_answer(results[0].scenario, answers[0])
+    for result, answer in zip(results, answers, strict=True):
+        if request is not None:
+            print_whole_run(answer["whole_run"], gpus=result.plan.gpus if len(results) > 1 else 0)
     if explanation is not None:
         print_explanation(explanation)
     elif len(results) == 1 and results[0].timeline.n_events <= QUICK_EVENTS:

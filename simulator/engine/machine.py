@@ -223,6 +223,9 @@ class _Machine:
             self.tightest_ps = max(self.tightest_ps, floor_ps - work_ps - now_ps)
             if self.detail:
                 inner = self._kernel_spans(rank, op, start_ps, host_ps)
+        elif isinstance(op, HostWork):  # of other processes than the one that issues
+            start_ps = max(now_ps, host_ps)
+            work_ps = to_ps(op.duration_s)
         else:
             assert isinstance(op, Kernel)
             issued_ps = host_ps + self.costs.issue_ps(op, rank.program.rank)

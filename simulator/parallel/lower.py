@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from simulator.errors import InfeasiblePlanError
 from simulator.models.layer import Layer, Model
 from simulator.parallel.gradients import gradient_bytes
+from simulator.parallel.loading import Loading
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.optimizer import optimizer_run
 from simulator.parallel.pipeline import StageLowering
@@ -104,7 +105,13 @@ def _counts(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:
 
 
 def lower(
-    model: Model, plan: ParallelPlan, *, gpus_per_node: int, boundary_bytes: int, unfold: bool = False
+    model: Model,
+    plan: ParallelPlan,
+    *,
+    gpus_per_node: int,
+    boundary_bytes: int,
+    unfold: bool = False,
+    loading: Loading | None = None,
 ) -> Lowered:
     """Write down what every rank class does in one optimizer step.
 
@@ -120,6 +127,8 @@ def lower(
         Bytes of the activation between two layers, ``[micro_batch, sequence / cp, hidden]``, whole.
     unfold : bool
         Whether to write down every rank instead of one per class.
+    loading : Loading, optional
+        Reading of the step's batch, on the stages that need it.
 
     Returns
     -------
@@ -147,6 +156,8 @@ def lower(
             data=data_parallel([layer for chunk in chunks[stage] for layer in chunk], plan, communicators),
             boundary_bytes=boundary_bytes // shards,
         )  # fmt: skip
+        if loading is not None and stage in _ends(placement):
+            loading.add(lowering.tasks)
         done = lowering.lower(table[stage])
         _finish_step(lowering, model, done)
         members = (rank,) if unfold else mesh.stage_ranks(stage)
@@ -175,7 +186,7 @@ def _finish_step(lowering: StageLowering, model: Model, done: tuple[int, ...]) -
     """Append what follows backward: tied-embedding gradients, the gradient norm, the optimizer, parameter gathers."""
     plan, tasks, communicators = lowering.plan, lowering.tasks, lowering.communicators
     layers = lowering.data.layers
-    ends = (lowering.placement.stage(0), lowering.placement.stage(lowering.placement.n_parts - 1))
+    ends = _ends(lowering.placement)
     if model.tied_embedding and ends[0] != ends[1] and lowering.stage in ends:
         n_bytes = max(
             (p.n_elements for layer in model.layers[:1] for p in layer.parameters), default=1
@@ -186,6 +197,11 @@ def _finish_step(lowering: StageLowering, model: Model, done: tuple[int, ...]) -
     n_tensors = sum(len(layer.parameters) for layer in layers)
     optimizer = tasks.add(optimizer_run(lowering.data.n_optimizer_elements, n_tensors, plan), COMPUTE, done)
     lowering.data.after_step(tasks, optimizer)
+
+
+def _ends(placement: Placement) -> tuple[int, int]:
+    """Return the stages that hold the embedding and the head."""
+    return placement.stage(0), placement.stage(placement.n_parts - 1)
 
 
 def _collective(tasks: TaskList, communicators: Communicators, axis: str, n_bytes: int, after: tuple[int, ...]) -> int:

@@ -14,6 +14,8 @@ from simulator.program.op import Op
 
 COMPUTE = "compute"
 HOST = "host"
+#: processes beside the training process that read the next batch
+LOADER = "data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

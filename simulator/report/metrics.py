@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Transfer
-from simulator.program.program import COMPUTE, HOST, Block
+from simulator.program.program import COMPUTE, HOST, LOADER, Block
 from simulator.timeline import Span, Timeline, merge, subtract, total_ps
 from simulator.units import PS_PER_S
 
@@ -116,18 +116,32 @@ def _block_tally(span: Span, cache: dict[int, _Tally]) -> _Tally:
     return tally
 
 
+def _late_data_ps(timeline: Timeline) -> int:
+    """Time at the end of the step in which nothing is left to do but reading the next batch, which all ranks wait for."""
+    if all(span.stream != LOADER for span in timeline.spans):
+        return 0
+    return timeline.makespan_ps - max((span.end_ps for span in timeline.spans if span.stream != LOADER), default=0)
+
+
 def _rank_breakdown(
-    spans: list[Span], makespan_ps: int, cache: dict[int, _Tally], *, pipelined: bool
+    spans: list[Span], makespan_ps: int, late_data_ps: int, cache: dict[int, _Tally], *, pipelined: bool
 ) -> tuple[dict[str, int], _Tally]:
     tally, busy, talking = _tally(spans, cache)
     exposed = subtract(talking, busy)
     overlapped_ps = total_ps(talking) - total_ps(exposed)
     occupied = merge(busy + talking)
-    data = merge([(s.start_ps, s.end_ps) for s in spans if isinstance(s.op, HostWork) and s.op.phase == "data"])
-    data_ps = total_ps(subtract(data, occupied))
+    data = merge(
+        [
+            (s.start_ps, s.end_ps)
+            for s in spans
+            if s.stream == HOST and isinstance(s.op, HostWork) and s.op.phase == "data"
+        ]
+    )
+    blocking_ps = total_ps(subtract(data, occupied))
+    data_ps = blocking_ps + late_data_ps
     left_ps = makespan_ps - total_ps(occupied) - data_ps
     waited_ps = sum(s.host_wait_ps for s in spans if s.stream == COMPUTE and not isinstance(s.op, Block))
-    host_ps = min(left_ps, waited_ps) if pipelined else left_ps
+    host_ps = min(left_ps, max(0, waited_ps - blocking_ps)) if pipelined else left_ps
     times = {
         "compute": tally.compute_ps,
         "exposed_communication": tally.exposed_ps + total_ps(exposed),
@@ -182,9 +196,10 @@ def measure(timeline: Timeline, *, pipelined: bool) -> Metrics:
     world = sum(len(members) for members in timeline.members.values())
     totals = dict.fromkeys(BREAKDOWN, 0.0)
     table: dict[CommunicationKind, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    late_data_ps = _late_data_ps(timeline)
     for rank, members in timeline.members.items():
         weight = len(members) / world
-        times, tally = _rank_breakdown(by_rank[rank], timeline.makespan_ps, cache, pipelined=pipelined)
+        times, tally = _rank_breakdown(by_rank[rank], timeline.makespan_ps, late_data_ps, cache, pipelined=pipelined)
         for name, ps in times.items():
             totals[name] += weight * ps / PS_PER_S
         for kind, entry in tally.communication.items():

@@ -1,0 +1,97 @@
+"""Reading the next batch beside the step: how long it takes, and where the ranks that need it wait for it.
+
+Worker processes read ahead, so that only what exceeds the step is seen (``DataLoader`` with workers); without workers the
+training process reads the batch itself and everything else waits. One rank of every replica reads on the first stage, and
+one on the last, which needs the labels; tensor- and context-parallel ranks get theirs from it.
+
+References
+----------
+Mohan et al., "Analyzing and mitigating data stalls in DNN training", VLDB 2021, arXiv:2007.06775: fetch stalls
+(storage) and prep stalls (CPU), both hidden behind the step as far as they are shorter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from simulator.parallel.mesh import Mesh
+from simulator.plan import ParallelPlan
+from simulator.program.op import HostWork
+from simulator.program.program import HOST, LOADER, TaskList
+from simulator.topology import Topology
+from simulator.topology.storage import storage_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """Reading of one step's batch.
+
+    Parameters
+    ----------
+    duration_s : float
+    has_workers : bool
+        Whether others than the training process read, one step ahead.
+    """
+
+    duration_s: float
+    has_workers: bool
+
+    def add(self, tasks: TaskList) -> None:
+        """Append the reading of one step to a rank that has issued nothing yet."""
+        if self.has_workers:
+            tasks.add(HostWork(name="read the next batch", duration_s=self.duration_s, phase="data"), LOADER)
+        else:
+            tasks.add(HostWork(name="read the batch", duration_s=self.duration_s, phase="data"), HOST)
+
+
+def readers_of(plan: ParallelPlan, gpus_per_node: int) -> list[int]:
+    """Return the ranks that read: of every data-parallel replica the first on the first stage and on the last.
+
+    Examples
+    --------
+    >>> readers_of(ParallelPlan(gpus=8, tp=2, pp=2, micro_batch=1).resolve(8), 8)
+    [0, 2, 4, 6]
+    """
+    mesh = Mesh(plan, gpus_per_node)
+    return [mesh.rank(replica=d * plan.cp, pp=p) for p in sorted({0, plan.pp - 1}) for d in range(plan.dp)]
+
+
+def batch_bytes(plan: ParallelPlan, sample_bytes: float) -> float:
+    """Return bytes that one step reads from storage, all ranks together."""
+    return plan.global_batch * sample_bytes * len({0, plan.pp - 1})
+
+
+def loading_of(plan: ParallelPlan, topology: Topology, sample_bytes: float) -> Loading | None:
+    """Return how long the batch of a step takes to read; None where nothing says how fast.
+
+    With workers, the slowest of three decides: the busiest node's link to storage, the file system, and the workers,
+    each of which spends the latency of storage and ``sample_time_s`` on a sample. Without, they add up.
+
+    Parameters
+    ----------
+    plan : ParallelPlan
+        Resolved.
+    topology : Topology
+        Its ``storage`` may be missing.
+    sample_bytes : float
+        Of one sequence.
+    """
+    storage = topology.storage
+    if storage is None and not plan.sample_time_s:
+        return None
+    n_samples = plan.global_batch // plan.dp
+    transfer_s = latency_s = 0.0
+    if storage is not None:
+        busiest = max(Counter(topology.node_of(rank) for rank in readers_of(plan, topology.gpus_per_node)).values())
+        latency_s = storage.latency_s
+        transfer_s = storage_s(
+            storage,
+            topology,
+            node_bytes=busiest * n_samples * sample_bytes,
+            total_bytes=batch_bytes(plan, sample_bytes),
+        )
+    each_s = n_samples * (latency_s + plan.sample_time_s)
+    if not plan.loader_workers:
+        return Loading(duration_s=transfer_s + each_s, has_workers=False)
+    return Loading(duration_s=max(transfer_s, each_s / plan.loader_workers), has_workers=True)
