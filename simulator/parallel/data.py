@@ -98,6 +98,11 @@ class DataParallel:
         n_expert_shards = max(1, self.communicators.size("shard") // self.plan.ep)
         return -(-dense // self.communicators.size("shard")) + -(-experts // n_expert_shards)
 
+    @property
+    def n_reduced_elements(self) -> int:
+        """Gradient elements that this rank holds once they are reduced: its shard where they are scattered."""
+        return sum(layer.n_parameters for layer in self.layers)
+
     def collective(
         self, tasks: TaskList, name: str, axis: str, n_bytes: int, after: tuple[int, ...], phase: Phase = "backward"
     ) -> int:
@@ -180,6 +185,11 @@ class Replicated(DataParallel):
     def scatters(self) -> bool:
         """Whether gradients are reduce-scattered rather than all-reduced (DeepSpeed all-reduces whole buckets)."""
         return self.plan.sharding in ("zero1", "zero2") and self.framework in ("megatron", "fsdp", "fsdp2")
+
+    @property
+    def n_reduced_elements(self) -> int:
+        """A shard where gradients are scattered, all of them otherwise."""
+        return self.n_optimizer_elements if self.scatters else super().n_reduced_elements
 
     def _reduce(self, tasks: TaskList, bucket: Bucket, after: tuple[int, ...]) -> None:
         n_bytes = bucket.n_elements * self.element_bytes

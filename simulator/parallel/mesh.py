@@ -1,7 +1,15 @@
 """The device mesh: which rank sits where on the axes, and which ranks form which group.
 
-Ranks are numbered in Megatron's order ``tp-cp-dp-pp``: tensor-parallel neighbours are adjacent, pipeline stages are
-furthest apart. Expert-parallel groups are consecutive runs of the joint (dp, cp) axis.
+``rank_order`` names the axes from the nearest ranks to the farthest. Megatron-Core's ``tp-cp-ep-dp-pp`` is also what
+DeepSpeed's grid (axes pipe, data, model) and torch's DeviceMesh (pp, dp_replicate, dp_shard, cp, tp) make of their ranks:
+tensor-parallel neighbours are adjacent, pipeline stages furthest apart. Experts share the joint (dp, cp) axis: their groups
+are consecutive runs of it, or, where ``ep`` stands behind ``dp``, its strided complement (DeepSpeed's
+``use_data_before_expert_parallelism``).
+
+References
+----------
+NVIDIA/Megatron-LM, ``megatron/core/parallel_state.py`` (RankGenerator); deepspeedai/DeepSpeed,
+``runtime/pipe/topology.py`` and ``utils/groups.py``; PyTorch, ``torch/distributed/device_mesh.py``.
 """
 
 from __future__ import annotations
@@ -9,10 +17,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 
 from simulator.plan import ParallelPlan
 
 Groups = tuple[tuple[int, ...], ...]
+#: axes whose groups cross pipeline stages
+CROSSING = ("embedding", "model", "copies")
 
 
 @dataclass(frozen=True)
@@ -24,67 +35,118 @@ class Mesh:
     plan : ParallelPlan
         With ``dp`` resolved.
     gpus_per_node : int
-        The default size of the sharding group under ``hsdp``.
+        Which ranks share a node; the default sharding group under ``hsdp`` lies within one.
     """
 
     plan: ParallelPlan
     gpus_per_node: int = 8
 
+    @cached_property
+    def _strides(self) -> dict[str, int]:
+        """Distance between neighbours on each axis."""
+        strides, stride = {}, 1
+        for axis in self.plan.rank_order.split("-"):
+            if axis != "ep":
+                strides[axis] = stride
+                stride *= getattr(self.plan, axis)
+        return strides
+
     def rank(self, *, tp: int = 0, replica: int = 0, pp: int = 0) -> int:
         """Global rank at a coordinate; ``replica`` counts the joint (dp, cp) axis, cp fastest."""
-        plan = self.plan
-        return tp + plan.tp * (replica + plan.dp * plan.cp * pp)
+        strides = self._strides
+        dp, cp = divmod(replica, self.plan.cp)
+        return tp * strides["tp"] + cp * strides["cp"] + dp * strides["dp"] + pp * strides["pp"]
 
     @property
     def n_replicas(self) -> int:
         """Length of the joint (dp, cp) axis, over which gradients are reduced."""
         return self.plan.dp * self.plan.cp
 
+    @property
+    def has_outermost_stages(self) -> bool:
+        """Whether the ranks of a stage are consecutive."""
+        return self.plan.pp == 1 or self._strides["pp"] == self.plan.tp * self.n_replicas
+
     @cached_property
     def sharding_group(self) -> int:
-        """Ranks of one sharding group."""
+        """Ranks of one sharding group; under ``hsdp`` those of a node unless the plan says otherwise."""
         plan = self.plan
         if plan.sharding == "none":
             return 1
-        size = plan.sharding_group or (self.gpus_per_node if plan.sharding == "hsdp" else self.n_replicas)
-        return min(size, self.n_replicas)
+        if plan.sharding_group or plan.sharding != "hsdp":
+            return min(plan.sharding_group or self.n_replicas, self.n_replicas)
+        return gcd(self.n_replicas, max(1, self.gpus_per_node // plan.tp))
+
+    @property
+    def secondary_group(self) -> int:
+        """Ranks that share the second copy of sharded parameters; 0 where there is none."""
+        plan = self.plan
+        if not plan.secondary_group or not plan.shards_parameters or plan.sharding == "zero2":
+            return 0
+        return min(plan.secondary_group, self.sharding_group)
 
     def stage_of(self, rank: int) -> int:
         """Pipeline stage of a rank."""
-        return rank // (self.plan.tp * self.n_replicas)
+        return rank // self._strides["pp"] % self.plan.pp
+
+    @cached_property
+    def _first_stage(self) -> tuple[int, ...]:
+        return tuple(sorted(self.rank(tp=t, replica=r) for r in range(self.n_replicas) for t in range(self.plan.tp)))
+
+    def stage_shift(self, stage: int) -> int:
+        """Distance of a stage's ranks from those of stage 0."""
+        return stage * self._strides["pp"]
 
     def stage_ranks(self, stage: int) -> tuple[int, ...]:
         """All ranks of a pipeline stage."""
-        per_stage = self.plan.tp * self.n_replicas
-        return tuple(range(stage * per_stage, (stage + 1) * per_stage))
+        shift = self.stage_shift(stage)
+        return tuple(rank + shift for rank in self._first_stage)
 
     def groups(self, axis: str, stage: int = 0) -> Groups:
         """All groups of an axis within one pipeline stage.
 
-        ``embedding`` and ``model`` cross stages: the former joins first and last stage, the latter is one whole copy
-        of the model.
+        ``embedding``, ``model`` and ``copies`` cross stages: the first joins first and last stage, the second is one whole
+        copy of the model, the third joins the two stages that hold the same layers under a bidirectional schedule. A name
+        like ``shard:local`` means the parts of its groups that lie within one node, ``shard:rail`` the ranks in the same
+        place of those parts.
         """
+        name, _, part = axis.partition(":")
+        groups = self._groups(name, stage)
+        return self._parts(groups, part) if part else groups
+
+    def _groups(self, axis: str, stage: int) -> Groups:
         plan, n_replicas = self.plan, self.n_replicas
-        tps, replicas = range(plan.tp), range(n_replicas)
+        order = plan.rank_order.split("-")
         if axis == "tp":
-            return tuple(tuple(self.rank(tp=t, replica=r, pp=stage) for t in tps) for r in replicas)
-        if axis == "dp":
-            return self._runs(stage, n_replicas)
-        if axis == "shard":
-            return self._runs(stage, self.sharding_group)
-        if axis == "ep":
-            return self._runs(stage, plan.ep)
-        if axis == "cp":
-            return self._runs(stage, plan.cp)
-        if axis == "replicate":
-            return self._strided(stage, self.sharding_group)
-        if axis == "expert_dp":
-            return self._strided(stage, plan.ep)
-        if axis == "embedding":
-            ends = (0, plan.pp - 1)
-            return tuple(tuple(self.rank(tp=t, replica=r, pp=p) for p in ends) for r in replicas for t in tps)
+            return tuple(tuple(self.rank(tp=t, replica=r, pp=stage) for t in range(plan.tp)) for r in range(n_replicas))
+        if axis in ("ep", "expert_dp") and "ep" in order and order.index("ep") > order.index("dp"):
+            n_copies = n_replicas // plan.ep
+            return self._strided(stage, n_copies) if axis == "ep" else self._runs(stage, n_copies)
+        runs = {
+            "dp": n_replicas, "shard": self.sharding_group, "secondary": self.secondary_group or 1, "ep": plan.ep, "cp": plan.cp,
+        }  # fmt: skip
+        if axis in runs:
+            return self._runs(stage, runs[axis])
+        strides = {"replicate": self.sharding_group, "expert_dp": plan.ep}
+        if axis in strides:
+            return self._strided(stage, strides[axis])
+        return self._crossing(axis, stage)
+
+    def _crossing(self, axis: str, stage: int) -> Groups:
+        """Return groups of ranks in equal places of several stages."""
+        plan = self.plan
+        ends = {
+            "embedding": (0, plan.pp - 1),
+            "copies": tuple(sorted((stage, plan.pp - 1 - stage))),
+        }
+        places = [(t, r) for r in range(self.n_replicas) for t in range(plan.tp)]
+        if axis in ends:
+            return tuple(tuple(self.rank(tp=t, replica=r, pp=p) for p in ends[axis]) for t, r in places)
         assert axis == "model", axis
-        return tuple(tuple(self.rank(tp=t, replica=r, pp=p) for p in range(plan.pp) for t in tps) for r in replicas)
+        return tuple(
+            tuple(self.rank(tp=t, replica=r, pp=p) for p in range(plan.pp) for t in range(plan.tp))
+            for r in range(self.n_replicas)
+        )
 
     def _runs(self, stage: int, size: int) -> Groups:
         return tuple(
@@ -99,6 +161,19 @@ class Mesh:
             for first in range(stride)
             for t in range(self.plan.tp)
         )
+
+    def _parts(self, groups: Groups, part: str) -> Groups:
+        """Cut groups by node, and where all parts are equally long, across nodes; otherwise leave them whole."""
+        found: list[tuple[int, ...]] = []
+        for group in groups:
+            by_node: dict[int, list[int]] = {}
+            for rank in group:
+                by_node.setdefault(rank // self.gpus_per_node, []).append(rank)
+            locals_ = list(by_node.values())
+            if len({len(ranks) for ranks in locals_}) > 1:
+                locals_ = [list(group)]
+            found += map(tuple, locals_ if part == "local" else zip(*locals_, strict=True))
+        return tuple(found)
 
 
 class Communicators:
@@ -135,12 +210,13 @@ class Communicators:
     def key(self, axis: str, sequence: Hashable) -> Hashable:
         """What identifies one operation among all ranks that take part in it."""
         if self.folded:
-            return (axis, sequence) if axis in ("embedding", "model") else (axis, self.stage, sequence)
+            if axis == "copies":
+                return (axis, min(self.stage, self.mesh.plan.pp - 1 - self.stage), sequence)
+            return (axis, sequence) if axis in CROSSING else (axis, self.stage, sequence)
         return (axis, self.groups(axis)[0], sequence)
 
     def peers(self, stage: int) -> tuple[tuple[int, int], ...]:
         """(source, destination) pairs from this rank's class to the ranks in the same position of another stage."""
-        per_stage = self.mesh.plan.tp * self.mesh.n_replicas
-        shift = (stage - self.stage) * per_stage
+        shift = self.mesh.stage_shift(stage) - self.mesh.stage_shift(self.stage)
         ranks = self.mesh.stage_ranks(self.stage) if self.folded else (self.rank,)
         return tuple((rank, rank + shift) for rank in ranks)

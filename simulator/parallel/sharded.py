@@ -64,6 +64,11 @@ class FullySharded(DataParallel):
         self._root_gather: int | None = None
         self._copies: dict[tuple[str, int], KernelRun] = {}
 
+    @property
+    def n_reduced_elements(self) -> int:
+        """Its shards."""
+        return self.n_optimizer_elements
+
     def is_quiet(self, kind: Kind, micro_batch: int, *, is_last: bool) -> bool:
         """Every pass gathers."""
         return False
