@@ -10,15 +10,17 @@ PyTorch ``execution_trace_observer.cpp``; schemas 1.0.1 to 1.1.1-chakra.0.0.4.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from simulator.errors import TraceError
 from simulator.trace_io.columns import integer
 from simulator.trace_io.communication import element_bytes, merge_calls, message_bytes, operation_name
+from simulator.trace_io.json_stream import JsonStream
 from simulator.trace_io.record import (
     COMMUNICATION,
     HOST_NODE,
@@ -35,48 +37,55 @@ _KNOWN = ("1.0.1", "1.0.2", "1.0.3", "1.1.0", "1.1.1")
 _COMMS = "record_param_comms"
 
 
+class _Node(NamedTuple):
+    """What is kept of a node while the others are still being read."""
+
+    order: int
+    id: int
+    parent: int
+    name: str
+    thread: int
+    operator: Operator
+    call: CollectiveCall | None
+
+
 def read(stream: IO[bytes], source: str, *, rank: int | None = None) -> RankTrace:
-    """Read one rank.
+    """Read one rank, node by node: what is kept of a node is a tenth of its text.
 
     Raises
     ------
     TraceError
-        If the JSON is malformed or holds no nodes.
+        If the JSON is malformed from the start or holds no operator.
     """
-    try:
-        document = json.loads(stream.read().decode("utf-8", "replace"), strict=False)
-    except (ValueError, RecursionError) as fault:
-        raise TraceError(
-            f"{source}: malformed JSON: {fault}", hint="an execution trace must be finished to be read"
-        ) from fault
-    nodes = document.get("nodes") if isinstance(document, dict) else None
-    if not isinstance(nodes, list):
+    values = JsonStream(stream, "nodes")
+    groups: dict[str, tuple[int, ...]] = {}
+    nodes = [node for value in values if (node := _kept(value, groups)) is not None]
+    if not values.found:
         raise TraceError(f"{source}: holds no 'nodes'")
-    nodes = [node for node in nodes if isinstance(node, dict) and isinstance(node.get("name"), str)]
-    nodes.sort(key=lambda node: integer(_attributes(node).get("rf_id", node.get("rf_id")), 0))
+    if not nodes:
+        raise TraceError(f"{source}: {values.damage or 'holds no operator'}")
     notes = ["an execution trace holds no durations: pair it with the Kineto file of the same step"]
-    schema = str(document.get("schema", ""))
+    schema = str(values.header.get("schema", ""))
     if not schema.startswith(_KNOWN):
         notes.append(f"schema {schema!r} is not among {', '.join(_KNOWN)}; read as the newest")
-    groups = _groups(nodes)
+    if values.damage:
+        notes.append(f"{values.damage}; the {len(nodes)} nodes before were read")
+    nodes.sort(key=lambda node: node.order)
+    parents = {node.parent for node in nodes}
     names, streams = Names(), Names()
-    kept = [(node, _call(node, groups)) for node in nodes if not node["name"].startswith("[pytorch|")]
-    if not kept:
-        raise TraceError(f"{source}: holds no operator")
-    calls = [call for _, call in kept if call is not None]
-    index = np.cumsum([call is not None for _, call in kept]) - 1
-    is_call = np.array([call is not None for _, call in kept])
+    calls = [_in_group(node.call, groups) for node in nodes if node.call is not None]
+    is_call = np.array([node.call is not None for node in nodes])
     # no clock: operations stand one nanosecond apart so that their order survives
-    start = np.arange(len(kept), dtype=np.int64)
+    start = np.arange(len(nodes), dtype=np.int64)
     ops = DeviceOps(
         start_ns=start,
         end_ns=start,
-        name=np.array([names(node["name"]) for node, _ in kept], np.int32),
-        stream=np.array([streams(f"thread {_thread(node)}") for node, _ in kept], np.int32),
+        name=np.array([names(node.name) for node in nodes], np.int32),
+        stream=np.array([streams(f"thread {node.thread}") for node in nodes], np.int32),
         kind=np.where(is_call, COMMUNICATION, HOST_NODE).astype(np.int8),
-        launch=np.full(len(kept), -1, np.int32),
-        call=np.where(is_call, index, -1).astype(np.int32),
-        n_bytes=np.full(len(kept), -1, np.int64),
+        launch=np.full(len(nodes), -1, np.int32),
+        call=np.where(is_call, np.cumsum(is_call) - 1, -1).astype(np.int32),
+        n_bytes=np.full(len(nodes), -1, np.int64),
     )
     return RankTrace(
         rank=-1 if rank is None else rank,
@@ -86,25 +95,40 @@ def read(stream: IO[bytes], source: str, *, rank: int | None = None) -> RankTrac
         host=empty_host(),
         calls=tuple(calls),
         groups=groups,
-        operators=_operators([node for node, _ in kept]),
+        # the work of a parent is that of its children
+        operators=tuple(
+            node.operator if node.name == _COMMS or node.id not in parents else Operator() for node in nodes
+        ),
         source=source,
         notes=tuple(notes),
     )
 
 
-def _operators(nodes: list[Any]) -> tuple[Operator, ...]:
-    """Work of every node: of leaves their tensors, of communication and waits its number."""
-    parents = {integer(node.get("ctrl_deps", node.get("parent"))) for node in nodes}
-    return tuple(_operator(node, integer(node.get("id")) not in parents) for node in nodes)
+def _kept(node: dict[str, Any], groups: dict[str, tuple[int, ...]]) -> _Node | None:
+    """Reduce a node to what is used of it; process groups that it defines are added to ``groups``."""
+    name = node.get("name")
+    if not isinstance(name, str) or name.startswith("[pytorch|"):
+        return None
+    if "process_group:init" in name:
+        groups.update(_groups(node))
+    attributes = _attributes(node)
+    return _Node(
+        order=integer(attributes.get("rf_id", node.get("rf_id")), 0),
+        id=integer(node.get("id")),
+        parent=integer(node.get("ctrl_deps", node.get("parent"))),
+        name=sys.intern(name),
+        thread=integer(attributes.get("tid"), 0),
+        operator=_operator(node),
+        call=_call(node),
+    )
 
 
-def _operator(node: Mapping[str, Any], leaf: bool) -> Operator:
+def _operator(node: Mapping[str, Any]) -> Operator:
+    """Work of a node: of communication and waits its number, of others their tensors."""
     values, shapes, types = _inputs(node)
     if node["name"] == _COMMS:
         numbers = [value for value in values[:2] if isinstance(value, int) and not isinstance(value, bool)]
         return Operator(work=numbers[0] if numbers else -1)
-    if not leaf:
-        return Operator()
     outputs = node.get("outputs")
     written = outputs.get("values") if isinstance(outputs, dict) else outputs
     tensors = _tensors(values) + _tensors(written if isinstance(written, list) else [])
@@ -143,10 +167,6 @@ def _attributes(node: Mapping[str, Any]) -> dict[str, Any]:
     return dict(node)
 
 
-def _thread(node: Mapping[str, Any]) -> int:
-    return integer(_attributes(node).get("tid"), 0)
-
-
 def _inputs(node: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Values, shapes and types of the inputs in either schema."""
     inputs = node.get("inputs")
@@ -158,28 +178,27 @@ def _inputs(node: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
     return values, shapes, types
 
 
-def _groups(nodes: list[Any]) -> dict[str, tuple[int, ...]]:
+def _groups(node: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Process groups that a node defines."""
     groups: dict[str, tuple[int, ...]] = {}
-    for node in nodes:
-        if "process_group:init" not in node["name"]:
+    values = _inputs(node)[0]
+    try:
+        entries = json.loads(values[0]) if values and isinstance(values[0], str) else []
+    except (ValueError, RecursionError):
+        return groups
+    for entry in entries if isinstance(entries, list) else ():
+        if not isinstance(entry, dict) or "pg_name" not in entry:
             continue
-        values = _inputs(node)[0]
-        try:
-            entries = json.loads(values[0]) if values and isinstance(values[0], str) else []
-        except (ValueError, RecursionError):
-            continue
-        for entry in entries if isinstance(entries, list) else ():
-            if not isinstance(entry, dict) or "pg_name" not in entry:
-                continue
-            ranks = entry.get("ranks")
-            if isinstance(ranks, list) and ranks and all(isinstance(r, int) and 0 <= r < MAX_RANKS for r in ranks):
-                groups[str(entry["pg_name"])] = tuple(ranks)
-            elif ranks == [] and 0 < integer(entry.get("group_size"), 0) < MAX_RANKS:
-                groups[str(entry["pg_name"])] = tuple(range(integer(entry.get("group_size"), 0)))
+        ranks = entry.get("ranks")
+        if isinstance(ranks, list) and ranks and all(isinstance(r, int) and 0 <= r < MAX_RANKS for r in ranks):
+            groups[str(entry["pg_name"])] = tuple(ranks)
+        elif ranks == [] and 0 < integer(entry.get("group_size"), 0) < MAX_RANKS:
+            groups[str(entry["pg_name"])] = tuple(range(integer(entry.get("group_size"), 0)))
     return groups
 
 
-def _call(node: Mapping[str, Any], groups: Mapping[str, tuple[int, ...]]) -> CollectiveCall | None:
+def _call(node: Mapping[str, Any]) -> CollectiveCall | None:
+    """What a communication node says about itself; its group's ranks come later."""
     if node["name"] != _COMMS:
         return None
     attributes = _attributes(node)
@@ -201,20 +220,23 @@ def _call(node: Mapping[str, Any], groups: Mapping[str, tuple[int, ...]]) -> Col
         outputs = node.get("outputs")
         values_out = outputs.get("values") if isinstance(outputs, dict) else outputs
         out_nelems = _nelems(values_out) if isinstance(values_out, list) else -1
-    group = str(attributes.get("pg_name") or "")
-    ranks = groups.get(group, ())
-    size = integer(attributes.get("pg_size"), 0) or len(ranks)
     return CollectiveCall(
         collective=operation,
-        n_bytes=message_bytes(operation, in_nelems, out_nelems, dtype, size),
         in_nelems=in_nelems,
         out_nelems=out_nelems,
         dtype=dtype,
-        group=group,
-        group_size=size,
-        ranks=ranks,
+        group=str(attributes.get("pg_name") or ""),
+        group_size=integer(attributes.get("pg_size"), 0),
         source="execution trace",
     )
+
+
+def _in_group(call: CollectiveCall, groups: Mapping[str, tuple[int, ...]]) -> CollectiveCall:
+    """Complete a call with the ranks of its group, and with the bytes that follow from their number."""
+    ranks = groups.get(call.group, ())
+    size = call.group_size or len(ranks)
+    n_bytes = message_bytes(call.collective, call.in_nelems, call.out_nelems, call.dtype, size)
+    return replace(call, ranks=ranks, group_size=size, n_bytes=n_bytes)
 
 
 def _tensor(values: list[Any], shapes: list[Any], types: list[Any]) -> tuple[int, str]:
