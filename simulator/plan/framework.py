@@ -34,6 +34,9 @@ class Framework:
     overlaps_interleaved_p2p : bool
         Whether the interleaved schedule hides its messages instead (Megatron-Core's ``overlap_p2p_comm``, its default
         with virtual stages).
+    stops_recompute_early : bool
+        Whether recomputation ends as soon as all that was saved is there again (``early_stop`` of PyTorch's
+        non-reentrant checkpointing).
     cp_comm_type : str
         How context parallelism exchanges keys and values unless the plan says otherwise.
     flash : str
@@ -52,6 +55,7 @@ class Framework:
     master_weights: bool = True
     fragmentation: float = 0.03
     overlaps_interleaved_p2p: bool = False
+    stops_recompute_early: bool = False
     cp_comm_type: Literal["p2p", "all_gather", "a2a"] = "p2p"
     flash: str = "flash_attention"
 
@@ -82,13 +86,26 @@ FRAMEWORKS: dict[str, Framework] = {
             overlap=False,
         ),
         Framework(name="deepspeed", kernels="hf-eager", data_parallel="deepspeed", cp_comm_type="a2a"),
-        Framework(name="fsdp", kernels="hf-eager", data_parallel="fsdp", flash="flash_attention_2"),
-        Framework(name="llm-foundry", kernels="hf-eager", data_parallel="fsdp", flash="flash_attention_1"),
+        Framework(
+            name="fsdp",
+            kernels="hf-eager",
+            data_parallel="fsdp",
+            stops_recompute_early=True,
+            flash="flash_attention_2",
+        ),
+        Framework(
+            name="llm-foundry",
+            kernels="hf-eager",
+            data_parallel="fsdp",
+            stops_recompute_early=True,
+            flash="flash_attention_1",
+        ),
         Framework(
             name="torchtitan",
             kernels="hf-eager",
             data_parallel="fsdp2",
             gradient_bytes_bf16=4,
+            stops_recompute_early=True,
             cp_comm_type="all_gather",
             flash="flash_attention_2",
         ),
@@ -98,6 +115,7 @@ FRAMEWORKS: dict[str, Framework] = {
             data_parallel="fsdp2",
             host="compiled",
             gradient_bytes_bf16=4,
+            stops_recompute_early=True,
             cp_comm_type="all_gather",
             flash="flash_attention_2",
         ),
