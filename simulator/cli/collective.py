@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,32 +33,92 @@ def collective(
     nccl_proto: Annotated[Text, option("Force the protocol: ll, ll128, simple.")] = None,
     nccl: Annotated[Text, option("NCCL version; that of the cluster file by default.")] = None,
     gpus_per_process: Annotated[int, typer.Option(help="GPUs that one process drives (-g of nccl-tests).")] = 1,
+    network: Annotated[str, typer.Option(help="flow, alpha-beta, chunk (every message), or all to compare.")] = "flow",
     plot: Annotated[Text, option("Draw bus bandwidth by size: .html, .png or .svg.")] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Predict a collective by size, alone on its links, in the columns of nccl-tests."""
-    from simulator.cli.warnings import without_effect, write_warnings
     from simulator.collectives.bench_table import benchmark_table, size_range
     from simulator.importers.topologies import open_topology
+    from simulator.network import NETWORKS
 
     sizes = size_range(_size("--min", smallest), _size("--max", largest), factor)
     machine = open_topology(topology, gpus, gpus_per_node=gpus_per_node)
     given = {"transport": transport or "", "nccl_algo": nccl_algo or "", "nccl_proto": nccl_proto or ""}
-    write_warnings(without_effect(None, machine.n_nodes, machine.n_gpus, **given))
-    rows = benchmark_table(
-        name, machine, sizes, dtype=dtype, transport=transport, algorithm=nccl_algo, protocol=nccl_proto,
-        gpus_per_process=gpus_per_process, nccl=nccl,
+    predict = partial(
+        benchmark_table, name, machine, sizes, dtype=dtype, transport=transport, algorithm=nccl_algo,
+        protocol=nccl_proto, gpus_per_process=gpus_per_process, nccl=nccl,
     )  # fmt: skip
+    _warn(name, machine, given, network)
     used = (transport or machine.default_transport) if machine.n_nodes > 1 else ""
-    if json_output:
-        print(json.dumps(_document(name, machine, rows, used), allow_nan=False))
-    else:
-        print(_table(name, machine, rows, used))
+    if network == "all":
+        _compare(name, machine, {kind: predict(network=kind) for kind in NETWORKS}, used, plot, as_json=json_output)
+        return
+    rows = predict(network=network)
+    print(_dump(_document(name, machine, rows, used)) if json_output else _table(name, machine, rows, used))
+    _draw(plot, name, machine, {f"{machine.n_gpus} GPUs": rows})
+
+
+def _draw(plot: str | None, name: str, machine: Topology, series: Mapping[str, Sequence[BenchmarkRow]]) -> None:
     if plot:
         from simulator.report.collective_chart import write_bandwidth_chart
 
-        write_bandwidth_chart(plot, name, machine.name, {f"{machine.n_gpus} GPUs": rows})
+        write_bandwidth_chart(plot, name, machine.name, series)
         print(f"wrote {plot}", file=sys.stderr)
+
+
+def _warn(name: str, machine: Topology, given: Mapping[str, str], network: str) -> None:
+    """Name choices that change nothing."""
+    from simulator.cli.warnings import without_effect, write_warnings
+    from simulator.collectives import COLLECTIVES
+
+    found = without_effect(None, machine.n_nodes, machine.n_gpus, **given)
+    if COLLECTIVES.get(name) == "messages":
+        forced = {"--nccl-algo": given["nccl_algo"], "--nccl-proto": given["nccl_proto"]}
+        found += [f"{flag} {value} has no effect: {name} is messages" for flag, value in forced.items() if value]
+    write_warnings(found)
+
+
+def _compare(
+    name: str,
+    machine: Topology,
+    by_network: Mapping[str, Sequence[BenchmarkRow]],
+    transport: str,
+    plot: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Show the time of every network model by size, and how far it is from that of all messages."""
+    exact = by_network["chunk"]
+    if as_json:
+        networks = {kind: _document(name, machine, rows, transport) for kind, rows in by_network.items()}
+        differs = {
+            kind: [row.time_s / one.time_s - 1.0 for row, one in zip(rows, exact, strict=True)]
+            for kind, rows in by_network.items()
+        }
+        print(_dump({"networks": networks, "relative_to_chunk": differs}))
+    else:
+        print(f"# {_where(name, machine, transport)}: time (us) by network model, and against every message (chunk)")
+        others = [kind for kind in by_network if kind != "chunk"]
+        print(_aligned("size (B)", *(cell for kind in others for cell in (kind, "differs")), "chunk", "choice"))
+        for i, one in enumerate(exact):
+            cells = [
+                cell
+                for kind in others
+                for cell in (
+                    _digits(by_network[kind][i].time_s * 1e6), f"{by_network[kind][i].time_s / one.time_s - 1.0:+.1%}"
+                )
+            ]  # fmt: skip
+            print(_aligned(str(one.n_bytes), *cells, _digits(one.time_s * 1e6), one.label))
+    _draw(plot, name, machine, by_network)
+
+
+def _aligned(*cells: str) -> str:
+    return " ".join(f"{cell:>11}" for cell in cells[:-1]) + f"  {cells[-1]}"
+
+
+def _dump(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, allow_nan=False)
 
 
 def _size(option: str, text: str) -> int:
@@ -101,12 +162,10 @@ def _plain(row: BenchmarkRow) -> dict[str, Any]:
 
 def _table(name: str, machine: Topology, rows: Sequence[BenchmarkRow], transport: str) -> str:
     """Return lines that readers of nccl-tests logs understand, ours among them."""
-    program = name.replace("all_to_all", "alltoall").replace("send_recv", "sendrecv")
-    where = f"{machine.n_gpus} GPUs on {machine.n_nodes} node{'s' if machine.n_nodes > 1 else ''}"
     average = sum(row.busbw_bytes_per_s for row in rows) / len(rows)
     return "\n".join(
         [
-            f"# {program}_perf as predicted for {machine.name}: {where}{f' over {transport}' if transport else ''}",
+            f"# {_where(name, machine, transport)}",
             "#",
             _line("#", "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "choice"),
             _line("#", "(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", ""),
@@ -114,6 +173,12 @@ def _table(name: str, machine: Topology, rows: Sequence[BenchmarkRow], transport
             f"# Avg bus bandwidth    : {average / 1e9:.4g} ",
         ]
     )
+
+
+def _where(name: str, machine: Topology, transport: str) -> str:
+    program = name.replace("all_to_all", "alltoall").replace("send_recv", "sendrecv")
+    where = f"{machine.n_gpus} GPUs on {machine.n_nodes} node{'s' if machine.n_nodes > 1 else ''}"
+    return f"{program}_perf as predicted for {machine.name}: {where}{f' over {transport}' if transport else ''}"
 
 
 def _cells(row: BenchmarkRow) -> tuple[str, ...]:

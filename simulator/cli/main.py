@@ -77,7 +77,7 @@ def main_command(
     ] = None,
     sample_bytes: Annotated[Number, _option("Bytes in storage per sequence; 2 or 4 per token.", _PLAN)] = None,
     sample_time_s: Annotated[Real, _option("Processor seconds of a worker per sequence.", _PLAN)] = None,
-    network: Annotated[str, _option("flow (max-min sharing) or alpha-beta.", _COST)] = "flow",
+    network: Annotated[str, _option("flow (max-min sharing), alpha-beta or chunk (every message).", _COST)] = "flow",
     transport: Annotated[Text, _option("Transport across nodes, e.g. rdma, tcp, ipoib.", _COST)] = None,
     nccl_algo: Annotated[Text, _option("Force the collective algorithm.", _COST)] = None,
     nccl_proto: Annotated[Text, _option("Force the protocol: ll, ll128, simple.", _COST)] = None,

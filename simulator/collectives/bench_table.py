@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from simulator.collectives.benchmark import launch_floor_s
@@ -11,7 +12,7 @@ from simulator.collectives.cost import constants_of
 from simulator.collectives.plan import COLLECTIVES, plan_collective
 from simulator.collectives.shape import shape_of
 from simulator.errors import ConfigError
-from simulator.network.flow import FlowNetwork
+from simulator.network import NETWORKS, Flow
 from simulator.units import to_s
 
 #: bytes of one element by the name nccl-tests prints
@@ -89,6 +90,7 @@ def benchmark_table(
     protocol: str | None = None,
     gpus_per_process: int = 1,
     nccl: str | None = None,
+    network: str = "flow",
 ) -> tuple[BenchmarkRow, ...]:
     """Predict the table of nccl-tests for one collective over the first GPUs of a topology.
 
@@ -110,43 +112,59 @@ def benchmark_table(
         GPUs that one process drives (``-g``).
     nccl : str, optional
         NCCL version, where it is not that of the cluster file.
+    network : str
+        One of :data:`simulator.network.NETWORKS`.
 
     Raises
     ------
     ConfigError
-        If the collective or the type is unknown, or there are fewer than two GPUs.
+        If the collective, the type or the network is unknown, or there are fewer than two GPUs.
     """
     n_ranks = topology.n_gpus if n_gpus is None else n_gpus
-    if collective not in COLLECTIVES:
-        raise ConfigError(f"collective '{collective}' is unknown", hint=f"one of {', '.join(COLLECTIVES)}")
-    if dtype not in DTYPE_BYTES:
-        raise ConfigError(f"type '{dtype}' is unknown", hint=f"one of {', '.join(DTYPE_BYTES)}")
+    _check(collective, topology, n_ranks, dtype=dtype, network=network, gpus_per_process=gpus_per_process)
+    group = (tuple(range(n_ranks)),)
+    inside, _ = constants_of(shape_of(group[0], topology, transport, nccl=nccl))
+    plan = partial(
+        plan_collective, groups=group, topology=topology, transport=transport, algorithm=algorithm, protocol=protocol,
+        dtype_bytes=DTYPE_BYTES[dtype], nccl=nccl, pipelined=True,
+    )  # fmt: skip
+    rows = []
+    for n_bytes in sizes_bytes:
+        flow = plan(collective, n_bytes)
+        floor_s = launch_floor_s(flow.label, gpus_per_process, inside)
+        time_s = max(lone_flow_s(flow, topology, network), floor_s)
+        rows.append(_row(collective, n_bytes, n_ranks, dtype=dtype, time_s=time_s, label=flow.label))
+    return tuple(rows)
+
+
+def lone_flow_s(flow: Flow, topology: Any, network: str = "flow") -> float:
+    """Seconds that a flow takes alone in a network."""
+    model = NETWORKS[network](topology)
+    model.start(flow, 0)
+    end_ps = 0
+    while (wake_ps := model.next_completion_ps()) is not None:
+        end_ps = wake_ps
+        model.advance(wake_ps)
+    return to_s(end_ps)
+
+
+def _check(collective: str, topology: Any, n_ranks: int, *, dtype: str, network: str, gpus_per_process: int) -> None:
+    for what, name, known in (
+        ("collective", collective, COLLECTIVES),
+        ("type", dtype, DTYPE_BYTES),
+        ("network", network, NETWORKS),
+    ):
+        if name not in known:
+            raise ConfigError(f"{what} '{name}' is unknown", hint=f"one of {', '.join(known)}")
     if n_ranks < 2:
         raise ConfigError(f"{n_ranks} GPUs: a collective needs two or more", hint="give --gpus")
     if n_ranks > topology.n_gpus:
         raise ConfigError(f"{n_ranks} GPUs asked for, {topology.name} has {topology.n_gpus}")
-    group = (tuple(range(n_ranks)),)
-    inside, _ = constants_of(shape_of(group[0], topology, transport, nccl=nccl))
-    rows = []
-    for n_bytes in sizes_bytes:
-        flow = plan_collective(
-            collective,
-            n_bytes,
-            group,
-            topology,
-            transport=transport,
-            algorithm=algorithm,
-            protocol=protocol,
-            dtype_bytes=DTYPE_BYTES[dtype],
-            nccl=nccl,
-            pipelined=True,
+    if not 1 <= gpus_per_process <= topology.gpus_per_node:
+        raise ConfigError(
+            f"one process drives {gpus_per_process} GPUs, and a node has {topology.gpus_per_node}",
+            hint=f"give 1 to {topology.gpus_per_node}",
         )
-        network = FlowNetwork(topology)
-        network.start(flow, 0)
-        alone_s = to_s(network.next_completion_ps() or 0)
-        time_s = max(alone_s, launch_floor_s(flow.label, gpus_per_process, inside))
-        rows.append(_row(collective, n_bytes, n_ranks, dtype=dtype, time_s=time_s, label=flow.label))
-    return tuple(rows)
 
 
 def _row(collective: str, n_bytes: int, n_ranks: int, *, dtype: str, time_s: float, label: str) -> BenchmarkRow:

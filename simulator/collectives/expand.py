@@ -1,32 +1,110 @@
-"""The oracle: a table chunk by chunk, every send a flow of its own that waits for its data."""
+"""Collectives message by message: what :class:`~simulator.network.ChunkNetwork` runs.
+
+The messages carry the price of the collective, as the flow does: links see bytes over efficiency, and the latency is
+spread over the steps that follow one another. What the messages add is when each link is busy.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from simulator.collectives.table import Send, Table
-from simulator.network.base import Flow, NetworkModel
-from simulator.network.flow import FlowNetwork
+from simulator.network import ChunkNetwork, Flow, Step
 from simulator.units import PS_PER_S
 
+#: links and weights of a message from one rank to another
+Loads = Callable[[int, int], tuple[tuple[int, ...], tuple[float, ...]]]
 
-@dataclass(slots=True)
-class _Node:
-    """One send, and the sends that wait for it."""
 
-    flow: Flow
-    n_waiting: int = 0
-    dependents: list[int] = field(default_factory=list)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """How the messages of a table reach the links.
+
+    Parameters
+    ----------
+    ranks : sequence of int
+        Global rank of each rank of the table.
+    loads : callable
+        From two global ranks to links and weights.
+    latency_s : float
+        Of every message.
+    rate_cap_bytes_per_s : float
+        Of every message.
+    streams : bool
+        Whether a rank sends as soon as it has the data, in order for each target; otherwise it also ends the sends of
+        one round before those of the next.
+    """
+
+    ranks: Sequence[int]
+    loads: Loads
+    latency_s: float = 0.0
+    rate_cap_bytes_per_s: float = float("inf")
+    streams: bool = False
+
+
+def table_steps(table: Table, n_bytes: float, wiring: Wiring, first: int = 0) -> list[Step]:
+    """Turn a table into messages that wait for their data.
+
+    Parameters
+    ----------
+    table : Table
+        What to run.
+    n_bytes : float
+        Size of the buffer.
+    wiring : Wiring
+        Where the ranks are.
+    first : int
+        Position of the first message among those of other tables.
+    """
+    steps: list[Step] = []
+    arrivals: dict[tuple[int, int], list[int]] = defaultdict(list)
+    last_of: dict[tuple[int, int], list[int]] = {}
+    for sends in table.rounds:
+        sent: dict[tuple[int, int], list[int]] = defaultdict(list)
+        arrived: list[tuple[Send, int]] = []
+        for send in sends:
+            index = first + len(steps)
+            before = {i for chunk in table.chunks(send) for i in arrivals[send.source, chunk]}
+            line = (send.source, send.target if wiring.streams else -1)
+            earlier = last_of.get(line, [])
+            if not wiring.streams:
+                before.update(earlier)
+            links, weights = wiring.loads(wiring.ranks[send.source], wiring.ranks[send.target])
+            steps.append(
+                Step(
+                    latency_s=wiring.latency_s,
+                    n_bytes=table.bytes_of(send, n_bytes),
+                    links=links,
+                    weights=weights,
+                    rate_cap_bytes_per_s=wiring.rate_cap_bytes_per_s,
+                    after=tuple(sorted(before)),
+                    behind=tuple(earlier) if wiring.streams else (),
+                )
+            )
+            sent[line].append(index)
+            arrived.append((send, index))
+        for send, index in arrived:
+            for chunk in table.chunks(send):
+                arrivals[send.target, chunk].append(index)
+        last_of.update(sent)
+    return steps
+
+
+def plain_loads(topology: Any) -> Loads:
+    """Return the loads of raw links: every byte counts once on each link of its route."""
+
+    def loads(source: int, target: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        route = sorted(topology.route(source, target))
+        return tuple(link for link, _ in route), tuple(share for _, share in route)
+
+    return loads
 
 
 def makespan_s(table: Table, n_bytes: float, ranks: Sequence[int], topology: Any, *, hop_s: float = 0.0) -> float:
-    """Run a table chunk by chunk and return when the last send has arrived.
-
-    A send starts when all that its source was sent of these chunks before has arrived, and the sends of the
-    same source in earlier rounds have ended; concurrent sends share links max-min fairly.
+    """Run a table message by message and return when the last one has arrived.
 
     Parameters
     ----------
@@ -41,55 +119,14 @@ def makespan_s(table: Table, n_bytes: float, ranks: Sequence[int], topology: Any
     hop_s : float
         Latency of every send.
     """
-    nodes = _graph(table, n_bytes, ranks, topology, hop_s)
-    network: NetworkModel = FlowNetwork(topology)
-    running: dict[int, int] = {}
+    wiring = Wiring(ranks=ranks, loads=plain_loads(topology), latency_s=hop_s)
+    steps = tuple(table_steps(table, n_bytes, wiring))
+    if not steps:
+        return 0.0
+    network = ChunkNetwork(topology)
+    network.start(Flow(latency_s=0.0, n_bytes=n_bytes, expand=lambda: steps), 0)
     now_ps = 0
-    for index, node in enumerate(nodes):
-        if node.n_waiting == 0:
-            running[network.start(node.flow, 0)] = index
-    while running:
-        wake_ps = network.next_completion_ps()
-        assert wake_ps is not None, "flows in flight end"
+    while (wake_ps := network.next_completion_ps()) is not None:
         now_ps = wake_ps
-        for handle in network.advance(now_ps):
-            for dependent in nodes[running.pop(handle)].dependents:
-                nodes[dependent].n_waiting -= 1
-                if nodes[dependent].n_waiting == 0:
-                    running[network.start(nodes[dependent].flow, now_ps)] = dependent
+        network.advance(now_ps)
     return now_ps / PS_PER_S
-
-
-def _graph(table: Table, n_bytes: float, ranks: Sequence[int], topology: Any, hop_s: float) -> list[_Node]:
-    nodes: list[_Node] = []
-    arrivals: dict[tuple[int, int], list[int]] = defaultdict(list)
-    last_of: dict[int, list[int]] = {}
-    for sends in table.rounds:
-        new: list[tuple[Send, int]] = []
-        for send in sends:
-            index = len(nodes)
-            node = _Node(_flow(send, table.bytes_of(send, n_bytes), ranks, topology, hop_s))
-            before = {i for chunk in table.chunks(send) for i in arrivals[send.source, chunk]}
-            before.update(last_of.get(send.source, ()))
-            node.n_waiting = len(before)
-            for earlier in before:
-                nodes[earlier].dependents.append(index)
-            nodes.append(node)
-            new.append((send, index))
-        sent: dict[int, list[int]] = defaultdict(list)
-        for send, index in new:
-            sent[send.source].append(index)
-            for chunk in table.chunks(send):
-                arrivals[send.target, chunk].append(index)
-        last_of.update(sent)
-    return nodes
-
-
-def _flow(send: Send, n_bytes: float, ranks: Sequence[int], topology: Any, hop_s: float) -> Flow:
-    route = sorted(topology.route(ranks[send.source], ranks[send.target]))
-    return Flow(
-        latency_s=hop_s,
-        n_bytes=n_bytes,
-        links=tuple(link for link, _ in route),
-        weights=tuple(share for _, share in route),
-    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -175,3 +176,17 @@ def shift(groups: Groups) -> tuple[Traffic, Traffic]:
     amount = np.ones(source.size)
     inside = Traffic(source=source[same], target=target[same], amount=amount[same])
     return inside, Traffic(source=source[~same], target=target[~same], amount=amount[~same])
+
+
+#: what :func:`simulator.collectives.plan.describe_collective` calls a pattern -> who sends how much to whom
+PATTERNS: dict[str, Callable[[Groups], tuple[Traffic, Traffic]]] = {
+    "ring": ring,
+    "tree": tree,
+    "pat": ring,
+    "nvls": nvls,
+    "nvls_tree": nvls,
+    "all_to_all": all_to_all,
+    "gather": partial(from_root, towards=True),
+    "scatter": partial(from_root, towards=False),
+    "send_recv": shift,
+}

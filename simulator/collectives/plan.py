@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,11 +12,12 @@ from simulator.collectives import patterns
 from simulator.collectives.constants import Between, Inside
 from simulator.collectives.cost import Exchange, Terms, messages_terms, terms, tree_traffic
 from simulator.collectives.loads import FloatArray, Traffic, link_loads
+from simulator.collectives.messages import TABLED, Job, collective_steps, exchange_steps
 from simulator.collectives.shape import GroupShape, shape_of
 from simulator.collectives.sockets import SOCKET_CLASSES, socket_flow, socket_messages
 from simulator.collectives.tuner import choose
 from simulator.errors import ConfigError
-from simulator.network.base import Flow, capacities
+from simulator.network.base import Flow, Step, capacities
 
 #: collective -> family that prices and routes it
 COLLECTIVES = {
@@ -140,7 +140,11 @@ def plan_collective(
     )
     if described.pattern == "none":
         return Flow(latency_s=0.0, n_bytes=0.0, label="none")
-    return _flow(described, n_bytes, _unit_loads(described.pattern, groups, topology, transport), topology)
+    flow = _flow(described, n_bytes, _unit_loads(described.pattern, groups, topology, transport), topology)
+    job = _job(collective, described, flow, topology)
+    if described.pattern in TABLED:
+        return replace(flow, expand=partial(collective_steps, job, described.pattern, groups))
+    return replace(flow, expand=partial(_exchanged, job, described, groups))
 
 
 def plan_transfer(
@@ -183,7 +187,27 @@ def _plan_transfer(n_bytes: int, pairs: tuple[tuple[int, int], ...], topology: A
         Traffic(source=source[~same], target=target[~same], amount=amount[~same]),
     )
     described = Described(shape=shape, label="p2p/simple", pattern="send", terms=price)
-    return _flow(described, n_bytes, _routed(traffic, topology, shape), topology)
+    flow = _flow(described, n_bytes, _routed(traffic, topology, shape), topology)
+    job = _job("send_recv", described, flow, topology)
+    return replace(flow, expand=partial(exchange_steps, job, traffic, _scales(described)))
+
+
+def _job(collective: str, described: Described, flow: Flow, topology: Any) -> Job:
+    return Job(
+        collective=collective,
+        n_bytes=flow.n_bytes,
+        shape=described.shape,
+        terms=described.terms,
+        rate_bytes_per_s=flow.alone_bytes_per_s,
+        topology=topology,
+        by_host=_by_host(topology, described.shape),
+    )
+
+
+def _exchanged(job: Job, described: Described, groups: Groups) -> tuple[Step, ...]:
+    """Messages of all groups, which start at once."""
+    arranged = patterns.Groups(groups, described.shape, job.topology)
+    return exchange_steps(job, patterns.PATTERNS[described.pattern](arranged), _scales(described))
 
 
 @lru_cache(maxsize=1024)
@@ -216,7 +240,7 @@ def _unit_loads(pattern: str, groups: Groups, topology: Any, transport: str | No
     """Loads of a pattern for one unit of traffic."""
     shape = _shape(groups, topology, transport)
     arranged = patterns.Groups(groups, shape, topology)
-    return _routed(_PATTERNS[pattern](arranged), topology, shape)
+    return _routed(patterns.PATTERNS[pattern](arranged), topology, shape)
 
 
 def _routed(traffic: tuple[Traffic, Traffic], topology: Any, shape: GroupShape) -> UnitLoads:
@@ -231,19 +255,6 @@ def _routed(traffic: tuple[Traffic, Traffic], topology: Any, shape: GroupShape) 
         between=between[used],
         capacity_bytes_per_s=capacities(topology)[used],
     )
-
-
-_PATTERNS: dict[str, Callable[[patterns.Groups], tuple[Traffic, Traffic]]] = {
-    "ring": patterns.ring,
-    "tree": patterns.tree,
-    "pat": patterns.ring,
-    "nvls": patterns.nvls,
-    "nvls_tree": patterns.nvls,
-    "all_to_all": patterns.all_to_all,
-    "gather": partial(patterns.from_root, towards=True),
-    "scatter": partial(patterns.from_root, towards=False),
-    "send_recv": patterns.shift,
-}
 
 
 def _flow(described: Described, n_bytes: int, unit: UnitLoads, topology: Any) -> Flow:

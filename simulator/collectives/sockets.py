@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from simulator.collectives.algorithms import ALGORITHMS
+from simulator.collectives.messages import socket_steps
 from simulator.collectives.rounds import RoundLoads, round_loads
 from simulator.collectives.table import Send, Table
 from simulator.config import load_yaml, resolve_name
@@ -61,7 +63,10 @@ def socket_flow(
     if len(groups[0]) == 1:
         return Flow(latency_s=0.0, n_bytes=0.0, label="none")
     loads = _loads(collective, groups, topology, by_host)
-    return flow_of_rounds(loads, n_bytes, topology, hop_s=_hop_s(groups, topology))
+    hop_s = _hop_s(groups, topology)
+    waiting_s = _rounds_latency_s(loads, hop_s)
+    expand = partial(socket_steps, collective, n_bytes, groups, topology, latency_s=waiting_s, by_host=by_host)
+    return replace(flow_of_rounds(loads, n_bytes, topology, hop_s=hop_s), expand=expand)
 
 
 def socket_messages(n_bytes: int, pairs: tuple[tuple[int, int], ...], topology: Any, *, by_host: bool = False) -> Flow:
@@ -73,16 +78,21 @@ def socket_messages(n_bytes: int, pairs: tuple[tuple[int, int], ...], topology: 
 
 def flow_of_rounds(loads: RoundLoads, n_bytes: int, topology: Any, *, hop_s: float) -> Flow:
     """One flow with the time of all rounds when it is alone, and their total load on the links."""
-    collective_s, round_s = _constants()
     capacity = capacities(topology)
     used = np.flatnonzero(loads.total)
     level = float((loads.total[used] / capacity[used]).max(initial=0.0))
     waiting_s = n_bytes * (loads.busiest_s_per_byte - level)
     return Flow(
-        latency_s=collective_s + loads.n_rounds * (round_s + 2.0 * hop_s) + max(0.0, waiting_s),
+        latency_s=_rounds_latency_s(loads, hop_s) + max(0.0, waiting_s),
         n_bytes=float(n_bytes),
         links=tuple(used.tolist()),
         weights=tuple(loads.total[used].tolist()),
         label="gloo",
         alone_bytes_per_s=1.0 / level if level else 0.0,
     )
+
+
+def _rounds_latency_s(loads: RoundLoads, hop_s: float) -> float:
+    """Seconds of all rounds that are not on the wire."""
+    collective_s, round_s = _constants()
+    return collective_s + loads.n_rounds * (round_s + 2.0 * hop_s)

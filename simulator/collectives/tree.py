@@ -50,28 +50,33 @@ def all_reduce(n_ranks: int, n_pieces: int = 8) -> Table:
     Each tree carries half of the buffer in ``n_pieces`` pieces; a rank may use both directions of its link in
     a round.
     """
-    trees = double_binary_tree(n_ranks)
     rounds: list[list[Send]] = []
-    for number, parents in enumerate(trees):
-        depth = depths(parents)
-        deepest = max(depth)
-        for piece in range(n_pieces):
-            chunk = number * n_pieces + piece
-            for node, parent in enumerate(parents):
-                if parent >= 0:
-                    up = Send(source=node, target=parent, first=chunk, reduce=True)
-                    _put(rounds, piece + deepest - depth[node], up)
-                    _put(
-                        rounds,
-                        piece + deepest + depth[node] - 1,
-                        Send(source=parent, target=node, first=chunk),
-                    )
-    return Table(
-        collective="all_reduce",
-        n_ranks=n_ranks,
-        n_chunks=2 * n_pieces,
-        rounds=tuple(tuple(r) for r in rounds),
-    )
+    for number, parents in enumerate(double_binary_tree(n_ranks)):
+        _add_tree(rounds, parents, n_pieces, number * n_pieces)
+    return _all_reduce(n_ranks, 2 * n_pieces, rounds)
+
+
+def all_reduce_over(parents: Sequence[int], n_pieces: int) -> Table:
+    """Sum up and broadcast down one tree, given by the parent of every rank."""
+    rounds: list[list[Send]] = []
+    _add_tree(rounds, parents, n_pieces, 0)
+    return _all_reduce(len(parents), n_pieces, rounds)
+
+
+def _add_tree(rounds: list[list[Send]], parents: Sequence[int], n_pieces: int, first: int) -> None:
+    depth = depths(parents)
+    deepest = max(depth)
+    for piece in range(n_pieces):
+        for node, parent in enumerate(parents):
+            if parent >= 0:
+                up = Send(source=node, target=parent, first=first + piece, reduce=True)
+                down = Send(source=parent, target=node, first=first + piece)
+                _put(rounds, piece + deepest - depth[node], up)
+                _put(rounds, piece + deepest + depth[node] - 1, down)
+
+
+def _all_reduce(n_ranks: int, n_chunks: int, rounds: list[list[Send]]) -> Table:
+    return Table(collective="all_reduce", n_ranks=n_ranks, n_chunks=n_chunks, rounds=tuple(tuple(r) for r in rounds))
 
 
 def _put(rounds: list[list[Send]], time: int, send: Send) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simulator.network.alpha_beta import AlphaBetaNetwork
-from simulator.network.base import Flow, LinkSource, NetworkModel
+from simulator.network.base import Flow, LinkSource, NetworkModel, Step
+from simulator.network.chunk import ChunkNetwork
 from simulator.network.flow import FlowNetwork
 from simulator.network.maxmin import max_min_rates
 
@@ -13,14 +14,17 @@ from simulator.network.maxmin import max_min_rates
 NETWORKS: dict[str, Callable[[LinkSource], NetworkModel]] = {
     "flow": FlowNetwork,
     "alpha-beta": AlphaBetaNetwork,
+    "chunk": ChunkNetwork,
 }
 
 __all__ = [
     "NETWORKS",
     "AlphaBetaNetwork",
+    "ChunkNetwork",
     "Flow",
     "FlowNetwork",
     "LinkSource",
     "NetworkModel",
+    "Step",
     "max_min_rates",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,6 +85,12 @@ class AlphaBetaNetwork:
         active.since_ps = max(now_ps, active.since_ps)
         active.version += 1
         self._schedule(handle, active)
+
+    def state(self, now_ps: int) -> Hashable:
+        """All that the future depends on, relative to ``now_ps``: networks in equal states go on equally."""
+        return tuple(
+            (a.remaining_bytes, a.rate_bytes_per_s, a.factor, a.since_ps - now_ps) for a in self._active.values()
+        )
 
     def _schedule(self, handle: int, active: _Active) -> None:
         rate = active.rate_bytes_per_s * active.factor

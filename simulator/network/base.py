@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +26,36 @@ class LinkSource(Protocol):
     def links(self) -> Sequence[CapacityLink]:
         """All links; a flow names them by position."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One message of a collective: what one rank sends to another of one chunk.
+
+    Parameters
+    ----------
+    latency_s : float
+        Time from the arrival of what it waits for until it loads links.
+    n_bytes : float
+        Bytes to move.
+    links, weights : tuple
+        As for :class:`Flow`, per byte of this message.
+    rate_cap_bytes_per_s : float
+        Largest rate of this message.
+    after : tuple of int
+        Positions of the steps that must have arrived before its latency begins.
+    behind : tuple of int
+        Positions of the steps that must have arrived before it loads links: messages of one connection stay in
+        order.
+    """
+
+    latency_s: float
+    n_bytes: float
+    links: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()
+    rate_cap_bytes_per_s: float = float("inf")
+    after: tuple[int, ...] = ()
+    behind: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +82,8 @@ class Flow:
         What was chosen, for reports: ``"ring/simple"``.
     alone_bytes_per_s : float
         Rate that it reaches alone in the network, if whoever made it has worked that out; 0 if not.
+    expand : callable, optional
+        Makes the messages that the flow stands for; without it the flow is one message.
 
     References
     ----------
@@ -66,6 +98,20 @@ class Flow:
     rate_cap_bytes_per_s: float = float("inf")
     label: str = ""
     alone_bytes_per_s: float = 0.0
+    expand: Callable[[], Sequence[Step]] | None = field(default=None, compare=False, repr=False)
+
+    def steps(self) -> Sequence[Step]:
+        """Return the messages that the flow stands for."""
+        if self.expand is not None:
+            return self.expand()
+        whole = Step(
+            latency_s=self.latency_s,
+            n_bytes=self.n_bytes,
+            links=self.links,
+            weights=self.weights,
+            rate_cap_bytes_per_s=self.rate_cap_bytes_per_s,
+        )
+        return (whole,)
 
 
 def capacities(topology: LinkSource) -> NDArray[np.float64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -152,6 +153,15 @@ class FlowNetwork:
         active.factor = factor
         if active.loading:
             self._recompute(handle, now_ps)
+
+    def state(self, now_ps: int) -> Hashable:
+        """All that the future depends on, relative to ``now_ps``: networks in equal states go on equally."""
+        order = {handle: position for position, handle in enumerate(self._active)}
+        return tuple(
+            (a.profile.index, a.loads_from_ps - now_ps, a.updated_ps - now_ps, a.remaining_bytes, a.rate_bytes_per_s,
+             a.factor, a.loading, tuple(sorted(order[handle] for handle in a.neighbours)))
+            for a in self._active.values()
+        )  # fmt: skip
 
     def rate_bytes_per_s(self, handle: int) -> float:
         """Present rate of a flow in flight; its lone rate while it is in its latency."""

@@ -106,3 +106,13 @@ def test_a_mistake_under_json_is_one_document_too(simulate):
     code, out, _ = simulate("collective", "all_reduce", "-t", "polaris", "--gpus", "8", "--transport", "x", "--json")
     assert code == 3
     assert json.loads(out)["error"]["type"] == "ConfigError"
+
+
+def test_all_network_models_side_by_side(simulate):
+    code, out, _ = simulate("collective", "all_reduce", "-t", "polaris", "--gpus", 8, "--min", "1MiB", "--max", "4MiB",
+                            "--network", "all", "--json")  # fmt: skip
+    document = json.loads(out)
+    assert code == 0
+    assert set(document["networks"]) == {"flow", "alpha-beta", "chunk"}
+    assert all(abs(value) < 0.3 for values in document["relative_to_chunk"].values() for value in values)
+    assert simulate("collective", "all_reduce", "-t", "polaris", "--gpus", 8, "--network", "packets")[0] == 3

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.network import NETWORKS, Flow, FlowNetwork
+from simulator.network import NETWORKS, Flow, FlowNetwork, Step
 from simulator.units import PS_PER_S
 
 US = 10**6
@@ -144,3 +144,37 @@ def test_every_flow_ends_no_earlier_than_alone_and_links_are_not_overbooked(case
         if users:
             span_s = (max(times[i] for i in users) - min(starts[i][0] for i in users)) / PS_PER_S
             assert sum(starts[i][1].n_bytes for i in users) <= capacity * span_s * (1 + 1e-9) + 1
+
+
+def test_messages_of_one_flow_wait_for_each_other():
+    """Two hops of two pieces: latency once per hop, the second piece behind the first."""
+    hop = {"latency_s": 1e-6, "n_bytes": 1e6, "weights": (1.0,)}
+    steps = (
+        Step(links=(0,), **hop),
+        Step(links=(0,), behind=(0,), **hop),
+        Step(links=(1,), after=(0,), **hop),
+        Step(links=(1,), after=(1,), behind=(2,), **hop),
+    )
+    flow = Flow(latency_s=0.0, n_bytes=2e6, expand=lambda: steps)
+    assert run(NETWORKS["chunk"](topology(1e9, 1e9)), [(0, flow)])[0] == pytest.approx(3002 * US, abs=10)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 300), st.floats(0, 2e-4), st.integers(1, 10**6), st.sets(st.integers(0, 3), min_size=1)
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_incremental_rates_equal_rates_solved_anew(rows):
+    """Flows of one message each: the network that solves only what changed against the one that solves all."""
+    starts = [
+        (at * US, Flow(latency_s=late, n_bytes=size, links=tuple(sorted(used)), weights=(1.0,) * len(used)))
+        for at, late, size, used in rows
+    ]
+    links = (1e9, 2e9, 0.5e9, 3e9)
+    one, other = (run(NETWORKS[name](topology(*links)), starts) for name in ("flow", "chunk"))
+    assert one == pytest.approx(other, abs=200)

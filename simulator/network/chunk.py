@@ -1,0 +1,227 @@
+"""Every message of every collective for itself: slow, exact, and the measure of the other models."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.network.base import Flow, LinkSource, Step, capacities
+from simulator.network.maxmin import FloatArray, max_min_rates
+from simulator.units import PS_PER_S, to_ps
+
+#: messages that end within so many picoseconds of each other end together
+_TIE_PS = 10.0
+#: messages of expanded flows that are kept for flows that come again
+_MEMO_LIMIT = 1_000_000
+
+
+@dataclass(slots=True)
+class _Plan:
+    """The messages of one Flow description, and who waits for whom."""
+
+    flow: Flow
+    steps: tuple[Step, ...]
+    loads: list[tuple[NDArray[np.intp], FloatArray]]
+    latency_ps: list[int]
+    n_after: list[int]
+    n_behind: list[int]
+    then: list[list[int]]
+    next_in_line: list[list[int]]
+
+
+@dataclass(slots=True)
+class _Flight:
+    """One flow in flight: what its messages still wait for."""
+
+    plan: _Plan
+    n_after: list[int]
+    n_behind: list[int]
+    n_left: int
+    factor: float = 1.0
+    ready: set[int] = field(default_factory=set)
+
+
+class ChunkNetwork:
+    """NetworkModel that moves every message of a collective for itself.
+
+    A message waits until the messages that it passes on have arrived and its latency is over, then shares links
+    max-min fairly with every other message in the network; all rates are solved anew whenever messages start or
+    end. Time grows with the number of messages: use it to see what :class:`~simulator.network.FlowNetwork`
+    leaves out.
+
+    Parameters
+    ----------
+    topology : object
+        Anything with ``links``, a sequence of links with ``bandwidth_bytes_per_s``.
+
+    References
+    ----------
+    Rashidi et al., "ASTRA-SIM: Enabling SW/HW co-design exploration for distributed DL training platforms",
+    ISPASS 2020 (collectives as chunks with dependencies).
+    """
+
+    def __init__(self, topology: LinkSource) -> None:
+        self._capacity = capacities(topology)
+        self._plans: dict[int, _Plan] = {}
+        self._flights: dict[int, _Flight] = {}
+        self._waiting: list[tuple[int, int, int]] = []
+        self._loading: list[tuple[int, int]] = []
+        self._remaining = np.zeros(0)
+        self._rates = np.zeros(0)
+        self._is_solved = True
+        self._now_ps = 0
+        self._next_handle = 0
+        self.n_solves = 0
+
+    def start(self, flow: Flow, now_ps: int) -> int:
+        """Begin a flow at ``now_ps`` and return its handle."""
+        assert now_ps >= self._now_ps, "time never goes back"
+        self._move_to(now_ps)
+        handle = self._next_handle
+        self._next_handle += 1
+        plan = self._plan(flow)
+        self._flights[handle] = _Flight(plan, list(plan.n_after), list(plan.n_behind), len(plan.steps))
+        for index, n_after in enumerate(plan.n_after):
+            if not n_after:
+                heapq.heappush(self._waiting, (now_ps + plan.latency_ps[index], handle, index))
+        return handle
+
+    def next_completion_ps(self) -> int | None:
+        """Time of the next event: a message ends, or leaves its latency; None when idle."""
+        self._solve()
+        times = [self._waiting[0][0]] if self._waiting else []
+        if self._loading:
+            with np.errstate(divide="ignore"):
+                left_s = float((self._remaining / self._rates).min())
+            times.append(self._now_ps + math.ceil(left_s * PS_PER_S))
+        return min(times) if times else None
+
+    def advance(self, now_ps: int) -> tuple[int, ...]:
+        """Move to ``now_ps``; return the handles of flows finished by then, ascending."""
+        finished: list[int] = []
+        while (time_ps := self.next_completion_ps()) is not None and time_ps <= now_ps:
+            self._move_to(time_ps)
+            ended = self._take_ended()
+            while ended:
+                handle, index = ended.pop()
+                if self._arrive(handle, index):
+                    finished.append(handle)
+            while self._waiting and self._waiting[0][0] <= time_ps:
+                _, handle, index = heapq.heappop(self._waiting)
+                flight = self._flights[handle]
+                if flight.n_behind[index]:
+                    flight.ready.add(index)
+                else:
+                    self._load(handle, index)
+        self._move_to(now_ps)
+        return tuple(sorted(finished))
+
+    def set_slowdown(self, handle: int, factor: float, now_ps: int) -> None:
+        """Let the messages of a flow use only ``factor`` of what their links grant them, from ``now_ps`` on."""
+        flight = self._flights.get(handle)
+        if flight is None or flight.factor == factor:
+            return
+        self._move_to(now_ps)
+        flight.factor = factor
+        self._is_solved = False
+
+    def _move_to(self, now_ps: int) -> None:
+        """Book the progress since the last event."""
+        self._solve()
+        if now_ps > self._now_ps and self._loading:
+            self._remaining = np.maximum(0.0, self._remaining - self._rates * ((now_ps - self._now_ps) / PS_PER_S))
+        self._now_ps = max(self._now_ps, now_ps)
+
+    def _take_ended(self) -> list[tuple[int, int]]:
+        """Remove the messages that have nothing left from those that load links."""
+        if not self._loading:
+            return []
+        done = self._remaining <= self._rates * (_TIE_PS / PS_PER_S)
+        ended = [message for message, is_done in zip(self._loading, done.tolist(), strict=True) if is_done]
+        if ended:
+            self._loading = [m for m, is_done in zip(self._loading, done.tolist(), strict=True) if not is_done]
+            self._remaining, self._rates = self._remaining[~done], self._rates[~done]
+            self._is_solved = False
+        return ended
+
+    def _arrive(self, handle: int, index: int) -> bool:
+        """Release who waits for a message; tell whether its flow has ended."""
+        flight = self._flights[handle]
+        plan = flight.plan
+        for later in plan.then[index]:
+            flight.n_after[later] -= 1
+            if not flight.n_after[later]:
+                heapq.heappush(self._waiting, (self._now_ps + plan.latency_ps[later], handle, later))
+        for later in plan.next_in_line[index]:
+            flight.n_behind[later] -= 1
+            if not flight.n_behind[later] and later in flight.ready:
+                flight.ready.discard(later)
+                self._load(handle, later)
+        flight.n_left -= 1
+        if not flight.n_left:
+            del self._flights[handle]
+        return not flight.n_left
+
+    def _load(self, handle: int, index: int) -> None:
+        self._loading.append((handle, index))
+        self._remaining = np.append(self._remaining, self._flights[handle].plan.steps[index].n_bytes)
+        self._is_solved = False
+
+    def _solve(self) -> None:
+        """Give every message that loads links its rate."""
+        if self._is_solved:
+            return
+        self._is_solved = True
+        self.n_solves += 1
+        flights = [self._flights[handle] for handle, _ in self._loading]
+        if not flights:
+            self._rates = np.zeros(0)
+            return
+        loads = [f.plan.loads[index] for f, (_, index) in zip(flights, self._loading, strict=True)]
+        factors = np.array([flight.factor for flight in flights])
+        caps = np.array(
+            [f.plan.steps[i].rate_cap_bytes_per_s for f, (_, i) in zip(flights, self._loading, strict=True)]
+        )
+        sizes = [len(links) for links, _ in loads]
+        entry_flow = np.repeat(np.arange(len(loads)), sizes)
+        used, entry_link = np.unique(np.concatenate([links for links, _ in loads]), return_inverse=True)
+        entry_weight = np.concatenate([weights for _, weights in loads]) / np.repeat(factors, sizes)
+        self._rates = max_min_rates(entry_flow, entry_link, entry_weight, self._capacity[used], caps * factors)
+
+    def _plan(self, flow: Flow) -> _Plan:
+        known = self._plans.get(id(flow))
+        if known is not None and known.flow is flow:
+            return known
+        if sum(len(plan.steps) for plan in self._plans.values()) > _MEMO_LIMIT:
+            self._plans.clear()
+        plan = self._plans[id(flow)] = _plan_of(flow)
+        return plan
+
+
+def _plan_of(flow: Flow) -> _Plan:
+    steps = tuple(flow.steps())
+    then: list[list[int]] = [[] for _ in steps]
+    next_in_line: list[list[int]] = [[] for _ in steps]
+    arrays: dict[tuple[tuple[int, ...], tuple[float, ...]], tuple[NDArray[np.intp], FloatArray]] = {}
+    for index, step in enumerate(steps):
+        for earlier in step.after:
+            then[earlier].append(index)
+        for earlier in step.behind:
+            next_in_line[earlier].append(index)
+        key = (step.links, step.weights)
+        if key not in arrays:
+            arrays[key] = np.array(step.links, dtype=np.intp), np.array(step.weights, dtype=np.float64)
+    return _Plan(
+        flow=flow,
+        steps=steps,
+        loads=[arrays[step.links, step.weights] for step in steps],
+        latency_ps=[to_ps(step.latency_s) for step in steps],
+        n_after=[len(step.after) for step in steps],
+        n_behind=[len(step.behind) for step in steps],
+        then=then,
+        next_in_line=next_in_line,
+    )
