@@ -136,11 +136,6 @@ def lower(
     """
     mesh = Mesh(plan, gpus_per_node)
     placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
-    if placement.layout == "bidirectional":
-        raise InfeasiblePlanError(
-            f"schedule {plan.schedule} holds two copies of the model, which cannot be simulated yet",
-            hint="simulate schedule draws it; --schedule zb-v is its nearest relative",
-        )
     table = build_table(plan.schedule, plan.pp, plan.n_micro_batches, n_chunks=placement.n_chunks)
     chunks = split_layers(model, plan, placement)
     ranks = [r for s in range(plan.pp) for r in (mesh.stage_ranks(s) if unfold else mesh.stage_ranks(s)[:1])]
@@ -174,7 +169,7 @@ def _stage_layers(
 ) -> StageLayers:
     """Reuse the blocks of a stage with the same layers whose ranks lie on whole nodes in the same way."""
     per_stage = plan.tp * communicators.mesh.n_replicas
-    if not communicators.folded or per_stage % gpus_per_node:
+    if not communicators.folded or per_stage % gpus_per_node or not communicators.mesh.has_outermost_stages:
         return StageLayers(chunks, plan, communicators)
     key = tuple(tuple(id(layer) for layer in chunk) for chunk in chunks)
     if key not in shared:
@@ -192,6 +187,9 @@ def _finish_step(lowering: StageLowering, model: Model, done: tuple[int, ...]) -
             (p.n_elements for layer in model.layers[:1] for p in layer.parameters), default=1
         ) * gradient_bytes(plan)
         done = (_collective(tasks, communicators, "embedding", n_bytes, done),)
+    if lowering.placement.layout == "bidirectional" and plan.pp > 1:
+        n_bytes = lowering.data.n_reduced_elements * gradient_bytes(plan)
+        done = (_collective(tasks, communicators, "copies", n_bytes, done),)
     if plan.pp * plan.tp > 1:
         done = (_collective(tasks, communicators, "model", 4, done),)
     n_tensors = sum(len(layer.parameters) for layer in layers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from simulator.engine import Interference, run
@@ -12,6 +14,7 @@ from simulator.network.base import Flow
 from simulator.parallel.lower import lower, split_layers
 from simulator.plan import ParallelPlan
 from simulator.program.check import check
+from simulator.program.program import Block
 from simulator.schedules import placement_of
 
 FORWARD_PS, BACKWARD_PS = 1000, 2000
@@ -28,6 +31,8 @@ class UnitCosts:
         return 0
 
     def kernel_ps(self, kernel, rank):
+        if kernel.shape.kernel_pass in ("dgrad", "wgrad"):
+            return BACKWARD_PS // 2
         return {"forward": FORWARD_PS, "backward": BACKWARD_PS}.get(kernel.phase, 0)
 
     def issue_ps(self, op, rank):
@@ -42,7 +47,8 @@ class UnitCosts:
 
 def model_of(n_layers):
     shape = GemmShape(m=1, n=1, k=1)
-    kwargs = {"forward": (shape,), "backward": (shape,), "parameters": (Parameter(name="w", n_elements=10),)}
+    backward = (replace(shape, kernel_pass="dgrad"), replace(shape, kernel_pass="wgrad"))
+    kwargs = {"forward": (shape,), "backward": backward, "parameters": (Parameter(name="w", n_elements=10),)}
     empty = {"forward": (), "backward": ()}
     layers = (
         Layer(name="embedding", **empty),
@@ -101,7 +107,7 @@ def test_rank_classes_cost_the_same_for_any_number_of_replicas():
     assert makespan(4, 8, **plan) == makespan(4, 8, dp=64, **plan)
 
 
-@pytest.mark.parametrize("schedule", ["zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "interlaced"])
+@pytest.mark.parametrize("schedule", ["zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "interlaced", "dualpipe"])
 @pytest.mark.parametrize("framework", ["megatron", "megatron-core", "fsdp"])
 def test_every_schedule_runs_to_the_end(schedule, framework):
     plan = ParallelPlan(
@@ -120,6 +126,21 @@ def test_every_schedule_runs_to_the_end(schedule, framework):
     assert run(lowered.program, UnitCosts(), lambda: AlphaBetaNetwork(NoLinks())).makespan_ps > 0
 
 
-def test_two_copies_of_the_model_are_refused():
-    with pytest.raises(InfeasiblePlanError, match="two copies"):
-        makespan(4, 8, schedule="dualpipe", v=2)
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 16), (8, 16)])
+@pytest.mark.parametrize("dp", [1, 2])
+def test_bubble_of_dualpipe(p, m, dp):
+    """(p / 2 - 1) (T_F&B + T_B - 3 T_W) beside the work of m micro-batches; T_F&B = T_F + T_B where nothing is hidden."""
+    t_f, t_b, t_w = FORWARD_PS, BACKWARD_PS, BACKWARD_PS // 2
+    bubble = (p // 2 - 1) * (t_f + t_b + t_b - 3 * t_w)
+    assert makespan(p, m, schedule="dualpipe", dp=dp) == m * (t_f + t_b) + bubble
+
+
+def test_dualpipe_holds_two_copies_and_reduces_them_together():
+    plan = ParallelPlan(pp=4, dp=2, schedule="dualpipe", micro_batch=1, global_batch=16, gpus=8, precision="fp16")
+    lowered = lower(model_of(4), plan, gpus_per_node=8, boundary_bytes=1)
+    assert [[len(chunk) for chunk in stage] for stage in lowered.chunks] == [[2, 2], [1, 1], [1, 1], [2, 2]]
+    reduced = [[t.op for t in r.tasks if getattr(t.op, "axis", "") == "copies"] for r in lowered.program.ranks]
+    assert [op.n_bytes for ops in reduced for op in ops] == [2 * 10 * 2] * 4
+    assert [ops[0].groups[0] for ops in reduced] == [(0, 6), (2, 4), (2, 4), (0, 6)]
+    blocks = [t.op.name for t in lowered.program.ranks[0].tasks if isinstance(t.op, Block)]
+    assert blocks.count("forward and backward") == 3  # two of the main steps, one of the cool-down
