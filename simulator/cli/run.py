@@ -11,7 +11,7 @@ from typing import Any
 from simulator.answer import advise, document, explain, report, to_json, way_out
 from simulator.cli.inputs import model_of, needs_ranks, plan_settings, without_deepspeed, write_notes
 from simulator.cli.modules import fit_plan, recorded_module
-from simulator.cli.warnings import without_effect, write_warnings
+from simulator.cli.warnings import idle_loading, without_effect, write_warnings
 from simulator.cli.whole_run import run_request
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.importers.topologies import open_topology
@@ -52,6 +52,8 @@ def run_main(options: dict[str, Any]) -> None:
             scenario = replace(scenario, plan=replace(scenario.plan, micro_batch=results[0].plan.micro_batch))
         results.append(simulate(scenario, detail=detail, progress=say, spec=recorded))
     write_warnings(_idle_inputs(options, results[-1], given), said=said)
+    has_storage = results[-1].topology.storage is not None
+    write_warnings(idle_loading(results[-1].plan, has_storage=has_storage, given=given), said=said)
     explanation = explain(results[-1], say=say or (lambda _: None)) if options["explain"] else None
     _write_files(options, results, request, explanation, given)
     _print(options, results, request, explanation)

@@ -53,6 +53,30 @@ def without_effect(
     return found + (_of_plan(plan, n_nodes, set(given)) if plan is not None else [])
 
 
+def idle_loading(plan: ParallelPlan, *, has_storage: bool, given: Collection[str]) -> list[str]:
+    """Name settings of the input pipeline that change nothing.
+
+    Parameters
+    ----------
+    plan : ParallelPlan
+    has_storage : bool
+        Whether the cluster says how fast its storage is.
+    given : collection of str
+        Settings that somebody wrote down.
+
+    Examples
+    --------
+    >>> from simulator.plan import ParallelPlan
+    >>> idle_loading(ParallelPlan(loader_workers=8), has_storage=False, given={"loader_workers"})
+    ['--loader-workers has no effect: reading data is not modelled without storage (--set storage.node_bandwidth=...)']
+    """
+    if has_storage:
+        return []
+    names = ["sample_bytes"] if plan.sample_time_s else ["sample_bytes", "loader_workers"]
+    why = "reading data is not modelled without storage (--set storage.node_bandwidth=...)"
+    return [f"{_flag(name)} has no effect: {why}" for name in names if name in given]
+
+
 def _of_plan(plan: ParallelPlan, n_nodes: int, given: set[str]) -> list[str]:
     """Settings of a plan whose degree, or whose number of replicas, leaves them nothing to do."""
     replicas = plan.dp * plan.cp
