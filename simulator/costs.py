@@ -86,9 +86,9 @@ class ModelCosts:
         counts: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         seen: dict[int, Collective | Transfer] = {}
         inner: dict[int, list[Collective | Transfer]] = {}
-        for span in timeline.spans:
+        for span, n_times in timeline.counted:
             for op in _communications(span, inner):
-                counts[id(op)][span.rank] += 1
+                counts[id(op)][span.rank] += n_times
                 seen[id(op)] = op
         loads: dict[int, float] = defaultdict(float)
         for key, op in seen.items():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from simulator.program.op import Op
@@ -107,32 +108,128 @@ def subtract(minuend: Sequence[tuple[int, int]], subtrahend: Sequence[tuple[int,
     return left
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Cycle(NamedTuple):
+    """The steady state of a run: what happened from ``start_ps`` to ``end_ps`` happens ``n_more`` times more at its end.
+
+    Parameters
+    ----------
+    start_ps, end_ps : int
+        One period on the clock of the run that was simulated.
+    n_more : int
+        Periods that were not simulated.
+    n_micro_batches : int
+        Micro-batches of one period.
+    """
+
+    start_ps: int
+    end_ps: int
+    n_more: int
+    n_micro_batches: int
+
+    @property
+    def left_out_ps(self) -> int:
+        """Time that the periods which were not simulated take."""
+        return self.n_more * (self.end_ps - self.start_ps)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Timeline:
     """All spans of a run.
 
     Parameters
     ----------
-    spans : tuple of Span
-        In order of completion.
+    simulated : tuple of Span
+        What the engine ran, in order of completion.
     members : dict
         Simulated rank -> all ranks that it stands for, itself included.
-    makespan_ps : int
-        End of the last span or host action.
+    simulated_ps : int
+        End of the last span or host action that the engine ran.
     n_events : int
         Events that the engine processed.
+    cycle : Cycle, optional
+        What of this happens again and again; the other attributes and methods account for it.
     """
 
-    spans: tuple[Span, ...]
+    simulated: tuple[Span, ...]
     members: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    makespan_ps: int = 0
+    simulated_ps: int = 0
     n_events: int = 0
+    cycle: Cycle | None = None
+
+    @property
+    def makespan_ps(self) -> int:
+        """End of the last span or host action."""
+        return self.simulated_ps + (self.cycle.left_out_ps if self.cycle else 0)
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """All spans, in order of completion; made when somebody looks."""
+        if self.cycle is None:
+            return self.simulated
+        return tuple(sorted(_unroll(self.simulated, self.cycle), key=lambda span: span.end_ps))
+
+    @cached_property
+    def period(self) -> tuple[Span, ...]:
+        """Spans that begin in a period that was not simulated; a stretch of time that crosses its end included whole."""
+        return () if self.cycle is None else tuple(_period(self.simulated, self.cycle))
+
+    @property
+    def counted(self) -> Iterator[tuple[Span, int]]:
+        """Spans with how often they occur, on the clock of the simulated run: what sums of spans are taken over."""
+        yield from ((span, 1) for span in self.simulated)
+        if self.cycle is not None:
+            yield from ((span, self.cycle.n_more) for span in self.period)
+
+    def length_ps(self, intervals: Iterable[tuple[int, int]]) -> int:
+        """Return the length over the whole run of disjoint intervals on the clock of the simulated run."""
+        intervals = list(intervals)
+        length_ps = total_ps(intervals)
+        if self.cycle is not None:
+            first, last = self.cycle.start_ps, self.cycle.end_ps
+            inside = sum(max(0, min(end, last) - max(start, first)) for start, end in intervals)
+            length_ps += self.cycle.n_more * inside
+        return length_ps
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Simulated ranks, ascending."""
-        return tuple(sorted({span.rank for span in self.spans}))
+        return tuple(sorted({span.rank for span in self.simulated}))
 
     def of_rank(self, rank: int) -> Iterator[Span]:
-        """Yield the spans of one simulated rank in order of completion."""
-        return (span for span in self.spans if span.rank == rank)
+        """Yield the spans of one simulated rank, in order of completion."""
+        own = [span for span in self.simulated if span.rank == rank]
+        if self.cycle is not None:
+            own = sorted(_unroll(own, self.cycle), key=lambda span: span.end_ps)
+        return iter(own)
+
+
+def _period(spans: Sequence[Span], cycle: Cycle) -> list[Span]:
+    """Spans that begin in the period, those that cross its end as the ones that crossed its start ended."""
+    crossing = {(s.rank, s.stream): s for s in spans if s.start_ps < cycle.start_ps < s.end_ps}
+    length_ps = cycle.end_ps - cycle.start_ps
+    found = []
+    for span in spans:
+        if cycle.start_ps <= span.start_ps < cycle.end_ps:
+            crosses = span.end_ps > cycle.end_ps
+            found.append(
+                _shifted(crossing[span.rank, span.stream], length_ps, cycle.n_micro_batches) if crosses else span
+            )
+    return found
+
+
+def _unroll(spans: Sequence[Span], cycle: Cycle) -> Iterator[Span]:
+    """Yield the spans of the whole run: those before, those of every period, and those after."""
+    length_ps = cycle.end_ps - cycle.start_ps
+    steps = [(k * length_ps, k * cycle.n_micro_batches) for k in range(cycle.n_more + 1)]
+    period = _period(spans, cycle)
+    for shift_ps, n_micro_batches in steps[:-1]:
+        yield from (_shifted(span, shift_ps, n_micro_batches) for span in period)
+    for span in spans:
+        yield span if span.start_ps < cycle.start_ps else _shifted(span, *steps[-1])
+
+
+def _shifted(span: Span, shift_ps: int, n_micro_batches: int) -> Span:
+    op, rank, stream, start_ps, end_ps, micro_batch, host_wait_ps, host_idle_ps, inner = span
+    micro_batch += n_micro_batches if micro_batch >= 0 else 0
+    start_ps, end_ps = start_ps + shift_ps, end_ps + shift_ps
+    return Span(op, rank, stream, start_ps, end_ps, micro_batch, host_wait_ps, host_idle_ps, inner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.engine.machine import Costs, Interference, run
+from simulator.engine.costs import Costs, Interference
+from simulator.engine.machine import run
 
 __all__ = ["Costs", "Interference", "run"]

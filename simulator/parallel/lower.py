@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from simulator.errors import InfeasiblePlanError
 from simulator.models.layer import Layer, Model
@@ -12,6 +13,7 @@ from simulator.parallel.loading import Loading
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.optimizer import optimizer_run
 from simulator.parallel.pipeline import StageLowering
+from simulator.parallel.repetition import ShortTable, shorten
 from simulator.parallel.stage import StageLayers
 from simulator.parallel.strategies import data_parallel
 from simulator.plan import ParallelPlan
@@ -136,8 +138,34 @@ def lower(
     """
     mesh = Mesh(plan, gpus_per_node)
     placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
-    table = build_table(plan.schedule, plan.pp, plan.n_micro_batches, n_chunks=placement.n_chunks)
     chunks = split_layers(model, plan, placement)
+    build = partial(build_table, plan.schedule, plan.pp, n_chunks=placement.n_chunks)
+    write = partial(
+        _write_down, model, plan, mesh, placement, chunks, gpus_per_node=gpus_per_node, boundary_bytes=boundary_bytes,
+        unfold=unfold, loading=loading,
+    )  # fmt: skip
+    short = ShortTable(build(plan.n_micro_batches)) if unfold else shorten(build, plan.pp, plan.n_micro_batches)
+    program = write(short)
+    if any(rank.stretch is None for rank in program.ranks) and short.n_omitted:
+        short = ShortTable(build(plan.n_micro_batches))
+        program = write(short)
+    return Lowered(program=program, mesh=mesh, chunks=chunks, table=short.table, placement=placement)
+
+
+def _write_down(
+    model: Model,
+    plan: ParallelPlan,
+    mesh: Mesh,
+    placement: Placement,
+    chunks: tuple[tuple[tuple[Layer, ...], ...], ...],
+    short: ShortTable,
+    *,
+    gpus_per_node: int,
+    boundary_bytes: int,
+    unfold: bool,
+    loading: Loading | None,
+) -> Program:
+    """Write down every rank's row of a table."""
     ranks = [r for s in range(plan.pp) for r in (mesh.stage_ranks(s) if unfold else mesh.stage_ranks(s)[:1])]
     shards = plan.tp if plan.sequence_parallel or plan.scatter_gather else 1
     shared: dict[tuple[tuple[int, ...], ...], StageLayers] = {}
@@ -153,11 +181,13 @@ def lower(
         )  # fmt: skip
         if loading is not None and stage in _ends(placement):
             loading.add(lowering.tasks)
-        done = lowering.lower(table[stage])
+        done = lowering.lower(short.table[stage])
         _finish_step(lowering, model, done)
         members = (rank,) if unfold else mesh.stage_ranks(stage)
-        programs.append(RankProgram(rank=rank, members=members, tasks=tuple(lowering.tasks.tasks)))
-    return Lowered(program=Program(ranks=tuple(programs)), mesh=mesh, chunks=chunks, table=table, placement=placement)
+        tasks = tuple(lowering.tasks.tasks)
+        stretch = short.stretch(stage, tasks, lowering.marks) if short.n_omitted else None
+        programs.append(RankProgram(rank=rank, members=members, tasks=tasks, stretch=stretch))
+    return Program(ranks=tuple(programs), n_omitted=short.n_omitted, period_micro_batches=short.n_micro_batches)
 
 
 def _stage_layers(

@@ -32,6 +32,8 @@ class StageLowering:
         Bytes of the tensor that one rank sends to the next stage.
     gather_bytes : int
         Bytes gathered inside the tensor-parallel group on arrival (scatter/gather optimisation), 0 for none.
+    marks : list of int
+        Once lowered: the first task of every action of the row, and the task behind the last.
     """
 
     stage: int
@@ -43,6 +45,7 @@ class StageLowering:
     boundary_bytes: int
     gather_bytes: int = 0
     tasks: TaskList = field(default_factory=TaskList)
+    marks: list[int] = field(default_factory=list)
     _channels: dict[tuple[int, int, Phase, bool], tuple[Transfer, str, int]] = field(default_factory=dict)
     _ends: dict[tuple[str, int, int], tuple[int, ...]] = field(default_factory=dict)
     _sent: tuple[int, ...] = ()
@@ -55,10 +58,13 @@ class StageLowering:
         lasts = set(last_backward.values())
         remaining = iter(actions)
         for action in remaining:
+            self.marks.append(len(self.tasks.tasks))
             if action.is_paired:
                 self._pair(action, next(remaining), lasts)
+                self.marks.append(self.marks[-1])
             else:
                 self._pass(action, is_last=action in lasts)
+        self.marks.append(len(self.tasks.tasks))
         return self.data.finish_backward(self.tasks, self._last + self._sent)
 
     def _pass(self, action: Action, *, is_last: bool) -> None:

@@ -1,7 +1,8 @@
 """Programs: per rank class, the operations in the order in which its host issues them.
 
 A program says what happens after what, never when. Ranks that do the same thing in equivalent positions of the
-machine form one class and are written down once; a stretch that repeats is a :class:`Block`, written down once too.
+machine form one class and are written down once; a stretch that repeats is a :class:`Block`, written down once too; and
+of the micro-batches of a step's steady state only a few are written down, the :class:`Stretch` says which.
 """
 
 from __future__ import annotations
@@ -56,6 +57,17 @@ class Task(NamedTuple):
     micro_batch: int = -1
 
 
+class Stretch(NamedTuple):
+    """Where a rank's tasks repeat: ``tasks[start:end]`` is a whole number of periods of ``length`` tasks.
+
+    The tasks of one period are those of the period before it, with later micro-batches.
+    """
+
+    start: int
+    end: int
+    length: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProgram:
     """What one class of ranks does.
@@ -68,23 +80,44 @@ class RankProgram:
         All ranks it stands for, itself included.
     tasks : tuple of Task
         In host issue order.
+    stretch : Stretch, optional
+        Where the periods stand that the program leaves out.
     """
 
     rank: int
     members: tuple[int, ...]
     tasks: tuple[Task, ...]
+    stretch: Stretch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """The whole run: one entry per rank class."""
+    """The whole run: one entry per rank class.
+
+    Parameters
+    ----------
+    ranks : tuple of RankProgram
+    n_omitted : int
+        Periods that every rank runs behind those of its stretch, but that are not written down;
+        :func:`~simulator.program.stretch.insert_periods` writes them down.
+    period_micro_batches : int
+        Micro-batches of one period.
+    """
 
     ranks: tuple[RankProgram, ...]
+    n_omitted: int = 0
+    period_micro_batches: int = 0
 
     @property
     def world_size(self) -> int:
         """Ranks accounted for."""
         return sum(len(rank.members) for rank in self.ranks)
+
+    @property
+    def n_periods(self) -> int:
+        """Periods written down in the stretch of the first rank."""
+        stretch = self.ranks[0].stretch
+        return 0 if stretch is None else (stretch.end - stretch.start) // stretch.length
 
     @property
     def n_tasks(self) -> int:

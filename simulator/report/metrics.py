@@ -7,7 +7,7 @@ the iteration; the reported numbers are means over all ranks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -38,17 +38,37 @@ class _Tally:
     idle_ps: int = 0
     communication: dict[CommunicationKind, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0, 0]))
 
-    def add(self, other: _Tally) -> None:
-        self.compute_ps += other.compute_ps
-        self.optimizer_ps += other.optimizer_ps
-        self.exposed_ps += other.exposed_ps
-        self.overlapped_ps += other.overlapped_ps
-        self.idle_ps += other.idle_ps
+    def add(self, other: _Tally, times: int = 1) -> None:
+        self.compute_ps += times * other.compute_ps
+        self.optimizer_ps += times * other.optimizer_ps
+        self.exposed_ps += times * other.exposed_ps
+        self.overlapped_ps += times * other.overlapped_ps
+        self.idle_ps += times * other.idle_ps
         for kind, (count, n_bytes, ps) in other.communication.items():
             entry = self.communication[kind]
-            entry[0] += count
-            entry[1] += n_bytes
-            entry[2] += ps
+            entry[0] += times * count
+            entry[1] += times * n_bytes
+            entry[2] += times * ps
+
+    def add_span(self, span: Span, times: int, cache: dict[int, _Tally]) -> None:
+        """Add a span that occurs ``times`` times."""
+        op = span.op
+        if isinstance(op, Block):
+            inner = _block_tally(span, cache)
+            self.add(inner, times)
+            stretch = span.duration_ps - (inner.compute_ps + inner.optimizer_ps + inner.exposed_ps + inner.idle_ps)
+            self.compute_ps += times * stretch  # interference slows the block as a whole
+        elif isinstance(op, Kernel | KernelRun):
+            self.idle_ps += times * span.host_idle_ps
+            if op.phase == "optimizer":
+                self.optimizer_ps += times * (span.duration_ps - span.host_idle_ps)
+            else:
+                self.compute_ps += times * (span.duration_ps - span.host_idle_ps)
+        elif isinstance(op, Collective | Transfer):
+            entry = self.communication[_kind(op)]
+            entry[0] += times
+            entry[1] += times * op.n_bytes
+            entry[2] += times * span.duration_ps
 
 
 def bus_factor(collective: str, group_size: int) -> float:
@@ -66,35 +86,15 @@ def bus_factor(collective: str, group_size: int) -> float:
     return 1.0
 
 
-def _tally(
-    spans: Iterable[Span], cache: dict[int, _Tally]
-) -> tuple[_Tally, list[tuple[int, int]], list[tuple[int, int]]]:
-    """Add up spans; also return the busy intervals of compute and of communication."""
-    tally = _Tally()
-    busy: list[tuple[int, int]] = []
-    talking: list[tuple[int, int]] = []
+def _intervals(spans: Iterable[Span]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return when compute and when communication is busy."""
+    busy, talking = [], []
     for span in spans:
-        op = span.op
-        if isinstance(op, Block):
-            inner = _block_tally(span, cache)
-            tally.add(inner)
-            stretch = span.duration_ps - (inner.compute_ps + inner.optimizer_ps + inner.exposed_ps + inner.idle_ps)
-            tally.compute_ps += stretch  # interference slows the block as a whole
+        if isinstance(span.op, Block | Kernel | KernelRun):
             busy.append((span.start_ps, span.end_ps))
-        elif isinstance(op, Kernel | KernelRun):
-            tally.idle_ps += span.host_idle_ps
-            if op.phase == "optimizer":
-                tally.optimizer_ps += span.duration_ps - span.host_idle_ps
-            else:
-                tally.compute_ps += span.duration_ps - span.host_idle_ps
-            busy.append((span.start_ps, span.end_ps))
-        elif isinstance(op, Collective | Transfer):
+        elif isinstance(span.op, Collective | Transfer):
             talking.append((span.start_ps, span.end_ps))
-            entry = tally.communication[_kind(op)]
-            entry[0] += 1
-            entry[1] += op.n_bytes
-            entry[2] += span.duration_ps
-    return tally, merge(busy), merge(talking)
+    return merge(busy), merge(talking)
 
 
 def _kind(op: Collective | Transfer) -> CommunicationKind:
@@ -106,7 +106,10 @@ def _kind(op: Collective | Transfer) -> CommunicationKind:
 def _block_tally(span: Span, cache: dict[int, _Tally]) -> _Tally:
     tally = cache.get(id(span.inner))
     if tally is None:
-        tally, busy, talking = _tally(span.inner, cache)
+        tally = _Tally()
+        for inner in span.inner:
+            tally.add_span(inner, 1, cache)
+        busy, talking = _intervals(span.inner)
         exposed = subtract(talking, busy)
         tally.exposed_ps += total_ps(exposed)
         tally.overlapped_ps += total_ps(talking) - total_ps(exposed)
@@ -116,42 +119,52 @@ def _block_tally(span: Span, cache: dict[int, _Tally]) -> _Tally:
     return tally
 
 
+def _is_data(span: Span) -> bool:
+    return isinstance(span.op, HostWork) and span.op.phase == "data"
+
+
 def _late_data_ps(timeline: Timeline) -> int:
-    """Time at the end of the step in which nothing is left to do but reading the next batch, which all ranks wait for."""
-    if all(span.stream != LOADER for span in timeline.spans):
+    """Time at the end of a step in which nothing is left to do but reading the next batch, which all ranks wait for."""
+    if all(span.stream != LOADER for span in timeline.simulated):
         return 0
     return timeline.makespan_ps - max((span.end_ps for span in timeline.spans if span.stream != LOADER), default=0)
 
 
 def _rank_breakdown(
-    spans: list[Span], makespan_ps: int, late_data_ps: int, cache: dict[int, _Tally], *, pipelined: bool
+    spans: Sequence[Span],
+    period: Sequence[Span],
+    timeline: Timeline,
+    late_data_ps: int,
+    cache: dict[int, _Tally],
+    *,
+    pipelined: bool,
 ) -> tuple[dict[str, int], _Tally]:
-    tally, busy, talking = _tally(spans, cache)
-    exposed = subtract(talking, busy)
-    overlapped_ps = total_ps(talking) - total_ps(exposed)
+    tally = _Tally()
+    waited_ps = 0
+    for part, times in ((spans, 1), (period, timeline.cycle.n_more if timeline.cycle else 0)):
+        for span in part:
+            tally.add_span(span, times, cache)
+            if span.stream == COMPUTE and not isinstance(span.op, Block):
+                waited_ps += times * span.host_wait_ps
+    busy, talking = _intervals(spans)
+    exposed_ps = timeline.length_ps(subtract(talking, busy))
+    overlapped_ps = timeline.length_ps(talking) - exposed_ps
     occupied = merge(busy + talking)
-    data = merge(
-        [
-            (s.start_ps, s.end_ps)
-            for s in spans
-            if s.stream == HOST and isinstance(s.op, HostWork) and s.op.phase == "data"
-        ]
-    )
-    blocking_ps = total_ps(subtract(data, occupied))
+    data = merge([(s.start_ps, s.end_ps) for s in spans if s.stream == HOST and _is_data(s)])
+    blocking_ps = timeline.length_ps(subtract(data, occupied))
     data_ps = blocking_ps + late_data_ps
-    left_ps = makespan_ps - total_ps(occupied) - data_ps
-    waited_ps = sum(s.host_wait_ps for s in spans if s.stream == COMPUTE and not isinstance(s.op, Block))
+    left_ps = timeline.makespan_ps - timeline.length_ps(occupied) - data_ps
     host_ps = min(left_ps, max(0, waited_ps - blocking_ps)) if pipelined else left_ps
-    times = {
+    times_ps = {
         "compute": tally.compute_ps,
-        "exposed_communication": tally.exposed_ps + total_ps(exposed),
+        "exposed_communication": tally.exposed_ps + exposed_ps,
         "overlapped_communication": tally.overlapped_ps + overlapped_ps,
         "bubble": left_ps - host_ps,
         "optimizer": tally.optimizer_ps,
         "host": host_ps + tally.idle_ps,
         "data": data_ps,
     }
-    return times, tally
+    return times_ps, tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,16 +203,21 @@ def measure(timeline: Timeline, *, pipelined: bool) -> Metrics:
         Whether idle time that the host does not explain is the pipeline's bubble.
     """
     cache: dict[int, _Tally] = {}
-    by_rank: dict[int, list[Span]] = defaultdict(list)
-    for span in timeline.spans:
-        by_rank[span.rank].append(span)
+    simulated: dict[int, list[Span]] = defaultdict(list)
+    period: dict[int, list[Span]] = defaultdict(list)
+    for span in timeline.simulated:
+        simulated[span.rank].append(span)
+    for span in timeline.period:
+        period[span.rank].append(span)
     world = sum(len(members) for members in timeline.members.values())
     totals = dict.fromkeys(BREAKDOWN, 0.0)
     table: dict[CommunicationKind, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     late_data_ps = _late_data_ps(timeline)
     for rank, members in timeline.members.items():
         weight = len(members) / world
-        times, tally = _rank_breakdown(by_rank[rank], timeline.makespan_ps, late_data_ps, cache, pipelined=pipelined)
+        times, tally = _rank_breakdown(
+            simulated[rank], period[rank], timeline, late_data_ps, cache, pipelined=pipelined
+        )
         for name, ps in times.items():
             totals[name] += weight * ps / PS_PER_S
         for kind, entry in tally.communication.items():
@@ -208,7 +226,7 @@ def measure(timeline: Timeline, *, pipelined: bool) -> Metrics:
     return Metrics(
         iteration_time_s=timeline.makespan_ps / PS_PER_S,
         breakdown_s=totals,
-        phase_s=_phases(by_rank[min(timeline.members)]),
+        phase_s=_phases(timeline.of_rank(min(timeline.members))),
         communication=[_row(kind, *entry) for kind, entry in sorted(table.items())],
     )
 
@@ -223,7 +241,7 @@ def _row(kind: CommunicationKind, count: float, n_bytes: float, ps: float) -> di
     }  # fmt: skip
 
 
-def _phases(spans: list[Span]) -> dict[str, float]:
+def _phases(spans: Iterable[Span]) -> dict[str, float]:
     """Wall time by phase of the spans on the compute stream, gaps given to the phase that follows."""
     totals: dict[str, int] = defaultdict(int)
     previous_ps = 0

@@ -20,9 +20,9 @@ def all_reduce(axis="dp", ranks=(0, 1)):
 
 def timeline(*spans, end=None):
     return Timeline(
-        spans=spans,
+        simulated=spans,
         members={span.rank: (span.rank,) for span in spans},
-        makespan_ps=end or max(s.end_ps for s in spans),
+        simulated_ps=end or max(s.end_ps for s in spans),
     )
 
 
@@ -103,7 +103,7 @@ def streams(draw):
 @given(streams(), st.integers(0, 5))
 def test_path_adds_up_to_the_makespan_whatever_the_timeline(spans, tail):
     end = max((span.end_ps for span in spans), default=0) + tail
-    line = Timeline(spans=tuple(spans), members={}, makespan_ps=end)
+    line = Timeline(simulated=tuple(spans), members={}, simulated_ps=end)
     assert sum(row.ps for row in critical_path(line)) == end
 
 

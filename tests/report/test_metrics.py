@@ -18,9 +18,9 @@ REDUCE = Collective(collective="all_reduce", axis="dp", n_bytes=1000, groups=((0
 
 def timeline(*spans, makespan):
     return Timeline(
-        spans=tuple(Span(op, 0, stream, start * S, end * S) for op, stream, start, end in spans),
+        simulated=tuple(Span(op, 0, stream, start * S, end * S) for op, stream, start, end in spans),
         members={0: (0, 1, 2, 3)},
-        makespan_ps=makespan * S,
+        simulated_ps=makespan * S,
     )
 
 

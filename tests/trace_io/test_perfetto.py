@@ -26,7 +26,7 @@ def _timeline():
             Span(kernel, rank, "compute", 4 * US, 5 * US),
             Span(reduce, rank, "dp", 4 * US, 8 * US),
         ]
-    return Timeline(spans=tuple(spans), members={0: (0, 2), 1: (1, 3)}, makespan_ps=8 * US)
+    return Timeline(simulated=tuple(spans), members={0: (0, 2), 1: (1, 3)}, simulated_ps=8 * US)
 
 
 def _slices(path):

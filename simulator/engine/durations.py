@@ -1,0 +1,117 @@
+"""How long runs of kernels and blocks take: computed once per kind of device, and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+from simulator.engine.costs import Costs
+from simulator.program.op import KernelRun, Op
+from simulator.program.program import COMPUTE, Block
+from simulator.timeline import Span
+
+#: Lead of a host that is never waited for
+FAR_AHEAD_PS = 10**18
+
+
+class RunCost(NamedTuple):
+    """A run of kernels as a max-plus linear map: end = max(start + device, host + both)."""
+
+    device_ps: int
+    host_ps: int
+    first_issue_ps: int
+    both_ps: int
+
+
+class BlockResult(NamedTuple):
+    """What a block does when its host has at least ``needed_lead_ps`` of lead at its start."""
+
+    duration_ps: int
+    needed_lead_ps: int
+    spans: tuple[Span, ...]
+
+
+#: runs a block on the device of a rank whose host has a lead: ``(rank, block, lead_ps) -> result``
+RunBlock = Callable[[int, Block, int], BlockResult]
+
+
+class Durations:
+    """Memory of what costs and blocks came to, for a machine and all the machines that run its blocks.
+
+    Parameters
+    ----------
+    costs : Costs
+    detail : bool
+        Whether spans carry what happened inside runs of kernels.
+    run_block : callable
+        What computes a block that is not known yet.
+    """
+
+    def __init__(self, costs: Costs, run_block: RunBlock, *, detail: bool) -> None:
+        self.costs = costs
+        self.detail = detail
+        self._run_block = run_block
+        self._runs: dict[tuple[int, Hashable], RunCost] = {}
+        self._hosts: dict[tuple[int, Hashable], int] = {}
+        self._blocks: dict[tuple[int, Hashable, int], BlockResult] = {}
+
+    def host_ps(self, op: Op | Block, rank: int, kind: Hashable) -> int:
+        """Time that the host takes to issue all of an operation."""
+        key = (id(op), kind)
+        cost_ps = self._hosts.get(key)
+        if cost_ps is None:
+            if isinstance(op, KernelRun):
+                cost_ps = self.run(op, rank, kind).host_ps
+            elif isinstance(op, Block):
+                cost_ps = sum(self.host_ps(task.op, rank, kind) for task in op.tasks)
+            else:
+                cost_ps = self.costs.issue_ps(op, rank)
+            self._hosts[key] = cost_ps
+        return cost_ps
+
+    def run(self, op: KernelRun, rank: int, kind: Hashable) -> RunCost:
+        """Return the map of a run of kernels."""
+        key = (id(op), kind)
+        cost = self._runs.get(key)
+        if cost is None:
+            device_ps = host_ps = both_ps = 0
+            first_issue_ps = -1
+            for kernel in op.kernels:
+                host_ps += self.costs.issue_ps(kernel, rank)
+                if first_issue_ps < 0:
+                    first_issue_ps = host_ps
+                duration_ps = self.costs.kernel_ps(kernel, rank)
+                device_ps += duration_ps
+                both_ps = max(both_ps, host_ps) + duration_ps
+            cost = self._runs[key] = RunCost(device_ps, host_ps, max(first_issue_ps, 0), both_ps)
+        return cost
+
+    def kernel_spans(self, op: KernelRun, rank: int, start_ps: int, host_ps: int) -> tuple[Span, ...]:
+        """Lay out the kernels of a run relative to its start, if somebody wants to see them."""
+        if not self.detail:
+            return ()
+        spans = []
+        end_ps = start_ps
+        for kernel in op.kernels:
+            host_ps += self.costs.issue_ps(kernel, rank)
+            begin_ps = max(end_ps, host_ps)
+            wait_ps = begin_ps - end_ps
+            end_ps = begin_ps + self.costs.kernel_ps(kernel, rank)
+            spans.append(Span(kernel, rank, COMPUTE, begin_ps - start_ps, end_ps - start_ps, -1, wait_ps))
+        return tuple(spans)
+
+    def block(self, block: Block, rank: int, kind: Hashable, lead_ps: int) -> BlockResult:
+        """Return what a block does whose host has a lead of ``lead_ps`` when it starts.
+
+        The outside reaches into a block only through that lead: one result is kept for an ample lead, and one for
+        every smaller lead that occurs.
+        """
+        ample = self._known(block, rank, kind, FAR_AHEAD_PS)
+        return ample if lead_ps >= ample.needed_lead_ps else self._known(block, rank, kind, lead_ps)
+
+    def _known(self, block: Block, rank: int, kind: Hashable, lead_ps: int) -> BlockResult:
+        key = (id(block), kind, lead_ps)
+        result = self._blocks.get(key)
+        if result is None:
+            result = self._blocks[key] = self._run_block(rank, block, lead_ps)
+        return result

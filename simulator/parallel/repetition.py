@@ -1,0 +1,91 @@
+"""The steady state of a pipeline: how many micro-batches to write down, and where the others go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from simulator.errors import InfeasiblePlanError
+from simulator.program.program import Stretch, Task
+from simulator.program.stretch import find_stretch
+from simulator.schedules import Row, Table
+
+#: Periods written down beyond those in which the pipeline fills and drains
+STEADY_PERIODS = 6
+
+
+class ShortTable(NamedTuple):
+    """A schedule's table for fewer micro-batches, and where its rows go on.
+
+    Parameters
+    ----------
+    table : Table
+    n_omitted : int
+        Periods left out of every row.
+    n_micro_batches : int
+        Micro-batches of one period.
+    cuts : tuple of (int, int)
+        Per row, the actions before those left out, and the actions of one period.
+    """
+
+    table: Table
+    n_omitted: int = 0
+    n_micro_batches: int = 0
+    cuts: tuple[tuple[int, int], ...] = ()
+
+    def stretch(self, stage: int, tasks: Sequence[Task], marks: Sequence[int]) -> Stretch | None:
+        """Return where a stage's tasks repeat.
+
+        Parameters
+        ----------
+        stage : int
+        tasks : sequence of Task
+        marks : sequence of int
+            Index of the first task of every action of the row, and of the task behind the last.
+        """
+        cut, length = self.cuts[stage]
+        starts = [marks[action] for action in range(cut % length, cut - length + 1, length)]
+        return find_stretch(tasks, starts, marks[cut], self.n_micro_batches)
+
+
+def shorten(build: Callable[[int], Table], n_stages: int, n_micro_batches: int) -> ShortTable:
+    """Return a table with no more micro-batches than it takes to see the schedule's steady state.
+
+    Parameters
+    ----------
+    build : callable
+        Makes the table for a number of micro-batches.
+    n_stages, n_micro_batches : int
+
+    Returns
+    -------
+    ShortTable
+        The whole table where nothing can be left out: the rows for one period more must be those for this number with the
+        same period inserted in each.
+    """
+    for step in (1, n_stages):
+        n_written = n_stages + STEADY_PERIODS * step
+        n_written += (n_micro_batches - n_written) % step
+        if n_micro_batches < n_written + max(step, n_written // 4):
+            continue
+        try:
+            short, longer = build(n_written), build(n_written + step)
+        except InfeasiblePlanError:
+            continue
+        cuts = [_cut(row, more, step) for row, more in zip(short, longer, strict=True)]
+        found = tuple(cut for cut in cuts if cut is not None)
+        if len(found) == n_stages:
+            return ShortTable(short, (n_micro_batches - n_written) // step, step, found)
+    return ShortTable(build(n_micro_batches))
+
+
+def _cut(row: Row, longer: Row, step: int) -> tuple[int, int] | None:
+    """Return where a longer row has a period more, and how many actions that is; None if that is not all."""
+    length = len(longer) - len(row)
+    cut = 0
+    while cut < len(row) and row[cut] == longer[cut]:
+        cut += 1
+    later = [action._replace(micro_batch=action.micro_batch + step) for action in row[cut:]]
+    if length < 1 or list(longer[cut + length :]) != later:
+        return None
+    return cut, length

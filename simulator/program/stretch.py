@@ -1,0 +1,96 @@
+"""Periods of a program: finding where tasks repeat, and writing down the periods that were left out."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+from simulator.program.program import Program, RankProgram, Stretch, Task
+
+
+def shifted(task: Task, n_tasks: int, n_micro_batches: int, first: int = 0) -> Task:
+    """Return a task as it stands ``n_tasks`` further on, for micro-batches ``n_micro_batches`` later.
+
+    Parameters
+    ----------
+    task : Task
+    n_tasks, n_micro_batches : int
+    first : int
+        Dependencies on tasks before this index stay where they are.
+    """
+    micro_batch = task.micro_batch
+    key: Hashable | None = task.key
+    if isinstance(key, tuple) and micro_batch >= 0 and key[-1] == micro_batch:
+        key = (*key[:-1], micro_batch + n_micro_batches)
+    return Task(
+        task.op,
+        task.stream,
+        tuple(index + n_tasks if index >= first else index for index in task.after),
+        key,
+        micro_batch + n_micro_batches if micro_batch >= 0 else micro_batch,
+    )
+
+
+def find_stretch(tasks: Sequence[Task], period_starts: Sequence[int], end: int, n_micro_batches: int) -> Stretch | None:
+    """Return the longest run of equal periods that ends at ``end``.
+
+    Parameters
+    ----------
+    tasks : sequence of Task
+    period_starts : sequence of int
+        Ascending candidates for the first task of a period, the last one a period before ``end``.
+    end : int
+        Task behind the last period.
+    n_micro_batches : int
+        Micro-batches of one period.
+
+    Returns
+    -------
+    Stretch or None
+        At least two periods; None if there are fewer, or if a task behind them waits for one in front of them.
+    """
+    if not period_starts:
+        return None
+    length = end - period_starts[-1]
+    start = end
+    for candidate in reversed(period_starts):
+        is_regular = start == candidate + length and (
+            start == end
+            or all(shifted(tasks[i], length, n_micro_batches) == tasks[i + length] for i in range(candidate, start))
+        )
+        if not is_regular:
+            break
+        start = candidate
+    if end - start < 2 * length:
+        return None
+    if any(index < start for task in tasks[end:] for index in task.after):
+        return None
+    return Stretch(start, end, length)
+
+
+def insert_periods(program: Program, n_periods: int) -> Program:
+    """Write down ``n_periods`` of the periods that a program leaves out.
+
+    Parameters
+    ----------
+    program : Program
+    n_periods : int
+        At most ``program.n_omitted``.
+    """
+    assert 0 <= n_periods <= program.n_omitted
+    if not n_periods:
+        return program
+    step = program.period_micro_batches
+    ranks = tuple(_insert(rank, n_periods, step) for rank in program.ranks)
+    return replace(program, ranks=ranks, n_omitted=program.n_omitted - n_periods)
+
+
+def _insert(rank: RankProgram, n_periods: int, step: int) -> RankProgram:
+    assert rank.stretch is not None, "every rank of a program with omitted periods has a stretch"
+    start, end, length = rank.stretch
+    period = rank.tasks[end - length : end]
+    inserted = [shifted(task, k * length, k * step) for k in range(1, n_periods + 1) for task in period]
+    n_tasks = n_periods * length
+    rest = [shifted(task, n_tasks, n_periods * step, first=start) for task in rank.tasks[end:]]
+    tasks = (*rank.tasks[:end], *inserted, *rest)
+    return replace(rank, tasks=tasks, stretch=Stretch(start, end + n_tasks, length))
