@@ -153,6 +153,9 @@ class Machine:
         elif isinstance(op, HostWork):  # of other processes than the one that issues
             start_ps = max(now_ps, host_ps)
             work_ps = to_ps(op.duration_s)
+        elif isinstance(op, HostWork):  # of other processes than the one that issues
+            start_ps = max(now_ps, host_ps)
+            work_ps = to_ps(op.duration_s)
         else:
             assert isinstance(op, Kernel)
             issued_ps = host_ps + self.costs.issue_ps(op, number)

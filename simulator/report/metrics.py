@@ -127,7 +127,8 @@ def _late_data_ps(timeline: Timeline) -> int:
     """Time at the end of a step in which nothing is left to do but reading the next batch, which all ranks wait for."""
     if all(span.stream != LOADER for span in timeline.simulated):
         return 0
-    return timeline.makespan_ps - max((span.end_ps for span in timeline.spans if span.stream != LOADER), default=0)
+    ends_ps = (span.end_ps for span in timeline.simulated if span.stream != LOADER)
+    return timeline.simulated_ps - max(ends_ps, default=0)
 
 
 def _rank_breakdown(
