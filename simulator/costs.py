@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import replace
 
+import numpy as np
+
 from simulator.collectives import plan_collective, plan_transfer
 from simulator.engine import Interference
 from simulator.faults import slowest_of
@@ -90,14 +92,14 @@ class ModelCosts:
             for op in _communications(span, inner):
                 counts[id(op)][span.rank] += n_times
                 seen[id(op)] = op
-        loads: dict[int, float] = defaultdict(float)
+        bandwidth = self.topology.arrays.bandwidth_bytes_per_s
+        loads = np.zeros(len(bandwidth))
         for key, op in seen.items():
             flow = self.flow(op)
             times = max(counts[key].values())  # every participant has a span of the same operation
-            for link, weight in zip(flow.links, flow.weights, strict=True):
-                loads[link] += times * weight * flow.n_bytes
-        bandwidth = self.topology.arrays.bandwidth_bytes_per_s
-        return {link: load / float(bandwidth[link]) for link, load in sorted(loads.items())}
+            loads[np.array(flow.links, dtype=np.intp)] += times * flow.n_bytes * np.array(flow.weights)
+        used = np.flatnonzero(loads)
+        return dict(zip(used.tolist(), (loads[used] / bandwidth[used]).tolist(), strict=True))
 
 
 def _communications(span: Span, cache: dict[int, list[Collective | Transfer]]) -> list[Collective | Transfer]:
