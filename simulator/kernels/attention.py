@@ -2,7 +2,8 @@
 
 Forward gives one block of 128 query rows to an SM, backward one of 128 keys; a causal mask skips the blocks
 above the diagonal, so blocks differ in length and the longest one bounds the time from below. Per block, the
-exponentials cost time that depends on the number of scores and not on the head dimension.
+exponentials, and the random numbers of dropout, cost time that depends on the number of scores and not on the head
+dimension.
 
 References
 ----------
@@ -27,6 +28,10 @@ FloatArray = npt.NDArray[np.float64]
 #: FlashAttention 1 and its Triton port beside FlashAttention 2, A100, causal, long sequences:
 #: arXiv:2307.08691, figures 4 to 6 ("around 2x")
 FIRST_GENERATION_SPEED = {"forward": 0.6, "backward": 0.5}
+#: clocks of one SM that dropout takes per score: Philox 4x32 with ten rounds serves 16 scores (about 80 instructions),
+#: each then compares and selects, and backward makes the mask anew and applies it to two products (Salmon et al., "Parallel
+#: random numbers: as easy as 1, 2, 3", SC'11; 128 lanes an SM)
+DROPOUT_CLOCKS = {"forward": 0.06, "backward": 0.12}
 BLOCK_ROWS = 128.0
 BLOCK_COLUMNS = 64.0
 
@@ -120,7 +125,9 @@ def attention_times_s(
     n_blocks, n_pairs, longest = _blocks(seq_q, seq_k, causal)
     padded = np.ceil(head_dim / 32.0) * 32.0
     scores = BLOCK_ROWS * BLOCK_COLUMNS
-    pair_s = scores * (products * padded / (peak * constants.efficiency) + constants.score_s)
+    dropout = np.array([s.has_dropout for s in shapes]) * DROPOUT_CLOCKS["backward" if is_backward else "forward"]
+    score_s = constants.score_s + dropout / device.clock_hz
+    pair_s = scores * (products * padded / (peak * constants.efficiency) + score_s)
     per_sm = batch * heads / device.n_sms
     load = per_sm * n_pairs * pair_s + constants.block_s * np.maximum(per_sm * n_blocks, 1.0)
     longest_s = constants.longest * longest * pair_s + constants.block_s

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from simulator.models.layer import DTYPE_BYTES, GemmShape, KernelShape, Pass, PointwiseShape
+from simulator.models.layer import DTYPE_BYTES, Access, GemmShape, KernelShape, Pass, PointwiseShape
+from simulator.models.ops import access_of
 
 #: torch dtype -> the name used in shapes
 DTYPES = {
@@ -71,6 +73,11 @@ KERNELS = {
     "new_zeros": "fill",
 }
 
+#: operators of one generic elementwise kernel, whose speed depends on the layout of their operands
+_ELEMENTWISE = frozenset(
+    ("add", "sub", "rsub", "mul", "div", "neg", "pow", "where", "exp", "sqrt", "rsqrt", "sigmoid", "tanh", "relu")
+)
+
 #: operators whose last dimension is reduced as a row
 _ROWS = {"layer_norm", "rms_norm", "softmax", "cross_entropy"}
 
@@ -89,12 +96,15 @@ class TensorSize:
         Bytes of memory that it covers: less than its elements take where a dimension is expanded.
     is_parameter : bool
         Whether it is a weight.
+    strides : tuple of int
+        Elements from one index to the next, by dimension; empty where they are not known.
     """
 
     shape: tuple[int, ...]
     dtype: str
     n_bytes: int
     is_parameter: bool = False
+    strides: tuple[int, ...] = ()
 
     @property
     def n_elements(self) -> int:
@@ -228,4 +238,31 @@ def _pointwise(call: Call, is_backward: bool) -> PointwiseShape:
         row_length=row,
         dtype=output.dtype if output.dtype in DTYPE_BYTES else "fp32",
         kernel_pass="backward" if is_backward else "forward",
+        access=_access(call, name),
     )
+
+
+def _access(call: Call, name: str) -> Access:
+    """Return how an elementwise kernel reaches its operands: by their types, then by their layout."""
+    operands = [t for t in (*call.inputs, *call.outputs) if t.shape]
+    if (name != "cast" and name not in _ELEMENTWISE) or not operands:
+        return "vector"
+    found = access_of(name, operands[0].dtype, [t.dtype for t in operands[1:]])
+    return "strided" if found == "vector" and _n_dimensions(operands, call.outputs[0].shape) > 2 else found
+
+
+def _n_dimensions(operands: Sequence[TensorSize], shape: tuple[int, ...]) -> int:
+    """Dimensions that stay after those are joined over which every operand runs as over one; 1 where unknown.
+
+    Up to two of them (a vector along the rows, a number for each) cost an elementwise kernel next to nothing.
+    """
+    if any(len(t.strides) != len(t.shape) for t in operands):
+        return 1
+    aligned = []
+    for tensor in operands:
+        missing = (0,) * (len(shape) - len(tensor.shape))
+        strides = (0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
+        aligned.append((*missing, *strides))
+    kept = [index for index, size in enumerate(shape) if size > 1]
+    joined = sum(all(row[a] == row[b] * shape[b] for row in aligned) for a, b in pairwise(kept))
+    return len(kept) - joined

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Pass = Literal["forward", "dgrad", "wgrad", "backward"]
+#: how an elementwise kernel reaches its operands: whole vectors of one layout and type, element by element where
+#: strides differ, with a conversion to a wider type (``widen``), or with several types at once (``mixed``)
+Access = Literal["vector", "strided", "widen", "mixed"]
 
 #: bytes of one element, by the dtype names used in shapes
 DTYPE_BYTES = {
@@ -106,6 +109,8 @@ class PointwiseShape:
         Traffic to and from device memory.
     row_length : int
         Length of the reduced dimension for norms, softmax and loss; 0 where there is none.
+    access : str
+        How an elementwise kernel of eager PyTorch reaches its operands; see :data:`Access`.
     """
 
     name: str
@@ -115,6 +120,7 @@ class PointwiseShape:
     row_length: int = 0
     dtype: str = "bf16"
     kernel_pass: Pass = "forward"
+    access: Access = "vector"
 
     @property
     def n_flops(self) -> float:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from simulator.models.layer import (
     DTYPE_BYTES,
+    Access,
     AttentionShape,
     GemmShape,
     LayerItem,
@@ -16,6 +17,9 @@ from simulator.models.layer import (
 )
 from simulator.models.liveness import Tensor
 from simulator.models.tape import Tape
+
+#: operators that eager PyTorch launches as one generic elementwise kernel, whatever the types of their operands
+_GENERIC = frozenset(("add", "sub", "mul", "div", "where", "pow"))
 
 
 def kernel(
@@ -27,6 +31,7 @@ def kernel(
     *,
     row: int = 0,
     in_pass: Pass = "forward",
+    access: Access = "vector",
 ) -> PointwiseShape:
     """Return a bandwidth-bound kernel that reads and writes these bytes."""
     return PointwiseShape(
@@ -37,7 +42,27 @@ def kernel(
         row_length=row,
         dtype=dtype,
         kernel_pass=in_pass,
+        access=access,
     )
+
+
+def access_of(name: str, read: str, others: Sequence[str]) -> Access:
+    """Return how an eager elementwise kernel reaches operands of these types: the first input's, all others'.
+
+    References
+    ----------
+    PyTorch, ``aten/src/ATen/native/cuda/Loops.cuh`` and ``Copy.cu``: operands of one type and layout are loaded as
+    vectors; those of several types one element at a time, converted as they are loaded. A conversion from fp32 to 16
+    bits has a vectorised kernel of its own.
+
+    Examples
+    --------
+    >>> access_of("cast", "bf16", ["fp32"]), access_of("cast", "fp32", ["bf16"]), access_of("add", "bf16", ["fp32"])
+    ('widen', 'vector', 'mixed')
+    """
+    if name == "cast":
+        return "widen" if any(DTYPE_BYTES[read] < DTYPE_BYTES[other] for other in others) else "vector"
+    return "mixed" if name in _GENERIC and any(other != read for other in others) else "vector"
 
 
 def map_kernel(
@@ -48,12 +73,18 @@ def map_kernel(
     extra_bytes: float = 0,
     row: int = 0,
     in_pass: Pass = "forward",
+    access: Access | None = None,
 ) -> PointwiseShape:
-    """Return a kernel that reads whole tensors and writes whole tensors, ``extra_bytes`` more read."""
+    """Return a kernel that reads whole tensors and writes whole tensors, ``extra_bytes`` more read.
+
+    ``access`` follows from the types unless given.
+    """
     n_read = sum(t.n_bytes for t in reads) + extra_bytes
     n_written = sum(t.n_bytes for t in writes)
     output = writes[0] if writes else reads[0]
-    return kernel(name, output.n_elements, n_read, n_written, output.dtype, row=row, in_pass=in_pass)
+    if access is None:
+        access = access_of(name, reads[0].dtype, [t.dtype for t in (*reads[1:], *writes)]) if reads else "vector"
+    return kernel(name, output.n_elements, n_read, n_written, output.dtype, row=row, in_pass=in_pass, access=access)
 
 
 def wider(a: str, b: str) -> str:
@@ -136,7 +167,7 @@ def shift(tape: Tape, x: Tensor) -> Tensor:
     return tape.record([x], x.n_elements, x.dtype, forward=[map_kernel("add", [x], [x])], gradient="alias")
 
 
-def add(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+def add(tape: Tape, a: Tensor, b: Tensor, *, access: Access | None = None) -> Tensor:
     """Append a sum; gradients pass through, cast where type promotion widened an operand."""
     dtype = wider(a.dtype, b.dtype)
     output = Tensor(a.n_elements, dtype, a.storage)
@@ -147,7 +178,7 @@ def add(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
         [a, b],
         a.n_elements,
         dtype,
-        forward=[map_kernel("add", [a, b], [output])],
+        forward=[map_kernel("add", [a, b], [output], access=access)],
         backward=casts,
         gradient="alias",
     )

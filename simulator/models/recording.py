@@ -77,6 +77,7 @@ class Recorder:
             dtype=dtype,
             n_bytes=covered,
             is_parameter=tensor.untyped_storage()._cdata in self._outside,
+            strides=tuple(tensor.stride()),
         )
 
     @contextmanager

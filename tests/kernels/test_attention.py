@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.kernels import RooflineKernels
-from simulator.kernels.attention import AttentionConstants, attention_times_s
+from simulator.kernels.attention import DROPOUT_CLOCKS, AttentionConstants, attention_times_s
 from simulator.kernels.conditions import CONDITIONS
 from simulator.models.layer import AttentionShape, Pass
 from simulator.topology.device import Device, load_device
@@ -78,3 +78,14 @@ def test_implementations_are_chosen_by_name() -> None:
     default = model.duration_s(shape_of(8192), device)
     assert model.duration_s(replace(shape_of(8192), name="flash_attention_2"), device) > 1.2 * default
     assert model.duration_s(replace(shape_of(8192), name="something else"), device) == default
+
+
+@pytest.mark.parametrize("kernel_pass", ["forward", "backward"])
+def test_dropout_costs_the_same_for_every_head_dimension(kernel_pass: Pass, plain_device: Device) -> None:
+    def extra(head_dim: int) -> float:
+        shape = replace(shape_of(kernel_pass=kernel_pass), head_dim=head_dim)
+        return time_s(replace(shape, has_dropout=True), plain_device) - time_s(shape, plain_device)
+
+    scores = 4 * 16 * 4096**2 / plain_device.n_sms
+    expected = scores * DROPOUT_CLOCKS[kernel_pass] / plain_device.clock_hz
+    assert extra(64) == pytest.approx(expected, rel=0.02) == pytest.approx(extra(128), rel=0.02)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from simulator.config import shipped_names
 from simulator.kernels import RooflineKernels
 from simulator.kernels.conditions import CONDITIONS
 from simulator.kernels.pointwise import PointwiseConstants, pointwise_time_s
-from simulator.models.layer import PointwiseShape
+from simulator.models.layer import Access, PointwiseShape
 from simulator.topology.device import Device, load_device
 
 NAMES = (
@@ -74,3 +76,18 @@ def test_more_bytes_are_never_faster(device: str, name: str, elements: int, fact
     less = model.duration_s(shape_of(name, elements, row), known)
     more = model.duration_s(shape_of(name, elements, row, 4.0 * factor, 2.0 * factor), known)
     assert more >= less > 0
+
+
+def test_instructions_bound_what_is_loaded_one_by_one(plain_device: Device) -> None:
+    constants = PointwiseConstants(launch_s=0.0, warm_share=0.0, elements_per_clock={"mixed": 0.5, "tanh": 0.25})
+    n = 1 << 20
+
+    def seconds(name: str, access: Access, read: float = 4.0) -> float:
+        shape = replace(shape_of(name, n, read=read), access=access)
+        return pointwise_time_s(shape, plain_device, constants, CONDITIONS["training"])
+
+    by_instructions = n / (0.5 * plain_device.n_sms * plain_device.clock_hz)
+    assert seconds("add", "mixed") == pytest.approx(by_instructions)
+    assert seconds("add", "vector") == pytest.approx(6 * n / (0.8 * 2e12))
+    assert seconds("tanh", "vector") == pytest.approx(2 * by_instructions)
+    assert seconds("add", "mixed", read=100.0) == pytest.approx(102 * n / (0.8 * 2e12))

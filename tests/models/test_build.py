@@ -276,7 +276,7 @@ def test_unknown_names(wrong):
 def test_kernel_names_are_known():
     """The kernel models know these; a new name must be told to them."""
     known = {
-        "layer_norm", "rms_norm", "add", "mul", "cast", "copy", "dropout", "softmax", "cross_entropy",
+        "layer_norm", "rms_norm", "add", "mul", "cast", "quantize", "copy", "dropout", "softmax", "cross_entropy",
         "embedding", "sum", "gelu", "silu", "relu", "relu2", "tanh", "pow", "cat", "neg", "mean",
         "rsqrt", "div", "fill", "nll_loss", "rotary", "swiglu", "bias_gelu", "bias_relu",
         "bias_dropout_add", "where", "max", "sub", "gather", "exp", "index_put", "topk", "sort",

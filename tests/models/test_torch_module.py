@@ -153,3 +153,39 @@ def test_gathers_read_what_they_return():
     call = Call(name="embedding", inputs=(table, ids), outputs=(rows,))
     (kernel,) = kernels_of(call, is_backward=False, weight_shapes=frozenset())
     assert kernel.read_bytes == kernel.written_bytes == 2048
+
+
+class Layouts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 32)
+
+    def forward(self, x):
+        y = self.linear(x)  # [2, 16, 32]
+        heads = y.view(2, 16, 4, 8).transpose(1, 2)
+        table = torch.ones(16, 8, dtype=y.dtype, device=y.device)
+        y = (heads * table).transpose(1, 2) * y.view(2, 16, 4, 8)  # four dimensions, then two
+        return (y.float() + y).sum()
+
+
+def test_layouts_and_types_of_elementwise_operands():
+    model = record_module(Layouts(), torch.zeros(2, 16, 8), dtype="bf16")
+    found = [(k.name, k.access) for layer in model.layers for k in layer.forward if k.name in ("mul", "cast", "add")]
+    assert found == [("mul", "strided"), ("mul", "vector"), ("cast", "widen"), ("add", "mixed")]
+
+
+class Powers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return functional.softmax(torch.tanh(y) ** 3, -1)
+
+
+def test_autocast_widens_what_the_gpu_widens():
+    model = record_module(Powers(), torch.zeros(4, 8), dtype="fp32", autocast="bf16", loss=lambda y: y.sum())
+    kernels = [k for layer in model.layers for k in layer.forward]
+    dtypes = {k.name: k.dtype for k in kernels if k.name in ("addmm", "tanh", "pow", "softmax")}
+    assert dtypes == {"addmm": "bf16", "tanh": "bf16", "pow": "fp32", "softmax": "fp32"}

@@ -160,14 +160,14 @@ class Style(ABC):
         """
         n_tokens = x.n_elements // columns
         narrow = Tensor(x.n_elements, "fp8", x.storage)
-        casts: list[LayerItem] = [map_kernel("cast", [x], [narrow, narrow])]
+        casts: list[LayerItem] = [map_kernel("quantize", [x], [narrow, narrow])]
         if (
             self.setting.kernels != "fused"
         ):  # Transformer Engine keeps quantised weights over the micro-batches of a step
-            casts.append(map_kernel("cast", [weight], [Tensor(weight.n_elements, "fp8", weight.storage)] * 2))
+            casts.append(map_kernel("quantize", [weight], [Tensor(weight.n_elements, "fp8", weight.storage)] * 2))
         gradient = Tensor(n_tokens * rows, self.dtype, x.storage)
         small = Tensor(gradient.n_elements, "fp8", x.storage)
-        quantise = map_kernel("cast", [gradient], [small, small], in_pass="backward")
+        quantise = map_kernel("quantize", [gradient], [small, small], in_pass="backward")
         n8, n16 = x.n_elements, 2 * x.n_elements
         keeps_narrow = self.setting.kernels != "compiled"  # torchao keeps the 16-bit operand, Transformer Engine not
         return self.tape.record(

@@ -170,19 +170,22 @@ class HfEager(Style):
     # ---- attention --------------------
 
     def rotary(self, x: Tensor) -> Tensor:
-        """Append ``x cos + rotate_half(x) sin``: two products, a negation, a concatenation and a sum."""
+        """Append ``x cos + rotate_half(x) sin``: two products, a negation, a concatenation and a sum.
+
+        The heads are a transposed view, so strides differ and elements are loaded one by one.
+        """
         dtype = wider(x.dtype, self.residual_dtype)
         y = Tensor(x.n_elements, dtype, x.storage)
         half = Tensor(x.n_elements // 2, x.dtype, x.storage)
         wide_half = Tensor(x.n_elements // 2, dtype, x.storage)
         backward: list[LayerItem] = [
-            map_kernel("mul", [y], [y], in_pass="backward"),
-            map_kernel("neg", [wide_half], [wide_half], in_pass="backward"),
+            map_kernel("mul", [y], [y], in_pass="backward", access="strided"),
+            map_kernel("neg", [wide_half], [wide_half], in_pass="backward", access="strided"),
             map_kernel("copy", [wide_half], [y], in_pass="backward"),
             map_kernel("copy", [wide_half], [y], in_pass="backward"),
             map_kernel("add", [y, y], [y], in_pass="backward"),
-            map_kernel("mul", [y], [y], in_pass="backward"),
-            map_kernel("add", [y, y], [y], in_pass="backward"),
+            map_kernel("mul", [y], [y], in_pass="backward", access="strided"),
+            map_kernel("add", [y, y], [y], in_pass="backward", access="strided"),
         ]
         if dtype != x.dtype:
             backward.append(map_kernel("cast", [y], [x], in_pass="backward"))
@@ -191,11 +194,11 @@ class HfEager(Style):
             x.n_elements,
             dtype,
             forward=[
-                map_kernel("mul", [x], [y]),
-                map_kernel("neg", [half], [half]),
+                map_kernel("mul", [x], [y], access="strided"),
+                map_kernel("neg", [half], [half], access="strided"),
                 map_kernel("cat", [x], [x]),
-                map_kernel("mul", [x], [y]),
-                map_kernel("add", [y, y], [y]),
+                map_kernel("mul", [x], [y], access="strided"),
+                map_kernel("add", [y, y], [y], access="strided"),
             ],
             backward=backward,
         )
@@ -235,7 +238,7 @@ class HfEager(Style):
             )
         if shape.causal or self.spec.positions == "alibi":
             mask = tape.shared(shape.batch * shape.seq_q * shape.seq_k, scores.dtype)
-            scores = add(tape, scores, mask)
+            scores = add(tape, scores, mask, access="strided")  # one mask for all heads
         return scores
 
     def _repeat(self, x: Tensor) -> Tensor:
