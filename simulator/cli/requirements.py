@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -13,23 +13,29 @@ def requirements(
     target: Annotated[
         float, typer.Option(help="Share of the throughput that a free network between nodes gives.")
     ] = 0.9,
-    sample_bytes: Annotated[
-        float, typer.Option(help="Bytes read from storage per sequence; 4 per token by default.", show_default=False)
-    ] = 0.0,
+    plot: Annotated[
+        Optional[str],  # noqa: UP045 - Typer reads Optional at run time
+        typer.Option(help="Draw efficiency by bandwidth and GPUs: .html, .png, .svg or .pdf.", show_default=False),
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
     **scenario: Any,
 ) -> None:
     """Find the least bandwidth between nodes, and the largest latency, with which a plan scales to so many GPUs."""
     from simulator.cli.shared import scenario_settings
     from simulator.cli.tables import print_requirements
+    from simulator.report.requirements_chart import check_plot, write_requirements_chart
     from simulator.search.requirements import requirements as solve
     from simulator.search.settings import scenario_of
 
     base, axes = scenario_settings(scenario)
-    found = solve(
-        scenario_of(base), axes.get("gpus", ()), target=target, sample_bytes=sample_bytes,
-        say=lambda what: print(what, file=sys.stderr),
-    )  # fmt: skip
+    if plot:
+        check_plot(plot)
+    found = solve(scenario_of(base), axes.get("gpus", ()), target=target, say=lambda what: print(what, file=sys.stderr))
+    if plot:
+        write_requirements_chart(
+            plot, found[0].scenario.model, base["topology"], target, [one.to_dict() for one in found]
+        )
+        print(f"wrote {plot}", file=sys.stderr)
     if json_output:
         print(json.dumps({"requirements": [one.to_dict() for one in found]}, allow_nan=False))
     else:

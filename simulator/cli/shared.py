@@ -13,7 +13,8 @@ from typing import Any
 _SCENARIO = (
     "topology", "model", "gpus", "plan", "dp", "tp", "pp", "virtual_pp", "cp", "ep", "sharding", "schedule",
     "micro_batch", "global_batch", "sequence_length", "precision", "recompute", "attention", "sequence_parallel",
-    "framework", "overlap", "loader_workers", "sample_bytes", "sample_time_s", "network", "transport", "nccl_algo", "nccl_proto", "seed", "set_",
+    "framework", "overlap", "loader_workers", "sample_bytes", "sample_time_s",
+    "network", "transport", "nccl_algo", "nccl_proto", "seed", "set_",
 )  # fmt: skip
 
 

@@ -123,7 +123,7 @@ def print_requirements(found: Sequence[Requirement]) -> None:
         table.add_row(
             str(one.scenario.plan.gpus), str(one.n_nodes), _gigabits(one.least_bytes_per_s) if one.present_bytes_per_s else "none",
             _gigabits(one.present_bytes_per_s), f"{one.efficiency:.1%}", latency,
-            f"{format_bytes(one.storage_bytes_per_s)}/s",
+            _storage(one),
             _gigabits(rule.rule_bytes_per_s) if rule else "-", _gigabits(rule.simulated_bytes_per_s) if rule else "-",
         )  # fmt: skip
     out.print(table, highlight=False)
@@ -137,6 +137,12 @@ def print_requirements(found: Sequence[Requirement]) -> None:
         for one in curves:
             curve.add_row(str(one.scenario.plan.gpus), *(f"{value:.1%}" for _, value in one.curve))
         out.print(curve, highlight=False)
+
+
+def _storage(one: Requirement) -> str:
+    needed = f"{format_bytes(one.storage_bytes_per_s)}/s"
+    present = one.present_storage_bytes_per_s
+    return needed if present is None else f"{needed} of {format_bytes(present)}/s"
 
 
 def _gigabits(bytes_per_s: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,10 +11,13 @@ from simulator.errors import ConfigError
 from simulator.importers import load_model
 from simulator.models.spec import ModelSpec
 from simulator.parallel.gradients import gradient_bytes
+from simulator.parallel.loading import batch_bytes, readers_of
 from simulator.scenario import Scenario
 from simulator.search.network_needs import FREE, NetworkNeeds
 from simulator.search.rule_of_thumb import GRADIENT_BYTES, TOKENS_PER_GPU, RuleOfThumb, rule_of_thumb
-from simulator.simulation import resolve, topology_of
+from simulator.simulation import resolve, sample_bytes_of, topology_of
+from simulator.topology import Topology
+from simulator.topology.storage import node_rate_bytes_per_s, total_rate_bytes_per_s
 
 #: factors on the bandwidth that are tried, from the highest down, before the answer is narrowed down
 FACTORS = (256.0, 32.0, *(2.0**power for power in range(3, -9, -1)))
@@ -22,8 +26,6 @@ TOLERANCE = 0.01
 LATENCY_TOLERANCE = 0.05
 #: latencies among which the largest is looked for, in seconds
 LEAST_LATENCY_S, MOST_LATENCY_S = 1e-8, 1e-1
-#: a token id as tokenised corpora hold it on disk where the vocabulary exceeds 65,536
-TOKEN_BYTES = 4
 #: factors of the curve of efficiency against bandwidth
 CURVE = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
@@ -50,8 +52,11 @@ class Requirement:
         The least that reaches the target; 0 if any does, or nothing leaves the nodes.
     most_latency_s : float or None
         The most that every hop between nodes may take longer than now; None if the bandwidth misses the target already.
-    storage_bytes_per_s : float
-        The least that storage must deliver so that reading, beside the step, does not miss the target either.
+    storage_bytes_per_s, node_storage_bytes_per_s : float
+        The least that storage must deliver, to all nodes and to the one that reads most, so that reading beside the step
+        does not miss the target either.
+    present_storage_bytes_per_s : float or None
+        What the cluster's storage delivers to all nodes together; None where its file does not say.
     curve : list of (float, float)
         Bandwidth and efficiency.
     rule : RuleOfThumb
@@ -68,6 +73,8 @@ class Requirement:
     least_bytes_per_s: float
     most_latency_s: float | None
     storage_bytes_per_s: float = 0.0
+    node_storage_bytes_per_s: float = 0.0
+    present_storage_bytes_per_s: float | None = None
     curve: list[tuple[float, float]] = field(default_factory=list)
     rule: RuleOfThumb | None = None
 
@@ -117,15 +124,15 @@ class Requirement:
             "tokens_per_s": self.tokens_per_s, "present_bytes_per_s": self.present_bytes_per_s,
             "least_bytes_per_s": self.least_bytes_per_s, "most_additional_latency_s": self.most_latency_s,
             "least_storage_bytes_per_s": self.storage_bytes_per_s,
+            "least_node_storage_bytes_per_s": self.node_storage_bytes_per_s,
+            "present_storage_bytes_per_s": self.present_storage_bytes_per_s,
             "curve": [{"bytes_per_s": rate, "efficiency": value} for rate, value in self.curve],
             "rule_of_thumb": {**self.rule.to_dict(), "verdict": self.verdict} if self.rule else None, "plan": self.scenario.plan.to_dict(),
         }  # fmt: skip
 
 
-def requirement(
-    scenario: Scenario, *, target: float = 0.9, sample_bytes: float = 0.0, with_curve: bool = True
-) -> Requirement:
-    """Find what the network between nodes must be for one number of GPUs.
+def requirement(scenario: Scenario, *, target: float = 0.9, with_curve: bool = True) -> Requirement:
+    """Find what the network between nodes, and storage, must be for one number of GPUs, each as if it were alone.
 
     Parameters
     ----------
@@ -133,8 +140,6 @@ def requirement(
         Its plan may leave values open.
     target : float
         Share of the throughput with a free network between nodes, below 1.
-    sample_bytes : float
-        Read from storage per sequence; 0 means :data:`TOKEN_BYTES` per token.
     with_curve : bool
         Whether to simulate the curve of efficiency against bandwidth too.
 
@@ -148,7 +153,7 @@ def requirement(
     topology = topology_of(scenario)
     spec = load_model(scenario.model)
     resolved = resolve(scenario, topology, spec)
-    needs = NetworkNeeds(resolved, topology, spec)
+    needs = NetworkNeeds(_reads_nothing(resolved), without_storage(topology), spec)
     nics = topology.node.nics
     present = nics.count * nics.bandwidth_bytes_per_s if nics is not None and topology.n_nodes > 1 else 0.0
     factor = least_factor(needs.efficiency, target) if present else 0.0
@@ -157,16 +162,33 @@ def requirement(
         iteration_time_s=needs.iteration_s(), free_s=needs.free_s, tokens_per_s=needs.tokens_per_s,
         present_bytes_per_s=present, least_bytes_per_s=factor * present,
         most_latency_s=most_latency_s(lambda extra_s: needs.efficiency(1.0, extra_s), target) if present else None,
-        storage_bytes_per_s=_storage_bytes_per_s(resolved, target / needs.free_s, sample_bytes, spec),
+        **_storage(resolved, topology, sample_bytes_of(spec, resolved.plan), target / needs.free_s),
         curve=[(f * present, needs.efficiency(f)) for f in CURVE] if with_curve and present else [],
         rule=_rule(resolved, topology.n_nodes, spec) if present else None,
     )  # fmt: skip
 
 
-def _storage_bytes_per_s(scenario: Scenario, steps_per_s: float, sample_bytes: float, spec: ModelSpec) -> float:
-    plan = scenario.plan
-    each = sample_bytes or TOKEN_BYTES * (plan.sequence_length or spec.max_positions)
-    return plan.global_batch * each * steps_per_s
+def _reads_nothing(scenario: Scenario) -> Scenario:
+    return replace(scenario, plan=replace(scenario.plan, sample_time_s=0.0))
+
+
+def without_storage(topology: Topology) -> Topology:
+    """Return the same machine with reading data left out."""
+    return replace(topology, spec=topology.spec.model_copy(update={"storage": None}))
+
+
+def _storage(scenario: Scenario, topology: Topology, sample_bytes: float, steps_per_s: float) -> dict[str, Any]:
+    """Return what storage must deliver for so many steps per second, and what it delivers."""
+    plan, present = scenario.plan, None
+    readers = Counter(topology.node_of(rank) for rank in readers_of(plan, topology.gpus_per_node))
+    if topology.storage is not None:
+        of_nodes = len(readers) * node_rate_bytes_per_s(topology.storage, topology)
+        present = min(of_nodes, total_rate_bytes_per_s(topology.storage))
+    return {
+        "storage_bytes_per_s": batch_bytes(plan, sample_bytes) * steps_per_s,
+        "node_storage_bytes_per_s": max(readers.values()) * plan.global_batch / plan.dp * sample_bytes * steps_per_s,
+        "present_storage_bytes_per_s": present,
+    }
 
 
 def _rule(scenario: Scenario, n_nodes: int, spec: ModelSpec) -> RuleOfThumb:
@@ -252,7 +274,6 @@ def requirements(
     counts: tuple[int, ...],
     *,
     target: float = 0.9,
-    sample_bytes: float = 0.0,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Requirement]:
     """Return the requirement of every number of GPUs; the micro-batch of the first one is kept for all.
@@ -262,7 +283,7 @@ def requirements(
     scenario : Scenario
     counts : tuple of int
         Numbers of GPUs; empty means the plan's own.
-    target, sample_bytes : float
+    target : float
         As for :func:`requirement`.
     say : callable
         Told which number of GPUs is looked at.
@@ -273,5 +294,5 @@ def requirements(
         plan = replace(scenario.plan, gpus=count)
         if found and not plan.micro_batch:
             plan = replace(plan, micro_batch=found[0].scenario.plan.micro_batch)
-        found.append(requirement(replace(scenario, plan=plan), target=target, sample_bytes=sample_bytes))
+        found.append(requirement(replace(scenario, plan=plan), target=target))
     return found

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from simulator.errors import ConfigError
 from simulator.models.catalog import find_spec
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Transfer
+from simulator.report.requirements_chart import check_plot, requirements_chart, write_requirements_chart
 from simulator.scenario import Scenario
-from simulator.search.network_needs import DistantCosts, NetworkNeeds, n_hops
+from simulator.search.network_needs import BETWEEN, FREE, DistantCosts, NetworkNeeds, n_hops
 from simulator.search.requirements import (
     LATENCY_TOLERANCE,
     MOST_LATENCY_S,
@@ -109,10 +111,28 @@ def test_the_requirement_reaches_its_target_and_less_does_not():
 
 def test_storage_delivers_a_batch_per_step():
     found = requirement(scenario_of(), target=0.8, with_curve=False)
-    batch_bytes = found.scenario.plan.global_batch * 512 * 4
+    batch_bytes = found.scenario.plan.global_batch * 512 * 2  # 50,257 words fit into 16 bits
     assert found.storage_bytes_per_s == pytest.approx(batch_bytes / (found.free_s / 0.8))
-    images = requirement(scenario_of(), target=0.8, sample_bytes=1e5, with_curve=False)
-    assert images.storage_bytes_per_s == pytest.approx(found.storage_bytes_per_s * 1e5 / 2048)
+    images = requirement(scenario_of(sample_bytes=100_000), target=0.8, with_curve=False)
+    assert images.storage_bytes_per_s == pytest.approx(found.storage_bytes_per_s * 1e5 / 1024)
+    assert images.node_storage_bytes_per_s == pytest.approx(images.storage_bytes_per_s / 2)  # two nodes
+
+
+def test_with_the_storage_that_is_asked_for_the_target_is_met_exactly():
+    """On a free network, reading at the least rate makes the step as much longer as the target allows."""
+    found = requirement(scenario_of(sample_bytes=10**7), target=0.8, with_curve=False)
+    topology = load_topology("bigred200", 8, overrides={"storage.bandwidth": f"{found.storage_bytes_per_s:.3f} B/s"})
+    fast = topology.scaled(dict.fromkeys(BETWEEN, FREE))
+    step = simulate_on(found.scenario, fast, find_spec("gpt2-medium"))
+    assert step.metrics.iteration_time_s == pytest.approx(found.free_s / 0.8, rel=1e-6)
+    assert step.metrics.breakdown_s["data"] == pytest.approx(found.free_s / 0.8 - found.free_s, rel=1e-6)
+
+
+def test_storage_that_is_too_slow_does_not_change_what_the_network_must_be():
+    slow = replace(scenario_of(), overrides=(("storage.bandwidth", "1 kB/s"),))
+    plain, limited = (requirement(one, target=0.8, with_curve=False) for one in (scenario_of(), slow))
+    assert limited.least_bytes_per_s == plain.least_bytes_per_s
+    assert (plain.present_storage_bytes_per_s, limited.present_storage_bytes_per_s) == (None, 1000.0)
 
 
 def test_a_higher_target_needs_more():
@@ -191,6 +211,28 @@ def test_the_verdict_says_what_differs():
     found = requirement(scenario_of(micro_batch=16), target=0.9, with_curve=False)
     assert "8,192 tokens per step, not 2,048" in found.verdict
     assert "hardly grows with nodes" in found.verdict
+
+
+# -- the plot ----------------------------------------------------------------------------------------------------
+
+
+def test_the_chart_has_a_line_per_number_of_gpus_and_the_rule(tmp_path):
+    found = [one.to_dict() for one in requirements(scenario_of(), (8, 16), target=0.7)]
+    chart = requirements_chart("gpt2-medium", "bigred200", 0.7, found)
+    names = [trace["name"] for trace in chart.traces]
+    assert names[:2] == ["8 GPUs", "16 GPUs"]
+    assert {"needed", "present", "rule of thumb, N x P"} <= set(names)
+    needed = next(trace for trace in chart.traces if trace["name"] == "needed")
+    assert needed["y"] == [one["least_bytes_per_s"] * 8e-9 for one in found]
+    path = tmp_path / "plot.html"
+    write_requirements_chart(path, "gpt2-medium", "bigred200", 0.7, found)
+    assert "plotly" in path.read_text(encoding="utf-8").lower()
+
+
+@pytest.mark.parametrize("path", ["plot.doc", "plot", "no/such/folder/plot.html"])
+def test_plots_that_cannot_be_written_are_refused_before_the_work(path):
+    with pytest.raises(ConfigError):
+        check_plot(path)
 
 
 # -- the command -------------------------------------------------------------------------------------------------
