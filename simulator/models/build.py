@@ -36,6 +36,7 @@ def build_model(
     kernels: str = "megatron",
     attention: str = "flash",
     recompute: str = "none",
+    stops_early: bool = False,
 ) -> Model:
     """Return the layers of one rank for one micro-batch.
 
@@ -59,6 +60,8 @@ def build_model(
     recompute : str
         ``none``, ``selective`` (core attention; with ``compiled``: all but every second matrix product and
         the attention kernel), ``full`` (everything but the block's input).
+    stops_early : bool
+        Whether recomputation ends as soon as all that was saved is there again.
 
     Returns
     -------
@@ -91,6 +94,7 @@ def build_model(
         kernels=kernels,  # type: ignore[arg-type]
         attention=attention,  # type: ignore[arg-type]
         recompute=recompute,  # type: ignore[arg-type]
+        stops_early=stops_early,
     )
     setting.check(spec)
     return _build(spec, setting)
@@ -157,7 +161,11 @@ def _block_layer(
     output = block(style, x, moe=moe, causal=causal, encoded=encoded)
     parameters = block_parameters(spec, tp=setting.tp, ep=setting.ep, moe=moe, cross_attention=decoder)
     return style.tape.finish(
-        "moe_block" if moe else name, output, parameters=parameters, checkpoint=_checkpoint(setting)
+        "moe_block" if moe else name,
+        output,
+        parameters=parameters,
+        checkpoint=_checkpoint(setting),
+        stops_early=setting.stops_early,
     )
 
 

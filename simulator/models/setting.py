@@ -42,6 +42,8 @@ class Setting:
         ``flash`` or ``eager``.
     recompute : str
         ``none``, ``selective``, ``full``.
+    stops_early : bool
+        Whether recomputation ends as soon as all that was saved is there again.
     """
 
     micro_batch: int
@@ -54,6 +56,7 @@ class Setting:
     kernels: Literal["hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused"] = "megatron"
     attention: Literal["flash", "eager"] = "flash"
     recompute: Literal["none", "selective", "full"] = "none"
+    stops_early: bool = False
 
     @property
     def dtype(self) -> str:

@@ -139,6 +139,7 @@ class Tape:
         *,
         parameters: Sequence[Parameter] = (),
         checkpoint: Checkpoint = "none",
+        stops_early: bool = False,
         workspace_bytes: int = 0,
     ) -> Layer:
         """Turn what was recorded into a :class:`Layer`.
@@ -153,6 +154,9 @@ class Tape:
             Tensors of this rank.
         checkpoint : str
             What is kept; regions opened with :meth:`recomputed` are recomputed in any case.
+        stops_early : bool
+            Whether recomputation ends as soon as all that was saved is there again (``early_stop`` of PyTorch's
+            non-reentrant checkpoint): the layer's last product, its reduction and residual are not launched again.
         workspace_bytes : int
             Memory that the operations cannot tell, alive at the peak of backward.
         """
@@ -166,7 +170,8 @@ class Tape:
             forward_extra_bytes(self.nodes, self.inputs, saved, output),
             dropped + backward_extra_bytes(self.nodes, output) + workspace_bytes,
         )
-        again = [n for n in self.nodes if _is_recomputed(n, checkpoint) and not _is_inline(n, checkpoint)]
+        nodes = _until_all_is_saved(self.nodes) if stops_early and checkpoint != "none" else self.nodes
+        again = [n for n in nodes if _is_recomputed(n, checkpoint) and not _is_inline(n, checkpoint)]
         return Layer(
             name=name,
             forward=tuple(item for node in self.nodes for item in node.forward),
@@ -247,6 +252,15 @@ def _is_dropped(maker: Node, user: Node, checkpoint: Checkpoint) -> bool:
         return False
     is_returned = maker.region not in ("", "inline", user.region) and checkpoint == "none"
     return not is_returned
+
+
+def _until_all_is_saved(nodes: Sequence[Node]) -> Sequence[Node]:
+    """Return the operations up to the one that saves last, without it where it saves its inputs only."""
+    for index in range(len(nodes) - 1, -1, -1):
+        if nodes[index].saved:
+            taken = {tensor.storage for tensor in nodes[index].inputs}
+            return nodes[: index if taken.issuperset(nodes[index].saved) else index + 1]
+    return ()
 
 
 def _is_inline(node: Node, checkpoint: Checkpoint) -> bool:
