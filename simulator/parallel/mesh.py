@@ -110,9 +110,16 @@ class Mesh:
         like ``shard:local`` means the parts of its groups that lie within one node, ``shard:rail`` the ranks in the same
         place of those parts.
         """
-        name, _, part = axis.partition(":")
-        groups = self._groups(name, stage)
-        return self._parts(groups, part) if part else groups
+        key = (axis, -1 if axis in ("embedding", "model") else stage)
+        if key not in self._known:
+            name, _, part = axis.partition(":")
+            groups = self._groups(name, stage)
+            self._known[key] = self._parts(groups, part) if part else groups
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, int], Groups]:
+        return {}
 
     def _groups(self, axis: str, stage: int) -> Groups:
         plan, n_replicas = self.plan, self.n_replicas

@@ -11,7 +11,7 @@ from simulator.program.stretch import find_stretch
 from simulator.schedules import Row, Table
 
 #: Periods written down beyond those in which the pipeline fills and drains
-STEADY_PERIODS = 6
+STEADY_PERIODS = 4
 
 
 class ShortTable(NamedTuple):
