@@ -75,10 +75,12 @@ def _topology(name: str, n_gpus: int, overrides: tuple[tuple[str, str], ...]) ->
 
 @lru_cache(maxsize=256)
 def _build(spec: ModelSpec, plan_key: tuple[Any, ...]) -> Model:
-    micro_batch, sequence_length, tp, sequence_parallel, cp, ep, precision, kernels, attention, recompute = plan_key
+    micro_batch, sequence_length, tp, sequence_parallel, cp, ep, precision, kernels, attention, recompute, early = (
+        plan_key
+    )
     return build_model(
         spec, micro_batch=micro_batch, sequence_length=sequence_length, tp=tp, sequence_parallel=sequence_parallel, cp=cp, ep=ep,
-        precision=precision, kernels=kernels, attention=attention, recompute=recompute,
+        precision=precision, kernels=kernels, attention=attention, recompute=recompute, stops_early=early,
     )  # fmt: skip
 
 
@@ -88,7 +90,8 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
         return spec.model(plan)
     sequence_length = plan.sequence_length or spec.max_positions
     return _build(spec, (plan.micro_batch, sequence_length, plan.tp, plan.sequence_parallel, plan.cp, plan.ep, plan.precision,
-                         plan.framework_spec.kernels, plan.attention, plan.recompute))  # fmt: skip
+                         plan.framework_spec.kernels, plan.attention, plan.recompute,
+                         plan.framework_spec.stops_recompute_early))  # fmt: skip
 
 
 def boundary_bytes(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> int:

@@ -15,7 +15,7 @@ arXiv:2301.03598 (split-k and wave quantisation). NVIDIA, "Matrix multiplication
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -72,6 +72,8 @@ class GemmConstants:
         Factors on the datasheet peak of a dtype and on the energy per FLOP relative to its peak.
     pass_efficiency : dict
         Factors for ``dgrad`` and ``wgrad``, whose operands lie in other layouts.
+    release_efficiency : dict
+        Factors on the rate of the k loop under the matrix libraries of a CUDA release and those before it.
     alignment_efficiency : dict
         Factors where the contiguous dimensions are only multiples of 4, 2 or 1 16-bit elements.
     """
@@ -94,7 +96,28 @@ class GemmConstants:
     dtype_efficiency: Mapping[str, float] = field(default_factory=dict)
     dtype_energy: Mapping[str, float] = field(default_factory=dict)
     pass_efficiency: Mapping[str, float] = field(default_factory=dict)
+    release_efficiency: Mapping[str, float] = field(default_factory=dict)
     alignment_efficiency: Mapping[str, float] = field(default_factory=lambda: {"4": 0.85, "2": 0.7, "1": 0.5})
+
+
+def under_release(constants: GemmConstants, cuda: str) -> GemmConstants:
+    """Return the constants under the libraries of a CUDA release; an empty one is current.
+
+    Examples
+    --------
+    >>> early = GemmConstants(tile_efficiency={"256x128": 0.8}, release_efficiency={"12.5": 0.75})
+    >>> [under_release(early, cuda).tile_efficiency["256x128"] for cuda in ("12.4", "12.6", "")]
+    [0.6000000000000001, 0.8, 0.8]
+    """
+    later = [release for release in constants.release_efficiency if cuda and _version(cuda) <= _version(release)]
+    if not later:
+        return constants
+    factor = constants.release_efficiency[min(later, key=_version)]
+    return replace(constants, tile_efficiency={tile: x * factor for tile, x in constants.tile_efficiency.items()})
+
+
+def _version(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from simulator.errors import ConfigError
 from simulator.kernels.attention import AttentionConstants, AttentionFamily, attention_times_s
 from simulator.kernels.conditions import CONDITIONS, Conditions
 from simulator.kernels.constants import NOTES, build_constants, read_constants, section_of
-from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s
+from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s, under_release
 from simulator.kernels.pointwise import PointwiseConstants, pointwise_time_s
 from simulator.models.layer import AttentionShape, GemmShape, KernelShape
 from simulator.topology.device import Device
@@ -25,8 +25,8 @@ class KernelConstants:
     pointwise: PointwiseConstants
 
     @classmethod
-    def of(cls, device: Device) -> KernelConstants:
-        """Read them from the device file.
+    def of(cls, device: Device, cuda: str = "") -> KernelConstants:
+        """Read them from the device file, for the libraries of a CUDA release (empty: current).
 
         Raises
         ------
@@ -34,7 +34,7 @@ class KernelConstants:
             If a section has a key that its family does not know.
         """
         return cls(
-            gemm=read_constants(device, "gemm", GemmConstants),
+            gemm=under_release(read_constants(device, "gemm", GemmConstants), cuda),
             attention=_attention(device),
             pointwise=read_constants(device, "pointwise", PointwiseConstants),
         )
@@ -71,14 +71,17 @@ class RooflineKernels:
     ----------
     conditions : str or Conditions
         What surrounds the kernels; the default is a training job.
+    cuda : str
+        CUDA release of the matrix libraries; empty for a current one.
     """
 
-    def __init__(self, conditions: str | Conditions = "training") -> None:
+    def __init__(self, conditions: str | Conditions = "training", *, cuda: str = "") -> None:
         if isinstance(conditions, str):
             if conditions not in CONDITIONS:
                 raise ConfigError(f"conditions '{conditions}' are unknown", hint=f"one of {', '.join(CONDITIONS)}")
             conditions = CONDITIONS[conditions]
         self.conditions = conditions
+        self.cuda = cuda
         self._known: dict[int, tuple[Device, KernelConstants, dict[KernelShape, float]]] = {}
 
     def duration_s(self, shape: KernelShape, device: Device) -> float:
@@ -96,7 +99,7 @@ class RooflineKernels:
         """
         known = self._known.get(id(device))
         if known is None:
-            known = self._known[id(device)] = (device, KernelConstants.of(device), {})
+            known = self._known[id(device)] = (device, KernelConstants.of(device, self.cuda), {})
         times = known[2]
         found = times.get(shape)
         if found is None:

@@ -92,6 +92,9 @@ class ParallelPlan:
         Whether tokens travel to the experts in eight bits.
     moe_shared_expert_overlap : bool
         Whether the shared expert runs beside dispatch and combine.
+    cuda : str
+        CUDA release whose matrix libraries run, such as ``12.1``; empty for a current one. It matters on devices whose
+        file says how much faster they became (``kernels.gemm.release_efficiency``).
     loader_workers : int
         Processes per GPU that read the next batch beside the step; 0 means that the training process reads it.
     sample_bytes : int
@@ -150,6 +153,7 @@ class ParallelPlan:
     moe_imbalance: float = 1.0
     moe_fp8_dispatch: bool = False
     moe_shared_expert_overlap: bool = False
+    cuda: str = ""
     loader_workers: int = 2
     sample_bytes: int = 0
     sample_time_s: float = 0.0

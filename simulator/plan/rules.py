@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -56,6 +57,8 @@ def check_values(plan: ParallelPlan) -> None:
             raise ConfigError(
                 f"{name} '{value}' is unknown.{did_you_mean(str(value), known)}", hint=f"one of {', '.join(known)}"
             )
+    if plan.cuda and not re.fullmatch(r"\d+\.\d+", plan.cuda):
+        raise ConfigError(f"cuda '{plan.cuda}' is not a release", hint="write it like 12.4, or leave it out for a current one")
     axes = plan.rank_order.split("-")
     if sorted(axes if "ep" in axes else [*axes, "ep"]) != sorted(RANK_AXES):
         raise ConfigError(

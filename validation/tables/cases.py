@@ -17,6 +17,7 @@ from simulator.plan import ParallelPlan, Recompute
 from validation.tables.frameworks import framework_of
 from validation.tables.models import spec_of
 from validation.tables.reader import Row
+from validation.tables.releases import cuda_of
 
 _PRECISIONS = {"amp_fp8": "fp8", "fp8+bf16": "fp8", "bfloat16": "bf16", "float16": "fp16", "amp": "amp_fp16"}
 _SHARDINGS = {
@@ -275,6 +276,8 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     pad = 128 * degrees["tp"] if framework in _MEGATRON else 1
     spec, about_model = spec_of(row, pad_vocab_to=pad, fused_style=framework in ("fused", "compiled-ddp"))
     assumed += about_model
+    cuda, when = cuda_of(row.text("source"), row.text("framework"))
+    assumed += [when] if when else []
     recompute, heavier = _recompute(row, spec.layers, assumed)
     virtual_pp = _virtual_pp(row, degrees, spec.layers, framework, assumed)
     fields: dict[str, Any] = {
@@ -283,6 +286,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         **_ends(spec.layers, degrees["pp"], virtual_pp, assumed),
         **_said(row, degrees, framework, assumed),
         "framework": framework,
+        "cuda": cuda,
         "virtual_pp": virtual_pp,
         "schedule": _schedule(row, virtual_pp),
         "micro_batch": _micro_batch(row, degrees, spec.hidden, framework, recompute, assumed),

@@ -258,9 +258,10 @@ class HfEager(Style):
 
         MPT's training code has flash-attention's fused cross-entropy (llm-foundry, ``loss_fn: fused_crossentropy``).
         """
-        if self.spec.architecture == "mpt":
-            return fused_loss(self, logits, n_tokens, vocab)
         tape = self.tape
+        if self.spec.architecture == "mpt":
+            self._training_metrics(logits, vocab)
+            return fused_loss(self, logits, n_tokens, vocab)
         decoder = self.spec.architecture not in ("bert", "t5")
         if decoder or self.is_autocast:
             logits = cast(tape, logits, "fp32")
@@ -278,3 +279,17 @@ class HfEager(Style):
             backward=[fill],
             saves=[logp],
         )
+
+    def _training_metrics(self, logits: Tensor, vocab: int) -> None:
+        """Append cross-entropy and perplexity of the batch, each an fp32 log-softmax outside autograd.
+
+        References
+        ----------
+        Composer's ``train_metrics``, which llm-foundry logs at every step (mosaicml/llm-foundry, issue 444).
+        """
+        for _ in ("LanguageCrossEntropy", "LanguagePerplexity"):
+            wide = Tensor(logits.n_elements, "fp32", logits.storage)
+            softmax = map_kernel("cross_entropy", [wide], [wide], row=vocab)
+            self.tape.record(
+                [logits], 1, "fp32", forward=[map_kernel("cast", [logits], [wide]), softmax], gradient="none"
+            )
