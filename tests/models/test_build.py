@@ -292,3 +292,10 @@ def test_kernel_names_are_known():
                         items = [*layer.forward, *layer.backward]
                         seen |= {i.name for i in items if isinstance(i, PointwiseShape)}
     assert seen <= known
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_torch_modules_hold_their_logits_in_fp32_through_backward(tp):
+    head = built(small("llama2-7b"), kernels="torch-modules", tp=tp).layers[-1]
+    logits = 4 * 2 * 256 * 32000  # and as much: their log-softmax, its gradient, their gradient
+    assert head.saved_bytes + head.transient_bytes == pytest.approx(4 * logits, rel=0.1)

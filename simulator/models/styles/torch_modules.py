@@ -9,17 +9,37 @@ from simulator.models.styles.hf_eager import HfEager
 
 
 class TorchModules(HfEager):
-    """Unfused operators as the Python code names them; logits are gathered, the loss is PyTorch's own."""
+    """Unfused operators as the Python code names them; logits are gathered, the loss is PyTorch's own.
+
+    References
+    ----------
+    Hagemann et al., arXiv:2311.05610: which of 461 runs (split=fit) ran out of memory. Those whose loss is the
+    largest part need its fp32 logits beside the log-softmax and both gradients.
+    """
 
     def loss(self, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
-        """Append the gathering of the logits ``[tokens, vocab / tp]`` and the loss over the whole vocabulary."""
+        """Append the gathering of the logits ``[tokens, vocab / tp]`` and the loss over the whole vocabulary.
+
+        The fp32 logits are still referenced while backward runs.
+        """
         tp = self.setting.tp
-        if tp == 1:
-            return super().loss(logits, n_tokens, vocab)
-        whole = Tensor(n_tokens * vocab * tp, logits.dtype, logits.storage)
-        whole = self.tape.record(
-            [logits],
+        whole = self._gathered(logits, n_tokens * vocab * tp) if tp > 1 else logits
+        wide = Tensor(whole.n_elements, "fp32", whole.storage)
+        wide = self.tape.record(
+            [whole],
             whole.n_elements,
+            "fp32",
+            forward=[map_kernel("cast", [whole], [wide])],
+            backward=[map_kernel("cast", [wide], [whole], in_pass="backward")],
+            saves_output=True,
+        )
+        return super().loss(wide, n_tokens, vocab * tp)
+
+    def _gathered(self, logits: Tensor, n_elements: int) -> Tensor:
+        whole = Tensor(n_elements, logits.dtype, logits.storage)
+        return self.tape.record(
+            [logits],
+            n_elements,
             logits.dtype,
             forward=[
                 CommunicationPoint(operator="logits", n_bytes=whole.n_bytes),
@@ -27,7 +47,6 @@ class TorchModules(HfEager):
             ],
             backward=[map_kernel("copy", [logits], [logits], in_pass="backward")],
         )
-        return super().loss(whole, n_tokens, vocab * tp)
 
 
 class EagerFusedNorm(TorchModules):
