@@ -153,9 +153,6 @@ class Machine:
         elif isinstance(op, HostWork):  # of other processes than the one that issues
             start_ps = max(now_ps, host_ps)
             work_ps = to_ps(op.duration_s)
-        elif isinstance(op, HostWork):  # of other processes than the one that issues
-            start_ps = max(now_ps, host_ps)
-            work_ps = to_ps(op.duration_s)
         else:
             assert isinstance(op, Kernel)
             issued_ps = host_ps + self.costs.issue_ps(op, number)
@@ -328,14 +325,18 @@ def run(program: Program, costs: Costs, new_network: Callable[[], NetworkModel],
         if not machine.is_finished:
             check(program)  # says who waits for whom
             raise AssertionError("a program that passes the check always finishes")
-        found_ps = machine.watch.found_ps if machine.watch else None
-        if found_ps or not program.n_omitted:
+        found = machine.watch.found if machine.watch else None
+        n_whole, n_left = divmod(program.n_omitted, found.n_periods if found else 1)
+        if not program.n_omitted or (found and not n_left):
             break
-        program = insert_periods(program, min(program.n_omitted, GROWTH * program.n_periods))
+        program = insert_periods(program, n_left if found else min(n_whole, GROWTH * program.n_periods))
+    cycle = (
+        Cycle(found.start_ps, found.end_ps, n_whole, found.n_periods * program.period_micro_batches) if found else None
+    )
     return Timeline(
         simulated=tuple(machine.spans),
         members={rank.rank: rank.members for rank in program.ranks},
         simulated_ps=machine.latest_ps,
         n_events=machine.clock.n_events,
-        cycle=Cycle(*found_ps, program.n_omitted, program.period_micro_batches) if found_ps else None,
+        cycle=cycle,
     )

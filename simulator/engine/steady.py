@@ -1,9 +1,9 @@
 """The steady state: recognising that a machine repeats itself, so that the periods to come need not be simulated.
 
 A program whose ranks repeat a stretch of tasks drives the machine into a periodic regime: a map that is monotone and
-commutes with shifts of time, as max-plus maps are, ends in x(k + 1) = x(k) + c. The machine is a function of its state
+commutes with shifts of time, as max-plus maps are, ends in x(k + d) = x(k) + c. The machine is a function of its state
 and of the tasks to come. Where the whole state at two times is the same but for a shift of time and, on every rank, of one
-period of tasks, all further periods repeat the one between them, to the picosecond.
+period of tasks (or d of them), all further ones repeat the one between them, to the picosecond.
 
 References
 ----------
@@ -18,6 +18,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from simulator.engine.state import Communication, Participants, RankState
 from simulator.network.base import NetworkModel
 from simulator.program.program import COMPUTE, Program, Stretch
+
+#: Periods after which a state may come again: the cyclicity of the regime
+MAX_PERIODS = 6
 
 
 @runtime_checkable
@@ -54,6 +57,14 @@ class View(NamedTuple):
     alarm: tuple[int, int] | None
 
 
+class Found(NamedTuple):
+    """Two times at which a machine is in the same state, and how many periods of its program lie between them."""
+
+    start_ps: int
+    end_ps: int
+    n_periods: int
+
+
 class Watch:
     """Looks at a machine once per period until two looks agree.
 
@@ -66,32 +77,32 @@ class Watch:
 
     Attributes
     ----------
-    found_ps : tuple of (int, int) or None
-        The period: start and end.
+    found : Found or None
+        Two times of the same state.
     """
 
     def __init__(self, program: Program, ranks: Sequence[RankState]) -> None:
-        self.found_ps: tuple[int, int] | None = None
+        self.found: Found | None = None
         self._ranks = ranks
         self._stretches = [_stretch_of(rank) for rank in ranks]
-        self._known: tuple[Hashable, list[int], int] | None = None
+        self._known: list[tuple[Hashable | None, list[int], int]] = []
         first = self._stretches[0]
         tasks = program.ranks[0].tasks
         ranks[0].beat = next((i for i in range(first.start, first.end) if tasks[i].stream == COMPUTE), -1)
 
     def look(self, view: View) -> None:
-        """Compare the machine's state at a beat with its state at the last one."""
+        """Compare the machine's state at a beat with its states at the last ones."""
         first, stretch = self._ranks[0], self._stretches[0]
         first.beat = first.beat + stretch.length if first.beat + stretch.length < stretch.end else -1
         state = self._state(view)
         positions = [rank.n_issued for rank in self._ranks]
-        if state is not None and self._known is not None:
-            known, before, since_ps = self._known
+        for n_periods, (known, before, since_ps) in enumerate(reversed(self._known), start=1):
             steps = [p - q for p, q in zip(positions, before, strict=True)]
-            if steps == [s.length for s in self._stretches] and state == known:
-                self.found_ps = (since_ps, view.now_ps)
+            if known == state is not None and steps == [n_periods * s.length for s in self._stretches]:
+                self.found = Found(since_ps, view.now_ps, n_periods)
                 first.beat = -1
-        self._known = None if state is None else (state, positions, view.now_ps)
+                return
+        self._known = [*self._known[1 - MAX_PERIODS :], (state, positions, view.now_ps)]
 
     def _state(self, view: View) -> Hashable | None:
         """Return all that the future depends on, relative to the time and the ranks' positions; None if irregular."""

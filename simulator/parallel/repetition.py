@@ -24,14 +24,14 @@ class ShortTable(NamedTuple):
         Periods left out of every row.
     n_micro_batches : int
         Micro-batches of one period.
-    cuts : tuple of (int, int)
-        Per row, the actions before those left out, and the actions of one period.
+    cuts : tuple of (range, int)
+        Per row, the actions before which periods may be inserted, the last first, and the actions of one period.
     """
 
     table: Table
     n_omitted: int = 0
     n_micro_batches: int = 0
-    cuts: tuple[tuple[int, int], ...] = ()
+    cuts: tuple[tuple[range, int], ...] = ()
 
     def stretch(self, stage: int, tasks: Sequence[Task], marks: Sequence[int]) -> Stretch | None:
         """Return where a stage's tasks repeat.
@@ -43,9 +43,13 @@ class ShortTable(NamedTuple):
         marks : sequence of int
             Index of the first task of every action of the row, and of the task behind the last.
         """
-        cut, length = self.cuts[stage]
-        starts = [marks[action] for action in range(cut % length, cut - length + 1, length)]
-        return find_stretch(tasks, starts, marks[cut], self.n_micro_batches)
+        cuts, length = self.cuts[stage]
+        for cut in cuts:
+            starts = [marks[action] for action in range(cut % length, cut - length + 1, length)]
+            found = find_stretch(tasks, starts, marks[cut], self.n_micro_batches)
+            if found is not None:
+                return found
+        return None
 
 
 def shorten(build: Callable[[int], Table], n_stages: int, n_micro_batches: int) -> ShortTable:
@@ -72,20 +76,23 @@ def shorten(build: Callable[[int], Table], n_stages: int, n_micro_batches: int) 
             short, longer = build(n_written), build(n_written + step)
         except InfeasiblePlanError:
             continue
-        cuts = [_cut(row, more, step) for row, more in zip(short, longer, strict=True)]
+        cuts = [_cuts(row, more, step) for row, more in zip(short, longer, strict=True)]
         found = tuple(cut for cut in cuts if cut is not None)
         if len(found) == n_stages:
             return ShortTable(short, (n_micro_batches - n_written) // step, step, found)
     return ShortTable(build(n_micro_batches))
 
 
-def _cut(row: Row, longer: Row, step: int) -> tuple[int, int] | None:
+def _cuts(row: Row, longer: Row, step: int) -> tuple[range, int] | None:
     """Return where a longer row has a period more, and how many actions that is; None if that is not all."""
     length = len(longer) - len(row)
-    cut = 0
-    while cut < len(row) and row[cut] == longer[cut]:
-        cut += 1
-    later = [action._replace(micro_batch=action.micro_batch + step) for action in row[cut:]]
-    if length < 1 or list(longer[cut + length :]) != later:
+    later = [action._replace(micro_batch=action.micro_batch + step) for action in row]
+    last = 0
+    while last < len(row) and row[last] == longer[last]:
+        last += 1
+    if length < 1 or list(longer[last + length :]) != later[last:]:
         return None
-    return cut, length
+    first = last
+    while first > max(0, last - length) and longer[first - 1 + length] == later[first - 1]:
+        first -= 1
+    return range(last, first - 1, -1), length

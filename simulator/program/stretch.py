@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from simulator.program.program import Program, RankProgram, Stretch, Task
+from simulator.program.program import HOST, Program, RankProgram, Stretch, Task
 
 
 def shifted(task: Task, n_tasks: int, n_micro_batches: int, first: int = 0) -> Task:
@@ -47,9 +47,10 @@ def find_stretch(tasks: Sequence[Task], period_starts: Sequence[int], end: int, 
     Returns
     -------
     Stretch or None
-        At least two periods; None if there are fewer, or if a task behind them waits for one in front of them.
+        At least two periods; None if there are fewer, if a task behind them waits for one in front of them, or if the host
+        waits for nothing in a period: it then runs ever further ahead, and no state occurs twice.
     """
-    if not period_starts:
+    if not period_starts or all(task.stream != HOST for task in tasks[period_starts[-1] : end]):
         return None
     length = end - period_starts[-1]
     start = end
