@@ -60,7 +60,7 @@ def requirements_chart(model: str, topology: str, target: float, requirements: S
     return Chart(
         key="requirements", title=f"{model} on {topology}: the network that {target:.0%} efficiency needs",
         summary=f"Up to {worst:,.4g} Gb/s per node for {target:.0%} of the throughput on a free network.",
-        traces=tuple(traces), layout=_layout(), height_px=760,
+        traces=tuple(traces), layout=_layout(sorted(set(rates)), counts), height_px=760,
     )  # fmt: skip
 
 
@@ -79,13 +79,16 @@ def _line(name: str, x: list[float], y: list[float], colour: str, *, dash: str =
     }  # fmt: skip
 
 
-def _layout() -> dict[str, Any]:
+def _layout(rates: Sequence[float], counts: Sequence[int]) -> dict[str, Any]:
+    def ticks(values: Sequence[float]) -> dict[str, Any]:
+        return {"type": "log", "tickvals": list(values), "ticktext": [f"{value:,.4g}" for value in values]}
+
     return {
         "legend": {"x": 1.01, "y": 1.0, "yanchor": "top"},
         "legend2": {"x": 1.01, "y": 0.4, "yanchor": "top"},
-        "xaxis": {"title": {"text": "bandwidth of a node into the network, Gb/s"}, "type": "log", "anchor": "y"},
+        "xaxis": {"title": {"text": "bandwidth of a node into the network, Gb/s"}, "anchor": "y"} | ticks(rates),
         "yaxis": {"title": {"text": "efficiency"}, "tickformat": ".0%", "domain": [0.58, 1.0], "rangemode": "tozero"},
-        "xaxis2": {"title": {"text": "GPUs"}, "type": "log", "anchor": "y2"},
+        "xaxis2": {"title": {"text": "GPUs"}, "anchor": "y2"} | ticks(counts),
         "yaxis2": {"title": {"text": "bandwidth per node, Gb/s"}, "type": "log", "domain": [0.0, 0.4], "anchor": "x2"},
     }
 
