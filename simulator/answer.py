@@ -13,7 +13,7 @@ from simulator.plan import ParallelPlan
 from simulator.report.confidence import features_of, interval, shipped_table
 from simulator.report.critical_path import path_rows
 from simulator.report.explain import explain as rank_changes
-from simulator.simulation import Result, lower_scenario, simulate_on
+from simulator.simulation import Result, lower_scenario
 from simulator.trials import Trials, knobs_of, options_of
 from simulator.units import format_bytes
 from simulator.whole_run import RunRequest, whole_run
@@ -90,39 +90,6 @@ def confidence(result: Result) -> dict[str, Any]:
     error = max(0.1, float(device.kernel_error))
     basis = f"kernel model of {device.name}: {device.kernel_basis}"
     return {"low_s": seconds * (1 - error), "high_s": seconds * (1 + error), "basis": basis}
-
-
-#: what advice tries: label -> factors on link bandwidths
-_FASTER_LINKS: dict[str, dict[str | int, float]] = {
-    "twice the NIC and fabric bandwidth": {"nic": 2.0, "fabric": 2.0, "pcie": 2.0},
-    "twice the NVLink bandwidth": {"nvlink": 2.0, "nvswitch": 2.0},
-}
-
-
-def advise(result: Result) -> list[dict[str, Any]]:
-    """Simulate single changes and return them, the most useful first.
-
-    Returns
-    -------
-    list of dict
-        ``change``, ``iteration_time_s`` and ``saving`` (share of the iteration; negative where it costs time).
-    """
-    scenario, topology = result.scenario, result.topology
-    trials: list[tuple[str, Result]] = []
-    if scenario.plan.gpus > 1:
-        for label, factors in _FASTER_LINKS.items():
-            trials.append((label, simulate_on(scenario, topology.scaled(factors), result.spec)))
-        if not scenario.plan.overlaps:
-            overlapped = replace(scenario, plan=replace(scenario.plan, overlap=True))
-            trials.append(("overlapping communication with compute", simulate_on(overlapped, topology, result.spec)))
-    rows = [
-        {
-            "change": label, "iteration_time_s": trial.metrics.iteration_time_s,
-            "saving": 1.0 - trial.metrics.iteration_time_s / result.metrics.iteration_time_s,
-        }
-        for label, trial in trials
-    ]  # fmt: skip
-    return sorted(rows, key=lambda row: -row["saving"])
 
 
 def explain(result: Result, *, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import sys
 from dataclasses import fields, replace
 from typing import Any
 
-from simulator.answer import advise, document, explain, report, to_json, way_out
+from simulator.answer import document, explain, report, to_json, way_out
 from simulator.cli.inputs import model_of, needs_ranks, plan_settings, without_deepspeed, write_notes
 from simulator.cli.modules import fit_plan, recorded_module
 from simulator.cli.warnings import idle_loading, without_effect, write_warnings
@@ -21,6 +21,7 @@ from simulator.report.explain_console import print_explanation
 from simulator.report.whole_run import print_whole_run
 from simulator.scenario import Scenario
 from simulator.simulation import Result, simulate
+from simulator.trials import advise
 from simulator.whole_run import RunRequest
 
 _PLAN_FIELDS = {f.name: f for f in fields(ParallelPlan)}
@@ -28,9 +29,6 @@ _PLAN_FIELDS = {f.name: f for f in fields(ParallelPlan)}
 
 #: flags whose 0 means something other than "derive it"
 _MAY_BE_ZERO = ("loader_workers", "sample_time_s")
-
-#: events of a run that is simulated again three times without being asked, for the one best piece of advice
-QUICK_EVENTS = 60_000
 
 
 def run_main(options: dict[str, Any]) -> None:
@@ -214,7 +212,5 @@ def _print(
             print_whole_run(answer["whole_run"], gpus=result.plan.gpus if len(results) > 1 else 0)
     if explanation is not None:
         print_explanation(explanation)
-    elif len(results) == 1 and results[0].timeline.n_events <= QUICK_EVENTS:
-        console.print_advice(advise(results[0]))
     elif len(results) == 1:
-        print("what would help: --explain simulates single changes, which takes longer for a run of this size")
+        console.print_advice(advise(results[0]))

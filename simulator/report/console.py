@@ -162,16 +162,23 @@ def print_scaling(
     out.print(table, highlight=False)
 
 
-def print_advice(rows: Sequence[dict[str, Any]], *, everything: bool = False, console: Console | None = None) -> None:
-    """Print what single changes would save, each simulated; only the best one unless ``everything`` is asked for."""
+def print_advice(rows: Sequence[dict[str, Any]], console: Console | None = None) -> None:
+    """Print what single change would save most, as far as it was simulated.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        ``change``, ``saving`` and ``iteration_time_s``, the most useful first.
+    console : rich.console.Console, optional
+        Where to print; standard output by default.
+    """
     out = console or make_console()
-    if not everything and rows and abs(rows[0]["saving"]) < 0.001:
-        out.print("what would help most: not the network; --explain simulates other changes", highlight=False)
+    if not rows or rows[0]["saving"] < 0.001:
+        out.print("--explain simulates what would help", highlight=False)
         return
-    for row in rows if everything else rows[:1]:
-        saving = row["saving"]
-        effect = "has no effect" if abs(saving) < 0.001 else f"{'saves' if saving > 0 else 'costs'} {abs(saving):.1%}"
-        prefix = "" if everything else "what would help most: "
-        out.print(
-            f"{prefix}{row['change']} {effect} (iteration {format_time(row['iteration_time_s'])})", highlight=False
-        )
+    best = rows[0]
+    out.print(
+        f"what would help most: {best['change']} saves {best['saving']:.1%} (iteration {format_time(best['iteration_time_s'])}); "
+        "--explain tries more",
+        highlight=False,
+    )

@@ -6,7 +6,8 @@ Nothing here knows how to simulate. A :class:`Knob` is a rate or latency that ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ SMALL, LARGE = 1.05, 2.0
 #: share of the iteration below which a change has no effect
 NOTHING = 1e-4
 N_BEST = 3
+#: a part that saves this share of what the whole saves stands for it
+NEARLY = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +56,14 @@ class Knob:
         What the large change is called: ``twice the NIC bandwidth``.
     simulate : callable
         Simulates it that many times better.
-    counts : bool
-        Whether it may be among the best changes; not so for parts of another knob.
+    parts : tuple of str
+        Names of knobs that it turns at once; where one of them does nearly as much, only that one is among the best.
     """
 
     name: str
     large: str
     simulate: Callable[[float], Outcome]
-    counts: bool = True
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +78,14 @@ class Option:
         Simulates it.
     same_training : bool
         Whether training computes the same; a change of the global batch does not, and is never among the best.
+    ratio : float
+        The new number over the old one, for a setting that is a number; 0 for words.
     """
 
     name: str
     simulate: Callable[[], Outcome]
     same_training: bool = True
+    ratio: float = 0.0
 
 
 def explain(
@@ -103,21 +109,28 @@ def explain(
     -------
     dict
         ``changes``: rows with ``change``, ``kind`` (``machine`` or ``plan``), ``iteration_time_s``, ``saving`` (share of
-        the time per sample; negative where it costs), ``elasticity`` (per cent saved for one per cent more of it; None
-        for options) and ``same_training``, the most useful first. ``best``: the three best of them that save anything.
+        the time per sample; negative where it costs), ``elasticity`` (per cent saved for one per cent more of it: the
+        derivative for the machine, the slope to the value tried for numbers of the plan, None for words) and
+        ``same_training``, the most useful first. ``best``: the three best different ones of them that save anything.
         ``without_effect``: names of what does not matter. ``impossible``: ``change`` and ``reason``.
     """
     changes: list[dict[str, Any]] = []
+    parts: dict[str, tuple[str, ...]] = {}
     impossible: list[dict[str, str]] = []
     idle: list[str] = []
     for knob in knobs:
         say(knob.large)
-        row = _row(baseline, knob.large, "machine", knob.simulate(LARGE))
+        outcome = knob.simulate(LARGE)
+        if outcome.reason:
+            impossible.append({"change": knob.large, "reason": outcome.reason})
+            continue
+        row = _row(baseline, knob.large, "machine", outcome)
         if abs(row["saving"]) < NOTHING:
             idle.append(knob.name)
             continue
-        row["elasticity"] = _saving(baseline, knob.simulate(SMALL)) / (SMALL - 1)
-        changes.append(row | {"counts": knob.counts})
+        row["elasticity"] = saving(baseline, knob.simulate(SMALL)) / (SMALL - 1)
+        parts[knob.large] = tuple(one.large for one in knobs if one.name in knob.parts)
+        changes.append(row)
     for option in options:
         say(option.name)
         outcome = option.simulate()
@@ -127,16 +140,32 @@ def explain(
         row = _row(baseline, option.name, "plan", outcome) | {"same_training": option.same_training}
         if abs(row["saving"]) < NOTHING:
             idle.append(option.name)
-        else:
-            changes.append(row | {"counts": option.same_training})
+            continue
+        if option.ratio > 0:
+            row["elasticity"] = math.log(baseline.per_sample_s / outcome.per_sample_s) / math.log(option.ratio)
+        changes.append(row)
     changes.sort(key=lambda row: (-row["saving"], row["change"]))
-    best = [row for row in changes if row["counts"] and row["saving"] >= NOTHING][:N_BEST]
-    for row in changes:
-        row.pop("counts")
-    return {"changes": changes, "best": best, "without_effect": idle, "impossible": impossible}
+    return {"changes": changes, "best": _best(changes, parts), "without_effect": idle, "impossible": impossible}
 
 
-def _saving(baseline: Outcome, outcome: Outcome) -> float:
+def _best(changes: Sequence[dict[str, Any]], parts: Mapping[str, tuple[str, ...]]) -> list[dict[str, Any]]:
+    """Return the best few that are different changes: no part beside its whole, and nothing twice."""
+    useful = [row for row in changes if row["same_training"] and row["saving"] >= NOTHING]
+    savings = {row["change"]: row["saving"] for row in useful}
+    found: list[dict[str, Any]] = []
+    for row in useful:
+        whole = [name for name, inner in parts.items() if row["change"] in inner]
+        own = [savings.get(name, 0.0) for name in parts.get(row["change"], ())]
+        is_its_part = max(own, default=0.0) >= NEARLY * row["saving"]
+        is_in_whole = any(one["change"] in whole for one in found)
+        is_repeated = any(math.isclose(row["iteration_time_s"], one["iteration_time_s"], rel_tol=1e-9) for one in found)
+        if not (is_its_part or is_in_whole or is_repeated):
+            found.append(row)
+    return found[:N_BEST]
+
+
+def saving(baseline: Outcome, outcome: Outcome) -> float:
+    """Return the share of the time per sample that a change saves."""
     return 1.0 - outcome.per_sample_s / baseline.per_sample_s
 
 
@@ -145,7 +174,7 @@ def _row(baseline: Outcome, name: str, kind: str, outcome: Outcome) -> dict[str,
         "change": name,
         "kind": kind,
         "iteration_time_s": outcome.iteration_time_s,
-        "saving": _saving(baseline, outcome),
+        "saving": saving(baseline, outcome),
         "elasticity": None,
         "same_training": True,
     }

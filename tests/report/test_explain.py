@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 
 import pytest
 from rich.console import Console
@@ -9,7 +10,7 @@ from rich.console import Console
 from simulator import answer
 from simulator.report.explain import SMALL, Knob, Option, Outcome, explain
 from simulator.report.explain_console import print_explanation
-from simulator.trials import Trials, knobs_of, options_of
+from simulator.trials import Trials, advise, knobs_of, options_of
 
 BASE = Outcome(iteration_time_s=10.0, n_samples=5)
 
@@ -89,9 +90,59 @@ def test_network_matters_to_data_parallelism_between_nodes_and_sockets_do_not(ex
 
 def test_best_changes_are_the_largest_savings(explained):
     best = [row["saving"] for row in explained["best"]]
-    others = [row["saving"] for row in explained["changes"] if row["same_training"]]
-    assert best == sorted(others, reverse=True)[: len(best)]
+    assert best == sorted(best, reverse=True)
+    assert best[0] == max(row["saving"] for row in explained["changes"] if row["same_training"])
     assert 1 <= len(best) <= 3
+
+
+def test_the_best_are_different_changes():
+    whole = Knob(name="network", large="twice network", simulate=knob("", 0.4).simulate, parts=("NIC", "switch"))
+    parts = [knob("NIC", 0.4), knob("switch", 0.01)]
+    found = explain(BASE, [whole, *parts], [option("zero1", 9.0), option("zero2", 9.0)])
+    assert [row["change"] for row in found["best"]] == ["twice NIC", "zero1", "twice switch"]
+
+
+def test_a_whole_of_which_no_part_does_as_much_stands_for_its_parts():
+    whole = Knob(name="device", large="twice device", simulate=knob("", 0.6).simulate, parts=("rate", "power"))
+    found = explain(BASE, [whole, knob("rate", 0.2), knob("power", 0.2)], [])
+    assert [row["change"] for row in found["best"]] == ["twice device"]
+
+
+def test_numbers_of_the_plan_have_a_slope_and_words_have_none():
+    rows = explain(BASE, [], [option("batch 4", 8.0, ratio=2.0), option("word", 8.0)])["changes"]
+    slopes = {row["change"]: row["elasticity"] for row in rows}
+    assert slopes["batch 4"] == pytest.approx(math.log(10 / 8) / math.log(2))
+    assert slopes["word"] is None
+
+
+# -- unasked advice ----------------------------------------------------------------------------------------------
+
+
+def test_advice_is_the_best_of_what_could_help_most(small, explained):
+    rows = advise(small)
+    known = {row["change"]: row["saving"] for row in explained["changes"]}
+    assert rows[0]["saving"] == pytest.approx(known[rows[0]["change"]])
+    assert rows == sorted(rows, key=lambda row: -row["saving"])
+    assert rows[0]["change"] in ("twice the NIC bandwidth", "twice the network between nodes (NICs, fabric, PCIe)")
+
+
+def test_advice_stops_where_nothing_left_can_save_more(small):
+    """Communication is most of this step: what makes compute faster is not even tried."""
+    assert not any("of the GPU" in row["change"] for row in advise(small))
+
+
+def test_one_gpu_is_told_about_itself(simulated):
+    rows = advise(simulated("bigred200", "gpt2", gpus=1, micro_batch=2))
+    assert rows and all("network" not in row["change"] and "NVLink" not in row["change"] for row in rows)
+
+
+def test_slow_storage_is_found_out(simulated):
+    starved = simulated("bigred200", "gpt2", gpus=8, micro_batch=2, sample_time_s=1.0)
+    assert advise(starved)[0]["change"] == "--loader-workers 4"
+    explained = answer.explain(starved)
+    savings = {row["change"]: row["saving"] for row in explained["changes"]}
+    assert savings["workers that process a sequence twice as fast"] == pytest.approx(0.5, abs=0.02)
+    assert "NIC bandwidth" in explained["without_effect"]
 
 
 def test_options_name_the_flags_that_set_them(piped):
