@@ -13,12 +13,15 @@ from simulator.plan import ParallelPlan
 from simulator.report.confidence import features_of, interval, shipped_table
 from simulator.report.critical_path import path_rows
 from simulator.report.explain import explain as rank_changes
+from simulator.report.memory_trace import MemoryPoint, memory_points
+from simulator.report.passes import passes_of
 from simulator.simulation import Result, lower_scenario
 from simulator.trials import Trials, knobs_of, options_of
 from simulator.units import format_bytes
 from simulator.whole_run import RunRequest, whole_run
 
 if TYPE_CHECKING:
+    from simulator.memory import MemoryReport
     from simulator.report.page import Report
 
 
@@ -52,10 +55,7 @@ def _of_iteration(result: Result) -> dict[str, Any]:
         "breakdown": {f"{name}_s": value for name, value in metrics.breakdown_s.items()},
         "communication_fraction": metrics.communication_fraction,
         "communication": metrics.communication,
-        "memory": {
-            **{f"{name}_bytes": n for name, n in memory.by_category.items()}, "allocated_bytes": memory.allocated_bytes,
-            "peak_bytes": memory.peak_bytes, "capacity_bytes": memory.capacity_bytes, "fits": memory.fits,
-        },
+        "memory": {**_bytes_of(memory), "fits": memory.fits},
         "bottleneck": bottleneck(result),
         "confidence": confidence(result),
         "provenance": {
@@ -63,6 +63,23 @@ def _of_iteration(result: Result) -> dict[str, Any]:
             "model_parameters": spec.n_parameters, "device": result.topology.device(0).name,
             "n_events": result.timeline.n_events,
         },
+    }  # fmt: skip
+
+
+def memory_over_time(result: Result) -> dict[int, list[MemoryPoint]]:
+    """Return the memory over the step of the first rank of every pipeline stage, by rank."""
+    passes = passes_of(result.timeline)
+    return {
+        report.rank: memory_points(_bytes_of(report), passes.get(report.rank, ()), result.timeline.makespan_ps)
+        for report in result.memory.stages
+    }
+
+
+def _bytes_of(memory: MemoryReport) -> dict[str, int]:
+    return {
+        **{f"{name}_bytes": n for name, n in memory.by_category.items()}, "allocated_bytes": memory.allocated_bytes,
+        "reserved_bytes": memory.reserved_bytes, "peak_bytes": memory.peak_bytes,
+        "capacity_bytes": memory.capacity_bytes,
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ Rajbhandari et al., ZeRO, arXiv:1910.02054, section 3; Korthikanti et al., arXiv
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from simulator.models.layer import Layer
 from simulator.plan import ParallelPlan
@@ -34,18 +34,26 @@ class MemoryReport:
         Who needs them.
     capacity_bytes : int
         Device memory.
+    stages : tuple of MemoryReport
+        The same of the first rank of every pipeline stage.
     """
 
     by_category: dict[str, int]
     rank: int
     stage: int
     capacity_bytes: int
+    stages: tuple[MemoryReport, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def allocated_bytes(self) -> int:
         """What ``torch.cuda.max_memory_allocated`` would report: everything but context, NCCL and fragmentation."""
         outside = ("context", "communicators", "fragmentation")
         return sum(n for name, n in self.by_category.items() if name not in outside)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What ``torch.cuda.max_memory_reserved`` would report: allocated, and lost between the allocator's blocks."""
+        return self.allocated_bytes + self.by_category.get("fragmentation", 0)
 
     @property
     def peak_bytes(self) -> int:
@@ -125,7 +133,7 @@ def estimate(
         )
         for stage, stage_chunks in enumerate(chunks)
     ]  # fmt: skip
-    return max(reports, key=lambda report: report.peak_bytes)
+    return replace(max(reports, key=lambda report: report.peak_bytes), stages=tuple(reports))
 
 
 def _stage_bytes(

@@ -16,12 +16,18 @@ FORMATS = (".csv", ".json")
 
 
 class MemoryPoint(NamedTuple):
-    """Bytes at one time, straight lines between: activations, all else, and both."""
+    """Bytes at one time, straight lines between: activations, all else, and both.
+
+    ``allocated_bytes`` and ``reserved_bytes`` are those of PyTorch's allocator: without context and communicators, and
+    its blocks with what is lost between them, which it keeps from step to step.
+    """
 
     time_s: float
     activations_bytes: int
     steady_bytes: int
     total_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
 
 
 def memory_points(memory: Mapping[str, Any], passes: Sequence[Pass], makespan_ps: int) -> list[MemoryPoint]:
@@ -39,12 +45,14 @@ def memory_points(memory: Mapping[str, Any], passes: Sequence[Pass], makespan_ps
     """
     activations = int(memory.get("activations_bytes", 0))
     steady = int(memory["peak_bytes"]) - activations
+    reserved = int(memory["reserved_bytes"])
+    outside = int(memory["peak_bytes"]) - int(memory["allocated_bytes"])
     counts = in_flight(passes)
     most = max((count for _, count in counts), default=0.0) or 1.0
     found = []
     for ps, count in dict.fromkeys([(0, 0.0), *counts, (makespan_ps, 0.0)]):
         held = round(activations * count / most)
-        found.append(MemoryPoint(ps / PS_PER_S, held, steady, steady + held))
+        found.append(MemoryPoint(ps / PS_PER_S, held, steady, steady + held, steady + held - outside, reserved))
     return found
 
 

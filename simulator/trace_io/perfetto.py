@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import tarfile
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +32,7 @@ def write(
     *,
     labels: Mapping[int, str] | None = None,
     counters: Iterable[Counter] = (),
+    memory: Mapping[int, Iterable[Counter]] | None = None,
 ) -> None:
     """Write a timeline in the format that the file name asks for.
 
@@ -44,6 +46,8 @@ def write(
         Text added to the name of a rank.
     counters : iterable of Counter
         Shown as a process of its own named ``fabric``.
+    memory : mapping of int to iterable of Counter, optional
+        Shown below the tracks of a rank.
 
     Raises
     ------
@@ -52,9 +56,9 @@ def write(
     """
     name = str(path)
     if name.endswith((".json", ".json.gz")):
-        write_chrome_json(timeline, path, labels=labels, counters=counters)
+        write_chrome_json(timeline, path, labels=labels, counters=counters, memory=memory)
     elif name.endswith((".pftrace", ".perfetto-trace", ".pb")):
-        write_perfetto(timeline, path, labels=labels, counters=counters)
+        write_perfetto(timeline, path, labels=labels, counters=counters, memory=memory)
     else:
         raise TraceError(f"{name}: the suffix names no trace format", hint="use .json, .json.gz or .pftrace")
 
@@ -65,13 +69,14 @@ def write_chrome_json(
     *,
     labels: Mapping[int, str] | None = None,
     counters: Iterable[Counter] = (),
+    memory: Mapping[int, Iterable[Counter]] | None = None,
 ) -> None:
     """Write a timeline as Chrome trace-event JSON: one process per rank, one thread per stream.
 
     Parameters are those of :func:`write`. ``ts`` and ``dur`` are microseconds. Not the file to hand to Holistic
     Trace Analysis: that wants one Kineto-shaped file per rank (:mod:`simulator.trace_io.kineto_writer`).
     """
-    write_processes_json(_with_fabric(timeline_processes(timeline, labels=labels), counters), path)
+    write_processes_json(_with_counters(timeline_processes(timeline, labels=labels), counters, memory or {}), path)
 
 
 def write_perfetto(
@@ -80,13 +85,19 @@ def write_perfetto(
     *,
     labels: Mapping[int, str] | None = None,
     counters: Iterable[Counter] = (),
+    memory: Mapping[int, Iterable[Counter]] | None = None,
 ) -> None:
     """Write a timeline as Perfetto protobuf; parameters are those of :func:`write`."""
-    write_processes_perfetto(_with_fabric(timeline_processes(timeline, labels=labels), counters), path)
+    write_processes_perfetto(_with_counters(timeline_processes(timeline, labels=labels), counters, memory or {}), path)
 
 
-def _with_fabric(processes: tuple[Process, ...], counters: Iterable[Counter]) -> tuple[Process, ...]:
+def _with_counters(
+    processes: tuple[Process, ...], counters: Iterable[Counter], memory: Mapping[int, Iterable[Counter]]
+) -> tuple[Process, ...]:
     counters = tuple(counters)
+    processes = tuple(
+        replace(process, counters=(*process.counters, *memory.get(process.rank, ()))) for process in processes
+    )
     return (*processes, Process(name="fabric", counters=counters)) if counters else processes
 
 

@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 from simulator.program.op import Collective, HostWork, Kernel, Op, Transfer
 from simulator.program.program import COMPUTE, HOST, Block
+from simulator.report.memory_trace import MemoryPoint
 from simulator.timeline import Span, Timeline
 from simulator.trace_io.record import COMMUNICATION, COPY, HOST_NODE, RankTrace, Trace
 from simulator.trace_io.record import COMPUTE as COMPUTES
+from simulator.units import PS_PER_S
 
 _KINDS = {COMPUTES: "kernel", COMMUNICATION: "communication", COPY: "copy", HOST_NODE: "host"}
 
@@ -63,6 +65,26 @@ class Process:
     rank: int = -1
     tracks: tuple[Track, ...] = ()
     counters: tuple[Counter, ...] = field(default=())
+
+
+def memory_counters(points: Sequence[MemoryPoint]) -> tuple[Counter, ...]:
+    """Return what PyTorch's allocator has given out and what it holds, on one axis.
+
+    Examples
+    --------
+    >>> point = MemoryPoint(1e-9, 4, 8, 12, 10, 11)
+    >>> [(counter.name, counter.points) for counter in memory_counters([point])]
+    [('memory allocated', ((1000, 10),)), ('memory reserved', ((1000, 11),))]
+    """
+    times = [round(point.time_s * PS_PER_S) for point in points]
+    values = {
+        "allocated": [point.allocated_bytes for point in points],
+        "reserved": [point.reserved_bytes for point in points],
+    }
+    return tuple(
+        Counter(name=f"memory {name}", unit="bytes", share_key="memory", points=tuple(zip(times, found, strict=True)))
+        for name, found in values.items()
+    )
 
 
 def timeline_processes(

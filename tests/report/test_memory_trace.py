@@ -7,13 +7,15 @@ import json
 
 import pytest
 
-from simulator.answer import to_json
+from simulator.answer import memory_over_time, to_json
 from simulator.errors import ConfigError
 from simulator.plan import ParallelPlan
 from simulator.report.memory_trace import memory_points, write_memory_trace
 from simulator.report.passes import passes_of
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
+from simulator.trace_io.perfetto import write
+from simulator.trace_io.tracks import memory_counters
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,22 @@ def test_the_highest_point_is_the_peak(traced):
     assert points[0].time_s == 0.0 and points[-1].time_s == pytest.approx(result.timeline.makespan_ps * 1e-12)
     assert [point.time_s for point in points] == sorted(point.time_s for point in points)
     assert all(point.total_bytes == point.steady_bytes + point.activations_bytes for point in points)
+    assert max(point.allocated_bytes for point in points) == memory["allocated_bytes"]
+    assert all(point.reserved_bytes == memory["reserved_bytes"] >= point.allocated_bytes for point in points)
+
+
+def test_counter_tracks_of_every_stage(traced, tmp_path):
+    result, memory, _ = traced
+    over_time = memory_over_time(result)
+    assert sorted(over_time) == [0, 1, 2, 3]
+    counters = {rank: memory_counters(points) for rank, points in over_time.items()}
+    write(result.timeline, tmp_path / "t.json", memory=counters)
+    events = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))["traceEvents"]
+    found = [event for event in events if event["ph"] == "C"]
+    assert {event["name"] for event in found} == {"memory allocated", "memory reserved"}
+    assert (
+        max(v for e in found if e["name"] == "memory reserved" for v in e["args"].values()) == memory["reserved_bytes"]
+    )
 
 
 def test_files(traced, tmp_path):
