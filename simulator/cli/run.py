@@ -8,7 +8,7 @@ import sys
 from dataclasses import fields, replace
 from typing import Any
 
-from simulator.answer import document, explain, report, to_json, way_out
+from simulator.answer import document, explain, memory_over_time, report, to_json, way_out
 from simulator.cli.inputs import model_of, needs_ranks, plan_settings, without_deepspeed, write_notes
 from simulator.cli.modules import fit_plan, recorded_module
 from simulator.cli.warnings import idle_loading, without_effect, write_warnings
@@ -181,16 +181,17 @@ def _write_files(
 ) -> None:
     if options["trace"]:
         from simulator.trace_io.perfetto import write
+        from simulator.trace_io.tracks import memory_counters
 
-        write(results[-1].timeline, options["trace"])
+        over_time = memory_over_time(results[-1])
+        memory_of = {rank: memory_counters(points) for rank, points in over_time.items()}
+        write(results[-1].timeline, options["trace"], memory=memory_of)
     if options.get("memory_trace"):
-        from simulator.report.memory_trace import memory_points, write_memory_trace
-        from simulator.report.passes import passes_of
+        from simulator.report.memory_trace import write_memory_trace
 
-        result, memory = results[-1], to_json(results[-1])["memory"]
-        passes = passes_of(result.timeline).get(result.memory.rank, [])
-        points = memory_points(memory, passes, result.timeline.makespan_ps)
-        write_memory_trace(options["memory_trace"], result.memory.rank, memory, points)
+        result, rank = results[-1], results[-1].memory.rank
+        points = memory_over_time(result)[rank]
+        write_memory_trace(options["memory_trace"], rank, to_json(result)["memory"], points)
     if options["report"]:
         named = given | ({"gpus"} if options["gpus"] else set())
         report(results, request=request, explanation=explanation, given=named).save(options["report"])
