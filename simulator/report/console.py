@@ -125,7 +125,7 @@ def _print_memory(out: Console, memory: dict[str, Any]) -> None:
     table.title = None
     for key, n_bytes in memory.items():
         name = key.removesuffix("_bytes")
-        if key.endswith("_bytes") and n_bytes and name not in ("allocated", "peak", "capacity"):
+        if key.endswith("_bytes") and n_bytes and name not in ("allocated", "reserved", "peak", "capacity"):
             table.add_row(name, format_bytes(n_bytes))
     verdict = "[green]fits[/green]" if memory["fits"] else "[red]does not fit[/red]"
     table.add_row("[bold]peak[/bold]", f"[bold]{format_bytes(memory['peak_bytes'])}[/bold]")
