@@ -129,6 +129,23 @@ def test_full_recompute_repeats_forward(kernels):
     assert layer.saved_bytes == layer.output_bytes
 
 
+@pytest.mark.parametrize("kernels", ["hf-eager", "compiled"])
+def test_early_stop_leaves_the_last_product_out_of_recomputation(kernels):
+    spec = find_spec("llama2-7b")
+    whole, early = (
+        build_model(
+            spec, micro_batch=1, sequence_length=512, tp=2, sequence_parallel=True, kernels=kernels,
+            recompute="full", stops_early=stops,
+        ).layers[1]
+        for stops in (False, True)
+    )  # fmt: skip
+    dropped = whole.recompute[len(early.recompute) :]
+    assert whole.recompute[: len(early.recompute)] == early.recompute
+    assert [item.name for item in dropped if isinstance(item, GemmShape)] == ["mlp_down"]
+    assert [item.operator for item in dropped if isinstance(item, CommunicationPoint)] == ["g"]
+    assert early.saved_bytes == whole.saved_bytes
+
+
 def test_selective_recompute_by_operator_repeats_every_second_product():
     layer = built(small("llama3-8b"), kernels="compiled", recompute="selective").layers[1]
     names = [k.name for k in layer.recompute if isinstance(k, GemmShape)]

@@ -80,7 +80,7 @@ def _degrees(row: Row, assumed: list[str]) -> dict[str, int]:
     return {**degrees, "gpus": gpus, "dp": dp}
 
 
-def _precision(row: Row, assumed: list[str]) -> str:
+def _precision(row: Row, framework: str, assumed: list[str]) -> str:
     text = row.text("precision").lower()
     if not text:
         assumed.append("precision bf16: not stated")
@@ -88,6 +88,9 @@ def _precision(row: Row, assumed: list[str]) -> str:
     known = _PRECISIONS.get(text, text)
     if known not in ("fp16", "bf16", "amp_fp16", "amp_bf16", "tf32", "fp32", "fp8"):
         raise ConfigError(f"precision '{text}' is unknown", hint="fp16, bf16, amp_fp16, amp_bf16, tf32, fp32, fp8")
+    if framework == "apex-ddp" and known == "amp_fp16":
+        assumed.append("precision fp16 for amp_fp16: apex's O2 keeps weights and activations in 16 bits")
+        return "fp16"
     if known != text:
         assumed.append(f"precision {known} for {text}")
     return known
@@ -292,7 +295,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         "micro_batch": _micro_batch(row, degrees, spec.hidden, framework, recompute, assumed),
         "global_batch": row.integer("global_batch", 0),
         "sequence_length": row.integer("seq_len", spec.max_positions),
-        "precision": _precision(row, assumed),
+        "precision": _precision(row, framework, assumed),
         "recompute": recompute,
         "attention": _attention(row, framework, assumed),
         "sequence_parallel": _sequence_parallel(row, degrees["tp"], framework, recompute, assumed),
