@@ -61,7 +61,7 @@ def _of_iteration(result: Result) -> dict[str, Any]:
         "provenance": {
             "version": __version__, "scenario": result.scenario.to_dict(), "digest": result.scenario.digest(),
             "model_parameters": spec.n_parameters, "device": result.topology.device(0).name,
-            "n_events": result.timeline.n_events,
+            "n_events": result.timeline.n_events, "not_modelled": not_modelled(result),
         },
     }  # fmt: skip
 
@@ -81,6 +81,13 @@ def _bytes_of(memory: MemoryReport) -> dict[str, int]:
         "reserved_bytes": memory.reserved_bytes, "peak_bytes": memory.peak_bytes,
         "capacity_bytes": memory.capacity_bytes,
     }  # fmt: skip
+
+
+def not_modelled(result: Result) -> list[str]:
+    """Name what the answer leaves out because an input does not say it."""
+    if result.topology.storage is None and not result.plan.sample_time_s:
+        return ["reading data: the cluster file has no storage section"]
+    return []
 
 
 def bottleneck(result: Result) -> dict[str, Any] | None:

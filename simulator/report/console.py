@@ -60,6 +60,8 @@ def print_answer(scenario: Scenario, answer: dict[str, Any], console: Console | 
         highlight=False,
     )
     _print_breakdown(out, answer)
+    for what in answer["provenance"].get("not_modelled", ()):
+        out.print(f"[dim]not modelled: {what}[/dim]", highlight=False)
     if answer["communication"]:
         _print_communication(out, answer["communication"])
     _print_memory(out, answer["memory"])
