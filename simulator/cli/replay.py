@@ -45,7 +45,8 @@ def replay(
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Replay a trace as measured, then with changes."""
-    from simulator.replay.answer import answer, to_json
+    from simulator.replay.answer import answer
+    from simulator.replay.document import to_json
     from simulator.trace_io import read
 
     recorded = read(traces, as_format=as_format, progress=_progress if sys.stderr.isatty() else None)
@@ -145,6 +146,9 @@ def _print(document: dict[str, Any]) -> None:
     if "identity_error" in document:
         print(f"identity    largest error of a step {document['identity_error']:.2%}")
         print(f"speedup     {document['speedup']:.4g}")
+        sure = document["confidence"]
+        if sure is not None:
+            print(f"between     {format_time(sure['low_s'])} and {format_time(sure['high_s'])}: {sure['basis']}")
         for name, seconds in document["breakdown"].items():
             before = document["measured_breakdown"][name]
             print(

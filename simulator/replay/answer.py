@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
-
-import numpy as np
 
 from simulator.errors import TraceError
-from simulator.replay.machine_whatif import on_device, on_topology
-from simulator.replay.network_whatif import (
-    buckets,
-    data_parallel,
-    infer_missing,
-    overlap,
-    scale_communication,
-    serialise,
-)
+from simulator.replay.bucket_whatif import buckets
+from simulator.replay.confidence import Confidence, confidence
+from simulator.replay.machine_whatif import on_device, on_topology, shipped_device
+from simulator.replay.network_whatif import overlap, scale_communication, serialise
 from simulator.replay.operators import OperatorReplay, replay_operators
+from simulator.replay.ranks_whatif import data_parallel, infer_missing, largest_group
 from simulator.replay.run import Replay, replay
 from simulator.replay.stages import StageReplay, replay_stages
-from simulator.replay.whatif import add_straggler, ideal, remove_straggler, scale_host, scale_kernels
+from simulator.replay.whatif import add_straggler, ideal, noted, remove_straggler, scale_host, scale_kernels
 from simulator.topology import Topology
 from simulator.topology.device import Device
-from simulator.trace_io.analysis import Analysis, analyse
-from simulator.trace_io.critical_path import critical_path
-from simulator.trace_io.from_timeline import from_timeline
 from simulator.trace_io.reconstruct import Reconstruction, reconstruct
 from simulator.trace_io.record import Trace
-from simulator.units import to_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +43,7 @@ class WhatIf:
     overlap : bool, optional
         True: gradient reductions only block the optimizer; False: nothing overlaps.
     bucket_bytes : int
-        Gradient all-reduces are merged up to this size; 0 leaves them.
+        Gradient all-reduces are merged up to this size, larger ones split; 0 leaves them.
     dp : int
         Ranks of the largest group; 0 leaves it.
     ideal : bool
@@ -116,9 +105,20 @@ def edit(whole: Reconstruction, what: WhatIf) -> Reconstruction:
     if what.bucket_bytes:
         whole = buckets(whole, what.bucket_bytes)
     if what.dp:
-        whole = data_parallel(whole, what.dp)
+        whole = data_parallel(whole, what.dp, what.topology)
     if what.overlap is not None:
         whole = overlap(whole) if what.overlap else serialise(whole)
+    return _with_warnings(whole, what)
+
+
+def _with_warnings(whole: Reconstruction, what: WhatIf) -> Reconstruction:
+    """Note what a change left as it was though one might expect otherwise."""
+    recorded = next((rank.device for rank in whole.trace.ranks if rank.device), "")
+    if what.topology is not None and what.device is None:
+        new, old = what.topology.device(0).name, shipped_device(recorded) if recorded else None
+        if old is None or old.name != new:
+            return noted(whole, f"kernels keep the times measured on {recorded or 'the recorded device'}: --gpu {new} "
+                         "rescales them")  # fmt: skip
     return whole
 
 
@@ -134,6 +134,8 @@ class Answer:
         Without any change; None for stage times.
     changed : Replay, optional
         With the changes, if there are any.
+    confidence : Confidence, optional
+        Of the changed replay, where something that was not recorded enters it.
     stages : StageReplay, optional
         For traces that hold stage times only.
     operators : OperatorReplay, optional
@@ -143,6 +145,7 @@ class Answer:
     trace: Trace
     identity: Replay | None = None
     changed: Replay | None = None
+    confidence: Confidence | None = None
     stages: StageReplay | None = None
     operators: OperatorReplay | None = None
 
@@ -185,115 +188,10 @@ def answer(
         return Answer(trace=trace, operators=replay_operators(trace, what.device, what.topology))
     whole = reconstruct(trace)
     identity = replay(whole)
-    changed = replay(edit(whole, what)) if what.changes else None
-    return Answer(trace=trace, identity=identity, changed=changed)
-
-
-def to_json(found: Answer) -> dict[str, Any]:
-    """Return the documented answer as plain data.
-
-    The keys are ``format``, ``world_size``, ``recorded_ranks``, ``iteration_time_s`` (mean over steps, slowest rank of
-    each), ``measured_iteration_time_s``, ``identity_error`` (largest relative error of any step and rank of the
-    unchanged replay), ``speedup``, ``breakdown``, ``steps``, ``critical_path``, ``notes``.
-    """
-    if found.stages is not None:
-        return _stages_json(found.trace, found.stages)
-    if found.operators is not None:
-        return _operators_json(found.trace, found.operators)
-    assert found.identity is not None
-    result = found.result
-    simulated, measured = _iteration_s(result.simulated_usage), _iteration_s(found.identity.measured_usage)
-    path = critical_path(result.compiled.reconstruction, result.times)
-    notes = (*found.trace.notes, *(n for rank in found.trace.ranks for n in rank.notes))
-    return {
-        "format": found.trace.format,
-        "world_size": found.trace.world_size,
-        "recorded_ranks": [rank.rank for rank in found.trace.ranks],
-        "iteration_time_s": simulated,
-        "measured_iteration_time_s": measured,
-        "identity_error": max((abs(error) for *_, error in found.identity.errors()), default=0.0),
-        "speedup": measured / simulated if simulated else None,
-        "breakdown": _breakdown(result.simulated_usage),
-        "measured_breakdown": _breakdown(found.identity.measured_usage),
-        "steps": _steps(found.identity, result),
-        "critical_path": {
-            "by_kind_s": dict(path.by_kind_s),
-            "by_rank_s": {str(rank): seconds for rank, seconds in path.by_rank_s.items()},
-            "longest_s": dict(list(path.by_name_s.items())[:10]),
-        },
-        "notes": [*dict.fromkeys((*notes, *result.compiled.reconstruction.notes))],
-    }
-
-
-def _iteration_s(analysis: Analysis) -> float:
-    """Mean over the steps of the slowest rank's length."""
-    steps: dict[int, int] = {}
-    for usage in analysis.usages:
-        steps[usage.step] = max(steps.get(usage.step, 0), usage.duration_ns)
-    return float(np.mean(list(steps.values()))) / 1e9 if steps else 0.0
-
-
-def _breakdown(analysis: Analysis) -> dict[str, float]:
-    names = ("compute", "exposed", "overlapped", "copy", "idle", "waiting")
-    return {
-        f"{name}_s": float(np.mean([getattr(usage, f"{name}_ns") for usage in analysis.usages] or [0])) / 1e9
-        for name in names
-    }
-
-
-def _steps(identity: Replay, result: Replay) -> list[dict[str, Any]]:
-    measured = {(usage.rank, usage.step): usage for usage in identity.measured_usage.usages}
-    rows = []
-    for usage in result.simulated_usage.usages:
-        before = measured.get((usage.rank, usage.step))
-        rows.append(
-            {
-                "rank": usage.rank,
-                "step": usage.step,
-                "measured_s": None if before is None else before.duration_ns / 1e9,
-                "simulated_s": usage.duration_ns / 1e9,
-                "compute_s": usage.compute_ns / 1e9,
-                "exposed_s": usage.exposed_ns / 1e9,
-                "overlapped_s": usage.overlapped_ns / 1e9,
-                "idle_s": usage.idle_ns / 1e9,
-                "waiting_s": usage.waiting_ns / 1e9,
-                "waited_for": {str(rank): ns / 1e9 for rank, ns in usage.waited_for.items()},
-            }
-        )
-    return rows
-
-
-def _operators_json(trace: Trace, operators: OperatorReplay) -> dict[str, Any]:
-    usage = analyse(from_timeline(operators.timeline))
-    return {
-        "format": trace.format,
-        "world_size": trace.world_size,
-        "recorded_ranks": [rank.rank for rank in trace.ranks],
-        "iteration_time_s": to_s(operators.timeline.makespan_ps),
-        "measured_iteration_time_s": None,
-        "breakdown": _breakdown(usage),
-        "n_kernels": operators.n_kernels,
-        "n_communications": operators.n_communications,
-        "notes": [
-            *trace.notes,
-            f"an execution trace holds no times: kernels, host and links of {operators.device} are predicted",
-        ],
-    }
-
-
-def _stages_json(trace: Trace, stages: StageReplay) -> dict[str, Any]:
-    return {
-        "format": trace.format,
-        "world_size": trace.world_size,
-        "layout": dict(trace.layout),
-        "iteration_time_s": float(np.mean(stages.simulated_s)),
-        "measured_iteration_time_s": float(np.mean(stages.measured_s)),
-        "relative_error": stages.error,
-        "compute_only_s": stages.compute_only_s,
-        "message_s": stages.message_s,
-        "steps": [
-            {"step": i, "measured_s": m, "simulated_s": s}
-            for i, m, s in zip(stages.iterations, stages.measured_s, stages.simulated_s, strict=True)
-        ],
-        "notes": [*trace.notes, f"time of a message between stages: {stages.basis}"],
-    }
+    if not what.changes:
+        return Answer(trace=trace, identity=identity)
+    edited = edit(whole, what)
+    changed = replay(edited)
+    groups = (largest_group(whole), what.dp or largest_group(whole))
+    sure = confidence(edited, changed, groups=groups, devices=(what.device, what.measured_device))
+    return Answer(trace=trace, identity=identity, changed=changed, confidence=sure)

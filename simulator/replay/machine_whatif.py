@@ -101,8 +101,9 @@ def on_device(whole: Reconstruction, device: Device, measured_on: Device) -> Rec
 
     A trace holds no shapes. A kernel is taken for a square matrix product if its name says so, else for a pointwise
     kernel; of either kind the size that takes the measured time on the measured device is the one that is priced on
-    the new device.
+    the new device. Where a device has no tensor cores for the dtype, the same kernel in half precision is meant.
     """
+    used: dict[str, int] = {}
     curves: dict[tuple[bool, str], tuple[list[float], list[float]]] = {}
     plans = []
     for plan in whole.plans:
@@ -112,11 +113,22 @@ def on_device(whole: Reconstruction, device: Device, measured_on: Device) -> Rec
             if not len(mine):
                 continue
             kind = _class(name)
+            used[kind[1]] = used.get(kind[1], 0) + len(mine) * kind[0]
             times, ratios = curves.setdefault(kind, _curve(device, measured_on, *kind))
             factors = np.interp(np.log(np.maximum(duration[mine], 1) / 1e9), times, ratios)
             duration[mine] = np.rint(duration[mine] * factors).astype(np.int64)
         plans.append(replace(plan, duration_ns=duration))
-    return noted(whole, f"compute runs on {device.name} instead of {measured_on.name}", plans=tuple(plans))
+    text = f"compute runs on {device.name} instead of {measured_on.name}"
+    missing = [dtype for dtype, count in used.items() if count and _tensor_dtype(dtype, device) != dtype]
+    if missing:
+        text += f"; {device.name} has no {' or '.join(sorted(missing))}: such kernels run in fp16"
+    return noted(whole, text, plans=tuple(plans))
+
+
+def _tensor_dtype(dtype: str, device: Device) -> str:
+    """Return the dtype in which a device runs a kernel of another one: half precision where it lacks bf16 or fp8."""
+    lacks = dtype in ("bf16", "fp8") and dtype not in device.peak_flops_per_s
+    return "fp16" if lacks and "fp16" in device.peak_flops_per_s else dtype
 
 
 def _class(name: str) -> tuple[bool, str]:
@@ -131,15 +143,16 @@ def _curve(new: Device, old: Device, matrix: bool, dtype: str) -> tuple[list[flo
     model = RooflineKernels()
     points = []
     for size in _SIDES if matrix else _ELEMENTS:
-        shape: GemmShape | PointwiseShape
-        if matrix:
-            shape = GemmShape(m=size, n=size, k=size, dtype=dtype)
-        else:
-            shape = PointwiseShape(name="add", n_elements=size, read_bytes=4.0 * size, written_bytes=2.0 * size)
-        before, after = model.duration_s(shape, old), model.duration_s(shape, new)
+        before, after = (model.duration_s(_shape(matrix, size, _tensor_dtype(dtype, d)), d) for d in (old, new))
         points.append((float(np.log(before)), after / before))
     points.sort()
     return [x for x, _ in points], [y for _, y in points]
+
+
+def _shape(matrix: bool, size: int, dtype: str) -> GemmShape | PointwiseShape:
+    if matrix:
+        return GemmShape(m=size, n=size, k=size, dtype=dtype)
+    return PointwiseShape(name="add", n_elements=size, read_bytes=4.0 * size, written_bytes=2.0 * size)
 
 
 def shipped_device(name: str) -> Device | None:

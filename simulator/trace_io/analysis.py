@@ -89,6 +89,14 @@ class Analysis:
     windows: tuple[Usage, ...]
     joins: Joins
 
+    @property
+    def iteration_s(self) -> float:
+        """Mean over the steps of the slowest rank's length; 0 without any step."""
+        steps: dict[int, int] = {}
+        for usage in self.usages:
+            steps[usage.step] = max(steps.get(usage.step, 0), usage.duration_ns)
+        return float(np.mean(list(steps.values()))) / 1e9 if steps else 0.0
+
     def of(self, rank: int) -> tuple[Usage, ...]:
         """Return the steps of one rank."""
         return tuple(usage for usage in self.usages if usage.rank == rank)

@@ -8,7 +8,7 @@ from bisect import bisect_right
 import numpy as np
 
 from simulator.trace_io.evidence import CLOCK_NS, SKEW_NS, Evidence, named
-from simulator.trace_io.record import COMMUNICATION, RUNTIME, Int64, RankTrace
+from simulator.trace_io.record import COMMUNICATION, COMPUTE, RUNTIME, Int64, RankTrace
 
 #: ends this close before a start may have caused it, where launches and the stream do not explain the start
 _CAUSE_NS = 50_000
@@ -21,29 +21,39 @@ def find_dependencies(evidence: Evidence) -> After:
     """Return for each operation the earlier ones on other lanes that it waited for.
 
     Known reasons come first. A start that neither the launch, nor the stream, nor a known reason explains is put down
-    to the operation that ended closest to it, if one did.
+    to the operation that ended closest to it, if one did; a thread that computes and waits itself may wake up late, so
+    there it is the last communication that ended in the gap.
     """
     known = _known(evidence)
+    blocking = _blocking_hosts(evidence)
     by_end = np.argsort(evidence.end_ns, kind="stable")
     ends, candidates = evidence.end_ns[by_end].tolist(), by_end.tolist()
     starts, all_ends = evidence.start_ns.tolist(), evidence.end_ns.tolist()
     place, ready, lane = evidence.position.tolist(), evidence.ready_ns.tolist(), evidence.lane
+    kinds = evidence.rank.ops.kind.tolist()
     after: list[tuple[int, ...]] = []
     for op, start in enumerate(starts):
         found = known.get(op, set())
         before = evidence.previous[op]
         explained = max([ready[op], *(all_ends[dep] for dep in found), *((all_ends[before],) if before >= 0 else ())])
         if start - explained > CLOCK_NS:
-            at, floor = bisect_right(ends, start + SKEW_NS), max(explained, start - _CAUSE_NS)
-            nearest, closest = _CAUSE_NS + 1, -1
+            waits = blocking and kinds[op] == COMPUTE
+            at, floor = bisect_right(ends, start + SKEW_NS), explained if waits else max(explained, start - _CAUSE_NS)
+            nearest, closest = start - floor + SKEW_NS, -1
             while at > 0 and ends[at - 1] > floor:
                 at -= 1
                 cause, distance = candidates[at], abs(ends[at] - start)
-                if distance < nearest and lane[cause] != lane[op] and place[cause] < place[op]:
+                near = distance <= _CAUSE_NS or kinds[cause] == COMMUNICATION
+                if near and distance < nearest and lane[cause] != lane[op] and place[cause] < place[op]:
                     nearest, closest = distance, cause
             found = found | {closest} if closest >= 0 else found
         after.append(tuple(sorted(dep for dep in found if lane[dep] != lane[op] and place[dep] < place[op])))
     return tuple(after)
+
+
+def _blocking_hosts(evidence: Evidence) -> bool:
+    """Whether threads compute and wait themselves: nothing is launched, and the format knows no dependencies."""
+    return evidence.rank.dependencies is None and not (evidence.rank.ops.launch >= 0).any()
 
 
 def shorten(evidence: Evidence, after: After) -> None:
@@ -62,6 +72,8 @@ def _known(evidence: Evidence) -> dict[int, set[int]]:
     sources = [_habits(evidence), _recorded(evidence)]
     if evidence.rank.dependencies is not None:
         sources.append(dict(enumerate(evidence.rank.dependencies)))
+    elif _blocking_hosts(evidence):
+        sources.append(_by_program(evidence))
     for source in sources:
         for op, deps in source.items():
             kept = {dep for dep in deps if dep != op and end[dep] <= start[op] + SKEW_NS}
@@ -101,6 +113,23 @@ def _habits(evidence: Evidence) -> dict[int, tuple[int, ...]]:
                     result[op] = tuple(last_communication.values())
             last_compute[thread] = op
         last_launch[thread] = at
+    return result
+
+
+def _by_program(evidence: Evidence) -> dict[int, tuple[int, ...]]:
+    """Without launches: who computes also issues, so communication follows the last computation that had ended."""
+    kinds, lane = evidence.rank.ops.kind, np.array(evidence.lane)
+    compute = np.flatnonzero(kinds == COMPUTE)
+    if not len(compute):
+        return {}
+    names, counts = np.unique(lane[compute], return_counts=True)
+    main = compute[lane[compute] == names[np.argmax(counts)]]
+    main = main[np.argsort(evidence.end_ns[main], kind="stable")]
+    result: dict[int, tuple[int, ...]] = {}
+    for op in np.flatnonzero(kinds == COMMUNICATION).tolist():
+        at = int(np.searchsorted(evidence.end_ns[main], evidence.start_ns[op], side="right"))
+        if at:
+            result[op] = (int(main[at - 1]),)
     return result
 
 

@@ -11,7 +11,7 @@ from simulator.trace_io.record import ANNOTATION, OPERATOR, Int64, RankTrace
 def phases(rank: RankTrace) -> list[Phase]:
     """Return the phase of every device operation, ``forward`` where nothing says otherwise.
 
-    What autograd's thread launches is backward; what ``Optimizer.step`` encloses is optimizer. Traces without host
+    What autograd launches is backward; what ``Optimizer.step`` encloses is optimizer. Traces without host
     events tell by the operation's own name, if at all.
     """
     if not len(rank.host):
@@ -20,10 +20,8 @@ def phases(rank: RankTrace) -> list[Phase]:
     optimizer_names = {
         i for i, name in enumerate(rank.names) if name.startswith("Optimizer.step") or name == "optimizer_step"
     }
-    host = rank.host
     backward = _inside(rank, _ranges(rank, backward_names, (OPERATOR,)))
     optimizer = _inside(rank, _ranges(rank, optimizer_names, (ANNOTATION, OPERATOR)))
-    del host
     result: list[Phase] = ["forward"] * len(rank.ops)
     for op in np.flatnonzero(backward).tolist():
         result[op] = "backward"
@@ -54,12 +52,16 @@ def _ranges(rank: RankTrace, names: set[int], kinds: tuple[int, ...]) -> dict[in
 
 
 def _inside(rank: RankTrace, ranges: dict[int, tuple[Int64, Int64]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Whether each operation's launch lies in one of the ranges of its thread."""
-    result = np.zeros(len(rank.ops), bool)
-    known = np.flatnonzero(rank.ops.launch >= 0)
-    at, thread = rank.host.start_ns[rank.ops.launch[known]], rank.host.thread[rank.ops.launch[known]]
+    """Whether each operation's launch lies in one of the ranges of its thread; without launches, whether it does."""
+    ops = rank.ops
+    result = np.zeros(len(ops), bool)
+    known = np.flatnonzero(ops.launch >= 0)
+    launched = bool(len(known))
+    if not launched:
+        known = np.arange(len(ops))
+    at = rank.host.start_ns[ops.launch[known]] if launched else ops.start_ns
     for number, (start, end) in ranges.items():
-        mine = thread == number
+        mine = rank.host.thread[ops.launch[known]] == number if launched else np.ones(len(ops), bool)
         place = np.searchsorted(start, at[mine], side="right") - 1
-        result[known[mine]] = (place >= 0) & (at[mine] < end[np.maximum(place, 0)])
+        result[known[mine]] |= (place >= 0) & (at[mine] < end[np.maximum(place, 0)])
     return result

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from simulator.errors import TraceError
-from simulator.replay import machine_whatif, network_whatif, replay, whatif
-from simulator.replay.answer import WhatIf, answer, to_json
+from simulator.replay import bucket_whatif, machine_whatif, network_whatif, ranks_whatif, replay, whatif
+from simulator.replay.answer import WhatIf, answer
+from simulator.replay.document import to_json
 from simulator.replay.operators import shape_of
 from simulator.replay.stages import replay_stages
 from simulator.topology import load_topology
@@ -126,22 +127,22 @@ def test_host_bound_run_follows_its_host():
 
 def test_more_data_parallel_ranks_and_missing_ranks():
     whole = reconstruct(read(SHARED / "hta"))
-    grown = network_whatif.data_parallel(whole, 8)
+    grown = ranks_whatif.data_parallel(whole, 8)
     assert grown.members == (tuple(range(8)),)
     assert _mean_s(replay(grown)) >= _mean_s(replay(whole))
     assert any("stands for all" in note for note in grown.notes)
     whole = reconstruct(read(sorted((SHARED / "megatron-tp2" / "tp2" / "result").glob("*/*"))[:1]), stand_for_all=False)
     assert whole.members == ((0,),)
-    assert network_whatif.infer_missing(whole).members == ((0, 1),)
+    assert ranks_whatif.infer_missing(whole).members == ((0, 1),)
 
 
 def test_buckets_merge_and_need_sizes():
     whole = reconstruct(read(SHARED / "hta"))
-    merged = network_whatif.buckets(whole, 1 << 40)
+    merged = bucket_whatif.buckets(whole, 1 << 40)
     assert merged.plans[0].duration_ns.sum() != whole.plans[0].duration_ns.sum()
     unsized = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer_4"))
     with pytest.raises(TraceError, match="carries a size"):
-        network_whatif.buckets(unsized, 1 << 20)
+        bucket_whatif.buckets(unsized, 1 << 20)
 
 
 def test_unknown_rank_and_durationless_traces_are_refused():

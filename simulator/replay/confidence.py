@@ -1,0 +1,87 @@
+"""How sure a replay is of what was not recorded: waiting for other ranks, and kernels of another device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import hypot, log, sqrt
+
+from simulator.replay.ranks_whatif import scale_waiting
+from simulator.replay.run import Replay, replay
+from simulator.replay.whatif import scale_kernels
+from simulator.topology.device import Device
+from simulator.trace_io.reconstruct import Reconstruction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confidence:
+    """An interval around the iteration time of a replay.
+
+    Parameters
+    ----------
+    low_s, high_s : float
+        Mean over the steps of the slowest rank.
+    basis : str
+        What makes the difference.
+    """
+
+    low_s: float
+    high_s: float
+    basis: str
+
+
+def confidence(
+    edited: Reconstruction,
+    result: Replay,
+    *,
+    groups: tuple[int, int],
+    devices: tuple[Device | None, Device | None] = (None, None),
+) -> Confidence | None:
+    """Replay a changed trace twice more: as it would be at best, and at worst.
+
+    Ranks that were not recorded make others wait. At best they never do. At worst they are late as the recorded ones
+    are: the latest of n ranks whose delays are alike and independent is late in proportion to ``sqrt(log n)``.
+    Kernels on another device are off by the errors of the two devices' kernel models, as one error of all.
+
+    Parameters
+    ----------
+    edited : Reconstruction
+        With all changes.
+    result : Replay
+        Of ``edited``.
+    groups : (int, int)
+        Ranks of the largest group, recorded and asked for.
+    devices : (Device, Device), optional
+        The new one and the recorded one, where kernels were rescaled.
+
+    Returns
+    -------
+    Confidence or None
+        None where all ranks were recorded and no kernel was rescaled: then nothing is known of the error.
+
+    References
+    ----------
+    David and Nagaraja, "Order Statistics", 3rd edition, 2003, section 4.5: expected maximum of n normal variables.
+    """
+    trace, (old, new) = edited.trace, groups
+    bases = []
+    waiting, error = (1.0, 1.0), 0.0
+    if len(trace.ranks) < trace.world_size or old != new:
+        waiting = (0.0, max(1.0, sqrt(log(max(new, 2)) / log(max(old, 2)))))
+        n = max(trace.world_size * new // old, trace.world_size)
+        bases.append(
+            f"{len(trace.ranks)} of {n} ranks were recorded: from no waiting for the others to {waiting[1]:.3g} times the "
+            "recorded waiting"
+        )
+    device, recorded = devices
+    if device is not None and recorded is not None and device.name != recorded.name:
+        error = hypot(device.kernel_error, recorded.kernel_error)
+        bases.append(f"kernels rescaled to {device.name} are off by {error:.0%} together")
+    if not bases:
+        return None
+    times = [result.simulated_usage.iteration_s]
+    for wait, kernels in zip(waiting, (1 - error, 1 + error), strict=True):
+        whole = scale_waiting(edited, wait)
+        if error:
+            whole = scale_kernels(whole, lambda rank, name, factor=kernels: factor)  # type: ignore[misc]
+        times.append(replay(whole).simulated_usage.iteration_s)
+    return Confidence(low_s=min(times), high_s=max(times), basis="; ".join(bases))

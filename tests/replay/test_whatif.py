@@ -1,0 +1,200 @@
+"""What-ifs on traces whose answers can be worked out by hand, and on this project's own recordings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simulator.errors import TraceError
+from simulator.replay import replay
+from simulator.replay.answer import WhatIf, answer
+from simulator.replay.bucket_whatif import buckets
+from simulator.replay.document import to_json
+from simulator.replay.network_whatif import overlap, serialise
+from simulator.replay.ranks_whatif import data_parallel, grown, infer_missing, scale_waiting
+from simulator.topology import load_topology
+from simulator.topology.device import load_device
+from simulator.trace_io import read
+from simulator.trace_io.reconstruct import reconstruct
+
+OWN = Path(__file__).resolve().parents[2] / "traces"
+MILLION = 1 << 20
+
+
+def recording(path, *, reductions, kernels=10, kernel_us=100.0, rank=0, world=1, wait_us=0.0):
+    """One step on the device: equal kernels, launched at once, and all-reduces (after kernel, bytes, us)."""
+    events, correlation = [], 0
+
+    def add(name, stream, start, length, args=None):
+        nonlocal correlation
+        correlation += 1
+        launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1,
+                  "ts": 1000.0 + correlation, "dur": 0.5, "args": {"correlation": correlation}}  # fmt: skip
+        events.append((launch["ts"], launch))
+        work = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": start, "dur": length,
+                "args": {"stream": stream, "device": 0, "correlation": correlation, **(args or {})}}  # fmt: skip
+        events.append((start, work))
+
+    free = 0.0
+    for number in range(kernels):
+        begin = 2000.0 + number * kernel_us
+        add("ampere_bf16_s16816gemm", 7, begin, kernel_us)
+        for after, size, length in reductions:
+            if after == number + 1:
+                begin = max(begin + kernel_us, free)
+                free = begin + length + wait_us * (rank == 0)
+                args = {"Collective name": "allreduce", "In msg nelems": size // 4, "Out msg nelems": size // 4,
+                        "dtype": "Float", "Group size": world, "Process Group Name": "0",
+                        "Process Group Ranks": str(list(range(world))), "Seq": number}  # fmt: skip
+                add("ncclDevKernel_AllReduce", 20, begin, free - begin, args)
+    marks = {
+        "ph": "X",
+        "cat": "user_annotation",
+        "name": "ProfilerStep#1",
+        "pid": 1,
+        "tid": 1,
+        "ts": 1000.0,
+        "dur": 900.0,
+    }
+    document = {
+        "deviceProperties": [{"name": "NVIDIA A100-SXM4-80GB"}],
+        "distributedInfo": {"rank": rank, "world_size": world},
+        "traceEvents": [marks, *(event for _, event in sorted(events, key=lambda entry: entry[0]))],
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
+def length_us(whole):
+    (usage, *_) = replay(whole).simulated_usage.usages
+    return usage.duration_ns / 1e3
+
+
+def test_a_large_bucket_is_split_and_starts_earlier(tmp_path):
+    path = recording(tmp_path / "a.json", reductions=[(10, 40 * MILLION, 400.0)], world=8)
+    whole = reconstruct(read(path))
+    assert length_us(whole) == pytest.approx(1400.0, abs=1.0)
+    split = buckets(whole, 10 * MILLION)
+    # 10 us of each transfer do not depend on its size: four parts take 97.5 + 10 us each. They start after 2, 5 and 7
+    # of the ten kernels, the last one where the whole did.
+    assert length_us(split) == pytest.approx(1000.0 + 107.5, abs=1.0)
+    assert sum(plan.rank.ops.kind.tolist().count(1) for plan in split.plans) == 4
+
+
+def test_small_buckets_are_merged_and_move_all_bytes_at_the_end(tmp_path):
+    reductions = [(number, 10 * MILLION, 90.0) for number in (2, 4, 6, 8, 10)]
+    whole = reconstruct(read(recording(tmp_path / "a.json", reductions=reductions, world=8)))
+    assert length_us(whole) == pytest.approx(1090.0, abs=1.0)
+    assert length_us(buckets(whole, 50 * MILLION)) == pytest.approx(1000.0 + 5 * 80.0 + 10.0, abs=1.0)
+    with pytest.raises(TraceError, match="are what the trace has"):
+        buckets(whole, 9 * MILLION)
+
+
+def test_buckets_split_alike_on_all_ranks(tmp_path):
+    for rank in (0, 1):
+        recording(tmp_path / f"rank{rank}.json", reductions=[(10, 40 * MILLION, 400.0)], rank=rank, world=2)
+    split = buckets(reconstruct(read(tmp_path)), 20 * MILLION)
+    assert [sorted(plan.key.values()) for plan in split.plans] == [[0, 1], [0, 1]]
+    assert length_us(split) == pytest.approx(1205.0, abs=1.0)
+
+
+def test_a_bucket_never_outlives_its_step():
+    whole = reconstruct(read(OWN / "ddp-2"))
+    merged = buckets(whole, 1 << 40)
+    sizes = [call.n_bytes for call in merged.calls if call.n_bytes]
+    assert len(sizes) == 2  # one per step, of two steps
+    assert sum(sizes) == sum(call.n_bytes for call in whole.calls)
+
+
+def test_groups_grow_along_their_axis():
+    assert grown((0, 1, 2, 3), 4, 8) == tuple(range(8))
+    assert grown((1, 3), 2, 3) == (1, 3, 5)
+    assert grown((4, 5), 2, 4) == (8, 9, 10, 11)
+    assert grown((), 8, 64) == ()
+
+
+def test_more_ranks_are_priced_on_a_topology(tmp_path):
+    whole = reconstruct(read(recording(tmp_path / "a.json", reductions=[(10, 400 * MILLION, 4000.0)], world=8)))
+    ring = length_us(data_parallel(whole, 16)) - 1000.0
+    assert ring == pytest.approx(10.0 * 15 / 7 + 3990.0 * (15 / 16) / (7 / 8), rel=1e-3)
+    wired = length_us(data_parallel(whole, 16, load_topology("dgx-a100-40g", 16))) - 1000.0
+    assert wired > 1.15 * ring, "the NICs of two nodes carry less than their NVLinks"
+    with pytest.raises(TraceError, match="16 ranks do not fit on the 8 GPUs"):
+        data_parallel(whole, 16, load_topology("dgx-a100-40g", 8))
+
+
+def test_rank_0_says_how_sure_it_stands_for_all(tmp_path):
+    reductions = [(number, MILLION, 50.0) for number in (8, 9, 10)]
+    late = recording(tmp_path / "a.json", reductions=reductions, world=8)
+    document = json.loads(late.read_text())
+    last = [event for event in document["traceEvents"] if "AllReduce" in event["name"]][-1]
+    last["dur"] += 300.0  # the others were late once
+    late.write_text(json.dumps(document))
+    found = to_json(answer(read(late), WhatIf(dp=64)))
+    sure = found["confidence"]
+    assert found["stands_for"] == {"0": list(range(64))}
+    assert found["world_size"] == 64
+    assert sure["low_s"] == pytest.approx(found["iteration_time_s"] - 300e-6, abs=2e-6)
+    assert sure["high_s"] == pytest.approx(found["iteration_time_s"] + (2**0.5 - 1) * 300e-6, abs=2e-6)
+    assert "1 of 64 ranks" in sure["basis"]
+    assert to_json(answer(read(late)))["confidence"] is None
+
+
+def test_waiting_for_recorded_ranks_is_not_scaled(tmp_path):
+    for rank, wait in ((0, 200.0), (1, 0.0)):
+        reductions = [(10, MILLION, 50.0)]
+        recording(tmp_path / f"rank{rank}.json", reductions=reductions, rank=rank, world=2, wait_us=wait)
+    whole = reconstruct(read(tmp_path))
+    assert length_us(scale_waiting(whole, 0.0)) == pytest.approx(length_us(whole), abs=1.0)
+
+
+def test_missing_ranks_are_like_those_that_share_their_groups(tmp_path):
+    path = recording(tmp_path / "a.json", reductions=[(10, MILLION, 50.0)], rank=1, world=4)
+    whole = reconstruct(read(path), stand_for_all=False)
+    assert whole.members == ((1,),)
+    assert sorted(infer_missing(whole).members[0]) == [0, 1, 2, 3]
+
+
+def test_another_device_and_another_network_together(tmp_path):
+    path = recording(tmp_path / "a.json", reductions=[(10, 400 * MILLION, 4000.0)], world=8, kernel_us=1000.0)
+    trace = read(path)
+    old, new = load_device("a100-sxm4-80g"), load_device("h100-sxm5-80g")
+    here, there = load_topology("dgx-a100-80g", 8), load_topology("dgx-h100", 8)
+
+    def time_s(**what):
+        return to_json(answer(trace, WhatIf(**what)))["iteration_time_s"]
+
+    base, gpu = time_s(), time_s(device=new, measured_device=old)
+    net, both = (
+        time_s(topology=there, measured_on=here, **more) for more in ({}, {"device": new, "measured_device": old})
+    )
+    assert base - both == pytest.approx((base - gpu) + (base - net), rel=1e-6)
+    assert 0.3 < (gpu - 4e-3) / (base - 4e-3) < 0.6
+    notes = to_json(answer(trace, WhatIf(topology=there, measured_on=here)))["notes"]
+    assert any("--gpu h100-sxm5-80g rescales them" in note for note in notes)
+
+
+def test_dtypes_that_a_device_lacks_run_in_half_precision(tmp_path):
+    trace = read(recording(tmp_path / "a.json", reductions=[], kernel_us=1000.0))
+    what = WhatIf(device=load_device("v100-sxm2-32g"), measured_device=load_device("a100-sxm4-80g"))
+    found = to_json(answer(trace, what))
+    assert 2.0 < 1 / found["speedup"] < 4.0  # 312 against 125 TFLOP/s
+    assert any("has no bf16" in note for note in found["notes"])
+    assert found["confidence"]["low_s"] < found["iteration_time_s"] < found["confidence"]["high_s"]
+
+
+@pytest.mark.parametrize("name", ["ddp-2", "fsdp2-2"])
+def test_host_runs_follow_their_own_computation(name):
+    """Traces without launches: communication follows the thread that computes, so nothing stays where it was."""
+    whole = reconstruct(read(OWN / name))
+    for plan in whole.plans:
+        kinds = plan.rank.ops.kind
+        lead_us = [plan.lead_ns[op] / 1e3 for op in range(len(kinds)) if kinds[op] == 1]
+        assert max(lead_us) < 2000.0
+        assert "optimizer" in plan.phase
+        assert "backward" in plan.phase
+    base = replay(whole).simulated_usage.iteration_s
+    assert replay(overlap(whole)).simulated_usage.iteration_s < 1.02 * base
+    assert replay(serialise(whole)).simulated_usage.iteration_s < 2 * base
