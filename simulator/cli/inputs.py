@@ -6,95 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simulator.cli.warnings import write_warnings
-from simulator.errors import ConfigError
 from simulator.importers import import_model
 from simulator.importers.deepspeed import import_deepspeed
+from simulator.importers.plan_files import (  # noqa: F401 - some are imported from here
+    deepspeed_files,
+    needs_ranks,
+    plan_settings,
+    without_deepspeed,
+)
 from simulator.importers.record import Imported, ImportReport
 from simulator.importers.settings import import_settings, recognise_settings
 from simulator.importers.topologies import import_topology, is_foreign
-from simulator.plan import load_plan
-
-_DEGREES = ("tp", "pp", "cp")
-
-
-def plan_settings(options: Mapping[str, Any], n_gpus: int = 0) -> dict[str, Any]:
-    """Merge the settings of the files that are given: Megatron's below DeepSpeed's below those of the plan file.
-
-    Parameters
-    ----------
-    options : mapping
-        Parsed options; ``megatron``, ``deepspeed`` and ``plan`` are paths, the degrees win over the files.
-    n_gpus : int
-        GPUs that will run, where that is known: DeepSpeed's batch rule needs the data-parallel ranks.
-
-    Returns
-    -------
-    dict
-        Keyword arguments of :class:`simulator.plan.ParallelPlan`.
-
-    Raises
-    ------
-    ConfigError
-        If a file cannot be understood.
-    """
-    settings: dict[str, Any] = {}
-    if options.get("megatron"):
-        settings |= import_settings(options["megatron"], "megatron").settings
-    own = _own_plan(options)
-    for path in _deepspeed_files(options):
-        given = {name: options[name] for name in _DEGREES if options.get(name)}
-        settings = _lay_deepspeed_over(settings, str(path), {**own, **given}, n_gpus)
-    return settings | own
-
-
-def _own_plan(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of ``--plan``, unless it is DeepSpeed's, whose batch rule needs the ranks."""
-    path = options.get("plan")
-    if not path:
-        return {}
-    kinds = recognise_settings(path)
-    if not kinds:
-        return load_plan(path)
-    if "deepspeed" in kinds:
-        return {}
-    imported = import_settings(path)
-    if not imported.settings:
-        raise ConfigError(f"{path} ({imported.kind}) describes a model and no plan", hint=f"give it as --model {path}")
-    return imported.settings
-
-
-def _deepspeed_files(options: Mapping[str, Any]) -> Iterator[str]:
-    if options.get("plan") and "deepspeed" in recognise_settings(options["plan"]):
-        yield options["plan"]
-    if options.get("deepspeed"):
-        yield options["deepspeed"]
-
-
-def _lay_deepspeed_over(settings: dict[str, Any], path: str, above: dict[str, Any], n_gpus: int) -> dict[str, Any]:
-    """Add DeepSpeed's settings to those of a launch script, and derive the batch from the ranks."""
-    found = import_deepspeed(path).settings
-    if found.get("tp") == 1:
-        del found["tp"]
-    degrees = dict.fromkeys(_DEGREES, 1) | settings | found | above
-    model_parallel = degrees["tp"] * degrees["pp"] * degrees["cp"]
-    if n_gpus >= model_parallel:
-        found |= import_deepspeed(path, world_size=n_gpus // model_parallel).settings | {"tp": degrees["tp"]}
-    elif "dp" in found:
-        found["gpus"] = found["dp"] * model_parallel
-    if settings:  # the script says how the layers are written, DeepSpeed how the data is sharded
-        found["framework"] = "megatron-deepspeed"
-    return settings | found
-
-
-def needs_ranks(options: Mapping[str, Any]) -> bool:
-    """Whether the plan depends on the number of GPUs, since a DeepSpeed file gives the batch per rank."""
-    return any("dp" not in import_deepspeed(path).settings for path in _deepspeed_files(options))
-
-
-def without_deepspeed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without DeepSpeed's files."""
-    files = set(_deepspeed_files(options))
-    return {**options, "deepspeed": None, "plan": None if options.get("plan") in files else options.get("plan")}
 
 
 def model_of(options: Mapping[str, Any]) -> str | None:
@@ -121,7 +43,7 @@ def _write_account(file: str, report: ImportReport, said: set[str]) -> None:
 def _imports(options: Mapping[str, Any]) -> Iterator[Imported]:
     if options.get("megatron"):
         yield import_settings(options["megatron"], "megatron")
-    for path in _deepspeed_files(options):
+    for path in deepspeed_files(options):
         yield import_deepspeed(path)
     plan = options.get("plan")
     if plan and recognise_settings(plan) and "deepspeed" not in recognise_settings(plan):

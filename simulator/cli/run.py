@@ -9,11 +9,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 from simulator.answer import document, explain, memory_over_time, report, to_json, way_out
-from simulator.cli.inputs import model_of, needs_ranks, plan_settings, without_deepspeed, write_notes
+from simulator.cli.inputs import model_of, write_notes
 from simulator.cli.modules import fit_plan, recorded_module
 from simulator.cli.warnings import idle_loading, without_effect, write_warnings
 from simulator.cli.whole_run import run_request
 from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.importers.plan_files import needs_ranks, plan_settings, without_deepspeed
 from simulator.importers.topologies import open_topology
 from simulator.plan import ParallelPlan
 from simulator.report import console

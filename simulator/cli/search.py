@@ -24,26 +24,46 @@ def search(
     ] = "time",
     price: Annotated[float, typer.Option(help="Price of a GPU hour, in any currency.")] = 0.0,
     jobs: Annotated[int, typer.Option(help="Processes; 0 means one per core.")] = 0,
-    scheduler: Annotated[str, typer.Option(help="Dask scheduler that does the work.", show_default=False)] = "",
+    scheduler: Annotated[
+        str, typer.Option(help="Dask scheduler that does the work: tcp://..., or a Slurm file.", show_default=False)
+    ] = "",
+    out: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Folder for answers, tables and plots; started again, it does only the rest."),
+    ] = None,
+    formats: Annotated[str, typer.Option("--format", help="Tables in it: csv, jsonl, parquet.")] = "csv,jsonl",
+    plot: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Plots: .html for a page, .svg, .png or .pdf for one file each.", show_default=False),
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
     **scenario: Any,
 ) -> None:
     """Find the fastest plans that fit: every valid one is simulated, or ruled out by a proven lower bound."""
-    from simulator.cli.shared import SearchProgress, scenario_settings
-    from simulator.cli.tables import print_emitted, print_search
+    from simulator.cli.shared import SearchProgress, say_who_works, scenario_settings
+    from simulator.cli.tables import print_emitted, print_files, print_search
     from simulator.search.axes import parse_axis
     from simulator.search.emit import write_all
-    from simulator.search.objectives import answer_of, search_counts
+    from simulator.search.objectives import answer_of, check_objective, search_counts
+    from simulator.search.store import open_store
+    from simulator.search.write import check_output, write_search
 
     base, axes = scenario_settings(scenario)
     axes |= dict(parse_axis(text) for text in axis or ())
+    check_objective(objective, price)
+    check_output(formats, plot)
+    say_who_works(scheduler)
     found = search_counts(
-        base, axes, axes.pop("gpus", ()), top=top, n_jobs=jobs, scheduler=scheduler, observe=SearchProgress()
-    )
+        base, axes, axes.pop("gpus", ()), top=top, n_jobs=jobs, scheduler=scheduler, observe=SearchProgress(),
+        store=open_store(out) if out else None,
+    )  # fmt: skip
     answer, space, plans = answer_of(found, objective, price_per_gpu_hour=price)
     written = write_all(plans, space, Path(emit)) if emit else []
+    files = write_search(answer, out, formats, plot)
     if json_output:
-        print(json.dumps({**answer, "emitted": [one.to_dict() for one in written]}, allow_nan=False))
+        emitted = [one.to_dict() for one in written]
+        print(json.dumps({**answer, "emitted": emitted, "files": [str(file) for file in files]}, allow_nan=False))
     else:
-        print_search(base["model"], base["topology"], answer)
+        print_search(answer)
         print_emitted(written)
+        print_files(files)

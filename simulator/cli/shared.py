@@ -11,10 +11,11 @@ from typing import Any
 
 #: parameters of the main command that describe a scenario
 _SCENARIO = (
-    "topology", "model", "gpus", "plan", "dp", "tp", "pp", "virtual_pp", "cp", "ep", "sharding", "schedule",
+    "topology", "model", "gpus", "plan", "deepspeed", "megatron", "dp", "tp", "pp", "virtual_pp", "cp", "ep", "sharding",
+    "schedule",
     "micro_batch", "global_batch", "sequence_length", "precision", "recompute", "attention", "sequence_parallel",
-    "framework", "overlap", "loader_workers", "sample_bytes", "sample_time_s",
-    "network", "transport", "nccl_algo", "nccl_proto", "seed", "set_",
+    "framework", "overlap", "loader_workers", "sample_bytes", "sample_time_s", "network", "transport", "nccl_algo", "nccl_proto", "seed",
+    "set_",
 )  # fmt: skip
 
 
@@ -54,11 +55,15 @@ def scenario_settings(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str
     axes : dict
         Tuples of values.
     """
+    from simulator.cli.inputs import write_notes
     from simulator.cli.run import collect_settings
+    from simulator.importers.plan_files import PLAN_FILES
     from simulator.search.axes import parse_axis
 
-    settings, overrides = collect_settings({"plan": None, "set_": None, **options})
-    base: dict[str, Any] = {**settings, **dict(overrides)}
+    write_notes(options, set())
+    files = {name: options[name] for name in PLAN_FILES if options.get(name)}
+    settings, overrides = collect_settings({"set_": None, **options, **dict.fromkeys(PLAN_FILES)})
+    base: dict[str, Any] = {**files, **settings, **dict(overrides)}
     for name, key in (("topology", "topology"), ("model", "model"), ("network", "network"), ("transport", "transport"),
                       ("nccl_algo", "algorithm"), ("nccl_proto", "protocol"), ("seed", "seed")):  # fmt: skip
         if options.get(name) and (name, options[name]) != ("network", "flow"):  # flow is the default anyway
@@ -71,6 +76,12 @@ def scenario_settings(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str
         else:
             base["gpus"] = counts[0]
     return base, axes
+
+
+def say_who_works(scheduler: str) -> None:
+    """Say on standard error that jobs are submitted, since they may wait in Slurm's queue for long."""
+    if scheduler and "://" not in scheduler:
+        print(f"submitting the jobs of {scheduler}; squeue shows them, Ctrl-C cancels them", file=sys.stderr)
 
 
 class Progress:

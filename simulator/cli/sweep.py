@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
@@ -23,29 +22,38 @@ def sweep(
     formats: Annotated[str, typer.Option("--format", help="Tables to write: csv, jsonl, parquet.")] = "csv,jsonl",
     jobs: Annotated[int, typer.Option(help="Processes; 0 means one per core.")] = 0,
     scheduler: Annotated[
-        str, typer.Option(help="Dask scheduler that does the work: tcp://...", show_default=False)
+        str, typer.Option(help="Dask scheduler that does the work: tcp://..., or a Slurm file.", show_default=False)
     ] = "",
+    plot: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="Plots: .html for a page, .svg, .png or .pdf for one file each, or none; sweep.html in the folder by default.",
+            show_default=False,
+        ),
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
     **scenario: Any,
 ) -> None:
     """Simulate every combination of some settings; interrupted and started again, it does only the rest."""
-    from simulator.cli.shared import Progress, scenario_settings
+    from simulator.cli.shared import Progress, say_who_works, scenario_settings
     from simulator.cli.tables import print_sweep
     from simulator.search.axes import Sweep, merge_sweeps, parse_axis, read_sweep
-    from simulator.search.sweep import open_store, run_and_write, usable
+    from simulator.search.store import open_store
+    from simulator.search.sweep import run_sweep, usable
+    from simulator.search.write import check_output, write_sweep
 
     base, axes = scenario_settings(scenario)
     axes |= dict(parse_axis(text) for text in axis or ())
     given = merge_sweeps(read_sweep(spec) if spec else Sweep(), Sweep(base=base, axes=axes))
+    check_output(formats, plot)
+    say_who_works(scheduler)
     store = open_store(out)
     try:
-        result, files = run_and_write(
-            given, Path(out), [name.strip() for name in formats.split(",") if name.strip()],
-            n_jobs=jobs, scheduler=scheduler, observe=Progress("scenarios"),
-        )  # fmt: skip
+        result = run_sweep(given, store, n_jobs=jobs, scheduler=scheduler, observe=Progress("scenarios"))
     except KeyboardInterrupt:
         print(f"\n{len(store)} answers are kept in {out}; the same command goes on from there", file=sys.stderr)
         raise
+    files = write_sweep(result, out, formats, plot)
     if json_output:
         print(json.dumps({**result.to_dict(), "files": [str(file) for file in files]}, allow_nan=False))
     else:

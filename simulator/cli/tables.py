@@ -59,12 +59,15 @@ def _figures(row: dict[str, Any]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def print_search(model: str, topology: str, answer: dict[str, Any]) -> None:
+def print_search(answer: dict[str, Any]) -> None:
     """Print the ranking of every number of GPUs, and the choice where there are several."""
     out = new_console()
-    searches = answer.get("searches", [answer])
+    searches, shared = answer.get("searches", [answer]), answer["scenario"]
     for one in searches:
-        out.print(f"[bold]{model}[/bold] on {one['gpus']} GPUs of [bold]{topology}[/bold]\n", highlight=False)
+        where = (
+            f"{shared['model']} on {one['gpus']} GPUs of {shared['topology']}, global batch {shared['global_batch']}\n"
+        )
+        out.print(where, style="bold", highlight=False, markup=False)
         if "reason" in one:
             out.print(one["reason"] + "\n", highlight=False, markup=False)
         else:
@@ -81,25 +84,31 @@ def print_search(model: str, topology: str, answer: dict[str, Any]) -> None:
 
 
 def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
-    """Print the ranking, why each plan wins or loses, plain data parallelism, and what was looked at."""
+    """Print the ranking, why each plan wins or loses, plain data parallelism, the given plan, and what was looked at."""
     table = new_table("", "plan", "iteration", "tokens/s", "MFU", "memory", "why", n_left=2)
     table.columns[-1].justify = "left"
+    beside = answer["plain"] | ({"yours": answer["given"]} if "given" in answer else {})
+    labels: dict[str, list[str]] = {}
+    for label, row in beside.items():
+        labels.setdefault(row.get("summary", ""), []).append(label)
     for index, row in enumerate(answer["plans"], start=1):
-        table.add_row(str(index), row["summary"], *_plan_figures(row), ("" if index > 1 else "best; ") + row["why"])
+        names = f" ({', '.join(labels[row['summary']])})" if row["summary"] in labels else ""
+        best = "" if index > 1 else "best; " if row["why"] else "best"
+        table.add_row(str(index), row["summary"] + names, *_plan_figures(row), best + row["why"])
     listed = [row["summary"] for row in answer["plans"]]
-    for label, row in answer["plain"].items():
+    for label, row in beside.items():
         if "reason" in row:
             table.add_row("", label, "-", "-", "-", "-", row["reason"])
         elif row["summary"] not in listed:
             table.add_row("", f"{label}: {row['summary']}", *_plan_figures(row), row["why"])
     out.print(table, highlight=False)
-    choices = answer["best"]["choices"]
-    if choices:
-        out.print(f"\nThe best plan has {choices} of the runner-up.", highlight=False, markup=False)
+    if answer["best"]["choices"]:
+        out.print(f"\nThe best plan has {answer['best']['choices']} of the runner-up.", highlight=False, markup=False)
     failed = f", {answer['n_failed']} could not be simulated" if answer["n_failed"] else ""
+    stored = f" ({answer['n_stored']} of them taken from the store)" if answer["n_stored"] else ""
     out.print(
         f"\n{answer['n_plans']} valid plans: {answer['n_unfit']} do not fit, {answer['n_pruned']} are ruled out by a lower "
-        f"bound, {answer['n_simulated']} simulated{failed}\n",
+        f"bound, {answer['n_simulated']} simulated{stored}{failed}\n",
         highlight=False,
     )
 
@@ -155,3 +164,9 @@ def print_emitted(written: Sequence[Written]) -> None:
     for one in written:
         what = f"{one.path}" if one.path else f"no {one.kind}"
         out.print(f"{what}: {one.note}", highlight=False, markup=False)
+
+
+def print_files(files: Sequence[Path]) -> None:
+    """Print which tables and plots were written."""
+    if files:
+        new_console().print(f"written: {', '.join(map(str, files))}", highlight=False, markup=False)

@@ -6,11 +6,10 @@ of the answer unchanged.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from simulator.report.charts import BLUE, GREY, MEMORY, ORANGE, PARTS, VERMILLION, Chart
+from simulator.report.charts import BLUE, GREY, MEMORY, ORANGE, PARTS, VERMILLION, Chart, round_values
 from simulator.units import format_bytes, format_time
 
 GIB = 2**30
@@ -161,7 +160,7 @@ def scaling_chart(answers: Sequence[Mapping[str, Any]]) -> Chart:
             "automargin": True,
             "title": {"text": "tokens/s"},
             "tickformat": "~s",
-            "tickvals": _round_values(min(rates) / 2, 2 * max(ideal)),
+            "tickvals": round_values(min(rates) / 2, 2 * max(ideal)),
         },
     }
     summary = (
@@ -184,15 +183,3 @@ def _interval(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "color": BLUE,
         "thickness": 1,
     }
-
-
-def _round_values(low: float, high: float) -> list[float]:
-    """Return 1, 2, 3 and 5 times powers of ten between two values.
-
-    Examples
-    --------
-    >>> _round_values(15, 100)
-    [20.0, 30.0, 50.0, 100.0]
-    """
-    powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
-    return [value for power in powers for digit in (1, 2, 3, 5) if low <= (value := digit * 10.0**power) <= high]

@@ -7,6 +7,9 @@ any kind of colour vision can tell apart; text, grid and background follow the p
 
 from __future__ import annotations
 
+import importlib.util
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -65,6 +68,11 @@ CONFIG: dict[str, Any] = {
 THEME = {"theme:panel": "#ffffff", "theme:line": "#8c8c8c", "theme:text": "#1b1f24"}
 
 IMAGE_FORMATS = ("png", "svg", "pdf", "jpeg", "webp")
+PAGE_FORMATS = ("html", "htm")
+_IMAGES = (
+    "pip install 'distributed-training-simulator[png]' and a Chromium (apt install chromium, or plotly_get_chrome); "
+    "without them, the SVG and PNG buttons of the page do the same"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +110,18 @@ class Chart:
         }
 
 
+def round_values(low: float, high: float) -> list[float]:
+    """Return 1, 2, 3 and 5 times powers of ten between two values.
+
+    Examples
+    --------
+    >>> round_values(15, 100)
+    [20.0, 30.0, 50.0, 100.0]
+    """
+    powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+    return [value for power in powers for digit in (1, 2, 3, 5) if low <= (value := digit * 10.0**power) <= high]
+
+
 def library() -> str:
     """Return plotly's JavaScript, whole, to be put into a page once.
 
@@ -116,7 +136,9 @@ def library() -> str:
 def figure(chart: Chart) -> Any:
     """Return a ``plotly.graph_objects.Figure``; plotly checks every property on the way."""
     made = _plotly("plotly.graph_objects").Figure(data=_themed(list(chart.traces)), layout=_themed(chart.layout))
-    return made.update_layout(title={"text": chart.title}, height=chart.height_px + 60, template="plotly_white")
+    margin = {**chart.layout.get("margin", {}), "t": 88 if chart.layout.get("legend") else 56}
+    title = {"text": chart.title, "x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14}}
+    return made.update_layout(title=title, margin=margin, height=chart.height_px + 60, template="plotly_white")
 
 
 def _themed(value: Any) -> Any:
@@ -127,23 +149,73 @@ def _themed(value: Any) -> Any:
     return THEME.get(value, value) if isinstance(value, str) else value
 
 
+def image_ending(path: str | Path) -> bool:
+    """Tell whether a path ends as an image, rather than as a page.
+
+    Raises
+    ------
+    ConfigError
+        If it ends as neither.
+    """
+    ending = Path(path).suffix.lstrip(".").lower()
+    if ending not in ("", *PAGE_FORMATS, *IMAGE_FORMATS):
+        endings = ", ".join(f".{name}" for name in (PAGE_FORMATS[0], *IMAGE_FORMATS))
+        raise ConfigError(f"{path}: unknown format", hint=f"one of {endings}")
+    return ending in IMAGE_FORMATS
+
+
+def write_images(charts: Mapping[str, Chart], path: str | Path, *, width_px: int = 900) -> list[Path]:
+    """Write every chart as PNG, SVG or PDF, by the ending of the path: ``out-memory.svg`` and so on for ``out.svg``.
+
+    Raises
+    ------
+    ConfigError
+        If the ending is unknown, or kaleido or its browser is missing.
+    """
+    path = Path(path)
+    files = [path.with_name(f"{path.stem}-{key}{path.suffix}") for key in charts]
+    _write_figures([figure(chart) for chart in charts.values()], files, width_px)
+    return files
+
+
 def write_image(chart: Chart, path: str | Path, *, width_px: int = 900) -> None:
     """Write a chart as PNG, SVG or PDF, by the ending of the path.
 
     Raises
     ------
     ConfigError
-        If the ending is unknown, or kaleido (``pip install kaleido``) or its browser is missing.
+        If the ending is unknown, or kaleido or its browser is missing.
     """
-    suffix = Path(path).suffix.lstrip(".").lower()
-    if suffix not in IMAGE_FORMATS:
-        raise ConfigError(f"{path}: unknown image format", hint=f"one of {', '.join(IMAGE_FORMATS)}")
+    _write_figures([figure(chart)], [Path(path)], width_px)
+
+
+def check_images(path: str | Path) -> None:
+    """Complain where images cannot be written, before hours of work.
+
+    Raises
+    ------
+    ConfigError
+        If the ending is unknown or kaleido is not installed.
+    """
+    if image_ending(path) and importlib.util.find_spec("kaleido") is None:
+        raise ConfigError(f"{path}: images need the package 'kaleido', which is not installed", hint=_IMAGES)
+
+
+def _write_figures(figures: Sequence[Any], files: Sequence[Path], width_px: int) -> None:
+    for file in files:
+        if not image_ending(file):
+            raise ConfigError(f"{file}: unknown image format", hint=f"one of {', '.join(IMAGE_FORMATS)}")
+        check_images(file)
     try:
-        figure(chart).write_image(str(path), format=suffix, width=width_px)
+        _plotly("plotly.io").write_images(
+            fig=list(figures), file=[str(file) for file in files], format=files[0].suffix[1:].lower(), width=width_px
+        )
     except (ValueError, RuntimeError, ImportError) as error:
-        raise ConfigError(
-            f"{path}: plotly cannot write images here: {error}", hint="pip install kaleido, and a Chromium"
-        ) from None
+        raise ConfigError(f"{files[0]}: plotly cannot write images here: {_first_line(error)}", hint=_IMAGES) from None
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _plotly(module: str) -> Any:

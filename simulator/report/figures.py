@@ -19,7 +19,7 @@ _ACTIONS = (
 _FEW_ROWS = 12
 
 
-def chart_place(chart: Chart, *, alone: bool = False) -> Markup:
+def chart_place(chart: Chart, *, alone: bool = False, heading: bool = True) -> Markup:
     """Return the place of a chart; one that is ``alone`` in its section and labels all its numbers needs no words."""
     plot = element(
         "div",
@@ -31,10 +31,10 @@ def chart_place(chart: Chart, *, alone: bool = False) -> Markup:
         role="img",
         aria_label=chart.summary,
     )
-    heading = Markup("") if alone else element("figcaption", element("h3", chart.title))
+    caption = Markup("") if alone or not heading else element("figcaption", element("h3", chart.title))
     words = "" if alone else chart.summary
     note = element("p", words, Markup(" "), _image_buttons(chart.key, chart.title), class_="note")
-    return element("figure", heading, plot, note, class_="chart")
+    return element("figure", caption, plot, note, class_="chart")
 
 
 def stream_place(key: str, title: str, data: Mapping[str, Any], help_text: str) -> Markup:

@@ -12,7 +12,7 @@ from string import Template
 from typing import Any
 
 from simulator.report.bar_charts import breakdown_chart, memory_chart, scaling_chart
-from simulator.report.charts import CONFIG, Chart, library
+from simulator.report.charts import CONFIG, Chart, image_ending, library, write_images
 from simulator.report.constants import constants_of
 from simulator.report.figures import chart_place, stream_place
 from simulator.report.link_use import link_table, nic_chart, utilisation
@@ -103,11 +103,25 @@ class Report:
     summary: str
     charts: Mapping[str, Chart]
 
-    def save(self, path: str | Path) -> Path:
-        """Write the page and return its path."""
+    def save(self, path: str | Path) -> list[Path]:
+        """Write the page, or its pictures where the path ends as one, and return what was written.
+
+        Parameters
+        ----------
+        path : str or Path
+            ``out.html`` for the page; ``out.svg``, ``out.png`` or ``out.pdf`` for one file per picture, ``out-memory.svg``
+            and so on.
+
+        Raises
+        ------
+        ConfigError
+            If the ending is none of these, or images cannot be written here.
+        """
         path = Path(path)
+        if image_ending(path):
+            return write_images(self.charts, path)
         path.write_text(self.html, encoding="utf-8")
-        return path
+        return [path]
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
@@ -155,21 +169,48 @@ def render(inputs: Inputs) -> Report:
     sections = _sections(inputs, charts, streams, link_table(topology, shares))
     title = f"{inputs.scenario.model} on {inputs.scenario.topology}"
     head = headline(answer, inputs.scenario)
+    html = fill(title, head, sections, charts, streams=streams, document=inputs.document, foot=footer(answer))
+    return Report(html=html, summary=_summary(title, head, inputs), charts=charts)
+
+
+def fill(
+    title: str,
+    head: Markup,
+    sections: Sequence[tuple[str, str, str]],
+    charts: Mapping[str, Chart],
+    *,
+    document: Mapping[str, Any],
+    foot: Markup,
+    streams: Mapping[str, Mapping[str, Any]] | None = None,
+) -> str:
+    """Return a whole page: headline, sections, the pictures' data and the library that draws them.
+
+    Parameters
+    ----------
+    title : str
+    head, foot : Markup
+    sections : sequence of tuple of (str, str, str)
+        Key, short name and HTML of each.
+    charts : mapping of str to Chart
+    document : mapping
+        What the page shows, kept unchanged as JSON in it.
+    streams : mapping, optional
+        Zoomable pictures.
+    """
     pictures = {key: chart.to_dict() for key, chart in charts.items()}
-    data = {"answer": inputs.document, "charts": pictures, "streams": streams, "config": CONFIG}
-    html = Template(_asset("page.html")).substitute(
+    data = {"answer": document, "charts": pictures, "streams": streams or {}, "config": CONFIG}
+    return Template(_asset("page.html")).substitute(
         title=escape(title),
         style=_asset("page.css"),
         headline=head,
         nav="".join(element("a", name, href=f"#{key}") for key, name, _ in sections),
         sections="".join(body for _, _, body in sections),
-        footer=footer(answer),
+        footer=foot,
         data="".join(embedded_json(key, value) for key, value in data.items()),
         library=library(),
         streams=_asset("streams.js"),
         script=_asset("page.js"),
     )
-    return Report(html=html, summary=_summary(title, head, inputs), charts=charts)
 
 
 _STREAM_HELP = (

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from simulator.errors import InfeasiblePlanError
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
+from simulator.search.answers import compute, look_up
 from simulator.search.bounds import Bounds, Layout
 from simulator.search.runner import Pool
 from simulator.search.space import Space
-from simulator.search.sweep import evaluate
+from simulator.search.store import Record, Store
 
 #: plans in work at a time, per worker
 BATCH_PER_WORKER = 3
@@ -75,6 +76,10 @@ class SearchResult:
         simulator could not run.
     pareto : list of Ranked
         Simulated plans that no other one beats in both time and memory.
+    given : Ranked or str, optional
+        The plan that the search began with, or why it does not run; None where there was none.
+    n_stored : int
+        Of the simulated plans, those whose answers were taken from the store.
     """
 
     ranked: list[Ranked]
@@ -85,6 +90,8 @@ class SearchResult:
     n_simulated: int = 0
     n_failed: int = 0
     pareto: list[Ranked] = field(default_factory=list)
+    given: Ranked | str | None = None
+    n_stored: int = 0
 
 
 @dataclass(slots=True)
@@ -153,6 +160,8 @@ def search(
     n_jobs: int = 0,
     scheduler: str = "",
     observe: Observer | None = None,
+    store: Store | None = None,
+    given: ParallelPlan | None = None,
 ) -> SearchResult:
     """Find the fastest plans that fit.
 
@@ -172,6 +181,10 @@ def search(
     scheduler : str
         Address of a Dask scheduler instead.
     observe : callable, optional
+    store : Store, optional
+        Of answers that are known already; new ones are added when they arrive.
+    given : ParallelPlan, optional
+        A plan that is compared with those found, whether or not it is in the space.
 
     Raises
     ------
@@ -183,15 +196,16 @@ def search(
     n_plans = len(layouts) + len(unfit)
     if not layouts:
         raise _nothing(n_plans, unfit, bounds)
-    found, n_failed = _best_first(
-        scenario, bounds, layouts, top=top, n_jobs=n_jobs, scheduler=scheduler, observe=observe
-    )
-    ranked = sorted(found.values(), key=lambda one: (one.iteration_time_s, one.peak_bytes, describe(one.plan)))
+    with Pool(n_jobs=n_jobs, scheduler=scheduler) as pool:
+        run = _Run(scenario=scenario, bounds=bounds, layouts=layouts, pool=pool, store=store)
+        run.best_first(top, observe)
+    ranked = sorted(run.found.values(), key=lambda one: (one.iteration_time_s, one.peak_bytes, describe(one.plan)))
     if not ranked:
         raise InfeasiblePlanError("no plan of the space could be simulated", hint="run one of them to see why")
     return SearchResult(
         ranked=ranked[:top], plain=_plain(ranked, unfit, bounds, space), n_plans=n_plans, n_unfit=len(unfit),
-        n_simulated=len(found), n_failed=n_failed, n_pruned=len(layouts) - len(found) - n_failed, pareto=pareto(ranked),
+        n_simulated=len(ranked), n_failed=run.n_failed, n_pruned=len(layouts) - len(ranked) - run.n_failed,
+        pareto=pareto(ranked), given=None if given is None else run.compare(given), n_stored=run.n_stored,
     )  # fmt: skip
 
 
@@ -211,37 +225,52 @@ def _fitting(bounds: Bounds, plans: Iterable[ParallelPlan], space: Space) -> tup
     return fitting, unfit
 
 
-def _best_first(
-    scenario: Scenario,
-    bounds: Bounds,
-    layouts: Sequence[Layout],
-    *,
-    top: int,
-    n_jobs: int,
-    scheduler: str,
-    observe: Observer | None,
-) -> tuple[dict[int, Ranked], int]:
-    frontier, board = _Frontier(bounds, layouts), _Board(top)
-    found: dict[int, Ranked] = {}
-    n_failed = 0
-    with Pool(n_jobs=n_jobs, scheduler=scheduler) as pool:
-        while batch := frontier.take(
-            BATCH_PER_WORKER * pool.n_workers, lambda index: board.limit_s(layouts[index].plan)
-        ):
-            scenarios = [replace(scenario, plan=layouts[index].plan) for index, _ in batch]
-            for position, record in pool.run(evaluate, scenarios, batch_size=1):
+@dataclass(slots=True)
+class _Run:
+    """One search under way: what it asks, and what it has found so far."""
+
+    scenario: Scenario
+    bounds: Bounds
+    layouts: Sequence[Layout]
+    pool: Pool
+    store: Store | None
+    found: dict[int, Ranked] = field(default_factory=dict)
+    n_failed: int = 0
+    n_stored: int = 0
+
+    def best_first(self, top: int, observe: Observer | None) -> None:
+        """Simulate plans in the order of their bounds until no other one can be among the best."""
+        frontier, board = _Frontier(self.bounds, self.layouts), _Board(top)
+        n_taken = BATCH_PER_WORKER * self.pool.n_workers
+        while batch := frontier.take(n_taken, lambda index: board.limit_s(self.layouts[index].plan)):
+            for position, record in self._records([self.layouts[index].plan for index, _ in batch]):
                 index, bound_s = batch[position]
-                plan = layouts[index].plan
+                plan = self.layouts[index].plan
                 if record["status"] == "ok":
                     label = plain_kind(plan) or ""
-                    found[index] = Ranked(plan=plan, bound_s=bound_s, answer=record["answer"], label=label)
-                    board.add(plan, found[index].iteration_time_s)
+                    self.found[index] = Ranked(plan=plan, bound_s=bound_s, answer=record["answer"], label=label)
+                    board.add(plan, self.found[index].iteration_time_s)
                 else:
-                    n_failed += 1
+                    self.n_failed += 1
             if observe is not None:
                 best_s = min(board.best_s, default=float("inf"))
-                observe(n_simulated=len(found), n_left=len(frontier.heap), best_s=best_s)
-    return found, n_failed
+                observe(n_simulated=len(self.found), n_left=len(frontier.heap), best_s=best_s)
+
+    def _records(self, plans: Sequence[ParallelPlan]) -> Iterator[tuple[int, Record]]:
+        """Yield the position of each plan with its answer."""
+        look = look_up([replace(self.scenario, plan=plan) for plan in plans], self.store)
+        self.n_stored += len(look.known)
+        yield from ((positions[0], record) for positions, record in look.known)
+        for positions, record in compute(look.pending, self.store, self.pool, batch_size=1):
+            yield positions[0], record
+
+    def compare(self, plan: ParallelPlan) -> Ranked | str:
+        """Return a plan with its answer, or why it does not run."""
+        ((_, record),) = self._records([plan])
+        if record["status"] != "ok":
+            return str(record["reason"])
+        settings = record["answer"]["provenance"]["scenario"]["plan"]
+        return Ranked(plan=ParallelPlan(**settings), bound_s=0.0, answer=record["answer"], label="given")
 
 
 def _nothing(n_plans: int, unfit: Sequence[Layout], bounds: Bounds) -> InfeasiblePlanError:

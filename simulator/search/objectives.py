@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from simulator.config import did_you_mean
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
+from simulator.importers.plan_files import PLAN_FILES
 from simulator.plan import ParallelPlan
 from simulator.search.best import Observer, Ranked, SearchResult, describe, search
 from simulator.search.reasons import to_dict
 from simulator.search.request import search_space
 from simulator.search.space import Space
+from simulator.search.store import Store
 
 #: objective -> column of :func:`totals` that is to be small
 OBJECTIVES = {
@@ -65,12 +68,16 @@ class CountResult:
         None where nothing runs.
     reason : str
         Why nothing runs.
+    topology, model : str
+        As they were given.
     """
 
     gpus: int
     space: Space | None = None
     result: SearchResult | None = None
     reason: str = ""
+    topology: str = ""
+    model: str = ""
 
 
 def search_counts(
@@ -82,16 +89,18 @@ def search_counts(
     n_jobs: int = 0,
     scheduler: str = "",
     observe: Observer | None = None,
+    store: Store | None = None,
 ) -> list[CountResult]:
     """Search for every number of GPUs.
 
     Parameters
     ----------
     base, axes : mapping
-        As for :func:`simulator.search.request.search_space`.
+        As for :func:`simulator.search.request.search_space`. A plan file among them gives what all plans share; its own
+        plan is compared with those found.
     counts : sequence of int
         Numbers of GPUs; empty means those of ``base``.
-    top, n_jobs, scheduler, observe
+    top, n_jobs, scheduler, observe, store
         As for :func:`simulator.search.best.search`.
 
     Raises
@@ -103,9 +112,13 @@ def search_counts(
     last: SimulatorError | None = None
     for count in counts or (int(base.get("gpus", 0)),):
         try:
-            scenario, space = search_space({**base, "gpus": count}, axes)
-            result = search(scenario, space, top=top, n_jobs=n_jobs, scheduler=scheduler, observe=observe)
-            found.append(CountResult(gpus=space.n_gpus, space=space, result=result))
+            scenario, space = search_space({**base, "gpus": count} if count else base, axes)
+            given = replace(scenario.plan, gpus=space.n_gpus) if set(PLAN_FILES) & set(base) else None
+            result = search(
+                scenario, space, top=top, n_jobs=n_jobs, scheduler=scheduler, observe=observe, store=store, given=given
+            )
+            names = {"topology": scenario.topology, "model": scenario.model}
+            found.append(CountResult(gpus=space.n_gpus, space=space, result=result, **names))
         except InfeasiblePlanError as error:
             last = error
             found.append(CountResult(gpus=count, reason=error.message))
@@ -135,6 +148,21 @@ def best_by_objective(
     return best[3], best[4]
 
 
+def check_objective(objective: str, price_per_gpu_hour: float = 0.0) -> None:
+    """Complain about an objective that nothing can be chosen by.
+
+    Raises
+    ------
+    ConfigError
+        If the objective is unknown, or cost is asked for without a price.
+    """
+    if objective not in OBJECTIVES:
+        guess = did_you_mean(objective, OBJECTIVES)
+        raise ConfigError(f"there is no objective '{objective}'.{guess}", hint=f"one of {', '.join(OBJECTIVES)}")
+    if price_per_gpu_hour < 0 or (objective == "cost" and not price_per_gpu_hour):
+        raise ConfigError("cost needs a price above zero", hint="--price 2.50 (per GPU and hour)")
+
+
 def answer_of(
     found: Sequence[CountResult], objective: str, *, price_per_gpu_hour: float = 0.0
 ) -> tuple[dict[str, Any], Space, list[ParallelPlan]]:
@@ -162,16 +190,17 @@ def answer_of(
     ConfigError
         If the objective is unknown, or cost is asked for without a price.
     """
-    if objective not in OBJECTIVES:
-        raise ConfigError(f"there is no objective '{objective}'", hint=f"one of {', '.join(OBJECTIVES)}")
-    if objective == "cost" and not price_per_gpu_hour:
-        raise ConfigError("cost needs a price", hint="--price 2.50 (per GPU and hour)")
+    check_objective(objective, price_per_gpu_hour)
     searches = [_answer(one, price_per_gpu_hour) for one in found]
     chosen, best = best_by_objective(found, objective, price_per_gpu_hour=price_per_gpu_hour)
     assert chosen.space is not None and chosen.result is not None
     plans = [best.plan, *(one.plan for one in chosen.result.ranked if one.plan != best.plan)]
     plans += [one.plan for one in chosen.result.plain.values() if isinstance(one, Ranked) and one.plan not in plans]
-    answer = searches[0] if len(searches) == 1 else {"searches": searches}
+    shared = {
+        "topology": chosen.topology, "model": chosen.model,
+        "sequence_length": chosen.space.base.sequence_length, "framework": chosen.space.base.framework,
+    }  # fmt: skip
+    answer = {"scenario": shared, **(searches[0] if len(searches) == 1 else {"searches": searches})}
     power_w = float(chosen.space.topology.device(0).power_limit_w)
     totals_of_best = totals(best, power_w, price_per_gpu_hour)
     choice = {"objective": objective, "summary": describe(best.plan), "plan": best.plan.to_dict(), **totals_of_best,
@@ -187,4 +216,4 @@ def _answer(one: CountResult, price_per_gpu_hour: float) -> dict[str, Any]:
     for row, plan in zip(data["plans"], one.result.ranked, strict=True):
         row["totals"] = totals(plan, power_w, price_per_gpu_hour)
     data["best"]["totals"] = data["plans"][0]["totals"]
-    return {"gpus": one.gpus, **data}
+    return {"gpus": one.gpus, "global_batch": one.space.base.global_batch, **data}

@@ -10,6 +10,9 @@ from typing import Any, TypeVar
 
 from simulator.errors import ConfigError
 
+#: how long to wait for the first worker of a scheduler that somebody started
+_NO_WORKER_S = 20
+
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -26,7 +29,8 @@ class Pool:
     n_jobs : int
         Processes; 0 means one per core. With 1, everything happens in this process.
     scheduler : str
-        Address of a Dask scheduler, such as ``tcp://10.0.0.1:8786``; its workers then do the work.
+        Address of a Dask scheduler, such as ``tcp://10.0.0.1:8786``, whose workers then do the work; or a Slurm file
+        (:class:`simulator.search.slurm.SlurmSpec`) that says which jobs to submit.
     """
 
     def __init__(self, *, n_jobs: int = 0, scheduler: str = "") -> None:
@@ -90,36 +94,46 @@ class Pool:
         yield from parallel(joblib.delayed(_numbered)(function, i, item) for i, item in enumerate(items))
 
 
-def run_all(
-    function: Callable[[Item], Answer], items: Sequence[Item], *, n_jobs: int = 0, scheduler: str = ""
-) -> Iterator[tuple[int, Answer]]:
-    """Apply a function to every item on a pool of its own; see :meth:`Pool.run`."""
-    if not scheduler and len(items) <= 1:
-        n_jobs = 1
-    with Pool(n_jobs=n_jobs, scheduler=scheduler) as pool:
-        yield from pool.run(function, items)
-
-
 @contextmanager
 def _dask(scheduler: str) -> Iterator[dict[str, Any]]:
-    """Connect to a scheduler; a task whose worker dies is given to another one."""
+    """Connect to a scheduler, or start one whose workers Slurm starts; a task whose worker dies is given to another one."""
     if importlib.util.find_spec("distributed") is None:
         raise ConfigError(
             "--scheduler needs the package 'distributed', which is not installed",
             hint="pip install 'distributed-training-simulator[cluster]'",
         )
-    import distributed
     import joblib
+
+    with ExitStack() as stack:
+        if "://" in scheduler:
+            client = _connect(scheduler)
+            stack.callback(client.close)
+            _wait(client, f"{_NO_WORKER_S} s", f"start some with 'dask worker {scheduler} --nthreads 1'")
+        else:
+            from simulator.search.slurm import read_slurm, start_cluster
+
+            cluster = start_cluster(read_slurm(scheduler))
+            stack.callback(cluster.close)
+            client = _connect(cluster)
+            stack.callback(client.close)
+            _wait(client, None, "")
+        stack.enter_context(joblib.parallel_config(backend="dask", client=client, pure=False))
+        yield {"n_jobs": -1}
+
+
+def _connect(address: Any) -> Any:
+    import distributed
 
     connect: Any = distributed.Client  # no types
     try:
-        client = connect(scheduler, timeout="10s", set_as_default=False)
+        return connect(address, timeout="10s", set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
-        raise ConfigError(
-            f"no Dask scheduler answers at {scheduler}: {error}", hint="start one with 'dask scheduler'"
-        ) from None
+        hint = "start one with 'dask scheduler'; a Slurm file is given by its path"
+        raise ConfigError(f"no Dask scheduler answers at {address}: {error}", hint=hint) from None
+
+
+def _wait(client: Any, limit: str | None, hint: str) -> None:
     try:
-        with joblib.parallel_config(backend="dask", client=client, pure=False):
-            yield {"n_jobs": -1}
-    finally:
-        client.close()
+        client.wait_for_workers(1, timeout=limit)
+    except TimeoutError:
+        raise ConfigError(f"the Dask scheduler has no workers after {limit}", hint=hint) from None

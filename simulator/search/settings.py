@@ -9,6 +9,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from simulator.config import did_you_mean
 from simulator.errors import ConfigError
+from simulator.importers.plan_files import PLAN_FILES, needs_ranks, plan_settings
+from simulator.importers.topologies import open_topology
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.topology.spec import ClusterSpec
@@ -68,9 +70,9 @@ def canonical_name(name: str) -> str:
         return plain
     key = plain.replace("-", "_")
     key = ALIASES.get(key, key)
-    if key in plan_names() or key in scenario_names() or key in ClusterSpec.model_fields:
+    if key in (*plan_names(), *scenario_names(), *PLAN_FILES) or key in ClusterSpec.model_fields:
         return key
-    known = [*scenario_names(), *plan_names(), *ALIASES]
+    known = [*scenario_names(), *plan_names(), *ALIASES, *PLAN_FILES]
     guess = did_you_mean(key, known)
     raise ConfigError(
         f"there is no setting '{name}'.{guess}",
@@ -136,7 +138,8 @@ def scenario_of(settings: Mapping[str, Any]) -> Scenario:
     Parameters
     ----------
     settings : mapping
-        Values by canonical name; what is neither the scenario's nor the plan's changes the cluster.
+        Values by canonical name; those of :data:`simulator.importers.plan_files.PLAN_FILES` are files below the other
+        settings; what is neither the scenario's nor the plan's changes the cluster.
 
     Raises
     ------
@@ -149,6 +152,7 @@ def scenario_of(settings: Mapping[str, Any]) -> Scenario:
     >>> scenario.plan.gpus, scenario.overrides
     (4, (('node.nics.count', '2'),))
     """
+    settings = with_files(settings)
     missing = [name for name in ("topology", "model") if not settings.get(name)]
     if missing:
         raise ConfigError(f"no {' and no '.join(missing)} is given", hint=f"--{missing[0]} NAME")
@@ -156,3 +160,26 @@ def scenario_of(settings: Mapping[str, Any]) -> Scenario:
     own = {name: value for name, value in settings.items() if name in scenario_names()}
     rest = {name: str(value) for name, value in settings.items() if name not in plan and name not in own}
     return Scenario(plan=ParallelPlan(**plan), overrides=tuple(sorted(rest.items())), **own)
+
+
+def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the files among settings by what they say; everything else wins over them.
+
+    A DeepSpeed file gives the batch per rank, so that its settings depend on the GPUs of this very scenario.
+
+    Raises
+    ------
+    ConfigError
+        If a file cannot be understood.
+    """
+    files = {name: settings[name] for name in PLAN_FILES if settings.get(name)}
+    own = {name: value for name, value in settings.items() if name not in PLAN_FILES}
+    if not files:
+        return own
+    if "megatron" in files and not own.get("model"):
+        own["model"] = files["megatron"]
+    n_gpus = int(own.get("gpus", 0))
+    if not n_gpus and needs_ranks(files) and own.get("topology"):
+        known = (*plan_names(), *scenario_names())
+        n_gpus = open_topology(own["topology"], overrides={k: v for k, v in own.items() if k not in known}).n_gpus
+    return plan_settings({**own, **files}, n_gpus) | own

@@ -85,3 +85,8 @@ class Store:
 
     def __len__(self) -> int:
         return sum(1 for _ in self.folder.glob("*.json"))
+
+
+def open_store(folder: str | Path) -> Store:
+    """Return the store inside the folder of a sweep or a search: both may share one."""
+    return Store(Path(folder) / "store")

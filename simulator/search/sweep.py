@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
-from simulator.answer import to_json
-from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
-from simulator.scenario import Scenario
+from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.search.answers import Work, compute, evaluate, failure, look_up
 from simulator.search.axes import Point, Sweep
-from simulator.search.runner import run_all
-from simulator.search.store import Record, Store, store_key
-from simulator.search.tables import check_formats, write_rows
-from simulator.simulation import simulate
+from simulator.search.runner import Pool
+from simulator.search.store import Record, Store
 
-#: what became of a scenario
-STATUSES = ("ok", "does not fit", "infeasible", "invalid", "error")
 #: figures of an answer that become columns, by their place in it
 FIGURES = (
     "iteration_time_s", "samples_per_s", "tokens_per_s", "tflops_per_gpu", "mfu", "communication_fraction",
@@ -68,29 +61,6 @@ class SweepResult:
         }  # fmt: skip
 
 
-def failure(error: Exception) -> Record:
-    """Return an error as a record."""
-    if isinstance(error, SimulatorError):
-        status = "infeasible" if error.exit_code == 4 else "invalid"
-        return {"status": status, "reason": error.message, "hint": error.hint}
-    return {"status": "error", "reason": f"{type(error).__name__}: {error}", "hint": ""}
-
-
-def evaluate(scenario: Scenario) -> Record:
-    """Simulate one scenario and return what is stored: its status, a reason and the documented answer.
-
-    Nothing that goes wrong inside one scenario ends a sweep: it becomes the reason of its row.
-    """
-    try:
-        result = simulate(scenario)
-        answer = to_json(result)
-    except Exception as error:
-        return failure(error)
-    if result.memory.fits:
-        return {"status": "ok", "reason": "", "answer": answer}
-    return {"status": "does not fit", "reason": result.memory.explain(), "answer": answer}
-
-
 def run_sweep(
     sweep: Sweep,
     store: Store,
@@ -98,7 +68,7 @@ def run_sweep(
     n_jobs: int = 0,
     scheduler: str = "",
     observe: Observer | None = None,
-    work: Callable[[Scenario], Record] = evaluate,
+    work: Work = evaluate,
 ) -> SweepResult:
     """Simulate what is not in the store yet and return all rows.
 
@@ -119,57 +89,38 @@ def run_sweep(
     Returns
     -------
     SweepResult
+
+    Raises
+    ------
+    ConfigError
+        If there is nothing to sweep, or the workers cannot be reached.
     """
+    if not sweep.axes:
+        raise ConfigError("there is nothing to sweep", hint="--axis gpus=1,2,4,8, or --spec sweep.yaml")
     points = list(sweep.points())
-    keys = [store_key(point.scenario) if point.scenario is not None else None for point in points]
-    records: dict[str, Record] = {}
-    todo: dict[str, Scenario] = {}
-    for point, key in zip(points, keys, strict=True):
-        if point.scenario is None or key is None or key in records or key in todo:
-            continue
-        found = store.get(key)
-        if found is None:
-            todo[key] = point.scenario
-        else:
-            records[key] = found
-    n_stored = len(records)
-    _compute(todo, records, store, n_jobs=n_jobs, scheduler=scheduler, observe=observe, work=work)
-    rows = [_row(point, _record(point, key, records, work)) for point, key in zip(points, keys, strict=True)]
-    return SweepResult(sweep=sweep, rows=rows, n_computed=len(todo), n_stored=n_stored)
-
-
-def _compute(
-    todo: dict[str, Scenario],
-    records: dict[str, Record],
-    store: Store,
-    *,
-    n_jobs: int,
-    scheduler: str,
-    observe: Observer | None,
-    work: Callable[[Scenario], Record],
-) -> None:
-    keys, n_stored = list(todo), len(records)
-    n_failed = sum(record["status"] != "ok" for record in records.values())
+    asked = [(index, point.scenario) for index, point in enumerate(points) if point.scenario is not None]
+    found = look_up([scenario for _, scenario in asked], store)
+    records = {asked[position][0]: record for positions, record in found.known for position in positions}
+    n_stored, n_failed = len(found.known), sum(record["status"] != "ok" for _, record in found.known)
 
     def tell(n_done: int) -> None:
         if observe is not None:
-            observe(n_done=n_done, n_failed=n_failed, n_stored=n_stored, n_total=n_stored + len(todo))
+            observe(n_done=n_done, n_failed=n_failed, n_stored=n_stored, n_total=n_stored + len(found.pending))
 
     tell(0)
-    answers = run_all(work, list(todo.values()), n_jobs=n_jobs, scheduler=scheduler)
-    for n_done, (index, record) in enumerate(answers, start=1):
-        if record["status"] != "error":  # a fault of ours is not the scenario's answer: try again next time
-            store.put(keys[index], record)
-        records[keys[index]] = record
-        n_failed += record["status"] != "ok"
-        tell(n_done)
+    if found.pending:
+        with Pool(n_jobs=n_jobs if len(found.pending) > 1 else 1, scheduler=scheduler) as pool:
+            for n_done, (positions, record) in enumerate(compute(found.pending, store, pool, work=work), start=1):
+                records |= {asked[position][0]: record for position in positions}
+                n_failed += record["status"] != "ok"
+                tell(n_done)
+    rows = [_row(point, records.get(index) or _failed(point)) for index, point in enumerate(points)]
+    return SweepResult(sweep=sweep, rows=rows, n_computed=len(found.pending), n_stored=n_stored)
 
 
-def _record(point: Point, key: str | None, records: dict[str, Record], work: Callable[[Scenario], Record]) -> Record:
-    if point.scenario is None:
-        assert point.error is not None
-        return failure(point.error)
-    return records[key] if key is not None else work(point.scenario)
+def _failed(point: Point) -> Record:
+    assert point.error is not None
+    return failure(point.error)
 
 
 def _row(point: Point, record: Record) -> dict[str, Any]:
@@ -188,34 +139,6 @@ def _row(point: Point, record: Record) -> dict[str, Any]:
     row |= {"low_s": answer["confidence"]["low_s"], "high_s": answer["confidence"]["high_s"]}
     row["digest"] = answer["provenance"]["digest"]
     return row
-
-
-def open_store(folder: str | Path) -> Store:
-    """Return the store inside a sweep's folder."""
-    return Store(Path(folder) / "store")
-
-
-def run_and_write(
-    sweep: Sweep,
-    folder: Path,
-    formats: Sequence[str],
-    *,
-    n_jobs: int = 0,
-    scheduler: str = "",
-    observe: Observer | None = None,
-) -> tuple[SweepResult, list[Path]]:
-    """Run a sweep in a folder: the store inside it, and the tables ``sweep.csv`` and so on beside the store.
-
-    Raises
-    ------
-    ConfigError
-        If there is nothing to sweep, or a format cannot be written.
-    """
-    if not sweep.axes:
-        raise ConfigError("there is nothing to sweep", hint="--axis gpus=1,2,4,8, or --spec sweep.yaml")
-    check_formats(formats)
-    result = run_sweep(sweep, open_store(folder), n_jobs=n_jobs, scheduler=scheduler, observe=observe)
-    return result, write_rows(result.rows, folder, "sweep", formats)
 
 
 def usable(result: SweepResult) -> None:

@@ -33,7 +33,7 @@ def browser():
 @pytest.fixture(scope="module")
 def page_file(large, tmp_path_factory):
     """The report of GPT-3 175B on 1,024 GPUs."""
-    return answer.report([large]).save(tmp_path_factory.mktemp("report") / "report.html")
+    return answer.report([large]).save(tmp_path_factory.mktemp("report") / "report.html")[0]
 
 
 class Visit:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from html import unescape
 
@@ -9,6 +10,7 @@ import pytest
 
 from simulator import answer
 from simulator.errors import ConfigError
+from simulator.report import charts
 from simulator.report.charts import CONFIG, figure, library, write_image
 from simulator.report.page import Report
 from simulator.units import format_bytes, format_time
@@ -105,8 +107,41 @@ def test_plotly_accepts_every_chart(reports):
 
 
 def test_unknown_image_format_is_refused(reports, tmp_path):
-    with pytest.raises(ConfigError, match="unknown image format"):
+    with pytest.raises(ConfigError, match="unknown format"):
         write_image(reports["small"].charts["memory"], tmp_path / "memory.bmp")
+    with pytest.raises(ConfigError, match="unknown format"):
+        reports["small"].save(tmp_path / "report.docx")
+
+
+@pytest.mark.parametrize("ending, start", [("svg", b"<svg"), ("png", b"\x89PNG")])
+def test_pictures_become_files(reports, tmp_path, ending, start):
+    pytest.importorskip("kaleido", reason="kaleido is not installed")
+    if shutil.which("chromium") is None:
+        pytest.skip("no Chromium on this machine")
+    report = replace(reports["small"], charts=dict(list(reports["small"].charts.items())[:2]))
+    files = report.save(tmp_path / f"out.{ending}")
+    assert [file.name for file in files] == [f"out-{key}.{ending}" for key in report.charts]
+    assert all(file.read_bytes().startswith(start) for file in files)
+
+
+def test_images_without_kaleido_say_what_to_do(reports, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="kaleido") as caught:
+        reports["small"].save(tmp_path / "out.svg")
+    assert "buttons of the page" in caught.value.hint
+
+
+def test_a_browser_that_does_not_start_is_no_traceback(reports, tmp_path, monkeypatch):
+    class Broken:
+        @staticmethod
+        def write_images(**_):
+            raise RuntimeError("\n\nKaleido requires Google Chrome to be installed.\nmore")
+
+    monkeypatch.setattr("simulator.report.charts.check_images", lambda path: None)
+    plotly = charts._plotly
+    monkeypatch.setattr(charts, "_plotly", lambda name: Broken if name == "plotly.io" else plotly(name))
+    with pytest.raises(ConfigError, match="requires Google Chrome to be installed.$"):
+        write_image(reports["small"].charts["memory"], tmp_path / "memory.svg")
 
 
 def test_names_are_escaped(small):
@@ -145,7 +180,7 @@ def test_notebook_summary_has_numbers_and_no_scripts(reports):
 
 
 def test_save_writes_the_page(reports, tmp_path):
-    path = reports["small"].save(tmp_path / "report.html")
+    (path,) = reports["small"].save(tmp_path / "report.html")
     assert path.read_text(encoding="utf-8") == reports["small"].html
 
 

@@ -112,7 +112,8 @@ def test_reasons_name_the_parts_that_make_the_difference():
     other = ranked(12.0, compute_s=7.0, bubble_s=4.9, host_s=0.1)
     assert explain(other, best) == "+2 s (+20.0%): pipeline bubble +2.9 s, compute -1 s"
     assert sum(differences_s(other, best).values()) == pytest.approx(2.0)
-    assert explain(best, best) == "+0 s (+0.0%): no part differs"
+    assert explain(best, best) == "as fast"
+    assert explain(ranked(10.0, peak=3 * 2**30), ranked(10.001, peak=2**30)) == "as fast, 2 GiB more memory"
 
 
 def test_differences_add_up_in_real_answers():

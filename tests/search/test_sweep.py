@@ -5,10 +5,8 @@ import importlib.util
 import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,12 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.search.answers import evaluate
 from simulator.search.axes import Sweep, merge_sweeps, parse_axis, read_sweep
-from simulator.search.runner import run_all
+from simulator.search.runner import Pool
 from simulator.search.settings import canonical_name, convert, scenario_of
 from simulator.search.store import Store, store_key
-from simulator.search.sweep import evaluate, run_and_write, run_sweep, usable
+from simulator.search.sweep import run_sweep, usable
 from simulator.search.tables import columns_of, write_rows
+from simulator.search.write import check_output, write_sweep
 from simulator.topology import load_topology
 
 BASE = {"topology": "bigred200", "model": "gpt2", "micro_batch": 2, "framework": "deepspeed"}
@@ -160,7 +160,7 @@ def test_a_fault_inside_one_scenario_does_not_end_the_sweep_and_is_tried_again(s
     def broken(scenario):
         raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr("simulator.search.sweep.simulate", broken)
+    monkeypatch.setattr("simulator.search.answers.simulate", broken)
     sweep = Sweep(base=BASE, axes={"gpus": (1, 2)})
     rows = run_sweep(sweep, store, n_jobs=1).rows
     assert [row["status"] for row in rows] == ["error", "error"]
@@ -188,6 +188,49 @@ def test_an_observer_sees_every_answer(store):
     run_sweep(sweep, store, n_jobs=1, observe=lambda **counts: seen.append(counts))
     assert [counts["n_done"] for counts in seen] == [0, 1, 2, 3]
     assert seen[-1] == {"n_done": 3, "n_failed": 1, "n_stored": 0, "n_total": 3}
+
+
+# -- files of training frameworks ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ds_config(tmp_path):
+    file = tmp_path / "ds_config.json"
+    settings = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "bf16": {"enabled": True}}
+    file.write_text(json.dumps({**settings, "zero_optimization": {"stage": 1}}), encoding="utf-8")
+    return file
+
+
+def test_deepspeeds_batch_follows_the_gpus_of_each_scenario(ds_config, store):
+    base = {"topology": "bigred200", "model": "gpt2", "deepspeed": str(ds_config)}
+    rows = run_sweep(Sweep(base=base, axes={"gpus": (1, 4), "sharding": ("zero1", "zero3")}), store, n_jobs=1).rows
+    assert [(row["micro_batch"], row["global_batch"], row["sharding"]) for row in rows] == [
+        (2, 4, "zero1"), (2, 4, "zero3"), (2, 16, "zero1"), (2, 16, "zero3"),
+    ]  # fmt: skip
+    whole = scenario_of(base).plan
+    assert (whole.gpus, whole.global_batch) == (0, 4 * load_topology("bigred200").n_gpus)
+
+
+def test_files_can_be_an_axis(ds_config, tmp_path, store):
+    other = tmp_path / "plan.yaml"
+    other.write_text("micro-batch: 4\nsharding: zero3\nframework: deepspeed\n", encoding="utf-8")
+    key, files = parse_axis(f"plan={ds_config},{other},{tmp_path / 'none.json'}")
+    sweep = Sweep(base={"topology": "bigred200", "model": "gpt2", "gpus": 4}, axes={key: files})
+    rows = run_sweep(sweep, store, n_jobs=1).rows
+    assert [row["status"] for row in rows] == ["ok", "ok", "invalid"]
+    assert [row["micro_batch"] for row in rows[:2]] == [2, 4]
+
+
+def test_a_launch_script_is_model_and_plan(tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "torchrun pretrain_gpt.py --num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 "
+        "--max-position-embeddings 1024 --micro-batch-size 2 --global-batch-size 16 --tensor-model-parallel-size 2 --bf16\n",
+        encoding="utf-8",
+    )
+    scenario = scenario_of({"topology": "bigred200", "megatron": str(script), "gpus": 4, "micro_batch": 4})
+    assert scenario.model == str(script)
+    assert (scenario.plan.tp, scenario.plan.micro_batch, scenario.plan.global_batch) == (2, 4, 16)
 
 
 # -- the store ---------------------------------------------------------------------------------------------------
@@ -218,8 +261,9 @@ def test_a_broken_record_counts_as_missing(store):
 
 def test_tables_hold_the_rows(tmp_path):
     sweep = Sweep(base=BASE, axes={"gpus": (1, 2, 3000)})
-    result, files = run_and_write(sweep, tmp_path, ["csv", "jsonl"], n_jobs=1)
-    assert [file.name for file in files] == ["sweep.csv", "sweep.jsonl"]
+    result = run_sweep(sweep, Store(tmp_path / "store"), n_jobs=1)
+    files = write_sweep(result, tmp_path, "csv,jsonl")
+    assert [file.name for file in files] == ["sweep.csv", "sweep.jsonl", "sweep.html"]
     assert [json.loads(line) for line in files[1].read_text(encoding="utf-8").splitlines()] == result.rows
     with files[0].open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
@@ -241,17 +285,22 @@ def test_parquet_holds_the_rows(tmp_path):
 def test_a_missing_library_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pyarrow"):
-        run_and_write(Sweep(base=BASE, axes={"gpus": (1,)}), tmp_path, ["parquet"])
+        check_output("parquet", None)
+    with pytest.raises(ConfigError, match="kaleido"):
+        check_output("csv", "out.svg")
     with pytest.raises(ConfigError, match="distributed"):
-        list(run_all(abs, [1, 2], scheduler="tcp://127.0.0.1:1"))
+        Pool(scheduler="tcp://127.0.0.1:1").__enter__()
     with pytest.raises(ConfigError, match="no format"):
         write_rows([], tmp_path, "t", ["xlsx"])
+    with pytest.raises(ConfigError, match="unknown format"):
+        check_output("csv", "out.xlsx")
     with pytest.raises(ConfigError, match="nothing to sweep"):
-        run_and_write(Sweep(base=BASE), tmp_path, ["csv"])
+        run_sweep(Sweep(base=BASE), Store(tmp_path / "store"))
 
 
 def test_topologies_can_be_sent_to_other_processes():
-    assert list(run_all(len, [[1], [1, 2]], n_jobs=1)) == [(0, 1), (1, 2)]
+    with Pool(n_jobs=1) as pool:
+        assert list(pool.run(len, [[1], [1, 2]])) == [(0, 1), (1, 2)]
     assert load_topology("bigred200", 4).n_gpus == 4
 
 
@@ -275,61 +324,3 @@ def test_the_command_resumes(tmp_path):
     assert (one["n_computed"], two["n_computed"], two["n_stored"]) == (4, 0, 4)
     assert one["rows"] == two["rows"]
     assert "4/4 scenarios" in first.stderr
-
-
-# -- a Dask cluster ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def dask_cluster(tmp_path):
-    """A real scheduler and two worker processes on loopback."""
-    pytest.importorskip("distributed")
-    environment = os.environ | {
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-        "OMP_NUM_THREADS": "1",
-        "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "10s",
-    }
-    file = tmp_path / "scheduler.json"
-
-    def start(*words):
-        return subprocess.Popen(
-            [sys.executable, "-m", "distributed.cli.dask_" + words[0], *words[1:]],
-            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path,
-        )  # fmt: skip
-
-    processes = [
-        start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
-    ]
-    limit_s = time.monotonic() + 30
-    while not file.exists() and time.monotonic() < limit_s:
-        time.sleep(0.05)
-    address = json.loads(file.read_text(encoding="utf-8"))["address"]
-    processes += [start("worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard") for _ in range(2)]
-    yield address, processes[1:]
-    for process in reversed(processes):
-        process.terminate()
-    for process in processes:
-        process.wait(timeout=20)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_a_cluster_that_loses_a_worker_gives_the_same_rows(dask_cluster, tmp_path):
-    address, workers = dask_cluster
-    sweep = Sweep(
-        base=BASE, axes={"gpus": (1, 2, 4, 8, 16), "sharding": ("none", "zero1", "zero3"), "micro_batch": (1, 2, 4)}
-    )
-
-    def kill_one(*, n_done, **_):
-        if n_done == 5 and workers[0].poll() is None:
-            workers[0].send_signal(signal.SIGKILL)
-
-    there = run_sweep(sweep, Store(tmp_path / "there"), scheduler=address, observe=kill_one)
-    assert workers[0].wait(timeout=10) == -signal.SIGKILL
-    assert there.rows == run_sweep(sweep, Store(tmp_path / "here"), n_jobs=1).rows
-
-
-def test_a_scheduler_that_does_not_answer_is_named():
-    pytest.importorskip("distributed")
-    with pytest.raises(ConfigError, match="no Dask scheduler answers at nowhere"):
-        list(run_all(abs, [1, 2], scheduler="nowhere://x"))

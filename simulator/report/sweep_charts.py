@@ -1,0 +1,384 @@
+"""Pictures of many answers, chosen by what was varied: curves for numbers, a heat map for two axes, a Pareto front.
+
+Rows are those of ``sweep.csv``: the values of the axes by name, ``status``, ``reason`` and figures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from simulator.report.charts import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PARTS,
+    PURPLE,
+    SEQUENTIAL,
+    SKY,
+    VERMILLION,
+    Chart,
+    round_values,
+)
+from simulator.units import format_bytes, format_time
+
+Row = Mapping[str, Any]
+Axes = Mapping[str, Sequence[Any]]
+
+MAX_SERIES = 8
+MAX_BARS = 24
+MAX_POINTS = 3000
+_GIB = 2**30
+_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, "#8C6D00", GREY)
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
+_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(\D.*)?$")
+
+
+def is_ok(row: Row) -> bool:
+    """Whether a row has an answer that can be used."""
+    return bool(row["status"] == "ok")
+
+
+def label_of(row: Row, names: Sequence[str]) -> str:
+    """Return the values of some axes in one line.
+
+    Examples
+    --------
+    >>> label_of({"gpus": 8, "micro_batch": 2, "sharding": "zero1"}, ["gpus", "micro_batch", "sharding"])
+    '8 GPUs, micro batch 2, zero1'
+    """
+    return ", ".join(_words(name, row[name]) for name in names)
+
+
+def name_of(axis: str) -> str:
+    """Return the name of an axis as people write it.
+
+    Examples
+    --------
+    >>> name_of("gpus"), name_of("micro_batch")
+    ('GPUs', 'micro batch')
+    """
+    return "GPUs" if axis == "gpus" else axis.replace("_", " ")
+
+
+def _words(name: str, value: Any) -> str:
+    if name == "gpus":
+        return f"{value:,} GPU{'s' if value != 1 else ''}"
+    return f"{name_of(name)} {value}" if isinstance(value, bool | int | float) or value is None else str(value)
+
+
+def per_gpu(row: Row) -> float:
+    """Throughput of one GPU in tokens per second, which compares rows of any batch and any number of GPUs."""
+    return float(row["tokens_per_s"]) / float(row["gpus"])
+
+
+def number_of(value: Any) -> float | None:
+    """Return a value as a number, the number of a quantity, or None.
+
+    Examples
+    --------
+    >>> number_of(8), number_of("100 Gb/s"), number_of("zero1"), number_of(True)
+    (8.0, 100.0, None, None)
+    """
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    found = _NUMBER.match(str(value))
+    return float(found[1]) if found else None
+
+
+def is_numeric(values: Sequence[Any]) -> bool:
+    """Whether all values of an axis are numbers, or quantities in the same unit."""
+    units = {m[2] for v in values if isinstance(v, str) and (m := _NUMBER.match(v))}
+    return len(units) <= 1 and all(number_of(value) is not None for value in values)
+
+
+def sweep_charts(axes: Axes, rows: Sequence[Row]) -> dict[str, Chart]:
+    """Return the charts that suit what was varied.
+
+    Parameters
+    ----------
+    axes : mapping of str to sequence
+        The values of each axis.
+    rows : sequence of mapping
+
+    Returns
+    -------
+    dict of str to Chart
+        ``curve`` where an axis is a number (scaling where it is ``gpus``), ``heat`` where there are two axes,
+        ``breakdown`` of the best combinations, ``pareto`` of what no other combination beats.
+    """
+    good = [row for row in rows if is_ok(row)]
+    varied = [name for name, values in axes.items() if len(values) > 1] or list(axes)
+    if not good:
+        return {}
+    charts = {}
+    numeric = next((n for n in ("gpus", *varied) if n in varied and is_numeric(axes[n]) and len(axes[n]) > 1), None)
+    if numeric is not None:
+        charts["curve"] = curve(numeric, [name for name in varied if name != numeric], good)
+    if len(varied) > 1:
+        first, second = sorted(varied, key=lambda name: (-len(axes[name]), name != "gpus"))[:2]
+        charts["heat"] = heat_map(first, second, axes, rows)
+    charts["breakdown"] = breakdowns([(label_of(row, varied), row) for row in good])
+    if len(good) > 2:
+        charts["pareto"] = pareto([(label_of(row, varied), row) for row in good])
+    return charts
+
+
+def search_charts(named: Sequence[tuple[str, Row]]) -> dict[str, Chart]:
+    """Return the charts of a search: the best plan over the numbers of GPUs, where the time of each goes, what none beats.
+
+    Parameters
+    ----------
+    named : sequence of tuple of (str, mapping)
+        Label and figures of each plan.
+    """
+    good = [(label, row) for label, row in named if is_ok(row)]
+    if not good:
+        return {}
+    best: dict[int, Row] = {}
+    for _, row in good:
+        best[row["gpus"]] = max(row, best.get(row["gpus"], row), key=per_gpu)
+    charts = {"curve": curve("gpus", [], list(best.values()))} if len(best) > 1 else {}
+    return charts | {"breakdown": breakdowns(good)} | ({"pareto": pareto(good)} if len(good) > 2 else {})
+
+
+# -- curves ------------------------------------------------------------------------------------------------------
+
+
+def curve(axis: str, others: Sequence[str], rows: Sequence[Row]) -> Chart:
+    """Return throughput over a number: of all GPUs with ideal scaling where it is ``gpus``, else of one GPU.
+
+    Where there are more than eight series, the best eight are drawn.
+    """
+    scaling = axis == "gpus"
+    height: Callable[[Row], float] = (lambda row: float(row["tokens_per_s"])) if scaling else per_gpu
+    series: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: number_of(row[axis]) or 0.0):
+        series.setdefault(label_of(row, others), []).append(row)
+    best = sorted(series, key=lambda name: -max(map(per_gpu, series[name])))[:MAX_SERIES]
+    shown = {name: series[name] for name in series if name in best}
+    ticks = {number_of(row[axis]): f"{row[axis]:,}" if isinstance(row[axis], int) else str(row[axis]) for row in rows}
+    traces = [_line(i, name, axis, members, height) for i, (name, members) in enumerate(shown.items())]
+    if scaling:
+        start = max(rows, key=lambda row: (-int(row["gpus"]), per_gpu(row)))
+        ends = [min(ticks), max(ticks)]  # type: ignore[type-var]
+        ideal = {"type": "scatter", "name": "ideal", "mode": "lines", "hoverinfo": "skip", "x": ends}
+        traces.insert(
+            0, ideal | {"y": [per_gpu(start) * (x or 0.0) for x in ends], "line": {"color": GREY, "dash": "dash"}}
+        )
+    heights = [height(row) for row in rows]
+    wide = min(ticks) > 0 and max(ticks) / min(ticks) > 3  # type: ignore[type-var, operator]
+    layout = {
+        "margin": {"l": 8, "r": 16, "t": 8, "b": 44},
+        "showlegend": len(traces) > 1,
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "xaxis": {"title": {"text": name_of(axis)}, "automargin": True, "type": "log" if wide else "linear"}
+        | {"tickvals": list(ticks), "ticktext": list(ticks.values())},
+        "yaxis": {"title": {"text": "tokens/s" if scaling else "tokens/s per GPU"}, "automargin": True, "tickformat": "~s"}
+        | ({"type": "log", "tickvals": round_values(min(heights) / 2, 2 * max(heights))} if scaling else {"rangemode": "tozero"}),
+    }  # fmt: skip
+    left = f"; the best {len(shown)} of {len(series)} series are drawn" if len(shown) < len(series) else ""
+    top = max(rows, key=height)
+    where = label_of(top, [axis, *others])
+    summary = f"most with {where}: {height(top):,.0f} {'tokens/s' if scaling else 'tokens/s per GPU'}{left}"
+    title = "Scaling" if scaling else f"Throughput over {name_of(axis)}"
+    return Chart(key="curve", title=title, traces=tuple(traces), layout=layout, summary=summary, height_px=400)
+
+
+def _line(index: int, name: str, axis: str, rows: Sequence[Row], height: Callable[[Row], float]) -> dict[str, Any]:
+    colour = _COLOURS[index % len(_COLOURS)]
+    return {
+        "type": "scatter", "mode": "lines+markers", "name": name or "simulated",
+        "x": [number_of(row[axis]) for row in rows], "y": [round(height(row), 2) for row in rows],
+        "text": [_hover(row) for row in rows], "hovertemplate": "%{text}<extra>%{fullData.name}</extra>",
+        "line": {"color": colour, "width": 2}, "marker": {"color": colour, "size": 8, "symbol": _SYMBOLS[index % len(_SYMBOLS)]},
+    }  # fmt: skip
+
+
+def _hover(row: Row) -> str:
+    return (
+        f"{row['tokens_per_s']:,.0f} tokens/s, {per_gpu(row):,.0f} per GPU<br>iteration {format_time(row['iteration_time_s'])}, "
+        f"MFU {row['mfu']:.1%}<br>exposed communication {row['communication_fraction']:.1%}, {format_bytes(row['peak_bytes'])}"
+    )
+
+
+# -- a heat map --------------------------------------------------------------------------------------------------
+
+
+class _Cell(NamedTuple):
+    value: float | None
+    text: str
+    hover: str
+
+
+def heat_map(first: str, second: str, axes: Axes, rows: Sequence[Row]) -> Chart:
+    """Return tokens per second and GPU over two axes, each cell the best of all others; failures say why.
+
+    Parameters
+    ----------
+    first, second : str
+        Axes from left to right and from top to bottom.
+    axes, rows
+        As for :func:`sweep_charts`.
+    """
+    others = [name for name, values in axes.items() if name not in (first, second) and len(values) > 1]
+    members: dict[tuple[Any, Any], list[Row]] = {}
+    for row in rows:
+        members.setdefault((row[first], row[second]), []).append(row)
+    cells = [[_cell(members.get((x, y), []), others) for x in axes[first]] for y in axes[second]]
+    few = len(axes[first]) <= 12 and len(axes[second]) <= 16
+    trace = {
+        "type": "heatmap",
+        "x": [str(value) for value in axes[first]],
+        "y": [str(value) for value in axes[second]],
+        "z": [[cell.value for cell in line] for line in cells],
+        "text": [[cell.text if few else "" for cell in line] for line in cells],
+        "customdata": [[cell.hover for cell in line] for line in cells],
+        "texttemplate": "%{text}",
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "hoverongaps": True,
+        "colorscale": SEQUENTIAL, "xgap": 2, "ygap": 2,
+        "colorbar": {"thickness": 10, "tickformat": "~s"},
+    }  # fmt: skip
+    failed = [
+        {"x": str(x), "y": str(y), "text": cell.text, "showarrow": False, "font": {"size": 11}}
+        for y, line in zip(axes[second], cells, strict=True)
+        for x, cell in zip(axes[first], line, strict=True)
+        if few and cell.value is None
+    ]
+    layout = {
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 44},
+        "annotations": failed,
+        "xaxis": {"type": "category", "title": {"text": name_of(first)}, "automargin": True, "showgrid": False},
+        "yaxis": {"type": "category", "title": {"text": name_of(second)}, "automargin": True, "showgrid": False}
+        | {"autorange": "reversed"},
+    }  # fmt: skip
+    good = [row for row in rows if is_ok(row)]
+    top = max(good, key=per_gpu)
+    n_failed = len(rows) - len(good)
+    summary = f"most with {label_of(top, [first, second, *others])}: {per_gpu(top):,.0f} tokens/s per GPU"
+    summary += f"; {n_failed} of {len(rows)} combinations have no answer" if n_failed else ""
+    title = "Tokens per second and GPU" + (f", the best of {' and '.join(map(name_of, others))}" if others else "")
+    height = min(900, 110 + 42 * len(axes[second]))
+    return Chart(key="heat", title=title, traces=(trace,), layout=layout, summary=summary, height_px=height)
+
+
+def _cell(rows: Sequence[Row], others: Sequence[str]) -> _Cell:
+    good = [row for row in rows if is_ok(row)]
+    if not good:
+        status = rows[0]["status"] if rows else ""
+        reason = str(rows[0]["reason"]) if rows else "not simulated"
+        return _Cell(None, status, reason if len(reason) < 160 else reason[:157] + "...")
+    best = max(good, key=per_gpu)
+    lead = f"{label_of(best, others)}<br>" if others else ""
+    return _Cell(round(per_gpu(best), 2), f"{per_gpu(best):,.0f}", lead + _hover(best))
+
+
+# -- where the time goes -----------------------------------------------------------------------------------------
+
+
+def breakdowns(named: Sequence[tuple[str, Row]]) -> Chart:
+    """Return one bar per row, divided into the parts of its iteration per token and GPU, the fastest first.
+
+    Parameters
+    ----------
+    named : sequence of tuple of (str, mapping)
+        Label and figures of each row.
+    """
+    ranked = sorted(named, key=lambda item: -per_gpu(item[1]))
+    shown = ranked[:MAX_BARS]
+    same_work = len({row["tokens_per_s"] * row["iteration_time_s"] for _, row in shown}) == 1
+    scale = [
+        1.0 if same_work else 1e6 / (row["tokens_per_s"] * row["iteration_time_s"]) * row["gpus"] for _, row in shown
+    ]
+    labels = _distinct([label for label, _ in shown])
+    traces = [
+        {
+            "type": "bar", "orientation": "h", "name": name, "y": labels,
+            "x": [round(row[part] * factor, 9) for (_, row), factor in zip(shown, scale, strict=True)],
+            "customdata": [f"{name}: {format_time(row[part])} of {format_time(row['iteration_time_s'])}" for _, row in shown],
+            "hovertemplate": "%{customdata}<extra>%{y}</extra>", "marker": {"color": colour},
+        }
+        for part, (name, colour) in PARTS.items()
+        if any(row[part] > 0 for _, row in shown)
+    ]  # fmt: skip
+    unit = "seconds per iteration" if same_work else "GPU seconds per million tokens"
+    layout = {
+        "barmode": "stack", "bargap": 0.25, "margin": {"l": 8, "r": 16, "t": 8, "b": 44},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+        "xaxis": {"title": {"text": unit}, "automargin": True},
+        "yaxis": {"type": "category", "automargin": True, "autorange": "reversed", "fixedrange": True, "showgrid": False},
+    }  # fmt: skip
+    left = f"the best {len(shown)} of {len(ranked)}; " if len(shown) < len(ranked) else ""
+    fastest = shown[0][1]
+    share = fastest["communication_fraction"]
+    summary = f"{left}{shown[0][0]} needs least, {share:.1%} of it exposed communication"
+    height = 110 + 26 * len(shown)
+    title = "Where the time goes"
+    return Chart(key="breakdown", title=title, traces=tuple(traces), layout=layout, summary=summary, height_px=height)
+
+
+def _distinct(labels: Sequence[str]) -> list[str]:
+    """Return labels that a plot keeps apart: equal ones get a number."""
+    seen: dict[str, int] = {}
+    found = []
+    for label in labels:
+        seen[label] = seen.get(label, 0) + 1
+        found.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
+    return found
+
+
+# -- Pareto ------------------------------------------------------------------------------------------------------
+
+
+def pareto(named: Sequence[tuple[str, Row]]) -> Chart:
+    """Return what no other row beats: time against GPU hours where the GPUs differ, else against memory.
+
+    Parameters
+    ----------
+    named : sequence of tuple of (str, mapping)
+        Label and figures of each row.
+    """
+    costs_gpus = len({row["gpus"] for _, row in named}) > 1
+    points = [
+        (
+            1e9 / row["tokens_per_s"] / 3600,
+            1e9 / per_gpu(row) / 3600 if costs_gpus else row["peak_bytes"] / _GIB,
+            label,
+            row,
+        )
+        for label, row in named
+    ]
+    points = sorted(points, key=lambda point: point[:2])[:MAX_POINTS]
+    front: list[tuple[float, float, str, Row]] = []
+    for point in points:
+        if not front or point[1] < front[-1][1]:
+            front.append(point)
+    rest = [point for point in points if point not in front]
+
+    def trace(name: str, members: Sequence[Any], **style: Any) -> dict[str, Any]:
+        return {
+            "type": "scatter", "name": name, "x": [round(p[0], 5) for p in members], "y": [round(p[1], 4) for p in members],
+            "text": [f"<b>{p[2]}</b><br>{_hover(p[3])}" for p in members], "hovertemplate": "%{text}<extra></extra>", **style,
+        }  # fmt: skip
+
+    traces = (
+        trace("others", rest, mode="markers", marker={"color": GREY, "size": 8, "symbol": "circle-open"}),
+        trace("no other is better in both", front, mode="lines+markers", line={"color": BLUE, "shape": "hv"})
+        | {"marker": {"color": BLUE, "size": 10}},
+    )
+    what = "GPU hours per billion tokens" if costs_gpus else "memory of the fullest rank in GiB"
+    layout = {
+        "margin": {"l": 8, "r": 16, "t": 8, "b": 44},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "xaxis": {"title": {"text": "hours per billion tokens"}, "automargin": True, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": what}, "automargin": True, "rangemode": "tozero"},
+    }
+    title = "Time against GPU hours" if costs_gpus else "Time against memory"
+    names = "; ".join(point[2] for point in front[:6]) + (" ..." if len(front) > 6 else "")
+    summary = f"{len(front)} of {len(points)} are beaten by no other in both: {names}"
+    return Chart(key="pareto", title=title, traces=traces, layout=layout, summary=summary, height_px=380)
