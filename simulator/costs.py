@@ -12,8 +12,8 @@ from simulator.collectives import plan_collective, plan_transfer
 from simulator.engine import Interference
 from simulator.faults import slowest_of
 from simulator.kernels import KERNEL_MODELS
-from simulator.kernels.host import issue_s
-from simulator.models.layer import AttentionShape
+from simulator.kernels.host import COPY_LATENCY_S, copy_bytes_per_s, cpu_adam_s, issue_s
+from simulator.models.layer import AttentionShape, PointwiseShape
 from simulator.network.base import Flow
 from simulator.program.op import Collective, HostWork, Kernel, Op, Transfer
 from simulator.program.program import Block
@@ -46,6 +46,9 @@ class ModelCosts:
             return to_ps(kernel.duration_s)
         shape = kernel.shape
         assert shape is not None
+        if shape.name == "cpu_adam" and isinstance(shape, PointwiseShape):
+            n_ranks = min(self.topology.gpus_per_node, self.scenario.plan.gpus)
+            return to_ps(cpu_adam_s(self.topology.device(rank), shape.n_elements, n_ranks))
         if isinstance(shape, AttentionShape) and shape.name == "flash_attention":
             shape = replace(shape, name=self.framework.flash)
         return to_ps(self.slowdown * self.kernels.duration_s(shape, self.topology.device(rank)))
@@ -68,6 +71,10 @@ class ModelCosts:
         transport = scenario.transport or None
         if isinstance(op, Transfer):
             flow = plan_transfer(op.n_bytes, op.pairs, self.topology, transport=transport)
+        elif op.axis == "host":
+            device, to_host = self.topology.device(op.groups[0][0]), op.collective == "copy_to_host"
+            copy_s = COPY_LATENCY_S + op.n_bytes / copy_bytes_per_s(device, to_host=to_host)
+            flow = Flow(latency_s=copy_s, n_bytes=0.0, label="copy")
         else:
             flow = plan_collective(
                 op.collective, op.n_bytes, op.groups, self.topology, transport=transport,
@@ -79,6 +86,8 @@ class ModelCosts:
     def interference(self, op: Collective) -> Interference:
         """Mutual slowdown, from the device's measured contention."""
         constants = self.topology.device(op.groups[0][0]).interference
+        if op.axis == "host":
+            return Interference(float(constants.get("copy", {}).get("compute", 1.0)))
         crosses = self.topology.node_of(op.groups[0][0]) != self.topology.node_of(op.groups[0][-1])
         section = constants.get("network" if crosses else "nvlink", {})
         return Interference(float(section.get("compute", 1.0)), float(section.get("communication", 1.0)))

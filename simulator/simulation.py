@@ -20,6 +20,7 @@ from simulator.models.layer import Model
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.network import NETWORKS
+from simulator.parallel.expert import expert_load
 from simulator.parallel.gradients import gradient_bytes
 from simulator.parallel.loading import loading_of
 from simulator.parallel.lower import Lowered, lower
@@ -75,12 +76,24 @@ def _topology(name: str, n_gpus: int, overrides: tuple[tuple[str, str], ...]) ->
 
 @lru_cache(maxsize=256)
 def _build(spec: ModelSpec, plan_key: tuple[Any, ...]) -> Model:
-    micro_batch, sequence_length, tp, sequence_parallel, cp, ep, precision, kernels, attention, recompute, early = (
-        plan_key
-    )
+    (
+        micro_batch,
+        sequence_length,
+        tp,
+        sequence_parallel,
+        cp,
+        ep,
+        precision,
+        kernels,
+        attention,
+        recompute,
+        early,
+        load,
+    ) = plan_key
     return build_model(
         spec, micro_batch=micro_batch, sequence_length=sequence_length, tp=tp, sequence_parallel=sequence_parallel, cp=cp, ep=ep,
         precision=precision, kernels=kernels, attention=attention, recompute=recompute, stops_early=early,
+        expert_load=load,
     )  # fmt: skip
 
 
@@ -91,7 +104,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
     sequence_length = plan.sequence_length or spec.max_positions
     return _build(spec, (plan.micro_batch, sequence_length, plan.tp, plan.sequence_parallel, plan.cp, plan.ep, plan.precision,
                          plan.framework_spec.kernels, plan.attention, plan.recompute,
-                         plan.framework_spec.stops_recompute_early))  # fmt: skip
+                         plan.framework_spec.stops_recompute_early, expert_load(plan)))  # fmt: skip
 
 
 def boundary_bytes(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> int:

@@ -17,6 +17,42 @@ _DEFAULTS = {
     ("graphs", "optimizer"): ("graph_node_s", 0.8e-6),
 }
 
+#: share of the PCIe link that pinned copies reach where a device file states no measured rate (launch_costs: 26.8 of 31.5 GB/s)
+PCIE_EFFICIENCY = 0.85
+#: host time to launch one copy and to see its end
+COPY_LATENCY_S = 1.0e-5
+#: bytes per parameter that a CPU's Adam reads and writes: gradient, master weight and both moments, and the 16-bit weight
+CPU_ADAM_BYTES = 30
+#: bytes per second that the processors of one node step with: 0.24 s per 1e9 parameters on two Xeon 8168 with 12 channels of
+#: DDR4-2666, half of their memory bandwidth (Ren et al., ZeRO-Offload, arXiv:2101.06840, table 4)
+CPU_ADAM_BYTES_PER_S = CPU_ADAM_BYTES * 1e9 / 0.24
+
+
+def copy_bytes_per_s(device: Device, *, to_host: bool) -> float:
+    """Bytes per second of a copy between a device and the pinned memory of its host."""
+    key = "d2h_bytes_per_s" if to_host else "h2d_bytes_per_s"
+    return float(device.host.get(key, PCIE_EFFICIENCY * device.pcie_bandwidth_bytes_per_s))
+
+
+def cpu_adam_s(device: Device, n_elements: int, n_ranks: int) -> float:
+    """Seconds of an optimizer step on the host's processors.
+
+    Parameters
+    ----------
+    device : Device
+        Its ``host`` section may state ``cpu_adam_bytes_per_s``, of all processors of a node together.
+    n_elements : int
+        Parameters of one rank.
+    n_ranks : int
+        Ranks of the node, which step theirs at the same time.
+
+    References
+    ----------
+    Ren et al., ZeRO-Offload, arXiv:2101.06840, table 4.
+    """
+    rate = float(device.host.get("cpu_adam_bytes_per_s", CPU_ADAM_BYTES_PER_S))
+    return n_elements * n_ranks * CPU_ADAM_BYTES / rate
+
 
 def issue_s(device: Device, mode: str, phase: str) -> float:
     """Seconds of host time per operation.

@@ -149,6 +149,7 @@ def _stage_bytes(
     shards_parameters = plan.sharding in ("zero3", "hsdp")
     shards_gradients = shards_parameters or plan.sharding == "zero2"
     n_experts = sum(layer.n_expert_parameters for layer in layers) if plan.ep > 1 else 0
+    is_offloaded = plan.offload_optimizer == "cpu"
 
     def held(n_bytes: int, *, is_sharded: bool) -> int:
         """Bytes of a state on one rank: experts have ep times fewer replicas to be sharded over."""
@@ -156,16 +157,17 @@ def _stage_bytes(
             return n_parameters * n_bytes
         return (n_parameters - n_experts) * n_bytes // shard_size + n_experts * n_bytes // max(1, shard_size // plan.ep)
 
-    unit = max((layer.n_parameters for layer in layers), default=0)
-    gathered = 2 * unit * 2 if shards_parameters else 0
     saved = [sum(layer.saved_bytes for layer in chunk) * n for chunk, n in zip(chunks, in_flight, strict=True)]
     categories = {
-        "parameters": held(state.parameter, is_sharded=shards_parameters),
-        "gradients": held(state.gradient, is_sharded=shards_gradients),
-        "optimizer": held(state.optimizer, is_sharded=plan.sharding != "none"),
+        "parameters": _parameter_bytes(
+            held(state.parameter, is_sharded=shards_parameters), n_parameters, plan, shard_size
+        ),
+        "gradients": 0 if is_offloaded and shards_gradients else held(state.gradient, is_sharded=shards_gradients),
+        "optimizer": 0 if is_offloaded else held(state.optimizer, is_sharded=plan.sharding != "none"),
         "activations": sum(saved),
         "transient": max((layer.transient_bytes for layer in layers), default=0),
-        "buffers": gathered + _bucket_bytes(n_parameters, plan, gradient_bytes, shards_parameters=shards_parameters),
+        "buffers": _gathered_bytes(layers, plan)
+        + _bucket_bytes(n_parameters, plan, gradient_bytes, shards_parameters=shards_parameters),
         "context": CONTEXT_BYTES,
         "communicators": NCCL_COMMUNICATOR_BYTES
         * sum(1 for n in (plan.dp * plan.cp, plan.tp, plan.pp, plan.ep) if n > 1),
@@ -194,13 +196,36 @@ def _appearing_gradients(layers: Sequence[Layer], gradient_bytes: int) -> int:
     return max(peak, gradients) - start
 
 
+def _parameter_bytes(held: int, n_parameters: int, plan: ParallelPlan, shard_size: int) -> int:
+    """Bytes of the parameters that stay: none if they live on the host; a second, less finely sharded copy if there is one."""
+    if plan.offload_parameters == "cpu":
+        return 0
+    has_second = plan.secondary_group and plan.sharding in ("zero3", "hsdp")
+    return held + (2 * n_parameters // min(plan.secondary_group, shard_size) if has_second else 0)
+
+
+def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan) -> int:
+    """Bytes of gathered units that are alive at once: the current one and what is gathered ahead of it."""
+    if plan.sharding not in ("zero3", "hsdp"):
+        return 0
+    unit = max((layer.n_parameters for layer in layers), default=0)
+    ahead = unit
+    if plan.framework_spec.data_parallel == "deepspeed":
+        live = plan.max_live_elements if plan.max_live_elements >= 0 else 1_000_000_000
+        ahead = max(ahead, min(plan.prefetch_elements, live))
+    elif not plan.limit_all_gathers:  # the gathers may run to the end of the pass before the first unit is done
+        ahead = sum(layer.n_parameters for layer in layers) - unit
+    return 2 * (unit + ahead)
+
+
 def _bucket_bytes(n_parameters: int, plan: ParallelPlan, gradient_bytes: int, *, shards_parameters: bool) -> int:
     """Flat communication buffers: DDP's buckets copy all gradients, DeepSpeed keeps one or two buckets."""
-    if plan.dp * plan.cp == 1 or shards_parameters:
-        return 0
     framework = plan.framework_spec.data_parallel
-    if framework == "ddp":
-        return n_parameters * gradient_bytes
+    if plan.dp * plan.cp == 1:
+        return 0
     if framework == "deepspeed":
-        return min(n_parameters, 500_000_000) * gradient_bytes * (2 if plan.overlaps else 1)
+        bucket_bytes = plan.bucket_bytes or 500_000_000 * gradient_bytes
+        return min(n_parameters * gradient_bytes, bucket_bytes) * (2 if plan.overlaps and not shards_parameters else 1)
+    if framework == "ddp" and not plan.gradient_as_bucket_view:
+        return n_parameters * gradient_bytes
     return 0

@@ -37,6 +37,7 @@ def build_model(
     attention: str = "flash",
     recompute: str = "none",
     stops_early: bool = False,
+    expert_load: float = 1.0,
 ) -> Model:
     """Return the layers of one rank for one micro-batch.
 
@@ -62,6 +63,8 @@ def build_model(
         the attention kernel), ``full`` (everything but the block's input).
     stops_early : bool
         Whether recomputation ends as soon as all that was saved is there again.
+    expert_load : float
+        Tokens of the busiest rank's experts relative to an even share of all routed ones.
 
     Returns
     -------
@@ -95,6 +98,7 @@ def build_model(
         attention=attention,  # type: ignore[arg-type]
         recompute=recompute,  # type: ignore[arg-type]
         stops_early=stops_early,
+        expert_load=expert_load,
     )
     setting.check(spec)
     return _build(spec, setting)

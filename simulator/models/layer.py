@@ -148,12 +148,14 @@ class CommunicationPoint:
         with sequence parallelism ``f`` gathers and ``g`` reduce-scatters). ``"vocabulary"`` is the
         vocabulary-parallel loss, ``"embedding"`` the vocabulary-parallel embedding, ``"context"`` the
         exchange of keys and values of context parallelism, ``"dispatch"`` and ``"combine"`` the token
-        exchange of experts, ``"logits"`` the gathering of vocabulary-parallel logits for a loss that wants them
-        whole.
+        exchange of experts, ``"shared"`` begin and end of a shared expert, ``"logits"`` the gathering of
+        vocabulary-parallel logits for a loss that wants them whole.
     n_bytes : int
         Bytes of the full (not sequence-sharded) tensor of this rank's tensor-parallel group.
     overlaps : int
         Number of following kernels of the list that an implementation may run beside the communication.
+    n_copies : int
+        Copies of one token in the tensor: the experts that it is routed to.
 
     References
     ----------
@@ -161,10 +163,11 @@ class CommunicationPoint:
     4.2.2.
     """
 
-    operator: Literal["f", "g", "vocabulary", "embedding", "context", "dispatch", "combine", "logits"]
+    operator: Literal["f", "g", "vocabulary", "embedding", "context", "dispatch", "combine", "shared", "logits"]
     n_bytes: int
     kernel_pass: Literal["forward", "backward"] = "forward"
     overlaps: int = 0
+    n_copies: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

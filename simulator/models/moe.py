@@ -17,7 +17,7 @@ from simulator.models.styles.base import Style
 
 
 def moe(style: Style, x: Tensor) -> Tensor:
-    """Append the routed experts of one block; tokens spread evenly over the experts.
+    """Append the routed experts of one block; a rank's tokens spread evenly over its experts.
 
     Parameters
     ----------
@@ -34,6 +34,7 @@ def moe(style: Style, x: Tensor) -> Tensor:
     spec, tape = style.spec, style.tape
     n_tokens = x.n_elements // spec.hidden
     n_routed = n_tokens * spec.top_k
+    n_sent = round(n_routed * style.setting.expert_load)
     logits = style.linear(x, spec.n_experts, spec.hidden, name="router")
     n_logits = n_tokens * spec.n_experts
     gates = tape.record(
@@ -59,7 +60,7 @@ def moe(style: Style, x: Tensor) -> Tensor:
         ],
         saved_bytes=4 * n_logits + 12 * n_routed,
     )
-    sent = Tensor(n_routed * spec.hidden, style.dtype, x.storage)
+    sent = Tensor(n_sent * spec.hidden, style.dtype, x.storage)
     routed = tape.record(
         [x],
         sent.n_elements,
@@ -86,7 +87,9 @@ def _exchange(style: Style, x: Tensor, operator: str) -> Tensor:
     if style.setting.ep == 1:
         return x
     assert operator in ("dispatch", "combine")
-    point = CommunicationPoint(operator="dispatch" if operator == "dispatch" else "combine", n_bytes=x.n_bytes)
+    point = CommunicationPoint(
+        operator="dispatch" if operator == "dispatch" else "combine", n_bytes=x.n_bytes, n_copies=style.spec.top_k
+    )
     back = replace(point, kernel_pass="backward")
     return style.tape.record([x], x.n_elements, x.dtype, forward=[point], backward=[back])
 

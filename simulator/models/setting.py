@@ -44,6 +44,8 @@ class Setting:
         ``none``, ``selective``, ``full``.
     stops_early : bool
         Whether recomputation ends as soon as all that was saved is there again.
+    expert_load : float
+        Tokens of this rank's experts relative to an even share of all routed ones.
     """
 
     micro_batch: int
@@ -57,6 +59,7 @@ class Setting:
     attention: Literal["flash", "eager"] = "flash"
     recompute: Literal["none", "selective", "full"] = "none"
     stops_early: bool = False
+    expert_load: float = 1.0
 
     @property
     def dtype(self) -> str:

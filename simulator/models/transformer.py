@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simulator.models.latent import latent_attention
+from simulator.models.layer import CommunicationPoint
 from simulator.models.liveness import Tensor
 from simulator.models.moe import moe as routed_experts
 from simulator.models.styles.base import Style
@@ -103,8 +104,16 @@ def block(style: Style, x: Tensor, *, moe: bool = False, causal: bool = True, en
 
 def experts(style: Style, x: Tensor) -> Tensor:
     """Append a mixture-of-experts MLP: routed experts and, where there is one, the shared one."""
-    y = routed_experts(style, x)
-    if style.spec.shared_expert_hidden:
-        shared = mlp(style, x, style.spec.shared_expert_hidden)
-        y = style.residual(y, shared, bias=False)
-    return y
+    if not style.spec.shared_expert_hidden:
+        return routed_experts(style, x)
+    shared = _shared_mark(style, mlp(style, _shared_mark(style, x), style.spec.shared_expert_hidden))
+    return style.residual(routed_experts(style, x), shared, bias=False)
+
+
+def _shared_mark(style: Style, x: Tensor) -> Tensor:
+    """Mark begin or end of the shared expert, which may run beside the exchange of tokens."""
+    if style.setting.ep == 1:
+        return x
+    point = CommunicationPoint(operator="shared", n_bytes=0)
+    back = CommunicationPoint(operator="shared", n_bytes=0, kernel_pass="backward")
+    return style.tape.record([x], x.n_elements, x.dtype, forward=[point], backward=[back], view=x, gradient="alias")

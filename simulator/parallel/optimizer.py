@@ -18,7 +18,7 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan) -> Kernel
 
     Adam reads and writes master weight and two moments in fp32, reads the gradient, and in pure 16-bit precision writes
     the 16-bit weight; without masters it reads and writes weight and moments in 16 bits. Gradient clipping
-    reads all gradients once more for their norm.
+    reads all gradients once more for their norm. An offloaded optimizer runs on the host's processors.
     """
     half = plan.precision in ("fp16", "bf16", "fp8")
     grad = gradient_bytes(plan)
@@ -29,6 +29,9 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan) -> Kernel
                                read_bytes=n_elements * read_bytes, written_bytes=n_elements * written_bytes)  # fmt: skip
         kernels.append(Kernel(name=name, phase="optimizer", shape=shape, layer="optimizer"))
 
+    if plan.offload_optimizer == "cpu":
+        add("cpu_adam", 16, 14)
+        return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))
     if plan.precision in ("fp16", "bf16") and not plan.framework_spec.master_weights:
         add("adamw_fused", 8, 6, "bf16")
         return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))

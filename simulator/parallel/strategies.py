@@ -1,27 +1,23 @@
-"""Which data-parallel strategy a plan means: one line per kind of sharding."""
+"""Which data-parallel strategy a plan means."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from simulator.models.layer import Layer
-from simulator.parallel.data import DataParallel, Replicated
+from simulator.parallel.data import DataParallel
 from simulator.parallel.mesh import Communicators
+from simulator.parallel.replicated import Replicated
 from simulator.parallel.sharded import FullySharded
+from simulator.parallel.zero3 import Zero3
 from simulator.plan import ParallelPlan
-
-#: sharding -> strategy
-STRATEGIES: dict[str, Callable[[Sequence[Layer], ParallelPlan, Communicators], DataParallel]] = {
-    "none": Replicated,
-    "zero1": Replicated,
-    "zero2": Replicated,
-    "zero3": FullySharded,
-    "hsdp": FullySharded,
-}
 
 
 def data_parallel(layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> DataParallel:
     """Return the strategy of a plan for one stage's layers (all chunks in order)."""
     if communicators.size("dp") == 1:
         return DataParallel(layers, plan, communicators)
-    return STRATEGIES[plan.sharding](layers, plan, communicators)
+    if not plan.shards_parameters:
+        return Replicated(layers, plan, communicators)
+    strategy = Zero3 if plan.framework_spec.data_parallel == "deepspeed" else FullySharded
+    return strategy(layers, plan, communicators)

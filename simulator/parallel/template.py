@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from simulator.models.layer import CommunicationPoint, KernelShape, Layer, LayerItem, PointwiseShape
+from simulator.parallel.context import Exchange, exchange_context
+from simulator.parallel.expert import exchange_experts
 from simulator.parallel.gradients import accumulation_traffic
 from simulator.parallel.mesh import Communicators
 from simulator.parallel.tensor import at_point
@@ -66,15 +68,12 @@ class _Builder:
         for p in self.pending:
             p[1] -= 1
 
-    def point(self, point: CommunicationPoint, phase: Phase) -> None:
-        """Append what the plan communicates at a point.
+    def exchange(self, found: Exchange, phase: Phase) -> None:
+        """Append a collective.
 
         Asynchronous tensor parallelism decomposes the product next to a collective: a gather runs beside the product
         that consumes it, a scatter beside the one that produces it.
         """
-        found = at_point(point, self.plan)
-        if found is None:
-            return
         is_async = self.plan.asynchronous_tp and found.axis == "tp"
         produced = [self.run.pop()] if is_async and found.collective == "reduce_scatter" and self.run else []
         self.flush(phase)
@@ -83,11 +82,11 @@ class _Builder:
             self.run = produced
             self.flush(phase)
         op = Collective(
-            collective=found.collective, axis=found.axis, n_bytes=found.n_bytes, name=point.operator,
+            collective=found.collective, axis=found.axis, n_bytes=found.n_bytes, name=found.name,
             groups=self.communicators.groups(found.axis), phase=phase,
         )  # fmt: skip
         self.entries.append(Entry(op, found.axis, after))
-        overlaps = max(point.overlaps, int(is_async and found.collective == "all_gather"))
+        overlaps = max(found.overlaps, int(is_async and found.collective == "all_gather"))
         self.pending.append([len(self.entries) - 1, overlaps])
 
     def flush(self, phase: Phase) -> None:
@@ -118,11 +117,12 @@ def template_of(layer: Layer, kind: Kind, plan: ParallelPlan, communicators: Com
     builder = _Builder(layer, plan, communicators)
     phase: Phase = "forward"
     for phase, items in items_of(layer, kind):
-        for item in items:
-            if isinstance(item, CommunicationPoint):
-                builder.point(item, phase)
-            else:
-                builder.kernel(item, phase)
+        for item in exchange_experts(exchange_context(items, plan), plan, communicators):
+            found = at_point(item, plan) if isinstance(item, CommunicationPoint) else item
+            if isinstance(found, Exchange):
+                builder.exchange(found, phase)
+            elif found is not None:
+                builder.kernel(found, phase)
         builder.flush(phase)
     if kind in ("B", "W"):
         builder.run += _accumulation(layer, plan)

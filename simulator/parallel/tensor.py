@@ -1,27 +1,16 @@
-"""Tensor, sequence, context and expert parallelism: what the communication points of a layer send.
+"""Tensor and sequence parallelism: what the communication points of a layer send.
 
 References
 ----------
 Shoeybi et al., arXiv:1909.08053, section 3 (f and g); Korthikanti et al., arXiv:2205.05198, section 4.2.2 (sequence
-parallelism turns them into all-gather and reduce-scatter); Liu et al., arXiv:2310.01889 (ring attention);
-Lepikhin et al., arXiv:2006.16668 (expert all-to-all).
+parallelism turns them into all-gather and reduce-scatter).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from simulator.models.layer import CommunicationPoint
+from simulator.parallel.context import Exchange
 from simulator.plan import ParallelPlan
-
-
-class PointCollective(NamedTuple):
-    """One collective at a communication point."""
-
-    collective: str
-    axis: str
-    n_bytes: int
-
 
 #: (operator, pass, sequence parallel) -> collective over the tensor-parallel group
 _CONJUGATES = {
@@ -48,7 +37,7 @@ _CONJUGATES = {
 }
 
 
-def at_point(point: CommunicationPoint, plan: ParallelPlan) -> PointCollective | None:
+def at_point(point: CommunicationPoint, plan: ParallelPlan) -> Exchange | None:
     """Return the collective that a plan performs at a point, or None.
 
     Parameters
@@ -58,17 +47,10 @@ def at_point(point: CommunicationPoint, plan: ParallelPlan) -> PointCollective |
 
     Returns
     -------
-    PointCollective or None
+    Exchange or None
         With ``n_bytes`` as nccl-tests counts it.
     """
-    if point.operator in ("dispatch", "combine"):
-        return PointCollective("all_to_all", "ep", point.n_bytes) if plan.ep > 1 else None
-    if point.operator == "context":
-        if plan.cp == 1:
-            return None
-        collective = "all_gather" if point.kernel_pass == "forward" else "reduce_scatter"
-        return PointCollective(collective, "cp", point.n_bytes)
     if plan.tp == 1:
         return None
     name = _CONJUGATES[point.operator, point.kernel_pass, plan.sequence_parallel]
-    return PointCollective(name, "tp", point.n_bytes) if name else None
+    return Exchange(name, "tp", point.n_bytes, point.operator, point.overlaps) if name else None

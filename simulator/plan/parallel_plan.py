@@ -189,8 +189,10 @@ class ParallelPlan:
 
     @property
     def context_exchange(self) -> str:
-        """How keys and values are exchanged: ``p2p``, ``all_gather`` or ``a2a``."""
-        return self.framework_spec.cp_comm_type if self.cp_comm_type == "auto" else self.cp_comm_type
+        """How keys and values are exchanged: ``p2p``, ``all_gather`` or ``a2a``; eager attention needs them gathered."""
+        if self.cp_comm_type != "auto":
+            return self.cp_comm_type
+        return self.framework_spec.cp_comm_type if self.attention == "flash" else "all_gather"
 
     @property
     def shards_parameters(self) -> bool:

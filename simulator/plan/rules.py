@@ -28,9 +28,12 @@ RANK_AXES = ("tp", "cp", "ep", "dp", "pp")
 
 
 @cache
-def _words(kind: type) -> dict[str, tuple[str, ...]]:
+def _words() -> dict[str, tuple[str, ...]]:
     """Return the settings that are words, and the words."""
-    return {name: get_args(hint) for name, hint in get_type_hints(kind).items() if get_origin(hint) is Literal}
+    from simulator.plan.parallel_plan import ParallelPlan
+
+    hints = get_type_hints(ParallelPlan)
+    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
 
 
 def check_values(plan: ParallelPlan) -> None:
@@ -51,7 +54,7 @@ def check_values(plan: ParallelPlan) -> None:
         for name in names:
             if not least <= getattr(plan, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(plan, name)}: {rule}")
-    for name, known in (*_words(type(plan)).items(), ("framework", tuple(FRAMEWORKS))):
+    for name, known in (*_words().items(), ("framework", tuple(FRAMEWORKS))):
         value = getattr(plan, name)
         if value not in known:
             raise ConfigError(
@@ -77,7 +80,7 @@ def check_combination(plan: ParallelPlan) -> None:
     InfeasiblePlanError
         Naming both and the way out.
     """
-    for is_so, message, hint in (*_group_conflicts(plan), *_gradient_conflicts(plan), *_offload_conflicts(plan)):
+    for is_so, message, hint in (*_axis_conflicts(plan), *_gradient_conflicts(plan), *_offload_conflicts(plan)):
         if is_so:
             raise InfeasiblePlanError(message, hint=hint)
 
@@ -85,12 +88,17 @@ def check_combination(plan: ParallelPlan) -> None:
 Conflicts = list[tuple[Any, str, str]]
 
 
-def _group_conflicts(plan: ParallelPlan) -> Conflicts:
+def _axis_conflicts(plan: ParallelPlan) -> Conflicts:
     n_replicas = plan.dp * plan.cp
     group = plan.sharding_group if plan.sharding != "none" else 0
     within = min(group or n_replicas, n_replicas)
     secondary = min(plan.secondary_group, within) if plan.shards_parameters else 0
     return [
+        (
+            plan.cp > 1 and plan.attention == "eager" and plan.context_exchange != "all_gather",
+            f"cp_comm_type={plan.cp_comm_type} needs fused attention, not attention=eager",
+            "--attention flash, or --set cp_comm_type=all_gather",
+        ),
         (
             group and n_replicas % min(group, n_replicas),
             f"sharding_group={group} does not divide the dp x cp = {n_replicas} data-parallel ranks",

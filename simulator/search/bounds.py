@@ -98,7 +98,7 @@ class Bounds:
         self.scenario = scenario
         self.costs = ModelCosts(topology, scenario)
         self._layer_times: dict[int, tuple[Layer, LayerTime]] = {}
-        self._meshes: dict[tuple[int, ...], Mesh] = {}
+        self._meshes: dict[tuple[object, ...], Mesh] = {}
         self._communicators: dict[tuple[int, ...], Communicators] = {}
         self._peaks: dict[tuple[str, int, int, int], tuple[tuple[int, ...], ...]] = {}
         self._passes: dict[tuple[object, ...], tuple[object, tuple[float, float]]] = {}
@@ -122,7 +122,7 @@ class Bounds:
     def mesh(self, plan: ParallelPlan) -> Mesh:
         """Return the mesh of a plan, shared by all plans with the same groups."""
         shards = Mesh(plan, self.topology.gpus_per_node).sharding_group
-        key = (plan.dp, plan.tp, plan.pp, plan.cp, plan.ep, shards)
+        key = (plan.dp, plan.tp, plan.pp, plan.cp, plan.ep, shards, plan.sharding, plan.secondary_group, plan.rank_order)
         if key not in self._meshes:
             self._meshes[key] = Mesh(plan, self.topology.gpus_per_node)
         return self._meshes[key]
@@ -246,6 +246,11 @@ class Bounds:
     def _work_s(self, layout: Layout, stage: int, durations: Durations) -> tuple[float, float]:
         """Least time of all passes of a stage, one after the other, and host time to issue them."""
         plan, placement = layout.plan, layout.placement
+        if placement.layout == "bidirectional":  # forwards and backwards in turns: each hides what the other sends
+            times = [self.layer_time(layer) for layer in layout.stage_layers(stage)]
+            n_times = plan.n_micro_batches // 2
+            device_s = sum(time.forward_s + time.backward_s for time in times)
+            return n_times * device_s, n_times * sum(time.forward_host_s + time.backward_host_s for time in times)
         work_s = host_s = 0.0
         n_sends = 0
         least_send_s = 0.0
@@ -278,7 +283,8 @@ class Bounds:
         plan, layers = layout.plan, layout.chunks[stage][chunk]
         communicators = self.communicators(plan, stage)
         per_stage = plan.tp * communicators.mesh.n_replicas
-        place = 0 if per_stage % self.topology.gpus_per_node == 0 and self._is_uniform(plan) else stage
+        is_whole = per_stage % self.topology.gpus_per_node == 0 and communicators.mesh.has_outermost_stages
+        place = 0 if is_whole and self._is_uniform(plan) else stage
         key = (
             tuple(map(id, layers)),
             kind,
@@ -286,6 +292,8 @@ class Bounds:
             place,
             plan.sequence_parallel,
             plan.asynchronous_tp,
+            (plan.context_exchange, plan.cp_load_balance),
+            (plan.moe_dispatcher, plan.moe_fp8_dispatch, plan.moe_shared_expert_overlap),
         )
         known = self._passes.get(key)
         if known is None:
@@ -302,11 +310,12 @@ class Bounds:
         shards = plan.tp if plan.sequence_parallel or plan.scatter_gather else 1
         n_bytes = boundary_bytes(self.spec, plan) // shards
         per_stage = plan.tp * plan.dp * plan.cp
-        key = (n_bytes, per_stage, source, target)
+        key = (n_bytes, per_stage, source, target, plan.rank_order)
         if key not in self._transfers:
-            n_pairs = self.topology.gpus_per_node if per_stage % self.topology.gpus_per_node == 0 else per_stage
-            ranks = range(source * per_stage, source * per_stage + n_pairs)
-            pairs = tuple((rank, rank + (target - source) * per_stage) for rank in ranks)
+            mesh = self.mesh(plan)
+            is_whole = mesh.has_outermost_stages and per_stage % self.topology.gpus_per_node == 0
+            n_pairs = self.topology.gpus_per_node if is_whole else per_stage
+            pairs = tuple(zip(mesh.stage_ranks(source)[:n_pairs], mesh.stage_ranks(target)[:n_pairs], strict=True))
             self._transfers[key] = self.durations().communication_s(Transfer(n_bytes=n_bytes, pairs=pairs))
         return self._transfers[key]
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from simulator.parallel.data import DataParallel, Replicated
+from simulator.parallel.data import DataParallel
+from simulator.parallel.replicated import Replicated
 from simulator.parallel.sharded import FullySharded
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork

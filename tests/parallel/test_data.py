@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.models.layer import Layer, Parameter, PointwiseShape
-from simulator.parallel.data import fill_buckets
+from simulator.parallel.buckets import fill_buckets
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.strategies import data_parallel
 from simulator.plan import ParallelPlan

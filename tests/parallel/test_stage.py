@@ -9,9 +9,9 @@ from simulator.models.catalog import find_spec
 from simulator.models.layer import CommunicationPoint
 from simulator.parallel.gradients import accumulation_traffic
 from simulator.parallel.mesh import Communicators, Mesh
-from simulator.parallel.sharded import _released_before_reuse
 from simulator.parallel.stage import StageLayers
 from simulator.parallel.template import items_of
+from simulator.parallel.zero3 import released_before_reuse
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, KernelRun
 from simulator.program.program import TaskList
@@ -124,12 +124,12 @@ def test_gradient_accumulation_traffic(changes, expected):
 
 
 def test_deepspeed_releases_what_is_used_again_too_late():
-    assert _released_before_reuse([453_000_000, 151_000_000, 604_000_000, 604_000_000]) == [
+    assert released_before_reuse([453_000_000, 151_000_000, 604_000_000, 604_000_000]) == [
         604_000_000,
         151_000_000,
         453_000_000,
     ]
-    assert _released_before_reuse([100_000_000] * 4) == []
+    assert released_before_reuse([100_000_000] * 4) == []
 
 
 def test_asynchronous_tensor_parallelism_runs_collectives_beside_their_products():

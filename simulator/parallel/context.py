@@ -1,0 +1,179 @@
+"""Context parallelism: how keys and values reach the queries, and what attention becomes by it.
+
+A layer marks the exchange and runs the attention of a rank's queries over the whole sequence; this module turns both into
+
+- ``all_gather``: keys and values are gathered before attention, again in backward, and their gradients scattered behind it
+  (Llama 3);
+- ``p2p``: attention in as many steps as ranks, each with one rank's keys and values, while the next ones travel around the
+  ring (ring attention);
+- ``a2a``: heads are exchanged for tokens before attention and back behind it (Ulysses).
+
+With a causal mask, ranks that hold consecutive tokens have unequal work; the last one sets the pace. ``cp_load_balance`` gives
+every rank a chunk of the beginning and one of the end instead.
+
+References
+----------
+Liu et al., ring attention, arXiv:2310.01889; Brandon et al., striped attention, arXiv:2311.09431; Jacobs et al., DeepSpeed
+Ulysses, arXiv:2309.14509; Llama 3, arXiv:2407.21783, section 3.3.2; NVIDIA/TransformerEngine, ``context_parallel.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from simulator.errors import InfeasiblePlanError
+from simulator.models.layer import (
+    DTYPE_BYTES,
+    AttentionShape,
+    CommunicationPoint,
+    KernelShape,
+    LayerItem,
+    PointwiseShape,
+)
+from simulator.plan import ParallelPlan
+
+
+class Exchange(NamedTuple):
+    """One collective of a layer.
+
+    Parameters
+    ----------
+    collective, axis : str
+    n_bytes : int
+        As nccl-tests counts it.
+    name : str
+    overlaps : int
+        Kernels behind it that may run beside it.
+    """
+
+    collective: str
+    axis: str
+    n_bytes: int
+    name: str = "context"
+    overlaps: int = 0
+
+
+Item = LayerItem | Exchange
+
+
+def exchange_context(items: Sequence[LayerItem], plan: ParallelPlan) -> list[Item]:
+    """Replace the marked exchanges of keys and values, and the attention between them, by what a plan does.
+
+    Parameters
+    ----------
+    items : sequence of LayerItem
+        One pass of a layer.
+    plan : ParallelPlan
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If the heads cannot be exchanged for tokens.
+    """
+    marks = [i for i, item in enumerate(items) if isinstance(item, CommunicationPoint) and item.operator == "context"]
+    if plan.cp == 1 or not marks:
+        return [item for i, item in enumerate(items) if i not in marks]
+    expand = {"all_gather": _all_gather, "p2p": _ring, "a2a": _all_to_all}[plan.context_exchange]
+    result: list[Item] = []
+    start = 0
+    for mark in marks:
+        point = items[mark]
+        assert isinstance(point, CommunicationPoint)
+        is_forward = point.kernel_pass == "forward"
+        core = _core(items, mark, is_forward=is_forward)
+        kernels = [items[i] for i in core]
+        first, last = (mark, core[-1] if core else mark) if is_forward else (core[0] if core else mark, mark)
+        result += items[start:first]
+        result += expand([k for k in kernels if not isinstance(k, CommunicationPoint)], point.n_bytes, plan, is_forward)
+        start = last + 1
+    return result + list(items[start:])
+
+
+def _core(items: Sequence[LayerItem], mark: int, *, is_forward: bool) -> list[int]:
+    """Positions of the attention kernels that belong to an exchange: up to the fused one, or none of eager attention."""
+    order = range(mark + 1, len(items)) if is_forward else range(mark - 1, -1, -1)
+    for index in order:
+        item = items[index]
+        if isinstance(item, CommunicationPoint):
+            break
+        if isinstance(item, AttentionShape):
+            return list(range(mark + 1, index + 1)) if is_forward else list(range(index, mark))
+    return []
+
+
+def _paced(shape: AttentionShape, plan: ParallelPlan) -> AttentionShape:
+    """Return the attention of the rank with most work: half of all keys where the load is balanced, else the last tokens'."""
+    if not shape.causal:
+        return shape
+    n_keys = shape.seq_k // 2 if plan.cp_load_balance else shape.seq_k - shape.seq_q // 2
+    return replace(shape, causal=False, seq_k=max(1, n_keys))
+
+
+def _all_gather(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan, is_forward: bool) -> Iterator[Item]:
+    yield Exchange("all_gather", "cp", n_bytes)
+    for kernel in kernels:
+        yield _paced(kernel, plan) if isinstance(kernel, AttentionShape) else kernel
+    if not is_forward:
+        yield Exchange("reduce_scatter", "cp", n_bytes)
+
+
+def _ring(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan, is_forward: bool) -> Iterator[Item]:
+    """Attend to one rank's keys and values per step, while those of the next step, and gradients behind, travel."""
+    chunk_bytes = n_bytes // plan.cp
+    for kernel in kernels:
+        if not isinstance(kernel, AttentionShape):
+            yield kernel
+            continue
+        for step in range(plan.cp):
+            n_sent = chunk_bytes * ((step < plan.cp - 1) + (not is_forward and step > 0))
+            if n_sent:
+                yield Exchange("send_recv", "cp", n_sent, overlaps=1)
+            yield _ring_step(kernel, plan, step)
+        if is_forward:
+            yield _merge(kernel, plan.cp - 1)
+        else:  # the gradient of its own keys and values comes home
+            yield Exchange("send_recv", "cp", chunk_bytes)
+
+
+def _ring_step(shape: AttentionShape, plan: ParallelPlan, step: int) -> AttentionShape:
+    """Return one step: its own tokens under the mask, then whole chunks, of which a balanced rank needs half."""
+    chunk = shape.seq_q
+    if not shape.causal or step == 0:
+        return replace(shape, seq_k=chunk)
+    return replace(shape, seq_k=max(1, chunk // 2) if plan.cp_load_balance else chunk, causal=False)
+
+
+def _merge(shape: AttentionShape, n_merges: int) -> PointwiseShape:
+    """Return the kernel that adds up the outputs of the steps, weighted by their log-sum-exp, in fp32."""
+    n_elements = shape.batch * shape.heads * shape.seq_q * shape.head_dim
+    return PointwiseShape(
+        name="add", n_elements=n_elements * n_merges, dtype="fp32",
+        read_bytes=6.0 * n_elements * n_merges, written_bytes=4.0 * n_elements * n_merges,
+    )  # fmt: skip
+
+
+def _all_to_all(kernels: Sequence[KernelShape], n_bytes: int, plan: ParallelPlan, is_forward: bool) -> Iterator[Item]:
+    """Exchange heads for tokens: queries, keys and values before attention and its output behind it, or their gradients."""
+    shape = next((kernel for kernel in kernels if isinstance(kernel, AttentionShape)), None)
+    if shape is None:  # refused with eager attention
+        return
+    if shape.heads % plan.cp or shape.kv_heads % plan.cp:
+        raise InfeasiblePlanError(
+            f"cp_comm_type=a2a: cp={plan.cp} does not divide the {shape.heads} heads "
+            f"and {shape.kv_heads} key-value heads of a rank",
+            hint="a smaller cp or tp, or --set cp_comm_type=p2p",
+        )
+    output_bytes = shape.batch * shape.heads * shape.seq_q * shape.head_dim * DTYPE_BYTES[shape.dtype]
+    inputs = Exchange("all_to_all", "cp", output_bytes + n_bytes // plan.cp)
+    output = Exchange("all_to_all", "cp", output_bytes)
+    yield inputs if is_forward else output
+    for kernel in kernels:
+        if isinstance(kernel, AttentionShape):
+            yield replace(
+                kernel, heads=kernel.heads // plan.cp, kv_heads=kernel.kv_heads // plan.cp, seq_q=kernel.seq_q * plan.cp
+            )
+        else:
+            yield kernel
+    yield output if is_forward else inputs

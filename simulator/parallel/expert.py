@@ -1,0 +1,120 @@
+"""Expert parallelism: how tokens reach their experts and return, and what runs beside it.
+
+A layer marks dispatch and combine with the bytes of all routed copies of its tokens; this module turns them into
+
+- ``alltoall``: one all-to-all of every copy (GShard, Megatron-Core's default);
+- ``allgather``: all tokens to all ranks, and a reduce-scatter of the results;
+- ``deepep``: one copy of a token per node over the network and one per rank inside it, at the same time.
+
+How many tokens a rank computes, and sends at most, is :func:`expert_load`: capacity and skew.
+
+References
+----------
+Lepikhin et al., GShard, arXiv:2006.16668 (capacity); Rajbhandari et al., DeepSpeed-MoE, arXiv:2201.05596; DeepSeek-AI,
+DeepSeek-V3 Technical Report, arXiv:2412.19437, sections 3.2.2 (cross-node all-to-all) and 3.3.1 (fp8 dispatch);
+deepseek-ai/DeepEP; NVIDIA/Megatron-LM, ``core/transformer/moe/token_dispatcher.py`` (shared expert overlap).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from simulator.models.layer import CommunicationPoint
+from simulator.parallel.context import Exchange, Item
+from simulator.parallel.mesh import Communicators
+from simulator.plan import ParallelPlan
+
+#: bytes of an element in eight bits with a scale of fp32 per 128, over those in sixteen (DeepSeek-V3, section 3.3.2)
+FP8_SHARE = (1 + 4 / 128) / 2
+
+
+def expected_distinct(n_places: int, n_draws: int) -> float:
+    """Return how many of ``n_places`` equally likely places ``n_draws`` independent draws hit.
+
+    Examples
+    --------
+    >>> expected_distinct(1, 8), expected_distinct(2, 2)
+    (1.0, 1.5)
+    """
+    return n_places * (1.0 - (1.0 - 1.0 / n_places) ** n_draws)
+
+
+def exchange_experts(items: Sequence[Item], plan: ParallelPlan, communicators: Communicators) -> list[Item]:
+    """Replace the marked token exchanges by what a plan does; without expert parallelism by nothing.
+
+    Parameters
+    ----------
+    items : sequence of Item
+        One pass of a layer.
+    plan : ParallelPlan
+    communicators : Communicators
+        Whose ``ep`` groups exchange tokens, inside and across nodes.
+    """
+    points = [item for item in items if _is_point(item, "dispatch", "combine")]
+    if not points:
+        return [item for item in items if not _is_point(item, "shared")]
+    result: list[Item] = []
+    for item in _moved_shared_expert(items, plan):
+        if isinstance(item, CommunicationPoint) and item.operator in ("dispatch", "combine"):
+            result += _exchanges(item, plan, communicators) if plan.ep > 1 else []
+        else:
+            result.append(item)
+    return result
+
+
+def _is_point(item: Item, *operators: str) -> bool:
+    return isinstance(item, CommunicationPoint) and item.operator in operators
+
+
+def _moved_shared_expert(items: Sequence[Item], plan: ParallelPlan) -> list[Item]:
+    """Move the shared expert behind the first exchange of the pass, which it then runs beside."""
+    marks = [i for i, item in enumerate(items) if _is_point(item, "shared")]
+    plain = [item for item in items if not _is_point(item, "shared")]
+    if len(marks) != 2 or plan.ep == 1 or not plan.moe_shared_expert_overlap:
+        return plain
+    shared = [*items[marks[0] + 1 : marks[1]]]
+    rest = [*items[: marks[0]], *items[marks[1] + 1 :]]
+    first = next(i for i, item in enumerate(rest) if _is_point(item, "dispatch", "combine"))
+    n_kernels = sum(not isinstance(item, CommunicationPoint | Exchange) for item in shared)
+    point = rest[first]
+    assert isinstance(point, CommunicationPoint)
+    return [*rest[:first], replace(point, overlaps=n_kernels), *shared, *rest[first + 1 :]]
+
+
+def _exchanges(point: CommunicationPoint, plan: ParallelPlan, communicators: Communicators) -> Iterator[Exchange]:
+    goes_out = (point.operator == "dispatch") == (point.kernel_pass == "forward")
+    n_bytes = point.n_bytes * (FP8_SHARE if plan.moe_fp8_dispatch and goes_out else 1.0)
+    token_bytes = n_bytes / point.n_copies
+    if plan.moe_dispatcher == "alltoall":
+        yield Exchange("all_to_all", "ep", round(n_bytes), point.operator, point.overlaps)
+    elif plan.moe_dispatcher == "allgather":
+        name = "all_gather" if goes_out else "reduce_scatter"
+        yield Exchange(name, "ep", round(token_bytes * plan.ep), point.operator, point.overlaps)
+    else:
+        n_local, n_nodes = communicators.size("ep:local"), communicators.size("ep:rail")
+        if n_nodes > 1:
+            across = round(token_bytes * expected_distinct(n_nodes, point.n_copies))
+            yield Exchange("all_to_all", "ep:rail", across, point.operator, point.overlaps)
+        if n_local > 1:
+            inside = round(token_bytes * expected_distinct(plan.ep, point.n_copies))
+            yield Exchange("all_to_all", "ep:local", inside, point.operator, point.overlaps)
+
+
+def expert_load(plan: ParallelPlan) -> float:
+    """Return the tokens of the busiest rank's experts, relative to an even share of all routed ones.
+
+    Skewed routing gives the busiest of several ranks ``moe_imbalance`` times the mean; a capacity drops what exceeds it, and
+    padding fills every expert up to it.
+
+    Examples
+    --------
+    >>> expert_load(ParallelPlan(ep=8, moe_imbalance=1.5))
+    1.5
+    >>> expert_load(ParallelPlan(ep=8, moe_imbalance=1.5, moe_capacity_factor=1.25))
+    1.25
+    """
+    load = plan.moe_imbalance if plan.ep > 1 else 1.0
+    if not plan.moe_capacity_factor:
+        return load
+    return plan.moe_capacity_factor if plan.moe_pad_to_capacity else min(load, plan.moe_capacity_factor)

@@ -1,0 +1,194 @@
+"""Whole parameters on every rank: DDP, and ZeRO-1 and -2, which shard the optimizer (and the gradients).
+
+References
+----------
+Li et al., PyTorch Distributed, arXiv:2006.15704; Rajbhandari et al., ZeRO, arXiv:1910.02054; Ren et al., ZeRO-Offload,
+arXiv:2101.06840. DeepSpeed: ``runtime/zero/stage_1_and_2.py``; Megatron-LM: ``core/distributed/param_and_grad_buffer.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simulator.models.layer import Layer
+from simulator.parallel.buckets import (
+    DDP_BUCKET_BYTES,
+    DDP_FIRST_BUCKET_BYTES,
+    DEEPSPEED_BUCKET_ELEMENTS,
+    Bucket,
+    fill_buckets,
+)
+from simulator.parallel.data import DataParallel
+from simulator.parallel.gradients import gradient_bytes, parameter_bytes, split_parameters
+from simulator.parallel.mesh import Communicators
+from simulator.parallel.template import Kind
+from simulator.plan import ParallelPlan
+from simulator.program.program import TaskList
+
+
+class Replicated(DataParallel):
+    """Gradients are reduced in buckets; with a sharded optimizer the parameters are gathered after the step.
+
+    Which collective reduces a bucket is the framework's: DDP and DeepSpeed all-reduce it whole, Megatron's distributed
+    optimizer reduce-scatters it, DeepSpeed without ``use_multi_rank_bucket_allreduce`` reduces every owner's part to it.
+    """
+
+    def __init__(self, layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> None:
+        super().__init__(layers, plan, communicators)
+        self.framework = plan.framework_spec.data_parallel
+        self.element_bytes = gradient_bytes(plan)
+        self.every_micro_batch = plan.sharding == "zero2" and self.framework == "deepspeed"
+        self.overlaps = plan.overlaps
+        self._reduced: list[int] = []
+        self._packed: list[tuple[int, int]] = []
+        self._n_experts = split_parameters(self.layers, plan)[1]
+        self._buckets = self._make_buckets()
+        self._parameter_gathers: dict[int, int] = {}
+
+    def is_quiet(self, kind: Kind, micro_batch: int, *, is_last: bool) -> bool:
+        """Only reductions that overlap backward, and gathers that overlap the first forward, are heard."""
+        if kind == "F":
+            return not (self._parameter_gathers and micro_batch == 0)
+        return kind == "I" or not self.overlaps or not (is_last or self.every_micro_batch)
+
+    def _make_buckets(self) -> list[Bucket]:
+        cap_bytes: float = self.plan.bucket_bytes
+        first_bytes = cap_bytes
+        if not cap_bytes:
+            if self.framework == "deepspeed":
+                cap_bytes = first_bytes = DEEPSPEED_BUCKET_ELEMENTS * self.element_bytes
+            elif self.framework == "megatron":
+                n_elements = max(40e6, 1e6 * self.communicators.size("dp")) if self.overlaps else float("inf")
+                cap_bytes = first_bytes = n_elements * self.element_bytes
+            else:
+                cap_bytes, first_bytes = DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
+        return fill_buckets(self.layers, cap_bytes, first_bytes, self.element_bytes, experts=self.plan.ep == 1)
+
+    @property
+    def collective_name(self) -> str:
+        """The collective that reduces a bucket: ``all_reduce``, ``reduce_scatter`` or ``reduce``."""
+        if self.plan.gradient_collective != "auto":
+            return self.plan.gradient_collective
+        is_scattered = self.plan.sharding != "none" and self.framework in ("megatron", "fsdp", "fsdp2")
+        return "reduce_scatter" if is_scattered else "all_reduce"
+
+    @property
+    def scatters(self) -> bool:
+        """Whether a rank ends up with its shard of the gradients only."""
+        return self.collective_name != "all_reduce"
+
+    @property
+    def n_reduced_elements(self) -> int:
+        """A shard where gradients are scattered, all of them otherwise."""
+        return self.n_optimizer_elements if self.scatters else super().n_reduced_elements
+
+    def _reduce(self, tasks: TaskList, bucket: Bucket, after: tuple[int, ...]) -> None:
+        packed, n_bytes = self._pack(tasks, bucket, after)
+        if self.collective_name == "all_reduce":
+            reduced = self.collective(tasks, "all_reduce", "dp", n_bytes, packed)
+        else:
+            reduced = self._scatter(tasks, n_bytes, packed)
+        self._reduced.append(reduced)
+        if self._packs:
+            self._packed.append((bucket.n_elements, reduced))
+        if self.plan.offload_optimizer == "cpu":
+            n_shards = self.communicators.size("shard")
+            self._reduced.append(self.copy(tasks, "to_host", n_bytes // n_shards, (reduced,)))
+
+    def _scatter(self, tasks: TaskList, n_bytes: int, after: tuple[int, ...]) -> int:
+        n_shards = self.communicators.size("shard")
+        if self.collective_name == "reduce":  # one owner after the other
+            shard_bytes = max(1, sum(b.n_elements for b in self._buckets) * self.element_bytes // n_shards)
+            n_owners = max(1, min(n_shards, -(-n_bytes // shard_bytes)))
+            for _ in range(n_owners):
+                scattered = self.collective(tasks, "reduce", "shard", n_bytes // n_owners, after)
+        else:
+            scattered = self.collective(tasks, "reduce_scatter", "shard", n_bytes, after)
+        if self.communicators.size("replicate") > 1:
+            scattered = self.collective(tasks, "all_reduce", "replicate", n_bytes // n_shards, (scattered,))
+        return scattered
+
+    @property
+    def _packs(self) -> bool:
+        """Whether gradients are copied into buckets, and back at the end of backward: DDP's do, unless they live there."""
+        if self.framework != "ddp" or self.plan.framework_spec.kernels == "fused":
+            return False
+        return self._sent_bytes < self.element_bytes or not self.plan.gradient_as_bucket_view
+
+    @property
+    def _sent_bytes(self) -> int:
+        """Bytes of a gradient element as it travels: a communication hook may compress it."""
+        return min(self.element_bytes, 2) if self.plan.gradient_compression != "none" else self.element_bytes
+
+    def _pack(self, tasks: TaskList, bucket: Bucket, after: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+        """Return what the reduction of a bucket must wait for, and its bytes."""
+        n_bytes = bucket.n_elements * self._sent_bytes
+        if not self._packs:
+            return after, n_bytes
+        name = "copy into bucket" if self._sent_bytes == self.element_bytes else "compress gradients"
+        copied = self.pointwise(tasks, name, bucket.n_elements, self.element_bytes, self._sent_bytes, after)
+        return (copied,), n_bytes
+
+    def after_layer(
+        self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool
+    ) -> None:
+        """Launch the buckets that this layer's gradients complete."""
+        if kind == "F" or self.is_quiet(kind, micro_batch, is_last=is_last):
+            return
+        for bucket in self._buckets:
+            if bucket.trigger == position:
+                self._reduce(tasks, bucket, last)
+
+    def finish_backward(self, tasks: TaskList, last: tuple[int, ...]) -> tuple[int, ...]:
+        """Reduce everything now where nothing overlapped, and wait for all reductions."""
+        repeats = self.plan.n_micro_batches if self.every_micro_batch else 1
+        if not self.overlaps:
+            for bucket in self._buckets * repeats:
+                self._reduce(tasks, bucket, last)
+        if self._n_experts and self.communicators.size("expert_dp") > 1:
+            name = "reduce_scatter" if self.scatters else "all_reduce"
+            for _ in range(repeats):
+                self._reduced.append(
+                    self.collective(tasks, name, "expert_dp", self._n_experts * self.element_bytes, last)
+                )
+        for n_elements, reduced in self._packed:
+            name, sizes = "copy out of bucket", (self._sent_bytes, self.element_bytes)
+            self._reduced.append(self.pointwise(tasks, name, n_elements, *sizes, (reduced,)))
+        return last + tuple(self._reduced)
+
+    def _gather_buckets(self) -> list[Bucket]:
+        if self.framework == "megatron" and self.plan.overlap_parameter_gather:
+            return self._buckets
+        return [Bucket(n_elements=sum(b.n_elements for b in self._buckets), trigger=0)]
+
+    def start_step(self, tasks: TaskList) -> None:
+        """With overlapped parameter gathering the gathers of the previous step run beside this forward."""
+        if self.plan.sharding == "none" or not self.plan.overlap_parameter_gather:
+            return
+        for bucket in reversed(self._gather_buckets()):
+            n_bytes = bucket.n_elements * parameter_bytes(self.plan)
+            index = self.collective(tasks, "all_gather", "shard", n_bytes, (), "forward")
+            self._parameter_gathers[bucket.trigger] = index
+
+    def before_layer(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int) -> tuple[int, ...]:
+        """Wait for the layer's parameters in the first forward."""
+        if kind != "F" or micro_batch != 0 or not self._parameter_gathers:
+            return ()
+        return tuple(index for trigger, index in self._parameter_gathers.items() if trigger <= position)[-1:]
+
+    def after_step(self, tasks: TaskList, optimizer: int) -> None:
+        """Gather the updated parameters, unless the next forward does so."""
+        if self.plan.sharding == "none":
+            return
+        if self.plan.offload_optimizer == "cpu":
+            n_bytes = self.n_optimizer_elements * parameter_bytes(self.plan)
+            optimizer = self.copy(tasks, "from_host", n_bytes, (optimizer,), "optimizer")
+        if self.plan.overlap_parameter_gather:
+            return
+        if self._n_experts and self.communicators.size("expert_dp") > 1:
+            n_bytes = self._n_experts * parameter_bytes(self.plan)
+            self.collective(tasks, "all_gather", "expert_dp", n_bytes, (optimizer,), "optimizer")
+        for bucket in self._gather_buckets():
+            self.collective(
+                tasks, "all_gather", "shard", bucket.n_elements * parameter_bytes(self.plan), (optimizer,), "optimizer"
+            )
