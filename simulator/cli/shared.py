@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from simulator.errors import ConfigError
+
 #: parameters of the main command that describe a scenario
 _SCENARIO = (
     "topology", "model", "gpus", "plan", "deepspeed", "megatron", "dp", "tp", "pp", "virtual_pp", "cp", "ep", "sharding",
@@ -71,6 +73,8 @@ def scenario_settings(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str
     axes: dict[str, tuple[Any, ...]] = {}
     if options.get("gpus"):
         _, counts = parse_axis(f"gpus={options['gpus']}")
+        if min(counts) < 1:
+            raise ConfigError(f"--gpus {options['gpus']}: at least one GPU")
         if len(counts) > 1:
             axes["gpus"] = counts
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -133,7 +134,7 @@ def print_requirements(found: Sequence[Requirement]) -> None:
             str(one.scenario.plan.gpus), str(one.n_nodes), _gigabits(one.least_bytes_per_s) if one.present_bytes_per_s else "none",
             _gigabits(one.present_bytes_per_s), f"{one.efficiency:.1%}", latency,
             _storage(one),
-            _gigabits(rule.rule_bytes_per_s) if rule else "-", _gigabits(rule.simulated_bytes_per_s) if rule else "-",
+            _gigabits(rule.rule_bytes_per_s) if rule else "-", _simulated(rule.simulated_bytes_per_s) if rule else "-",
         )  # fmt: skip
     out.print(table, highlight=False)
     for one in found:
@@ -152,6 +153,10 @@ def _storage(one: Requirement) -> str:
     needed = f"{format_bytes(one.storage_bytes_per_s)}/s"
     present = one.present_storage_bytes_per_s
     return needed if present is None else f"{needed} of {format_bytes(present)}/s"
+
+
+def _simulated(bytes_per_s: float) -> str:
+    return _gigabits(bytes_per_s) if math.isfinite(bytes_per_s) else "no bandwidth"
 
 
 def _gigabits(bytes_per_s: float) -> str:

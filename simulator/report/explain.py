@@ -158,10 +158,17 @@ def _best(changes: Sequence[dict[str, Any]], parts: Mapping[str, tuple[str, ...]
         own = [savings.get(name, 0.0) for name in parts.get(row["change"], ())]
         is_its_part = max(own, default=0.0) >= NEARLY * row["saving"]
         is_in_whole = any(one["change"] in whole for one in found)
-        is_repeated = any(math.isclose(row["iteration_time_s"], one["iteration_time_s"], rel_tol=1e-9) for one in found)
+        is_repeated = any(_is_same_setting(row, one) for one in found)
         if not (is_its_part or is_in_whole or is_repeated):
             found.append(row)
     return found[:N_BEST]
+
+
+def _is_same_setting(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two changes give one setting different words with the same effect."""
+    setting = one["change"].rpartition(" ")[0]
+    is_same = one["kind"] == other["kind"] == "plan" and setting == other["change"].rpartition(" ")[0]
+    return is_same and math.isclose(one["iteration_time_s"], other["iteration_time_s"], rel_tol=1e-9)
 
 
 def saving(baseline: Outcome, outcome: Outcome) -> float:

@@ -53,8 +53,9 @@ def requirements_chart(model: str, topology: str, target: float, requirements: S
         ("rule of thumb, N x P", "rule_bytes_per_s", VERMILLION),
         ("the rule's own assumptions, simulated", "simulated_bytes_per_s", ORANGE),
     ):
-        values = [one["rule_of_thumb"][key] * _GBPS for one in rules]
-        below.append(_line(name, [one["gpus"] for one in rules], values, colour, dash="dot"))
+        known = [one for one in rules if one["rule_of_thumb"][key] is not None]
+        values = [one["rule_of_thumb"][key] * _GBPS for one in known]
+        below.append(_line(name, [one["gpus"] for one in known], values, colour, dash="dot"))
     traces += [trace | {"xaxis": "x2", "yaxis": "y2", "legend": "legend2"} for trace in below]
     worst = max(needed, default=0.0)
     return Chart(

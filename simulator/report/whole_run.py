@@ -22,8 +22,9 @@ def whole_run_rows(run: Mapping[str, Any]) -> Iterator[tuple[str, str, float, st
     run : mapping
         ``whole_run`` of the documented answer.
     """
-    days = f"{run['days']:,.4g} days (80 %: {run['low_days']:,.4g} to {run['high_days']:,.4g})"
-    yield "time", "days", run["days"], f"{days} for {_count(run['tokens'])} tokens in {run['iterations']:,} iterations"
+    time, low, high = (format_duration(run[key] * 86400.0) for key in ("days", "low_days", "high_days"))
+    length = f"{_count(run['tokens'])} tokens in {run['iterations']:,} iterations"
+    yield "time", "days", run["days"], f"{time} (80 %: {low} to {high}) for {length}"
     yield "GPU hours", "gpu_hours", run["gpu_hours"], f"{run['gpu_hours']:,.0f}"
     if run["cost"] is not None:
         yield "cost", "cost", run["cost"], f"{run['cost']:,.0f} {run['currency']}".strip()

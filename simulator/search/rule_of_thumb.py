@@ -6,6 +6,7 @@ at 50 % of their peak. Its assumptions are written down here and solved twice: i
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -46,7 +47,8 @@ class RuleOfThumb:
     closed_form_bytes_per_s : float
         A ring's bytes per node over the compute of a step, under the rule's assumptions.
     simulated_bytes_per_s : float
-        The same on the simulator, with the protocol's efficiency and the latency of the ring.
+        The same on the simulator, with the protocol's efficiency and the latency of the ring; infinite where no
+        bandwidth hides that latency.
     tokens_per_gpu : float
         Of the scenario in question: the assumption is :data:`TOKENS_PER_GPU`.
     """
@@ -65,7 +67,8 @@ class RuleOfThumb:
             "flops_per_parameter_and_token": FLOPS_PER_PARAMETER_AND_TOKEN,
             "gradient_bytes": GRADIENT_BYTES, "hidden_behind": "the whole step",
         }  # fmt: skip
-        return {**asdict(self), "assumptions": assumptions}
+        numbers = {name: None if value == math.inf else value for name, value in asdict(self).items()}
+        return {**numbers, "assumptions": assumptions}
 
 
 def compute_s(n_parameters: int) -> float:
@@ -90,12 +93,17 @@ def closed_form_bytes_per_s(n_nodes: int, n_parameters: int) -> float:
 
 @lru_cache(maxsize=64)
 def simulated_bytes_per_s(n_nodes: int, n_parameters: int) -> float:
-    """Least bandwidth of a node, on the simulator, that hides the reduction behind the compute of a step."""
+    """Least bandwidth of a node, on the simulator, that hides the reduction behind the compute of a step.
+
+    Infinite where no bandwidth does: the latency of the ring alone is longer than the compute of a small model.
+    """
     topology = load_topology(CLUSTER, n_nodes * GPUS_PER_NODE, overrides={"nodes": str(n_nodes)})
     nics = topology.node.nics
     assert nics is not None
-    limit_s = HIDDEN * compute_s(n_parameters)
+    limit_s = HIDDEN * _step_s(topology, n_parameters, reduces=False)
     low, high = 2.0**-10, 2.0**10
+    if _step_s(topology.scaled(dict.fromkeys(BETWEEN, high)), n_parameters) > limit_s:
+        return math.inf
     while high / low > 1.002:
         middle = (low * high) ** 0.5
         if _step_s(topology.scaled(dict.fromkeys(BETWEEN, middle)), n_parameters) > limit_s:
@@ -105,14 +113,14 @@ def simulated_bytes_per_s(n_nodes: int, n_parameters: int) -> float:
     return high * nics.count * nics.bandwidth_bytes_per_s
 
 
-def _step_s(topology: Topology, n_parameters: int) -> float:
-    """Simulate one step: all compute in one piece, and the reduction of all gradients beside it."""
+def _step_s(topology: Topology, n_parameters: int, *, reduces: bool = True) -> float:
+    """Simulate one step: all compute in one piece, and the reduction of all gradients beside it, or nothing."""
     ranks = tuple(range(topology.n_gpus))
     kernel = Kernel(name="step", phase="backward", duration_s=compute_s(n_parameters))
     reduction = Collective(
         collective="all_reduce", axis="dp", n_bytes=GRADIENT_BYTES * n_parameters, groups=(ranks,), name="gradients"
     )
-    tasks = (Task(reduction, "dp"), Task(kernel, COMPUTE))
+    tasks = (*((Task(reduction, "dp"),) if reduces else ()), Task(kernel, COMPUTE))
     program = Program(ranks=(RankProgram(rank=0, members=ranks, tasks=tasks),))
     scenario = Scenario(topology=CLUSTER, model="", plan=ParallelPlan(), algorithm="ring")
     timeline = run(program, UndisturbedCosts(topology, scenario), lambda: NETWORKS[scenario.network](topology))

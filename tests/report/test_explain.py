@@ -98,8 +98,13 @@ def test_best_changes_are_the_largest_savings(explained):
 def test_the_best_are_different_changes():
     whole = Knob(name="network", large="twice network", simulate=knob("", 0.4).simulate, parts=("NIC", "switch"))
     parts = [knob("NIC", 0.4), knob("switch", 0.01)]
-    found = explain(BASE, [whole, *parts], [option("zero1", 9.0), option("zero2", 9.0)])
-    assert [row["change"] for row in found["best"]] == ["twice NIC", "zero1", "twice switch"]
+    found = explain(BASE, [whole, *parts], [option("--sharding zero1", 9.0), option("--sharding zero2", 9.0)])
+    assert [row["change"] for row in found["best"]] == ["twice NIC", "--sharding zero1", "twice switch"]
+
+
+def test_different_settings_with_the_same_effect_are_different_changes():
+    found = explain(BASE, [knob("NIC", 0.2)], [option("--sharding hsdp", 9.0), option("--tp 2", 9.0)])
+    assert [row["change"] for row in found["best"]] == ["--sharding hsdp", "--tp 2", "twice NIC"]
 
 
 def test_a_whole_of_which_no_part_does_as_much_stands_for_its_parts():

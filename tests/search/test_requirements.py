@@ -1,6 +1,7 @@
 """What a network must be: bisections against closed forms, monotone answers, the rule of thumb."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -200,6 +201,13 @@ def test_elsewhere_it_does_not():
 def test_the_simulated_assumptions_agree_with_their_closed_form(n_nodes):
     rule = rule_of_thumb(n_nodes, 10 * BILLION)
     assert 1.0 <= rule.simulated_bytes_per_s / rule.closed_form_bytes_per_s < 1.1
+
+
+def test_no_bandwidth_hides_the_latency_of_a_ring_behind_a_small_model():
+    rule = rule_of_thumb(64, 10_000_000)
+    assert rule.simulated_bytes_per_s == math.inf
+    assert rule.to_dict()["simulated_bytes_per_s"] is None
+    assert rule_of_thumb(2, 124_000_000).simulated_bytes_per_s < 1e12  # host time of the step does not count
 
 
 def test_the_closed_form():
