@@ -12,6 +12,7 @@ from simulator.cli.options import PLAIN_JSON, Number, Text, option
 
 if TYPE_CHECKING:
     from simulator.replay.answer import Answer, WhatIf
+    from simulator.replay.stages import StageMessages
     from simulator.trace_io.record import Trace
 
 trace_app = typer.Typer(no_args_is_help=True, help="Look into traces, convert and compare them.")
@@ -39,7 +40,7 @@ def replay(
     ideal: Annotated[bool, option("No stragglers: every operation takes the mean of its type.", "--ideal")] = False,
     missing_ranks: Annotated[bool, option("Recorded ranks stand for the others.", "--missing-ranks")] = False,
     schedule: Annotated[str, option("Pipeline schedule for stage times.")] = "1f1b",
-    message: Annotated[Text, option("What a message between stages costs, for stage times.")] = None,
+    message: Annotated[Text, option("Stage times: time of a message, or its size with --topology.")] = None,
     as_format: Annotated[Text, option("Read the files as this format.", "--as")] = None,
     trace: Annotated[Text, option("Write simulated beside measured (.pftrace, .json or .tar).")] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
@@ -55,8 +56,7 @@ def replay(
         latency_s=_seconds(latency), kernels=kernels, host=host, remove=remove_straggler, add=add_straggler,
         overlap=overlap, bucket_bytes=_bytes(bucket_bytes), dp=dp or 0, ideal=ideal, missing_ranks=missing_ranks,
     )  # fmt: skip
-    message_s = None if message is None else _seconds(message)
-    found = answer(recorded, what, schedule=schedule, message_s=message_s)
+    found = answer(recorded, what, schedule=schedule, messages=_messages(message))
     document = to_json(found)
     if json_output:
         print(json.dumps(document, allow_nan=False))
@@ -75,6 +75,17 @@ def _seconds(text: str | None) -> float:
     from simulator.units import parse_quantity
 
     return 0.0 if text is None else parse_quantity(text, "time")
+
+
+def _messages(text: str | None) -> StageMessages | None:
+    """A time like 2ms, or a size like 10MB."""
+    from simulator.replay.stages import StageMessages
+
+    if text is None:
+        return None
+    if text.rstrip().endswith(("B", "b")):
+        return StageMessages(n_bytes=_bytes(text))
+    return StageMessages(time_s=_seconds(text))
 
 
 def _bytes(text: str | None) -> int:
@@ -143,6 +154,9 @@ def _print(document: dict[str, Any]) -> None:
     measured, simulated = document["measured_iteration_time_s"], document["iteration_time_s"]
     known = "" if measured is None else f"measured {format_time(measured)}   "
     print(f"iteration   {known}replayed {format_time(simulated)}")
+    if "message_s" in document:
+        compute, message = format_time(document["compute_only_s"]), format_time(document["message_s"])
+        print(f"error       {document['relative_error']:+.2%}   a message takes {message}; without any {compute}")
     if "identity_error" in document:
         print(f"identity    largest error of a step {document['identity_error']:.2%}")
         print(f"speedup     {document['speedup']:.4g}")

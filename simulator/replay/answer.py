@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from simulator.errors import TraceError
 from simulator.replay.bucket_whatif import buckets
@@ -12,7 +12,7 @@ from simulator.replay.network_whatif import overlap, scale_communication, serial
 from simulator.replay.operators import OperatorReplay, replay_operators
 from simulator.replay.ranks_whatif import data_parallel, infer_missing, largest_group
 from simulator.replay.run import Replay, replay
-from simulator.replay.stages import StageReplay, replay_stages
+from simulator.replay.stages import StageMessages, StageReplay, replay_stages
 from simulator.replay.whatif import add_straggler, ideal, noted, remove_straggler, scale_host, scale_kernels
 from simulator.topology import Topology
 from simulator.topology.device import Device
@@ -158,7 +158,7 @@ class Answer:
 
 
 def answer(
-    trace: Trace, what: WhatIf | None = None, *, schedule: str = "1f1b", message_s: float | None = None
+    trace: Trace, what: WhatIf | None = None, *, schedule: str = "1f1b", messages: StageMessages | None = None
 ) -> Answer:
     """Replay a trace, with or without changes.
 
@@ -166,7 +166,7 @@ def answer(
     ----------
     trace : Trace
     what : WhatIf, optional
-    schedule, message_s : str, float
+    schedule, messages : str, StageMessages
         For stage times: the pipeline schedule, and what a message between stages costs.
 
     Raises
@@ -176,9 +176,18 @@ def answer(
     """
     what = what or WhatIf()
     if trace.stage_times is not None:
-        if what.changes:
-            raise TraceError("stage times can be replayed through other schedules only", hint="--schedule, --message")
-        return Answer(trace=trace, stages=replay_stages(trace.stage_times, schedule=schedule, message_s=message_s))
+        if replace(what, topology=None).changes:
+            raise TraceError(
+                "stage times can be replayed through other schedules and over other links only",
+                hint="--schedule, --message, --topology",
+            )
+        sent = replace(messages or StageMessages(), topology=what.topology)
+        return Answer(trace=trace, stages=replay_stages(trace.stage_times, schedule=schedule, messages=sent))
+    if messages is not None or schedule != "1f1b":
+        raise TraceError(
+            f"a {trace.format} trace holds its own schedule and messages",
+            hint="--schedule and --message are for stage times",
+        )
     if any(rank.operators for rank in trace.ranks):
         if what.device is None:
             raise TraceError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator.engine import run
@@ -10,13 +10,18 @@ from simulator.errors import TraceError
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.program.op import Kernel, Transfer
 from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
+from simulator.replay.machine_whatif import lone_s
 from simulator.replay.run import NoLinks, ReplayCosts
 from simulator.schedules import Action, Placement, Table, build_table, placement_of
 from simulator.timeline import Timeline
-from simulator.trace_io.record import StageTimes
+from simulator.topology import Topology
+from simulator.trace_io.record import CollectiveCall, StageTimes
 from simulator.units import to_s
 
-Times = Sequence[Sequence[float]]
+#: the schedule that the measured iterations are taken to have run
+MEASURED = "1f1b"
+#: (sending stage, receiving stage) -> seconds
+MessageTimes = Mapping[tuple[int, int], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +35,7 @@ class StageReplay:
     simulated_s, measured_s : tuple of float
         Per iteration.
     message_s : float
-        Time that a message between stages adds, host synchronisation included.
+        Time that a message between stages adds, host synchronisation included; the mean where links differ.
     basis : str
         Where ``message_s`` comes from.
     compute_only_s : float
@@ -53,8 +58,57 @@ class StageReplay:
         return sum(self.simulated_s) / sum(self.measured_s) - 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMessages:
+    """What messages between stages cost: a time, or a size on a machine; neither leaves it to be inferred.
+
+    Parameters
+    ----------
+    time_s : float, optional
+        Of every message.
+    n_bytes : int
+        Size of every message, with ``topology``.
+    topology : Topology, optional
+        On which rank r is GPU r; each message takes what its link needs when nothing else is in flight.
+    """
+
+    time_s: float | None = None
+    n_bytes: int = 0
+    topology: Topology | None = None
+
+    def of(self, times: StageTimes) -> tuple[MessageTimes, str] | None:
+        """Return the time of every message and where it comes from, None where it has to be inferred.
+
+        Raises
+        ------
+        TraceError
+            If a size has no topology, a topology no size, or the topology too few GPUs.
+        """
+        if self.time_s is not None:
+            return {}.fromkeys(_pairs(times.pp), self.time_s), "given"
+        if self.topology is None and not self.n_bytes:
+            return None
+        if self.topology is None or not self.n_bytes:
+            raise TraceError(
+                "a message of a size needs links, and links a size", hint="--message 10MB --topology CLUSTER"
+            )
+        if self.topology.n_gpus < len(times.forward_s):
+            raise TraceError(f"{len(times.forward_s)} ranks, {self.topology.n_gpus} GPUs in {self.topology.name}")
+        stride = len(times.forward_s) // times.pp
+        found = {}
+        for pair in _pairs(times.pp):
+            ends = (pair[0] * stride, pair[1] * stride)
+            call = CollectiveCall(collective="send", n_bytes=self.n_bytes, ranks=ends, peer=ends[1])
+            found[pair] = lone_s(call, self.topology, ()) or 0.0
+        return found, f"{self.n_bytes} bytes on the links of {self.topology.name}"
+
+
+def _pairs(n_stages: int) -> list[tuple[int, int]]:
+    return [(a, b) for a in range(n_stages) for b in range(n_stages) if a != b]
+
+
 def replay_stages(
-    times: StageTimes, *, schedule: str = "1f1b", message_s: float | None = None, skip: int = 2
+    times: StageTimes, *, schedule: str = "1f1b", messages: StageMessages | None = None, skip: int = 2
 ) -> StageReplay:
     """Run every iteration of a pipelined job through a schedule.
 
@@ -64,9 +118,10 @@ def replay_stages(
         Of a job with ``dp = tp = 1``; of others the ranks of the first pipeline.
     schedule : str
         A key of ``simulator.schedules.SCHEDULES``.
-    message_s : float, optional
+    messages : StageMessages, optional
         What a message costs. Left out, it is inferred from every second iteration: stage times do not hold it, and
-        the iteration times of the others are then a prediction.
+        the iteration times of the others are then a prediction with one fitted number. Measured iterations are taken
+        to have run 1F1B, whatever schedule is asked for.
     skip : int
         Iterations left out at the beginning.
 
@@ -80,32 +135,35 @@ def replay_stages(
     if any(len(row) < n_iterations for row in times.iteration_s):
         raise TraceError("the iteration times of some ranks are missing")
     measured = tuple(max(row[i] for row in times.iteration_s) for i in chosen)
-    pipeline = _Pipeline(times, schedule)
-    basis = "given"
-    predicted = chosen
-    if message_s is None:
-        fitted, predicted = chosen[::2], chosen[1::2] or chosen
-        message_s = _infer(pipeline, fitted[:: max(1, len(fitted) // 6)], dict(zip(chosen, measured, strict=True)))
-        basis = f"inferred from {len(fitted)} other iterations: stage times hold no communication"
-    timelines = [pipeline.run(i, message_s) for i in predicted]
     known = dict(zip(chosen, measured, strict=True))
+    pipeline = _Pipeline(times, schedule)
+    given, predicted = (messages or StageMessages()).of(times), chosen
+    if given is None:
+        fitted, predicted = chosen[::2], chosen[1::2] or chosen
+        inferred_s = _infer(_Pipeline(times, MEASURED), fitted[:: max(1, len(fitted) // 6)], known)
+        basis = f"inferred from {len(fitted)} other iterations under {MEASURED}: stage times hold no communication"
+        given = {}.fromkeys(_pairs(times.pp), inferred_s), basis
+    message_s, basis = given
+    timelines = [pipeline.run(i, message_s) for i in predicted]
     return StageReplay(
         iterations=predicted,
         simulated_s=tuple(to_s(timeline.makespan_ps) for timeline in timelines),
         measured_s=tuple(known[i] for i in predicted),
-        message_s=message_s,
+        message_s=sum(message_s.values()) / max(len(message_s), 1),
         basis=basis,
-        compute_only_s=to_s(pipeline.run(predicted[-1], 0.0).makespan_ps),
+        compute_only_s=to_s(pipeline.run(predicted[-1], {}).makespan_ps),
         timeline=timelines[-1],
     )
 
 
 def _infer(pipeline: _Pipeline, iterations: Iterable[int], measured: dict[int, float]) -> float:
     """Time per message that closes the gap to the measured iterations; makespan grows linearly with it, nearly."""
-    chosen = tuple(iterations)
+    chosen, pairs = tuple(iterations), _pairs(pipeline.n_stages)
 
     def gap(message_s: float) -> float:
-        return sum(measured[i] - to_s(pipeline.run(i, message_s).makespan_ps) for i in chosen) / len(chosen)
+        return sum(
+            measured[i] - to_s(pipeline.run(i, {}.fromkeys(pairs, message_s)).makespan_ps) for i in chosen
+        ) / len(chosen)
 
     low = 0.0
     missing = gap(low)
@@ -135,8 +193,8 @@ class _Pipeline:
         self.placement: Placement = placement_of(schedule, self.n_stages)
         self.n_messages_in_a_row = self.n_micro_batches + 2 * (self.n_stages - 1)
 
-    def run(self, iteration: int, message_s: float) -> Timeline:
-        """Run one iteration in the engine."""
+    def run(self, iteration: int, message_s: MessageTimes) -> Timeline:
+        """Run one iteration in the engine; messages that are not listed take no time."""
         stride = len(self.times.forward_s) // self.n_stages
         ranks = []
         for stage in range(self.n_stages):
@@ -144,7 +202,7 @@ class _Pipeline:
             ranks.append(RankProgram(rank=stage, members=(stage,), tasks=tuple(tasks.tasks)))
         return run(Program(ranks=tuple(ranks)), ReplayCosts(), lambda: AlphaBetaNetwork(NoLinks()))
 
-    def _stage(self, stage: int, rank: int, iteration: int, message_s: float) -> TaskList:
+    def _stage(self, stage: int, rank: int, iteration: int, message_s: MessageTimes) -> TaskList:
         writer = _StageWriter(self.placement, message_s)
         times, place = self.times, self.placement
         forward, backward = times.forward_s[rank][iteration], times.backward_s[rank][iteration]
@@ -162,7 +220,7 @@ class _Pipeline:
 class _StageWriter:
     """Writes the tasks of one stage: receive, compute, send."""
 
-    def __init__(self, placement: Placement, message_s: float) -> None:
+    def __init__(self, placement: Placement, message_s: MessageTimes) -> None:
         self.placement, self.message_s = placement, message_s
         self.tasks = TaskList()
         self.posted: tuple[int, ...] = ()
@@ -188,7 +246,7 @@ class _StageWriter:
     def _message(self, action: Action, source: int, target: int, after: tuple[int, ...]) -> int:
         kind, number = action.kind, action.micro_batch
         pair = (self.placement.stage(source), self.placement.stage(target))
-        message = Transfer(n_bytes=0, pairs=(pair,), name=f"{kind} {number}", duration_s=self.message_s)
+        message = Transfer(n_bytes=0, pairs=(pair,), name=f"{kind} {number}", duration_s=self.message_s.get(pair, 0.0))
         return self.tasks.add(message, f"{kind} {source}>{target}", after, (kind, source, target, number), number)
 
 

@@ -10,7 +10,7 @@ from simulator.replay import bucket_whatif, machine_whatif, network_whatif, rank
 from simulator.replay.answer import WhatIf, answer
 from simulator.replay.document import to_json
 from simulator.replay.operators import shape_of
-from simulator.replay.stages import replay_stages
+from simulator.replay.stages import StageMessages, replay_stages
 from simulator.topology import load_topology
 from simulator.topology.device import load_device
 from simulator.trace_io import read
@@ -73,10 +73,17 @@ def test_pipeline_job_as_measured_and_without_stragglers():
 
 def test_stage_times_through_1f1b():
     name = next(key for key in json.loads((SHARED / "expected.json").read_text()) if key.startswith("zeus"))
-    result = replay_stages(read(SHARED / name).stage_times)
+    times = read(SHARED / name).stage_times
+    result = replay_stages(times)
     assert np.mean(result.simulated_s) == pytest.approx(_expected(name)["iter_s_mean_after_2"], rel=0.01)
     assert abs(result.error) < 0.01
     assert result.compute_only_s < np.mean(result.measured_s)
+    gpipe = replay_stages(times, schedule="gpipe")
+    assert gpipe.message_s == result.message_s  # of the run that was measured, not fitted anew
+    given = replay_stages(times, messages=StageMessages(time_s=0.0))
+    assert -0.06 < given.error < -0.04  # what one cannot know without the messages
+    wired = replay_stages(times, messages=StageMessages(n_bytes=10 << 20, topology=load_topology("polaris", 8)))
+    assert given.error < wired.error < result.error
 
 
 def test_removing_the_late_rank_gives_the_fast_shape():
