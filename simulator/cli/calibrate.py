@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.options import PLAIN_JSON, Text, option
+from simulator.cli.options import PLAIN_JSON, Text, Texts, option
 
 if TYPE_CHECKING:
     from simulator.calibration.cluster_fit import ClusterFit
@@ -79,7 +79,9 @@ def kernels(
     from simulator.calibration.kernels import fit_kernels, write_kernels
     from simulator.config import read_text, resolve_name
     from simulator.topology.device import load_device
+    from validation.tables.reader import find_table
 
+    file = str(find_table(Path(file)))
     known = load_device(device)
     fit = fit_kernels(file, device, start_from=start_from or "")
     missing = undetermined_kernels(file, known, fit)
@@ -91,6 +93,47 @@ def kernels(
         json.dumps(_kernel_document(fit, missing, out), allow_nan=False) if json_output else _kernel_text(fit, missing)
     )
     _say_written(out)
+
+
+@calibrate.command("training")
+def training(
+    file: Annotated[str, typer.Argument(help="Training measurements (CSV), of several sources.", show_default=False)],
+    where: Annotated[Texts, option("Keep rows with column=value, column!=value or column~text; repeatable.")] = None,
+    split: Annotated[str, typer.Option(help="Rows to fit: those of this split; empty takes all.")] = "fit",
+    leave_one_out: Annotated[
+        bool, typer.Option("--leave-one-out", help="Also predict each source with what the others say.")
+    ] = False,
+    processes: Annotated[int, typer.Option(help="Processes; 0 takes what the machine has.")] = 0,
+    json_output: Annotated[bool, PLAIN_JSON] = False,
+) -> None:
+    """Fit a factor to each part of predicted iterations: what shipped constants leave, and how sure that is.
+
+    Nothing is written: constants come from kernels and collectives timed by themselves.
+    """
+    from dataclasses import asdict
+
+    from validation.tables.shares import fit_shares
+    from validation.tables.validate import validate
+
+    conditions = ["metric=iteration_time_s", *(where or ())]
+    found = validate([file], where=conditions, split=split, n_processes=processes, quiet=False)
+    fit = fit_shares(found.outcomes, split)
+    if json_output:
+        print(json.dumps(asdict(fit), allow_nan=False))
+        return
+    print(f"{fit.n} iterations of {len(fit.left_out)} sources\n")
+    print(f"{'part of the iteration':<24} {'share':>7} {'factor':>8} {'±':>6}")
+    for factor in fit.factors:
+        print(f"{factor.part:<24} {factor.share:>7.1%} {factor.value:>8.3f} {factor.uncertainty:>6.3f}")
+    if leave_one_out:
+        print("\neach source as predicted, and with factors that have not seen it\n")
+        width = max(len(one.source) for one in fit.left_out)
+        print(f"{'':<{width}} {'n':>5} {'mean':>16} {'bias':>18}")
+        for one in fit.left_out:
+            mean = f"{one.as_shipped:.1%} -> {one.refitted:.1%}"
+            print(
+                f"{one.source:<{width}} {one.n:>5} {mean:>16} {one.bias_as_shipped:>+8.1%} -> {one.bias_refitted:>+6.1%}"
+            )
 
 
 def _write(out: str, text: str) -> None:
@@ -113,8 +156,9 @@ def _say_written(out: str | None) -> None:
 def _all_clusters(path: Path, out: str | None, *, leave_one_out: bool, json_output: bool) -> None:
     from simulator.calibration.collective_fit import describe, fitted_table, left_out, write_fitted
     from simulator.calibration.collectives import read_measured
+    from validation.tables.reader import find_table
 
-    rows = read_measured(path)
+    rows = read_measured(find_table(path))
     n_clusters = len({row.topology for row in rows})
     times = f"{n_clusters} times, each time without one cluster" if leave_one_out else "once, all clusters together"
     print(f"fitting {times} ...", file=sys.stderr)

@@ -51,7 +51,7 @@ def kind_of(row: Mapping[str, Any]) -> str:
         job, shape = job_of_row(text), shape_of_row(text)
     except SimulatorError:
         return text["job"]
-    gathers = job.name in ("all_gather", "all_to_all", "zero1", "zero3")
+    gathers = job.name in ("all_gather", "all_to_all", "zero1", "zero3", "fsdp2")
     for applies, name in (
         (shape.delay_s > 0, f"{job.name}, delayed"),
         (shape.total_bits_per_s > MAX_TOTAL_BITS_PER_S, f"{job.name}, beyond the processors"),

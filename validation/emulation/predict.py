@@ -29,7 +29,6 @@ _BASE = "emulated-1g"
 _UNSHAPED_BITS_PER_S = 100e9
 #: jobs that are measured but not predicted, and why
 UNPREDICTED = {
-    "fsdp2": "FSDP2 on CPU does not overlap: reported, not judged",
     "gpt": "a computing model: needs this machine's kernel times",
 }
 

@@ -26,6 +26,7 @@ class _Seat:
     overheads: Overheads
     tasks: TaskList = field(default_factory=TaskList)
     issued: dict[str, int] = field(default_factory=dict)
+    done: tuple[int, ...] = ()
 
     @property
     def place(self) -> int:
@@ -139,6 +140,22 @@ def _zero3(seat: _Seat) -> None:
     seat.sleep("wait", 0.0, "backward", tuple(works))
 
 
+def _fsdp2(seat: _Seat) -> None:
+    """Write down ``fully_shard`` on CPU: every gather and every scatter is waited for where it is issued."""
+    job, cost = seat.job, seat.overheads
+    copy_s = cost.fresh_s(job.layer_bytes, len(seat.ranks))
+    for index in range(job.n_layers):
+        gathered = seat.collective("all_gather", job.layer_bytes, seat.done)
+        seat.done = (
+            seat.sleep(f"forward {index}", job.forward_s * seat.factor + cost.layer_s, "forward", (gathered,)),
+        )
+    for index in reversed(range(job.n_layers)):
+        gathered = seat.collective("all_gather", job.layer_bytes, seat.done)
+        done = seat.sleep(f"backward {index}", job.backward_s * seat.factor + cost.layer_s, "backward", (gathered,))
+        scattered = seat.collective("reduce_scatter", job.layer_bytes, (done,))
+        seat.done = (seat.sleep("copy", copy_s, "backward", (scattered,)),)
+
+
 def _pipeline(seat: _Seat) -> None:
     job, place, n_stages = seat.job, seat.place, len(seat.ranks)
     order = pipeline_order(job.name, place, n_stages, job.n_micro_batches)
@@ -178,6 +195,7 @@ PROGRAMS: dict[str, Callable[[_Seat], None]] = {
     "ddp": _ddp,
     "zero1": _zero1,
     "zero3": _zero3,
+    "fsdp2": _fsdp2,
     "gpipe": _pipeline,
     "1f1b": _pipeline,
 }

@@ -13,29 +13,37 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from simulator.errors import SimulatorError, ThresholdError
+from simulator.calibration.collective_fit import left_out
+from simulator.calibration.collectives import read_measured
+from simulator.errors import ConfigError, SimulatorError, ThresholdError
 from simulator.report.confidence import ResidualTable, fit_widening
-from validation.tables.accuracy_page import render
+from validation.emulation.accuracy import groups_of, read_rows
+from validation.emulation.predict import with_prediction
+from validation.tables.accuracy_page import Extras, render
 from validation.tables.outcome import Outcome
-from validation.tables.reader import MEASUREMENTS
+from validation.tables.reader import MEASUREMENTS, Row, read_table, select
 from validation.tables.residuals import residuals_of
 from validation.tables.statistics import describe
-from validation.tables.validate import validate
+from validation.tables.validate import predict_rows, processes_here, validate
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = MEASUREMENTS / "budgets.json"
 PAGE = ROOT / "docs" / "accuracy.md"
 RESIDUALS = ROOT / "simulator" / "report" / "residuals.json"
+EMULATED = ROOT / "validation" / "emulation" / "measurements"
 FILES = ("training.csv", "collectives.csv", "kernels.csv", "seeds.csv")
 #: room above today's error in a freshly written budget: relative, and absolute
 _SLACK, _MARGIN = 0.1, 0.005
 
+#: rows of one group that a check predicts
+_MOST_ROWS = {"training": 12, "collectives": 200, "kernels": 400}
+_MOST_VERDICTS = 60
+
 Budgets = dict[str, float]
 
 
-def budget_key(outcome: Outcome) -> str:
+def budget_key(row: Row) -> str:
     """Return what a budget is kept for: kind, source and metric; for kernels the operation's family, too."""
-    row = outcome.row
     parts = [row.kind, row.key("source"), row.metric]
     if row.kind == "kernels":
         parts.append(row.text("op") if row.text("op") in ("gemm", "flash_attention") else "pointwise")
@@ -44,13 +52,29 @@ def budget_key(outcome: Outcome) -> str:
     return " | ".join(parts)
 
 
+def judged_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that budgets are about: of the test split, evenly spaced over every group's: a check is quick."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.text("split") in ("test", "seed"):
+            groups.setdefault(budget_key(row), []).append(row)
+    chosen = {
+        id(group[index * len(group) // n])
+        for group in groups.values()
+        for n in [min(_MOST_VERDICTS if group[0].metric == "fits" else _MOST_ROWS[group[0].kind], len(group))]
+        for index in range(n)
+    }
+    return [row for row in rows if id(row) in chosen]
+
+
 def errors_by_budget(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
-    """Return the relative errors of the rows of the test split by budget key."""
+    """Return the relative errors of the judged rows by budget key."""
+    judged = {id(row) for row in judged_rows([outcome.row for outcome in outcomes])}
     errors: dict[str, list[float]] = {}
     for outcome in outcomes:
         error = outcome.relative_error
-        if error is not None and outcome.row.text("split") in ("test", "seed"):
-            errors.setdefault(budget_key(outcome), []).append(error)
+        if error is not None and id(outcome.row) in judged:
+            errors.setdefault(budget_key(outcome.row), []).append(error)
     return errors
 
 
@@ -69,7 +93,7 @@ def check_budgets(outcomes: Sequence[Outcome], budgets: Budgets) -> None:
         Naming every group over its budget, and every row that had a prediction's budget and lost it.
     """
     errors = errors_by_budget(outcomes)
-    seen = {budget_key(outcome) for outcome in outcomes if outcome.row.text("split") in ("test", "seed")}
+    seen = {budget_key(outcome.row) for outcome in outcomes if outcome.row.text("split") in ("test", "seed")}
     over = []
     for key, budget in budgets.items():
         if key not in seen:
@@ -104,6 +128,37 @@ def published_errors() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def _extras() -> Extras:
+    """Predict emulated clusters, and every cluster by constants fitted to all others."""
+    suites = [with_prediction(row) for row in read_rows(EMULATED / "suites.csv")]
+    others = [path for path in sorted(EMULATED.glob("*.csv")) if path.name != "suites.csv"]
+    return Extras(
+        published=published_errors(),
+        clusters=left_out(read_measured(MEASUREMENTS / "collectives.csv")),
+        emulated=groups_of(suites),
+        emulated_before=groups_of([with_prediction(row) for path in others for row in read_rows(path)]),
+    )
+
+
+def _check(where: Sequence[str], n_processes: int) -> int:
+    """Predict the judged rows alone and compare with the budgets."""
+    rows: list[Row] = []
+    refused: list[ConfigError] = []
+    for name in FILES:
+        try:
+            rows += select(read_table(MEASUREMENTS / name), where)
+        except ConfigError as error:  # a column of another kind of table, or none of this one's rows
+            refused.append(error)
+    if not rows:
+        raise refused[0]
+    judged = judged_rows(rows)
+    outcomes = predict_rows(judged, n_processes=n_processes or processes_here(), quiet=False)
+    check_budgets(outcomes, read_budgets())
+    groups = errors_by_budget(outcomes)
+    print(f"{len(judged)} rows: {len(groups)} groups within their budgets")
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run over the shipped measurements and write or check what was asked for; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m validation.tables.accuracy", description=__doc__)
@@ -112,8 +167,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--residuals", action="store_true", help="write the table behind confidence intervals")
     parser.add_argument("--page", action="store_true", help="write docs/accuracy.md")
     parser.add_argument("--processes", type=int, default=0, help="0 takes what the machine has")
+    parser.add_argument(
+        "--where", action="append", default=[], help="with --check: only rows with column=value; repeatable"
+    )
     options = parser.parse_args(arguments)
+    writes = options.budgets or options.residuals or options.page
+    if not (writes or options.check):
+        parser.error("nothing to do: --check, --page, --residuals or --budgets")
+    if writes and options.where:
+        parser.error("--where goes with --check alone: pages and budgets are about all rows")
     try:
+        if not writes:
+            return _check(options.where, options.processes)
         files = [MEASUREMENTS / name for name in FILES]
         found = validate(files, n_processes=options.processes, quiet=False)
         table = residual_table(found.outcomes)
@@ -122,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.budgets:
             BUDGETS.write_text(json.dumps(budgets_of(found.outcomes), indent=1) + "\n", encoding="utf-8")
         if options.page:
-            page = render(found, table, read_budgets(), published_errors())
+            page = render(found, table, read_budgets(), _extras())
             PAGE.parent.mkdir(exist_ok=True)
             PAGE.write_text(page, encoding="utf-8")
         if options.check:

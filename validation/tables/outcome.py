@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from validation.tables.reader import Row
@@ -26,6 +27,8 @@ class Outcome:
         Ends of the 80 % interval, where one is given.
     note : str
         Something to know about a prediction that was made: what was chosen, a warning.
+    parts : Mapping of str to float
+        Seconds of a predicted iteration by what they are spent on; they add up to it. Empty elsewhere.
     """
 
     row: Row
@@ -35,6 +38,7 @@ class Outcome:
     low: float | None = None
     high: float | None = None
     note: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def relative_error(self) -> float | None:

@@ -9,7 +9,7 @@ from simulator.errors import ConfigError
 from simulator.report.agreement import PageTable, Point, agreement_page
 from validation.tables.outcome import Outcome
 from validation.tables.render import describe_row, percent
-from validation.tables.statistics import group_outcomes
+from validation.tables.statistics import assumptions_of, group_outcomes
 from validation.tables.validate import Validation
 
 #: rows in the page's table; all of them are in the plots and in --json
@@ -77,6 +77,10 @@ def write_page(path: str | Path, validation: Validation) -> None:
     for kind, by in validation.by.items():
         tables.append(_group_table(kind, [o for o in outcomes if o.row.kind == kind], by))
     tables.append(_row_table(outcomes))
+    assumed = tuple((found.source, str(found.n), found.describe()) for found in assumptions_of(outcomes))
+    if assumed:
+        title = "assumed where rows do not say it (number of rows where not all)"
+        tables.append(PageTable(title=title, columns=("source", "rows:", "assumed"), rows=assumed))
     if any(outcome.predicted is None for outcome in outcomes):
         tables.append(_reason_table(outcomes))
     files = ", ".join(dict.fromkeys(Path(outcome.row.file).name for outcome in outcomes))

@@ -52,8 +52,8 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, done: int, total: int) -> None:
-        """Tell that ``done`` of ``total`` jobs are done."""
+    def update(self, done: int, total: int, share: float | None = None) -> None:
+        """Tell that ``done`` of ``total`` jobs are done, and which share of the work that is where jobs differ."""
         if self.quiet:
             return
         if self._bar is not None:
@@ -62,7 +62,8 @@ class Progress:
         now_s = time.monotonic()
         if now_s - self._said_s >= _LINE_EVERY_S:
             self._said_s = now_s
-            left_s = (now_s - self._started_s) / max(done, 1) * (total - done)
+            share = max(done, 1) / total if share is None else share
+            left_s = (now_s - self._started_s) * (1.0 / share - 1.0)
             print(f"{self.label}: {done} of {total}, about {left_s:.0f} s left", file=sys.stderr, flush=True)
 
 
@@ -70,8 +71,39 @@ def _run_batch(work: Callable[[Job], Answer], batch: Sequence[Job]) -> list[Answ
     return [work(job) for job in batch]
 
 
+def batches_of(weights: Sequence[float], n_batches: int) -> list[range]:
+    """Cut a row of jobs into about ``n_batches`` runs of neighbours of like weight; return them heaviest first.
+
+    Parameters
+    ----------
+    weights : sequence of float
+        Expected cost of each job, in any unit.
+    n_batches : int
+
+    Examples
+    --------
+    >>> batches_of([1, 1, 1, 1, 6, 1, 1], 3)
+    [range(4, 5), range(0, 4), range(5, 7)]
+    """
+    share = sum(weights) / n_batches
+    batches: list[range] = []
+    start, filled = 0, 0.0
+    for index, weight in enumerate(weights):
+        if index > start and filled + weight > share:
+            batches.append(range(start, index))
+            start, filled = index, 0.0
+        filled += weight
+    if start < len(weights):
+        batches.append(range(start, len(weights)))
+    return sorted(batches, key=lambda batch: -sum(weights[index] for index in batch))
+
+
 def run_all(
-    work: Callable[[Job], Answer], jobs: Sequence[Job], progress: Progress | None = None, n_processes: int = 1
+    work: Callable[[Job], Answer],
+    jobs: Sequence[Job],
+    progress: Progress | None = None,
+    n_processes: int = 1,
+    weight: Callable[[Job], float] = lambda job: 1.0,
 ) -> list[Answer]:
     """Return ``work(job)`` for every job, in order.
 
@@ -84,23 +116,29 @@ def run_all(
     progress : Progress, optional
     n_processes : int
         1 runs here; more only where there are jobs enough to pay for the start of the pool.
+    weight : callable
+        Expected cost of a job; the heaviest start first, so that no process ends long after the others.
     """
-    say = progress.update if progress is not None else lambda done, total: None
-    answers: list[Answer] = []
+    weights = [weight(job) for job in jobs]
+    found: dict[int, Answer] = {}
+
+    def note(indices: Sequence[int], answers: Sequence[Answer]) -> None:
+        found.update(zip(indices, answers, strict=True))
+        if progress is not None:
+            progress.update(len(found), len(jobs), sum(weights[index] for index in found) / sum(weights))
+
     if n_processes <= 1 or len(jobs) < _MIN_JOBS_FOR_POOL:
-        for job in jobs:
-            answers.append(work(job))
-            say(len(answers), len(jobs))
-        return answers
+        for index, job in enumerate(jobs):
+            note([index], [work(job)])
+        return [found[index] for index in range(len(jobs))]
     from joblib import Parallel, delayed
 
-    size = max(1, -(-len(jobs) // (n_processes * _BATCHES_PER_PROCESS)))
-    batches = [jobs[start : start + size] for start in range(0, len(jobs), size)]
+    batches = batches_of(weights, n_processes * _BATCHES_PER_PROCESS)
     pool = Parallel(n_jobs=n_processes, return_as="generator")
     with warnings.catch_warnings():
         # a worker that has filled its caches is replaced by a fresh one; nothing is lost
         warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given to the executor")
-        for done in pool(delayed(_run_batch)(work, batch) for batch in batches):
-            answers.extend(done)
-            say(len(answers), len(jobs))
-    return answers
+        work_of = (delayed(_run_batch)(work, [jobs[index] for index in batch]) for batch in batches)
+        for batch, done in zip(batches, pool(work_of), strict=True):
+            note(batch, done)
+    return [found[index] for index in range(len(jobs))]

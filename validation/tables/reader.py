@@ -183,7 +183,7 @@ def _shipped() -> list[str]:
     return sorted(path.name for path in MEASUREMENTS.glob("*.csv") if path.name != "published_errors.csv")
 
 
-def _find(path: Path) -> Path:
+def find_table(path: Path) -> Path:
     """Return the path itself, or the shipped table of that bare name."""
     shipped = MEASUREMENTS / path.name
     return shipped if not path.exists() and path.name == str(path) and shipped.is_file() else path
@@ -211,7 +211,7 @@ def read_table(path: str | Path) -> list[Row]:
     """
     file = str(path)
     try:
-        text = _find(Path(path)).read_text(encoding="utf-8-sig")
+        text = find_table(Path(path)).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(
             f"{file}: no such file", hint=f"give the path of a measurement CSV, or one of {', '.join(_shipped())}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from validation.tables.outcome import Outcome
-from validation.tables.statistics import Group, group_outcomes, rank_plans
+from validation.tables.statistics import Group, assumptions_of, group_outcomes, rank_plans
 
 _UNITS = {"time_us": "us", "iteration_time_s": "s", "forward_s": "s", "backward_s": "s", "optimizer_s": "s"}
 _REASON_ROWS = 12
@@ -34,6 +35,7 @@ def document(outcomes: Sequence[Outcome], by: dict[str, tuple[str, ...]]) -> dic
         "rows": [outcome.to_dict() for outcome in outcomes],
         "groups": [group.to_dict() for group in groups],
         "plans": rank_plans(outcomes),
+        "assumed": [asdict(source) for source in assumptions_of(outcomes)],
         "n_rows": len(outcomes),
         "n_unpredicted": sum(1 for outcome in outcomes if outcome.predicted is None),
         "coverage": coverage(outcomes),
@@ -148,6 +150,17 @@ def _reasons_table(outcomes: Sequence[Outcome]) -> Table | None:
     return table
 
 
+def _assumed_table(outcomes: Sequence[Outcome]) -> Table | None:
+    found = assumptions_of(outcomes)
+    if not found:
+        return None
+    title = "assumed where rows do not say it (number of rows where not all)"
+    table = _table(title, (("source", False), ("rows", True), ("assumed", False)))
+    for source in found:
+        table.add_row(source.source, str(source.n), source.describe())
+    return table
+
+
 def _plans_table(plans: Sequence[dict[str, Any]]) -> Table:
     columns = (
         ("model", False),
@@ -177,7 +190,7 @@ def print_tables(
     n_rows: int = 20,
     console: Console | None = None,
 ) -> None:
-    """Print groups, worst rows, the order of plans and the rows without a prediction.
+    """Print groups, worst rows, the order of plans, what was assumed, and the rows without a prediction.
 
     Parameters
     ----------
@@ -203,10 +216,10 @@ def print_tables(
     if plans:
         out.print(_plans_table(plans))
         out.print()
-    reasons = _reasons_table(outcomes)
-    if reasons is not None:
-        out.print(reasons)
-        out.print()
+    for table in (_assumed_table(outcomes), _reasons_table(outcomes)):
+        if table is not None:
+            out.print(table)
+            out.print()
     predicted = sum(1 for outcome in outcomes if outcome.predicted is not None)
     inside = coverage(outcomes)
     said = f"; {inside:.0%} of the measurements lie in their 80 % interval" if inside is not None else ""

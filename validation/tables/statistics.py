@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,6 +161,53 @@ def _group(key: dict[str, str], outcomes: Sequence[Outcome]) -> Group:
         verdicts=verdicts,
         **describe([error for _, error in judged]),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """What the rows of one source do not state, and how often which rule filled it.
+
+    Parameters
+    ----------
+    source : str
+    n : int
+        Rows of the source.
+    rules : tuple of (str, int)
+        What was assumed, in words, and for how many rows; most frequent first.
+    """
+
+    source: str
+    n: int
+    rules: tuple[tuple[str, int], ...]
+
+    def describe(self) -> str:
+        """Return the rules as one line; those of all rows carry no number."""
+        return "; ".join(rule if count == self.n else f"{rule} ({count})" for rule, count in self.rules)
+
+
+def assumptions_of(outcomes: Sequence[Outcome]) -> list[Assumptions]:
+    """Return per source what was assumed about its rows; numbers that differ among rows are left out.
+
+    Examples
+    --------
+    >>> from validation.tables.reader import Row
+    >>> row = Row(kind="training", file="f", line=2, cells={"source": "s"})
+    >>> rows = [Outcome(row=row, assumed=(f"vocab {n}: usual",)) for n in (7, 7, 8)]
+    >>> assumptions_of(rows)[0].describe()
+    'vocab ...: usual'
+    """
+    sources: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        sources.setdefault(outcome.row.key("source"), []).append(outcome)
+    found = []
+    for source, mine in sources.items():
+        said: dict[str, Counter[str]] = {}
+        for text in (text for outcome in mine for text in outcome.assumed):
+            said.setdefault(re.sub(r"\d+", "...", text), Counter())[text] += 1
+        rules = [(next(iter(t)) if len(t) == 1 else alike, t.total()) for alike, t in said.items()]
+        if rules:
+            found.append(Assumptions(source=source, n=len(mine), rules=tuple(sorted(rules, key=lambda r: -r[1]))))
+    return found
 
 
 def _ranks(values: Sequence[float]) -> NDArray[np.float64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from simulator.errors import SimulatorError
@@ -27,6 +27,7 @@ _SLACK = 1.15
 _MEMORY_METRICS = frozenset(("fits", "peak_memory_bytes"))
 
 
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What one simulation says: metrics by name, the plan that ran, and whether it fits.
 
@@ -38,14 +39,14 @@ class Answer:
         Warnings: what was chosen among alternatives, that the plan is predicted not to fit.
     reason : str
         Why there is no answer; empty otherwise.
+    parts : dict
+        Seconds of the iteration by what they are spent on.
     """
 
-    __slots__ = ("metrics", "note", "reason")
-
-    def __init__(self, metrics: dict[str, float], note: str = "", reason: str = "") -> None:
-        self.metrics = metrics
-        self.note = note
-        self.reason = reason
+    metrics: dict[str, float]
+    note: str = ""
+    reason: str = ""
+    parts: dict[str, float] = field(default_factory=dict)
 
 
 def _memory_metrics(memory: MemoryReport) -> dict[str, float]:
@@ -142,11 +143,22 @@ def answer(case: Case, *, memory_only: bool) -> Answer:
     if not result.memory.fits:
         needs, has = format_bytes(result.memory.peak_bytes), format_bytes(result.memory.capacity_bytes)
         notes.append(f"predicted not to fit: {needs} of {has}")
-    return Answer(_metrics(result), "; ".join(notes))
+    spent = {name: s for name, s in result.metrics.breakdown_s.items() if name != "overlapped_communication"}
+    return Answer(_metrics(result), "; ".join(notes), parts=spent)
 
 
 def _answer_job(job: tuple[Case, bool]) -> Answer:
     return answer(job[0], memory_only=job[1])
+
+
+def _weight(job: tuple[Case, bool]) -> float:
+    """Return what a run costs to simulate, roughly: actions of all stages, and of the layers of one."""
+    case, memory_only = job
+    plan = case.plan
+    replicas = max(plan.dp, 1) * max(plan.micro_batch, 1)
+    n_micro_batches = max(plan.global_batch // replicas, 1) if plan.pp > 1 else 1
+    passes = plan.pp * plan.virtual_pp * n_micro_batches if not memory_only else 1
+    return 50.0 + case.spec.layers + passes
 
 
 def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: int = 1) -> list[Outcome]:
@@ -171,7 +183,9 @@ def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: 
         cases.append((case, assumed))
         wanted[case] = wanted.get(case, True) and row.metric in _MEMORY_METRICS
     jobs = sorted(wanted.items(), key=lambda job: (job[0].topology, job[0].spec.name, job[0].plan.gpus))
-    answers = dict(zip([case for case, _ in jobs], run_all(_answer_job, jobs, progress, n_processes), strict=True))
+    answers = dict(
+        zip([case for case, _ in jobs], run_all(_answer_job, jobs, progress, n_processes, _weight), strict=True)
+    )
     outcomes = []
     for row, entry in zip(rows, cases, strict=True):
         if isinstance(entry, str):
@@ -186,4 +200,5 @@ def _outcome(row: Row, found: Answer, assumed: tuple[str, ...]) -> Outcome:
     reason, predicted = found.reason, found.metrics.get(row.metric)
     if predicted is None and not reason:
         reason = f"metric '{row.metric}' is unknown; known are {', '.join(sorted(found.metrics))}"
-    return Outcome(row=row, predicted=predicted, reason=reason, assumed=assumed, note=found.note)
+    parts = found.parts if row.metric == "iteration_time_s" else {}
+    return Outcome(row=row, predicted=predicted, reason=reason, assumed=assumed, note=found.note, parts=parts)

@@ -33,6 +33,11 @@ class Validation:
     by: dict[str, tuple[str, ...]]
 
 
+def processes_here() -> int:
+    """Return how many processes predict rows unless the user says otherwise."""
+    return min(os.cpu_count() or 1, 8)
+
+
 def predict_rows(rows: Sequence[Row], *, n_processes: int = 1, quiet: bool = True) -> list[Outcome]:
     """Predict rows of any kinds; the outcomes are in the order of the rows.
 
@@ -91,8 +96,7 @@ def validate(
         table = read_table(path)
         check_columns(by, table, "--by")
         rows += select(table, where, split)
-    processes = n_processes or min(os.cpu_count() or 1, 8)
-    outcomes = predict_rows(rows, n_processes=processes, quiet=quiet)
+    outcomes = predict_rows(rows, n_processes=n_processes or processes_here(), quiet=quiet)
     outcomes = with_intervals(outcomes, shipped_table())
     kinds = {row.kind: tuple(by) or DEFAULT_GROUPS[row.kind] for row in rows}
     return Validation(outcomes=tuple(outcomes), by=kinds)

@@ -7,10 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from simulator.calibration.collectives import Errors
 from simulator.errors import ThresholdError
 from simulator.report.confidence import Features, Residual, ResidualTable, coverage, fit_widening, interval
-from tests.validation.tables.rows import training_row
+from tests.validation.tables.rows import outcome, training_row
+from validation.emulation.accuracy import groups_of, read_rows
+from validation.emulation.predict import with_prediction
 from validation.tables import accuracy
+from validation.tables.accuracy_page import Extras, render
 from validation.tables.outcome import Outcome
 from validation.tables.reader import MEASUREMENTS
 from validation.tables.validate import validate
@@ -58,30 +62,67 @@ class TestIntervals:
 
 
 class TestGate:
-    def kernels(self):
-        files = [MEASUREMENTS / "kernels.csv"]
-        return validate(files, split="test", where=["device=h200-sxm", "op=gemm"]).outcomes
-
-    def test_it_holds_today_and_trips_on_a_worsened_constant(self, monkeypatch):
+    @pytest.mark.parametrize(("slower", "status"), [(1.0, 0), (0.7, 5)])
+    def test_it_holds_today_and_trips_on_a_worsened_constant(self, monkeypatch, capsys, slower, status):
         from simulator.topology import device
 
-        budgets = accuracy.budgets_of(self.kernels())
-        accuracy.check_budgets(self.kernels(), budgets)
         real = device.load_device
 
         def worse(name):
             found = real(name)
-            slower = {dtype: 0.7 * peak for dtype, peak in found.peak_flops_per_s.items()}
-            return replace(found, peak_flops_per_s=slower)
+            peak = {dtype: slower * flops for dtype, flops in found.peak_flops_per_s.items()}
+            return replace(found, peak_flops_per_s=peak)
 
         monkeypatch.setattr(device, "load_device", worse)
-        with pytest.raises(ThresholdError, match="accuracy regressed"):
-            accuracy.check_budgets(self.kernels(), budgets)
+        chosen = ("--where", "device=h200-sxm", "--where", "op=gemm", "--processes", "1")
+        assert accuracy.main(["--check", *chosen]) == status
+        said = capsys.readouterr()
+        assert ("accuracy regressed" in said.err) == bool(status)
+        assert ("within their budgets" in said.out) != bool(status)
+
+    def test_a_sample_is_spread_over_the_group_and_the_same_every_time(self):
+        rows = [training_row(split="test", row_id=str(index)) for index in range(120)]
+        chosen = accuracy.judged_rows(rows)
+        assert [row.row_id for row in chosen] == [str(10 * index) for index in range(12)]
+        assert accuracy.judged_rows([*rows, training_row(split="fit")]) == chosen
+
+    def test_budgets_and_checks_judge_the_same_rows(self):
+        rows = [outcome(1.0 + index % 10, 1.0, split="test") for index in range(40)]
+        accuracy.check_budgets(rows, accuracy.budgets_of(rows))
+
+    def test_a_page_of_some_rows_is_refused(self):
+        with pytest.raises(SystemExit):
+            accuracy.main(["--page", "--where", "topology=selene"])
 
     def test_a_lost_prediction_trips_it(self):
         lost = Outcome(row=training_row(split="test"), reason="gone")
         with pytest.raises(ThresholdError, match="no row is predicted any more"):
-            accuracy.check_budgets([lost], {accuracy.budget_key(lost): 0.1})
+            accuracy.check_budgets([lost], {accuracy.budget_key(lost.row): 0.1})
 
     def test_published_errors_name_their_source(self):
         assert all(row["source"] and 0 < float(row["mean_absolute"]) < 1 for row in accuracy.published_errors())
+
+
+class TestPage:
+    def test_it_has_every_table_and_escapes_nothing_away(self):
+        found = validate([MEASUREMENTS / "training.csv"], where=["gpus=1", "seq_len=1024"], n_processes=1)
+        rows = read_rows(accuracy.EMULATED / "suites.csv")[:3]
+        extras = Extras(
+            published=accuracy.published_errors(),
+            clusters={"polaris": Errors(n=3, median=0.1, p90=0.2, bias=-0.05)},
+            emulated=groups_of([with_prediction(row) for row in rows]),
+            emulated_before=(),
+        )
+        page = render(found, accuracy.residual_table(found.outcomes), {"training | a | fits": 0.1}, extras)
+        for title in (
+            "One source left out",
+            "One cluster left out",
+            "Emulated clusters",
+            "Intervals",
+            "Regression gate",
+        ):
+            assert f"# {title}" in page
+        assert "| polaris | 3 | 10.0% | 20.0% | -5.0% |" in page
+        assert "| kernels and bubbles |" in page
+        assert "| all_reduce | 3 |" in page
+        assert "training \\| a \\| fits" in page

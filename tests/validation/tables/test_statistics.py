@@ -10,8 +10,9 @@ from simulator.errors import ConfigError, ThresholdError
 from tests.validation.tables.rows import outcome, training_row
 from validation.tables.outcome import Outcome
 from validation.tables.reader import MEASUREMENTS
-from validation.tables.render import document
+from validation.tables.render import document, print_tables
 from validation.tables.statistics import (
+    assumptions_of,
     describe,
     group_outcomes,
     rank_correlation,
@@ -97,3 +98,25 @@ class TestDocument:
     def test_by_unknown_column_is_refused(self):
         with pytest.raises(ConfigError, match="--by"):
             validate([MEASUREMENTS / "kernels.csv"], by=["flavour"])
+
+
+class TestAssumptions:
+    def test_rules_are_counted_by_source(self):
+        row = training_row(source="s")
+        rows = [Outcome(row=row, assumed=("dp 8: the rest", f"vocab {n}: usual")) for n in (1, 2)]
+        rows.append(Outcome(row=row, assumed=("dp 8: the rest",)))
+        (found,) = assumptions_of([*rows, Outcome(row=training_row(source="t"))])
+        assert (found.source, found.n) == ("s", 3)
+        assert found.describe() == "dp 8: the rest; vocab ...: usual (2)"
+
+    def test_they_are_printed_and_in_the_document(self):
+        from io import StringIO
+
+        from rich.console import Console
+
+        rows = [Outcome(row=training_row(source="s"), predicted=1.0, assumed=("framework hf-eager: not stated",))]
+        by = {"training": ("source",)}
+        text = StringIO()
+        print_tables(rows, by, console=Console(file=text, width=200))
+        assert "framework hf-eager: not stated" in text.getvalue()
+        assert document(rows, by)["assumed"][0]["rules"] == (("framework hf-eager: not stated", 1),)
