@@ -177,10 +177,10 @@ def _left_out_sources(found: Validation) -> list[str]:
     fit = fit_shares(_select(found, "training", _split("fit")))
     text = (
         "Constants come from kernels and collectives that were timed by themselves, and some of host and pointwise "
-        "kernels from the phases of one source's runs on one GPU. `simulate calibrate training training.csv --leave-one-out` asks what that leaves: one factor per part "
-        f"of the iteration, fitted to the {fit.n} `fit` rows of {len(fit.left_out)} sources. Factors near 1 and errors "
-        "that do not shrink say that constants tuned to iterations would not carry over to another source. No "
-        "prediction uses the factors."
+        "kernels from the phases of one source's runs on one GPU. What that leaves is asked by "
+        f"`simulate calibrate training training.csv --leave-one-out`: one factor per part of the iteration, fitted to the {fit.n} "
+        f"`fit` rows of {len(fit.left_out)} sources. Factors near 1 and errors that do not shrink say that constants tuned to "
+        "iterations would not carry over to another source. No prediction uses the factors."
     )
     factors = [[f.part, percent(f.share), f"{f.value:.3f}", f"{f.uncertainty:.3f}"] for f in fit.factors]
     sources = [
@@ -240,7 +240,7 @@ def _others(published: Sequence[dict[str, str]]) -> list[str]:
         for tool in published
     ]
     text = (
-        "What other tools publish about themselves. The settings differ: tools that profile the kernels on "
+        "What other tools publish about themselves, as far as a source could be found. The settings differ: tools that profile the kernels on "
         "the very GPU, or replay a trace of the run itself, answer an easier question than a prediction "
         "from names alone."
     )
