@@ -208,6 +208,22 @@ def _lookup(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, .
     return [shape]
 
 
+def _picked(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> list[KernelShape]:
+    """Return the negative log-likelihood: it reads one value a row, and its backward fills all of them."""
+    output = call.outputs[0]
+    n_rows = math.prod((output if is_backward else call.inputs[0]).shape[:-1])
+    read = float(DTYPE_BYTES[output.dtype] * n_rows)
+    shape = PointwiseShape(
+        name=KERNELS[call.name],
+        n_elements=max(output.n_elements, n_rows),
+        read_bytes=read,
+        written_bytes=float(output.n_bytes) if is_backward else read,
+        dtype=output.dtype,
+        kernel_pass="backward" if is_backward else "forward",
+    )
+    return [shape]
+
+
 _SPECIAL: dict[str, Callable[[Call, bool, frozenset[tuple[int, ...]]], list[KernelShape]]] = {
     "mm": _product,
     "addmm": _product,
@@ -219,6 +235,8 @@ _SPECIAL: dict[str, Callable[[Call, bool, frozenset[tuple[int, ...]]], list[Kern
     "gather": _lookup,
     "index": _lookup,
     "index_select": _lookup,
+    "nll_loss_forward": _picked,
+    "nll_loss_backward": _picked,
 }
 
 

@@ -51,7 +51,7 @@ class Recorder:
         self.current = self.segments[0]
         self.is_backward = False
         self.seen: set[str] = set()
-        self.path = ""
+        self._running: list[tuple[str, Any]] = [("", None)]
         self._is_paused = False
         self._alive: dict[int, tuple[Any, int]] = {}
         self._saved: dict[int, Any] = {}
@@ -64,6 +64,26 @@ class Recorder:
         self.current = Segment(name)
         self.segments.append(self.current)
         return self.current
+
+    # ---- module tree --------------------
+
+    def enter(self, path: str, module: Any) -> None:
+        """Note that a submodule begins."""
+        self._running.append((path, module))
+
+    def leave(self) -> None:
+        """Note that the innermost submodule has ended."""
+        self._running.pop()
+
+    @property
+    def path(self) -> str:
+        """Where the innermost running submodule lies in the tree."""
+        return self._running[-1][0]
+
+    @property
+    def module(self) -> Any:
+        """The innermost running submodule."""
+        return self._running[-1][1]
 
     # ---- operators --------------------
 

@@ -232,7 +232,7 @@ class HfEager(Style):
                 [scores, bias],
                 scores.n_elements,
                 dtype,
-                forward=[map_kernel("add", [scores, bias], [wide])],
+                forward=[map_kernel("add", [scores, bias], [wide], access="strided")],  # a permuted table
                 backward=[reduce, *casts],
                 gradient="alias",
             )

@@ -13,10 +13,10 @@ from simulator.models.torch_module.modes import recording_modes
 
 @contextmanager
 def recording(
-    torch: Any, module: Any, state: dict[str, Any], recorder: Recorder, attention: str, *, is_autocast: bool
+    torch: Any, module: Any, state: dict[str, Any], recorder: Recorder, attention: str, cast_to: Any
 ) -> Iterator[tuple[Any, Any]]:
     """Set the hooks of modules and parameters, and take them away again."""
-    dispatch, functions, mark = recording_modes(torch, recorder, attention, is_autocast=is_autocast)
+    dispatch, functions, mark = recording_modes(torch, recorder, attention, cast_to)
     handles = _hooks(torch, module, recorder, mark)
     for tensor in state.values():
         if tensor.requires_grad:
@@ -48,7 +48,8 @@ def _hooks(torch: Any, module: Any, recorder: Recorder, mark: Any) -> list[Any]:
     blocks = _blocks(torch, module)
     handles: list[Any] = []
     for path, child in module.named_modules():
-        handles.append(child.register_forward_pre_hook(lambda m, a, p=path: setattr(recorder, "path", p)))
+        handles.append(child.register_forward_pre_hook(lambda m, a, p=path: recorder.enter(p, m)))
+        handles.append(child.register_forward_hook(lambda m, a, y: recorder.leave()))
     for child, name in blocks.items():
 
         def enter(m: Any, args: Any, kwargs: Any, name: str = name) -> Any:

@@ -29,7 +29,7 @@ _WIDE_NAMES = (
 WIDE = frozenset(_WIDE_NAMES.split())
 
 
-def recording_modes(torch: Any, recorder: Recorder, attention: str, *, is_autocast: bool) -> tuple[Any, Any, Any]:
+def recording_modes(torch: Any, recorder: Recorder, attention: str, cast_to: Any) -> tuple[Any, Any, Any]:
     """Return the dispatch mode, the function mode and the marking function, bound to a recorder.
 
     Parameters
@@ -39,8 +39,8 @@ def recording_modes(torch: Any, recorder: Recorder, attention: str, *, is_autoca
         Who notes the operators.
     attention : str
         ``flash`` or ``eager``.
-    is_autocast : bool
-        Whether forward runs under autocast.
+    cast_to : torch.dtype, optional
+        To what forward runs under autocast.
     """
     tree_leaves = load_torch("utils._pytree").tree_leaves
 
@@ -63,7 +63,7 @@ def recording_modes(torch: Any, recorder: Recorder, attention: str, *, is_autoca
 
     base = load_torch("utils._python_dispatch").TorchDispatchMode
     mode = type("Dispatch", (base,), {"__torch_dispatch__": dispatch})()
-    functions = _functions(torch, recorder, attention, is_autocast=is_autocast)
+    functions = _functions(torch, recorder, attention, cast_to)
     return mode, functions, _function(torch, mark, unmark)
 
 
@@ -73,7 +73,7 @@ def _function(torch: Any, forward: Callable[..., Any], backward: Callable[..., A
     return type("Recorded", (torch.autograd.Function,), methods)
 
 
-def _functions(torch: Any, recorder: Recorder, attention: str, *, is_autocast: bool) -> Any:
+def _functions(torch: Any, recorder: Recorder, attention: str, cast_to: Any) -> Any:
     """Return the mode that puts the GPU's one kernel for what the CPU takes apart, and its types under autocast."""
     flash, masked = _flash(torch, recorder), _masked(torch, recorder)
     functional = torch.nn.functional
@@ -85,13 +85,12 @@ def _functions(torch: Any, recorder: Recorder, attention: str, *, is_autocast: b
 
     def intercept(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if is_autocast and getattr(func, "__name__", "").strip("_") in WIDE:
+        if cast_to is not None and getattr(func, "__name__", "").strip("_") in WIDE:
             args, kwargs = tree_map(widen, (args, kwargs))
         if func is functional.scaled_dot_product_attention and attention == "flash":
-            q, k, v = (args + tuple(kwargs[n] for n in ("query", "key", "value") if n in kwargs))[:3]
+            q, k, v = (t if cast_to is None else t.to(cast_to) for t in _operands(args, kwargs))
             probability = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
-            causal = kwargs.get("is_causal", args[5] if len(args) > 5 else False)
-            return flash.apply(q, k, v, bool(causal), probability > 0)
+            return flash.apply(q, k, v, _is_causal(recorder, args, kwargs), probability > 0)
         if func is functional.dropout:
             probability = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
             training = kwargs.get("training", args[2] if len(args) > 2 else True)
@@ -101,6 +100,20 @@ def _functions(torch: Any, recorder: Recorder, attention: str, *, is_autocast: b
 
     base = load_torch("overrides").TorchFunctionMode
     return type("Functions", (base,), {"__torch_function__": intercept})()
+
+
+def _operands(args: Any, kwargs: Any) -> Any:
+    return (args + tuple(kwargs[n] for n in ("query", "key", "value") if n in kwargs))[:3]
+
+
+def _is_causal(recorder: Recorder, args: Any, kwargs: Any) -> bool:
+    """Tell whether attention is causal: as it says, or by a mask where the module says so.
+
+    Transformers builds the mask on tensors without data, and leaves it to ``is_causal`` on a GPU.
+    """
+    mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+    stated = kwargs.get("is_causal", args[5] if len(args) > 5 else False)
+    return bool(stated or (mask is not None and getattr(recorder.module, "is_causal", False)))
 
 
 def _flash(torch: Any, recorder: Recorder) -> Any:

@@ -73,7 +73,7 @@ def record_module(
         with torch.autocast("cpu", cast_to) if cast_to is not None else nullcontext():
             return _scalar(torch, torch.func.functional_call(module, state, *arguments), loss)
 
-    with recording(torch, module, state, recorder, attention, is_autocast=bool(autocast)) as (dispatch, functions):
+    with recording(torch, module, state, recorder, attention, cast_to) as (dispatch, functions):
         hooks = torch.autograd.graph.saved_tensors_hooks(recorder.save, lambda t: t)
         try:
             with fake, dispatch, functions, hooks, attention_backend(attention):
