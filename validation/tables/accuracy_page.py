@@ -240,9 +240,9 @@ def _others(published: Sequence[dict[str, str]]) -> list[str]:
         for tool in published
     ]
     text = (
-        "What other tools publish about themselves, as far as a source could be found. The settings differ: tools that profile the kernels on "
-        "the very GPU, or replay a trace of the run itself, answer an easier question than a prediction "
-        "from names alone."
+        "What other tools publish about themselves, where a page or paper could be checked (Calculon's table could "
+        "not). The settings differ: tools that profile the kernels on the very GPU, or replay a trace of the run itself, "
+        "answer an easier question than a prediction from names alone."
     )
     columns = ("tool", "year", "what", "mean error", "max", "setting", "source")
     return ["## Beside other tools", "", text, "", *_table(columns, rows)]
