@@ -22,7 +22,10 @@ def search(
     objective: Annotated[
         str, typer.Option(help="What the choice minimises: time, gpu-hours, cost, energy, memory or gpus.")
     ] = "time",
-    price: Annotated[float, typer.Option(help="Price of a GPU hour, in any currency.")] = 0.0,
+    gpu_hour_price: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Price of a GPU hour, e.g. 2.50 or '2.50 USD'.", show_default=False),
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Processes; 0 means one per core.")] = 0,
     scheduler: Annotated[
         str, typer.Option(help="Dask scheduler that does the work: tcp://..., or a Slurm file.", show_default=False)
@@ -45,19 +48,24 @@ def search(
     from simulator.search.axes import parse_axis
     from simulator.search.emit import write_all
     from simulator.search.objectives import answer_of, check_objective, search_counts
+    from simulator.search.settings import scenario_of
     from simulator.search.store import open_store
     from simulator.search.write import check_output, write_search
+    from simulator.simulation import topology_of
+    from simulator.whole_run.price import parse_price
 
     base, axes = scenario_settings(scenario)
     axes |= dict(parse_axis(text) for text in axis or ())
-    check_objective(objective, price)
+    price = parse_price(gpu_hour_price) if gpu_hour_price else None
+    is_priced = price is not None or (objective == "cost" and topology_of(scenario_of(base)).spec.price is not None)
+    check_objective(objective, has_price=is_priced)
     check_output(formats, plot)
     say_who_works(scheduler)
     found = search_counts(
         base, axes, axes.pop("gpus", ()), top=top, n_jobs=jobs, scheduler=scheduler, observe=SearchProgress(),
         store=open_store(out) if out else None,
     )  # fmt: skip
-    answer, space, plans = answer_of(found, objective, price_per_gpu_hour=price)
+    answer, space, plans = answer_of(found, objective, price=price)
     written = write_all(plans, space, Path(emit)) if emit else []
     files = write_search(answer, out, formats, plot)
     if json_output:

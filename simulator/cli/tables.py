@@ -65,9 +65,8 @@ def print_search(answer: dict[str, Any]) -> None:
     out = new_console()
     searches, shared = answer.get("searches", [answer]), answer["scenario"]
     for one in searches:
-        where = (
-            f"{shared['model']} on {one['gpus']} GPUs of {shared['topology']}, global batch {shared['global_batch']}\n"
-        )
+        batch = f", global batch {one['global_batch']}" if "global_batch" in one else ""
+        where = f"{shared['model']} on {one['gpus']} GPUs of {shared['topology']}{batch}\n"
         out.print(where, style="bold", highlight=False, markup=False)
         if "reason" in one:
             out.print(one["reason"] + "\n", highlight=False, markup=False)
@@ -75,11 +74,12 @@ def print_search(answer: dict[str, Any]) -> None:
             _print_ranking(out, one)
     choice = answer["choice"]
     if len(searches) > 1 or choice["objective"] != "time":
-        cost = f", a cost of {choice['cost_per_billion_tokens']:,.4g}" if choice["cost_per_billion_tokens"] else ""
+        costs = choice["cost_per_billion_tokens"]
+        cost = f", a cost of {costs:,.4g} {choice['currency']}".rstrip() if costs is not None else ""
         out.print(
             f"best by {choice['objective']}: {choice['gpus']} GPUs, {choice['summary']}; a billion tokens take "
             f"{format_time(choice['s_per_billion_tokens'])}, {choice['gpu_hours_per_billion_tokens']:,.4g} GPU hours{cost}, "
-            f"{choice['kwh_per_billion_tokens']:,.4g} kWh at the power limit",
+            f"{choice['kwh_per_billion_tokens']:,.4g} kWh",
             highlight=False,
         )
 

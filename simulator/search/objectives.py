@@ -15,6 +15,9 @@ from simulator.search.reasons import to_dict
 from simulator.search.request import search_space
 from simulator.search.space import Space
 from simulator.search.store import Store
+from simulator.topology import Topology
+from simulator.whole_run.power import power_model
+from simulator.whole_run.price import Price, price_of
 
 #: objective -> column of :func:`totals` that is to be small
 OBJECTIVES = {
@@ -28,31 +31,35 @@ OBJECTIVES = {
 _TOKENS = 1e9
 
 
-def totals(one: Ranked, power_w: float, price_per_gpu_hour: float = 0.0) -> dict[str, float]:
+def totals(one: Ranked, topology: Topology, price: Price | None = None) -> dict[str, Any]:
     """Return what training costs per billion tokens with a plan.
 
     Parameters
     ----------
     one : Ranked
-    power_w : float
-        Of one GPU; its power limit is what it draws at most.
-    price_per_gpu_hour : float
-        In any currency.
+    topology : Topology
+        Whose power, and price where none is given, count.
+    price : Price, optional
+        Of a GPU hour.
 
     Returns
     -------
     dict
-        ``gpus``, ``peak_bytes``, and per billion tokens seconds, GPU hours, cost and kWh.
+        ``gpus``, ``peak_bytes``, ``currency``, and per billion tokens seconds, GPU hours, cost (None without a price) and
+        kWh, as :mod:`simulator.whole_run` counts them.
     """
     seconds = _TOKENS / float(one.answer["tokens_per_s"])
     gpu_hours = one.plan.gpus * seconds / 3600.0
+    power, said = power_model(topology), price_of(topology, price)
+    watts = power.facility_w(power.gpu_w(one.answer["breakdown"]))
     return {
         "gpus": one.plan.gpus,
         "peak_bytes": one.peak_bytes,
         "s_per_billion_tokens": seconds,
         "gpu_hours_per_billion_tokens": gpu_hours,
-        "cost_per_billion_tokens": gpu_hours * price_per_gpu_hour,
-        "kwh_per_billion_tokens": gpu_hours * power_w / 1e3,
+        "cost_per_billion_tokens": gpu_hours * said.gpu_hour if said else None,
+        "currency": said.currency if said else "",
+        "kwh_per_billion_tokens": gpu_hours * watts / 1e3,
     }
 
 
@@ -128,27 +135,27 @@ def search_counts(
 
 
 def best_by_objective(
-    found: Sequence[CountResult], objective: str, *, price_per_gpu_hour: float = 0.0
+    found: Sequence[CountResult], objective: str, *, price: Price | None = None
 ) -> tuple[CountResult, Ranked]:
     """Return the plan that is best by an objective, among the best of every number of GPUs and the Pareto fronts.
 
-    For a given number of GPUs the fastest plan is also the one with the fewest GPU hours, the least cost and the least energy
-    (at the power limit), so that only memory needs more than the fastest ones.
+    For a given number of GPUs the fastest plan is also the one with the fewest GPU hours and the least cost. Memory needs
+    more than the fastest ones, and so may energy: a slower plan that waits more draws less.
     """
     column = OBJECTIVES[objective]
     candidates = []
     for one in found:
         if one.result is None or one.space is None:
             continue
-        power_w = float(one.space.topology.device(0).power_limit_w)
-        for plan in one.result.pareto:
-            figures = totals(plan, power_w, price_per_gpu_hour)
+        ranked = [plan for plan in one.result.ranked if plan not in one.result.pareto]
+        for plan in (*one.result.pareto, *ranked):
+            figures = totals(plan, one.space.topology, price)
             candidates.append((figures[column], figures["s_per_billion_tokens"], plan.plan.gpus, one, plan))
     best = min(candidates, key=lambda item: item[:3])
     return best[3], best[4]
 
 
-def check_objective(objective: str, price_per_gpu_hour: float = 0.0) -> None:
+def check_objective(objective: str, *, has_price: bool) -> None:
     """Complain about an objective that nothing can be chosen by.
 
     Raises
@@ -159,12 +166,12 @@ def check_objective(objective: str, price_per_gpu_hour: float = 0.0) -> None:
     if objective not in OBJECTIVES:
         guess = did_you_mean(objective, OBJECTIVES)
         raise ConfigError(f"there is no objective '{objective}'.{guess}", hint=f"one of {', '.join(OBJECTIVES)}")
-    if price_per_gpu_hour < 0 or (objective == "cost" and not price_per_gpu_hour):
-        raise ConfigError("cost needs a price above zero", hint="--price 2.50 (per GPU and hour)")
+    if objective == "cost" and not has_price:
+        raise ConfigError("cost needs a price", hint="--gpu-hour-price 2.50, or price in the cluster file")
 
 
 def answer_of(
-    found: Sequence[CountResult], objective: str, *, price_per_gpu_hour: float = 0.0
+    found: Sequence[CountResult], objective: str, *, price: Price | None = None
 ) -> tuple[dict[str, Any], Space, list[ParallelPlan]]:
     """Return the answer as plain data, and the chosen plan with its rivals for files.
 
@@ -173,7 +180,8 @@ def answer_of(
     found : sequence of CountResult
     objective : str
         One of :data:`OBJECTIVES`.
-    price_per_gpu_hour : float
+    price : Price, optional
+        Of a GPU hour; wins over the cluster file's.
 
     Returns
     -------
@@ -190,9 +198,10 @@ def answer_of(
     ConfigError
         If the objective is unknown, or cost is asked for without a price.
     """
-    check_objective(objective, price_per_gpu_hour)
-    searches = [_answer(one, price_per_gpu_hour) for one in found]
-    chosen, best = best_by_objective(found, objective, price_per_gpu_hour=price_per_gpu_hour)
+    known = [one.space.topology for one in found if one.space is not None]
+    check_objective(objective, has_price=all(price_of(topology, price) for topology in known))
+    searches = [_answer(one, price) for one in found]
+    chosen, best = best_by_objective(found, objective, price=price)
     assert chosen.space is not None and chosen.result is not None
     plans = [best.plan, *(one.plan for one in chosen.result.ranked if one.plan != best.plan)]
     plans += [one.plan for one in chosen.result.plain.values() if isinstance(one, Ranked) and one.plan not in plans]
@@ -201,19 +210,17 @@ def answer_of(
         "sequence_length": chosen.space.base.sequence_length, "framework": chosen.space.base.framework,
     }  # fmt: skip
     answer = {"scenario": shared, **(searches[0] if len(searches) == 1 else {"searches": searches})}
-    power_w = float(chosen.space.topology.device(0).power_limit_w)
-    totals_of_best = totals(best, power_w, price_per_gpu_hour)
+    totals_of_best = totals(best, chosen.space.topology, price)
     choice = {"objective": objective, "summary": describe(best.plan), "plan": best.plan.to_dict(), **totals_of_best,
               "iteration_time_s": best.iteration_time_s}  # fmt: skip
     return {**answer, "choice": choice}, chosen.space, plans
 
 
-def _answer(one: CountResult, price_per_gpu_hour: float) -> dict[str, Any]:
+def _answer(one: CountResult, price: Price | None) -> dict[str, Any]:
     if one.result is None or one.space is None:
         return {"gpus": one.gpus, "reason": one.reason}
     data = to_dict(one.result)
-    power_w = float(one.space.topology.device(0).power_limit_w)
     for row, plan in zip(data["plans"], one.result.ranked, strict=True):
-        row["totals"] = totals(plan, power_w, price_per_gpu_hour)
+        row["totals"] = totals(plan, one.space.topology, price)
     data["best"]["totals"] = data["plans"][0]["totals"]
     return {"gpus": one.gpus, "global_batch": one.space.base.global_batch, **data}

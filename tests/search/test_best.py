@@ -18,6 +18,8 @@ from simulator.search.objectives import answer_of, search_counts
 from simulator.search.reasons import differences_s, explain, to_dict
 from simulator.search.request import search_space
 from simulator.simulation import simulate_on
+from simulator.whole_run.power import power_model
+from simulator.whole_run.price import parse_price
 
 SETTINGS = {"topology": "bigred200", "model": "gpt2", "gpus": 8, "global_batch": 8, "sequence_length": 256}
 
@@ -143,12 +145,15 @@ def test_objectives_over_several_numbers_of_gpus():
     assert fastest["choice"]["iteration_time_s"] == min(
         s["best"]["iteration_time_s"] for s in fastest["searches"] if "best" in s
     )
-    fewest, space, plans = answer_of(found, "gpu-hours", price_per_gpu_hour=2.0)
+    fewest, space, plans = answer_of(found, "gpu-hours", price=parse_price("2 EUR"))
     choice = fewest["choice"]
     assert choice["gpus"] == space.n_gpus == plans[0].gpus == 1
     assert choice["cost_per_billion_tokens"] == pytest.approx(2.0 * choice["gpu_hours_per_billion_tokens"])
-    power_w = space.topology.device(0).power_limit_w
-    assert choice["kwh_per_billion_tokens"] == pytest.approx(choice["gpu_hours_per_billion_tokens"] * power_w / 1e3)
+    power = power_model(space.topology)
+    best = fewest["searches"][0]["best"]
+    watts = power.facility_w(power.gpu_w(best["breakdown"]))
+    assert choice["kwh_per_billion_tokens"] == pytest.approx(choice["gpu_hours_per_billion_tokens"] * watts / 1e3)
+    assert (choice["currency"], fastest["choice"]["cost_per_billion_tokens"]) == ("EUR", None)
     assert choice["s_per_billion_tokens"] == pytest.approx(choice["gpu_hours_per_billion_tokens"] * 3600)
     assert fewest["searches"][2] == {"gpus": 3, "reason": found[2].reason}
     with pytest.raises(ConfigError, match="cost needs a price"):
