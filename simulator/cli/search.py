@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
+
+if TYPE_CHECKING:
+    from simulator.whole_run.price import Price
 
 
 def search(
@@ -47,18 +50,13 @@ def search(
     from simulator.cli.tables import print_emitted, print_files, print_search
     from simulator.search.axes import parse_axis
     from simulator.search.emit import write_all
-    from simulator.search.objectives import answer_of, check_objective, search_counts
-    from simulator.search.settings import scenario_of
+    from simulator.search.objectives import answer_of, search_counts
     from simulator.search.store import open_store
     from simulator.search.write import check_output, write_search
-    from simulator.simulation import topology_of
-    from simulator.whole_run.price import parse_price
 
     base, axes = scenario_settings(scenario)
     axes |= dict(parse_axis(text) for text in axis or ())
-    price = parse_price(gpu_hour_price) if gpu_hour_price else None
-    is_priced = price is not None or (objective == "cost" and topology_of(scenario_of(base)).spec.price is not None)
-    check_objective(objective, has_price=is_priced)
+    price = _price(gpu_hour_price, objective, base)
     check_output(formats, plot)
     say_who_works(scheduler)
     found = search_counts(
@@ -75,3 +73,16 @@ def search(
         print_search(answer)
         print_emitted(written)
         print_files(files)
+
+
+def _price(text: str | None, objective: str, base: dict[str, Any]) -> Price | None:
+    """Return the price of a GPU hour that is given, having checked that the objective can be counted."""
+    from simulator.search.objectives import check_objective
+    from simulator.search.settings import scenario_of
+    from simulator.simulation import topology_of
+    from simulator.whole_run.price import parse_price
+
+    price = parse_price(text) if text else None
+    is_priced = price is not None or (objective == "cost" and topology_of(scenario_of(base)).spec.price is not None)
+    check_objective(objective, has_price=is_priced)
+    return price
