@@ -171,14 +171,17 @@ def format_bytes(n_bytes: float) -> str:
 
 
 def format_bandwidth(bytes_per_s: float) -> str:
-    """Print a bandwidth in decimal gigabytes per second, as nccl-tests does.
+    """Print a bandwidth in decimal gigabytes per second, as nccl-tests does; the tiniest in smaller units.
 
     Examples
     --------
-    >>> format_bandwidth(25e9)
-    '25 GB/s'
+    >>> format_bandwidth(25e9), format_bandwidth(73_260)
+    ('25 GB/s', '73.26 KB/s')
     """
-    return f"{bytes_per_s / 1e9:.4g} GB/s"
+    for unit, scale, least in (("GB/s", 1e9, 1e6), ("MB/s", 1e6, 1e5)):
+        if bytes_per_s >= least or not bytes_per_s:
+            return f"{bytes_per_s / scale:.4g} {unit}"
+    return f"{bytes_per_s / 1e3:.4g} KB/s"
 
 
 def format_time(duration_s: float) -> str:

@@ -66,7 +66,9 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
         for row in rows
     )
     whole = element(
-        "table", element("caption", caption), Markup(f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>")
+        "table",
+        element("caption", element("span", caption)),
+        Markup(f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"),
     )
     return element("div", whole, class_="scroll", role="region", tabindex="0", aria_label=caption)
 

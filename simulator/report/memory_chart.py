@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simulator.report.bar_charts import GIB, capacity_line
-from simulator.report.charts import BLUE, ORANGE, Chart
+from simulator.report.charts import MEMORY, Chart
 from simulator.report.passes import Pass, in_flight
 from simulator.units import PS_PER_S, format_bytes
 
@@ -27,19 +27,19 @@ def memory_over_time(memory: Mapping[str, Any], passes: Sequence[Pass], makespan
         Length of the step.
     """
     activations = memory.get("activations_bytes", 0) / GIB
-    steady = memory["peak_bytes"] / GIB - activations
     counts = in_flight(passes)
     most = max((count for _, count in counts), default=0.0) or 1.0
     points = _thin(
         [(ps / PS_PER_S, activations * count / most) for ps, count in [(0, 0.0), *counts, (makespan_ps, 0.0)]]
     )
     seconds = [point[0] for point in points]
-    traces = (
-        _area("states, buffers and working memory", seconds, [steady] * len(points), BLUE, "%{y:.2f} GiB all the time"),
-        _area(
-            "activations", seconds, [point[1] for point in points], ORANGE, "%{y:.2f} GiB of activations at %{x:.4g} s"
-        ),
-    )
+    traces = [
+        _area(label, [seconds[0], seconds[-1]], [n_bytes / GIB] * 2, colour, "%{y:.3g} GiB all the time")
+        for label, colour, n_bytes in _steady(memory)
+    ]
+    label, colour = MEMORY["activations_bytes"]
+    held = [point[1] for point in points]
+    traces.append(_area(label, seconds, held, colour, "%{y:.2f} GiB of activations at %{x:.4g} s"))
     capacity = memory["capacity_bytes"] / GIB
     layout = {
         "margin": {"l": 8, "r": 16, "t": 8, "b": 44},
@@ -58,8 +58,24 @@ def memory_over_time(memory: Mapping[str, Any], passes: Sequence[Pass], makespan
         f"{format_bytes(memory['peak_bytes'] - memory.get('activations_bytes', 0))}; capacity is the dashed line"
     )
     return Chart(
-        key="memory-time", title="Memory over the step", traces=traces, layout=layout, summary=summary, height_px=300
+        key="memory-time",
+        title="Memory over the step",
+        traces=tuple(traces),
+        layout=layout,
+        summary=summary,
+        height_px=300,
     )
+
+
+def _steady(memory: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """Return what stays all the time as (label, colour, bytes): categories that share a colour are one area."""
+    found: dict[str, tuple[list[str], int]] = {}
+    for key, (label, colour) in MEMORY.items():
+        n_bytes = int(memory.get(key, 0))
+        if n_bytes > 0 and key != "activations_bytes":
+            labels, total = found.get(colour, ([], 0))
+            found[colour] = ([*labels, label], total + n_bytes)
+    return [(", ".join(labels), colour, total) for colour, (labels, total) in found.items()]
 
 
 def _area(name: str, x: Sequence[float], y: Sequence[float], colour: str, hover: str) -> dict[str, Any]:
@@ -70,6 +86,7 @@ def _area(name: str, x: Sequence[float], y: Sequence[float], colour: str, hover:
         "y": [round(v, 4) for v in y],
         "mode": "lines",
         "stackgroup": "memory",
+        "stackgaps": "interpolate",
         "line": {"color": colour, "width": 1},
         "hovertemplate": hover + "<extra></extra>",
     }

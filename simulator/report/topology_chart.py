@@ -19,6 +19,8 @@ from simulator.units import format_bandwidth
 _LEVELS = {"nvswitch": -1.0, "gpu": 0.0, "pcie-switch": 1.0, "cpu": 1.7, "nic": 2.4, "switch": 3.3}
 _MAX_SWITCHES = 8
 _FABRIC_STEP = 0.9
+#: from little to much: blue to orange, which everybody tells apart, both visible on light and on dark; width says it too
+_STOPS = ((91, 143, 217), (140, 110, 190), (205, 95, 120), (230, 100, 30))
 _PLURALS = {"leaf": "leaves", "switch": "switches"}
 
 Place = tuple[float, float]
@@ -57,7 +59,7 @@ def topology_chart(topology: Topology, shares: NDArray[np.float64]) -> Chart:
     _draw_node(drawing, topology, node)
     _add_loads(drawing, topology, shares, node)
     top = max((load.most for load in drawing.loads.values()), default=0.0)
-    scale = next((step for step in (0.05, 0.1, 0.25, 0.5) if top <= step), max(1.0, top))
+    scale = _round_up(top)
     traces = [
         _edge(drawing, ends, load, scale) for ends, load in sorted(drawing.loads.items(), key=lambda item: item[1].most)
     ]
@@ -250,11 +252,28 @@ def _colour(share: float) -> str:
     """Return a colour of the sequential scale, grey for a link that carries nothing."""
     if share <= 0:
         return "#9a9a9a55"
-    stops = ((0, 60, 120), (92, 101, 112), (170, 157, 105), (253, 224, 60))
-    position = min(share, 1.0) * (len(stops) - 1)
-    low = min(int(position), len(stops) - 2)
+    position = min(share, 1.0) * (len(_STOPS) - 1)
+    low = min(int(position), len(_STOPS) - 2)
     part = position - low
-    return "#" + "".join(f"{round(a + (b - a) * part):02x}" for a, b in zip(stops[low], stops[low + 1], strict=True))
+    return _hex(a + (b - a) * part for a, b in zip(_STOPS[low], _STOPS[low + 1], strict=True))
+
+
+def _hex(colour: Iterable[float]) -> str:
+    return "#" + "".join(f"{round(part):02x}" for part in colour)
+
+
+def _round_up(share: float) -> float:
+    """Return the end of a scale that holds a share and little more.
+
+    Examples
+    --------
+    >>> [_round_up(share) for share in (0.0, 0.117, 0.31, 0.9)]
+    [0.01, 0.125, 0.4, 1.0]
+    """
+    steps = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    return next(
+        (step * 10**power for power in (-2, -1) for step in steps if share <= step * 10**power), max(1.0, share)
+    )
 
 
 def _midpoints(drawing: _Drawing, scale: float) -> dict[str, Any]:
@@ -283,7 +302,7 @@ def _midpoints(drawing: _Drawing, scale: float) -> dict[str, Any]:
             "color": values,
             "cmin": 0,
             "cmax": 100 * scale,
-            "colorscale": [[0, "#003c78"], [0.333, "#5c6570"], [0.667, "#aa9d69"], [1, "#fde03c"]],
+            "colorscale": [[i / (len(_STOPS) - 1), _hex(stop)] for i, stop in enumerate(_STOPS)],
             "showscale": True,
             "colorbar": {
                 "orientation": "h",

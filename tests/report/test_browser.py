@@ -6,6 +6,10 @@ import shutil
 import pytest
 
 from simulator import answer
+from simulator.search.axes import Sweep
+from simulator.search.store import Store
+from simulator.search.sweep import run_sweep
+from simulator.search.write import write_sweep
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -180,6 +184,25 @@ def test_dark_phone_and_paper(browser, page_file):
     assert made.page.locator("#theme-name").inner_text() == "dark"
     assert made.page.evaluate("document.getElementById('plot-breakdown').layout.dragmode") is False
     assert len(made.page.pdf(format="A4")) > 50_000
+    made.context.close()
+
+
+def test_the_page_of_a_sweep(browser, tmp_path):
+    base = {"topology": "bigred200", "model": "gpt2", "micro_batch": 2, "framework": "deepspeed"}
+    sweep = Sweep(base=base, axes={"gpus": (1, 4, 8), "sharding": ("zero1", "zero3")})
+    result = run_sweep(sweep, Store(tmp_path / "store"), n_jobs=1)
+    page_file = write_sweep(result, tmp_path, "csv")[-1]
+    made = Visit(browser, page_file)
+    assert made.messages == []
+    assert [url for url in made.requests if not url.startswith("data:")] == [page_file.as_uri()]
+    assert json.loads(made.page.locator("script#answer").text_content())["rows"] == result.rows
+    for key in ("curve", "heat", "breakdown", "pareto"):
+        assert made.page.locator(f"#plot-{key} .main-svg").count() > 0
+    drawn = made.page.evaluate("document.getElementById('plot-heat').data[0].z")
+    assert drawn[0] == [
+        round(row["tokens_per_s"] / row["gpus"], 2) for row in result.rows if row["sharding"] == "zero1"
+    ]
+    assert made.sideways() <= 0
     made.context.close()
 
 

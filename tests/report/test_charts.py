@@ -92,8 +92,10 @@ def test_memory_over_time_peaks_at_the_answers_peak(large):
     from simulator.answer import to_json
 
     memory, passes = to_json(large)["memory"], passes_of(large.timeline)[large.memory.rank]
-    steady, activations = memory_over_time(memory, passes, large.timeline.makespan_ps).traces
-    top = max(a + b for a, b in zip(steady["y"], activations["y"], strict=True))
+    traces = memory_over_time(memory, passes, large.timeline.makespan_ps).traces
+    activations = traces[-1]
+    top = max(activations["y"]) + sum(trace["y"][0] for trace in traces[:-1])
+    assert {"parameters", "gradients", "optimizer states", "activations"} <= {trace["name"] for trace in traces}
     assert top * 2**30 == pytest.approx(memory["peak_bytes"], rel=1e-3)
     assert len(activations["x"]) <= MAX_POINTS + 2
 

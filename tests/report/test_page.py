@@ -140,7 +140,7 @@ def test_a_browser_that_does_not_start_is_no_traceback(reports, tmp_path, monkey
     monkeypatch.setattr("simulator.report.charts.check_images", lambda path: None)
     plotly = charts._plotly
     monkeypatch.setattr(charts, "_plotly", lambda name: Broken if name == "plotly.io" else plotly(name))
-    with pytest.raises(ConfigError, match="requires Google Chrome to be installed.$"):
+    with pytest.raises(ConfigError, match="requires Google Chrome to be installed"):
         write_image(reports["small"].charts["memory"], tmp_path / "memory.svg")
 
 

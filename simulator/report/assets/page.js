@@ -19,6 +19,12 @@
     if (value && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, themed(v, colours)]));
     return typeof value === "string" && value.startsWith("theme:") ? colours[value.slice(6)] : value;
   }
+  /* labels that would overlap in their row stand on their side */
+  function upright(annotations, width) {
+    const rows = new Map();
+    for (const one of annotations) rows.set(one.y, (rows.get(one.y) || 0) + 8 * `${one.text}`.length + 14);
+    return annotations.map((one) => (rows.get(one.y) > width && !printing ? { ...one, textangle: -90, font: { ...one.font, size: 10 }, borderpad: 1 } : one));
+  }
   function layoutOf(layout, element) {
     const colours = theme(), filled = themed(layout, colours);
     const axis = { gridcolor: colours.grid, linecolor: colours.line, zerolinecolor: colours.line, tickcolor: colours.line };
@@ -29,6 +35,7 @@
       made[name] = { ...axis, ...(filled[name] || {}) };
       if (made[name].title) made[name].title = { standoff: 6, ...made[name].title, font: { size: phone() ? 11 : 12.5, color: colours.soft } };
     }
+    if (made.annotations) made.annotations = upright(made.annotations, element.clientWidth);
     if (printing) made.width = 680;
     if (touch) made.dragmode = false;
     return made;
