@@ -8,12 +8,7 @@ from typing import Any
 from simulator.cli.warnings import write_warnings
 from simulator.importers import import_model
 from simulator.importers.deepspeed import import_deepspeed
-from simulator.importers.plan_files import (  # noqa: F401 - some are imported from here
-    deepspeed_files,
-    needs_ranks,
-    plan_settings,
-    without_deepspeed,
-)
+from simulator.importers.plan_files import deepspeed_files
 from simulator.importers.record import Imported, ImportReport
 from simulator.importers.settings import import_settings, recognise_settings
 from simulator.importers.topologies import import_topology, is_foreign
