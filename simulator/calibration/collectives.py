@@ -253,7 +253,7 @@ def fit_block(
         times = predicted_s(chosen, with_values(table, block.paths, np.exp(x)))
         return np.concatenate([weight * (np.log(times) - target), ridge * math.sqrt(len(chosen)) * (x - start)])
 
-    upper = [0.0 if "efficiency" in path else np.inf for path in block.paths]
+    upper = [0.0 if {"efficiency", "across"} & set(path) else np.inf for path in block.paths]
     inner = np.minimum(start, np.array(upper) - 1e-3)
     found = least_squares(
         residuals,

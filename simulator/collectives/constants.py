@@ -59,6 +59,10 @@ class Messages:
         Per further peer; overlaps with moving bytes.
     inject_bytes, inject_factor : float
         Messages up to this size cost so many times as much per peer (immediate-data commands of some NICs).
+    handshake_s, handshake_bytes : float
+        Extra time per peer of messages that need a rendezvous, and the size at which half of it is felt.
+    fill_s, fill_bytes : float
+        Inside a node: time until all channels of a large message are full, and the size at which half of it is felt.
     """
 
     base_s: tuple[float, float]
@@ -66,6 +70,10 @@ class Messages:
     peer_s: float
     inject_bytes: float = 0.0
     inject_factor: float = 1.0
+    handshake_s: float = 0.0
+    handshake_bytes: float = 1.0
+    fill_s: float = 0.0
+    fill_bytes: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +95,16 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nvls:
-    """In-switch reduction: start-up, share of the NVLink rate, and a pipeline that fills with size."""
+    """In-switch reduction: start-up, share of the NVLink rate, and a pipeline that fills with size.
+
+    ``across`` is the share of that rate that is left when the switches take turns with a tree between nodes.
+    """
 
     base_s: float
     efficiency: float
     fill_s: float
     fill_bytes: float
+    across: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +168,10 @@ def _messages(data: Mapping[str, Any]) -> Messages:
         peer_s=data["peer_us"] * 1e-6,
         inject_bytes=float(data.get("inject_bytes", 0.0)),
         inject_factor=float(data.get("inject_factor", 1.0)),
+        handshake_s=float(data.get("handshake_us", 0.0)) * 1e-6,
+        handshake_bytes=float(data.get("handshake_kib", 1.0)) * 1024.0,
+        fill_s=float(data.get("fill_us", 0.0)) * 1e-6,
+        fill_bytes=float(data.get("fill_mib", 1.0)) * 2.0**20,
     )
 
 
@@ -170,6 +186,7 @@ def parse_inside(data: Mapping[str, Any]) -> Inside:
             efficiency=float(nvls["efficiency"]),
             fill_s=nvls["fill_us"] * 1e-6,
             fill_bytes=nvls["fill_mib"] * 2.0**20,
+            across=float(nvls.get("across", 1.0)),
         ),
         p2p=_messages(data["p2p"]),
         line_bytes_per_s=data["line_gb_per_s"] * 1e9,

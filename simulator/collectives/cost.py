@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from simulator.collectives.constants import Between, Inside, constants_for, shipped
+from simulator.collectives.constants import Between, Inside, Messages, constants_for, shipped
 from simulator.collectives.shape import GroupShape
 from simulator.collectives.tree import double_binary_tree
 from simulator.collectives.tuner import PROTOCOLS, Choice, n_steps
@@ -32,8 +32,14 @@ LL_WINDOW_BYTES = 16 * 1024
 #: what a node takes in before it passes it on in a chain of nodes (broadcast, reduce), on one channel, by
 #: protocol
 CHAIN_CHUNK_BYTES = (0, 512 * 1024, 1024 * 1024)
+#: payload of one slot under LL: each level of a tree between nodes takes it in before it passes it on
+LL_SLOT_BYTES = 32 * 1024
+#: share of the wire that is payload under LL: four bytes of flag for four of data
+LL_WIRE_SHARE = 0.5
 #: share of the trip along a chain for which a channel waits for its credits
 CREDIT_SHARE = 0.6
+#: transports whose bytes the host's threads copy
+SOCKETS = ("tcp", "ipoib")
 _LL, _LL128, _SIMPLE = range(3)
 
 
@@ -47,7 +53,10 @@ class Terms:
         Everything that does not scale with bytes over bandwidth.
     inside_load, between_load : float
         Bytes that one GPU sends over NVLink (or PCIe), and one node sends over all its NICs, per byte of
-        progress, divided by the efficiency: what the raw links see.
+        progress, divided by the efficiency: what the raw NVLinks and NICs see.
+    between_bytes : float
+        Bytes that one node sends, per byte of progress, as the links beyond its NICs see them: a NIC that waits
+        for its protocol leaves them to others.
     cap_bytes_per_s : float
         Largest rate of progress whatever the links allow.
     """
@@ -55,6 +64,7 @@ class Terms:
     latency_s: float
     inside_load: float
     between_load: float
+    between_bytes: float = 0.0
     cap_bytes_per_s: float = math.inf
 
 
@@ -160,8 +170,8 @@ def _ring(case: Case) -> Terms:
             rate = shape.n_nics * shape.nic_bytes_per_s * between.ring.efficiency[p]
             latency += n_between * chunk * n_channels / rate
     if p == _LL:
-        step_bytes = min(case.n_bytes / n, LL_LINE_BYTES)
-        latency += (n_inside + n_between) * step_bytes / inside.line_bytes_per_s
+        n_steps_in_turn = n if shares == 1 else n_inside + n_between
+        latency += n_steps_in_turn * min(case.n_bytes / n, LL_LINE_BYTES) / inside.line_bytes_per_s
     elif p == _SIMPLE:
         chunk = min(case.n_bytes / (shares * n_channels), SIMPLE_CHUNK_BYTES)
         latency += inside.tail * chunk * n_channels / (shape.nvlink_bytes_per_s * inside.ring.efficiency[p])
@@ -176,6 +186,7 @@ def _ring(case: Case) -> Terms:
         latency_s=latency,
         inside_load=(traffic * share + copied) / inside.ring.efficiency[p] if m > 1 else 0.0,
         between_load=traffic / between.ring.efficiency[p] if shape.n_nodes > 1 else 0.0,
+        between_bytes=traffic if shape.n_nodes > 1 else 0.0,
         cap_bytes_per_s=_window_rate(case) if chain_ll else math.inf,
     )
 
@@ -199,15 +210,21 @@ def _tree(case: Case) -> Terms:
     p = PROTOCOLS.index(case.choice.protocol)
     m, nodes = shape.ranks_per_node, shape.n_nodes
     latency = inside.tree.base_s[p] + 2.0 * (m - 1) * inside.tree.hop_s[p]
+    efficiency = between.tree.efficiency[p]
     if nodes > 1:
         depth = math.log2(nodes)
         latency += between.tree.base_s[p] + 2.0 * depth * between.tree.hop_s[p]
         message = case.n_bytes / (case.choice.n_channels * depth)
         latency += 2.0 * depth * _handshake_s(between, p, message, between.rendezvous.tree_bytes)
+        if p == _LL:
+            stored = min(case.n_bytes, LL_SLOT_BYTES * case.choice.n_channels)
+            latency += 2.0 * depth * stored / (efficiency * shape.n_nics * shape.nic_bytes_per_s)
+            efficiency = LL_WIRE_SHARE
     return Terms(
         latency_s=latency,
         inside_load=2.0 * (m - 1) / m / inside.tree.efficiency[p] if m > 1 else 0.0,
-        between_load=tree_traffic(nodes) / between.tree.efficiency[p] if nodes > 1 else 0.0,
+        between_load=tree_traffic(nodes) / efficiency if nodes > 1 else 0.0,
+        between_bytes=tree_traffic(nodes) if nodes > 1 else 0.0,
     )
 
 
@@ -231,8 +248,9 @@ def _nvls(case: Case) -> Terms:
         latency += between.tree.base_s[_SIMPLE] + 2.0 * math.log2(nodes) * between.tree.hop_s[_SIMPLE]
     return Terms(
         latency_s=latency,
-        inside_load=nvls_traffic(case.collective, m) / nvls.efficiency,
+        inside_load=nvls_traffic(case.collective, m) / (nvls.efficiency * (nvls.across if nodes > 1 else 1.0)),
         between_load=tree_traffic(nodes) / between.tree.efficiency[_SIMPLE] if nodes > 1 else 0.0,
+        between_bytes=tree_traffic(nodes) if nodes > 1 else 0.0,
     )
 
 
@@ -250,6 +268,7 @@ def _pat(case: Case) -> Terms:
         latency_s=latency + math.log2(case.shape.n_nodes) * between.tree.hop_s[_SIMPLE],
         inside_load=0.0,
         between_load=traffic / (0.75 * between.ring.efficiency[_SIMPLE]),
+        between_bytes=traffic,
     )
 
 
@@ -284,26 +303,34 @@ def messages_terms(
     """Price messages: all-to-all, gather, scatter, send and receive; inside a node the better protocol.
 
     Posting messages to many peers overlaps with moving the bytes of earlier ones, so it bounds the rate
-    instead of adding to the latency.
+    instead of adding to the latency; under sockets the same threads post and copy.
     """
     inside, between = constants or constants_of(shape)
     posting_s = max(0, exchange.n_inside - 1) * inside.p2p.peer_s
     if exchange.n_between:
-        tiny = exchange.message_share * n_bytes <= between.p2p.inject_bytes
-        posting_s += exchange.n_between * between.p2p.peer_s * (between.p2p.inject_factor if tiny else 1.0)
-        base_s = between.p2p.base_s[1]
+        posting_s += exchange.n_between * _peer_s(between.p2p, exchange.message_share * n_bytes)
+        by_threads = shape.protocol in SOCKETS
         return Terms(
-            latency_s=base_s,
+            latency_s=between.p2p.base_s[1] + (posting_s if by_threads else 0.0),
             inside_load=exchange.inside_traffic / inside.p2p.efficiency[1],
             between_load=exchange.between_traffic / between.p2p.efficiency[1],
-            cap_bytes_per_s=n_bytes / posting_s if posting_s and n_bytes else math.inf,
+            between_bytes=exchange.between_traffic,
+            cap_bytes_per_s=n_bytes / posting_s if posting_s and n_bytes and not by_threads else math.inf,
         )
+    fill_s = inside.p2p.fill_s * n_bytes / (n_bytes + inside.p2p.fill_bytes)
     options = [
         Terms(
-            latency_s=inside.p2p.base_s[i] + posting_s,
+            latency_s=inside.p2p.base_s[i] + posting_s + (fill_s if i else 0.0),
             inside_load=exchange.inside_traffic / inside.p2p.efficiency[i],
             between_load=0.0,
         )
         for i in range(2)
     ]
     return min(options, key=lambda option: lone_time_s(n_bytes, shape, option))
+
+
+def _peer_s(messages: Messages, message_bytes: float) -> float:
+    """Time to post one message to a peer on another node."""
+    tiny = message_bytes <= messages.inject_bytes
+    handshake_s = messages.handshake_s * message_bytes / (message_bytes + messages.handshake_bytes)
+    return messages.peer_s * (messages.inject_factor if tiny else 1.0) + handshake_s

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.topology.layout import RegularLayout
+from simulator.topology.link import LINK_KINDS
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -23,6 +24,20 @@ class Traffic:
     source: IntArray
     target: IntArray
     amount: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """What links see per byte of traffic: inside nodes, at NICs, and between nodes apart from the NICs."""
+
+    inside: float = 0.0
+    nics: float = 0.0
+    beyond: float = 0.0
+
+
+def nic_links(topology: Any) -> NDArray[np.bool_]:
+    """Return which links join a NIC and a switch, shape [n_links]."""
+    return np.asarray(topology.arrays.kind == LINK_KINDS.index("nic"), dtype=np.bool_)
 
 
 def combine(parts: list[Traffic]) -> Traffic:

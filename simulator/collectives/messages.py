@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -14,11 +14,12 @@ from simulator.collectives import binomial, ring, tree
 from simulator.collectives.algorithms import ALGORITHMS
 from simulator.collectives.cost import Terms, ring_traffic, tree_traffic
 from simulator.collectives.expand import Loads, Wiring, table_steps
-from simulator.collectives.loads import Traffic
+from simulator.collectives.loads import Scales, Traffic
 from simulator.collectives.shape import GroupShape, link_matrix
 from simulator.collectives.table import Table
 from simulator.errors import ConfigError
 from simulator.network.base import Step
+from simulator.topology.link import LINK_KINDS
 
 #: messages that one collective may stand for
 MOST_MESSAGES = 400_000
@@ -88,25 +89,25 @@ def collective_steps(job: Job, pattern: str, groups: Sequence[Sequence[int]]) ->
     return tuple(steps)
 
 
-def exchange_steps(job: Job, traffic: tuple[Traffic, Traffic], scales: tuple[float, float]) -> tuple[Step, ...]:
+def exchange_steps(job: Job, traffic: tuple[Traffic, Traffic], scales: Scales) -> tuple[Step, ...]:
     """Expand messages that all start at once.
 
     Parameters
     ----------
     traffic : tuple of Traffic
         Messages inside and between nodes, in bytes per byte of size.
-    scales : tuple of float
-        Bytes that raw links see per byte, inside and between.
+    scales : Scales
+        Bytes that links see per byte.
     """
     steps: list[Step] = []
     _check_number(sum(len(part.source) for part in traffic), job)
-    for part, scale, between in ((traffic[0], scales[0], False), (traffic[1], scales[1] * job.nic_factor, True)):
+    for part, between in ((traffic[0], False), (traffic[1], True)):
         for source, target, amount in zip(
             part.source.tolist(), part.target.tolist(), part.amount.tolist(), strict=True
         ):
             if source == target or amount <= 0.0:
                 continue
-            links, weights = _route(job, source, target, scale, by_host=between and job.by_host)
+            links, weights = _between(job, source, target, scales) if between else _inside(job, source, target, scales)
             steps.append(
                 Step(
                     latency_s=job.terms.latency_s,
@@ -132,7 +133,7 @@ def socket_steps(
     table = ALGORITHMS["gloo"][collective](len(groups[0]))
 
     def loads(source: int, target: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        return _plain_route(topology, source, target, 1.0, by_host=by_host)
+        return _weighted(topology.route(source, target, by_host=by_host))
 
     n_rounds = sum(1 for sends in table.rounds if sends)
     steps: list[Step] = []
@@ -169,7 +170,7 @@ def _ring(job: Job, nodes: Nodes, channel: int, n_channels: int) -> list[Placed]
     n, m = len(order), job.shape.ranks_per_node
     traffic = ring_traffic(job.collective, n)
     share = (m - 1) / m if len(nodes) > 1 else 1.0
-    scales = (job.terms.inside_load / (traffic * share) if m > 1 else 0.0, job.terms.between_load / traffic)
+    scales = _scales(job, job.terms.inside_load / (traffic * share) if m > 1 else 0.0, traffic)
     loads, cap = _loads(job, nodes, channel, scales), job.terms.cap_bytes_per_s / n_channels
     is_chain = job.collective in ("broadcast", "reduce")
     if is_chain:
@@ -212,8 +213,7 @@ def _over_chains(job: Job, nodes: Nodes, chains: Nodes, which: tuple[int, int], 
         trees.append(tuple(found))
     deepest = max(max(tree.depths(parents)) for parents in trees)
     n_pieces, latency_s = _pipeline(job, 2 * deepest)
-    between = job.terms.between_load / tree_traffic(len(nodes)) if len(nodes) > 1 else 0.0
-    loads = _loads(job, nodes, channel, (inside, between))
+    loads = _loads(job, nodes, channel, _scales(job, inside, tree_traffic(len(nodes))))
     wiring = Wiring(ranks=order, loads=loads, latency_s=latency_s, streams=True)
     return [(tree.all_reduce_over(parents, n_pieces), wiring, job.n_bytes / n_channels / 2) for parents in trees]
 
@@ -222,9 +222,9 @@ def _pat(job: Job, nodes: Nodes, channel: int, n_channels: int) -> list[Placed]:
     """Logarithmic rounds with the bytes of the ring."""
     order = [members[0] for members in nodes]
     table = (binomial.all_gather if job.collective == "all_gather" else binomial.reduce_scatter)(len(order))
-    scale = job.terms.between_load / ring_traffic(job.collective, len(order))
+    scales = _scales(job, 0.0, ring_traffic(job.collective, len(order)))
     latency_s = job.terms.latency_s / len(table.rounds)
-    wiring = Wiring(ranks=order, loads=_loads(job, nodes, 0, (0.0, scale)), latency_s=latency_s)
+    wiring = Wiring(ranks=order, loads=_loads(job, nodes, 0, scales), latency_s=latency_s)
     return [(table, wiring, job.n_bytes)]
 
 
@@ -249,7 +249,14 @@ def _pipeline(job: Job, depth: int) -> tuple[int, float]:
     return min(MOST_PIECES, max(1, math.ceil(filling))), latency_s / depth
 
 
-def _loads(job: Job, nodes: Nodes, channel: int, scales: tuple[float, float]) -> Loads:
+def _scales(job: Job, inside: float, traffic: float) -> Scales:
+    """Return what links see per byte of a hop, where each node sends ``traffic`` bytes per byte of progress."""
+    if not traffic:
+        return Scales(inside=inside)
+    return Scales(inside=inside, nics=job.terms.between_load / traffic, beyond=job.terms.between_bytes / traffic)
+
+
+def _loads(job: Job, nodes: Nodes, channel: int, scales: Scales) -> Loads:
     """Return the links of a hop: over all wires of a GPU inside, through the NIC of the channel between nodes."""
     per_node = job.topology.gpus_per_node
     ports = {members[0] // per_node: members[channel % len(members)] for members in nodes}
@@ -261,12 +268,11 @@ def _loads(job: Job, nodes: Nodes, channel: int, scales: tuple[float, float]) ->
         if (source, target) not in known:
             a, b = source // per_node, target // per_node
             if a != b:
-                scale = scales[1] * job.nic_factor
-                known[source, target] = _route(job, ports[a], ports[b], scale, by_host=job.by_host)
+                known[source, target] = _between(job, ports[a], ports[b], scales)
             elif spread:
-                known[source, target] = _wires(job, source, members_of[a], scales[0])
+                known[source, target] = _wires(job, source, members_of[a], scales.inside)
             else:
-                known[source, target] = _route(job, source, target, scales[0])
+                known[source, target] = _inside(job, source, target, scales)
         return known[source, target]
 
     return loads
@@ -278,25 +284,27 @@ def _wires(job: Job, source: int, members: list[int], scale: float) -> tuple[tup
     row = link_matrix(job.topology.node)[source % per_node]
     lanes = {peer: row[peer % per_node] for peer in members if peer != source and row[peer % per_node]}
     total = sum(lanes.values())
+    return _weighted(
+        (link, share * scale * n_lanes / total)
+        for peer, n_lanes in lanes.items()
+        for link, share in job.topology.route(source, peer)
+    )
+
+
+def _inside(job: Job, source: int, target: int, scales: Scales) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    return _weighted((link, share * scales.inside) for link, share in job.topology.route(source, target))
+
+
+def _between(job: Job, source: int, target: int, scales: Scales) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    kinds, nic = job.topology.arrays.kind, LINK_KINDS.index("nic")
+    route = job.topology.route(source, target, by_host=job.by_host)
+    at_nic = scales.nics * job.nic_factor
+    return _weighted((link, share * (at_nic if kinds[link] == nic else scales.beyond)) for link, share in route)
+
+
+def _weighted(route: Iterable[tuple[int, float]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
     found: dict[int, float] = {}
-    for peer, n_lanes in lanes.items():
-        for link, share in job.topology.route(source, peer):
-            found[link] = found.get(link, 0.0) + share * scale * n_lanes / total
-    return tuple(sorted(found)), tuple(found[link] for link in sorted(found))
-
-
-def _route(
-    job: Job, source: int, target: int, scale: float, *, by_host: bool = False
-) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    return _plain_route(job.topology, source, target, scale, by_host=by_host)
-
-
-def _plain_route(
-    topology: Any, source: int, target: int, scale: float, *, by_host: bool
-) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    if not scale:
-        return (), ()
-    found: dict[int, float] = {}
-    for link, share in topology.route(source, target, by_host=by_host) if by_host else topology.route(source, target):
-        found[link] = found.get(link, 0.0) + share * scale
+    for link, weight in route:
+        if weight:
+            found[link] = found.get(link, 0.0) + weight
     return tuple(sorted(found)), tuple(found[link] for link in sorted(found))

@@ -11,7 +11,7 @@ import numpy as np
 from simulator.collectives import patterns
 from simulator.collectives.constants import Between, Inside
 from simulator.collectives.cost import Exchange, Terms, messages_terms, terms, tree_traffic
-from simulator.collectives.loads import FloatArray, Traffic, link_loads
+from simulator.collectives.loads import FloatArray, Scales, Traffic, link_loads, nic_links
 from simulator.collectives.messages import TABLED, Job, collective_steps, exchange_steps
 from simulator.collectives.shape import GroupShape, shape_of
 from simulator.collectives.sockets import SOCKET_CLASSES, socket_flow, socket_messages
@@ -227,11 +227,12 @@ def _by_host(topology: Any, shape: GroupShape) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UnitLoads:
-    """Links that a pattern uses, and their loads for one unit of traffic inside and between nodes."""
+    """Links that a pattern uses, and their loads for one unit of traffic inside, over NICs and beyond them."""
 
     links: tuple[int, ...]
     inside: FloatArray
-    between: FloatArray
+    nics: FloatArray
+    beyond: FloatArray
     capacity_bytes_per_s: FloatArray
 
 
@@ -246,13 +247,15 @@ def _unit_loads(pattern: str, groups: Groups, topology: Any, transport: str | No
 def _routed(traffic: tuple[Traffic, Traffic], topology: Any, shape: GroupShape) -> UnitLoads:
     inside = link_loads(traffic[0], topology)
     between = link_loads(traffic[1], topology, by_host=_by_host(topology, shape))
+    at_nic = nic_links(topology)
     if shape.n_nodes > 1 and topology.node.nics is not None:
-        between = between * (topology.node.nics.bandwidth_bytes_per_s / shape.nic_bytes_per_s)
+        between[at_nic] *= topology.node.nics.bandwidth_bytes_per_s / shape.nic_bytes_per_s
     used = np.flatnonzero(inside + between)
     return UnitLoads(
         links=tuple(used.tolist()),
         inside=inside[used],
-        between=between[used],
+        nics=np.where(at_nic, between, 0.0)[used],
+        beyond=np.where(at_nic, 0.0, between)[used],
         capacity_bytes_per_s=capacities(topology)[used],
     )
 
@@ -260,8 +263,7 @@ def _routed(traffic: tuple[Traffic, Traffic], topology: Any, shape: GroupShape) 
 def _flow(described: Described, n_bytes: int, unit: UnitLoads, topology: Any) -> Flow:
     """Scale unit loads by traffic over efficiency and add them up."""
     price = described.terms
-    scale_inside, scale_between = _scales(described)
-    weights, rate = _weights(unit, scale_inside, scale_between)
+    weights, rate = _weights(unit, _scales(described))
     return Flow(
         latency_s=price.latency_s,
         n_bytes=float(n_bytes),
@@ -274,15 +276,15 @@ def _flow(described: Described, n_bytes: int, unit: UnitLoads, topology: Any) ->
 
 
 @lru_cache(maxsize=512)
-def _weights(unit: UnitLoads, inside: float, between: float) -> tuple[tuple[float, ...], float]:
+def _weights(unit: UnitLoads, scales: Scales) -> tuple[tuple[float, ...], float]:
     """Loads of the raw links, and the rate that they allow; the same for all sizes under one protocol."""
-    weights = unit.inside * inside + unit.between * between
+    weights = unit.inside * scales.inside + unit.nics * scales.nics + unit.beyond * scales.beyond
     loaded = weights > 0.0
     rate = float((unit.capacity_bytes_per_s[loaded] / weights[loaded]).min(initial=np.inf))
     return tuple(weights.tolist()), rate
 
 
-def _scales(described: Described) -> tuple[float, float]:
+def _scales(described: Described) -> Scales:
     """Factors from the unit traffic of the pattern to what the raw links see."""
     price, shape, pattern = described.terms, described.shape, described.pattern
     m, nodes, n = shape.ranks_per_node, shape.n_nodes, shape.n_ranks
@@ -298,5 +300,8 @@ def _scales(described: Described) -> tuple[float, float]:
         unit_inside, unit_between = (m - 1) / n, (n - m) / n
     else:
         unit_inside, unit_between = 1.0, 1.0
-    inside = price.inside_load / unit_inside if unit_inside else 0.0
-    return inside, price.between_load / unit_between if unit_between else 0.0
+    return Scales(
+        inside=price.inside_load / unit_inside if unit_inside else 0.0,
+        nics=price.between_load / unit_between if unit_between else 0.0,
+        beyond=price.between_bytes / unit_between if unit_between else 0.0,
+    )

@@ -241,11 +241,20 @@ def _latency(collective: str, shape: GroupShape, algorithm: str, protocol: str) 
         return base + log_nodes * net / 3.5 + 2.8 * shape.n_ranks
     steps = n_steps(collective, shape.n_ranks)
     if collective in ("broadcast", "reduce"):
-        hop = inside["tree"][2] if protocol == "simple" else intra
-        return base + steps * hop if shape.n_nodes == 1 else base + steps * intra + (shape.n_nodes - 1) * net
+        hop = intra if shape.n_nodes == 1 else net
+        if _same_channels(shape):
+            return base + hop
+        if protocol == "simple":
+            hop = inside["tree"][2] if shape.n_nodes == 1 else _HOP_LATENCY["net"]["tree"][2]
+        return base + steps * hop
     n_inter = (2 if collective == "all_reduce" else 1) * (shape.n_nodes - 1)
     post = 0.0 if shape.n_nodes == 1 else (2.0 if shape.cpu_vendor == "amd" else 1.0) * (3 if index == 2 else 1)
     return base + (steps - n_inter) * max(intra, post) + n_inter * net
+
+
+def _same_channels(shape: GroupShape) -> bool:
+    """Whether all rings visit the GPUs in the same order: where a switch makes all orders equal."""
+    return shape.wiring == "switch" and shape.n_nodes == 1
 
 
 def _plugin_latency_us(shape: GroupShape) -> float:

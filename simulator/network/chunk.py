@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -128,6 +129,17 @@ class ChunkNetwork:
         self._move_to(now_ps)
         flight.factor = factor
         self._is_solved = False
+
+    def state(self, now_ps: int) -> Hashable:
+        """All that the future depends on, relative to ``now_ps``: networks in equal states go on equally."""
+        order = {handle: position for position, handle in enumerate(self._flights)}
+        return (
+            now_ps - self._now_ps,
+            tuple((id(f.plan), tuple(f.n_after), tuple(f.n_behind), f.factor) for f in self._flights.values()),
+            tuple(sorted((at_ps - now_ps, order[handle], index) for at_ps, handle, index in self._waiting)),
+            tuple((order[handle], index) for handle, index in self._loading),
+            tuple(self._remaining.tolist()),
+        )
 
     def _move_to(self, now_ps: int) -> None:
         """Book the progress since the last event."""
