@@ -94,7 +94,7 @@ def _idle_inputs(options: dict[str, Any], result: Result, given: set[str]) -> li
     network = options["network"] if options["network"] != "flow" else ""
     return without_effect(
         result.plan, result.topology.n_nodes, result.plan.gpus, given=given, transport=options["transport"] or "",
-        nccl_algo=options["nccl_algo"] or "", nccl_proto=options["nccl_proto"] or "", network=network,
+        nccl_algo=options["nccl_algo"] or "", nccl_proto=options["nccl_proto"] or "", network=network, spec=result.spec,
     )  # fmt: skip
 
 
@@ -144,11 +144,12 @@ def _convert(name: str, value: str) -> Any:
         if value.lower() not in ("true", "false", "on", "off"):
             raise ConfigError(f"{name}={value}: write true or false")
         return value.lower() in ("true", "on")
-    if isinstance(default, int):
+    if isinstance(default, int | float):
         try:
-            return int(value)
+            return type(default)(value)
         except ValueError:
-            raise ConfigError(f"{name}={value}: not a whole number") from None
+            kind = "whole number" if isinstance(default, int) else "number"
+            raise ConfigError(f"{name}={value}: not a {kind}") from None
     if isinstance(default, float):
         try:
             return float(value)

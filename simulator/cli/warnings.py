@@ -20,6 +20,7 @@ def without_effect(
     nccl_algo: str = "",
     nccl_proto: str = "",
     network: str = "",
+    spec: object = None,
 ) -> list[str]:
     """Name inputs that have no effect.
 
@@ -33,6 +34,8 @@ def without_effect(
         Settings that somebody wrote down, by their names in the plan: defaults are nobody's mistake.
     transport, nccl_algo, nccl_proto, network : str
         Choices of the network, empty where none was made.
+    spec : ModelSpec or RecordedModule, optional
+        The model.
 
     Returns
     -------
@@ -50,7 +53,14 @@ def without_effect(
         found += [f"--{name} {value} has no effect on one GPU" for name, value in chosen.items() if value]
     elif transport and n_nodes == 1:
         found.append(f"--transport {transport} has no effect: all GPUs are on one node")
-    return found + (_of_plan(plan, n_nodes, set(given)) if plan is not None else [])
+    if plan is None:
+        return found
+    from simulator.plan import idle_settings
+
+    has_experts = spec is None or getattr(spec, "n_experts", 0) > 0
+    has_shared = spec is None or getattr(spec, "shared_expert_hidden", 0) > 0
+    idle = idle_settings(plan, has_experts=has_experts, has_shared_expert=has_shared)
+    return found + _of_plan(plan, n_nodes, set(given)) + [f"{name} has no effect: {reason}" for name, reason in idle]
 
 
 def idle_loading(plan: ParallelPlan, *, has_storage: bool, given: Collection[str]) -> list[str]:
@@ -97,7 +107,7 @@ def _of_plan(plan: ParallelPlan, n_nodes: int, given: set[str]) -> list[str]:
         ("first_stage_layers", plan.first_stage_layers > 0 and plan.pp == 1, "pp=1"),
         ("last_stage_layers", plan.last_stage_layers > 0 and plan.pp == 1, "pp=1"),
         ("sharding", plan.sharding != "none" and replicas == 1, "there is one data-parallel rank"),
-        ("sharding_group", plan.sharding_group > 0 and plan.sharding != "hsdp", f"sharding={plan.sharding}"),
+        ("sharding_group", plan.sharding_group > 0 and plan.sharding == "none", "sharding=none"),
         ("bucket_bytes", plan.bucket_bytes > 0 and replicas == 1, "there is one data-parallel rank"),
         ("overlap", plan.overlap is True and plan.gpus == 1, "there is one GPU"),
         ("overlap_parameter_gather", plan.overlap_parameter_gather and plan.sharding == "none", "sharding=none"),

@@ -29,6 +29,8 @@ _STRATEGIES = {
     "HYBRID_SHARD_ZERO2": "hsdp",
 }
 
+_PREFETCH = {"BACKWARD_PRE": "pre", "BACKWARD_POST": "post", "NO_PREFETCH": "none"}
+
 _PRECISIONS = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
 
 _KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
@@ -90,8 +92,6 @@ def _fsdp(r: Reader, precision: str) -> dict[str, Any]:
     if strategy not in _STRATEGIES and not isinstance(strategy, bool):
         r.fault("fsdp_sharding_strategy", f"{strategy!r} is not known", hint=f"one of {', '.join(_STRATEGIES)}")
     r.boolean("fsdp_reshard_after_forward", default=True)
-    if r.boolean("fsdp_offload_params"):
-        r.fault("fsdp_offload_params", "offload to the host is not modelled", hint="false")
     settings: dict[str, Any] = {
         "framework": "fsdp",
         "sharding": _STRATEGIES[strategy],
@@ -99,8 +99,12 @@ def _fsdp(r: Reader, precision: str) -> dict[str, Any]:
     }
     if r.boolean("fsdp_activation_checkpointing"):
         settings["recompute"] = "full"
-    prefetch = r.text("fsdp_backward_prefetch", default="BACKWARD_PRE")
-    settings["overlap"] = prefetch.upper() != "NO_PREFETCH"
+    prefetch = r.text("fsdp_backward_prefetch", default="BACKWARD_PRE", one_of=_PREFETCH)
+    settings["backward_prefetch"] = _PREFETCH[prefetch]
+    settings["forward_prefetch"] = r.boolean("fsdp_forward_prefetch")
+    settings["limit_all_gathers"] = r.boolean("fsdp_limit_all_gathers", default=True)
+    if r.boolean("fsdp_offload_params"):
+        settings |= {"offload_parameters": "cpu", "offload_optimizer": "cpu"}
     r.irrelevant([key for key in r.data if key.startswith("fsdp_")])
     r.finish()
     return settings
@@ -122,10 +126,16 @@ def _deepspeed(r: Reader, path: Path, precision: str) -> dict[str, Any]:
         return inner.settings
     stage = r.integer("zero_stage", default=2)
     steps = r.integer("gradient_accumulation_steps", default=1)
-    for key in ("offload_optimizer_device", "offload_param_device"):
-        device = r.text(key, default="none")
-        if device not in ("none", "None"):
-            r.fault(key, f"offload to {device!r} is not modelled", hint="none")
+    offload = {}
+    for name, key in (
+        ("offload_optimizer", "offload_optimizer_device"),
+        ("offload_parameters", "offload_param_device"),
+    ):
+        device = r.text(key, default="none").lower()
+        if device not in ("none", "cpu"):
+            r.fault(key, f"offload to {device!r} is not modelled", hint="cpu or none")
+        if device == "cpu":
+            offload[name] = "cpu"
     if steps > 1:
         r.assume("global_batch", f"micro-batch x {steps} x dp", "gradient_accumulation_steps")
     r.irrelevant(
@@ -141,6 +151,7 @@ def _deepspeed(r: Reader, path: Path, precision: str) -> dict[str, Any]:
         "sharding": sharding,
         "overlap": stage == 3,
         "precision": _narrow(precision),
+        **offload,
     }
 
 
@@ -168,10 +179,15 @@ def _parallelism(r: Reader, world: int) -> dict[str, Any]:
     prefix = "parallelism_config_"
     replicate = r.positive(f"{prefix}dp_replicate_size", default=1)
     shard = r.positive(f"{prefix}dp_shard_size", default=1)
-    settings: dict[str, Any] = {
-        "tp": r.positive(f"{prefix}tp_size", default=1),
-        "cp": r.positive(f"{prefix}cp_size", default=1) * r.positive(f"{prefix}sp_size", default=1),
-    }
+    ring, ulysses = r.positive(f"{prefix}cp_size", default=1), r.positive(f"{prefix}sp_size", default=1)
+    if ring > 1 and ulysses > 1:
+        r.fault(f"{prefix}sp_size", "context and sequence parallelism together are not modelled", hint="one of the two")
+    settings: dict[str, Any] = {"tp": r.positive(f"{prefix}tp_size", default=1), "cp": ring * ulysses}
+    rotation = r.text(f"{prefix}cp_comm_strategy", default="allgather", one_of=("allgather", "alltoall"))
+    if ulysses > 1:
+        settings["cp_comm_type"] = "a2a"
+    elif ring > 1:
+        settings["cp_comm_type"] = "all_gather" if rotation == "allgather" else "p2p"
     if replicate * shard > 1:
         settings["dp"] = replicate * shard
         settings["sharding"] = "none" if shard == 1 else "hsdp" if replicate > 1 else "zero3"

@@ -33,8 +33,8 @@ _IRRELEVANT = words(
     "transformers_version typical_p unk_token_id use_bfloat16 use_cache dtype torch_dtype n_ctx "
     "output_past relative_attention_max_distance position_embedding_type ep_size num_nextn_predict_layers "
     "num_mtp_layers aux_loss_alpha seq_aux scoring_func topk_method topk_group n_group norm_topk_prob "
-    "routed_scaling_factor moe_layer_freq expert_dropout learned_pos_emb logit_scale verbose init_device "
-    "init_config embedding_fraction loss_fn decoder_sparse_step mlp_only_layers use_sliding_window "
+    "routed_scaling_factor expert_dropout learned_pos_emb logit_scale verbose init_device "
+    "init_config embedding_fraction loss_fn use_sliding_window "
     "layer_types use_qk_norm partial_rotary_factor max_sequence_length word_embed_proj_dim "
     "do_layer_norm_before _remove_final_layer_norm layerdrop activation_dropout attention_dropout "
     "hidden_dropout attention_probs_dropout_prob attn_pdrop prefix"
@@ -115,13 +115,22 @@ def _mixtral(r: Reader) -> dict[str, Any]:
 
 
 def _qwen3_moe(r: Reader) -> dict[str, Any]:
-    if r.data.get("mlp_only_layers"):
-        r.fault("mlp_only_layers", "dense layers between experts are not supported")
+    layers, every = r.positive("num_hidden_layers"), r.positive("decoder_sparse_step", default=1)
+    dense = r.raw("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(index, int) for index in dense):
+        r.fault("mlp_only_layers", f"{dense!r} is not a list of layers")
     return _qwen3(r) | {
+        "dense_blocks": tuple(i for i in range(layers) if i in dense or (i + 1) % every),
         "n_experts": r.positive("num_experts", "num_local_experts", default=128),
         "top_k": r.positive("num_experts_per_tok", default=8),
         "expert_hidden": r.positive("moe_intermediate_size", default=768),
     }
+
+
+def _every(r: Reader, key: str) -> tuple[int, ...]:
+    """Return the dense blocks where only every so-manieth has experts."""
+    every = r.positive(key, default=1)
+    return tuple(i for i in range(r.positive("num_hidden_layers")) if i % every)
 
 
 def _deepseek(r: Reader) -> dict[str, Any]:
@@ -134,6 +143,7 @@ def _deepseek(r: Reader) -> dict[str, Any]:
         "expert_hidden": expert,
         "shared_expert_hidden": expert * r.integer("n_shared_experts", default=0),
         "dense_layers": r.integer("first_k_dense_replace", default=0),
+        "dense_blocks": _every(r, "moe_layer_freq"),
         "q_lora_rank": r.integer("q_lora_rank", default=0),
         "kv_lora_rank": r.positive("kv_lora_rank", default=512),
         "qk_rope_head_dim": r.positive("qk_rope_head_dim", default=64),

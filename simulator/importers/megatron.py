@@ -41,11 +41,13 @@ _SWITCHES = words(
     "grad-reduce-in-bf16 accumulate-allreduce-grads-in-fp32 tp-comm-overlap "
     "overlap-moe-expert-parallel-comm moe-grouped-gemm moe-shared-expert-overlap "
     "distribute-saved-activations overlap-p2p-communication-warmup-flush no-overlap-p2p-communication "
+    "use-tp-pp-dp-mapping moe-pad-expert-input-to-capacity moe-enable-deepep optimizer-cpu-offload "
     "fp8-param-gather delay-wgrad-compute apply-layernorm-1p no-position-embedding openai-gelu "
     "onnx-safe"
 )
 
 _PRECISIONS = ("bf16", "fp16")
+_CONTEXT = ("p2p", "all_gather", "a2a")
 _FSDP = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
 
 
@@ -232,12 +234,7 @@ def _expert_fields(r: Reader) -> dict[str, Any]:
             "expert_hidden": r.integer("moe-ffn-hidden-size", default=0),
             "shared_expert_hidden": r.integer("moe-shared-expert-intermediate-size", default=0),
         }
-        frequency = str(r.raw("moe-layer-freq") or "1")
-        dense = re.fullmatch(r"\(?\[0\]\*(\d+)\+\[1\]\*\d+\)?", frequency.replace(" ", ""))
-        if dense:
-            fields["dense_layers"] = int(dense.group(1))
-        elif frequency != "1":
-            r.fault("moe-layer-freq", f"{frequency!r}: only leading dense layers are supported")
+        fields["dense_blocks"] = _dense_blocks(r)
     if r.boolean("multi-latent-attention"):
         fields |= {
             "q_lora_rank": r.integer("q-lora-rank", default=0),
@@ -247,6 +244,36 @@ def _expert_fields(r: Reader) -> dict[str, Any]:
             "v_head_dim": r.positive("v-head-dim", default=128),
         }
     return fields
+
+
+def _dense_blocks(r: Reader) -> tuple[int, ...]:
+    """Return which blocks have no experts: a frequency, or a pattern such as ``([0]*3+[1]*58)``, 1 for experts."""
+    layers, text = r.positive("num-layers", "encoder-num-layers"), str(r.raw("moe-layer-freq") or "1")
+    if text.isdigit() and int(text) > 0:
+        return tuple(i for i in range(layers) if i % int(text))
+    try:
+        pattern = _pattern(ast.parse(text.strip("'\" "), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError):
+        pattern = None
+    if pattern is None or len(pattern) != layers or not set(pattern) <= {0, 1}:
+        r.fault("moe-layer-freq", f"{text!r} is no pattern for {layers} layers", hint="4, or ([0]*3+[1]*29)")
+    return tuple(i for i, moe in enumerate(pattern) if not moe)
+
+
+def _pattern(node: ast.expr) -> list[int]:
+    """Evaluate sums and multiples of lists of whole numbers."""
+    if isinstance(node, ast.List):
+        found = [item.value for item in node.elts if isinstance(item, ast.Constant) and isinstance(item.value, int)]
+        if len(found) == len(node.elts):
+            return found
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _pattern(node.left) + _pattern(node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        pair = (node.left, node.right) if isinstance(node.right, ast.Constant) else (node.right, node.left)
+        times = pair[1].value if isinstance(pair[1], ast.Constant) else None
+        if isinstance(times, int) and 0 <= times <= 10_000:
+            return _pattern(pair[0]) * times
+    raise ValueError("not a pattern")
 
 
 def _settings(r: Reader) -> dict[str, Any]:
@@ -270,7 +297,7 @@ def _settings(r: Reader) -> dict[str, Any]:
         "recompute": _recompute(r),
         "attention": _attention(r, is_local=is_local),
     }
-    settings |= _precision(r) | _data_parallel(r)
+    settings |= _precision(r) | _data_parallel(r) | _exchanges(r)
     world = _world(r)
     if world:
         settings["gpus"] = world
@@ -278,6 +305,28 @@ def _settings(r: Reader) -> dict[str, Any]:
     if bucket:
         settings["bucket_bytes"] = bucket * settings["gradient_bytes"]
     return settings
+
+
+def _exchanges(r: Reader) -> dict[str, Any]:
+    """Read how keys and values, and tokens of experts, travel; and in which order ranks are numbered."""
+    found: dict[str, Any] = {}
+    chosen = r.text("cp-comm-type", default="p2p", one_of=(*_CONTEXT, "a2a+p2p"))
+    if chosen == "a2a+p2p":
+        r.fault(
+            "cp-comm-type", "a2a+p2p (hierarchical context parallelism) is not modelled", hint="p2p, all_gather or a2a"
+        )
+    if r.data.get("context-parallel-size") not in (None, "1", 1):
+        found["cp_comm_type"] = chosen
+    if r.boolean("use-tp-pp-dp-mapping"):
+        found["rank_order"] = "tp-cp-ep-pp-dp"
+    words_of = {"alltoall": "alltoall", "alltoall_seq": "alltoall", "allgather": "allgather", "flex": "deepep"}
+    if r.integer("num-experts", default=0):
+        found["moe_dispatcher"] = words_of[r.text("moe-token-dispatcher-type", default="allgather", one_of=words_of)]
+        r.irrelevant(["moe-enable-deepep", "moe-flex-dispatcher-backend"])
+        found["moe_capacity_factor"] = r.number("moe-expert-capacity-factor", default=0.0)
+        found["moe_pad_to_capacity"] = r.boolean("moe-pad-expert-input-to-capacity")
+        found["moe_shared_expert_overlap"] = r.boolean("moe-shared-expert-overlap")
+    return found
 
 
 def _recompute(r: Reader) -> str:
@@ -318,7 +367,11 @@ def _data_parallel(r: Reader) -> dict[str, Any]:
     stage = r.integer("zero-stage", default=0)
     if stage:
         sharding = f"zero{stage}"
+    offload = {"offload_optimizer": "cpu"} if r.boolean("optimizer-cpu-offload") else {}
+    if r.number("optimizer-offload-fraction", default=1.0) not in (1.0, 0.0) and offload:
+        r.fault("optimizer-offload-fraction", "a partial offload is not modelled", hint="1.0")
     return {
+        **offload,
         "sharding": sharding,
         "overlap": r.boolean("overlap-grad-reduce"),
         "overlap_parameter_gather": r.boolean("overlap-param-gather"),

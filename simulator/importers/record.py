@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -210,9 +211,13 @@ class Reader:
         value = self.raw(*keys)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        try:
+            number = float("nan" if isinstance(value, bool) else value)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if not isfinite(number):
             self.fault(self._spelling(keys), f"{value!r} is not a number")
-        return float(value)
+        return number
 
     def section(self, *keys: str) -> Reader:
         """Return a reader of a nested mapping, empty where it is missing."""

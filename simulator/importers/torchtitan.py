@@ -37,17 +37,13 @@ _IRRELEVANT_OPTIONS = {
         "gc_freq",
         "gc_debug",
         "dtype",
-        "mixed_precision_reduce",
-        "enable_cpu_offload",
         "data_parallel_type",
         "num_tokens_per_train_step",
     ],
     "parallelism": [
         "enable_compiled_autograd",
         "disable_loss_parallel",
-        "context_parallel_rotate_method",
         "expert_tensor_parallel_degree",
-        "expert_parallel_comm_backend",
         "pipeline_parallel_layers_per_stage",
         "pipeline_parallel_split_points",
         "pipeline_parallel_schedule_csv",
@@ -175,6 +171,15 @@ def _parallelism(r: Reader) -> dict[str, Any]:
     settings["sharding"] = "none" if shard == 1 else "hsdp" if replicate > 1 else full
     if replicate > 1 and shard > 1:
         settings["sharding_group"] = shard
+    if settings["cp"] > 1:
+        rotation = r.text("context_parallel_rotate_method", default="allgather", one_of=("allgather", "alltoall"))
+        settings["cp_comm_type"] = "all_gather" if rotation == "allgather" else "p2p"
+        balancer = r.raw("context_parallel_load_balancer")
+        settings["cp_load_balance"] = balancer not in (False, "None", "none", "")
+    if settings["ep"] > 1:
+        backend = r.text("expert_parallel_comm_backend", default="standard", one_of=("standard", "deepep"))
+        settings["moe_dispatcher"] = "deepep" if backend == "deepep" else "alltoall"
+    r.irrelevant(["context_parallel_rotate_method", "context_parallel_load_balancer", "expert_parallel_comm_backend"])
     if shard > 0:
         settings["dp"] = replicate * shard
     else:
@@ -193,6 +198,11 @@ def _training(r: Reader, spec: ModelSpec | None) -> dict[str, Any]:
         settings["global_batch"] = total
     param = r.text("mixed_precision_param", default="bfloat16", one_of=("bfloat16", "float32"))
     settings["precision"] = "bf16" if param == "bfloat16" else "fp32"
+    reduce = r.text("mixed_precision_reduce", default="float32", one_of=("float32", "bfloat16"))
+    if reduce == "bfloat16" and param == "bfloat16":
+        settings["gradient_bytes"] = 2
+    if r.boolean("enable_cpu_offload"):
+        settings |= {"offload_parameters": "cpu", "offload_optimizer": "cpu"}
     if r.boolean("compile"):
         r.assume("compile", True, "training.compile of old files")
     _finish(r, "training")

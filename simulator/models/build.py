@@ -111,11 +111,12 @@ def _build(spec: ModelSpec, setting: Setting) -> Model:
         layers += [_block_layer(spec, setting, name="encoder_block", causal=False)] * spec.encoder_layers
         layers.append(_between_layer(spec, setting))
     decoder = spec.encoder_layers > 0
-    n_dense = spec.dense_layers if spec.n_experts else spec.layers
-    if n_dense:
-        layers += [_block_layer(spec, setting, causal=spec.causal, decoder=decoder)] * n_dense
-    if spec.layers > n_dense:
-        layers += [_block_layer(spec, setting, causal=spec.causal, moe=True)] * (spec.layers - n_dense)
+    with_experts = [spec.has_experts(index) for index in range(spec.layers)]
+    blocks = {
+        moe: _block_layer(spec, setting, causal=spec.causal, decoder=decoder and not moe, moe=moe)
+        for moe in sorted(set(with_experts))
+    }
+    layers += [blocks[moe] for moe in with_experts]
     layers.append(_head_layer(spec, setting))
     return Model(
         name=spec.name,

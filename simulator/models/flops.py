@@ -18,7 +18,7 @@ def forward_flops_per_token(spec: ModelSpec, sequence_length: int) -> float:
     """
     weights = 0.0
     for index in range(spec.layers):
-        weights += _block_weights(spec, moe=spec.n_experts > 0 and index >= spec.dense_layers)
+        weights += _block_weights(spec, moe=spec.has_experts(index))
     weights += spec.encoder_layers * _block_weights(spec, moe=False)
     head_dim = spec.head_dim
     if spec.is_latent_attention:

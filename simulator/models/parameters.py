@@ -170,6 +170,6 @@ def model_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
         tensors += norm_parameters(spec, "encoder_norm")
     tensors += relative_parameters(spec)
     for index in range(spec.layers):
-        moe = spec.n_experts > 0 and index >= spec.dense_layers
+        moe = spec.has_experts(index)
         tensors += block_parameters(spec, moe=moe, cross_attention=decoder)
     return tuple(tensors) + head_parameters(spec)

@@ -48,6 +48,8 @@ class ModelSpec:
     n_experts, top_k, expert_hidden, shared_expert_hidden, dense_layers : int
         Experts of a mixture-of-experts block, how many each token takes, their width, the width of what all
         tokens take beside them, and how many leading blocks are dense.
+    dense_blocks : tuple of int
+        Positions of further blocks without experts.
     q_lora_rank, kv_lora_rank, qk_rope_head_dim, v_head_dim : int
         Multi-head latent attention (DeepSeek); ``head_dim`` is then the part of a query head without
         rotation.
@@ -93,6 +95,7 @@ class ModelSpec:
     expert_hidden: int = 0
     shared_expert_hidden: int = 0
     dense_layers: int = 0
+    dense_blocks: tuple[int, ...] = ()
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     qk_rope_head_dim: int = 0
@@ -102,6 +105,10 @@ class ModelSpec:
     relative_buckets: int = 0
     embedding_norm: bool = False
     sliding_window: int = 0
+
+    def has_experts(self, block: int) -> bool:
+        """Whether the block at a position has experts instead of a dense MLP."""
+        return self.n_experts > 0 and block >= self.dense_layers and block not in self.dense_blocks
 
     def __post_init__(self) -> None:
         for key in ("layers", "hidden", "heads", "vocab", "max_positions"):

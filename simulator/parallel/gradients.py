@@ -11,14 +11,7 @@ from simulator.plan import ParallelPlan
 
 def gradient_bytes(plan: ParallelPlan) -> int:
     """Bytes of one gradient element as it is reduced."""
-    if plan.gradient_bytes:
-        return plan.gradient_bytes
-    framework = plan.framework_spec
-    if plan.precision in ("bf16", "fp8"):
-        return framework.gradient_bytes_bf16
-    if plan.precision == "fp16":
-        return framework.gradient_bytes_fp16
-    return 4
+    return plan.reduced_bytes
 
 
 def parameter_bytes(plan: ParallelPlan) -> int:

@@ -201,7 +201,8 @@ class FullySharded(DataParallel):
         return self.collective(tasks, "reduce_scatter", "shard", n_elements * self.element_bytes, after)
 
     def after_step(self, tasks: TaskList, optimizer: int) -> None:
-        """Send parameters that were stepped on the host back to the device, unless they stay there."""
-        if self.plan.offload_optimizer == "cpu" and self.plan.offload_parameters == "none":
+        """Send updated parameters to where they live, unless they were stepped there."""
+        places = (self.plan.offload_optimizer, self.plan.offload_parameters)
+        if places[0] != places[1]:
             n_bytes = self.n_optimizer_elements * parameter_bytes(self.plan)
-            self.copy(tasks, "from_host", n_bytes, (optimizer,), "optimizer")
+            self.copy(tasks, "from_host" if places[0] == "cpu" else "to_host", n_bytes, (optimizer,), "optimizer")

@@ -195,6 +195,15 @@ class ParallelPlan:
         return self.framework_spec.cp_comm_type if self.attention == "flash" else "all_gather"
 
     @property
+    def reduced_bytes(self) -> int:
+        """Bytes of one gradient element as it is reduced."""
+        if self.gradient_bytes:
+            return self.gradient_bytes
+        if self.precision in ("bf16", "fp8"):
+            return self.framework_spec.gradient_bytes_bf16
+        return self.framework_spec.gradient_bytes_fp16 if self.precision == "fp16" else 4
+
+    @property
     def shards_parameters(self) -> bool:
         """Whether parameters are gathered unit by unit: ZeRO-3, FSDP's strategies, HSDP."""
         is_fsdp = self.framework_spec.data_parallel in ("fsdp", "fsdp2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from functools import cache
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from simulator.config import did_you_mean
@@ -61,7 +62,9 @@ def check_values(plan: ParallelPlan) -> None:
                 f"{name} '{value}' is unknown.{did_you_mean(str(value), known)}", hint=f"one of {', '.join(known)}"
             )
     if plan.cuda and not re.fullmatch(r"\d+\.\d+", plan.cuda):
-        raise ConfigError(f"cuda '{plan.cuda}' is not a release", hint="write it like 12.4, or leave it out for a current one")
+        raise ConfigError(
+            f"cuda '{plan.cuda}' is not a release", hint="write it like 12.4, or leave it out for a current one"
+        )
     axes = plan.rank_order.split("-")
     if sorted(axes if "ep" in axes else [*axes, "ep"]) != sorted(RANK_AXES):
         raise ConfigError(
@@ -157,11 +160,6 @@ def _offload_conflicts(plan: ParallelPlan) -> Conflicts:
             plan.offload_parameters == "cpu" and not plan.shards_parameters,
             "offload_parameters=cpu: parameters that are not sharded are needed whole on the device",
             "--sharding zero3",
-        ),
-        (
-            plan.offload_parameters == "cpu" and plan.offload_optimizer == "none",
-            "offload_parameters=cpu: the optimizer steps the parameters where they are, on the host",
-            "--set offload_optimizer=cpu as well",
         ),
     ]
 

@@ -129,6 +129,11 @@ def _converted(name: str, value: object, kind: Any) -> Any:
             return float(str(value))
         except ValueError:
             raise ConfigError(f"{name}={value}: not a number") from None
+    if kind is float:
+        try:
+            return float(str(value))
+        except ValueError:
+            raise ConfigError(f"{name}={value}: not a number") from None
     return str(value)
 
 

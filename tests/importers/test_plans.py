@@ -145,7 +145,7 @@ def test_deepspeed(ds):
     )
     plan = imported.plan()
     assert (plan.dp, plan.micro_batch, plan.global_batch, plan.sharding) == (8, 4, 64, "zero2")
-    assert plan.overlaps and plan.bucket_bytes == 10**9 and plan.gradient_bytes == 4
+    assert plan.overlaps and plan.bucket_bytes == 4 * 5 * 10**8 and plan.gradient_bytes == 4
     assert imported.report.irrelevant == ("wall_clock_breakdown",)
 
 
@@ -176,8 +176,8 @@ def test_deepspeed_auto(ds):
         ({"train_batch_size": 1, "zero_optimization": []}, "expected a mapping"),
         ({"train_batch_size": 1, "bf16": {"enabled": True}, "fp16": {"enabled": True}}, "both enabled"),
         (
-            {"train_batch_size": 1, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
-            "offload to 'cpu' is not modelled",
+            {"train_batch_size": 1, "zero_optimization": {"offload_optimizer": {"device": "nvme"}}},
+            "offload to 'nvme' is not modelled",
         ),
     ],
 )
@@ -332,3 +332,73 @@ def test_damaged_scripts_are_errors_of_ours(text):
         parse_megatron(base + text)
     except ConfigError:
         return
+
+
+def test_deepspeed_options_become_settings(ds):
+    zero = {
+        "stage": 3, "overlap_comm": True, "stage3_prefetch_bucket_size": 1e7, "stage3_param_persistence_threshold": 1e4,
+        "stage3_max_live_parameters": 5e8, "stage3_max_reuse_distance": "auto", "zero_hpz_partition_size": 8,
+        "zero_quantized_weights": True, "zero_quantized_gradients": True, "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "offload_param": {"device": "cpu"},
+    }  # fmt: skip
+    imported = ds({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero})
+    plan = imported.plan()
+    assert (plan.prefetch_elements, plan.persistence_elements, plan.max_live_elements) == (10**7, 10**4, 5 * 10**8)
+    assert (plan.max_reuse_elements, plan.secondary_group) == (-1, 8)
+    assert plan.quantized_weights and plan.quantized_gradients
+    assert (plan.offload_optimizer, plan.offload_parameters, plan.sharding) == ("cpu", "cpu", "zero3")
+    assert not imported.report.unknown
+
+
+def test_deepspeed_without_whole_buckets_reduces_to_owners(ds):
+    zero = {"stage": 2, "use_multi_rank_bucket_allreduce": False}
+    assert ds({"train_batch_size": 8, "zero_optimization": zero}).plan().gradient_collective == "reduce"
+    assert (
+        ds({"train_batch_size": 8, "zero_optimization": zero | {"reduce_scatter": False}}).plan().gradient_collective
+        == "auto"
+    )
+
+
+def test_deepspeed_ulysses_and_communication_dtype(ds):
+    plan = ds(
+        {
+            "train_batch_size": 8,
+            "sequence_parallel_size": 4,
+            "communication_data_type": "fp32",
+            "bf16": {"enabled": True},
+        }
+    ).plan()
+    assert (plan.cp, plan.cp_comm_type, plan.gradient_bytes) == (4, "a2a", 4)
+
+
+MOE = LLAMA.replace("--context-parallel-size 2", "--num-experts 8 --expert-model-parallel-size 8 --context-parallel-size 4 "
+                    "--cp-comm-type a2a --use-tp-pp-dp-mapping --moe-token-dispatcher-type flex --moe-enable-deepep "
+                    "--moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity --optimizer-cpu-offload")  # fmt: skip
+
+
+def test_megatron_exchanges_become_settings():
+    imported = parse_megatron(MOE)
+    plan = imported.plan()
+    assert (plan.cp_comm_type, plan.rank_order, plan.moe_dispatcher) == ("a2a", "tp-cp-ep-pp-dp", "deepep")
+    assert (plan.moe_capacity_factor, plan.moe_pad_to_capacity, plan.offload_optimizer) == (1.25, True, "cpu")
+    assert not imported.report.unknown
+
+
+@pytest.mark.parametrize(
+    ("frequency", "dense"),
+    [
+        ("1", ()),
+        ("2", tuple(range(1, 32, 2))),
+        ("'([0]*3+[1]*29)'", (0, 1, 2)),
+        ("'([1]+[0]*3)*8'", tuple(i for i in range(32) if i % 4)),
+    ],
+)
+def test_megatron_places_dense_layers_anywhere(frequency, dense):
+    spec = parse_megatron(f"{MOE} --moe-layer-freq {frequency}").spec
+    assert spec.dense_blocks == dense
+    assert [spec.has_experts(i) for i in range(32)] == [i not in dense for i in range(32)]
+
+
+def test_a_wrong_pattern_of_experts_is_refused():
+    with pytest.raises(ConfigError, match="no pattern for 32 layers"):
+        parse_megatron(f"{MOE} --moe-layer-freq '([0]*3+[1]*2)'")

@@ -67,18 +67,30 @@ def _fsdp(request: Request) -> Emission:
         "selective recomputation": plan.recompute == "selective",
         f"sharding {plan.sharding} together with tp={plan.tp} cp={plan.cp}": plan.tp * plan.cp > 1 and plan.sharding == "zero2",
         f"precision {plan.precision}": plan.precision not in ("bf16", "fp16", "fp32"),
+        f"offload_optimizer={plan.offload_optimizer} and offload_parameters={plan.offload_parameters}":
+            plan.offload_optimizer != plan.offload_parameters,
+        "communication that does not overlap": not plan.overlaps,
+        f"cp_comm_type {plan.context_exchange}": plan.cp > 1 and plan.context_exchange == "a2a",
     })  # fmt: skip
     data = _header(request, "FSDP", plan.precision)
     data["fsdp_config"] = {
         "fsdp_sharding_strategy": _FSDP[plan.sharding],
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_backward_prefetch": "BACKWARD_PRE" if plan.overlaps else "NO_PREFETCH",
+        "fsdp_backward_prefetch": {"pre": "BACKWARD_PRE", "post": "BACKWARD_POST", "none": "NO_PREFETCH"}[
+            plan.backward_prefetch
+        ],
+        "fsdp_forward_prefetch": plan.forward_prefetch,
+        "fsdp_limit_all_gathers": plan.limit_all_gathers,
+        "fsdp_offload_params": plan.offload_parameters == "cpu",
         "fsdp_activation_checkpointing": plan.recompute == "full",
     }
     if plan.tp * plan.cp > 1 or plan.sharding == "hsdp":
         group = {"hsdp": plan.sharding_group, "none": 1}.get(plan.sharding, plan.dp)
         sizes = {"dp_replicate": plan.dp // group, "dp_shard": group, "tp": plan.tp, "cp": plan.cp}
         data["parallelism_config"] = {f"parallelism_config_{name}_size": size for name, size in sizes.items()}
+        if plan.cp > 1:
+            rotation = "allgather" if plan.context_exchange == "all_gather" else "alltoall"
+            data["parallelism_config"]["parallelism_config_cp_comm_strategy"] = rotation
     return _emission(request, "fsdp", data, {"dp": "num_processes", "sequence_parallel": "off"})
 
 

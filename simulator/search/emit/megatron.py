@@ -7,6 +7,8 @@ NVIDIA/Megatron-LM, ``megatron/training/arguments.py`` (names and defaults).
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from simulator.models.spec import ModelSpec
 from simulator.parallel.gradients import gradient_bytes
 from simulator.plan import ParallelPlan
@@ -28,6 +30,7 @@ def emit_megatron(request: Request) -> Emission:
     plan = under(request.plan, request.plan.framework if request.plan.framework in _FRAMEWORKS else "megatron-core")
     is_deepspeed = plan.framework == "megatron-deepspeed"
     refuse("Megatron-LM", {
+        f"rank_order {plan.rank_order}": plan.rank_order not in ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"),
         f"precision {plan.precision}": plan.precision not in ("bf16", "fp16", "fp32", "fp8"),
         f"sharding {plan.sharding}": plan.sharding not in _SHARDING and not is_deepspeed,
         f"sharding {plan.sharding} of groups": plan.sharding == "hsdp",
@@ -63,11 +66,16 @@ def _model(spec: ModelSpec, plan: ParallelPlan) -> list[str]:
         "--qk-layernorm": spec.qk_norm,
         f"--num-experts {spec.n_experts} --moe-router-topk {spec.top_k} --moe-ffn-hidden-size {spec.expert_hidden}":
             spec.n_experts > 0,
-        f"--moe-layer-freq '([0]*{spec.dense_layers}+[1]*{spec.layers - spec.dense_layers})'":
-            spec.n_experts > 0 and spec.dense_layers > 0,
+        f"--moe-layer-freq '({_runs(spec)})'": spec.n_experts > 0 and not all(map(spec.has_experts, range(spec.layers))),
     }  # fmt: skip
     lines += [text for text, is_on in switches.items() if is_on]
     return [*lines, f"--hidden-dropout {spec.dropout} --attention-dropout {spec.dropout}"]
+
+
+def _runs(spec: ModelSpec) -> str:
+    """Return which blocks have experts as Megatron's pattern, equal neighbours together."""
+    flags = [int(spec.has_experts(index)) for index in range(spec.layers)]
+    return "+".join(f"[{flag}]*{len(list(run))}" for flag, run in groupby(flags))
 
 
 def _parallel(spec: ModelSpec, plan: ParallelPlan) -> list[str]:
@@ -79,6 +87,16 @@ def _parallel(spec: ModelSpec, plan: ParallelPlan) -> list[str]:
             lines.append(f"--{name} {value}")
     if plan.sequence_parallel and plan.tp > 1:
         lines.append("--sequence-parallel")
+    if plan.cp > 1:
+        lines.append(f"--cp-comm-type {plan.context_exchange}")
+    if plan.rank_order == "tp-cp-ep-pp-dp":
+        lines.append("--use-tp-pp-dp-mapping")
+    if spec.n_experts:
+        word = "flex --moe-enable-deepep" if plan.moe_dispatcher == "deepep" else plan.moe_dispatcher
+        lines.append(f"--moe-token-dispatcher-type {word}")
+    lines += [f"--moe-expert-capacity-factor {plan.moe_capacity_factor:g}"] * (plan.moe_capacity_factor > 0)
+    lines += ["--moe-pad-expert-input-to-capacity"] * plan.moe_pad_to_capacity
+    lines += ["--moe-shared-expert-overlap"] * plan.moe_shared_expert_overlap
     if plan.asynchronous_tp:
         lines.append("--tp-comm-overlap")
     lines += [f"--decoder-first-pipeline-num-layers {plan.first_stage_layers}"] * (plan.first_stage_layers > 0)
@@ -109,6 +127,7 @@ def _rest(plan: ParallelPlan) -> list[str]:
     switches = {
         "--overlap-grad-reduce": plan.overlaps,
         "--overlap-param-gather": plan.overlap_parameter_gather,
+        "--optimizer-cpu-offload": plan.offload_optimizer == "cpu" and plan.framework != "megatron-deepspeed",
         f"--ddp-bucket-size {plan.bucket_bytes // max(1, gradient_bytes(plan))}": plan.bucket_bytes > 0,
         "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1": plan.recompute == "full",
         "--recompute-granularity selective": plan.recompute == "selective",

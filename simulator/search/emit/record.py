@@ -57,6 +57,7 @@ def effective(plan: ParallelPlan) -> dict[str, Any]:
         "overlap": plan.overlaps,
         "gradient_bytes": gradient_bytes(plan),
         "sequence_parallel": plan.sequence_parallel and plan.tp > 1,
+        "cp_comm_type": plan.context_exchange if plan.cp > 1 else "auto",
         "sharding_group": plan.sharding_group if plan.sharding == "hsdp" or not full_group else 0,
     }
 
@@ -93,4 +94,7 @@ def under(plan: ParallelPlan, framework: str) -> ParallelPlan:
     """Return the plan as another framework would run it: the same overlap and gradients, whatever its defaults."""
     if plan.framework == framework:
         return plan
-    return replace(plan, framework=framework, overlap=plan.overlaps, gradient_bytes=gradient_bytes(plan))
+    exchange: Any = plan.context_exchange if plan.cp > 1 else plan.cp_comm_type
+    return replace(
+        plan, framework=framework, overlap=plan.overlaps, gradient_bytes=gradient_bytes(plan), cp_comm_type=exchange
+    )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from simulator.parallel.gradients import gradient_bytes
+from simulator.plan import ParallelPlan
 from simulator.search.emit.record import Emission, Request, refuse, under
 
 _SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}
@@ -31,6 +33,10 @@ def emit_torchtitan(request: Request) -> Emission:
         "tensor parallelism without sequence parallelism": plan.tp > 1 and not plan.sequence_parallel,
         f"precision {plan.precision}": plan.precision not in ("bf16", "fp32"),
         f"sharding {plan.sharding}": plan.sharding == "zero1",
+        f"offload_optimizer={plan.offload_optimizer} and offload_parameters={plan.offload_parameters}":
+            plan.offload_optimizer != plan.offload_parameters,
+        f"cp_comm_type {plan.context_exchange}": plan.cp > 1 and plan.context_exchange == "a2a",
+        f"moe_dispatcher {plan.moe_dispatcher}": plan.ep > 1 and plan.moe_dispatcher == "allgather",
     })  # fmt: skip
     replicate, shard = _degrees(plan.dp, plan.sharding, plan.sharding_group)
     found = _FLAVOR.fullmatch(request.spec.name)
@@ -42,6 +48,8 @@ def emit_torchtitan(request: Request) -> Emission:
             f"seq_len = {plan.sequence_length}", f"local_batch_size = {plan.micro_batch * micro_batches}",
             f"global_batch_size = {plan.global_batch}",
             f'mixed_precision_param = "{"bfloat16" if plan.precision == "bf16" else "float32"}"',
+            f'mixed_precision_reduce = "{"bfloat16" if gradient_bytes(plan) == 2 else "float32"}"',
+            f"enable_cpu_offload = {str(plan.offload_parameters == 'cpu').lower()}",
         ],
         "parallelism": [
             f"data_parallel_replicate_degree = {replicate}", f"data_parallel_shard_degree = {shard}",
@@ -53,6 +61,7 @@ def emit_torchtitan(request: Request) -> Emission:
         "activation_checkpoint": [f'mode = "{plan.recompute}"'],
         "compile": [f"enable = {str(plan.framework == 'torchtitan-compile').lower()}"],
     }  # fmt: skip
+    sections["parallelism"] += _exchanges(plan)
     if plan.pp > 1:
         sections["parallelism"] += [
             f'pipeline_parallel_schedule = "{_SCHEDULES[plan.schedule]}"',
@@ -61,10 +70,22 @@ def emit_torchtitan(request: Request) -> Emission:
     text = "\n".join(
         "\n".join([f"[{name}]", *lines, ""]) for name, lines in sections.items() if lines or name != "model"
     )
-    unsaid = {"gpus": "torchrun", "attention": "the model", "gradient_bytes": "fp32 in torchtitan"}
+    unsaid = {"gpus": "torchrun", "attention": "the model"}
     for name in ("overlap", "overlap_parameter_gather", "scatter_gather", "bucket_bytes"):
         unsaid[name] = "torchtitan's own way"
     return Emission(text=text, plan=plan, unsaid=unsaid)
+
+
+def _exchanges(plan: ParallelPlan) -> list[str]:
+    """How keys and values, and tokens of experts, are exchanged."""
+    lines = []
+    if plan.cp > 1:
+        rotation = "allgather" if plan.context_exchange == "all_gather" else "alltoall"
+        lines.append(f'context_parallel_rotate_method = "{rotation}"')
+        lines += ['context_parallel_load_balancer = "None"'] * (not plan.cp_load_balance)
+    if plan.ep > 1:
+        lines.append(f'expert_parallel_comm_backend = "{"deepep" if plan.moe_dispatcher == "deepep" else "standard"}"')
+    return lines
 
 
 def _degrees(dp: int, sharding: str, group: int) -> tuple[int, int]:
