@@ -27,9 +27,12 @@ def recorded_module(options: Mapping[str, Any]) -> RecordedModule | None:
         return None
     if options.get("model"):
         raise ConfigError("both --model and --module are given", hint="leave one out")
+    from simulator.importers.hub import PREFIX, open_hub_module
     from simulator.models.recorded import open_module
 
     length = options.get("sequence_length") or 0
+    if options["module"].startswith(PREFIX):
+        return open_hub_module(options["module"].removeprefix(PREFIX), sequence_length=length)
     return open_module(options["module"], options.get("batch") or (), sequence_length=length)
 
 

@@ -158,6 +158,8 @@ class RecordedModule:
                 named[tensor.name] = made
             else:
                 positional.append(made)
+        if hasattr(self.module, "set_attn_implementation"):  # a module of transformers
+            self.module.set_attn_implementation("sdpa" if plan.attention == "flash" else "eager")
         is_autocast = plan.precision.startswith("amp_")
         kept = {"tf32": "fp32"}.get(plan.precision, plan.precision)
         try:

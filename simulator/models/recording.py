@@ -51,7 +51,8 @@ class Recorder:
         self.current = self.segments[0]
         self.is_backward = False
         self.seen: set[str] = set()
-        self._running: list[tuple[str, Any]] = [("", None)]
+        self.path = ""
+        self._running: list[Any] = [None]
         self._is_paused = False
         self._alive: dict[int, tuple[Any, int]] = {}
         self._saved: dict[int, Any] = {}
@@ -68,22 +69,18 @@ class Recorder:
     # ---- module tree --------------------
 
     def enter(self, path: str, module: Any) -> None:
-        """Note that a submodule begins."""
-        self._running.append((path, module))
+        """Note that a submodule begins; ``path``, its place in the tree, is kept for messages."""
+        self.path = path or self.path
+        self._running.append(module)
 
     def leave(self) -> None:
         """Note that the innermost submodule has ended."""
         self._running.pop()
 
     @property
-    def path(self) -> str:
-        """Where the innermost running submodule lies in the tree."""
-        return self._running[-1][0]
-
-    @property
     def module(self) -> Any:
         """The innermost running submodule."""
-        return self._running[-1][1]
+        return self._running[-1]
 
     # ---- operators --------------------
 

@@ -95,6 +95,7 @@ def test_a_recorded_module_is_the_built_in_family(name, attention):
         flops = [sum(k.n_flops for k in items(model, phase)) for model in (recorded, family)]
         assert flops[0] == flops[1]
     assert seconds[id(recorded)] == pytest.approx(seconds[id(family)], rel=0.03)
+    assert recorded.model_flops_per_sequence == family.model_flops_per_sequence
     assert recorded.n_parameters == family.n_parameters + head_parameters(name, size)
 
 

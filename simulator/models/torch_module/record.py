@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from simulator.errors import ConfigError
-from simulator.models.layer import CommunicationPoint, Layer, Model
+from simulator.models.layer import AttentionShape, CommunicationPoint, Layer, Model
 from simulator.models.recording import Recorder
 from simulator.models.torch_module.hooks import empty_state, recording
 from simulator.models.torch_module.load import load_torch
@@ -113,8 +114,16 @@ def _recorder(state: dict[str, Any], names: dict[int, str]) -> Recorder:
 
 
 def _flops(layers: tuple[Layer, ...]) -> float:
-    items = (item for layer in layers for item in (*layer.forward, *layer.backward))
-    return sum(item.n_flops for item in items if not isinstance(item, CommunicationPoint))
+    """FLOPs as the built-in families count them: nothing for a causal mask, nor for what fused attention repeats."""
+    items = [item for layer in layers for item in (*layer.forward, *layer.backward)]
+    counted = 0.0
+    for item in items:
+        if isinstance(item, AttentionShape):
+            whole = replace(item, causal=False, kernel_pass="forward").n_flops
+            counted += whole if item.kernel_pass == "forward" else 2.0 * whole
+        elif not isinstance(item, CommunicationPoint):
+            counted += item.n_flops
+    return counted
 
 
 def _scalar(torch: Any, output: Any, loss: Callable[[Any], Any] | None) -> Any:
