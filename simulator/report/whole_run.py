@@ -89,6 +89,6 @@ def whole_run_tables(run: Mapping[str, Any]) -> Markup:
     rows = [(what, number(f"whole_run.{key}", value, words)) for what, key, value, words in whole_run_rows(run)]
     taken = [(row["what"], row["value"], row["source"]) for row in run["assumptions"]]
     return Markup(
-        table("What the whole run takes", ("", ""), rows, text_columns=2)
+        table("What the whole run takes", ("what", "how much"), rows, text_columns=2)
         + table("Taken for granted", ("what", "value", "source"), taken, text_columns=3)
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from simulator.report.critical_path import HOST_KIND, path_rows
-from simulator.report.explain import Outcome, saving
+from simulator.report.explain import NEARLY, Outcome, saving
 from simulator.simulation import Result
 from simulator.trials.knobs import knobs_of
 from simulator.trials.machine import Trials
@@ -29,6 +29,7 @@ class _Candidate(NamedTuple):
     bound: float
     name: str
     simulate: Callable[[], Outcome]
+    parts: tuple[str, ...] = ()
 
 
 def advise(result: Result) -> list[dict[str, Any]]:
@@ -44,17 +45,28 @@ def advise(result: Result) -> list[dict[str, Any]]:
         return []
     trials = Trials(result)
     rows: list[dict[str, Any]] = []
-    best = 0.0
+    best, whole = 0.0, None
     for candidate in sorted(_candidates(trials), key=lambda one: -one.bound):
         if candidate.bound <= best:
             break
-        outcome = candidate.simulate()
-        if outcome.reason:
-            continue
-        saves = saving(trials.baseline, outcome)
-        rows.append({"change": candidate.name, "iteration_time_s": outcome.iteration_time_s, "saving": saves})
-        best = max(best, saves)
-    return sorted(rows, key=lambda row: -row["saving"])
+        row = _row(trials, candidate.name, candidate.simulate())
+        if row is not None:
+            rows.append(row)
+            if row["saving"] > best:
+                best, whole = row["saving"], candidate
+    rows.sort(key=lambda row: -row["saving"])
+    for knob in knobs_of(trials) if whole is not None and whole.parts else ():
+        part = _row(trials, knob.large, knob.simulate(2.0)) if knob.name in whole.parts else None
+        if part is not None and part["saving"] >= NEARLY * best:  # the one that does it says more than the whole
+            return [part, *(row for row in rows if row["change"] != whole.name)]
+    return rows
+
+
+def _row(trials: Trials, name: str, outcome: Outcome) -> dict[str, Any] | None:
+    if outcome.reason:
+        return None
+    saves = saving(trials.baseline, outcome)
+    return {"change": name, "iteration_time_s": outcome.iteration_time_s, "saving": saves}
 
 
 def _candidates(trials: Trials) -> Iterator[_Candidate]:
@@ -66,7 +78,7 @@ def _candidates(trials: Trials) -> Iterator[_Candidate]:
     parts |= {"host speed": "host"} | dict.fromkeys(_LOADS, "data")
     for knob in knobs_of(trials):
         if shares.get(parts.get(knob.name, ""), 0.0) > 0:
-            yield _Candidate(shares[parts[knob.name]] / 2, knob.large, lambda knob=knob: knob.simulate(2.0))  # type: ignore[misc]
+            yield _Candidate(shares[parts[knob.name]] / 2, knob.large, lambda knob=knob: knob.simulate(2.0), knob.parts)  # type: ignore[misc]
     for option in options_of(trials):
         bound = {"--overlap": shares["communication"], "--loader-workers": shares["data"]}.get(option.name.split()[0])
         if bound:
