@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -42,7 +43,7 @@ def replay(
     schedule: Annotated[str, option("Pipeline schedule for stage times.")] = "1f1b",
     message: Annotated[Text, option("Stage times: time of a message, or its size with --topology.")] = None,
     as_format: Annotated[Text, option("Read the files as this format.", "--as")] = None,
-    trace: Annotated[Text, option("Write simulated beside measured (.pftrace, .json or .tar).")] = None,
+    trace: Annotated[Text, option("Write simulated beside measured (.pftrace, .json, .tar) or alone (.et, folder).")] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Replay a trace as measured, then with changes."""
@@ -180,6 +181,10 @@ def _write(found: Answer, path: str) -> None:
     timed = found.stages or found.operators
     if timed is not None:
         write(timed.timeline, path)
+    elif path.endswith((".et", "/")) or not Path(path).suffix:
+        from simulator.trace_io.convert import write as write_trace
+
+        write_trace(found.result.simulated, path, "chakra" if path.endswith(".et") else "kineto")
     else:
         simulated, measured = _beside(found)
         if path.endswith((".json", ".json.gz")):
@@ -268,8 +273,10 @@ def diff(
     print(f"mean absolute error of a step: {found.mean_absolute_error:.2%}")
     for part, seconds in found.parts_s.items():
         print(f"{part:<9} {seconds * 1e3:+10.3f} ms per step")
+    print("largest differences of operators, summed over the steps (occurrences: both, measured alone, simulated alone)")
     for entry in found.operators[:top]:
-        print(f"{entry.difference_s * 1e3:+10.3f} ms  {entry.n_aligned:>6} x  {entry.name[:80]}")
+        counts = f"{entry.n_aligned:>6} {entry.n_only_measured:>6} {entry.n_only_simulated:>6}"
+        print(f"{entry.difference_s * 1e3:+10.3f} ms  {counts}  {entry.name[:80]}")
 
 
 def _difference(found: Any) -> dict[str, Any]:

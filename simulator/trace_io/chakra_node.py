@@ -42,7 +42,8 @@ class ChakraNode:
     @property
     def on_host(self) -> bool:
         """Whether a host thread runs it; a collective's host side has no ``comm_type``."""
-        return bool(integer(self.attributes.get("is_cpu_op"), 0)) and self.attributes.get("comm_type") is None
+        said = self.attributes.get("is_cpu_op")
+        return (said is True or bool(integer(said, 0))) and self.attributes.get("comm_type") is None
 
     @property
     def communicates(self) -> bool:

@@ -18,9 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from simulator.errors import TraceError
 from simulator.trace_io.analysis import step_windows
 from simulator.trace_io.chakra_groups import GROUPS_NODE, GroupNumbers, number_groups
 from simulator.trace_io.chakra_proto import COMM_TYPES, NODE_TYPES, messages, varint
+from simulator.trace_io.reconstruct import reconstruct
 from simulator.trace_io.record import COMMUNICATION, COPY, HOST_NODE, CollectiveCall, RankTrace, Trace
 
 VERSION = "0.0.4"
@@ -33,10 +35,11 @@ def write(
     directory: str | Path,
     *,
     prefix: str = "trace",
-    dependencies: Sequence[Sequence[Sequence[int]]] | None = None,
     compress: bool = False,
 ) -> tuple[Path, ...]:
     """Write one ``.et`` file per rank into a directory.
+
+    Dependencies are the trace's own, else what the reconstruction finds; the order of each stream is added.
 
     Parameters
     ----------
@@ -46,9 +49,6 @@ def write(
         Made if need be.
     prefix : str
         Files are named ``prefix.RANK.et``.
-    dependencies : sequence, optional
-        Per rank and operation the operations that it waits for, as a reconstruction found them; the order of each
-        stream is added. Left out, the trace's own are taken.
     compress : bool
         Whether to gzip.
     """
@@ -56,18 +56,25 @@ def write(
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for index, rank in enumerate(trace.ranks):
+    for rank, waits_for in zip(trace.ranks, _dependencies(trace), strict=True):
         path = folder / f"{prefix}.{rank.rank}.et{'.gz' if compress else ''}"
-        given = dependencies[index] if dependencies is not None else rank.dependencies
         with gzip.open(path, "wb") if compress else open(path, "wb") as file:
-            write_rank(rank, numbers, file, given)  # type: ignore[arg-type]
+            write_rank(rank, numbers, file, waits_for)  # type: ignore[arg-type]
         paths.append(path)
     return tuple(paths)
 
 
-def write_rank(
-    rank: RankTrace, numbers: GroupNumbers, file: IO[bytes], dependencies: Sequence[Sequence[int]] | None = None
-) -> None:
+def _dependencies(trace: Trace) -> list[Sequence[Sequence[int]]]:
+    """Per rank and operation what it waits for: as the trace says, else as the reconstruction finds."""
+    if all(rank.dependencies is not None for rank in trace.ranks):
+        return [rank.dependencies or () for rank in trace.ranks]
+    try:
+        return [plan.after for plan in reconstruct(trace).plans]
+    except TraceError:
+        return [[()] * len(rank.ops) for rank in trace.ranks]
+
+
+def write_rank(rank: RankTrace, numbers: GroupNumbers, file: IO[bytes], dependencies: Sequence[Sequence[int]]) -> None:
     """Write one rank: the global metadata, the node that lists the groups, then a node per operation by start.
 
     Operation ``i`` is node ``i + 1``; node 0 holds the groups.
@@ -87,7 +94,7 @@ def write_rank(
     sent: dict[tuple[int, int], int] = {}
     ops = rank.ops
     for op in range(len(ops)):
-        after = {dep for dep in dependencies[op] if dep < op} if dependencies is not None else set()
+        after = {dep for dep in dependencies[op] if dep < op}
         stream = int(ops.stream[op])
         if stream in last:
             after.add(last[stream])

@@ -13,7 +13,6 @@ from simulator.trace_io import chakra_writer, kineto_writer
 from simulator.trace_io.analysis import analyse
 from simulator.trace_io.formats import read
 from simulator.trace_io.perfetto import write_processes_json, write_processes_perfetto
-from simulator.trace_io.reconstruct import reconstruct
 from simulator.trace_io.record import COMMUNICATION, COMPUTE, COPY, HOST_NODE, Trace
 from simulator.trace_io.tracks import trace_processes
 
@@ -81,22 +80,12 @@ def write(trace: Trace, path: str | Path, to: str | None = None) -> tuple[str, .
             prefix = target.name.removesuffix(".gz").removesuffix(".et")
             compress = target.name.endswith(".gz")
             folder = target.parent
-        chakra_writer.write(trace, folder, prefix=prefix, dependencies=_dependencies(trace), compress=compress)
+        chakra_writer.write(trace, folder, prefix=prefix, compress=compress)
     elif name == "perfetto":
         write_processes_perfetto(trace_processes(trace), target)
     else:
         write_processes_json(trace_processes(trace), target)
     return tuple(loss for loss in LOSSES[name] if _has(trace, loss))
-
-
-def _dependencies(trace: Trace) -> list[Sequence[Sequence[int]]]:
-    """Per rank and operation what it waits for: as the trace says, else as the reconstruction finds."""
-    if all(rank.dependencies is not None for rank in trace.ranks):
-        return [rank.dependencies or () for rank in trace.ranks]
-    try:
-        return [plan.after for plan in reconstruct(trace).plans]
-    except TraceError:
-        return [[()] * len(rank.ops) for rank in trace.ranks]
 
 
 def _has(trace: Trace, loss: str) -> bool:

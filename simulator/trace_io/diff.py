@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from simulator.errors import TraceError
-from simulator.trace_io.analysis import Analysis, Usage, analyse
-from simulator.trace_io.record import HOST_NODE, RankTrace, Trace
+from simulator.trace_io.analysis import Usage, analyse
+from simulator.trace_io.record import COMMUNICATION, COPY, HOST_NODE, RankTrace, Trace
 
+_WORKS = tuple(
+    (work, re.compile(pattern, re.IGNORECASE))
+    for work, pattern in (
+        ("matrix products", r" gemm$"),
+        ("attention", r"flash|fmha|attention|sdpa"),
+        ("optimizer", r"adam|sgd|optimizer|multi_tensor_apply|lamb|clip_grad"),
+        ("embedding", r"embedding|gather_kernel|indexselect|index_put"),
+        ("loss", r"cross_entropy|nll_loss|log_softmax|logsoftmax"),
+        ("softmax", r"softmax"),
+        ("normalisation", r"norm(?!al_)|rms"),
+        ("matrix products", r"gemm|cutlass|nvjet|cublas|xmma|conv|wgrad|dgrad|splitk|mma|matmul|linear|::mm|addmm|bmm"),
+    )
+)
 #: parts into which the difference of a step is split; they add up to it
 PARTS = ("compute", "transfer", "wait", "copy", "host")
 
@@ -42,16 +57,18 @@ class StepDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorDifference:
-    """One operator, summed over what was aligned.
+    """One operator, summed over the compared steps.
 
     Parameters
     ----------
     name : str
+        Of the operator; in parentheses the kind of work of operators that have no namesake on the other side.
     n_aligned : int
         Occurrences on both sides.
     n_only_measured, n_only_simulated : int
+        Occurrences on one side.
     measured_s, simulated_s : float
-        Summed durations of the aligned ones.
+        Summed durations, of aligned ones or of all of a kind.
     """
 
     name: str
@@ -77,7 +94,8 @@ class Difference:
     parts_s : mapping
         Mean over steps and ranks, largest magnitude first.
     operators : tuple of OperatorDifference
-        Largest magnitude first.
+        Largest magnitude first. Operators of one name are aligned by their order within a step; those without a
+        namesake, as all kernels of a simulation, by the kind of work they do.
     """
 
     steps: tuple[StepDifference, ...]
@@ -103,7 +121,8 @@ def diff(measured: Trace, simulated: Trace) -> Difference:
     """
     partner = _partners(measured, simulated)
     first, second = analyse(measured), analyse(simulated)
-    steps = []
+    own, others = ({rank.rank: rank for rank in trace.ranks} for trace in (measured, simulated))
+    steps, totals = [], _Totals()
     for rank, other in partner.items():
         for a, b in _paired_steps(first.of(rank), second.of(other)):
             parts = {part: value / 1e9 for part, value in _parts(a, b).items()}
@@ -116,13 +135,14 @@ def diff(measured: Trace, simulated: Trace) -> Difference:
                     parts_s=parts,
                 )
             )
+            totals.add(_durations(own[rank], a), _durations(others[other], b))
     if not steps:
         raise TraceError("the traces have no step in common")
     means = {part: float(np.mean([step.parts_s[part] for step in steps])) for part in PARTS}
     return Difference(
         steps=tuple(steps),
         parts_s=dict(sorted(means.items(), key=lambda item: -abs(item[1]))),
-        operators=_operators(measured, simulated, partner, first, second),
+        operators=totals.ranked(),
     )
 
 
@@ -169,40 +189,80 @@ def _split(usage: Usage) -> dict[str, float]:
     }
 
 
-def _operators(
-    measured: Trace, simulated: Trace, partner: Mapping[int, int], first: Analysis, second: Analysis
-) -> tuple[OperatorDifference, ...]:
-    """Align the n-th occurrence of a name within a rank's steps, and sum by name."""
-    del first, second
-    others = {rank.rank: rank for rank in simulated.ranks}
-    totals: dict[str, list[float]] = {}
-    for rank in measured.ranks:
-        if rank.rank not in partner:
-            continue
-        mine, other = _durations(rank), _durations(others[partner[rank.rank]])
-        for name in {**mine, **other}:
-            a, b = mine.get(name, []), other.get(name, [])
-            n = min(len(a), len(b))
-            entry = totals.setdefault(name, [0, 0, 0, 0.0, 0.0])
-            for position, value in enumerate((n, len(a) - n, len(b) - n, sum(a[:n]), sum(b[:n]))):
-                entry[position] += value
-    result = [
-        OperatorDifference(
-            name=name,
-            n_aligned=int(n),
-            n_only_measured=int(only_a),
-            n_only_simulated=int(only_b),
-            measured_s=a / 1e9,
-            simulated_s=b / 1e9,
-        )
-        for name, (n, only_a, only_b, a, b) in totals.items()
-    ]
-    return tuple(sorted(result, key=lambda entry: (-abs(entry.difference_s), entry.name)))
+class _Totals:
+    """Sums operators over steps: aligned by name where both sides have it, else by kind of work."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[float]] = {}
+
+    def add(self, measured: Mapping[str, _Occurrences], simulated: Mapping[str, _Occurrences]) -> None:
+        """Add one step: name -> occurrences on either side."""
+        nothing = _Occurrences(work="", durations_ns=())
+        kinds: dict[str, list[list[int]]] = {}
+        for name in {**measured, **simulated}:
+            a, b = measured.get(name, nothing), simulated.get(name, nothing)
+            n = min(len(a.durations_ns), len(b.durations_ns))
+            if n:
+                lists = (a.durations_ns[:n], b.durations_ns[:n])
+                only = (len(a.durations_ns) - n, len(b.durations_ns) - n)
+                self._add(name, n, only, lists)
+                continue
+            sides = kinds.setdefault(a.work or b.work, [[], []])
+            sides[0] += a.durations_ns
+            sides[1] += b.durations_ns
+        for work, (first, second) in kinds.items():
+            self._add(f"({work})", 0, (len(first), len(second)), (first, second))
+
+    def _add(self, name: str, n: int, only: tuple[int, int], durations: Sequence[Sequence[int]]) -> None:
+        row = self._rows.setdefault(name, [0, 0, 0, 0.0, 0.0])
+        for place, value in enumerate((n, *only, sum(durations[0]), sum(durations[1]))):
+            row[place] += value
+
+    def ranked(self) -> tuple[OperatorDifference, ...]:
+        """Return the rows, largest difference first."""
+        rows = [
+            OperatorDifference(
+                name=name,
+                n_aligned=int(n),
+                n_only_measured=int(only_a),
+                n_only_simulated=int(only_b),
+                measured_s=a / 1e9,
+                simulated_s=b / 1e9,
+            )
+            for name, (n, only_a, only_b, a, b) in self._rows.items()
+        ]
+        return tuple(sorted(rows, key=lambda row: (-abs(row.difference_s), row.name)))
 
 
-def _durations(rank: RankTrace) -> dict[str, list[int]]:
+class _Occurrences(NamedTuple):
+    work: str
+    durations_ns: Sequence[int]
+
+
+def _durations(rank: RankTrace, step: Usage) -> dict[str, _Occurrences]:
+    """Device operations that start within a step, by name."""
     ops = rank.ops
+    inside = (ops.start_ns >= step.start_ns) & (ops.start_ns < step.end_ns) & (ops.kind != HOST_NODE)
     found: dict[str, list[int]] = {}
-    for op in np.flatnonzero(ops.kind != HOST_NODE).tolist():
-        found.setdefault(rank.names[ops.name[op]], []).append(int(ops.end_ns[op] - ops.start_ns[op]))
-    return found
+    works: dict[str, str] = {}
+    for op in np.flatnonzero(inside).tolist():
+        name = rank.names[ops.name[op]]
+        if name not in works:
+            call = rank.calls[int(ops.call[op])] if ops.kind[op] == COMMUNICATION else None
+            works[name] = call.collective if call is not None else work_of(name, int(ops.kind[op]))
+        found.setdefault(name, []).append(int(ops.end_ns[op] - ops.start_ns[op]))
+    return {name: _Occurrences(works[name], durations) for name, durations in found.items()}
+
+
+def work_of(name: str, kind: int) -> str:
+    """Return what a device operation works at, as its name tells.
+
+    Examples
+    --------
+    >>> from simulator.trace_io.record import COMPUTE
+    >>> work_of("ampere_bf16_s16816gemm_bf16_128x128", COMPUTE), work_of("layer_norm", COMPUTE)
+    ('matrix products', 'normalisation')
+    """
+    if kind == COPY:
+        return "copies"
+    return next((work for work, pattern in _WORKS if pattern.search(name)), "elementwise and other")

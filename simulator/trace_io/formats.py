@@ -10,6 +10,7 @@ from pathlib import Path
 from simulator.errors import TraceError
 from simulator.trace_io.record import RankTrace, Trace
 from simulator.trace_io.sources import Member, Progress, members
+from simulator.trace_io.viewer_json import MARK
 
 _TRACE_EVENT = re.compile(rb'"ph"\s*:\s*"|"traceEvents"\s*:')
 _ET = re.compile(rb'"schema"\s*:\s*"\d[^"]*"')
@@ -37,6 +38,8 @@ def _sniff(member: Member) -> str | None:
 
 
 def _sniff_json(text: bytes) -> str | None:
+    if MARK.encode() in text[:200]:
+        return "chrome"
     if _STAGE.search(text):
         return "stage_times"
     if _CHAKRA_JSON.search(text) and not _TRACE_EVENT.search(text):
@@ -78,6 +81,16 @@ def _kineto(files: Sequence[Member], progress: Progress | None, communication: S
     for member in files:
         with member.open(progress) as stream:
             ranks.extend(read_kineto(stream, member.name, rank=member.rank, communication=communication))
+    return ranks
+
+
+def _chrome(files: Sequence[Member], progress: Progress | None, communication: Sequence[str]) -> list[RankTrace]:
+    from simulator.trace_io.viewer_json import read as read_viewer_json
+
+    ranks: list[RankTrace] = []
+    for member in files:
+        with member.open(progress) as stream:
+            ranks.extend(read_viewer_json(stream, member.name))
     return ranks
 
 
@@ -129,6 +142,7 @@ _Reader = Callable[[Sequence[Member], Progress | None, Sequence[str]], list[Rank
 FORMATS: dict[str, _Reader] = {
     "pipeline_ops": _not_per_rank,
     "kineto": _kineto,
+    "chrome": _chrome,
     "nsys": _nsys,
     "chakra": _chakra,
     "chakra_json": _chakra_json,

@@ -19,7 +19,10 @@ import msgspec
 
 from simulator.errors import TraceError
 from simulator.timeline import Timeline
+from simulator.trace_io import chakra_writer, kineto_writer
+from simulator.trace_io.from_timeline import from_timeline
 from simulator.trace_io.tracks import Counter, Process, Slice, Track, timeline_processes
+from simulator.trace_io.viewer_json import MARK
 
 _SEQUENCE = 1
 _SEQ_CLEARED, _SEQ_NEEDS_STATE = 1, 2
@@ -41,7 +44,8 @@ def write(
     timeline : Timeline
         What to write.
     path : str or Path
-        ``*.json`` or ``*.json.gz`` gives Chrome JSON, ``*.pftrace`` Perfetto protobuf.
+        ``*.json`` or ``*.json.gz`` gives Chrome JSON, ``*.pftrace`` Perfetto protobuf, ``*.et`` a Chakra trace of
+        each rank; a name without suffix is a folder of Kineto files, which Holistic Trace Analysis reads.
     labels : mapping of int to str, optional
         Text added to the name of a rank.
     counters : iterable of Counter
@@ -59,8 +63,15 @@ def write(
         write_chrome_json(timeline, path, labels=labels, counters=counters, memory=memory)
     elif name.endswith((".pftrace", ".perfetto-trace", ".pb")):
         write_perfetto(timeline, path, labels=labels, counters=counters, memory=memory)
+    elif name.endswith(".et"):
+        chakra_writer.write(from_timeline(timeline), Path(path).parent, prefix=Path(path).stem)
+    elif not Path(path).suffix:
+        kineto_writer.write(from_timeline(timeline), path)
     else:
-        raise TraceError(f"{name}: the suffix names no trace format", hint="use .json, .json.gz or .pftrace")
+        raise TraceError(
+            f"{name}: the suffix names no trace format",
+            hint="use .json, .json.gz, .pftrace, .et, or a name without suffix for a folder of Kineto files",
+        )
 
 
 def write_chrome_json(
@@ -106,7 +117,7 @@ def write_processes_json(processes: Iterable[Process], path: str | Path) -> None
     encode = msgspec.json.Encoder().encode
     opener = gzip.open if str(path).endswith(".gz") else open
     with opener(path, "wb") as file:
-        file.write(b'{"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": [\n')
+        file.write(f'{{"schemaVersion": 1, {MARK}, "displayTimeUnit": "ms", "traceEvents": [\n'.encode())
         first = True
         for pid, process in enumerate(processes):
             for event in _json_events(pid, process):

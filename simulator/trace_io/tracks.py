@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from simulator.models.layer import GemmShape
 from simulator.program.op import Collective, HostWork, Kernel, Op, Transfer
 from simulator.program.program import COMPUTE, HOST, Block
 from simulator.report.memory_trace import MemoryPoint
 from simulator.timeline import Span, Timeline
+from simulator.trace_io.analysis import step_windows
 from simulator.trace_io.record import COMMUNICATION, COPY, HOST_NODE, RankTrace, Trace
 from simulator.trace_io.record import COMPUTE as COMPUTES
 from simulator.units import PS_PER_S
@@ -141,9 +143,10 @@ def _slices(span: Span, offset_ps: int, depth: int) -> Iterator[tuple[str, Slice
 
 
 def op_name(op: Op | Block) -> str:
-    """Name of an operation as a viewer shows it."""
+    """Name of an operation as a viewer shows it; matrix products say that they are."""
     if op.name:
-        return op.name
+        product = isinstance(op, Kernel) and isinstance(op.shape, GemmShape) and "gemm" not in op.name
+        return f"{op.name} gemm" if product else op.name
     if isinstance(op, Collective):
         return f"{op.collective} {op.axis}"
     return "send/recv" if isinstance(op, Transfer) else type(op).__name__.lower()
@@ -171,6 +174,9 @@ def _args(span: Span) -> dict[str, int | float | str]:
         args["axis"] = op.axis
         if span.end_ps > span.start_ps:
             args["algbw_GB_per_s"] = round(op.n_bytes / (span.end_ps - span.start_ps) * 1e3, 4)
+    if isinstance(op, Transfer):
+        source, target = next((pair for pair in op.pairs if span.rank in pair), op.pairs[0])
+        args["collective"], args["peer"] = ("send", target) if source == span.rank else ("recv", source)
     if isinstance(op, Collective):
         args["collective"] = op.collective
         args["group_size"] = len(op.groups[0]) if op.groups else 1
@@ -229,9 +235,23 @@ def trace_processes(
     for index, rank in enumerate(trace.ranks):
         origin = first + (offsets_ns[index] if offsets_ns else 0)
         device = f" · {rank.device}" if rank.device else ""
-        tracks = [*_host_tracks(rank, origin), *_device_tracks(rank, origin)]
+        tracks = [*_step_track(rank, origin), *_host_tracks(rank, origin), *_device_tracks(rank, origin)]
         processes.append(Process(name=f"{prefix}rank {rank.rank}{device}", rank=rank.rank, tracks=tuple(tracks)))
     return tuple(processes)
+
+
+def _step_track(rank: RankTrace, origin_ns: int) -> list[Track]:
+    """Steps as they are cut on the device's timeline, where anything marks them."""
+    slices = [
+        Slice(
+            f"ProfilerStep#{window.number}",
+            "step",
+            (window.start_ns - origin_ns) * 1000,
+            (window.end_ns - origin_ns) * 1000,
+        )
+        for window in (step_windows(rank) if rank.steps else ())
+    ]
+    return [Track(name="steps", slices=tuple(slices))] if slices else []
 
 
 def _device_tracks(rank: RankTrace, origin_ns: int) -> list[Track]:
@@ -243,6 +263,10 @@ def _device_tracks(rank: RankTrace, origin_ns: int) -> list[Track]:
         if kind == COMMUNICATION:
             call = rank.calls[ops.call[op]]
             args = {"collective": call.collective, "group": call.group, "bytes": call.n_bytes}
+            if call.peer >= 0:
+                args["peer"] = call.peer
+            elif call.group_size:
+                args["group_size"] = call.group_size
         elif ops.n_bytes[op] >= 0:
             args = {"bytes": int(ops.n_bytes[op])}
         start, end = int(ops.start_ns[op]) - origin_ns, int(ops.end_ns[op]) - origin_ns

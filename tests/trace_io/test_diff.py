@@ -1,0 +1,113 @@
+"""Simulated timelines come back from what was written for viewers, and are compared with measured traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simulator.errors import TraceError
+from simulator.replay import replay
+from simulator.replay.network_whatif import scale_communication
+from simulator.replay.whatif import scale_kernels
+from simulator.trace_io import detect, read
+from simulator.trace_io.convert import write
+from simulator.trace_io.diff import diff, work_of
+from simulator.trace_io.from_timeline import from_timeline
+from simulator.trace_io.perfetto import write as write_timeline
+from simulator.trace_io.perfetto import write_processes_json
+from simulator.trace_io.reconstruct import reconstruct
+from simulator.trace_io.record import COMPUTE, COPY, HOST_NODE
+from simulator.trace_io.tracks import trace_processes
+
+from .test_perfetto import _timeline
+
+OWN = Path(__file__).resolve().parents[2] / "traces"
+
+
+def test_a_timeline_comes_back_from_its_chrome_json(tmp_path):
+    write_timeline(_timeline(), tmp_path / "sim.json.gz")
+    assert detect(tmp_path / "sim.json.gz") == "chrome"
+    back, direct = read(tmp_path / "sim.json.gz"), from_timeline(_timeline())
+    assert back.world_size == direct.world_size
+    for a, b in zip(back.ranks, direct.ranks, strict=True):
+        assert a.rank == b.rank
+        assert sorted(zip(a.ops.start_ns, a.ops.end_ns, a.ops.kind, strict=True)) == sorted(
+            zip(b.ops.start_ns, b.ops.end_ns, b.ops.kind, strict=True)
+        )
+        assert [(c.collective, c.n_bytes, c.group_size) for c in a.calls] == [
+            (c.collective, c.n_bytes, c.group_size) for c in b.calls
+        ]
+
+
+@pytest.mark.parametrize("name", ["run.et", "folder", "both.json"])
+def test_a_timeline_is_written_in_formats_of_others(tmp_path, name):
+    write_timeline(_timeline(), tmp_path / name)
+    trace = read(sorted(tmp_path.iterdir()))
+    on_device = sum(int((rank.ops.kind != HOST_NODE).sum()) for rank in from_timeline(_timeline()).ranks)
+    assert sum(int((rank.ops.kind != HOST_NODE).sum()) for rank in trace.ranks) == on_device
+    with pytest.raises(TraceError, match="names no trace format"):
+        write_timeline(_timeline(), tmp_path / "x.bin")
+
+
+def test_of_both_beside_each_other_the_simulated_is_read(tmp_path):
+    trace = read(OWN / "pp-4")
+    result = replay(scale_kernels(reconstruct(trace), lambda rank, name: 2.0))
+    processes = (*trace_processes(trace, prefix="measured "), *trace_processes(result.simulated, prefix="simulated "))
+    write_processes_json(processes, tmp_path / "both.json")
+    back = read(tmp_path / "both.json")
+    assert [rank.rank for rank in back.ranks] == [0, 1, 2, 3]
+    again, direct = diff(trace, back), diff(trace, result.simulated)
+    assert again.mean_absolute_error == pytest.approx(direct.mean_absolute_error, abs=1e-4)
+    for part, seconds in direct.parts_s.items():
+        assert again.parts_s[part] == pytest.approx(seconds, abs=2e-5), part
+
+
+def test_the_cause_is_ranked_first():
+    trace = read(OWN / "ddp-2")
+    whole = reconstruct(trace)
+    slow = diff(trace, replay(scale_kernels(whole, lambda rank, name: 4.0)).simulated)
+    assert next(iter(slow.parts_s)) == "compute"
+    assert all(row.difference_s >= 0 for row in slow.operators[:5])
+    network = diff(trace, replay(scale_communication(whole, bandwidth=0.2)).simulated)
+    assert next(iter(network.parts_s)) == "transfer"
+    assert network.operators[0].name == "gloo:all_reduce"
+
+
+def test_operators_without_a_namesake_are_compared_by_their_work(tmp_path):
+    measured = read(OWN / "ddp-2")
+    write_timeline(_timeline(), tmp_path / "sim.json")
+    rows = {row.name: row for row in diff(measured, read(tmp_path / "sim.json")).operators}
+    assert rows["(all_reduce)"].n_only_measured > 0
+    assert rows["(all_reduce)"].n_only_simulated > 0
+    assert rows["(matrix products)"].n_only_measured > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "work"),
+    [
+        ("ampere_bf16_s16816gemm_bf16_128x128", COMPUTE, "matrix products"),
+        ("qkv gemm", COMPUTE, "matrix products"),
+        ("attention_output gemm", COMPUTE, "matrix products"),
+        ("void flash_fwd_kernel<Flash_fwd_kernel_traits>", COMPUTE, "attention"),
+        ("multi_tensor_apply_kernel<adam>", COMPUTE, "optimizer"),
+        ("vectorized_layer_norm_kernel", COMPUTE, "normalisation"),
+        ("distribution_elementwise_grid_stride_kernel<normal_>", COMPUTE, "elementwise and other"),
+        ("Memcpy HtoD", COPY, "copies"),
+    ],
+)
+def test_names_tell_the_work(name, kind, work):
+    assert work_of(name, kind) == work
+
+
+def test_a_cut_file_gives_what_it_holds(tmp_path):
+    write_timeline(_timeline(), tmp_path / "sim.json")
+    text = (tmp_path / "sim.json").read_text()
+    (tmp_path / "sim.json").write_text(text[: len(text) * 3 // 4])
+    trace = read(tmp_path / "sim.json")
+    assert any("ends early" in note for rank in trace.ranks for note in rank.notes)
+    (tmp_path / "sim.json").write_text(text[:120])
+    with pytest.raises(TraceError):
+        read(tmp_path / "sim.json")
+    write(trace, tmp_path / "again.json")
+    assert read(tmp_path / "again.json").n_ops == trace.n_ops
