@@ -17,7 +17,7 @@ from simulator.trials.machine import Trials
 from simulator.trials.options import options_of
 
 #: events of a run above which nothing is simulated without being asked for
-MOST_EVENTS = 200_000
+MOST_EVENTS = 8_000
 
 _COMPUTES = ("compute", "optimizer", "matrix products", "attention", "elementwise, norms and copies", "other kernels")
 _FASTER_LINKS = ("network between nodes", "NVLink bandwidth", "NVLink bandwidth (to the NVSwitch)")
@@ -45,7 +45,8 @@ def advise(result: Result) -> list[dict[str, Any]]:
         return []
     trials = Trials(result)
     rows: list[dict[str, Any]] = []
-    best, whole = 0.0, None
+    best = 0.0
+    whole: _Candidate | None = None
     for candidate in sorted(_candidates(trials), key=lambda one: -one.bound):
         if candidate.bound <= best:
             break
@@ -55,7 +56,9 @@ def advise(result: Result) -> list[dict[str, Any]]:
             if row["saving"] > best:
                 best, whole = row["saving"], candidate
     rows.sort(key=lambda row: -row["saving"])
-    for knob in knobs_of(trials) if whole is not None and whole.parts else ():
+    if whole is None:
+        return rows
+    for knob in knobs_of(trials):
         part = _row(trials, knob.large, knob.simulate(2.0)) if knob.name in whole.parts else None
         if part is not None and part["saving"] >= NEARLY * best:  # the one that does it says more than the whole
             return [part, *(row for row in rows if row["change"] != whole.name)]

@@ -136,6 +136,15 @@ def test_advice_stops_where_nothing_left_can_save_more(small):
     assert not any("of the GPU" in row["change"] for row in advise(small))
 
 
+def test_the_part_of_the_network_that_does_it_is_named(small):
+    assert advise(small)[0]["change"] == "twice the NIC bandwidth"
+
+
+def test_large_runs_are_not_simulated_again_unasked(small, monkeypatch):
+    monkeypatch.setattr("simulator.trials.advice.MOST_EVENTS", small.timeline.n_events - 1)
+    assert advise(small) == []
+
+
 def test_one_gpu_is_told_about_itself(simulated):
     rows = advise(simulated("bigred200", "gpt2", gpus=1, micro_batch=2))
     assert rows and all("network" not in row["change"] and "NVLink" not in row["change"] for row in rows)
