@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 from simulator.errors import InfeasiblePlanError
 from simulator.program.op import Collective, Transfer
@@ -16,8 +16,8 @@ def check(program: Program) -> None:
     Raises
     ------
     InfeasiblePlanError
-        If a dependency points forward, a collective's participants disagree about what it is, or ranks wait for
-        each other in a circle; the message says which rank waits at which task for whom.
+        If a dependency points forward, a collective's participants disagree about what it is, one of them never posts it or
+        posts it twice, or ranks wait for each other in a circle; the message says which rank waits at which task for whom.
     """
     for rank in program.ranks:
         _check_dependencies(rank)
@@ -34,28 +34,56 @@ def _check_dependencies(rank: RankProgram) -> None:
                 )
 
 
+class _Meeting:
+    """One communication of several ranks: who has posted it, and as what."""
+
+    __slots__ = ("op", "posted", "wanted", "who")
+
+    def __init__(self, who: int, op: Collective | Transfer) -> None:
+        self.who = who
+        self.op = op
+        self.posted: set[int] = set()
+        self.wanted: set[int] = set()
+
+
 def _participants(program: Program) -> dict[Hashable, int]:
+    """Count who posts each communication, and check that all who take part do, once, and mean the same."""
+    meetings: dict[Hashable, _Meeting] = {}
     counts: dict[Hashable, int] = defaultdict(int)
-    first: dict[Hashable, tuple[int, object]] = {}
+    everybody = {member for rank in program.ranks for member in rank.members}
     for rank in program.ranks:
         for task in rank.tasks:
             if task.key is None or not isinstance(task.op, Collective | Transfer):
                 continue
-            counts[task.key] += 1
-            who, op = first.setdefault(task.key, (rank.rank, task.op))
-            if _signature(op) != _signature(task.op):
+            meeting = meetings.setdefault(task.key, _Meeting(rank.rank, task.op))
+            if _signature(meeting.op) != _signature(task.op):
                 raise InfeasiblePlanError(
-                    f"ranks {who} and {rank.rank} disagree about communication {task.key!r}: "
-                    f"{_signature(op)} against {_signature(task.op)}"
+                    f"ranks {meeting.who} and {rank.rank} disagree about communication {task.key!r}: "
+                    f"{_signature(meeting.op)} against {_signature(task.op)}"
                 )
+            if rank.rank in meeting.posted:
+                raise InfeasiblePlanError(f"rank {rank.rank} posts communication {task.key!r} twice")
+            counts[task.key] += 1
+            meeting.posted.update(rank.members)
+            meeting.wanted.update(_ranks(task.op))
+    for key, meeting in meetings.items():
+        missing = sorted((meeting.wanted & everybody) - meeting.posted)
+        if missing:
+            raise InfeasiblePlanError(
+                f"rank {missing[0]} never posts {_signature(meeting.op)[0]} {key!r}, in which rank {meeting.who} waits for it"
+                + (f"; nor do {len(missing) - 1} others" if len(missing) > 1 else ""),
+                hint="all ranks of a communicator post the same operations",
+            )
     return counts
 
 
-def _signature(op: object) -> tuple[str, int]:
-    if isinstance(op, Collective):
-        return (op.collective, op.n_bytes)
-    assert isinstance(op, Transfer)
-    return ("transfer", op.n_bytes)
+def _ranks(op: Collective | Transfer) -> Iterator[int]:
+    for group in op.pairs if isinstance(op, Transfer) else op.groups:
+        yield from group
+
+
+def _signature(op: Collective | Transfer) -> tuple[str, int]:
+    return (op.collective if isinstance(op, Collective) else "transfer", op.n_bytes)
 
 
 def _check_order(program: Program, expected: dict[Hashable, int]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from simulator.engine import Interference, run
-from simulator.errors import TraceError
+from simulator.errors import InfeasiblePlanError, TraceError
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.network.base import CapacityLink, Flow, NetworkModel
 from simulator.program.op import Collective, Kernel, Op, Transfer
@@ -65,9 +65,10 @@ class ReplayCosts:
         return Interference()
 
 
-def _apart(whole: Reconstruction) -> Reconstruction:
+def _apart(whole: Reconstruction, why: object) -> Reconstruction:
     """Give up the joins: every rank keeps its measured communication, waiting included."""
-    text = "the ranks' collectives contradict each other's order: each rank is replayed on its own"
+    reason = str(why).splitlines()[0] if str(why) else "the ranks' collectives contradict each other's order"
+    text = f"{reason}: each rank is replayed on its own"
     plans = tuple(replace(plan, key={}) for plan in whole.plans)
     return replace(whole, plans=plans, notes=(*whole.notes, text))
 
@@ -131,8 +132,8 @@ def replay(
     try:
         compiled = compile_program(reconstruction)
         timeline = run(compiled.program, ReplayCosts(flow_of), network, detail=True)
-    except AssertionError:  # the engine's word for ranks that wait for each other in a circle
-        reconstruction = _apart(reconstruction)
+    except (AssertionError, InfeasiblePlanError) as fault:  # ranks that wait for each other in a circle
+        reconstruction = _apart(reconstruction, fault)
         compiled = compile_program(reconstruction)
         timeline = run(compiled.program, ReplayCosts(flow_of), network, detail=True)
     times = operation_times(compiled, timeline)

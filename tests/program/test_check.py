@@ -6,7 +6,7 @@ import pytest
 
 from simulator.errors import InfeasiblePlanError
 from simulator.program.check import check
-from simulator.program.op import Collective, HostWork, Kernel
+from simulator.program.op import Collective, HostWork, Kernel, Transfer
 from simulator.program.program import Program, RankProgram, Task
 
 KERNEL = Kernel(name="k", phase="forward", duration_s=1e-6)
@@ -79,3 +79,31 @@ def test_a_host_that_waits_before_it_posts_what_the_other_needs_deadlocks():
     with pytest.raises(InfeasiblePlanError, match="host waits at sync"):
         check(program(one, two))
     check(program(one, one))
+
+
+def test_a_rank_that_never_joins():
+    group = Collective(collective="all_reduce", axis="dp", n_bytes=8, groups=((0, 1, 2),), name="all_reduce")
+    joins = [Task(group, "dp", key="x")]
+    with pytest.raises(InfeasiblePlanError, match="rank 2 never posts all_reduce 'x', in which rank 0 waits for it"):
+        check(program(joins, joins, [Task(KERNEL)]))
+    check(program(joins, joins, joins))
+
+
+def test_ranks_outside_the_program_need_not_join():
+    group = Collective(collective="all_reduce", axis="dp", n_bytes=8, groups=((0, 1, 7),), name="all_reduce")
+    check(program([Task(group, "dp", key="x")], [Task(group, "dp", key="x")]))
+
+
+def test_unequal_counts():
+    one, two = Task(collective("all_reduce"), "dp", key="x"), Task(collective("all_reduce"), "dp", key="y")
+    with pytest.raises(InfeasiblePlanError, match="rank 1 never posts all_reduce 'y'"):
+        check(program([one, two], [one]))
+    with pytest.raises(InfeasiblePlanError, match="rank 0 posts communication 'x' twice"):
+        check(program([one, one], [one]))
+
+
+def test_a_send_without_its_receive():
+    send = Task(Transfer(n_bytes=8, pairs=((0, 1),), name="send"), "pp", key="m")
+    with pytest.raises(InfeasiblePlanError, match="rank 1 never posts transfer 'm'"):
+        check(program([send], [Task(KERNEL)]))
+    check(program([send], [send]))
