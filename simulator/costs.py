@@ -35,15 +35,17 @@ class ModelCosts:
         self._kernel_ps: dict[tuple[int, str], int] = {}
         self._flows: dict[int, tuple[Collective | Transfer, Flow]] = {}
         self._issue_ps: dict[tuple[str, str], int] = {}
+        self._nvlink_uses: dict[int, float] = {}
 
     def kind(self, rank: int) -> Hashable:
-        """Ranks on equal devices share kernel and issue times."""
-        return self.topology.device(rank).name
+        """Ranks on equal devices, equally healthy, share kernel and issue times."""
+        return self.topology.device(rank).name, self.scenario.faults.slowdown(rank)
 
     def kernel_ps(self, kernel: Kernel, rank: int) -> int:
-        """Device time of a kernel: measured where given, otherwise the kernel model's."""
+        """Device time of a kernel: measured where given, otherwise the kernel model's, longer on a slow GPU."""
+        slowdown = self.scenario.faults.slowdown(rank)
         if kernel.duration_s is not None:
-            return to_ps(kernel.duration_s)
+            return to_ps(slowdown * kernel.duration_s)
         shape = kernel.shape
         assert shape is not None
         if shape.name == "cpu_adam" and isinstance(shape, PointwiseShape):
@@ -51,7 +53,7 @@ class ModelCosts:
             return to_ps(cpu_adam_s(self.topology.device(rank), shape.n_elements, n_ranks))
         if isinstance(shape, AttentionShape) and shape.name == "flash_attention":
             shape = replace(shape, name=self.framework.flash)
-        return to_ps(self.slowdown * self.kernels.duration_s(shape, self.topology.device(rank)))
+        return to_ps(slowdown * self.slowdown * self.kernels.duration_s(shape, self.topology.device(rank)))
 
     def issue_ps(self, op: Op, rank: int) -> int:
         """Host time to issue one operation in the framework's mode."""
@@ -84,13 +86,37 @@ class ModelCosts:
         return flow
 
     def interference(self, op: Collective) -> Interference:
-        """Mutual slowdown, from the device's measured contention."""
+        """Mutual slowdown, from the device's measured contention.
+
+        A collective over nodes takes from compute what its traffic in the node does: all that one within the node takes
+        where the network keeps NVLink busy, little where NVLink waits for a slow network.
+        """
         constants = self.topology.device(op.groups[0][0]).interference
         if op.axis == "host":
             return Interference(float(constants.get("copy", {}).get("compute", 1.0)))
+        inside, across = constants.get("nvlink", {}), constants.get("network", {})
         crosses = self.topology.node_of(op.groups[0][0]) != self.topology.node_of(op.groups[0][-1])
-        section = constants.get("network" if crosses else "nvlink", {})
-        return Interference(float(section.get("compute", 1.0)), float(section.get("communication", 1.0)))
+        beside, kept = (
+            float(inside.get("compute", 1.0)),
+            float((across if crosses else inside).get("communication", 1.0)),
+        )
+        if not crosses:
+            return Interference(beside, kept)
+        alone = float(across.get("compute", 1.0))
+        return Interference(alone + min(0.0, beside - alone) * self._nvlink_use(op), kept)
+
+    def _nvlink_use(self, op: Collective) -> float:
+        """Utilisation of the busiest NVLink while the collective runs alone, 0 to 1."""
+        if id(op) not in self._nvlink_uses:
+            flow, links = self.flow(op), self.topology.links
+            loads = [
+                (w / links[i].bandwidth_bytes_per_s, links[i].kind)
+                for i, w in zip(flow.links, flow.weights, strict=True)
+            ]
+            slowest = max((load for load, _ in loads), default=0.0)
+            inside = max((load for load, kind in loads if kind in ("nvlink", "nvswitch")), default=0.0)
+            self._nvlink_uses[id(op)] = inside / slowest if slowest else 0.0
+        return self._nvlink_uses[id(op)]
 
     def link_busy_s(self, timeline: Timeline) -> dict[int, float]:
         """Seconds that every link would need for its bytes at its own rate, over the whole timeline."""

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from simulator.faults import Faults
 from simulator.plan import ParallelPlan
 
 
@@ -27,7 +28,9 @@ class Scenario:
         ``--set key=value`` changes of topology values.
     seed : int
     unfold : bool
-        Simulate every rank instead of one per class.
+        Simulate every rank and micro-batch instead of one rank per class and a few micro-batches of the steady state.
+    faults : Faults
+        Slow GPUs and links.
     """
 
     topology: str
@@ -41,6 +44,7 @@ class Scenario:
     overrides: tuple[tuple[str, str], ...] = ()
     seed: int = 0
     unfold: bool = False
+    faults: Faults = field(default_factory=Faults)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data that JSON can hold."""
@@ -56,6 +60,7 @@ class Scenario:
             "overrides": [list(item) for item in self.overrides],
             "seed": self.seed,
             "unfold": self.unfold,
+            "faults": self.faults.to_dict(),
         }
 
     def digest(self) -> str:

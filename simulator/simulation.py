@@ -12,6 +12,7 @@ from typing import Any
 from simulator.costs import ModelCosts
 from simulator.engine import run
 from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.faults import Faults
 from simulator.importers import load_model
 from simulator.importers.topologies import open_topology
 from simulator.memory import MemoryReport, estimate
@@ -20,10 +21,12 @@ from simulator.models.layer import Model
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.network import NETWORKS
+from simulator.parallel.classes import Classes, classes_of, nic_sharers, slow_routes
 from simulator.parallel.expert import expert_load
 from simulator.parallel.gradients import gradient_bytes
 from simulator.parallel.loading import loading_of
 from simulator.parallel.lower import Lowered, lower
+from simulator.parallel.mesh import Mesh
 from simulator.plan import ParallelPlan
 from simulator.report.metrics import Metrics, measure
 from simulator.scenario import Scenario
@@ -70,8 +73,8 @@ class Result:
 
 
 @lru_cache(maxsize=64)
-def _topology(name: str, n_gpus: int, overrides: tuple[tuple[str, str], ...]) -> Topology:
-    return open_topology(name, n_gpus or None, overrides=dict(overrides))
+def _topology(name: str, n_gpus: int, overrides: tuple[tuple[str, str], ...], faults: Faults) -> Topology:
+    return faults.apply(open_topology(name, n_gpus or None, overrides=dict(overrides)))
 
 
 @lru_cache(maxsize=256)
@@ -128,6 +131,15 @@ def sample_bytes_of(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> flo
     return float(plan.sample_bytes or n_tokens * (2 if 0 < vocab < WIDE_VOCABULARY else 4))
 
 
+def _classes(scenario: Scenario, topology: Topology) -> Classes | None:
+    """Return which ranks are alike where something is wrong with the machine; None where nothing is."""
+    faults = scenario.faults
+    if not faults:
+        return None
+    mesh = Mesh(scenario.plan, topology.gpus_per_node)
+    return classes_of(mesh, faults.slowdown, slow_routes(topology, faults.links(topology)), nic_sharers(topology))
+
+
 def lower_scenario(
     scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedModule
 ) -> tuple[Model, Lowered, MemoryReport]:
@@ -141,6 +153,7 @@ def lower_scenario(
         boundary_bytes=boundary_bytes(spec, plan),
         unfold=scenario.unfold,
         loading=loading_of(plan, topology, sample_bytes_of(spec, plan)),
+        classes=_classes(scenario, topology),
     )
     memory = estimate(
         lowered.chunks, peak_in_flight(lowered.table, lowered.placement.n_chunks), plan, topology.device(0),
@@ -184,7 +197,7 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
 
 def topology_of(scenario: Scenario) -> Topology:
     """Return the scenario's topology, cut to its GPUs."""
-    return _topology(scenario.topology, scenario.plan.gpus, scenario.overrides)
+    return _topology(scenario.topology, scenario.plan.gpus, scenario.overrides, scenario.faults)
 
 
 def simulate(

@@ -83,7 +83,13 @@ def main_command(
     nccl_proto: Annotated[Text, _option("Force the protocol: ll, ll128, simple.", _COST)] = None,
     seed: Annotated[int, _option("Seed of everything random.", _COST)] = 0,
     set_: Annotated[Texts, _option("Change a plan or topology value: key=value.", _COST, "--set")] = None,
-    unfold: Annotated[bool, _option("Simulate every rank, not one per class.", _COST, "--unfold")] = False,
+    slow_rank: Annotated[Texts, _option("A slow GPU: RANK=FACTOR on its kernel times; repeatable.", _COST)] = None,
+    slow_link: Annotated[
+        Texts, _option("Degraded links: nodeN.KIND=FACTOR or 'A -> B=FACTOR' on their times; repeatable.", _COST)
+    ] = None,
+    unfold: Annotated[
+        bool, _option("Simulate every rank and micro-batch, not one per class and period.", _COST, "--unfold")
+    ] = False,
     tokens: Annotated[Text, _option("Tokens to train on, e.g. 300B: days, GPU hours, cost, energy.", _RUN)] = None,
     epochs: Annotated[Real, _option("Passes over a data set instead, with --dataset-tokens.", _RUN)] = None,
     dataset_tokens: Annotated[Text, _option("Tokens of the data set, e.g. 10B.", _RUN)] = None,

@@ -11,9 +11,10 @@ from typing import Any
 from simulator.answer import document, explain, memory_over_time, report, to_json, way_out
 from simulator.cli.inputs import model_of, write_notes
 from simulator.cli.modules import fit_plan, recorded_module
-from simulator.cli.warnings import idle_loading, without_effect, write_warnings
+from simulator.cli.warnings import idle_faults, idle_loading, without_effect, write_warnings
 from simulator.cli.whole_run import run_request
 from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.faults import Faults
 from simulator.importers.plan_files import needs_ranks, plan_settings, without_deepspeed
 from simulator.importers.topologies import open_topology
 from simulator.plan import ParallelPlan
@@ -51,6 +52,7 @@ def run_main(options: dict[str, Any]) -> None:
             scenario = replace(scenario, plan=replace(scenario.plan, micro_batch=results[0].plan.micro_batch))
         results.append(simulate(scenario, detail=detail, progress=say, spec=recorded))
     write_warnings(_idle_inputs(options, results[-1], given), said=said)
+    write_warnings(idle_faults(results[-1]), said=said)
     has_storage = results[-1].topology.storage is not None
     write_warnings(idle_loading(results[-1].plan, has_storage=has_storage, given=given), said=said)
     explanation = explain(results[-1], say=say or (lambda _: None)) if options["explain"] else None
@@ -84,6 +86,7 @@ def _scenario(options: dict[str, Any], count: int) -> tuple[Scenario, set[str]]:
         overrides=overrides,
         seed=options["seed"],
         unfold=options["unfold"],
+        faults=Faults.parse(options["slow_rank"] or (), options["slow_link"] or ()),
     )
     return scenario, {
         name for name, value in settings.items() if options.get(name) is not None or value != _PLAN_FIELDS[name].default

@@ -6,8 +6,11 @@ import sys
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
+from simulator.faults import Faults
+
 if TYPE_CHECKING:
     from simulator.plan import ParallelPlan
+    from simulator.simulation import Result
 
 
 def without_effect(
@@ -61,6 +64,19 @@ def without_effect(
     has_shared = spec is None or getattr(spec, "shared_expert_hidden", 0) > 0
     idle = idle_settings(plan, has_experts=has_experts, has_shared_expert=has_shared)
     return found + _of_plan(plan, n_nodes, set(given)) + [f"{name} has no effect: {reason}" for name, reason in idle]
+
+
+def idle_faults(result: Result) -> list[str]:
+    """Name faults of the machine that slow nothing down."""
+    faults = result.scenario.faults
+    found = [f"--slow-rank {rank}={factor:g} has no effect" for rank, factor in faults.slow_ranks if factor == 1.0]
+    for name, factor in faults.slow_links:
+        links = Faults(slow_links=((name, factor),)).links(result.topology)
+        if factor == 1.0:
+            found.append(f"--slow-link {name}={factor:g} has no effect")
+        elif not any(link in result.link_busy_s for link in links):
+            found.append(f"--slow-link {name}={factor:g} has no effect: nothing crosses it in this run")
+    return found
 
 
 def idle_loading(plan: ParallelPlan, *, has_storage: bool, given: Collection[str]) -> list[str]:

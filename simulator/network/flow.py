@@ -54,7 +54,8 @@ class _Active:
         """Book the progress made since the last change of rate."""
         if self.loading and now_ps > self.updated_ps and self.rate_bytes_per_s > 0.0:
             moved = self.rate_bytes_per_s * ((now_ps - self.updated_ps) / PS_PER_S)
-            self.remaining_bytes = max(0.0, self.remaining_bytes - moved)
+            is_due = 0 < self.done_ps <= now_ps  # whatever rounding leaves is no reason to go on
+            self.remaining_bytes = 0.0 if is_due else max(0.0, self.remaining_bytes - moved)
         self.updated_ps = max(self.updated_ps, now_ps)
 
 
@@ -222,7 +223,8 @@ class FlowNetwork:
     def _lone_completion_ps(self, active: _Active) -> int:
         begin = max(active.loads_from_ps, active.updated_ps)
         active.rate_bytes_per_s = self._lone_rate(active)
-        return begin + _duration_ps(active.remaining_bytes, active.rate_bytes_per_s)
+        active.done_ps = begin + _duration_ps(active.remaining_bytes, active.rate_bytes_per_s)
+        return active.done_ps
 
     def _push(self, handle: int, active: _Active, time_ps: int) -> None:
         active.version += 1
@@ -269,7 +271,8 @@ class FlowNetwork:
         for member, rate in zip(members, self._rates(members), strict=True):
             active = self._active[member]
             active.rate_bytes_per_s = rate
-            self._push(member, active, now_ps + _duration_ps(active.remaining_bytes, rate))
+            active.done_ps = now_ps + _duration_ps(active.remaining_bytes, rate)
+            self._push(member, active, active.done_ps)
         for other in component.difference(members):
             active = self._active[other]
             due = active.loads_from_ps if active.neighbours else self._lone_completion_ps(active)

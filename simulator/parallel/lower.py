@@ -8,6 +8,7 @@ from functools import partial
 
 from simulator.errors import InfeasiblePlanError
 from simulator.models.layer import Layer, Model
+from simulator.parallel.classes import Classes
 from simulator.parallel.gradients import gradient_bytes
 from simulator.parallel.loading import Loading
 from simulator.parallel.mesh import Communicators, Mesh
@@ -114,6 +115,7 @@ def lower(
     boundary_bytes: int,
     unfold: bool = False,
     loading: Loading | None = None,
+    classes: Classes | None = None,
 ) -> Lowered:
     """Write down what every rank class does in one optimizer step.
 
@@ -131,6 +133,8 @@ def lower(
         Whether to write down every rank instead of one per class.
     loading : Loading, optional
         Reading of the step's batch, on the stages that need it.
+    classes : Classes, optional
+        Which ranks are alike; by default those of a stage.
 
     Returns
     -------
@@ -140,9 +144,11 @@ def lower(
     placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
     chunks = split_layers(model, plan, placement)
     build = partial(build_table, plan.schedule, plan.pp, n_chunks=placement.n_chunks)
+    if classes is None:
+        classes = Classes(members=tuple(mesh.stage_ranks(stage) for stage in range(plan.pp)), is_split=False)
     write = partial(
         _write_down, model, plan, mesh, placement, chunks, gpus_per_node=gpus_per_node, boundary_bytes=boundary_bytes,
-        unfold=unfold, loading=loading,
+        classes=classes, unfold=unfold, loading=loading,
     )  # fmt: skip
     short = ShortTable(build(plan.n_micro_batches)) if unfold else shorten(build, plan.pp, plan.n_micro_batches)
     program = write(short)
@@ -162,28 +168,31 @@ def _write_down(
     *,
     gpus_per_node: int,
     boundary_bytes: int,
+    classes: Classes,
     unfold: bool,
     loading: Loading | None,
 ) -> Program:
     """Write down every rank's row of a table."""
-    ranks = [r for s in range(plan.pp) for r in (mesh.stage_ranks(s) if unfold else mesh.stage_ranks(s)[:1])]
+    whole = not unfold and not classes.is_split
+    parts = [(rank,) for members in classes.members for rank in members] if unfold else list(classes.members)
     shards = plan.tp if plan.sequence_parallel or plan.scatter_gather else 1
     shared: dict[tuple[tuple[int, ...], ...], StageLayers] = {}
     programs = []
-    for rank in ranks:
+    for members in sorted(parts, key=lambda members: mesh.stage_of(members[0])):
+        rank = members[0]
         stage = mesh.stage_of(rank)
-        communicators = Communicators(mesh, rank, folded=not unfold)
+        communicators = Communicators(mesh, rank, folded=whole, members=members)
         layers = _stage_layers(shared, chunks[stage], plan, communicators, gpus_per_node)
         lowering = StageLowering(
             stage=stage, plan=plan, layers=layers, communicators=communicators, placement=placement,
             data=data_parallel([layer for chunk in chunks[stage] for layer in chunk], plan, communicators),
             boundary_bytes=boundary_bytes // shards,
+            has_blocks=not classes.is_split or plan.tp * plan.cp * plan.ep == 1,
         )  # fmt: skip
         if loading is not None and stage in _ends(placement):
             loading.add(lowering.tasks)
         done = lowering.lower(short.table[stage])
         _finish_step(lowering, model, done)
-        members = (rank,) if unfold else mesh.stage_ranks(stage)
         tasks = tuple(lowering.tasks.tasks)
         stretch = short.stretch(stage, tasks, lowering.marks) if short.n_omitted else None
         programs.append(RankProgram(rank=rank, members=members, tasks=tasks, stretch=stretch))

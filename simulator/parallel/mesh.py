@@ -193,20 +193,25 @@ class Communicators:
         The simulated rank.
     folded : bool
         Whether the rank stands for all ranks of its stage: then all their groups communicate at the same time.
+    members : tuple of int, optional
+        The ranks it stands for where they are not all of the stage; itself alone by default.
     """
 
-    def __init__(self, mesh: Mesh, rank: int, *, folded: bool) -> None:
+    def __init__(self, mesh: Mesh, rank: int, *, folded: bool, members: tuple[int, ...] = ()) -> None:
         self.mesh = mesh
         self.rank = rank
         self.stage = mesh.stage_of(rank)
         self.folded = folded
+        self.members = mesh.stage_ranks(self.stage) if folded else members or (rank,)
         self._cache: dict[str, Groups] = {}
 
     def groups(self, axis: str) -> Groups:
         """Groups of an axis that act together when this rank does."""
         if axis not in self._cache:
-            groups = self.mesh.groups(axis, self.stage)
-            self._cache[axis] = groups if self.folded else tuple(g for g in groups if self.rank in g)
+            groups, members = self.mesh.groups(axis, self.stage), frozenset(self.members)
+            self._cache[axis] = (
+                groups if self.folded else tuple(group for group in groups if not members.isdisjoint(group))
+            )
         return self._cache[axis]
 
     def size(self, axis: str) -> int:
@@ -225,5 +230,4 @@ class Communicators:
     def peers(self, stage: int) -> tuple[tuple[int, int], ...]:
         """(source, destination) pairs from this rank's class to the ranks in the same position of another stage."""
         shift = self.mesh.stage_shift(stage) - self.mesh.stage_shift(self.stage)
-        ranks = self.mesh.stage_ranks(self.stage) if self.folded else (self.rank,)
-        return tuple((rank, rank + shift) for rank in ranks)
+        return tuple((rank, rank + shift) for rank in self.members)

@@ -32,6 +32,8 @@ class StageLowering:
         Bytes of the tensor that one rank sends to the next stage.
     gather_bytes : int
         Bytes gathered inside the tensor-parallel group on arrival (scatter/gather optimisation), 0 for none.
+    has_blocks : bool
+        Whether all ranks of the stage do the same inside a pass, so that it may be a block.
     marks : list of int
         Once lowered: the first task of every action of the row, and the task behind the last.
     """
@@ -44,6 +46,7 @@ class StageLowering:
     placement: Placement
     boundary_bytes: int
     gather_bytes: int = 0
+    has_blocks: bool = True
     tasks: TaskList = field(default_factory=TaskList)
     marks: list[int] = field(default_factory=list)
     _channels: dict[tuple[int, int, Phase, bool], tuple[Transfer, str, int]] = field(default_factory=dict)
@@ -98,7 +101,7 @@ class StageLowering:
         self._last = ends[0] + ends[1]
 
     def _is_quiet(self, action: Action, *, is_last: bool) -> bool:
-        return self.data.is_quiet(action.kind, action.micro_batch, is_last=is_last)
+        return self.has_blocks and self.data.is_quiet(action.kind, action.micro_batch, is_last=is_last)
 
     def _take_sent(self) -> tuple[int, ...]:
         sent, self._sent = self._sent, ()

@@ -9,7 +9,7 @@ from simulator.parallel.mesh import Communicators
 from simulator.parallel.template import Kind, Template, template_of
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective
-from simulator.program.program import COMPUTE, Block, TaskList
+from simulator.program.program import COMPUTE, Block, Occurrence, TaskList
 
 #: a pass that is being written down: it stops behind every communication and returns what must end before its output is complete
 Steps = Generator[None, None, tuple[int, ...]]
@@ -98,7 +98,7 @@ class StageLayers:
             deps = tuple(indices[index] for index in entry.after)
             key = None
             if isinstance(entry.op, Collective) and not folded:
-                key = self.communicators.key(entry.op.axis, (kind, micro_batch, len(tasks.tasks)))
+                key = self.communicators.key(entry.op.axis, Occurrence(kind, micro_batch, len(tasks.tasks)))
             indices.append(tasks.add(entry.op, entry.stream, deps if indices else deps + after, key, micro_batch))
             if entry.stream != COMPUTE:
                 yield

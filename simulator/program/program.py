@@ -57,6 +57,22 @@ class Task(NamedTuple):
     micro_batch: int = -1
 
 
+class Occurrence(NamedTuple):
+    """Last part of a key that names the task of a pass, where every rank of the communication writes the same tasks.
+
+    Parameters
+    ----------
+    kind : str
+        Of the pass.
+    micro_batch, position : int
+        The micro-batch, and the index of the task.
+    """
+
+    kind: str
+    micro_batch: int
+    position: int
+
+
 class Stretch(NamedTuple):
     """Where a rank's tasks repeat: ``tasks[start:end]`` is a whole number of periods of ``length`` tasks.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from simulator.program.program import HOST, Program, RankProgram, Stretch, Task
+from simulator.program.program import HOST, Occurrence, Program, RankProgram, Stretch, Task
 
 
 def shifted(task: Task, n_tasks: int, n_micro_batches: int, first: int = 0) -> Task:
@@ -20,8 +20,12 @@ def shifted(task: Task, n_tasks: int, n_micro_batches: int, first: int = 0) -> T
     """
     micro_batch = task.micro_batch
     key: Hashable | None = task.key
-    if isinstance(key, tuple) and micro_batch >= 0 and key[-1] == micro_batch:
-        key = (*key[:-1], micro_batch + n_micro_batches)
+    if isinstance(key, tuple) and micro_batch >= 0:
+        last = key[-1]
+        if isinstance(last, Occurrence):
+            key = (*key[:-1], Occurrence(last.kind, last.micro_batch + n_micro_batches, last.position + n_tasks))
+        elif last == micro_batch:
+            key = (*key[:-1], micro_batch + n_micro_batches)
     return Task(
         task.op,
         task.stream,

@@ -1,0 +1,134 @@
+"""Rank classes: which ranks do the same thing in equivalent positions, so that one of them stands for all.
+
+Without faults the ranks of a pipeline stage are one class. Where ranks differ (a slow GPU, a degraded link), classes are split
+until all ranks of a class meet the same classes in each of their groups: the coarsest equitable partition that respects the
+differences, found by colour refinement. What an operation of one class waits for is then the same for all its ranks.
+
+References
+----------
+Paige and Tarjan, "Three partition refinement algorithms", SIAM Journal on Computing 16 (1987).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator
+from dataclasses import dataclass
+from itertools import permutations
+
+from simulator.parallel.mesh import CROSSING, Groups, Mesh
+from simulator.topology import Topology
+
+#: ranks of a group beyond which only neighbours are looked at
+LONG_GROUP = 64
+#: axes in whose groups ranks of one stage meet
+AXES = ("tp", "cp", "ep", "dp", "shard", "replicate", "secondary", "expert_dp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classes:
+    """A partition of all ranks.
+
+    Parameters
+    ----------
+    members : tuple of tuple of int
+        The classes, each ascending, in the order of their first ranks.
+    is_split : bool
+        Whether a pipeline stage has more than one class; then all have, for stages are in step with their neighbours.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+    is_split: bool
+
+
+def meetings(mesh: Mesh, stage: int) -> Iterator[tuple[str, Groups]]:
+    """Yield the groups in which ranks of a stage meet each other, and the pairs in which they meet those of the next."""
+    for axis in AXES:
+        groups = mesh.groups(axis, stage)
+        if len(groups[0]) > 1:
+            yield axis, groups
+    if mesh.plan.pp > 1:
+        yield from ((axis, mesh.groups(axis, stage)) for axis in CROSSING)
+        here, there = mesh.stage_ranks(stage), mesh.stage_ranks((stage + 1) % mesh.plan.pp)
+        yield "pp", tuple(zip(here, there, strict=True))
+
+
+def nic_sharers(topology: Topology) -> Groups:
+    """Return the ranks that share NICs: what one of them sends can hold up the others."""
+    found: list[tuple[int, ...]] = []
+    for first in range(0, topology.n_gpus, topology.gpus_per_node):
+        parts: list[tuple[set[int], list[int]]] = []
+        for rank in range(first, min(first + topology.gpus_per_node, topology.n_gpus)):
+            nics, ranks = set(topology.nics_of(rank)), [rank]
+            for part in [part for part in parts if not part[0].isdisjoint(nics)]:
+                parts.remove(part)
+                nics, ranks = nics | part[0], part[1] + ranks
+            parts.append((nics, ranks))
+        found += [tuple(ranks) for _, ranks in parts if len(ranks) > 1]
+    return tuple(found)
+
+
+def slow_routes(topology: Topology, slow_links: Collection[int]) -> Callable[[tuple[int, ...]], Hashable]:
+    """Return what tells groups apart by the slow links between their ranks.
+
+    Of very long groups only neighbours are looked at, as in a ring.
+    """
+    slow = frozenset(slow_links)
+
+    def mark(group: tuple[int, ...]) -> Hashable:
+        if not slow:
+            return ()
+        pairs = list(permutations(group, 2))
+        if len(group) > LONG_GROUP:
+            pairs = [pair for a, b in zip(group, (*group[1:], group[0]), strict=True) for pair in ((a, b), (b, a))]
+        routes = (topology.route(*pair, by_host=by_host) for pair in pairs for by_host in (False, True))
+        return tuple(sorted({index for route in routes for index, _ in route} & slow))
+
+    return mark
+
+
+def classes_of(
+    mesh: Mesh,
+    color: Callable[[int], Hashable],
+    mark: Callable[[tuple[int, ...]], Hashable] = lambda _: (),
+    sharers: Groups = (),
+) -> Classes:
+    """Return the coarsest classes in which ranks differ neither in colour nor in whom they meet.
+
+    Parameters
+    ----------
+    mesh : Mesh
+    color : callable
+        What is special about a rank.
+    mark : callable
+        What is special about a group of ranks that meet.
+    sharers : tuple of tuple of int
+        Ranks that hold each other up without meeting, because they share a NIC.
+    """
+    ranks = [rank for stage in range(mesh.plan.pp) for rank in mesh.stage_ranks(stage)]
+    groups = [
+        ((axis, mark(group)), group)
+        for stage in range(mesh.plan.pp)
+        for axis, found in meetings(mesh, stage)
+        for group in found
+    ]
+    groups += [(("nic", ()), group) for group in sharers]
+    colors = _numbered({rank: (mesh.stage_of(rank), color(rank)) for rank in ranks})
+    n_colors = 0
+    while n_colors < (n_now := len(set(colors.values()))):
+        n_colors = n_now
+        seen: dict[int, list[Hashable]] = {rank: [colors[rank]] for rank in ranks}
+        for what, group in groups:
+            met = tuple(sorted(colors[rank] for rank in group))
+            for place, rank in enumerate(group):
+                seen[rank].append((what, met, place if what[0] == "pp" else 0))
+        colors = _numbered({rank: tuple(what) for rank, what in seen.items()})
+    by_color: dict[int, list[int]] = {}
+    for rank in sorted(ranks):
+        by_color.setdefault(colors[rank], []).append(rank)
+    members = tuple(tuple(found) for found in by_color.values())
+    return Classes(members=members, is_split=len(members) > mesh.plan.pp)
+
+
+def _numbered(what: dict[int, Hashable]) -> dict[int, int]:
+    numbers: dict[Hashable, int] = {}
+    return {rank: numbers.setdefault(value, len(numbers)) for rank, value in what.items()}
