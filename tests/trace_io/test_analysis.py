@@ -6,9 +6,9 @@ import pytest
 from simulator.trace_io import read
 from simulator.trace_io.analysis import analyse, hta_breakdown, step_windows
 
-from .conftest import SHARED, expected
+from .conftest import SHARED, expected, published
 
-KINETO = [name for name, entry in expected().items() if "gpu_step_us" in entry]
+KINETO = published("gpu_step_us")
 
 
 def close(got_ns, expected_us):
@@ -51,7 +51,7 @@ def test_shares_of_the_whole_window(name):
             assert got == pytest.approx(share[f"{key}_share"], rel=0.01, abs=1e-4), (usage.rank, key)
 
 
-@pytest.mark.parametrize("name", [n for n in KINETO if "cross" in expected()[n]])
+@pytest.mark.parametrize("name", published("gpu_step_us", "cross"))
 def test_collectives_across_ranks(name):
     cross = expected()[name]["cross"]
     trace = read(SHARED / name)
