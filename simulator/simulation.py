@@ -122,13 +122,16 @@ def boundary_bytes(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> int:
 def sample_bytes_of(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> float:
     """Bytes of one sequence in storage: as the plan says, else its token ids in 16 bits where the vocabulary allows.
 
+    Of a recorded module, they are those of one row of its arguments.
+
     References
     ----------
     Megatron-LM, ``IndexedDataset``: token ids are 16-bit for vocabularies below 65,500 and 32-bit beyond.
     """
     n_tokens = plan.sequence_length or spec.max_positions
-    vocab = spec.vocab if isinstance(spec, ModelSpec) else 0
-    return float(plan.sample_bytes or n_tokens * (2 if 0 < vocab < WIDE_VOCABULARY else 4))
+    if isinstance(spec, RecordedModule):
+        return float(plan.sample_bytes or spec.sample_bytes(n_tokens))
+    return float(plan.sample_bytes or n_tokens * (2 if spec.vocab < WIDE_VOCABULARY else 4))
 
 
 def _classes(scenario: Scenario, topology: Topology) -> Classes | None:

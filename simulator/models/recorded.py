@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -111,6 +112,15 @@ class RecordedModule:
             return self.default_length
         tokens = [t.shape[1] for t in self.inputs if t.dtype.startswith("int") and len(t.shape) > 1]
         return int(tokens[0]) if tokens and tokens[0].isdecimal() else 1
+
+    def sample_bytes(self, sequence_length: int) -> int:
+        """Bytes of one row of all arguments, with so many tokens where ``S`` is open."""
+        total = 0
+        for tensor in self.inputs:
+            sizes = [sequence_length if size == "S" else int(size) for size in tensor.shape[1:] if size != "B"]
+            bits = "".join(character for character in tensor.dtype if character.isdecimal())
+            total += math.prod(sizes) * (int(bits) // 8 if bits else 1)
+        return total
 
     @property
     def n_parameters(self) -> int:

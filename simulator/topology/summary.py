@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from simulator.topology.graph import Topology
 from simulator.topology.layout import RegularLayout
 from simulator.topology.link import LINK_KINDS
 from simulator.topology.node import HOST_KINDS, NVLINK_KINDS
+from simulator.topology.storage import node_rate_bytes_per_s, total_rate_bytes_per_s
 from simulator.units import format_bandwidth, format_time
 
 UNCERTAIN = ("assumed", "taken", "not certain", "not published", "only a limit")
@@ -43,6 +45,8 @@ class TopologySummary:
     bisection_bytes_per_s : float
         From the first half of the nodes to the second, the least of NICs and fabric; inside a node, between
         the two halves of its GPUs.
+    storage_bytes_per_s, node_storage_bytes_per_s : float or None
+        Rate at which all nodes together, and one node, read from storage; None where nothing limits it or says it.
     caveats : tuple of str
         Sections of the file whose source says that something was assumed.
     """
@@ -62,6 +66,8 @@ class TopologySummary:
     gpu_internode_bytes_per_s: float
     bisection_bytes_per_s: float
     links: tuple[LinkGroup, ...]
+    storage_bytes_per_s: float | None = None
+    node_storage_bytes_per_s: float | None = None
     sources: dict[str, str] = field(default_factory=dict)
     caveats: tuple[str, ...] = ()
 
@@ -75,6 +81,7 @@ class TopologySummary:
             f"  network     {format_bandwidth(self.node_injection_bytes_per_s)} per node, "
             f"{format_bandwidth(self.gpu_internode_bytes_per_s)} per GPU",
             f"  bisection   {format_bandwidth(self.bisection_bytes_per_s)}",
+            f"  storage     {_storage_words(self.storage_bytes_per_s, self.node_storage_bytes_per_s)}",
             "  links       (directed)",
         ]
         lines += [
@@ -114,9 +121,22 @@ def describe(topology: Topology) -> TopologySummary:
         gpu_internode_bytes_per_s=injection / topology.gpus_per_node,
         bisection_bytes_per_s=bisection_bytes_per_s(topology),
         links=link_groups(topology),
+        storage_bytes_per_s=_finite(total_rate_bytes_per_s(topology.storage)) if topology.storage else None,
+        node_storage_bytes_per_s=_finite(node_rate_bytes_per_s(topology.storage, topology))
+        if topology.storage
+        else None,
         sources=sources,
         caveats=tuple(f"{key}: {text}" for key, text in sources.items() if any(word in text for word in UNCERTAIN)),
     )
+
+
+def _finite(rate: float) -> float | None:
+    return rate if math.isfinite(rate) else None
+
+
+def _storage_words(total: float | None, node: float | None) -> str:
+    parts = [f"{format_bandwidth(rate)} {whose}" for rate, whose in ((total, "in all"), (node, "per node")) if rate]
+    return ", ".join(parts) or "not said: reading data is not modelled"
 
 
 def link_groups(topology: Topology) -> tuple[LinkGroup, ...]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from simulator.errors import ConfigError
 from simulator.models.catalog import find_spec
+from simulator.models.recorded import RecordedModule, parse_input
 from simulator.parallel.loading import batch_bytes, loading_of, readers_of
 from simulator.plan import ParallelPlan
 from simulator.program.program import LOADER
@@ -71,6 +72,12 @@ def test_token_ids_are_as_wide_as_the_vocabulary_needs():
     assert sample_bytes_of(find_spec("gpt2"), plan) == 512 * 2  # 50,257 words
     assert sample_bytes_of(find_spec("llama3-70b"), plan) == 512 * 4  # 128,256
     assert sample_bytes_of(find_spec("gpt2"), replace(plan, sample_bytes=100_000)) == 100_000
+
+
+def test_a_module_reads_its_arguments():
+    inputs = tuple(parse_input(text) for text in ("Bx3x224x224", "labels=BxS:int64"))
+    module = RecordedModule(name="net", module=None, inputs=inputs, default_length=128)
+    assert sample_bytes_of(module, replace(plan_of(), sequence_length=128)) == 3 * 224 * 224 * 4 + 128 * 8
 
 
 @pytest.mark.parametrize(
