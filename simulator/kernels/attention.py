@@ -116,13 +116,24 @@ def attention_times_s(
     ndarray of shape [calls]
     """
     rows = [
-        (s.batch, s.heads, s.kv_heads, s.seq_q, s.seq_k, s.head_dim, s.causal, DTYPE_BYTES[s.dtype]) for s in shapes
+        (
+            s.batch,
+            s.heads,
+            s.kv_heads,
+            s.seq_q,
+            s.seq_k,
+            s.head_dim,
+            s.causal,
+            DTYPE_BYTES[s.dtype],
+            s.window or s.seq_k,
+        )
+        for s in shapes
     ]
     table = np.array(rows, dtype=np.float64).T
-    batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, width = table
+    batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, width, window = table
     peak = np.array([device.peak(s.dtype) for s in shapes]) / device.n_sms
     products = 10.0 if is_backward else 4.0
-    n_blocks, n_pairs, longest = _blocks(seq_q, seq_k, causal)
+    n_blocks, n_pairs, longest = _blocks(seq_q, seq_k, causal, window)
     padded = np.ceil(head_dim / 32.0) * 32.0
     scores = BLOCK_ROWS * BLOCK_COLUMNS
     dropout = np.array([s.has_dropout for s in shapes]) * DROPOUT_CLOCKS["backward" if is_backward else "forward"]
@@ -143,11 +154,16 @@ def attention_times_s(
     return constants.launch_s + conditions.overhead_s + conditions.limited(unlimited, energy / device.power_limit_w)
 
 
-def _blocks(seq_q: FloatArray, seq_k: FloatArray, causal: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _blocks(
+    seq_q: FloatArray, seq_k: FloatArray, causal: FloatArray, window: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Blocks of rows, pairs of row and column block in all, and pairs of the longest row block."""
     n_rows = np.ceil(seq_q / BLOCK_ROWS)
     n_columns = np.ceil(seq_k / BLOCK_COLUMNS)
     ratio = BLOCK_ROWS / BLOCK_COLUMNS
     full = n_rows * n_columns
     skipped = np.minimum(ratio * n_rows * (n_rows - 1.0) / 2.0, full - n_rows)
-    return n_rows, np.where(causal > 0.0, full - skipped, full), n_columns
+    n_old = np.maximum(seq_k - window - BLOCK_ROWS, 0.0)  # blocks that only touch the window are computed whole
+    older = n_old**2 / (2.0 * BLOCK_ROWS * BLOCK_COLUMNS)
+    longest = np.minimum(n_columns, np.ceil((window + BLOCK_ROWS) / BLOCK_COLUMNS))
+    return n_rows, np.where(causal > 0.0, full - skipped - older, full), longest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from simulator.errors import ConfigError
@@ -111,12 +112,18 @@ def _build(spec: ModelSpec, setting: Setting) -> Model:
         layers += [_block_layer(spec, setting, name="encoder_block", causal=False)] * spec.encoder_layers
         layers.append(_between_layer(spec, setting))
     decoder = spec.encoder_layers > 0
-    with_experts = [spec.has_experts(index) for index in range(spec.layers)]
+    kinds = [(spec.has_experts(index), index in spec.full_attention_blocks) for index in range(spec.layers)]
     blocks = {
-        moe: _block_layer(spec, setting, causal=spec.causal, decoder=decoder and not moe, moe=moe)
-        for moe in sorted(set(with_experts))
+        (moe, sees_all): _block_layer(
+            replace(spec, sliding_window=0) if sees_all else spec,
+            setting,
+            causal=spec.causal,
+            decoder=decoder and not moe,
+            moe=moe,
+        )
+        for moe, sees_all in sorted(set(kinds))
     }
-    layers += [blocks[moe] for moe in with_experts]
+    layers += [blocks[kind] for kind in kinds]
     layers.append(_head_layer(spec, setting))
     return Model(
         name=spec.name,

@@ -63,7 +63,7 @@ class AttentionShape:
     """A fused (flash) attention kernel: ``q[batch, seq_q, heads, head_dim]`` against ``seq_k`` keys.
 
     Eager attention is not this shape: it is two batched :class:`GemmShape` and :class:`PointwiseShape`
-    traffic.
+    traffic. With ``window``, a query of a causal mask sees that many keys at most; 0 is no limit.
     """
 
     batch: int
@@ -77,13 +77,17 @@ class AttentionShape:
     kernel_pass: Pass = "forward"
     name: str = "flash_attention"
     has_dropout: bool = False
+    window: int = 0
 
     @property
     def n_flops(self) -> float:
-        """Two products forward, five backward; a causal mask halves them."""
+        """Two products forward, five backward; a causal mask halves them, a window leaves out what is older."""
         products = 2.0 if self.kernel_pass == "forward" else 5.0
-        full = products * 2.0 * self.batch * self.heads * self.seq_q * self.seq_k * self.head_dim
-        return full / 2.0 if self.causal else full
+        scores = float(self.seq_q * self.seq_k)
+        scores = scores / 2.0 if self.causal else scores
+        if 0 < self.window < self.seq_k:
+            scores -= (self.seq_k - self.window) ** 2 / 2.0
+        return products * 2.0 * self.batch * self.heads * scores * self.head_dim
 
     @property
     def n_bytes(self) -> float:

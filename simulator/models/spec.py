@@ -59,6 +59,10 @@ class ModelSpec:
         Rows of BERT's segment table.
     pooler : bool
         BERT's pooler, which the published counts include.
+    sliding_window : int
+        Keys that a query sees at most; 0 for all.
+    full_attention_blocks : tuple of int
+        Positions of the blocks that see all nevertheless.
     relative_buckets : int
         T5's relative position buckets (times heads, once per stack).
     embedding_norm : bool
@@ -105,6 +109,7 @@ class ModelSpec:
     relative_buckets: int = 0
     embedding_norm: bool = False
     sliding_window: int = 0
+    full_attention_blocks: tuple[int, ...] = ()
 
     def has_experts(self, block: int) -> bool:
         """Whether the block at a position has experts instead of a dense MLP."""

@@ -209,3 +209,38 @@ def test_damage_is_an_error_of_ours_or_a_model(write, family, key, value):
     except ConfigError:
         return
     assert spec.layers > 0
+
+
+#: what transformers 5 counts of a module built from the same keys
+RELATIVES = {
+    "roberta": (BERT | {"model_type": "roberta", "max_position_embeddings": 514}, 335_143_936),
+    "mt5": (T5 | {"model_type": "mt5", "vocab_size": 250112, "num_layers": 8, "d_ff": 1024, "num_heads": 6,
+                  "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, 300_176_768),
+    "gemma": ({"model_type": "gemma", "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
+               "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 256000}, 8_537_680_896),
+    "phi3": ({"model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+              "num_attention_heads": 32, "vocab_size": 32064}, 3_821_079_552),
+    "starcoder2": ({"model_type": "starcoder2", "hidden_size": 3072, "intermediate_size": 12288,
+                    "num_hidden_layers": 30, "num_attention_heads": 24}, 3_030_371_328),
+    "gpt_bigcode": (GPT2 | {"model_type": "gpt_bigcode", "n_embd": 768, "n_layer": 12, "n_head": 12}, 111_446_784),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", RELATIVES)
+def test_relatives_of_the_families(family, write):
+    config, n_parameters = RELATIVES[family]
+    imported = import_hf_config(write(config))
+    assert imported.spec.n_parameters == n_parameters
+    assert not imported.report.unknown
+
+
+def test_sliding_windows(write):
+    mistral = LLAMA | {"model_type": "mistral", "sliding_window": 4096}
+    assert import_hf_config(write(mistral)).spec.sliding_window == 4096
+    assert import_hf_config(write(QWEN2)).spec.sliding_window == 0
+    kinds = ["full_attention", "sliding_attention"] * 14
+    mixed = import_hf_config(write(QWEN2 | {"use_sliding_window": True, "layer_types": kinds})).spec
+    assert mixed.sliding_window == 131072 and mixed.full_attention_blocks == tuple(range(0, 28, 2))
+    with pytest.raises(ConfigError, match="layer_types") as error:
+        import_hf_config(write(LLAMA | {"layer_types": ["linear_attention"]}))
+    assert "--module" in error.value.hint

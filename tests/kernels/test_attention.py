@@ -89,3 +89,13 @@ def test_dropout_costs_the_same_for_every_head_dimension(kernel_pass: Pass, plai
     scores = 4 * 16 * 4096**2 / plain_device.n_sms
     expected = scores * DROPOUT_CLOCKS[kernel_pass] / plain_device.clock_hz
     assert extra(64) == pytest.approx(expected, rel=0.02) == pytest.approx(extra(128), rel=0.02)
+
+
+def test_a_window_costs_its_keys_only(plain_device: Device) -> None:
+    def seconds(seq: int, window: int) -> float:
+        return time_s(replace(shape_of(seq, causal=True), window=window), plain_device)
+
+    assert seconds(8192, 8192) == seconds(8192, 0)
+    assert seconds(32768, 1024) == pytest.approx(2 * seconds(16384, 1024), rel=0.05)
+    narrow = replace(shape_of(32768, causal=True), window=4096)
+    assert seconds(32768, 4096) == pytest.approx(narrow.n_flops / 300e12, rel=0.1)

@@ -316,3 +316,17 @@ def test_torch_modules_hold_their_logits_in_fp32_through_backward(tp):
     head = built(small("llama2-7b"), kernels="torch-modules", tp=tp).layers[-1]
     logits = 4 * 2 * 256 * 32000  # and as much: their log-softmax, its gradient, their gradient
     assert head.saved_bytes + head.transient_bytes == pytest.approx(4 * logits, rel=0.1)
+
+
+def test_a_window_leaves_out_what_is_older():
+    spec = small("llama2-7b", sliding_window=64, full_attention_blocks=(1,))
+    whole, windowed = (built(s, attention="flash", sequence_length=256) for s in (small("llama2-7b"), spec))
+    (full,) = shapes_of_kind(whole.layers[2], AttentionShape)
+    (narrow,) = shapes_of_kind(windowed.layers[1], AttentionShape)
+    assert shapes_of_kind(windowed.layers[2], AttentionShape) == [full]
+    assert narrow.n_flops / full.n_flops == 1 - (256 - 64) ** 2 / 256**2
+    assert built(spec, sequence_length=64).layers[1] == built(small("llama2-7b"), sequence_length=64).layers[1]
+
+
+def shapes_of_kind(layer, kind):
+    return [item for item in layer.forward if isinstance(item, kind)]

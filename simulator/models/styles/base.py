@@ -263,8 +263,9 @@ class Style(ABC):
 
     def attention_shape(self, *, causal: bool, seq_k: int = 0, head_dim: int = 0) -> AttentionShape:
         """Return the shape of this rank's core attention; keys span the whole sequence."""
-        setting = self.setting
+        setting, window = self.setting, self.spec.sliding_window
         return AttentionShape(
+            window=window if causal and setting.cp == 1 and window < setting.sequence else 0,
             batch=setting.micro_batch,
             heads=self.heads,
             kv_heads=self.kv_heads,
