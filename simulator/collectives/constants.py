@@ -119,6 +119,8 @@ class Inside:
         Chunk times that a Simple ring needs beyond its steps to drain its pipeline.
     copy_reduce, copy_gather : float
         Weight of the local copy of a rank's own share, in all-reduce and in all-gather and reduce-scatter.
+    sockets_bytes_per_s : float
+        Rate at which one ring passes from a GPU to one of another socket, through host memory.
     launch_s, launch_grouped_s : float
         Host time per GPU when one process drives all GPUs of a node (``nccl-tests -g``), for a collective and
         for grouped sends and receives.
@@ -134,6 +136,7 @@ class Inside:
     copy_gather: float
     launch_s: float
     launch_grouped_s: float
+    sockets_bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +198,7 @@ def parse_inside(data: Mapping[str, Any]) -> Inside:
         copy_gather=float(data["copy"]["all_gather"]),
         launch_s=data["launch_us"]["collective"] * 1e-6,
         launch_grouped_s=data["launch_us"]["grouped"] * 1e-6,
+        sockets_bytes_per_s=data["sockets_gb_per_s"] * 1e9,
     )
 
 

@@ -187,8 +187,13 @@ def _ring(case: Case) -> Terms:
         inside_load=(traffic * share + copied) / inside.ring.efficiency[p] if m > 1 else 0.0,
         between_load=traffic / between.ring.efficiency[p] if shape.n_nodes > 1 else 0.0,
         between_bytes=traffic if shape.n_nodes > 1 else 0.0,
-        cap_bytes_per_s=_window_rate(case) if chain_ll else math.inf,
+        cap_bytes_per_s=min(_window_rate(case) if chain_ll else math.inf, _sockets_rate(shape, inside) / traffic),
     )
+
+
+def _sockets_rate(shape: GroupShape, inside: Inside) -> float:
+    """Rate at which data pass from GPU to GPU, where some pass from socket to socket."""
+    return inside.sockets_bytes_per_s if shape.sockets > 1 else math.inf
 
 
 def _window_rate(case: Case) -> float:
@@ -225,6 +230,7 @@ def _tree(case: Case) -> Terms:
         inside_load=2.0 * (m - 1) / m / inside.tree.efficiency[p] if m > 1 else 0.0,
         between_load=tree_traffic(nodes) / efficiency if nodes > 1 else 0.0,
         between_bytes=tree_traffic(nodes) if nodes > 1 else 0.0,
+        cap_bytes_per_s=_sockets_rate(shape, inside),
     )
 
 
@@ -323,6 +329,7 @@ def messages_terms(
             latency_s=inside.p2p.base_s[i] + posting_s + (fill_s if i else 0.0),
             inside_load=exchange.inside_traffic / inside.p2p.efficiency[i],
             between_load=0.0,
+            cap_bytes_per_s=_sockets_rate(shape, inside) if exchange.n_inside == 1 else math.inf,
         )
         for i in range(2)
     ]

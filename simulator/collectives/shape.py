@@ -10,6 +10,7 @@ from typing import Any
 
 from simulator.collectives.constants import merge
 from simulator.errors import ConfigError, UnroutableError
+from simulator.topology.node import socket_of
 
 #: Wirings of the GPUs of a node as NCCL's graph search tells them apart.
 WIRINGS = ("switch", "mesh", "cube", "pcie")
@@ -47,6 +48,8 @@ class GroupShape:
         Name of the transport in the cluster file.
     protocol : str
         Its class: ``rdma``, ``roce``, ``efa``, ``slingshot``, ``omni-path``, ``tcp``, ``ipoib``, ``gloo``.
+    sockets : int
+        CPU sockets over which its GPUs of one node talk by PCIe; 1 with NVLink.
     full_node : bool
         Whether all GPUs of the node take part (NVLS needs no less).
     nccl : str
@@ -68,6 +71,7 @@ class GroupShape:
     cpu_vendor: str = "other"
     transport: str = ""
     protocol: str = "rdma"
+    sockets: int = 1
     full_node: bool = True
     nccl: str = ""
     overrides: str = ""
@@ -129,6 +133,7 @@ def shape_of(
         cpu_vendor=node.cpu.vendor,
         transport=name,
         protocol=protocol,
+        sockets=len({socket_of(node, rank % topology.gpus_per_node) for rank in members}) if wiring == "pcie" else 1,
         full_node=local == node.gpus,
         nccl=str(section.get("nccl", "")) if nccl is None else nccl,
         overrides=json.dumps(constants, sort_keys=True) if constants else "",

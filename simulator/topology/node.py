@@ -17,6 +17,10 @@ from simulator.topology.spec import (
 
 NVLINK_KINDS = ("nvlink", "nvswitch")
 HOST_KINDS = ("pcie", "socket")
+#: What devices reach in the memory or the devices of another socket, whatever the sockets' own links carry: NCCL counts
+#: 16 GB/s on AMD and 22 on Intel (NVIDIA/nccl, src/graph/topo.h), which are effective rates, here over the 0.75 of the
+#: raw rate that collectives get on PCIe.
+SOCKET_PEER_BYTES_PER_S = {"amd": 21e9, "intel": 29e9}
 MAX_NVLINK_HOPS = 2  # through one GPU between, or through the NVSwitch
 
 
@@ -65,6 +69,12 @@ def nics_of(gpu: int, n_gpus: int, n_nics: int) -> tuple[int, ...]:
     """
     first, after = gpu * n_nics // n_gpus, (gpu + 1) * n_nics // n_gpus
     return tuple(range(first, max(after, first + 1))) if n_nics else ()
+
+
+def socket_of(spec: NodeSpec, gpu: int) -> int:
+    """Return the CPU socket to which a GPU's PCIe leads."""
+    roots = spec.pcie.switches or spec.cpu.sockets
+    return (gpu * roots // spec.gpus) * spec.cpu.sockets // roots
 
 
 def build_node(spec: NodeSpec) -> NodeGraph:
@@ -139,9 +149,11 @@ def _add_host(spec: NodeSpec, links: LinkTable, pcie: int, cpu: int, nic: int) -
         links.add_pair(nic + i, roots + i * n_roots // n_nics, "pcie", bandwidth, latency_s)
     for switch in range(n_switches):
         links.add_pair(pcie + switch, cpu + switch * sockets // n_switches, "pcie", bandwidth, latency_s)
+    limit = SOCKET_PEER_BYTES_PER_S.get(spec.cpu.vendor, spec.cpu.socket_bandwidth_bytes_per_s)
+    between_sockets = min(spec.cpu.socket_bandwidth_bytes_per_s, limit)
     for a in range(sockets):
         for b in range(a + 1, sockets):
-            links.add_pair(cpu + a, cpu + b, "socket", spec.cpu.socket_bandwidth_bytes_per_s, spec.cpu.socket_latency_s)
+            links.add_pair(cpu + a, cpu + b, "socket", between_sockets, spec.cpu.socket_latency_s)
 
 
 def _gpu_route(adjacency: Adjacency, a: int, b: int, n_gpus: int) -> Route:

@@ -5,6 +5,7 @@ Keys of the file are the aliases; attribute names carry the units.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from simulator.config import Bandwidth, Bytes, Spec, Time, complaint, did_you_mean, resolve_name
 from simulator.errors import ConfigError
+from simulator.topology.device import load_device
 from simulator.topology.fabric_spec import FabricSpec, NoFabric
 from simulator.topology.operation_spec import OperatedSpec
 
@@ -102,9 +104,12 @@ NvlinkSpec = Annotated[NvSwitchSpec | NvMeshSpec | NvHybridCubeMeshSpec | NvMatr
 
 
 class PcieSpec(Sourced):
-    """PCI Express: GPUs and NICs hang on switches (or straight on the CPU when ``switches`` is 0)."""
+    """PCI Express: GPUs and NICs hang on switches (or straight on the CPU when ``switches`` is 0).
 
-    generation: Literal[3, 4, 5, 6] = 4
+    A node that does not state the generation gets that of its device.
+    """
+
+    generation: Literal[3, 4, 5, 6] | None = None
     lanes: Literal[1, 2, 4, 8, 16] = 16
     switches: int = Field(default=0, ge=0, le=1024)
     latency_s: Time = Field(default=0.0, alias="latency", ge=0)
@@ -112,7 +117,7 @@ class PcieSpec(Sourced):
     @property
     def bandwidth_bytes_per_s(self) -> float:
         """Raw rate of one slot, per direction."""
-        return PCIE_X16_BYTES_PER_S[self.generation] * self.lanes / 16
+        return PCIE_X16_BYTES_PER_S[self.generation or 4] * self.lanes / 16
 
 
 class CpuSpec(Sourced):
@@ -152,6 +157,16 @@ class NodeSpec(Sourced):
     pcie: PcieSpec = Field(default_factory=_pcie)
     cpu: CpuSpec = Field(default_factory=_cpu)
     nics: NicSpec | None = None
+
+    @model_validator(mode="after")
+    def _with_generation(self) -> NodeSpec:
+        if self.pcie.generation is None:
+            of_device = load_device(self.device).pcie_bandwidth_bytes_per_s
+            generation = min(PCIE_X16_BYTES_PER_S, key=lambda g: abs(math.log(PCIE_X16_BYTES_PER_S[g] / of_device)))
+            said = f"{self.pcie.source}; " if self.pcie.source else ""
+            changes = {"generation": generation, "source": f"{said}generation {generation} taken from the device"}
+            object.__setattr__(self, "pcie", self.pcie.model_copy(update=changes))
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> NodeSpec:

@@ -168,3 +168,19 @@ def test_local_copies_take_as_long_with_fewer_links():
         ]
         per_byte.append((rated[0] - rated[1]) / (2**30 / n_ranks))
     assert per_byte[0] == pytest.approx(per_byte[1])
+
+
+def test_rings_over_pcie_are_slower_from_socket_to_socket():
+    """One ring over both sockets is bound by itself, four pairs at once by what devices reach beyond their socket."""
+    topology = load_topology("a100-pcie-8x80g", 8)
+    size = 2**28
+
+    def busbw(groups, n):
+        flow = plan_collective("all_gather", size, groups, topology)
+        return size * (n - 1) / n / (size / flow.alone_bytes_per_s)
+
+    assert busbw(((0, 1, 2, 3),), 4) > 20e9
+    assert busbw((tuple(range(8)),), 8) == pytest.approx(10.7e9, rel=0.01)
+    crossing = tuple((i, i + 4) for i in range(4))
+    assert 3e9 < busbw(crossing, 2) < 5.3e9
+    assert busbw(crossing[:1], 2) == pytest.approx(10.7e9, rel=0.01)

@@ -248,3 +248,12 @@ def test_the_schema_names_keys_and_units_as_files_do():
     assert nics["bandwidth"]["type"] == "string"
     assert "200 Gb/s" in nics["bandwidth"]["examples"]
     assert set(schema["required"]) == {"nodes", "node"}
+
+
+@pytest.mark.parametrize(("device", "generation"), [("v100-sxm2-16g", 3), ("a100-sxm4-80g", 4), ("h100-sxm5-80g", 5)])
+def test_a_node_that_does_not_say_gets_the_pcie_of_its_device(tmp_path, device, generation):
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"nodes: 1\nnode: {{device: {device}, gpus: 2, pcie: {{switches: 1}}}}\n", encoding="utf-8")
+    topology = load_topology(file)
+    assert (topology.node.pcie.generation, topology.node.pcie.switches) == (generation, 1)
+    assert any("taken from the device" in caveat for caveat in describe(topology).caveats)
