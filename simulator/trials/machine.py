@@ -20,9 +20,6 @@ from simulator.topology.operation_spec import StorageSpec
 from simulator.topology.storage import node_rate_bytes_per_s, total_rate_bytes_per_s
 from simulator.units import format_bytes
 
-#: what the reading of a batch is called
-READS = "read the"
-
 
 class ChangedCosts(ModelCosts):
     """The costs of a scenario with host or latencies made better by a factor.
@@ -85,11 +82,6 @@ class Trials:
         costs = ChangedCosts(topology, scenario, host=host, latency=latency)
         timeline = run(self._lowered.program, costs, lambda: NETWORKS[scenario.network](topology))
         return Outcome(iteration_time_s=timeline.makespan_ps / 1e12, n_samples=scenario.plan.global_batch)
-
-    @property
-    def reads_data(self) -> bool:
-        """Whether reading the batch is part of the step."""
-        return any(task.op.name.startswith(READS) for rank in self._lowered.program.ranks for task in rank.tasks[:1])
 
     def storage(self, factor: float, *, latency: float = 1.0) -> Outcome:
         """Run with storage that delivers that many times more, or answers that many times sooner."""

@@ -157,7 +157,7 @@ def whole_run(
         ("mean time between failures", _mtbf_words(mtbf, mtbf_s), mtbf.source),
         ("restart", f"{format_duration(restart_s)}, {format_duration(checkpoint.read_s)} of it to read the checkpoint", restart_source),
         ("checkpoint", f"{format_bytes(checkpoint.n_bytes)} in {format_duration(checkpoint.write_s)}", write_source),
-        ("checkpoint interval", f"{per_checkpoint:,} iterations", interval_source),
+        ("checkpoint interval", f"{per_checkpoint:,} iteration{'s' if per_checkpoint > 1 else ''}", interval_source),
         ("power of a GPU", _power_words(power), power.sources["gpu"]),
         ("power of its share of the node", f"{power.host_w:.4g} W", power.sources["host"]),
         ("PUE", f"{power.pue:.4g}", power.sources["pue"]),
@@ -215,7 +215,7 @@ def _interval(
 def _mtbf_words(mtbf: Mtbf, job_s: float) -> str:
     if math.isinf(mtbf.seconds):
         return "nothing fails"
-    words = f"{format_duration(mtbf.seconds)} per {mtbf.per}"
+    words = f"{format_duration(mtbf.seconds)} per {'GPU' if mtbf.per == 'gpu' else mtbf.per}"
     return words if mtbf.per == "job" else f"{words}, {format_duration(job_s)} for the job"
 
 

@@ -40,7 +40,12 @@ def play(rng, n_iterations, iteration_s, *, iterations_per_checkpoint, write_s, 
 )
 def test_the_expectation_is_that_of_the_played_process(n_iterations, per_checkpoint, write_s, mtbf_s, restart_s):
     rng = np.random.default_rng(7)
-    options = {"iterations_per_checkpoint": per_checkpoint, "write_s": write_s, "mtbf_s": mtbf_s, "restart_s": restart_s}
+    options = {
+        "iterations_per_checkpoint": per_checkpoint,
+        "write_s": write_s,
+        "mtbf_s": mtbf_s,
+        "restart_s": restart_s,
+    }
     played = np.array([play(rng, n_iterations, 1.0, **options) for _ in range(4000)])
     expected = expected_run(n_iterations, 1.0, **options)
     margins = 4.0 * played.std(axis=0) / math.sqrt(len(played)) + 1e-9

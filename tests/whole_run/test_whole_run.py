@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -33,7 +34,9 @@ def run_of(request, gpus=16, overrides=None, **settings):
 
 
 def test_days_gpu_hours_and_cost_without_failures():
-    request = RunRequest(tokens=32 * 1024 * 86_400.0, mtbf=parse_mtbf("none"), write_s=0.0, price=parse_price("2.5 USD"))
+    request = RunRequest(
+        tokens=32 * 1024 * 86_400.0, mtbf=parse_mtbf("none"), write_s=0.0, price=parse_price("2.5 USD")
+    )
     found = run_of(request)
     assert (found["iterations"], found["days"], found["goodput"]) == (86_400, 1.0, 1.0)
     assert found["gpu_hours"] == pytest.approx(16 * 24)
@@ -113,7 +116,9 @@ def test_a_step_that_only_computes_draws_the_limit():
 
 
 def test_the_cluster_file_wins_over_the_defaults():
-    topology = load_topology("bigred200", 4, overrides={"power.host": "1 kW", "power.pue": "1.3", "power.gpu_idle": "50 W"})
+    topology = load_topology(
+        "bigred200", 4, overrides={"power.host": "1 kW", "power.pue": "1.3", "power.gpu_idle": "50 W"}
+    )
     model = power_model(topology)
     assert (model.host_w, model.pue, model.idle_w, model.compute_w) == (250.0, 1.3, 50.0, 400.0)
     assert power_model(topology, pue=1.2).pue == 1.2
@@ -193,7 +198,16 @@ def test_the_answer_has_it_only_where_it_is_asked_for(result):
 
 
 def test_the_report_shows_it(result):
-    page = report([result], request=RunRequest(tokens=1e9)).html
+    request = RunRequest(tokens=1e9, price=parse_price("2 EUR"))
+    page = report([result], request=request).html
+    run = document([result], request=request)["whole_run"]
+    shown = dict(re.findall(r'data-key="whole_run\.([\w.]+)" data-value="([^"]+)"', page))
+    assert {"days", "cost", "energy.kwh", "goodput"} <= set(shown)
+    for key, value in shown.items():
+        found = run
+        for part in key.split("."):
+            found = found[part]
+        assert float(value) == found, key
     assert "The whole run" in page and "Taken for granted" in page and "Llama 3" in page
     assert "The whole run" not in report([result]).html
 
