@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from functools import cache
-from math import inf
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from simulator.config import did_you_mean
@@ -53,8 +52,9 @@ def check_values(plan: ParallelPlan) -> None:
         (("moe_capacity_factor",), 0, "cannot be negative; 0 drops nothing"),
     ):
         for name in names:
-            if not least <= getattr(plan, name) < math.inf:
-                raise ConfigError(f"{name}={getattr(plan, name)}: {rule}")
+            value = getattr(plan, name)
+            if not least <= value < math.inf:
+                raise ConfigError(f"{name}={value}: {rule if math.isfinite(value) else 'not a number to plan with'}")
     for name, known in (*_words().items(), ("framework", tuple(FRAMEWORKS))):
         value = getattr(plan, name)
         if value not in known:

@@ -95,7 +95,7 @@ def test_young_and_daly_agree_where_checkpoints_are_quick():
 
 
 def test_a_run_that_never_ends_says_so():
-    with pytest.raises(InfeasiblePlanError, match="never end.*between two checkpoints"):
+    with pytest.raises(InfeasiblePlanError, match=r"never end.*between two checkpoints"):
         expected_run(1000, 1.0, iterations_per_checkpoint=1000, write_s=1.0, mtbf_s=10.0)
-    with pytest.raises(InfeasiblePlanError, match="never end.*restart"):
+    with pytest.raises(InfeasiblePlanError, match=r"never end.*restart"):
         expected_run(10, 1.0, iterations_per_checkpoint=1, write_s=0.0, mtbf_s=10.0, restart_s=600.0)
