@@ -45,27 +45,12 @@ def build_model(
     Parameters
     ----------
     spec : ModelSpec
-        The model.
-    micro_batch, sequence_length : int
-        Sequences, and tokens of one whole sequence (context parallelism splits it here). For an
-        encoder-decoder model both sides have this length.
-    tp, cp, ep : int
-        Degrees of tensor, context and expert parallelism.
-    sequence_parallel : bool
-        Split tokens over the tensor-parallel ranks between tensor-parallel regions.
-    precision : str
-        ``fp16``, ``bf16``, ``amp_fp16``, ``amp_bf16``, ``tf32``, ``fp32``, ``fp8``.
-    kernels : str
-        Implementation: ``hf-eager``, ``megatron``, ``compiled``, ``fused``.
-    attention : str
-        ``flash`` or ``eager``.
-    recompute : str
-        ``none``, ``selective`` (core attention; with ``compiled``: all but every second matrix product and
-        the attention kernel), ``full`` (everything but the block's input).
+        The model. For an encoder-decoder model both sides have the sequence length.
+    micro_batch, sequence_length, tp, sequence_parallel, cp, ep : int, bool
+    precision, kernels, attention, recompute : str
     stops_early : bool
-        Whether recomputation ends as soon as all that was saved is there again.
     expert_load : float
-        Tokens of the busiest rank's experts relative to an even share of all routed ones.
+        As in :class:`Setting`.
 
     Returns
     -------
@@ -79,14 +64,6 @@ def build_model(
     ConfigError
         If a name is unknown.
     """
-    for key, value, known in (
-        ("precision", precision, PRECISIONS),
-        ("kernels", kernels, STYLES),
-        ("attention", attention, ("flash", "eager")),
-        ("recompute", recompute, ("none", "selective", "full")),
-    ):
-        if value not in known:
-            raise ConfigError(f"{key}='{value}' is unknown", hint=f"one of {', '.join(known)}")
     setting = Setting(
         micro_batch=micro_batch,
         sequence_length=sequence_length,
@@ -101,8 +78,22 @@ def build_model(
         stops_early=stops_early,
         expert_load=expert_load,
     )
+    _check_names(setting)
     setting.check(spec)
     return _build(spec, setting)
+
+
+def _check_names(setting: Setting) -> None:
+    """Check that what is named exists."""
+    for key, known in (
+        ("precision", PRECISIONS),
+        ("kernels", STYLES),
+        ("attention", ("flash", "eager")),
+        ("recompute", ("none", "selective", "full")),
+    ):
+        value = getattr(setting, key)
+        if value not in known:
+            raise ConfigError(f"{key}='{value}' is unknown", hint=f"one of {', '.join(known)}")
 
 
 @lru_cache(maxsize=512)

@@ -294,6 +294,10 @@ def _others() -> Iterator[ModelSpec]:
         qk_rope_head_dim=64,
         v_head_dim=128,
     )
+
+
+def _megatron_like() -> Iterator[ModelSpec]:
+    """Yield the open models with GPT's block: Nemotron, Bloom, OPT."""
     nemotron = {**MEGATRON_STYLE, "activation": "relu2", "dropout": 0.0, "positions": "rotary", "tied": False}
     nemotron |= {"attention_bias": False, "attention_output_bias": False, "mlp_bias": False}
     for name, layers, hidden, heads, ffn in (
@@ -323,7 +327,7 @@ def _others() -> Iterator[ModelSpec]:
 
 
 #: name -> spec of every shipped model
-CATALOG: dict[str, ModelSpec] = {spec.name: spec for spec in (*_dense(), *_others())}
+CATALOG: dict[str, ModelSpec] = {spec.name: spec for spec in (*_dense(), *_others(), *_megatron_like())}
 
 
 def _normal(name: str) -> str:

@@ -35,9 +35,38 @@ def moe(style: Style, x: Tensor) -> Tensor:
     n_tokens = x.n_elements // spec.hidden
     n_routed = n_tokens * spec.top_k
     n_sent = round(n_routed * style.setting.expert_load)
+    gates = _gates(style, x)
+    sent = Tensor(n_sent * spec.hidden, style.dtype, x.storage)
+    routed = tape.record(
+        [x],
+        sent.n_elements,
+        style.dtype,
+        forward=[map_kernel("permute", [sent], [sent])],
+        backward=[map_kernel("permute", [sent], [x], in_pass="backward")],
+    )
+    arrived = _exchange(style, routed, "dispatch")
+    done = _exchange(style, _expert_products(style, arrived), "combine")
+    return tape.record(
+        [done, gates],
+        x.n_elements,
+        style.dtype,
+        forward=[map_kernel("unpermute", [done, gates], [x])],
+        backward=[
+            map_kernel("unpermute", [x, gates], [done], in_pass="backward"),
+            map_kernel("sum", [x, done], [gates], row=spec.hidden, in_pass="backward"),
+        ],
+        saves=[done, gates],
+    )
+
+
+def _gates(style: Style, x: Tensor) -> Tensor:
+    """Append the router, and the choice and sorting of each token's experts."""
+    spec, tape = style.spec, style.tape
+    n_tokens = x.n_elements // spec.hidden
+    n_routed = n_tokens * spec.top_k
     logits = style.linear(x, spec.n_experts, spec.hidden, name="router")
     n_logits = n_tokens * spec.n_experts
-    gates = tape.record(
+    return tape.record(
         [logits],
         n_routed,
         "fp32",
@@ -59,27 +88,6 @@ def moe(style: Style, x: Tensor) -> Tensor:
             ),
         ],
         saved_bytes=4 * n_logits + 12 * n_routed,
-    )
-    sent = Tensor(n_sent * spec.hidden, style.dtype, x.storage)
-    routed = tape.record(
-        [x],
-        sent.n_elements,
-        style.dtype,
-        forward=[map_kernel("permute", [sent], [sent])],
-        backward=[map_kernel("permute", [sent], [x], in_pass="backward")],
-    )
-    arrived = _exchange(style, routed, "dispatch")
-    done = _exchange(style, _expert_products(style, arrived), "combine")
-    return tape.record(
-        [done, gates],
-        x.n_elements,
-        style.dtype,
-        forward=[map_kernel("unpermute", [done, gates], [x])],
-        backward=[
-            map_kernel("unpermute", [x, gates], [done], in_pass="backward"),
-            map_kernel("sum", [x, done], [gates], row=spec.hidden, in_pass="backward"),
-        ],
-        saves=[done, gates],
     )
 
 

@@ -41,7 +41,8 @@ class Setting:
     attention : str
         ``flash`` or ``eager``.
     recompute : str
-        ``none``, ``selective``, ``full``.
+        ``none``, ``selective`` (core attention; with ``compiled``: all but every second matrix product and the
+        attention kernel), ``full`` (everything but the block's input).
     stops_early : bool
         Whether recomputation ends as soon as all that was saved is there again.
     expert_load : float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -74,16 +74,8 @@ def record_module(
         with torch.autocast("cpu", cast_to) if cast_to is not None else nullcontext():
             return _scalar(torch, torch.func.functional_call(module, state, *arguments), loss)
 
-    with recording(torch, module, state, recorder, attention, cast_to) as (dispatch, functions):
-        hooks = torch.autograd.graph.saved_tensors_hooks(recorder.save, lambda t: t)
-        try:
-            with fake, dispatch, functions, hooks, attention_backend(attention):
-                scalar = forward()
-            recorder.is_backward = True
-            with fake, dispatch:
-                scalar.backward()
-        except (RuntimeError, NotImplementedError) as error:
-            raise _explained(error, recorder) from error
+    with recording(torch, module, state, recorder, attention, cast_to) as modes:
+        _run(torch, forward, recorder, (fake, *modes, attention_backend(attention)))
     layers = recorder.layers()
     first = next((t for t in (*inputs, *keywords.values()) if hasattr(t, "shape") and t.dim()), None)
     return Model(
@@ -94,6 +86,21 @@ def record_module(
         tied_embedding=len(list(module.named_parameters(remove_duplicate=False))) > len(names),
         notes=("recorded from a torch module",),
     )
+
+
+def _run(torch: Any, forward: Callable[[], Any], recorder: Recorder, contexts: tuple[Any, ...]) -> None:
+    """Run forward and backward once; the first two contexts, without data and noting, hold for both."""
+    hooks = torch.autograd.graph.saved_tensors_hooks(recorder.save, lambda t: t)
+    try:
+        with ExitStack() as stack:
+            for context in (*contexts, hooks):
+                stack.enter_context(context)
+            scalar = forward()
+        recorder.is_backward = True
+        with contexts[0], contexts[1]:
+            scalar.backward()
+    except (RuntimeError, NotImplementedError) as error:
+        raise _explained(error, recorder) from error
 
 
 def _dtype(torch: Any, key: str, name: str) -> Any:
