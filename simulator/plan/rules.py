@@ -218,6 +218,11 @@ def _idle_axes(plan: ParallelPlan, *, has_experts: bool, has_shared_expert: bool
     n_axes = sum(degree > 1 for degree in (plan.tp, plan.cp, plan.dp, plan.pp))
     return [
         (("rank_order",), n_axes < 2 and plan.ep == 1, "at most one axis has more than one rank"),
+        (
+            ("asynchronous_tp",),
+            plan.tp > 1 and not plan.sequence_parallel,
+            "an all-reduce is not cut into pieces, only sequence parallelism's gathers and scatters are",
+        ),
         (("cp_comm_type", "cp_load_balance"), plan.cp == 1, "cp=1"),
         (_MOE, not has_experts, "the model has no experts"),
         (("moe_shared_expert_overlap",), not has_shared_expert, "the model has no shared expert"),

@@ -125,3 +125,120 @@ def test_experts_are_reduced_over_their_own_replicas_only(ep, sharding):
     assert sizes["expert_dp"] == (2 * expert if ep < 8 else 0)
     replicas = 1 if sharding == "none" else 8
     assert strategy.n_optimizer_elements == dense // replicas + expert // max(1, replicas // ep)
+
+
+def zero_plan(**changes):
+    settings = {"dp": 16, "gpus": 16, "framework": "deepspeed", "sharding": "zero3", "precision": "bf16", "micro_batch": 1,
+                "global_batch": 16}  # fmt: skip
+    return ParallelPlan(**(settings | changes))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_zero3_gathers_twice_and_scatters_once_per_micro_batch(micro_batches):
+    sent = sent_bytes(zero_plan(global_batch=16 * micro_batches), SIZES, micro_batches)
+    assert sent == {"all_gather": 4 * PSI * micro_batches, "reduce_scatter": 2 * PSI * micro_batches}
+
+
+def test_zero_plus_plus_sends_a_quarter():
+    """Int8 forward and, of the second copy, backward; int4 all-to-alls inside and across two nodes: 2 Psi + Psi / 2 (1 + 1/8)."""
+    plan = zero_plan(secondary_group=8, quantized_weights=True, quantized_gradients=True)
+    assert sent_bytes(plan, SIZES) == {"all_gather": 2 * PSI, "all_to_all": PSI // 2 + PSI // 2 // 8}
+    assert axis_bytes(plan, SIZES, "all_gather") == {"shard": PSI, "secondary": PSI}
+    assert axis_bytes(plan, SIZES, "all_to_all") == {"shard:local": PSI // 2, "shard:rail": PSI // 16}
+
+
+def axis_bytes(plan, sizes, collective):
+    totals = {}
+    for op in collectives_of(plan, sizes):
+        if op.collective == collective:
+            totals[op.axis] = totals.get(op.axis, 0) + op.n_bytes
+    return totals
+
+
+def collectives_of(plan, sizes, n_micro_batches=1):
+    stage = layers(sizes)
+    strategy = data_parallel(stage, plan, Communicators(Mesh(plan, 8), 0, folded=True))
+    tasks = TaskList()
+    strategy.start_step(tasks)
+    for micro_batch in range(n_micro_batches):
+        for kind, order in (("F", range(len(stage))), ("B", reversed(range(len(stage))))):
+            for position in order:
+                needs = strategy.before_layer(tasks, position, kind, micro_batch)
+                strategy.after_layer(tasks, position, kind, micro_batch, (tasks.add(KERNEL, after=needs),),
+                                     is_last=micro_batch == n_micro_batches - 1)  # fmt: skip
+    strategy.after_step(tasks, tasks.add(KERNEL, after=strategy.finish_backward(tasks, ())))
+    return [task.op for task in tasks.tasks if isinstance(task.op, Collective)]
+
+
+@pytest.mark.parametrize(("bucket_elements", "n_messages"), [(10**9, 1), (2 * 10**8, 2), (10**8, 4), (1, 4)])
+def test_zero3_reduces_whole_buckets(bucket_elements, n_messages):
+    plan = zero_plan(bucket_bytes=2 * bucket_elements)
+    scatters = [op for op in collectives_of(plan, SIZES) if op.collective == "reduce_scatter"]
+    assert len(scatters) == n_messages
+    assert sum(op.n_bytes for op in scatters) == 2 * PSI
+
+
+def test_small_tensors_stay_whole_and_are_gathered_after_the_step():
+    plan = zero_plan(persistence_elements=60_000_000)
+    gathers = [op for op in collectives_of(plan, [*SIZES, 100_000_000]) if op.collective == "all_gather"]
+    assert gathers[-1].phase == "optimizer"
+    assert gathers[-1].n_bytes == 2 * 100_000_000
+
+
+@pytest.mark.parametrize(("sharding", "device_bytes"), [("zero1", 0), ("zero3", 0)])
+def test_an_offloaded_optimizer_sends_shards_over_and_back(sharding, device_bytes):
+    plan = zero_plan(sharding=sharding, offload_optimizer="cpu")
+    sent = sent_bytes(plan, SIZES)
+    assert sent["copy_to_host"] == 2 * PSI // 16
+    assert sent["copy_from_host"] == 2 * PSI // 16
+
+
+def test_offloaded_parameters_come_from_the_host_for_every_gather():
+    sent = sent_bytes(zero_plan(offload_optimizer="cpu", offload_parameters="cpu"), SIZES)
+    assert (sent["copy_from_host"], sent["copy_to_host"]) == (2 * 2 * PSI // 16, 2 * PSI // 16)
+    stepped_here = sent_bytes(zero_plan(offload_parameters="cpu"), SIZES)
+    assert (stepped_here["copy_from_host"], stepped_here["copy_to_host"]) == (2 * 2 * PSI // 16, 2 * PSI // 16)
+
+
+def test_without_whole_buckets_every_owner_gets_its_part():
+    plan = zero_plan(sharding="zero2", gradient_collective="reduce")
+    sent = sent_bytes(plan, SIZES)
+    assert sent == {"reduce": 2 * PSI, "all_gather": 2 * PSI}
+    assert len([op for op in collectives_of(plan, SIZES) if op.collective == "reduce"]) == 16
+
+
+def test_a_gradient_hook_halves_fp32_gradients():
+    plan = zero_plan(framework="hf-eager", sharding="none", precision="amp_bf16", gradient_compression="bf16")
+    assert sent_bytes(plan, SIZES) == {"all_reduce": 2 * PSI}
+    assert sent_bytes(zero_plan(framework="hf-eager", sharding="none", precision="amp_bf16"), SIZES) == {
+        "all_reduce": 4 * PSI
+    }
+
+
+def test_fsdp_that_keeps_its_parameters_gathers_once_per_micro_batch():
+    plan = zero_plan(framework="fsdp", sharding="zero2", global_batch=32)
+    assert sent_bytes(plan, SIZES, 2) == {"all_gather": 2 * PSI * 2, "reduce_scatter": 2 * PSI * 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "order"),
+    [
+        ({}, "gather reduce"), ({"backward_prefetch": "post"}, "gather reduce"), ({"backward_prefetch": "none"}, "reduce gather"),
+    ],
+)  # fmt: skip
+def test_fsdp_gathers_the_next_unit_before_it_reduces_this_one(changes, order):
+    """Behind the first unit's backward: its reduction and the gather of the unit after next, in the order of the stream."""
+    plan = zero_plan(framework="fsdp", **changes)
+    backward = [op for op in collectives_of(plan, SIZES) if op.phase == "backward"]
+    first_reduction = next(i for i, op in enumerate(backward) if op.collective == "reduce_scatter")
+    assert first_reduction == (2 if order == "gather reduce" else 1)
+
+
+def test_first_bucket_of_ddp_is_one_mebibyte_unless_the_size_is_given():
+    small = [100_000] * 200  # 0.4 MB each in fp32
+    plan = zero_plan(framework="hf-eager", sharding="none", precision="fp32")
+    sizes = [op.n_bytes for op in collectives_of(plan, small)]
+    assert (sizes[0], sizes[1]) == (1_200_000, 26_400_000)
+    given_size = [op.n_bytes for op in collectives_of(zero_plan(framework="hf-eager", sharding="none", precision="fp32",
+                                                                bucket_bytes=4_000_000), small)]  # fmt: skip
+    assert set(given_size) == {4_000_000}

@@ -1,0 +1,118 @@
+"""Context parallelism: bytes per layer and pass in closed form, and the work of the rank that sets the pace."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.errors import InfeasiblePlanError
+from simulator.models.build import build_model
+from simulator.models.catalog import find_spec
+from simulator.models.layer import AttentionShape
+from simulator.parallel.context import Exchange, exchange_context
+from simulator.parallel.mesh import Communicators, Mesh
+from simulator.parallel.stage import StageLayers
+from simulator.parallel.template import items_of
+from simulator.plan import ParallelPlan
+from simulator.program.op import Collective, KernelRun
+from simulator.program.program import TaskList
+
+SPEC = find_spec("llama3-8b")
+SEQUENCE, MICRO_BATCH = 8192, 2
+
+
+def plan_of(cp, kind, **changes):
+    return ParallelPlan(gpus=cp, cp=cp, dp=1, cp_comm_type=kind, micro_batch=MICRO_BATCH, global_batch=MICRO_BATCH,
+                        sequence_length=SEQUENCE, framework="megatron-core", **changes)  # fmt: skip
+
+
+def layer_of(plan):
+    model = build_model(SPEC, micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, tp=plan.tp, cp=plan.cp, kernels="fused",
+                        recompute=plan.recompute, attention=plan.attention)  # fmt: skip
+    return model.layers[1]
+
+
+def items(plan, kind):
+    return [item for _, part in items_of(layer_of(plan), kind) for item in exchange_context(part, plan)]
+
+
+def sent(plan, kind):
+    totals = {}
+    for item in items(plan, kind):
+        if isinstance(item, Exchange):
+            totals[item.collective] = totals.get(item.collective, 0) + item.n_bytes
+    return totals
+
+
+def attention_flops(plan, kind="F"):
+    return sum(item.n_flops for item in items(plan, kind) if isinstance(item, AttentionShape))
+
+
+TOKENS = MICRO_BATCH * SEQUENCE
+KEY_VALUE_BYTES = 2 * TOKENS * SPEC.kv_heads * SPEC.head_dim * 2  # of the whole sequence
+QUERY_BYTES = TOKENS * SPEC.heads * SPEC.head_dim * 2
+
+
+@pytest.mark.parametrize("cp", [2, 4, 8])
+def test_a_ring_sends_every_key_and_value_to_every_other_rank(cp):
+    plan = plan_of(cp, "p2p")
+    chunk = KEY_VALUE_BYTES // cp
+    assert sent(plan, "F") == {"send_recv": (cp - 1) * chunk}
+    # in backward the keys and values again, and their gradients all the way round
+    assert sent(plan, "B") == {"send_recv": (cp - 1) * chunk + cp * chunk}
+
+
+@pytest.mark.parametrize("cp", [2, 4, 8])
+def test_gathering_moves_the_whole_sequence_and_scatters_its_gradients(cp):
+    plan = plan_of(cp, "all_gather")
+    assert sent(plan, "F") == {"all_gather": KEY_VALUE_BYTES}
+    assert sent(plan, "B") == {"all_gather": KEY_VALUE_BYTES, "reduce_scatter": KEY_VALUE_BYTES}
+
+
+@pytest.mark.parametrize("cp", [2, 4, 8])
+@pytest.mark.parametrize("kind", ["F", "B"])
+def test_ulysses_exchanges_queries_keys_values_and_outputs_once_each_way(cp, kind):
+    assert sent(plan_of(cp, "a2a"), kind) == {"all_to_all": (2 * QUERY_BYTES + KEY_VALUE_BYTES) // cp}
+
+
+@pytest.mark.parametrize("comm", ["p2p", "all_gather", "a2a"])
+@pytest.mark.parametrize("cp", [2, 8])
+def test_balanced_ranks_share_the_attention_evenly(comm, cp):
+    whole = AttentionShape(batch=MICRO_BATCH, heads=SPEC.heads, kv_heads=SPEC.kv_heads, seq_q=SEQUENCE, seq_k=SEQUENCE,
+                           head_dim=SPEC.head_dim)  # fmt: skip
+    assert attention_flops(plan_of(cp, comm)) == pytest.approx(whole.n_flops / cp)
+
+
+@pytest.mark.parametrize("comm", ["p2p", "all_gather"])
+@pytest.mark.parametrize("cp", [2, 4, 8])
+def test_the_rank_with_the_last_tokens_sets_the_pace_of_an_unbalanced_mask(comm, cp):
+    """(2 - 1 / cp) times the mean: of cp chunks it needs all but half of its own."""
+    ratio = attention_flops(plan_of(cp, comm, cp_load_balance=False)) / attention_flops(plan_of(cp, comm))
+    assert ratio == pytest.approx(2 - 1 / cp)
+
+
+def test_ring_steps_run_beside_the_messages_of_the_next():
+    plan = plan_of(4, "p2p")
+    tasks = TaskList()
+    stage = StageLayers([[layer_of(plan)]], plan, Communicators(Mesh(plan, 8), 0, folded=True))
+    stage.emit(tasks, layer_of(plan), "F", (), 0)
+    messages = [i for i, task in enumerate(tasks.tasks) if isinstance(task.op, Collective)]
+    assert len(messages) == 3
+    for index in messages:
+        following = tasks.tasks[index + 1]
+        assert isinstance(following.op, KernelRun)
+        assert index not in following.after
+        assert isinstance(following.op.kernels[0].shape, AttentionShape)
+
+
+def test_frameworks_exchange_as_they_do_by_default():
+    exchanges = {
+        name: ParallelPlan(cp=2, framework=name).context_exchange
+        for name in ("megatron-core", "torchtitan", "deepspeed")
+    }
+    assert exchanges == {"megatron-core": "p2p", "torchtitan": "all_gather", "deepspeed": "a2a"}
+    assert ParallelPlan(cp=2, attention="eager").context_exchange == "all_gather"
+
+
+def test_too_few_heads_for_ulysses():
+    with pytest.raises(InfeasiblePlanError, match="does not divide the 32 heads and 8 key-value heads"):
+        sent(plan_of(16, "a2a"), "F")

@@ -1,0 +1,86 @@
+"""Every setting of a plan changes time or memory somewhere, or says that it does not."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from simulator.models.spec import ModelSpec
+from simulator.plan import ParallelPlan, idle_settings
+from simulator.scenario import Scenario
+from simulator.simulation import simulate
+
+DENSE = ModelSpec(name="dense", architecture="llama", layers=8, hidden=1024, heads=16, ffn_hidden=4096, vocab=4096, max_positions=1024,
+                  gated_mlp=True, activation="silu", positions="rotary", norm="rms_norm", norm_bias=False, mlp_bias=False,
+                  attention_bias=False, attention_output_bias=False)  # fmt: skip
+EXPERTS = replace(DENSE, name="experts", n_experts=16, top_k=4, expert_hidden=1024, shared_expert_hidden=1024)
+BASE = {"gpus": 16, "micro_batch": 1, "global_batch": 64, "framework": "megatron-core"}
+DDP = {"framework": "hf-eager", "precision": "amp_bf16"}
+ZERO3 = {"framework": "deepspeed", "sharding": "zero3"}
+FSDP = {"framework": "fsdp", "sharding": "zero3"}
+PIPE = {"pp": 4, "tp": 2}
+CONTEXT = {"cp": 4}
+MOE = {"ep": 16}
+
+EFFECTS = [
+    ("gpus", 8, {}), ("tp", 2, {}), ("pp", 2, {}), ("cp", 2, {}),
+    ("ep", 8, {"experts": True}), ("virtual_pp", 2, PIPE), ("sharding", "zero1", {}), ("sharding", "zero2", {"framework": "deepspeed"}),
+    ("sharding_group", 8, {"sharding": "zero1"}), ("schedule", "zb-v", PIPE), ("schedule", "dualpipe", PIPE),
+    ("micro_batch", 2, {}), ("global_batch", 128, {}), ("sequence_length", 512, {}), ("precision", "fp32", {}),
+    ("recompute", "full", {}), ("attention", "eager", {}), ("sequence_parallel", True, {"tp": 4}), ("framework", "hf-eager", {}),
+    ("overlap", False, {}), ("overlap_parameter_gather", True, {"sharding": "zero1"}), ("asynchronous_tp", True, {"tp": 4, "sequence_parallel": True}),
+    ("scatter_gather", True, {"pp": 2, "tp": 8}), ("first_stage_layers", 1, PIPE), ("last_stage_layers", 1, PIPE),
+    ("rank_order", "tp-cp-ep-pp-dp", PIPE), ("rank_order", "tp-cp-dp-ep-pp", {"experts": True, "ep": 4}),
+    ("bucket_bytes", 4_000_000, {}), ("bucket_bytes", 4_000_000, ZERO3), ("gradient_bytes", 2, {}),
+    ("gradient_collective", "reduce_scatter", {"framework": "deepspeed", "sharding": "zero1"}),
+    ("gradient_collective", "reduce", {"framework": "deepspeed", "sharding": "zero2"}), ("gradient_compression", "bf16", DDP),
+    ("gradient_as_bucket_view", True, DDP), ("backward_prefetch", "none", FSDP), ("backward_prefetch", "post", FSDP),
+    ("forward_prefetch", True, FSDP), ("limit_all_gathers", False, FSDP), ("secondary_group", 8, ZERO3),
+    ("secondary_group", 8, {"framework": "torchtitan", "sharding": "zero3"}), ("quantized_weights", True, ZERO3),
+    ("quantized_gradients", True, ZERO3), ("prefetch_elements", 0, ZERO3), ("persistence_elements", 2 * 10**6, ZERO3),
+    ("max_live_elements", 10**6, ZERO3), ("max_reuse_elements", 10**6, {**ZERO3, "recompute": "full"}),
+    ("offload_optimizer", "cpu", ZERO3), ("offload_optimizer", "cpu", {"sharding": "zero1"}), ("offload_parameters", "cpu", ZERO3),
+    ("cp_comm_type", "all_gather", CONTEXT), ("cp_comm_type", "a2a", CONTEXT), ("cp_load_balance", False, CONTEXT),
+    ("moe_dispatcher", "allgather", {"experts": True, **MOE}), ("moe_dispatcher", "deepep", {"experts": True, **MOE}),
+    ("moe_capacity_factor", 0.5, {"experts": True}), ("moe_imbalance", 1.5, {"experts": True, **MOE}),
+    ("moe_pad_to_capacity", True, {"experts": True, "moe_capacity_factor": 2.0}), ("moe_fp8_dispatch", True, {"experts": True, **MOE}),
+    ("moe_shared_expert_overlap", True, {"experts": True, **MOE}),
+]  # fmt: skip
+#: dp follows from the others; the data loader's settings and the CUDA version have tests of their own
+ELSEWHERE = {"dp", "cuda", "loader_workers", "sample_bytes", "sample_time_s"}
+
+
+def outcome(changes):
+    spec = EXPERTS if changes.pop("experts", False) else DENSE
+    result = simulate(Scenario(topology="dgx-a100-80g", model=spec.name, plan=ParallelPlan(**changes)), spec=spec)
+    assert not idle_settings(result.plan, has_experts=spec.n_experts > 0)
+    return result.timeline.makespan_ps, result.memory.by_category
+
+
+@pytest.mark.parametrize(("name", "value", "base"), EFFECTS, ids=[f"{name}={value}" for name, value, _ in EFFECTS])
+def test_it_changes_time_or_memory(name, value, base):
+    assert outcome(BASE | base | {name: value}) != outcome(
+        {k: v for k, v in (BASE | base).items() if k != name or name in BASE}
+    )
+
+
+def test_no_setting_is_forgotten():
+    tried = {name for name, _, _ in EFFECTS}
+    assert {f.name for f in fields(ParallelPlan)} - ELSEWHERE == tried
+
+
+IDLE = [
+    ("backward_prefetch", "post", {}), ("prefetch_elements", 1, {}), ("secondary_group", 2, {}), ("cp_comm_type", "a2a", {}),
+    ("cp_load_balance", False, {}), ("moe_imbalance", 1.5, {"experts": True}), ("moe_dispatcher", "deepep", {"experts": True}),
+    ("moe_capacity_factor", 0.5, {}), ("moe_pad_to_capacity", True, {"experts": True}), ("gradient_as_bucket_view", True, {}),
+    ("max_reuse_elements", 1, ZERO3), ("asynchronous_tp", True, {"tp": 4}), ("rank_order", "pp-dp-cp-ep-tp", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "base"), IDLE, ids=[f"{name}={value}" for name, value, _ in IDLE])
+def test_what_changes_nothing_is_named(name, value, base):
+    changes = BASE | base
+    spec = EXPERTS if changes.pop("experts", False) else DENSE
+    plan = ParallelPlan(**changes | {name: value}).resolve(16)
+    assert name in dict(idle_settings(plan, has_experts=spec.n_experts > 0))
