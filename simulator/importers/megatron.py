@@ -297,7 +297,7 @@ def _settings(r: Reader) -> dict[str, Any]:
         "recompute": _recompute(r),
         "attention": _attention(r, is_local=is_local),
     }
-    settings |= _precision(r) | _data_parallel(r) | _exchanges(r)
+    settings |= _recompute_layers(r, settings["recompute"]) | _precision(r) | _data_parallel(r) | _exchanges(r)
     world = _world(r)
     if world:
         settings["gpus"] = world
@@ -335,8 +335,18 @@ def _recompute(r: Reader) -> str:
         return "selective"
     if r.boolean("checkpoint-activations"):
         return "full"
-    r.irrelevant(["recompute-method", "recompute-num-layers", "recompute-modules"])
+    r.irrelevant(["recompute-modules"])
     return granularity
+
+
+def _recompute_layers(r: Reader, recompute: str) -> dict[str, Any]:
+    """Which blocks full recomputation takes; Megatron's own default is one block a checkpoint."""
+    if recompute != "full":
+        r.irrelevant(["recompute-method", "recompute-num-layers", "checkpoint-num-layers"])
+        return {}
+    method = r.text("recompute-method", default="uniform", one_of=("uniform", "block"))
+    count = r.integer("recompute-num-layers", "checkpoint-num-layers", default=0)
+    return {"recompute_method": method, "recompute_layers": 0 if method == "uniform" and count == 1 else count}
 
 
 def _attention(r: Reader, *, is_local: bool) -> str:

@@ -163,13 +163,17 @@ def _block_layer(
         encoded = style.tape.shared(n_elements, style.residual_dtype, needs_gradient=True)
     output = block(style, x, moe=moe, causal=causal, encoded=encoded)
     parameters = block_parameters(spec, tp=setting.tp, ep=setting.ep, moe=moe, cross_attention=decoder)
-    return style.tape.finish(
+    layer = style.tape.finish(
         "moe_block" if moe else name,
         output,
         parameters=parameters,
         checkpoint=_checkpoint(setting),
         stops_early=setting.stops_early,
     )
+    if setting.recompute != "full":
+        return layer
+    without = replace(setting, recompute="none", stops_early=False)
+    return replace(layer, plain=_block_layer(spec, without, name=name, causal=causal, moe=moe, decoder=decoder))
 
 
 def _between_layer(spec: ModelSpec, setting: Setting) -> Layer:

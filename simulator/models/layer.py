@@ -208,6 +208,8 @@ class Layer:
         gradients of activations, workspaces).
     output_bytes : int
         Bytes of the tensor handed to the next layer.
+    plain : Layer, optional
+        The same without recomputation, for plans that recompute some layers only.
     """
 
     name: str
@@ -218,6 +220,7 @@ class Layer:
     saved_bytes: int = 0
     transient_bytes: int = 0
     output_bytes: int = 0
+    plain: Layer | None = None
 
     @property
     def n_parameters(self) -> int:

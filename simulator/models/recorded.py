@@ -218,6 +218,7 @@ def _recomputed(layers: Sequence[Layer]) -> tuple[Layer, ...]:
             known[key] = replace(
                 layer,
                 recompute=layer.forward,
+                plain=layer,
                 saved_bytes=kept,
                 transient_bytes=layer.transient_bytes + layer.saved_bytes,
             )

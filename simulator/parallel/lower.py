@@ -8,6 +8,7 @@ from functools import partial
 
 from simulator.errors import InfeasiblePlanError
 from simulator.models.layer import Layer, Model
+from simulator.parallel.checkpoint import checkpointed
 from simulator.parallel.classes import Classes
 from simulator.parallel.gradients import gradient_bytes
 from simulator.parallel.loading import Loading
@@ -62,12 +63,13 @@ def split_layers(model: Model, plan: ParallelPlan, placement: Placement) -> tupl
     n_parts = placement.n_parts
     counts = _counts(last - first, n_parts, plan)
     spans: list[tuple[Layer, ...]] = []
+    known: dict[tuple[int, int], Layer] = {}
     start = first
     for part, count in enumerate(counts):
         end = start + count
         begin = 0 if part == 0 else start
         stop = len(model.layers) if part == n_parts - 1 else end
-        spans.append(model.layers[begin:stop])
+        spans.append(checkpointed(model.layers[begin:stop], plan, known))
         start = end
     by_stage: list[list[tuple[Layer, ...]]] = [
         [() for _ in range(placement.n_chunks)] for _ in range(placement.n_stages)

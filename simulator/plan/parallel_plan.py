@@ -11,6 +11,7 @@ from simulator.plan.rules import check_combination, check_values
 
 Sharding = Literal["none", "zero1", "zero2", "zero3", "hsdp"]
 Recompute = Literal["none", "selective", "full"]
+RecomputeMethod = Literal["uniform", "block"]
 Attention = Literal["flash", "eager"]
 Precision = Literal["fp16", "bf16", "amp_fp16", "amp_bf16", "tf32", "fp32", "fp8"]
 GradientCollective = Literal["auto", "all_reduce", "reduce_scatter", "reduce"]
@@ -41,6 +42,11 @@ class ParallelPlan:
         Sequences per rank and micro-batch, and per optimizer step. ``micro_batch=0``: the largest that fits.
     sequence_length : int
         Tokens per sequence; 0 means the model's own.
+    recompute : str
+        ``none``, ``selective`` (core attention, or every second matrix product), ``full``.
+    recompute_method, recompute_layers : str, int
+        Of full recomputation: ``block`` recomputes the first so many blocks of every virtual stage, ``uniform`` keeps one
+        input for so many blocks. 0 recomputes every block from an input of its own.
     attention : str
         ``flash`` or ``eager``.
     overlap : bool or None
@@ -118,6 +124,8 @@ class ParallelPlan:
     sequence_length: int = 0
     precision: Precision = "bf16"
     recompute: Recompute = "none"
+    recompute_method: RecomputeMethod = "uniform"
+    recompute_layers: int = 0
     attention: Attention = "flash"
     sequence_parallel: bool = False
     framework: str = "megatron"

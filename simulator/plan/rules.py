@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _DEGREES = ("tp", "pp", "virtual_pp", "cp", "ep")
 _COUNTS = (
     "gpus", "dp", "micro_batch", "global_batch", "sequence_length", "sharding_group", "first_stage_layers",
-    "last_stage_layers", "bucket_bytes", "gradient_bytes", "secondary_group",
+    "last_stage_layers", "recompute_layers", "bucket_bytes", "gradient_bytes", "secondary_group",
     "loader_workers", "sample_bytes", "sample_time_s",
 )  # fmt: skip
 _ELEMENTS = ("prefetch_elements", "persistence_elements", "max_live_elements", "max_reuse_elements")
@@ -217,6 +217,8 @@ def _idle_axes(plan: ParallelPlan, *, has_experts: bool, has_shared_expert: bool
     exchange = ("moe_dispatcher", "moe_fp8_dispatch", "moe_shared_expert_overlap")
     n_axes = sum(degree > 1 for degree in (plan.tp, plan.cp, plan.dp, plan.pp))
     return [
+        (("recompute_method", "recompute_layers"), plan.recompute != "full", f"recompute={plan.recompute}"),
+        (("recompute_method",), plan.recompute_layers == 0, "recompute_layers=0: every block by itself"),
         (("rank_order",), n_axes < 2 and plan.ep == 1, "at most one axis has more than one rank"),
         (
             ("asynchronous_tp",),

@@ -129,7 +129,8 @@ def _rest(plan: ParallelPlan) -> list[str]:
         "--overlap-param-gather": plan.overlap_parameter_gather,
         "--optimizer-cpu-offload": plan.offload_optimizer == "cpu" and plan.framework != "megatron-deepspeed",
         f"--ddp-bucket-size {plan.bucket_bytes // max(1, gradient_bytes(plan))}": plan.bucket_bytes > 0,
-        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1": plan.recompute == "full",
+        f"--recompute-granularity full --recompute-method {plan.recompute_method} "
+        f"--recompute-num-layers {plan.recompute_layers or 1}": plan.recompute == "full",
         "--recompute-granularity selective": plan.recompute == "selective",
         "--transformer-impl local": is_local,
         "--use-flash-attn": is_local and plan.attention == "flash",
