@@ -43,6 +43,8 @@ def validate(
 
     With --here the measurements are made now, on this machine: needs PyTorch, takes about a minute.
     """
+    if report:
+        _check_folder(report)
     if here:
         idle = {"FILES": files, "--where": where, "--split": split, "--by": by, "--processes": processes}
         _here([name for name, value in idle.items() if value], threshold, report, json_output)
@@ -66,6 +68,16 @@ def validate(
         print(f"wrote {report}", file=sys.stderr)
     if threshold is not None:
         check_threshold(found, threshold / 100.0)
+
+
+def _check_folder(path: str) -> None:
+    """Refuse a page that could not be written before minutes are spent on it."""
+    from pathlib import Path
+
+    from simulator.errors import ConfigError
+
+    if not Path(path).resolve().parent.is_dir():
+        raise ConfigError(f"{path}: its folder does not exist")
 
 
 def _here(idle: list[str], threshold: float | None, report: str | None, json_output: bool) -> None:

@@ -1,4 +1,4 @@
-"""Finds and ends what an emulation could have left behind: rank processes without a parent.
+"""Finds and ends what an emulation could have left behind: rank processes without a parent, folders of dead ones.
 
 Namespaces need no cleaning: they have no names and go with the last process that holds them.
 """
@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 from validation.emulation.namespaces import PROCESS_NAME
+
+#: of the folder in which the ranks of one measurement meet; the number of the process that made it follows
+FOLDER_PREFIX = "emulated-"
 
 
 def orphans() -> list[int]:
@@ -28,8 +33,20 @@ def orphans() -> list[int]:
     return found
 
 
+def stale_folders() -> list[Path]:
+    """Folders of measurements whose process is gone."""
+    found = []
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        maker = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        if maker.isdigit() and not Path("/proc", maker).exists():
+            found.append(folder)
+    return found
+
+
 def clean() -> list[int]:
-    """End orphaned ranks; return their process numbers."""
+    """End orphaned ranks and remove what they met in; return their process numbers."""
+    for folder in stale_folders():
+        shutil.rmtree(folder, ignore_errors=True)
     pids = orphans()
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import ConfigError
+from validation.emulation.clean import FOLDER_PREFIX
 from validation.emulation.job import COLLECTIVES, MIB, Job
 from validation.emulation.namespaces import enter
 from validation.emulation.network import EmulatedNetwork, emulated_network
@@ -186,7 +187,7 @@ def measure_on(network: EmulatedNetwork, job: Job, limits: Limits) -> dict[str, 
     if load > 2 * (os.cpu_count() or 1):
         print(f"warning: the machine is busy (load {load:.1f}): times may be longer", file=sys.stderr)
     before, start_s, own_s = _busy_s(), time.monotonic(), _children_s()
-    with tempfile.TemporaryDirectory(prefix="emulated-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDER_PREFIX}{os.getpid()}-") as folder:
         store = str(Path(folder, "store"))
         answers = run_ranks(
             world,

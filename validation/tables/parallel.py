@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import warnings
@@ -67,7 +68,12 @@ class Progress:
             print(f"{self.label}: {done} of {total}, about {left_s:.0f} s left", file=sys.stderr, flush=True)
 
 
-def _run_batch(work: Callable[[Job], Answer], batch: Sequence[Job]) -> list[Answer]:
+def _run_batch(work: Callable[[Job], Answer], batch: Sequence[Job], parent_pid: int) -> list[Answer]:
+    """Work on a batch in a process that ends with its parent, however that ends."""
+    if sys.platform == "linux":
+        from validation.emulation.namespaces import die_with_parent
+
+        die_with_parent(parent_pid)
     return [work(job) for job in batch]
 
 
@@ -138,7 +144,7 @@ def run_all(
     with warnings.catch_warnings():
         # a worker that has filled its caches is replaced by a fresh one; nothing is lost
         warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given to the executor")
-        work_of = (delayed(_run_batch)(work, [jobs[index] for index in batch]) for batch in batches)
+        work_of = (delayed(_run_batch)(work, [jobs[index] for index in batch], os.getpid()) for batch in batches)
         for batch, done in zip(batches, pool(work_of), strict=True):
             note(batch, done)
     return [found[index] for index in range(len(jobs))]

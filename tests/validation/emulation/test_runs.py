@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from simulator.errors import ConfigError
+from validation.emulation.clean import FOLDER_PREFIX, stale_folders
 from validation.emulation.job import MIB
 from validation.emulation.measure import COLUMNS
 from validation.emulation.namespaces import PROCESS_NAME, EmulationError, why_unavailable
@@ -127,3 +129,13 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False
+
+
+def test_folders_of_dead_measurements_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    stale, alive, other = (tmp_path / f"{FOLDER_PREFIX}{name}" for name in (f"{gone.pid}-a", f"{os.getpid()}-b", "c"))
+    for folder in (stale, alive, other):
+        folder.mkdir()
+    assert stale_folders() == [stale]
