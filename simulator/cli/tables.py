@@ -138,6 +138,9 @@ def print_requirements(found: Sequence[Requirement]) -> None:
         )  # fmt: skip
     out.print(table, highlight=False)
     for one in found:
+        if one.loader_workers:
+            workers = f"{one.loader_workers} loader workers per GPU; there are {one.scenario.plan.loader_workers}"
+            out.print(f"\n{one.scenario.plan.gpus} GPUs need {workers}", highlight=False)
         if one.verdict:
             out.print(f"\n{one.scenario.plan.gpus} GPUs: {one.verdict}", highlight=False, markup=False)
     curves = [one for one in found if one.curve]

@@ -62,6 +62,12 @@ def batch_bytes(plan: ParallelPlan, sample_bytes: float) -> float:
     return plan.global_batch * sample_bytes * len({0, plan.pp - 1})
 
 
+def worker_s(plan: ParallelPlan, topology: Topology) -> float:
+    """Return seconds that one worker would take for the batch of its rank: latency and processor time of each sample."""
+    latency_s = topology.storage.latency_s if topology.storage is not None else 0.0
+    return plan.global_batch // plan.dp * (latency_s + plan.sample_time_s)
+
+
 def loading_of(plan: ParallelPlan, topology: Topology, sample_bytes: float) -> Loading | None:
     """Return how long the batch of a step takes to read; None where nothing says how fast.
 
@@ -81,17 +87,16 @@ def loading_of(plan: ParallelPlan, topology: Topology, sample_bytes: float) -> L
     if storage is None and not plan.sample_time_s:
         return None
     n_samples = plan.global_batch // plan.dp
-    transfer_s = latency_s = 0.0
+    transfer_s = 0.0
     if storage is not None:
         busiest = max(Counter(topology.node_of(rank) for rank in readers_of(plan, topology.gpus_per_node)).values())
-        latency_s = storage.latency_s
         transfer_s = storage_s(
             storage,
             topology,
             node_bytes=busiest * n_samples * sample_bytes,
             total_bytes=batch_bytes(plan, sample_bytes),
         )
-    each_s = n_samples * (latency_s + plan.sample_time_s)
+    alone_s = worker_s(plan, topology)
     if not plan.loader_workers:
-        return Loading(duration_s=transfer_s + each_s, has_workers=False)
-    return Loading(duration_s=max(transfer_s, each_s / plan.loader_workers), has_workers=True)
+        return Loading(duration_s=transfer_s + alone_s, has_workers=False)
+    return Loading(duration_s=max(transfer_s, alone_s / plan.loader_workers), has_workers=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from simulator.errors import ConfigError
 from simulator.importers import load_model
 from simulator.models.spec import ModelSpec
 from simulator.parallel.gradients import gradient_bytes
-from simulator.parallel.loading import batch_bytes, readers_of
+from simulator.parallel.loading import batch_bytes, readers_of, worker_s
 from simulator.scenario import Scenario
 from simulator.search.network_needs import FREE, NetworkNeeds
 from simulator.search.rule_of_thumb import GRADIENT_BYTES, TOKENS_PER_GPU, RuleOfThumb, rule_of_thumb
@@ -55,6 +56,8 @@ class Requirement:
     storage_bytes_per_s, node_storage_bytes_per_s : float
         The least that storage must deliver, to all nodes and to the one that reads most, so that reading beside the step
         does not miss the target either.
+    loader_workers : int
+        The least workers per GPU whose latency and processor time do not miss the target; 0 where they take no time.
     present_storage_bytes_per_s : float or None
         What the cluster's storage delivers to all nodes together; None where its file does not say.
     curve : list of (float, float)
@@ -74,6 +77,7 @@ class Requirement:
     most_latency_s: float | None
     storage_bytes_per_s: float = 0.0
     node_storage_bytes_per_s: float = 0.0
+    loader_workers: int = 0
     present_storage_bytes_per_s: float | None = None
     curve: list[tuple[float, float]] = field(default_factory=list)
     rule: RuleOfThumb | None = None
@@ -125,7 +129,7 @@ class Requirement:
             "least_bytes_per_s": self.least_bytes_per_s, "most_additional_latency_s": self.most_latency_s,
             "least_storage_bytes_per_s": self.storage_bytes_per_s,
             "least_node_storage_bytes_per_s": self.node_storage_bytes_per_s,
-            "present_storage_bytes_per_s": self.present_storage_bytes_per_s,
+            "present_storage_bytes_per_s": self.present_storage_bytes_per_s, "least_loader_workers": self.loader_workers,
             "curve": [{"bytes_per_s": rate, "efficiency": value} for rate, value in self.curve],
             "rule_of_thumb": {**self.rule.to_dict(), "verdict": self.verdict} if self.rule else None, "plan": self.scenario.plan.to_dict(),
         }  # fmt: skip
@@ -188,6 +192,7 @@ def _storage(scenario: Scenario, topology: Topology, sample_bytes: float, steps_
         "storage_bytes_per_s": batch_bytes(plan, sample_bytes) * steps_per_s,
         "node_storage_bytes_per_s": max(readers.values()) * plan.global_batch / plan.dp * sample_bytes * steps_per_s,
         "present_storage_bytes_per_s": present,
+        "loader_workers": math.ceil(worker_s(plan, topology) * steps_per_s),
     }
 
 

@@ -127,6 +127,17 @@ def test_stages_between_the_ends_read_nothing():
     assert len(between) == 2
 
 
+@pytest.mark.parametrize("load_s", [0.01, 0.5, 30.0])
+def test_a_steady_state_of_which_most_is_left_out_is_no_exception(load_s):
+    settings_of = {"pp": 4, "gpus": 4, "global_batch": 256, "micro_batch": 1}
+    plain = step(**settings_of)
+    assert plain.timeline.cycle is not None
+    loaded = step(**settings_of, sample_time_s=load_s * 2 / 256)
+    assert loaded.metrics.iteration_time_s == pytest.approx(max(load_s, plain.metrics.iteration_time_s), rel=1e-9)
+    seen_s = max(0.0, load_s - plain.metrics.iteration_time_s)
+    assert loaded.metrics.breakdown_s["data"] == pytest.approx(seen_s, abs=1e-9)
+
+
 def test_every_rank_written_down_gives_the_same():
     settings_of = {"overrides": [("storage.node_bandwidth", "100 kB/s")], "pp": 2}
     assert step(**settings_of).metrics.iteration_time_s == step(**settings_of, unfold=True).metrics.iteration_time_s

@@ -129,6 +129,18 @@ def test_with_the_storage_that_is_asked_for_the_target_is_met_exactly():
     assert step.metrics.breakdown_s["data"] == pytest.approx(found.free_s / 0.8 - found.free_s, rel=1e-6)
 
 
+def test_so_many_loader_workers_are_enough_and_one_less_is_not():
+    found = requirement(scenario_of(sample_time_s=0.2), target=0.8, with_curve=False)
+    assert found.loader_workers > 1
+    fast = load_topology("bigred200", 8).scaled(dict.fromkeys(BETWEEN, FREE))
+    limit_s = found.free_s / 0.8
+    for workers, is_enough in ((found.loader_workers, True), (found.loader_workers - 1, False)):
+        scenario = replace(found.scenario, plan=replace(found.scenario.plan, loader_workers=workers))
+        step = simulate_on(scenario, fast, find_spec("gpt2-medium"))
+        assert (step.metrics.iteration_time_s <= limit_s * (1 + 1e-9)) == is_enough
+    assert requirement(scenario_of(), target=0.8, with_curve=False).loader_workers == 0
+
+
 def test_storage_that_is_too_slow_does_not_change_what_the_network_must_be():
     slow = replace(scenario_of(), overrides=(("storage.bandwidth", "1 kB/s"),))
     plain, limited = (requirement(one, target=0.8, with_curve=False) for one in (scenario_of(), slow))
