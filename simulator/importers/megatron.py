@@ -15,36 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from simulator.config import load_yaml, read_text
-from simulator.importers.record import Imported, Reader, words
+from simulator.importers.megatron_flags import IRRELEVANT, SWITCHES
+from simulator.importers.record import Imported, Reader
 from simulator.importers.shell import script_words
 from simulator.models.catalog import BERT_STYLE, LLAMA_STYLE, MEGATRON_STYLE, T5_STYLE
 from simulator.models.spec import Activation, ModelSpec, Positions
-
-#: flags that change neither time nor memory of an iteration, by their first words
-_IRRELEVANT = re.compile(
-    r"^(adam|rampup|attention-dropout|hidden-dropout|clip|data|eval|exit|init|log|lr|loss|master|merge|min-lr|mmap|no-load|"
-    r"no-save|node|num-workers|override|rdzv|reset|rotary|save|load|seed|split|start|tensorboard|timing|tokenizer|"
-    r"train|use-checkpoint|use-legacy|use-mcore|use-rotary|vocab-file|wandb|weight|warmup|ckpt|dist|distributed-b|"
-    r"end-weight|legacy|norm-epsilon|layernorm-epsilon|apply|mock|bert|mask|short|nproc|nnodes|manual-gc|"
-    r"no-gradient|no-masked|no-bias|no-rope|async|auto|dataloader|optimizer$|eod|override|moe-aux|moe-z|moe-router-"
-    r"(load|dtype|score|pre|num|group|bias|enable|force)|moe-pad|moe-permute|empty-unused|check-for|timers|"
-    r"use-pytorch|cross-entropy|fp8-(amax|margin|interval|recipe)|rank|local|hf|max-steps|rope|initial|decoder-seq|"
-    r"deepspeed|zero|cpu-optimizer|activation|profile|use-cpu|tee|redirects|role|rerun|te-rng|variable|encoder-seq)"
-)
-
-#: flags without a value
-_SWITCHES = words(
-    "swiglu sequence-parallel bf16 fp16 use-distributed-optimizer overlap-grad-reduce "
-    "overlap-param-gather untie-embeddings-and-output-weights disable-bias-linear add-qkv-bias "
-    "group-query-attention squared-relu recompute-activations checkpoint-activations use-flash-attn "
-    "qk-layernorm multi-latent-attention use-torch-fsdp2 use-megatron-fsdp use-custom-fsdp "
-    "grad-reduce-in-bf16 accumulate-allreduce-grads-in-fp32 tp-comm-overlap "
-    "overlap-moe-expert-parallel-comm moe-grouped-gemm moe-shared-expert-overlap "
-    "distribute-saved-activations overlap-p2p-communication-warmup-flush no-overlap-p2p-communication "
-    "use-tp-pp-dp-mapping moe-pad-expert-input-to-capacity moe-enable-deepep optimizer-cpu-offload "
-    "fp8-param-gather delay-wgrad-compute apply-layernorm-1p no-position-embedding openai-gelu "
-    "onnx-safe"
-)
 
 _PRECISIONS = ("bf16", "fp16")
 _CONTEXT = ("p2p", "all_gather", "a2a")
@@ -103,7 +78,7 @@ def _flags(tokens: list[str]) -> dict[str, Any]:
         following = tokens[index + 1] if index + 1 < len(tokens) else "--"
         if equals:
             flags[name] = value
-        elif name in _SWITCHES or following.startswith("--") or following in ("&&", "|", "2>&1", ";", "&"):
+        elif name in SWITCHES or following.startswith("--") or following in ("&&", "|", "2>&1", ";", "&"):
             flags[name] = True
         else:
             flags[name] = _arithmetic(following)
@@ -144,7 +119,7 @@ def _imported(reader: Reader, family: str) -> Imported:
         settings["virtual_pp"] = layers // settings["pp"] // virtual
     if settings["virtual_pp"] > 1:
         settings["schedule"] = "1f1b-interleaved"
-    reader.irrelevant([key for key in reader.data if _IRRELEVANT.match(key)])
+    reader.irrelevant([key for key in reader.data if IRRELEVANT.match(key)])
     reader.finish()
     return Imported(kind="megatron", file=reader.file, spec=spec, settings=settings, report=reader.log.report())
 
@@ -297,6 +272,10 @@ def _settings(r: Reader) -> dict[str, Any]:
         "recompute": _recompute(r),
         "attention": _attention(r, is_local=is_local),
     }
+    graphs = r.text("cuda-graph-impl", default="none", one_of=("none", "local", "transformer_engine", "full_iteration"))
+    if r.boolean("enable-cuda-graph") or r.boolean("external-cuda-graph") or graphs != "none":
+        settings["host"] = "graphs"
+    r.irrelevant(["cuda-graph-scope", "cuda-graph-warmup-steps"])
     settings |= _recompute_layers(r, settings["recompute"]) | _precision(r) | _data_parallel(r) | _exchanges(r)
     world = _world(r)
     if world:

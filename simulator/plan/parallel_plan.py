@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, Literal
 
 from simulator.errors import InfeasiblePlanError
@@ -20,6 +21,7 @@ Prefetch = Literal["pre", "post", "none"]
 Offload = Literal["none", "cpu"]
 ContextExchange = Literal["auto", "p2p", "all_gather", "a2a"]
 Dispatcher = Literal["alltoall", "allgather", "deepep"]
+Host = Literal["auto", "eager", "compiled", "graphs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,9 @@ class ParallelPlan:
         Whether tokens travel to the experts in eight bits.
     moe_shared_expert_overlap : bool
         Whether the shared expert runs beside dispatch and combine.
+    host : str
+        How kernels are issued: one by one from Python (``eager``), from compiled code (``compiled``), as CUDA graphs
+        (``graphs``); ``auto`` is the framework's own. Which kernels there are depends on the framework alone.
     cuda : str
         CUDA release whose matrix libraries run, such as ``12.1``; empty for a current one. It matters on devices whose
         file says how much faster they became (``kernels.gemm.release_efficiency``).
@@ -161,6 +166,7 @@ class ParallelPlan:
     moe_imbalance: float = 1.0
     moe_fp8_dispatch: bool = False
     moe_shared_expert_overlap: bool = False
+    host: Host = "auto"
     cuda: str = ""
     loader_workers: int = 2
     sample_bytes: int = 0
@@ -171,8 +177,8 @@ class ParallelPlan:
 
     @property
     def framework_spec(self) -> Framework:
-        """The entry of :data:`FRAMEWORKS` that the plan names."""
-        return FRAMEWORKS[self.framework]
+        """The entry of :data:`FRAMEWORKS` that the plan names, with the plan's own way to issue kernels."""
+        return FRAMEWORKS[self.framework] if self.host == "auto" else _hosted(self.framework, self.host)
 
     @property
     def model_parallel(self) -> int:
@@ -270,3 +276,8 @@ class ParallelPlan:
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, in the keys of plan files."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@cache
+def _hosted(framework: str, host: Literal["eager", "compiled", "graphs"]) -> Framework:
+    return replace(FRAMEWORKS[framework], host=host)

@@ -12,6 +12,7 @@ from simulator.importers.deepspeed import import_deepspeed
 from simulator.importers.megatron import import_megatron, parse_megatron
 from simulator.importers.torchtitan import import_torchtitan
 from simulator.models.catalog import find_spec
+from simulator.plan import ParallelPlan
 
 GPT3 = """#!/bin/bash
 # Runs the 175B model
@@ -402,3 +403,30 @@ def test_megatron_places_dense_layers_anywhere(frequency, dense):
 def test_a_wrong_pattern_of_experts_is_refused():
     with pytest.raises(ConfigError, match="no pattern for 32 layers"):
         parse_megatron(f"{MOE} --moe-layer-freq '([0]*3+[1]*2)'")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 4",
+            ("full", "block", 4, "auto"),
+        ),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+            ("full", "uniform", 2, "auto"),
+        ),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+            ("full", "uniform", 0, "auto"),
+        ),
+        ("--recompute-granularity selective --recompute-num-layers 1", ("selective", "uniform", 0, "auto")),
+        ("--enable-cuda-graph", ("none", "uniform", 0, "graphs")),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn", ("none", "uniform", 0, "graphs")),
+    ],
+)
+def test_partial_recomputation_and_graphs_of_megatron(flags, expected):
+    imported = parse_megatron(f"--num-layers 8 --hidden-size 64 --num-attention-heads 4 --bf16 {flags}")
+    plan = ParallelPlan(**imported.settings)
+    assert (plan.recompute, plan.recompute_method, plan.recompute_layers, plan.host) == expected
+    assert imported.report.unknown == ()

@@ -8,8 +8,10 @@ import pytest
 from simulator.config import shipped_names
 from simulator.errors import ConfigError
 from simulator.kernels import KERNEL_MODELS, RooflineKernels
+from simulator.kernels.host import issue_s
 from simulator.kernels.roofline import KernelConstants
 from simulator.models.layer import AttentionShape, GemmShape, KernelShape, PointwiseShape
+from simulator.plan import ParallelPlan
 from simulator.topology.device import load_device
 
 SHAPES: tuple[KernelShape, ...] = (
@@ -88,3 +90,11 @@ def test_dtypes_fall_back_to_what_the_device_has() -> None:
 def test_unknown_conditions_are_an_error() -> None:
     with pytest.raises(ConfigError, match="graph_replay"):
         RooflineKernels("graph replay")
+
+
+def test_the_host_issues_faster_from_compiled_code_and_graphs() -> None:
+    plans = [ParallelPlan(framework="hf-eager", host=host) for host in ("auto", "eager", "compiled", "graphs")]
+    modes = [plan.framework_spec.host for plan in plans]
+    assert modes == ["eager", "eager", "compiled", "graphs"]
+    seconds = [issue_s(load_device("h200-sxm"), mode, "forward") for mode in modes]
+    assert seconds == sorted(seconds, reverse=True) and seconds[1] > seconds[2] > seconds[3]
