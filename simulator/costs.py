@@ -20,7 +20,11 @@ from simulator.program.program import Block
 from simulator.scenario import Scenario
 from simulator.timeline import Span, Timeline
 from simulator.topology.graph import Topology
+from simulator.topology.link import LINK_KINDS
 from simulator.units import to_ps
+
+#: kinds of links between the GPUs of a node, as the topology's arrays have them
+_NVLINKS = [LINK_KINDS.index(kind) for kind in ("nvlink", "nvswitch")]
 
 
 class ModelCosts:
@@ -108,14 +112,12 @@ class ModelCosts:
     def _nvlink_use(self, op: Collective) -> float:
         """Utilisation of the busiest NVLink while the collective runs alone, 0 to 1."""
         if id(op) not in self._nvlink_uses:
-            flow, links = self.flow(op), self.topology.links
-            loads = [
-                (w / links[i].bandwidth_bytes_per_s, links[i].kind)
-                for i, w in zip(flow.links, flow.weights, strict=True)
-            ]
-            slowest = max((load for load, _ in loads), default=0.0)
-            inside = max((load for load, kind in loads if kind in ("nvlink", "nvswitch")), default=0.0)
-            self._nvlink_uses[id(op)] = inside / slowest if slowest else 0.0
+            flow, arrays = self.flow(op), self.topology.arrays
+            links = np.array(flow.links, dtype=np.intp)
+            loads = np.array(flow.weights) / arrays.bandwidth_bytes_per_s[links]
+            inside = loads[np.isin(arrays.kind[links], _NVLINKS)].max(initial=0.0)
+            slowest = loads.max(initial=0.0)
+            self._nvlink_uses[id(op)] = float(inside / slowest) if slowest else 0.0
         return self._nvlink_uses[id(op)]
 
     def link_busy_s(self, timeline: Timeline) -> dict[int, float]:
