@@ -263,14 +263,15 @@ def simulate_on(
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
     """Simulate a resolved scenario on a topology object, which need not be the one that the scenario names."""
-    say("lowering")
-    model, lowered, memory = lower_scenario(scenario, topology, spec)
-    say("simulating")
-    costs = ModelCosts(topology, scenario)
     with _collector_paused():
+        say("lowering")
+        model, lowered, memory = lower_scenario(scenario, topology, spec)
+        say("simulating")
+        costs = ModelCosts(topology, scenario)
         timeline = run(lowered.program, costs, lambda: NETWORKS[scenario.network](topology), detail=detail)
-    metrics = measure(timeline, pipelined=scenario.plan.pp > 1)
+        metrics = measure(timeline, pipelined=scenario.plan.pp > 1)
+        link_busy_s = costs.link_busy_s(timeline)
     return Result(
         scenario=scenario, topology=topology, spec=spec, model=model, timeline=timeline, memory=memory, metrics=metrics,
-        link_busy_s=costs.link_busy_s(timeline),
+        link_busy_s=link_busy_s,
     )  # fmt: skip
