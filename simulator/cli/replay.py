@@ -51,11 +51,13 @@ def replay(
     from simulator.replay.document import to_json
     from simulator.trace_io import read
 
+    if trace:
+        _check_target(trace)
     recorded = read(traces, as_format=as_format, progress=_progress if sys.stderr.isatty() else None)
     what = _what_if(
         recorded, topology=topology, measured_on=measured_on, gpu=gpu, measured_gpu=measured_gpu, bandwidth=bandwidth,
         latency_s=_seconds(latency), kernels=kernels, host=host, remove=remove_straggler, add=add_straggler,
-        overlap=overlap, bucket_bytes=_bytes(bucket_bytes), dp=dp or 0, ideal=ideal, missing_ranks=missing_ranks,
+        overlap=overlap, bucket_bytes=_bytes(bucket_bytes), dp=dp, ideal=ideal, missing_ranks=missing_ranks,
     )  # fmt: skip
     found = answer(recorded, what, schedule=schedule, messages=_messages(message))
     document = to_json(found)
@@ -85,14 +87,14 @@ def _messages(text: str | None) -> StageMessages | None:
     if text is None:
         return None
     if text.rstrip().endswith(("B", "b")):
-        return StageMessages(n_bytes=_bytes(text))
+        return StageMessages(n_bytes=_bytes(text) or 0)
     return StageMessages(time_s=_seconds(text))
 
 
-def _bytes(text: str | None) -> int:
+def _bytes(text: str | None) -> int | None:
     from simulator.units import parse_quantity
 
-    return 0 if text is None else round(parse_quantity(text, "bytes"))
+    return None if text is None else round(parse_quantity(text, "bytes"))
 
 
 def _what_if(recorded: Trace, **given: Any) -> WhatIf:
@@ -108,7 +110,7 @@ def _what_if(recorded: Trace, **given: Any) -> WhatIf:
         topology=machine(given["topology"]),
         measured_on=machine(given["measured_on"]),
         device=device,
-        measured_device=None if device is None else _recorded_device(recorded, given["measured_gpu"]),
+        measured_device=_recorded_device(recorded, given["measured_gpu"], wanted=device is not None),
         bandwidth=given["bandwidth"],
         latency_s=given["latency_s"],
         kernels=given["kernels"],
@@ -123,14 +125,14 @@ def _what_if(recorded: Trace, **given: Any) -> WhatIf:
     )
 
 
-def _recorded_device(recorded: Trace, name: str | None) -> Any:
+def _recorded_device(recorded: Trace, name: str | None, *, wanted: bool) -> Any:
     """The device that the user names, or the shipped one that the trace's device name tells."""
     from simulator.replay.machine_whatif import shipped_device
     from simulator.topology.device import load_device
 
     if name is not None:
         return load_device(name)
-    names = [rank.device for rank in recorded.ranks if rank.device]
+    names = [rank.device for rank in recorded.ranks if rank.device and wanted]
     return shipped_device(names[0]) if names else None
 
 
@@ -173,6 +175,17 @@ def _print(document: dict[str, Any]) -> None:
         print(f"critical path: {kinds}")
     for note in document["notes"]:
         print(f"note: {note}")
+
+
+def _check_target(path: str) -> None:
+    """Refuse, before any work, a name that tells no format or a folder that does not exist."""
+    from simulator.errors import ConfigError
+
+    suffixes = (".pftrace", ".perfetto-trace", ".pb", ".json", ".json.gz", ".tar", ".et")
+    if Path(path).suffix and not path.endswith(suffixes):
+        raise ConfigError(f"--trace {path}: the suffix names no format", hint=f"one of {', '.join(suffixes)}, or a folder")
+    if not Path(path).parent.is_dir():
+        raise ConfigError(f"--trace {path}: there is no folder {Path(path).parent}")
 
 
 def _write(found: Answer, path: str) -> None:
@@ -259,7 +272,7 @@ def _short(value: Any) -> str:
 def diff(
     measured: Annotated[str, typer.Argument(help="The measured trace.")],
     simulated: Annotated[str, typer.Argument(help="The simulated trace, or another one.")],
-    top: Annotated[int, typer.Option(help="Operators to show.")] = 15,
+    top: Annotated[int, typer.Option(min=1, help="Operators to show.")] = 15,
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Compare two traces: operators aligned, the residual split into compute, transfer, wait, copy and host."""

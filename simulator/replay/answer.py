@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from math import isfinite
 
 from simulator.errors import TraceError
 from simulator.replay.bucket_whatif import buckets
@@ -42,14 +43,19 @@ class WhatIf:
         (rank, factor on its kernels, seconds of delay per step).
     overlap : bool, optional
         True: gradient reductions only block the optimizer; False: nothing overlaps.
-    bucket_bytes : int
-        Gradient all-reduces are merged up to this size, larger ones split; 0 leaves them.
-    dp : int
-        Ranks of the largest group; 0 leaves it.
+    bucket_bytes : int, optional
+        Gradient all-reduces are merged up to this size, larger ones split.
+    dp : int, optional
+        Ranks of the largest group.
     ideal : bool
         Every operation takes the mean of its type.
     missing_ranks : bool
         Recorded ranks stand for those that were not.
+
+    Raises
+    ------
+    TraceError
+        If a number cannot be meant, or a choice has no effect without another.
     """
 
     topology: Topology | None = None
@@ -63,10 +69,33 @@ class WhatIf:
     remove_straggler: tuple[int, ...] = ()
     add_straggler: tuple[tuple[int, float, float], ...] = ()
     overlap: bool | None = None
-    bucket_bytes: int = 0
-    dp: int = 0
+    bucket_bytes: int | None = None
+    dp: int | None = None
     ideal: bool = False
     missing_ranks: bool = False
+
+    def __post_init__(self) -> None:
+        factors = {"bandwidth": self.bandwidth, "kernels": self.kernels, "host": self.host}
+        for name, factor in factors.items():
+            if not isfinite(factor) or factor < 0 or (name == "bandwidth" and factor == 0):
+                raise TraceError(f"{name} {factor:g}: is no factor", hint="1 leaves everything as it was, 2 doubles it")
+        for rank, factor, delay_s in self.add_straggler:
+            if not (isfinite(factor) and isfinite(delay_s)) or factor < 0 or delay_s < 0:
+                raise TraceError(
+                    f"a straggler on rank {rank} is late by a factor or a time, not by {factor:g} and {delay_s:g} s"
+                )
+        if not isfinite(self.latency_s):
+            raise TraceError(f"latency {self.latency_s:g} s: is no time")
+        if self.bucket_bytes is not None and self.bucket_bytes <= 0:
+            raise TraceError(f"buckets of {self.bucket_bytes} bytes: a bucket holds something", hint="like 25MB")
+        if self.dp is not None and self.dp < 2:
+            raise TraceError(f"dp {self.dp}: a group of ranks that communicates has at least two")
+        if self.measured_on is not None and self.topology is None:
+            raise TraceError(
+                "the cluster of the trace matters only where another takes its place", hint="add --topology"
+            )
+        if self.measured_device is not None and self.device is None:
+            raise TraceError("the device of the trace matters only where another takes its place", hint="add --gpu")
 
     @property
     def changes(self) -> bool:
@@ -102,9 +131,9 @@ def edit(whole: Reconstruction, what: WhatIf) -> Reconstruction:
         whole = on_topology(whole, what.topology, measured_on=what.measured_on)
     if what.bandwidth != 1.0 or what.latency_s:
         whole = scale_communication(whole, bandwidth=what.bandwidth, latency_s=what.latency_s)
-    if what.bucket_bytes:
+    if what.bucket_bytes is not None:
         whole = buckets(whole, what.bucket_bytes)
-    if what.dp:
+    if what.dp is not None:
         whole = data_parallel(whole, what.dp, what.topology)
     if what.overlap is not None:
         whole = overlap(whole) if what.overlap else serialise(whole)

@@ -99,9 +99,19 @@ def grown(ranks: tuple[int, ...], old: int, new: int) -> tuple[int, ...]:
 
 
 def infer_missing(whole: Reconstruction) -> Reconstruction:
-    """Let recorded ranks stand for those that were not: the one that shares the most groups with each."""
+    """Let recorded ranks stand for those that were not: the one that shares the most groups with each.
+
+    Raises
+    ------
+    TraceError
+        If no rank is missing.
+    """
     recorded = [plan.rank.rank for plan in whole.plans]
-    missing = [r for r in range(whole.trace.world_size) if r not in {m for g in whole.members for m in g}]
+    known = {m for g in whole.members for m in g}
+    missing = [r for r in range(whole.trace.world_size) if r not in known]
+    if not missing:
+        alone = f", for which rank {recorded[0]} stands already" if len(recorded) == 1 and len(known) > 1 else ""
+        raise TraceError(f"no rank is missing: the trace tells of {whole.trace.world_size}{alone}")
     groups = [g for plan in whole.plans for g in plan.rank.groups.values()]
     members = {rank: list(group) for rank, group in zip(recorded, whole.members, strict=True)}
     for rank in missing:

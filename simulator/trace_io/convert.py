@@ -106,9 +106,12 @@ def convert(source: str | Path | Sequence[str | Path], target: str | Path, to: s
     Raises
     ------
     TraceError
-        If the source cannot be read or the target names no format.
+        If the source cannot be read, the target names no format, or is among the sources.
     """
     target_format(target, to)
+    sources = [Path(path).resolve() for path in ([source] if isinstance(source, str | Path) else source)]
+    if Path(target).resolve() in {*sources, *(path.parent for path in sources)}:
+        raise TraceError(f"{target}: would be written among the files that are read", hint="name another target")
     return write(read(source), target, to)
 
 

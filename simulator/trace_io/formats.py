@@ -181,6 +181,8 @@ def read(
     TraceError
         If there is no trace, or the files do not belong together.
     """
+    if as_format is not None and as_format not in FORMATS:
+        raise TraceError(f"'{as_format}' is no format that can be read", hint=f"one of {', '.join(FORMATS)}")
     found = members([paths] if isinstance(paths, str | Path) else paths)
     by_format: dict[str, list[Member]] = {}
     notes: list[str] = []

@@ -243,13 +243,9 @@ def trace_processes(
 def _step_track(rank: RankTrace, origin_ns: int) -> list[Track]:
     """Steps as they are cut on the device's timeline, where anything marks them."""
     slices = [
-        Slice(
-            f"ProfilerStep#{window.number}",
-            "step",
-            (window.start_ns - origin_ns) * 1000,
-            (window.end_ns - origin_ns) * 1000,
-        )
+        Slice(f"ProfilerStep#{window.number}", "step", 1000 * max(0, window.start_ns - origin_ns), end_ps)
         for window in (step_windows(rank) if rank.steps else ())
+        if (end_ps := 1000 * (window.end_ns - origin_ns)) > 0
     ]
     return [Track(name="steps", slices=tuple(slices))] if slices else []
 

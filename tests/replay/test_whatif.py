@@ -198,3 +198,25 @@ def test_host_runs_follow_their_own_computation(name):
     base = replay(whole).simulated_usage.iteration_s
     assert replay(overlap(whole)).simulated_usage.iteration_s < 1.02 * base
     assert replay(serialise(whole)).simulated_usage.iteration_s < 2 * base
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        {"bandwidth": 0.0}, {"bandwidth": float("nan")}, {"kernels": float("inf")}, {"host": -1.0}, {"dp": 1}, {"dp": 0},
+        {"bucket_bytes": 0}, {"latency_s": float("inf")}, {"add_straggler": ((0, -1.0, 0.0),)},
+        {"add_straggler": ((0, 1.0, float("nan")),)},
+    ],
+)  # fmt: skip
+def test_numbers_that_cannot_be_meant_are_refused(what):
+    with pytest.raises(TraceError):
+        WhatIf(**what)
+
+
+def test_choices_without_effect_are_refused(tmp_path):
+    with pytest.raises(TraceError, match="matters only where another takes its place"):
+        WhatIf(measured_on=load_topology("dgx-h100", 8))
+    with pytest.raises(TraceError, match="matters only where another takes its place"):
+        WhatIf(measured_device=load_device("a100-sxm4-80g"))
+    with pytest.raises(TraceError, match="no rank is missing"):
+        infer_missing(reconstruct(read(OWN / "ddp-2")))

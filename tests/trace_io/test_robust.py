@@ -337,7 +337,13 @@ def _seeds(tmp_path):
         "stage_times": json.dumps([{"rank": r, **entry} for r in (0, 1)]).encode(),
         "execution_trace": json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": [node]}).encode(),
         "nsys": _nsys(tmp_path / "seed.sqlite"),
+        "chrome": _chrome(trace, tmp_path / "seed.json"),
     }
+
+
+def _chrome(trace, path):
+    write(trace, path)
+    return path.read_bytes()
 
 
 def _nsys(path):
@@ -361,7 +367,7 @@ def _nsys(path):
 
 
 @pytest.mark.parametrize(
-    "name", ["kineto", "chakra", "chakra_json", "pipeline_ops", "stage_times", "execution_trace", "nsys"]
+    "name", ["kineto", "chakra", "chakra_json", "pipeline_ops", "stage_times", "execution_trace", "nsys", "chrome"]
 )
 def test_seeds_are_detected_and_read(tmp_path, name):
     path = save(tmp_path / f"rank0.{name}", seeds()[name])
@@ -371,7 +377,7 @@ def test_seeds_are_detected_and_read(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["kineto", "chakra", "chakra_json", "pipeline_ops", "stage_times", "execution_trace", "nsys"]
+    "name", ["kineto", "chakra", "chakra_json", "pipeline_ops", "stage_times", "execution_trace", "nsys", "chrome"]
 )
 @RELAXED
 @given(data=st.data())

@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from simulator.trace_io.kineto_writer import write as write_kineto
 
 from .test_perfetto import _slices
 
+OWN = Path(__file__).resolve().parents[2] / "traces"
 KINETO = ["megatron-tp2/tp2/result", "torchrec/trace/sst_long_a2a_optimizer_4", "hta", "kineto"]
 
 
@@ -113,3 +115,13 @@ def test_names_without_a_format_are_refused(tmp_path):
         target_format(tmp_path / "x.bin")
     with pytest.raises(TraceError, match="can be written"):
         target_format("x", "nsys")
+
+
+def test_a_trace_is_never_written_over_itself(tmp_path):
+    write_kineto(read(OWN / "ddp-2"), tmp_path)
+    with pytest.raises(TraceError, match="among the files that are read"):
+        convert(tmp_path, tmp_path, "kineto")
+    file = next(tmp_path.iterdir())
+    with pytest.raises(TraceError, match="among the files that are read"):
+        convert(file, file)
+    assert len(list(tmp_path.iterdir())) == 2
