@@ -51,11 +51,16 @@ class Durations:
         self.costs = costs
         self.detail = detail
         self._run_block = run_block
-        self._runs: dict[tuple[int, Hashable], RunCost] = {}
-        self._hosts: dict[tuple[int, Hashable], int] = {}
-        self._blocks: dict[tuple[int, Hashable, int], BlockResult] = {}
+        self._kinds: dict[Hashable, int] = {}
+        self._runs: dict[tuple[int, int], RunCost] = {}
+        self._hosts: dict[tuple[int, int], int] = {}
+        self._blocks: dict[tuple[int, int, int], BlockResult] = {}
 
-    def host_ps(self, op: Op | Block, rank: int, kind: Hashable) -> int:
+    def kind(self, rank: int) -> int:
+        """Return a number that ranks of one kind share."""
+        return self._kinds.setdefault(self.costs.kind(rank), len(self._kinds))
+
+    def host_ps(self, op: Op | Block, rank: int, kind: int) -> int:
         """Time that the host takes to issue all of an operation."""
         key = (id(op), kind)
         cost_ps = self._hosts.get(key)
@@ -69,7 +74,7 @@ class Durations:
             self._hosts[key] = cost_ps
         return cost_ps
 
-    def run(self, op: KernelRun, rank: int, kind: Hashable) -> RunCost:
+    def run(self, op: KernelRun, rank: int, kind: int) -> RunCost:
         """Return the map of a run of kernels."""
         key = (id(op), kind)
         cost = self._runs.get(key)
@@ -100,7 +105,7 @@ class Durations:
             spans.append(Span(kernel, rank, COMPUTE, begin_ps - start_ps, end_ps - start_ps, -1, wait_ps))
         return tuple(spans)
 
-    def block(self, block: Block, rank: int, kind: Hashable, lead_ps: int) -> BlockResult:
+    def block(self, block: Block, rank: int, kind: int, lead_ps: int) -> BlockResult:
         """Return what a block does whose host has a lead of ``lead_ps`` when it starts.
 
         The outside reaches into a block only through that lead: one result is kept for an ample lead, and one for
@@ -109,7 +114,7 @@ class Durations:
         ample = self._known(block, rank, kind, FAR_AHEAD_PS)
         return ample if lead_ps >= ample.needed_lead_ps else self._known(block, rank, kind, lead_ps)
 
-    def _known(self, block: Block, rank: int, kind: Hashable, lead_ps: int) -> BlockResult:
+    def _known(self, block: Block, rank: int, kind: int, lead_ps: int) -> BlockResult:
         key = (id(block), kind, lead_ps)
         result = self._blocks.get(key)
         if result is None:

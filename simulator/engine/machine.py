@@ -50,7 +50,7 @@ class Machine:
         self.network = network
         self.clock = Clock()
         self.ranks = [
-            RankState(number, rank, self.costs.kind(rank.rank), host_start_ps)
+            RankState(number, rank, durations.kind(rank.rank), host_start_ps)
             for number, rank in enumerate(program.ranks)
         ]
         self.spans: list[Span] = []
@@ -214,13 +214,12 @@ class Machine:
         assert isinstance(task.op, Collective | Transfer)
         participants = [(rank, index)]
         if task.key is not None:
-            participants, latest_ps = self.arrived.get(task.key, ([], 0))
+            participants, latest_ps = self.arrived.pop(task.key, ([], 0))
             participants.append((rank, index))
             at_ps = max(at_ps, latest_ps)
             if len(participants) < self.n_participants[task.key]:
                 self.arrived[task.key] = (participants, at_ps)
                 return
-            self.arrived.pop(task.key, None)
         communication = Communication(task.op, participants, at_ps)
         if at_ps > self.clock.now_ps:
             ticket = self.clock.call_at(at_ps, self._begin, communication)

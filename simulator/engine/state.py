@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
 from typing import NamedTuple
 
 from simulator.engine.costs import Interference
@@ -88,7 +87,7 @@ class RankState:
     __slots__ = ("beat", "collectives", "dependents", "host_ps", "issued_ps", "kind", "n_issued", "n_waiting", "number",
                  "program", "ready_ps", "running", "streams")  # fmt: skip
 
-    def __init__(self, number: int, program: RankProgram, kind: Hashable, host_ps: int) -> None:
+    def __init__(self, number: int, program: RankProgram, kind: int, host_ps: int) -> None:
         n_tasks = len(program.tasks)
         self.number = number
         self.program = program
