@@ -1,0 +1,249 @@
+"""Write the generated pages: every command with its flags, and every key of the files that people write.
+
+    python docs/generate.py
+
+writes ``reference_commands.md`` from the command line itself and ``reference_files.md`` from the specs that files are
+read with. What a key means comes from the docstring of its spec, or from ``keys.yaml`` where that says nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import typer.main
+from pydantic import BaseModel, TypeAdapter
+
+from simulator.cli.main import app, register_commands
+from simulator.config import load_yaml
+from simulator.plan import ParallelPlan
+from simulator.search.slurm import SlurmSpec
+from simulator.topology.device import DeviceFile
+from simulator.topology.explicit import EdgeSpec, GraphSpec, VertexSpec
+from simulator.topology.spec import ClusterSpec
+
+FOLDER = Path(__file__).parent
+NOTE = "<!-- written by docs/generate.py; do not edit -->\n"
+
+
+# -- commands ----------------------------------------------------------------------------------------------------
+
+
+def commands_page() -> str:
+    """Return the page of all commands and flags."""
+    register_commands()
+    parts = [
+        NOTE,
+        "# Every command and flag\n",
+        "[Command line](command_line.md) explains the main ones; this list is written by the program itself, as "
+        "`simulate COMMAND --help` prints it.\n",
+    ]
+    for words, command in _commands("simulate", typer.main.get_command(app)):
+        parts.append(_command(words, command))
+    return "\n".join(parts)
+
+
+def _commands(words: str, command: Any) -> Iterator[tuple[str, Any]]:
+    inner = getattr(command, "commands", {})
+    if command.params or not inner:
+        yield words, command
+    for name, one in sorted(inner.items()):
+        yield from _commands(f"{words} {name}", one)
+
+
+def _command(words: str, command: Any) -> str:
+    lines = [f"## `{words}`\n", f"{_plain(command.help or '')}\n"]
+    rows: dict[str, list[str]] = {}
+    for parameter in command.params:
+        panel = getattr(parameter, "rich_help_panel", None) or ""
+        rows.setdefault(panel, []).append(_flag(parameter))
+    for panel, flags in rows.items():
+        lines += [f"**{panel}**\n"] * bool(panel) + ["| flag | meaning | |", "|---|---|---|", *flags, ""]
+    return "\n".join(lines)
+
+
+def _flag(parameter: Any) -> str:
+    is_argument = parameter.param_type_name == "argument"
+    name = f"`{parameter.name.upper()}`" if is_argument else ", ".join(f"`{word}`" for word in _spellings(parameter))
+    notes = []
+    default = parameter.default
+    if not is_argument and default not in (None, "", 0, 0.0, False) and not callable(default):
+        notes.append(f"default `{default}`")
+    if getattr(parameter, "multiple", False) and "epeatable" not in (parameter.help or ""):
+        notes.append("repeatable")
+    return f"| {name} | {_plain(parameter.help or '')} | {', '.join(notes)} |"
+
+
+def _spellings(parameter: Any) -> list[str]:
+    return [*parameter.opts, *parameter.secondary_opts]
+
+
+def _plain(text: str) -> str:
+    """Return text on one line, safe inside a table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+# -- files -------------------------------------------------------------------------------------------------------
+
+
+def files_page() -> str:
+    """Return the page of all keys of cluster, device, plan, sweep and Slurm files."""
+    meanings, _ = load_yaml(FOLDER / "keys.yaml")
+    parts = [
+        NOTE,
+        "# Every key of every file\n",
+        "Written from the specs that the files are read with. A quantity is a number with a unit (`200 Gb/s`, `80 GiB`, "
+        "`1.5 us`, `400 W`); bandwidths are per direction. [Cluster files](topology.md) and [quick start](quickstart.md) show "
+        "whole files.\n",
+        "## Cluster files\n",
+        "`extends: NAME` at the top of a cluster file lays it over another file or a shipped cluster: keys that it has win.\n",
+        *_sections(ClusterSpec, "", meanings, set()),
+        "### A graph of your own\n",
+        "A machine that no kind of fabric describes: a file with `vertices` and `edges` instead of `node` and `fabric`.\n",
+        _table(GraphSpec, meanings),
+        "Each entry of `vertices`, by its name:\n",
+        _table(VertexSpec, meanings),
+        "Each entry of `edges`:\n",
+        _table(EdgeSpec, meanings),
+        "## Device files\n",
+        _table(DeviceFile, meanings),
+        "## Plan files\n",
+        "The keys of `--plan plan.yaml`, also as `--set key=value`, as axes of sweeps and, most of them, as flags with `-` for `_`.\n",
+        _plan_table(meanings),
+        "## Sweep files\n",
+        "| key | value | default | meaning |",
+        "|---|---|---|---|",
+        "| `base` | a mapping |  | settings that all scenarios share: any key of a plan file, `topology`, `model`, `network`, `transport`, "
+        "`algorithm`, `protocol`, `seed`, `deepspeed`, `megatron`, `plan`, or a dotted key of the cluster file |",
+        "| `axes` | a mapping of lists | **needed** | a list of values for each setting that differs; every combination is simulated |\n",
+        "## Slurm files\n",
+        "The keys under `slurm:` in the file of `--scheduler slurm.yaml`.\n",
+        _table(SlurmSpec, meanings),
+    ]
+    return "\n".join(parts)
+
+
+def _sections(model: type[BaseModel], path: str, meanings: dict[str, Any], seen: set[type]) -> Iterator[str]:
+    """Yield the table of a spec, then those of the specs inside it, each variant of a ``kind`` with its own."""
+    seen.add(model)
+    if path:
+        yield f"### `{path}`\n"
+        yield f"{_summary(model)}\n"
+    yield _table(model, meanings)
+    for key, variants in _inner(model):
+        for variant in variants:
+            if variant not in seen:
+                name = f"{path}.{key}" if path else key
+                kind = variant.model_json_schema(by_alias=True)["properties"].get("kind", {}).get("const")
+                yield from _sections(variant, f"{name}: kind {kind}" if kind else name, meanings, seen)
+
+
+def _inner(model: type[BaseModel]) -> Iterator[tuple[str, list[type[BaseModel]]]]:
+    for name, field in model.model_fields.items():
+        found = [one for one in _types(field.annotation) if inspect.isclass(one) and issubclass(one, BaseModel)]
+        if found:
+            is_mapping = "dict" in str(field.annotation)
+            yield (field.alias or name) + (".NAME" if is_mapping else ""), found
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    inner = getattr(annotation, "__args__", ())
+    if not inner:
+        yield annotation
+    for one in inner:
+        yield from _types(one)
+
+
+def _table(model: type[BaseModel], meanings: dict[str, Any]) -> str:
+    schema = model.model_json_schema(by_alias=True)
+    lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    said = _said(model)
+    for name, field in model.model_fields.items():
+        key = field.alias or name
+        default = "**needed**" if field.is_required() else _default(field.get_default(call_default_factory=False))
+        meaning = _meaning(model, name, key, said, meanings, schema["properties"][key])
+        lines.append(f"| `{key}` | {_value(schema['properties'][key])} | {default} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _plan_table(meanings: dict[str, Any]) -> str:
+    said, hints = _said(ParallelPlan), get_type_hints(ParallelPlan)
+    lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    for field in dataclasses.fields(ParallelPlan):
+        schema = TypeAdapter(hints[field.name]).json_schema()
+        meaning = _meaning(ParallelPlan, field.name, field.name, said, meanings, schema)
+        lines.append(f"| `{field.name}` | {_value(schema)} | {_default(field.default)} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _meaning(
+    model: type, name: str, key: str, said: dict[str, str], meanings: dict[str, Any], schema: dict[str, Any]
+) -> str:
+    """Return what a key means.
+
+    Raises
+    ------
+    KeyError
+        If neither the docstring nor ``keys.yaml`` says it.
+    """
+    own = [meanings.get(one.__name__, {}).get(key) for one in model.__mro__]
+    found = said.get(name) or next((text for text in own if text), None) or meanings["any"].get(key)
+    if not found:
+        raise KeyError(
+            f"{model.__name__}.{key}: say what it means, in the docstring of {model.__name__} or in docs/keys.yaml"
+        )
+    return _plain(re.sub(r":\w+:`~?([^`]+)`", r"`\1`", found).replace("``", "`"))
+
+
+def _said(model: type) -> dict[str, str]:
+    """Return what the ``Parameters`` of the docstrings of a class and its bases say, by name."""
+    found: dict[str, str] = {}
+    for one in reversed(model.__mro__):
+        text = inspect.cleandoc(one.__dict__.get("__doc__") or "")
+        block = re.search(r"Parameters\n-+\n(.*?)(?:\n\n\w+\n-+\n|\Z)", text, re.DOTALL)
+        for names, body in (
+            re.findall(r"^([\w, ]+) : .*\n((?:    .*\n?|\n)+)", block[1] + "\n", re.MULTILINE) if block else ()
+        ):
+            found |= dict.fromkeys((name.strip() for name in names.split(",")), body.strip())
+    return found
+
+
+def _summary(model: type) -> str:
+    text = inspect.cleandoc(model.__doc__ or "").split("\nParameters\n")[0].split("\nReferences\n")[0]
+    return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text).replace("``", "`").strip()
+
+
+def _value(schema: dict[str, Any]) -> str:
+    """Return what may stand there, in words."""
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_value(one) for one in schema["anyOf"] if one.get("type") != "null"))
+    if "const" in schema or "enum" in schema:
+        return ", ".join(f"`{word}`" for word in schema.get("enum", [schema.get("const")]))
+    if "examples" in schema:
+        return f"{schema['description'].split(',')[0]}, `{schema['examples'][0]}`"
+    if "$ref" in schema or "oneOf" in schema:
+        return "a section of its own"
+    if schema.get("type") == "array":
+        return "a list"
+    names = {"string": "text", "integer": "whole number", "number": "number", "boolean": "`true` or `false`"}
+    return names.get(schema.get("type", ""), "a mapping")
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if value is None or value == "" or repr(value) in ("PydanticUndefined", "{}", "[]", "()") or callable(value):
+        return ""
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`" if isinstance(value, str | int) else ""
+
+
+#: page -> what writes it
+PAGES = {"reference_commands.md": commands_page, "reference_files.md": files_page}
+
+if __name__ == "__main__":
+    for page, write in PAGES.items():
+        (FOLDER / page).write_text(write(), encoding="utf-8")
