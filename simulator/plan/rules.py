@@ -54,7 +54,7 @@ def check_values(plan: ParallelPlan) -> None:
         for name in names:
             value = getattr(plan, name)
             if not least <= value < math.inf:
-                raise ConfigError(f"{name}={value}: {rule if math.isfinite(value) else 'not a number to plan with'}")
+                raise ConfigError(f"{name}={value}: {rule}{'' if math.isfinite(value) else ', and must be finite'}")
     for name, known in (*_words().items(), ("framework", tuple(FRAMEWORKS))):
         value = getattr(plan, name)
         if value not in known:
