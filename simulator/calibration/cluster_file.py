@@ -54,7 +54,11 @@ def fitted_cluster_text(name_or_path: str, fit: ClusterFit, files: Sequence[str 
         transports = data.setdefault("transports", {})
         transport = transports.setdefault(fit.transport, {} if "extends" in data else {"protocol": "rdma"})
         transport["constants"] = _on_lines(merge(transport.get("constants") or {}, {"source": source, **between}))
-    section["fit"] = {"source": source, "held_out": _residuals(fit.after)}
+    section["fit"] = {
+        "source": source,
+        "held_out": _residuals(fit.after),
+        "one_standard_deviation": {constant.name: f"{constant.relative_error:.1%}" for constant in fit.constants},
+    }
     out = io.StringIO()
     yaml.dump(data, out)
     return out.getvalue()

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.calibration.kernel_rows import KernelRow, read_kernel_rows
-from simulator.calibration.robust import Free, Residuals, fit_constants
+from simulator.calibration.robust import Fitted, Free, Residuals, fit_constants
 from simulator.errors import CalibrationError
 from simulator.kernels.attention import AttentionConstants, attention_times_s
 from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s
@@ -66,6 +66,8 @@ class KernelFit:
         ``"<family>"`` or ``"<family> / <source>"`` -> errors on the rows that were fitted.
     held_out : dict
         The same on rows with ``split=test``.
+    uncertainty : dict
+        ``"<family>.<constant>"`` -> one standard deviation of the constant as a share of it; infinite where rows do not say.
     relative_error : float
         One standard deviation of the logarithm of predicted over measured, all families, tails clipped.
     """
@@ -74,6 +76,7 @@ class KernelFit:
     sections: Mapping[str, Any]
     residuals: Mapping[str, Residuals]
     held_out: Mapping[str, Residuals]
+    uncertainty: Mapping[str, float]
     relative_error: float
 
 
@@ -183,11 +186,14 @@ def fit_kernel_rows(
     """
     constants = KernelConstants.of(start_from)
     sections: dict[str, Any] = {}
+    unsure: dict[str, float] = {}
     gemms = [r for r in rows if isinstance(r.shape, GemmShape)]
     if gemms:
-        constants = replace(constants, gemm=_fit_gemm(gemms, known, constants.gemm))
+        gemm = _fit_gemm(gemms, known, constants.gemm)
+        unsure |= {f"gemm.{name}": error for name, error in gemm.relative_errors.items()}
+        constants = replace(constants, gemm=gemm.constants)
         sections["gemm"] = _plain(constants.gemm, GemmConstants())
-    attention = _fit_attention(rows, known, constants)
+    attention = _fit_attention(rows, known, constants, unsure)
     if attention:
         sections["attention"] = {
             name: {way: _plain(found, None) for way, found in ways.items()} for name, ways in attention.items()
@@ -198,13 +204,14 @@ def fit_kernel_rows(
         constants = replace(constants, attention=replace(constants.attention, implementations=merged))
     pointwise = [r for r in rows if isinstance(r.shape, PointwiseShape)]
     if pointwise:
-        constants = replace(constants, pointwise=_fit_pointwise(pointwise, known, constants))
+        constants = replace(constants, pointwise=_fit_pointwise(pointwise, known, constants, unsure))
         sections["pointwise"] = _plain(constants.pointwise, None)
     return KernelFit(
         device=known.name,
         sections=sections,
         residuals=residuals_of(rows, known, constants),
         held_out=residuals_of(test, known, constants),
+        uncertainty=unsure,
         relative_error=_relative_error(rows, known, constants),
     )
 
@@ -236,7 +243,7 @@ def known_energy(device: Device) -> tuple[float, float]:
     return device.power_limit_w / (0.78 * device.peak("fp16")), 50e-12
 
 
-def _fit_gemm(rows: Sequence[KernelRow], device: Device, start: GemmConstants) -> GemmConstants:
+def _fit_gemm(rows: Sequence[KernelRow], device: Device, start: GemmConstants) -> Fitted[GemmConstants]:
     free = [
         *_GEMM_FREE,
         *(Free(name=f"tile_efficiency.{t}", low=0.1, high=1.0, prior=0.3) for t in start.tile_efficiency),
@@ -272,7 +279,7 @@ def _fit_gemm(rows: Sequence[KernelRow], device: Device, start: GemmConstants) -
 
 
 def _fit_attention(
-    rows: Sequence[KernelRow], device: Device, constants: KernelConstants
+    rows: Sequence[KernelRow], device: Device, constants: KernelConstants, unsure: dict[str, float]
 ) -> dict[str, dict[str, AttentionConstants]]:
     groups: dict[tuple[str, str], list[KernelRow]] = {}
     for row in rows:
@@ -304,11 +311,14 @@ def _fit_attention(
             return attention_times_s(shapes, device, c, conditions, is_backward=is_backward)
 
         fitted = fit_constants(start, free, predict, _measured(members), max_evaluations=80)
-        found.setdefault(name, {})[way] = fitted
+        found.setdefault(name, {})[way] = fitted.constants
+        unsure |= {f"attention.{name}.{way}.{one}": error for one, error in fitted.relative_errors.items()}
     return found
 
 
-def _fit_pointwise(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> PointwiseConstants:
+def _fit_pointwise(
+    rows: Sequence[KernelRow], device: Device, constants: KernelConstants, unsure: dict[str, float]
+) -> PointwiseConstants:
     """Fit operation by operation: bandwidth share, seconds per row, additional fixed time."""
     found = replace(constants.pointwise, launch_s=constants.gemm.launch_s)
     groups: dict[str, list[KernelRow]] = {}
@@ -344,7 +354,9 @@ def _fit_pointwise(rows: Sequence[KernelRow], device: Device, constants: KernelC
             pairs = zip(shapes, conditions, strict=True)
             return np.array([pointwise_time_s(s, device, c, condition) for s, condition in pairs])
 
-        found = fit_constants(start, free, predict, _measured(members), n_starts=1, max_evaluations=100)
+        fitted = fit_constants(start, free, predict, _measured(members), n_starts=1, max_evaluations=100)
+        found = fitted.constants
+        unsure |= {f"pointwise.{name}": error for name, error in fitted.relative_errors.items()}
     return found
 
 
@@ -358,35 +370,3 @@ def _plain(constants: Any, defaults: Any) -> dict[str, Any]:
         return float(f"{value:.4g}") if isinstance(value, float) else value
 
     return {k: rounded(v) for k, v in asdict(constants).items() if v != skip.get(k) and v not in ({}, None)}
-
-
-def write_kernels(path: str | Path, fit: KernelFit, *, source: str, basis: str = "measured") -> None:
-    """Write a fit into a device file, in place; comments and all other sections stay as they are.
-
-    Parameters
-    ----------
-    path : str or Path
-        The device file.
-    fit : KernelFit
-    source : str
-        Where the rows come from.
-    basis : str
-        ``kernel_basis`` of the device from now on.
-    """
-    from ruamel.yaml import YAML
-
-    yaml = YAML()
-    yaml.width = 4096  # a wrapped key would not be read back
-    data = yaml.load(Path(path).read_text(encoding="utf-8"))
-    kernels = data.setdefault("kernels", {})
-    for family, section in fit.sections.items():
-        errors = {
-            name: f"n={r.n} median {r.median:.1%} p90 {r.p90:.1%} bias {r.bias:+.1%}"
-            for name, r in {**fit.held_out}.items()
-            if name.split(" / ")[0] == family
-        }
-        kernels[family] = {**section, "source": source, "fit": {"held_out": errors}}
-    data["kernel_basis"] = basis
-    data["kernel_error"] = round(max(fit.relative_error, 0.03), 3)
-    with Path(path).open("w", encoding="utf-8") as file:
-        yaml.dump(data, file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,21 @@ class Residuals:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted(Generic[ConstantsT]):
+    """Constants that were fitted, and how sure each is.
+
+    Parameters
+    ----------
+    constants : dataclass
+    relative_errors : dict
+        One standard deviation as a share of the value, by dotted name; infinite at a bound or where rows say nothing.
+    """
+
+    constants: ConstantsT
+    relative_errors: dict[str, float]
+
+
 def get_value(constants: object, name: str) -> float:
     """Return a constant by its dotted name."""
     head, _, key = name.partition(".")
@@ -91,7 +106,7 @@ def fit_constants(
     n_starts: int = 3,
     scale: float = 0.05,
     max_evaluations: int = 40,
-) -> ConstantsT:
+) -> Fitted[ConstantsT]:
     """Fit constants so that the logarithm of the predicted times is near that of the measured ones.
 
     The loss is quadratic below ``scale`` and linear above (soft L1), so that rows where a library chose badly
@@ -113,8 +128,8 @@ def fit_constants(
 
     Returns
     -------
-    dataclass
-        As ``start``, with the best values found.
+    Fitted
+        Constants as ``start`` with the best values found, and their uncertainty from the curvature of the loss there.
 
     Raises
     ------
@@ -137,7 +152,7 @@ def fit_constants(
         return np.concatenate([root * (np.log(predict(constants)) - log_measured), pull * (x - origin)])
 
     rng = np.random.default_rng(0)
-    best, best_cost = origin, float("inf")
+    best, best_cost, slopes = origin, float("inf"), np.zeros((0, len(free)))
     for attempt in range(n_starts):
         x0 = origin + (0.2 * rng.standard_normal(len(origin)) if attempt else 0.0)
         found = least_squares(
@@ -150,5 +165,22 @@ def fit_constants(
             max_nfev=max_evaluations,
         )
         if found.cost < best_cost:
-            best, best_cost = found.x, float(found.cost)
-    return with_values(start, dict(zip(names, np.exp(best).tolist(), strict=True)))
+            best, best_cost, slopes = found.x, float(found.cost), np.asarray(found.jac)
+    left = len(measured_s) - len(free)
+    spread = _spread(slopes, 2.0 * best_cost / left if left else float("inf"))
+    spread[(best - low < 1e-3) | (high - best < 1e-3)] = np.inf
+    return Fitted(
+        constants=with_values(start, dict(zip(names, np.exp(best).tolist(), strict=True))),
+        relative_errors=dict(zip(names, spread.tolist(), strict=True)),
+    )
+
+
+def _spread(slopes: FloatArray, variance: float) -> FloatArray:
+    """Return standard deviations of the parameters; infinite where no row depends on one."""
+    curvature = slopes.T @ slopes
+    found = np.full(len(curvature), np.inf)
+    moved = np.diag(curvature) > 0
+    if moved.any():
+        inverse = np.linalg.pinv(curvature[np.ix_(moved, moved)])
+        found[moved] = np.sqrt(variance * np.maximum(np.diag(inverse), 0.0))
+    return found

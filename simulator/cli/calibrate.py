@@ -75,8 +75,9 @@ def kernels(
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Fit the kernel constants of a device to a table of timed kernels."""
+    from simulator.calibration.kernel_file import write_kernels
     from simulator.calibration.kernel_gaps import undetermined_kernels
-    from simulator.calibration.kernels import fit_kernels, write_kernels
+    from simulator.calibration.kernels import fit_kernels
     from simulator.config import read_text, resolve_name
     from simulator.topology.device import load_device
     from validation.tables.reader import find_table
@@ -262,13 +263,18 @@ def _kernel_document(fit: KernelFit, missing: Mapping[str, str], out: str | None
 
     return {
         "device": fit.device, "constants": fit.sections, "errors_fitted": errors(fit.residuals),
-        "errors_held_out": errors(fit.held_out), "relative_error": fit.relative_error, "undetermined": dict(missing), "out": out,
+        "errors_held_out": errors(fit.held_out),
+        "uncertainty": {name: error if error < float("inf") else None for name, error in fit.uncertainty.items()},
+        "relative_error": fit.relative_error, "undetermined": dict(missing), "out": out,
     }  # fmt: skip
 
 
 def _kernel_text(fit: KernelFit, missing: Mapping[str, str]) -> str:
     lines = [f"{fit.device}: one standard deviation {fit.relative_error:.1%}", "", "constants"]
-    lines += [f"  {name}: {value}" for name, value in _leaves(fit.sections)]
+    for name, value in _leaves(fit.sections):
+        error = fit.uncertainty.get(name)
+        sure = "" if error is None else f"  ± {error:.1%}" if error < float("inf") else "  not determined by these rows"
+        lines.append(f"  {name}: {value}{sure}")
     for title, found in (("fitted rows", fit.residuals), ("rows held out", fit.held_out)):
         lines += ["", f"residuals, {title}", _error_table(found)] if found else ["", f"no {title}"]
     if missing:

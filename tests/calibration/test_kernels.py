@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simulator.calibration.kernel_file import write_kernels
 from simulator.calibration.kernel_rows import KernelRow, gemm_shape, read_kernel_rows
 from simulator.calibration.kernel_transfer import sustained_scale, transfer_kernels
 from simulator.calibration.kernels import (
@@ -16,7 +17,6 @@ from simulator.calibration.kernels import (
     fit_kernels,
     predict_rows_s,
     residuals_of,
-    write_kernels,
 )
 from simulator.calibration.robust import Free, Residuals, fit_constants, with_values
 from simulator.errors import CalibrationError
@@ -59,6 +59,23 @@ def test_a_fit_finds_the_constants_that_made_the_rows(made_rows: list[KernelRow]
     assert set(fit.sections) == {"gemm"}
     assert fit.residuals["gemm"].median < 0.01
     assert fit.held_out["gemm"].n == len(made_rows)
+    assert {name.split(".")[0] for name in fit.uncertainty} == {"gemm"}
+    assert all(error >= 0 for error in fit.uncertainty.values())
+
+
+def test_the_uncertainty_of_a_fit_is_that_of_its_noise() -> None:
+    rng = np.random.default_rng(0)
+    work = np.linspace(1.0, 50.0, 400)
+    free = [Free(name="launch_s", low=1e-7, high=1e-3), Free(name="split_s", low=1e-7, high=1e-3)]
+
+    def predict(constants: GemmConstants) -> np.ndarray:
+        return constants.launch_s * work
+
+    measured = 4e-6 * work * np.exp(0.01 * rng.standard_normal(len(work)))
+    found = fit_constants(GemmConstants(), free, predict, measured, n_starts=1)
+    assert found.constants.launch_s == pytest.approx(4e-6, rel=0.003)
+    assert found.relative_errors["launch_s"] == pytest.approx(0.01 / 20, rel=0.2)
+    assert found.relative_errors["split_s"] == float("inf")
 
 
 def test_too_few_rows_are_an_error() -> None:
@@ -123,6 +140,7 @@ def test_writing_a_fit_keeps_the_rest_of_the_file(tmp_path: Path) -> None:
         sections={"gemm": {"launch_s": 5e-6, "tile_efficiency": {"128x128": 0.7}}},
         residuals={"gemm": zero},
         held_out={"gemm": zero, "gemm / a source with a very long name, and commas": zero},
+        uncertainty={"gemm.launch_s": 0.123, "gemm.tile_efficiency.128x128": float("inf")},
         relative_error=0.07,
     )
     write_kernels(file, fit, source="a test")
@@ -132,6 +150,8 @@ def test_writing_a_fit_keeps_the_rest_of_the_file(tmp_path: Path) -> None:
     assert dict(constants.gemm.tile_efficiency) == {"128x128": 0.7}
     assert (device.kernel_basis, device.kernel_error) == ("measured", 0.07)
     assert "# what CUDA reports" in file.read_text()
+    assert "launch_s: 12.3%" in file.read_text()
+    assert "tile_efficiency.128x128: not determined" in file.read_text()
     assert device.host == load_device("a100-sxm4-40g").host
 
 

@@ -176,8 +176,9 @@ class Extras:
 def _left_out_sources(found: Validation) -> list[str]:
     fit = fit_shares(_select(found, "training", _split("fit")))
     text = (
-        "Constants come from kernels and collectives that were timed by themselves, and some of host and pointwise "
-        "kernels from the phases of one source's runs on one GPU. What that leaves is asked by "
+        "Most constants come from kernels and collectives that were timed by themselves, some of host and pointwise "
+        "kernels from the phases of one source's runs on one GPU, and the speed of older library releases from iterations "
+        "of a few sources. What they leave is asked by "
         f"`simulate calibrate training training.csv --leave-one-out`: one factor per part of the iteration, fitted to the {fit.n} "
         f"`fit` rows of {len(fit.left_out)} sources. Factors near 1 and errors that do not shrink say that constants tuned to "
         "iterations would not carry over to another source. No prediction uses the factors."
