@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from simulator.models.layer import GemmShape
 from simulator.program.op import Collective, HostWork, Kernel, Op, Transfer
 from simulator.program.program import COMPUTE, HOST, Block
@@ -205,13 +207,12 @@ def _stable_hash(text: str) -> int:
 
 
 def earliest_ns(trace: Trace, offsets_ns: Sequence[int] = ()) -> int:
-    """Return the start of the first operation or host event, each rank's clock corrected by its offset."""
-    starts = [
-        int(part.start_ns.min()) - (offsets_ns[index] if offsets_ns else 0)
-        for index, rank in enumerate(trace.ranks)
-        for part in (rank.ops, rank.host)
-        if len(part)
-    ]
+    """Return the start of the first operation, host event or step, each rank's clock corrected by its offset."""
+    starts = []
+    for index, rank in enumerate(trace.ranks):
+        found = [int(part.start_ns.min()) for part in (rank.ops, rank.host) if len(part)]
+        found += [window.start_ns for window in (step_windows(rank) if rank.steps else ())]
+        starts += [start - (offsets_ns[index] if offsets_ns else 0) for start in found]
     return min(starts, default=0)
 
 
@@ -236,8 +237,40 @@ def trace_processes(
         origin = first + (offsets_ns[index] if offsets_ns else 0)
         device = f" · {rank.device}" if rank.device else ""
         tracks = [*_step_track(rank, origin), *_host_tracks(rank, origin), *_device_tracks(rank, origin)]
-        processes.append(Process(name=f"{prefix}rank {rank.rank}{device}", rank=rank.rank, tracks=tuple(tracks)))
+        counters = throughput_counters(rank, origin)
+        name = f"{prefix}rank {rank.rank}{device}"
+        processes.append(Process(name=name, rank=rank.rank, tracks=tuple(tracks), counters=counters))
     return tuple(processes)
+
+
+def throughput_counters(rank: RankTrace, origin_ns: int) -> tuple[Counter, ...]:
+    """Return the bytes that a rank's communication moves per second, waiting included, over time.
+
+    Parameters
+    ----------
+    rank : RankTrace
+    origin_ns : int
+        Becomes time 0.
+
+    Returns
+    -------
+    tuple of Counter
+        Empty where no communication carries a size.
+    """
+    ops, change = rank.ops, dict[int, float]()
+    for op in np.flatnonzero(ops.kind == COMMUNICATION).tolist():
+        n_bytes = rank.calls[int(ops.call[op])].n_bytes
+        start, end = int(ops.start_ns[op]), int(ops.end_ns[op])
+        if n_bytes > 0 and end > start:
+            rate = n_bytes / (end - start)
+            change[start] = change.get(start, 0.0) + rate
+            change[end] = change.get(end, 0.0) - rate
+    total, points = 0.0, []
+    for at in sorted(change):
+        total += change[at]
+        points.append(((at - origin_ns) * 1000, max(0.0, round(total, 6))))
+    counter = Counter(name="communication", unit="GB/s", points=tuple(points), share_key="communication")
+    return (counter,) if points else ()
 
 
 def _step_track(rank: RankTrace, origin_ns: int) -> list[Track]:

@@ -1,6 +1,7 @@
 import json
 import tarfile
 
+import numpy as np
 import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
@@ -8,7 +9,9 @@ from simulator.errors import TraceError
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun
 from simulator.timeline import Span, Timeline
 from simulator.trace_io.perfetto import write, write_beside
-from simulator.trace_io.tracks import Counter, timeline_processes
+from simulator.trace_io.record import COMMUNICATION, CollectiveCall, DeviceOps, RankTrace, empty_host
+from simulator.trace_io.record import Trace as TraceRecord
+from simulator.trace_io.tracks import Counter, throughput_counters, timeline_processes, trace_processes
 
 US = 1_000_000
 
@@ -106,3 +109,22 @@ def test_beside_as_one_file_and_as_archive(tmp_path):
     write_beside(simulated, measured, tmp_path / "both.tar")
     with tarfile.open(tmp_path / "both.tar") as archive:
         assert archive.getnames() == ["perfetto_manifest.json", "simulated.pftrace", "measured.pftrace"]
+
+
+def test_communication_of_a_trace_is_counted(tmp_path):
+    """Two transfers that overlap: the rates add up and return to nothing."""
+    calls = (CollectiveCall(collective="all_reduce", n_bytes=4000), CollectiveCall(collective="all_gather", n_bytes=1000))
+    start, end = np.array([1000, 2000]), np.array([3000, 4000])
+    ops = DeviceOps(
+        start_ns=start, end_ns=end, name=np.array([0, 0]), stream=np.array([0, 1]), kind=np.array([COMMUNICATION] * 2),
+        launch=np.array([-1, -1]), call=np.array([0, 1]), n_bytes=np.array([-1, -1]),
+    )  # fmt: skip
+    rank = RankTrace(rank=0, names=("nccl",), streams=("a", "b"), ops=ops, host=empty_host(), calls=calls)
+    (counter,) = throughput_counters(rank, 1000)
+    assert counter.points == ((0, 2.0), (1_000_000, 2.5), (2_000_000, 0.5), (3_000_000, 0.0))
+    trace = TraceRecord(format="kineto", ranks=(rank,), world_size=1)
+    write_beside(trace_processes(trace, prefix="simulated "), trace_processes(trace, prefix="measured "), tmp_path / "a.pftrace")
+    _, tracks, counters = _slices(tmp_path / "a.pftrace")
+    assert len(counters) == 8
+    names = [track.name for track in tracks.values() if track.HasField("process")]
+    assert names == ["measured rank 0", "simulated rank 0"]
