@@ -12,6 +12,7 @@ from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.network import NETWORKS
 from simulator.network.base import Flow
 from simulator.program.op import Collective, Op, Transfer
+from simulator.program.program import Program
 from simulator.report.explain import Outcome
 from simulator.scenario import Scenario
 from simulator.simulation import Result, lower_scenario
@@ -70,6 +71,9 @@ class Trials:
     def __init__(self, result: Result) -> None:
         self.result = result
         self._lowered = lower_scenario(result.scenario, result.topology, result.spec)[1]
+        self._kernels = ModelCosts(
+            result.topology, result.scenario
+        ).kernels  # remembers times: trials share many shapes
 
     @property
     def baseline(self) -> Outcome:
@@ -79,9 +83,7 @@ class Trials:
     def machine(self, topology: Topology, *, host: float = 1.0, latency: Mapping[str, float] | None = None) -> Outcome:
         """Run the same program on another machine of the same shape."""
         scenario = self.result.scenario
-        costs = ChangedCosts(topology, scenario, host=host, latency=latency)
-        timeline = run(self._lowered.program, costs, lambda: NETWORKS[scenario.network](topology))
-        return Outcome(iteration_time_s=timeline.makespan_ps / 1e12, n_samples=scenario.plan.global_batch)
+        return self._run(self._lowered.program, ChangedCosts(topology, scenario, host=host, latency=latency))
 
     def storage(self, factor: float, *, latency: float = 1.0) -> Outcome:
         """Run with storage that delivers that many times more, or answers that many times sooner."""
@@ -91,8 +93,7 @@ class Trials:
         changed = replace(topology, spec=faster)
         scenario = self.result.scenario
         lowered = lower_scenario(scenario, changed, self.result.spec)[1]
-        timeline = run(lowered.program, ModelCosts(topology, scenario), lambda: NETWORKS[scenario.network](topology))
-        return Outcome(iteration_time_s=timeline.makespan_ps / 1e12, n_samples=scenario.plan.global_batch)
+        return self._run(lowered.program, ModelCosts(topology, scenario))
 
     def plan(self, **changes: object) -> Outcome:
         """Run another plan on the same machine, if it can run and fits."""
@@ -107,9 +108,13 @@ class Trials:
             return Outcome(
                 reason=f"needs {format_bytes(memory.peak_bytes)} of {format_bytes(memory.capacity_bytes)} memory"
             )
-        costs = ModelCosts(result.topology, scenario)
-        timeline = run(lowered.program, costs, lambda: NETWORKS[scenario.network](result.topology))
-        return Outcome(iteration_time_s=timeline.makespan_ps / 1e12, n_samples=plan.global_batch)
+        return self._run(lowered.program, ModelCosts(result.topology, scenario))
+
+    def _run(self, program: Program, costs: ModelCosts) -> Outcome:
+        costs.kernels = self._kernels
+        network = NETWORKS[costs.scenario.network]
+        timeline = run(program, costs, lambda: network(costs.topology))
+        return Outcome(iteration_time_s=timeline.makespan_ps / 1e12, n_samples=costs.scenario.plan.global_batch)
 
 
 def _faster_storage(storage: StorageSpec, topology: Topology, factor: float, latency: float) -> StorageSpec:
