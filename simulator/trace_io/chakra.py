@@ -121,7 +121,7 @@ def _node(message: Any) -> ChakraNode:
 
 
 def read_json(stream: IO[bytes], source: str, *, rank: int | None = None) -> RankTrace:
-    """Read one rank from the JSON rendering: one object after the other, or a list of them.
+    """Read one rank from the JSON rendering: one object after the other, a list of them, or the feeder's own form.
 
     Raises
     ------
@@ -129,9 +129,11 @@ def read_json(stream: IO[bytes], source: str, *, rank: int | None = None) -> Ran
         If it is malformed from the start, or there is no node.
     """
     file = _File(source)
-    values = JsonStream(stream)
+    values = JsonStream(stream, "workload_graph", optional=True)
     for value in values:
-        if "id" in value:
+        if "Id" in value:
+            file.add(_feeder_node(value), None)
+        elif "id" in value:
             inputs = value.get("inputs")
             file.add(_json_node(value), inputs.get("values") if isinstance(inputs, dict) else None)
         elif not file.nodes:
@@ -155,6 +157,20 @@ def _json_attributes(value: dict[str, Any]) -> dict[str, Any]:
             first = found[0] if found else None
             attributes[entry["name"]] = first["values"] if isinstance(first, dict) and "values" in first else first
     return attributes
+
+
+def _feeder_node(value: dict[str, Any]) -> ChakraNode:
+    """Read a node of the JSON that Chakra's feeder takes: attributes beside the fields, types as numbers."""
+    number = integer(value.get("NodeType"), 0)
+    return ChakraNode(
+        integer(value["Id"]),
+        str(value.get("Name", "")),
+        NODE_TYPES[number] if 0 <= number < len(NODE_TYPES) else "INVALID",
+        tuple(dict.fromkeys(integer(dep) for key in ("data_deps", "ctrl_deps") for dep in _list(value.get(key)))),
+        0,
+        integer(value.get("runtime"), 0) * 1000,
+        {name: found for name, found in value.items() if name in KEPT},
+    )
 
 
 def _json_node(value: dict[str, Any]) -> ChakraNode:

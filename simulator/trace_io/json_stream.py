@@ -17,6 +17,8 @@ from simulator.trace_io.sources import DAMAGE
 CHUNK_BYTES = 1 << 20
 #: a longer object is taken for damage
 MAX_OBJECT_CHARS = 32 << 20
+#: characters among which an optional key is looked for
+_BEGINNING = 4096
 _BLANK = " \t\r\n,\x00\ufeff"
 _DECODER = json.JSONDecoder(strict=False)
 
@@ -30,6 +32,8 @@ class JsonStream:
         Uncompressed JSON.
     key : str
         The list under this key of one object is read; ``""`` reads objects in a row and the contents of bare lists.
+    optional : bool
+        Whether a stream that does not begin with such an object is read as objects in a row.
 
     Attributes
     ----------
@@ -41,8 +45,8 @@ class JsonStream:
         Why iteration ended early, ``""`` where it did not.
     """
 
-    def __init__(self, stream: IO[bytes], key: str = "") -> None:
-        self._stream, self._key = stream, key
+    def __init__(self, stream: IO[bytes], key: str = "", *, optional: bool = False) -> None:
+        self._stream, self._key, self._optional = stream, key, optional
         self._decode = codecs.getincrementaldecoder("utf-8")("replace")
         self._text, self._at, self._ended = "", 0, False
         self.header: dict[str, Any] = {}
@@ -50,6 +54,10 @@ class JsonStream:
         self.damage = ""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        if self._optional:
+            self._fill(CHUNK_BYTES)
+            self._key = self._key if f'"{self._key}"' in self._text[:_BEGINNING] else ""
+            self.found = not self._key
         if self._key and not self._find_list():
             return
         while True:
@@ -82,7 +90,8 @@ class JsonStream:
 
     def _find_list(self) -> bool:
         pattern = re.compile(rf'"{self._key}"\s*:\s*\[')
-        self._fill(CHUNK_BYTES)
+        if not self._text:
+            self._fill(CHUNK_BYTES)
         while (match := pattern.search(self._text)) is None:
             if self._ended or len(self._text) > MAX_OBJECT_CHARS:
                 return False

@@ -23,7 +23,7 @@ _PART_BYTES = 1 << 18
 _RANK = (
     re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE),
     re.compile(r"worker[-_.]?(\d+)", re.IGNORECASE),
-    re.compile(r"(?:^|[-_./])(\d{1,6})\.(?:et|json|pt\.trace\.json|csv|parquet)(?:\.gz)?$", re.IGNORECASE),
+    re.compile(r"(?:^|[-_/]|(?<!\d)\.)(\d{1,6})\.(?:et|json|pt\.trace\.json|csv|parquet)(?:\.gz)?$", re.IGNORECASE),
     re.compile(r"(?:^|/)(\d{1,6})/[^/]*$"),
 )
 
@@ -95,6 +95,7 @@ class Member:
         --------
         >>> Member(name="run/worker3_step_12.json", path=Path()).rank
         3
+        >>> Member(name="run/trace.1.0.2.json", path=Path()).rank  # a version is no rank
         """
         tail = self.name.rsplit("!", 1)[-1]
         for pattern in _RANK:

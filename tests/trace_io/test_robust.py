@@ -262,6 +262,21 @@ def test_a_chakra_cycle_is_broken_and_reported(tmp_path):
     assert any("cycle" in note for note in trace.ranks[0].notes)
 
 
+def test_the_feeders_own_json_is_read(tmp_path):
+    nodes = [
+        {"Id": 3, "Name": "gemm", "NodeType": 4, "runtime": 5, "data_deps": [], "is_cpu_op": False},
+        {"Id": 4, "Name": "all_reduce", "NodeType": 7, "runtime": 7, "data_deps": [3], "is_cpu_op": False, "comm_type": 0,
+         "comm_size": 4096},
+        {"Id": 5, "Name": "cpu", "NodeType": 4, "runtime": 2, "data_deps": [], "is_cpu_op": True},
+    ]  # fmt: skip
+    path = save(tmp_path / "x.2.json", json.dumps({"workload_graph": nodes}, indent=1).encode())
+    assert detect(path) == "chakra_json"
+    (rank,) = read(path).ranks
+    assert (rank.rank, rank.calls[0].collective, rank.calls[0].n_bytes) == (2, "all_reduce", 4096)
+    assert sorted((rank.ops.end_ns - rank.ops.start_ns).tolist()) == [2000, 5000, 7000]
+    assert sorted(rank.ops.kind.tolist()) == [0, 1, 3]
+
+
 @RELAXED
 @given(cut=st.integers(min_value=0, max_value=4000))
 def test_a_trace_cut_anywhere_is_read_or_refused(tmp_path, cut):
