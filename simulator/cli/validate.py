@@ -85,6 +85,14 @@ def _here(idle: list[str], threshold: float | None, report: str | None, json_out
         raise typer.BadParameter(
             f"--here measures this machine; {', '.join(idle)} would have no effect", param_hint="--here"
         )
+    from validation.jobs.here import gpus_here
+
+    n_gpus = gpus_here()
+    (_here_gpus if n_gpus else _here_cpu)(threshold, report, json_output, n_gpus)
+
+
+def _here_cpu(threshold: float | None, report: str | None, json_output: bool, n_gpus: int) -> None:
+    del n_gpus
     from validation.jobs.here import HERE, check_here, compare_here, document, print_comparisons, write_page
 
     found = compare_here(quiet=False)
@@ -97,3 +105,26 @@ def _here(idle: list[str], threshold: float | None, report: str | None, json_out
         print(f"wrote {report}", file=sys.stderr)
     if threshold is not None:
         check_here(found, threshold / 100.0)
+
+
+def _here_gpus(threshold: float | None, report: str | None, json_output: bool, n_gpus: int) -> None:
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
+    from simulator.importers.nvml import import_nvml
+    from validation.emulation.ranks import ending_cleanly
+    from validation.jobs.gpus import check_gpus, compare_gpus, document, print_gpus
+
+    with ending_cleanly(), TemporaryDirectory(prefix="validate-here-") as folder:
+        one = compare_gpus(Path(folder), n_gpus, import_nvml(), quiet=False)
+        if json_output:
+            print(json.dumps(document(one), allow_nan=False))
+        else:
+            print_gpus(one)
+        if report:
+            from validation.tables.page import write_page
+
+            write_page(report, one.found)
+            print(f"wrote {report}", file=sys.stderr)
+    if threshold is not None:
+        check_gpus(one, threshold / 100.0)

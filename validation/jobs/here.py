@@ -27,6 +27,20 @@ HERE = Settings(job="single", model="gpt2-tiny", micro_batch=2, device="cpu", ti
 COUNTS = (1, 2)
 
 
+def gpus_here() -> int:
+    """Return the number of GPUs that jobs here can use; does not touch one.
+
+    Raises
+    ------
+    ConfigError
+        If PyTorch is missing.
+    """
+    require_torch()
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def compare_here(settings: Settings = HERE, counts: Sequence[int] = COUNTS, *, quiet: bool = True) -> list[Comparison]:
     """Calibrate, run and simulate a training step on so many processes of this machine each.
 

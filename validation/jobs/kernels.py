@@ -118,6 +118,13 @@ def probes(size: GptSize, settings: Settings, device: torch.device) -> Iterator[
     yield from _optimizer(size, device)
 
 
+def _conditions(probe: Probe, device: torch.device) -> str:
+    """Say how a kernel was timed, in the words that predictions know."""
+    if device.type != "cuda":
+        return ""
+    return "L2 flushed" + ("; through autograd.grad" if probe.kernel_pass == "backward" else "")
+
+
 def run_kernels(settings: Settings, launch: Launch, device: torch.device) -> list[Row]:
     """Time every kernel, with caches flushed in between on a GPU; return rows as in kernels.csv."""
     size = size_of(settings)
@@ -152,7 +159,11 @@ def run_kernels(settings: Settings, launch: Launch, device: torch.device) -> lis
                 "dtype": settings.precision.removeprefix("amp_"),
                 **probe.columns,
                 "time_us": round(statistics_.median_s * 1e6, 3),
-                "notes": "; ".join(filter(None, (f"{size.name}, {statistics_.describe()}", monitor.describe()))),
+                "notes": "; ".join(
+                    filter(
+                        None, (f"{size.name}, {statistics_.describe()}", _conditions(probe, device), monitor.describe())
+                    )
+                ),
             },
         )
         for probe, statistics_ in found

@@ -126,6 +126,7 @@ class TestHere:
         from simulator.cli import validate as module
         from validation.jobs import here
 
+        monkeypatch.setattr(here, "gpus_here", lambda: 0)
         monkeypatch.setattr(here, "compare_here", lambda **options: [_comparison()])
 
         def run(**options):
