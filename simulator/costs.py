@@ -39,7 +39,7 @@ class ModelCosts:
         self._kernel_ps: dict[tuple[int, str], int] = {}
         self._flows: dict[int, tuple[Collective | Transfer, Flow]] = {}
         self._issue_ps: dict[tuple[str, str], int] = {}
-        self._nvlink_uses: dict[int, float] = {}
+        self._nvlink_uses: dict[tuple[int, int], float] = {}
 
     def kind(self, rank: int) -> Hashable:
         """Ranks on equal devices, equally healthy, share kernel and issue times."""
@@ -111,14 +111,16 @@ class ModelCosts:
 
     def _nvlink_use(self, op: Collective) -> float:
         """Utilisation of the busiest NVLink while the collective runs alone, 0 to 1."""
-        if id(op) not in self._nvlink_uses:
-            flow, arrays = self.flow(op), self.topology.arrays
+        flow = self.flow(op)
+        key = (id(flow.links), id(flow.weights))  # flows of one group share them, and are kept
+        if key not in self._nvlink_uses:
+            arrays = self.topology.arrays
             links = np.array(flow.links, dtype=np.intp)
             loads = np.array(flow.weights) / arrays.bandwidth_bytes_per_s[links]
             inside = loads[np.isin(arrays.kind[links], _NVLINKS)].max(initial=0.0)
             slowest = loads.max(initial=0.0)
-            self._nvlink_uses[id(op)] = float(inside / slowest) if slowest else 0.0
-        return self._nvlink_uses[id(op)]
+            self._nvlink_uses[key] = float(inside / slowest) if slowest else 0.0
+        return self._nvlink_uses[key]
 
     def link_busy_s(self, timeline: Timeline) -> dict[int, float]:
         """Seconds that every link would need for its bytes at its own rate, over the whole timeline."""
@@ -131,10 +133,15 @@ class ModelCosts:
                 seen[id(op)] = op
         bandwidth = self.topology.arrays.bandwidth_bytes_per_s
         loads = np.zeros(len(bandwidth))
+        n_bytes: dict[tuple[int, int], float] = defaultdict(float)
+        flows: dict[tuple[int, int], Flow] = {}
         for key, op in seen.items():
             flow = self.flow(op)
-            times = max(counts[key].values())  # every participant has a span of the same operation
-            loads[np.array(flow.links, dtype=np.intp)] += times * flow.n_bytes * np.array(flow.weights)
+            place = (id(flow.links), id(flow.weights))
+            flows[place] = flow
+            n_bytes[place] += max(counts[key].values()) * flow.n_bytes  # every participant has a span of the same operation
+        for place, flow in flows.items():
+            loads[np.array(flow.links, dtype=np.intp)] += n_bytes[place] * np.array(flow.weights)
         used = np.flatnonzero(loads)
         return dict(zip(used.tolist(), (loads[used] / bandwidth[used]).tolist(), strict=True))
 
