@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.network.base import Flow, LinkSource, Step, capacities
-from simulator.network.maxmin import FloatArray, max_min_rates
+from simulator.network.crowd import Crowd
+from simulator.network.maxmin import FloatArray
 from simulator.units import PS_PER_S, to_ps
 
-#: messages that end within so many picoseconds of each other end together
-_TIE_PS = 10.0
 #: messages of expanded flows that are kept for flows that come again
 _MEMO_LIMIT = 1_000_000
 
@@ -66,17 +65,17 @@ class ChunkNetwork:
     """
 
     def __init__(self, topology: LinkSource) -> None:
-        self._capacity = capacities(topology)
+        self._crowd = Crowd(capacities(topology))
         self._plans: dict[int, _Plan] = {}
         self._flights: dict[int, _Flight] = {}
         self._waiting: list[tuple[int, int, int]] = []
-        self._loading: list[tuple[int, int]] = []
-        self._remaining = np.zeros(0)
-        self._rates = np.zeros(0)
-        self._is_solved = True
         self._now_ps = 0
         self._next_handle = 0
-        self.n_solves = 0
+
+    @property
+    def n_solves(self) -> int:
+        """How often rates were solved."""
+        return self._crowd.n_solves
 
     def start(self, flow: Flow, now_ps: int) -> int:
         """Begin a flow at ``now_ps`` and return its handle."""
@@ -93,11 +92,9 @@ class ChunkNetwork:
 
     def next_completion_ps(self) -> int | None:
         """Time of the next event: a message ends, or leaves its latency; None when idle."""
-        self._solve()
         times = [self._waiting[0][0]] if self._waiting else []
-        if self._loading:
-            with np.errstate(divide="ignore"):
-                left_s = float((self._remaining / self._rates).min())
+        left_s = self._crowd.next_end_s()
+        if left_s < math.inf:
             times.append(self._now_ps + math.ceil(left_s * PS_PER_S))
         return min(times) if times else None
 
@@ -106,7 +103,7 @@ class ChunkNetwork:
         finished: list[int] = []
         while (time_ps := self.next_completion_ps()) is not None and time_ps <= now_ps:
             self._move_to(time_ps)
-            ended = self._take_ended()
+            ended = self._crowd.take_ended()
             while ended:
                 handle, index = ended.pop()
                 if self._arrive(handle, index):
@@ -128,7 +125,7 @@ class ChunkNetwork:
             return
         self._move_to(now_ps)
         flight.factor = factor
-        self._is_solved = False
+        self._crowd.set_factor(handle, factor)
 
     def state(self, now_ps: int) -> Hashable:
         """All that the future depends on, relative to ``now_ps``: networks in equal states go on equally."""
@@ -137,28 +134,13 @@ class ChunkNetwork:
             now_ps - self._now_ps,
             tuple((id(f.plan), tuple(f.n_after), tuple(f.n_behind), f.factor) for f in self._flights.values()),
             tuple(sorted((at_ps - now_ps, order[handle], index) for at_ps, handle, index in self._waiting)),
-            tuple((order[handle], index) for handle, index in self._loading),
-            tuple(self._remaining.tolist()),
+            tuple((order[handle], index, left) for (handle, index), left in self._crowd.state()),
         )
 
     def _move_to(self, now_ps: int) -> None:
         """Book the progress since the last event."""
-        self._solve()
-        if now_ps > self._now_ps and self._loading:
-            self._remaining = np.maximum(0.0, self._remaining - self._rates * ((now_ps - self._now_ps) / PS_PER_S))
+        self._crowd.pass_time(now_ps - self._now_ps)
         self._now_ps = max(self._now_ps, now_ps)
-
-    def _take_ended(self) -> list[tuple[int, int]]:
-        """Remove the messages that have nothing left from those that load links."""
-        if not self._loading:
-            return []
-        done = self._remaining <= self._rates * (_TIE_PS / PS_PER_S)
-        ended = [message for message, is_done in zip(self._loading, done.tolist(), strict=True) if is_done]
-        if ended:
-            self._loading = [m for m, is_done in zip(self._loading, done.tolist(), strict=True) if not is_done]
-            self._remaining, self._rates = self._remaining[~done], self._rates[~done]
-            self._is_solved = False
-        return ended
 
     def _arrive(self, handle: int, index: int) -> bool:
         """Release who waits for a message; tell whether its flow has ended."""
@@ -179,30 +161,15 @@ class ChunkNetwork:
         return not flight.n_left
 
     def _load(self, handle: int, index: int) -> None:
-        self._loading.append((handle, index))
-        self._remaining = np.append(self._remaining, self._flights[handle].plan.steps[index].n_bytes)
-        self._is_solved = False
-
-    def _solve(self) -> None:
-        """Give every message that loads links its rate."""
-        if self._is_solved:
-            return
-        self._is_solved = True
-        self.n_solves += 1
-        flights = [self._flights[handle] for handle, _ in self._loading]
-        if not flights:
-            self._rates = np.zeros(0)
-            return
-        loads = [f.plan.loads[index] for f, (_, index) in zip(flights, self._loading, strict=True)]
-        factors = np.array([flight.factor for flight in flights])
-        caps = np.array(
-            [f.plan.steps[i].rate_cap_bytes_per_s for f, (_, i) in zip(flights, self._loading, strict=True)]
+        flight = self._flights[handle]
+        step = flight.plan.steps[index]
+        self._crowd.add(
+            (handle, index),
+            step.n_bytes,
+            flight.plan.loads[index],
+            cap_bytes_per_s=step.rate_cap_bytes_per_s,
+            factor=flight.factor,
         )
-        sizes = [len(links) for links, _ in loads]
-        entry_flow = np.repeat(np.arange(len(loads)), sizes)
-        used, entry_link = np.unique(np.concatenate([links for links, _ in loads]), return_inverse=True)
-        entry_weight = np.concatenate([weights for _, weights in loads]) / np.repeat(factors, sizes)
-        self._rates = max_min_rates(entry_flow, entry_link, entry_weight, self._capacity[used], caps * factors)
 
     def _plan(self, flow: Flow) -> _Plan:
         known = self._plans.get(id(flow))

@@ -5,17 +5,20 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.network.base import Flow, LinkSource, capacities
+from simulator.network.chunk import ChunkNetwork
 from simulator.network.maxmin import FloatArray, max_min_rates
 from simulator.units import PS_PER_S, to_ps
 
 #: Entries a memo may hold before it is emptied; programs repeat far fewer distinct combinations.
 _MEMO_LIMIT = 65_536
+#: flows in flight beyond which finding out who shares with whom costs more than solving for all of them
+CROWDED = 256
 
 
 @dataclass(slots=True)
@@ -27,6 +30,7 @@ class _Profile:
     lone_rate_bytes_per_s: float
     links: NDArray[np.intp] | None = None
     weights: FloatArray | None = None
+    sharing: dict[int, bool] = field(default_factory=dict)
 
     def arrays(self) -> tuple[NDArray[np.intp], FloatArray]:
         if self.links is None or self.weights is None:
@@ -65,7 +69,7 @@ class FlowNetwork:
     A flow first spends its latency, in which it loads nothing, then moves its bytes at a rate that is
     recomputed whenever a flow of its connected component (flows that share links, transitively) begins to
     load links or ends. A flow that shares no link with any other is priced once. Rates of a combination of
-    flows are remembered: programs repeat themselves.
+    flows are remembered: programs repeat themselves. More flows than :data:`CROWDED` are taken as one component.
 
     Parameters
     ----------
@@ -78,7 +82,10 @@ class FlowNetwork:
     """
 
     def __init__(self, topology: LinkSource) -> None:
+        self._topology = topology
         self._capacity = capacities(topology)
+        self._crowd: ChunkNetwork | None = None
+        self._handle_in_crowd: dict[int, int] = {}
         self._active: dict[int, _Active] = {}
         self._events: list[tuple[int, int, int]] = []
         self._profiles: dict[int, _Profile] = {}
@@ -97,10 +104,16 @@ class FlowNetwork:
         self._now_ps = now_ps
         handle = self._next_handle
         self._next_handle += 1
+        if self._crowd is not None:
+            self._handle_in_crowd[self._crowd.start(replace(flow, expand=None), now_ps)] = handle
+            return handle
         profile = self._profile(flow)
         active = _Active(profile, now_ps + to_ps(flow.latency_s), float(flow.n_bytes), updated_ps=now_ps)
         for other_handle, other in self._active.items():
-            if self._shares(profile, other.profile):
+            known = profile.sharing.get(other.profile.index)
+            if known is None:
+                known = profile.sharing[other.profile.index] = self._shares(profile, other.profile)
+            if known:
                 if not other.neighbours:
                     self._leave_solitude(other_handle, other, now_ps)
                 active.neighbours.add(other_handle)
@@ -108,10 +121,14 @@ class FlowNetwork:
         self._active[handle] = active
         alone = not active.neighbours
         self._push(handle, active, self._lone_completion_ps(active) if alone else active.loads_from_ps)
+        if len(self._active) > CROWDED:
+            self._join_all(now_ps)
         return handle
 
     def next_completion_ps(self) -> int | None:
         """Time of the next event: a completion, or a flow begins to load shared links; None when idle."""
+        if self._crowd is not None:
+            return self._crowd.next_completion_ps()
         while self._events:
             time_ps, handle, version = self._events[0]
             active = self._active.get(handle)
@@ -122,6 +139,8 @@ class FlowNetwork:
 
     def advance(self, now_ps: int) -> tuple[int, ...]:
         """Move to ``now_ps``; return the handles of flows finished by then, ascending."""
+        if self._crowd is not None:
+            return self._advance_crowd(self._crowd, now_ps)
         finished: list[int] = []
         while (time_ps := self.next_completion_ps()) is not None and time_ps <= now_ps:
             _, handle, _ = heapq.heappop(self._events)
@@ -142,6 +161,11 @@ class FlowNetwork:
         Several flows that share a link and are slowed alike move as much together as one flow that stands for
         all of them.
         """
+        if self._crowd is not None:
+            inner = next((inner for inner, outer in self._handle_in_crowd.items() if outer == handle), None)
+            if inner is not None:
+                self._crowd.set_slowdown(inner, factor, now_ps)
+            return
         active = self._active.get(handle)
         if active is None or active.factor == factor:
             return
@@ -157,6 +181,8 @@ class FlowNetwork:
 
     def state(self, now_ps: int) -> Hashable:
         """All that the future depends on, relative to ``now_ps``: networks in equal states go on equally."""
+        if self._crowd is not None:
+            return self._crowd.state(now_ps)
         order = {handle: position for position, handle in enumerate(self._active)}
         return tuple(
             (a.profile.index, a.loads_from_ps - now_ps, a.updated_ps - now_ps, a.remaining_bytes, a.rate_bytes_per_s,
@@ -168,6 +194,34 @@ class FlowNetwork:
         """Present rate of a flow in flight; its lone rate while it is in its latency."""
         active = self._active[handle]
         return active.rate_bytes_per_s if active.loading else self._lone_rate(active)
+
+    def _join_all(self, now_ps: int) -> None:
+        """Hand all flows over to a network that solves for all of them at once."""
+        self._crowd = ChunkNetwork(self._topology)
+        self._handle_in_crowd = {}
+        for handle, active in self._active.items():
+            self._enter_load_phase_if_due(active, now_ps)
+            active.settle(now_ps)
+            rest = replace(
+                active.profile.flow,
+                latency_s=max(0, active.loads_from_ps - now_ps) / PS_PER_S,
+                n_bytes=active.remaining_bytes,
+                rate_cap_bytes_per_s=active.profile.lone_rate_bytes_per_s,
+                expand=None,
+            )
+            inner = self._crowd.start(rest, now_ps)
+            self._handle_in_crowd[inner] = handle
+            self._crowd.set_slowdown(inner, active.factor, now_ps)
+        self._active.clear()
+        self._events.clear()
+
+    def _advance_crowd(self, crowd: ChunkNetwork, now_ps: int) -> tuple[int, ...]:
+        ended = [self._handle_in_crowd.pop(inner) for inner in crowd.advance(now_ps)]
+        self._now_ps = max(self._now_ps, now_ps)
+        if not self._handle_in_crowd:
+            self.n_solves += crowd.n_solves
+            self._crowd = None
+        return tuple(sorted(ended))
 
     def _profile(self, flow: Flow) -> _Profile:
         profile = self._profiles.get(id(flow))

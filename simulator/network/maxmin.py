@@ -21,6 +21,9 @@ def max_min_rates(
 ) -> FloatArray:
     """Raise the rates of all flows together until each is stopped by its cap or by a full link.
 
+    Links that hold back all the flows they carry are settled at once, wherever they are: a link's level can only
+    rise while others settle, so none of these flows would be stopped earlier.
+
     The result maximises the smallest rate, then the second smallest, and so on. Flow ``f`` at rate ``r``
     loads link ``l`` with ``weight * r``, the weights of repeated entries adding up.
 
@@ -42,7 +45,8 @@ def max_min_rates(
 
     References
     ----------
-    Bertsekas and Gallager, "Data Networks", 2nd ed., section 6.5.2 (max-min flow control).
+    Bertsekas and Gallager, "Data Networks", 2nd ed., section 6.5.2 (max-min flow control); Ros-Giralt et al., "On the
+    bottleneck structure of congestion-controlled networks", SIGMETRICS 2020 (what settles independently).
 
     Examples
     --------
@@ -54,18 +58,24 @@ def max_min_rates(
     rates = np.full(n_flows, np.inf)
     free = np.ones(n_flows, dtype=bool)
     remaining = capacity_bytes_per_s.astype(np.float64, copy=True)
-    flow, link, weight = entry_flow, entry_link, entry_weight
+    order = np.argsort(entry_flow, kind="stable")
+    flow, link, weight = entry_flow[order], entry_link[order], entry_weight[order]
+    reach = cap_bytes_per_s.astype(np.float64, copy=True)
     while free.any():
         load = np.bincount(link, weights=weight, minlength=n_links)
         level = np.full(n_links, np.inf)
         np.divide(np.maximum(remaining, 0.0), load, out=level, where=load > 0.0)
-        stop = min(float(level.min(initial=np.inf)), float(cap_bytes_per_s[free].min()))
-        if not np.isfinite(stop):
+        np.copyto(reach, cap_bytes_per_s)
+        if len(flow):
+            starts = np.flatnonzero(np.diff(flow, prepend=-1))
+            reach[flow[starts]] = np.minimum(reach[flow[starts]], np.minimum.reduceat(level[link], starts))
+        held_elsewhere = np.bincount(link, weights=reach[flow] * (1.0 + _TIE) < level[link], minlength=n_links)
+        is_bottleneck = (held_elsewhere == 0.0) & np.isfinite(level)
+        frozen = free & (cap_bytes_per_s <= reach * (1.0 + _TIE)) & np.isfinite(cap_bytes_per_s)
+        frozen[flow[is_bottleneck[link]]] = True
+        if not frozen.any():
             break
-        limit = stop * (1.0 + _TIE)
-        frozen = free & (cap_bytes_per_s <= limit)
-        frozen[flow[level[link] <= limit]] = True
-        rates[frozen] = np.minimum(stop, cap_bytes_per_s[frozen])
+        rates[frozen] = reach[frozen]
         free &= ~frozen
         settled = frozen[flow]
         remaining -= np.bincount(link[settled], weights=weight[settled] * rates[flow[settled]], minlength=n_links)

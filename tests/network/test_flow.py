@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.network import NETWORKS, Flow, FlowNetwork, Step
+from simulator.network import flow as flow_module
 from simulator.units import PS_PER_S
 
 US = 10**6
@@ -178,3 +179,28 @@ def test_incremental_rates_equal_rates_solved_anew(rows):
     links = (1e9, 2e9, 0.5e9, 3e9)
     one, other = (run(NETWORKS[name](topology(*links)), starts) for name in ("flow", "chunk"))
     assert one == pytest.approx(other, abs=200)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 300), st.floats(0, 2e-4), st.integers(1, 10**6), st.sets(st.integers(0, 5), min_size=1)
+        ),
+        min_size=6,
+        max_size=20,
+    )
+)
+def test_a_crowd_is_served_as_the_same_flows_are_apart(rows):
+    starts = [
+        (at * US, Flow(latency_s=late, n_bytes=size, links=tuple(sorted(used)), weights=(1.0,) * len(used)))
+        for at, late, size, used in rows
+    ]
+    links = topology(1e9, 2e9, 0.5e9, 3e9, 1e9, 1e9)
+    apart = run(FlowNetwork(links), starts)
+    before, flow_module.CROWDED = flow_module.CROWDED, 3
+    try:
+        crowded = run(FlowNetwork(links), starts)
+    finally:
+        flow_module.CROWDED = before
+    assert crowded == pytest.approx(apart, abs=300)
