@@ -139,7 +139,8 @@ class ModelCosts:
             flow = self.flow(op)
             place = (id(flow.links), id(flow.weights))
             flows[place] = flow
-            n_bytes[place] += max(counts[key].values()) * flow.n_bytes  # every participant has a span of the same operation
+            times = max(counts[key].values())  # every participant has a span of the same operation
+            n_bytes[place] += times * flow.n_bytes
         for place, flow in flows.items():
             loads[np.array(flow.links, dtype=np.intp)] += n_bytes[place] * np.array(flow.weights)
         used = np.flatnonzero(loads)
