@@ -134,6 +134,17 @@ class Faults:
         links = self.links(topology)
         return topology.scaled({index: 1.0 / factor for index, factor in links.items()}) if links else topology
 
+    def describe(self) -> str:
+        """Say what is wrong in one line.
+
+        Examples
+        --------
+        >>> Faults.parse(["3=1.3"], ["node0.nic=2"]).describe()
+        'rank 3 1.3 times as slow, node0.nic 2 times as slow'
+        """
+        ranks = [f"rank {rank} {factor:g} times as slow" for rank, factor in self.slow_ranks]
+        return ", ".join(ranks + [f"{link} {factor:g} times as slow" for link, factor in self.slow_links])
+
     def to_dict(self) -> dict[str, Mapping[str, Any]]:
         """Return plain data that JSON can hold."""
         return {

@@ -48,6 +48,8 @@ def print_answer(scenario: Scenario, answer: dict[str, Any], console: Console | 
     out.print(
         f"[bold]{scenario.model}[/bold] on [bold]{scenario.topology}[/bold], {describe_plan(plan)}", highlight=False
     )
+    if scenario.faults:
+        out.print(f"with {scenario.faults.describe()}", highlight=False)
     low_s, high_s = answer["confidence"]["low_s"], answer["confidence"]["high_s"]
     out.print(
         f"\n[bold]iteration {format_time(answer['iteration_time_s'])}[/bold]  (80 %: {format_time(low_s)} to {format_time(high_s)}; "

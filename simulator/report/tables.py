@@ -166,6 +166,8 @@ def input_table(scenario: Scenario, given: Collection[str]) -> Markup:
             (name, write_value(name, value) or "chosen by the model", _origin(name, value != getattr(plain, name)))
         )
     rows += [(key, value, "given") for key, value in scenario.overrides]
+    rows += [("slow-rank", f"{rank}={factor:g}", "given") for rank, factor in scenario.faults.slow_ranks]
+    rows += [("slow-link", f"{link}={factor:g}", "given") for link, factor in scenario.faults.slow_links]
     for name, value in scenario.plan.to_dict().items():
         open_ = value is None or (name.endswith("_bytes") and not value)
         text = "framework's default" if open_ else write_value(name, value)

@@ -1,0 +1,195 @@
+"""How fast the simulator is: CPU seconds and peak memory of large runs, each in a process of its own.
+
+    python -m validation.speed [docs/speed.md]
+
+measures all cases and prints the page, or writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+#: what a process of its own runs: one simulation, the first one of the process
+_SIMULATE = """
+import json, resource, sys, time
+from simulator.plan import ParallelPlan
+from simulator.scenario import Scenario
+from simulator.simulation import simulate
+case = json.loads(sys.argv[1])
+scenario = Scenario(topology=case["topology"], model=case["model"], plan=ParallelPlan(**case["plan"]),
+                    overrides=tuple(map(tuple, case["overrides"])), unfold=case["unfold"])
+begin = time.process_time()
+result = simulate(scenario)
+used = time.process_time() - begin
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps([used, peak, result.timeline.n_events, result.metrics.iteration_time_s]))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One run and what it may cost.
+
+    Parameters
+    ----------
+    title : str
+    topology, model : str
+    plan : dict
+        Keyword arguments of :class:`simulator.plan.ParallelPlan`.
+    overrides : tuple of (str, str)
+        Changes of the topology.
+    goal_s : float
+        CPU seconds that the simulation may take on one core.
+    unfold : bool
+    """
+
+    title: str
+    topology: str
+    model: str
+    plan: dict[str, str | int | bool]
+    overrides: tuple[tuple[str, str], ...] = ()
+    goal_s: float
+    unfold: bool = False
+
+    def arguments(self) -> list[str]:
+        """Return the command line of the run."""
+        words = ["--topology", self.topology, "--model", self.model]
+        for key, text in self.overrides:
+            words += ["--set", f"{key}={text}"]
+        for key, value in self.plan.items():
+            if key == "scatter_gather":
+                words += ["--set", f"{key}={str(value).lower()}"]
+            else:
+                words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
+        return words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one run cost.
+
+    Parameters
+    ----------
+    simulation_s : float
+        CPU time from the scenario to the metrics, reading of files and lowering included.
+    command_s : float
+        CPU time of the whole command, start of the interpreter included.
+    peak_bytes : int
+        Largest resident memory of either process.
+    n_events : int
+        Events that the engine processed.
+    iteration_time_s : float
+        The answer.
+    """
+
+    simulation_s: float
+    command_s: float
+    peak_bytes: int
+    n_events: int
+    iteration_time_s: float
+
+
+_SELENE: dict[str, str | int | bool] = {"precision": "fp16", "attention": "eager", "recompute": "full", "micro_batch": 1, "scatter_gather": True}
+_H100: dict[str, str | int | bool] = {
+    "precision": "bf16", "framework": "megatron-core", "sharding": "zero1", "sequence_parallel": True,
+    "recompute": "full", "micro_batch": 1, "sequence_length": 8192, "tp": 8, "pp": 16,
+}  # fmt: skip
+
+CASES: dict[str, Case] = {
+    "gpt3-175b": Case(
+        title="GPT-3 175B on 1,024 A100s, interleaved", topology="selene", model="gpt3-175b", goal_s=0.5,
+        plan={"gpus": 1024, "tp": 8, "pp": 8, "virtual_pp": 6, "global_batch": 1536, **_SELENE},
+    ),
+    "gpt-1t": Case(
+        title="GPT 1T on 3,072 A100s, 64 stages, 512 micro-batches", topology="selene", model="gpt-1t", goal_s=1.0,
+        plan={"gpus": 3072, "tp": 8, "pp": 64, "global_batch": 3072, **_SELENE},
+    ),
+    "llama3-405b": Case(
+        title="Llama 3 405B on 16,384 H100s", topology="dgx-h100", model="llama3-405b", goal_s=3.0,
+        plan={"gpus": 16384, "global_batch": 2048, **_H100},
+    ),
+    "100k": Case(
+        title="Llama 3 405B on 100,096 H100s", topology="dgx-h100", model="llama3-405b", goal_s=15.0,
+        plan={"gpus": 100096, "global_batch": 12512, **_H100}, overrides=(("nodes", "12512"),),
+    ),
+}  # fmt: skip
+
+
+def measure(case: Case) -> Measured:
+    """Run a case twice in fresh processes on one core: the simulation alone, and the whole command."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    described = {
+        "topology": case.topology, "model": case.model, "plan": case.plan, "overrides": case.overrides,
+        "unfold": case.unfold,
+    }  # fmt: skip
+    alone = [sys.executable, "-c", _SIMULATE, json.dumps(described)]
+    done = subprocess.run(alone, env=environment, check=True, capture_output=True, text=True)
+    simulation_s, peak, n_events, iteration_time_s = json.loads(done.stdout)
+    command = [sys.executable, "-m", "simulator.cli.main", *case.arguments(), "--json"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+    return Measured(
+        simulation_s=simulation_s, command_s=usage.ru_utime + usage.ru_stime,
+        peak_bytes=max(int(peak), usage.ru_maxrss * 1024), n_events=n_events, iteration_time_s=iteration_time_s,
+    )  # fmt: skip
+
+
+_HEAD = """<!-- written by python -m validation.speed; do not edit -->
+# Speed
+
+CPU time and memory on one core, each run in a process of its own. *Simulation* is reading, lowering, running and measuring;
+*command* is `simulate ... --json` with everything around it, the interpreter's start included. Peak memory is that of the command.
+
+| run | simulation | goal | command | peak memory | events |
+| --- | ---: | ---: | ---: | ---: | ---: |
+"""
+
+_TAIL = """
+`pytest tests/benchmarks` measures them again where you are, and prints seconds and memory.
+
+What the cost grows with is distinct behaviour, not size: ranks that do the same in equivalent positions are simulated once, a
+stage's pass over one micro-batch is one event, and of a pipeline's steady state one period is simulated ([design](design.md)).
+`--unfold` simulates every rank and micro-batch, with the same answer to the picosecond. A slow GPU in one of several replicas
+(`--slow-rank`) takes these savings away where they do not hold: tensor-parallel ranks are then run layer by layer, and replicas
+that run at different speeds share no steady state.
+"""
+
+
+def page(found: dict[str, Measured]) -> str:
+    """Return the page about what was measured."""
+    rows = [
+        f"| {CASES[name].title} | {m.simulation_s:.2f} s | {CASES[name].goal_s:g} s | {m.command_s:.2f} s "
+        f"| {m.peak_bytes / 2**20:.0f} MiB | {m.n_events:,} |\n"
+        for name, m in found.items()
+    ]
+    where = f"\nMeasured with Python {platform.python_version()} on {_processor()}.\n"
+    return _HEAD + "".join(rows) + where + _TAIL
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"one core of an {names[0]}" if names else f"one core ({platform.machine()})"
+
+
+def main() -> None:
+    """Measure all cases; print the page or write it to the file that is named."""
+    text = page({name: measure(case) for name, case in CASES.items()})
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(text, encoding="utf-8")
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
