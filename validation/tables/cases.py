@@ -247,6 +247,9 @@ def _said(row: Row, degrees: Mapping[str, int], framework: str, assumed: list[st
     if re.search(r"nemo|nvidia .*release", said) and framework == "megatron-core":
         facts["gradient_bytes"] = 2
         assumed.append("gradients reduced in 16 bits: NeMo's performance recipes")
+    if degrees["cp"] > 1 and framework.startswith("torchtitan"):
+        facts["cp_load_balance"] = False
+        assumed.append("cp_load_balance off: torchtitan's tables are older than its balancer")
     if framework == "megatron-core" and degrees["dp"] > 1:
         facts["overlap_parameter_gather"] = True
         assumed.append("parameter gather overlapped: usual for megatron-core")
