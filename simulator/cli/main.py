@@ -106,7 +106,7 @@ def main_command(
     pue: Annotated[Real, _option("Energy of the building over that of its computers; 1.1.", _RUN)] = None,
     explain: Annotated[bool, _option("Simulate what would help most.", _OUT, "--explain")] = False,
     report: Annotated[Text, _option("Write an HTML report.", _OUT)] = None,
-    trace: Annotated[Text, _option("Write a timeline for Perfetto (.json or .pftrace).", _OUT)] = None,
+    trace: Annotated[Text, _option("Write a timeline: .pftrace or .json for Perfetto, .et for ASTRA-sim, a folder for HTA.", _OUT)] = None,
     memory_trace: Annotated[Text, _option("Write memory over the step (.csv or .json).", _OUT)] = None,
     json_output: Annotated[bool, _option("Print one JSON document and nothing else.", _OUT, "--json")] = False,
     version: Annotated[
@@ -169,7 +169,7 @@ def register_commands() -> None:
     """Add the commands that live in files of their own, once; each imports its work lazily."""
     if any(command.name == "validate" for command in app.registered_commands):
         return
-    from simulator.cli import calibrate, collective, import_, replay, requirements, search, sweep, validate
+    from simulator.cli import calibrate, collective, import_, replay, requirements, search, sweep, trace, validate
     from simulator.cli.shared import with_scenario
 
     app.command("validate", help="Predict the rows of a measurement file and print the errors.")(validate.validate)
@@ -181,7 +181,7 @@ def register_commands() -> None:
     needs = with_scenario(requirements.requirements, main_command)
     app.command("requirements", help="Find the network between nodes that a target needs.")(needs)
     app.command("replay", help="Replay a trace, as measured or with changes.")(replay.replay)
-    app.add_typer(replay.trace_app, name="trace")
+    app.add_typer(trace.trace_app, name="trace")
 
 
 def main() -> None:

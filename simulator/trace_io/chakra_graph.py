@@ -10,7 +10,7 @@ import numpy as np
 
 from simulator.errors import TraceError
 from simulator.trace_io.chakra_node import ChakraNode
-from simulator.trace_io.record import CollectiveCall, DeviceOps, Names, RankTrace, empty_host
+from simulator.trace_io.record import DeviceOps, Names, RankTrace, empty_host
 
 
 def to_rank(
@@ -47,23 +47,7 @@ def to_rank(
     if not any(node.start_ns for node in order):
         _lay_out(order, stream, after)
         said.append("the trace holds no start times: nodes start as soon as their dependencies allow")
-    calls: list[CollectiveCall] = []
-    call = np.full(len(order), -1, np.int32)
-    for index, node in enumerate(order):
-        if node.communicates:
-            call[index] = len(calls)
-            calls.append(node.call(groups))
-    start = np.array([node.start_ns for node in order], np.int64)
-    ops = DeviceOps(
-        start_ns=start,
-        end_ns=start + np.array([node.duration_ns for node in order], np.int64),
-        name=np.array([names(node.name) for node in order], np.int32),
-        stream=np.array(stream, np.int32),
-        kind=np.array([node.kind for node in order], np.int8),
-        launch=np.full(len(order), -1, np.int32),
-        call=call,
-        n_bytes=np.array([node.copied_bytes for node in order], np.int64),
-    )
+    ops = _device_ops(order, [names(node.name) for node in order], stream)
     return _sorted(
         RankTrace(
             rank=rank,
@@ -71,12 +55,27 @@ def to_rank(
             streams=streams.table,
             ops=ops,
             host=empty_host(),
-            calls=tuple(calls),
+            calls=tuple(node.call(groups) for node in order if node.communicates),
             groups=dict(groups),
             dependencies=tuple(after),
             source=source,
             notes=tuple(said),
         )
+    )
+
+
+def _device_ops(order: Sequence[ChakraNode], name: list[int], stream: list[int]) -> DeviceOps:
+    start = np.array([node.start_ns for node in order], np.int64)
+    is_call = np.array([node.communicates for node in order], bool)
+    return DeviceOps(
+        start_ns=start,
+        end_ns=start + np.array([node.duration_ns for node in order], np.int64),
+        name=np.array(name, np.int32),
+        stream=np.array(stream, np.int32),
+        kind=np.array([node.kind for node in order], np.int8),
+        launch=np.full(len(order), -1, np.int32),
+        call=np.where(is_call, np.cumsum(is_call) - 1, -1).astype(np.int32),
+        n_bytes=np.array([node.copied_bytes for node in order], np.int64),
     )
 
 

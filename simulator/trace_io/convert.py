@@ -14,6 +14,7 @@ from simulator.trace_io.analysis import analyse
 from simulator.trace_io.formats import read
 from simulator.trace_io.perfetto import write_processes_json, write_processes_perfetto
 from simulator.trace_io.record import COMMUNICATION, COMPUTE, COPY, HOST_NODE, Trace
+from simulator.trace_io.sources import Progress
 from simulator.trace_io.tracks import trace_processes
 
 #: target format -> what it cannot hold of the neutral record
@@ -100,7 +101,13 @@ def _has(trace: Trace, loss: str) -> bool:
     return any(rank.steps for rank in trace.ranks)
 
 
-def convert(source: str | Path | Sequence[str | Path], target: str | Path, to: str | None = None) -> tuple[str, ...]:
+def convert(
+    source: str | Path | Sequence[str | Path],
+    target: str | Path,
+    to: str | None = None,
+    *,
+    progress: Progress | None = None,
+) -> tuple[str, ...]:
     """Read a trace in any supported format and write it in another; return what was lost.
 
     Raises
@@ -112,7 +119,7 @@ def convert(source: str | Path | Sequence[str | Path], target: str | Path, to: s
     sources = [Path(path).resolve() for path in ([source] if isinstance(source, str | Path) else source)]
     if Path(target).resolve() in {*sources, *(path.parent for path in sources)}:
         raise TraceError(f"{target}: would be written among the files that are read", hint="name another target")
-    return write(read(source), target, to)
+    return write(read(source, progress=progress), target, to)
 
 
 def info(trace: Trace) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from simulator.trace_io.viewer_json import MARK
 _TRACE_EVENT = re.compile(rb'"ph"\s*:\s*"|"traceEvents"\s*:')
 _ET = re.compile(rb'"schema"\s*:\s*"\d[^"]*"')
 _ET_NODE = re.compile(rb'"(ctrl_deps|fw_parent)"\s*:')
-_CHAKRA_JSON = re.compile(rb'"(stringVal|int64Val|uint64Val|int32Val|ctrlDeps|dataDeps|durationMicros|workload_graph)"\s*:')
+_CHAKRA_JSON = re.compile(
+    rb'"(stringVal|int64Val|uint64Val|int32Val|ctrlDeps|dataDeps|durationMicros|workload_graph)"\s*:'
+)
 _STAGE = re.compile(rb'"(time_breakdown|iter_time)"\s*:')
 _PIPELINE_HEADER = re.compile(rb"\boptype\b.*\bstart_ts\b.*\bduration\b|\bstart_ts\b.*\boptype\b")
 

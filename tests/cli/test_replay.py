@@ -10,7 +10,8 @@ import pytest
 from simulator.cli.main import app, main, register_commands
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
-pytestmark = pytest.mark.skipif(not SHARED.exists(), reason="the shared traces are not beside this checkout")
+OWN = Path(__file__).resolve().parents[2] / "traces"
+needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="the shared traces are not beside this checkout")
 SLOW = SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer"
 
 
@@ -32,6 +33,7 @@ def simulate(monkeypatch, capsys):
     return run
 
 
+@needs_shared
 def test_json_is_one_document_with_the_documented_keys(simulate):
     code, out, _ = simulate("replay", SLOW, "--remove-straggler", 2, "--json")
     document = json.loads(out)
@@ -43,6 +45,7 @@ def test_json_is_one_document_with_the_documented_keys(simulate):
     assert sum(document["critical_path"]["by_kind_s"].values()) > 0
 
 
+@needs_shared
 def test_simulated_beside_measured_in_every_format(simulate, tmp_path):
     for name in ("out.pftrace", "out.json", "out.tar"):
         code, _, err = simulate("replay", SHARED / "megatron-tp2" / "tp2" / "result", "--trace", tmp_path / name)
@@ -52,6 +55,7 @@ def test_simulated_beside_measured_in_every_format(simulate, tmp_path):
     assert [name.split()[0] for name in names] == ["measured", "simulated"] * 2
 
 
+@needs_shared
 def test_stage_times_go_through_a_schedule(simulate):
     _, out, _ = simulate("replay", SHARED / "zeus-perseus", "--schedule", "1f1b", "--json")
     document = json.loads(out)
@@ -60,6 +64,7 @@ def test_stage_times_go_through_a_schedule(simulate):
     assert (code, "stage times" in err) == (3, True)
 
 
+@needs_shared
 def test_every_change_has_an_option(simulate):
     folder = SHARED / "hta"
     for arguments in (
@@ -73,20 +78,50 @@ def test_every_change_has_an_option(simulate):
 
 
 def test_trace_commands(simulate, tmp_path):
-    code, out, _ = simulate("trace", "info", SHARED / "hta", "--json")
+    code, out, _ = simulate("trace", "info", OWN / "ddp-2", "--json")
     assert (code, json.loads(out)["format"]) == (0, "kineto")
-    code, out, _ = simulate("trace", "convert", SHARED / "hta", tmp_path / "run.et", "--json")
-    assert (code, (tmp_path / "run.0.et").exists()) == (0, True)
-    assert "launches" in json.loads(out)["lost"]
-    code, out, _ = simulate("trace", "diff", SHARED / "hta", SHARED / "hta", "--json")
+    code, out, _ = simulate("trace", "convert", OWN / "ddp-2", tmp_path / "run.et", "--json")
+    assert (code, (tmp_path / "run.1.et").exists()) == (0, True)
+    assert json.loads(out)["lost"] == ["host threads and their events", "launches"]
+    code, out, _ = simulate("trace", "diff", OWN / "ddp-2", OWN / "ddp-2", "--json")
     assert (code, json.loads(out)["mean_absolute_error"]) == (0, 0.0)
+
+
+def test_a_replay_is_written_for_other_tools_and_compared(simulate, tmp_path):
+    for name in ("run.et", "folder", "both.json"):
+        code, _, err = simulate("replay", OWN / "ddp-2", "--kernels", 2, "--trace", tmp_path / name)
+        assert (code, err.strip()) == (0, f"wrote {tmp_path / name}")
+    assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == [
+        "rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz"]  # fmt: skip
+    _, expected, _ = simulate("replay", OWN / "ddp-2", "--kernels", 2, "--json")
+    want = json.loads(expected)["iteration_time_s"]
+    # in Kineto files a step starts with its first kernel, on a thread where the host marks it
+    for name, within in (("folder", 0.03), ("both.json", 1e-3)):
+        code, out, _ = simulate("trace", "diff", OWN / "ddp-2", tmp_path / name, "--json")
+        steps = json.loads(out)["steps"]
+        slowest = [max(s["simulated_s"] for s in steps if s["step"] == number) for number in (0, 1)]
+        assert (code, sum(slowest) / 2) == (0, pytest.approx(want, rel=within)), name
+
+
+def test_one_rank_says_how_sure_more_ranks_are(simulate):
+    path = OWN / "ddp-2" / "ddp-rank0.pt.trace.json.gz"
+    code, out, _ = simulate("replay", path, "--dp", 64)
+    assert code == 0
+    assert "\nbetween " in out
+    document = json.loads(simulate("replay", path, "--dp", 64, "--json")[1])
+    assert document["confidence"]["low_s"] <= document["iteration_time_s"] <= document["confidence"]["high_s"]
+    assert document["stands_for"] == {"0": list(range(64))}
 
 
 def test_mistakes_print_one_message(simulate, tmp_path):
     assert simulate("replay", tmp_path / "none")[0] == 3
-    code, _, err = simulate("replay", SLOW, "--remove-straggler", 9)
+    code, _, err = simulate("replay", OWN / "ddp-2", "--remove-straggler", 9)
     assert (code, "was not recorded" in err) == (3, True)
-    code, _, err = simulate("replay", SLOW, "--add-straggler", "x")
+    code, _, err = simulate("replay", OWN / "ddp-2", "--add-straggler", "x")
     assert (code, "RANK:FACTOR" in err) == (3, True)
-    code, out, _ = simulate("trace", "convert", SLOW, "--json")
+    code, out, _ = simulate("trace", "convert", OWN / "ddp-2", "--json")
     assert (code, "error" in json.loads(out)) == (3, True)
+    for wrong in (("--dp", 1), ("--bandwidth", "nan"), ("--trace", "x.foo"), ("--trace", tmp_path / "no" / "x.json"),
+                  ("--measured-on", "hgx-h100"), ("--missing-ranks",), ("--as", "nope"), ("--schedule", "gpipe")):  # fmt: skip
+        code, _, err = simulate("replay", OWN / "ddp-2", *wrong)
+        assert (code, err.startswith("error: ")) == (3, True), wrong

@@ -113,7 +113,10 @@ def test_beside_as_one_file_and_as_archive(tmp_path):
 
 def test_communication_of_a_trace_is_counted(tmp_path):
     """Two transfers that overlap: the rates add up and return to nothing."""
-    calls = (CollectiveCall(collective="all_reduce", n_bytes=4000), CollectiveCall(collective="all_gather", n_bytes=1000))
+    calls = (
+        CollectiveCall(collective="all_reduce", n_bytes=4000),
+        CollectiveCall(collective="all_gather", n_bytes=1000),
+    )
     start, end = np.array([1000, 2000]), np.array([3000, 4000])
     ops = DeviceOps(
         start_ns=start, end_ns=end, name=np.array([0, 0]), stream=np.array([0, 1]), kind=np.array([COMMUNICATION] * 2),
@@ -123,7 +126,9 @@ def test_communication_of_a_trace_is_counted(tmp_path):
     (counter,) = throughput_counters(rank, 1000)
     assert counter.points == ((0, 2.0), (1_000_000, 2.5), (2_000_000, 0.5), (3_000_000, 0.0))
     trace = TraceRecord(format="kineto", ranks=(rank,), world_size=1)
-    write_beside(trace_processes(trace, prefix="simulated "), trace_processes(trace, prefix="measured "), tmp_path / "a.pftrace")
+    write_beside(
+        trace_processes(trace, prefix="simulated "), trace_processes(trace, prefix="measured "), tmp_path / "a.pftrace"
+    )
     _, tracks, counters = _slices(tmp_path / "a.pftrace")
     assert len(counters) == 8
     names = [track.name for track in tracks.values() if track.HasField("process")]
