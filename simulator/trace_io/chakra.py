@@ -57,8 +57,13 @@ class _File:
         said, size = integer(self.header.get("rank")), integer(self.header.get("world_size"), 0)
         known = said if 0 <= said < MAX_RANKS else -1
         found = to_rank(self.nodes, self.source, known if rank is None else rank, self.notes, self.groups)
-        steps = _steps(self.header)
-        return replace(found, world_size=size if 0 < size < MAX_RANKS else 0, steps=steps)
+        return replace(
+            found,
+            world_size=size if 0 < size < MAX_RANKS else 0,
+            steps=_steps(self.header),
+            device=str(self.header.get("device", "")),
+            epoch_ns=integer(self.header.get("epoch_ns"), 0),
+        )
 
 
 def _steps(header: dict[str, Any]) -> tuple[Step, ...]:

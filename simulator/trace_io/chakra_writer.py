@@ -83,6 +83,9 @@ def write_rank(rank: RankTrace, numbers: GroupNumbers, file: IO[bytes], dependen
     head = classes["GlobalMetadata"](version=VERSION)
     _attribute(head, "rank", "int64_val", rank.rank)
     _attribute(head, "world_size", "int64_val", len(numbers.everybody))
+    _attribute(head, "epoch_ns", "int64_val", rank.epoch_ns)
+    if rank.device:
+        _attribute(head, "device", "string_val", rank.device)
     windows = step_windows(rank) if rank.steps else ()
     for name in ("number", "start_ns", "end_ns"):
         _attribute(head, _STEPS[name], "int64_list", [getattr(window, name) for window in windows])

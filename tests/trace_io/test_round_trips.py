@@ -65,7 +65,7 @@ def test_chakra_comes_back_with_times_sizes_and_groups(shared_traces, tmp_path, 
     back = read(tmp_path)
     assert back.world_size == trace.world_size
     for a, b in zip(trace.ranks, back.ranks, strict=True):
-        assert (a.rank, dict(a.groups)) == (b.rank, dict(b.groups))
+        assert (a.rank, a.device, a.epoch_ns, dict(a.groups)) == (b.rank, b.device, b.epoch_ns, dict(b.groups))
         assert [w.start_ns for w in step_windows(a)] == [w.start_ns for w in step_windows(b)]
         assert sorted(zip(a.ops.start_ns.tolist(), a.ops.end_ns.tolist(), strict=True)) == sorted(
             zip(b.ops.start_ns.tolist(), b.ops.end_ns.tolist(), strict=True)
