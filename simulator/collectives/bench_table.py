@@ -126,7 +126,7 @@ def benchmark_table(
     inside, _ = constants_of(shape_of(group[0], topology, transport, nccl=nccl))
     plan = partial(
         plan_collective, groups=group, topology=topology, transport=transport, algorithm=algorithm, protocol=protocol,
-        dtype_bytes=DTYPE_BYTES[dtype], nccl=nccl, pipelined=True,
+        eight_bit_float=dtype.startswith("fp8"), nccl=nccl, pipelined=True,
     )  # fmt: skip
     rows = []
     for n_bytes in sizes_bytes:

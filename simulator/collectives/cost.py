@@ -40,6 +40,8 @@ LL_WIRE_SHARE = 0.5
 CREDIT_SHARE = 0.6
 #: transports whose bytes the host's threads copy
 SOCKETS = ("tcp", "ipoib")
+#: through the reducing switches and back (NVIDIA/nccl, src/graph/tuning.cc: CollNet on the network)
+COLLNET_HOP_S = 31e-6
 _LL, _LL128, _SIMPLE = range(3)
 
 
@@ -250,13 +252,36 @@ def _nvls(case: Case) -> Terms:
     shape, nvls, between = case.shape, case.inside.nvls, case.between
     m, nodes = shape.ranks_per_node, shape.n_nodes
     latency = nvls.base_s + nvls.fill_s * case.n_bytes / (case.n_bytes + nvls.fill_bytes)
+    traffic = 0.0
     if nodes > 1:
-        latency += between.tree.base_s[_SIMPLE] + 2.0 * math.log2(nodes) * between.tree.hop_s[_SIMPLE]
+        by_tree = case.choice.algorithm == "nvls_tree"
+        traffic = tree_traffic(nodes) if by_tree else 1.0
+        depth = 2.0 * math.log2(nodes) if by_tree else 1.0
+        latency += between.tree.base_s[_SIMPLE] + depth * between.tree.hop_s[_SIMPLE]
     return Terms(
         latency_s=latency,
         inside_load=nvls_traffic(case.collective, m) / (nvls.efficiency * (nvls.across if nodes > 1 else 1.0)),
-        between_load=tree_traffic(nodes) / between.tree.efficiency[_SIMPLE] if nodes > 1 else 0.0,
-        between_bytes=tree_traffic(nodes) if nodes > 1 else 0.0,
+        between_load=traffic / between.tree.efficiency[_SIMPLE],
+        between_bytes=traffic,
+    )
+
+
+def _collnet(case: Case) -> Terms:
+    """Switches between nodes reduce: a node sends each byte once and gets it back once.
+
+    Latencies are NCCL's, since no measurement at hand forces them.
+    """
+    shape, inside, between = case.shape, case.inside, case.between
+    m = shape.ranks_per_node
+    hops = min(1, m - 1) if case.choice.algorithm == "collnet_direct" else m - 1
+    latency = inside.tree.base_s[_SIMPLE] + 2.0 * hops * inside.tree.hop_s[_SIMPLE]
+    latency += between.tree.base_s[_SIMPLE] + COLLNET_HOP_S
+    rounds = 2.0 if case.collective == "all_reduce" else 1.0
+    return Terms(
+        latency_s=latency,
+        inside_load=rounds * (m - 1) / m / inside.tree.efficiency[_SIMPLE],
+        between_load=1.0 / between.tree.efficiency[_SIMPLE],
+        between_bytes=1.0,
     )
 
 
@@ -278,7 +303,15 @@ def _pat(case: Case) -> Terms:
     )
 
 
-_PRICES = {"pat": _pat, "ring": _ring, "tree": _tree, "nvls": _nvls, "nvls_tree": _nvls}
+_PRICES = {
+    "pat": _pat,
+    "ring": _ring,
+    "tree": _tree,
+    "nvls": _nvls,
+    "nvls_tree": _nvls,
+    "collnet_direct": _collnet,
+    "collnet_chain": _collnet,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

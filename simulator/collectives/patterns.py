@@ -123,6 +123,15 @@ def nvls(groups: Groups) -> tuple[Traffic, Traffic]:
     return Traffic(source=source, target=target, amount=amount), tree(groups)[1]
 
 
+def in_network(groups: Groups) -> tuple[Traffic, Traffic]:
+    """One byte from every GPU to its node's others, one from every node to the reducing switches and back."""
+    source, target, amount = groups.inside_ring()
+    nodes = groups.shape.n_nodes
+    here = np.arange(nodes if nodes > 1 else 0)
+    between = groups.between(here, (here + 1) % nodes, np.ones(len(here)))
+    return Traffic(source=source, target=target, amount=amount), between
+
+
 def all_to_all(groups: Groups) -> tuple[Traffic, Traffic]:
     """``1 / n`` bytes from every rank to every other."""
     n_groups, n = groups.flat.shape
@@ -183,8 +192,10 @@ PATTERNS: dict[str, Callable[[Groups], tuple[Traffic, Traffic]]] = {
     "ring": ring,
     "tree": tree,
     "pat": ring,
-    "nvls": nvls,
+    "nvls": in_network,
     "nvls_tree": nvls,
+    "collnet_direct": in_network,
+    "collnet_chain": in_network,
     "all_to_all": all_to_all,
     "gather": partial(from_root, towards=True),
     "scatter": partial(from_root, towards=False),

@@ -52,6 +52,7 @@ def describe_collective(
     algorithm: str | None = None,
     protocol: str | None = None,
     pipelined: bool = False,
+    eight_bit_float: bool = False,
     constants: tuple[Inside, Between] | None = None,
 ) -> Described:
     """Choose and price a collective of a communicator, without looking at links.
@@ -68,7 +69,7 @@ def describe_collective(
         idle = Terms(latency_s=0.0, inside_load=0.0, between_load=0.0)
         return Described(shape=shape, label="none", pattern="none", terms=idle)
     if COLLECTIVES[collective] == "nccl":
-        choice = choose(collective, n_bytes, shape, algorithm, protocol)
+        choice = choose(collective, n_bytes, shape, algorithm, protocol, eight_bit_float=eight_bit_float)
         price = terms(collective, n_bytes, shape, choice, pipelined=pipelined, constants=constants)
         label = f"{choice.algorithm}/{choice.protocol}"
         return Described(shape=shape, label=label, pattern=choice.algorithm, terms=price)
@@ -97,7 +98,7 @@ def plan_collective(
     transport: str | None = None,
     algorithm: str | None = None,
     protocol: str | None = None,
-    dtype_bytes: int = 2,
+    eight_bit_float: bool = False,
     nccl: str | None = None,
     pipelined: bool = False,
 ) -> Flow:
@@ -115,8 +116,8 @@ def plan_collective(
         Where the ranks live.
     transport, algorithm, protocol : str, optional
         Force one; otherwise the topology's default transport and NCCL's own choice.
-    dtype_bytes : int
-        Bytes of one element.
+    eight_bit_float : bool
+        Whether the elements are 8-bit floats, which NCCL does not add up along rings of more than eight.
     nccl : str, optional
         NCCL version, where it is not that of the cluster file.
     pipelined : bool
@@ -136,8 +137,9 @@ def plan_collective(
     if shape.protocol in SOCKET_CLASSES:
         return socket_flow(collective, n_bytes, groups, topology, by_host=_by_host(topology, shape))
     described = describe_collective(
-        collective, n_bytes, shape, algorithm=algorithm, protocol=protocol, pipelined=pipelined
-    )
+        collective, n_bytes, shape, algorithm=algorithm, protocol=protocol, pipelined=pipelined,
+        eight_bit_float=eight_bit_float,
+    )  # fmt: skip
     if described.pattern == "none":
         return Flow(latency_s=0.0, n_bytes=0.0, label="none")
     flow = _flow(described, n_bytes, _unit_loads(described.pattern, groups, topology, transport), topology)
@@ -292,8 +294,8 @@ def _scales(described: Described) -> Scales:
         unit_inside, unit_between = (m - 1) / m if nodes > 1 else 1.0, 1.0
     elif pattern == "tree":
         unit_inside, unit_between = 2.0 * (m - 1) / m, tree_traffic(nodes)
-    elif pattern in ("nvls", "nvls_tree"):
-        unit_inside, unit_between = 1.0, tree_traffic(nodes)
+    elif pattern in ("nvls", "nvls_tree", "collnet_direct", "collnet_chain"):
+        unit_inside, unit_between = 1.0, tree_traffic(nodes) if pattern == "nvls_tree" else 1.0
     elif pattern == "all_to_all":
         unit_inside, unit_between = (m - 1) / n, m * (n - m) / n
     elif pattern in ("gather", "scatter"):

@@ -50,6 +50,8 @@ class GroupShape:
         Its class: ``rdma``, ``roce``, ``efa``, ``slingshot``, ``omni-path``, ``tcp``, ``ipoib``, ``gloo``.
     sockets : int
         CPU sockets over which its GPUs of one node talk by PCIe; 1 with NVLink.
+    collnet : bool
+        Whether the switches between nodes reduce (SHARP with its plug-in).
     full_node : bool
         Whether all GPUs of the node take part (NVLS needs no less).
     nccl : str
@@ -72,6 +74,7 @@ class GroupShape:
     transport: str = ""
     protocol: str = "rdma"
     sockets: int = 1
+    collnet: bool = False
     full_node: bool = True
     nccl: str = ""
     overrides: str = ""
@@ -134,6 +137,7 @@ def shape_of(
         transport=name,
         protocol=protocol,
         sockets=len({socket_of(node, rank % topology.gpus_per_node) for rank in members}) if wiring == "pcie" else 1,
+        collnet=bool(section.get("collnet", False)),
         full_node=local == node.gpus,
         nccl=str(section.get("nccl", "")) if nccl is None else nccl,
         overrides=json.dumps(constants, sort_keys=True) if constants else "",

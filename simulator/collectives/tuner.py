@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from simulator.collectives.constants import version_key
 from simulator.collectives.shape import GroupShape
@@ -28,6 +28,9 @@ ALLOWED = {
     "broadcast": ("ring",),
     "reduce": ("ring",),
 }
+_REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+_LONGEST_8_BIT_RING = 8
+_NEVER_US = 1e12
 _SIMPLE_ONLY = {"nvls", "nvls_tree", "collnet_direct", "collnet_chain"}
 _GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
 
@@ -139,10 +142,14 @@ def _enabled(algorithm: str, collective: str, shape: GroupShape) -> bool:
     if algorithm == "pat":
         return shape.ranks_per_node == 1 and shape.n_nodes > 1
     if algorithm == "nvls":
-        return shape.multicast and shape.n_nodes == 1 and shape.full_node
+        return shape.multicast and (shape.n_nodes == 1 or shape.collnet) and shape.full_node
     if algorithm == "nvls_tree":
         return shape.multicast and shape.n_nodes > 1 and shape.full_node
-    return algorithm == "ring"  # CollNet needs a plug-in
+    if algorithm == "collnet_direct":
+        return shape.collnet and shape.n_nodes > 1 and shape.wiring == "switch"
+    if algorithm == "collnet_chain":
+        return shape.collnet and shape.n_nodes > 1
+    return algorithm == "ring"
 
 
 def _ll128(shape: GroupShape) -> bool:
@@ -155,14 +162,20 @@ def is_legacy(shape: GroupShape) -> bool:
     return bool(shape.nccl) and version_key(shape.nccl) < (2, 12)
 
 
-def nccl_time_us(collective: str, n_bytes: float, shape: GroupShape, algorithm: str, protocol: str) -> float:
+def nccl_time_us(
+    collective: str, n_bytes: float, shape: GroupShape, algorithm: str, protocol: str, *, eight_bit_float: bool = False
+) -> float:
     """Return NCCL's own estimate of a collective, in microseconds.
 
     Parameters
     ----------
     n_bytes : float
         The larger of the send and the receive buffer.
+    eight_bit_float : bool
+        Whether it adds up 8-bit floats, which NCCL keeps off long rings: every hop rounds again.
     """
+    if eight_bit_float and algorithm == "ring" and collective in _REDUCING and shape.n_ranks > _LONGEST_8_BIT_RING:
+        return _NEVER_US + n_bytes
     channels = find_channels(shape)
     bandwidth = algorithm_bandwidth(collective, shape, algorithm, protocol, channels)
     latency = _latency(collective, shape, algorithm, protocol)
@@ -201,9 +214,21 @@ def algorithm_bandwidth(collective: str, shape: GroupShape, algorithm: str, prot
         bus *= 0.75
     elif algorithm in ("nvls", "nvls_tree"):
         bus = _nvls_bandwidth(collective, shape, algorithm, row, column)
+    elif algorithm == "collnet_direct":
+        return _collnet_bandwidth(collective, shape, channels)
     if algorithm in ("ring", "nvls", "nvls_tree"):
         return bus * shape.n_ranks / n_steps(collective, shape.n_ranks)
     return bus * (0.5 if collective == "all_reduce" else shape.n_ranks / max(1, shape.n_ranks - 1))
+
+
+def _collnet_bandwidth(collective: str, shape: GroupShape, channels: Channels) -> float:
+    """Bandwidth of CollNetDirect, in which every GPU of a node feeds the reducing switches with its share."""
+    if collective != "all_reduce":
+        return shape.ranks_per_node * min(channels.intra, 0.9 * channels.inter)
+    per_channel = shape.ranks_per_node / channels.n_channels
+    factor = per_channel - (per_channel - 1.0) / 2.0
+    late = 0.85 if shape.generation in ("hopper", "blackwell") else 1.0
+    return 0.5 * late * channels.n_channels * channels.intra / factor
 
 
 def _nvls_bandwidth(collective: str, shape: GroupShape, algorithm: str, row: int, column: int) -> float:
@@ -237,6 +262,11 @@ def _latency(collective: str, shape: GroupShape, algorithm: str, protocol: str) 
         return intra + (net if shape.n_nodes > 1 else 0.0)
     if algorithm == "nvls_tree":
         return base + intra + 2.0 * log_nodes * net
+    m = shape.ranks_per_node
+    if algorithm == "collnet_direct":
+        return base + 2.0 * (min(1, m - 1) * intra + 0.4 * (m - 1)) + net
+    if algorithm == "collnet_chain":
+        return base + 2.0 * (m - 1) * intra + net
     if algorithm == "pat":
         return base + log_nodes * net / 3.5 + 2.8 * shape.n_ranks
     steps = n_steps(collective, shape.n_ranks)
@@ -276,6 +306,8 @@ def choose(
     shape: GroupShape,
     algorithm: str | None = None,
     protocol: str | None = None,
+    *,
+    eight_bit_float: bool = False,
 ) -> Choice:
     """Choose as NCCL does: the allowed pair with the least predicted time.
 
@@ -283,6 +315,8 @@ def choose(
     ----------
     algorithm, protocol : str, optional
         Restrict the choice, as ``NCCL_ALGO`` and ``NCCL_PROTO`` do.
+    eight_bit_float : bool
+        See :func:`nccl_time_us`.
 
     Raises
     ------
@@ -299,7 +333,8 @@ def choose(
             f"algorithm {algorithm or 'any'} with protocol {protocol or 'any'}",
             hint=f"NCCL could use {known}",
         )
-    timed = [(nccl_time_us(collective, n_bytes, shape, a, p), i, a, p) for i, (a, p) in enumerate(pairs)]
+    estimate = partial(nccl_time_us, collective, n_bytes, shape, eight_bit_float=eight_bit_float)
+    timed = [(estimate(a, p), i, a, p) for i, (a, p) in enumerate(pairs)]
     time_us, _, best_algorithm, best_protocol = min(timed)
     n_channels = find_channels(shape).n_channels
     return Choice(algorithm=best_algorithm, protocol=best_protocol, n_channels=n_channels, nccl_time_s=time_us * 1e-6)

@@ -17,7 +17,6 @@ from simulator.replay.network_whatif import change_transfers
 from simulator.replay.whatif import noted
 from simulator.topology import Topology
 from simulator.topology.device import Device, load_device
-from simulator.trace_io.communication import element_bytes
 from simulator.trace_io.reconstruct import Reconstruction
 from simulator.trace_io.record import COMPUTE, CollectiveCall
 from simulator.units import to_s
@@ -86,8 +85,8 @@ def lone_s(call: CollectiveCall, topology: Topology, everybody: tuple[int, ...])
             flow = plan_transfer(call.n_bytes, ((call.ranks[0], call.ranks[1]),), topology)
         else:
             name = "all_to_all" if call.collective == "send_recv" else call.collective
-            size = element_bytes(call.dtype) or 2
-            flow = plan_collective(name, call.n_bytes, (call.ranks or everybody,), topology, dtype_bytes=size)
+            eight_bit = "float8" in call.dtype.lower()
+            flow = plan_collective(name, call.n_bytes, (call.ranks or everybody,), topology, eight_bit_float=eight_bit)
     except SimulatorError:
         return None
     network = AlphaBetaNetwork(topology)

@@ -184,3 +184,32 @@ def test_rings_over_pcie_are_slower_from_socket_to_socket():
     crossing = tuple((i, i + 4) for i in range(4))
     assert 3e9 < busbw(crossing, 2) < 5.3e9
     assert busbw(crossing[:1], 2) == pytest.approx(10.7e9, rel=0.01)
+
+
+def test_eight_bit_floats_stay_off_long_rings():
+    topology = load_topology("hgx-h100", 16, gpus_per_node=4)
+    shape = shape_of(range(16), topology)
+    plain = choose("all_reduce", 2**30, shape)
+    eight_bit = choose("all_reduce", 2**30, shape, eight_bit_float=True)
+    assert plain.algorithm == "ring"
+    assert eight_bit.algorithm != "ring"
+    assert choose("all_gather", 2**30, shape, eight_bit_float=True).algorithm == "ring"
+
+
+def test_reducing_switches_between_nodes(tmp_path):
+    """CollNet is a choice where the cluster says that it is there, and sends half of what a tree sends."""
+    assert {a for a, _ in candidates("all_reduce", shape_of(range(32), load_topology("dgx-a100-80g", 32)))} == {
+        "ring",
+        "tree",
+    }
+    file = tmp_path / "sharp.yaml"
+    file.write_text("extends: dgx-a100-80g\ncollectives: {collnet: true}\n", encoding="utf-8")
+    topology = load_topology(file, 32)
+    names = {a for a, _ in candidates("all_reduce", shape_of(range(32), topology))}
+    assert names == {"ring", "tree", "collnet_direct", "collnet_chain"}
+    group = (tuple(range(32)),)
+    for name in ("collnet_direct", "collnet_chain"):
+        flow = plan_collective("all_reduce", 2**30, group, topology, algorithm=name)
+        tree = plan_collective("all_reduce", 2**30, group, topology, algorithm="tree", protocol="simple")
+        assert flow.label == f"{name}/simple"
+        assert flow.alone_bytes_per_s > 1.2 * tree.alone_bytes_per_s  # now NVLink is the limit

@@ -20,32 +20,17 @@ _NAMES = {
     "sendrecv": "send_recv",
     "bcast": "broadcast",
 }
-_DTYPE_BYTES = {
-    "float": 4,
-    "float32": 4,
-    "int32": 4,
-    "int": 4,
-    "half": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "bf16": 2,
-    "double": 8,
-    "int8": 1,
-    "uint8": 1,
-    "int64": 8,
-}
 
 
-def dtype_bytes(notes: str) -> int:
-    """Return the element size that a row's notes state (``dtype=half``), 4 otherwise: the default is float.
+def is_eight_bit_float(notes: str) -> bool:
+    """Return whether a row's notes state an 8-bit float as type.
 
     Examples
     --------
-    >>> dtype_bytes("dtype=half; bw derived"), dtype_bytes("")
-    (2, 4)
+    >>> is_eight_bit_float("dtype=fp8_e4m3"), is_eight_bit_float("dtype=half; bw derived")
+    (True, False)
     """
-    match = re.search(r"dtype[= ]+(\w+)", notes) or re.search(r"\b(int32|bfloat16|float16|half)\b", notes)
-    return _DTYPE_BYTES.get(match[1], 4) if match else 4
+    return bool(re.search(r"\b(fp8|float8|f8e)", notes))
 
 
 def lone_time_s(flow: Any, topology: Any) -> float:
@@ -78,7 +63,7 @@ def _plan(row: Row) -> tuple[Any, Any]:
         transport=row.text("transport") or None,
         algorithm=row.text("algorithm").lower() or None,
         protocol=row.text("protocol").lower() or None,
-        dtype_bytes=dtype_bytes(row.text("notes")),
+        eight_bit_float=is_eight_bit_float(row.text("notes")),
         nccl=conditions_of(row.text("source"), row.text("notes")).nccl,
         pipelined=True,
     )

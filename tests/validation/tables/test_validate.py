@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.validation.tables.rows import write
-from validation.tables.collectives import dtype_bytes
+from validation.tables.collectives import is_eight_bit_float
 from validation.tables.parallel import run_all
 from validation.tables.reader import MEASUREMENTS
 from validation.tables.validate import validate
@@ -42,13 +42,9 @@ class TestPredicting:
         assert run_all(abs, [-3, 2, -1]) == [3, 2, 1]
         assert run_all(abs, list(range(-60, 0)), n_processes=2) == list(range(60, 0, -1))
 
-    def test_dtype_in_notes(self):
-        assert [dtype_bytes(text) for text in ("dtype=half", "int32; median", "", "dtype=float")] == [
-            2,
-            4,
-            4,
-            4,
-        ]
+    def test_eight_bit_floats_in_notes(self):
+        notes = ("dtype=half", "int32; median", "", "dtype=fp8_e4m3", "float8_e5m2")
+        assert [is_eight_bit_float(text) for text in notes] == [False, False, False, True, True]
 
 
 class TestCommand:
