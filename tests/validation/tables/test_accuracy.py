@@ -9,7 +9,15 @@ import pytest
 
 from simulator.calibration.collectives import Errors
 from simulator.errors import ThresholdError
-from simulator.report.confidence import Features, Residual, ResidualTable, coverage, fit_widening, interval
+from simulator.report.confidence import (
+    Features,
+    Residual,
+    ResidualTable,
+    coverage,
+    fit_widening,
+    interval,
+    shipped_table,
+)
 from tests.validation.tables.rows import outcome, training_row
 from validation.emulation.accuracy import groups_of, read_rows
 from validation.emulation.predict import with_prediction
@@ -49,6 +57,14 @@ class TestIntervals:
         rng = np.random.default_rng(1)
         rows = [replace(row, log_ratio=row.log_ratio + 0.1 * float(rng.normal())) for row in self.rows(12, 0.05)]
         assert 0.75 <= coverage(fit_widening(rows)) <= 0.85
+
+    def test_shipped_intervals_hold_sources_that_they_have_not_seen(self):
+        table = shipped_table()
+        by_source = {
+            source: [row for row in table.rows if row.source == source] for source in {r.source for r in table.rows}
+        }
+        shares = [coverage(table, rows) for rows in by_source.values()]
+        assert 0.72 <= sum(shares) / len(shares) <= 0.88
 
     def test_a_table_survives_json(self):
         table = fit_widening(self.rows(3, 0.1))
