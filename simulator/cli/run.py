@@ -11,7 +11,7 @@ from typing import Any
 from simulator.answer import document, explain, memory_over_time, report, to_json, way_out
 from simulator.cli.inputs import model_of, write_notes
 from simulator.cli.modules import fit_plan, recorded_module
-from simulator.cli.warnings import idle_faults, idle_loading, without_effect, write_warnings
+from simulator.cli.warnings import idle_faults, idle_loading, idle_release, without_effect, write_warnings
 from simulator.cli.whole_run import run_request
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.faults import Faults
@@ -53,6 +53,7 @@ def run_main(options: dict[str, Any]) -> None:
         results.append(simulate(scenario, detail=detail, progress=say, spec=recorded))
     write_warnings(_idle_inputs(options, results[-1], given), said=said)
     write_warnings(idle_faults(results[-1]), said=said)
+    write_warnings(idle_release(results[-1].plan, results[-1].topology.device(0)), said=said)
     has_storage = results[-1].topology.storage is not None
     write_warnings(idle_loading(results[-1].plan, has_storage=has_storage, given=given), said=said)
     explanation = explain(results[-1], say=say or (lambda _: None)) if options["explain"] else None

@@ -11,6 +11,7 @@ from simulator.faults import Faults
 if TYPE_CHECKING:
     from simulator.plan import ParallelPlan
     from simulator.simulation import Result
+    from simulator.topology.device import Device
 
 
 def without_effect(
@@ -101,6 +102,37 @@ def idle_loading(plan: ParallelPlan, *, has_storage: bool, given: Collection[str
     names = ["sample_bytes"] if plan.sample_time_s else ["sample_bytes", "loader_workers"]
     why = "reading data is not modelled without storage (--set storage.node_bandwidth=...)"
     return [f"{_flag(name)} has no effect: {why}" for name in names if name in given]
+
+
+def idle_release(plan: ParallelPlan, device: Device) -> list[str]:
+    """Name a CUDA release that makes no difference on a device.
+
+    Parameters
+    ----------
+    plan : ParallelPlan
+    device : Device
+
+    Examples
+    --------
+    >>> from simulator.plan import ParallelPlan
+    >>> from simulator.topology.device import load_device
+    >>> idle_release(ParallelPlan(cuda="12.1"), load_device("h100-sxm5-80g"))
+    []
+    >>> idle_release(ParallelPlan(cuda="12.1"), load_device("a100-sxm4-80g"))
+    ['cuda=12.1 has no effect: the matrix libraries of a100-sxm4-80g are known at one speed (kernels.gemm.release_efficiency)']
+    """
+    from simulator.kernels.constants import read_constants
+    from simulator.kernels.gemm import GemmConstants, under_release
+
+    constants = read_constants(device, "gemm", GemmConstants)
+    if not plan.cuda or under_release(constants, plan.cuda) is not constants:
+        return []
+    if constants.release_efficiency:
+        latest = max(constants.release_efficiency, key=lambda release: [int(part) for part in release.split(".")])
+        why = f"the matrix libraries of {device.name} are at full speed after {latest}"
+    else:
+        why = f"the matrix libraries of {device.name} are known at one speed (kernels.gemm.release_efficiency)"
+    return [f"cuda={plan.cuda} has no effect: {why}"]
 
 
 def _of_plan(plan: ParallelPlan, n_nodes: int, given: set[str]) -> list[str]:
