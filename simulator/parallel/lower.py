@@ -189,6 +189,7 @@ def _write_down(
             stage=stage, plan=plan, layers=layers, communicators=communicators, placement=placement,
             data=data_parallel([layer for chunk in chunks[stage] for layer in chunk], plan, communicators),
             boundary_bytes=boundary_bytes // shards,
+            gather_bytes=boundary_bytes if shards > 1 and not plan.sequence_parallel else 0,
             has_blocks=not classes.is_split or plan.tp * plan.cp * plan.ep == 1,
         )  # fmt: skip
         if loading is not None and stage in _ends(placement):

@@ -11,7 +11,7 @@ from simulator.parallel.mesh import Communicators
 from simulator.parallel.stage import StageLayers, Steps, finish, take_turns
 from simulator.parallel.template import Kind
 from simulator.plan import ParallelPlan
-from simulator.program.op import HostWork, Phase, Transfer
+from simulator.program.op import Collective, HostWork, Phase, Transfer
 from simulator.program.program import COMPUTE, HOST, TaskList
 from simulator.schedules import Action, Placement
 
@@ -50,6 +50,7 @@ class StageLowering:
     tasks: TaskList = field(default_factory=TaskList)
     marks: list[int] = field(default_factory=list)
     _channels: dict[tuple[int, int, Phase, bool], tuple[Transfer, str, int]] = field(default_factory=dict)
+    _gathers: dict[Phase, Collective] = field(default_factory=dict)
     _ends: dict[tuple[str, int, int], tuple[int, ...]] = field(default_factory=dict)
     _sent: tuple[int, ...] = ()
     _last: tuple[int, ...] = ()
@@ -132,7 +133,21 @@ class StageLowering:
         received = self._transfer(action, source, virtual, sends=False)
         if self.plan.synchronous_p2p:
             self.tasks.add(HostWork(name="synchronise", duration_s=0.0), HOST, (received,))
-        return (received,)
+        return (self._gather(action, virtual, received),) if self.gather_bytes else (received,)
+
+    def _gather(self, action: Action, virtual: int, received: int) -> int:
+        """Put the tensor together again of which every tensor-parallel rank has received its share."""
+        phase: Phase = "forward" if action.kind == "F" else "backward"
+        op = self._gathers.get(phase)
+        if op is None:
+            op = self._gathers[phase] = Collective(
+                collective="all_gather", axis="tp", n_bytes=self.gather_bytes, name="boundary", phase=phase,
+                groups=self.communicators.groups("tp"),
+            )  # fmt: skip
+        key = None
+        if not self.communicators.folded:
+            key = self.communicators.key("tp", ("boundary", phase, virtual, action.micro_batch))
+        return self.tasks.add(op, "tp", (received,), key, action.micro_batch)
 
     def _send(self, action: Action) -> None:
         if action.kind == "W":

@@ -29,13 +29,14 @@ EFFECTS = [
     ("sharding_group", 8, {"sharding": "zero1"}), ("schedule", "zb-v", PIPE), ("schedule", "dualpipe", PIPE),
     ("micro_batch", 2, {}), ("global_batch", 128, {}), ("sequence_length", 512, {}), ("precision", "fp32", {}),
     ("recompute", "full", {}), ("attention", "eager", {}), ("sequence_parallel", True, {"tp": 4}), ("framework", "hf-eager", {}),
-    ("overlap", False, {}), ("overlap_parameter_gather", True, {"sharding": "zero1"}), ("asynchronous_tp", True, {"tp": 4, "sequence_parallel": True}),
+    ("overlap", False, {}), ("overlap_parameter_gather", True, {"sharding": "zero1"}), 
+    ("asynchronous_tp", True, {"tp": 4, "sequence_parallel": True}),
     ("scatter_gather", True, {"pp": 2, "tp": 8}), ("first_stage_layers", 1, PIPE), ("last_stage_layers", 1, PIPE),
     ("rank_order", "tp-cp-ep-pp-dp", PIPE), ("rank_order", "tp-cp-dp-ep-pp", {"experts": True, "ep": 4}),
     ("bucket_bytes", 4_000_000, {}), ("bucket_bytes", 4_000_000, ZERO3), ("gradient_bytes", 2, {}),
     ("gradient_collective", "reduce_scatter", {"framework": "deepspeed", "sharding": "zero1"}),
     ("gradient_collective", "reduce", {"framework": "deepspeed", "sharding": "zero2"}), ("gradient_compression", "bf16", DDP),
-    ("gradient_as_bucket_view", True, DDP), ("backward_prefetch", "none", FSDP), ("backward_prefetch", "post", FSDP),
+    ("gradient_as_bucket_view", True, DDP), ("backward_prefetch", "none", FSDP), ("backward_prefetch", "post", {**FSDP, "recompute": "full"}),
     ("forward_prefetch", True, FSDP), ("limit_all_gathers", False, FSDP), ("secondary_group", 8, ZERO3),
     ("secondary_group", 8, {"framework": "torchtitan", "sharding": "zero3"}), ("quantized_weights", True, ZERO3),
     ("quantized_gradients", True, ZERO3), ("prefetch_elements", 0, ZERO3), ("persistence_elements", 2 * 10**6, ZERO3),
@@ -47,8 +48,8 @@ EFFECTS = [
     ("moe_pad_to_capacity", True, {"experts": True, "moe_capacity_factor": 2.0}), ("moe_fp8_dispatch", True, {"experts": True, **MOE}),
     ("moe_shared_expert_overlap", True, {"experts": True, **MOE}),
 ]  # fmt: skip
-#: dp follows from the others; the data loader's settings and the CUDA version have tests of their own
-ELSEWHERE = {"dp", "cuda", "loader_workers", "sample_bytes", "sample_time_s"}
+#: dp follows from the others; the data loader's, partial recomputation's and the CUDA version's tests are elsewhere
+ELSEWHERE = {"dp", "cuda", "recompute_method", "recompute_layers", "loader_workers", "sample_bytes", "sample_time_s"}
 
 
 def outcome(changes):
