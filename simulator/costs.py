@@ -15,7 +15,7 @@ from simulator.kernels import KERNEL_MODELS
 from simulator.kernels.host import COPY_LATENCY_S, copy_bytes_per_s, cpu_adam_s, issue_s
 from simulator.models.layer import AttentionShape, PointwiseShape
 from simulator.network.base import Flow
-from simulator.program.op import Collective, HostWork, Kernel, Op, Transfer
+from simulator.program.op import COMMUNICATIONS, Collective, HostWork, Kernel, Op, Transfer
 from simulator.program.program import Block
 from simulator.scenario import Scenario
 from simulator.timeline import Span, Timeline
@@ -148,7 +148,7 @@ class ModelCosts:
 
 
 def _communications(span: Span, cache: dict[int, list[Collective | Transfer]]) -> list[Collective | Transfer]:
-    if isinstance(span.op, Collective | Transfer):
+    if isinstance(span.op, COMMUNICATIONS):
         return [span.op]
     if not isinstance(span.op, Block):
         return []

@@ -53,17 +53,21 @@ class Durations:
         self._run_block = run_block
         self._kinds: dict[Hashable, int] = {}
         self._runs: dict[tuple[int, int], RunCost] = {}
-        self._hosts: dict[tuple[int, int], int] = {}
+        self._hosts: dict[int, dict[int, int]] = {}
         self._blocks: dict[tuple[int, int, int], BlockResult] = {}
 
     def kind(self, rank: int) -> int:
         """Return a number that ranks of one kind share."""
         return self._kinds.setdefault(self.costs.kind(rank), len(self._kinds))
 
+    def hosts(self, kind: int) -> dict[int, int]:
+        """What :meth:`host_ps` has found for a kind of rank so far, by the operation's identity."""
+        return self._hosts.setdefault(kind, {})
+
     def host_ps(self, op: Op | Block, rank: int, kind: int) -> int:
         """Time that the host takes to issue all of an operation."""
-        key = (id(op), kind)
-        cost_ps = self._hosts.get(key)
+        known = self.hosts(kind)
+        cost_ps = known.get(id(op))
         if cost_ps is None:
             if isinstance(op, KernelRun):
                 cost_ps = self.run(op, rank, kind).host_ps
@@ -71,7 +75,7 @@ class Durations:
                 cost_ps = sum(self.host_ps(task.op, rank, kind) for task in op.tasks)
             else:
                 cost_ps = self.costs.issue_ps(op, rank)
-            self._hosts[key] = cost_ps
+            known[id(op)] = cost_ps
         return cost_ps
 
     def run(self, op: KernelRun, rank: int, kind: int) -> RunCost:

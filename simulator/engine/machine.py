@@ -19,7 +19,7 @@ from simulator.engine.state import Communication, Participants, RankState, Runni
 from simulator.engine.steady import View, Watch
 from simulator.network.base import NetworkModel
 from simulator.program.check import check
-from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Transfer
+from simulator.program.op import COMMUNICATIONS, Collective, HostWork, Kernel, KernelRun
 from simulator.program.program import COMPUTE, HOST, Block, Program, RankProgram, Task
 from simulator.program.stretch import insert_periods
 from simulator.timeline import Cycle, Span, Timeline
@@ -78,7 +78,7 @@ class Machine:
 
     def issue(self, rank: RankState) -> None:
         """Let the host run ahead until it must wait or has nothing left."""
-        tasks = rank.program.tasks
+        tasks, known = rank.program.tasks, self.durations.hosts(rank.kind)
         while rank.n_issued < len(tasks):
             index = rank.n_issued
             task = tasks[index]
@@ -92,7 +92,10 @@ class Machine:
             if stream is None:
                 stream = rank.streams[task.stream] = Stream()
             rank.issued_ps[index] = rank.host_ps
-            rank.host_ps += self.durations.host_ps(task.op, rank.program.rank, rank.kind)
+            cost_ps = known.get(id(task.op))
+            if cost_ps is None:
+                cost_ps = self.durations.host_ps(task.op, rank.program.rank, rank.kind)
+            rank.host_ps += cost_ps
             stream.queue.append(index)
             if not stream.busy and len(stream.queue) == 1 and not rank.n_waiting[index]:
                 self.start_next(rank, stream)
@@ -114,7 +117,7 @@ class Machine:
         index = stream.queue.popleft()
         stream.busy = True
         task = rank.program.tasks[index]
-        if isinstance(task.op, Collective | Transfer):
+        if isinstance(task.op, COMMUNICATIONS):
             now_ps = self.clock.now_ps
             issued_ps = rank.issued_ps[index] + self.durations.host_ps(task.op, rank.program.rank, rank.kind)
             self.tightest_ps = max(self.tightest_ps, issued_ps - now_ps)
@@ -178,7 +181,8 @@ class Machine:
         if running.index == rank.beat:
             self._beat()
         now_ps = self.clock.now_ps
-        self.spans.append(running.span._replace(end_ps=now_ps, host_idle_ps=running.idle_ps))
+        op, number, name, start_ps, _, micro_batch, wait_ps, _, inner = running.span
+        self.spans.append(Span(op, number, name, start_ps, now_ps, micro_batch, wait_ps, running.idle_ps, inner))
         stream.running = None
         if rank.running is running:
             rank.running = None
@@ -211,7 +215,7 @@ class Machine:
     def _arrive(self, rank: RankState, index: int, at_ps: int) -> None:
         """Take part in a communication from ``at_ps`` on; the last to take part sets its start."""
         task = rank.program.tasks[index]
-        assert isinstance(task.op, Collective | Transfer)
+        assert isinstance(task.op, COMMUNICATIONS)
         participants = [(rank, index)]
         if task.key is not None:
             participants, latest_ps = self.arrived.pop(task.key, ([], 0))

@@ -107,3 +107,7 @@ class KernelRun:
 
 
 Op = Kernel | KernelRun | Collective | Transfer | HostWork
+
+#: a union of types is built anew each time it is written; what asks often asks these
+COMMUNICATIONS = (Collective, Transfer)
+COMPUTE_OPS = (Kernel, KernelRun)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Transfer
+from simulator.program.op import COMMUNICATIONS, COMPUTE_OPS, Collective, HostWork, Transfer
 from simulator.program.program import COMPUTE, HOST, LOADER, Block
 from simulator.timeline import Span, Timeline, merge, subtract, total_ps
 from simulator.units import PS_PER_S
@@ -58,13 +58,13 @@ class _Tally:
             self.add(inner, times)
             stretch = span.duration_ps - (inner.compute_ps + inner.optimizer_ps + inner.exposed_ps + inner.idle_ps)
             self.compute_ps += times * stretch  # interference slows the block as a whole
-        elif isinstance(op, Kernel | KernelRun):
+        elif isinstance(op, COMPUTE_OPS):
             self.idle_ps += times * span.host_idle_ps
             if op.phase == "optimizer":
                 self.optimizer_ps += times * (span.duration_ps - span.host_idle_ps)
             else:
                 self.compute_ps += times * (span.duration_ps - span.host_idle_ps)
-        elif isinstance(op, Collective | Transfer):
+        elif isinstance(op, COMMUNICATIONS):
             entry = self.communication[_kind(op)]
             entry[0] += times
             entry[1] += times * op.n_bytes
@@ -90,9 +90,9 @@ def _intervals(spans: Iterable[Span]) -> tuple[list[tuple[int, int]], list[tuple
     """Return when compute and when communication is busy."""
     busy, talking = [], []
     for span in spans:
-        if isinstance(span.op, Block | Kernel | KernelRun):
+        if isinstance(span.op, (Block, *COMPUTE_OPS)):
             busy.append((span.start_ps, span.end_ps))
-        elif isinstance(span.op, Collective | Transfer):
+        elif isinstance(span.op, COMMUNICATIONS):
             talking.append((span.start_ps, span.end_ps))
     return merge(busy), merge(talking)
 
