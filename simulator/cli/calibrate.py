@@ -104,7 +104,7 @@ def training(
     leave_one_out: Annotated[
         bool, typer.Option("--leave-one-out", help="Also predict each source with what the others say.")
     ] = False,
-    processes: Annotated[int, typer.Option(help="Processes; 0 takes what the machine has.")] = 0,
+    processes: Annotated[int, typer.Option(min=0, help="Processes; 0 takes what the machine has.")] = 0,
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Fit a factor to each part of predicted iterations: what shipped constants leave, and how sure that is.

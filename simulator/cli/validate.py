@@ -27,16 +27,17 @@ def validate(
     threshold: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(
+            min=0.0,
             help="Exit with 5 if a group's mean error (with --here: an iteration's) is above this many percent.",
             show_default=False,
         ),
     ] = None,
-    worst: Annotated[int, typer.Option(help="Rows to show, worst first.")] = 20,
+    worst: Annotated[int, typer.Option(min=0, help="Rows to show, worst first.")] = 20,
     report: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="Write an HTML page with plots.", show_default=False),
     ] = None,
-    processes: Annotated[int, typer.Option(help="Processes; 0 takes what the machine has.")] = 0,
+    processes: Annotated[int, typer.Option(min=0, help="Processes; 0 takes what the machine has.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Predict every row of measurement files and print errors per group and per row.

@@ -70,6 +70,8 @@ class Case:
 def _degrees(row: Row, assumed: list[str]) -> dict[str, int]:
     degrees = {axis: row.integer(axis, 1) or 1 for axis in ("tp", "pp", "cp", "ep")}
     gpus = row.integer("gpus")
+    if gpus < 1:
+        raise ConfigError(f"gpus={gpus}: a run has at least one")
     replica = degrees["tp"] * degrees["pp"] * degrees["cp"]
     dp = row.integer("dp", 0)
     if not dp:

@@ -60,7 +60,7 @@ def _row_table(outcomes: Sequence[Outcome]) -> PageTable:
 
 
 def _reason_table(outcomes: Sequence[Outcome]) -> PageTable:
-    rows = tuple((o.row.row_id, describe_row(o), o.reason) for o in outcomes if o.predicted is None)
+    rows = tuple((o.row.row_id, describe_row(o), o.reason) for o in outcomes if o.relative_error is None)
     return PageTable(title=f"{len(rows)} rows without a prediction", columns=("row", "what", "why"), rows=rows)
 
 
@@ -81,10 +81,10 @@ def write_page(path: str | Path, validation: Validation) -> None:
     if assumed:
         title = "assumed where rows do not say it (number of rows where not all)"
         tables.append(PageTable(title=title, columns=("source", "rows:", "assumed"), rows=assumed))
-    if any(outcome.predicted is None for outcome in outcomes):
+    if any(outcome.relative_error is None for outcome in outcomes):
         tables.append(_reason_table(outcomes))
     files = ", ".join(dict.fromkeys(Path(outcome.row.file).name for outcome in outcomes))
-    predicted = sum(1 for outcome in outcomes if outcome.predicted is not None)
+    predicted = sum(1 for outcome in outcomes if outcome.relative_error is not None)
     note = f"{predicted} of {len(outcomes)} rows of {files} predicted. Error is predicted / measured - 1."
     try:
         page = agreement_page("Predicted against measured", note, _points(outcomes), tables)

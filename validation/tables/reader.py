@@ -216,8 +216,10 @@ def read_table(path: str | Path) -> list[Row]:
         raise ConfigError(
             f"{file}: no such file", hint=f"give the path of a measurement CSV, or one of {', '.join(_shipped())}"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read as text: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: is not text: {error}") from None
     reader = csv.reader(text.splitlines(keepends=True))
     header = [name.strip() for name in next(reader, [])]
     if not any(header):

@@ -37,7 +37,7 @@ def document(outcomes: Sequence[Outcome], by: dict[str, tuple[str, ...]]) -> dic
         "plans": rank_plans(outcomes),
         "assumed": [asdict(source) for source in assumptions_of(outcomes)],
         "n_rows": len(outcomes),
-        "n_unpredicted": sum(1 for outcome in outcomes if outcome.predicted is None),
+        "n_unpredicted": sum(1 for outcome in outcomes if outcome.relative_error is None),
         "coverage": coverage(outcomes),
     }
 
@@ -136,7 +136,7 @@ def _rows_table(outcomes: Sequence[Outcome], limit: int) -> Table:
 def _reasons_table(outcomes: Sequence[Outcome]) -> Table | None:
     reasons: dict[str, list[str]] = {}
     for outcome in outcomes:
-        if outcome.predicted is None:
+        if outcome.relative_error is None:
             reasons.setdefault(outcome.reason, []).append(outcome.row.row_id)
     if not reasons:
         return None
@@ -220,7 +220,7 @@ def print_tables(
         if table is not None:
             out.print(table)
             out.print()
-    predicted = sum(1 for outcome in outcomes if outcome.predicted is not None)
+    predicted = sum(1 for outcome in outcomes if outcome.relative_error is not None)
     inside = coverage(outcomes)
     said = f"; {inside:.0%} of the measurements lie in their 80 % interval" if inside is not None else ""
     out.print(f"{predicted} of {len(outcomes)} rows predicted{said}", highlight=False)

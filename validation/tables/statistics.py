@@ -244,7 +244,7 @@ def rank_plans(outcomes: Sequence[Outcome], min_plans: int = _MIN_PLANS) -> list
     """
     jobs: dict[tuple[str, ...], list[Outcome]] = {}
     for outcome in outcomes:
-        if outcome.predicted is not None and outcome.row.metric == "iteration_time_s":
+        if outcome.relative_error is not None and outcome.row.metric == "iteration_time_s":
             jobs.setdefault(tuple(outcome.row.key(column) for column in _JOB_COLUMNS), []).append(outcome)
     ranked = []
     for key, plans in jobs.items():

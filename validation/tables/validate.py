@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simulator.errors import ThresholdError
@@ -57,7 +57,14 @@ def predict_rows(rows: Sequence[Row], *, n_processes: int = 1, quiet: bool = Tru
         with Progress(f"predicting {len(mine)} {kind} rows", quiet=quiet) as progress:
             outcomes = predictor(kind)(mine, progress, n_processes)
         predicted.update((id(outcome.row), outcome) for outcome in outcomes)
-    return [predicted[id(row)] for row in rows]
+    return [_judged(predicted[id(row)]) for row in rows]
+
+
+def _judged(outcome: Outcome) -> Outcome:
+    """Say why a predicted row has no relative error."""
+    if outcome.predicted is None or outcome.relative_error is not None:
+        return outcome
+    return replace(outcome, reason="the measured value is 0, to which nothing is relative")
 
 
 def validate(

@@ -11,6 +11,7 @@ from tests.validation.tables.rows import write
 from validation.tables.collectives import is_eight_bit_float
 from validation.tables.parallel import run_all
 from validation.tables.reader import MEASUREMENTS
+from validation.tables.render import document
 from validation.tables.validate import validate
 
 
@@ -37,6 +38,18 @@ class TestPredicting:
         by_metric = {o.row.metric: o.predicted for o in found.outcomes}
         parts = by_metric["forward_s"] + by_metric["backward_s"] + by_metric["optimizer_s"]
         assert by_metric["iteration_time_s"] == pytest.approx(parts, rel=0.05)
+
+    def test_a_measured_zero_is_listed_and_breaks_nothing(self, tmp_path):
+        header = "topology,gpus,model,metric,value,micro_batch"
+        rows = "".join(
+            f"\nselene,{gpus},gpt2-large,iteration_time_s,{value},4" for gpus, value in ((8, 0), (8, 1), (0, 1))
+        )
+        found = validate([write(tmp_path, f"{header}{rows}\n")])
+        zero, fine, none = found.outcomes
+        assert "measured value is 0" in zero.reason
+        assert not fine.reason
+        assert "gpus=0" in none.reason
+        assert document(found.outcomes, found.by)["n_unpredicted"] == 2
 
     def test_run_all_keeps_the_order(self):
         assert run_all(abs, [-3, 2, -1]) == [3, 2, 1]
