@@ -18,6 +18,7 @@ class Segment:
     name: str
     forward: list[KernelShape] = field(default_factory=list)
     backward: list[KernelShape] = field(default_factory=list)
+    recompute: list[KernelShape] = field(default_factory=list)
     parameters: list[Parameter] = field(default_factory=list)
     saved_bytes: int = 0
     forward_peak_bytes: int = 0
@@ -78,9 +79,18 @@ class Recorder:
         self._running.pop()
 
     @property
+    def is_recomputing(self) -> bool:
+        """Whether a submodule runs again in backward, as under ``torch.utils.checkpoint``."""
+        return self.is_backward and len(self._running) > 1
+
+    @property
     def module(self) -> Any:
         """The innermost running submodule."""
         return self._running[-1]
+
+    def resume(self, segment: Segment) -> None:
+        """Go on with a segment, in backward."""
+        self.current = segment
 
     # ---- operators --------------------
 
@@ -115,11 +125,15 @@ class Recorder:
         if is_view:
             return
         record = Call(name=name, inputs=tuple(map(self.size, inputs)), outputs=tuple(map(self.size, outputs)))
-        self.add(kernels_of(record, is_backward=self.is_backward, weight_shapes=self.shapes))
+        is_backward = self.is_backward and not self.is_recomputing
+        self.add(kernels_of(record, is_backward=is_backward, weight_shapes=self.shapes))
 
     def add(self, kernels: list[KernelShape]) -> None:
         """Append kernels to the pass that runs."""
-        (self.current.backward if self.is_backward else self.current.forward).extend(kernels)
+        if self.is_recomputing:
+            self.current.recompute.extend(kernels)
+        else:
+            (self.current.backward if self.is_backward else self.current.forward).extend(kernels)
 
     def claim(self, inputs: list[Any]) -> None:
         """Give a parameter to the first segment that uses it."""
@@ -173,11 +187,12 @@ class Recorder:
                 name=segment.name,
                 forward=tuple(segment.forward),
                 backward=tuple(segment.backward),
+                recompute=tuple(segment.recompute),
                 parameters=tuple(segment.parameters),
                 saved_bytes=segment.saved_bytes,
                 transient_bytes=max(0, peak - before),
                 output_bytes=segment.output_bytes,
             )
-            key = (layer.forward, layer.backward, layer.saved_bytes, layer.n_parameters)
+            key = (layer.forward, layer.backward, layer.recompute, layer.saved_bytes, layer.n_parameters)
             layers.append(known.setdefault(key, layer))
         return tuple(layers)

@@ -189,3 +189,58 @@ def test_autocast_widens_what_the_gpu_widens():
     kernels = [k for layer in model.layers for k in layer.forward]
     dtypes = {k.name: k.dtype for k in kernels if k.name in ("addmm", "tanh", "pow", "softmax")}
     assert dtypes == {"addmm": "bf16", "tanh": "bf16", "pow": "fp32", "softmax": "fp32"}
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reuses):
+        super().__init__()
+        self.reuses = reuses
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(3))
+
+    def forward(self, x):
+        from torch.utils.checkpoint import checkpoint
+
+        for block in self.blocks:
+            x = x + (checkpoint(block, x, use_reentrant=False) if self.reuses else block(x))
+        return x
+
+
+def test_checkpoints_of_the_module_run_again_in_backward():
+    with torch.device("meta"):
+        modules = Checkpointed(reuses=True), Checkpointed(reuses=False)
+    again, whole = (record_module(m, torch.zeros(8, 128, 64), dtype="bf16") for m in modules)
+    blocks, kept = ([layer for layer in model.layers if layer.n_parameters] for model in (again, whole))
+    for block, plain in zip(blocks, kept, strict=True):
+        assert [k.name for k in block.recompute] == ["addmm", "gelu"]  # and stops: the last product saves its input
+        assert block.forward == plain.forward and not plain.recompute
+        assert sorted(k.name for k in block.backward) == sorted(k.name for k in plain.backward)
+        assert block.saved_bytes == 0 < plain.saved_bytes
+    assert again.model_flops_per_sequence == whole.model_flops_per_sequence
+
+
+def test_operators_in_place():
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.ReLU(inplace=True))
+    model = record_module(module, torch.zeros(4, 8))
+    assert sum(isinstance(k, GemmShape) for layer in model.layers for k in layer.backward) == 3
+
+
+def test_recurrent_layers_are_counted_step_by_step():
+    module = nn.LSTM(32, 64, batch_first=True)
+    model = record_module(module, torch.zeros(4, 16, 32))
+    flops = sum(k.n_flops for layer in model.layers for k in layer.forward)
+    assert flops == 2 * 4 * 16 * 4 * 64 * (32 + 64)
+    assert all(p.device.type == "cpu" for p in module._flat_weights)
+
+
+def test_a_shape_that_depends_on_data_is_explained():
+    class Picks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.inner(x)[x[:, 0] > 0]
+
+    with pytest.raises(ConfigError, match="a shape depends on data in submodule 'inner'") as error:
+        record_module(Picks(), torch.zeros(2, 4))
+    assert "equal share" in error.value.hint

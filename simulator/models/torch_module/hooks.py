@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from simulator.models.recording import Recorder, Segment
+from simulator.models.recording import Recorder
 from simulator.models.torch_module.load import load_torch
 from simulator.models.torch_module.modes import recording_modes
 
@@ -16,8 +16,8 @@ def recording(
     torch: Any, module: Any, state: dict[str, Any], recorder: Recorder, attention: str, cast_to: Any
 ) -> Iterator[tuple[Any, Any]]:
     """Set the hooks of modules and parameters, and take them away again."""
-    dispatch, functions, mark = recording_modes(torch, recorder, attention, cast_to)
-    handles = _hooks(torch, module, recorder, mark)
+    dispatch, functions = recording_modes(torch, recorder, attention, cast_to)
+    handles = _hooks(torch, module, recorder)
     for tensor in state.values():
         if tensor.requires_grad:
             handles.append(tensor.register_post_accumulate_grad_hook(lambda p: _release(recorder, p)))
@@ -34,40 +34,61 @@ def _release(recorder: Recorder, parameter: Any) -> None:
         recorder.ignore(parameter.grad)
 
 
-def _hooks(torch: Any, module: Any, recorder: Recorder, mark: Any) -> list[Any]:
-    """Open a segment around every block and keep the path of the running submodule for messages."""
-    tree_map = load_torch("utils._pytree").tree_map
-
-    def marked(tree: Any, segment: Segment) -> Any:
-        def one(leaf: Any) -> Any:
-            is_active = isinstance(leaf, torch.Tensor) and leaf.requires_grad
-            return mark.apply(leaf, segment) if is_active else leaf
-
-        return tree_map(one, tree)
-
-    blocks = _blocks(torch, module)
+def _hooks(torch: Any, module: Any, recorder: Recorder) -> list[Any]:
+    """Open a segment around every block and keep which submodule runs."""
     handles: list[Any] = []
     for path, child in module.named_modules():
         handles.append(child.register_forward_pre_hook(lambda m, a, p=path: recorder.enter(p, m)))
-        handles.append(child.register_forward_hook(lambda m, a, y: recorder.leave()))
-    for child, name in blocks.items():
+    for child, name in _blocks(torch, module).items():
 
-        def enter(m: Any, args: Any, kwargs: Any, name: str = name) -> Any:
-            before = recorder.current
-            entered = marked((args, kwargs), before)
-            recorder.open(name)
-            return entered
+        def enter(m: Any, args: Any, kwargs: Any, name: str = name) -> None:
+            if not recorder.is_backward:
+                _mark(torch, recorder, (args, kwargs))
+                recorder.open(name)
 
-        def leave(m: Any, args: Any, output: Any, name: str = name) -> Any:
-            segment = recorder.current
-            segment.output_bytes = _n_bytes(torch, output)
-            output = marked(output, segment)
-            recorder.open(f"after {name}")
-            return output
+        def leave(m: Any, args: Any, output: Any, name: str = name) -> None:
+            if not recorder.is_backward:
+                recorder.current.output_bytes = _n_bytes(torch, output)
+                _mark(torch, recorder, output)
+                recorder.open(f"after {name}")
 
         handles.append(child.register_forward_pre_hook(enter, with_kwargs=True))
         handles.append(child.register_forward_hook(leave))
+    for _, child in module.named_modules():
+        handles.append(child.register_forward_hook(lambda m, a, y: recorder.leave(), always_call=True))
     return handles
+
+
+def _mark(torch: Any, recorder: Recorder, tree: Any) -> None:
+    """Return to the segment that runs now when backward reaches these tensors, unless an earlier one made them."""
+    for leaf in load_torch("utils._pytree").tree_leaves(tree):
+        is_active = isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_leaf
+        if is_active and getattr(leaf, "_marked_version", None) != leaf._version:
+            leaf._marked_version = leaf._version
+            leaf.register_hook(lambda gradient, segment=recorder.current: recorder.resume(segment))
+
+
+@contextmanager
+def replaced(module: Any, state: dict[str, Any]) -> Iterator[None]:
+    """Put the tensors of a state, by name, in the place of a module's parameters and buffers."""
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    for path, child in module.named_modules(remove_duplicate=False):
+        for own in (child._parameters, child._buffers):
+            for name, tensor in own.items():
+                key = f"{path}.{name}" if path else name
+                if tensor is not None and key in state:
+                    before.append((own, name, tensor))
+                    own[name] = state[key]
+        if hasattr(child, "_flat_weights_names"):  # recurrent modules keep a list of their own
+            child._flat_weights = [getattr(child, name, None) for name in child._flat_weights_names]
+    try:
+        yield
+    finally:
+        for own, name, tensor in reversed(before):
+            own[name] = tensor
+        for child in module.modules():
+            if hasattr(child, "_flat_weights_names"):
+                child._flat_weights = [getattr(child, name, None) for name in child._flat_weights_names]
 
 
 def _n_bytes(torch: Any, output: Any) -> int:
@@ -96,7 +117,8 @@ def empty_state(module: Any, empty: Callable[[Any], Any]) -> tuple[dict[str, Any
     """Return empty twins of all parameters and buffers by name, tied ones shared, and parameter names."""
     state: dict[str, Any] = {}
     twins: dict[int, Any] = {}
-    for key, tensor in [*module.named_parameters(remove_duplicate=False), *module.named_buffers()]:
+    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    for key, tensor in named:
         if id(tensor) not in twins:
             twins[id(tensor)] = empty(tensor).requires_grad_(tensor.requires_grad)
         state[key] = twins[id(tensor)]

@@ -6,14 +6,14 @@ operators in fp32 than the GPU's does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 from simulator.models.aten import TensorSize
 from simulator.models.layer import AttentionShape, Pass, PointwiseShape
-from simulator.models.recording import Recorder, Segment
+from simulator.models.recording import Recorder
 from simulator.models.torch_module.load import load_torch
 
 #: functions that autocast runs in fp32 on a GPU
@@ -29,8 +29,8 @@ _WIDE_NAMES = (
 WIDE = frozenset(_WIDE_NAMES.split())
 
 
-def recording_modes(torch: Any, recorder: Recorder, attention: str, cast_to: Any) -> tuple[Any, Any, Any]:
-    """Return the dispatch mode, the function mode and the marking function, bound to a recorder.
+def recording_modes(torch: Any, recorder: Recorder, attention: str, cast_to: Any) -> tuple[Any, Any]:
+    """Return the dispatch mode and the function mode, bound to a recorder.
 
     Parameters
     ----------
@@ -53,18 +53,9 @@ def recording_modes(torch: Any, recorder: Recorder, attention: str, cast_to: Any
         recorder.call(name, tensors((args, kwargs or {})), tensors(result), is_view=bool(func.is_view))
         return result
 
-    def mark(ctx: Any, tensor: Any, segment: Segment) -> Any:
-        ctx.segment = segment
-        return tensor.view_as(tensor)
-
-    def unmark(ctx: Any, *gradients: Any) -> Any:
-        recorder.current = ctx.segment
-        return gradients[0], None
-
     base = load_torch("utils._python_dispatch").TorchDispatchMode
     mode = type("Dispatch", (base,), {"__torch_dispatch__": dispatch})()
-    functions = _functions(torch, recorder, attention, cast_to)
-    return mode, functions, _function(torch, mark, unmark)
+    return mode, _functions(torch, recorder, attention, cast_to)
 
 
 def _function(torch: Any, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
@@ -181,6 +172,17 @@ def attention_backend(attention: str) -> Any:
         return nullcontext()
     choice = load_torch("nn.attention")
     return choice.sdpa_kernel(choice.SDPBackend.MATH)
+
+
+@contextmanager
+def plain_operators(torch: Any) -> Iterator[None]:
+    """Keep the CPU's own library from taking whole recurrent layers as one operator."""
+    library = torch.backends.mkldnn
+    before, library.enabled = library.enabled, False
+    try:
+        yield
+    finally:
+        library.enabled = before
 
 
 def _dropout(x: TensorSize, in_pass: Pass) -> PointwiseShape:

@@ -10,9 +10,9 @@ from typing import Any
 from simulator.errors import ConfigError
 from simulator.models.layer import AttentionShape, CommunicationPoint, Layer, Model
 from simulator.models.recording import Recorder
-from simulator.models.torch_module.hooks import empty_state, recording
+from simulator.models.torch_module.hooks import empty_state, recording, replaced
 from simulator.models.torch_module.load import load_torch
-from simulator.models.torch_module.modes import attention_backend
+from simulator.models.torch_module.modes import attention_backend, plain_operators
 
 
 def record_module(
@@ -72,10 +72,10 @@ def record_module(
 
     def forward() -> Any:
         with torch.autocast("cpu", cast_to) if cast_to is not None else nullcontext():
-            return _scalar(torch, torch.func.functional_call(module, state, *arguments), loss)
+            return _scalar(torch, module(*arguments[0], **arguments[1]), loss)
 
-    with recording(torch, module, state, recorder, attention, cast_to) as modes:
-        _run(torch, forward, recorder, (fake, *modes, attention_backend(attention)))
+    with replaced(module, state), recording(torch, module, state, recorder, attention, cast_to) as modes:
+        _run(torch, forward, recorder, (fake, plain_operators(torch), *modes, attention_backend(attention)))
     layers = recorder.layers()
     first = next((t for t in (*inputs, *keywords.values()) if hasattr(t, "shape") and t.dim()), None)
     return Model(
@@ -89,15 +89,15 @@ def record_module(
 
 
 def _run(torch: Any, forward: Callable[[], Any], recorder: Recorder, contexts: tuple[Any, ...]) -> None:
-    """Run forward and backward once; the first two contexts, without data and noting, hold for both."""
+    """Run forward and backward once under the contexts; what autograd saves is counted in forward alone."""
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.save, lambda t: t)
     try:
         with ExitStack() as stack:
-            for context in (*contexts, hooks):
+            for context in contexts:
                 stack.enter_context(context)
-            scalar = forward()
-        recorder.is_backward = True
-        with contexts[0], contexts[1]:
+            with hooks:
+                scalar = forward()
+            recorder.is_backward = True
             scalar.backward()
     except (RuntimeError, NotImplementedError) as error:
         raise _explained(error, recorder) from error
@@ -148,12 +148,20 @@ def _scalar(torch: Any, output: Any, loss: Callable[[Any], Any] | None) -> Any:
 
 
 def _explained(error: Exception, recorder: Recorder) -> ConfigError:
-    text = str(error).splitlines()[0]
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
     place = f" in submodule '{recorder.path}'" if recorder.path else ""
-    needs_data = any(word in str(error).lower() for word in ("item()", "local_scalar", "data-dependent", "meta tensor"))
-    if needs_data:
+    name, words = type(error).__name__, ("item()", "local_scalar", "data-dependent", "meta tensor", ".numpy()")
+    if name == "DynamicOutputShapeException":
+        return ConfigError(
+            f"a shape depends on data{place}: {text}",
+            hint="record a variant with fixed shapes, such as experts that each take an equal share of the tokens",
+        )
+    if name == "DataDependentOutputException" or any(word in str(error).lower() for word in words):
         return ConfigError(
             f"control flow depends on data{place}: {text}",
             hint="record a variant whose forward does not read tensor values, or one branch of it",
         )
-    return ConfigError(f"the module cannot run on tensors without data{place}: {text}")
+    return ConfigError(
+        f"the module cannot run on tensors without data{place}: {text}",
+        hint="check that its arguments have the shapes and types that forward expects",
+    )
