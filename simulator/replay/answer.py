@@ -9,8 +9,9 @@ from simulator.errors import TraceError
 from simulator.replay.bucket_whatif import buckets
 from simulator.replay.confidence import Confidence, confidence
 from simulator.replay.machine_whatif import on_device, on_topology, shipped_device
-from simulator.replay.network_whatif import overlap, scale_communication, serialise
+from simulator.replay.network_whatif import scale_communication
 from simulator.replay.operators import OperatorReplay, replay_operators
+from simulator.replay.overlap_whatif import overlap, serialise
 from simulator.replay.ranks_whatif import data_parallel, infer_missing, largest_group
 from simulator.replay.run import Replay, replay
 from simulator.replay.stages import StageMessages, StageReplay, replay_stages

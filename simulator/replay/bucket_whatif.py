@@ -19,7 +19,7 @@ def buckets(whole: Reconstruction, n_bytes: int) -> Reconstruction:
 
     A merged bucket starts with its last part and takes a straight line through the trace's own transfers by size. A
     bucket of more than one and a half times the size is split into equal parts; as gradients become ready one after
-    the other, the parts start spread evenly over the computation since the all-reduce before.
+    the other, the parts start spread evenly over the backward computation since the all-reduce before.
 
     Raises
     ------
@@ -159,7 +159,8 @@ class _Splitter:
             call = plan.rank.calls[plan.rank.ops.call[op]]
             n_parts = _parts(call, self.n_bytes)
             if n_parts > 1:
-                self._split(added, position, computed, call, n_parts)
+                backward = [p for p in computed if plan.phase[order[p]] == "backward"]
+                self._split(added, position, backward or computed, call, n_parts)
             if call.collective == "all_reduce":
                 computed = []
         self.n_parts += len(added.copies)

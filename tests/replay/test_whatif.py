@@ -12,7 +12,7 @@ from simulator.replay import replay
 from simulator.replay.answer import WhatIf, answer
 from simulator.replay.bucket_whatif import buckets
 from simulator.replay.document import to_json
-from simulator.replay.network_whatif import overlap, serialise
+from simulator.replay.overlap_whatif import overlap, serialise
 from simulator.replay.ranks_whatif import data_parallel, grown, infer_missing, scale_waiting
 from simulator.topology import load_topology
 from simulator.topology.device import load_device
@@ -67,6 +67,17 @@ def recording(path, *, reductions, kernels=10, kernel_us=100.0, rank=0, world=1,
     return path
 
 
+def in_backward(path, n_launches):
+    """Let autograd launch the first operations of a recording."""
+    document = json.loads(path.read_text())
+    document["traceEvents"].append(
+        {"ph": "X", "cat": "cpu_op", "name": "autograd::engine::evaluate_function: MmBackward0", "pid": 1, "tid": 1,
+         "ts": 1000.2, "dur": n_launches + 0.3, "args": {}}
+    )  # fmt: skip
+    path.write_text(json.dumps(document))
+    return path
+
+
 def length_us(whole):
     (usage, *_) = replay(whole).simulated_usage.usages
     return usage.duration_ns / 1e3
@@ -81,6 +92,19 @@ def test_a_large_bucket_is_split_and_starts_earlier(tmp_path):
     # of the ten kernels, the last one where the whole did.
     assert length_us(split) == pytest.approx(1000.0 + 107.5, abs=1.0)
     assert sum(plan.rank.ops.kind.tolist().count(1) for plan in split.plans) == 4
+
+
+def test_reductions_behind_the_backward_pass_start_when_their_gradients_are_there(tmp_path):
+    reductions = [(10, 10 * MILLION, 200.0), (10, 10 * MILLION, 200.0)]
+    path = recording(tmp_path / "a.json", reductions=reductions, world=8)
+    whole = reconstruct(read(in_backward(path, 10)))
+    assert length_us(whole) == pytest.approx(1400.0, abs=1.0)
+    assert length_us(overlap(whole)) == pytest.approx(1200.0, abs=1.0)  # half of the bytes are there after 500 us
+    alone = recording(tmp_path / "b.json", reductions=[(10, 40 * MILLION, 400.0)], world=8)
+    whole = reconstruct(read(in_backward(alone, 10)))
+    assert length_us(overlap(whole)) == pytest.approx(1400.0, abs=1.0), "one bucket is complete at the end only"
+    split = buckets(whole, 10 * MILLION)
+    assert length_us(overlap(split)) == pytest.approx(1107.5, abs=1.0)
 
 
 def test_small_buckets_are_merged_and_move_all_bytes_at_the_end(tmp_path):
