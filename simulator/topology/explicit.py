@@ -10,12 +10,13 @@ from pydantic import Field, model_validator
 
 from simulator.config import Bandwidth, Spec, Time
 from simulator.errors import ConfigError, UnroutableError
+from simulator.topology.explicit_node import node_of_graph, ports_of
 from simulator.topology.graph import Topology
 from simulator.topology.layout import LinkArrays, link_arrays
 from simulator.topology.link import LinkTable
 from simulator.topology.operation_spec import OperatedSpec
 from simulator.topology.routing import Adjacency, Route
-from simulator.topology.spec import ClusterSpec, CpuSpec, DeviceName, NodeSpec, TransportSpec
+from simulator.topology.spec import ClusterSpec, DeviceName, TransportSpec
 
 
 class VertexSpec(Spec):
@@ -76,6 +77,7 @@ class ExplicitLayout:
     gpus: tuple[int, ...]
     gpus_per_node: int
     hops: dict[int, dict[int, int]]
+    ports: tuple[tuple[int, ...], ...] = ()
 
     @property
     def n_vertices(self) -> int:
@@ -100,8 +102,8 @@ class ExplicitLayout:
         return link_arrays(self.links)
 
     def nics_of(self, gpu: int) -> tuple[int, ...]:
-        """NICs are vertices like all others here; none is known by number."""
-        return ()
+        """Ways out of the node that a GPU is nearest to, counted within the node."""
+        return self.ports[gpu] if gpu < len(self.ports) else ()
 
     def route(self, source: tuple[int, int], target: tuple[int, int], by_host: bool) -> Route:
         """All shortest paths by hops."""
@@ -152,29 +154,35 @@ def topology_of_graph(spec: GraphSpec, n_gpus: int | None = None) -> Topology:
     for edge in spec.edges:
         add = links.add_pair if edge.both_ways else links.add
         ends = number[edge.source], number[edge.target]
-        add(*ends, edge.kind, edge.bandwidth_bytes_per_s, edge.latency_s, n_lanes=edge.lanes)
+        add(*ends, _kind(edge, spec), edge.bandwidth_bytes_per_s, edge.latency_s, n_lanes=edge.lanes)
     gpus, per_node = _ranks(spec, number)
     devices = {spec.vertices[names[gpu]].device or spec.device for gpu in gpus}
     if None in devices:
         raise ConfigError(f"{spec.name}: GPUs have no device", hint="add 'device: a100-sxm4-80g' to the file")
     if len(devices) > 1:
         raise ConfigError(f"{spec.name}: GPUs of several kinds in one graph: {', '.join(sorted(map(str, devices)))}")
+    kinds = tuple(vertex.kind for vertex in spec.vertices.values())
     layout = ExplicitLayout(
         names=names,
-        kinds=tuple(vertex.kind for vertex in spec.vertices.values()),
+        kinds=kinds,
         links=links,
         adjacency=Adjacency(len(names), links),
         gpus=gpus,
         gpus_per_node=per_node,
         hops={},
+        ports=ports_of(links, gpus[:per_node]).of_gpu,
     )
+    node = node_of_graph(links, kinds, gpus[:per_node], str(devices.pop()))
+    transports = spec.transports
+    if not transports and node.nics is not None:
+        transports = {"rdma": TransportSpec(protocol="rdma")}
     cluster = ClusterSpec.model_construct(
         name=spec.name,
         description=spec.description,
         source=spec.source,
         nodes=len(gpus) // per_node,
-        node=NodeSpec.model_construct(device=str(devices.pop()), gpus=per_node, cpu=CpuSpec()),
-        transports=spec.transports,
+        node=node,
+        transports=transports,
         default_transport=spec.default_transport,
         efficiency=spec.efficiency,
         collectives=spec.collectives,
@@ -185,6 +193,12 @@ def topology_of_graph(spec: GraphSpec, n_gpus: int | None = None) -> Topology:
     )
     whole = Topology(spec=cluster, layout=layout, n_gpus=len(gpus), gpus_per_node=per_node)
     return whole if n_gpus is None else whole.subset(n_gpus)
+
+
+def _kind(edge: EdgeSpec, spec: GraphSpec) -> str:
+    """Kind of a link: one between switches and anything else belongs to the network interface of the latter."""
+    ends = {spec.vertices[edge.source].kind, spec.vertices[edge.target].kind}
+    return "nic" if edge.kind == "fabric" and "switch" in ends and ends != {"switch"} else edge.kind
 
 
 def _ranks(spec: GraphSpec, number: dict[str, int]) -> tuple[tuple[int, ...], int]:
