@@ -280,6 +280,13 @@ def _settings(r: Reader) -> dict[str, Any]:
     world = _world(r)
     if world:
         settings["gpus"] = world
+    instances = r.positive("num-distributed-optimizer-instances", default=1)
+    if instances > 1:
+        replicas = world // (settings["tp"] * settings["pp"])
+        if not world or replicas % instances:
+            r.fault("num-distributed-optimizer-instances", f"{instances} instances of {replicas or 'an unknown number of'} ranks",
+                    hint="a divisor of the data- and context-parallel ranks; --nnodes and --nproc-per-node say how many there are")  # fmt: skip
+        settings["sharding_group"] = replicas // instances
     bucket = r.integer("ddp-bucket-size", default=0)
     if bucket:
         settings["bucket_bytes"] = bucket * settings["gradient_bytes"]

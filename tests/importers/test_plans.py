@@ -430,3 +430,10 @@ def test_partial_recomputation_and_graphs_of_megatron(flags, expected):
     plan = ParallelPlan(**imported.settings)
     assert (plan.recompute, plan.recompute_method, plan.recompute_layers, plan.host) == expected
     assert imported.report.unknown == ()
+
+
+def test_megatron_optimizer_instances_shard_in_groups():
+    text = LLAMA + " --num-distributed-optimizer-instances 2"
+    assert parse_megatron(text).plan().sharding_group == 8
+    with pytest.raises(ConfigError, match="3 instances of 16 ranks"):
+        parse_megatron(LLAMA + " --num-distributed-optimizer-instances 3")

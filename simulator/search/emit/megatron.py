@@ -127,6 +127,8 @@ def _rest(plan: ParallelPlan) -> list[str]:
     switches = {
         "--overlap-grad-reduce": plan.overlaps,
         "--overlap-param-gather": plan.overlap_parameter_gather,
+        f"--num-distributed-optimizer-instances {plan.dp * plan.cp // max(1, plan.sharding_group)}":
+            plan.sharding == "zero1" and 0 < plan.sharding_group < plan.dp * plan.cp,
         "--optimizer-cpu-offload": plan.offload_optimizer == "cpu" and plan.framework != "megatron-deepspeed",
         f"--ddp-bucket-size {plan.bucket_bytes // max(1, gradient_bytes(plan))}": plan.bucket_bytes > 0,
         f"--recompute-granularity full --recompute-method {plan.recompute_method} "
@@ -135,5 +137,5 @@ def _rest(plan: ParallelPlan) -> list[str]:
         "--transformer-impl local": is_local,
         "--use-flash-attn": is_local and plan.attention == "flash",
         "--attention-backend unfused": not is_local and plan.attention == "eager",
-    }
+    }  # fmt: skip
     return lines + [text for text, is_on in switches.items() if is_on]
