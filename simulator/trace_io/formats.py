@@ -185,7 +185,8 @@ def read(
     """
     if as_format is not None and as_format not in FORMATS:
         raise TraceError(f"'{as_format}' is no format that can be read", hint=f"one of {', '.join(FORMATS)}")
-    found = members([paths] if isinstance(paths, str | Path) else paths)
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    found = members(given)
     by_format: dict[str, list[Member]] = {}
     notes: list[str] = []
     for member in found:
@@ -196,7 +197,7 @@ def read(
             by_format.setdefault(name, []).append(member)
     chosen = next((name for name in FORMATS if name in by_format), None)
     if chosen is None:
-        names = ", ".join(member.name for member in found[:3]) or str(paths)
+        names = ", ".join(member.name for member in found[:3]) or f"{', '.join(map(str, given))}: holds no file"
         raise TraceError(f"{names}: no trace that can be read", hint=f"formats: {', '.join(FORMATS)}")
     if chosen in ("stage_times", "pipeline_ops"):
         return _whole(chosen, by_format[chosen], notes)
