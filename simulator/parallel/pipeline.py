@@ -12,7 +12,7 @@ from simulator.parallel.stage import StageLayers, Steps, finish, take_turns
 from simulator.parallel.template import Kind
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Phase, Transfer
-from simulator.program.program import COMPUTE, HOST, TaskList
+from simulator.program.program import COMPUTE, HOST, Occurrence, TaskList
 from simulator.schedules import Action, Placement
 
 
@@ -72,11 +72,14 @@ class StageLowering:
         return self.data.finish_backward(self.tasks, self._last + self._sent)
 
     def _pass(self, action: Action, *, is_last: bool) -> None:
-        after = self._receive(action) + self._take_sent()
+        received = self._receive(action)
+        after = received + self._take_sent()
+        gathers = self.gather_bytes if self._arrives(action) else 0
         if self._is_quiet(action, is_last=is_last):
-            block = self.layers.block(action.chunk, action.kind)
+            block = self.layers.block(action.chunk, action.kind, gathers)
             self._last = (self.tasks.add(block, COMPUTE, after, None, action.micro_batch),)
         else:
+            after += (self._gather(action, received),) if gathers else ()
             self._last = finish(self._steps(action, after, is_last=is_last))
         self._ends[action.kind, action.chunk, action.micro_batch] = self._last
         self._send(action)
@@ -84,7 +87,7 @@ class StageLowering:
     def _pair(self, forward: Action, backward: Action, lasts: Collection[Action]) -> None:
         """Run a forward and a backward in turns."""
         is_last = backward in lasts
-        after = (self._receive(forward), self._receive(backward))
+        after = (self._receive_whole(forward), self._receive_whole(backward))
         sent = self._take_sent()
         if self._is_quiet(forward, is_last=False) and self._is_quiet(backward, is_last=is_last):
             block = self.layers.paired_block(forward.chunk, backward.chunk)
@@ -133,21 +136,32 @@ class StageLowering:
         received = self._transfer(action, source, virtual, sends=False)
         if self.plan.synchronous_p2p:
             self.tasks.add(HostWork(name="synchronise", duration_s=0.0), HOST, (received,))
-        return (self._gather(action, virtual, received),) if self.gather_bytes else (received,)
+        return (received,)
 
-    def _gather(self, action: Action, virtual: int, received: int) -> int:
+    def _receive_whole(self, action: Action) -> tuple[int, ...]:
+        received = self._receive(action)
+        return (self._gather(action, received),) if self.gather_bytes and self._arrives(action) else received
+
+    def _arrives(self, action: Action) -> bool:
+        """Whether the input of a pass comes from another stage."""
+        if action.kind == "W":
+            return False
+        virtual = self.placement.virtual_stage(self.stage, action.chunk)
+        source = self.placement.previous(virtual) if action.kind == "F" else self.placement.following(virtual)
+        return source is not None and self.placement.stage(source) != self.stage
+
+    def _gather(self, action: Action, received: tuple[int, ...]) -> int:
         """Put the tensor together again of which every tensor-parallel rank has received its share."""
         phase: Phase = "forward" if action.kind == "F" else "backward"
         op = self._gathers.get(phase)
         if op is None:
-            op = self._gathers[phase] = Collective(
-                collective="all_gather", axis="tp", n_bytes=self.gather_bytes, name="boundary", phase=phase,
-                groups=self.communicators.groups("tp"),
-            )  # fmt: skip
+            op = self._gathers[phase] = self.layers.gather(action.kind, self.gather_bytes)
         key = None
         if not self.communicators.folded:
-            key = self.communicators.key("tp", ("boundary", phase, virtual, action.micro_batch))
-        return self.tasks.add(op, "tp", (received,), key, action.micro_batch)
+            key = self.communicators.key(
+                "tp", Occurrence(f"boundary {phase}", action.micro_batch, len(self.tasks.tasks))
+            )
+        return self.tasks.add(op, "tp", received, key, action.micro_batch)
 
     def _send(self, action: Action) -> None:
         if action.kind == "W":

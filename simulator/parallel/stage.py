@@ -56,7 +56,7 @@ class StageLayers:
         self.communicators = communicators
         self._class_communicators = Communicators(communicators.mesh, communicators.rank, folded=True)
         self._templates: dict[tuple[int, Kind, bool], Template] = {}
-        self._blocks: dict[tuple[int, Kind], Block] = {}
+        self._blocks: dict[tuple[int, Kind, int], Block] = {}
         self._pairs: dict[tuple[int, int], Block] = {}
 
     def order(self, chunk: int, kind: Kind) -> Iterable[int]:
@@ -104,14 +104,18 @@ class StageLayers:
                 yield
         return tuple(indices[index] for index in template.tails) if indices else after
 
-    def block(self, chunk: int, kind: Kind) -> Block:
-        """Return a whole chunk's pass as one block; always the same object."""
-        block = self._blocks.get((chunk, kind))
+    def block(self, chunk: int, kind: Kind, gather_bytes: int = 0) -> Block:
+        """Return a whole chunk's pass as one block; always the same object.
+
+        With ``gather_bytes`` it begins by putting together the tensor that arrived in shares.
+        """
+        block = self._blocks.get((chunk, kind, gather_bytes))
         if block is None:
             tasks = TaskList()
-            finish(self._chunk_steps(tasks, chunk, kind))
+            after = (tasks.add(self.gather(kind, gather_bytes, in_block=True), "tp"),) if gather_bytes else ()
+            finish(self._chunk_steps(tasks, chunk, kind, after))
             name = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}[kind]
-            block = self._blocks[chunk, kind] = Block(name=name, tasks=tuple(tasks.tasks))
+            block = self._blocks[chunk, kind, gather_bytes] = Block(name=name, tasks=tuple(tasks.tasks))
         return block
 
     def paired_block(self, forward_chunk: int, backward_chunk: int) -> Block:
@@ -124,8 +128,15 @@ class StageLayers:
             self._pairs[forward_chunk, backward_chunk] = block
         return block
 
-    def _chunk_steps(self, tasks: TaskList, chunk: int, kind: Kind) -> Steps:
-        after: tuple[int, ...] = ()
+    def gather(self, kind: Kind, n_bytes: int, *, in_block: bool = False) -> Collective:
+        """Return what puts a boundary tensor together of which every tensor-parallel rank has a share."""
+        communicators = self._class_communicators if in_block else self.communicators
+        return Collective(
+            collective="all_gather", axis="tp", n_bytes=n_bytes, groups=communicators.groups("tp"), name="boundary",
+            phase="forward" if kind == "F" else "backward",
+        )  # fmt: skip
+
+    def _chunk_steps(self, tasks: TaskList, chunk: int, kind: Kind, after: tuple[int, ...] = ()) -> Steps:
         for index in self.order(chunk, kind):
             after = yield from self.steps(tasks, self.chunks[chunk][index], kind, after, -1, in_block=True)
         return after
