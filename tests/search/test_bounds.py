@@ -22,16 +22,26 @@ from simulator.search.space import Space
 from simulator.simulation import simulate_on
 from simulator.topology import load_topology
 
+#: options that change what is communicated, where states live, and what the step waits for
+OPTIONS = (
+    (), (), (),
+    (("gradient_collective", "reduce_scatter"),), (("gradient_compression", "fp16"),), (("bucket_bytes", 10_000_000),),
+    (("offload_optimizer", "cpu"),), (("quantized_weights", True), ("quantized_gradients", True)), (("secondary_group", 2),),
+    (("backward_prefetch", "none"),), (("limit_all_gathers", False),), (("overlap_parameter_gather", True),),
+    (("asynchronous_tp", True),), (("scatter_gather", True),), (("cp_comm_type", "p2p"),), (("cp_load_balance", False),),
+    (("moe_dispatcher", "allgather"),), (("moe_imbalance", 1.3),), (("rank_order", "tp-cp-ep-pp-dp"),),
+    (("sample_time_s", 0.01), ("loader_workers", 2)),
+)  # fmt: skip
 FRAMEWORKS = ("megatron", "megatron-core", "megatron-deepspeed", "deepspeed", "fsdp", "torchtitan-compile", "hf-eager")
 
 
 @lru_cache(maxsize=64)
-def prepared(topology, model, gpus, batch, framework, overlap, network, schedule, precision):
+def prepared(topology, model, gpus, batch, framework, overlap, network, schedule, precision, options=()):
     spec = find_spec(model)
     cluster = load_topology(topology, gpus)
     base = ParallelPlan(
         gpus=gpus, global_batch=batch, framework=framework, overlap=overlap, schedule=schedule, precision=precision,
-        sequence_length=256,
+        sequence_length=256, **dict(options),
     )  # fmt: skip
     scenario = Scenario(topology=topology, model=model, plan=base, network=network)
     plans = tuple(Space(topology=cluster, spec=spec, base=base, allowed={"cp": (1, 2)}).plans())
@@ -47,16 +57,17 @@ def prepared(topology, model, gpus, batch, framework, overlap, network, schedule
     framework=st.sampled_from(FRAMEWORKS),
     overlap=st.sampled_from([None, True, False]),
     network=st.sampled_from(["flow", "alpha-beta"]),
-    schedule=st.sampled_from(["1f1b", "1f1b", "gpipe", "zb-1p"]),
+    schedule=st.sampled_from(["1f1b", "1f1b", "gpipe", "zb-1p", "dualpipe"]),
     precision=st.sampled_from(["bf16", "amp_bf16"]),
+    options=st.sampled_from(OPTIONS),
     choice=st.randoms(use_true_random=False),
 )
 def test_no_simulation_undercuts_its_bound(
-    topology, model, gpus, per_gpu, framework, overlap, network, schedule, precision, choice
+    topology, model, gpus, per_gpu, framework, overlap, network, schedule, precision, options, choice
 ):
     try:
         scenario, cluster, spec, plans = prepared(
-            topology, model, gpus, gpus * per_gpu, framework, overlap, network, schedule, precision
+            topology, model, gpus, gpus * per_gpu, framework, overlap, network, schedule, precision, options
         )
     except SimulatorError:
         assume(False)
