@@ -105,6 +105,15 @@ def test_adding_a_straggler_costs_what_it_computes():
     assert _mean_s(after) <= _mean_s(before) + 0.105
 
 
+def test_a_straggler_that_was_added_can_be_removed():
+    whole = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer_4"))
+    base = replay(whole).simulated_usage.iteration_s
+    for more in ({"delay_s": 0.2}, {"compute_factor": 1.5}):
+        late = whatif.add_straggler(whole, 1, **more)
+        assert replay(late).simulated_usage.iteration_s > 1.1 * base
+        assert replay(whatif.remove_straggler(late, 1)).simulated_usage.iteration_s == pytest.approx(base, rel=5e-3)
+
+
 def test_faster_network_never_slows_and_serialising_never_speeds_up():
     whole = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer_4"))
     base = _mean_s(replay(whole))
