@@ -21,6 +21,12 @@ _IRRELEVANT = words(
     "commands deepspeed_hostfile tpu_vm env"
 )
 
+_FSDP_IRRELEVANT = words(
+    "fsdp_auto_wrap_policy fsdp_transformer_layer_cls_to_wrap fsdp_min_num_params fsdp_state_dict_type "
+    "fsdp_sync_module_states fsdp_use_orig_params fsdp_cpu_ram_efficient_loading fsdp_version fsdp_ignored_modules "
+    "fsdp_backward_prefetch_policy fsdp_mixed_precision_policy"
+)
+
 _STRATEGIES = {
     "FULL_SHARD": "zero3",
     "SHARD_GRAD_OP": "zero2",
@@ -105,7 +111,7 @@ def _fsdp(r: Reader, precision: str) -> dict[str, Any]:
     settings["limit_all_gathers"] = r.boolean("fsdp_limit_all_gathers", default=True)
     if r.boolean("fsdp_offload_params"):
         settings |= {"offload_parameters": "cpu", "offload_optimizer": "cpu"}
-    r.irrelevant([key for key in r.data if key.startswith("fsdp_")])
+    r.irrelevant(_FSDP_IRRELEVANT)
     r.finish()
     return settings
 

@@ -169,7 +169,9 @@ class Reader:
             try:
                 value = float(value) if "e" in value.lower() or "." in value else int(value)
             except ValueError:
-                self.fault(self._spelling(keys), f"{value!r} is not a whole number")
+                is_command = value.startswith(("$(", "`"))
+                hint = "commands of a script are not run: write the number in its place" if is_command else ""
+                self.fault(self._spelling(keys), f"{value!r} is not a whole number", hint=hint)
         if isinstance(value, bool) or not isinstance(value, int | float) or not float(value).is_integer():
             self.fault(self._spelling(keys), f"{value!r} is not a whole number")
         return int(value)

@@ -437,3 +437,16 @@ def test_megatron_optimizer_instances_shard_in_groups():
     assert parse_megatron(text).plan().sharding_group == 8
     with pytest.raises(ConfigError, match="3 instances of 16 ranks"):
         parse_megatron(LLAMA + " --num-distributed-optimizer-instances 3")
+
+
+def test_a_command_in_a_script_is_not_run():
+    with pytest.raises(ConfigError, match="num-layers") as error:
+        parse_megatron("--num-layers $(cat layers) --hidden-size 64 --num-attention-heads 4")
+    assert "not run" in error.value.hint
+
+
+def test_unknown_keys_of_accelerate_are_unknown(tmp_path):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD, fsdp_versoin: 2}\n")
+    report = import_accelerate(path).report
+    assert [key.split(" ")[0] for key in report.unknown] == ["fsdp_config.fsdp_versoin"]
