@@ -99,7 +99,15 @@ def _chrome(files: Sequence[Member], progress: Progress | None, communication: S
 def _nsys(files: Sequence[Member], progress: Progress | None, communication: Sequence[str]) -> list[RankTrace]:
     from simulator.trace_io.nsys import read as read_nsys
 
-    return [rank for member in files for rank in read_nsys(member, communication=communication)]
+    found = [(member, read_nsys(member, communication=communication)) for member in files]
+    if len(found) == 1 and (len(found[0][1]) > 1 or found[0][0].rank is None):
+        return list(found[0][1])
+    # one file per rank or per node: each counts its own GPUs from 0
+    return [
+        replace(rank, rank=member.rank if member.rank is not None and len(ranks) == 1 else -1)
+        for member, ranks in found
+        for rank in ranks
+    ]
 
 
 def _chakra(files: Sequence[Member], progress: Progress | None, communication: Sequence[str]) -> list[RankTrace]:

@@ -277,6 +277,16 @@ def test_the_feeders_own_json_is_read(tmp_path):
     assert sorted(rank.ops.kind.tolist()) == [0, 1, 3]
 
 
+def test_nsys_files_of_one_rank_each_take_their_ranks_from_their_names(tmp_path):
+    for rank in (3, 1):
+        _nsys(tmp_path / f"run_rank{rank}.sqlite")
+    assert [rank.rank for rank in read(tmp_path).ranks] == [1, 3]
+    assert [rank.rank for rank in read(tmp_path / "run_rank3.sqlite").ranks] == [3]
+    for node in ("a", "b"):
+        _nsys(tmp_path / "nodes" / f"{node}.sqlite")
+    assert [rank.rank for rank in read(tmp_path / "nodes").ranks] == [0, 1]
+
+
 @RELAXED
 @given(cut=st.integers(min_value=0, max_value=4000))
 def test_a_trace_cut_anywhere_is_read_or_refused(tmp_path, cut):
@@ -362,6 +372,7 @@ def _chrome(trace, path):
 
 
 def _nsys(path):
+    path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
     database = sqlite3.connect(path)
     database.execute(
