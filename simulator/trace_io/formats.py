@@ -29,8 +29,10 @@ def _sniff(member: Member) -> str | None:
     if head.startswith(b"PAR1"):
         return "pipeline_ops"
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if text[:1] in (b"{", b"["):
-        return _sniff_json(text)
+    # a Chakra trace may begin with either character too: the length of its first message
+    found = _sniff_json(text) if text[:1] in (b"{", b"[") else None
+    if found is not None:
+        return found
     first_line = text.split(b"\n", 1)[0].replace(b'"', b"")
     if _PIPELINE_HEADER.search(first_line):
         return "pipeline_ops"

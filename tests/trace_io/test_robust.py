@@ -18,6 +18,7 @@ from simulator.replay import replay
 from simulator.replay.stages import replay_stages
 from simulator.trace_io import chrome, detect, read
 from simulator.trace_io.analysis import analyse, hta_breakdown
+from simulator.trace_io.chakra_proto import messages, varint
 from simulator.trace_io.chakra_writer import write as write_chakra
 from simulator.trace_io.convert import info, write
 from simulator.trace_io.diff import diff
@@ -260,6 +261,18 @@ def test_a_chakra_cycle_is_broken_and_reported(tmp_path):
     ]
     trace = read(save(tmp_path / "a.0.json", "\n".join(json.dumps(n) for n in nodes).encode()))
     assert any("cycle" in note for note in trace.ranks[0].notes)
+
+
+@pytest.mark.parametrize("n_bytes", [10, 32, 91, 123])
+def test_a_chakra_trace_may_begin_with_any_character(tmp_path, n_bytes):
+    """The first byte is the length of the metadata: 91 is ``[``, 123 is ``{``, 10 and 32 are blanks."""
+    classes = messages()
+    head = classes["GlobalMetadata"](version="v" * (n_bytes - 2)).SerializeToString()
+    assert len(head) == n_bytes
+    node = classes["Node"](id=1, name="a", type=4, duration_micros=3).SerializeToString()
+    path = save(tmp_path / "x.0.et", varint(len(head)) + head + varint(len(node)) + node)
+    assert detect(path) == "chakra"
+    assert read(path).n_ops == 1
 
 
 def test_the_feeders_own_json_is_read(tmp_path):
