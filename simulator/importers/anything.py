@@ -29,6 +29,7 @@ _OPTIONS = {
     "lstopo": {"device", "nodes", "nic_bandwidth"},
     "slurm": {"node_of", "links"},
     "node-link": {"device"},
+    "infragraph": {"device"},
     "nvml": {"device", "nodes"},
     "deepspeed": {"gpus"},
     "nccl-tests": {"gpus", "collective"},

@@ -42,12 +42,13 @@ _GENERATION = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
 _VENDOR = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
 _ARCH = {"arm64": "arm", "ppc64": "power"}
 OLDEST_GENERATION = 3
+_VERSION = "1"
 
 
 def sniff(text: str) -> bool:
     """Tell whether a text is one of NCCL's topology files."""
     head = text.lstrip()[:400]
-    return head.startswith(("<system", "<?xml")) and "<system" in head
+    return head.startswith(("<system", "<graphs", "<?xml")) and ("<system" in head or "<graphs" in head)
 
 
 @dataclass(slots=True)
@@ -92,8 +93,13 @@ def import_nccl_topology(
         line, column = error.position
         raise refuse(path, line, f"not XML: {error.msg.split(':')[0]}", column=column + 1) from None
     if root.tag != "system":
+        what = "a dump of the rings and trees that NCCL found, not of" if root.tag == "graphs" else "not a dump of"
         hint = "NCCL_TOPO_DUMP_FILE writes the right one"
-        raise refuse(path, 1, f"the root is <{root.tag}>, not <system>", hint=hint)
+        raise refuse(path, 1, f"the root is <{root.tag}>: {what} the machine", hint=hint)
+    if root.get("version", _VERSION) != _VERSION:
+        raise refuse(
+            path, 1, f"version {root.get('version')} of NCCL's topology file; version {_VERSION} is known here"
+        )
     ledger = Ledger()
     _account(root, ledger)
     node = _collect(root, path, ledger)

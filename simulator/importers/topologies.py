@@ -9,7 +9,7 @@ from typing import Any
 
 from simulator.config import did_you_mean, read_text, resolve_name
 from simulator.errors import ConfigError
-from simulator.importers import lstopo, nccl_topo, node_link, nvidia_smi, slurm
+from simulator.importers import infragraph, lstopo, nccl_topo, node_link, nvidia_smi, slurm
 from simulator.importers.cluster import ImportedCluster
 from simulator.topology import Topology, load_topology
 
@@ -29,6 +29,7 @@ TOPOLOGY_IMPORTERS = {
     "slurm": TopologyImporter(sniff=slurm.sniff, read=slurm.import_slurm),
     "lstopo": TopologyImporter(sniff=lstopo.sniff, read=lstopo.import_lstopo),
     "node-link": TopologyImporter(sniff=node_link.sniff, read=node_link.import_node_link),
+    "infragraph": TopologyImporter(sniff=infragraph.sniff, read=infragraph.import_infragraph),
 }
 
 
@@ -93,5 +94,6 @@ def open_topology(
 
 def is_foreign(path: str | Path) -> bool:
     """Whether a file is another tool's picture of a machine, and not a cluster file of ours."""
-    ours = Path(path).suffix in (".yaml", ".yml") and not slurm.sniff(read_text(path))
-    return not ours and bool(recognise(path))
+    text = read_text(path)
+    theirs = slurm.sniff(text) or infragraph.sniff(text)
+    return (theirs or Path(path).suffix not in (".yaml", ".yml")) and bool(recognise(path))

@@ -139,6 +139,37 @@ def node_link_json():
     return json.dumps(nx.node_link_data(graph, edges="edges"), indent=1)
 
 
+INFRAGRAPH = """name: two tier
+devices:
+  - name: server
+    components:
+      - {name: npu, count: 4, choice: npu}
+      - {name: nvsw, count: 1, choice: custom, description: NVSwitch}
+      - {name: nic, count: 4, choice: nic}
+      - {name: mem, count: 1, choice: memory}
+    links:
+      - {name: nvlink, physical: {bandwidth: {choice: gigabytes_per_second, gigabytes_per_second: 300}}}
+      - {name: pcie, physical: {bandwidth: {choice: gigatransfers_per_second, gigatransfers_per_second: 16}}}
+    edges:
+      - {ep1: {component: "npu[0:4]"}, ep2: {component: "nvsw[0]"}, many2many: true, link: nvlink}
+      - {ep1: {component: "npu[0:4]"}, ep2: {component: "nic[0:4]"}, many2many: false, link: pcie}
+  - name: switch
+    components:
+      - {name: asic, count: 1, choice: custom}
+      - {name: port, count: 8, choice: port}
+    links:
+      - {name: ic, physical: {bandwidth: {choice: gigabytes_per_second, gigabytes_per_second: 800}}}
+    edges:
+      - {ep1: {component: "asic[0]"}, ep2: {component: "port[0:8]"}, many2many: true, link: ic}
+instances:
+  - {name: host, device: server, count: 2}
+  - {name: leaf, device: switch, count: 1}
+links:
+  - {name: eth, physical: {bandwidth: {choice: gigabits_per_second, gigabits_per_second: 200}, latency: {choice: us, us: 1}}}
+edges:
+  - {ep1: {instance: "host[0]", component: "nic[0:4]"}, ep2: {instance: "leaf[0]", component: "port[0:4]"}, many2many: false, link: eth}
+  - {ep1: {instance: "host[1]", component: "nic[0:4]"}, ep2: {instance: "leaf[0]", component: "port[4:8]"}, many2many: false, link: eth}
+"""
 SWITCHED = [[12] * 8 for _ in range(8)]
 FIXTURES = {
     "nccl-topo": (nccl_xml(), ".xml", {}),
@@ -150,6 +181,7 @@ FIXTURES = {
     "slurm": (CONF, ".conf", {"node_of": "dgx-a100-80g", "links": {"leaf-spine": "200 Gb/s x 16"}}),
     "lstopo": (lstopo_xml(), ".xml", {"nic_bandwidth": "100 Gb/s"}),
     "node-link": (node_link_json(), ".json", {"device": "a100-sxm4-40g"}),
+    "infragraph": (INFRAGRAPH, ".yaml", {"device": "a100-sxm4-80g"}),
 }
 
 
@@ -237,7 +269,7 @@ def test_nccl_direct_links_become_a_mesh(brought):
     ("text", "message"),
     [
         ("<system>", r"picture\.xml:1:9: not XML"),
-        ("<graphs/>", "not <system>"),
+        ("<graphs/>", "rings and trees"),
         ('<system><cpu numaid="0"/></system>', "no <gpu>"),
     ],
 )
@@ -478,3 +510,64 @@ def test_what_is_no_picture_is_refused(tmp_path):
         import_topology(written(tmp_path, "hello\n", "x.txt"))
     with pytest.raises(ConfigError, match="Did you mean 'slurm'"):
         import_topology(written(tmp_path, CONF, "x.conf"), "slrm")
+
+
+def test_infragraph(brought):
+    cluster = brought("infragraph")
+    topology = cluster.topology()
+    assert (topology.n_gpus, topology.n_nodes, topology.gpus_per_node) == (8, 2, 4)
+    assert (topology.node.nics.count, topology.node.nics.bandwidth_bytes_per_s) == (4, 25e9)
+    assert topology.node.nvlink.kind == "switch"
+    assert topology.route_bandwidth_bytes_per_s(topology.route(0, 5)) == pytest.approx(25e9)
+    assert topology.route_latency_s(topology.route(0, 5)) == pytest.approx(2e-6)
+    assert any("PCIe with 16 lanes" in text for text in cluster.report.assumed)
+    assert any("memory" in text for text in cluster.report.irrelevant)
+
+
+def test_infragraph_with_connections_as_strings(brought):
+    text = """
+infrastructure:
+  devices:
+    - name: server
+      components: [{name: xpu, count: 2, type: xpu}, {name: nic, count: 1, type: nic}]
+      links: [{name: pcie, bandwidth: {choice: giga_bytes_per_second, giga_bytes_per_second: 32}}]
+      connections: [xpu.0.pcie.nic.0, xpu.1.pcie.nic.0]
+    - name: box
+      components: [{name: port, count: 2, type: port}]
+  instances: [{name: host, count: 2, device: server}, {name: leaf, device: box}]
+  links: [{name: eth, bandwidth: {choice: g_bits_per_second, g_bits_per_second: 100}}]
+  connections: [host.0.nic.0.eth.leaf.0.port.0, host.1.nic.0.eth.leaf.0.port.0]
+"""
+    topology = brought("infragraph", text, device="a100-pcie-40g").topology()
+    assert (topology.n_nodes, topology.node.nics.bandwidth_bytes_per_s) == (2, 12.5e9)
+    assert len(topology.route(0, 2)) == 4
+
+
+def test_faults_of_an_infragraph_come_at_once(brought):
+    text = (
+        INFRAGRAPH.replace("npu[0:4]", "npu[0:5]", 1)
+        .replace('"port[4:8]"', '"port[4:7]"')
+        .replace("device: switch", "device: swich")
+    )
+    with pytest.raises(ConfigError) as caught:
+        brought("infragraph", text)
+    message = caught.value.message
+    assert "reaches beyond the 4" in message
+    assert "'swich'" in message
+    no_rate = INFRAGRAPH.replace("gigabits_per_second: 200", "gigabits_per_second: fast")
+    with pytest.raises(ConfigError, match="no bandwidth"):
+        brought("infragraph", no_rate)
+    with pytest.raises(ConfigError, match="4 ends on one side and 3"):
+        brought("infragraph", INFRAGRAPH.replace('"port[4:8]"', '"port[4:7]"'))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('<graphs version="1"><graph id="0"/></graphs>', "rings and trees"),
+        ('<system version="2"></system>', "version 2"),
+    ],
+)
+def test_other_files_of_nccl_are_refused_by_name(brought, text, said):
+    with pytest.raises(ConfigError, match=said):
+        brought("nccl-topo", text)
