@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from simulator.models.layer import Layer, PointwiseShape
 from simulator.parallel.gradients import split_parameters
 from simulator.parallel.mesh import Communicators
-from simulator.parallel.template import Kind
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Kernel, KernelRun, Phase
 from simulator.program.program import COMPUTE, TaskList
+from simulator.schedules import Kind
 
 STREAM = "dp"
 

@@ -18,6 +18,7 @@ from simulator.parallel.pipeline import StageLowering
 from simulator.parallel.repetition import ShortTable, shorten
 from simulator.parallel.stage import StageLayers
 from simulator.parallel.strategies import data_parallel
+from simulator.parallel.vocabulary import share
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective
 from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
@@ -67,8 +68,8 @@ def split_layers(model: Model, plan: ParallelPlan, placement: Placement) -> tupl
     start = first
     for part, count in enumerate(counts):
         end = start + count
-        begin = 0 if part == 0 else start
-        stop = len(model.layers) if part == n_parts - 1 else end
+        begin = 0 if part == 0 and not placement.shares_vocabulary else start
+        stop = len(model.layers) if part == n_parts - 1 and not placement.shares_vocabulary else end
         spans.append(checkpointed(model.layers[begin:stop], plan, known))
         start = end
     by_stage: list[list[tuple[Layer, ...]]] = [
@@ -76,6 +77,10 @@ def split_layers(model: Model, plan: ParallelPlan, placement: Placement) -> tupl
     ]
     for virtual in range(placement.n_virtual):
         by_stage[placement.stage(virtual)][placement.chunk(virtual)] = spans[placement.part(virtual)]
+    if placement.shares_vocabulary:
+        ends = (*model.layers[:first], *model.layers[last:])
+        shares = tuple(share(layer, placement.n_stages) for layer in ends)
+        return tuple((*chunks, shares) for chunks in by_stage)
     return tuple(tuple(chunks) for chunks in by_stage)
 
 
@@ -189,6 +194,7 @@ def _write_down(
             stage=stage, plan=plan, layers=layers, communicators=communicators, placement=placement,
             data=data_parallel([layer for chunk in chunks[stage] for layer in chunk], plan, communicators),
             boundary_bytes=boundary_bytes // shards,
+            whole_bytes=boundary_bytes,
             gather_bytes=boundary_bytes if shards > 1 and not plan.sequence_parallel else 0,
             has_blocks=not classes.is_split or plan.tp * plan.cp * plan.ep == 1,
         )  # fmt: skip
@@ -224,7 +230,8 @@ def _finish_step(lowering: StageLowering, model: Model, done: tuple[int, ...]) -
     plan, tasks, communicators = lowering.plan, lowering.tasks, lowering.communicators
     layers = lowering.data.layers
     ends = _ends(lowering.placement)
-    if model.tied_embedding and ends[0] != ends[1] and lowering.stage in ends:
+    has_copies = ends[0] != ends[1] and not lowering.placement.shares_vocabulary
+    if model.tied_embedding and has_copies and lowering.stage in ends:
         n_bytes = max(
             (p.n_elements for layer in model.layers[:1] for p in layer.parameters), default=1
         ) * gradient_bytes(plan)

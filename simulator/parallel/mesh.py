@@ -23,7 +23,7 @@ from simulator.plan import ParallelPlan
 
 Groups = tuple[tuple[int, ...], ...]
 #: axes whose groups cross pipeline stages
-CROSSING = ("embedding", "model", "copies")
+CROSSING = ("embedding", "model", "copies", "pipe")
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,10 @@ class Mesh:
     def groups(self, axis: str, stage: int = 0) -> Groups:
         """All groups of an axis within one pipeline stage.
 
-        ``embedding``, ``model`` and ``copies`` cross stages: the first joins first and last stage, the second is one whole
-        copy of the model, the third joins the two stages that hold the same layers under a bidirectional schedule. A name
-        like ``shard:local`` means the parts of its groups that lie within one node, ``shard:rail`` the ranks in the same
-        place of those parts.
+        ``embedding``, ``model``, ``copies`` and ``pipe`` cross stages: the first joins first and last stage, the second is
+        one whole copy of the model, the third joins the two stages that hold the same layers under a bidirectional
+        schedule, the last all stages. A name like ``shard:local`` means the parts of its groups that lie within one node,
+        ``shard:rail`` the ranks in the same place of those parts.
         """
         key = (axis, -1 if axis in ("embedding", "model") else stage)
         if key not in self._known:
@@ -145,6 +145,7 @@ class Mesh:
         ends = {
             "embedding": (0, plan.pp - 1),
             "copies": tuple(sorted((stage, plan.pp - 1 - stage))),
+            "pipe": tuple(range(plan.pp)),
         }
         places = [(t, r) for r in range(self.n_replicas) for t in range(plan.tp)]
         if axis in ends:

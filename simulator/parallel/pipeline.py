@@ -9,11 +9,11 @@ from simulator.models.layer import Layer
 from simulator.parallel.data import DataParallel
 from simulator.parallel.mesh import Communicators
 from simulator.parallel.stage import StageLayers, Steps, finish, take_turns
-from simulator.parallel.template import Kind
+from simulator.parallel.vocabulary import AXIS, meeting_collectives
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Phase, Transfer
 from simulator.program.program import COMPUTE, HOST, Occurrence, TaskList
-from simulator.schedules import Action, Placement
+from simulator.schedules import Action, Kind, Placement
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,6 +30,8 @@ class StageLowering:
         Which stage holds which virtual stage.
     boundary_bytes : int
         Bytes of the tensor that one rank sends to the next stage.
+    whole_bytes : int
+        Bytes of that tensor whole.
     gather_bytes : int
         Bytes gathered inside the tensor-parallel group on arrival (scatter/gather optimisation), 0 for none.
     has_blocks : bool
@@ -45,11 +47,13 @@ class StageLowering:
     communicators: Communicators
     placement: Placement
     boundary_bytes: int
+    whole_bytes: int = 0
     gather_bytes: int = 0
     has_blocks: bool = True
     tasks: TaskList = field(default_factory=TaskList)
     marks: list[int] = field(default_factory=list)
     _channels: dict[tuple[int, int, Phase, bool], tuple[Transfer, str, int]] = field(default_factory=dict)
+    _meetings: dict[str, Collective] = field(default_factory=dict)
     _gathers: dict[Phase, Collective] = field(default_factory=dict)
     _ends: dict[tuple[str, int, int], tuple[int, ...]] = field(default_factory=dict)
     _sent: tuple[int, ...] = ()
@@ -63,7 +67,9 @@ class StageLowering:
         remaining = iter(actions)
         for action in remaining:
             self.marks.append(len(self.tasks.tasks))
-            if action.is_paired:
+            if action.kind == "V":
+                self._meet(action, is_last=action in lasts)
+            elif action.is_paired:
                 self._pair(action, next(remaining), lasts)
                 self.marks.append(self.marks[-1])
             else:
@@ -107,6 +113,37 @@ class StageLowering:
     def _is_quiet(self, action: Action, *, is_last: bool) -> bool:
         return self.has_blocks and self.data.is_quiet(action.kind, action.micro_batch, is_last=is_last)
 
+    def _meet(self, action: Action, *, is_last: bool) -> None:
+        """Compute this stage's share of the vocabulary layers together with all other stages."""
+        if not self._meetings:
+            n_rows = self.plan.micro_batch * self.plan.sequence_length // self.plan.cp
+            self._meetings = meeting_collectives(self.communicators, self.whole_bytes, n_rows)
+        layers = self.layers.chunks[action.chunk]
+        base = sum(len(chunk) for chunk in self.layers.chunks[: action.chunk])
+        is_quiet = self.data.is_quiet("B", action.micro_batch, is_last=is_last)
+        after = self._last if self.stage == self.placement.n_stages - 1 else ()
+        for index in reversed(range(len(layers))):
+            if not is_quiet:
+                after += self.data.before_layer(self.tasks, base + index, "B", action.micro_batch)
+            after = self._share(action, layers[index], after, is_head=index > 0)
+            if not is_quiet:
+                self.data.after_layer(self.tasks, base + index, "B", action.micro_batch, after, is_last=is_last)
+        self._last = self._ends["V", action.chunk, action.micro_batch] = after
+
+    def _share(self, action: Action, layer: Layer, after: tuple[int, ...], *, is_head: bool) -> tuple[int, ...]:
+        """Run a share of the head between its three exchanges, or of the embedding and the sum of its output."""
+        micro_batch = action.micro_batch
+        if is_head:
+            after = (self._exchange("output", micro_batch, after),)
+        after = finish(self.layers.steps(self.tasks, layer, "F", after, micro_batch))
+        after = (self._exchange("loss" if is_head else "embedding", micro_batch, after),)
+        after = finish(self.layers.steps(self.tasks, layer, "B", after, micro_batch))
+        return (self._exchange("gradient", micro_batch, after),) if is_head else after
+
+    def _exchange(self, what: str, micro_batch: int, after: tuple[int, ...]) -> int:
+        key = self.communicators.key(AXIS, (what, micro_batch))
+        return self.tasks.add(self._meetings[what], AXIS, after, key, micro_batch)
+
     def _take_sent(self) -> tuple[int, ...]:
         sent, self._sent = self._sent, ()
         return sent if self.plan.synchronous_p2p else ()
@@ -129,7 +166,7 @@ class StageLowering:
         virtual = self.placement.virtual_stage(self.stage, action.chunk)
         source = self.placement.previous(virtual) if action.kind == "F" else self.placement.following(virtual)
         if source is None:
-            return ()
+            return self._ends.get(("V", self.placement.n_chunks, action.micro_batch), ()) if action.kind == "B" else ()
         if self.placement.stage(source) == self.stage:
             chunk = self.placement.chunk(source)
             return self._ends[action.kind, chunk, action.micro_batch]

@@ -21,9 +21,9 @@ from simulator.parallel.buckets import (
 from simulator.parallel.data import DataParallel
 from simulator.parallel.gradients import gradient_bytes, parameter_bytes, split_parameters
 from simulator.parallel.mesh import Communicators
-from simulator.parallel.template import Kind
 from simulator.plan import ParallelPlan
 from simulator.program.program import TaskList
+from simulator.schedules import Kind
 
 
 class Replicated(DataParallel):

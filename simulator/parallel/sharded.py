@@ -15,10 +15,10 @@ from simulator.models.layer import Layer
 from simulator.parallel.data import DataParallel
 from simulator.parallel.gradients import gradient_bytes, parameter_bytes
 from simulator.parallel.mesh import Communicators
-from simulator.parallel.template import Kind
 from simulator.plan import ParallelPlan
 from simulator.program.op import HostWork, Phase
 from simulator.program.program import HOST, TaskList
+from simulator.schedules import Kind
 
 
 class FullySharded(DataParallel):

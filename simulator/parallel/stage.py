@@ -6,10 +6,11 @@ from collections.abc import Generator, Iterable, Sequence
 
 from simulator.models.layer import Layer
 from simulator.parallel.mesh import Communicators
-from simulator.parallel.template import Kind, Template, template_of
+from simulator.parallel.template import Template, template_of
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective
 from simulator.program.program import COMPUTE, Block, Occurrence, TaskList
+from simulator.schedules import Kind
 
 #: a pass that is being written down: it stops behind every communication and returns what must end before its output is complete
 Steps = Generator[None, None, tuple[int, ...]]

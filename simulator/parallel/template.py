@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from simulator.models.layer import CommunicationPoint, KernelShape, Layer, LayerItem, PointwiseShape
 from simulator.parallel.context import Exchange, exchange_context
@@ -13,9 +13,7 @@ from simulator.parallel.tensor import at_point
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Kernel, KernelRun, Phase
 from simulator.program.program import COMPUTE
-
-#: what a stage does with its layers: forward; backward whole, or split into input and weight gradients
-Kind = Literal["F", "B", "I", "W"]
+from simulator.schedules import Kind
 
 
 def items_of(layer: Layer, kind: Kind) -> list[tuple[Phase, tuple[LayerItem, ...]]]:

@@ -15,10 +15,10 @@ from simulator.parallel.buckets import DEEPSPEED_BUCKET_ELEMENTS
 from simulator.parallel.gradients import parameter_bytes
 from simulator.parallel.mesh import Communicators
 from simulator.parallel.sharded import FullySharded
-from simulator.parallel.template import Kind
 from simulator.plan import ParallelPlan
 from simulator.program.op import HostWork, Phase
 from simulator.program.program import HOST, TaskList
+from simulator.schedules import Kind
 
 #: stage3_param_persistence_threshold: smaller tensors stay whole
 PERSISTENT_ELEMENTS = 100_000

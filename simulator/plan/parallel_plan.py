@@ -198,7 +198,7 @@ class ParallelPlan:
         """
         framework = self.framework_spec
         hides = framework.overlaps_interleaved_p2p and self.virtual_pp > 1
-        is_own = self.schedule in ("gpipe", "1f1b", "1f1b-interleaved", "interlaced")
+        is_own = self.schedule in ("gpipe", "1f1b", "1f1b-interleaved")
         return framework.synchronous_p2p and is_own and not hides and self.sharding not in ("zero3", "hsdp")
 
     @property

@@ -63,12 +63,15 @@ class Schedule:
         Of its :class:`Placement`.
     n_chunks : int
         Chunks per stage; 0 means that the user chooses.
+    shares_vocabulary : bool
+        Of its :class:`Placement`.
     """
 
     name: str
     build: Callable[..., Table]
     layout: Layout = "loop"
     n_chunks: int = 1
+    shares_vocabulary: bool = False
 
     def __call__(self, n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Table:
         """Return the table; ``n_chunks=1`` takes the schedule's own number.
@@ -111,7 +114,7 @@ SCHEDULES: dict[str, Schedule] = {
         Schedule(name="gpipe", build=gpipe),
         Schedule(name="1f1b", build=one_f_one_b),
         Schedule(name="1f1b-interleaved", build=interleaved, n_chunks=0),
-        Schedule(name="interlaced", build=interlaced),
+        Schedule(name="interlaced", build=interlaced, shares_vocabulary=True),
         Schedule(name="zb-1p", build=zb_1p),
         Schedule(name="zb-2p", build=zb_2p),
         Schedule(name="zb-v", build=zb_v, layout="vee", n_chunks=2),
@@ -158,7 +161,10 @@ def placement_of(name: str, n_stages: int, virtual_pp: int = 1) -> Placement:
     8
     """
     schedule = find_schedule(name, virtual_pp)
-    return Placement(n_stages=n_stages, n_chunks=schedule.chunks(virtual_pp), layout=schedule.layout)
+    return Placement(
+        n_stages=n_stages, n_chunks=schedule.chunks(virtual_pp), layout=schedule.layout,
+        shares_vocabulary=schedule.shares_vocabulary and n_stages > 1,
+    )  # fmt: skip
 
 
 def build_table(name: str, n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Kind = Literal["F", "B", "I", "W"]
+Kind = Literal["F", "B", "I", "W", "V"]
 Layout = Literal["loop", "vee", "bidirectional"]
 
 
@@ -16,7 +16,8 @@ class Action(NamedTuple):
     ----------
     kind : str
         ``F`` forward; ``B`` whole backward; or, where backward is split, ``I`` for the gradient of the input,
-        which the previous stage waits for, and ``W`` for the gradient of the weights, which nobody waits for.
+        which the previous stage waits for, and ``W`` for the gradient of the weights, which nobody waits for. ``V`` is a
+        meeting of all stages, at which each computes its share of the vocabulary layers, forward and backward.
     micro_batch : int
     chunk : int
         Which of the stage's chunks; see :class:`Placement`.
@@ -53,6 +54,8 @@ class Placement:
         ``vee``: chunk 0 runs down the stages and chunk 1 comes back up, so that stage 0 has both ends.
         ``bidirectional``: two copies of the model in opposite directions, each a chain of its own with
         ``n_stages`` virtual stages (DualPipe).
+    shares_vocabulary : bool
+        Whether embedding and head are split over all stages, as one chunk more of each, instead of standing at the ends.
 
     Examples
     --------
@@ -64,6 +67,7 @@ class Placement:
     n_stages: int
     n_chunks: int = 1
     layout: Layout = "loop"
+    shares_vocabulary: bool = False
 
     @property
     def n_virtual(self) -> int:

@@ -12,7 +12,7 @@ from simulator.schedules.action import Action, Placement, Row, Table
 Pass = tuple[str, int, int]
 
 #: activations that a pass takes (forward) and gives back (the end of backward)
-_HELD = {"F": 1, "B": -1, "I": 0, "W": -1}
+_HELD = {"F": 1, "B": -1, "I": 0, "W": -1, "V": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,18 +68,22 @@ def execute(table: Table, placement: Placement, duration_of: Callable[[Action], 
     starts_by_row: list[list[float]] = [[] for _ in table]
     ends_by_row: list[list[float]] = [[] for _ in table]
     waiting: dict[Pass, list[int]] = {}
+    meetings = _Meetings(len(table))
     ready = list(range(len(table)))
     while ready:
         stage = ready.pop()
         row, starts, row_ends = table[stage], starts_by_row[stage], ends_by_row[stage]
         now = row_ends[-1] if row_ends else 0.0
         while len(starts) < len(row):
+            if row[len(starts)].kind == "V" and not meetings.arrive(stage, row[len(starts)].micro_batch, now):
+                break
             together = row[len(starts) : len(starts) + 1 + row[len(starts)].is_paired]
             needed = [p for action in together for p in _inputs(action, stage, placement) if p is not None]
             missing = next((p for p in needed if p not in ends), None)
             if missing is not None:
                 waiting.setdefault(missing, []).append(stage)
                 break
+            now = max(now, meetings.start(together[0]))
             start = max(now, max((ends[p] for p in needed), default=0.0))
             now = start + sum(map(duration_of, together))
             for action in together:
@@ -88,13 +92,44 @@ def execute(table: Table, placement: Placement, duration_of: Callable[[Action], 
                 row_ends.append(now)
                 done = (_gradient(action), action.micro_batch, placement.virtual_stage(stage, action.chunk))
                 ends[done] = now
-                ready += waiting.pop(done, ())
-    if waiting:
+                ready += [*waiting.pop(done, ()), *meetings.awaken()]
+    if waiting or meetings.waiting:
         raise ConfigError(
             _deadlock(table, placement, starts_by_row),
             hint="reorder the rows so that what is waited for comes first",
         )
     return Execution(starts=tuple(map(tuple, starts_by_row)), ends=tuple(map(tuple, ends_by_row)))
+
+
+class _Meetings:
+    """Which stages have come to which meeting, and when it starts: when all are there."""
+
+    def __init__(self, n_stages: int) -> None:
+        self.n_stages = n_stages
+        self.waiting: dict[int, dict[int, float]] = {}
+        self._starts: dict[int, float] = {}
+        self._awake: list[int] = []
+
+    def arrive(self, stage: int, micro_batch: int, now: float) -> bool:
+        """Note that a stage is there; tell whether all are."""
+        if micro_batch in self._starts:
+            return True
+        there = self.waiting.setdefault(micro_batch, {})
+        there[stage] = now
+        if len(there) < self.n_stages:
+            return False
+        self._starts[micro_batch] = max(there.values())
+        self._awake += [other for other in self.waiting.pop(micro_batch) if other != stage]
+        return True
+
+    def start(self, action: Action) -> float:
+        """When the meeting of an action starts, 0 where it is none."""
+        return self._starts[action.micro_batch] if action.kind == "V" else 0.0
+
+    def awaken(self) -> list[int]:
+        """Return the stages that may go on."""
+        awake, self._awake = self._awake, []
+        return awake
 
 
 def _gradient(action: Action) -> str:
@@ -103,6 +138,8 @@ def _gradient(action: Action) -> str:
 
 def _inputs(action: Action, stage: int, placement: Placement) -> tuple[Pass | None, Pass | None]:
     """Return the passes whose outputs an action reads: its neighbour's, and its own earlier pass's."""
+    if action.kind == "V":
+        return (None, None)
     virtual = placement.virtual_stage(stage, action.chunk)
     if action.kind == "W":
         return (("I", action.micro_batch, virtual), None)
@@ -126,6 +163,9 @@ def _deadlock(table: Table, placement: Placement, starts_by_row: list[list[float
     }
     lines = []
     for stage, action in stuck.items():
+        if action.kind == "V":
+            lines.append(f"stage {stage} waits for the others at the meeting of micro-batch {action.micro_batch}")
+            continue
         kind, micro_batch, virtual = next(
             p for p in _inputs(action, stage, placement) if p is not None and p not in performed
         )
@@ -173,6 +213,12 @@ def check(table: Table, placement: Placement | None = None) -> None:
                         f"stage {stage}, micro-batch {micro_batch}, chunk {chunk}: {passes}",
                         hint="write one F, and either one B or one I and one W",
                     )
+        meetings = {action: n for action, n in counts.items() if action.kind == "V" and placement.shares_vocabulary}
+        if meetings and sorted(meetings.items()) != [
+            (Action("V", i, placement.n_chunks), 1) for i in sorted(micro_batches)
+        ]:
+            raise ConfigError(f"stage {stage} does not meet the others once for every micro-batch")
+        counts -= Counter(meetings)
         if counts:
             raise ConfigError(
                 f"stage {stage} has {_name(next(iter(counts)))}, "
@@ -204,7 +250,7 @@ def peak_in_flight(table: Table, n_chunks: int) -> tuple[tuple[int, ...], ...]:
     Returns
     -------
     tuple of tuple of int
-        ``[stage][chunk]``, at the first moment at which their sum over the chunks is largest.
+        ``[stage][chunk]``, a chunk of shared vocabulary layers included, at the first moment at which their sum over the chunks is largest.
 
     Examples
     --------
@@ -213,6 +259,7 @@ def peak_in_flight(table: Table, n_chunks: int) -> tuple[tuple[int, ...], ...]:
     ((4,), (3,), (2,), (1,))
     """
     peaks = []
+    n_chunks = max(n_chunks, 1 + max((action.chunk for row in table for action in row), default=0))
     for row in table:
         held, peak = [0] * n_chunks, (0,) * n_chunks
         for action in row:
@@ -231,6 +278,7 @@ def unit_time_execution(
     backward: float = 2.0,
     dgrad: float | None = None,
     wgrad: float | None = None,
+    vocabulary: float = 0.0,
 ) -> Execution:
     """Execute a table with one duration per kind of pass and free communication.
 
@@ -243,9 +291,17 @@ def unit_time_execution(
         Durations of a forward and a whole backward of one chunk.
     dgrad, wgrad : float, optional
         Durations of the parts of a split backward; half of ``backward`` each where left out.
+    vocabulary : float
+        Duration of a meeting of all stages.
     """
     dgrad = backward / 2.0 if dgrad is None else dgrad
-    durations = {"F": forward, "B": backward, "I": dgrad, "W": backward - dgrad if wgrad is None else wgrad}
+    durations = {
+        "F": forward,
+        "B": backward,
+        "I": dgrad,
+        "W": backward - dgrad if wgrad is None else wgrad,
+        "V": vocabulary,
+    }
     return execute(table, placement or infer_placement(table), lambda action: durations[action.kind])
 
 

@@ -34,11 +34,10 @@ from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.optimizer import optimizer_run
 from simulator.parallel.stage import StageLayers
 from simulator.parallel.strategies import data_parallel
-from simulator.parallel.template import Kind
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Kernel, Transfer
 from simulator.scenario import Scenario
-from simulator.schedules import Placement, build_table, peak_in_flight, placement_of
+from simulator.schedules import Kind, Placement, build_table, peak_in_flight, placement_of
 from simulator.search.data_bounds import DataBound, data_bound
 from simulator.search.passes import SLACK, Durations
 from simulator.simulation import boundary_bytes, model_for
@@ -122,7 +121,17 @@ class Bounds:
     def mesh(self, plan: ParallelPlan) -> Mesh:
         """Return the mesh of a plan, shared by all plans with the same groups."""
         shards = Mesh(plan, self.topology.gpus_per_node).sharding_group
-        key = (plan.dp, plan.tp, plan.pp, plan.cp, plan.ep, shards, plan.sharding, plan.secondary_group, plan.rank_order)
+        key = (
+            plan.dp,
+            plan.tp,
+            plan.pp,
+            plan.cp,
+            plan.ep,
+            shards,
+            plan.sharding,
+            plan.secondary_group,
+            plan.rank_order,
+        )
         if key not in self._meshes:
             self._meshes[key] = Mesh(plan, self.topology.gpus_per_node)
         return self._meshes[key]
@@ -276,7 +285,7 @@ class Bounds:
             kinds: tuple[Kind, ...] = ("F", "B")
             return {(kind, c): plan.n_micro_batches for c in range(layout.placement.n_chunks) for kind in kinds}
         table = build_table(plan.schedule, plan.pp, plan.n_micro_batches, n_chunks=layout.placement.n_chunks)
-        return dict(Counter((action.kind, action.chunk) for action in table[stage]))
+        return dict(Counter((action.kind, action.chunk) for action in table[stage] if action.kind != "V"))
 
     def _pass_s(self, layout: Layout, stage: int, chunk: int, kind: Kind, durations: Durations) -> tuple[float, float]:
         """Least time of one pass through one chunk, and host time to issue it."""
@@ -324,7 +333,8 @@ class Bounds:
         plan, communicators = layout.plan, self.communicators(layout.plan, 0)
         embedding_s = norm_s = 0.0
         placement = layout.placement
-        if layout.model.tied_embedding and placement.stage(0) != placement.stage(placement.n_parts - 1):
+        has_copies = placement.stage(0) != placement.stage(placement.n_parts - 1) and not placement.shares_vocabulary
+        if layout.model.tied_embedding and has_copies:
             largest = max((p.n_elements for p in layout.model.layers[0].parameters), default=1)
             embedding_s = self._all_reduce_s("embedding", largest * gradient_bytes(plan), communicators, durations)
         if plan.pp * plan.tp > 1:

@@ -36,7 +36,7 @@ EFFECTS = [
     ("bucket_bytes", 4_000_000, {}), ("bucket_bytes", 4_000_000, ZERO3), ("gradient_bytes", 2, {}),
     ("gradient_collective", "reduce_scatter", {"framework": "deepspeed", "sharding": "zero1"}),
     ("gradient_collective", "reduce", {"framework": "deepspeed", "sharding": "zero2"}), ("gradient_compression", "bf16", DDP),
-    ("gradient_as_bucket_view", True, DDP), ("backward_prefetch", "none", FSDP), 
+    ("gradient_as_bucket_view", True, DDP), ("backward_prefetch", "none", FSDP),
     ("backward_prefetch", "post", {**FSDP, "recompute": "full"}),
     ("forward_prefetch", True, FSDP), ("limit_all_gathers", False, FSDP), ("secondary_group", 8, ZERO3),
     ("secondary_group", 8, {"framework": "torchtitan", "sharding": "zero3"}), ("quantized_weights", True, ZERO3),
@@ -49,8 +49,17 @@ EFFECTS = [
     ("moe_pad_to_capacity", True, {"experts": True, "moe_capacity_factor": 2.0}), ("moe_fp8_dispatch", True, {"experts": True, **MOE}),
     ("moe_shared_expert_overlap", True, {"experts": True, **MOE}),
 ]  # fmt: skip
-#: dp follows from the others; the data loader's, partial recomputation's and the CUDA version's tests are elsewhere
-ELSEWHERE = {"dp", "cuda", "recompute_method", "recompute_layers", "loader_workers", "sample_bytes", "sample_time_s"}
+#: dp follows from the others; the data loader's, partial recomputation's, the host's and the CUDA version's tests are elsewhere
+ELSEWHERE = {
+    "dp",
+    "cuda",
+    "host",
+    "recompute_method",
+    "recompute_layers",
+    "loader_workers",
+    "sample_bytes",
+    "sample_time_s",
+}
 
 
 def outcome(changes):

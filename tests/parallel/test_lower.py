@@ -144,3 +144,37 @@ def test_dualpipe_holds_two_copies_and_reduces_them_together():
     assert [ops[0].groups[0] for ops in reduced] == [(0, 6), (2, 4), (2, 4), (0, 6)]
     blocks = [t.op.name for t in lowered.program.ranks[0].tasks if isinstance(t.op, Block)]
     assert blocks.count("forward and backward") == 3  # two of the main steps, one of the cool-down
+
+
+def vocabulary_model(n_layers, vocab):
+    gemms = [
+        GemmShape(m=4, n=vocab, k=2),
+        GemmShape(m=4, n=2, k=vocab, kernel_pass="dgrad"),
+        GemmShape(m=vocab, n=2, k=4, kernel_pass="wgrad"),
+    ]
+    head = Layer(
+        name="head",
+        forward=(gemms[0],),
+        backward=tuple(gemms[1:]),
+        parameters=(Parameter(name="e", n_elements=2 * vocab),),
+    )
+    plain = model_of(n_layers)
+    embedding = replace(plain.layers[0], parameters=head.parameters)
+    return replace(plain, layers=(embedding, *plain.layers[1:-1], head))
+
+
+def test_interlaced_stages_share_the_vocabulary_and_meet_once_per_micro_batch():
+    plan = ParallelPlan(
+        pp=4, dp=1, schedule="interlaced", micro_batch=1, global_batch=8, gpus=4, precision="fp16", sequence_length=4
+    )
+    lowered = lower(vocabulary_model(8, 64), plan, gpus_per_node=8, boundary_bytes=16)
+    check(lowered.program)
+    assert [[len(chunk) for chunk in stage] for stage in lowered.chunks] == [[2, 2]] * 4
+    for stage in lowered.chunks:
+        embedding, head = stage[1]
+        assert (embedding.n_parameters, head.n_parameters) == (2 * 64 // 4, 2 * 64 // 4)
+        assert [k.n_flops for k in (*head.forward, *head.backward)] == [2 * 4 * 2 * 64 / 4] * 3
+    for rank in lowered.program.ranks:
+        sent = [(t.op.name, t.op.n_bytes) for t in rank.tasks if getattr(t.op, "axis", "") == "pipe"]
+        assert sorted(sent) == sorted([("output", 16), ("loss", 8 * 4), ("input gradient", 16), ("embedding", 16)] * 8)
+        assert not any(getattr(t.op, "axis", "") == "embedding" for t in rank.tasks)

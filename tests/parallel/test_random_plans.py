@@ -115,7 +115,7 @@ def test_what_cannot_be_had_together_is_refused(chosen, reason):
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("moe_imbalance", 0.5, "at least the mean"), ("moe_capacity_factor", float("inf"), "not a number to plan with"),
+        ("moe_imbalance", 0.5, "at least the mean"), ("moe_capacity_factor", float("inf"), "moe_capacity_factor=inf"),
         ("prefetch_elements", -2, "DeepSpeed's default"), ("rank_order", "tp-pp", "every axis once"),
         ("cp_comm_type", "ring", "one of auto, p2p"), ("gradient_bytes", 3, "2 or 4 bytes"), ("cp", 0, "at least 1"),
     ],
