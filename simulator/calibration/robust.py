@@ -136,8 +136,6 @@ def fit_constants(
     CalibrationError
         If there are fewer rows than free constants.
     """
-    from scipy.optimize import least_squares
-
     if len(measured_s) < len(free):
         raise CalibrationError(f"{len(measured_s)} rows cannot determine {len(free)} constants")
     names = [f.name for f in free]
@@ -151,8 +149,30 @@ def fit_constants(
         constants = with_values(start, dict(zip(names, np.exp(x).tolist(), strict=True)))
         return np.concatenate([root * (np.log(predict(constants)) - log_measured), pull * (x - origin)])
 
+    best, best_cost, slopes = _best_of(residuals, origin, (low, high), n_starts, scale, max_evaluations)
+    left = len(measured_s) - len(free)
+    spread = _spread(slopes, 2.0 * best_cost / left if left else float("inf"))
+    spread[~np.isfinite(spread) | (best - low < 1e-3) | (high - best < 1e-3)] = np.inf
+    return Fitted(
+        constants=with_values(start, dict(zip(names, np.exp(best).tolist(), strict=True))),
+        relative_errors=dict(zip(names, spread.tolist(), strict=True)),
+    )
+
+
+def _best_of(
+    residuals: Callable[[FloatArray], FloatArray],
+    origin: FloatArray,
+    bounds: tuple[FloatArray, FloatArray],
+    n_starts: int,
+    scale: float,
+    max_evaluations: int,
+) -> tuple[FloatArray, float, FloatArray]:
+    """Minimise from several starts; return the best parameters, their cost and the slopes there."""
+    from scipy.optimize import least_squares
+
+    low, high = bounds
     rng = np.random.default_rng(0)
-    best, best_cost, slopes = origin, float("inf"), np.zeros((0, len(free)))
+    best, best_cost, slopes = origin, float("inf"), np.zeros((0, len(origin)))
     for attempt in range(n_starts):
         x0 = origin + (0.2 * rng.standard_normal(len(origin)) if attempt else 0.0)
         found = least_squares(
@@ -160,19 +180,13 @@ def fit_constants(
             np.clip(x0, low + 1e-6, high - 1e-6),
             loss="soft_l1",
             f_scale=scale,
-            diff_step=[3e-3] * len(free),
-            bounds=(low, high),
+            diff_step=[3e-3] * len(origin),
+            bounds=bounds,
             max_nfev=max_evaluations,
         )
         if found.cost < best_cost:
             best, best_cost, slopes = found.x, float(found.cost), np.asarray(found.jac)
-    left = len(measured_s) - len(free)
-    spread = _spread(slopes, 2.0 * best_cost / left if left else float("inf"))
-    spread[(best - low < 1e-3) | (high - best < 1e-3)] = np.inf
-    return Fitted(
-        constants=with_values(start, dict(zip(names, np.exp(best).tolist(), strict=True))),
-        relative_errors=dict(zip(names, spread.tolist(), strict=True)),
-    )
+    return best, best_cost, slopes
 
 
 def _spread(slopes: FloatArray, variance: float) -> FloatArray:

@@ -8,6 +8,8 @@ from typing import Annotated, Optional
 
 import typer
 
+_WORST = 20
+
 
 def validate(
     files: Annotated[
@@ -32,7 +34,7 @@ def validate(
             show_default=False,
         ),
     ] = None,
-    worst: Annotated[int, typer.Option(min=0, help="Rows to show, worst first.")] = 20,
+    worst: Annotated[int, typer.Option(min=0, help="Rows to show, worst first.")] = _WORST,
     report: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="Write an HTML page with plots.", show_default=False),
@@ -47,7 +49,8 @@ def validate(
     if report:
         _check_folder(report)
     if here:
-        idle = {"FILES": files, "--where": where, "--split": split, "--by": by, "--processes": processes}
+        idle = {"FILES": files, "--where": where, "--split": split, "--by": by, "--processes": processes,
+                "--worst": worst != _WORST}  # fmt: skip
         _here([name for name, value in idle.items() if value], threshold, report, json_output)
         return
     if not files:
