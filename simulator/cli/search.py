@@ -29,7 +29,7 @@ def search(
         Optional[str],  # noqa: UP045
         typer.Option(help="Price of a GPU hour, e.g. 2.50 or '2.50 USD'.", show_default=False),
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Processes; 0 means one per core.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Processes; 0 means one per core.", min=0)] = 0,
     scheduler: Annotated[
         str, typer.Option(help="Dask scheduler that does the work: tcp://..., or a Slurm file.", show_default=False)
     ] = "",
@@ -46,7 +46,7 @@ def search(
     **scenario: Any,
 ) -> None:
     """Find the fastest plans that fit: every valid one is simulated, or ruled out by a proven lower bound."""
-    from simulator.cli.shared import SearchProgress, say_who_works, scenario_settings
+    from simulator.cli.shared import SearchProgress, keeping, say_who_works, scenario_settings
     from simulator.cli.tables import print_emitted, print_files, print_search
     from simulator.search.axes import parse_axis
     from simulator.search.emit import write_all
@@ -57,12 +57,14 @@ def search(
     base, axes = scenario_settings(scenario)
     axes |= dict(parse_axis(text) for text in axis or ())
     price = _price(gpu_hour_price, objective, base)
-    check_output(formats, plot)
+    check_output(formats, plot, out, emit)
     say_who_works(scheduler)
-    found = search_counts(
-        base, axes, axes.pop("gpus", ()), top=top, n_jobs=jobs, scheduler=scheduler, observe=SearchProgress(),
-        store=open_store(out) if out else None,
-    )  # fmt: skip
+    store = open_store(out) if out else None
+    with keeping(store, out):
+        found = search_counts(
+            base, axes, axes.pop("gpus", ()), top=top, n_jobs=jobs, scheduler=scheduler, observe=SearchProgress(),
+            store=store,
+        )  # fmt: skip
     answer, space, plans = answer_of(found, objective, price=price)
     written = write_all(plans, space, Path(emit)) if emit else []
     files = write_search(answer, out, formats, plot)

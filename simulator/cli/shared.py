@@ -6,8 +6,12 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simulator.search.store import Store
 
 from simulator.errors import ConfigError
 
@@ -82,8 +86,32 @@ def scenario_settings(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str
     return base, axes
 
 
+@contextmanager
+def keeping(store: Store | None, folder: str | None) -> Iterator[None]:
+    """Say, where the work inside is interrupted, what is kept of it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = (
+            f"{len(store)} answers are kept in {folder}; the same command goes on from there"
+            if store is not None
+            else ""
+        )
+        print(f"\n{kept or 'nothing is kept; with --out FOLDER it would be'}", file=sys.stderr)
+        raise
+
+
 def say_who_works(scheduler: str) -> None:
-    """Say on standard error that jobs are submitted, since they may wait in Slurm's queue for long."""
+    """Say on standard error that jobs are submitted, since they may wait in Slurm's queue for long.
+
+    Raises
+    ------
+    ConfigError
+        If nothing can be the scheduler that is named.
+    """
+    from simulator.search.runner import check_scheduler
+
+    check_scheduler(scheduler)
     if scheduler and "://" not in scheduler:
         print(f"submitting the jobs of {scheduler}; squeue shows them, Ctrl-C cancels them", file=sys.stderr)
 

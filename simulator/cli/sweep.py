@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated, Any, Optional
 
 import typer
@@ -20,7 +19,7 @@ def sweep(
     ] = None,
     out: Annotated[str, typer.Option(help="Folder of the store and the tables.")] = "sweep",
     formats: Annotated[str, typer.Option("--format", help="Tables to write: csv, jsonl, parquet.")] = "csv,jsonl",
-    jobs: Annotated[int, typer.Option(help="Processes; 0 means one per core.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Processes; 0 means one per core.", min=0)] = 0,
     scheduler: Annotated[
         str, typer.Option(help="Dask scheduler that does the work: tcp://..., or a Slurm file.", show_default=False)
     ] = "",
@@ -35,7 +34,7 @@ def sweep(
     **scenario: Any,
 ) -> None:
     """Simulate every combination of some settings; interrupted and started again, it does only the rest."""
-    from simulator.cli.shared import Progress, say_who_works, scenario_settings
+    from simulator.cli.shared import Progress, keeping, say_who_works, scenario_settings
     from simulator.cli.tables import print_sweep
     from simulator.search.axes import Sweep, merge_sweeps, parse_axis, read_sweep
     from simulator.search.store import open_store
@@ -45,14 +44,11 @@ def sweep(
     base, axes = scenario_settings(scenario)
     axes |= dict(parse_axis(text) for text in axis or ())
     given = merge_sweeps(read_sweep(spec) if spec else Sweep(), Sweep(base=base, axes=axes))
-    check_output(formats, plot)
+    check_output(formats, plot, out)
     say_who_works(scheduler)
     store = open_store(out)
-    try:
+    with keeping(store, out):
         result = run_sweep(given, store, n_jobs=jobs, scheduler=scheduler, observe=Progress("scenarios"))
-    except KeyboardInterrupt:
-        print(f"\n{len(store)} answers are kept in {out}; the same command goes on from there", file=sys.stderr)
-        raise
     files = write_sweep(result, out, formats, plot)
     if json_output:
         print(json.dumps({**result.to_dict(), "files": [str(file) for file in files]}, allow_nan=False))

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 from simulator.errors import ConfigError
@@ -92,6 +93,25 @@ class Pool:
 
         parallel = joblib.Parallel(return_as="generator_unordered", batch_size=batch_size, **self._options)
         yield from parallel(joblib.delayed(_numbered)(function, i, item) for i, item in enumerate(items))
+
+
+def check_scheduler(scheduler: str) -> None:
+    """Complain about a scheduler that cannot be one, even where nothing is left to do.
+
+    Raises
+    ------
+    ConfigError
+        If it is neither an address nor a Slurm file, or the file has faults.
+    """
+    if scheduler and "://" not in scheduler:
+        if not Path(scheduler).is_file():
+            raise ConfigError(
+                f"--scheduler {scheduler}: neither an address nor a file",
+                hint="tcp://HOST:8786 of a Dask scheduler, or a YAML file with the key 'slurm'",
+            )
+        from simulator.search.slurm import read_slurm
+
+        read_slurm(scheduler)
 
 
 @contextmanager

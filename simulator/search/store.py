@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from simulator import __version__
 from simulator.config import data_folders, resolve_name
-from simulator.errors import SimulatorError
+from simulator.errors import InfeasiblePlanError, SimulatorError
 from simulator.importers import load_model
 from simulator.importers.topologies import open_topology
+from simulator.models.spec import ModelSpec
 from simulator.scenario import Scenario
 
 Record = dict[str, Any]
@@ -45,11 +47,20 @@ def store_key(scenario: Scenario) -> str | None:
     try:
         modified_ns = resolve_name(scenario.topology, "clusters").stat().st_mtime_ns
         topology = _topology_text(scenario.topology, scenario.overrides, modified_ns)
-        model = repr(load_model(scenario.model))
+        model = load_model(scenario.model)
     except SimulatorError:
         return None
-    parts = (__version__, scenario.digest(), topology, model, _constants())
+    parts = (__version__, _written_out(scenario, model).digest(), topology, repr(model), _constants())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _written_out(scenario: Scenario, model: ModelSpec) -> Scenario:
+    """Return a scenario with what follows from its other settings, so that equal ones have one key."""
+    plan = replace(scenario.plan, sequence_length=scenario.plan.sequence_length or model.max_positions)
+    try:
+        return replace(scenario, plan=plan.resolve(plan.gpus) if plan.gpus else plan)
+    except InfeasiblePlanError:
+        return scenario
 
 
 class Store:

@@ -153,5 +153,5 @@ def usable(result: SweepResult) -> None:
         reasons = {row["reason"] for row in result.rows}
         raise InfeasiblePlanError(
             f"none of {len(result.rows)} scenarios can run; the first: {result.rows[0]['reason']}",
-            hint=f"{len(reasons)} different reasons are in the table",
+            hint="the table has the reason of each" if len(reasons) > 1 else "it is the reason of all",
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from simulator.errors import ConfigError
 from simulator.report.charts import check_images
 from simulator.search.sweep import BREAKDOWN, FIGURES, RESOLVED, SweepResult
 from simulator.search.tables import check_formats, write_rows
@@ -19,17 +20,32 @@ def names_of(formats: str) -> list[str]:
     return [name.strip() for name in formats.split(",") if name.strip()]
 
 
-def check_output(formats: str, plot: str | None) -> None:
+def check_output(formats: str, plot: str | None, *folders: str | None) -> None:
     """Complain about what cannot be written, before hours of work.
+
+    Parameters
+    ----------
+    formats : str
+        Such as ``csv,jsonl``.
+    plot : str or None
+        As for :func:`write_sweep`.
+    *folders : str or None
+        That will be made where they do not exist.
 
     Raises
     ------
     ConfigError
-        If a format or an ending is unknown, its library is missing, or the folder of the plot does not exist.
+        If a format or an ending is unknown, its library is missing, the folder of the plot does not exist, or a folder is
+        a file.
     """
     check_formats(names_of(formats))
     if plot and plot != NO_PLOT:
         check_images(plot)
+        if not Path(plot).parent.is_dir():
+            raise ConfigError(f"{plot}: there is no folder {Path(plot).parent}", hint="make it first")
+    for folder in folders:
+        if folder and Path(folder).exists() and not Path(folder).is_dir():
+            raise ConfigError(f"{folder} is a file, not a folder", hint="name another folder")
 
 
 def write_sweep(result: SweepResult, folder: str | Path, formats: str, plot: str | None = None) -> list[Path]:

@@ -12,11 +12,15 @@ import pytest
 
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.plan import ParallelPlan
+from simulator.search.axes import Sweep
 from simulator.search.best import Ranked, describe, pareto, search
 from simulator.search.bounds import Bounds
 from simulator.search.objectives import answer_of, search_counts
 from simulator.search.reasons import differences_s, explain, to_dict
 from simulator.search.request import search_space
+from simulator.search.store import Store
+from simulator.search.sweep import run_sweep
+from simulator.search.write import search_rows
 from simulator.simulation import simulate_on
 from simulator.whole_run.power import power_model
 from simulator.whole_run.price import parse_price
@@ -100,6 +104,86 @@ def test_a_search_chooses_only_its_own_axes():
     assert space.allowed == {"tp": (2,), "recompute": ("none", "full")}
 
 
+# -- the store, and the plan that a search began with -------------------------------------------------------------
+
+
+def test_a_search_again_simulates_nothing(tmp_path, monkeypatch):
+    scenario, space = request_of(gpus=4)
+    first = search(scenario, space, top=3, n_jobs=1, store=Store(tmp_path))
+    assert (first.n_stored, len(Store(tmp_path))) == (0, first.n_simulated)
+    monkeypatch.setattr("simulator.search.answers.simulate", None)
+    second = search(scenario, space, top=3, n_jobs=1, store=Store(tmp_path))
+    assert second.n_stored == second.n_simulated == first.n_simulated
+    assert [one.answer for one in second.ranked] == [one.answer for one in first.ranked]
+
+
+def test_an_interrupted_search_goes_on(tmp_path):
+    scenario, space = request_of(gpus=4)
+    store, seen = Store(tmp_path), []
+
+    def stop(*, n_simulated, **_):
+        seen.append(n_simulated)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(scenario, space, top=3, n_jobs=1, store=store, observe=stop)
+    assert len(store) == seen[0] > 0
+    resumed = search(scenario, space, top=3, n_jobs=1, store=store)
+    assert resumed.n_stored == seen[0]
+    assert [one.plan for one in resumed.ranked] == [one.plan for one in search(scenario, space, top=3, n_jobs=1).ranked]
+
+
+def test_a_sweep_answers_for_a_search(tmp_path):
+    base = {**SETTINGS, "gpus": 4, "framework": "deepspeed"}
+    rows = run_sweep(
+        Sweep(base={**base, "micro_batch": 2}, axes={"sharding": ("none", "zero3")}), Store(tmp_path), n_jobs=1
+    ).rows
+    scenario, space = search_space(base, {"recompute": ("none",), "pp": (1,), "tp": (1,), "micro_batch": (2,)})
+    found = search(scenario, space, top=4, n_jobs=1, store=Store(tmp_path))
+    assert found.n_stored == 2
+    assert {row["iteration_time_s"] for row in rows} <= {one.iteration_time_s for one in found.ranked}
+
+
+def test_the_given_plan_is_compared_and_not_kept_fixed(tmp_path):
+    file = tmp_path / "plan.yaml"
+    file.write_text("global-batch: 8\nmicro-batch: 1\nsharding: zero3\nsequence-length: 256\n", encoding="utf-8")
+    base = {"topology": "bigred200", "model": "gpt2", "plan": str(file)}
+    (found,) = search_counts(base, {"recompute": ("none",)}, (4,), top=3, n_jobs=1)
+    given = found.result.given
+    assert (given.plan.sharding, given.plan.micro_batch, given.plan.gpus) == ("zero3", 1, 4)
+    assert given.iteration_time_s > found.result.ranked[0].iteration_time_s
+    assert {one.plan.sharding for one in found.result.ranked} != {"zero3"}
+    answer, *_ = answer_of([found], "time")
+    rows = search_rows(answer)
+    assert rows[-1]["plan"].startswith("yours: dp4 mb1 zero3")
+    assert [row["rank"] for row in rows[:3]] == [1, 2, 3]
+
+
+def test_a_given_plan_that_does_not_run_has_its_reason(tmp_path):
+    file = tmp_path / "plan.yaml"
+    file.write_text("global-batch: 8\nmicro-batch: 8\nsequence-length: 256\n", encoding="utf-8")
+    base = {"topology": "bigred200", "model": "gpt2", "plan": str(file)}
+    found = search_counts(base, {"recompute": ("none",), "micro_batch": (1,)}, (4,), top=2, n_jobs=1)
+    answer, *_ = answer_of(found, "time")
+    assert "not a multiple of micro-batch x dp" in answer["given"]["reason"]
+
+
+@pytest.mark.slow
+def test_the_best_plan_is_as_fast_as_the_published_one():
+    """GPT-3 175B on 1,024 A100s; of all plans, those with the published degrees are searched, to be quick.
+
+    References
+    ----------
+    Narayanan et al., SC 2021, arXiv:2104.04473, table 1: tensor 8, pipeline 16, micro-batch 1, full recomputation.
+    """
+    base = {"topology": "selene", "model": "gpt3-175b", "gpus": 1024, "global_batch": 1536}
+    degrees = {"tp": (8,), "pp": (8, 16), "micro_batch": (1, 2)}
+    scenario, space = search_space(base, degrees)
+    published = replace(space.base, tp=8, pp=16, virtual_pp=6, micro_batch=1, recompute="full")
+    found = search(scenario, space, top=1, n_jobs=1, given=published)
+    assert found.ranked[0].iteration_time_s <= found.given.iteration_time_s
+
+
 # -- reasons -----------------------------------------------------------------------------------------------------
 
 
@@ -171,7 +255,8 @@ def test_the_command(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run(
         [sys.executable, "-m", "simulator.cli.main", "search", "--topology", "bigred200", "--model", "gpt2", "--gpus", "4",
-         "--global-batch", "8", "--axis", "recompute=none", "--top", "3", "--jobs", "1", "--emit", str(tmp_path), "--json"],
+         "--global-batch", "8", "--axis", "recompute=none", "--top", "3", "--jobs", "1", "--emit", str(tmp_path), "--json",
+         "--out", str(tmp_path / "out")],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -179,4 +264,7 @@ def test_the_command(tmp_path):
     assert len(answer["plans"]) == 3
     assert answer["best"]["iteration_time_s"] == min(row["iteration_time_s"] for row in answer["plans"])
     assert (tmp_path / "train.sh").exists()
+    assert [Path(file).name for file in answer["files"]] == ["search.csv", "search.jsonl", "search.html"]
+    lines = (tmp_path / "out" / "search.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["plan"] for line in lines[:3]] == [row["summary"] for row in answer["plans"]]
     assert [one["format"] for one in answer["emitted"]] == ["megatron", "deepspeed", "torchtitan", "accelerate"]

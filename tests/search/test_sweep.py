@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.search.answers import evaluate
 from simulator.search.axes import Sweep, merge_sweeps, parse_axis, read_sweep
-from simulator.search.runner import Pool
+from simulator.search.runner import Pool, check_scheduler
 from simulator.search.settings import canonical_name, convert, scenario_of
 from simulator.search.store import Store, store_key
 from simulator.search.sweep import run_sweep, usable
@@ -294,6 +294,13 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch):
         write_rows([], tmp_path, "t", ["xlsx"])
     with pytest.raises(ConfigError, match="unknown format"):
         check_output("csv", "out.xlsx")
+    with pytest.raises(ConfigError, match="no folder"):
+        check_output("csv", str(tmp_path / "none" / "out.html"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="not a folder"):
+        check_output("csv", None, str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="neither an address nor a file"):
+        check_scheduler("tcp:localhost")
     with pytest.raises(ConfigError, match="nothing to sweep"):
         run_sweep(Sweep(base=BASE), Store(tmp_path / "store"))
 
