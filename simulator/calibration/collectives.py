@@ -7,7 +7,6 @@ cluster and predicts it.
 from __future__ import annotations
 
 import copy
-import csv
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.calibration.table import read_rows
 from simulator.collectives.benchmark import Conditions, benchmark_time_s, conditions_of
 from simulator.collectives.cost import table_constants
 from simulator.collectives.shape import GroupShape, shape_of
@@ -79,21 +79,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
     CalibrationError
         If the file cannot be read or lacks a column that must be there.
     """
-    try:
-        with path.open(encoding="utf-8", newline="") as handle:
-            reader = csv.DictReader(handle)
-            missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
-            if missing:
-                raise CalibrationError(
-                    f"{path}: no column {', '.join(missing)}", hint=f"needed are {', '.join(_NEEDED)}"
-                )
-            return [
-                dict.fromkeys(_OPTIONAL, "") | {key: value or "" for key, value in row.items() if key} for row in reader
-            ]
-    except OSError as error:
-        raise CalibrationError(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error):
-        raise CalibrationError(f"{path}: is not a CSV table in UTF-8") from None
+    return read_rows(path, _NEEDED, _OPTIONAL)
 
 
 def measured_of(rows: Iterable[Mapping[str, str]], file: str) -> list[Measured]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from simulator.calibration.table import read_rows
 from simulator.errors import CalibrationError
 from simulator.kernels.conditions import Conditions, conditions_of, library_kernel
 from simulator.models.layer import DTYPE_BYTES, AttentionShape, GemmShape, KernelShape, Pass, PointwiseShape
@@ -108,7 +108,7 @@ def read_kernel_rows(path: str | Path, device: str, *, splits: Iterable[str] = (
     Of rows that say neither ``fit`` nor ``test``, every fourth is for testing.
     """
     wanted = set(splits)
-    table = _read(Path(path))
+    table = read_rows(Path(path), _NEEDED, _OPTIONAL)
     ours = [row for row in table if row["device"] == device]
     if not ours:
         others = ", ".join(sorted({row["device"] for row in table})) or "nothing"
@@ -128,24 +128,6 @@ def read_kernel_rows(path: str | Path, device: str, *, splits: Iterable[str] = (
             name = row["row_id"] or "without row_id"
             raise CalibrationError(f"{path}: row {name}: {error}") from None
     return found
-
-
-def _read(path: Path) -> list[dict[str, str]]:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
-            if missing:
-                raise CalibrationError(
-                    f"{path}: no column {', '.join(missing)}", hint=f"needed are {', '.join(_NEEDED)}"
-                )
-            return [
-                dict.fromkeys(_OPTIONAL, "") | {key: value or "" for key, value in row.items() if key} for row in reader
-            ]
-    except OSError as error:
-        raise CalibrationError(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error):
-        raise CalibrationError(f"{path}: is not a CSV table in UTF-8") from None
 
 
 def _row(row: dict[str, str], shape: KernelShape) -> KernelRow:
