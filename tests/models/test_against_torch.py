@@ -8,13 +8,14 @@ import pytest
 
 from simulator.kernels import RooflineKernels
 from simulator.models.build import build_model
+from simulator.models.catalog import rename
 from simulator.models.layer import CommunicationPoint, GemmShape
 from simulator.models.torch_module import record_module
 from simulator.topology.device import load_device
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from tests.models.reference_modules import FAMILIES, Size, arguments, module_of, spec_of, with_layers  # noqa: E402
+from tests.models.reference_modules import FAMILIES, Megatron, Size, arguments, module_of, spec_of, with_layers  # noqa: E402
 
 SMALL = Size()
 #: large enough that kernels and not launches take the time
@@ -145,6 +146,32 @@ def test_saved_bytes_of_one_layer(name, recompute):
         totals.append(saved_by_autograd(checkpointed(module) if recompute == "full" else module, size))
     predicted = built(name, recompute=recompute).layers[1].saved_bytes
     assert predicted == pytest.approx(totals[1] - totals[0], rel=0.01)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_saved_bytes_of_megatrons_layer(recompute):
+    """``selective`` runs the core attention again, ``full`` the block."""
+    from torch.utils.checkpoint import checkpoint
+
+    totals = []
+    for layers in (1, 2):
+        size = with_layers(SMALL, layers)
+        module = Megatron(size).to(torch.bfloat16)
+        for block in module.blocks:
+            core = block.core_attention
+            if recompute == "selective":
+                block.core_attention = lambda *args, f=core: checkpoint(f, *args, use_reentrant=False)
+        totals.append(saved_by_autograd(checkpointed(module) if recompute == "full" else module, size))
+    spec = rename(spec_of("gpt2", SMALL), "megatron", activation="gelu")
+    model = build_model(
+        spec,
+        micro_batch=SMALL.batch,
+        sequence_length=SMALL.length,
+        kernels="megatron",
+        attention="eager",
+        recompute=recompute,
+    )
+    assert model.layers[1].saved_bytes == pytest.approx(totals[1] - totals[0], rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
