@@ -98,19 +98,16 @@ def shape_of(
 
     Raises
     ------
-    ConfigError
-        If the topology has no such transport.
-    UnroutableError
-        If the group spans nodes and the nodes have no NICs.
+    ConfigError, UnroutableError
+        If the topology has no such transport, or a group spans nodes without NICs.
     """
     per_node = Counter(rank // topology.gpus_per_node for rank in group)
     local = max(per_node.values())
-    first_node = min(node for node, count in per_node.items() if count == local)
+    first_node = min(number for number, count in per_node.items() if count == local)
     members = [rank for rank in group if rank // topology.gpus_per_node == first_node]
     node = topology.node
     name, protocol, nic_rate, n_nics = "", "rdma", 0.0, 0
-    sockets = any(spec.protocol == "gloo" for spec in topology.transports.values())
-    if len(per_node) > 1 or sockets:
+    if len(per_node) > 1 or any(spec.protocol == "gloo" for spec in topology.transports.values()):
         if node.nics is None:
             raise UnroutableError(
                 f"{topology.name}: a group of {len(group)} ranks spans {len(per_node)} nodes without NICs",
@@ -118,10 +115,11 @@ def shape_of(
             )
         name, protocol, nic_rate = _transport(topology, transport)
         n_nics = len({nic for rank in members for nic in topology.nics_of(rank)})
-    wiring, nvlink = _inside(node, [rank % topology.gpus_per_node for rank in members])
-    _, whole = _inside(node, list(range(node.gpus)))
+    places = [rank % topology.gpus_per_node for rank in members]
+    wiring, nvlink = _inside(node, places)
+    whole = _inside(node, list(range(node.gpus)))[1] if wiring != "pcie" else 0.0
     section = topology.collectives
-    constants = _overrides(section.get("constants") or {}, topology.transports.get(name))
+    overrides = _overrides(section.get("constants") or {}, topology.transports.get(name))
     return GroupShape(
         n_ranks=len(group),
         n_nodes=len(per_node),
@@ -129,25 +127,26 @@ def shape_of(
         generation=topology.device(group[0]).architecture,
         wiring=wiring,
         nvlink_bytes_per_s=nvlink,
-        node_nvlink_bytes_per_s=0.0 if wiring == "pcie" else whole,
+        node_nvlink_bytes_per_s=whole,
         multicast=bool(getattr(node.nvlink, "multicast", False)),
         n_nics=n_nics,
         nic_bytes_per_s=nic_rate,
         cpu_vendor=node.cpu.vendor,
         transport=name,
         protocol=protocol,
-        sockets=len({socket_of(node, rank % topology.gpus_per_node) for rank in members}) if wiring == "pcie" else 1,
+        sockets=len({socket_of(node, gpu) for gpu in places}) if wiring == "pcie" else 1,
         collnet=bool(section.get("collnet", False)),
         full_node=local == node.gpus,
         nccl=str(section.get("nccl", "")) if nccl is None else nccl,
-        overrides=json.dumps(constants, sort_keys=True) if constants else "",
+        overrides=overrides,
     )
 
 
-def _overrides(constants: dict[str, Any], transport: Any) -> dict[str, Any]:
-    """Lay the constants of a transport over those of the cluster."""
+def _overrides(constants: dict[str, Any], transport: Any) -> str:
+    """Lay the constants of a transport over those of the cluster; as JSON, empty where there are none."""
     own = transport.constants if transport is not None else {}
-    return {**constants, "between": merge(constants.get("between", {}), own)} if own else constants
+    both = {**constants, "between": merge(constants.get("between", {}), own)} if own else constants
+    return json.dumps(both, sort_keys=True) if both else ""
 
 
 def _transport(topology: Any, transport: str | None) -> tuple[str, str, float]:

@@ -24,8 +24,7 @@ def max_min_rates(
     Links that hold back all the flows they carry are settled at once, wherever they are: a link's level can only
     rise while others settle, so none of these flows would be stopped earlier.
 
-    The result maximises the smallest rate, then the second smallest, and so on. Flow ``f`` at rate ``r``
-    loads link ``l`` with ``weight * r``, the weights of repeated entries adding up.
+    Flow ``f`` at rate ``r`` loads link ``l`` with ``weight * r``, the weights of repeated entries adding up.
 
     Parameters
     ----------
@@ -33,15 +32,13 @@ def max_min_rates(
         Which flow loads which link.
     entry_weight : ndarray of float, shape [n_entries]
         Bytes on the link per byte of progress, positive.
-    capacity_bytes_per_s : ndarray of float, shape [n_links]
-        Positive capacities.
-    cap_bytes_per_s : ndarray of float, shape [n_flows]
-        Largest rate of each flow; may be infinite.
+    capacity_bytes_per_s, cap_bytes_per_s : ndarray of float, shape [n_links] and [n_flows]
+        Positive capacities of links, and the largest rate of each flow, which may be infinite.
 
     Returns
     -------
     ndarray of float, shape [n_flows]
-        Rates in bytes of progress per second; infinite for a flow with neither cap nor link.
+        Bytes of progress per second; infinite for a flow with neither cap nor link.
 
     References
     ----------
@@ -60,24 +57,34 @@ def max_min_rates(
     remaining = capacity_bytes_per_s.astype(np.float64, copy=True)
     order = np.argsort(entry_flow, kind="stable")
     flow, link, weight = entry_flow[order], entry_link[order], entry_weight[order]
-    reach = cap_bytes_per_s.astype(np.float64, copy=True)
     while free.any():
-        load = np.bincount(link, weights=weight, minlength=n_links)
-        level = np.full(n_links, np.inf)
-        np.divide(np.maximum(remaining, 0.0), load, out=level, where=load > 0.0)
-        np.copyto(reach, cap_bytes_per_s)
-        if len(flow):
-            starts = np.flatnonzero(np.diff(flow, prepend=-1))
-            reach[flow[starts]] = np.minimum(reach[flow[starts]], np.minimum.reduceat(level[link], starts))
+        level = _levels(remaining, np.bincount(link, weight, n_links).astype(float))
+        reach = _reach(flow, level[link], cap_bytes_per_s)
         held_elsewhere = np.bincount(link, weights=reach[flow] * (1.0 + _TIE) < level[link], minlength=n_links)
         is_bottleneck = (held_elsewhere == 0.0) & np.isfinite(level)
         frozen = free & (cap_bytes_per_s <= reach * (1.0 + _TIE)) & np.isfinite(cap_bytes_per_s)
         frozen[flow[is_bottleneck[link]]] = True
         if not frozen.any():
-            break
+            break  # neither caps nor links bound the rest
         rates[frozen] = reach[frozen]
         free &= ~frozen
         settled = frozen[flow]
         remaining -= np.bincount(link[settled], weights=weight[settled] * rates[flow[settled]], minlength=n_links)
         flow, link, weight = flow[~settled], link[~settled], weight[~settled]
     return rates
+
+
+def _levels(remaining: FloatArray, load: FloatArray) -> FloatArray:
+    """Return the rate at which each link is full; infinite for links without load."""
+    level = np.full(len(load), np.inf)
+    np.divide(np.maximum(remaining, 0.0), load, out=level, where=load > 0.0)
+    return level
+
+
+def _reach(entry_flow: IntArray, entry_level: FloatArray, cap_bytes_per_s: FloatArray) -> FloatArray:
+    """Return the least of its cap and its links' levels for each flow; entries of a flow lie side by side."""
+    reach = cap_bytes_per_s.astype(np.float64, copy=True)
+    if len(entry_flow):
+        starts = np.flatnonzero(np.diff(entry_flow, prepend=-1))
+        reach[entry_flow[starts]] = np.minimum(reach[entry_flow[starts]], np.minimum.reduceat(entry_level, starts))
+    return reach
