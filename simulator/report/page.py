@@ -20,6 +20,7 @@ from simulator.report.markup import Markup, element, embedded_json, safe, sectio
 from simulator.report.memory_chart import memory_over_time
 from simulator.report.passes import passes_of
 from simulator.report.pipeline_chart import pipeline_data
+from simulator.report.stream_chart import stream_chart
 from simulator.report.tables import (
     communication_table,
     constants_details,
@@ -96,7 +97,7 @@ class Report:
     summary : str
         Its headline and tables alone, for a notebook.
     charts : dict of str to Chart
-        The pictures that need no JavaScript of the page, by key.
+        The pictures by key, those that the page draws for every zoom as they look at first.
     """
 
     html: str
@@ -170,7 +171,9 @@ def render(inputs: Inputs) -> Report:
     title = f"{inputs.scenario.model} on {inputs.scenario.topology}"
     head = headline(answer, inputs.scenario)
     html = fill(title, head, sections, charts, streams=streams, document=inputs.document, foot=footer(answer))
-    return Report(html=html, summary=_summary(title, head, inputs), charts=charts)
+    titles = {"timeline": "One step on every stream", "pipeline": "The pipeline"}
+    still = {key: stream_chart(key, titles[key], one, part=one.get("start", 1.0)) for key, one in streams.items()}
+    return Report(html=html, summary=_summary(title, head, inputs), charts=charts | still)
 
 
 def fill(

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from simulator import __version__
+import simulator
 from simulator.config import data_folders, resolve_name
 from simulator.errors import InfeasiblePlanError, SimulatorError
 from simulator.importers import load_model
@@ -29,6 +29,13 @@ def _topology_text(name: str, overrides: tuple[tuple[str, str], ...], _modified_
 
 
 @lru_cache(maxsize=1)
+def _program() -> str:
+    """Return a digest of this very program: answers of another state of it are not taken for its own."""
+    files = sorted(Path(simulator.__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+@lru_cache(maxsize=1)
 def _constants() -> str:
     files = sorted(file for folder in data_folders("network") for file in folder.glob("*.yaml"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
@@ -37,7 +44,8 @@ def _constants() -> str:
 def store_key(scenario: Scenario) -> str | None:
     """Return the content address of a scenario's answer: of the scenario and of all that its names mean.
 
-    A cluster file, a device or a model that changes gives new keys, so a store never answers for an older version.
+    A cluster file, a device, a model or a line of this program that changes gives new keys, so a store never answers for an
+    older version.
 
     Returns
     -------
@@ -50,7 +58,7 @@ def store_key(scenario: Scenario) -> str | None:
         model = load_model(scenario.model)
     except SimulatorError:
         return None
-    parts = (__version__, _written_out(scenario, model).digest(), topology, repr(model), _constants())
+    parts = (_program(), _written_out(scenario, model).digest(), topology, repr(model), _constants())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 

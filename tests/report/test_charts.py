@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.report import timeline_chart
+from simulator.report import stream_chart, timeline_chart
 from simulator.report.constants import constants_of
 from simulator.report.link_use import link_table, nic_chart, utilisation
 from simulator.report.memory_chart import MAX_POINTS, memory_over_time
@@ -145,3 +145,28 @@ def test_every_section_of_constants_names_its_source(name):
     assert {one.title.split(" · ")[0] for one in sections} == {"cluster", "device", "collectives"}
     assert [one.title for one in sections if one.source == "not said"] == []
     assert all(one.rows for one in sections)
+
+
+def areas(chart):
+    """Return the area of all boxes of each trace, in seconds times rows."""
+    found = {}
+    for trace in chart.traces:
+        boxes = zip(*(iter(trace["x"]),) * 5, *(iter(trace["y"]),) * 5, strict=True)
+        found[trace["name"]] = sum((box[2] - box[0]) * (box[5] - box[6]) for box in boxes)
+    return found
+
+
+@pytest.mark.parametrize("columns", [40, 500])
+def test_still_pictures_cover_as_much_as_the_spans_take(piped, monkeypatch, columns):
+    monkeypatch.setattr(stream_chart, "COLUMNS", columns)
+    data = timeline_data(piped.timeline)
+    chart = stream_chart.stream_chart("timeline", "Timeline", data)
+    busy = {}
+    for span in piped.timeline.spans:
+        label = data["categories"][timeline_chart.category_of(span.op)]["label"]
+        busy[label] = busy.get(label, 0.0) + (span.end_ps - span.start_ps) * 1e-12
+    shown = areas(chart)
+    assert set(shown) == set(busy)
+    for label, seconds in busy.items():
+        assert shown[label] == pytest.approx(seconds * 0.84, rel=0.02, abs=1e-4)
+    assert chart.layout["xaxis"]["range"][1] == pytest.approx(piped.timeline.makespan_ps * 1e-12, rel=1e-6)
