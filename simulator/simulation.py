@@ -21,7 +21,7 @@ from simulator.models.layer import Model
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.network import NETWORKS
-from simulator.parallel.classes import Classes, classes_of, nic_sharers, slow_routes
+from simulator.parallel.classes import Classes, classes_of, fills_nodes, nic_sharers, routes_of
 from simulator.parallel.expert import expert_load
 from simulator.parallel.gradients import gradient_bytes
 from simulator.parallel.loading import loading_of
@@ -135,12 +135,12 @@ def sample_bytes_of(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> flo
 
 
 def _classes(scenario: Scenario, topology: Topology) -> Classes | None:
-    """Return which ranks are alike where something is wrong with the machine; None where nothing is."""
+    """Return which ranks are alike where not all of a stage are: something is wrong, or groups lie on nodes unequally."""
     faults = scenario.faults
-    if not faults:
-        return None
     mesh = Mesh(scenario.plan, topology.gpus_per_node)
-    return classes_of(mesh, faults.slowdown, slow_routes(topology, faults.links(topology)), nic_sharers(topology))
+    if not faults and fills_nodes(mesh):
+        return None
+    return classes_of(mesh, faults.slowdown, routes_of(topology, faults.links(topology)), nic_sharers(topology))
 
 
 def lower_scenario(

@@ -11,15 +11,18 @@ Paige and Tarjan, "Three partition refinement algorithms", SIAM Journal on Compu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass
 from itertools import permutations
 
-from simulator.parallel.mesh import CROSSING, Groups, Mesh
+from simulator.parallel.mesh import CROSSING, DEFAULT_ORDER, Groups, Mesh
 from simulator.topology import Topology
 
 #: ranks of a group beyond which only neighbours are looked at
 LONG_GROUP = 64
+#: axes along which a layer communicates
+PASS_AXES = ("tp", "cp", "ep")
 #: axes in whose groups ranks of one stage meet
 AXES = ("tp", "cp", "ep", "dp", "shard", "replicate", "secondary", "expert_dp")
 
@@ -34,10 +37,13 @@ class Classes:
         The classes, each ascending, in the order of their first ranks.
     is_split : bool
         Whether a pipeline stage has more than one class; then all have, for stages are in step with their neighbours.
+    are_passes_closed : bool
+        Whether the groups in which a layer communicates lie within one class each: then their ranks run in step.
     """
 
     members: tuple[tuple[int, ...], ...]
-    is_split: bool
+    is_split: bool = False
+    are_passes_closed: bool = True
 
 
 def meetings(mesh: Mesh, stage: int) -> Iterator[tuple[str, Groups]]:
@@ -50,6 +56,22 @@ def meetings(mesh: Mesh, stage: int) -> Iterator[tuple[str, Groups]]:
         yield from ((axis, mesh.groups(axis, stage)) for axis in CROSSING)
         here, there = mesh.stage_ranks(stage), mesh.stage_ranks((stage + 1) % mesh.plan.pp)
         yield "pp", tuple(zip(here, there, strict=True))
+
+
+def placement(group: tuple[int, ...], gpus_per_node: int) -> tuple[int, ...]:
+    """Return how many ranks of a group lie on each of its nodes, in order."""
+    return tuple(Counter(rank // gpus_per_node for rank in group).values())
+
+
+def fills_nodes(mesh: Mesh) -> bool:
+    """Whether every run of ranks fills whole nodes or an equal part of one, so that all ranks of a stage are placed alike."""
+    plan, per_node = mesh.plan, mesh.gpus_per_node
+    runs = (1, plan.cp, plan.ep, mesh.sharding_group, mesh.secondary_group or 1, mesh.n_replicas)
+    if plan.gpus <= per_node:
+        return True
+    return plan.rank_order == DEFAULT_ORDER and all(
+        plan.tp * run % per_node == 0 or per_node % (plan.tp * run) == 0 for run in runs
+    )
 
 
 def nic_sharers(topology: Topology) -> Groups:
@@ -67,21 +89,22 @@ def nic_sharers(topology: Topology) -> Groups:
     return tuple(found)
 
 
-def slow_routes(topology: Topology, slow_links: Collection[int]) -> Callable[[tuple[int, ...]], Hashable]:
-    """Return what tells groups apart by the slow links between their ranks.
+def routes_of(topology: Topology, slow_links: Collection[int]) -> Callable[[tuple[int, ...]], Hashable]:
+    """Return what tells groups apart: how they lie on nodes, and the slow links between their ranks.
 
     Of very long groups only neighbours are looked at, as in a ring.
     """
     slow = frozenset(slow_links)
 
     def mark(group: tuple[int, ...]) -> Hashable:
+        where = placement(group, topology.gpus_per_node)
         if not slow:
-            return ()
+            return where
         pairs = list(permutations(group, 2))
         if len(group) > LONG_GROUP:
             pairs = [pair for a, b in zip(group, (*group[1:], group[0]), strict=True) for pair in ((a, b), (b, a))]
         routes = (topology.route(*pair, by_host=by_host) for pair in pairs for by_host in (False, True))
-        return tuple(sorted({index for route in routes for index, _ in route} & slow))
+        return where, tuple(sorted({index for route in routes for index, _ in route} & slow))
 
     return mark
 
@@ -126,7 +149,8 @@ def classes_of(
     for rank in sorted(ranks):
         by_color.setdefault(colors[rank], []).append(rank)
     members = tuple(tuple(found) for found in by_color.values())
-    return Classes(members=members, is_split=len(members) > mesh.plan.pp)
+    is_closed = all(len({colors[rank] for rank in group}) == 1 for (axis, _), group in groups if axis in PASS_AXES)
+    return Classes(members=members, is_split=len(members) > mesh.plan.pp, are_passes_closed=is_closed)
 
 
 def _numbered(what: dict[int, Hashable]) -> dict[int, int]:

@@ -152,7 +152,7 @@ def lower(
     chunks = split_layers(model, plan, placement)
     build = partial(build_table, plan.schedule, plan.pp, n_chunks=placement.n_chunks)
     if classes is None:
-        classes = Classes(members=tuple(mesh.stage_ranks(stage) for stage in range(plan.pp)), is_split=False)
+        classes = Classes(members=tuple(mesh.stage_ranks(stage) for stage in range(plan.pp)))
     write = partial(
         _write_down, model, plan, mesh, placement, chunks, gpus_per_node=gpus_per_node, boundary_bytes=boundary_bytes,
         classes=classes, unfold=unfold, loading=loading,
@@ -181,22 +181,25 @@ def _write_down(
 ) -> Program:
     """Write down every rank's row of a table."""
     whole = not unfold and not classes.is_split
-    parts = [(rank,) for members in classes.members for rank in members] if unfold else list(classes.members)
+    parts = [
+        (part, members) for members in classes.members for part in ([(r,) for r in members] if unfold else [members])
+    ]
     shards = plan.tp if plan.sequence_parallel or plan.scatter_gather else 1
     shared: dict[tuple[tuple[int, ...], ...], StageLayers] = {}
     programs = []
-    for members in sorted(parts, key=lambda members: mesh.stage_of(members[0])):
+    for members, alike in sorted(parts, key=lambda part: mesh.stage_of(part[0][0])):
         rank = members[0]
         stage = mesh.stage_of(rank)
         communicators = Communicators(mesh, rank, folded=whole, members=members)
-        layers = _stage_layers(shared, chunks[stage], plan, communicators, gpus_per_node)
+        inside = Communicators(mesh, rank, folded=not classes.is_split, members=alike)
+        layers = _stage_layers(shared, chunks[stage], plan, communicators, inside, gpus_per_node)
         lowering = StageLowering(
             stage=stage, plan=plan, layers=layers, communicators=communicators, placement=placement,
             data=data_parallel([layer for chunk in chunks[stage] for layer in chunk], plan, communicators),
             boundary_bytes=boundary_bytes // shards,
             whole_bytes=boundary_bytes,
             gather_bytes=boundary_bytes if shards > 1 and not plan.sequence_parallel else 0,
-            has_blocks=not classes.is_split or plan.tp * plan.cp * plan.ep == 1,
+            has_blocks=classes.are_passes_closed,
         )  # fmt: skip
         if loading is not None and stage in _ends(placement):
             loading.add(lowering.tasks)
@@ -213,15 +216,16 @@ def _stage_layers(
     chunks: Sequence[Sequence[Layer]],
     plan: ParallelPlan,
     communicators: Communicators,
+    inside: Communicators,
     gpus_per_node: int,
 ) -> StageLayers:
     """Reuse the blocks of a stage with the same layers whose ranks lie on whole nodes in the same way."""
     per_stage = plan.tp * communicators.mesh.n_replicas
     if not communicators.folded or per_stage % gpus_per_node or not communicators.mesh.has_outermost_stages:
-        return StageLayers(chunks, plan, communicators)
+        return StageLayers(chunks, plan, communicators, inside)
     key = tuple(tuple(id(layer) for layer in chunk) for chunk in chunks)
     if key not in shared:
-        shared[key] = StageLayers(chunks, plan, communicators)
+        shared[key] = StageLayers(chunks, plan, communicators, inside)
     return shared[key]
 
 

@@ -22,6 +22,8 @@ from math import gcd
 from simulator.plan import ParallelPlan
 
 Groups = tuple[tuple[int, ...], ...]
+#: Megatron-Core's, DeepSpeed's and torch's order of ranks
+DEFAULT_ORDER = "tp-cp-ep-dp-pp"
 #: axes whose groups cross pipeline stages
 CROSSING = ("embedding", "model", "copies", "pipe")
 

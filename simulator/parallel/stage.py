@@ -49,13 +49,22 @@ class StageLayers:
         The layers of each virtual stage.
     plan : ParallelPlan
     communicators : Communicators
+        Of the ranks that the stage's tasks are written for.
+    inside : Communicators, optional
+        Of all ranks that do the same inside a pass; those of the whole stage by default.
     """
 
-    def __init__(self, chunks: Sequence[Sequence[Layer]], plan: ParallelPlan, communicators: Communicators) -> None:
+    def __init__(
+        self,
+        chunks: Sequence[Sequence[Layer]],
+        plan: ParallelPlan,
+        communicators: Communicators,
+        inside: Communicators | None = None,
+    ) -> None:
         self.chunks = [tuple(chunk) for chunk in chunks]
         self.plan = plan
         self.communicators = communicators
-        self._class_communicators = Communicators(communicators.mesh, communicators.rank, folded=True)
+        self._class_communicators = inside or Communicators(communicators.mesh, communicators.rank, folded=True)
         self._templates: dict[tuple[int, Kind, bool], Template] = {}
         self._blocks: dict[tuple[int, Kind, int], Block] = {}
         self._pairs: dict[tuple[int, int], Block] = {}

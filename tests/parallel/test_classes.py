@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.parallel.classes import classes_of, meetings, nic_sharers
+from simulator.parallel.classes import classes_of, fills_nodes, meetings, nic_sharers, routes_of
 from simulator.parallel.mesh import Mesh
 from simulator.plan import ParallelPlan
 from simulator.topology import load_topology
@@ -81,3 +81,29 @@ def test_ranks_of_a_class_meet_the_same_classes(tp, cp, dp, pp, slow):
                 for rank in group:
                     seen.setdefault((number[rank],), set()).add(hash(tuple(sorted(number[r] for r in group))))
             assert all(len(met) == 1 for met in seen.values())
+
+
+@pytest.mark.parametrize(
+    ("degrees", "alike"),
+    [
+        ({"tp": 4, "dp": 4}, True),
+        ({"tp": 2, "dp": 4, "pp": 2}, True),
+        ({"dp": 3}, True),
+        ({"tp": 3, "dp": 4}, False),
+        ({"dp": 3, "pp": 2}, False),
+    ],
+)
+def test_runs_of_ranks_fill_nodes_of_four_or_do_not(degrees, alike):
+    assert fills_nodes(mesh_of(**degrees)) == alike
+
+
+def test_groups_that_lie_on_nodes_differently_are_told_apart():
+    topology = load_topology("bigred200", 12)
+    found = classes_of(mesh_of(tp=3, dp=4), lambda _: 0, routes_of(topology, ()))
+    assert found.are_passes_closed == all(
+        len({members for members in found.members if set(group) & set(members)}) == 1
+        for group in ((0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11))
+    )
+    assert found.is_split
+    number = {rank: i for i, members in enumerate(found.members) for rank in members}
+    assert number[0] != number[3]  # 0-2 lie on one node, 3-5 on two
