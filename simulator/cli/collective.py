@@ -42,6 +42,7 @@ def collective(
     from simulator.importers.topologies import open_topology
     from simulator.network import NETWORKS
 
+    name = _plain_name(name)
     sizes = size_range(_size("--min", smallest), _size("--max", largest), factor)
     machine = open_topology(topology, gpus, gpus_per_node=gpus_per_node)
     given = {"transport": transport or "", "nccl_algo": nccl_algo or "", "nccl_proto": nccl_proto or ""}
@@ -119,6 +120,14 @@ def _aligned(*cells: str) -> str:
 
 def _dump(document: Mapping[str, Any]) -> str:
     return json.dumps(document, allow_nan=False)
+
+
+def _plain_name(name: str) -> str:
+    """Take nccl-tests' names of its programs too: ``alltoall_perf`` is ``all_to_all``."""
+    from simulator.collectives import COLLECTIVES
+
+    bare = name.lower().removesuffix("_perf").replace("_", "").replace("-", "")
+    return next((known for known in COLLECTIVES if known.replace("_", "") == bare), name)
 
 
 def _size(option: str, text: str) -> int:

@@ -116,3 +116,9 @@ def test_all_network_models_side_by_side(simulate):
     assert set(document["networks"]) == {"flow", "alpha-beta", "chunk"}
     assert all(abs(value) < 0.3 for values in document["relative_to_chunk"].values() for value in values)
     assert simulate("collective", "all_reduce", "-t", "polaris", "--gpus", 8, "--network", "packets")[0] == 3
+
+
+@pytest.mark.parametrize(("name", "known"), [("allreduce", "all_reduce"), ("alltoall_perf", "all_to_all")])
+def test_names_of_nccl_tests_are_taken(simulate, name, known):
+    code, out, _ = simulate("collective", name, "-t", "polaris", "--gpus", 8, "--max", "1KiB", "--json")
+    assert (code, json.loads(out)["collective"]) == (0, known)
