@@ -119,6 +119,11 @@ def _imported(reader: Reader, family: str) -> Imported:
         settings["virtual_pp"] = layers // settings["pp"] // virtual
     if settings["virtual_pp"] > 1:
         settings["schedule"] = "1f1b-interleaved"
+    if reader.boolean("overlap-moe-expert-parallel-comm") and settings["pp"] > 1:
+        if settings["virtual_pp"] == 1:
+            reader.fault("overlap-moe-expert-parallel-comm", "needs virtual stages beside pipeline parallelism, as in Megatron-Core",
+                         hint="--num-layers-per-virtual-pipeline-stage")  # fmt: skip
+        settings["schedule"] = "1f1b-combined"
     reader.irrelevant([key for key in reader.data if IRRELEVANT.match(key)])
     reader.finish()
     return Imported(kind="megatron", file=reader.file, spec=spec, settings=settings, report=reader.log.report())
@@ -285,7 +290,7 @@ def _settings(r: Reader) -> dict[str, Any]:
         replicas = world // (settings["tp"] * settings["pp"])
         if not world or replicas % instances:
             r.fault("num-distributed-optimizer-instances", f"{instances} instances of {replicas or 'an unknown number of'} ranks",
-                    hint="a divisor of the data- and context-parallel ranks; --nnodes and --nproc-per-node say how many there are")  # fmt: skip
+                    hint="a divisor of the data- and context-parallel ranks that --nnodes and --nproc-per-node leave")  # fmt: skip
         settings["sharding_group"] = replicas // instances
     bucket = r.integer("ddp-bucket-size", default=0)
     if bucket:

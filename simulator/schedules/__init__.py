@@ -21,7 +21,7 @@ from simulator.schedules.check import (
 from simulator.schedules.dualpipe import dualpipe
 from simulator.schedules.gpipe import gpipe
 from simulator.schedules.interlaced import interlaced
-from simulator.schedules.interleaved import interleaved
+from simulator.schedules.interleaved import combined, interleaved
 from simulator.schedules.one_f_one_b import one_f_one_b
 from simulator.schedules.render import render
 from simulator.schedules.vee import v_half, v_min, zb_v
@@ -58,7 +58,8 @@ class Schedule:
     name : str
         As in ``--schedule``.
     build : callable
-        ``build(n_stages, n_micro_batches, *, n_chunks)``.
+        ``build(n_stages, n_micro_batches, *, n_chunks)`` with the chunks per stage returns the :data:`Table`: one row of
+        actions per stage. Builders say in their docstrings what is theirs alone: the order, its source, its bubble.
     layout : str
         Of its :class:`Placement`.
     n_chunks : int
@@ -113,6 +114,7 @@ SCHEDULES: dict[str, Schedule] = {
     for schedule in (
         Schedule(name="gpipe", build=gpipe),
         Schedule(name="1f1b", build=one_f_one_b),
+        Schedule(name="1f1b-combined", build=combined, n_chunks=0),
         Schedule(name="1f1b-interleaved", build=interleaved, n_chunks=0),
         Schedule(name="interlaced", build=interlaced, shares_vocabulary=True),
         Schedule(name="zb-1p", build=zb_1p),
@@ -185,7 +187,7 @@ def build_table(name: str, n_stages: int, n_micro_batches: int, *, n_chunks: int
 
     Examples
     --------
-    >>> build_table("1f1b", 2, 1)[1]
-    (Action(kind='F', micro_batch=0, chunk=0), Action(kind='B', micro_batch=0, chunk=0))
+    >>> [f"{action.kind}{action.micro_batch}" for action in build_table("1f1b", 2, 2)[1]]
+    ['F0', 'B0', 'F1', 'B1']
     """
     return find_schedule(name, n_chunks)(n_stages, n_micro_batches, n_chunks=n_chunks)

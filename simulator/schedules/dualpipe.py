@@ -14,19 +14,8 @@ def dualpipe(n_stages: int, n_micro_batches: int, *, n_chunks: int = 2) -> Table
     A forward of one direction is paired with a backward of the other wherever both are at hand: the two run in turns, so
     that the communication of one hides behind the compute of the other.
 
-    Parameters
-    ----------
-    n_stages : int
-        Even.
-    n_micro_batches : int
-        Of both directions together; even, and at least twice the stages.
-    n_chunks : int
-        Chunks per stage, 2 here.
-
-    Returns
-    -------
-    Table
-        One row of actions per stage; micro-batches are numbered per direction.
+    Stages are even, and so are the micro-batches of both directions together, at least twice as many; the table numbers
+    them per direction.
 
     Raises
     ------

@@ -8,17 +8,6 @@ from simulator.schedules.action import Action, Table
 def gpipe(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Table:
     """Run all forwards, then all backwards; every stage holds the activations of all micro-batches.
 
-    Parameters
-    ----------
-    n_stages, n_micro_batches : int
-    n_chunks : int
-        Chunks per stage, 1 here.
-
-    Returns
-    -------
-    Table
-        One row of actions per stage.
-
     References
     ----------
     Huang et al., GPipe, NeurIPS 2019, arXiv:1811.06965. Bubble over work is ``(p - 1) / m``.

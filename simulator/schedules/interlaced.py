@@ -12,16 +12,7 @@ def interlaced(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Tab
     stage per meeting and an activation descends two: the stage ``n`` above the last runs ``(n + 1) // 2`` forwards further
     ahead and holds ``3 n // 2`` activations more.
 
-    Parameters
-    ----------
-    n_stages, n_micro_batches : int
-    n_chunks : int
-        Chunks per stage, 1 here.
-
-    Returns
-    -------
-    Table
-        One row of actions per stage; meetings belong to the chunk behind the last. One stage alone needs none.
+    Meetings belong to the chunk behind the last; one stage alone needs none.
 
     References
     ----------

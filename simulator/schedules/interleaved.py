@@ -12,17 +12,6 @@ def interleaved(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Ta
     Micro-batches go in groups of ``n_stages``; a group passes through all chunks before the next one starts.
     Stage ``s`` runs ``2 (n_stages - s - 1) + (n_chunks - 1) n_stages`` forwards ahead.
 
-    Parameters
-    ----------
-    n_stages, n_micro_batches : int
-    n_chunks : int
-        Chunks per stage, at least 2.
-
-    Returns
-    -------
-    Table
-        One row of actions per stage.
-
     Raises
     ------
     InfeasiblePlanError
@@ -32,6 +21,28 @@ def interleaved(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Ta
     ----------
     Narayanan et al., SC 2021, arXiv:2104.04473, section 2.2. Bubble over work is ``(p - 1) / (v m)``.
     """
+    return _table(n_stages, n_micro_batches, n_chunks, is_paired=False)
+
+
+def combined(n_stages: int, n_micro_batches: int, *, n_chunks: int = 2) -> Table:
+    """Run interleaved 1F1B with one more forward ahead, so that a forward and a backward in turn can run as a pair.
+
+    The exchange of experts' tokens of one then hides behind the products of the other. Every stage holds one chunk more.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If the micro-batches are not a multiple of the stages, as in Megatron-LM.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/pipeline_parallel/combined_1f1b.py`` (``--overlap-moe-expert-parallel-comm``, which needs virtual
+    stages). Bubble over work is ``(p - 1) / (v m)``, of pairs that are shorter than their parts.
+    """
+    return _table(n_stages, n_micro_batches, n_chunks, is_paired=True)
+
+
+def _table(n_stages: int, n_micro_batches: int, n_chunks: int, *, is_paired: bool) -> Table:
     if n_micro_batches % n_stages:
         low = n_micro_batches // n_stages * n_stages
         raise InfeasiblePlanError(
@@ -46,13 +57,13 @@ def interleaved(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Ta
     ]
     forwards = [Action("F", micro_batch, chunk) for micro_batch, chunk in order]
     backwards = [Action("B", micro_batch, n_chunks - 1 - chunk) for micro_batch, chunk in order]
-    warm_up = [2 * (n_stages - stage - 1) + (n_chunks - 1) * n_stages for stage in range(n_stages)]
-    return tuple(_row(forwards, backwards, min(n, len(order))) for n in warm_up)
+    warm_up = [2 * (n_stages - stage - 1) + (n_chunks - 1) * n_stages + is_paired for stage in range(n_stages)]
+    return tuple(_row(forwards, backwards, min(n, len(order)), is_paired=is_paired) for n in warm_up)
 
 
-def _row(forwards: list[Action], backwards: list[Action], n_warm_up: int) -> Row:
+def _row(forwards: list[Action], backwards: list[Action], n_warm_up: int, *, is_paired: bool) -> Row:
     row = forwards[:n_warm_up]
     for i, backward in enumerate(backwards):
-        row += forwards[n_warm_up + i : n_warm_up + i + 1]
+        row += [action._replace(is_paired=is_paired) for action in forwards[n_warm_up + i : n_warm_up + i + 1]]
         row.append(backward)
     return tuple(row)

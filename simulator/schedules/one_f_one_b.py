@@ -8,17 +8,6 @@ from simulator.schedules.action import Action, Row, Table
 def one_f_one_b(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Table:
     """Run ``n_stages - s - 1`` forwards ahead, then alternate; stage ``s`` holds ``n_stages - s`` of them.
 
-    Parameters
-    ----------
-    n_stages, n_micro_batches : int
-    n_chunks : int
-        Chunks per stage, 1 here.
-
-    Returns
-    -------
-    Table
-        One row of actions per stage.
-
     References
     ----------
     Narayanan et al., PipeDream-2BW (PipeDream-Flush), ICML 2021, arXiv:2006.09503; Narayanan et al., SC 2021,

@@ -17,17 +17,6 @@ PERIOD = 6
 def zb_v(n_stages: int, n_micro_batches: int, *, n_chunks: int = 2) -> Table:
     """Build ZB-V: the memory of 1F1B and no bubble when all passes take equally long and ``m >= 2p - 1``.
 
-    Parameters
-    ----------
-    n_stages, n_micro_batches : int
-    n_chunks : int
-        Chunks per stage, 2 here.
-
-    Returns
-    -------
-    Table
-        One row of actions per stage.
-
     References
     ----------
     Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv:2401.10241, section 6.
@@ -37,17 +26,6 @@ def zb_v(n_stages: int, n_micro_batches: int, *, n_chunks: int = 2) -> Table:
 
 def v_half(n_stages: int, n_micro_batches: int, *, n_chunks: int = 2) -> Table:
     """Build V-Half: half of the memory of 1F1B (``p // 2 + 1`` micro-batches), about half of its bubble.
-
-    Parameters
-    ----------
-    n_stages, n_micro_batches : int
-    n_chunks : int
-        Chunks per stage, 2 here.
-
-    Returns
-    -------
-    Table
-        One row of actions per stage.
 
     References
     ----------
@@ -59,17 +37,6 @@ def v_half(n_stages: int, n_micro_batches: int, *, n_chunks: int = 2) -> Table:
 
 def v_min(n_stages: int, n_micro_batches: int, *, n_chunks: int = 2) -> Table:
     """Build V-Min: a third of the memory of 1F1B (``(p + 4) // 3`` micro-batches), two thirds of its bubble.
-
-    Parameters
-    ----------
-    n_stages, n_micro_batches : int
-    n_chunks : int
-        Chunks per stage, 2 here.
-
-    Returns
-    -------
-    Table
-        One row of actions per stage.
 
     References
     ----------

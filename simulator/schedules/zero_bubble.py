@@ -8,17 +8,6 @@ from simulator.schedules.action import Action, Row, Table
 def zb_1p(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Table:
     """Build ZB-H1: the memory of 1F1B (``p`` micro-batches on every stage) and about a third of its bubble.
 
-    Parameters
-    ----------
-    n_stages, n_micro_batches : int
-    n_chunks : int
-        Chunks per stage, 1 here.
-
-    Returns
-    -------
-    Table
-        One row of actions per stage.
-
     References
     ----------
     Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv:2401.10241, section 2.1. Bubble is
@@ -29,17 +18,6 @@ def zb_1p(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Table:
 
 def zb_2p(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Table:
     """Build ZB-H2: twice the memory of 1F1B (``2p - 1`` micro-batches), no bubble if all passes are equal.
-
-    Parameters
-    ----------
-    n_stages, n_micro_batches : int
-    n_chunks : int
-        Chunks per stage, 1 here.
-
-    Returns
-    -------
-    Table
-        One row of actions per stage.
 
     Notes
     -----

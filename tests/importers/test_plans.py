@@ -450,3 +450,10 @@ def test_unknown_keys_of_accelerate_are_unknown(tmp_path):
     path.write_text("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD, fsdp_versoin: 2}\n")
     report = import_accelerate(path).report
     assert [key.split(" ")[0] for key in report.unknown] == ["fsdp_config.fsdp_versoin"]
+
+
+def test_megatron_combined_1f1b():
+    text = MOE.replace("--use-tp-pp-dp-mapping", "--overlap-moe-expert-parallel-comm --pipeline-model-parallel-size 2")
+    with pytest.raises(ConfigError, match="needs virtual stages"):
+        parse_megatron(text)
+    assert parse_megatron(text + " --num-layers-per-virtual-pipeline-stage 4").settings["schedule"] == "1f1b-combined"

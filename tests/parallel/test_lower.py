@@ -82,9 +82,10 @@ def test_bubble_of_plain_pipelines(schedule, p, m):
     assert makespan(p, m, schedule=schedule) == (m + p - 1) * (FORWARD_PS + BACKWARD_PS)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "1f1b-combined"])
 @pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 4), (4, 2, 8), (4, 4, 16)])
-def test_bubble_of_interleaved_pipelines(p, v, m):
-    assert makespan(p, m, v=v) == (m * v + p - 1) * (FORWARD_PS + BACKWARD_PS)
+def test_bubble_of_interleaved_pipelines(p, v, m, schedule):
+    assert makespan(p, m, v=v, schedule=schedule) == (m * v + p - 1) * (FORWARD_PS + BACKWARD_PS)
 
 
 def test_uneven_layers_go_to_the_middle():

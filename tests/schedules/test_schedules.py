@@ -28,7 +28,7 @@ UNEQUAL = {"forward": 10.0, "backward": 20.0, "dgrad": 12.0, "wgrad": 8.0}
 
 
 def virtual_pp(name):
-    return 2 if name == "1f1b-interleaved" else 1
+    return 2 if name in ("1f1b-interleaved", "1f1b-combined") else 1
 
 
 def tables(name):
@@ -77,11 +77,12 @@ def test_bubble_is_p_minus_1_over_m(name):
         assert unit_time_makespan(table, placement, forward=3.0, backward=5.0) == (m + p - 1) * 8.0
 
 
+@pytest.mark.parametrize("name", ["1f1b-interleaved", "1f1b-combined"])
 @pytest.mark.parametrize("v", [2, 3, 4])
-def test_interleaving_divides_the_bubble_by_the_chunks(v):
+def test_interleaving_divides_the_bubble_by_the_chunks(v, name):
     for p in range(2, 17):
         for m in (p, 2 * p, 4 * p):
-            table = build_table("1f1b-interleaved", p, m, n_chunks=v)
+            table = build_table(name, p, m, n_chunks=v)
             makespan = unit_time_makespan(table, forward=3.0 / v, backward=6.0 / v)
             assert makespan == pytest.approx(m * 9.0 + (p - 1) * 9.0 / v)
 
@@ -163,6 +164,7 @@ def test_the_checker_passes_every_table_up_to_16_x_64(name):
 PEAKS = {
     "gpipe": lambda p, m: m,
     "1f1b": lambda p, m: p,
+    "1f1b-combined": lambda p, m: 2 * (p - 1) + p + 2,
     "1f1b-interleaved": lambda p, m: 2 * (p - 1) + p + 1,
     "interlaced": lambda p, m: (3 * p + 1) // 2,
     "zb-1p": lambda p, m: p,

@@ -34,7 +34,7 @@ def emit_megatron(request: Request) -> Emission:
         f"precision {plan.precision}": plan.precision not in ("bf16", "fp16", "fp32", "fp8"),
         f"sharding {plan.sharding}": plan.sharding not in _SHARDING and not is_deepspeed,
         f"sharding {plan.sharding} of groups": plan.sharding == "hsdp",
-        f"schedule {plan.schedule}": plan.schedule not in ("1f1b", "1f1b-interleaved"),
+        f"schedule {plan.schedule}": plan.schedule not in ("1f1b", "1f1b-interleaved", "1f1b-combined"),
         f"an {spec.architecture} model": spec.architecture not in ("gpt", "llama") or spec.encoder_layers > 0,
         f"chunks of {spec.layers} layers over {plan.pp} x {plan.virtual_pp}": spec.layers % (plan.pp * plan.virtual_pp) > 0
         and plan.virtual_pp > 1,
@@ -96,6 +96,7 @@ def _parallel(spec: ModelSpec, plan: ParallelPlan) -> list[str]:
         lines.append(f"--moe-token-dispatcher-type {word}")
     lines += [f"--moe-expert-capacity-factor {plan.moe_capacity_factor:g}"] * (plan.moe_capacity_factor > 0)
     lines += ["--moe-pad-expert-input-to-capacity"] * plan.moe_pad_to_capacity
+    lines += ["--overlap-moe-expert-parallel-comm"] * (plan.schedule == "1f1b-combined")
     lines += ["--moe-shared-expert-overlap"] * plan.moe_shared_expert_overlap
     if plan.asynchronous_tp:
         lines.append("--tp-comm-overlap")
