@@ -55,7 +55,7 @@ def _of_iteration(result: Result) -> dict[str, Any]:
         "breakdown": {f"{name}_s": value for name, value in metrics.breakdown_s.items()},
         "communication_fraction": metrics.communication_fraction,
         "communication": metrics.communication,
-        "memory": {**_bytes_of(memory), "fits": memory.fits},
+        "memory": {**_bytes_of(memory), "peak_at": memory.peak_at, "fits": memory.fits},
         "bottleneck": bottleneck(result),
         "confidence": confidence(result),
         "provenance": {

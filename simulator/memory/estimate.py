@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from simulator.models.layer import Layer
+from simulator.models.layer import CommunicationPoint, Layer
 from simulator.plan import ParallelPlan
 from simulator.topology.device import Device
 from simulator.units import format_bytes
@@ -36,6 +36,8 @@ class MemoryReport:
         Device memory.
     stages : tuple of MemoryReport
         The same of the first rank of every pipeline stage.
+    peak_at : str
+        The layer that needs most beside what is saved, and the operator in it that moves most.
     """
 
     by_category: dict[str, int]
@@ -43,6 +45,7 @@ class MemoryReport:
     stage: int
     capacity_bytes: int
     stages: tuple[MemoryReport, ...] = field(default=(), repr=False, compare=False)
+    peak_at: str = ""
 
     @property
     def allocated_bytes(self) -> int:
@@ -69,9 +72,11 @@ class MemoryReport:
         """Say what is missing, in one sentence."""
         worst = max(self.by_category, key=lambda name: self.by_category[name])
         missing = self.peak_bytes - self.capacity_bytes
+        place = f" while its {self.peak_at} runs" if self.peak_at else ""
         return (
-            f"rank {self.rank} (stage {self.stage}) needs {format_bytes(self.peak_bytes)} of {format_bytes(self.capacity_bytes)}: "
-            f"{format_bytes(missing)} too much; the largest part is {worst} with {format_bytes(self.by_category[worst])}"
+            f"rank {self.rank} (stage {self.stage}) needs {format_bytes(self.peak_bytes)} of {format_bytes(self.capacity_bytes)}"
+            f"{place}: {format_bytes(missing)} too much; the largest part is {worst} with "
+            f"{format_bytes(self.by_category[worst])}"
         )
 
 
@@ -130,10 +135,22 @@ def estimate(
         MemoryReport(
             by_category=_stage_bytes(stage_chunks, in_flight[stage], plan, gradient_bytes, shard_size),
             rank=first_ranks[stage], stage=stage, capacity_bytes=int(device.memory_bytes),
+            peak_at=_peak_at([layer for chunk in stage_chunks for layer in chunk]),
         )
         for stage, stage_chunks in enumerate(chunks)
     ]  # fmt: skip
     return replace(max(reports, key=lambda report: report.peak_bytes), stages=tuple(reports))
+
+
+def _peak_at(layers: Sequence[Layer]) -> str:
+    """Name the operator that reads and writes most in the layer whose passes need most."""
+    if not layers:
+        return ""
+    layer = max(layers, key=lambda layer: layer.transient_bytes)
+    kernels = [item for item in (*layer.forward, *layer.backward) if not isinstance(item, CommunicationPoint)]
+    if not kernels:
+        return layer.name
+    return f"{layer.name} ({max(kernels, key=lambda kernel: kernel.n_bytes).name})"
 
 
 def _stage_bytes(

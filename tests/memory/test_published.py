@@ -66,3 +66,10 @@ def test_cells_of_a_table_that_states_no_implementation():
             wrong.append((what, ran, found.metrics, found.reason))
     assert len(cells()) > 20
     assert not wrong
+
+
+def test_the_verdict_names_rank_operator_and_what_is_missing():
+    memory = gpt2_large_on_a_v100(4)
+    said = memory.explain()
+    assert said.startswith("rank 0 (stage 0) needs 3") and "while its head (" in said
+    assert "GiB too much; the largest part is activations" in said
