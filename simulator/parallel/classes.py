@@ -1,8 +1,9 @@
 """Rank classes: which ranks do the same thing in equivalent positions, so that one of them stands for all.
 
 Mostly the ranks of a pipeline stage are one class. Where they differ (a slow GPU, a degraded link, groups that straddle nodes
-while others do not), classes are split until all ranks of a class meet the same classes in each of their groups: the coarsest equitable partition that respects the
-differences, found by colour refinement. What an operation of one class waits for is then the same for all its ranks.
+while others do not), classes are split until all ranks of a class meet the same classes in each of their groups: the coarsest
+equitable partition that respects the differences, found by colour refinement. What an operation of one class waits for is
+then the same for all its ranks.
 
 References
 ----------
