@@ -180,6 +180,8 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
         raise InfeasiblePlanError(f"{device.name} does not compute in fp8", hint="use --precision bf16")
     if not plan.sequence_length:
         plan = replace(plan, sequence_length=spec.max_positions)
+    if isinstance(spec, ModelSpec) and not spec.fuses_attention(plan.framework_spec.kernels):
+        plan = replace(plan, attention="eager")
     if plan.micro_batch:
         return replace(scenario, plan=plan)
     best: Scenario | None = None

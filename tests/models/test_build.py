@@ -330,3 +330,8 @@ def test_a_window_leaves_out_what_is_older():
 
 def shapes_of_kind(layer, kind):
     return [item for item in layer.forward if isinstance(item, kind)]
+
+
+def test_the_position_bias_of_t5_keeps_plain_code_from_fused_attention():
+    assert not find_spec("t5-base").fuses_attention("hf-eager")
+    assert find_spec("t5-base").fuses_attention("megatron") and find_spec("gpt2").fuses_attention("hf-eager")
