@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from simulator.collectives import plan_collective, plan_transfer
 from simulator.engine import Interference, run
@@ -23,12 +22,14 @@ from simulator.topology.load import load_topology
 from simulator.units import to_ps, to_s
 from validation.jobs.calibrated import CalibratedKernels, Line, family_of, fit_line, fit_lines
 from validation.jobs.model import GptSize
-from validation.jobs.observe import Seen, calibration_sizes, kernels_of, record, typical
+from validation.jobs.observe import Phases, Seen, calibration_sizes, kernels_of, record, typical
 from validation.jobs.settings import Settings
 from validation.jobs.training import slowest
 
 FRAMEWORK = "framework and new memory"
 COMMUNICATION = "communication and what it slows down"
+_SMALLEST_SHARE = 0.05
+_BISECTIONS = 6
 
 
 def topology_here(n_ranks: int, collectives: Sequence[tuple[int, float]]) -> Topology:
@@ -77,14 +78,20 @@ class _Costs:
 
 
 def simulate_here(
-    model: Model, size: GptSize, settings: Settings, topology: Topology, kernels: CalibratedKernels, *, busy: bool
+    model: Model,
+    size: GptSize,
+    settings: Settings,
+    topology: Topology,
+    kernels: CalibratedKernels,
+    *,
+    share: float = 1.0,
 ) -> Timeline:
     """Simulate one step of data-parallel training with calibrated kernels.
 
     Parameters
     ----------
-    busy : bool
-        Whether the ranks fill all processors, so that communication takes half of them while it runs.
+    share : float
+        What compute and communication keep of their speed beside each other: both need the processors.
     """
     n_ranks = topology.n_gpus
     plan = ParallelPlan(framework="hf-eager", precision="fp32", micro_batch=settings.micro_batch, dp=n_ranks).resolve(
@@ -92,7 +99,7 @@ def simulate_here(
     )
     boundary = settings.micro_batch * size.seq_len * size.hidden * 4
     lowered = lower(model, plan, gpus_per_node=1, boundary_bytes=boundary, unfold=True)
-    costs = _Costs(topology, kernels, Interference(0.5, 0.5) if busy else Interference())
+    costs = _Costs(topology, kernels, Interference(share, share))
     return run(lowered.program, costs, lambda: FlowNetwork(topology))
 
 
@@ -142,31 +149,60 @@ class Comparison:
         return sorted(differences, key=lambda item: -abs(item[1]))
 
 
-def compare(seen: Sequence[Seen], size: GptSize, settings: Settings, n_processors: int) -> Comparison:
+def compare(seen: Sequence[Seen], size: GptSize, settings: Settings) -> Comparison:
     """Calibrate on what the ranks saw of other models, simulate this one, and set both side by side."""
     n_ranks = len(seen)
     topology = topology_here(n_ranks, _slowest_of([one.collectives for one in seen]))
-    busy = n_ranks >= n_processors
     around = calibration_sizes(size)
     models = [record(one, settings.micro_batch) for one in around]
-    steps = [[one.calibration[i] for one in seen] for i in range(len(around))]
+    alone = [_typical_phases([one.calibration_alone[i] for one in seen]) for i in range(len(around))]
     kernels = CalibratedKernels(
         lines=fit_lines([pair for one in seen for pair in one.shapes]),
-        optimizer=_optimizer_line(around, models, steps),
+        optimizer=_optimizer_line(around, models, [phases["optimizer"] for phases in alone]),
         n_tensors=0,
     )
-    left_s = []
-    for one, model, measured in zip(around, models, steps, strict=True):
-        plain = replace(kernels, n_tensors=_n_tensors(model))
-        bare_s = to_s(simulate_here(model, one, settings, topology, plain, busy=busy).makespan_ps)
-        left_s.append(typical(slowest(measured)["iteration"]) - bare_s)
-    model = record(size, settings.micro_batch)
-    kernels = replace(kernels, n_tensors=_n_tensors(model), overhead=_overhead_line(models, left_s))
-    timeline = simulate_here(model, size, settings, topology, kernels, busy=busy)
-    plain_s = timeline.makespan_ps
+    one_rank = topology.subset(1)
+
+    def step_s(index: int, found: CalibratedKernels, where: Topology, share: float = 1.0) -> float:
+        own = replace(found, n_tensors=_n_tensors(models[index]))
+        return to_s(simulate_here(models[index], around[index], settings, where, own, share=share).makespan_ps)
+
+    left_s = [phases["iteration"] - step_s(i, kernels, one_rank) for i, phases in enumerate(alone)]
+    kernels = replace(kernels, overhead=_overhead_line(models, left_s))
+    share = 1.0
     if n_ranks > 1:
-        plain_s = simulate_here(model, size, settings, topology.subset(1), kernels, busy=False).makespan_ps
-    return _comparison(seen, model, kernels, timeline=timeline, plain_s=to_s(plain_s), topology=topology)
+        measured_s = sum(_typical_phases([one.calibration[i] for one in seen])["iteration"] for i in range(len(around)))
+        plain_s = sum(phases["iteration"] for phases in alone)
+        bare_s = sum(step_s(i, kernels, one_rank) for i in range(len(around)))
+        share = _share(
+            lambda x: sum(step_s(i, kernels, topology, x) for i in range(len(around))) - bare_s, measured_s - plain_s
+        )
+    model = record(size, settings.micro_batch)
+    kernels = replace(kernels, n_tensors=_n_tensors(model))
+    timeline = simulate_here(model, size, settings, topology, kernels, share=share)
+    plain = simulate_here(model, size, settings, one_rank, kernels) if n_ranks > 1 else timeline
+    return _comparison(seen, model, kernels, timeline=timeline, plain_s=to_s(plain.makespan_ps), topology=topology)
+
+
+def _typical_phases(ranks: Sequence[Phases]) -> dict[str, float]:
+    return {name: typical(durations) for name, durations in slowest(ranks).items()}
+
+
+def _share(extra_s: Callable[[float], float], measured_s: float) -> float:
+    """Return what compute and communication keep of their speed beside each other, from what communication adds to a step.
+
+    Parameters
+    ----------
+    extra_s : callable
+        Predicted seconds that communication adds, for a share.
+    measured_s : float
+        Measured ones.
+    """
+    low, high = _SMALLEST_SHARE, 1.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if extra_s(middle) < measured_s else (middle, high)
+    return (low + high) / 2
 
 
 def _slowest_of(collectives: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
@@ -189,15 +225,13 @@ def _n_tensors(model: Model) -> int:
     return sum(len(layer.parameters) for layer in model.layers)
 
 
-def _optimizer_line(around: Sequence[GptSize], models: Sequence[Model], steps: Sequence[Any]) -> Line:
+def _optimizer_line(around: Sequence[GptSize], models: Sequence[Model], times_s: Sequence[float]) -> Line:
     """Fit the optimizer: time per tensor is what time per element, the same in both models, leaves."""
-    times = [typical(slowest(measured)["optimizer"]) for measured in steps]
     tensors = [_n_tensors(model) for model in models]
     elements = [float(one.n_parameters) for one in around]
-    line = fit_line(
-        [e / t for e, t in zip(elements, tensors, strict=True)], [s / t for s, t in zip(times, tensors, strict=True)]
+    return fit_line(
+        [e / t for e, t in zip(elements, tensors, strict=True)], [s / t for s, t in zip(times_s, tensors, strict=True)]
     )
-    return Line(start_s=line.start_s, s_per_unit=line.s_per_unit)
 
 
 def _operators(seen: Sequence[Seen], model: Model, kernels: CalibratedKernels) -> list[Operator]:
@@ -242,8 +276,7 @@ def _comparison(
     plain_s: float,
     topology: Topology,
 ) -> Comparison:
-    measured = {name: typical(v) for name, v in slowest([one.judged for one in seen]).items()}
-    alone = {name: typical(v) for name, v in slowest([one.alone for one in seen]).items()}
+    measured, alone = _typical_phases([one.judged for one in seen]), _typical_phases([one.alone for one in seen])
     iteration = (to_s(timeline.makespan_ps), measured["iteration"])
     optimizer_s = sum(
         to_s(s.duration_ps) for s in timeline.spans if s.rank == 0 and s.stream == COMPUTE and "optimizer" in s.op.name

@@ -89,7 +89,7 @@ def _compare(settings: Settings, n_ranks: int) -> Comparison:
             return observe(settings, size, launch, device)
 
     seen = start_here(n_ranks, body, timeout_s=settings.timeout_s)
-    return compare(seen, size, settings, os.cpu_count() or 1)
+    return compare(seen, size, settings)
 
 
 def machine() -> str:

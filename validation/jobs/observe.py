@@ -36,10 +36,10 @@ class Seen:
         Timed calls, one at a time: of the calibration models, and of the model to predict.
     collectives, judged_collectives : list of (int, float)
         All-reduces by size: those that calibrate, and others.
-    calibration : list of list of dict
-        Phases of every step of each calibration model.
+    calibration, calibration_alone : list of list of dict
+        Phases of every step of each calibration model: of the job, and on every rank by itself, without communication.
     judged, alone : list of dict
-        The same of the model to predict, and of it on every rank by itself, without communication.
+        The same of the model to predict.
     """
 
     shapes: list[tuple[KernelShape, float]]
@@ -47,6 +47,7 @@ class Seen:
     collectives: list[tuple[int, float]]
     judged_collectives: list[tuple[int, float]]
     calibration: list[Phases]
+    calibration_alone: list[Phases]
     judged: Phases
     alone: Phases
 
@@ -91,19 +92,20 @@ def observe(settings: Settings, size: GptSize, launch: Launch, device: torch.dev
     around = calibration_sizes(size)
     shapes = _distinct(s for one in around for s in kernels_of(record(one, settings.micro_batch)))
     own = _distinct(kernels_of(record(size, settings.micro_batch)))
-    several = launch.world_size > 1
-    jobs = [("ddp" if several else "single", one) for one in (*around, size)]
-    if several:
-        jobs.append(("single", size))
-    steps = _steps(settings, jobs, launch, device)
+    models = (*around, size)
+    alone = [("single", one) for one in models]
+    together = [("ddp", one) for one in models] if launch.world_size > 1 else []
+    steps = _steps(settings, [*alone, *together], launch, device)
+    n = len(around)
     return Seen(
         shapes=_time_shapes(settings, shapes, launch, device),
         judged_shapes=_time_shapes(settings, own, launch, device),
         collectives=_time_all_reduces(settings, CALIBRATED_BYTES, launch, device),
         judged_collectives=_time_all_reduces(settings, JUDGED_BYTES, launch, device),
-        calibration=steps[: len(around)],
-        judged=steps[len(around)],
-        alone=steps[-1],
+        calibration=steps[-n - 1 : -1],
+        calibration_alone=steps[:n],
+        judged=steps[-1],
+        alone=steps[n],
     )
 
 

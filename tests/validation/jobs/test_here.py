@@ -17,7 +17,7 @@ from simulator.models.layer import GemmShape, PointwiseShape
 torch = pytest.importorskip("torch", reason="real jobs need PyTorch")
 
 from validation.jobs.calibrated import fit_line  # noqa: E402
-from validation.jobs.compare import FRAMEWORK, Comparison, Operator  # noqa: E402
+from validation.jobs.compare import FRAMEWORK, Comparison, Operator, _share  # noqa: E402
 from validation.jobs.model import SIZES  # noqa: E402
 from validation.jobs.observe import JUDGED_BYTES, calibration_sizes, kernels_of, record  # noqa: E402
 from validation.jobs.probes import call_of  # noqa: E402
@@ -116,6 +116,16 @@ def test_a_machine_is_calibrated_and_compared():
     for found in (one, two):
         predicted, measured = found["iteration"]
         assert sum(seconds for _, seconds in found["causes"]) == pytest.approx(predicted - measured, abs=1e-9)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+def test_the_share_is_found_from_what_communication_adds(share):
+    assert _share(lambda x: 0.01 / x, 0.01 / share) == pytest.approx(share, abs=0.02)
+
+
+def test_communication_that_adds_nothing_takes_nothing():
+    assert _share(lambda x: 0.01 / x, 0.0) > 0.95
+    assert _share(lambda x: 0.01 / x, 10.0) < 0.1
 
 
 class TestHere:
