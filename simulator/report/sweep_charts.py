@@ -236,7 +236,7 @@ def heat_map(first: str, second: str, axes: Axes, rows: Sequence[Row]) -> Chart:
         "x": [str(value) for value in axes[first]],
         "y": [str(value) for value in axes[second]],
         "z": [[cell.value for cell in line] for line in cells],
-        "text": [[cell.text if few else "" for cell in line] for line in cells],
+        "text": [[cell.text if few and cell.value is not None else "" for cell in line] for line in cells],
         "customdata": [[cell.hover for cell in line] for line in cells],
         "texttemplate": "%{text}",
         "hovertemplate": "%{customdata}<extra></extra>",
@@ -245,9 +245,9 @@ def heat_map(first: str, second: str, axes: Axes, rows: Sequence[Row]) -> Chart:
         "colorbar": {"thickness": 10, "tickformat": "~s"},
     }  # fmt: skip
     failed = [
-        {"x": str(x), "y": str(y), "text": cell.text, "showarrow": False, "font": {"size": 11}}
-        for y, line in zip(axes[second], cells, strict=True)
-        for x, cell in zip(axes[first], line, strict=True)
+        {"x": column, "y": line, "text": cell.text, "showarrow": False, "font": {"size": 11}}
+        for line, row in enumerate(cells)
+        for column, cell in enumerate(row)
         if few and cell.value is None
     ]
     layout = {
