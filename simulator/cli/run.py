@@ -149,16 +149,15 @@ def _convert(name: str, value: str) -> Any:
             raise ConfigError(f"{name}={value}: write true or false")
         return value.lower() in ("true", "on")
     if isinstance(default, int | float):
+        kind = type(default)
         try:
-            return type(default)(value)
-        except ValueError:
-            kind = "whole number" if isinstance(default, int) else "number"
-            raise ConfigError(f"{name}={value}: not a {kind}") from None
-    if isinstance(default, float):
-        try:
-            return float(value)
-        except ValueError:
-            raise ConfigError(f"{name}={value}: not a number") from None
+            number = float(value)
+            if number != kind(number):
+                raise ValueError
+        except (ValueError, OverflowError):
+            word = "whole number" if kind is int else "number"
+            raise ConfigError(f"{name}={value}: not a {word}") from None
+        return kind(number)
     return value
 
 

@@ -98,7 +98,7 @@ class Schedule:
         """
         if self.n_chunks and virtual_pp not in (1, self.n_chunks):
             raise InfeasiblePlanError(
-                f"schedule {self.name} has {self.n_chunks} chunks per stage, but virtual_pp is {virtual_pp}",
+                f"schedule {self.name} has {self.n_chunks} chunk{'s' * (self.n_chunks > 1)} per stage, but virtual_pp is {virtual_pp}",
                 hint="use --schedule 1f1b-interleaved, or leave --virtual-pp out",
             )
         if not self.n_chunks and virtual_pp < 2:

@@ -14,6 +14,7 @@ from simulator.network.base import Flow
 from simulator.parallel.lower import lower, split_layers
 from simulator.plan import ParallelPlan
 from simulator.program.check import check
+from simulator.program.op import Transfer
 from simulator.program.program import Block
 from simulator.schedules import placement_of
 
@@ -179,3 +180,19 @@ def test_interlaced_stages_share_the_vocabulary_and_meet_once_per_micro_batch():
         sent = [(t.op.name, t.op.n_bytes) for t in rank.tasks if getattr(t.op, "axis", "") == "pipe"]
         assert sorted(sent) == sorted([("output", 16), ("loss", 8 * 4), ("input gradient", 16), ("embedding", 16)] * 8)
         assert not any(getattr(t.op, "axis", "") == "embedding" for t in rank.tasks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sent", "gathered"),
+    [({}, 1024, 0), ({"sequence_parallel": True}, 256, 0), ({"scatter_gather": True}, 256, 1024)],
+)
+def test_bytes_between_stages(changes, sent, gathered):
+    """The boundary tensor of every micro-batch once forward and once backward: whole, or a tensor-parallel rank's share."""
+    plan = ParallelPlan(
+        pp=2, tp=4, dp=1, micro_batch=1, global_batch=3, gpus=8, framework="megatron", precision="fp16", **changes
+    )
+    lowered = lower(model_of(2), plan, gpus_per_node=8, boundary_bytes=1024)
+    for rank in lowered.program.ranks:
+        ops = [op for t in rank.tasks for op in ([i.op for i in t.op.tasks] if isinstance(t.op, Block) else [t.op])]
+        assert [op.n_bytes for op in ops if isinstance(op, Transfer)] == [sent] * 6
+        assert [op.n_bytes for op in ops if getattr(op, "name", "") == "boundary"] == [gathered] * 3 * (gathered > 0)

@@ -1,0 +1,68 @@
+"""Offload and second copies: what is on the device, and how long the host takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.kernels.host import CPU_ADAM_BYTES_PER_S, copy_bytes_per_s, cpu_adam_s
+from simulator.models.catalog import find_spec
+from simulator.plan import ParallelPlan
+from simulator.scenario import Scenario
+from simulator.simulation import simulate
+from simulator.topology.device import load_device
+
+SPEC = find_spec("gpt2-large")
+
+
+def run(**changes):
+    settings = {
+        "gpus": 16,
+        "micro_batch": 1,
+        "global_batch": 16,
+        "framework": "deepspeed",
+        "sharding": "zero3",
+        "sequence_length": 256,
+    }
+    plan = ParallelPlan(**(settings | changes))
+    return simulate(Scenario(topology="dgx-a100-80g", model="gpt2-large", plan=plan), spec=SPEC)
+
+
+def test_offloaded_states_are_not_on_the_device():
+    here = run().memory.by_category
+    optimizer = run(offload_optimizer="cpu").memory.by_category
+    both = run(offload_optimizer="cpu", offload_parameters="cpu").memory.by_category
+    assert here["optimizer"] == pytest.approx(12 * SPEC.n_parameters / 16, rel=0.01)
+    assert (optimizer["optimizer"], optimizer["gradients"]) == (0, 0)
+    assert optimizer["parameters"] == here["parameters"] > 0
+    assert (both["parameters"], both["optimizer"]) == (0, 0)
+    assert both["buffers"] == here["buffers"]
+
+
+def test_unsharded_gradients_stay_where_backward_makes_them():
+    here, away = (run(sharding="zero1", **o).memory.by_category for o in ({}, {"offload_optimizer": "cpu"}))
+    assert away["gradients"] == here["gradients"] > 0
+    assert away["optimizer"] == 0
+
+
+def test_a_second_copy_takes_its_share_of_memory():
+    extra = run(secondary_group=8).memory.by_category["parameters"] - run().memory.by_category["parameters"]
+    assert extra == pytest.approx(2 * SPEC.n_parameters / 8, rel=0.01)
+
+
+def test_the_processors_of_a_node_step_all_its_ranks():
+    device = load_device("a100-sxm4-80g")
+    assert cpu_adam_s(device, 10**9, 1) == pytest.approx(0.24)  # ZeRO-Offload, table 4
+    assert cpu_adam_s(device, 10**8, 8) == pytest.approx(8 * 0.024)
+    assert run(offload_optimizer="cpu").metrics.breakdown_s["optimizer"] == pytest.approx(
+        SPEC.n_parameters / 16 * 8 * 30 / CPU_ADAM_BYTES_PER_S, rel=0.01
+    )
+
+
+def test_copies_take_the_measured_rate_of_the_link():
+    device = load_device("a100-sxm4-80g")
+    assert (copy_bytes_per_s(device, to_host=False), copy_bytes_per_s(device, to_host=True)) == (26.8e9, 26.2e9)
+    copies = {
+        row["collective"]: row for row in run(offload_optimizer="cpu").metrics.communication if row["axis"] == "host"
+    }
+    assert copies["copy_from_host"]["algbw_bytes_per_s"] == pytest.approx(26.8e9, rel=0.02)
+    assert copies["copy_to_host"]["bytes"] == pytest.approx(2 * SPEC.n_parameters / 16, rel=0.01)
