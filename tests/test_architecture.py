@@ -29,7 +29,6 @@ MAX_MODULE_LINES = 400
 LONGER: dict[str, str] = {
     "simulator/cli/main.py:main_command": "one parameter for each flag",
     "simulator/engine/machine.py": "the one event loop: hosts, streams and transfers share its state",
-    "validation/emulation/cli.py:emulate": "one parameter for each flag",
 }
 
 
