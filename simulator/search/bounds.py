@@ -46,6 +46,8 @@ from simulator.topology import Topology
 Chunks = tuple[tuple[tuple[Layer, ...], ...], ...]
 #: schedules whose rows hold every pass of every chunk once and end with a backward of chunk 0
 LOOPED = ("1f1b", "1f1b-interleaved", "gpipe")
+#: schedules that run forwards and backwards in turns
+PAIRED = ("dualpipe", "1f1b-combined")
 #: from so many groups of micro-batches on, a schedule never holds more activations
 SATURATED_GROUPS = 4
 
@@ -255,9 +257,9 @@ class Bounds:
     def _work_s(self, layout: Layout, stage: int, durations: Durations) -> tuple[float, float]:
         """Least time of all passes of a stage, one after the other, and host time to issue them."""
         plan, placement = layout.plan, layout.placement
-        if placement.layout == "bidirectional":  # forwards and backwards in turns: each hides what the other sends
+        if plan.schedule in PAIRED:  # forwards and backwards in turns: each hides what the other sends
             times = [self.layer_time(layer) for layer in layout.stage_layers(stage)]
-            n_times = plan.n_micro_batches // 2
+            n_times = plan.n_micro_batches // (2 if placement.layout == "bidirectional" else 1)
             device_s = sum(time.forward_s + time.backward_s for time in times)
             return n_times * device_s, n_times * sum(time.forward_host_s + time.backward_host_s for time in times)
         work_s = host_s = 0.0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,3 +56,81 @@ def test_an_unfolded_rank_speaks_for_itself_only():
     assert Communicators(mesh, 3, folded=False).groups("tp") == ((2, 3),)
     assert Communicators(mesh, 0, folded=True).groups("tp") == ((0, 1), (2, 3))
     assert Communicators(mesh, 0, folded=True).peers(1) == ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
+def groups_of(array, axis):
+    """Groups along one axis of an array of ranks, as a set."""
+    return {tuple(row) for row in np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis]).tolist()}
+
+
+def found(mesh, axis):
+    return {group for stage in range(mesh.plan.pp) for group in mesh.groups(axis, stage)}
+
+
+@given(degree, degree, degree)
+def test_default_order_is_deepspeeds_grid(tp, dp, pp):
+    """PipeModelDataParallelTopology: axes pipe, data, model, the last fastest."""
+    mesh = Mesh(ParallelPlan(tp=tp, dp=dp, pp=pp, gpus=tp * dp * pp))
+    grid = np.arange(tp * dp * pp).reshape(pp, dp, tp)
+    assert found(mesh, "tp") == groups_of(grid, 2)
+    assert found(mesh, "dp") == groups_of(grid, 1)
+    assert {(min(g), max(g)) for g in mesh.groups("model")} == {
+        (g.min(), g.max()) for g in np.moveaxis(grid, 1, 0).reshape(dp, -1)
+    }
+
+
+@given(degree, degree, degree, degree, degree)
+def test_default_order_is_that_of_torchtitans_device_mesh(tp, cp, shard, replicate, pp):
+    """init_device_mesh over (pp, dp_replicate, dp_shard, cp, tp), row-major; FSDP shards over (dp_shard, cp)."""
+    plan = ParallelPlan(tp=tp, cp=cp, dp=shard * replicate, pp=pp, gpus=tp * cp * shard * replicate * pp,
+                        sharding="hsdp", sharding_group=shard * cp, framework="torchtitan")  # fmt: skip
+    mesh, grid = Mesh(plan), np.arange(plan.gpus).reshape(pp, replicate, shard, cp, tp)
+    joint = grid.reshape(pp, replicate, shard * cp, tp)
+    assert found(mesh, "cp") == groups_of(grid, 3)
+    assert found(mesh, "shard") == groups_of(joint, 2)
+    assert found(mesh, "replicate") == groups_of(joint, 1)
+
+
+def test_megatrons_other_mapping_keeps_stages_together():
+    mesh = Mesh(ParallelPlan(tp=2, pp=2, dp=2, gpus=8, rank_order="tp-cp-ep-pp-dp"))
+    assert found(mesh, "tp") == {(0, 1), (2, 3), (4, 5), (6, 7)}
+    assert found(mesh, "dp") == {(0, 4), (1, 5), (2, 6), (3, 7)}
+    assert mesh.stage_ranks(1) == (2, 3, 6, 7)
+    assert [mesh.stage_of(rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert Communicators(mesh, 0, folded=True).peers(1) == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert not mesh.has_outermost_stages
+
+
+@given(
+    st.permutations(["tp", "cp", "ep", "dp", "pp"]),
+    meshes(),
+    st.sampled_from(["tp", "dp", "cp", "ep", "shard", "expert_dp"]),
+)
+def test_any_order_partitions_every_stage(order, mesh, axis):
+    mesh = Mesh(replace(mesh.plan, rank_order="-".join(order)))
+    for stage in range(mesh.plan.pp):
+        assert sorted(rank for group in mesh.groups(axis, stage) for rank in group) == list(mesh.stage_ranks(stage))
+        assert {mesh.stage_of(rank) for rank in mesh.stage_ranks(stage)} == {stage}
+
+
+def test_experts_behind_data_take_the_strided_ranks():
+    near = Mesh(ParallelPlan(dp=8, ep=2, gpus=8))
+    far = Mesh(ParallelPlan(dp=8, ep=2, gpus=8, rank_order="tp-cp-dp-ep-pp"))
+    assert (near.groups("ep")[0], near.groups("expert_dp")[0]) == ((0, 1), (0, 2, 4, 6))
+    assert (far.groups("ep")[0], far.groups("expert_dp")[0]) == ((0, 4), (0, 1, 2, 3))
+
+
+def test_parts_of_groups_inside_and_across_nodes():
+    mesh = Mesh(ParallelPlan(dp=8, gpus=8, sharding="zero3", framework="deepspeed"), gpus_per_node=4)
+    assert mesh.groups("shard:local") == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert mesh.groups("shard:rail") == ((0, 4), (1, 5), (2, 6), (3, 7))
+    uneven = Mesh(ParallelPlan(dp=6, gpus=6, sharding="zero3", framework="deepspeed"), gpus_per_node=4)
+    assert uneven.groups("shard:local") == ((0, 1, 2, 3, 4, 5),)
+
+
+def test_hybrid_sharding_stays_within_nodes():
+    sizes = [
+        Mesh(ParallelPlan(tp=tp, dp=16, gpus=16 * tp, sharding="hsdp"), gpus_per_node=8).sharding_group
+        for tp in (1, 2, 4, 8, 16)
+    ]
+    assert sizes == [8, 4, 2, 1, 1]

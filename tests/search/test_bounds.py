@@ -57,7 +57,7 @@ def prepared(topology, model, gpus, batch, framework, overlap, network, schedule
     framework=st.sampled_from(FRAMEWORKS),
     overlap=st.sampled_from([None, True, False]),
     network=st.sampled_from(["flow", "alpha-beta"]),
-    schedule=st.sampled_from(["1f1b", "1f1b", "gpipe", "zb-1p", "dualpipe"]),
+    schedule=st.sampled_from(["1f1b", "1f1b", "gpipe", "zb-1p", "dualpipe", "interlaced"]),
     precision=st.sampled_from(["bf16", "amp_bf16"]),
     options=st.sampled_from(OPTIONS),
     choice=st.randoms(use_true_random=False),
