@@ -16,12 +16,13 @@ KINDS = {
     "recompute": "B",
     "input gradient": "I",
     "weight gradient": "W",
+    "forward and backward": "P",
     "optimizer": "O",
 }
 
 
 class Pass(NamedTuple):
-    """One stage's forward or backward of one micro-batch through one chunk, or its optimizer step.
+    """One stage's forward or backward of one micro-batch through one chunk, a pair of both in turns, or its optimizer step.
 
     Parameters
     ----------
@@ -52,7 +53,7 @@ def passes_of(timeline: Timeline) -> dict[int, list[Pass]]:
 
 def _passes(spans: Sequence[Span]) -> list[Pass]:
     """Join what belongs to one pass; blocks are whole passes already and tell their chunk by their identity."""
-    blocks: dict[str, list[int]] = {"F": [], "B": [], "I": [], "W": []}
+    blocks: dict[str, list[int]] = {"F": [], "B": [], "I": [], "W": [], "P": []}
     for span in spans:
         kind = _kind(span)
         if isinstance(span.op, Block) and kind in blocks and id(span.op) not in blocks[kind]:
@@ -74,7 +75,7 @@ def _passes(spans: Sequence[Span]) -> list[Pass]:
         else:
             order = blocks.get(kind, [])
             position = order.index(id(span.op)) if is_block else 0
-            chunk = position if kind == "F" or not is_block else len(order) - 1 - position
+            chunk = position if kind in ("F", "P") or not is_block else len(order) - 1 - position
             found.append(Pass(span.start_ps, span.end_ps, kind, span.micro_batch, chunk))
         last_is_block = is_block
     return found

@@ -17,6 +17,7 @@ _SHADES = {
     "B": ("backward", (250, 207, 110), (205, 120, 0)),
     "I": ("input gradient", (250, 207, 110), (205, 120, 0)),
     "W": ("weight gradient", (232, 190, 214), (176, 96, 146)),
+    "P": ("forward and backward in turns", (160, 222, 190), (20, 140, 96)),
 }
 
 

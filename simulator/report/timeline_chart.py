@@ -101,7 +101,7 @@ def category_of(op: Op | Block) -> int:
     if isinstance(op, HostWork):
         return _INDEX["host and data"]
     phase = op.name if isinstance(op, Block) else op.phase
-    if phase in ("input gradient", "weight gradient"):
+    if phase in ("input gradient", "weight gradient", "forward and backward"):
         return _INDEX["backward"]
     return _INDEX.get(phase, _INDEX["host and data"])
 
