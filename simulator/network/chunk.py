@@ -71,6 +71,7 @@ class ChunkNetwork:
         self._waiting: list[tuple[int, int, int]] = []
         self._now_ps = 0
         self._next_handle = 0
+        self._n_kept = 0
 
     @property
     def n_solves(self) -> int:
@@ -175,9 +176,12 @@ class ChunkNetwork:
         known = self._plans.get(id(flow))
         if known is not None and known.flow is flow:
             return known
-        if sum(len(plan.steps) for plan in self._plans.values()) > _MEMO_LIMIT:
+        plan = _plan_of(flow)
+        self._n_kept += len(plan.steps)
+        if self._n_kept > _MEMO_LIMIT:
             self._plans.clear()
-        plan = self._plans[id(flow)] = _plan_of(flow)
+            self._n_kept = len(plan.steps)
+        self._plans[id(flow)] = plan
         return plan
 
 
