@@ -63,7 +63,7 @@ def search(
     with keeping(store, out):
         found = search_counts(
             base, axes, axes.pop("gpus", ()), top=top, n_jobs=jobs, scheduler=scheduler, observe=SearchProgress(),
-            store=store,
+            store=store, exact_front=objective == "memory",
         )  # fmt: skip
     answer, space, plans = answer_of(found, objective, price=price)
     written = write_all(plans, space, Path(emit)) if emit else []

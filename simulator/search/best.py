@@ -75,7 +75,7 @@ class SearchResult:
         Valid plans; those that do not fit; those that a bound ruled out; those that were simulated; and those that the
         simulator could not run.
     pareto : list of Ranked
-        Simulated plans that no other one beats in both time and memory.
+        Simulated plans that no other one beats in both time and memory; of all plans, if the front is asked to be exact.
     given : Ranked or str, optional
         The plan that the search began with, or why it does not run; None where there was none.
     n_stored : int
@@ -162,6 +162,7 @@ def search(
     observe: Observer | None = None,
     store: Store | None = None,
     given: ParallelPlan | None = None,
+    exact_front: bool = False,
 ) -> SearchResult:
     """Find the fastest plans that fit.
 
@@ -185,6 +186,8 @@ def search(
         Of answers that are known already; new ones are added when they arrive.
     given : ParallelPlan, optional
         A plan that is compared with those found, whether or not it is in the space.
+    exact_front : bool
+        Also simulate slow plans that need little memory, until ``pareto`` is that of all plans of the space.
 
     Raises
     ------
@@ -199,12 +202,14 @@ def search(
     with Pool(n_jobs=n_jobs, scheduler=scheduler) as pool:
         run = _Run(scenario=scenario, bounds=bounds, layouts=layouts, pool=pool, store=store)
         run.best_first(top, observe)
+        if exact_front:
+            run.complete_front()
     ranked = sorted(run.found.values(), key=lambda one: (one.iteration_time_s, one.peak_bytes, describe(one.plan)))
     if not ranked:
         raise InfeasiblePlanError("no plan of the space could be simulated", hint="run one of them to see why")
     return SearchResult(
         ranked=ranked[:top], plain=_plain(ranked, unfit, bounds, space), n_plans=n_plans, n_unfit=len(unfit),
-        n_simulated=len(ranked), n_failed=run.n_failed, n_pruned=len(layouts) - len(ranked) - run.n_failed,
+        n_simulated=len(ranked), n_failed=len(run.failed), n_pruned=len(layouts) - len(ranked) - len(run.failed),
         pareto=pareto(ranked), given=None if given is None else run.compare(given), n_stored=run.n_stored,
     )  # fmt: skip
 
@@ -235,7 +240,7 @@ class _Run:
     pool: Pool
     store: Store | None
     found: dict[int, Ranked] = field(default_factory=dict)
-    n_failed: int = 0
+    failed: set[int] = field(default_factory=set)
     n_stored: int = 0
 
     def best_first(self, top: int, observe: Observer | None) -> None:
@@ -246,15 +251,34 @@ class _Run:
             for position, record in self._records([self.layouts[index].plan for index, _ in batch]):
                 index, bound_s = batch[position]
                 plan = self.layouts[index].plan
-                if record["status"] == "ok":
-                    label = plain_kind(plan) or ""
-                    self.found[index] = Ranked(plan=plan, bound_s=bound_s, answer=record["answer"], label=label)
+                if self._add(index, bound_s, record):
                     board.add(plan, self.found[index].iteration_time_s)
-                else:
-                    self.n_failed += 1
             if observe is not None:
                 best_s = min(board.best_s, default=float("inf"))
                 observe(n_simulated=len(self.found), n_left=len(frontier.heap), best_s=best_s)
+
+    def complete_front(self) -> None:
+        """Simulate what may still be beaten by no other plan in both time and memory, from the leanest plan on."""
+        lean = sorted(range(len(self.layouts)), key=lambda index: self.bounds.memory(self.layouts[index]).peak_bytes)
+        best_s = float("inf")
+        for index in lean:
+            layout = self.layouts[index]
+            if index not in self.found and index not in self.failed:
+                if self.bounds.quick_s(layout) >= best_s or (bound_s := self.bounds.full_s(layout)) >= best_s:
+                    continue
+                ((_, record),) = self._records([layout.plan])
+                self._add(index, bound_s, record)
+            if index in self.found:
+                best_s = min(best_s, self.found[index].iteration_time_s)
+
+    def _add(self, index: int, bound_s: float, record: Record) -> bool:
+        """Note the answer to a plan and return whether it has one."""
+        if record["status"] != "ok":
+            self.failed.add(index)
+            return False
+        plan = self.layouts[index].plan
+        self.found[index] = Ranked(plan=plan, bound_s=bound_s, answer=record["answer"], label=plain_kind(plan) or "")
+        return True
 
     def _records(self, plans: Sequence[ParallelPlan]) -> Iterator[tuple[int, Record]]:
         """Yield the position of each plan with its answer."""

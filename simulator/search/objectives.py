@@ -97,6 +97,7 @@ def search_counts(
     scheduler: str = "",
     observe: Observer | None = None,
     store: Store | None = None,
+    exact_front: bool = False,
 ) -> list[CountResult]:
     """Search for every number of GPUs.
 
@@ -107,7 +108,7 @@ def search_counts(
         plan is compared with those found.
     counts : sequence of int
         Numbers of GPUs; empty means those of ``base``.
-    top, n_jobs, scheduler, observe, store
+    top, n_jobs, scheduler, observe, store, exact_front
         As for :func:`simulator.search.best.search`.
 
     Raises
@@ -122,8 +123,9 @@ def search_counts(
             scenario, space = search_space({**base, "gpus": count} if count else base, axes)
             given = replace(scenario.plan, gpus=space.n_gpus) if set(PLAN_FILES) & set(base) else None
             result = search(
-                scenario, space, top=top, n_jobs=n_jobs, scheduler=scheduler, observe=observe, store=store, given=given
-            )
+                scenario, space, top=top, n_jobs=n_jobs, scheduler=scheduler, observe=observe, store=store, given=given,
+                exact_front=exact_front,
+            )  # fmt: skip
             names = {"topology": scenario.topology, "model": scenario.model}
             found.append(CountResult(gpus=space.n_gpus, space=space, result=result, **names))
         except InfeasiblePlanError as error:

@@ -65,6 +65,22 @@ def test_pruning_loses_nothing(settings):
         assert found.plain[label].iteration_time_s == plain[0]
 
 
+def test_the_front_of_time_and_memory_is_that_of_all_plans():
+    scenario, space = request_of(gpus=4, framework="fsdp", virtual_pp=1)
+    bounds = Bounds(replace(scenario, plan=space.base), space.topology, space.spec)
+    everything = [
+        (seconds, bounds.memory(bounds.layout(plan)).peak_bytes) for seconds, plan in brute_force(scenario, space)
+    ]
+    expected, least = [], float("inf")
+    for seconds, n_bytes in sorted(everything):
+        if n_bytes < least:
+            expected.append((seconds, n_bytes))
+            least = n_bytes
+    found = search(scenario, space, top=1, n_jobs=1, exact_front=True)
+    assert [(one.iteration_time_s, one.peak_bytes) for one in found.pareto] == expected
+    assert found.n_pruned > 0
+
+
 def test_processes_do_not_change_the_answer():
     scenario, space = request_of()
     one, two = (search(scenario, space, top=3, n_jobs=n) for n in (1, 2))
