@@ -332,7 +332,8 @@ def run(program: Program, costs: Costs, new_network: Callable[[], NetworkModel],
         n_whole, n_left = divmod(program.n_omitted, found.n_periods if found else 1)
         if not program.n_omitted or (found and not n_left):
             break
-        program = insert_periods(program, n_left if found else min(n_whole, GROWTH * program.n_periods))
+        n_more = GROWTH * program.n_periods
+        program = insert_periods(program, n_left if found else n_more if 3 * n_more < n_whole else n_whole)
     cycle = (
         Cycle(found.start_ps, found.end_ps, n_whole, found.n_periods * program.period_micro_batches) if found else None
     )
