@@ -308,6 +308,8 @@ def _exchanges(r: Reader) -> dict[str, Any]:
         )
     if r.data.get("context-parallel-size") not in (None, "1", 1):
         found["cp_comm_type"] = chosen
+    if r.boolean("no-overlap-p2p-communication"):
+        found["overlap_p2p"] = False
     if r.boolean("use-tp-pp-dp-mapping"):
         found["rank_order"] = "tp-cp-ep-pp-dp"
     words_of = {"alltoall": "alltoall", "alltoall_seq": "alltoall", "allgather": "allgather", "flex": "deepep"}

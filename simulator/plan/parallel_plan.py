@@ -53,6 +53,9 @@ class ParallelPlan:
         ``flash`` or ``eager``.
     overlap : bool or None
         Whether communication may run beside compute; None takes the framework's default.
+    overlap_p2p : bool or None
+        Whether pipeline messages run beside the next pass instead of blocking it; None takes the framework's default, which
+        is to hide those of virtual stages in Megatron-Core.
     first_stage_layers, last_stage_layers : int
         Layers on the first and last pipeline stage where they differ; 0 means an even split.
     rank_order : str
@@ -135,6 +138,7 @@ class ParallelPlan:
     sequence_parallel: bool = False
     framework: str = "megatron"
     overlap: bool | None = None
+    overlap_p2p: bool | None = None
     overlap_parameter_gather: bool = False
     asynchronous_tp: bool = False
     scatter_gather: bool = False
@@ -198,6 +202,8 @@ class ParallelPlan:
         """
         framework = self.framework_spec
         hides = framework.overlaps_interleaved_p2p and self.virtual_pp > 1
+        if self.overlap_p2p is not None:
+            hides = self.overlap_p2p
         is_own = self.schedule in ("gpipe", "1f1b", "1f1b-interleaved")
         return framework.synchronous_p2p and is_own and not hides and self.sharding not in ("zero3", "hsdp")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -225,6 +226,8 @@ def _idle_axes(plan: ParallelPlan, *, has_experts: bool, has_shared_expert: bool
             plan.tp > 1 and not plan.sequence_parallel,
             "an all-reduce is not cut into pieces, only sequence parallelism's gathers and scatters are",
         ),
+        (("overlap_p2p",), plan.pp == 1, "pp=1"),
+        (("overlap_p2p",), not replace(plan, overlap_p2p=False).synchronous_p2p, "these messages never block"),
         (("cp_comm_type", "cp_load_balance"), plan.cp == 1, "cp=1"),
         (_MOE, not has_experts, "the model has no experts"),
         (("moe_shared_expert_overlap",), not has_shared_expert, "the model has no shared expert"),

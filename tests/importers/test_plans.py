@@ -400,6 +400,10 @@ def test_megatron_places_dense_layers_anywhere(frequency, dense):
     assert [spec.has_experts(i) for i in range(32)] == [i not in dense for i in range(32)]
 
 
+def test_megatron_messages_that_do_not_overlap():
+    assert parse_megatron(LLAMA + " --no-overlap-p2p-communication").plan().overlap_p2p is False
+
+
 def test_a_wrong_pattern_of_experts_is_refused():
     with pytest.raises(ConfigError, match="no pattern for 32 layers"):
         parse_megatron(f"{MOE} --moe-layer-freq '([0]*3+[1]*2)'")

@@ -29,6 +29,7 @@ EFFECTS = [
     ("sharding_group", 8, {"sharding": "zero1"}), ("schedule", "zb-v", PIPE), ("schedule", "dualpipe", PIPE),
     ("micro_batch", 2, {}), ("global_batch", 128, {}), ("sequence_length", 512, {}), ("precision", "fp32", {}),
     ("recompute", "full", {}), ("attention", "eager", {}), ("sequence_parallel", True, {"tp": 4}), ("framework", "hf-eager", {}),
+    ("overlap_p2p", False, {**PIPE, "virtual_pp": 2}), ("overlap_p2p", True, PIPE),
     ("overlap", False, {}), ("overlap_parameter_gather", True, {"sharding": "zero1"}),
     ("asynchronous_tp", True, {"tp": 4, "sequence_parallel": True}),
     ("scatter_gather", True, {"pp": 2, "tp": 8}), ("first_stage_layers", 1, PIPE), ("last_stage_layers", 1, PIPE),
@@ -86,6 +87,7 @@ IDLE = [
     ("cp_load_balance", False, {}), ("moe_imbalance", 1.5, {"experts": True}), ("moe_dispatcher", "deepep", {"experts": True}),
     ("moe_capacity_factor", 0.5, {}), ("moe_pad_to_capacity", True, {"experts": True}), ("gradient_as_bucket_view", True, {}),
     ("max_reuse_elements", 1, ZERO3), ("asynchronous_tp", True, {"tp": 4}), ("rank_order", "pp-dp-cp-ep-tp", {}),
+    ("overlap_p2p", True, {}), ("overlap_p2p", False, {**PIPE, "schedule": "zb-v"}),
 ]  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def choices(name):
         return get_args(HINTS[name])
     if HINTS[name] is bool:
         return (False, True)
-    return (None, False, True) if name == "overlap" else ()
+    return (None, False, True) if name in ("overlap", "overlap_p2p") else ()
 
 
 @st.composite

@@ -15,7 +15,7 @@ from simulator.search.emit.record import Emission, Request, refuse, under
 
 _FSDP = {"none": "NO_SHARD", "zero2": "SHARD_GRAD_OP", "zero3": "FULL_SHARD", "hsdp": "HYBRID_SHARD"}
 _TRAINER = ("micro_batch", "global_batch", "sequence_length", "attention", "bucket_bytes", "scatter_gather",
-            "overlap_parameter_gather", "asynchronous_tp", "ep", "virtual_pp", "schedule", "first_stage_layers",
+            "overlap_parameter_gather", "overlap_p2p", "asynchronous_tp", "ep", "virtual_pp", "schedule", "first_stage_layers",
             "last_stage_layers", "gradient_bytes")  # fmt: skip
 
 

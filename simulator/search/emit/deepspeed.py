@@ -54,7 +54,14 @@ def emit_deepspeed(request: Request) -> Emission:
     if plan.recompute == "full":
         data["activation_checkpointing"] = {"partition_activations": False}
     unsaid = {"gpus": "the launcher", "sequence_length": "the data loader", "attention": "the model"}
-    for name in ("sequence_parallel", "asynchronous_tp", "scatter_gather", "overlap_parameter_gather", "schedule"):
+    for name in (
+        "sequence_parallel",
+        "asynchronous_tp",
+        "scatter_gather",
+        "overlap_parameter_gather",
+        "overlap_p2p",
+        "schedule",
+    ):
         unsaid[name] = "the model"
     if gradient_bytes(plan) != 4:
         unsaid["gradient_bytes"] = "follows from the precision"

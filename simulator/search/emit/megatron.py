@@ -89,6 +89,8 @@ def _parallel(spec: ModelSpec, plan: ParallelPlan) -> list[str]:
         lines.append("--sequence-parallel")
     if plan.cp > 1:
         lines.append(f"--cp-comm-type {plan.context_exchange}")
+    if plan.virtual_pp > 1 and plan.synchronous_p2p and plan.framework == "megatron-core":
+        lines.append("--no-overlap-p2p-communication")
     if plan.rank_order == "tp-cp-ep-pp-dp":
         lines.append("--use-tp-pp-dp-mapping")
     if spec.n_experts:

@@ -58,6 +58,7 @@ def effective(plan: ParallelPlan) -> dict[str, Any]:
         "gradient_bytes": gradient_bytes(plan),
         "sequence_parallel": plan.sequence_parallel and plan.tp > 1,
         "cp_comm_type": plan.context_exchange if plan.cp > 1 else "auto",
+        "overlap_p2p": plan.pp > 1 and not plan.synchronous_p2p,
         "sharding_group": plan.sharding_group if plan.sharding == "hsdp" or not full_group else 0,
     }
 
@@ -96,5 +97,6 @@ def under(plan: ParallelPlan, framework: str) -> ParallelPlan:
         return plan
     exchange: Any = plan.context_exchange if plan.cp > 1 else plan.cp_comm_type
     return replace(
-        plan, framework=framework, overlap=plan.overlaps, gradient_bytes=gradient_bytes(plan), cp_comm_type=exchange
-    )
+        plan, framework=framework, overlap=plan.overlaps, gradient_bytes=gradient_bytes(plan), cp_comm_type=exchange,
+        overlap_p2p=plan.overlap_p2p if plan.pp == 1 else not plan.synchronous_p2p,
+    )  # fmt: skip

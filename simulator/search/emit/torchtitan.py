@@ -71,7 +71,7 @@ def emit_torchtitan(request: Request) -> Emission:
         "\n".join([f"[{name}]", *lines, ""]) for name, lines in sections.items() if lines or name != "model"
     )
     unsaid = {"gpus": "torchrun", "attention": "the model"}
-    for name in ("overlap", "overlap_parameter_gather", "scatter_gather", "bucket_bytes"):
+    for name in ("overlap", "overlap_p2p", "overlap_parameter_gather", "scatter_gather", "bucket_bytes"):
         unsaid[name] = "torchtitan's own way"
     return Emission(text=text, plan=plan, unsaid=unsaid)
 
