@@ -50,7 +50,7 @@ def replay(
     from simulator.trace_io import read
 
     if trace:
-        _check_target(trace)
+        _check_target(trace, traces)
     recorded = read(traces, as_format=as_format, progress=show_progress())
     what = _what_if(
         recorded, topology=topology, measured_on=measured_on, gpu=gpu, measured_gpu=measured_gpu, bandwidth=bandwidth,
@@ -170,9 +170,10 @@ def _print(document: dict[str, Any]) -> None:
         print(f"note: {note}")
 
 
-def _check_target(path: str) -> None:
-    """Refuse, before any work, a name that tells no format or a folder that does not exist."""
+def _check_target(path: str, sources: list[str]) -> None:
+    """Refuse, before any work, a name that tells no format, a folder that does not exist, and the traces themselves."""
     from simulator.errors import ConfigError
+    from simulator.trace_io.convert import refuse_overwriting
 
     suffixes = (".pftrace", ".perfetto-trace", ".pb", ".json", ".json.gz", ".tar", ".et")
     if Path(path).suffix and not path.endswith(suffixes):
@@ -181,6 +182,7 @@ def _check_target(path: str) -> None:
         )
     if not Path(path).parent.is_dir():
         raise ConfigError(f"--trace {path}: there is no folder {Path(path).parent}")
+    refuse_overwriting(sources, path)
 
 
 def _write(found: Answer, path: str) -> None:

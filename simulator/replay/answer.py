@@ -19,7 +19,10 @@ from simulator.replay.whatif import add_straggler, ideal, noted, remove_straggle
 from simulator.topology import Topology
 from simulator.topology.device import Device
 from simulator.trace_io.reconstruct import Reconstruction, reconstruct
-from simulator.trace_io.record import Trace
+from simulator.trace_io.record import MAX_RANKS, Trace
+
+#: largest factor on times, and longest delay in seconds: nanoseconds of hours times this still are int64
+_MOST = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,21 +79,23 @@ class WhatIf:
     missing_ranks: bool = False
 
     def __post_init__(self) -> None:
-        factors = {"bandwidth": self.bandwidth, "kernels": self.kernels, "host": self.host}
-        for name, factor in factors.items():
-            if not isfinite(factor) or factor < 0 or (name == "bandwidth" and factor == 0):
-                raise TraceError(f"{name} {factor:g}: is no factor", hint="1 leaves everything as it was, 2 doubles it")
+        longer = {"kernels": self.kernels, "host": self.host}
+        for name, factor in longer.items():
+            if not 0 <= factor <= _MOST:
+                raise TraceError(f"{name} {factor:g}: is no factor from 0 to {_MOST:g}", hint="2 takes twice as long")
+        if not (self.bandwidth >= 1 / _MOST and isfinite(self.bandwidth)):
+            raise TraceError(f"bandwidth {self.bandwidth:g}: is no factor from {1 / _MOST:g}", hint="2 doubles it")
         for rank, factor, delay_s in self.add_straggler:
-            if not (isfinite(factor) and isfinite(delay_s)) or factor < 0 or delay_s < 0:
+            if not (0 <= factor <= _MOST and 0 <= delay_s <= _MOST):
                 raise TraceError(
                     f"a straggler on rank {rank} is late by a factor or a time, not by {factor:g} and {delay_s:g} s"
                 )
-        if not isfinite(self.latency_s):
-            raise TraceError(f"latency {self.latency_s:g} s: is no time")
+        if not abs(self.latency_s) <= _MOST:
+            raise TraceError(f"latency {self.latency_s:g} s: is no time that a transfer takes")
         if self.bucket_bytes is not None and self.bucket_bytes <= 0:
             raise TraceError(f"buckets of {self.bucket_bytes} bytes: a bucket holds something", hint="like 25MB")
-        if self.dp is not None and self.dp < 2:
-            raise TraceError(f"dp {self.dp}: a group of ranks that communicates has at least two")
+        if self.dp is not None and not 2 <= self.dp <= MAX_RANKS:
+            raise TraceError(f"dp {self.dp}: a group of ranks that communicates has at least two, at most {MAX_RANKS}")
         if self.measured_on is not None and self.topology is None:
             raise TraceError(
                 "the cluster of the trace matters only where another takes its place", hint="add --topology"

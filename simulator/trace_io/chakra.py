@@ -23,6 +23,8 @@ from simulator.trace_io.record import MAX_RANKS, RankTrace, Step
 
 def is_chakra(head: bytes) -> bool:
     """Whether bytes look like the beginning of a ``.et`` file: a delimited GlobalMetadata message."""
+    if not head.strip(b"\x00"):  # a file whose content never reached the disk
+        return False
     try:
         first = next(delimited(io.BytesIO(head), ""), None)
         if first is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from simulator.trace_io.analysis import analyse
 from simulator.trace_io.formats import read
 from simulator.trace_io.perfetto import write_processes_json, write_processes_perfetto
 from simulator.trace_io.record import COMMUNICATION, COMPUTE, COPY, HOST_NODE, Trace
-from simulator.trace_io.sources import Progress
+from simulator.trace_io.sources import Progress, members
 from simulator.trace_io.tracks import trace_processes
 
 #: target format -> what it cannot hold of the neutral record
@@ -83,8 +84,10 @@ def write(trace: Trace, path: str | Path, to: str | None = None) -> tuple[str, .
             folder = target.parent
         chakra_writer.write(trace, folder, prefix=prefix, compress=compress)
     elif name == "perfetto":
+        target.parent.mkdir(parents=True, exist_ok=True)
         write_processes_perfetto(trace_processes(trace), target)
     else:
+        target.parent.mkdir(parents=True, exist_ok=True)
         write_processes_json(trace_processes(trace), target)
     return tuple(loss for loss in LOSSES[name] if _has(trace, loss))
 
@@ -116,10 +119,27 @@ def convert(
         If the source cannot be read, the target names no format, or is among the sources.
     """
     target_format(target, to)
-    sources = [Path(path).resolve() for path in ([source] if isinstance(source, str | Path) else source)]
-    if Path(target).resolve() in {*sources, *(path.parent for path in sources)}:
-        raise TraceError(f"{target}: would be written among the files that are read", hint="name another target")
+    refuse_overwriting(source, target)
     return write(read(source, progress=progress), target, to)
+
+
+def refuse_overwriting(source: str | Path | Sequence[str | Path], target: str | Path) -> None:
+    """Refuse to write a trace over, or as a folder among, the files that are read.
+
+    Raises
+    ------
+    TraceError
+        If the target is a file that is read, a folder that holds one, or ``run.et`` where ``run.RANK.et`` is read.
+    """
+    sources = [Path(path).resolve() for path in ([source] if isinstance(source, str | Path) else source)]
+    files = {member.path.resolve() for member in members(sources)}
+    place = Path(target).resolve()
+    prefix = re.escape(place.name.removesuffix(".gz").removesuffix(".et"))
+    numbered = re.compile(rf"{prefix}\.\d+\.et(\.gz)?")
+    chakra = place.name.endswith((".et", ".et.gz"))
+    rewritten = any(chakra and file.parent == place.parent and numbered.fullmatch(file.name) for file in files)
+    if rewritten or place in {*sources, *files, *(file.parent for file in files)}:
+        raise TraceError(f"{target}: would be written among the files that are read", hint="name another target")
 
 
 def info(trace: Trace) -> dict[str, Any]:

@@ -148,8 +148,8 @@ def diff(measured: Trace, simulated: Trace) -> Difference:
 
 def _partners(measured: Trace, simulated: Trace) -> dict[int, int]:
     numbers = {rank.rank for rank in simulated.ranks}
-    if not numbers or not measured.ranks:
-        raise TraceError("a comparison needs two traces with device operations")
+    if not all(any((r.ops.end_ns > r.ops.start_ns).any() for r in trace.ranks) for trace in (measured, simulated)):
+        raise TraceError("a comparison needs two traces with device operations that have durations")
     if len(numbers) == 1:
         only = next(iter(numbers))
         return {rank.rank: only for rank in measured.ranks}

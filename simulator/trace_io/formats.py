@@ -210,19 +210,39 @@ def read(
         names = ", ".join(member.name for member in found[:3]) or f"{', '.join(map(str, given))}: holds no file"
         raise TraceError(f"{names}: no trace that can be read", hint=f"formats: {', '.join(FORMATS)}")
     if chosen in ("stage_times", "pipeline_ops"):
+        notes += [_unread(name, files, chosen) for name, files in by_format.items() if name != chosen]
         return _whole(chosen, by_format[chosen], notes)
     ranks = _number(FORMATS[chosen](by_format[chosen], progress, communication))
     for name, files in by_format.items():
         if name == "execution_trace" and chosen == "kineto":
             ranks = _with_sizes(ranks, _execution_trace(files, progress, ()), notes)
         elif name != chosen:
-            notes.append(f"{len(files)} {name} files beside the {chosen} files were not read")
+            notes.append(_unread(name, files, chosen))
+    notes += _apart(ranks)
     return Trace(
         format=chosen,
         ranks=ranks,
         world_size=_world_size(ranks),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _unread(name: str, files: Sequence[Member], chosen: str) -> str:
+    return f"{len(files)} {name} files beside the {chosen} files were not read"
+
+
+def _apart(ranks: Sequence[RankTrace]) -> list[str]:
+    """Name ranks whose recordings end before others begin: files of several runs, or clocks that differ."""
+    windows = [(int(rank.ops.start_ns.min()), int(rank.ops.end_ns.max()), rank.rank) for rank in ranks if len(rank.ops)]
+    if not windows:
+        return []
+    first, last = min(windows, key=lambda window: window[1]), max(windows)
+    if last[0] <= first[1]:
+        return []
+    return [
+        f"the recording of rank {last[2]} begins {(last[0] - first[1]) / 1e9:.3g} s after that of rank {first[2]} ended: "
+        "the files are of different runs, or the clocks of their hosts differ"
+    ]
 
 
 def _number(ranks: Sequence[RankTrace]) -> tuple[RankTrace, ...]:

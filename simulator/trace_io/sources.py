@@ -178,7 +178,11 @@ def members(paths: Iterable[str | Path]) -> tuple[Member, ...]:
         if path.is_dir():
             files = sorted(Path(root) / name for root, _, names in os.walk(path) for name in names)
             for file in files:
-                if not file.name.startswith("."):
+                if file.name.startswith("."):
+                    continue
+                if not file.exists():
+                    raise TraceError(f"{file}: links to nothing")
+                if file.is_file():
                     found.extend(_members_of(file))
         else:
             found.extend(_members_of(path))

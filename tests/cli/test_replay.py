@@ -122,6 +122,7 @@ def test_mistakes_print_one_message(simulate, tmp_path):
     code, out, _ = simulate("trace", "convert", OWN / "ddp-2", "--json")
     assert (code, "error" in json.loads(out)) == (3, True)
     for wrong in (("--dp", 1), ("--bandwidth", "nan"), ("--trace", "x.foo"), ("--trace", tmp_path / "no" / "x.json"),
-                  ("--measured-on", "hgx-h100"), ("--missing-ranks",), ("--as", "nope"), ("--schedule", "gpipe")):  # fmt: skip
+                  ("--measured-on", "hgx-h100"), ("--missing-ranks",), ("--as", "nope"), ("--schedule", "gpipe"),
+                  ("--trace", OWN / "ddp-2"), ("--trace", OWN / "ddp-2" / "ddp-rank0.pt.trace.json.gz")):  # fmt: skip
         code, _, err = simulate("replay", OWN / "ddp-2", *wrong)
         assert (code, err.startswith("error: ")) == (3, True), wrong

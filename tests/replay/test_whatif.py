@@ -229,7 +229,8 @@ def test_host_runs_follow_their_own_computation(name):
     [
         {"bandwidth": 0.0}, {"bandwidth": float("nan")}, {"kernels": float("inf")}, {"host": -1.0}, {"dp": 1}, {"dp": 0},
         {"bucket_bytes": 0}, {"latency_s": float("inf")}, {"add_straggler": ((0, -1.0, 0.0),)},
-        {"add_straggler": ((0, 1.0, float("nan")),)},
+        {"add_straggler": ((0, 1.0, float("nan")),)}, {"bandwidth": 1e-300}, {"kernels": 1e30}, {"host": 1e18},
+        {"latency_s": 1e30}, {"add_straggler": ((0, 1e300, 0.0),)}, {"add_straggler": ((0, 1.0, 1e300),)}, {"dp": 10**9},
     ],
 )  # fmt: skip
 def test_numbers_that_cannot_be_meant_are_refused(what):

@@ -2,6 +2,7 @@ import contextlib
 import gzip
 import io
 import json
+import os
 import sqlite3
 import tarfile
 import tempfile
@@ -20,7 +21,7 @@ from simulator.trace_io import chrome, detect, read
 from simulator.trace_io.analysis import analyse, hta_breakdown
 from simulator.trace_io.chakra_proto import messages, varint
 from simulator.trace_io.chakra_writer import write as write_chakra
-from simulator.trace_io.convert import info, write
+from simulator.trace_io.convert import convert, info, write
 from simulator.trace_io.diff import diff
 from simulator.trace_io.reconstruct import reconstruct
 
@@ -151,6 +152,51 @@ def test_mixed_runs_are_refused_with_the_reason(tmp_path):
     save(tmp_path / "b.json", other)
     with pytest.raises(TraceError, match="world sizes differ"):
         read(tmp_path)
+
+
+def test_recordings_that_never_ran_together_are_named(tmp_path):
+    save(tmp_path / "a.json", document(rank=0))
+    save(tmp_path / "b.json", document(rank=1))
+    assert not any("different runs" in note for note in read(tmp_path).notes)
+    save(tmp_path / "b.json", document(rank=1, shift=5e9))
+    assert any("begins 5e+03 s after that of rank 0 ended" in note for note in read(tmp_path).notes)
+
+
+def test_what_else_lies_in_a_folder(tmp_path):
+    """Kineto files beside a pipeline trace are named, pipes passed over, links to nothing refused unless hidden."""
+    save(tmp_path / "a.json", document())
+    (tmp_path / "b.csv").write_text("rank,step,optype,start_ts,duration\n0,0,forward-compute,0.0,1.0\n")
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / ".#lock").symlink_to(tmp_path / "nowhere")
+    found = read(tmp_path)
+    assert found.format == "pipeline_ops"
+    assert "1 kineto files beside the pipeline_ops files were not read" in found.notes
+    (tmp_path / "c.json").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(TraceError, match="links to nothing"):
+        read(tmp_path)
+
+
+def test_what_is_read_is_never_written_over(tmp_path):
+    traces = [str(tmp_path / "run" / name) for name in ("a.json", "b.json")]
+    (tmp_path / "run").mkdir()
+    for rank, path in enumerate(traces):
+        save(Path(path), document(rank=rank))
+    convert(traces, tmp_path / "run.et")
+    source = [tmp_path / "run.0.et", tmp_path / "run.1.et"]
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    for read_from, target in (
+        (source, tmp_path / "run.et"), (traces, traces[1]), (tmp_path / "run", tmp_path / "link" / "a.json"),
+        (traces[0], tmp_path / "link"),
+    ):  # fmt: skip
+        with pytest.raises(TraceError, match="among the files that are read"):
+            convert(read_from, target, "chakra" if str(target).endswith(".et") else "kineto")
+    convert(traces, tmp_path / "new" / "a.json")
+    assert (tmp_path / "new" / "a.json").exists()
+
+
+def test_a_file_of_zeros_is_no_trace(tmp_path):
+    with pytest.raises(TraceError, match="no trace that can be read"):
+        read(save(tmp_path / "a.et", bytes(100_000)))
 
 
 def test_numbers_as_strings_and_wrong_types(tmp_path):
