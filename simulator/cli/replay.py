@@ -186,6 +186,16 @@ def _check_target(path: str, sources: list[str]) -> None:
 
 
 def _write(found: Answer, path: str) -> None:
+    from simulator.errors import ConfigError
+
+    try:
+        _write_as(found, path)
+    except OSError as fault:  # a full disk names no file
+        raise ConfigError(f"--trace {path}: cannot be written: {fault.strerror or fault}") from fault
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def _write_as(found: Answer, path: str) -> None:
     from simulator.trace_io.perfetto import write, write_beside, write_processes_json
 
     timed = found.stages or found.operators
@@ -201,7 +211,6 @@ def _write(found: Answer, path: str) -> None:
             write_processes_json(sorted((*measured, *simulated), key=lambda process: process.rank), path)
         else:
             write_beside(simulated, measured, path)
-    print(f"wrote {path}", file=sys.stderr)
 
 
 def _beside(found: Answer) -> tuple[Any, Any]:

@@ -70,10 +70,23 @@ def write(trace: Trace, path: str | Path, to: str | None = None) -> tuple[str, .
     -------
     tuple of str
         What of this trace the format could not hold.
+
+    Raises
+    ------
+    TraceError
+        If the path names no format or cannot be written, or the trace has no timeline.
     """
     name, target = target_format(path, to), Path(path)
     if not trace.ranks:
         raise TraceError("stage times without a timeline cannot be written as a trace", hint="replay them first")
+    try:
+        _write(trace, target, name)
+    except OSError as fault:  # a full disk names no file
+        raise TraceError(f"{fault.filename or target}: cannot be written: {fault.strerror or fault}") from fault
+    return tuple(loss for loss in LOSSES[name] if _has(trace, loss))
+
+
+def _write(trace: Trace, target: Path, name: str) -> None:
     if name == "kineto":
         kineto_writer.write(trace, target)
     elif name == "chakra":
@@ -89,7 +102,6 @@ def write(trace: Trace, path: str | Path, to: str | None = None) -> tuple[str, .
     else:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_processes_json(trace_processes(trace), target)
-    return tuple(loss for loss in LOSSES[name] if _has(trace, loss))
 
 
 def _has(trace: Trace, loss: str) -> bool:

@@ -173,10 +173,14 @@ def members(paths: Iterable[str | Path]) -> tuple[Member, ...]:
     """
     found: list[Member] = []
     for path in map(Path, paths):
-        if not path.exists():
+        try:
+            there = path.exists()
+        except OSError as fault:
+            raise TraceError(f"{path}: {fault.strerror}") from fault
+        if not there:
             raise TraceError(f"{path}: no such file or directory")
         if path.is_dir():
-            files = sorted(Path(root) / name for root, _, names in os.walk(path) for name in names)
+            files = sorted(Path(root) / name for root, _, names in os.walk(path, onerror=_unlistable) for name in names)
             for file in files:
                 if file.name.startswith("."):
                     continue
@@ -187,6 +191,10 @@ def members(paths: Iterable[str | Path]) -> tuple[Member, ...]:
         else:
             found.extend(_members_of(path))
     return tuple(found)
+
+
+def _unlistable(fault: OSError) -> None:
+    raise TraceError(f"{fault.filename}: cannot be listed: {fault.strerror}") from fault
 
 
 def _members_of(path: Path) -> Iterator[Member]:

@@ -194,6 +194,16 @@ def test_what_is_read_is_never_written_over(tmp_path):
     assert (tmp_path / "new" / "a.json").exists()
 
 
+def test_what_cannot_be_written_or_named_is_said(tmp_path):
+    path = save(tmp_path / "a.json", document())
+    with pytest.raises(TraceError, match="cannot be written: No space left"):
+        convert(path, "/dev/full", "chrome")
+    with pytest.raises(TraceError, match="cannot be written: "):
+        convert(path, path / "run.et")
+    with pytest.raises(TraceError, match="name too long"):
+        read(tmp_path / ("x" * 300))
+
+
 def test_a_file_of_zeros_is_no_trace(tmp_path):
     with pytest.raises(TraceError, match="no trace that can be read"):
         read(save(tmp_path / "a.et", bytes(100_000)))
