@@ -75,10 +75,10 @@ def data_parallel(whole: Reconstruction, n_ranks: int, topology: Topology | None
     how = "as rings over links as fast as those recorded; give a topology to price the new links"
     if topology is not None and priced:
         how = f"as the links of {topology.name} allow"
-    members = list(edited.members)
-    extra = [rank for rank in everybody if rank not in {m for group in members for m in group}]
-    for position, rank in enumerate(extra):
-        members[position % len(members)] = (*members[position % len(members)], rank)
+    present = {rank for group in edited.members for rank in group}
+    extra = [rank for rank in everybody if rank not in present]
+    count = len(edited.members)
+    members = [(*group, *extra[position::count]) for position, group in enumerate(edited.members)]
     text = f"groups of {old} became {n_ranks}, {how}; the recorded ranks stand for all"
     return replace(edited, members=tuple(members), notes=(*whole.notes, text))
 
