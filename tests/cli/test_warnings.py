@@ -19,7 +19,7 @@ def plan(**settings):
         ({"schedule": "gpipe"}, "--schedule has no effect: pp=1"),
         ({"virtual_pp": 2}, "--virtual-pp has no effect: pp=1"),
         ({"asynchronous_tp": True}, "--asynchronous-tp has no effect: tp=1"),
-        ({"sharding_group": 4, "sharding": "zero1"}, "--sharding-group has no effect"),
+        ({"sharding_group": 4}, "--sharding-group has no effect: sharding=none"),
         ({"overlap_parameter_gather": True}, "--overlap-parameter-gather has no effect: sharding=none"),
         ({"sharding": "zero3", "dp": 1, "tp": 8}, "--sharding has no effect: there is one data-parallel rank"),
         ({"sharding": "hsdp"}, "--sharding hsdp is the same as zero3"),
