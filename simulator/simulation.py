@@ -74,7 +74,10 @@ class Result:
 
 @lru_cache(maxsize=64)
 def _topology(name: str, n_gpus: int, overrides: tuple[tuple[str, str], ...], faults: Faults) -> Topology:
-    return faults.apply(open_topology(name, n_gpus or None, overrides=dict(overrides)))
+    topology = faults.apply(open_topology(name, n_gpus or None, overrides=dict(overrides)))
+    for rank in range(1, min(topology.gpus_per_node, topology.n_gpus)):
+        topology.route(0, rank)  # collectives see a node as a whole: an island in it would go unnoticed
+    return topology
 
 
 @lru_cache(maxsize=256)
