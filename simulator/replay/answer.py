@@ -229,6 +229,10 @@ def answer(
                 "an execution trace holds no durations",
                 hint="price it with --gpu DEVICE --topology CLUSTER, or give the Kineto files of the same step beside it",
             )
+        if replace(what, topology=None, measured_on=None, device=None, measured_device=None).changes:
+            raise TraceError(
+                "an execution trace holds no times that could be changed", hint="only --gpu and --topology apply to it"
+            )
         return Answer(trace=trace, operators=replay_operators(trace, what.device, what.topology))
     whole = reconstruct(trace)
     identity = replay(whole)

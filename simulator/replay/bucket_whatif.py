@@ -13,6 +13,9 @@ from simulator.replay.whatif import noted
 from simulator.trace_io.reconstruct import RankPlan, Reconstruction
 from simulator.trace_io.record import COMMUNICATION, COMPUTE, CollectiveCall, DeviceOps, Int64
 
+#: buckets in a whole trace, far more than any framework uses
+_MOST_PARTS = 100_000
+
 
 def buckets(whole: Reconstruction, n_bytes: int) -> Reconstruction:
     """Reduce gradients in buckets of about ``n_bytes``: consecutive all-reduces of one group merged, larger ones split.
@@ -33,6 +36,11 @@ def buckets(whole: Reconstruction, n_bytes: int) -> Reconstruction:
     points = [(c.n_bytes, d) for c, d in transfers(whole) if c.collective == "all_reduce" and c.n_bytes > 0]
     if not points:
         raise TraceError("no all-reduce carries a size", hint="record shapes, or give the execution trace beside it")
+    n_parts = sum(size // n_bytes for size, _ in points)
+    if n_parts > _MOST_PARTS:
+        raise TraceError(
+            f"buckets of {n_bytes} bytes: {n_parts} all-reduces instead of {len(points)}", hint="like 25MB"
+        )
     fixed_ns = _fixed_ns(points)
     merger = _Merger(n_bytes=n_bytes, fixed_ns=fixed_ns, transfers=list(whole.transfer_ns), calls=list(whole.calls))
     merged = tuple(merger.edit(plan) for plan in whole.plans)

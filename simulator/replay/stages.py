@@ -70,11 +70,22 @@ class StageMessages:
         Size of every message, with ``topology``.
     topology : Topology, optional
         On which rank r is GPU r; each message takes what its link needs when nothing else is in flight.
+
+    Raises
+    ------
+    TraceError
+        If the time or the size cannot be meant.
     """
 
     time_s: float | None = None
     n_bytes: int = 0
     topology: Topology | None = None
+
+    def __post_init__(self) -> None:
+        if self.time_s is not None and not 0 <= self.time_s <= 1e6:
+            raise TraceError(f"a message between stages takes a time from 0 to 1e6 s, not {self.time_s:g} s")
+        if not 0 <= self.n_bytes <= 1 << 60:
+            raise TraceError(f"a message between stages has a size, not {self.n_bytes:g} bytes")
 
     def of(self, times: StageTimes) -> tuple[MessageTimes, str] | None:
         """Return the time of every message and where it comes from, None where it has to be inferred.

@@ -201,6 +201,8 @@ def test_execution_traces_are_priced_on_a_device():
     document = to_json(found)
     assert document["n_communications"] == 64
     assert 0.2e-3 < document["breakdown"]["compute_s"] < 2e-3  # 1.03 ms measured in the Kineto trace of the step
+    with pytest.raises(TraceError, match="holds no times that could be changed"):
+        answer(trace, WhatIf(device=v100, topology=load_topology("dgx1-v100-32g", 8), kernels=2.0))
     other = answer(trace, WhatIf(device=a100, topology=load_topology("dgx1-v100-32g", 8)))
     assert to_json(other)["iteration_time_s"] != document["iteration_time_s"]
 

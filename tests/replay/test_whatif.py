@@ -14,6 +14,7 @@ from simulator.replay.bucket_whatif import buckets
 from simulator.replay.document import to_json
 from simulator.replay.overlap_whatif import overlap, serialise
 from simulator.replay.ranks_whatif import data_parallel, grown, infer_missing, scale_waiting
+from simulator.replay.stages import StageMessages
 from simulator.topology import load_topology
 from simulator.topology.device import load_device
 from simulator.trace_io import read
@@ -87,6 +88,8 @@ def test_a_large_bucket_is_split_and_starts_earlier(tmp_path):
     path = recording(tmp_path / "a.json", reductions=[(10, 40 * MILLION, 400.0)], world=8)
     whole = reconstruct(read(path))
     assert length_us(whole) == pytest.approx(1400.0, abs=1.0)
+    with pytest.raises(TraceError, match="40000000 all-reduces instead of 1"):
+        buckets(whole, 1)
     split = buckets(whole, 10 * MILLION)
     # 10 us of each transfer do not depend on its size: four parts take 97.5 + 10 us each. They start after 2, 5 and 7
     # of the ten kernels, the last one where the whole did.
@@ -236,6 +239,12 @@ def test_host_runs_follow_their_own_computation(name):
 def test_numbers_that_cannot_be_meant_are_refused(what):
     with pytest.raises(TraceError):
         WhatIf(**what)
+
+
+@pytest.mark.parametrize("message", [{"time_s": -1.0}, {"time_s": 1e300}, {"n_bytes": -1}, {"n_bytes": 10**40}])
+def test_messages_that_cannot_be_meant_are_refused(message):
+    with pytest.raises(TraceError, match="a message between stages"):
+        StageMessages(**message)
 
 
 def test_choices_without_effect_are_refused(tmp_path):
