@@ -77,8 +77,7 @@ def data_parallel(whole: Reconstruction, n_ranks: int, topology: Topology | None
         how = f"as the links of {topology.name} allow"
     present = {rank for group in edited.members for rank in group}
     extra = [rank for rank in everybody if rank not in present]
-    count = len(edited.members)
-    members = [(*group, *extra[position::count]) for position, group in enumerate(edited.members)]
+    members = [(*group, *extra[i :: len(edited.members)]) for i, group in enumerate(edited.members)]
     text = f"groups of {old} became {n_ranks}, {how}; the recorded ranks stand for all"
     return replace(edited, members=tuple(members), notes=(*whole.notes, text))
 

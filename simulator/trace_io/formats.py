@@ -197,14 +197,8 @@ def read(
         raise TraceError(f"'{as_format}' is no format that can be read", hint=f"one of {', '.join(FORMATS)}")
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     found = members(given)
-    by_format: dict[str, list[Member]] = {}
     notes: list[str] = []
-    for member in found:
-        name = as_format or _sniff(member)
-        if name is None:
-            notes.append(f"{member.name}: not a trace, ignored")
-        else:
-            by_format.setdefault(name, []).append(member)
+    by_format = _by_format(found, as_format, notes)
     chosen = next((name for name in FORMATS if name in by_format), None)
     if chosen is None:
         names = ", ".join(member.name for member in found[:3]) or f"{', '.join(map(str, given))}: holds no file"
@@ -225,6 +219,17 @@ def read(
         world_size=_world_size(ranks),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _by_format(found: Iterable[Member], as_format: str | None, notes: list[str]) -> dict[str, list[Member]]:
+    by_format: dict[str, list[Member]] = {}
+    for member in found:
+        name = as_format or _sniff(member)
+        if name is None:
+            notes.append(f"{member.name}: not a trace, ignored")
+        else:
+            by_format.setdefault(name, []).append(member)
+    return by_format
 
 
 def _unread(name: str, files: Sequence[Member], chosen: str) -> str:

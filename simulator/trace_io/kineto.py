@@ -77,6 +77,7 @@ class _Columns:
         self.gpu_steps: list[tuple[float, float, str]] = []
         self.syncs: list[tuple[float, float, str, Args]] = []
         self.n_bad = 0
+        self.n_untimed = 0
 
     def add(self, events: list[Event]) -> None:
         """Sort the events of one chunk into the columns."""
@@ -91,7 +92,9 @@ class _Columns:
             if start is None or event.name is None:
                 self.n_bad += 1
                 continue
-            length = max(length or 0.0, 0.0)
+            if length is None or length < 0:
+                length = 0.0
+                self.n_untimed += where[0] == 0
             if where[0] == 0:
                 self._device(event, start, length, where[1])
             elif where[0] == 1:
@@ -270,6 +273,8 @@ def _notes(columns: _Columns, documents: list[Document]) -> tuple[str, ...]:
     skipped = sum(document.n_skipped for document in documents) + columns.n_bad
     if skipped:
         notes.append(f"{skipped} malformed events were skipped")
+    if columns.n_untimed:
+        notes.append(f"{columns.n_untimed} device operations without a duration that can be were taken for 0 us long")
     if len(documents) > 1:
         notes.append(f"{len(documents)} documents of this rank were joined")
     return tuple(notes)

@@ -204,6 +204,16 @@ def test_what_cannot_be_written_or_named_is_said(tmp_path):
         read(tmp_path / ("x" * 300))
 
 
+@pytest.mark.parametrize("duration", [-5.0, 1e300, float("nan"), None, "x"])
+def test_impossible_durations_are_counted(tmp_path, duration):
+    recorded = document()
+    kernel = next(e for e in recorded["traceEvents"] if e["cat"] == "kernel")
+    kernel["dur"] = duration
+    found = read(save(tmp_path / "a.json", recorded)).ranks[0]
+    assert len(found.ops) == 12
+    assert any(note.startswith("1 device operations without a duration") for note in found.notes)
+
+
 def test_a_file_of_zeros_is_no_trace(tmp_path):
     with pytest.raises(TraceError, match="no trace that can be read"):
         read(save(tmp_path / "a.et", bytes(100_000)))
