@@ -189,7 +189,10 @@ def main() -> None:
     wants_json = "--json" in sys.argv
     try:
         register_commands()
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # a full disk is an error to report, not one to ignore at exit
     except SimulatorError as error:
         if wants_json:
             print(json.dumps({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}}))
@@ -202,13 +205,12 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        if error.filename is None:
-            raise
-        if wants_json:
-            print(
-                json.dumps({"error": {"type": "OSError", "message": f"{error.filename}: {error.strerror}", "hint": ""}})
-            )
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+        print(f"error: {message}", file=sys.stderr)
+        if error.filename is None:  # the output itself
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        elif wants_json:
+            print(json.dumps({"error": {"type": "OSError", "message": message, "hint": ""}}))
         sys.exit(SimulatorError.exit_code)
 
 
