@@ -34,8 +34,8 @@ class Wiring:
     rate_cap_bytes_per_s : float
         Of every message.
     streams : bool
-        Whether a rank sends as soon as it has the data, in order for each target; otherwise it also ends the sends of
-        one round before those of the next.
+        Whether a rank passes data on while they arrive, in order for each target; otherwise it waits for them, and
+        ends the sends of one round before those of the next.
     """
 
     ranks: Sequence[int]
@@ -80,7 +80,8 @@ def table_steps(table: Table, n_bytes: float, wiring: Wiring, first: int = 0) ->
                     links=links,
                     weights=weights,
                     rate_cap_bytes_per_s=wiring.rate_cap_bytes_per_s,
-                    after=tuple(sorted(before)),
+                    after=() if wiring.streams else tuple(sorted(before)),
+                    through=tuple(sorted(before)) if wiring.streams else (),
                     behind=tuple(earlier) if wiring.streams else (),
                 )
             )

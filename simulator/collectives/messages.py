@@ -23,10 +23,8 @@ from simulator.topology.link import LINK_KINDS
 
 #: messages that one collective may stand for
 MOST_MESSAGES = 400_000
-#: pieces in which a chain or tree passes a buffer on, at most, and the largest part that filling it takes: one in so
-#: many
-MOST_PIECES = 512
-FINENESS = 32
+#: pieces in which messages that are passed on as they arrive follow what others on their links do, at most
+MOST_PIECES = 32
 
 Nodes = list[list[int]]
 #: a table, where its ranks are, and its share of the bytes
@@ -164,7 +162,9 @@ def _rotated(members: list[int], k: int) -> list[int]:
 def _ring(job: Job, nodes: Nodes, channel: int, n_channels: int) -> list[Placed]:
     """One ring of several, each of which leaves and enters the nodes at another GPU.
 
-    The threads of a ring take one step after the other; a chain passes pieces on as they come.
+    The threads of a ring take one step after the other; a chain, which is a ring from its root on, passes pieces on as
+    they come. A channel is one thread block with its share of the bytes and of the links: it goes no faster while the
+    bytes of another channel have not yet come as far.
     """
     order = [rank for members in nodes for rank in _rotated(members, channel)]
     n, m = len(order), job.shape.ranks_per_node
@@ -174,7 +174,9 @@ def _ring(job: Job, nodes: Nodes, channel: int, n_channels: int) -> list[Placed]
     loads, cap = _loads(job, nodes, channel, scales), job.terms.cap_bytes_per_s / n_channels
     is_chain = job.collective in ("broadcast", "reduce")
     if is_chain:
+        order = _rotated(order, order.index(nodes[0][0]))
         n_pieces, latency_s = _pipeline(job, n - 1)
+        cap = job.rate_bytes_per_s / n_channels
         table = (ring.broadcast if job.collective == "broadcast" else ring.reduce)(n, n_pieces)
     else:
         table = ALGORITHMS["ring"][job.collective](n)
@@ -200,7 +202,16 @@ def _nvls_tree(job: Job, nodes: Nodes, channel: int, n_channels: int) -> list[Pl
 
 
 def _over_chains(job: Job, nodes: Nodes, chains: Nodes, which: tuple[int, int], inside: float) -> list[Placed]:
-    """Both trees of one channel of so many; each node's chain ends in the GPU that talks to other nodes."""
+    """Both trees of one channel of so many; each node's chain ends in the GPU that talks to other nodes.
+
+    NCCL divides the threads of a channel once between summing up and passing down (half and half under Simple, seven
+    to three under LL and LL128): sums do not go faster while the first of them are still on their way to the root.
+    So no message is faster than all of them are together.
+
+    References
+    ----------
+    NVIDIA/nccl v2.30.7, ``src/device/all_reduce.h``.
+    """
     channel, n_channels = which
     order = [rank for chain in chains for rank in chain]
     heads = np.cumsum([0, *map(len, chains)]).tolist()
@@ -214,7 +225,8 @@ def _over_chains(job: Job, nodes: Nodes, chains: Nodes, which: tuple[int, int], 
     deepest = max(max(tree.depths(parents)) for parents in trees)
     n_pieces, latency_s = _pipeline(job, 2 * deepest)
     loads = _loads(job, nodes, channel, _scales(job, inside, tree_traffic(len(nodes))))
-    wiring = Wiring(ranks=order, loads=loads, latency_s=latency_s, streams=True)
+    pace = job.rate_bytes_per_s / n_channels / 2
+    wiring = Wiring(ranks=order, loads=loads, latency_s=latency_s, rate_cap_bytes_per_s=pace, streams=True)
     return [(tree.all_reduce_over(parents, n_pieces), wiring, job.n_bytes / n_channels / 2) for parents in trees]
 
 
@@ -241,12 +253,12 @@ TABLED = tuple(_TABLES)
 def _pipeline(job: Job, depth: int) -> tuple[int, float]:
     """Pieces of a buffer that is passed on ``depth`` times, and the latency of a message.
 
-    The fitted latency of a hop was measured on pipelines, so it contains the time of the first piece already: pieces
-    are so small that filling the pipeline adds little.
+    A rank passes on what one slot of its connection holds, not a whole piece: the time to fill that slot belongs to
+    the latency of a hop, where it was measured (or is priced apart: LL between nodes, chains of nodes).
     """
     wire_s, latency_s = job.n_bytes / job.rate_bytes_per_s, job.terms.latency_s
-    filling = FINENESS * depth * wire_s / (wire_s + latency_s) if wire_s + latency_s > 0.0 else 1.0
-    return min(MOST_PIECES, max(1, math.ceil(filling))), latency_s / depth
+    share = wire_s / (wire_s + latency_s) if wire_s + latency_s > 0.0 else 0.0
+    return max(1, math.ceil(MOST_PIECES * share)), latency_s / depth
 
 
 def _scales(job: Job, inside: float, traffic: float) -> Scales:

@@ -44,6 +44,9 @@ class Step:
         Largest rate of this message.
     after : tuple of int
         Positions of the steps that must have arrived before its latency begins.
+    through : tuple of int
+        Positions of the steps that it passes on while they arrive: its latency begins when the last of them has
+        begun to load links, and it arrives no sooner than its latency after the last of them.
     behind : tuple of int
         Positions of the steps that must have arrived before it loads links: messages of one connection stay in
         order.
@@ -55,6 +58,7 @@ class Step:
     weights: tuple[float, ...] = ()
     rate_cap_bytes_per_s: float = float("inf")
     after: tuple[int, ...] = ()
+    through: tuple[int, ...] = ()
     behind: tuple[int, ...] = ()
 
 

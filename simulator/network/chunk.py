@@ -27,9 +27,11 @@ class _Plan:
     steps: tuple[Step, ...]
     loads: list[tuple[NDArray[np.intp], FloatArray]]
     latency_ps: list[int]
-    n_after: list[int]
+    n_before: list[int]
     n_behind: list[int]
+    n_arriving: list[int]
     then: list[list[int]]
+    passed_to: list[list[int]]
     next_in_line: list[list[int]]
 
 
@@ -38,20 +40,26 @@ class _Flight:
     """One flow in flight: what its messages still wait for."""
 
     plan: _Plan
-    n_after: list[int]
+    n_before: list[int]
     n_behind: list[int]
+    n_arriving: list[int]
     n_left: int
     factor: float = 1.0
+    #: out of their latency, but behind others
     ready: set[int] = field(default_factory=set)
+    #: all bytes moved, but what they pass on has not arrived
+    held: set[int] = field(default_factory=set)
+    #: when a message that passes others on may arrive
+    earliest_ps: dict[int, int] = field(default_factory=dict)
 
 
 class ChunkNetwork:
     """NetworkModel that moves every message of a collective for itself.
 
-    A message waits until the messages that it passes on have arrived and its latency is over, then shares links
-    max-min fairly with every other message in the network; all rates are solved anew whenever messages start or
-    end. Time grows with the number of messages: use it to see what :class:`~simulator.network.FlowNetwork`
-    leaves out.
+    A message waits until the messages that it needs have arrived, or those that it passes on as they come have begun,
+    and its latency is over, then shares links max-min fairly with every other message in the network; all rates are
+    solved anew whenever messages start or end. Time grows with the number of messages: use it to see what
+    :class:`~simulator.network.FlowNetwork` leaves out.
 
     Parameters
     ----------
@@ -85,9 +93,11 @@ class ChunkNetwork:
         handle = self._next_handle
         self._next_handle += 1
         plan = self._plan(flow)
-        self._flights[handle] = _Flight(plan, list(plan.n_after), list(plan.n_behind), len(plan.steps))
-        for index, n_after in enumerate(plan.n_after):
-            if not n_after:
+        self._flights[handle] = _Flight(
+            plan, list(plan.n_before), list(plan.n_behind), list(plan.n_arriving), len(plan.steps)
+        )
+        for index, n_before in enumerate(plan.n_before):
+            if not n_before:
                 heapq.heappush(self._waiting, (now_ps + plan.latency_ps[index], handle, index))
         return handle
 
@@ -107,12 +117,16 @@ class ChunkNetwork:
             ended = self._crowd.take_ended()
             while ended:
                 handle, index = ended.pop()
-                if self._arrive(handle, index):
+                if self._may_arrive(handle, index) and self._arrive(handle, index):
                     finished.append(handle)
             while self._waiting and self._waiting[0][0] <= time_ps:
                 _, handle, index = heapq.heappop(self._waiting)
                 flight = self._flights[handle]
-                if flight.n_behind[index]:
+                if index in flight.held:
+                    flight.held.discard(index)
+                    if self._arrive(handle, index):
+                        finished.append(handle)
+                elif flight.n_behind[index]:
                     flight.ready.add(index)
                 else:
                     self._load(handle, index)
@@ -133,9 +147,21 @@ class ChunkNetwork:
         order = {handle: position for position, handle in enumerate(self._flights)}
         return (
             now_ps - self._now_ps,
-            tuple((id(f.plan), tuple(f.n_after), tuple(f.n_behind), f.factor) for f in self._flights.values()),
+            tuple(self._flight_state(flight, now_ps) for flight in self._flights.values()),
             tuple(sorted((at_ps - now_ps, order[handle], index) for at_ps, handle, index in self._waiting)),
             tuple((order[handle], index, left) for (handle, index), left in self._crowd.state()),
+        )
+
+    @staticmethod
+    def _flight_state(flight: _Flight, now_ps: int) -> Hashable:
+        return (
+            id(flight.plan),
+            tuple(flight.n_before),
+            tuple(flight.n_behind),
+            tuple(flight.n_arriving),
+            tuple(sorted(flight.held)),
+            tuple(sorted((index, max(0, at_ps - now_ps)) for index, at_ps in flight.earliest_ps.items())),
+            flight.factor,
         )
 
     def _move_to(self, now_ps: int) -> None:
@@ -143,14 +169,31 @@ class ChunkNetwork:
         self._crowd.pass_time(now_ps - self._now_ps)
         self._now_ps = max(self._now_ps, now_ps)
 
+    def _may_arrive(self, handle: int, index: int) -> bool:
+        """Tell whether a message whose bytes have moved arrives now; hold it if what it passes on is still on its way."""
+        flight = self._flights[handle]
+        earliest_ps = flight.earliest_ps.pop(index, 0)
+        if flight.n_arriving[index] or earliest_ps > self._now_ps:
+            flight.held.add(index)
+            if not flight.n_arriving[index]:
+                heapq.heappush(self._waiting, (earliest_ps, handle, index))
+            return False
+        return True
+
     def _arrive(self, handle: int, index: int) -> bool:
         """Release who waits for a message; tell whether its flow has ended."""
         flight = self._flights[handle]
         plan = flight.plan
         for later in plan.then[index]:
-            flight.n_after[later] -= 1
-            if not flight.n_after[later]:
-                heapq.heappush(self._waiting, (self._now_ps + plan.latency_ps[later], handle, later))
+            self._release(handle, later)
+        for later in plan.passed_to[index]:
+            flight.n_arriving[later] -= 1
+            if not flight.n_arriving[later]:
+                earliest_ps = self._now_ps + plan.latency_ps[later]
+                if later in flight.held:
+                    heapq.heappush(self._waiting, (earliest_ps, handle, later))
+                else:
+                    flight.earliest_ps[later] = earliest_ps
         for later in plan.next_in_line[index]:
             flight.n_behind[later] -= 1
             if not flight.n_behind[later] and later in flight.ready:
@@ -161,8 +204,17 @@ class ChunkNetwork:
             del self._flights[handle]
         return not flight.n_left
 
+    def _release(self, handle: int, index: int) -> None:
+        """Count one message less that another waits for; the last one starts its latency."""
+        flight = self._flights[handle]
+        flight.n_before[index] -= 1
+        if not flight.n_before[index]:
+            heapq.heappush(self._waiting, (self._now_ps + flight.plan.latency_ps[index], handle, index))
+
     def _load(self, handle: int, index: int) -> None:
         flight = self._flights[handle]
+        for later in flight.plan.passed_to[index]:
+            self._release(handle, later)
         step = flight.plan.steps[index]
         self._crowd.add(
             (handle, index),
@@ -188,11 +240,14 @@ class ChunkNetwork:
 def _plan_of(flow: Flow) -> _Plan:
     steps = tuple(flow.steps())
     then: list[list[int]] = [[] for _ in steps]
+    passed_to: list[list[int]] = [[] for _ in steps]
     next_in_line: list[list[int]] = [[] for _ in steps]
     arrays: dict[tuple[tuple[int, ...], tuple[float, ...]], tuple[NDArray[np.intp], FloatArray]] = {}
     for index, step in enumerate(steps):
         for earlier in step.after:
             then[earlier].append(index)
+        for earlier in step.through:
+            passed_to[earlier].append(index)
         for earlier in step.behind:
             next_in_line[earlier].append(index)
         key = (step.links, step.weights)
@@ -203,8 +258,10 @@ def _plan_of(flow: Flow) -> _Plan:
         steps=steps,
         loads=[arrays[step.links, step.weights] for step in steps],
         latency_ps=[to_ps(step.latency_s) for step in steps],
-        n_after=[len(step.after) for step in steps],
+        n_before=[len(step.after) + len(step.through) for step in steps],
         n_behind=[len(step.behind) for step in steps],
+        n_arriving=[len(step.through) for step in steps],
         then=then,
+        passed_to=passed_to,
         next_in_line=next_in_line,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from simulator.collectives import messages, plan_collective, plan_transfer
@@ -30,12 +32,48 @@ def test_a_ring_as_a_flow_is_the_ring_in_messages(name, collective, n_gpus):
         assert flow == pytest.approx(chunk, rel=0.01)
 
 
-@pytest.mark.parametrize(("n_gpus", "per_node"), [(2, 1), (4, 2), (8, 4), (16, 1), (64, 1)])
-def test_a_tree_as_a_flow_is_the_tree_in_messages(n_gpus, per_node):
+#: 1 KiB to 1 GiB
+SIZES = tuple(2**power for power in range(10, 31, 4))
+
+
+@pytest.mark.parametrize("protocol", ["ll", "ll128", "simple"])
+@pytest.mark.parametrize(
+    ("n_gpus", "per_node"), [(2, 1), (2, 2), (3, 1), (6, 4), (8, 4), (12, 2), (16, 4), (32, 1), (64, 4)]
+)
+def test_a_tree_as_a_flow_is_the_tree_in_messages(n_gpus, per_node, protocol):
     topology = load_topology("polaris", n_gpus, gpus_per_node=per_node)
-    for n_bytes in (8, 2**30):
-        flow, chunk = both(plan(topology, "all_reduce", n_bytes, n_gpus, algorithm="tree"), topology)
+    for n_bytes in (8, *SIZES):
+        planned = plan(topology, "all_reduce", n_bytes, n_gpus, algorithm="tree", protocol=protocol)
+        flow, chunk = both(planned, topology)
         assert flow == pytest.approx(chunk, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["polaris", "hgx-h100", "dgx1-v100-16g"])
+@pytest.mark.parametrize(("n_gpus", "per_node"), [(4, 2), (16, 4), (64, 4)])
+@pytest.mark.parametrize("across", ["ring", "tree"])
+def test_a_hierarchy_as_flows_is_the_hierarchy_in_messages(name, n_gpus, per_node, across):
+    """Reduce-scatter inside all nodes, all-reduce between equal places of all nodes, all-gather inside."""
+    topology = load_topology(name, n_gpus, gpus_per_node=per_node)
+    nodes = tuple(tuple(range(first, first + per_node)) for first in range(0, n_gpus, per_node))
+    places = tuple(tuple(range(place, n_gpus, per_node)) for place in range(per_node))
+    for n_bytes in SIZES:
+        flows = (
+            plan_collective("reduce_scatter", n_bytes, nodes, topology),
+            plan_collective("all_reduce", n_bytes // per_node, places, topology, algorithm=across),
+            plan_collective("all_gather", n_bytes, nodes, topology),
+        )
+        whole, apart = (sum(lone_flow_s(flow, topology, network) for flow in flows) for network in ("flow", "chunk"))
+        assert whole == pytest.approx(apart, rel=0.01)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+def test_a_tree_or_ring_without_a_pace_of_its_own_is_bound_by_the_same_wires(algorithm):
+    """The bytes alone, where latency counts for nothing, take as long on the links as the flow says."""
+    topology = load_topology("polaris", 32, gpus_per_node=1)
+    planned = plan(topology, "all_reduce", 2**32, 32, algorithm=algorithm)
+    free = tuple(replace(step, rate_cap_bytes_per_s=float("inf")) for step in planned.steps())
+    flow, chunk = both(replace(planned, expand=lambda: free), topology)
+    assert flow == pytest.approx(chunk, rel=0.01)
 
 
 @pytest.mark.parametrize("collective", ["all_to_all", "gather", "scatter", "send_recv"])
@@ -45,18 +83,22 @@ def test_messages_at_once(collective):
     assert flow == pytest.approx(chunk, rel=0.01)
 
 
+@pytest.mark.parametrize("protocol", ["ll", "ll128", "simple"])
+@pytest.mark.parametrize(("name", "n_gpus"), [("polaris", 6), ("polaris", 16), ("hgx-h100", 8), ("dgx1-v100-16g", 16)])
 @pytest.mark.parametrize("collective", ["broadcast", "reduce"])
-def test_chains(collective):
-    topology = load_topology("polaris", 16)
-    flow, chunk = both(plan(topology, collective, 2**28, 16), topology)
-    assert flow == pytest.approx(chunk, rel=0.02)
+def test_chains(collective, name, n_gpus, protocol):
+    topology = load_topology(name, n_gpus)
+    for n_bytes in SIZES:
+        flow, chunk = both(plan(topology, collective, n_bytes, n_gpus, protocol=protocol), topology)
+        assert flow == pytest.approx(chunk, rel=0.01)
 
 
-def test_nvls_over_nodes_is_between_its_parts():
-    topology = load_topology("hgx-h100", 32)
-    planned = plan(topology, "all_reduce", 2**30, 32, algorithm="nvls_tree")
-    flow, chunk = both(planned, topology)
-    assert chunk == pytest.approx(flow, rel=0.1)
+@pytest.mark.parametrize("n_gpus", [16, 24, 64])
+def test_a_tree_over_nodes_whose_switches_sum(n_gpus):
+    topology = load_topology("hgx-h100", n_gpus)
+    for n_bytes in SIZES:
+        flow, chunk = both(plan(topology, "all_reduce", n_bytes, n_gpus, algorithm="nvls_tree"), topology)
+        assert flow == pytest.approx(chunk, rel=0.01)
 
 
 def test_rounds_of_gloo():
@@ -71,10 +113,12 @@ def test_transfers():
     assert flow == pytest.approx(chunk, rel=1e-6)
 
 
-def test_two_rings_on_the_same_nics_take_twice_as_long():
-    """Rings of two jobs that interleave on the same nodes share NICs in both models."""
+@pytest.mark.parametrize(("collective", "algorithm"), [("all_gather", "ring"), ("all_reduce", "tree")])
+def test_two_on_the_same_nics_take_twice_as_long(collective, algorithm):
+    """Rings or trees of two jobs that interleave on the same nodes share NICs in both models."""
     topology = load_topology("polaris", 16)
-    flows = [plan_collective("all_gather", 2**28, (group,), topology) for group in ((0, 4, 8, 12), (1, 5, 9, 13))]
+    groups = ((0, 4, 8, 12), (1, 5, 9, 13))
+    flows = [plan_collective(collective, 2**28, (group,), topology, algorithm=algorithm) for group in groups]
     ends = {}
     for name in ("flow", "chunk"):
         network = NETWORKS[name](topology)

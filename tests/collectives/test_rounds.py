@@ -56,10 +56,11 @@ def test_ring_as_a_flow_equals_the_ring_in_chunks(collective, n_ranks):
 def test_trees_and_hierarchies_in_chunks(n_ranks):
     star = Star(n_ranks)
     cases = [ALGORITHMS["binomial"]["broadcast"](n_ranks), ALGORITHMS["binomial"]["all_reduce"](n_ranks)]
-    cases += [hierarchical.all_reduce(n_ranks, m) for m in (2, 4) if n_ranks > m]
+    cases += [hierarchical.all_reduce(n_ranks, m) for m in (2, 4, 8) if n_ranks > m]
     for table in cases:
-        chunked = makespan_s(table, 64e6, range(n_ranks), star, hop_s=HOP_S)
-        assert flow_time_s(table, 64e6, star) == pytest.approx(chunked, rel=0.01)
+        for size in (2.0**10, 2.0**20, 2.0**30):
+            chunked = makespan_s(table, size, range(n_ranks), star, hop_s=HOP_S)
+            assert flow_time_s(table, size, star) == pytest.approx(chunked, rel=0.01)
 
 
 @pytest.mark.parametrize("n_ranks", [4, 8, 16, 64])

@@ -160,6 +160,49 @@ def test_messages_of_one_flow_wait_for_each_other():
     assert run(NETWORKS["chunk"](topology(1e9, 1e9)), [(0, flow)])[0] == pytest.approx(3002 * US, abs=10)
 
 
+@pytest.mark.parametrize(("rates", "expected_us"), [((1e9, 1e9), 1002), ((1e9, 4e9), 1002), ((4e9, 1e9), 1002)])
+def test_a_message_that_is_passed_on_while_it_arrives_is_as_late_as_the_slowest_link(rates, expected_us):
+    """Two latencies and the bytes once, wherever the slow link is."""
+    hop = {"latency_s": 1e-6, "n_bytes": 1e6, "weights": (1.0,)}
+    steps = (Step(links=(0,), **hop), Step(links=(1,), through=(0,), **hop))
+    flow = Flow(latency_s=0.0, n_bytes=1e6, expand=lambda: steps)
+    assert run(NETWORKS["chunk"](topology(*rates)), [(0, flow)])[0] == pytest.approx(expected_us * US, abs=10)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 10**6), st.floats(0, 1e-4)), min_size=1, max_size=6),
+    st.integers(1, 5),
+)
+def test_pieces_passed_on_along_a_chain_are_never_before_their_data(hops, n_pieces):
+    """A chain takes all its latencies and no less than its busiest link; on links apart it takes no more either."""
+    capacities = (1e9, 2e9, 0.5e9, 1e9)
+    n_bytes = hops[0][1]
+    steps = []
+    for hop, (link, _, latency_s) in enumerate(hops):
+        for piece in range(n_pieces):
+            index = hop * n_pieces + piece
+            steps.append(
+                Step(
+                    latency_s=latency_s,
+                    n_bytes=n_bytes / n_pieces,
+                    links=(link,),
+                    weights=(1.0,),
+                    through=(index - n_pieces,) if hop else (),
+                    behind=(index - 1,) if piece else (),
+                )
+            )
+    flow = Flow(latency_s=0.0, n_bytes=n_bytes, expand=lambda: steps)
+    end_ps = run(NETWORKS["chunk"](topology(*capacities)), [(0, flow)])[0]
+    latency_s = sum(latency for _, _, latency in hops)
+    per_link = [sum(n_bytes for used, _, _ in hops if used == link) / capacities[link] for link in range(4)]
+    slowest_s = max(n_bytes / capacities[link] for link, _, _ in hops)
+    slack_ps = 100 * len(steps)
+    assert end_ps >= max(latency_s + slowest_s, *per_link) * PS_PER_S - slack_ps
+    if len({link for link, _, _ in hops}) == len(hops):
+        assert end_ps <= (latency_s + slowest_s) * PS_PER_S + slack_ps
+
+
 @settings(deadline=None, max_examples=50)
 @given(
     st.lists(
