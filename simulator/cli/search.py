@@ -11,6 +11,8 @@ import typer
 if TYPE_CHECKING:
     from simulator.whole_run.price import Price
 
+Text = Optional[str]  # noqa: UP045 - Typer reads Optional at run time
+
 
 def search(
     axis: Annotated[
@@ -19,28 +21,24 @@ def search(
     ] = None,
     top: Annotated[int, typer.Option(help="Plans to rank.", min=1)] = 10,
     emit: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Folder for the best plan in the words of training frameworks.", show_default=False),
+        Text, typer.Option(help="Folder for the best plan in the words of training frameworks.", show_default=False)
     ] = None,
     objective: Annotated[
         str, typer.Option(help="What the choice minimises: time, gpu-hours, cost, energy, memory or gpus.")
     ] = "time",
     gpu_hour_price: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Price of a GPU hour, e.g. 2.50 or '2.50 USD'.", show_default=False),
+        Text, typer.Option(help="Price of a GPU hour, e.g. 2.50 or '2.50 USD'.", show_default=False)
     ] = None,
     jobs: Annotated[int, typer.Option(help="Processes; 0 means one per core.", min=0)] = 0,
     scheduler: Annotated[
         str, typer.Option(help="Dask scheduler that does the work: tcp://..., or a Slurm file.", show_default=False)
     ] = "",
     out: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Folder for answers, tables and plots; started again, it does only the rest."),
+        Text, typer.Option(help="Folder for answers, tables and plots; started again, it does only the rest.")
     ] = None,
     formats: Annotated[str, typer.Option("--format", help="Tables in it: csv, jsonl, parquet.")] = "csv,jsonl",
     plot: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Plots: .html for a page, .svg, .png or .pdf for one file each.", show_default=False),
+        Text, typer.Option(help="Plots: .html for a page, .svg, .png or .pdf for one file each.", show_default=False)
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
     **scenario: Any,
@@ -48,14 +46,14 @@ def search(
     """Find the fastest plans that fit: every valid one is simulated, or ruled out by a proven lower bound."""
     from simulator.cli.shared import SearchProgress, keeping, say_who_works, scenario_settings
     from simulator.cli.tables import print_emitted, print_files, print_search
-    from simulator.search.axes import parse_axis
+    from simulator.search.axes import parse_axes
     from simulator.search.emit import write_all
     from simulator.search.objectives import answer_of, search_counts
     from simulator.search.store import open_store
     from simulator.search.write import check_output, write_search
 
     base, axes = scenario_settings(scenario)
-    axes |= dict(parse_axis(text) for text in axis or ())
+    axes |= parse_axes(axis or ())
     price = _price(gpu_hour_price, objective, base)
     check_output(formats, plot, out, emit)
     say_who_works(scheduler)
@@ -63,7 +61,7 @@ def search(
     with keeping(store, out):
         found = search_counts(
             base, axes, axes.pop("gpus", ()), top=top, n_jobs=jobs, scheduler=scheduler, observe=SearchProgress(),
-            store=store, exact_front=objective == "memory",
+            store=store, objective=objective,
         )  # fmt: skip
     answer, space, plans = answer_of(found, objective, price=price)
     written = write_all(plans, space, Path(emit)) if emit else []

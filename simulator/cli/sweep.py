@@ -36,13 +36,13 @@ def sweep(
     """Simulate every combination of some settings; interrupted and started again, it does only the rest."""
     from simulator.cli.shared import Progress, keeping, say_who_works, scenario_settings
     from simulator.cli.tables import print_sweep
-    from simulator.search.axes import Sweep, merge_sweeps, parse_axis, read_sweep
+    from simulator.search.axes import Sweep, merge_sweeps, parse_axes, read_sweep
     from simulator.search.store import open_store
     from simulator.search.sweep import run_sweep, usable
     from simulator.search.write import check_output, write_sweep
 
     base, axes = scenario_settings(scenario)
-    axes |= dict(parse_axis(text) for text in axis or ())
+    axes |= parse_axes(axis or ())
     given = merge_sweeps(read_sweep(spec) if spec else Sweep(), Sweep(base=base, axes=axes))
     check_output(formats, plot, out)
     say_who_works(scheduler)

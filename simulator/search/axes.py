@@ -83,6 +83,23 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
     return key, unique(convert(key, word) for word in words)
 
 
+def parse_axes(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
+    """Read several axes.
+
+    Raises
+    ------
+    ConfigError
+        If one of them means nothing, or two are the same.
+    """
+    axes: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        key, values = parse_axis(text)
+        if key in axes:
+            raise ConfigError(f"--axis {key} is given twice", hint=f"all values in one: --axis {key}=value,value")
+        axes[key] = values
+    return axes
+
+
 def unique(values: Iterable[Any]) -> tuple[Any, ...]:
     """Return values in order, each once."""
     return tuple(dict.fromkeys(values))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.search.answers import compute, look_up
 from simulator.search.bounds import Bounds, Layout
+from simulator.search.energy import Energy
 from simulator.search.runner import Pool
 from simulator.search.space import Space
 from simulator.search.store import Record, Store
@@ -76,6 +77,8 @@ class SearchResult:
         simulator could not run.
     pareto : list of Ranked
         Simulated plans that no other one beats in both time and memory; of all plans, if the front is asked to be exact.
+    frugal : Ranked, optional
+        Of all plans the one that draws the least energy, if that is asked for.
     given : Ranked or str, optional
         The plan that the search began with, or why it does not run; None where there was none.
     n_stored : int
@@ -90,6 +93,7 @@ class SearchResult:
     n_simulated: int = 0
     n_failed: int = 0
     pareto: list[Ranked] = field(default_factory=list)
+    frugal: Ranked | None = None
     given: Ranked | str | None = None
     n_stored: int = 0
 
@@ -98,27 +102,28 @@ class SearchResult:
 class _Frontier:
     """Plans by their bounds: a quick one for all, the full one for those that come to the front."""
 
-    bounds: Bounds
-    layouts: Sequence[Layout]
+    layouts: Mapping[int, Layout]
+    quick: Callable[[Layout], float]
+    full: Callable[[Layout], float]
     heap: list[tuple[float, bool, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.heap = [(self.bounds.quick_s(layout), False, index) for index, layout in enumerate(self.layouts)]
+        self.heap = [(self.quick(layout), False, index) for index, layout in self.layouts.items()]
         heapq.heapify(self.heap)
 
-    def take(self, n_plans: int, limit_s: Callable[[int], float]) -> list[tuple[int, float]]:
-        """Return the next plans that may be faster than their limit, with their bounds."""
+    def take(self, n_plans: int, limit: Callable[[int], float]) -> list[tuple[int, float]]:
+        """Return the next plans that may be below their limit, with their bounds."""
         batch: list[tuple[int, float]] = []
         while self.heap and len(batch) < n_plans:
-            bound_s, is_full, index = heapq.heappop(self.heap)
-            if bound_s >= limit_s(index):
+            bound, is_full, index = heapq.heappop(self.heap)
+            if bound >= limit(index):
                 continue
             if is_full:
-                batch.append((index, bound_s))
+                batch.append((index, bound))
                 continue
-            full_s = max(bound_s, self.bounds.full_s(self.layouts[index]))
-            if full_s < limit_s(index):
-                heapq.heappush(self.heap, (full_s, True, index))
+            full = max(bound, self.full(self.layouts[index]))
+            if full < limit(index):
+                heapq.heappush(self.heap, (full, True, index))
         return batch
 
 
@@ -163,6 +168,7 @@ def search(
     store: Store | None = None,
     given: ParallelPlan | None = None,
     exact_front: bool = False,
+    least_energy: bool = False,
 ) -> SearchResult:
     """Find the fastest plans that fit.
 
@@ -188,6 +194,8 @@ def search(
         A plan that is compared with those found, whether or not it is in the space.
     exact_front : bool
         Also simulate slow plans that need little memory, until ``pareto`` is that of all plans of the space.
+    least_energy : bool
+        Also simulate slow plans that wait much, until ``frugal`` is the one of all plans that draws the least.
 
     Raises
     ------
@@ -204,13 +212,14 @@ def search(
         run.best_first(top, observe)
         if exact_front:
             run.complete_front()
+        frugal = run.least_energy(Energy.on(space.topology, bounds), observe) if least_energy and run.found else None
     ranked = sorted(run.found.values(), key=lambda one: (one.iteration_time_s, one.peak_bytes, describe(one.plan)))
     if not ranked:
         raise InfeasiblePlanError("no plan of the space could be simulated", hint="run one of them to see why")
     return SearchResult(
         ranked=ranked[:top], plain=_plain(ranked, unfit, bounds, space), n_plans=n_plans, n_unfit=len(unfit),
         n_simulated=len(ranked), n_failed=len(run.failed), n_pruned=len(layouts) - len(ranked) - len(run.failed),
-        pareto=pareto(ranked), given=None if given is None else run.compare(given), n_stored=run.n_stored,
+        pareto=pareto(ranked), frugal=frugal, given=None if given is None else run.compare(given), n_stored=run.n_stored,
     )  # fmt: skip
 
 
@@ -245,7 +254,8 @@ class _Run:
 
     def best_first(self, top: int, observe: Observer | None) -> None:
         """Simulate plans in the order of their bounds until no other one can be among the best."""
-        frontier, board = _Frontier(self.bounds, self.layouts), _Board(top)
+        layouts = dict(enumerate(self.layouts))
+        frontier, board = _Frontier(layouts, self.bounds.quick_s, self.bounds.full_s), _Board(top)
         n_taken = BATCH_PER_WORKER * self.pool.n_workers
         while batch := frontier.take(n_taken, lambda index: board.limit_s(self.layouts[index].plan)):
             for position, record in self._records([self.layouts[index].plan for index, _ in batch]):
@@ -270,6 +280,23 @@ class _Run:
                 self._add(index, bound_s, record)
             if index in self.found:
                 best_s = min(best_s, self.found[index].iteration_time_s)
+
+    def least_energy(self, energy: Energy, observe: Observer | None) -> Ranked:
+        """Simulate plans in the order of the energy that they draw at least until no other one can draw less."""
+        left = {i: layout for i, layout in enumerate(self.layouts) if i not in self.found and i not in self.failed}
+        frontier = _Frontier(left, energy.quick_j, energy.full_j)
+
+        def least(_: int = 0) -> float:
+            return min((energy.joules(one.answer) for one in self.found.values()), default=float("inf"))
+
+        while batch := frontier.take(BATCH_PER_WORKER * self.pool.n_workers, least):
+            for position, record in self._records([self.layouts[index].plan for index, _ in batch]):
+                index = batch[position][0]
+                self._add(index, self.bounds.full_s(self.layouts[index]), record)
+            if observe is not None:
+                best_s = min((one.iteration_time_s for one in self.found.values()), default=float("inf"))
+                observe(n_simulated=len(self.found), n_left=len(frontier.heap), best_s=best_s)
+        return min(self.found.values(), key=lambda one: (energy.joules(one.answer), one.iteration_time_s))
 
     def _add(self, index: int, bound_s: float, record: Record) -> bool:
         """Note the answer to a plan and return whether it has one."""

@@ -215,6 +215,13 @@ class Bounds:
             fill_s += sum(time.forward_s + time.backward_s for time in first)
         return SLACK * longest_s
 
+    def compute_s(self, layout: Layout) -> float:
+        """Return what ranks compute at least in a step, the optimizer left out: the mean over all stages."""
+        plan = layout.plan
+        times = [self.layer_time(layer) for stage in range(plan.pp) for layer in layout.stage_layers(stage)]
+        n_times = plan.n_micro_batches // (2 if layout.placement.layout == "bidirectional" else 1)
+        return SLACK * n_times * sum(time.forward_s + time.backward_s for time in times) / plan.pp
+
     def full_s(self, layout: Layout) -> float:
         """Return the bound with communication and the end of the step."""
         plan = layout.plan

@@ -97,7 +97,7 @@ def search_counts(
     scheduler: str = "",
     observe: Observer | None = None,
     store: Store | None = None,
-    exact_front: bool = False,
+    objective: str = "time",
 ) -> list[CountResult]:
     """Search for every number of GPUs.
 
@@ -108,8 +108,10 @@ def search_counts(
         plan is compared with those found.
     counts : sequence of int
         Numbers of GPUs; empty means those of ``base``.
-    top, n_jobs, scheduler, observe, store, exact_front
+    top, n_jobs, scheduler, observe, store
         As for :func:`simulator.search.best.search`.
+    objective : str
+        One of :data:`OBJECTIVES`: plans that are slower than the best ones but may win by it are simulated too.
 
     Raises
     ------
@@ -124,7 +126,7 @@ def search_counts(
             given = replace(scenario.plan, gpus=space.n_gpus) if set(PLAN_FILES) & set(base) else None
             result = search(
                 scenario, space, top=top, n_jobs=n_jobs, scheduler=scheduler, observe=observe, store=store, given=given,
-                exact_front=exact_front,
+                exact_front=objective == "memory", least_energy=objective == "energy",
             )  # fmt: skip
             names = {"topology": scenario.topology, "model": scenario.model}
             found.append(CountResult(gpus=space.n_gpus, space=space, result=result, **names))
@@ -141,8 +143,8 @@ def best_by_objective(
 ) -> tuple[CountResult, Ranked]:
     """Return the plan that is best by an objective, among the best of every number of GPUs and the Pareto fronts.
 
-    For a given number of GPUs the fastest plan is also the one with the fewest GPU hours and the least cost. Memory needs
-    more than the fastest ones, and so may energy: a slower plan that waits more draws less.
+    For a given number of GPUs the fastest plan is also the one with the fewest GPU hours and the least cost. Memory and
+    energy may need a slower one, for which the search must have looked (``objective`` of :func:`search_counts`).
     """
     column = OBJECTIVES[objective]
     candidates = []
@@ -150,7 +152,8 @@ def best_by_objective(
         if one.result is None or one.space is None:
             continue
         ranked = [plan for plan in one.result.ranked if plan not in one.result.pareto]
-        for plan in (*one.result.pareto, *ranked):
+        frugal = [one.result.frugal] if one.result.frugal is not None else []
+        for plan in (*one.result.pareto, *ranked, *frugal):
             figures = totals(plan, one.space.topology, price)
             candidates.append((figures[column], figures["s_per_billion_tokens"], plan.plan.gpus, one, plan))
     best = min(candidates, key=lambda item: item[:3])

@@ -121,14 +121,12 @@ def _converted(name: str, value: object, kind: Any) -> Any:
         raise ConfigError(f"{name}={value}: write true or false")
     if kind is int:
         try:
-            return int(str(value))
+            number = int(str(value))
         except ValueError:
             raise ConfigError(f"{name}={value}: not a whole number") from None
-    if kind is float:
-        try:
-            return float(str(value))
-        except ValueError:
-            raise ConfigError(f"{name}={value}: not a number") from None
+        if name == "gpus" and number < 1:
+            raise ConfigError(f"gpus={value}: at least one GPU")
+        return number
     if kind is float:
         try:
             return float(str(value))

@@ -132,7 +132,7 @@ def expected_run(
                 f"time between failures of the job, {format_duration(mtbf_s)}",
                 hint=f"{way_out}, or fewer GPUs",
             )
-    n_failed_stretches = sum(n * math.expm1((work_s + write_s) / mtbf_s) for n, work_s in stretches if work_s)
+    n_failed_stretches = sum(n * math.expm1((work_s + write_s) / mtbf_s) for n, work_s in stretches if n and work_s)
     running_s = mtbf_s * n_failed_stretches
     restarting_s = n_failed_stretches * mtbf_s * math.expm1(restart_s / mtbf_s)
     return RunTime(

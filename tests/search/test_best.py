@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from simulator.answer import to_json
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.plan import ParallelPlan
 from simulator.search.axes import Sweep
 from simulator.search.best import Ranked, describe, pareto, search
 from simulator.search.bounds import Bounds
+from simulator.search.energy import Energy
 from simulator.search.objectives import answer_of, search_counts
 from simulator.search.reasons import differences_s, explain, to_dict
 from simulator.search.request import search_space
@@ -33,17 +35,23 @@ def request_of(**settings):
     return search_space({**SETTINGS, **settings}, {"recompute": ("none", "full")})
 
 
-def brute_force(scenario, space):
-    """Simulate every valid plan; return (time, plan) of those that fit, the fastest first."""
+def all_that_fit(scenario, space):
+    """Simulate every valid plan; return (plan, result) of those that fit."""
     bounds = Bounds(replace(scenario, plan=space.base), space.topology, space.spec)
-    times = []
+    found = []
     for plan in space.plans():
         layout = bounds.layout(plan)
         if plan.recompute == "selective" and not layout.recomputes:
             continue
         result = simulate_on(replace(scenario, plan=plan), space.topology, space.spec)
         if result.memory.fits:
-            times.append((result.metrics.iteration_time_s, plan))
+            found.append((plan, result))
+    return found
+
+
+def brute_force(scenario, space):
+    """Return (time, plan) of all that fit, the fastest first."""
+    times = [(result.metrics.iteration_time_s, plan) for plan, result in all_that_fit(scenario, space)]
     return sorted(times, key=lambda item: item[0])
 
 
@@ -79,6 +87,23 @@ def test_the_front_of_time_and_memory_is_that_of_all_plans():
     found = search(scenario, space, top=1, n_jobs=1, exact_front=True)
     assert [(one.iteration_time_s, one.peak_bytes) for one in found.pareto] == expected
     assert found.n_pruned > 0
+
+
+@pytest.mark.parametrize("settings", [{"topology": "emulated-1g"}, {"framework": "deepspeed", "tp": 1, "virtual_pp": 1}])
+def test_the_plan_that_draws_least_is_that_of_all_plans(settings):
+    """Where a slower plan draws less than the fastest one: the network is slow, or the host is late."""
+    scenario, space = request_of(**settings)
+    energy = Energy.on(space.topology, Bounds(replace(scenario, plan=space.base), space.topology, space.spec))
+    least_j = min(energy.joules(to_json(result)) for _, result in all_that_fit(scenario, space))
+    base = {**SETTINGS, **settings}
+    found = search_counts(base, {"recompute": ("none", "full")}, (), top=1, n_jobs=1, objective="energy")
+    result = found[0].result
+    assert energy.joules(result.frugal.answer) == least_j < energy.joules(result.ranked[0].answer)
+    assert result.n_pruned > 0
+    assert result.n_plans == result.n_unfit + result.n_pruned + result.n_simulated + result.n_failed
+    choice = answer_of(found, "energy")[0]["choice"]
+    assert choice["summary"] == describe(result.frugal.plan)
+    assert choice["iteration_time_s"] > result.ranked[0].iteration_time_s
 
 
 def test_processes_do_not_change_the_answer():

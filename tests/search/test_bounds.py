@@ -17,6 +17,7 @@ from simulator.scenario import Scenario
 from simulator.schedules import build_table, peak_in_flight
 from simulator.search.bounds import SATURATED_GROUPS, Bounds
 from simulator.search.data_bounds import DataBound
+from simulator.search.energy import Energy
 from simulator.search.passes import Durations, alone_s
 from simulator.search.space import Space
 from simulator.simulation import simulate_on
@@ -84,6 +85,12 @@ def test_no_simulation_undercuts_its_bound(
     assert bounds.quick_s(layout) <= seconds
     assert bounds.full_s(layout) <= seconds
     assert bounds.memory(layout) == result.memory
+    breakdown = {f"{name}_s": value for name, value in result.metrics.breakdown_s.items()}
+    assert bounds.compute_s(layout) <= breakdown["compute_s"]
+    energy = Energy.on(cluster, bounds)
+    joules = energy.joules({"iteration_time_s": seconds, "breakdown": breakdown})
+    assert energy.quick_j(layout) <= joules
+    assert energy.full_j(layout) <= joules
 
 
 def test_the_bound_is_tight_where_nothing_overlaps():

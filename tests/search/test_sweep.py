@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.search.answers import evaluate
-from simulator.search.axes import Sweep, merge_sweeps, parse_axis, read_sweep
+from simulator.search.axes import Sweep, merge_sweeps, parse_axes, parse_axis, read_sweep
 from simulator.search.runner import Pool, check_scheduler
 from simulator.search.settings import canonical_name, convert, scenario_of
 from simulator.search.store import Store, store_key
@@ -61,10 +61,18 @@ def test_names_and_values_of_settings():
     assert canonical_name("plan.virtual-pp") == "virtual_pp"
 
 
-@pytest.mark.parametrize("text", ["gpus", "gpus=", "gpus=two", "gpsu=1", "zero=4", "recompute=some", "unfold=maybe"])
+@pytest.mark.parametrize(
+    "text", ["gpus", "gpus=", "gpus=two", "gpsu=1", "zero=4", "recompute=some", "unfold=maybe", "gpus=0"]
+)
 def test_axes_that_mean_nothing(text):
     with pytest.raises(ConfigError):
         parse_axis(text)
+
+
+def test_the_same_axis_twice_is_an_error():
+    assert parse_axes(["gpus=1,2", "tp=1"]) == {"gpus": (1, 2), "tp": (1,)}
+    with pytest.raises(ConfigError, match="--axis sharding is given twice"):
+        parse_axes(["zero=1", "sharding=none"])
 
 
 def test_near_misses_are_suggested():

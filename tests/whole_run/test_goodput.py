@@ -101,6 +101,11 @@ def test_a_run_that_never_ends_says_so():
         expected_run(10, 1.0, iterations_per_checkpoint=1, write_s=0.0, mtbf_s=10.0, restart_s=600.0)
 
 
+def test_an_interval_beyond_the_run_is_one_checkpoint_at_its_end():
+    once, never = (expected_run(10, 1.0, iterations_per_checkpoint=n, write_s=1.0, mtbf_s=1000.0) for n in (10, 10**12))
+    assert once == never
+
+
 def test_llama_3_kept_more_than_nine_tenths_of_its_time():
     """419 unexpected interruptions in 54 days: with a checkpoint of 5.7 TB at 2 TB/s, restarts of ten minutes cost most."""
     mtbf_s, write_s = 54 * 86_400 / 419, 405e9 * 14 / 2e12
