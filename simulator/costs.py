@@ -15,6 +15,8 @@ from simulator.kernels import KERNEL_MODELS
 from simulator.kernels.host import COPY_LATENCY_S, copy_bytes_per_s, cpu_adam_s, issue_s
 from simulator.models.layer import AttentionShape, PointwiseShape
 from simulator.network.base import Flow
+from simulator.parallel.classes import placement
+from simulator.parallel.mesh import CROSSING, Groups, Mesh
 from simulator.program.op import COMMUNICATIONS, Collective, HostWork, Kernel, Op, Transfer
 from simulator.program.program import Block
 from simulator.scenario import Scenario
@@ -38,8 +40,11 @@ class ModelCosts:
         self.slowdown = slowest_of(scenario.plan.gpus)
         self._kernel_ps: dict[tuple[int, str], int] = {}
         self._flows: dict[int, tuple[Collective | Transfer, Flow]] = {}
+        self._origins: dict[int, Collective | Transfer] = {}
         self._issue_ps: dict[tuple[str, str], int] = {}
-        self._nvlink_uses: dict[tuple[int, int], float] = {}
+        self._mesh = Mesh(scenario.plan, topology.gpus_per_node)
+        self._nvlink_uses: dict[int, tuple[Collective, float]] = {}
+        self._uses_of_flows: dict[tuple[int, int], tuple[Flow, float]] = {}
 
     def kind(self, rank: int) -> Hashable:
         """Ranks on equal devices, equally healthy, share kernel and issue times."""
@@ -73,21 +78,35 @@ class ModelCosts:
         known = self._flows.get(id(op))
         if known is not None:
             return known[1]
-        scenario = self.scenario
-        transport = scenario.transport or None
         if isinstance(op, Transfer):
-            flow = plan_transfer(op.n_bytes, op.pairs, self.topology, transport=transport)
+            flow = plan_transfer(op.n_bytes, op.pairs, self.topology, transport=self.scenario.transport or None)
         elif op.axis == "host":
             device, to_host = self.topology.device(op.groups[0][0]), op.collective == "copy_to_host"
             copy_s = COPY_LATENCY_S + op.n_bytes / copy_bytes_per_s(device, to_host=to_host)
             flow = Flow(latency_s=copy_s, n_bytes=0.0, label="copy")
         else:
-            flow = plan_collective(
-                op.collective, op.n_bytes, op.groups, self.topology, transport=transport,
-                algorithm=scenario.algorithm or None, protocol=scenario.protocol or None,
-            )  # fmt: skip
+            flow = self._planned(op, op.groups)
         self._flows[id(op)] = (op, flow)
+        self._origins[id(flow)] = op
         return flow
+
+    def parts(self, flow: Flow) -> tuple[Flow, ...]:
+        """Return the flows of the single groups or messages whose loads a flow adds up."""
+        op = self._origins[id(flow)]
+        if isinstance(op, Transfer):
+            transport = self.scenario.transport or None
+            pairs = [(a, b) for a, b in op.pairs if a != b]
+            return tuple(plan_transfer(op.n_bytes, (pair,), self.topology, transport=transport) for pair in pairs)
+        if op.axis == "host":
+            return (flow,)
+        return tuple(self._planned(op, (group,)) for group in op.groups)
+
+    def _planned(self, op: Collective, groups: Groups) -> Flow:
+        scenario = self.scenario
+        return plan_collective(
+            op.collective, op.n_bytes, groups, self.topology, transport=scenario.transport or None,
+            algorithm=scenario.algorithm or None, protocol=scenario.protocol or None,
+        )  # fmt: skip
 
     def interference(self, op: Collective) -> Interference:
         """Mutual slowdown, from the device's measured contention.
@@ -110,17 +129,31 @@ class ModelCosts:
         return Interference(alone + min(0.0, beside - alone) * self._nvlink_use(op), kept)
 
     def _nvlink_use(self, op: Collective) -> float:
-        """Utilisation of the busiest NVLink while the collective runs alone, 0 to 1."""
-        flow = self.flow(op)
-        key = (id(flow.links), id(flow.weights))  # flows of one group share them, and are kept
-        if key not in self._nvlink_uses:
+        """Utilisation of the busiest NVLink while all groups of its axis that lie alike run the collective alone, 0 to 1.
+
+        It does not depend on how many of the groups the operation stands for.
+        """
+        known = self._nvlink_uses.get(id(op))
+        if known is not None:
+            return known[1]
+        is_whole = len(op.groups) * len(op.groups[0]) * self.scenario.plan.pp == self.scenario.plan.gpus
+        if is_whole and op.axis not in CROSSING:
+            flow = self.flow(op)
+        else:
+            per_node = self.topology.gpus_per_node
+            where = placement(op.groups[0], per_node)
+            groups = self._mesh.groups(op.axis, self._mesh.stage_of(op.groups[0][0]))
+            flow = self._planned(op, tuple(group for group in groups if placement(group, per_node) == where))
+        key = (id(flow.links), id(flow.weights))  # flows of one group share them
+        if key not in self._uses_of_flows:
             arrays = self.topology.arrays
             links = np.array(flow.links, dtype=np.intp)
             loads = np.array(flow.weights) / arrays.bandwidth_bytes_per_s[links]
             inside = loads[np.isin(arrays.kind[links], _NVLINKS)].max(initial=0.0)
             slowest = loads.max(initial=0.0)
-            self._nvlink_uses[key] = float(inside / slowest) if slowest else 0.0
-        return self._nvlink_uses[key]
+            self._uses_of_flows[key] = flow, float(inside / slowest) if slowest else 0.0
+        self._nvlink_uses[id(op)] = op, self._uses_of_flows[key][1]
+        return self._nvlink_uses[id(op)][1]
 
     def link_busy_s(self, timeline: Timeline) -> dict[int, float]:
         """Seconds that every link would need for its bytes at its own rate, over the whole timeline."""

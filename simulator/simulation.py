@@ -20,7 +20,8 @@ from simulator.models.build import build_model
 from simulator.models.layer import Model
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
-from simulator.network import NETWORKS
+from simulator.network import NETWORKS, FlowNetwork, NetworkModel
+from simulator.network.even import Evenness, EvenNetwork, UnevenError
 from simulator.parallel.classes import Classes, classes_of, fills_nodes, nic_sharers, routes_of
 from simulator.parallel.expert import expert_load
 from simulator.parallel.gradients import gradient_bytes
@@ -36,6 +37,8 @@ from simulator.topology import Topology
 
 #: token ids of so many words or more do not fit into 16 bits
 WIDE_VOCABULARY = 65_500
+#: ranks up to which all are simulated where those of a class turn out to share links unequally
+MAX_UNFOLDED = 256
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -247,6 +250,15 @@ def simulate(
     return simulate_on(resolve(scenario, topology, spec), topology, spec, detail=detail, say=say)
 
 
+def _networks(scenario: Scenario, topology: Topology, costs: ModelCosts) -> Callable[[], NetworkModel]:
+    """Return what makes idle networks; where every rank could be simulated, those that tell when a class is uneven."""
+    new = NETWORKS[scenario.network]
+    if scenario.unfold or new is not FlowNetwork or scenario.plan.gpus > MAX_UNFOLDED:
+        return lambda: new(topology)
+    evenness = Evenness(topology, costs.parts)
+    return lambda: EvenNetwork(topology, evenness)
+
+
 @contextmanager
 def _collector_paused() -> Iterator[None]:
     """A run makes millions of small tuples and no garbage cycles: looking for some costs a quarter of the time."""
@@ -273,7 +285,14 @@ def simulate_on(
         model, lowered, memory = lower_scenario(scenario, topology, spec)
         say("simulating")
         costs = ModelCosts(topology, scenario)
-        timeline = run(lowered.program, costs, lambda: NETWORKS[scenario.network](topology), detail=detail)
+        try:
+            timeline = run(lowered.program, costs, _networks(scenario, topology, costs), detail=detail)
+        except UnevenError:
+            scenario = replace(scenario, unfold=True)
+            say("lowering every rank, for those of a class share links unequally")
+            model, lowered, memory = lower_scenario(scenario, topology, spec)
+            say("simulating")
+            timeline = run(lowered.program, costs, _networks(scenario, topology, costs), detail=detail)
         metrics = measure(timeline, pipelined=scenario.plan.pp > 1)
         link_busy_s = costs.link_busy_s(timeline)
     return Result(

@@ -22,8 +22,21 @@ CROWDED = 256
 
 
 @dataclass(slots=True)
-class _Profile:
-    """What is known about one Flow description, shared by all its instances in flight."""
+class Profile:
+    """What is known about one Flow description, shared by all its instances in flight.
+
+    Parameters
+    ----------
+    flow : Flow
+    index : int
+        Of the flow among those that the network has met.
+    lone_rate_bytes_per_s : float
+        Its rate where nothing else loads its links.
+    links, weights : ndarray
+        Those of the flow, once asked for.
+    sharing : dict
+        Whether it shares a link with another profile, by that one's index.
+    """
 
     flow: Flow
     index: int
@@ -33,6 +46,7 @@ class _Profile:
     sharing: dict[int, bool] = field(default_factory=dict)
 
     def arrays(self) -> tuple[NDArray[np.intp], FloatArray]:
+        """Return links and weights, both of shape [n_links of the flow]."""
         if self.links is None or self.weights is None:
             self.links = np.asarray(self.flow.links, dtype=np.intp)
             self.weights = np.asarray(self.flow.weights, dtype=np.float64)
@@ -43,7 +57,7 @@ class _Profile:
 class _Active:
     """One flow in flight."""
 
-    profile: _Profile
+    profile: Profile
     loads_from_ps: int
     remaining_bytes: float
     factor: float = 1.0
@@ -88,7 +102,7 @@ class FlowNetwork:
         self._handle_in_crowd: dict[int, int] = {}
         self._active: dict[int, _Active] = {}
         self._events: list[tuple[int, int, int]] = []
-        self._profiles: dict[int, _Profile] = {}
+        self._profiles: dict[int, Profile] = {}
         self._link_sets: dict[int, tuple[tuple[int, ...], int, frozenset[int]]] = {}
         self._sharing: dict[tuple[int, int], bool] = {}
         self._solved: dict[tuple[tuple[int, float], ...], tuple[float, ...]] = {}
@@ -223,12 +237,12 @@ class FlowNetwork:
             self._crowd = None
         return tuple(sorted(ended))
 
-    def _profile(self, flow: Flow) -> _Profile:
+    def _profile(self, flow: Flow) -> Profile:
         profile = self._profiles.get(id(flow))
         if profile is None or profile.flow is not flow:
             if len(self._profiles) >= _MEMO_LIMIT:
                 self._forget()
-            profile = _Profile(flow, self._next_profile, flow.alone_bytes_per_s)
+            profile = Profile(flow, self._next_profile, flow.alone_bytes_per_s)
             if not profile.lone_rate_bytes_per_s:
                 profile.lone_rate_bytes_per_s = self._flow_rate(profile)
             self._next_profile += 1
@@ -242,12 +256,12 @@ class FlowNetwork:
         self._sharing.clear()
         self._solved.clear()
 
-    def _flow_rate(self, profile: _Profile) -> float:
+    def _flow_rate(self, profile: Profile) -> float:
         links, weights = profile.arrays()
         levels = self._capacity[links] / weights
         return min(profile.flow.rate_cap_bytes_per_s, float(levels.min(initial=np.inf)))
 
-    def _shares(self, first: _Profile, second: _Profile) -> bool:
+    def _shares(self, first: Profile, second: Profile) -> bool:
         a, b = first.flow.links, second.flow.links
         if not a or not b or a[-1] < b[0] or b[-1] < a[0]:
             return False

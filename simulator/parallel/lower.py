@@ -219,14 +219,17 @@ def _stage_layers(
     inside: Communicators,
     gpus_per_node: int,
 ) -> StageLayers:
-    """Reuse the blocks of a stage with the same layers whose ranks lie on whole nodes in the same way."""
+    """Reuse the blocks of a stage with the same layers whose ranks lie on whole nodes in the same way.
+
+    What is written down outside a block meets other traffic on links of its own, so it is not reused.
+    """
     per_stage = plan.tp * communicators.mesh.n_replicas
     if not communicators.folded or per_stage % gpus_per_node or not communicators.mesh.has_outermost_stages:
         return StageLayers(chunks, plan, communicators, inside)
     key = tuple(tuple(id(layer) for layer in chunk) for chunk in chunks)
-    if key not in shared:
-        shared[key] = StageLayers(chunks, plan, communicators, inside)
-    return shared[key]
+    layers = StageLayers(chunks, plan, communicators, inside, twin=shared.get(key))
+    shared.setdefault(key, layers)
+    return layers
 
 
 def _finish_step(lowering: StageLowering, model: Model, done: tuple[int, ...]) -> None:

@@ -52,6 +52,8 @@ class StageLayers:
         Of the ranks that the stage's tasks are written for.
     inside : Communicators, optional
         Of all ranks that do the same inside a pass; those of the whole stage by default.
+    twin : StageLayers, optional
+        Of a stage whose blocks are the same.
     """
 
     def __init__(
@@ -60,14 +62,15 @@ class StageLayers:
         plan: ParallelPlan,
         communicators: Communicators,
         inside: Communicators | None = None,
+        twin: StageLayers | None = None,
     ) -> None:
         self.chunks = [tuple(chunk) for chunk in chunks]
         self.plan = plan
         self.communicators = communicators
         self._class_communicators = inside or Communicators(communicators.mesh, communicators.rank, folded=True)
         self._templates: dict[tuple[int, Kind, bool], Template] = {}
-        self._blocks: dict[tuple[int, Kind, int], Block] = {}
-        self._pairs: dict[tuple[int, int], Block] = {}
+        self._blocks: dict[tuple[int, Kind, int], Block] = twin._blocks if twin else {}
+        self._pairs: dict[tuple[int, int], Block] = twin._pairs if twin else {}
 
     def order(self, chunk: int, kind: Kind) -> Iterable[int]:
         """Positions of a chunk's layers in the order in which a pass visits them."""

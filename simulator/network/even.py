@@ -1,0 +1,118 @@
+"""Tells whether one flow may stand for several: whether all of them would get the same rate at all times.
+
+A flow that stands for the collectives of several groups moves at one rate. Taken apart, its groups would share the links
+max-min fairly, each with whatever else loads the links of its own: where trees, NICs or nodes shared with others load them
+unequally, some groups would be done sooner. :class:`EvenNetwork` solves every combination of flows that it meets both
+ways.
+
+References
+----------
+Bertsekas and Gallager, "Data Networks", 2nd ed., section 6.5.2: the max-min fair allocation is unique, so equal rates
+are the rates that the parts would get by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from simulator.network.base import Flow, LinkSource, capacities
+from simulator.network.flow import FlowNetwork, Profile
+from simulator.network.maxmin import max_min_rates
+
+#: rates that differ by less, relatively, differ by rounding
+ROUNDING = 1e-9
+
+
+class UnevenError(Exception):
+    """The parts of a flow would not move at the same rate."""
+
+
+class Evenness:
+    """What is known about which flows are as one with their parts; shared by all networks of a run.
+
+    Parameters
+    ----------
+    topology : LinkSource
+    parts_of : callable
+        Takes a flow apart.
+    """
+
+    def __init__(self, topology: LinkSource, parts_of: Callable[[Flow], tuple[Flow, ...]]) -> None:
+        self._capacity = capacities(topology)
+        self._parts_of = parts_of
+        self._parts: dict[int, tuple[Flow, tuple[Flow, ...]]] = {}
+        self._seen: set[tuple[tuple[int, float], ...]] = set()
+
+    def look(self, flows: Sequence[Flow], factors: Sequence[float], rates: Sequence[float]) -> None:
+        """Compare rates of flows that load the network together with those of their parts.
+
+        Parameters
+        ----------
+        flows : sequence of Flow
+        factors : sequence of float
+            What each flow uses of what it is granted.
+        rates : sequence of float
+            Bytes per second.
+
+        Raises
+        ------
+        UnevenError
+            If a part would get another rate, or start to load links at another time.
+        """
+        key = tuple(sorted((id(flow), factor) for flow, factor in zip(flows, factors, strict=True)))
+        if key in self._seen:
+            return
+        parts = [self._taken_apart(flow) for flow in flows]
+        counts = [len(found) for found in parts]
+        if sum(counts) > len(flows):
+            each = [(part, factor) for found, factor in zip(parts, factors, strict=True) for part in found]
+            found = self._rates(each)
+            if not np.allclose(found, np.repeat(rates, counts), rtol=ROUNDING, atol=0.0):
+                raise UnevenError
+        self._seen.add(key)
+
+    def _taken_apart(self, flow: Flow) -> tuple[Flow, ...]:
+        known = self._parts.get(id(flow))
+        if known is None:
+            parts = self._parts_of(flow)
+            if any(part.latency_s != flow.latency_s or part.n_bytes != flow.n_bytes for part in parts):
+                raise UnevenError
+            known = self._parts[id(flow)] = (flow, parts)
+        return known[1]
+
+    def _rates(self, parts: Sequence[tuple[Flow, float]]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        links = np.concatenate([np.asarray(part.links, dtype=np.intp) for part, _ in parts])
+        weights = np.concatenate([np.asarray(part.weights) / factor for part, factor in parts])
+        owners = np.repeat(np.arange(len(parts)), [len(part.links) for part, _ in parts])
+        used, entries = np.unique(links, return_inverse=True)
+        caps = np.array([part.rate_cap_bytes_per_s * factor for part, factor in parts])
+        return max_min_rates(owners, entries, weights, self._capacity[used], caps)
+
+
+class EvenNetwork(FlowNetwork):
+    """A :class:`FlowNetwork` that refuses to go on where a flow stands for unequal ones.
+
+    Parameters
+    ----------
+    topology : LinkSource
+    evenness : Evenness
+    """
+
+    def __init__(self, topology: LinkSource, evenness: Evenness) -> None:
+        super().__init__(topology)
+        self._evenness = evenness
+
+    def _profile(self, flow: Flow) -> Profile:
+        is_known = id(flow) in self._profiles
+        profile = super()._profile(flow)
+        if not is_known:
+            self._evenness.look((flow,), (1.0,), (profile.lone_rate_bytes_per_s,))
+        return profile
+
+    def _solve(self, members: list[int]) -> tuple[float, ...]:
+        rates = super()._solve(members)
+        active = [self._active[member] for member in members]
+        self._evenness.look([a.profile.flow for a in active], [a.factor for a in active], rates)
+        return rates
