@@ -14,6 +14,7 @@ are the rates that the parts would get by themselves.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,14 @@ class UnevenError(Exception):
     """The parts of a flow would not move at the same rate."""
 
 
+class _Parts(NamedTuple):
+    """What a flow stands for; the flow is kept so that nothing else takes its place in memory."""
+
+    index: int
+    whole: Flow
+    flows: tuple[Flow, ...]
+
+
 class Evenness:
     """What is known about which flows are as one with their parts; shared by all networks of a run.
 
@@ -42,7 +51,7 @@ class Evenness:
     def __init__(self, topology: LinkSource, parts_of: Callable[[Flow], tuple[Flow, ...]]) -> None:
         self._capacity = capacities(topology)
         self._parts_of = parts_of
-        self._parts: dict[int, tuple[Flow, tuple[Flow, ...]]] = {}
+        self._known: dict[tuple[int, int, float], _Parts] = {}
         self._seen: set[tuple[tuple[int, float], ...]] = set()
 
     def look(self, flows: Sequence[Flow], factors: Sequence[float], rates: Sequence[float]) -> None:
@@ -61,26 +70,27 @@ class Evenness:
         UnevenError
             If a part would get another rate, or start to load links at another time.
         """
-        key = tuple(sorted((id(flow), factor) for flow, factor in zip(flows, factors, strict=True)))
+        known = [self._taken_apart(flow) for flow in flows]
+        key = tuple(sorted((parts.index, factor) for parts, factor in zip(known, factors, strict=True)))
         if key in self._seen:
             return
-        parts = [self._taken_apart(flow) for flow in flows]
-        counts = [len(found) for found in parts]
+        counts = [len(parts.flows) for parts in known]
         if sum(counts) > len(flows):
-            each = [(part, factor) for found, factor in zip(parts, factors, strict=True) for part in found]
-            found = self._rates(each)
-            if not np.allclose(found, np.repeat(rates, counts), rtol=ROUNDING, atol=0.0):
+            each = [(part, factor) for parts, factor in zip(known, factors, strict=True) for part in parts.flows]
+            if not np.allclose(self._rates(each), np.repeat(rates, counts), rtol=ROUNDING, atol=0.0):
                 raise UnevenError
         self._seen.add(key)
 
-    def _taken_apart(self, flow: Flow) -> tuple[Flow, ...]:
-        known = self._parts.get(id(flow))
+    def _taken_apart(self, flow: Flow) -> _Parts:
+        """Return the parts of a flow, or of one with the same loads: messages of all sizes share them."""
+        key = (id(flow.links), id(flow.weights), flow.rate_cap_bytes_per_s)
+        known = self._known.get(key)
         if known is None:
             parts = self._parts_of(flow)
             if any(part.latency_s != flow.latency_s or part.n_bytes != flow.n_bytes for part in parts):
                 raise UnevenError
-            known = self._parts[id(flow)] = (flow, parts)
-        return known[1]
+            known = self._known[key] = _Parts(len(self._known), flow, parts)
+        return known
 
     def _rates(self, parts: Sequence[tuple[Flow, float]]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
         links = np.concatenate([np.asarray(part.links, dtype=np.intp) for part, _ in parts])
