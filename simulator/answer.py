@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator import __version__
 from simulator.errors import InfeasiblePlanError
+from simulator.models.recorded import RecordedModule
 from simulator.parallel.mesh import Mesh
 from simulator.plan import ParallelPlan
 from simulator.report.confidence import features_of, interval, shipped_table
@@ -191,7 +192,8 @@ def way_out(result: Result) -> str:
             continue
         if memory.fits:
             return f"{label} fits with {format_bytes(memory.peak_bytes)}"
-    return "more GPUs with a larger --tp or --pp are needed"
+    degrees = "--pp" if isinstance(result.spec, RecordedModule) else "--tp or --pp"
+    return f"more GPUs with a larger {degrees} are needed"
 
 
 def _smaller_plans(result: Result) -> Iterator[tuple[str, ParallelPlan]]:
@@ -207,9 +209,14 @@ def _smaller_plans(result: Result) -> Iterator[tuple[str, ParallelPlan]]:
         yield "--attention flash", replace(plan, attention="flash")
     for sharding in ("zero1", "zero2", "zero3"):
         yield f"--sharding {sharding}", replace(plan, sharding=sharding)
+    if plan.framework == "hf-eager":
+        yield "--sharding zero3 --framework fsdp", replace(plan, sharding="zero3", framework="fsdp")
     for tp in (2, 4, 8):
         if tp > plan.tp and plan.dp % (tp // plan.tp) == 0:
             yield f"--tp {tp}", replace(plan, tp=tp, dp=0, global_batch=0)
+    for pp in (2, 4, 8):
+        if pp > plan.pp and plan.dp % (pp // plan.pp) == 0:
+            yield f"--pp {pp}", replace(plan, pp=pp, dp=0, global_batch=0)
     yield "--sharding zero3 --recompute full", replace(plan, sharding="zero3", recompute="full")
     yield (
         "--sharding zero3 --recompute full --micro-batch 1",

@@ -231,6 +231,8 @@ def _parse_json(text: str, locator: Locator) -> Any:
         raise_faults([Fault(place=place, path=(), message=f"not JSON: {error.msg}")], locator)
     except RecursionError:
         raise ConfigError(f"{locator.file}: not JSON that can be read: nested too deeply") from None
+    except ValueError:  # Python's own limit
+        raise ConfigError(f"{locator.file}: not JSON that can be read: a number has too many digits") from None
 
 
 def _parse_yaml(text: str, locator: Locator) -> Any:

@@ -78,7 +78,7 @@ def _llama(r: Reader) -> dict[str, Any]:
         "hidden": r.positive("hidden_size", "n_embd"),
         "heads": heads,
         "kv_heads": r.integer("num_key_value_heads", default=heads),
-        "head_dim": r.integer("head_dim", default=0),
+        "head_dim": r.positive("head_dim", default=0),
         "ffn_hidden": r.positive("intermediate_size"),
         "vocab": r.positive("vocab_size"),
         "max_positions": r.positive("max_position_embeddings", default=2048),
@@ -92,7 +92,7 @@ def _llama(r: Reader) -> dict[str, Any]:
 
 
 def _window(r: Reader) -> dict[str, Any]:
-    window, is_used = r.integer("sliding_window", default=0), r.boolean("use_sliding_window", default=True)
+    window, is_used = r.positive("sliding_window", default=0), r.boolean("use_sliding_window", default=True)
     kinds = r.raw("layer_types") or []
     if not isinstance(kinds, list) or set(kinds) - {"full_attention", "sliding_attention"}:
         r.fault("layer_types", f"{kinds!r:.60} is not a list of full_attention and sliding_attention", hint=RECORD)

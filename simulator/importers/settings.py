@@ -23,7 +23,7 @@ def _keys(text: str) -> set[str]:
     """Return the keys of a JSON object, none where the text is not one."""
     try:
         data: Any = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return set()
     return set(data) if isinstance(data, dict) else set()
 

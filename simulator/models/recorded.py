@@ -20,6 +20,8 @@ from simulator.plan import ParallelPlan
 
 _TENSOR = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>(?:\d+|[BS])(?:x(?:\d+|[BS]))*)(?::(?P<dtype>\w+))?")
 _SYNTAX = "[NAME=]SHAPE[:DTYPE], e.g. BxS:int64 or labels=8x1024:int64; B is the micro-batch, S the sequence length"
+#: elements from which on torch has no numbers for the bytes of a tensor
+_MOST_ELEMENTS = 2**60
 #: short names of types -> torch's
 _DTYPES = {
     "long": "int64",
@@ -142,10 +144,11 @@ class RecordedModule:
                     hint="a recorded module takes data, sharded and pipeline parallelism",
                 )
         if plan.recompute == "selective" or plan.precision == "fp8":
-            what = "recompute=selective" if plan.recompute == "selective" else "precision=fp8"
+            selective = plan.recompute == "selective"
+            advice = "call torch.utils.checkpoint in the module, or use --recompute full"
             raise InfeasiblePlanError(
-                f"{what} is not known for a recorded module",
-                hint="call torch.utils.checkpoint in the module, or use --recompute full; record 16-bit kernels",
+                f"{'recompute=selective' if selective else 'precision=fp8'} is not known for a recorded module",
+                hint=advice if selective else "use --precision bf16",
             )
         length = plan.sequence_length or self.max_positions
         key = (plan.micro_batch, length, plan.precision, plan.attention, plan.recompute)
@@ -163,7 +166,12 @@ class RecordedModule:
             dtype = getattr(torch, tensor.dtype, None)
             if not isinstance(dtype, torch.dtype):
                 raise ConfigError(f"--batch: dtype '{tensor.dtype}' is unknown", hint="int64, float32, bfloat16 ...")
-            made = torch.empty(tensor.sizes(plan.micro_batch, length), dtype=dtype, device="meta")
+            sizes = tensor.sizes(plan.micro_batch, length)
+            if not 0 < math.prod(sizes) < _MOST_ELEMENTS:
+                raise ConfigError(
+                    f"--batch: {'x'.join(map(str, sizes))} is no shape of a tensor", hint=f"write {_SYNTAX}"
+                )
+            made = torch.empty(sizes, dtype=dtype, device="meta")
             if tensor.name:
                 named[tensor.name] = made
             else:
@@ -184,7 +192,7 @@ class RecordedModule:
             )
         except SimulatorError:
             raise
-        except Exception as error:  # the user's own code
+        except (Exception, SystemExit) as error:  # the user's own code
             raise ConfigError(
                 f"{self.name}: forward fails: {type(error).__name__}: {error}", hint=f"write {_SYNTAX}"
             ) from None
@@ -277,7 +285,7 @@ def _import(target: str) -> Any:
         module = _load_file(Path(place)) if place.endswith(".py") else _load_package(place)
     except SimulatorError:
         raise
-    except Exception as error:  # the user's own code
+    except (Exception, SystemExit) as error:  # the user's own code
         raise ConfigError(f"--module {target}: cannot be imported: {type(error).__name__}: {error}") from None
     if not hasattr(module, name):
         public = [word for word in vars(module) if not word.startswith("_")]
@@ -309,11 +317,11 @@ def _build(torch: Any, target: str, made: Any) -> Any:
     try:
         with torch.device("meta"):
             return factory()
-    except Exception:  # what reads its own weights needs some
+    except (Exception, SystemExit):  # what reads its own weights needs some
         try:
             return factory()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             what = f"{type(error).__name__}: {error}"
-            raise ConfigError(
-                f"--module {target}: cannot be built: {what}", hint="it is called without arguments"
-            ) from None
+            needs_gpu = "leave devices out: no GPU is used here"
+            hint = needs_gpu if "cuda" in what.lower() else "it is called without arguments"
+            raise ConfigError(f"--module {target}: cannot be built: {what}", hint=hint) from None

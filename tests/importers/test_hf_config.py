@@ -171,6 +171,8 @@ def test_unknown_keys_are_told_with_their_neighbour(write):
         ({"model_type": "lama"}, "config.json:2:17: model_type: 'lama' is not known(.|\n)*'llama'"),
         ({"hidden_size": "wide"}, "config.json:3:18: hidden_size: 'wide' is not a whole number"),
         ({"num_attention_heads": 0}, "num_attention_heads: 0 is not above zero"),
+        ({"head_dim": -64}, "head_dim: -64 is not above zero"),
+        ({"sliding_window": -5}, "sliding_window: -5 is not above zero"),
         ({"hidden_act": "tanh"}, "hidden_act: 'tanh' is not known"),
         ({"num_attention_heads": 7, "num_key_value_heads": None}, "not a multiple of heads=7"),
     ],

@@ -47,6 +47,14 @@ class Branch(Plain):
     def forward(self, x):
         return x if self.layer(x).sum() > 0 else -x
 
+class Leaves(Plain):
+    def forward(self, x):
+        raise SystemExit(3)
+
+class Silent(Plain):
+    def forward(self, x):
+        self.layer(x)
+
 def broken():
     raise RuntimeError("no weights here")
 
@@ -152,6 +160,10 @@ def test_targets_that_are_none(code, target, batch, message):
         ("users_module:Plain", "4x9", "cannot run on tensors without data"),
         ("users_module:Plain", "4x8:int63", "dtype 'int63' is unknown"),
         ("users_module:Plain", "y=4x8", "forward fails"),
+        ("users_module:Plain", "4x0", "4x0 is no shape"),
+        ("users_module:Plain", "4x99999999999999999999", "is no shape"),
+        ("users_module:Leaves", "4x8", "forward fails: SystemExit"),
+        ("users_module:Silent", "4x8", "returns nothing that depends on its parameters"),
     ],
 )
 def test_modules_that_do_not_run(code, target, batch, message):

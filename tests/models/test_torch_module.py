@@ -244,3 +244,34 @@ def test_a_shape_that_depends_on_data_is_explained():
     with pytest.raises(ConfigError, match="a shape depends on data in submodule 'inner'") as error:
         record_module(Picks(), torch.zeros(2, 4))
     assert "equal share" in error.value.hint
+
+
+class Cast(nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        self.device, self.layer = device, nn.Linear(8, 8)
+
+    def forward(self, x):
+        with torch.autocast(self.device, dtype=torch.bfloat16):
+            return self.layer(x)
+
+
+def test_autocast_of_the_module_is_the_gpus():
+    x = torch.zeros(4, 8)
+    on_gpu, on_cpu = (record_module(Cast(device), x) for device in ("cuda", "cpu"))
+    assert [layer.forward for layer in on_gpu.layers] == [layer.forward for layer in on_cpu.layers]
+    products = [item for item in on_gpu.layers[0].forward if isinstance(item, GemmShape)]
+    assert products and all(item.dtype == "bf16" for item in products)
+
+
+class Unfused(Block):
+    def forward(self, x):
+        with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+            return super().forward(x)
+
+
+@pytest.mark.parametrize(("kind", "n_kernels"), [(Block, 1), (Unfused, 0)])
+def test_the_backend_of_attention_is_the_modules_choice(kind, n_kernels):
+    model = record_module(kind(64, 4), torch.zeros(2, 16, 64))
+    kernels = [item for layer in model.layers for item in layer.forward]
+    assert sum(isinstance(item, AttentionShape) for item in kernels) == n_kernels

@@ -13,10 +13,10 @@ from simulator.models.torch_module.modes import recording_modes
 
 @contextmanager
 def recording(
-    torch: Any, module: Any, state: dict[str, Any], recorder: Recorder, attention: str, cast_to: Any
+    torch: Any, module: Any, state: dict[str, Any], recorder: Recorder, attention: str
 ) -> Iterator[tuple[Any, Any]]:
     """Set the hooks of modules and parameters, and take them away again."""
-    dispatch, functions = recording_modes(torch, recorder, attention, cast_to)
+    dispatch, functions = recording_modes(torch, recorder, attention)
     handles = _hooks(torch, module, recorder)
     for tensor in state.values():
         if tensor.requires_grad:

@@ -6,6 +6,7 @@ operators in fp32 than the GPU's does.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -29,7 +30,7 @@ _WIDE_NAMES = (
 WIDE = frozenset(_WIDE_NAMES.split())
 
 
-def recording_modes(torch: Any, recorder: Recorder, attention: str, cast_to: Any) -> tuple[Any, Any]:
+def recording_modes(torch: Any, recorder: Recorder, attention: str) -> tuple[Any, Any]:
     """Return the dispatch mode and the function mode, bound to a recorder.
 
     Parameters
@@ -39,8 +40,6 @@ def recording_modes(torch: Any, recorder: Recorder, attention: str, cast_to: Any
         Who notes the operators.
     attention : str
         ``flash`` or ``eager``.
-    cast_to : torch.dtype, optional
-        To what forward runs under autocast.
     """
     tree_leaves = load_torch("utils._pytree").tree_leaves
 
@@ -55,7 +54,7 @@ def recording_modes(torch: Any, recorder: Recorder, attention: str, cast_to: Any
 
     base = load_torch("utils._python_dispatch").TorchDispatchMode
     mode = type("Dispatch", (base,), {"__torch_dispatch__": dispatch})()
-    return mode, _functions(torch, recorder, attention, cast_to)
+    return mode, _functions(torch, recorder, attention)
 
 
 def _function(torch: Any, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
@@ -64,7 +63,7 @@ def _function(torch: Any, forward: Callable[..., Any], backward: Callable[..., A
     return type("Recorded", (torch.autograd.Function,), methods)
 
 
-def _functions(torch: Any, recorder: Recorder, attention: str, cast_to: Any) -> Any:
+def _functions(torch: Any, recorder: Recorder, attention: str) -> Any:
     """Return the mode that puts the GPU's one kernel for what the CPU takes apart, and its types under autocast."""
     flash, masked = _flash(torch, recorder), _masked(torch, recorder)
     functional = torch.nn.functional
@@ -76,9 +75,10 @@ def _functions(torch: Any, recorder: Recorder, attention: str, cast_to: Any) -> 
 
     def intercept(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        cast_to = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         if cast_to is not None and getattr(func, "__name__", "").strip("_") in WIDE:
             args, kwargs = tree_map(widen, (args, kwargs))
-        if func is functional.scaled_dot_product_attention and attention == "flash":
+        if func is functional.scaled_dot_product_attention and attention == "flash" and _may_fuse(torch):
             q, k, v = (t if cast_to is None else t.to(cast_to) for t in _operands(args, kwargs))
             probability = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
             return flash.apply(q, k, v, _is_causal(recorder, args, kwargs), probability > 0)
@@ -91,6 +91,12 @@ def _functions(torch: Any, recorder: Recorder, attention: str, cast_to: Any) -> 
 
     base = load_torch("overrides").TorchFunctionMode
     return type("Functions", (base,), {"__torch_function__": intercept})()
+
+
+def _may_fuse(torch: Any) -> bool:
+    """Tell whether the module leaves a fused kernel to choose from (``torch.nn.attention.sdpa_kernel``)."""
+    flags = torch.backends.cuda
+    return bool(flags.flash_sdp_enabled() or flags.mem_efficient_sdp_enabled() or flags.cudnn_sdp_enabled())
 
 
 def _operands(args: Any, kwargs: Any) -> Any:
@@ -172,6 +178,35 @@ def attention_backend(attention: str) -> Any:
         return nullcontext()
     choice = load_torch("nn.attention")
     return choice.sdpa_kernel(choice.SDPBackend.MATH)
+
+
+@contextmanager
+def gpu_autocast(torch: Any) -> Iterator[None]:
+    """Let autocast that the module asks for on a GPU act on the fake tensors, which live on the CPU."""
+    kind = torch.amp.autocast_mode.autocast
+    before = kind.__init__
+
+    def begin(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        before(self, device_type, dtype, *args, **kwargs)
+
+    kind.__init__ = begin
+    try:
+        yield
+    finally:
+        kind.__init__ = before
+
+
+@contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Leave what a logger would print beside the error to the error."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 @contextmanager

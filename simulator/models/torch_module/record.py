@@ -12,7 +12,10 @@ from simulator.models.layer import AttentionShape, CommunicationPoint, Layer, Mo
 from simulator.models.recording import Recorder
 from simulator.models.torch_module.hooks import empty_state, recording, replaced
 from simulator.models.torch_module.load import load_torch
-from simulator.models.torch_module.modes import attention_backend, plain_operators
+from simulator.models.torch_module.modes import attention_backend, gpu_autocast, plain_operators, quiet
+
+#: what makes fake tensors, and prints a traceback for every operator that cannot run on them
+_FAKE = "torch._subclasses.fake_tensor"
 
 
 def record_module(
@@ -58,7 +61,7 @@ def record_module(
     wanted, cast_to = (_dtype(torch, key, value) for key, value in (("dtype", dtype), ("autocast", autocast)))
     if attention not in ("flash", "eager"):
         raise ConfigError(f"attention='{attention}' is unknown", hint="flash or eager")
-    fake = load_torch("_subclasses.fake_tensor").FakeTensorMode(allow_non_fake_inputs=True)
+    fake = load_torch(_FAKE.removeprefix("torch.")).FakeTensorMode(allow_non_fake_inputs=True)
 
     def empty(tensor: Any) -> Any:
         floating = tensor.is_floating_point() and wanted is not None
@@ -74,8 +77,9 @@ def record_module(
         with torch.autocast("cpu", cast_to) if cast_to is not None else nullcontext():
             return _scalar(torch, module(*arguments[0], **arguments[1]), loss)
 
-    with replaced(module, state), recording(torch, module, state, recorder, attention, cast_to) as modes:
-        _run(torch, forward, recorder, (fake, plain_operators(torch), *modes, attention_backend(attention)))
+    with replaced(module, state), recording(torch, module, state, recorder, attention) as modes:
+        around = (quiet(_FAKE), gpu_autocast(torch), fake, plain_operators(torch), *modes)
+        _run(torch, forward, recorder, (*around, attention_backend(attention)))
     layers = recorder.layers()
     first = next((t for t in (*inputs, *keywords.values()) if hasattr(t, "shape") and t.dim()), None)
     return Model(
@@ -143,7 +147,10 @@ def _scalar(torch: Any, output: Any, loss: Callable[[Any], Any] | None) -> Any:
         return given
     tensors = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
     if not tensors:
-        raise ConfigError("the module returns nothing that depends on its parameters", hint="pass loss=")
+        raise ConfigError(
+            "the module returns nothing that depends on its parameters",
+            hint="have forward return its loss, or a tensor made from parameters that require gradients",
+        )
     return tensors[0] if tensors[0].dim() == 0 else tensors[0].float().mean()
 
 
@@ -161,7 +168,9 @@ def _explained(error: Exception, recorder: Recorder) -> ConfigError:
             f"control flow depends on data{place}: {text}",
             hint="record a variant whose forward does not read tensor values, or one branch of it",
         )
-    return ConfigError(
-        f"the module cannot run on tensors without data{place}: {text}",
-        hint="check that its arguments have the shapes and types that forward expects",
-    )
+    hint = "check that its arguments have the shapes and types that forward expects"
+    if "cuda" in text.lower():
+        hint = "leave devices out, or make tensors on the device of an argument: no GPU is used here"
+    elif "Unsupported dtype" in text:
+        hint = "an operator has no kernel for this type: try --precision fp32, or amp_bf16"
+    return ConfigError(f"the module cannot run on tensors without data{place}: {text}", hint=hint)
