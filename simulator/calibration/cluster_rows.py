@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,13 @@ def _log_rows(
     path: str | Path, topology: Topology, name: str, transport: str, collective: str | None
 ) -> list[dict[str, str]]:
     table = import_nccl_tests(path, collective=collective)
-    n_nodes = table.n_nodes or -(-table.n_ranks // topology.gpus_per_node)
-    rows = table.measurements(name, transport=transport if n_nodes > 1 else "", split="")
-    return [row | {"nodes": str(n_nodes)} for row in rows]
+    found: list[dict[str, str]] = []
+    for run in table.runs:
+        n_nodes = run.n_nodes or -(-run.n_ranks // topology.gpus_per_node)
+        rows = replace(run, later=()).measurements(name, transport=transport if n_nodes > 1 else "", split="")
+        found += [row | {"row_id": f"{Path(path).stem}-{len(found) + i}", "nodes": str(n_nodes)}
+                  for i, row in enumerate(rows)]  # fmt: skip
+    return found
 
 
 def _table_rows(path: Path, topology: Topology, name: str, transport: str) -> list[dict[str, str]]:

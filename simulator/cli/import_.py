@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from simulator.importers.record import Imported, ImportReport
 
 _SHOWN = 72
+#: what is told of the runs of a log -> attribute of a run
+_LOG_KEYS = {
+    "collective": "collective",
+    "gpus": "n_ranks",
+    "nodes": "n_nodes",
+    "gpus_per_process": "gpus_per_process",
+    "nccl": "nccl",
+}
 
 
 def import_(
@@ -119,20 +127,22 @@ def _of_cluster(found: ImportedCluster) -> tuple[dict[str, Any], str]:
     return {**document, "cluster": dict(found.data), "use": use}, found.to_yaml()
 
 
+def _of_runs(found: CollectiveTable, key: str) -> Any:
+    """Return what the runs of a log agree on, or all that they say, as a list."""
+    values = list(dict.fromkeys(getattr(run, key) for run in found.runs))
+    return values[0] if len(values) == 1 else values
+
+
 def _of_log(found: CollectiveTable, topology: str, transport: str) -> tuple[dict[str, Any], str]:
     from simulator.importers.nccl_tests import write_measurements
 
     document = _account("nccl-tests", found.file, None)
     rows = found.measurements(topology, transport=transport)
     document["measurements"] = {
-        "collective": found.collective,
-        "gpus": found.n_ranks,
-        "nodes": found.n_nodes,
-        "gpus_per_process": found.gpus_per_process,
-        "nccl": found.nccl,
+        **{name: _of_runs(found, key) for name, key in _LOG_KEYS.items()},
         "rows": len(rows),
-        "smallest_bytes": min(row.n_bytes for row in found.rows),
-        "largest_bytes": max(row.n_bytes for row in found.rows),
+        "smallest_bytes": min(row.n_bytes for run in found.runs for row in run.rows),
+        "largest_bytes": max(row.n_bytes for run in found.runs for row in run.rows),
     }
     use = "simulate calibrate collectives FILE --topology NAME, or --out and simulate validate"
     return {**document, "use": use}, write_measurements(rows)

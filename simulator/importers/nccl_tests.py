@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,15 @@ PROGRAMS = {
     "alltoall": "all_to_all", "alltoallv": "all_to_all", "broadcast": "broadcast", "reduce": "reduce",
     "sendrecv": "send_recv", "gather": "gather", "scatter": "scatter", "hypercube": "all_gather",
 }  # fmt: skip
-_PREFIX = r"^(?:\[?[\w.,\- ]*\]?:\s)?\s*"
+_PREFIX = r"^(?:\[?[\w.,\- ]*\]?(?:<\w+>:|:\s))?\s*"
 _PROGRAM = re.compile(r"\b(" + "|".join(sorted(PROGRAMS, key=len, reverse=True)) + r")_perf\b")
 _DEVICE = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)")
 _VERSION = re.compile(r"NCCL version\s+(\d+\.\d+)|nccl-library=(\d)(\d\d)\d\d|nccl[_-](\d+)[._](\d+)", re.IGNORECASE)
 _HEADER = re.compile(r"#\s+size\s+count\s+type\b(.*)")
 _NUMBER = re.compile(r"^-?(?:\d+\.?\d*(?:e[+-]?\d+)?|nan|N/A)$", re.IGNORECASE)
 _TIMES = ("time", "cputime")
+#: a run begins, when the results of another are above
+_BEGIN = re.compile(r"nccl-tests version|#\s*nThread\b|" + _PROGRAM.pattern)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,8 @@ class CollectiveTable:
         Who took part; 0 where the log does not tell.
     nccl : str
         Version, empty where the log does not tell.
+    later : tuple of CollectiveTable
+        Of the runs that follow in the same log.
     """
 
     file: str
@@ -73,9 +77,21 @@ class CollectiveTable:
     gpus_per_process: int
     nccl: str
     rows: tuple[CollectiveRow, ...]
+    later: tuple[CollectiveTable, ...] = ()
+
+    @property
+    def runs(self) -> tuple[CollectiveTable, ...]:
+        """Itself and those after it."""
+        return (self, *self.later)
 
     def measurements(self, topology: str, *, transport: str = "", split: str = "user") -> list[dict[str, str]]:
-        """Rows in the columns of measurement tables, for ``simulate validate`` and for calibration."""
+        """Rows of all runs in the columns of measurement tables, for ``simulate validate`` and for calibration."""
+        found: list[dict[str, str]] = []
+        for run in self.runs:
+            found += run._measurements(topology, transport, split, len(found))
+        return found
+
+    def _measurements(self, topology: str, transport: str, split: str, first: int) -> list[dict[str, str]]:
         version = f"; NCCL version {self.nccl}" if self.nccl else ""
         single = f"; nGpus {self.gpus_per_process} (single process)" if self.gpus_per_process > 1 else ""
         return [
@@ -95,7 +111,7 @@ class CollectiveTable:
                 "split": split,
                 "notes": f"dtype={row.dtype}{version}{single}",
             }
-            for number, row in enumerate(self.rows)
+            for number, row in enumerate(self.rows, start=first)
         ]
 
 
@@ -129,7 +145,7 @@ def import_nccl_tests(
     path : str or Path
         The log; other programs' lines may be mixed in.
     collective, n_ranks : optional
-        What the log does not tell; they win over what it tells.
+        What the log does not tell; they win over what it tells, except for the collectives of a log of several runs.
 
     Raises
     ------
@@ -143,33 +159,59 @@ def import_nccl_tests(
 
 
 def _from_text(text: str, file: str, collective: str | None, n_ranks: int | None) -> CollectiveTable:
-    lead, block = ["redop", "root"], 4
-    rows: list[CollectiveRow] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        header = _HEADER.search(line)
-        if header:
-            lead, block = _columns(header[1].split())
-        elif "#" not in line.split("|")[0][:40]:
-            rows += _row(line, lead, block, f"{file}:{number}")
-    if not rows:
+    runs = _runs(text, file)
+    if not runs:
         raise ConfigError(
             f"{file}: no result lines of nccl-tests",
             hint="expected lines of size, count, type, redop, root, time, algbw, busbw; was the job cut off?",
         )
-    devices = {match[1]: match for match in _DEVICE.finditer(text)}
-    program = _PROGRAM.search(text)
-    ranks = n_ranks or len(devices) or _ranks_from_bus(rows, file)
-    processes = {(match[3], match[2]) for match in devices.values()}
     version = _VERSION.search(text)
-    return CollectiveTable(
-        file=file,
-        collective=collective or (PROGRAMS[program[1]] if program else _guess(rows, ranks, file)),
-        n_ranks=ranks,
-        n_nodes=len({match[3] for match in devices.values()}),
-        gpus_per_process=len(devices) // len(processes) if processes else 0,
-        nccl=_version(version) if version else "",
-        rows=tuple(rows),
-    )
+    tables = []
+    for lines, rows, head in runs:
+        part = "\n".join(lines)
+        devices = {match[1]: match for match in _DEVICE.finditer(part)}
+        programs = _PROGRAM.findall("\n".join(lines[:head])) or _PROGRAM.findall(part)
+        told = PROGRAMS[programs[-1]] if programs else None
+        own = _VERSION.search(part) or version
+        ranks = n_ranks or len(devices) or _ranks_from_bus(rows, file)
+        processes = {(match[3], match[2]) for match in devices.values()}
+        known = (told or collective) if len(runs) > 1 else (collective or told)
+        tables.append(
+            CollectiveTable(
+                file=file,
+                collective=known or _guess(rows, ranks, file),
+                n_ranks=ranks,
+                n_nodes=len({match[3] for match in devices.values()}),
+                gpus_per_process=len(devices) // len(processes) if processes else 0,
+                nccl=_version(own) if own else "",
+                rows=tuple(rows),
+            )
+        )
+    return replace(tables[0], later=tuple(tables[1:]))
+
+
+def _runs(text: str, file: str) -> list[tuple[list[str], list[CollectiveRow], int]]:
+    """Cut a log into runs: the lines and results of each, and how many lines are above its first result."""
+    lead, block = ["redop", "root"], 4
+    runs: list[tuple[list[str], list[CollectiveRow], int]] = []
+    lines: list[str] = []
+    rows: list[CollectiveRow] = []
+    head = 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        if rows and _BEGIN.search(line) and "concluded" not in line:
+            runs.append((lines, rows, head))
+            lines, rows = [], []
+        header = _HEADER.search(line)
+        found: list[CollectiveRow] = []
+        if header:
+            lead, block = _columns(header[1].split())
+        elif "#" not in line.split("|")[0][:40]:
+            found = _row(line, lead, block, f"{file}:{number}")
+        if found and not rows:
+            head = len(lines)
+        lines.append(line)
+        rows += found
+    return [*runs, (lines, rows, head)] if rows else runs
 
 
 def _version(match: re.Match[str]) -> str:
@@ -204,7 +246,7 @@ def _row(line: str, lead: list[str], block: int, place: str) -> list[CollectiveR
         if len(part) < 3:
             continue
         time_us, algbw, busbw = (_value(word, place) for word in part[:3])
-        if math.isnan(time_us):
+        if math.isnan(time_us) or not int(match[1]):
             continue
         found.append(
             CollectiveRow(
@@ -212,7 +254,7 @@ def _row(line: str, lead: list[str], block: int, place: str) -> list[CollectiveR
                 count=int(match[2]),
                 dtype=match[3],
                 redop=named.get("redop", "none"),
-                root=int(named.get("root", "-1")),
+                root=_root(named.get("root", "-1")),
                 in_place=in_place,
                 time_s=time_us * 1e-6,
                 algbw_bytes_per_s=algbw * 1e9,
@@ -220,6 +262,11 @@ def _row(line: str, lead: list[str], block: int, place: str) -> list[CollectiveR
             )
         )
     return found
+
+
+def _root(word: Any) -> int:
+    text = str(word).strip()
+    return int(text) if re.fullmatch(r"-?\d+", text) else -1
 
 
 def _value(word: Any, place: str) -> float:
@@ -275,9 +322,11 @@ def _from_json(text: str, file: str, collective: str | None, n_ranks: int | None
     rows: list[CollectiveRow] = []
     for number, result in enumerate(results):
         rows += _json_rows(result, f"{file}: results[{number}]")
+    if not rows:
+        raise ConfigError(f"{file}: results: none has a size and a time")
     config = data.get("config") if isinstance(data.get("config"), Mapping) else {}
-    devices = [d for d in config.get("devices", []) if isinstance(d, Mapping)]
-    program = _PROGRAM.search(" ".join(map(str, data.get("args", []))))
+    devices = [d for d in _list(config.get("devices")) if isinstance(d, Mapping)]
+    program = _PROGRAM.search(" ".join(map(str, _list(data.get("args")))))
     ranks = n_ranks or len(devices) or _ranks_from_bus(rows, file)
     version = re.search(r"(\d+)\.(\d+)|^(\d)(\d\d)\d\d$", str(data.get("nccl_version", "")))
     processes = {(d.get("hostname"), d.get("pid")) for d in devices}
@@ -292,10 +341,17 @@ def _from_json(text: str, file: str, collective: str | None, n_ranks: int | None
     )
 
 
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _json_rows(result: Any, place: str) -> list[CollectiveRow]:
     if not isinstance(result, Mapping):
         raise ConfigError(f"{place}: expected a mapping, found {type(result).__name__}")
     found = []
+    size, count = (_value(result.get(key, "nan"), f"{place}.{key}") for key in ("size", "count"))
+    if not math.isfinite(size) or size <= 0.0:
+        return []
     for in_place, key in ((False, "out_of_place"), (True, "in_place")):
         part = result.get(key)
         if not isinstance(part, Mapping):
@@ -305,11 +361,11 @@ def _json_rows(result: Any, place: str) -> list[CollectiveRow]:
             continue
         found.append(
             CollectiveRow(
-                n_bytes=int(_value(result.get("size", "nan"), f"{place}.size")),
-                count=int(_value(result.get("count", 0), f"{place}.count")),
+                n_bytes=int(size),
+                count=int(count) if math.isfinite(count) else 0,
                 dtype=str(result.get("type", "float")),
                 redop=str(result.get("redop", "none")),
-                root=int(_value(str(result.get("root", "-1")).strip() or "-1", f"{place}.root")),
+                root=_root(result.get("root", "-1")),
                 in_place=in_place,
                 time_s=time_us * 1e-6,
                 algbw_bytes_per_s=_value(part.get("alg_bw", "nan"), f"{place}.{key}.alg_bw") * 1e9,

@@ -128,3 +128,45 @@ def test_mutilated_logs_raise_nothing_but_our_error(tmp_path_factory, cut, noise
         import_nccl_tests(file)
     except ConfigError as error:
         assert error.message
+
+
+def test_a_log_of_several_runs_is_several_tables(tmp_path):
+    gathers = NEW.replace("all_reduce_perf", "all_gather_perf").replace("     sum", "    none")
+    concluded = "# Collective test concluded: all_reduce_perf\n"
+    table = import_nccl_tests(write(tmp_path, f"{NEW}{concluded}+ srun all_gather_perf -b 8\n{gathers}"))
+    assert [(run.collective, len(run.rows)) for run in table.runs] == [("all_reduce", 6), ("all_gather", 6)]
+    rows = table.measurements("polaris")
+    assert [row["collective"] for row in rows[5:7]] == ["all_reduce", "all_gather"]
+    assert len({row["row_id"] for row in rows}) == 12
+
+
+def test_later_runs_that_do_not_tell_take_the_collective_that_is_given(tmp_path):
+    file = write(tmp_path, OLD + NEW)
+    assert [run.collective for run in import_nccl_tests(file, collective="broadcast").runs] == [
+        "broadcast",
+        "all_reduce",
+    ]
+
+
+def test_rows_without_bytes_are_no_measurements(tmp_path):
+    empty = "           0             0     float     sum      -1     9.51    0.00    0.00      0     9.32    0.00    0.00      0\n"
+    lines = NEW.splitlines(keepends=True)
+    assert len(import_nccl_tests(write(tmp_path, "".join([*lines[:12], empty, *lines[12:]]))).rows) == 6
+    log = json_log()
+    log["results"].insert(0, log["results"][0] | {"size": 0})
+    assert all(row.n_bytes for row in import_nccl_tests(write(tmp_path, json.dumps(log), "log.json")).rows)
+
+
+def test_lines_tagged_by_open_mpi(tmp_path):
+    tagged = "\n".join(f"[1,0]<stdout>:{line}" for line in NEW.splitlines())
+    assert len(import_nccl_tests(write(tmp_path, tagged)).rows) == 6
+
+
+@pytest.mark.parametrize("changes", [{"config": None}, {"args": None}, {"config": {"devices": None}}])
+def test_json_with_empty_sections(tmp_path, changes):
+    table = import_nccl_tests(write(tmp_path, json.dumps(json_log(**changes)), "log.json"), collective="all_reduce")
+    assert table.rows
+
+
+def test_a_root_that_is_no_number_is_none(tmp_path):
+    assert {row.root for row in import_nccl_tests(write(tmp_path, NEW.replace(" -1 ", " -  "))).rows} == {-1}
