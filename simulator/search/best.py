@@ -231,11 +231,14 @@ def _fitting(bounds: Bounds, plans: Iterable[ParallelPlan], space: Space) -> tup
     for plan in plans:
         try:
             layout = bounds.layout(plan)
-        except InfeasiblePlanError:
+            fits = bounds.memory(layout).fits
+            if plan.cp > 1:
+                bounds.compute_s(layout)
+        except InfeasiblePlanError:  # the layers, the heads or the schedule do not allow its degrees
             continue
         if plan.recompute == "selective" and takes_none and not layout.recomputes:
             continue  # the same as none
-        (fitting if bounds.memory(layout).fits else unfit).append(layout)
+        (fitting if fits else unfit).append(layout)
     return fitting, unfit
 
 

@@ -28,6 +28,8 @@ from simulator.costs import ModelCosts
 from simulator.memory import MemoryReport, estimate
 from simulator.models.layer import CommunicationPoint, Layer, Model
 from simulator.models.spec import ModelSpec
+from simulator.parallel.classes import fills_nodes
+from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.gradients import gradient_bytes, split_parameters
 from simulator.parallel.lower import split_layers
 from simulator.parallel.mesh import Communicators, Mesh
@@ -98,7 +100,7 @@ class Bounds:
         self.spec = spec
         self.scenario = scenario
         self.costs = ModelCosts(topology, scenario)
-        self._layer_times: dict[int, tuple[Layer, LayerTime]] = {}
+        self._layer_times: dict[tuple[object, ...], tuple[Layer, LayerTime]] = {}
         self._meshes: dict[tuple[object, ...], Mesh] = {}
         self._communicators: dict[tuple[int, ...], Communicators] = {}
         self._peaks: dict[tuple[str, int, int, int], tuple[tuple[int, ...], ...]] = {}
@@ -139,11 +141,11 @@ class Bounds:
         return self._meshes[key]
 
     def communicators(self, plan: ParallelPlan, stage: int) -> Communicators:
-        """Return the groups of a stage."""
+        """Return the groups of a stage; where they do not all lie alike, those of its first rank."""
         mesh = self.mesh(plan)
         key = (id(mesh), stage)
         if key not in self._communicators:
-            self._communicators[key] = Communicators(mesh, mesh.stage_ranks(stage)[0], folded=True)
+            self._communicators[key] = Communicators(mesh, mesh.stage_ranks(stage)[0], folded=fills_nodes(mesh))
         return self._communicators[key]
 
     def durations(self) -> Durations:
@@ -152,18 +154,26 @@ class Bounds:
         durations.collectives = self._collective_s
         return durations
 
-    def layer_time(self, layer: Layer) -> LayerTime:
-        """Return the kernels of one layer, without communication."""
-        known = self._layer_times.get(id(layer))
+    def layer_time(self, layer: Layer, plan: ParallelPlan) -> LayerTime:
+        """Return the kernels of one layer, without communication.
+
+        Raises
+        ------
+        InfeasiblePlanError
+            If context parallelism cannot divide its heads.
+        """
+        key = (id(layer), *((plan.cp, plan.context_exchange, plan.cp_load_balance) if plan.cp > 1 else ()))
+        known = self._layer_times.get(key)
         if known is None:
-            forward = self._kernels_s(layer, "forward")
-            recompute, backward = self._kernels_s(layer, "recompute"), self._kernels_s(layer, "backward")
+            forward = self._kernels_s(layer, plan, "forward")
+            recompute, backward = (self._kernels_s(layer, plan, phase) for phase in ("recompute", "backward"))
             time = LayerTime(forward[0], recompute[0] + backward[0], forward[1], recompute[1] + backward[1])
-            known = self._layer_times[id(layer)] = (layer, time)
+            known = self._layer_times[key] = (layer, time)
         return known[1]
 
-    def _kernels_s(self, layer: Layer, phase: str) -> tuple[float, float]:
-        items = [item for item in getattr(layer, phase) if not isinstance(item, CommunicationPoint)]
+    def _kernels_s(self, layer: Layer, plan: ParallelPlan, phase: str) -> tuple[float, float]:
+        all_items = exchange_context(getattr(layer, phase), plan)  # which replaces the attention between its exchanges
+        items = [item for item in all_items if not isinstance(item, CommunicationPoint | Exchange)]
         kernels = [Kernel(name=item.name, phase=phase, shape=item) for item in items]  # type: ignore[arg-type]
         device_ps = sum(self.costs.kernel_ps(kernel, 0) for kernel in kernels)
         issue_ps = self.costs.issue_ps(kernels[0], 0) * len(kernels) if kernels else 0
@@ -206,19 +216,19 @@ class Bounds:
             return 0.0
         longest_s = fill_s = 0.0
         for chunks in layout.chunks:
-            times = [self.layer_time(layer) for chunk in chunks for layer in chunk]
+            times = [self.layer_time(layer, plan) for chunk in chunks for layer in chunk]
             device_s = sum(time.forward_s + time.backward_s for time in times)
             host_s = sum(time.forward_host_s + time.backward_host_s for time in times)
             work_s = plan.n_micro_batches * device_s
             longest_s = max(longest_s, fill_s + work_s, plan.n_micro_batches * host_s)
-            first = [self.layer_time(layer) for layer in chunks[0]]
+            first = [self.layer_time(layer, plan) for layer in chunks[0]]
             fill_s += sum(time.forward_s + time.backward_s for time in first)
         return SLACK * longest_s
 
     def compute_s(self, layout: Layout) -> float:
         """Return what ranks compute at least in a step, the optimizer left out: the mean over all stages."""
         plan = layout.plan
-        times = [self.layer_time(layer) for stage in range(plan.pp) for layer in layout.stage_layers(stage)]
+        times = [self.layer_time(layer, plan) for stage in range(plan.pp) for layer in layout.stage_layers(stage)]
         n_times = plan.n_micro_batches // (2 if layout.placement.layout == "bidirectional" else 1)
         return SLACK * n_times * sum(time.forward_s + time.backward_s for time in times) / plan.pp
 
@@ -257,7 +267,7 @@ class Bounds:
     def _data(self, layout: Layout, stage: int, durations: Durations) -> DataBound:
         plan = layout.plan
         strategy = data_parallel(layout.stage_layers(stage), plan, self.communicators(plan, stage))
-        first = [self.layer_time(layer).backward_s for layer in layout.chunks[stage][0]]
+        first = [self.layer_time(layer, plan).backward_s for layer in layout.chunks[stage][0]]
         ends_with_first_chunk = plan.schedule in LOOPED
         return data_bound(strategy, plan, durations, first if ends_with_first_chunk else [], is_first=stage == 0)
 
@@ -265,7 +275,7 @@ class Bounds:
         """Least time of all passes of a stage, one after the other, and host time to issue them."""
         plan, placement = layout.plan, layout.placement
         if plan.schedule in PAIRED:  # forwards and backwards in turns: each hides what the other sends
-            times = [self.layer_time(layer) for layer in layout.stage_layers(stage)]
+            times = [self.layer_time(layer, plan) for layer in layout.stage_layers(stage)]
             n_times = plan.n_micro_batches // (2 if placement.layout == "bidirectional" else 1)
             device_s = sum(time.forward_s + time.backward_s for time in times)
             return n_times * device_s, n_times * sum(time.forward_host_s + time.backward_host_s for time in times)
@@ -315,7 +325,7 @@ class Bounds:
         )
         known = self._passes.get(key)
         if known is None:
-            block = StageLayers([layers], plan, communicators).block(0, kind)
+            block = StageLayers([layers], plan, communicators, communicators).block(0, kind)
             known = self._passes[key] = (layers, durations.tasks_s(block.tasks))
         return known[1]
 
@@ -324,7 +334,7 @@ class Bounds:
         return plan.cp * plan.ep == 1 and self.topology.gpus_per_node % plan.tp == 0
 
     def _transfer_s(self, plan: ParallelPlan, source: int, target: int) -> float:
-        """Least time of a message between stages: only the first node's pairs load the network."""
+        """Least time of a message between stages: only the first node's pairs load the network, or the first pair."""
         shards = plan.tp if plan.sequence_parallel or plan.scatter_gather else 1
         n_bytes = boundary_bytes(self.spec, plan) // shards
         per_stage = plan.tp * plan.dp * plan.cp
@@ -332,7 +342,7 @@ class Bounds:
         if key not in self._transfers:
             mesh = self.mesh(plan)
             is_whole = mesh.has_outermost_stages and per_stage % self.topology.gpus_per_node == 0
-            n_pairs = self.topology.gpus_per_node if is_whole else per_stage
+            n_pairs = self.topology.gpus_per_node if is_whole else per_stage if fills_nodes(mesh) else 1
             pairs = tuple(zip(mesh.stage_ranks(source)[:n_pairs], mesh.stage_ranks(target)[:n_pairs], strict=True))
             self._transfers[key] = self.durations().communication_s(Transfer(n_bytes=n_bytes, pairs=pairs))
         return self._transfers[key]

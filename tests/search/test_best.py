@@ -89,7 +89,9 @@ def test_the_front_of_time_and_memory_is_that_of_all_plans():
     assert found.n_pruned > 0
 
 
-@pytest.mark.parametrize("settings", [{"topology": "emulated-1g"}, {"framework": "deepspeed", "tp": 1, "virtual_pp": 1}])
+@pytest.mark.parametrize(
+    "settings", [{"topology": "emulated-1g"}, {"framework": "deepspeed", "tp": 1, "virtual_pp": 1}]
+)
 def test_the_plan_that_draws_least_is_that_of_all_plans(settings):
     """Where a slower plan draws less than the fastest one: the network is slow, or the host is late."""
     scenario, space = request_of(**settings)
@@ -136,6 +138,18 @@ def test_nothing_valid_and_nothing_that_fits_are_errors():
     scenario, space = search_space({**SETTINGS, "model": "gpt-18.4b", "gpus": 4}, {})
     with pytest.raises(InfeasiblePlanError, match=r"none of \d+ plans fits; the smallest: rank"):
         search(scenario, space, n_jobs=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "axes"),
+    [({"schedule": "dualpipe", "gpus": 4}, {}), ({"cp_comm_type": "a2a", "gpus": 8}, {"cp": (1, 8)})],
+    ids=["pairs of stages", "heads of gpt2"],
+)
+def test_plans_that_a_schedule_or_an_exchange_refuses_are_left_out(settings, axes):
+    scenario, space = search_space({**SETTINGS, **settings}, {"recompute": ("none",), "micro_batch": (1,), **axes})
+    found = search(scenario, space, top=2, n_jobs=1)
+    assert 0 < found.n_plans < len(list(space.plans()))
+    assert found.n_failed == 0
 
 
 def test_a_search_chooses_only_its_own_axes():

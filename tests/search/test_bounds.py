@@ -93,6 +93,21 @@ def test_no_simulation_undercuts_its_bound(
     assert energy.full_j(layout) <= joules
 
 
+@pytest.mark.parametrize("exchange", ["all_gather", "p2p", "a2a"])
+def test_bounds_know_the_attention_of_context_parallelism(exchange):
+    """Ranks that share a sequence compute other kernels than one that has it all, and shorter ones at times."""
+    scenario, cluster, spec, plans = prepared(
+        "dgx1-v100-16g", "gpt2", 4, 4, "megatron", None, "flow", "1f1b", "amp_bf16", (("cp_comm_type", exchange),)
+    )
+    bounds = Bounds(scenario, cluster, spec)
+    plan = next(p for p in plans if (p.dp, p.tp, p.cp, p.micro_batch) == (2, 1, 2, 2) and p.sharding == "none")
+    metrics = simulate_on(replace(scenario, plan=plan), cluster, spec).metrics
+    layout = bounds.layout(plan)
+    assert bounds.compute_s(layout) <= metrics.breakdown_s["compute"]
+    assert bounds.compute_s(layout) == pytest.approx(metrics.breakdown_s["compute"], rel=0.05)
+    assert bounds.quick_s(layout) <= metrics.iteration_time_s
+
+
 def test_the_bound_is_tight_where_nothing_overlaps():
     """One GPU, and a pipeline of equal stages: what is left out is small."""
     for gpus, pp in ((1, 1), (4, 2)):
