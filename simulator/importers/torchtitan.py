@@ -105,7 +105,7 @@ def import_torchtitan(path: str | Path, *, overrides: tuple[str, ...] = ()) -> I
     settings["recompute"] = "selective" if mode == "memory_budget" else mode
     _finish(checkpoint, "activation_checkpoint")
     compiled = reader.section("compile").boolean("enable") or _legacy_compile(reader)
-    reader.section("compile").irrelevant(["enable", "components", "backend"])
+    reader.section("compile").irrelevant(["components", "backend"])
     settings["framework"] = "torchtitan-compile" if compiled else "torchtitan"
     if _is_float8(reader):
         settings["precision"] = "fp8"
