@@ -1,5 +1,6 @@
 """Lower bounds: never above what the simulator gives, and memory that equals the simulator's."""
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 
@@ -20,7 +21,7 @@ from simulator.search.data_bounds import DataBound
 from simulator.search.energy import Energy
 from simulator.search.passes import Durations, alone_s
 from simulator.search.space import Space
-from simulator.simulation import simulate_on
+from simulator.simulation import resolve, simulate_on
 from simulator.topology import load_topology
 
 #: options that change what is communicated, where states live, and what the step waits for
@@ -106,6 +107,22 @@ def test_bounds_know_the_attention_of_context_parallelism(exchange):
     assert bounds.compute_s(layout) <= metrics.breakdown_s["compute"]
     assert bounds.compute_s(layout) == pytest.approx(metrics.breakdown_s["compute"], rel=0.05)
     assert bounds.quick_s(layout) <= metrics.iteration_time_s
+
+
+@pytest.mark.parametrize("degrees", [{"dp": 5, "tp": 3}, {"dp": 7, "cp": 2}, {"dp": 5, "tp": 3, "pp": 3}])
+@pytest.mark.parametrize("sharding", ["none", "zero3"])
+@pytest.mark.parametrize("rank_order", ["tp-cp-ep-dp-pp", "pp-tp-cp-ep-dp"])
+def test_groups_may_lie_on_nodes_unequally(degrees, sharding, rank_order):
+    plan = ParallelPlan(
+        **degrees, gpus=math.prod(degrees.values()), micro_batch=1, global_batch=4 * degrees["dp"],
+        sequence_length=960, framework="megatron", sharding=sharding, rank_order=rank_order,
+    )  # fmt: skip
+    scenario, cluster = Scenario(topology="polaris", model="gpt2", plan=plan), load_topology("polaris", plan.gpus)
+    spec = find_spec("gpt2")
+    result = simulate_on(resolve(scenario, cluster, spec), cluster, spec)
+    bounds = Bounds(result.scenario, cluster, spec)
+    layout = bounds.layout(result.plan)
+    assert 0.0 < max(bounds.quick_s(layout), bounds.full_s(layout)) <= result.metrics.iteration_time_s
 
 
 def test_the_bound_is_tight_where_nothing_overlaps():

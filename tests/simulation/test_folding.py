@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import Phase, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from simulator.errors import SimulatorError
@@ -14,59 +14,88 @@ from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
 
-degrees = st.tuples(*(st.sampled_from(sizes) for sizes in ([1, 2, 4], [1, 2, 4], [1, 2, 4, 8]))).filter(
-    lambda found: math.prod(found) <= 64
-)
+NOTHING = Faults()
+#: four GPUs a node behind one and two NICs, eight behind four and eight
+CLUSTERS = ("bigred200", "polaris", "abci2-a100", "selene")
+ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "pp-tp-cp-ep-dp")
+degrees = st.tuples(
+    *(st.sampled_from(sizes) for sizes in ([1, 2, 3, 4, 6], [1, 2, 3, 4], [1, 1, 2, 3], [1, 2, 3, 4, 5, 6, 7, 8, 12]))
+).filter(lambda found: math.prod(found) <= 64)
 
 
 @st.composite
 def plans(draw):
-    """A plan of at most 64 ranks."""
-    tp, pp, dp = draw(degrees)
-    schedule = draw(st.sampled_from(["1f1b", "1f1b", "1f1b-interleaved", "gpipe", "zb-1p", "zb-v"]))
+    """A plan of at most 64 ranks, whose groups fill nodes or do not."""
+    tp, pp, cp, dp = draw(degrees)
+    schedule = draw(st.sampled_from(["1f1b", "1f1b", "1f1b-interleaved", "gpipe", "zb-1p", "zb-v", "dualpipe"]))
     return {
-        "gpus": tp * pp * dp, "tp": tp, "pp": pp, "micro_batch": 1, "global_batch": dp * draw(st.sampled_from([1, 2, 4, 8, 16])),
-        "schedule": schedule, "virtual_pp": 3 if schedule == "1f1b-interleaved" else 1,
-        "sharding": draw(st.sampled_from(["none", "zero1", "zero2", "zero3"])),
+        "gpus": tp * pp * cp * dp, "tp": tp, "pp": pp, "cp": cp, "dp": dp, "micro_batch": 1, "sequence_length": 960,
+        "global_batch": dp * draw(st.sampled_from([1, 2, 4, 8, 16])), "rank_order": draw(st.sampled_from(ORDERS)),
+        "schedule": schedule if pp > 1 else "1f1b", "virtual_pp": 3 if schedule == "1f1b-interleaved" and pp > 1 else 1,
+        "sharding": draw(st.sampled_from(["none", "zero1", "zero2", "zero3", "hsdp"])),
         "framework": draw(st.sampled_from(["megatron", "megatron-core", "deepspeed", "fsdp", "hf-eager"])),
-        "sequence_parallel": tp > 1 and draw(st.booleans()),
+        "recompute": draw(st.sampled_from(["none", "full"])), "sequence_parallel": tp > 1 and draw(st.booleans()),
     }  # fmt: skip
 
 
 @st.composite
 def faults(draw, n_gpus):
-    """A slow GPU, degraded links of a node, both or neither."""
+    """A slow GPU, degraded NICs of a node, both or neither."""
     ranks = draw(st.dictionaries(st.integers(0, n_gpus - 1), st.sampled_from([1.1, 1.5, 3.0]), max_size=2))
-    nodes = draw(st.dictionaries(st.integers(0, (n_gpus - 1) // 4), st.sampled_from([2.0, 5.0]), max_size=1))
-    kind = draw(st.sampled_from(["nic", "nvlink"]))
-    return Faults(
-        slow_ranks=tuple(sorted(ranks.items())),
-        slow_links=tuple((f"node{node}.{kind}", factor) for node, factor in nodes.items()),
-    )
+    slow_links = draw(st.sampled_from([(), (), (("node0.nic", 2.0),), (("node0.nic", 5.0),)]))
+    return Faults(slow_ranks=tuple(sorted(ranks.items())), slow_links=slow_links)
 
 
-def simulated(plan, wrong, *, unfold):
-    scenario = Scenario(topology="bigred200", model="gpt2", plan=ParallelPlan(**plan), faults=wrong, unfold=unfold)
-    return simulate(scenario).timeline
+def simulated(plan, wrong=NOTHING, *, cluster="bigred200", unfold):
+    return answer(plan, wrong, cluster=cluster, unfold=unfold).timeline
+
+
+def answer(plan, wrong=NOTHING, *, cluster="bigred200", unfold=False):
+    return simulate(Scenario(topology=cluster, model="gpt2", plan=ParallelPlan(**plan), faults=wrong, unfold=unfold))
 
 
 def rows(timeline, rank):
     return sorted((s.stream, s.start_ps, s.end_ps) for s in timeline.of_rank(rank))
 
 
-@given(data=st.data(), plan=plans())
-@settings(max_examples=6, deadline=None, phases=[Phase.reuse, Phase.generate])
-def test_folded_equals_unfolded(data, plan):
-    wrong = data.draw(faults(plan["gpus"]))
-    try:
-        folded, unfolded = (simulated(plan, wrong, unfold=unfold) for unfold in (False, True))
-    except SimulatorError:
-        assume(False)
-    assert len(unfolded.members) == plan["gpus"] == sum(map(len, folded.members.values()))
+def assert_equal(folded, unfolded, n_gpus):
+    assert len(unfolded.members) == n_gpus == sum(map(len, folded.members.values()))
     assert folded.makespan_ps == unfolded.makespan_ps
     for rank, members in folded.members.items():
         expected = rows(folded, rank)
         assert all(rows(unfolded, member) == expected for member in members)
+
+
+@given(data=st.data(), plan=plans(), cluster=st.sampled_from(CLUSTERS), is_healthy=st.booleans())
+@settings(max_examples=12, deadline=None, phases=[Phase.reuse, Phase.generate], suppress_health_check=list(HealthCheck))
+def test_folded_equals_unfolded(data, plan, cluster, is_healthy):
+    wrong = NOTHING if is_healthy else data.draw(faults(plan["gpus"]))
+    try:
+        folded, unfolded = (simulated(plan, wrong, cluster=cluster, unfold=unfold) for unfold in (False, True))
+    except SimulatorError:
+        assume(False)
+    assert_equal(folded, unfolded, plan["gpus"])
+
+
+@pytest.mark.parametrize(
+    ("cluster", "plan", "is_even"),
+    [
+        # two data-parallel groups behind one NIC: compute beside them is slowed down as if both were at work
+        ("bigred200", {"gpus": 12, "tp": 2, "cp": 2, "dp": 3, "global_batch": 6, "sharding": "zero3", "framework": "deepspeed"}, True),
+        ("polaris", {"gpus": 32, "tp": 2, "cp": 2, "dp": 8, "global_batch": 16, "sharding": "zero3", "framework": "megatron"}, True),
+        # passes written down layer by layer beside gathers use the links of their own stage
+        ("selene", {"gpus": 32, "tp": 2, "pp": 4, "dp": 4, "global_batch": 8, "sharding": "hsdp", "recompute": "full"}, True),
+        # stages of one and a half nodes: some messages share NICs, some do not
+        ("polaris", {"gpus": 12, "tp": 2, "pp": 2, "dp": 3, "global_batch": 6, "schedule": "gpipe", "sharding": "zero3"}, False),
+        # trees over three nodes beside messages between the stages
+        ("bigred200", {"gpus": 48, "pp": 4, "dp": 12, "global_batch": 48, "schedule": "zb-1p", "sharding": "hsdp"}, False),
+    ],
+)  # fmt: skip
+def test_every_rank_is_simulated_where_those_of_a_class_share_links_unequally(cluster, plan, is_even):
+    plan = {"micro_batch": 1, "sequence_length": 960, "framework": "megatron-core", **plan}
+    folded = answer(plan, cluster=cluster)
+    assert folded.scenario.unfold != is_even
+    assert_equal(folded.timeline, simulated(plan, cluster=cluster, unfold=True), plan["gpus"])
 
 
 def test_a_slow_gpu_holds_everybody_up_by_no_more_than_its_own_delay():
