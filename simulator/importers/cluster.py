@@ -101,6 +101,15 @@ class ImportedCluster:
         ConfigError
             If something is missing that the importer could not know.
         """
+        nodes, node = self.data.get("nodes"), self.data.get("node")
+        known = isinstance(node, Mapping) and (
+            "nics" in node or any(key.startswith("node.nics") for key in overrides or ())
+        )
+        if isinstance(node, Mapping) and not known and isinstance(nodes, int) and nodes > 1:
+            raise ConfigError(
+                f"{self.file}: the file does not tell how fast the NICs between {nodes} nodes are",
+                hint="simulate import FILE --nodes N --nic-bandwidth '200 Gb/s' --out cluster.yaml",
+            )
         data, locator = parse_yaml(self.to_yaml(), f"imported from {self.file}")
         return spec_of(data, locator, overrides)
 

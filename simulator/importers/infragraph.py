@@ -32,6 +32,9 @@ _MOST_VERTICES = 200_000
 
 def sniff(text: str) -> bool:
     """Tell whether a text is an InfraGraph infrastructure."""
+    if text.lstrip().startswith("{"):
+        keys = set(re.findall(r'"(devices|instances|components)"\s*:', text))
+        return keys == {"devices", "instances", "components"}
     keys = set(re.findall(r'^[\s{]*"?(devices|instances|components)"?\s*:', text, re.MULTILINE))
     return "devices" in keys and "components" in keys
 

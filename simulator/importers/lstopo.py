@@ -74,6 +74,8 @@ def import_lstopo(
         raise refuse(path, 1, f"the root is <{root.tag}>, not <topology>")
     if root.get("version") is None:
         raise refuse(path, 1, "written by hwloc 1.x", hint="write it again with lstopo 2.0 or newer")
+    if root.get("version", "").partition(".")[0] not in ("2", "3"):
+        raise refuse(path, 1, f"version {root.get('version')} of hwloc's XML; versions 2 and 3 are known here")
     ledger, found = Ledger(), _Found()
     for element in root.iter("object"):
         ledger.sort([element.get("type", "?")], used=_USED, irrelevant=_IRRELEVANT)

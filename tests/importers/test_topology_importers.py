@@ -400,6 +400,17 @@ def test_lstopo_of_hwloc_1_is_refused(brought):
         brought("lstopo", '<topology><object type="Machine"/></topology>')
 
 
+def test_lstopo_of_a_version_to_come_is_refused(brought):
+    with pytest.raises(ConfigError, match="version 9.0"):
+        brought("lstopo", lstopo_xml().replace('<topology version="2.0">', '<topology version="9.0">'))
+
+
+def test_nodes_without_a_rate_of_their_nics_say_what_to_give(brought):
+    with pytest.raises(ConfigError, match="how fast the NICs between 4 nodes are") as error:
+        brought("lstopo", lstopo_xml(), nodes=4, nic_bandwidth=None).spec()
+    assert "--nic-bandwidth" in (error.value.hint or "")
+
+
 def test_node_link_graph(brought):
     cluster = brought("node-link")
     topology = cluster.topology()
@@ -522,6 +533,12 @@ def test_infragraph(brought):
     assert topology.route_latency_s(topology.route(0, 5)) == pytest.approx(2e-6)
     assert any("PCIe with 16 lanes" in text for text in cluster.report.assumed)
     assert any("memory" in text for text in cluster.report.irrelevant)
+
+
+def test_an_infragraph_on_one_line_is_recognised(tmp_path):
+    file = tmp_path / "graph.json"
+    file.write_text(json.dumps({"name": "x", "devices": [{"components": []}], "instances": []}), encoding="utf-8")
+    assert recognise(file) == ["infragraph"]
 
 
 def test_infragraph_with_connections_as_strings(brought):
