@@ -179,11 +179,8 @@ def _pipelines(plan: ParallelPlan) -> Iterator[_Change]:
         yield _Change(f"--virtual-pp {chunks}", {"virtual_pp": chunks}, chunks / plan.virtual_pp)
     for schedule in SCHEDULES:
         if schedule not in (plan.schedule, "1f1b-interleaved"):
-            settings: dict[str, object] = {"schedule": schedule}
-            if plan.virtual_pp > 1:
-                settings["virtual_pp"] = 1
-            yield _Change(_schedule_name(schedule, plan), settings)
-
-
-def _schedule_name(schedule: str, plan: ParallelPlan) -> str:
-    return f"--schedule {schedule}" + (" --virtual-pp 1" if plan.virtual_pp > 1 else "")
+            # most know their own number of chunks, the others take any from two on
+            virtual_pp = 1 if SCHEDULES[schedule].n_chunks else max(2, plan.virtual_pp)
+            is_same = virtual_pp == plan.virtual_pp
+            name = f"--schedule {schedule}" + ("" if is_same else f" --virtual-pp {virtual_pp}")
+            yield _Change(name, {"schedule": schedule} if is_same else {"schedule": schedule, "virtual_pp": virtual_pp})
