@@ -328,9 +328,12 @@ def choose(
     pairs = [p for p in every if wanted[0] in ("", _plain_name(p[0])) and wanted[1] in ("", p[1])]
     if not pairs:
         known = ", ".join(f"{a}/{p}" for a, p in every)
+        asked = " with ".join(
+            f"{what} {name}" for what, name in (("algorithm", algorithm), ("protocol", protocol)) if name
+        )
         raise ConfigError(
-            f"{collective} over {shape.n_ranks} ranks on {shape.n_nodes} nodes cannot use "
-            f"algorithm {algorithm or 'any'} with protocol {protocol or 'any'}",
+            f"{collective} over {shape.n_ranks} ranks on {shape.n_nodes} node{'s' * (shape.n_nodes != 1)} "
+            f"cannot use {asked}",
             hint=f"NCCL could use {known}",
         )
     estimate = partial(nccl_time_us, collective, n_bytes, shape, eight_bit_float=eight_bit_float)
