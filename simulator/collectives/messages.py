@@ -171,7 +171,7 @@ def _ring(job: Job, nodes: Nodes, channel: int, n_channels: int) -> list[Placed]
     traffic = ring_traffic(job.collective, n)
     share = (m - 1) / m if len(nodes) > 1 else 1.0
     scales = _scales(job, job.terms.inside_load / (traffic * share) if m > 1 else 0.0, traffic)
-    loads, cap = _loads(job, nodes, channel, scales), job.terms.cap_bytes_per_s / n_channels
+    loads, cap = _loads(job, nodes, channel, scales), job.terms.cap_bytes_per_s * traffic / n_channels
     is_chain = job.collective in ("broadcast", "reduce")
     if is_chain:
         order = _rotated(order, order.index(nodes[0][0]))

@@ -147,3 +147,11 @@ def test_too_many_messages_are_refused(monkeypatch):
     topology = load_topology("polaris", 16)
     with pytest.raises(ConfigError, match="messages"):
         plan(topology, "all_reduce", 2**20, 16, algorithm="ring").steps()
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather"])
+@pytest.mark.parametrize("name", ["a100-pcie-8x80g", "pinnacles"])
+def test_a_ring_from_socket_to_socket_goes_as_fast_as_its_flow(name, collective):
+    topology = load_topology(name, 8)
+    flow, chunk = both(plan(topology, collective, 2**26, 8, algorithm="ring", protocol="simple"), topology)
+    assert flow == pytest.approx(chunk, rel=0.01)
