@@ -163,7 +163,10 @@ def _simulated(bytes_per_s: float) -> str:
 
 
 def _gigabits(bytes_per_s: float) -> str:
-    return f"{bytes_per_s * 8e-9:,.4g} Gb/s" if bytes_per_s else "any"
+    if not bytes_per_s:
+        return "any"
+    rate = bytes_per_s * 8e-9
+    return f"{rate:,.0f} Gb/s" if rate >= 1000 else f"{rate:.4g} Gb/s"
 
 
 def print_emitted(written: Sequence[Written]) -> None:

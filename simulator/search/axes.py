@@ -130,6 +130,8 @@ def read_sweep(path: str | Path) -> Sweep:
                 else:
                     values = given if isinstance(given, list) else str(given).split(",")
                     axes[key] = unique(convert(key, value) for value in values)
+                    if not axes[key]:
+                        raise ConfigError("no values", hint="leave it out, or write a list: [1, 2, 4]")
             except SimulatorError as error:
                 place = locator.value((section, str(name)))
                 raise ConfigError(f"{place}: {section}.{name}: {error.message}", hint=error.hint) from None

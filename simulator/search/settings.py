@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
@@ -129,9 +130,12 @@ def _converted(name: str, value: object, kind: Any) -> Any:
         return number
     if kind is float:
         try:
-            return float(str(value))
+            quantity = float(str(value))
         except ValueError:
-            raise ConfigError(f"{name}={value}: not a number") from None
+            quantity = math.nan
+        if not math.isfinite(quantity):
+            raise ConfigError(f"{name}={value}: not a number")
+        return quantity
     return str(value)
 
 

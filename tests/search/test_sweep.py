@@ -62,7 +62,8 @@ def test_names_and_values_of_settings():
 
 
 @pytest.mark.parametrize(
-    "text", ["gpus", "gpus=", "gpus=two", "gpsu=1", "zero=4", "recompute=some", "unfold=maybe", "gpus=0"]
+    "text",
+    ["gpus", "gpus=", "gpus=two", "gpsu=1", "zero=4", "recompute=some", "unfold=maybe", "gpus=0", "moe-imbalance=nan"],
 )
 def test_axes_that_mean_nothing(text):
     with pytest.raises(ConfigError):
@@ -107,6 +108,9 @@ def test_faults_of_a_sweep_file_have_a_line(tmp_path):
     file = tmp_path / "sweep.yaml"
     file.write_text("axes:\n  gpus: [1, two]\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"sweep.yaml:2:\d+.*gpus=two: not a whole number"):
+        read_sweep(file)
+    file.write_text("axes: {gpus: []}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"axes\.gpus: no values"):
         read_sweep(file)
     file.write_text("axis: {gpus: [1]}\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="'base' and 'axes'"):
