@@ -33,7 +33,7 @@ class UnevenError(Exception):
 class _Parts(NamedTuple):
     """What a flow stands for; the flow is kept so that nothing else takes its place in memory."""
 
-    index: int
+    number: int
     whole: Flow
     flows: tuple[Flow, ...]
 
@@ -71,7 +71,7 @@ class Evenness:
             If a part would get another rate, or start to load links at another time.
         """
         known = [self._taken_apart(flow) for flow in flows]
-        key = tuple(sorted((parts.index, factor) for parts, factor in zip(known, factors, strict=True)))
+        key = tuple(sorted((parts.number, factor) for parts, factor in zip(known, factors, strict=True)))
         if key in self._seen:
             return
         counts = [len(parts.flows) for parts in known]
