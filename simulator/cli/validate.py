@@ -97,7 +97,8 @@ def _here(idle: list[str], threshold: float | None, report: str | None, json_out
 
 def _here_cpu(threshold: float | None, report: str | None, json_output: bool, n_gpus: int) -> None:
     del n_gpus
-    from validation.jobs.here import HERE, check_here, compare_here, document, print_comparisons, write_page
+    from validation.jobs.here import HERE, check_here, compare_here, document
+    from validation.jobs.shown import print_comparisons, write_page
 
     found = compare_here(quiet=False)
     if json_output:

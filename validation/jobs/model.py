@@ -86,17 +86,18 @@ class Block(nn.Module):
     Query, key and value have projections of their own, so that tensor parallelism can split them by heads.
     """
 
-    def __init__(self, hidden: int, heads: int) -> None:
+    def __init__(self, hidden: int, heads: int, n_shards: int = 1) -> None:
         super().__init__()
         self.head_dim = hidden // heads
+        width, inner = hidden // n_shards, 4 * hidden // n_shards
         self.norm1 = nn.LayerNorm(hidden)
-        self.query = nn.Linear(hidden, hidden)
-        self.key = nn.Linear(hidden, hidden)
-        self.value = nn.Linear(hidden, hidden)
-        self.out = nn.Linear(hidden, hidden)
+        self.query = nn.Linear(hidden, width)
+        self.key = nn.Linear(hidden, width)
+        self.value = nn.Linear(hidden, width)
+        self.out = nn.Linear(width, hidden)
         self.norm2 = nn.LayerNorm(hidden)
-        self.up = nn.Linear(hidden, 4 * hidden)
-        self.down = nn.Linear(4 * hidden, hidden)
+        self.up = nn.Linear(hidden, inner)
+        self.down = nn.Linear(inner, hidden)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         batch, seq, width = x.shape
@@ -126,7 +127,7 @@ class Head(nn.Module):
         return result
 
 
-def build_gpt(size: GptSize, *, tied: bool = True) -> nn.Sequential:
+def build_gpt(size: GptSize, *, tied: bool = True, n_shards: int = 1) -> nn.Sequential:
     """Return the whole model: embedding, blocks, head.
 
     Parameters
@@ -135,11 +136,13 @@ def build_gpt(size: GptSize, *, tied: bool = True) -> nn.Sequential:
         Sizes.
     tied : bool
         Whether the head shares the token table; pipelines and fully sharded models keep them apart.
+    n_shards : int
+        Ranks over which the projections of the blocks are split; 1 is the whole model, more one rank's part of it.
     """
     embedding, head = Embedding(size), Head(size)
     if tied:
         head.project.weight = embedding.token.weight
-    return nn.Sequential(embedding, *(Block(size.hidden, size.heads) for _ in range(size.layers)), head)
+    return nn.Sequential(embedding, *(Block(size.hidden, size.heads, n_shards) for _ in range(size.layers)), head)
 
 
 def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from simulator.models.layer import CommunicationPoint, KernelShape, Model
-from simulator.models.torch_module import record_module
+from simulator.errors import SimulatorError
+from simulator.models.layer import KernelShape
+from validation.jobs.collectives import message_call
 from validation.jobs.launch import Launch
-from validation.jobs.model import GptSize, build_gpt, loss_of
+from validation.jobs.model import GptSize
 from validation.jobs.probes import call_of
+from validation.jobs.programs import JobProgram, job_program, settings_of
+from validation.jobs.recorded import calibration_sizes, kernels_of, record
 from validation.jobs.settings import Settings
 from validation.jobs.strategies import STRATEGIES
 from validation.jobs.timing import Clock, PhaseClock, summarize, time_repeated
@@ -22,8 +25,29 @@ from validation.jobs.timing import Clock, PhaseClock, summarize, time_repeated
 #: sizes that the network is calibrated on, and others between them that it is judged on
 CALIBRATED_BYTES = (1 << 18, 1 << 20, 4 << 20, 16 << 20)
 JUDGED_BYTES = (1 << 19, 2 << 20, 8 << 20)
+#: kinds and sizes of messages of a job that are timed by themselves
+_N_MESSAGES = 3
 
 Phases = list[dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenJob:
+    """What one rank measured of a job of its own kind.
+
+    Parameters
+    ----------
+    calibration : list of list of dict
+        Phases of every step of each calibration model.
+    judged : list of dict
+        The same of the model to predict.
+    messages : list of (str, int, float)
+        The collectives (or ``p2p``) that carry most: kind, bytes, seconds by itself.
+    """
+
+    calibration: list[Phases]
+    judged: Phases
+    messages: list[tuple[str, int, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +64,8 @@ class Seen:
         Phases of every step of each calibration model: of the job, and on every rank by itself, without communication.
     judged, alone : list of dict
         The same of the model to predict.
+    jobs : dict
+        What was seen of other jobs, or why they could not run.
     """
 
     shapes: list[tuple[KernelShape, float]]
@@ -50,63 +76,69 @@ class Seen:
     calibration_alone: list[Phases]
     judged: Phases
     alone: Phases
+    jobs: dict[str, SeenJob | str]
 
 
-def calibration_sizes(size: GptSize) -> tuple[GptSize, GptSize]:
-    """Models around the one to predict, none of whose products has its shape.
-
-    Examples
-    --------
-    >>> [s.hidden for s in calibration_sizes(GptSize(name="x", layers=4, hidden=256, heads=4, vocab=2048, seq_len=128))]
-    [192, 320]
-    """
-
-    def scaled(factor: float) -> GptSize:
-        hidden = max(size.heads, round(size.hidden * factor / size.heads / 8) * size.heads * 8)
-        return replace(
-            size, name=f"{size.name} x {factor:g}", layers=max(2, size.layers // 2), hidden=hidden,
-            vocab=round(size.vocab * factor), seq_len=round(size.seq_len * factor),
-        )  # fmt: skip
-
-    return scaled(0.75), scaled(1.25)
-
-
-def record(size: GptSize, micro_batch: int) -> Model:
-    """Layers of a model as the simulator sees them, recorded from its torch module without computing."""
-    tokens = torch.zeros((micro_batch, size.seq_len), dtype=torch.long)
-    with torch.device("meta"):
-        module = build_gpt(size)
-    model = record_module(module, tokens, name=size.name, loss=lambda out: loss_of(out, tokens), dtype="fp32")
-    blocks = {id(layer): replace(layer, name="block") for layer in model.layers[1 : size.layers + 1]}
-    return replace(model, layers=tuple(blocks.get(id(layer), layer) for layer in model.layers))
-
-
-def kernels_of(model: Model) -> list[KernelShape]:
-    """All kernels of one forward and backward, in order."""
-    items = [item for layer in model.layers for item in (*layer.forward, *layer.backward)]
-    return [item for item in items if not isinstance(item, CommunicationPoint)]
-
-
-def observe(settings: Settings, size: GptSize, launch: Launch, device: torch.device) -> Seen:
+def observe(settings: Settings, size: GptSize, launch: Launch, device: torch.device, jobs: Sequence[str] = ()) -> Seen:
     """Measure everything on one rank, all ranks at the same time as the job has them."""
     around = calibration_sizes(size)
-    shapes = _distinct(s for one in around for s in kernels_of(record(one, settings.micro_batch)))
-    own = _distinct(kernels_of(record(size, settings.micro_batch)))
     models = (*around, size)
-    alone = [("single", one) for one in models]
-    together = [("ddp", one) for one in models] if launch.world_size > 1 else []
-    steps = _steps(settings, [*alone, *together], launch, device)
     n = len(around)
+    n_ranks = launch.world_size
+    programs = {job: _programs(settings, models, job, n_ranks) for job in jobs}
+    runnable = {job: found for job, found in programs.items() if not isinstance(found, str)}
+    shapes = _distinct(s for one in around for s in kernels_of(record(one, settings.micro_batch)))
+    ends = [found[-1] for found in runnable.values()]
+    own = _distinct(
+        (
+            *kernels_of(record(size, settings.micro_batch)),
+            *(s for p in ends for r in range(n_ranks) for s in p.kernels(r)),
+        )
+    )
+    kinds = ["single", *(["ddp"] if n_ranks > 1 else []), *runnable]
+    steps = _steps(settings, [(job, one) for job in kinds for one in models], launch, device)
+    by_kind = {job: steps[i * (n + 1) : (i + 1) * (n + 1)] for i, job in enumerate(kinds)}
+    together = by_kind["ddp" if n_ranks > 1 else "single"]
+    seen: dict[str, SeenJob | str] = {job: found for job, found in programs.items() if isinstance(found, str)}
+    for job, found in runnable.items():
+        seen[job] = SeenJob(
+            calibration=by_kind[job][:-1],
+            judged=by_kind[job][-1],
+            messages=_time_messages(settings, found[-1], launch, device),
+        )
     return Seen(
         shapes=_time_shapes(settings, shapes, launch, device),
         judged_shapes=_time_shapes(settings, own, launch, device),
         collectives=_time_all_reduces(settings, CALIBRATED_BYTES, launch, device),
         judged_collectives=_time_all_reduces(settings, JUDGED_BYTES, launch, device),
-        calibration=steps[-n - 1 : -1],
-        calibration_alone=steps[:n],
-        judged=steps[-1],
-        alone=steps[n],
+        calibration=together[:-1],
+        calibration_alone=by_kind["single"][:-1],
+        judged=together[-1],
+        alone=by_kind["single"][-1],
+        jobs={job: seen[job] for job in jobs},
     )
+
+
+def _programs(settings: Settings, models: Sequence[GptSize], job: str, n_ranks: int) -> list[JobProgram] | str:
+    """Programs of a job for every model, or why there are none."""
+    try:
+        return [job_program(settings_of(settings, job, n_ranks), one, n_ranks) for one in models]
+    except SimulatorError as error:
+        return error.message
+
+
+def _time_messages(
+    settings: Settings, program: JobProgram, launch: Launch, device: torch.device
+) -> list[tuple[str, int, float]]:
+    """Time the messages that carry most of a step's bytes, each by itself."""
+    counts = program.messages()
+    largest = sorted(counts, key=lambda key: -key[1] * counts[key])[:_N_MESSAGES]
+    found = []
+    for kind, n_bytes in largest:
+        call = message_call(kind, n_bytes, launch, device)
+        times = time_repeated(call, device, n_repeats=settings.n_repeats, n_warm_up=2, before_each=dist.barrier)
+        found.append((kind, n_bytes, typical(times)))
+    return found
 
 
 def _distinct(shapes: Iterable[KernelShape]) -> list[KernelShape]:
@@ -166,7 +198,7 @@ def _steps(
     settings: Settings, jobs: Sequence[tuple[str, GptSize]], launch: Launch, device: torch.device
 ) -> list[Phases]:
     """Train several models in turn, a step each: whatever else the machine does then meets all of them."""
-    trainers = [STRATEGIES[job](size, replace(settings, job=job), device) for job, size in jobs]
+    trainers = [STRATEGIES[job](size, settings_of(settings, job, launch.world_size), device) for job, size in jobs]
     phases: list[Phases] = [[] for _ in jobs]
     for index in range(settings.n_warm_up + settings.n_repeats):
         for trainer, found in zip(trainers, phases, strict=True):

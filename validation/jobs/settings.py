@@ -19,6 +19,8 @@ JOBS: dict[str, str] = {
     "pp": "torch.distributed.pipelining, one stage per rank",
 }
 TRAINING = tuple(JOBS)[2:]
+#: jobs that a comparison runs beside those on one rank and under DDP
+COMPARED = TRAINING[2:]
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 PRECISIONS = ("fp32", "bf16", "amp_bf16", "fp16", "amp_fp16")
 SCHEDULES = ("gpipe", "1f1b")

@@ -17,10 +17,14 @@ from simulator.models.layer import GemmShape, PointwiseShape
 torch = pytest.importorskip("torch", reason="real jobs need PyTorch")
 
 from validation.jobs.calibrated import fit_line  # noqa: E402
-from validation.jobs.compare import FRAMEWORK, Comparison, Operator, _share  # noqa: E402
+from validation.jobs.compare import FRAMEWORK, Comparison, _share  # noqa: E402
 from validation.jobs.model import SIZES  # noqa: E402
-from validation.jobs.observe import JUDGED_BYTES, calibration_sizes, kernels_of, record  # noqa: E402
+from validation.jobs.observe import JUDGED_BYTES  # noqa: E402
+from validation.jobs.parts import Operator  # noqa: E402
 from validation.jobs.probes import call_of  # noqa: E402
+from validation.jobs.programs import JobProgram, job_program, owned_parameters, settings_of  # noqa: E402
+from validation.jobs.recorded import calibration_sizes, kernels_of, record  # noqa: E402
+from validation.jobs.settings import COMPARED, Settings  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 torch.set_num_threads(1)
@@ -107,7 +111,7 @@ def test_causes_add_up_to_the_difference():
 
 
 def test_a_machine_is_calibrated_and_compared():
-    done = _validation("compare", "--model", "gpt2-micro", "--nproc", "1,2", "--repeats", "3", "--json")
+    done = _validation("compare", "--model", "gpt2-micro", "--nproc", "1,2", "--repeats", "3", "--json", timeout=180)
     assert done.returncode == 0, done.stderr
     one, two = json.loads(done.stdout)["comparisons"]
     assert (one["n_ranks"], two["n_ranks"]) == (1, 2)
@@ -116,6 +120,64 @@ def test_a_machine_is_calibrated_and_compared():
     for found in (one, two):
         predicted, measured = found["iteration"]
         assert sum(seconds for _, seconds in found["causes"]) == pytest.approx(predicted - measured, abs=1e-9)
+
+    _check_jobs(one["jobs"], two["jobs"])
+
+
+def _check_jobs(alone: list[dict[str, object]], jobs: list[dict[str, object]]) -> None:
+    assert alone == []
+    assert [job["job"] for job in jobs] == list(COMPARED)
+    for job in jobs:
+        assert bool(job["reason"]) != bool(job["iteration"])
+        if job["iteration"]:
+            predicted, measured = job["iteration"]
+            assert 0 < predicted < 20 * measured
+            assert measured < 20 * predicted
+            assert sum(seconds for _, seconds in job["causes"]) == pytest.approx(predicted - measured, abs=1e-9)
+            assert job["operators"]
+            assert all(message["n_calls"] for message in job["messages"])
+    assert {job["job"] for job in jobs if job["note"]} <= {"fsdp2"}
+
+
+def test_a_job_that_cannot_run_is_listed_with_its_reason():
+    done = _validation(
+        "compare", "--model", "gpt2-micro", "--layers", "3", "--nproc", "2", "--repeats", "2", "--jobs", "pp"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "pp on 2 processes: not predicted: 3 layers over 2 stages are cut unevenly" in done.stdout
+
+
+def test_an_unknown_job_is_refused():
+    done = _validation("compare", "--jobs", "zero9")
+    assert done.returncode == 3
+    assert "some of zero1, fsdp2, tp, pp" in done.stderr
+
+
+def _program(job: str, n_ranks: int = 2) -> JobProgram:
+    return job_program(settings_of(Settings(job="single", model="gpt2-micro"), job, n_ranks), MICRO, n_ranks)
+
+
+def test_zero1_broadcasts_every_parameter_once():
+    messages = _program("zero1").messages()
+    sent = {kind: sum(size * n for (other, size), n in messages.items() if other == kind) for kind, _ in messages}
+    assert sent == {"all_reduce": 4 * MICRO.n_parameters, "broadcast": 4 * MICRO.n_parameters}
+
+
+def test_tensor_parallel_blocks_reduce_twice_forward_and_four_times_backward():
+    n_bytes = MICRO.seq_len * MICRO.hidden * 4
+    assert _program("tp").messages() == {("all_reduce", n_bytes): 6 * MICRO.layers}
+
+
+def test_stages_exchange_activations_and_their_gradients():
+    n_bytes = MICRO.seq_len * MICRO.hidden * 4
+    assert _program("pp").messages(0) == {("p2p", n_bytes): 4}
+
+
+@given(st.lists(st.integers(1, 1000), min_size=4, max_size=40), st.integers(2, 4))
+def test_every_parameter_has_one_owner(n_elements, n_ranks):
+    owned = owned_parameters(n_elements, n_ranks)
+    assert sorted(count for one in owned for count in one) == sorted(n_elements)
+    assert max(map(sum, owned)) - min(map(sum, owned)) <= max(n_elements)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])

@@ -1,0 +1,209 @@
+"""Simulate a real job of any kind on the machine as calibrated, and set it beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from simulator.errors import SimulatorError
+from simulator.program.program import COMPUTE
+from simulator.timeline import Timeline
+from simulator.topology.graph import Topology
+from simulator.units import to_s
+from validation.jobs.calibrated import CalibratedKernels, Line, fit_line
+from validation.jobs.model import GptSize
+from validation.jobs.observe import Seen, SeenJob
+from validation.jobs.parts import Operator, by_kind, operators_of, optimizer_line, ranked, slowest_of, typical_phases
+from validation.jobs.programs import NOT_JUDGED, JobProgram, job_program, settings_of
+from validation.jobs.recorded import calibration_sizes
+from validation.jobs.settings import Settings
+from validation.jobs.simulated import message_s, simulate_job
+
+MESSAGES = "communication, each message timed by itself"
+REST = "framework, waiting and overlap"
+#: their optimizers step DTensors, whose dispatch costs time that no other job's optimizer shows
+_DTENSOR_OPTIMIZERS = ("tp", "fsdp2")
+_NOTHING = Line(start_s=0.0, s_per_unit=0.0)
+_PROBE_S = 1e-5
+_PROBE_S_PER_BYTE = 1e-10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """The machine as calibrated.
+
+    Parameters
+    ----------
+    topology : Topology
+    kernels : CalibratedKernels
+    share : float
+        What compute and communication keep of their speed beside each other.
+    """
+
+    topology: Topology
+    kernels: CalibratedKernels
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Communication of one kind and size in a step, each timed by itself, in seconds per message."""
+
+    name: str
+    n_bytes: int
+    n_calls: int
+    predicted_s: float
+    measured_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobComparison:
+    """A job, predicted beside measured, in seconds.
+
+    Parameters
+    ----------
+    job : str
+    iteration : (float, float)
+        Predicted and measured; not a number where there is a reason.
+    reason : str
+        Why the job is not predicted, or was not run; empty otherwise.
+    note : str
+        Why the prediction is not judged; empty otherwise.
+    phases : dict
+        Measured phases of the slowest rank.
+    operators : list of Operator
+        Of the rank that computes most.
+    messages : list of Message
+        The kinds and sizes that carry most.
+    parts : dict
+        The iteration cut into parts: predicted, measured.
+    """
+
+    job: str
+    iteration: tuple[float, float] | None = None
+    reason: str = ""
+    note: str = ""
+    phases: dict[str, float] = field(default_factory=dict)
+    operators: list[Operator] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    parts: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def relative_error(self) -> float | None:
+        """Of the iteration time; None where it is not predicted."""
+        return self.iteration[0] / self.iteration[1] - 1.0 if self.iteration else None
+
+    def causes(self) -> list[tuple[str, float]]:
+        """Parts by how much they add to the difference of the iteration, largest first."""
+        return ranked(self.parts)
+
+
+def compare_job(
+    job: str, seen: Sequence[Seen], size: GptSize, settings: Settings, machine: Calibrated
+) -> JobComparison:
+    """Predict a job from its own runs of the calibration models, and set it beside its run of this one."""
+    found = [one.jobs[job] for one in seen]
+    reasons = [one for one in found if isinstance(one, str)]
+    if reasons:
+        return JobComparison(job=job, reason=reasons[0])
+    runs = [one for one in found if isinstance(one, SeenJob)]
+    own = settings_of(settings, job, len(seen))
+    try:
+        programs = [job_program(own, one, len(seen)) for one in (*calibration_sizes(size), size)]
+        calibrated = _for_job(job, programs[:-1], runs, machine)
+        timeline = simulate_job(programs[-1], machine.topology, calibrated, share=machine.share)
+    except SimulatorError as error:
+        measured_s = typical_phases([one.judged for one in runs])
+        return JobComparison(job=job, reason=error.message, phases=measured_s)
+    return _set_side_by_side(job, programs[-1], timeline, seen, runs, replace(machine, kernels=calibrated))
+
+
+def _for_job(
+    job: str, programs: Sequence[JobProgram], runs: Sequence[SeenJob], machine: Calibrated
+) -> CalibratedKernels:
+    """Kernels in this job: what surrounds each is what kernels and messages leave of its calibration models' steps."""
+    phases = [typical_phases([one.calibration[i] for one in runs]) for i in range(len(programs))]
+    kernels = machine.kernels
+    if job in _DTENSOR_OPTIMIZERS:
+        counts, elements = ([max(values) for values in column] for column in _columns(programs))
+        kernels = replace(kernels, optimizer=optimizer_line(counts, elements, [one["optimizer"] for one in phases]))
+
+    found = [
+        _around(one, seconds["iteration"], kernels, machine) for one, seconds in zip(programs, phases, strict=True)
+    ]
+    n_bytes, left_s = zip(*found, strict=True)
+    overhead = (
+        fit_line(n_bytes, left_s)
+        if min(left_s) > 0
+        else Line(start_s=max(0.0, sum(left_s) / len(left_s)), s_per_unit=0.0)
+    )
+    return replace(kernels, overhead=overhead)
+
+
+def _around(
+    program: JobProgram, measured_s: float, kernels: CalibratedKernels, machine: Calibrated
+) -> tuple[float, float]:
+    """Bytes per kernel on the critical path of a step, and seconds per kernel that surround it there."""
+
+    def seconds(overhead: Line) -> float:
+        own = replace(kernels, overhead=overhead)
+        return to_s(simulate_job(program, machine.topology, own, share=machine.share).makespan_ps)
+
+    bare_s = seconds(_NOTHING)
+    per_kernel = (seconds(Line(start_s=_PROBE_S, s_per_unit=0.0)) - bare_s) / _PROBE_S
+    per_byte = (seconds(Line(start_s=0.0, s_per_unit=_PROBE_S_PER_BYTE)) - bare_s) / _PROBE_S_PER_BYTE
+    return per_byte / per_kernel, (measured_s - bare_s) / per_kernel
+
+
+def _columns(programs: Sequence[JobProgram]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    return [one.n_tensors for one in programs], [one.n_elements for one in programs]
+
+
+def _set_side_by_side(
+    job: str,
+    program: JobProgram,
+    timeline: Timeline,
+    seen: Sequence[Seen],
+    runs: Sequence[SeenJob],
+    machine: Calibrated,
+) -> JobComparison:
+    kernels = machine.kernels
+    by_rank = [program.kernels(rank) for rank in range(len(seen))]
+    busiest = max(range(len(seen)), key=lambda rank: sum(kernels.alone_s(shape) for shape in by_rank[rank]))
+    phases = typical_phases([one.judged for one in runs])
+    iteration = (to_s(timeline.makespan_ps), phases["iteration"])
+    operators = operators_of(seen, by_rank[busiest], kernels)
+    messages = _messages(program, busiest, runs, machine.topology)
+    optimizer_s = sum(
+        to_s(s.duration_ps)
+        for s in timeline.spans
+        if s.rank == busiest and s.stream == COMPUTE and "optimizer" in s.op.name
+    )
+    parts = by_kind(operators)
+    parts[MESSAGES] = (
+        sum(one.n_calls * one.predicted_s for one in messages),
+        sum(one.n_calls * one.measured_s for one in messages),
+    )
+    if job != "zero1":  # whose optimizer phase is mostly broadcasts, which are messages
+        parts["optimizer"] = (optimizer_s, phases["optimizer"])
+    known = [sum(part[side] for part in parts.values()) for side in (0, 1)]
+    parts[REST] = (iteration[0] - known[0], iteration[1] - known[1])
+    return JobComparison(
+        job=job, iteration=iteration, note=NOT_JUDGED.get(job, ""), phases=phases, operators=operators,
+        messages=messages, parts=parts,
+    )  # fmt: skip
+
+
+def _messages(program: JobProgram, rank: int, runs: Sequence[SeenJob], topology: Topology) -> list[Message]:
+    counts = program.messages(rank)
+    slowest = slowest_of([[((kind, n), s) for kind, n, s in one.messages] for one in runs])
+    return [
+        Message(
+            name=kind,
+            n_bytes=n_bytes,
+            n_calls=counts.get((kind, n_bytes), 0),
+            predicted_s=message_s(kind, n_bytes, topology),
+            measured_s=seconds,
+        )
+        for (kind, n_bytes), seconds in slowest
+    ]
