@@ -95,7 +95,9 @@ class Measured:
     iteration_time_s: float
 
 
-_SELENE: dict[str, str | int | bool] = {"precision": "fp16", "attention": "eager", "recompute": "full", "micro_batch": 1, "scatter_gather": True}
+_SELENE: dict[str, str | int | bool] = {
+    "precision": "fp16", "attention": "eager", "recompute": "full", "micro_batch": 1, "scatter_gather": True,
+}  # fmt: skip
 _H100: dict[str, str | int | bool] = {
     "precision": "bf16", "framework": "megatron-core", "sharding": "zero1", "sequence_parallel": True,
     "recompute": "full", "micro_batch": 1, "sequence_length": 8192, "tp": 8, "pp": 16,

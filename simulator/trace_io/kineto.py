@@ -20,13 +20,14 @@ from simulator.trace_io.chrome import Args, Document, Event, Number, read_docume
 from simulator.trace_io.columns import integer, number, to_device_ops, to_host_events, to_ns
 from simulator.trace_io.communication import CommunicationNames, kernel_operation, merge_calls
 from simulator.trace_io.kineto_comm import call_of_args, call_of_dims, enclosing
+from simulator.trace_io.kineto_header import device_name, distributed, rank_list
+from simulator.trace_io.kineto_header import groups as header_groups
 from simulator.trace_io.kineto_host import host_operations
 from simulator.trace_io.record import (
     ANNOTATION,
     COMMUNICATION,
     COMPUTE,
     COPY,
-    MAX_RANKS,
     OPERATOR,
     RUNTIME,
     CollectiveCall,
@@ -198,15 +199,8 @@ def read(
 
 
 def _rank_of(document: Document, rank: int | None) -> int:
-    value = _distributed(document.header, "rank", -1)
+    value = distributed(document.header, "rank", -1)
     return value if value >= 0 else (-1 if rank is None else rank)
-
-
-def _distributed(header: dict[str, Any], key: str, default: int) -> int:
-    info = header.get("distributedInfo")
-    value = info.get(key) if isinstance(info, dict) else None
-    found = default if isinstance(value, bool) else integer(value, default)
-    return found if found < MAX_RANKS else default
 
 
 def _append(first: _Columns, second: _Columns | None) -> None:
@@ -241,7 +235,7 @@ def _finish(columns: _Columns, documents: list[Document], rank: int, source: str
     kernel_args = {
         new: columns.device_args[int(old)] for new, old in enumerate(op_order) if int(old) in columns.device_args
     }
-    groups = _groups(header)
+    groups = header_groups(header)
     calls, call_index = _calls(ops, host, names, kernel_args=kernel_args, described=described, groups=groups)
     ops = replace(ops, call=call_index)
     streams = columns.streams.table
@@ -249,7 +243,7 @@ def _finish(columns: _Columns, documents: list[Document], rank: int, source: str
         ops, calls, streams = host_operations(host, names, columns.threads.table, described=described, groups=groups)
     return RankTrace(
         rank=rank,
-        world_size=_distributed(header, "world_size", 0),
+        world_size=distributed(header, "world_size", 0),
         names=names,
         streams=streams,
         threads=columns.threads.table,
@@ -259,7 +253,7 @@ def _finish(columns: _Columns, documents: list[Document], rank: int, source: str
         steps=_steps(columns, host, names),
         syncs=_syncs(columns, host),
         groups=groups,
-        device=_device_name(header),
+        device=device_name(header),
         epoch_ns=integer(header.get("baseTimeNanoseconds"), 0),
         source=source,
         notes=_notes(columns, documents),
@@ -278,43 +272,6 @@ def _notes(columns: _Columns, documents: list[Document]) -> tuple[str, ...]:
     if len(documents) > 1:
         notes.append(f"{len(documents)} documents of this rank were joined")
     return tuple(notes)
-
-
-def _device_name(header: dict[str, Any]) -> str:
-    devices = header.get("deviceProperties")
-    if isinstance(devices, list) and devices and isinstance(devices[0], dict):
-        return str(devices[0].get("name", ""))
-    return ""
-
-
-def _groups(header: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    info = header.get("distributedInfo")
-    configured = info.get("pg_config") if isinstance(info, dict) else None
-    groups: dict[str, tuple[int, ...]] = {}
-    for entry in configured if isinstance(configured, list) else ():
-        if isinstance(entry, dict) and "pg_name" in entry:
-            ranks = rank_list(entry.get("ranks"))
-            if ranks:
-                groups[str(entry["pg_name"])] = ranks
-    return groups
-
-
-def rank_list(value: object) -> tuple[int, ...]:
-    """Read ranks from a list or from the text of one; empty where the text was cut (``...``) or is malformed.
-
-    Examples
-    --------
-    >>> rank_list("[0, 4, 8]"), rank_list([1, 2]), rank_list("[0, 1, ...]")
-    ((0, 4, 8), (1, 2), ())
-    """
-    if isinstance(value, str):
-        if "..." in value or not re.fullmatch(r"\s*\[[\d\s,]*\]\s*", value):
-            return ()
-        value = [int(word) for word in re.findall(r"\d{1,9}", value)]
-    if not isinstance(value, list):
-        return ()
-    known = all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v < MAX_RANKS for v in value)
-    return tuple(value) if known and len(value) <= MAX_RANKS else ()
 
 
 def _calls(
