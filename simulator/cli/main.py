@@ -106,7 +106,9 @@ def main_command(
     pue: Annotated[Real, _option("Energy of the building over that of its computers; 1.1.", _RUN)] = None,
     explain: Annotated[bool, _option("Simulate what would help most.", _OUT, "--explain")] = False,
     report: Annotated[Text, _option("Write an HTML report.", _OUT)] = None,
-    trace: Annotated[Text, _option("Write a timeline: .pftrace or .json for Perfetto, .et for ASTRA-sim, a folder for HTA.", _OUT)] = None,
+    trace: Annotated[
+        Text, _option("Write a timeline: .pftrace or .json for Perfetto, .et for ASTRA-sim, a folder for HTA.", _OUT)
+    ] = None,
     memory_trace: Annotated[Text, _option("Write memory over the step (.csv or .json).", _OUT)] = None,
     json_output: Annotated[bool, _option("Print one JSON document and nothing else.", _OUT, "--json")] = False,
     version: Annotated[
