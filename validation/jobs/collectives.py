@@ -38,7 +38,7 @@ def _call(name: str, n_bytes: int, world: int, device: torch.device) -> Callable
 
 
 def message_call(kind: str, n_bytes: int, launch: Launch, device: torch.device) -> Callable[[], object]:
-    """Return one message of a job: a collective of all ranks, or ``p2p`` from the first rank to the second.
+    """Return a message of a job: a collective of all ranks, or ``p2p`` from the first rank to the second and back.
 
     Raises
     ------
@@ -49,8 +49,8 @@ def message_call(kind: str, n_bytes: int, launch: Launch, device: torch.device) 
         return _call(kind, n_bytes, launch.world_size, device)
     data = torch.ones(n_bytes // _FLOAT_BYTES, device=device)
     if launch.rank == 0:
-        return lambda: dist.send(data, 1)
-    return (lambda: dist.recv(data, 0)) if launch.rank == 1 else (lambda: None)
+        return lambda: (dist.send(data, 1), dist.recv(data, 1))
+    return (lambda: (dist.recv(data, 0), dist.send(data, 0))) if launch.rank == 1 else (lambda: None)
 
 
 def run_collectives(settings: Settings, launch: Launch, device: torch.device) -> list[Row]:
