@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from simulator.costs import ModelCosts
 from simulator.engine import run
@@ -83,37 +82,18 @@ def _topology(name: str, n_gpus: int, overrides: tuple[tuple[str, str], ...], fa
     return topology
 
 
-@lru_cache(maxsize=256)
-def _build(spec: ModelSpec, plan_key: tuple[Any, ...]) -> Model:
-    (
-        micro_batch,
-        sequence_length,
-        tp,
-        sequence_parallel,
-        cp,
-        ep,
-        precision,
-        kernels,
-        attention,
-        recompute,
-        early,
-        load,
-    ) = plan_key
-    return build_model(
-        spec, micro_batch=micro_batch, sequence_length=sequence_length, tp=tp, sequence_parallel=sequence_parallel, cp=cp, ep=ep,
-        precision=precision, kernels=kernels, attention=attention, recompute=recompute, stops_early=early,
-        expert_load=load,
-    )  # fmt: skip
-
-
 def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
     """Build a model's layers as one rank of a plan runs them."""
     if isinstance(spec, RecordedModule):
         return spec.model(plan)
     sequence_length = plan.sequence_length or spec.max_positions
-    return _build(spec, (plan.micro_batch, sequence_length, plan.tp, plan.sequence_parallel, plan.cp, plan.ep, plan.precision,
-                         plan.framework_spec.kernels, plan.attention, plan.recompute,
-                         plan.framework_spec.stops_recompute_early, expert_load(plan)))  # fmt: skip
+    framework = plan.framework_spec
+    return build_model(
+        spec, micro_batch=plan.micro_batch, sequence_length=sequence_length, tp=plan.tp, cp=plan.cp, ep=plan.ep,
+        sequence_parallel=plan.sequence_parallel, precision=plan.precision, kernels=framework.kernels,
+        attention=plan.attention, recompute=plan.recompute, stops_early=framework.stops_recompute_early,
+        expert_load=expert_load(plan),
+    )  # fmt: skip
 
 
 def boundary_bytes(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> int:

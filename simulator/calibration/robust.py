@@ -138,8 +138,7 @@ def fit_constants(
     """
     if len(measured_s) < len(free):
         raise CalibrationError(f"{len(measured_s)} rows cannot determine {len(free)} constants")
-    names = [f.name for f in free]
-    low, high = (np.log([getattr(f, side) for f in free]) for side in ("low", "high"))
+    names, low, high = [f.name for f in free], np.log([f.low for f in free]), np.log([f.high for f in free])
     origin = np.clip([log(max(get_value(start, name), 1e-30)) for name in names], low + 1e-6, high - 1e-6)
     pull = np.array([1.0 / f.prior for f in free]) * scale * np.sqrt(len(measured_s)) * 0.1
     root = np.sqrt(weights) if weights is not None else 1.0
@@ -150,13 +149,19 @@ def fit_constants(
         return np.concatenate([root * (np.log(predict(constants)) - log_measured), pull * (x - origin)])
 
     best, best_cost, slopes = _best_of(residuals, origin, (low, high), n_starts, scale, max_evaluations)
-    left = len(measured_s) - len(free)
-    spread = _spread(slopes, 2.0 * best_cost / left if left else float("inf"))
-    spread[~np.isfinite(spread) | (best - low < 1e-3) | (high - best < 1e-3)] = np.inf
+    n_left = len(measured_s) - len(free)
+    spread = _spread(slopes, 2.0 * best_cost / n_left if n_left else float("inf"))
+    spread[_undetermined(spread, best, low, high)] = np.inf
     return Fitted(
         constants=with_values(start, dict(zip(names, np.exp(best).tolist(), strict=True))),
         relative_errors=dict(zip(names, spread.tolist(), strict=True)),
     )
+
+
+def _undetermined(spread: FloatArray, best: FloatArray, low: FloatArray, high: FloatArray) -> npt.NDArray[np.bool_]:
+    """Tell which constants the rows leave open: no curvature, or a value that ran into its bounds."""
+    undetermined: npt.NDArray[np.bool_] = ~np.isfinite(spread) | (best - low < 1e-3) | (high - best < 1e-3)
+    return undetermined
 
 
 def _best_of(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
 from simulator import __version__
+from simulator.cli.options import Number, Real, Switch, Text, Texts
 from simulator.errors import SimulatorError
 
 app = typer.Typer(
@@ -31,13 +32,6 @@ _MODEL, _PLAN, _COST, _RUN, _OUT = "What to run", "Parallel plan", "Cost models"
 
 def _option(help_text: str, panel: str, *names: str) -> Any:
     return typer.Option(*names, help=help_text, rich_help_panel=panel, show_default=False)
-
-
-Text = Optional[str]  # noqa: UP045 - Typer reads Optional at run time
-Number = Optional[int]  # noqa: UP045
-Real = Optional[float]  # noqa: UP045
-Switch = Optional[bool]  # noqa: UP045
-Texts = Optional[list[str]]  # noqa: UP045
 
 
 @app.callback(invoke_without_command=True)

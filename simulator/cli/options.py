@@ -8,6 +8,8 @@ import typer
 
 Text = Optional[str]  # noqa: UP045 - Typer reads Optional at run time
 Number = Optional[int]  # noqa: UP045
+Real = Optional[float]  # noqa: UP045
+Switch = Optional[bool]  # noqa: UP045
 Texts = Optional[list[str]]  # noqa: UP045
 
 PLAIN_JSON = typer.Option("--json", help="Print one JSON document and nothing else.")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from simulator.cli.options import PLAIN_JSON, Number, Text, option
+from simulator.cli.options import PLAIN_JSON, Number, Switch, Text, Texts, option
 from simulator.cli.trace import Paths, show_progress
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from simulator.trace_io.record import Trace
 
 Ranks = Optional[list[int]]  # noqa: UP045 - Typer reads Optional at run time
-Words = Optional[list[str]]  # noqa: UP045
 
 
 def replay(
@@ -30,8 +29,8 @@ def replay(
     kernels: Annotated[float, option("Factor on the duration of every kernel.")] = 1.0,
     host: Annotated[float, option("Factor on all host time.")] = 1.0,
     remove_straggler: Annotated[Ranks, option("Make this rank as fast as the median; repeatable.")] = None,
-    add_straggler: Annotated[Words, option("RANK:FACTOR or RANK:DELAY like 3:1.2 or 3:10ms; repeatable.")] = None,
-    overlap: Annotated[Optional[bool], option("Gradient reductions beside compute, or nothing.")] = None,  # noqa: UP045
+    add_straggler: Annotated[Texts, option("RANK:FACTOR or RANK:DELAY like 3:1.2 or 3:10ms; repeatable.")] = None,
+    overlap: Annotated[Switch, option("Gradient reductions beside compute, or nothing.")] = None,
     bucket_bytes: Annotated[Text, option("Merge gradient all-reduces up to this size, like 100MB.")] = None,
     dp: Annotated[Number, option("Ranks of the largest group.")] = None,
     ideal: Annotated[bool, option("No stragglers: every operation takes the mean of its type.", "--ideal")] = False,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
+
+from simulator.cli.options import Text
 
 
 def requirements(
@@ -14,7 +16,7 @@ def requirements(
         float, typer.Option(help="Share of the throughput that a free network between nodes gives.")
     ] = 0.9,
     plot: Annotated[
-        Optional[str],  # noqa: UP045 - Typer reads Optional at run time
+        Text,
         typer.Option(help="Draw efficiency by bandwidth and GPUs: .html, .png, .svg or .pdf.", show_default=False),
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from simulator.cli.options import Text, Texts
 
 if TYPE_CHECKING:
     from simulator.whole_run.price import Price
 
-Text = Optional[str]  # noqa: UP045 - Typer reads Optional at run time
-
 
 def search(
     axis: Annotated[
-        Optional[list[str]],  # noqa: UP045 - Typer reads Optional at run time
+        Texts,
         typer.Option(help="Restrict a choice: tp=4,8, recompute=none,full ... Repeatable.", show_default=False),
     ] = None,
     top: Annotated[int, typer.Option(help="Plans to rank.", min=1)] = 10,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
+
+from simulator.cli.options import Text, Texts
 
 
 def sweep(
     axis: Annotated[
-        Optional[list[str]],  # noqa: UP045 - Typer reads Optional at run time
+        Texts,
         typer.Option(help="Values of one setting: name=value,value. Repeatable; all combinations are simulated."),
     ] = None,
     spec: Annotated[
-        Optional[str],  # noqa: UP045
+        Text,
         typer.Option(help="Sweep file (YAML) with 'base' and 'axes'; flags win over it.", show_default=False),
     ] = None,
     out: Annotated[str, typer.Option(help="Folder of the store and the tables.")] = "sweep",
@@ -24,7 +26,7 @@ def sweep(
         str, typer.Option(help="Dask scheduler that does the work: tcp://..., or a Slurm file.", show_default=False)
     ] = "",
     plot: Annotated[
-        Optional[str],  # noqa: UP045
+        Text,
         typer.Option(
             help="Plots: .html for a page, .svg, .png or .pdf for one file each, or none; sweep.html in the folder by default.",
             show_default=False,

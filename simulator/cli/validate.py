@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
+
+from simulator.cli.options import Real, Text, Texts
 
 _WORST = 20
 
 
 def validate(
     files: Annotated[
-        Optional[list[str]],  # noqa: UP045 - Typer reads Optional at run time
+        Texts,
         typer.Argument(help="Measurement files (CSV).", show_default=False),
     ] = None,
     here: Annotated[
@@ -21,13 +23,13 @@ def validate(
         typer.Option("--here", help="Instead of files: calibrate this machine, run small jobs on it, and compare."),
     ] = False,
     where: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        Texts,
         typer.Option(help="Keep rows with column=value, column!=value or column~text; repeatable."),
     ] = None,
     split: Annotated[str, typer.Option(help="Keep one split: fit, test or seed.", show_default=False)] = "",
     by: Annotated[str, typer.Option(help="Columns to group by: topology,metric.", show_default=False)] = "",
     threshold: Annotated[
-        Optional[float],  # noqa: UP045
+        Real,
         typer.Option(
             min=0.0,
             help="Exit with 5 if a group's mean error (with --here: an iteration's) is above this many percent.",
@@ -35,10 +37,7 @@ def validate(
         ),
     ] = None,
     worst: Annotated[int, typer.Option(min=0, help="Rows to show, worst first.")] = _WORST,
-    report: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Write an HTML page with plots.", show_default=False),
-    ] = None,
+    report: Annotated[Text, typer.Option(help="Write an HTML page with plots.", show_default=False)] = None,
     processes: Annotated[int, typer.Option(min=0, help="Processes; 0 takes what the machine has.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:

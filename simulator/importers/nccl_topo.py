@@ -87,19 +87,7 @@ def import_nccl_topology(
         If it is not such a file or has no GPU.
     """
     text = read_text(path)
-    try:
-        root = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        line, column = error.position
-        raise refuse(path, line, f"not XML: {error.msg.split(':')[0]}", column=column + 1) from None
-    if root.tag != "system":
-        what = "a dump of the rings and trees that NCCL found, not of" if root.tag == "graphs" else "not a dump of"
-        hint = "NCCL_TOPO_DUMP_FILE writes the right one"
-        raise refuse(path, 1, f"the root is <{root.tag}>: {what} the machine", hint=hint)
-    if root.get("version", _VERSION) != _VERSION:
-        raise refuse(
-            path, 1, f"version {root.get('version')} of NCCL's topology file; version {_VERSION} is known here"
-        )
+    root = _root(text, path)
     ledger = Ledger()
     _account(root, ledger)
     node = _collect(root, path, ledger)
@@ -124,6 +112,24 @@ def import_nccl_topology(
         ledger.assume("nodes are joined by one switch: the file describes one node only")
         data["fabric"] = {"kind": "one-switch", "source": "assumed"}
     return imported("nccl-topo", path, data, ledger, text)
+
+
+def _root(text: str, path: str | Path) -> Element:
+    """Parse a dump and check that it is one of the machine, in the version that is known."""
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        line, column = error.position
+        raise refuse(path, line, f"not XML: {error.msg.split(':')[0]}", column=column + 1) from None
+    if root.tag != "system":
+        what = "a dump of the rings and trees that NCCL found, not of" if root.tag == "graphs" else "not a dump of"
+        hint = "NCCL_TOPO_DUMP_FILE writes the right one"
+        raise refuse(path, 1, f"the root is <{root.tag}>: {what} the machine", hint=hint)
+    if root.get("version", _VERSION) != _VERSION:
+        raise refuse(
+            path, 1, f"version {root.get('version')} of NCCL's topology file; version {_VERSION} is known here"
+        )
+    return root
 
 
 def _account(root: Element, ledger: Ledger) -> None:

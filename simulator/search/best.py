@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -13,14 +12,13 @@ from simulator.scenario import Scenario
 from simulator.search.answers import compute, look_up
 from simulator.search.bounds import Bounds, Layout
 from simulator.search.energy import Energy
+from simulator.search.frontier import PLAIN, Board, Frontier, plain_kind
 from simulator.search.runner import Pool
 from simulator.search.space import Space
 from simulator.search.store import Record, Store
 
 #: plans in work at a time, per worker
 BATCH_PER_WORKER = 3
-#: kinds of plain data parallelism that every search reports
-PLAIN = {"DDP": "none", "FSDP": "zero3"}
 
 
 class Observer(Protocol):
@@ -98,65 +96,6 @@ class SearchResult:
     n_stored: int = 0
 
 
-@dataclass(slots=True)
-class _Frontier:
-    """Plans by their bounds: a quick one for all, the full one for those that come to the front."""
-
-    layouts: Mapping[int, Layout]
-    quick: Callable[[Layout], float]
-    full: Callable[[Layout], float]
-    heap: list[tuple[float, bool, int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.heap = [(self.quick(layout), False, index) for index, layout in self.layouts.items()]
-        heapq.heapify(self.heap)
-
-    def take(self, n_plans: int, limit: Callable[[int], float]) -> list[tuple[int, float]]:
-        """Return the next plans that may be below their limit, with their bounds."""
-        batch: list[tuple[int, float]] = []
-        while self.heap and len(batch) < n_plans:
-            bound, is_full, index = heapq.heappop(self.heap)
-            if bound >= limit(index):
-                continue
-            if is_full:
-                batch.append((index, bound))
-                continue
-            full = max(bound, self.full(self.layouts[index]))
-            if full < limit(index):
-                heapq.heappush(self.heap, (full, True, index))
-        return batch
-
-
-@dataclass(slots=True)
-class _Board:
-    """The best times so far: of all plans, and of each kind of plain data parallelism."""
-
-    top: int
-    best_s: list[float] = field(default_factory=list)
-    plain_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PLAIN, float("inf")))
-
-    def limit_s(self, plan: ParallelPlan) -> float:
-        """Return the time that a plan must undercut to matter."""
-        ranks = sorted(self.best_s)[: self.top]
-        limit_s = ranks[-1] if len(ranks) == self.top else float("inf")
-        kind = plain_kind(plan)
-        return limit_s if kind is None else max(limit_s, self.plain_s[kind])
-
-    def add(self, plan: ParallelPlan, seconds: float) -> None:
-        """Note a simulated time."""
-        self.best_s.append(seconds)
-        kind = plain_kind(plan)
-        if kind is not None:
-            self.plain_s[kind] = min(self.plain_s[kind], seconds)
-
-
-def plain_kind(plan: ParallelPlan) -> str | None:
-    """Return which kind of plain data parallelism a plan is, if any."""
-    if plan.model_parallel * plan.ep > 1:
-        return None
-    return next((label for label, sharding in PLAIN.items() if plan.sharding == sharding), None)
-
-
 def search(
     scenario: Scenario,
     space: Space,
@@ -204,27 +143,30 @@ def search(
     """
     bounds = Bounds(replace(scenario, plan=space.base), space.topology, space.spec)
     layouts, unfit = _fitting(bounds, space.plans(), space)
-    n_plans = len(layouts) + len(unfit)
-    if not layouts:
-        raise _nothing(n_plans, unfit, bounds)
     with Pool(n_jobs=n_jobs, scheduler=scheduler) as pool:
         run = _Run(scenario=scenario, bounds=bounds, layouts=layouts, pool=pool, store=store)
         run.best_first(top, observe)
         if exact_front:
             run.complete_front()
         frugal = run.least_energy(Energy.on(space.topology, bounds), observe) if least_energy and run.found else None
-    ranked = sorted(run.found.values(), key=lambda one: (one.iteration_time_s, one.peak_bytes, describe(one.plan)))
-    if not ranked:
-        raise InfeasiblePlanError("no plan of the space could be simulated", hint="run one of them to see why")
+    ranked = _ranked(run.found.values())
     return SearchResult(
-        ranked=ranked[:top], plain=_plain(ranked, unfit, bounds, space), n_plans=n_plans, n_unfit=len(unfit),
+        ranked=ranked[:top], plain=_plain(ranked, unfit, bounds, space), n_plans=len(layouts) + len(unfit), n_unfit=len(unfit),
         n_simulated=len(ranked), n_failed=len(run.failed), n_pruned=len(layouts) - len(ranked) - len(run.failed),
         pareto=pareto(ranked), frugal=frugal, given=None if given is None else run.compare(given), n_stored=run.n_stored,
     )  # fmt: skip
 
 
+def _ranked(found: Iterable[Ranked]) -> list[Ranked]:
+    """Order what was simulated by time, then memory; refuse a search of which nothing could be."""
+    ranked = sorted(found, key=lambda one: (one.iteration_time_s, one.peak_bytes, describe(one.plan)))
+    if not ranked:
+        raise InfeasiblePlanError("no plan of the space could be simulated", hint="run one of them to see why")
+    return ranked
+
+
 def _fitting(bounds: Bounds, plans: Iterable[ParallelPlan], space: Space) -> tuple[list[Layout], list[Layout]]:
-    """Divide plans into those that fit and those that do not, each choice without effect made once."""
+    """Divide plans into those that fit and those that do not, each choice without effect made once; refuse if none fits."""
     fitting: list[Layout] = []
     unfit: list[Layout] = []
     takes_none = "none" in space.allowed.get("recompute", ("none",))
@@ -239,6 +181,8 @@ def _fitting(bounds: Bounds, plans: Iterable[ParallelPlan], space: Space) -> tup
         if plan.recompute == "selective" and takes_none and not layout.recomputes:
             continue  # the same as none
         (fitting if fits else unfit).append(layout)
+    if not fitting:
+        raise _nothing(unfit, bounds)
     return fitting, unfit
 
 
@@ -258,7 +202,7 @@ class _Run:
     def best_first(self, top: int, observe: Observer | None) -> None:
         """Simulate plans in the order of their bounds until no other one can be among the best."""
         layouts = dict(enumerate(self.layouts))
-        frontier, board = _Frontier(layouts, self.bounds.quick_s, self.bounds.full_s), _Board(top)
+        frontier, board = Frontier(layouts, self.bounds.quick_s, self.bounds.full_s), Board(top)
         n_taken = BATCH_PER_WORKER * self.pool.n_workers
         while batch := frontier.take(n_taken, lambda index: board.limit_s(self.layouts[index].plan)):
             for position, record in self._records([self.layouts[index].plan for index, _ in batch]):
@@ -287,7 +231,7 @@ class _Run:
     def least_energy(self, energy: Energy, observe: Observer | None) -> Ranked:
         """Simulate plans in the order of the energy that they draw at least until no other one can draw less."""
         left = {i: layout for i, layout in enumerate(self.layouts) if i not in self.found and i not in self.failed}
-        frontier = _Frontier(left, energy.quick_j, energy.full_j)
+        frontier = Frontier(left, energy.quick_j, energy.full_j)
 
         def least(_: int = 0) -> float:
             return min((energy.joules(one.answer) for one in self.found.values()), default=float("inf"))
@@ -327,14 +271,16 @@ class _Run:
         return Ranked(plan=ParallelPlan(**settings), bound_s=0.0, answer=record["answer"], label="given")
 
 
-def _nothing(n_plans: int, unfit: Sequence[Layout], bounds: Bounds) -> InfeasiblePlanError:
-    if not n_plans:
+def _nothing(unfit: Sequence[Layout], bounds: Bounds) -> InfeasiblePlanError:
+    if not unfit:
         return InfeasiblePlanError(
             "no plan is valid: no degrees divide the GPUs, the layers, the heads and the batch",
             hint="choose a --global-batch that is a multiple of the GPUs, or allow more values",
         )
     least = min((bounds.memory(layout) for layout in unfit), key=lambda report: report.peak_bytes)
-    return InfeasiblePlanError(f"none of {n_plans} plans fits; the smallest: {least.explain()}", hint="use more GPUs")
+    return InfeasiblePlanError(
+        f"none of {len(unfit)} plans fits; the smallest: {least.explain()}", hint="use more GPUs"
+    )
 
 
 def _plain(ranked: Sequence[Ranked], unfit: Sequence[Layout], bounds: Bounds, space: Space) -> dict[str, Ranked | str]:

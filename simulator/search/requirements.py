@@ -96,7 +96,7 @@ class Requirement:
         if 1.0 / 1.25 <= ratio <= 1.25:
             return "the rule of thumb holds here"
         asks = (
-            f"asks for {ratio:.2g} times as much as is needed"
+            f"asks for {ratio:{',.0f' if ratio >= 10 else '.2g'}} times as much as is needed"
             if ratio > 1.0
             else f"asks for {ratio:.2g} of what is needed"
         )

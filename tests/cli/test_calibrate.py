@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli.main import app, main, register_commands
 from simulator.collectives.bench_table import benchmark_table, size_range
 from simulator.importers.topologies import open_topology
 from simulator.kernels import RooflineKernels
@@ -16,24 +15,6 @@ from simulator.models.layer import GemmShape
 from simulator.topology.device import load_device
 
 KERNEL_COLUMNS = "row_id,source,device,op,pass,m,n,k,dtype,time_us,split,notes"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def commands():
-    if not any(group.name == "calibrate" for group in app.registered_groups):
-        register_commands()
-
-
-@pytest.fixture
-def simulate(monkeypatch, capsys):
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["simulate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        printed = capsys.readouterr()
-        return int(exit_.value.code or 0), printed.out, printed.err
-
-    return run
 
 
 def log_text(n_gpus, *, slower):

@@ -6,26 +6,7 @@ import json
 
 import pytest
 
-from simulator.cli.main import app, main, register_commands
 from simulator.importers.nccl_tests import import_nccl_tests
-
-
-@pytest.fixture(scope="module", autouse=True)
-def commands():
-    if not any(command.name == "collective" for command in app.registered_commands):
-        register_commands()
-
-
-@pytest.fixture
-def simulate(monkeypatch, capsys):
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["simulate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        printed = capsys.readouterr()
-        return int(exit_.value.code or 0), printed.out, printed.err
-
-    return run
 
 
 def test_the_table_is_one_that_readers_of_nccl_tests_understand(simulate, tmp_path):

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from simulator.cli.main import app, main, register_commands
 from simulator.importers.topologies import open_topology
 from simulator.plan import ParallelPlan, load_plan
 
@@ -49,24 +48,6 @@ XML = """\
 </system>
 """
 CONF = "SwitchName=leaf0 Nodes=gpu[1-2]\nSwitchName=leaf1 Nodes=gpu[3-4]\nSwitchName=spine Switches=leaf[0-1]\n"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def commands():
-    if not any(command.name == "import" for command in app.registered_commands):
-        register_commands()
-
-
-@pytest.fixture
-def simulate(monkeypatch, capsys):
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["simulate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        printed = capsys.readouterr()
-        return int(exit_.value.code or 0), printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli.main import main
-
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--topology", "bigred200", "--model", "gpt2", "--micro-batch", "1")
 
@@ -52,19 +50,6 @@ BREAKDOWN = {
     "data_s",
 }
 COMMUNICATION = {"collective", "axis", "count", "bytes", "total_s", "algbw_bytes_per_s", "busbw_bytes_per_s"}
-
-
-@pytest.fixture
-def simulate(monkeypatch, capsys):
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["simulate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        printed = capsys.readouterr()
-        assert "Traceback" not in printed.out + printed.err
-        return int(exit_.value.code or 0), printed.out, printed.err
-
-    return run
 
 
 def in_a_process(*arguments):

@@ -7,30 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli.main import app, main, register_commands
-
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 OWN = Path(__file__).resolve().parents[2] / "traces"
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="the shared traces are not beside this checkout")
 SLOW = SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def commands():
-    if not any(command.name == "replay" for command in app.registered_commands):
-        register_commands()
-
-
-@pytest.fixture
-def simulate(monkeypatch, capsys):
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["simulate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        printed = capsys.readouterr()
-        return int(exit_.value.code or 0), printed.out, printed.err
-
-    return run
 
 
 @needs_shared

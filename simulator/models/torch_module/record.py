@@ -62,12 +62,7 @@ def record_module(
     if attention not in ("flash", "eager"):
         raise ConfigError(f"attention='{attention}' is unknown", hint="flash or eager")
     fake = load_torch(_FAKE.removeprefix("torch.")).FakeTensorMode(allow_non_fake_inputs=True)
-
-    def empty(tensor: Any) -> Any:
-        floating = tensor.is_floating_point() and wanted is not None
-        with fake:
-            return torch.empty(tensor.shape, dtype=wanted if floating else tensor.dtype, device="cpu")
-
+    empty = _emptier(torch, fake, wanted)
     state, names = empty_state(module, empty)
     recorder = _recorder(state, names)
     tree_map = load_torch("utils._pytree").tree_map
@@ -81,15 +76,29 @@ def record_module(
         around = (quiet(_FAKE), gpu_autocast(torch), fake, plain_operators(torch), *modes)
         _run(torch, forward, recorder, (*around, attention_backend(attention)))
     layers = recorder.layers()
-    first = next((t for t in (*inputs, *keywords.values()) if hasattr(t, "shape") and t.dim()), None)
+    is_tied = len(list(module.named_parameters(remove_duplicate=False))) > len(names)
     return Model(
-        name=name or type(module).__name__,
-        layers=layers,
+        name=name or type(module).__name__, layers=layers, tied_embedding=is_tied, notes=("recorded from a torch module",),
         n_parameters=sum(state[key].numel() for key in names.values()),
-        model_flops_per_sequence=_flops(layers) / (first.shape[0] if first is not None else 1),
-        tied_embedding=len(list(module.named_parameters(remove_duplicate=False))) > len(names),
-        notes=("recorded from a torch module",),
-    )
+        model_flops_per_sequence=_flops(layers) / _n_sequences((*inputs, *keywords.values())),
+    )  # fmt: skip
+
+
+def _emptier(torch: Any, fake: Any, dtype: Any) -> Callable[[Any], Any]:
+    """Return what makes a fake tensor of another one's shape, floating-point ones of ``dtype`` where one is given."""
+
+    def empty(tensor: Any) -> Any:
+        is_cast = tensor.is_floating_point() and dtype is not None
+        with fake:
+            return torch.empty(tensor.shape, dtype=dtype if is_cast else tensor.dtype, device="cpu")
+
+    return empty
+
+
+def _n_sequences(arguments: tuple[Any, ...]) -> int:
+    """Return the rows of the first tensor among the arguments, 1 where there is none."""
+    first = next((one for one in arguments if hasattr(one, "shape") and one.dim()), None)
+    return int(first.shape[0]) if first is not None else 1
 
 
 def _run(torch: Any, forward: Callable[[], Any], recorder: Recorder, contexts: tuple[Any, ...]) -> None:

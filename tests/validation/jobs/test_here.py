@@ -1,9 +1,6 @@
 """Calibrating this machine, comparing, and explaining: ``simulate validate --here``."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,23 +27,6 @@ ROOT = Path(__file__).parents[3]
 torch.set_num_threads(1)
 MICRO = SIZES["gpt2-micro"]
 CPU = torch.device("cpu")
-
-
-def _run(*arguments: str, timeout: float = 90, **environment: str) -> subprocess.CompletedProcess[str]:
-    return _validation("run", *arguments, timeout=timeout, **environment)
-
-
-def _validation(*arguments: str, timeout: float = 90, **environment: str) -> subprocess.CompletedProcess[str]:
-    full = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(
-        [sys.executable, "-m", "validation", *arguments],
-        capture_output=True,
-        text=True,
-        env=full,
-        cwd=ROOT,
-        timeout=timeout,
-        check=False,
-    )
 
 
 @given(st.floats(0, 1e-3), st.floats(1e-12, 1e-8), st.lists(st.floats(1e4, 1e9), min_size=2, max_size=6, unique=True))
@@ -110,8 +90,8 @@ def test_causes_add_up_to_the_difference():
     assert sum(seconds for _, seconds in found.causes()) == pytest.approx(-0.5)
 
 
-def test_a_machine_is_calibrated_and_compared():
-    done = _validation("compare", "--model", "gpt2-micro", "--nproc", "1,2", "--repeats", "3", "--json", timeout=180)
+def test_a_machine_is_calibrated_and_compared(validation):
+    done = validation("compare", "--model", "gpt2-micro", "--nproc", "1,2", "--repeats", "3", "--json", timeout=180)
     assert done.returncode == 0, done.stderr
     one, two = json.loads(done.stdout)["comparisons"]
     assert (one["n_ranks"], two["n_ranks"]) == (1, 2)
@@ -139,16 +119,16 @@ def _check_jobs(alone: list[dict[str, object]], jobs: list[dict[str, object]]) -
     assert {job["job"] for job in jobs if job["note"]} <= {"fsdp2"}
 
 
-def test_a_job_that_cannot_run_is_listed_with_its_reason():
-    done = _validation(
+def test_a_job_that_cannot_run_is_listed_with_its_reason(validation):
+    done = validation(
         "compare", "--model", "gpt2-micro", "--layers", "3", "--nproc", "2", "--repeats", "2", "--jobs", "pp"
     )
     assert done.returncode == 0, done.stderr
     assert "pp on 2 processes: not predicted: 3 layers over 2 stages are cut unevenly" in done.stdout
 
 
-def test_an_unknown_job_is_refused():
-    done = _validation("compare", "--jobs", "zero9")
+def test_an_unknown_job_is_refused(validation):
+    done = validation("compare", "--jobs", "zero9")
     assert done.returncode == 3
     assert "some of zero1, fsdp2, tp, pp" in done.stderr
 

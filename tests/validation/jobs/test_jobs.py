@@ -5,8 +5,6 @@ import gzip
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,23 +26,6 @@ ROOT = Path(__file__).parents[3]
 torch.set_num_threads(1)
 MICRO = SIZES["gpt2-micro"]
 CPU = torch.device("cpu")
-
-
-def _run(*arguments: str, timeout: float = 90, **environment: str) -> subprocess.CompletedProcess[str]:
-    return _validation("run", *arguments, timeout=timeout, **environment)
-
-
-def _validation(*arguments: str, timeout: float = 90, **environment: str) -> subprocess.CompletedProcess[str]:
-    full = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(
-        [sys.executable, "-m", "validation", *arguments],
-        capture_output=True,
-        text=True,
-        env=full,
-        cwd=ROOT,
-        timeout=timeout,
-        check=False,
-    )
 
 
 # -- launching -------------------------------------------------------------------------------------
@@ -219,8 +200,8 @@ def test_the_slowest_rank_counts():
 # -- real runs -------------------------------------------------------------------------------------
 
 
-def test_ddp_of_two_processes(tmp_path):
-    done = _run(
+def test_ddp_of_two_processes(tmp_path, run_job):
+    done = run_job(
         "ddp",
         "--nproc",
         "2",
@@ -252,20 +233,20 @@ def test_ddp_of_two_processes(tmp_path):
     assert any(event["name"] == "ProfilerStep#1" for event in trace["traceEvents"])
 
 
-def test_a_busy_port_ends_with_a_message():
+def test_a_busy_port_ends_with_a_message(run_job):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = _run("ddp", "--port", str(taken.getsockname()[1]), "--model", "gpt2-micro")
+        done = run_job("ddp", "--port", str(taken.getsockname()[1]), "--model", "gpt2-micro")
     assert done.returncode == 1
     assert "is busy" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_without_torch_there_is_a_message(tmp_path):
+def test_without_torch_there_is_a_message(tmp_path, run_job):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('no torch')\n")
-    done = _run("ddp", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    done = run_job("ddp", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert done.returncode == 3
     assert "need PyTorch" in done.stderr
     assert "Traceback" not in done.stderr
