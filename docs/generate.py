@@ -20,8 +20,8 @@ from pydantic import BaseModel, TypeAdapter
 
 from simulator.cli.main import app, register_commands
 from simulator.config import load_yaml
+from simulator.explore.slurm import SlurmSpec
 from simulator.plan import ParallelPlan
-from simulator.search.slurm import SlurmSpec
 from simulator.topology.device import DeviceFile
 from simulator.topology.explicit import EdgeSpec, GraphSpec, VertexSpec
 from simulator.topology.spec import ClusterSpec

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from simulator.analysis.metrics import Metrics, measure
 from simulator.costs import ModelCosts
 from simulator.engine import run
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.faults import Faults
-from simulator.importers import load_model
-from simulator.importers.topologies import open_topology
+from simulator.interop import load_model
+from simulator.interop.topologies import open_topology
 from simulator.memory import MemoryReport, estimate
 from simulator.models.build import build_model
 from simulator.models.layer import Model
@@ -28,7 +29,6 @@ from simulator.parallel.loading import loading_of
 from simulator.parallel.lower import Lowered, lower
 from simulator.parallel.mesh import Mesh
 from simulator.plan import ParallelPlan
-from simulator.report.metrics import Metrics, measure
 from simulator.scenario import Scenario
 from simulator.schedules import peak_in_flight
 from simulator.timeline import Timeline

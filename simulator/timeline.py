@@ -233,3 +233,18 @@ def _shifted(span: Span, shift_ps: int, n_micro_batches: int) -> Span:
     micro_batch += n_micro_batches if micro_batch >= 0 else 0
     start_ps, end_ps = start_ps + shift_ps, end_ps + shift_ps
     return Span(op, rank, stream, start_ps, end_ps, micro_batch, host_wait_ps, host_idle_ps, inner)
+
+
+class MemoryPoint(NamedTuple):
+    """Bytes at one time, straight lines between: activations, all else, and both.
+
+    ``allocated_bytes`` and ``reserved_bytes`` are those of PyTorch's allocator: without context and communicators, and
+    its blocks with what is lost between them, which it keeps from step to step.
+    """
+
+    time_s: float
+    activations_bytes: int
+    steady_bytes: int
+    total_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int

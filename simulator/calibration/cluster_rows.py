@@ -11,7 +11,7 @@ from simulator.calibration.collectives import Measured, measured_of, read_table
 from simulator.collectives.plan import COLLECTIVES
 from simulator.config import did_you_mean, read_text
 from simulator.errors import CalibrationError, ConfigError
-from simulator.importers.nccl_tests import import_nccl_tests, is_nccl_tests
+from simulator.interop.nccl_tests import import_nccl_tests, is_nccl_tests
 from simulator.topology.graph import Topology
 
 

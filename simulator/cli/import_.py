@@ -12,9 +12,9 @@ import typer
 from simulator.cli.options import PLAIN_JSON, Number, Text, Texts, option
 
 if TYPE_CHECKING:
-    from simulator.importers.cluster import ImportedCluster
-    from simulator.importers.nccl_tests import CollectiveTable
-    from simulator.importers.record import Imported, ImportReport
+    from simulator.interop.cluster import ImportedCluster
+    from simulator.interop.nccl_tests import CollectiveTable
+    from simulator.interop.record import Imported, ImportReport
 
 _SHOWN = 72
 #: what is told of the runs of a log -> attribute of a run
@@ -46,9 +46,9 @@ def import_(
 ) -> None:
     """Read a file of another tool; print what was used, what has no bearing, what nobody knows and what was assumed."""
     from simulator.errors import ConfigError
-    from simulator.importers.anything import KINDS, import_any
-    from simulator.importers.cluster import ImportedCluster
-    from simulator.importers.nccl_tests import CollectiveTable
+    from simulator.interop.anything import KINDS, import_any
+    from simulator.interop.cluster import ImportedCluster
+    from simulator.interop.nccl_tests import CollectiveTable
 
     if not path and kind != "nvml":
         raise ConfigError("which file?", hint=f"simulate import FILE; known are {', '.join(KINDS)}")
@@ -134,7 +134,7 @@ def _of_runs(found: CollectiveTable, key: str) -> Any:
 
 
 def _of_log(found: CollectiveTable, topology: str, transport: str) -> tuple[dict[str, Any], str]:
-    from simulator.importers.nccl_tests import write_measurements
+    from simulator.interop.nccl_tests import write_measurements
 
     document = _account("nccl-tests", found.file, None)
     rows = found.measurements(topology, transport=transport)

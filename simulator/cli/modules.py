@@ -27,7 +27,7 @@ def recorded_module(options: Mapping[str, Any]) -> RecordedModule | None:
         return None
     if options.get("model"):
         raise ConfigError("both --model and --module are given", hint="leave one out")
-    from simulator.importers.hub import PREFIX, open_hub_module
+    from simulator.interop.hub import PREFIX, open_hub_module
     from simulator.models.recorded import open_module
 
     length = options.get("sequence_length") or 0

@@ -90,7 +90,7 @@ def _bytes(text: str | None) -> int | None:
 
 
 def _what_if(recorded: Trace, **given: Any) -> WhatIf:
-    from simulator.importers.topologies import open_topology
+    from simulator.interop.topologies import open_topology
     from simulator.replay.answer import WhatIf
     from simulator.topology.device import load_device
 

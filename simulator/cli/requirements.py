@@ -25,9 +25,9 @@ def requirements(
     """Find the least bandwidth between nodes, and the largest latency, with which a plan scales to so many GPUs."""
     from simulator.cli.shared import scenario_settings
     from simulator.cli.tables import print_requirements
+    from simulator.explore.requirements import requirements as solve
+    from simulator.explore.settings import scenario_of
     from simulator.report.requirements_chart import check_plot, write_requirements_chart
-    from simulator.search.requirements import requirements as solve
-    from simulator.search.settings import scenario_of
 
     base, axes = scenario_settings(scenario)
     if plot:

@@ -8,23 +8,25 @@ import sys
 from dataclasses import fields, replace
 from typing import Any
 
-from simulator.answer import document, explain, memory_over_time, report, to_json, way_out
+from simulator.answer import memory_over_time
 from simulator.cli.inputs import model_of, write_notes
 from simulator.cli.modules import fit_plan, recorded_module
 from simulator.cli.warnings import idle_faults, idle_loading, idle_release, without_effect, write_warnings
 from simulator.cli.whole_run import run_request
 from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.explore.document import document, explain, to_json, way_out
+from simulator.explore.trials import advise
+from simulator.explore.whole_run import RunRequest
 from simulator.faults import Faults
-from simulator.importers.plan_files import needs_ranks, plan_settings, without_deepspeed
-from simulator.importers.topologies import open_topology
+from simulator.interop.plan_files import needs_ranks, plan_settings, without_deepspeed
+from simulator.interop.topologies import open_topology
 from simulator.plan import ParallelPlan
 from simulator.report import console
+from simulator.report.answer_page import report
 from simulator.report.explain_console import print_explanation
 from simulator.report.whole_run import print_whole_run
 from simulator.scenario import Scenario
 from simulator.simulation import Result, simulate
-from simulator.trials import advise
-from simulator.whole_run import RunRequest
 
 _PLAN_FIELDS = {f.name: f for f in fields(ParallelPlan)}
 
@@ -192,7 +194,7 @@ def _write_files(
         memory_of = {rank: memory_counters(points) for rank, points in over_time.items()}
         write(results[-1].timeline, options["trace"], memory=memory_of)
     if options.get("memory_trace"):
-        from simulator.report.memory_trace import write_memory_trace
+        from simulator.analysis.memory_trace import write_memory_trace
 
         result, rank = results[-1], results[-1].memory.rank
         points = memory_over_time(result)[rank]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simulator.search.store import Store
+    from simulator.explore.store import Store
 
 from simulator.errors import ConfigError
 
@@ -57,14 +57,14 @@ def scenario_settings(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str
     Returns
     -------
     base : dict
-        Values by the names of :mod:`simulator.search.settings`.
+        Values by the names of :mod:`simulator.explore.settings`.
     axes : dict
         Tuples of values.
     """
     from simulator.cli.inputs import write_notes
     from simulator.cli.run import collect_settings
-    from simulator.importers.plan_files import PLAN_FILES
-    from simulator.search.axes import parse_axis
+    from simulator.explore.axes import parse_axis
+    from simulator.interop.plan_files import PLAN_FILES
 
     write_notes(options, set())
     files = {name: options[name] for name in PLAN_FILES if options.get(name)}
@@ -109,7 +109,7 @@ def say_who_works(scheduler: str) -> None:
     ConfigError
         If nothing can be the scheduler that is named.
     """
-    from simulator.search.runner import check_scheduler
+    from simulator.explore.runner import check_scheduler
 
     check_scheduler(scheduler)
     if scheduler and "://" not in scheduler:

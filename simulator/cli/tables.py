@@ -15,9 +15,9 @@ from rich.table import Table
 from simulator.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from simulator.search.emit import Written
-    from simulator.search.requirements import Requirement
-    from simulator.search.sweep import SweepResult
+    from simulator.explore.emit import Written
+    from simulator.explore.requirements import Requirement
+    from simulator.explore.sweep import SweepResult
 
 
 def new_console() -> Console:

@@ -344,7 +344,7 @@ def find_spec(name_or_path: str) -> ModelSpec:
     ----------
     name_or_path : str
         A catalogue name, one of :data:`ALIASES` or a Hugging Face name that reduces to one
-        (``meta-llama/Llama-2-7b-hf``). Files are read by :func:`simulator.importers.load_model`.
+        (``meta-llama/Llama-2-7b-hf``). Files are read by :func:`simulator.interop.load_model`.
 
     Raises
     ------

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from simulator.analysis.passes import Pass, in_flight
 from simulator.report.bar_charts import GIB, capacity_line
 from simulator.report.charts import MEMORY, Chart
-from simulator.report.passes import Pass, in_flight
 from simulator.units import PS_PER_S, format_bytes
 
 MAX_POINTS = 1200

@@ -11,6 +11,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from simulator.analysis.passes import passes_of
 from simulator.report.bar_charts import breakdown_chart, memory_chart, scaling_chart
 from simulator.report.charts import CONFIG, Chart, image_ending, library, write_images
 from simulator.report.constants import constants_of
@@ -18,7 +19,6 @@ from simulator.report.figures import chart_place, stream_place
 from simulator.report.link_use import link_table, nic_chart, utilisation
 from simulator.report.markup import Markup, element, embedded_json, safe, section
 from simulator.report.memory_chart import memory_over_time
-from simulator.report.passes import passes_of
 from simulator.report.pipeline_chart import pipeline_data
 from simulator.report.stream_chart import stream_chart
 from simulator.report.tables import (
@@ -59,7 +59,7 @@ class Inputs:
     fullest_rank : int
         The rank that needs most memory.
     explanation : dict, optional
-        As :func:`simulator.report.explain.explain` returns it.
+        As :func:`simulator.analysis.explain.explain` returns it.
     given : collection of str
         Names of the settings that somebody made; the others are defaults or derived.
     """

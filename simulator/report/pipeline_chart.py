@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from simulator.analysis.passes import Pass
 from simulator.report.charts import GREEN
-from simulator.report.passes import Pass
 from simulator.report.timeline_chart import MAX_SPANS, MAX_STAGES, Piece, choose, encode
 from simulator.units import PS_PER_S
 
@@ -33,7 +33,7 @@ def pipeline_data(passes: Mapping[int, list[Pass]], makespan_ps: int, *, stages:
     Parameters
     ----------
     passes : mapping
-        As :func:`simulator.report.passes.passes_of` returns them.
+        As :func:`simulator.analysis.passes.passes_of` returns them.
     makespan_ps : int
         Length of the step.
     stages : mapping

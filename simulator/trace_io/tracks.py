@@ -11,8 +11,7 @@ import numpy as np
 from simulator.models.layer import GemmShape
 from simulator.program.op import Collective, HostWork, Kernel, Op, Transfer
 from simulator.program.program import COMPUTE, HOST, Block
-from simulator.report.memory_trace import MemoryPoint
-from simulator.timeline import Span, Timeline
+from simulator.timeline import MemoryPoint, Span, Timeline
 from simulator.trace_io.analysis import step_windows
 from simulator.trace_io.record import COMMUNICATION, COPY, HOST_NODE, RankTrace, Trace
 from simulator.trace_io.record import COMPUTE as COMPUTES

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from simulator.importers.topologies import open_topology
+from simulator.interop.topologies import open_topology
 from simulator.plan import ParallelPlan, load_plan
 
 SCRIPT = """\

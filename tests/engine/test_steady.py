@@ -8,15 +8,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from simulator.analysis.metrics import measure
 from simulator.costs import ModelCosts
 from simulator.engine import run
 from simulator.errors import SimulatorError
-from simulator.importers import load_model
+from simulator.interop import load_model
 from simulator.network import NETWORKS
 from simulator.parallel.repetition import ShortTable
 from simulator.plan import ParallelPlan
 from simulator.program.stretch import insert_periods
-from simulator.report.metrics import measure
 from simulator.scenario import Scenario
 from simulator.schedules import SCHEDULES
 from simulator.simulation import lower_scenario, resolve, topology_of

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.analysis.critical_path import path_rows
 from simulator.errors import ConfigError
 from simulator.models.catalog import find_spec
 from simulator.models.recorded import RecordedModule, parse_input
 from simulator.parallel.loading import batch_bytes, loading_of, readers_of
 from simulator.plan import ParallelPlan
 from simulator.program.program import LOADER
-from simulator.report.critical_path import path_rows
 from simulator.scenario import Scenario
 from simulator.simulation import sample_bytes_of, simulate
 from simulator.topology import load_topology

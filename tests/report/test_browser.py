@@ -5,11 +5,12 @@ import shutil
 
 import pytest
 
-from simulator import answer
-from simulator.search.axes import Sweep
-from simulator.search.store import Store
-from simulator.search.sweep import run_sweep
-from simulator.search.write import write_sweep
+from simulator.explore import document as documents
+from simulator.explore.axes import Sweep
+from simulator.explore.store import Store
+from simulator.explore.sweep import run_sweep
+from simulator.report import answer_page
+from simulator.report.write_sweep import write_sweep
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -37,7 +38,7 @@ def browser():
 @pytest.fixture(scope="module")
 def page_file(large, tmp_path_factory):
     """The report of GPT-3 175B on 1,024 GPUs."""
-    return answer.report([large]).save(tmp_path_factory.mktemp("report") / "report.html")[0]
+    return answer_page.report([large]).save(tmp_path_factory.mktemp("report") / "report.html")[0]
 
 
 class Visit:
@@ -81,13 +82,13 @@ def test_it_draws_without_complaints_and_without_asking_anybody(visit, page_file
 
 
 def test_numbers_on_the_page_are_the_answers(visit, large):
-    document = json.loads(json.dumps(answer.document([large])))
-    assert json.loads(visit.page.locator("script#answer").text_content()) == document
+    whole = json.loads(json.dumps(documents.document([large])))
+    assert json.loads(visit.page.locator("script#answer").text_content()) == whole
     shown = visit.page.eval_on_selector_all(
         ".n", "all => all.map(one => [one.dataset.key, JSON.parse(one.dataset.value)])"
     )
     for key, value in shown:
-        found = document
+        found = whole
         for part in key.split("."):
             found = found[int(part)] if isinstance(found, list) else found[part]
         assert found == value, key

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.analysis.passes import Pass, in_flight, passes_of
 from simulator.report import stream_chart, timeline_chart
 from simulator.report.constants import constants_of
 from simulator.report.link_use import link_table, nic_chart, utilisation
 from simulator.report.memory_chart import MAX_POINTS, memory_over_time
-from simulator.report.passes import Pass, in_flight, passes_of
 from simulator.report.pipeline_chart import pipeline_data
 from simulator.report.timeline_chart import Piece, choose, encode, timeline_data
 from simulator.report.topology_chart import topology_chart

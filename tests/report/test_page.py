@@ -8,9 +8,9 @@ from html import unescape
 
 import pytest
 
-from simulator import answer
 from simulator.errors import ConfigError
-from simulator.report import charts
+from simulator.explore import document as documents
+from simulator.report import answer_page, charts
 from simulator.report.charts import CONFIG, figure, library, write_image
 from simulator.report.page import Report
 from simulator.units import format_bytes, format_time
@@ -20,7 +20,10 @@ MAX_BYTES = 6_000_000
 
 @pytest.fixture(scope="module")
 def reports(small, piped):
-    return {"small": answer.report([small]), "piped": answer.report([piped], explanation=None, given={"tp", "pp"})}
+    return {
+        "small": answer_page.report([small]),
+        "piped": answer_page.report([piped], explanation=None, given={"tp", "pp"}),
+    }
 
 
 def embedded(html, key):
@@ -42,8 +45,8 @@ def shown_numbers(html):
 
 @pytest.mark.parametrize("which", ["small", "piped"])
 def test_page_holds_the_answer_unchanged(reports, small, piped, which):
-    document = json.loads(json.dumps(answer.document([{"small": small, "piped": piped}[which]])))
-    assert embedded(reports[which].html, "answer") == document
+    shown = json.loads(json.dumps(documents.document([{"small": small, "piped": piped}[which]])))
+    assert embedded(reports[which].html, "answer") == shown
 
 
 @pytest.mark.parametrize("which", ["small", "piped"])
@@ -95,7 +98,7 @@ def test_page_names_no_other_host(reports):
 
 def test_page_is_small_enough(reports, large):
     assert max(len(report.html.encode()) for report in reports.values()) < MAX_BYTES
-    assert len(answer.report([large]).html.encode()) < MAX_BYTES
+    assert len(answer_page.report([large]).html.encode()) < MAX_BYTES
 
 
 def test_plotly_accepts_every_chart(reports):
@@ -147,7 +150,7 @@ def test_a_browser_that_does_not_start_is_no_traceback(reports, tmp_path, monkey
 def test_names_are_escaped(small):
     hostile = "</script><script>alert(1)</script>"
     result = replace(small, scenario=replace(small.scenario, model=hostile))
-    html = answer.report([result]).html
+    html = answer_page.report([result]).html
     assert "alert(1)</script>" not in html.replace("alert(1)<\\/script>", "")
     assert embedded(html, "answer")["provenance"]["scenario"]["model"] == hostile
 
@@ -162,7 +165,7 @@ def test_page_says_where_constants_come_from(reports, small):
 
 def test_scaling_shows_every_number_of_gpus(small, simulated):
     results = [simulated("bigred200", "gpt2", gpus=n, micro_batch=2) for n in (2, 4)] + [small]
-    html = answer.report(results).html
+    html = answer_page.report(results).html
     document = embedded(html, "answer")
     assert [row["gpus"] for row in document["scaling"]] == [2, 4, 8]
     keys = {key: value for key, value, _ in shown_numbers(html) if key.startswith("scaling.")}
@@ -185,4 +188,4 @@ def test_save_writes_the_page(reports, tmp_path):
 
 
 def test_same_result_same_page(small, reports):
-    assert answer.report([small]).html == reports["small"].html
+    assert answer_page.report([small]).html == reports["small"].html

@@ -15,7 +15,7 @@ import pytest
 from simulator.answer import to_json
 from simulator.collectives import plan_collective
 from simulator.engine import Interference, run
-from simulator.importers import load_model
+from simulator.interop import load_model
 from simulator.network import NETWORKS
 from simulator.network.base import Flow
 from simulator.plan import ParallelPlan

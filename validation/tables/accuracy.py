@@ -13,10 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from simulator.analysis.confidence import ResidualTable, fit_widening
 from simulator.calibration.collective_fit import left_out
 from simulator.calibration.collectives import read_measured
 from simulator.errors import ConfigError, SimulatorError, ThresholdError
-from simulator.report.confidence import ResidualTable, fit_widening
 from validation.emulation.accuracy import groups_of, read_rows
 from validation.emulation.predict import with_prediction
 from validation.tables.accuracy_page import Extras, render

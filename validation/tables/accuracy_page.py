@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator import __version__
+from simulator.analysis.confidence import LEVEL, ResidualTable, coverage
 from simulator.calibration.collectives import Errors
-from simulator.report.confidence import LEVEL, ResidualTable, coverage
 from validation.emulation.accuracy import TARGETS
 from validation.emulation.accuracy import Group as Kind
 from validation.tables.outcome import Outcome

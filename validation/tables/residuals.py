@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from simulator.analysis.confidence import Features, Residual, ResidualTable, features_of, interval
 from simulator.errors import SimulatorError
-from simulator.report.confidence import Features, Residual, ResidualTable, features_of, interval
 from validation.tables.cases import case_of
 from validation.tables.outcome import Outcome
 from validation.tables.reader import Row

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from simulator.analysis.confidence import shipped_table
 from simulator.errors import ThresholdError
-from simulator.report.confidence import shipped_table
 from validation.tables import KINDS, predictor
 from validation.tables.outcome import Outcome
 from validation.tables.parallel import Progress

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from simulator.errors import ThresholdError
-from simulator.importers.cluster import ImportedCluster
-from simulator.importers.record import ImportReport
+from simulator.interop.cluster import ImportedCluster
+from simulator.interop.record import ImportReport
 from validation.jobs.gpus import CALIBRATED, JUDGED, check_gpus, compare_gpus, document, print_gpus
 from validation.jobs.rows import make_row
 from validation.tables.reader import Row

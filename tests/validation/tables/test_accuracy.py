@@ -7,9 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simulator.calibration.collectives import Errors
-from simulator.errors import ThresholdError
-from simulator.report.confidence import (
+from simulator.analysis.confidence import (
     Features,
     Residual,
     ResidualTable,
@@ -18,6 +16,8 @@ from simulator.report.confidence import (
     interval,
     shipped_table,
 )
+from simulator.calibration.collectives import Errors
+from simulator.errors import ThresholdError
 from tests.validation.tables.rows import outcome, training_row
 from validation.emulation.accuracy import groups_of, read_rows
 from validation.emulation.predict import with_prediction

@@ -1,0 +1,1 @@
+"""What a timeline, simulated or recorded, says: metrics, critical path, passes, memory over time and confidence."""

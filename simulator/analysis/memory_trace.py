@@ -1,0 +1,64 @@
+"""Memory over the step as a table: what stays, and activations as the schedule holds them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from simulator.analysis.passes import Pass, in_flight
+from simulator.errors import ConfigError
+from simulator.timeline import MemoryPoint
+from simulator.units import PS_PER_S
+
+FORMATS = (".csv", ".json")
+
+
+def memory_points(memory: Mapping[str, Any], passes: Sequence[Pass], makespan_ps: int) -> list[MemoryPoint]:
+    """Return the memory of one rank over the step.
+
+    Parameters
+    ----------
+    memory : mapping
+        The answer's ``memory``.
+    passes : sequence of Pass
+        Of the rank that needs most. Their activations are scaled so that the most that is held at once is the
+        answer's number.
+    makespan_ps : int
+        Length of the step.
+    """
+    activations = int(memory.get("activations_bytes", 0))
+    steady = int(memory["peak_bytes"]) - activations
+    reserved = int(memory["reserved_bytes"])
+    outside = int(memory["peak_bytes"]) - int(memory["allocated_bytes"])
+    counts = in_flight(passes)
+    most = max((count for _, count in counts), default=0.0) or 1.0
+    found = []
+    for ps, count in dict.fromkeys([(0, 0.0), *counts, (makespan_ps, 0.0)]):
+        held = round(activations * count / most)
+        found.append(MemoryPoint(ps / PS_PER_S, held, steady, steady + held, steady + held - outside, reserved))
+    return found
+
+
+def write_memory_trace(path: str | Path, rank: int, memory: Mapping[str, Any], points: Sequence[MemoryPoint]) -> None:
+    """Write the points, by the ending of the path as CSV or as JSON.
+
+    Raises
+    ------
+    ConfigError
+        If the ending is another one, or the file cannot be written.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in FORMATS:
+        raise ConfigError(f"--memory-trace {path}: unknown format", hint=f"one of {', '.join(FORMATS)}")
+    try:
+        with Path(path).open("w", encoding="utf-8", newline="") as file:
+            if suffix == ".csv":
+                csv.writer(file, lineterminator="\n").writerows([MemoryPoint._fields, *points])
+            else:
+                known = {name: memory[name] for name in ("peak_bytes", "capacity_bytes")}
+                json.dump({"rank": rank, **known, "points": [point._asdict() for point in points]}, file)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,340 @@
+"""The search itself: simulate plans in the order of their bounds until no other plan can be among the best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from simulator.errors import InfeasiblePlanError
+from simulator.explore.answers import compute, look_up
+from simulator.explore.bounds import Bounds, Layout
+from simulator.explore.energy import Energy
+from simulator.explore.frontier import PLAIN, Board, Frontier, plain_kind
+from simulator.explore.runner import Pool
+from simulator.explore.space import Space
+from simulator.explore.store import Record, Store
+from simulator.plan import ParallelPlan
+from simulator.scenario import Scenario
+
+#: plans in work at a time, per worker
+BATCH_PER_WORKER = 3
+
+
+class Observer(Protocol):
+    """Is told how a search goes on."""
+
+    def __call__(self, *, n_simulated: int, n_left: int, best_s: float) -> None:
+        """Look at the counts: simulated, not ruled out yet, and the best time so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A plan with its answer.
+
+    Parameters
+    ----------
+    plan : ParallelPlan
+    bound_s : float
+        Lower bound of its time.
+    answer : dict
+        The documented answer.
+    label : str
+        What it stands for, such as ``FSDP``; empty for most.
+    """
+
+    plan: ParallelPlan
+    bound_s: float
+    answer: dict[str, Any]
+    label: str = ""
+
+    @property
+    def iteration_time_s(self) -> float:
+        """Simulated time."""
+        return float(self.answer["iteration_time_s"])
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory of the fullest rank."""
+        return int(self.answer["memory"]["peak_bytes"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """What a search found.
+
+    Parameters
+    ----------
+    ranked : list of Ranked
+        The best plans, the fastest first.
+    plain : dict
+        The best plan of each kind in :data:`PLAIN`, or the reason why there is none.
+    n_plans, n_unfit, n_pruned, n_simulated, n_failed : int
+        Valid plans; those that do not fit; those that a bound ruled out; those that were simulated; and those that the
+        simulator could not run.
+    pareto : list of Ranked
+        Simulated plans that no other one beats in both time and memory; of all plans, if the front is asked to be exact.
+    frugal : Ranked, optional
+        Of all plans the one that draws the least energy, if that is asked for.
+    given : Ranked or str, optional
+        The plan that the search began with, or why it does not run; None where there was none.
+    n_stored : int
+        Of the simulated plans, those whose answers were taken from the store.
+    """
+
+    ranked: list[Ranked]
+    plain: dict[str, Ranked | str] = field(default_factory=dict)
+    n_plans: int = 0
+    n_unfit: int = 0
+    n_pruned: int = 0
+    n_simulated: int = 0
+    n_failed: int = 0
+    pareto: list[Ranked] = field(default_factory=list)
+    frugal: Ranked | None = None
+    given: Ranked | str | None = None
+    n_stored: int = 0
+
+
+def search(
+    scenario: Scenario,
+    space: Space,
+    *,
+    top: int = 10,
+    n_jobs: int = 0,
+    scheduler: str = "",
+    observe: Observer | None = None,
+    store: Store | None = None,
+    given: ParallelPlan | None = None,
+    exact_front: bool = False,
+    least_energy: bool = False,
+) -> SearchResult:
+    """Find the fastest plans that fit.
+
+    The plans are simulated in the order of their lower bounds. When the next bound is not below the time of the
+    ``top``-th best plan, no plan that is left can be better than those found: the result is that of simulating
+    every plan.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Topology, model and cost models; its plan is not looked at.
+    space : Space
+    top : int
+        How many plans to rank.
+    n_jobs : int
+        Processes; 0 means one per core.
+    scheduler : str
+        Address of a Dask scheduler instead.
+    observe : callable, optional
+    store : Store, optional
+        Of answers that are known already; new ones are added when they arrive.
+    given : ParallelPlan, optional
+        A plan that is compared with those found, whether or not it is in the space.
+    exact_front : bool
+        Also simulate slow plans that need little memory, until ``pareto`` is that of all plans of the space.
+    least_energy : bool
+        Also simulate slow plans that wait much, until ``frugal`` is the one of all plans that draws the least.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If no plan is valid, or none fits; the message says what the smallest one needs.
+    """
+    bounds = Bounds(replace(scenario, plan=space.base), space.topology, space.spec)
+    layouts, unfit = _fitting(bounds, space.plans(), space)
+    with Pool(n_jobs=n_jobs, scheduler=scheduler) as pool:
+        run = _Run(scenario=scenario, bounds=bounds, layouts=layouts, pool=pool, store=store)
+        run.best_first(top, observe)
+        if exact_front:
+            run.complete_front()
+        frugal = run.least_energy(Energy.on(space.topology, bounds), observe) if least_energy and run.found else None
+    ranked = _ranked(run.found.values())
+    return SearchResult(
+        ranked=ranked[:top], plain=_plain(ranked, unfit, bounds, space), n_plans=len(layouts) + len(unfit), n_unfit=len(unfit),
+        n_simulated=len(ranked), n_failed=len(run.failed), n_pruned=len(layouts) - len(ranked) - len(run.failed),
+        pareto=pareto(ranked), frugal=frugal, given=None if given is None else run.compare(given), n_stored=run.n_stored,
+    )  # fmt: skip
+
+
+def _ranked(found: Iterable[Ranked]) -> list[Ranked]:
+    """Order what was simulated by time, then memory; refuse a search of which nothing could be."""
+    ranked = sorted(found, key=lambda one: (one.iteration_time_s, one.peak_bytes, describe(one.plan)))
+    if not ranked:
+        raise InfeasiblePlanError("no plan of the space could be simulated", hint="run one of them to see why")
+    return ranked
+
+
+def _fitting(bounds: Bounds, plans: Iterable[ParallelPlan], space: Space) -> tuple[list[Layout], list[Layout]]:
+    """Divide plans into those that fit and those that do not, each choice without effect made once; refuse if none fits."""
+    fitting: list[Layout] = []
+    unfit: list[Layout] = []
+    takes_none = "none" in space.allowed.get("recompute", ("none",))
+    for plan in plans:
+        try:
+            layout = bounds.layout(plan)
+            fits = bounds.memory(layout).fits
+            if plan.cp > 1:
+                bounds.compute_s(layout)
+        except InfeasiblePlanError:  # the layers, the heads or the schedule do not allow its degrees
+            continue
+        if plan.recompute == "selective" and takes_none and not layout.recomputes:
+            continue  # the same as none
+        (fitting if fits else unfit).append(layout)
+    if not fitting:
+        raise _nothing(unfit, bounds)
+    return fitting, unfit
+
+
+@dataclass(slots=True)
+class _Run:
+    """One search under way: what it asks, and what it has found so far."""
+
+    scenario: Scenario
+    bounds: Bounds
+    layouts: Sequence[Layout]
+    pool: Pool
+    store: Store | None
+    found: dict[int, Ranked] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    n_stored: int = 0
+
+    def best_first(self, top: int, observe: Observer | None) -> None:
+        """Simulate plans in the order of their bounds until no other one can be among the best."""
+        layouts = dict(enumerate(self.layouts))
+        frontier, board = Frontier(layouts, self.bounds.quick_s, self.bounds.full_s), Board(top)
+        n_taken = BATCH_PER_WORKER * self.pool.n_workers
+        while batch := frontier.take(n_taken, lambda index: board.limit_s(self.layouts[index].plan)):
+            for position, record in self._records([self.layouts[index].plan for index, _ in batch]):
+                index, bound_s = batch[position]
+                plan = self.layouts[index].plan
+                if self._add(index, bound_s, record):
+                    board.add(plan, self.found[index].iteration_time_s)
+            if observe is not None:
+                best_s = min(board.best_s, default=float("inf"))
+                observe(n_simulated=len(self.found), n_left=len(frontier.heap), best_s=best_s)
+
+    def complete_front(self) -> None:
+        """Simulate what may still be beaten by no other plan in both time and memory, from the leanest plan on."""
+        lean = sorted(range(len(self.layouts)), key=lambda index: self.bounds.memory(self.layouts[index]).peak_bytes)
+        best_s = float("inf")
+        for index in lean:
+            layout = self.layouts[index]
+            if index not in self.found and index not in self.failed:
+                if self.bounds.quick_s(layout) >= best_s or (bound_s := self.bounds.full_s(layout)) >= best_s:
+                    continue
+                ((_, record),) = self._records([layout.plan])
+                self._add(index, bound_s, record)
+            if index in self.found:
+                best_s = min(best_s, self.found[index].iteration_time_s)
+
+    def least_energy(self, energy: Energy, observe: Observer | None) -> Ranked:
+        """Simulate plans in the order of the energy that they draw at least until no other one can draw less."""
+        left = {i: layout for i, layout in enumerate(self.layouts) if i not in self.found and i not in self.failed}
+        frontier = Frontier(left, energy.quick_j, energy.full_j)
+
+        def least(_: int = 0) -> float:
+            return min((energy.joules(one.answer) for one in self.found.values()), default=float("inf"))
+
+        while batch := frontier.take(BATCH_PER_WORKER * self.pool.n_workers, least):
+            for position, record in self._records([self.layouts[index].plan for index, _ in batch]):
+                index = batch[position][0]
+                self._add(index, self.bounds.full_s(self.layouts[index]), record)
+            if observe is not None:
+                best_s = min((one.iteration_time_s for one in self.found.values()), default=float("inf"))
+                observe(n_simulated=len(self.found), n_left=len(frontier.heap), best_s=best_s)
+        return min(self.found.values(), key=lambda one: (energy.joules(one.answer), one.iteration_time_s))
+
+    def _add(self, index: int, bound_s: float, record: Record) -> bool:
+        """Note the answer to a plan and return whether it has one."""
+        if record["status"] != "ok":
+            self.failed.add(index)
+            return False
+        plan = self.layouts[index].plan
+        self.found[index] = Ranked(plan=plan, bound_s=bound_s, answer=record["answer"], label=plain_kind(plan) or "")
+        return True
+
+    def _records(self, plans: Sequence[ParallelPlan]) -> Iterator[tuple[int, Record]]:
+        """Yield the position of each plan with its answer."""
+        look = look_up([replace(self.scenario, plan=plan) for plan in plans], self.store)
+        self.n_stored += len(look.known)
+        yield from ((positions[0], record) for positions, record in look.known)
+        for positions, record in compute(look.pending, self.store, self.pool, batch_size=1):
+            yield positions[0], record
+
+    def compare(self, plan: ParallelPlan) -> Ranked | str:
+        """Return a plan with its answer, or why it does not run."""
+        ((_, record),) = self._records([plan])
+        if record["status"] != "ok":
+            return str(record["reason"])
+        settings = record["answer"]["provenance"]["scenario"]["plan"]
+        return Ranked(plan=ParallelPlan(**settings), bound_s=0.0, answer=record["answer"], label="given")
+
+
+def _nothing(unfit: Sequence[Layout], bounds: Bounds) -> InfeasiblePlanError:
+    if not unfit:
+        return InfeasiblePlanError(
+            "no plan is valid: no degrees divide the GPUs, the layers, the heads and the batch",
+            hint="choose a --global-batch that is a multiple of the GPUs, or allow more values",
+        )
+    least = min((bounds.memory(layout) for layout in unfit), key=lambda report: report.peak_bytes)
+    return InfeasiblePlanError(
+        f"none of {len(unfit)} plans fits; the smallest: {least.explain()}", hint="use more GPUs"
+    )
+
+
+def _plain(ranked: Sequence[Ranked], unfit: Sequence[Layout], bounds: Bounds, space: Space) -> dict[str, Ranked | str]:
+    """Return the best plan of each plain kind, or why there is none."""
+    plain: dict[str, Ranked | str] = {}
+    for label, sharding in PLAIN.items():
+        best = next((one for one in ranked if one.label == label), None)
+        if best is not None:
+            plain[label] = best
+            continue
+        too_large = [bounds.memory(layout) for layout in unfit if plain_kind(layout.plan) == label]
+        if too_large:
+            plain[label] = min(too_large, key=lambda report: report.peak_bytes).explain()
+        elif space.base.global_batch % space.n_gpus:
+            plain[label] = f"global batch {space.base.global_batch} is not a multiple of dp={space.n_gpus}"
+        else:
+            plain[label] = (
+                f"{space.base.framework} does not run it with {sharding}, or it is not among the allowed values"
+            )
+    return plain
+
+
+def pareto(plans: Sequence[Ranked]) -> list[Ranked]:
+    """Return the plans that no other one beats in both time and memory, the fastest first.
+
+    Parameters
+    ----------
+    plans : sequence of Ranked
+        The fastest first.
+    """
+    front: list[Ranked] = []
+    for one in plans:
+        if not front or one.peak_bytes < front[-1].peak_bytes:
+            front.append(one)
+    return front
+
+
+def describe(plan: ParallelPlan) -> str:
+    """Say the choices of a plan in one line.
+
+    Examples
+    --------
+    >>> describe(ParallelPlan(dp=16, tp=8, pp=8, micro_batch=2, global_batch=512, sharding="zero1"))
+    'dp16 tp8 pp8 mb2 zero1'
+    """
+    degrees = [f"dp{plan.dp}"]
+    degrees += [f"{name}{getattr(plan, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(plan, name) > 1]
+    if plan.virtual_pp > 1:
+        degrees.append(f"v{plan.virtual_pp}")
+    degrees.append(f"mb{plan.micro_batch}")
+    if plan.sequence_parallel:
+        degrees.append("sp")
+    if plan.sharding != "none":
+        degrees.append(plan.sharding)
+    if plan.recompute != "none":
+        degrees.append(f"{plan.recompute}-recompute")
+    return " ".join(degrees)

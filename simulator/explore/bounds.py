@@ -1,0 +1,390 @@
+"""Lower bounds of a plan's iteration time: what no simulation of it can undercut.
+
+A bound adds up what must happen one after the other, each part at its least duration (:mod:`simulator.explore.passes`):
+
+- *A stage's own work.* Its compute stream runs all passes of all micro-batches in order. With blocking messages every
+  pass also waits for the message of the one before.
+- *Filling and draining the pipeline.* Before its first pass, a micro-batch has run forward through all stages before;
+  after its last backward the gradient still runs back through them.
+- *Gradient reductions* that start only when their gradients exist, one after the other on one stream.
+- *The end of the step*: norm, optimizer and parameter gathers, behind what all stages have finished.
+
+The simulator's rules are monotone (in-order streams, fixed dependencies), so shorter parts never give a later end; what
+is left out (contention, interference, late hosts) only adds time. The tests compare with the simulator on random plans.
+
+References
+----------
+Narayanan et al., SC 2021, arXiv:2104.04473, section 2.2 (pipeline bubble).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from simulator.costs import ModelCosts
+from simulator.explore.data_bounds import DataBound, data_bound
+from simulator.explore.passes import SLACK, Durations
+from simulator.memory import MemoryReport, estimate
+from simulator.models.layer import CommunicationPoint, Layer, Model
+from simulator.models.spec import ModelSpec
+from simulator.parallel.classes import fills_nodes
+from simulator.parallel.context import Exchange, exchange_context
+from simulator.parallel.gradients import gradient_bytes, split_parameters
+from simulator.parallel.lower import split_layers
+from simulator.parallel.mesh import Communicators, Mesh
+from simulator.parallel.optimizer import optimizer_run
+from simulator.parallel.stage import StageLayers
+from simulator.parallel.strategies import data_parallel
+from simulator.plan import ParallelPlan
+from simulator.program.op import Collective, Kernel, Transfer
+from simulator.scenario import Scenario
+from simulator.schedules import Kind, Placement, build_table, peak_in_flight, placement_of
+from simulator.simulation import boundary_bytes, model_for
+from simulator.topology import Topology
+
+Chunks = tuple[tuple[tuple[Layer, ...], ...], ...]
+#: schedules whose rows hold every pass of every chunk once and end with a backward of chunk 0
+LOOPED = ("1f1b", "1f1b-interleaved", "gpipe")
+#: schedules that run forwards and backwards in turns
+PAIRED = ("dualpipe", "1f1b-combined")
+#: from so many groups of micro-batches on, a schedule never holds more activations
+SATURATED_GROUPS = 4
+
+
+class LayerTime(NamedTuple):
+    """Kernels of one layer: device and host seconds of forward, and of backward with recomputation."""
+
+    forward_s: float
+    backward_s: float
+    forward_host_s: float
+    backward_host_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A plan with its layers on their stages."""
+
+    plan: ParallelPlan
+    model: Model
+    placement: Placement
+    chunks: Chunks
+
+    def stage_layers(self, stage: int) -> list[Layer]:
+        """All layers of a stage, chunk after chunk."""
+        return [layer for chunk in self.chunks[stage] for layer in chunk]
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether backward computes anything again."""
+        distinct = {id(layer): layer for layer in self.model.layers}
+        return any(layer.recompute for layer in distinct.values())
+
+
+class Bounds:
+    """Bounds of plans for one model on one topology.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Names of the cost models; its plan only names the framework.
+    topology : Topology
+        Cut to the GPUs in use.
+    spec : ModelSpec
+    """
+
+    def __init__(self, scenario: Scenario, topology: Topology, spec: ModelSpec) -> None:
+        self.topology = topology
+        self.spec = spec
+        self.scenario = scenario
+        self.costs = ModelCosts(topology, scenario)
+        self._layer_times: dict[tuple[object, ...], tuple[Layer, LayerTime]] = {}
+        self._meshes: dict[tuple[object, ...], Mesh] = {}
+        self._communicators: dict[tuple[int, ...], Communicators] = {}
+        self._peaks: dict[tuple[str, int, int, int], tuple[tuple[int, ...], ...]] = {}
+        self._passes: dict[tuple[object, ...], tuple[object, tuple[float, float]]] = {}
+        self._transfers: dict[tuple[object, ...], float] = {}
+        self._collective_s: dict[tuple[str, int, int], tuple[object, float]] = {}
+
+    # -- what a plan is made of -----------------------------------------------------------------------------------
+
+    def layout(self, plan: ParallelPlan) -> Layout:
+        """Give the stages of a plan their layers.
+
+        Raises
+        ------
+        InfeasiblePlanError
+            If a degree does not divide what it splits.
+        """
+        model = model_for(self.spec, plan)
+        placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
+        return Layout(plan=plan, model=model, placement=placement, chunks=split_layers(model, plan, placement))
+
+    def mesh(self, plan: ParallelPlan) -> Mesh:
+        """Return the mesh of a plan, shared by all plans with the same groups."""
+        shards = Mesh(plan, self.topology.gpus_per_node).sharding_group
+        key = (
+            plan.dp,
+            plan.tp,
+            plan.pp,
+            plan.cp,
+            plan.ep,
+            shards,
+            plan.sharding,
+            plan.secondary_group,
+            plan.rank_order,
+        )
+        if key not in self._meshes:
+            self._meshes[key] = Mesh(plan, self.topology.gpus_per_node)
+        return self._meshes[key]
+
+    def communicators(self, plan: ParallelPlan, stage: int) -> Communicators:
+        """Return the groups of a stage; where they do not all lie alike, those of its first rank."""
+        mesh = self.mesh(plan)
+        key = (id(mesh), stage)
+        if key not in self._communicators:
+            self._communicators[key] = Communicators(mesh, mesh.stage_ranks(stage)[0], folded=fills_nodes(mesh))
+        return self._communicators[key]
+
+    def durations(self) -> Durations:
+        """Return a fresh memory of durations that shares those of collectives."""
+        durations = Durations(self.costs)
+        durations.collectives = self._collective_s
+        return durations
+
+    def layer_time(self, layer: Layer, plan: ParallelPlan) -> LayerTime:
+        """Return the kernels of one layer, without communication.
+
+        Raises
+        ------
+        InfeasiblePlanError
+            If context parallelism cannot divide its heads.
+        """
+        key = (id(layer), *((plan.cp, plan.context_exchange, plan.cp_load_balance) if plan.cp > 1 else ()))
+        known = self._layer_times.get(key)
+        if known is None:
+            forward = self._kernels_s(layer, plan, "forward")
+            recompute, backward = (self._kernels_s(layer, plan, phase) for phase in ("recompute", "backward"))
+            time = LayerTime(forward[0], recompute[0] + backward[0], forward[1], recompute[1] + backward[1])
+            known = self._layer_times[key] = (layer, time)
+        return known[1]
+
+    def _kernels_s(self, layer: Layer, plan: ParallelPlan, phase: str) -> tuple[float, float]:
+        all_items = exchange_context(getattr(layer, phase), plan)  # which replaces the attention between its exchanges
+        items = [item for item in all_items if not isinstance(item, CommunicationPoint | Exchange)]
+        kernels = [Kernel(name=item.name, phase=phase, shape=item) for item in items]  # type: ignore[arg-type]
+        device_ps = sum(self.costs.kernel_ps(kernel, 0) for kernel in kernels)
+        issue_ps = self.costs.issue_ps(kernels[0], 0) * len(kernels) if kernels else 0
+        return device_ps * 1e-12, issue_ps * 1e-12
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def memory(self, layout: Layout) -> MemoryReport:
+        """Return the memory of the fullest rank, exactly as the simulator accounts for it.
+
+        The schedule is looked at with at most :data:`SATURATED_GROUPS` x ``pp`` micro-batches: with more of them no
+        stage holds more activations at once.
+        """
+        plan, mesh = layout.plan, self.mesh(layout.plan)
+        in_flight = self._peak_in_flight(layout)
+        stages = _fullest(layout, in_flight)
+        report = estimate(
+            [layout.chunks[stage] for stage in stages], [in_flight[stage] for stage in stages], plan,
+            self.topology.device(0), gradient_bytes=gradient_bytes(plan), shard_size=mesh.sharding_group,
+            first_ranks=[mesh.rank(pp=stage) for stage in stages],
+        )  # fmt: skip
+        return replace(report, stage=stages[report.stage])
+
+    def _peak_in_flight(self, layout: Layout) -> tuple[tuple[int, ...], ...]:
+        plan, n_chunks = layout.plan, layout.placement.n_chunks
+        saturated = (
+            SATURATED_GROUPS * plan.pp if plan.schedule in ("1f1b", "1f1b-interleaved") else plan.n_micro_batches
+        )
+        key = (plan.schedule, plan.pp, min(plan.n_micro_batches, saturated), n_chunks)
+        if key not in self._peaks:
+            self._peaks[key] = peak_in_flight(build_table(*key[:3], n_chunks=n_chunks), n_chunks)
+        return self._peaks[key]
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def quick_s(self, layout: Layout) -> float:
+        """Return a bound from kernels alone: stages, filling and draining, and the host."""
+        plan = layout.plan
+        if plan.schedule not in LOOPED:
+            return 0.0
+        longest_s = fill_s = 0.0
+        for chunks in layout.chunks:
+            times = [self.layer_time(layer, plan) for chunk in chunks for layer in chunk]
+            device_s = sum(time.forward_s + time.backward_s for time in times)
+            host_s = sum(time.forward_host_s + time.backward_host_s for time in times)
+            work_s = plan.n_micro_batches * device_s
+            longest_s = max(longest_s, fill_s + work_s, plan.n_micro_batches * host_s)
+            first = [self.layer_time(layer, plan) for layer in chunks[0]]
+            fill_s += sum(time.forward_s + time.backward_s for time in first)
+        return SLACK * longest_s
+
+    def compute_s(self, layout: Layout) -> float:
+        """Return what ranks compute at least in a step, the optimizer left out: the mean over all stages."""
+        plan = layout.plan
+        times = [self.layer_time(layer, plan) for stage in range(plan.pp) for layer in layout.stage_layers(stage)]
+        n_times = plan.n_micro_batches // (2 if layout.placement.layout == "bidirectional" else 1)
+        return SLACK * n_times * sum(time.forward_s + time.backward_s for time in times) / plan.pp
+
+    def full_s(self, layout: Layout) -> float:
+        """Return the bound with communication and the end of the step."""
+        plan = layout.plan
+        durations = self.durations()
+        ends = {0, plan.pp - 1}
+        data = {stage: self._data(layout, stage, durations) for stage in ends}
+        embedding_s, norm_s = self._joint_s(layout, durations)
+        first_backward_s = self._pass_s(layout, 0, 0, "B", durations)[0] if plan.schedule in LOOPED else 0.0
+        fill_s = drain_s = latest_s = 0.0
+        for stage in range(plan.pp):
+            work_s, host_s = self._work_s(layout, stage, durations)
+            own_s = fill_s + work_s
+            through_s = own_s + drain_s
+            through_data_s = data[0].after_backward_s(through_s, first_backward_s, is_own=stage == 0)
+            candidates = [through_s, through_data_s + embedding_s, host_s]
+            if stage in data:
+                last_s = first_backward_s if stage == 0 else self._last_backward_s(layout, stage, durations)
+                candidates += [data[stage].after_backward_s(own_s, last_s) + embedding_s, data[stage].stream_s]
+                candidates.append(host_s + data[stage].host_s)
+            latest_s = max(latest_s, *candidates)
+            if layout.placement.layout == "loop" and stage < plan.pp - 1:
+                forward_s = self._pass_s(layout, stage, 0, "F", durations)[0]
+                fill_s += forward_s + self._transfer_s(plan, stage, stage + 1)
+                if plan.schedule in LOOPED:  # elsewhere weight gradients follow the last gradient that is sent
+                    backward_s = self._pass_s(layout, stage, 0, "B", durations)[0]
+                    drain_s += backward_s + self._transfer_s(plan, stage + 1, stage)
+        step_s = max(self._step_s(layout, stage, durations) + data[stage].after_step_s for stage in ends)
+        return SLACK * (latest_s + norm_s + step_s)
+
+    def _last_backward_s(self, layout: Layout, stage: int, durations: Durations) -> float:
+        return self._pass_s(layout, stage, 0, "B", durations)[0] if layout.plan.schedule in LOOPED else 0.0
+
+    def _data(self, layout: Layout, stage: int, durations: Durations) -> DataBound:
+        plan = layout.plan
+        strategy = data_parallel(layout.stage_layers(stage), plan, self.communicators(plan, stage))
+        first = [self.layer_time(layer, plan).backward_s for layer in layout.chunks[stage][0]]
+        ends_with_first_chunk = plan.schedule in LOOPED
+        return data_bound(strategy, plan, durations, first if ends_with_first_chunk else [], is_first=stage == 0)
+
+    def _work_s(self, layout: Layout, stage: int, durations: Durations) -> tuple[float, float]:
+        """Least time of all passes of a stage, one after the other, and host time to issue them."""
+        plan, placement = layout.plan, layout.placement
+        if plan.schedule in PAIRED:  # forwards and backwards in turns: each hides what the other sends
+            times = [self.layer_time(layer, plan) for layer in layout.stage_layers(stage)]
+            n_times = plan.n_micro_batches // (2 if placement.layout == "bidirectional" else 1)
+            device_s = sum(time.forward_s + time.backward_s for time in times)
+            return n_times * device_s, n_times * sum(time.forward_host_s + time.backward_host_s for time in times)
+        work_s = host_s = 0.0
+        n_sends = 0
+        least_send_s = 0.0
+        for (kind, chunk), count in self._counts(layout, stage).items():
+            pass_s, issue_s = self._pass_s(layout, stage, chunk, kind, durations)
+            work_s += count * pass_s
+            host_s += count * issue_s
+            virtual = placement.virtual_stage(stage, chunk)
+            target = (
+                None if kind == "W" else placement.following(virtual) if kind == "F" else placement.previous(virtual)
+            )
+            if target is None or placement.stage(target) == stage or not plan.synchronous_p2p:
+                continue
+            send_s = self._transfer_s(plan, stage, placement.stage(target))
+            work_s += count * send_s
+            least_send_s = max(least_send_s, send_s)
+            n_sends += count
+        return work_s - (least_send_s if n_sends else 0.0), host_s
+
+    def _counts(self, layout: Layout, stage: int) -> dict[tuple[Kind, int], int]:
+        plan = layout.plan
+        if plan.schedule in LOOPED:
+            kinds: tuple[Kind, ...] = ("F", "B")
+            return {(kind, c): plan.n_micro_batches for c in range(layout.placement.n_chunks) for kind in kinds}
+        table = build_table(plan.schedule, plan.pp, plan.n_micro_batches, n_chunks=layout.placement.n_chunks)
+        return dict(Counter((action.kind, action.chunk) for action in table[stage] if action.kind != "V"))
+
+    def _pass_s(self, layout: Layout, stage: int, chunk: int, kind: Kind, durations: Durations) -> tuple[float, float]:
+        """Least time of one pass through one chunk, and host time to issue it."""
+        plan, layers = layout.plan, layout.chunks[stage][chunk]
+        communicators = self.communicators(plan, stage)
+        per_stage = plan.tp * communicators.mesh.n_replicas
+        is_whole = per_stage % self.topology.gpus_per_node == 0 and communicators.mesh.has_outermost_stages
+        place = 0 if is_whole and self._is_uniform(plan) else stage
+        key = (
+            tuple(map(id, layers)),
+            kind,
+            id(communicators.mesh),
+            place,
+            plan.sequence_parallel,
+            plan.asynchronous_tp,
+            (plan.context_exchange, plan.cp_load_balance),
+            (plan.moe_dispatcher, plan.moe_fp8_dispatch, plan.moe_shared_expert_overlap),
+        )
+        known = self._passes.get(key)
+        if known is None:
+            block = StageLayers([layers], plan, communicators, communicators).block(0, kind)
+            known = self._passes[key] = (layers, durations.tasks_s(block.tasks))
+        return known[1]
+
+    def _is_uniform(self, plan: ParallelPlan) -> bool:
+        """Tell whether groups inside a stage look the same on every stage of whole nodes: they stay within nodes."""
+        return plan.cp * plan.ep == 1 and self.topology.gpus_per_node % plan.tp == 0
+
+    def _transfer_s(self, plan: ParallelPlan, source: int, target: int) -> float:
+        """Least time of a message between stages: only the first node's pairs load the network, or the first pair."""
+        shards = plan.tp if plan.sequence_parallel or plan.scatter_gather else 1
+        n_bytes = boundary_bytes(self.spec, plan) // shards
+        per_stage = plan.tp * plan.dp * plan.cp
+        key = (n_bytes, per_stage, source, target, plan.rank_order)
+        if key not in self._transfers:
+            mesh = self.mesh(plan)
+            is_whole = mesh.has_outermost_stages and per_stage % self.topology.gpus_per_node == 0
+            n_pairs = self.topology.gpus_per_node if is_whole else per_stage if fills_nodes(mesh) else 1
+            pairs = tuple(zip(mesh.stage_ranks(source)[:n_pairs], mesh.stage_ranks(target)[:n_pairs], strict=True))
+            self._transfers[key] = self.durations().communication_s(Transfer(n_bytes=n_bytes, pairs=pairs))
+        return self._transfers[key]
+
+    def _joint_s(self, layout: Layout, durations: Durations) -> tuple[float, float]:
+        """Least time of the tied embedding's reduction and of the gradient norm."""
+        plan, communicators = layout.plan, self.communicators(layout.plan, 0)
+        embedding_s = norm_s = 0.0
+        placement = layout.placement
+        has_copies = placement.stage(0) != placement.stage(placement.n_parts - 1) and not placement.shares_vocabulary
+        if layout.model.tied_embedding and has_copies:
+            largest = max((p.n_elements for p in layout.model.layers[0].parameters), default=1)
+            embedding_s = self._all_reduce_s("embedding", largest * gradient_bytes(plan), communicators, durations)
+        if plan.pp * plan.tp > 1:
+            norm_s = self._all_reduce_s("model", 4, communicators, durations)
+        return embedding_s, norm_s
+
+    def _all_reduce_s(self, axis: str, n_bytes: int, communicators: Communicators, durations: Durations) -> float:
+        groups = communicators.groups(axis)
+        op = Collective(collective="all_reduce", axis=axis, n_bytes=n_bytes, groups=groups, phase="optimizer")
+        return durations.communication_s(op)
+
+    def _step_s(self, layout: Layout, stage: int, durations: Durations) -> float:
+        plan = layout.plan
+        layers = layout.stage_layers(stage)
+        dense, experts = split_parameters(layers, plan)
+        shards = self.communicators(plan, stage).size("shard") if plan.sharding != "none" else 1
+        n_elements = -(-dense // shards) + -(-experts // max(1, shards // plan.ep))
+        n_tensors = sum(len(layer.parameters) for layer in layers)
+        return durations.op_s(optimizer_run(n_elements, n_tensors, plan))[0]
+
+
+def _fullest(layout: Layout, in_flight: Sequence[Sequence[int]]) -> list[int]:
+    """Return the stages of which one is the fullest: among equal layers, those that hold most micro-batches."""
+    kept: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for stage, chunks in enumerate(layout.chunks):
+        rivals = kept.setdefault(tuple(tuple(map(id, chunk)) for chunk in chunks), [])
+        if not any(all(a >= b for a, b in zip(in_flight[r], in_flight[stage], strict=True)) for r in rivals):
+            rivals.append(stage)
+    return sorted(stage for rivals in kept.values() for stage in rivals)
+
+
+def bounds_for(scenario: Scenario, plan: ParallelPlan, topology: Topology, spec: ModelSpec) -> Bounds:
+    """Return bounds for the framework of a plan."""
+    return Bounds(replace(scenario, plan=plan), topology, spec)

@@ -1,0 +1,231 @@
+"""What else counts than time: GPU hours, currency, energy, memory; searches over several numbers of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from simulator.config import did_you_mean
+from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
+from simulator.explore.best import Observer, Ranked, SearchResult, describe, search
+from simulator.explore.reasons import to_dict
+from simulator.explore.request import search_space
+from simulator.explore.space import Space
+from simulator.explore.store import Store
+from simulator.explore.whole_run.power import power_model
+from simulator.explore.whole_run.price import Price, price_of
+from simulator.interop.plan_files import PLAN_FILES
+from simulator.plan import ParallelPlan
+from simulator.topology import Topology
+
+#: objective -> column of :func:`totals` that is to be small
+OBJECTIVES = {
+    "time": "s_per_billion_tokens",
+    "gpu-hours": "gpu_hours_per_billion_tokens",
+    "cost": "cost_per_billion_tokens",
+    "energy": "kwh_per_billion_tokens",
+    "memory": "peak_bytes",
+    "gpus": "gpus",
+}
+_TOKENS = 1e9
+
+
+def totals(one: Ranked, topology: Topology, price: Price | None = None) -> dict[str, Any]:
+    """Return what training costs per billion tokens with a plan.
+
+    Parameters
+    ----------
+    one : Ranked
+    topology : Topology
+        Whose power, and price where none is given, count.
+    price : Price, optional
+        Of a GPU hour.
+
+    Returns
+    -------
+    dict
+        ``gpus``, ``peak_bytes``, ``currency``, and per billion tokens seconds, GPU hours, cost (None without a price) and
+        kWh, as :mod:`simulator.explore.whole_run` counts them.
+    """
+    seconds = _TOKENS / float(one.answer["tokens_per_s"])
+    gpu_hours = one.plan.gpus * seconds / 3600.0
+    power, said = power_model(topology), price_of(topology, price)
+    watts = power.facility_w(power.gpu_w(one.answer["breakdown"]))
+    return {
+        "gpus": one.plan.gpus,
+        "peak_bytes": one.peak_bytes,
+        "s_per_billion_tokens": seconds,
+        "gpu_hours_per_billion_tokens": gpu_hours,
+        "cost_per_billion_tokens": gpu_hours * said.gpu_hour if said else None,
+        "currency": said.currency if said else "",
+        "kwh_per_billion_tokens": gpu_hours * watts / 1e3,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountResult:
+    """The search for one number of GPUs.
+
+    Parameters
+    ----------
+    gpus : int
+    space : Space, optional
+    result : SearchResult, optional
+        None where nothing runs.
+    reason : str
+        Why nothing runs.
+    topology, model : str
+        As they were given.
+    """
+
+    gpus: int
+    space: Space | None = None
+    result: SearchResult | None = None
+    reason: str = ""
+    topology: str = ""
+    model: str = ""
+
+
+def search_counts(
+    base: Mapping[str, Any],
+    axes: Mapping[str, tuple[Any, ...]],
+    counts: Sequence[int],
+    *,
+    top: int = 10,
+    n_jobs: int = 0,
+    scheduler: str = "",
+    observe: Observer | None = None,
+    store: Store | None = None,
+    objective: str = "time",
+) -> list[CountResult]:
+    """Search for every number of GPUs.
+
+    Parameters
+    ----------
+    base, axes : mapping
+        As for :func:`simulator.explore.request.search_space`. A plan file among them gives what all plans share; its own
+        plan is compared with those found.
+    counts : sequence of int
+        Numbers of GPUs; empty means those of ``base``.
+    top, n_jobs, scheduler, observe, store
+        As for :func:`simulator.explore.best.search`.
+    objective : str
+        One of :data:`OBJECTIVES`: plans that are slower than the best ones but may win by it are simulated too.
+
+    Raises
+    ------
+    SimulatorError
+        If no number of GPUs gives a plan.
+    """
+    found: list[CountResult] = []
+    last: SimulatorError | None = None
+    for count in counts or (int(base.get("gpus", 0)),):
+        try:
+            scenario, space = search_space({**base, "gpus": count} if count else base, axes)
+            given = replace(scenario.plan, gpus=space.n_gpus) if set(PLAN_FILES) & set(base) else None
+            result = search(
+                scenario, space, top=top, n_jobs=n_jobs, scheduler=scheduler, observe=observe, store=store, given=given,
+                exact_front=objective == "memory", least_energy=objective == "energy",
+            )  # fmt: skip
+            names = {"topology": scenario.topology, "model": scenario.model}
+            found.append(CountResult(gpus=space.n_gpus, space=space, result=result, **names))
+        except InfeasiblePlanError as error:
+            last = error
+            found.append(CountResult(gpus=count, reason=error.message))
+    if last is not None and all(one.result is None for one in found):
+        raise last
+    return found
+
+
+def best_by_objective(
+    found: Sequence[CountResult], objective: str, *, price: Price | None = None
+) -> tuple[CountResult, Ranked]:
+    """Return the plan that is best by an objective, among the best of every number of GPUs and the Pareto fronts.
+
+    For a given number of GPUs the fastest plan is also the one with the fewest GPU hours and the least cost. Memory and
+    energy may need a slower one, for which the search must have looked (``objective`` of :func:`search_counts`).
+    """
+    column = OBJECTIVES[objective]
+    candidates = []
+    for one in found:
+        if one.result is None or one.space is None:
+            continue
+        ranked = [plan for plan in one.result.ranked if plan not in one.result.pareto]
+        frugal = [one.result.frugal] if one.result.frugal is not None else []
+        for plan in (*one.result.pareto, *ranked, *frugal):
+            figures = totals(plan, one.space.topology, price)
+            candidates.append((figures[column], figures["s_per_billion_tokens"], plan.plan.gpus, one, plan))
+    best = min(candidates, key=lambda item: item[:3])
+    return best[3], best[4]
+
+
+def check_objective(objective: str, *, has_price: bool) -> None:
+    """Complain about an objective that nothing can be chosen by.
+
+    Raises
+    ------
+    ConfigError
+        If the objective is unknown, or cost is asked for without a price.
+    """
+    if objective not in OBJECTIVES:
+        guess = did_you_mean(objective, OBJECTIVES)
+        raise ConfigError(f"there is no objective '{objective}'.{guess}", hint=f"one of {', '.join(OBJECTIVES)}")
+    if objective == "cost" and not has_price:
+        raise ConfigError("cost needs a price", hint="--gpu-hour-price 2.50, or price in the cluster file")
+
+
+def answer_of(
+    found: Sequence[CountResult], objective: str, *, price: Price | None = None
+) -> tuple[dict[str, Any], Space, list[ParallelPlan]]:
+    """Return the answer as plain data, and the chosen plan with its rivals for files.
+
+    Parameters
+    ----------
+    found : sequence of CountResult
+    objective : str
+        One of :data:`OBJECTIVES`.
+    price : Price, optional
+        Of a GPU hour; wins over the cluster file's.
+
+    Returns
+    -------
+    answer : dict
+        Of one number of GPUs as :func:`simulator.explore.reasons.to_dict` has it; of several with ``searches`` and the
+        best by the objective.
+    space : Space
+        Of the chosen plan.
+    plans : list of ParallelPlan
+        The chosen plan first, then the ranking of its number of GPUs.
+
+    Raises
+    ------
+    ConfigError
+        If the objective is unknown, or cost is asked for without a price.
+    """
+    known = [one.space.topology for one in found if one.space is not None]
+    check_objective(objective, has_price=all(price_of(topology, price) for topology in known))
+    searches = [_answer(one, price) for one in found]
+    chosen, best = best_by_objective(found, objective, price=price)
+    assert chosen.space is not None and chosen.result is not None
+    plans = [best.plan, *(one.plan for one in chosen.result.ranked if one.plan != best.plan)]
+    plans += [one.plan for one in chosen.result.plain.values() if isinstance(one, Ranked) and one.plan not in plans]
+    shared = {
+        "topology": chosen.topology, "model": chosen.model,
+        "sequence_length": chosen.space.base.sequence_length, "framework": chosen.space.base.framework,
+    }  # fmt: skip
+    answer = {"scenario": shared, **(searches[0] if len(searches) == 1 else {"searches": searches})}
+    totals_of_best = totals(best, chosen.space.topology, price)
+    choice = {"objective": objective, "summary": describe(best.plan), "plan": best.plan.to_dict(), **totals_of_best,
+              "iteration_time_s": best.iteration_time_s}  # fmt: skip
+    return {**answer, "choice": choice}, chosen.space, plans
+
+
+def _answer(one: CountResult, price: Price | None) -> dict[str, Any]:
+    if one.result is None or one.space is None:
+        return {"gpus": one.gpus, "reason": one.reason}
+    data = to_dict(one.result)
+    for row, plan in zip(data["plans"], one.result.ranked, strict=True):
+        row["totals"] = totals(plan, one.space.topology, price)
+    data["best"]["totals"] = data["plans"][0]["totals"]
+    return {"gpus": one.gpus, "global_batch": one.space.base.global_batch, **data}

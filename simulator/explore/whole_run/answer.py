@@ -1,0 +1,224 @@
+"""The whole run: an answer about one iteration, a request, and a machine make days, GPU hours, cost and energy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from simulator.explore.whole_run.checkpoint import Checkpoint, checkpoint_of
+from simulator.explore.whole_run.defaults import operation_defaults
+from simulator.explore.whole_run.goodput import RunTime, daly_interval_s, expected_run, young_interval_s
+from simulator.explore.whole_run.power import PowerModel, energy_kwh, power_model
+from simulator.explore.whole_run.price import Price, price_of
+from simulator.explore.whole_run.request import Mtbf, RunRequest
+from simulator.plan import ParallelPlan
+from simulator.topology import Topology
+from simulator.units import format_bytes, format_duration
+
+S_PER_DAY = 86400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRun:
+    """What a run takes.
+
+    Parameters
+    ----------
+    n_iterations : int
+    tokens_per_iteration, samples_per_iteration : int
+    n_gpus : int
+    time : RunTime
+    low_s, high_s : float
+        The whole time where an iteration is at the ends of its interval.
+    checkpoint : Checkpoint
+        With the time that training stands still as ``write_s``.
+    iterations_per_checkpoint : int
+    iteration_s : float
+    mtbf_s : float
+        Of the job; infinite where failures are left out.
+    restart_s : float
+        From a failure to the first iteration, reading the checkpoint included.
+    power : PowerModel
+    gpu_w : float
+        Mean power of a board during iterations.
+    price : Price, optional
+    assumptions : tuple of (str, str, str)
+        What, its value in words, and where it comes from.
+    """
+
+    n_iterations: int
+    tokens_per_iteration: int
+    samples_per_iteration: int
+    n_gpus: int
+    time: RunTime
+    low_s: float
+    high_s: float
+    checkpoint: Checkpoint
+    iterations_per_checkpoint: int
+    iteration_s: float
+    mtbf_s: float
+    restart_s: float
+    power: PowerModel
+    gpu_w: float
+    price: Price | None
+    assumptions: tuple[tuple[str, str, str], ...]
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPUs times hours, interruptions included."""
+        return self.n_gpus * self.time.total_s / 3600.0
+
+    @property
+    def cost(self) -> float | None:
+        """GPU hours at the price; None without one."""
+        return None if self.price is None else self.gpu_hours * self.price.gpu_hour
+
+    @property
+    def kwh(self) -> float:
+        """Energy of the building: boards run while iterations do and wait otherwise; nodes and building always draw."""
+        running_s = self.time.useful_s + self.time.lost_s
+        boards_kwh = energy_kwh(self.gpu_w, running_s) + energy_kwh(self.power.idle_w, self.time.total_s - running_s)
+        return self.n_gpus * (boards_kwh + energy_kwh(self.power.host_w, self.time.total_s)) * self.power.pue
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data: ``whole_run`` of the documented answer."""
+        time = self.time
+        fails = math.isfinite(self.mtbf_s)
+        return {
+            "tokens": self.n_iterations * self.tokens_per_iteration, "samples": self.n_iterations * self.samples_per_iteration,
+            "iterations": self.n_iterations, "total_s": time.total_s, "days": time.total_s / S_PER_DAY,
+            "low_days": self.low_s / S_PER_DAY, "high_days": self.high_s / S_PER_DAY, "goodput": time.goodput,
+            "time": {name: value for name, value in asdict(time).items() if name.endswith("_s")},
+            "gpu_hours": self.gpu_hours, "cost": self.cost, "currency": self.price.currency if self.price else "",
+            "energy": {
+                "kwh": self.kwh, "gpu_w": self.gpu_w, "host_w_per_gpu": self.power.host_w, "pue": self.power.pue,
+                "mean_w": self.kwh * 3.6e6 / time.total_s,
+            },
+            "checkpoint": {
+                "bytes": self.checkpoint.n_bytes, "writers": self.checkpoint.n_writers, "write_s": self.checkpoint.write_s,
+                "interval_iterations": self.iterations_per_checkpoint,
+                "interval_s": self.iterations_per_checkpoint * self.iteration_s, "count": time.n_checkpoints,
+                "young_interval_s": young_interval_s(self.checkpoint.write_s, self.mtbf_s) if fails else None,
+                "daly_interval_s": daly_interval_s(self.checkpoint.write_s, self.mtbf_s) if fails else None,
+            },
+            "failures": {
+                "mtbf_s": self.mtbf_s if fails else None, "expected": time.n_failures, "restart_s": self.restart_s,
+            },
+            "assumptions": [{"what": what, "value": value, "source": source} for what, value, source in self.assumptions],
+        }  # fmt: skip
+
+
+def whole_run(
+    request: RunRequest, answer: Mapping[str, Any], plan: ParallelPlan, topology: Topology, n_parameters: int
+) -> WholeRun:
+    """Return what a run takes.
+
+    Parameters
+    ----------
+    request : RunRequest
+    answer : mapping
+        The documented answer about one iteration.
+    plan : ParallelPlan
+        Resolved.
+    topology : Topology
+    n_parameters : int
+        Of the model, for its checkpoint.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If failures are so frequent that the run never ends.
+    """
+    iteration_s = float(answer["iteration_time_s"])
+    tokens_per_iteration = plan.global_batch * plan.sequence_length
+    n_iterations = request.n_iterations(tokens_per_iteration)
+    checkpoint = checkpoint_of(plan, topology, n_parameters)
+    write_source = checkpoint.source
+    if request.write_s is not None:
+        checkpoint, write_source = replace(checkpoint, write_s=request.write_s), "--checkpoint-time"
+    mtbf = _mtbf(request, topology)
+    mtbf_s = mtbf.job_s(topology.n_gpus, topology.n_nodes)
+    restart_s, restart_source = _restart(request, topology)
+    restart_s += checkpoint.read_s
+    per_checkpoint, interval_source = _interval(request, n_iterations, iteration_s, checkpoint.write_s, mtbf_s)
+
+    def time_at(seconds: float) -> RunTime:
+        return expected_run(
+            n_iterations, seconds, iterations_per_checkpoint=per_checkpoint, write_s=checkpoint.write_s, mtbf_s=mtbf_s,
+            restart_s=restart_s,
+        )  # fmt: skip
+
+    time = time_at(iteration_s)
+    power = power_model(topology, pue=request.pue)
+    price = price_of(topology, request.price)
+    assumptions = (
+        ("mean time between failures", _mtbf_words(mtbf, mtbf_s), mtbf.source),
+        ("restart", f"{format_duration(restart_s)}, {format_duration(checkpoint.read_s)} of it to read the checkpoint", restart_source),
+        ("checkpoint", f"{format_bytes(checkpoint.n_bytes)} in {format_duration(checkpoint.write_s)}", write_source),
+        ("checkpoint interval", f"{per_checkpoint:,} iteration{'s' if per_checkpoint > 1 else ''}", interval_source),
+        ("power of a GPU", _power_words(power), power.sources["gpu"]),
+        ("power of its share of the node", f"{power.host_w:.4g} W", power.sources["host"]),
+        ("PUE", f"{power.pue:.4g}", power.sources["pue"]),
+        *([("price", f"{price.gpu_hour:g} {price.currency}".strip() + " per GPU hour", price.source)] if price else []),
+    )  # fmt: skip
+    return WholeRun(
+        n_iterations=n_iterations, tokens_per_iteration=tokens_per_iteration, samples_per_iteration=plan.global_batch,
+        n_gpus=plan.gpus, time=time, low_s=time_at(answer["confidence"]["low_s"]).total_s,
+        high_s=time_at(answer["confidence"]["high_s"]).total_s, checkpoint=checkpoint,
+        iterations_per_checkpoint=per_checkpoint, iteration_s=iteration_s, mtbf_s=mtbf_s, restart_s=restart_s, power=power,
+        gpu_w=power.gpu_w(answer["breakdown"]), price=price, assumptions=assumptions,
+    )  # fmt: skip
+
+
+def _mtbf(request: RunRequest, topology: Topology) -> Mtbf:
+    """Return the flag's, the cluster file's or the default mean time between failures."""
+    if request.mtbf is not None:
+        return request.mtbf
+    said = topology.spec.failures
+    source = f"cluster file: {said.source or 'no source given'}" if said else ""
+    if said and said.node_mtbf_s is not None:
+        return Mtbf(seconds=said.node_mtbf_s, per="node", source=source)
+    if said and said.gpu_mtbf_s is not None:
+        return Mtbf(seconds=said.gpu_mtbf_s, per="gpu", source=source)
+    defaults = operation_defaults().failures
+    assert defaults.gpu_mtbf_s is not None
+    return Mtbf(seconds=defaults.gpu_mtbf_s, per="gpu", source=defaults.source)
+
+
+def _restart(request: RunRequest, topology: Topology) -> tuple[float, str]:
+    if request.restart_s is not None:
+        return request.restart_s, "--restart-time"
+    said = topology.spec.failures
+    if said and said.restart_s is not None:
+        return said.restart_s, f"cluster file: {said.source or 'no source given'}"
+    defaults = operation_defaults().restart
+    assert defaults.restart_s is not None
+    return defaults.restart_s, defaults.source
+
+
+def _interval(
+    request: RunRequest, n_iterations: int, iteration_s: float, write_s: float, mtbf_s: float
+) -> tuple[int, str]:
+    """Return iterations between checkpoints: as asked, or those of Daly's interval, or one checkpoint at the end."""
+    if request.interval_iterations is not None:
+        return request.interval_iterations, "--checkpoint-interval"
+    if request.interval_s is not None:
+        return max(1, round(request.interval_s / iteration_s)), "--checkpoint-interval"
+    if math.isinf(mtbf_s):
+        return n_iterations, "one at the end: nothing fails"
+    best_s = daly_interval_s(write_s, mtbf_s)
+    return min(n_iterations, max(1, round(best_s / iteration_s))), "the optimum: Daly 2006, after Young 1974"
+
+
+def _mtbf_words(mtbf: Mtbf, job_s: float) -> str:
+    if math.isinf(mtbf.seconds):
+        return "nothing fails"
+    words = f"{format_duration(mtbf.seconds)} per {'GPU' if mtbf.per == 'gpu' else mtbf.per}"
+    return words if mtbf.per == "job" else f"{words}, {format_duration(job_s)} for the job"
+
+
+def _power_words(power: PowerModel) -> str:
+    parts = ((power.compute_w, "computing"), (power.communication_w, "communicating"), (power.idle_w, "waiting"))
+    return ", ".join(f"{watts:.4g} W {what}" for watts, what in parts)

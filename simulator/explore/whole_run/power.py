@@ -1,0 +1,110 @@
+"""What a step draws: a board's power by what it does, its share of the node, and the building around it.
+
+References
+----------
+Fan, Weber and Barroso, "Power provisioning for a warehouse-sized computer", ISCA 2007: power linear in utilisation between
+idle and busy. The powers themselves are the cluster file's, or shares of the device's limit, with their sources, in
+``topologies/operation/defaults.yaml``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from simulator.explore.whole_run.defaults import operation_defaults
+from simulator.topology import Topology
+from simulator.topology.operation_spec import PowerSpec
+
+#: part of the breakdown -> what a board does in it; the rest is waiting
+_COMPUTES = ("compute_s", "optimizer_s")
+_COMMUNICATES = ("exposed_communication_s",)
+
+J_PER_KWH = 3.6e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerModel:
+    """Powers of one GPU, of its share of the node, and of the building.
+
+    Parameters
+    ----------
+    compute_w, communication_w, idle_w : float
+        Of a board while its compute stream is busy, while it only communicates, and while it waits.
+    host_w : float
+        Rest of the node, per GPU: processors, memory, network cards, fans.
+    pue : float
+        Power usage effectiveness: energy of the building over that of its computers.
+    sources : dict
+        Where the GPU's powers, the host's and the PUE come from.
+    """
+
+    compute_w: float
+    communication_w: float
+    idle_w: float
+    host_w: float
+    pue: float
+    sources: Mapping[str, str]
+
+    def gpu_w(self, breakdown: Mapping[str, float]) -> float:
+        """Return the mean power of a board over a step.
+
+        Parameters
+        ----------
+        breakdown : mapping
+            The documented breakdown of an answer, in seconds.
+        """
+        computing_s = sum(breakdown[name] for name in _COMPUTES)
+        talking_s = sum(breakdown[name] for name in _COMMUNICATES)
+        total_s = sum(seconds for name, seconds in breakdown.items() if name != "overlapped_communication_s")
+        if total_s <= 0:
+            return self.idle_w
+        waiting_s = max(0.0, total_s - computing_s - talking_s)
+        joules = computing_s * self.compute_w + talking_s * self.communication_w + waiting_s * self.idle_w
+        return joules / total_s
+
+    def facility_w(self, gpu_w: float) -> float:
+        """Return the power of one GPU with its share of node and building."""
+        return (gpu_w + self.host_w) * self.pue
+
+
+def power_model(topology: Topology, *, pue: float | None = None) -> PowerModel:
+    """Return the powers of a cluster: its own where its file says them, defaults elsewhere.
+
+    Parameters
+    ----------
+    topology : Topology
+    pue : float, optional
+        Wins over the file.
+    """
+    defaults, limit_w = operation_defaults(), topology.device(0).power_limit_w
+    said = topology.spec.power or PowerSpec()
+    shares = defaults.power
+    boards = {
+        "compute_w": (said.gpu_compute_w, shares.gpu_compute),
+        "communication_w": (said.gpu_communication_w, shares.gpu_communication),
+        "idle_w": (said.gpu_idle_w, shares.gpu_idle),
+    }
+    from_file = f"cluster file: {said.source or 'no source given'}"
+    is_own = any(watts is not None for watts, _ in boards.values())
+    host_w = defaults.host.share * limit_w if said.host_w is None else said.host_w / topology.node.gpus
+    if pue is None:
+        pue, pue_source = (
+            (defaults.facility.pue, defaults.facility.source) if said.pue is None else (said.pue, from_file)
+        )
+    else:
+        pue_source = "--pue"
+    return PowerModel(
+        **{name: share * limit_w if watts is None else watts for name, (watts, share) in boards.items()},
+        host_w=host_w, pue=pue,
+        sources={
+            "gpu": from_file if is_own else shares.source,
+            "host": defaults.host.source if said.host_w is None else from_file,
+            "pue": pue_source,
+        },
+    )  # fmt: skip
+
+
+def energy_kwh(watts: float, seconds: float) -> float:
+    """Return energy in kilowatt-hours."""
+    return watts * seconds / J_PER_KWH

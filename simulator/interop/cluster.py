@@ -1,0 +1,157 @@
+"""What every topology importer returns: a cluster description, and an account of what it made of the file."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simulator.config import did_you_mean, parse_yaml, read_text
+from simulator.errors import ConfigError
+from simulator.interop.record import ImportReport
+from simulator.topology import Topology
+from simulator.topology.explicit import GraphSpec, topology_of_graph
+from simulator.topology.load import spec_of, topology_of
+from simulator.topology.spec import ClusterSpec
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Notes taken while a file is read; each thing once, in the order of first sight."""
+
+    _used: dict[str, None] = field(default_factory=dict)
+    _irrelevant: dict[str, None] = field(default_factory=dict)
+    _unknown: dict[str, None] = field(default_factory=dict)
+    _assumed: dict[str, None] = field(default_factory=dict)
+
+    def use(self, *names: str) -> None:
+        """Note what went into the description."""
+        self._used.update(dict.fromkeys(names))
+
+    def skip(self, *names: str) -> None:
+        """Note what is understood and has no bearing."""
+        self._irrelevant.update(dict.fromkeys(names))
+
+    def wonder(self, name: str, known: Iterable[str] = ()) -> None:
+        """Note what is not understood, with near misses among what would be."""
+        self._unknown[name + did_you_mean(name.rsplit(".", 1)[-1], known)] = None
+
+    def assume(self, *texts: str) -> None:
+        """Note what the file does not say and was taken."""
+        self._assumed.update(dict.fromkeys(texts))
+
+    def sort(self, names: Iterable[str], *, used: Iterable[str], irrelevant: Iterable[str], prefix: str = "") -> None:
+        """Put each name where it belongs."""
+        used, irrelevant = set(used), set(irrelevant)
+        for name in names:
+            if name in used:
+                self.use(prefix + name)
+            elif name in irrelevant:
+                self.skip(prefix + name)
+            else:
+                self.wonder(prefix + name, used | irrelevant)
+
+    def report(self) -> ImportReport:
+        """Return the finished account."""
+        return ImportReport(
+            used=tuple(self._used),
+            irrelevant=tuple(self._irrelevant),
+            unknown=tuple(self._unknown),
+            assumed=tuple(self._assumed),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedCluster:
+    """A cluster description in the keys and units of our own files.
+
+    Parameters
+    ----------
+    data : mapping
+        What :meth:`to_yaml` writes; quantities are strings with units.
+    report : ImportReport
+        How it came about.
+    kind : str
+        Name of the importer.
+    file : str
+        File, or ``"this machine"``.
+    sha256 : str
+        Of the file's bytes; empty for a live reading.
+    """
+
+    data: Mapping[str, Any]
+    report: ImportReport
+    kind: str
+    file: str
+    sha256: str = ""
+
+    def spec(self, overrides: Mapping[str, object] | None = None) -> ClusterSpec | GraphSpec:
+        """Check the description as if it were a cluster file.
+
+        Parameters
+        ----------
+        overrides : mapping, optional
+            Values that replace those of the description, by dotted key.
+
+        Raises
+        ------
+        ConfigError
+            If something is missing that the importer could not know.
+        """
+        nodes, node = self.data.get("nodes"), self.data.get("node")
+        known = isinstance(node, Mapping) and (
+            "nics" in node or any(key.startswith("node.nics") for key in overrides or ())
+        )
+        if isinstance(node, Mapping) and not known and isinstance(nodes, int) and nodes > 1:
+            raise ConfigError(
+                f"{self.file}: the file does not tell how fast the NICs between {nodes} nodes are",
+                hint="simulate import FILE --nodes N --nic-bandwidth '200 Gb/s' --out cluster.yaml",
+            )
+        data, locator = parse_yaml(self.to_yaml(), f"imported from {self.file}")
+        return spec_of(data, locator, overrides)
+
+    def topology(
+        self,
+        n_gpus: int | None = None,
+        *,
+        gpus_per_node: int | None = None,
+        overrides: Mapping[str, object] | None = None,
+    ) -> Topology:
+        """Build the topology."""
+        spec = self.spec(overrides)
+        if isinstance(spec, GraphSpec):
+            return topology_of_graph(spec, n_gpus)
+        return topology_of(spec, n_gpus, gpus_per_node=gpus_per_node)
+
+    def to_yaml(self) -> str:
+        """Write a cluster file, assumptions as comments."""
+        from ruamel.yaml import YAML
+
+        yaml = YAML(typ="safe", pure=True)
+        yaml.default_flow_style = False
+        yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+        out = io.StringIO()
+        out.write(f"# Imported from {Path(self.file).name} ({self.kind})\n")
+        for text in self.report.assumed:
+            out.write(f"# assumed: {' '.join(text.split())}\n")
+        yaml.dump(dict(self.data), out)
+        return out.getvalue()
+
+
+def imported(kind: str, path: str | Path, data: Mapping[str, Any], ledger: Ledger, text: str = "") -> ImportedCluster:
+    """Finish an import from a file."""
+    return ImportedCluster(
+        data=data,
+        report=ledger.report(),
+        kind=kind,
+        file=str(path),
+        sha256=hashlib.sha256((text or read_text(path)).encode()).hexdigest(),
+    )
+
+
+def refuse(path: str | Path, line: int, message: str, *, hint: str = "", column: int = 1) -> ConfigError:
+    """Return the error for a place in a foreign file."""
+    return ConfigError(f"{path}:{line}:{column}: {message}", hint=hint)

@@ -1,0 +1,70 @@
+"""Hugging Face ``config.json``: from the hub's keys to a :class:`ModelSpec`.
+
+References
+----------
+Key names and defaults: huggingface/transformers, ``configuration_*.py`` of each family.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from simulator.config import load_yaml, near_misses
+from simulator.interop.hf_families import FAMILIES, IRRELEVANT, RECORD
+from simulator.interop.record import Imported, Reader
+from simulator.models.spec import ModelSpec
+
+
+def import_hf_config(path: str | Path) -> Imported:
+    """Read a ``config.json`` of the hub.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file, or the folder that holds it.
+
+    Raises
+    ------
+    ConfigError
+        If it is not such a file, its family is not known, or a value is impossible.
+    """
+    path = Path(path)
+    path = path / "config.json" if path.is_dir() else path
+    data, locator = load_yaml(path)
+    return read_hf_config(Reader(data, str(path), locator=locator))
+
+
+def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
+    """Read a configuration that is already a mapping; see :func:`import_hf_config`."""
+    inner = reader
+    if isinstance(reader.data.get("text_config"), dict):
+        inner = reader.section("text_config")
+        reader.assume("text_config", "the language model", "vision and audio parts are left out")
+        reader.irrelevant([key for key in reader.data if key != "text_config"])
+    family = inner.text("model_type") if "model_type" in inner.data else _unnamed(inner)
+    known = family.removesuffix("_text")
+    if known not in FAMILIES:
+        near = near_misses(known, FAMILIES)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        inner.fault("model_type", f"{family!r} is not known", hint=f"{hint}known are {', '.join(FAMILIES)}; {RECORD}")
+    fields = FAMILIES[known](inner)
+    if "quantization_config" in inner.data:
+        inner.irrelevant(["quantization_config"])
+        inner.assume("precision", "bf16", "quantization_config is left out: training in 16 bits")
+    inner.irrelevant(IRRELEVANT)
+    inner.finish()
+    spec = ModelSpec(name=name or _name(inner, Path(reader.file)), **fields)
+    return Imported(kind="hf-config", file=reader.file, spec=spec, report=reader.log.report())
+
+
+def _unnamed(reader: Reader) -> str:
+    hint = "a Hugging Face config.json says 'model_type'"
+    near = near_misses("model_type", reader.data)
+    reader.fault("", "'model_type' is missing", hint=f"{hint}; is it {near[0]!r} here?" if near else hint)
+
+
+def _name(reader: Reader, path: Path) -> str:
+    name = reader.data.get("_name_or_path")
+    if isinstance(name, str) and name:
+        return name.rsplit("/", 1)[-1].lower()
+    return (path.parent.name if path.stem == "config" and path.parent.name else path.stem).lower()

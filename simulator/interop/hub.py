@@ -1,0 +1,108 @@
+"""Hugging Face models by name: their configuration as it lies on this machine, never from the network."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from typing import Any
+
+from simulator.config import near_misses, parse_yaml
+from simulator.errors import ConfigError
+from simulator.interop.hf_config import read_hf_config
+from simulator.interop.record import Imported, Reader
+from simulator.models.catalog import CATALOG
+from simulator.models.recorded import InputTensor, RecordedModule
+from simulator.models.torch_module import load_torch
+
+#: how a model of the hub is written where a model is named
+PREFIX = "hf:"
+
+
+def import_hub_model(name: str) -> Imported:
+    """Read the configuration of a model of the hub.
+
+    Parameters
+    ----------
+    name : str
+        As on the hub, e.g. ``openai-community/gpt2-large``, without the prefix ``hf:``.
+
+    Raises
+    ------
+    ConfigError
+        If transformers is not installed, or the configuration is not in its cache, or cannot be understood.
+
+    Notes
+    -----
+    The weights are not read. What is not in the cache is not downloaded.
+    """
+    config = _config(name).to_dict()
+    text = json.dumps(config, default=str)
+    data, locator = parse_yaml(text, f"{PREFIX}{name}", as_json=True)
+    return read_hf_config(Reader(data, f"{PREFIX}{name}", locator=locator), name=name.rsplit("/", maxsplit=1)[-1])
+
+
+def open_hub_module(name: str, *, sequence_length: int = 0) -> RecordedModule:
+    """Build a model of the hub from its configuration, without weights, to be recorded.
+
+    Parameters
+    ----------
+    name : str
+        As on the hub, or the folder of a ``config.json``; without the prefix ``hf:``.
+    sequence_length : int
+        Tokens per sequence; the model's longest unless given.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`import_hub_model`, or if transformers cannot build it.
+
+    Notes
+    -----
+    Code that lies beside a configuration is not run.
+    """
+    torch, transformers, config = load_torch(), _transformers(name), _config(name)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    named = [getattr(transformers, text, None) for text in getattr(config, "architectures", None) or ()]
+    build = next((made for made in named if made is not None), None) or transformers.AutoModelForCausalLM.from_config
+    try:
+        with torch.device("meta"):
+            module = build(config)
+    except Exception as error:  # whatever the library raises for a configuration that it cannot build
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"{PREFIX}{name}: transformers cannot build it: {text}") from None
+    module.train()
+    names = ("max_position_embeddings", "n_positions", "max_seq_len")
+    longest = next((value for key in names if isinstance(value := getattr(config, key, None), int)), 0)
+    tokens = [InputTensor(name=key, shape=("B", "S"), dtype="int64") for key in ("input_ids", "labels")]
+    length = sequence_length or longest
+    return RecordedModule(name=f"{PREFIX}{name}", module=module, inputs=tuple(tokens), default_length=length)
+
+
+def _transformers(name: str) -> Any:
+    try:
+        return import_module("transformers")
+    except ImportError:
+        raise ConfigError(
+            f"{PREFIX}{name}: transformers is not installed", hint=f"pip install transformers, or {_instead(name)}"
+        ) from None
+
+
+def _config(name: str) -> Any:
+    """Return the configuration as it lies in the cache of transformers, or in a folder."""
+    try:
+        return _transformers(name).AutoConfig.from_pretrained(name, local_files_only=True)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the library raises for a missing or an odd configuration
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"{PREFIX}{name}: no configuration on this machine: {text}",
+            hint=f"nothing is downloaded; 'hf download {name} config.json' first, or {_instead(name)}",
+        ) from None
+
+
+def _instead(name: str) -> str:
+    short = name.rsplit("/", maxsplit=1)[-1].lower()
+    near = [short] if short in CATALOG else near_misses(short, CATALOG)
+    return f"--model {near[0]} of the catalogue" if near else "give --model the path of its config.json"

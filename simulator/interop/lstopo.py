@@ -1,0 +1,204 @@
+"""hwloc's picture of a node: ``lstopo node.xml``, version 2 or 3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from simulator.config import read_text
+from simulator.errors import ConfigError
+from simulator.interop.cluster import ImportedCluster, Ledger, imported, refuse
+from simulator.interop.hardware import device_of_product, nvlink_section
+
+Element = ElementTree.Element
+
+_NVIDIA, _NVSWITCH_CLASS, _GPU_CLASSES = "10de:", "0680", ("0300", "0302")
+_USED = ("Machine", "Package", "NUMANode", "Bridge", "PCIDev", "OSDev")
+_IRRELEVANT = ("Die", "Group", "Core", "PU", "MemCache", "Misc", "L1Cache", "L1iCache", "L2Cache", "L3Cache")
+_VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
+_ARCHITECTURES = {"aarch64": "arm", "ppc64le": "power"}
+#: MB/s per NVLink and direction that hwloc reports, at most
+NVLINK_MB_PER_S = 26_600
+
+
+def sniff(text: str) -> bool:
+    """Tell whether a text is an hwloc topology."""
+    head = text[:600]
+    return "<!DOCTYPE topology" in head or "<topology version=" in head
+
+
+@dataclass(slots=True)
+class _Found:
+    gpus: dict[str, Element] = field(default_factory=dict)  # PCI bus id -> PCIDev
+    roots: dict[str, str] = field(default_factory=dict)  # PCI bus id -> bus of the switch below the host bridge
+    interfaces: dict[str, str] = field(default_factory=dict)  # NIC's PCI bus id -> interface
+    speeds: dict[str, float] = field(default_factory=dict)  # GB/s of the slot
+    products: dict[str, str] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
+
+
+def import_lstopo(
+    path: str | Path,
+    *,
+    device: str | None = None,
+    nodes: int = 1,
+    nic_bandwidth: str | None = None,
+) -> ImportedCluster:
+    """Read an XML export of hwloc.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file that ``lstopo node.xml`` wrote.
+    device : str, optional
+        Shipped device or device file; taken from the GPU's product name otherwise.
+    nodes : int
+        How many such nodes there are, on one switch.
+    nic_bandwidth : str, optional
+        Rate of one NIC; the file does not tell. Without it NICs are left out.
+
+    Raises
+    ------
+    ConfigError
+        If it is not such a file, is of hwloc 1.x, has no GPU, or the GPU is not known.
+    """
+    text = read_text(path)
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        line, column = error.position
+        raise refuse(path, line, f"not XML: {error.msg.split(':')[0]}", column=column + 1) from None
+    if root.tag != "topology":
+        raise refuse(path, 1, f"the root is <{root.tag}>, not <topology>")
+    if root.get("version") is None:
+        raise refuse(path, 1, "written by hwloc 1.x", hint="write it again with lstopo 2.0 or newer")
+    if root.get("version", "").partition(".")[0] not in ("2", "3"):
+        raise refuse(path, 1, f"version {root.get('version')} of hwloc's XML; versions 2 and 3 are known here")
+    ledger, found = Ledger(), _Found()
+    for element in root.iter("object"):
+        ledger.sort([element.get("type", "?")], used=_USED, irrelevant=_IRRELEVANT)
+    _walk(root, "", None, found)
+    if not found.gpus:
+        raise refuse(path, 1, "there is no NVIDIA GPU in the file", hint="run lstopo on a GPU node, with I/O devices")
+    source = f"lstopo, {Path(path).name}"
+    node = _node(root, found, device or _device(found, path, ledger), source, ledger)
+    if found.interfaces and nic_bandwidth is not None:
+        node["nics"] = {"count": len(found.interfaces), "bandwidth": nic_bandwidth, "source": source}
+        ledger.use(*found.interfaces.values())
+    elif found.interfaces:
+        ledger.assume(f"NICs {', '.join(found.interfaces.values())} are left out: their rate is not in the file")
+    data = {"version": 1, "name": Path(path).stem, "nodes": nodes, "node": node}
+    if nodes > 1:
+        ledger.assume("nodes are joined by one switch")
+        data["fabric"] = {"kind": "one-switch", "source": "assumed"}
+    return imported("lstopo", path, data, ledger, text)
+
+
+def _walk(element: Element, switch: str, pci: Element | None, found: _Found) -> None:
+    for child in element.findall("object"):
+        kind = child.get("type")
+        below = switch
+        if kind == "Bridge" and child.get("bridge_type", "").startswith("1") and not switch:
+            below = child.get("pci_busid") or child.get("bridge_pci") or "switch"
+        here = child if kind == "PCIDev" else pci
+        if kind == "PCIDev":
+            _note_pci(child, switch, found)
+        elif kind == "OSDev" and pci is not None:
+            _note_os(child, pci.get("pci_busid", ""), found)
+        _walk(child, below, here, found)
+
+
+def _note_pci(element: Element, switch: str, found: _Found) -> None:
+    busid, identity = element.get("pci_busid", ""), element.get("pci_type", "")
+    found.roots[busid] = switch
+    if identity[:4] in _GPU_CLASSES and _NVIDIA in identity:
+        found.gpus[busid] = element
+        found.speeds[busid] = _float(element.get("pci_link_speed"))
+        found.products[busid] = element.get("name", "")
+
+
+def _note_os(element: Element, busid: str, found: _Found) -> None:
+    infos = {info.get("name"): info.get("value", "") for info in element.findall("info")}
+    name = element.get("name", "")
+    if busid in found.gpus:
+        found.products[busid] = infos.get("GPUModel") or found.products[busid]
+        found.memory[busid] = _float(infos.get("CUDAGlobalMemorySize")) * 1024 or found.memory.get(busid, 0.0)
+    elif name.startswith(("mlx", "hfi", "rdma", "bnxt_re", "irdma", "efa")) or "NodeGUID" in infos:
+        found.interfaces[busid] = name
+
+
+def _device(found: _Found, path: str | Path, ledger: Ledger) -> str:
+    first = next(iter(found.gpus))
+    product = found.products[first]
+    name = device_of_product(product, found.memory.get(first) or None)
+    if name is None:
+        raise ConfigError(f"{path}: no shipped device is a {product or 'GPU without a name'!r}", hint="give --device")
+    ledger.use("GPUModel")
+    if not found.memory.get(first):
+        ledger.assume(f"device {name}: {product!r} without a memory size")
+    return name
+
+
+def _node(root: Element, found: _Found, device: str, source: str, ledger: Ledger) -> dict[str, Any]:
+    gpus = list(found.gpus)
+    node: dict[str, Any] = {"device": device, "gpus": len(gpus), "source": source}
+    counts = _nvlinks(root, len(gpus), ledger)
+    nvlink = nvlink_section(counts, "25 GB/s", source) if counts else None
+    if nvlink:
+        node["nvlink"] = nvlink
+        ledger.use("NVLinkBandwidth")
+        ledger.assume("25 GB/s per NVLink and direction, as NVLink 2 to 4 have")
+    elif counts is None:
+        ledger.assume("no NVLink: the file has no NVLinkBandwidth matrix")
+    switches = [found.roots[gpu] for gpu in gpus]
+    speed = max(found.speeds.values())
+    generation = next((g for g, rate in ((3, 17), (4, 34), (5, 68), (6, 140)) if 0 < speed <= rate), 4)
+    if not speed:
+        ledger.assume("PCIe generation 4: link speeds are 0 in the file")
+    n_switches = len(set(switches)) if all(switches) else 0
+    node["pcie"] = {"generation": generation, "switches": n_switches, "source": source}
+    node["cpu"] = _cpu(root, source)
+    return node
+
+
+def _cpu(root: Element, source: str) -> dict[str, Any]:
+    packages = [element for element in root.iter("object") if element.get("type") == "Package"]
+    infos = {i.get("name"): i.get("value", "") for element in [*packages[:1], root] for i in element.iter("info")}
+    memory = sum(_float(e.get("local_memory")) for e in root.iter("object") if e.get("type") == "NUMANode")
+    vendor = _VENDORS.get(infos.get("CPUVendor", "")) or _ARCHITECTURES.get(infos.get("Architecture", ""), "other")
+    cpu: dict[str, Any] = {"vendor": vendor, "sockets": max(len(packages), 1), "source": source}
+    if infos.get("CPUModel"):
+        cpu["model"] = infos["CPUModel"]
+    if memory:
+        cpu["memory"] = f"{memory:.0f} B"
+    return cpu
+
+
+def _nvlinks(root: Element, n_gpus: int, ledger: Ledger) -> list[list[int]] | None:
+    """NVLinks between GPUs from hwloc's bandwidth matrix; None when there is none for exactly these GPUs."""
+    for element in (*root.iter("distances2"), *root.iter("distances2hetero")):
+        if element.get("name") != "NVLinkBandwidth":
+            continue
+        values = [_float(word) for part in element.iter("u64values") for word in (part.text or "").split()]
+        size = int(_float(element.get("nbobjs")))
+        if size < n_gpus or len(values) != size * size:
+            ledger.assume(f"the NVLink matrix of {size} objects does not fit {n_gpus} GPUs and is left out")
+            return None
+        rows = [values[i * size : (i + 1) * size] for i in range(size)]
+        links = [[0 if i == j else round(rows[i][j] / NVLINK_MB_PER_S) for j in range(size)] for i in range(size)]
+        if size == n_gpus:
+            return links
+        through = min(sum(links[gpu][n_gpus:]) for gpu in range(n_gpus))
+        ledger.assume(f"{size - n_gpus} NVSwitches join all GPUs")
+        return [[0 if i == j else through for j in range(n_gpus)] for i in range(n_gpus)]
+    return None
+
+
+def _float(text: str | None) -> float:
+    try:
+        value = float(text or 0.0)
+    except ValueError:
+        return 0.0
+    return value if 0.0 <= value < 1e30 else 0.0

@@ -1,0 +1,258 @@
+"""NCCL's picture of a node: the XML of ``NCCL_TOPO_DUMP_FILE``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+from simulator.config import read_text
+from simulator.errors import ConfigError
+from simulator.interop.cluster import ImportedCluster, Ledger, imported, refuse
+from simulator.interop.hardware import NCCL_NVLINK_GB_PER_S, device_of_sm, nvlink_section
+
+Element = ElementTree.Element
+
+_USED = {
+    "system": {"version"},
+    "cpu": {"host_hash", "numaid", "arch", "vendor"},
+    "pci": {"busid", "class", "link_speed", "link_width"},
+    "gpu": {"dev", "sm"},
+    "nvlink": {"target", "count", "tclass"},
+    "nic": set[str](),
+    "net": {"dev", "speed", "latency"},
+}
+_IRRELEVANT = {
+    "system": {"name"},
+    "cpu": {"affinity", "familyid", "modelid"},
+    "pci": {"vendor", "device", "subsystem_vendor", "subsystem_device"},
+    "gpu": {"rank", "gdr", "mlopart", "gcn", "arch"},
+    "nvlink": set[str](),
+    "nic": set[str](),
+    "net": {
+        "name", "port", "guid", "maxconn", "gdr", "coll", "gin", "rma", "net", "rail", "plane", "keep",
+    },
+    "pcilink": {"target"},
+    "c2c": {"bw", "count"},
+}  # fmt: skip
+_NVSWITCH, _BRIDGE = "0x068000", "0x060400"
+_GENERATION = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
+_VENDOR = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
+_ARCH = {"arm64": "arm", "ppc64": "power"}
+OLDEST_GENERATION = 3
+_VERSION = "1"
+
+
+def sniff(text: str) -> bool:
+    """Tell whether a text is one of NCCL's topology files."""
+    head = text.lstrip()[:400]
+    return head.startswith(("<system", "<graphs", "<?xml")) and ("<system" in head or "<graphs" in head)
+
+
+@dataclass(slots=True)
+class _Node:
+    """What the tree of one host says."""
+
+    gpus: list[tuple[int, Element, str, str]] = field(default_factory=list)  # dev, element, busid, switch
+    nets: list[tuple[Element, str]] = field(default_factory=list)
+    cpus: list[Element] = field(default_factory=list)
+    slots: list[Element] = field(default_factory=list)
+
+
+def import_nccl_topology(
+    path: str | Path,
+    *,
+    device: str | None = None,
+    nodes: int = 1,
+    rates: Literal["datasheet", "nccl"] = "datasheet",
+) -> ImportedCluster:
+    """Read a topology dump of NCCL (or RCCL).
+
+    Parameters
+    ----------
+    path : str or Path
+        The XML file.
+    device : str, optional
+        Shipped device or device file. The dump tells the compute capability only; its commonest is taken.
+    nodes : int
+        How many such nodes there are, on one switch.
+    rates : str
+        ``"datasheet"``, or ``"nccl"`` for the effective NVLink rates that NCCL reckons with.
+
+    Raises
+    ------
+    ConfigError
+        If it is not such a file or has no GPU.
+    """
+    text = read_text(path)
+    root = _root(text, path)
+    ledger = Ledger()
+    _account(root, ledger)
+    node = _collect(root, path, ledger)
+    counts, switches = _nvlinks(node, path)
+    compute_capability = _number(node.gpus[0][1], "sm", path)
+    name = device or _device(compute_capability, any(map(any, counts)), path, ledger)
+    source = f"NCCL topology file {Path(path).name}"
+    each = NCCL_NVLINK_GB_PER_S.get(compute_capability, 20.0) if rates == "nccl" else 25.0
+    if rates == "datasheet" and compute_capability >= 100:
+        each = 50.0
+    description: dict[str, Any] = {"device": name, "gpus": len(node.gpus), "source": source}
+    nvlink = nvlink_section(counts, f"{each} GB/s", source, switches=switches)
+    if nvlink:
+        description["nvlink"] = nvlink
+    description["pcie"] = _pcie(node, source, ledger)
+    description["cpu"] = _cpu(node, source, ledger)
+    nics = _nics(node, source, path, ledger)
+    if nics:
+        description["nics"] = nics
+    data = {"version": 1, "name": Path(path).stem, "nodes": nodes, "node": description}
+    if nodes > 1:
+        ledger.assume("nodes are joined by one switch: the file describes one node only")
+        data["fabric"] = {"kind": "one-switch", "source": "assumed"}
+    return imported("nccl-topo", path, data, ledger, text)
+
+
+def _root(text: str, path: str | Path) -> Element:
+    """Parse a dump and check that it is one of the machine, in the version that is known."""
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        line, column = error.position
+        raise refuse(path, line, f"not XML: {error.msg.split(':')[0]}", column=column + 1) from None
+    if root.tag != "system":
+        what = "a dump of the rings and trees that NCCL found, not of" if root.tag == "graphs" else "not a dump of"
+        hint = "NCCL_TOPO_DUMP_FILE writes the right one"
+        raise refuse(path, 1, f"the root is <{root.tag}>: {what} the machine", hint=hint)
+    if root.get("version", _VERSION) != _VERSION:
+        raise refuse(
+            path, 1, f"version {root.get('version')} of NCCL's topology file; version {_VERSION} is known here"
+        )
+    return root
+
+
+def _account(root: Element, ledger: Ledger) -> None:
+    for element in root.iter():
+        if element.tag not in _IRRELEVANT:
+            ledger.wonder(f"<{element.tag}>", [f"<{tag}>" for tag in _IRRELEVANT])
+            continue
+        if element.tag in _USED:
+            ledger.use(f"<{element.tag}>")
+        else:
+            ledger.skip(f"<{element.tag}>")
+        used = _USED.get(element.tag, set())
+        ledger.sort(element.attrib, used=used, irrelevant=_IRRELEVANT[element.tag], prefix=f"{element.tag}.")
+
+
+def _collect(root: Element, path: str | Path, ledger: Ledger) -> _Node:
+    hosts = [cpu.get("host_hash", "") for cpu in root.iter("cpu")]
+    if len(set(hosts)) > 1:
+        ledger.assume(f"{len(set(hosts))} hosts in the file are alike: the first is described")
+    node = _Node()
+    for cpu in root.iter("cpu"):
+        if cpu.get("host_hash", "") == hosts[0]:
+            node.cpus.append(cpu)
+            _walk(cpu, "", cpu.get("numaid", "?"), node, path)
+    if not node.gpus:
+        raise refuse(path, 1, "there is no <gpu> in the file", hint="dump the topology from a job that uses the GPUs")
+    node.gpus.sort(key=lambda gpu: gpu[0])
+    return node
+
+
+def _walk(element: Element, busid: str, switch: str, node: _Node, path: str | Path) -> None:
+    for child in element:
+        if child.tag == "pci":
+            own = child.get("busid", "")
+            bridge = child.get("class", "").startswith(_BRIDGE)
+            if any(inner.tag in ("gpu", "nic") for inner in child):
+                node.slots.append(child)
+            _walk(child, own, own if bridge and not busid else switch, node, path)
+        elif child.tag == "gpu":
+            node.gpus.append((_number(child, "dev", path), child, busid.lower(), switch))
+        elif child.tag == "nic":
+            node.nets += [(net, switch) for net in child.iter("net") if net.get("dev") is not None]
+
+
+def _nvlinks(node: _Node, path: str | Path) -> tuple[list[list[int]], int | None]:
+    """Matrix of NVLinks, and the number of NVSwitches if there are any."""
+    place = {busid: index for index, (_, _, busid, _) in enumerate(node.gpus)}
+    size = len(node.gpus)
+    counts = [[0] * size for _ in range(size)]
+    switches: set[str] = set()
+    through = []
+    for index, (_, gpu, _, _) in enumerate(node.gpus):
+        mine = 0
+        for link in gpu.iter("nvlink"):
+            target, n_links = link.get("target", "").lower(), _number(link, "count", path)
+            if link.get("tclass", "").startswith(_NVSWITCH):
+                switches.add(target)
+                mine += n_links
+            elif target in place:
+                counts[index][place[target]] += n_links
+        through.append(mine)
+    if switches:
+        fewest = min(through)
+        counts = [[0 if i == j else fewest for j in range(size)] for i in range(size)]
+    symmetric = [[max(counts[i][j], counts[j][i]) for j in range(size)] for i in range(size)]
+    return symmetric, len(switches) or None
+
+
+def _device(compute_capability: int, has_nvlink: bool, path: str | Path, ledger: Ledger) -> str:
+    found = device_of_sm(compute_capability, has_nvlink=has_nvlink)
+    if found is None:
+        raise ConfigError(
+            f"{path}: no shipped device has compute capability {compute_capability}", hint="give --device"
+        )
+    ledger.assume(f"device {found}: the file tells compute capability {compute_capability} only, no memory size")
+    return found
+
+
+def _pcie(node: _Node, source: str, ledger: Ledger) -> dict[str, Any]:
+    speeds = Counter(slot.get("link_speed", "").split(" ")[0].removesuffix(".0") for slot in node.slots)
+    widths = Counter(slot.get("link_width", "16") for slot in node.slots)
+    generation = _GENERATION.get(speeds.most_common(1)[0][0], 0) if speeds else 0
+    if generation < OLDEST_GENERATION:
+        ledger.assume(f"PCIe generation {max(generation, OLDEST_GENERATION + 1)}: link_speed says {dict(speeds)}")
+        generation = OLDEST_GENERATION + 1
+    width = widths.most_common(1)[0][0] if widths else "16"
+    lanes = int(width) if width in ("1", "2", "4", "8", "16") else 16
+    switches = [switch for _, _, _, switch in node.gpus if ":" in switch]
+    n_switches = len(set(switches)) if len(switches) == len(node.gpus) else 0
+    if n_switches:
+        even = [index * n_switches // len(switches) for index in range(len(switches))]
+        order = list(dict.fromkeys(switches))
+        if [order.index(switch) for switch in switches] != even:
+            ledger.assume("GPUs are spread evenly over the PCIe switches; the file has them otherwise")
+    return {"generation": generation, "lanes": lanes, "switches": n_switches, "source": source}
+
+
+def _cpu(node: _Node, source: str, ledger: Ledger) -> dict[str, Any]:
+    first = node.cpus[0]
+    vendor = _VENDOR.get(first.get("vendor", "")) or _ARCH.get(first.get("arch", ""), "other")
+    sockets = min(len(node.cpus), 2)
+    if len(node.cpus) > sockets:
+        ledger.assume(f"{len(node.cpus)} NUMA domains are {sockets} sockets")
+    return {"vendor": vendor, "sockets": sockets, "source": source}
+
+
+def _nics(node: _Node, source: str, path: str | Path, ledger: Ledger) -> dict[str, Any] | None:
+    if not node.nets:
+        ledger.assume("no NIC: the file lists only those that the job used")
+        return None
+    speeds = [max(_number(net, "speed", path, 0), 0) or 10_000 for net, _ in node.nets]
+    fastest = max(speeds)
+    slower = len(speeds) - speeds.count(fastest)
+    if slower:
+        ledger.assume(f"{slower} NICs slower than {fastest / 1000:g} Gb/s do not carry training traffic")
+    return {"count": speeds.count(fastest), "bandwidth": f"{fastest / 1000:g} Gb/s", "source": source}
+
+
+def _number(element: Element, key: str, path: str | Path, default: int | None = None) -> int:
+    value = element.get(key)
+    if value is None and default is not None:
+        return default
+    try:
+        return int(float(value or ""))
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{path}: <{element.tag} {key}={value!r}> needs a number") from None

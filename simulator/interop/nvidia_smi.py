@@ -1,0 +1,178 @@
+"""The matrix that ``nvidia-smi topo -m`` prints."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simulator.config import read_text
+from simulator.errors import ConfigError
+from simulator.interop.cluster import ImportedCluster, Ledger, imported, refuse
+from simulator.interop.hardware import device_of_nvlinks, nvlink_section
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_CELLS = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|X")
+_COLUMNS = re.compile(r"GPU\d+|NIC\d+|mlx\d+_\w+|\w*_?bond_?\d+|hfi1_\d+|ib\d+|rdmap\w+|bnxt_\w+")
+_LEGEND = re.compile(r"^\s*(NIC\d+)\s*:\s*(\S+)\s*$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """The parsed matrix.
+
+    Parameters
+    ----------
+    names : tuple of str
+        GPUs and NICs in the order of the columns.
+    cells : dict
+        ``cells[row, column]`` by name: ``NV12``, ``PIX``, ``PXB``, ``PHB``, ``NODE``, ``SYS`` or ``X``.
+    numa : dict
+        What follows the cells of a GPU's row: CPU affinity, NUMA affinity.
+    interfaces : dict
+        NICs by their interface, from the legend.
+    """
+
+    names: tuple[str, ...]
+    cells: dict[tuple[str, str], str]
+    numa: dict[str, str]
+    interfaces: dict[str, str]
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Names of the GPUs."""
+        return tuple(name for name in self.names if name.startswith("GPU"))
+
+    @property
+    def nics(self) -> tuple[str, ...]:
+        """Names of the NICs."""
+        return tuple(name for name in self.names if not name.startswith("GPU"))
+
+
+def sniff(text: str) -> bool:
+    """Tell whether a text holds the matrix."""
+    lines = _ESCAPES.sub("", text).splitlines()
+    return any(line.split()[:1] == ["GPU0"] and "CPU Affinity" in line for line in lines)
+
+
+def parse_matrix(text: str, path: str | Path) -> Matrix:
+    """Parse the text, pasted or piped, of new and old drivers.
+
+    Raises
+    ------
+    ConfigError
+        If there is no header, or a row has too few cells.
+    """
+    lines = _ESCAPES.sub("", text).splitlines()
+    start = next((n for n, line in enumerate(lines) if "GPU0" in line and "CPU Affinity" in line), None)
+    if start is None:
+        raise refuse(path, 1, "no header line with GPU0 and 'CPU Affinity'", hint="paste all of nvidia-smi topo -m")
+    names = tuple(_COLUMNS.findall(lines[start].split("CPU Affinity")[0]))
+    cells: dict[tuple[str, str], str] = {}
+    numa: dict[str, str] = {}
+    interfaces: dict[str, str] = {}
+    for number, line in enumerate(lines[start + 1 :], start + 2):
+        legend = _LEGEND.match(line)
+        if legend:
+            interfaces[legend.group(1)] = legend.group(2)
+            continue
+        head = line.split()[:1]
+        if not head or head[0] not in names:
+            continue
+        row, rest = head[0], line.strip()[len(head[0]) :]
+        found = list(_CELLS.finditer(rest))[: len(names)]
+        if len(found) < len(names):
+            raise refuse(path, number, f"row {row} has {len(found)} of {len(names)} cells")
+        cells.update({(row, name): cell.group() for name, cell in zip(names, found, strict=True)})
+        numa[row] = " ".join(rest[found[-1].end() :].split())
+    missing = [name for name in names if (name, name) not in cells]
+    if missing:
+        raise refuse(path, start + 1, f"no row for {', '.join(missing)}")
+    return Matrix(names=names, cells=cells, numa=numa, interfaces=interfaces)
+
+
+def import_nvidia_smi(
+    path: str | Path,
+    *,
+    device: str | None = None,
+    nodes: int = 1,
+    nic_bandwidth: str | None = None,
+) -> ImportedCluster:
+    """Read the output of ``nvidia-smi topo -m``.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file with the output.
+    device : str, optional
+        Shipped device or device file; taken from the number of NVLinks otherwise.
+    nodes : int
+        How many such nodes there are, on one switch.
+    nic_bandwidth : str, optional
+        Rate of one NIC, ``"200 Gb/s"``; the matrix does not tell. Without it NICs are left out.
+
+    Raises
+    ------
+    ConfigError
+        If there is no matrix, or the device can be neither seen nor guessed.
+    """
+    text = read_text(path)
+    matrix = parse_matrix(text, path)
+    ledger = Ledger()
+    source = f"nvidia-smi topo -m, {Path(path).name}"
+    counts = _counts(matrix)
+    nvlink = nvlink_section(counts, "25 GB/s", source)
+    links = max((sum(row) if nvlink and nvlink["kind"] != "switch" else max(row) for row in counts), default=0)
+    name = device or device_of_nvlinks(links)
+    if name is None:
+        raise ConfigError(f"{path}: {links} NVLinks per GPU do not tell the device", hint="give --device a100-pcie-40g")
+    if device is None:
+        ledger.assume(f"device {name}: {links} NVLinks per GPU; the matrix does not name it")
+    node: dict[str, Any] = {"device": name, "gpus": len(matrix.gpus), "source": source}
+    if nvlink:
+        node["nvlink"] = nvlink
+        ledger.assume("25 GB/s per NVLink and direction, as NVLink 2 to 4 have")
+    node["pcie"] = {"switches": _switches(matrix), "source": source}
+    node["cpu"] = {"sockets": _sockets(matrix), "source": source}
+    ledger.assume("PCIe generation 4 and 16 lanes", "CPU vendor")
+    ledger.use(*(f"{row}-{column}" for (row, column), cell in matrix.cells.items() if cell.startswith("NV")))
+    ledger.use("CPU Affinity")
+    ledger.skip("GPU NUMA ID", *(f"{nic}: {name}" for nic, name in matrix.interfaces.items()))
+    if matrix.nics and nic_bandwidth is not None:
+        node["nics"] = {"count": len(matrix.nics), "bandwidth": nic_bandwidth, "source": source}
+        ledger.assume(f"all {len(matrix.nics)} NICs carry training traffic")
+    elif matrix.nics:
+        ledger.assume(f"{len(matrix.nics)} NICs are left out: their rate is not in the matrix")
+    data = {"version": 1, "name": Path(path).stem, "nodes": nodes, "node": node}
+    if nodes > 1:
+        ledger.assume("nodes are joined by one switch")
+        data["fabric"] = {"kind": "one-switch", "source": "assumed"}
+    return imported("nvidia-smi", path, data, ledger, text)
+
+
+def _counts(matrix: Matrix) -> list[list[int]]:
+    def links(a: str, b: str) -> int:
+        cell = matrix.cells[a, b]
+        return int(cell[2:]) if cell.startswith("NV") else 0
+
+    return [[max(links(a, b), links(b, a)) for b in matrix.gpus] for a in matrix.gpus]
+
+
+def _switches(matrix: Matrix) -> int:
+    """Groups of GPUs and NICs that meet below the host bridge; 0 where no two do."""
+    group = {name: index for index, name in enumerate(matrix.names)}
+    for (a, b), cell in matrix.cells.items():
+        if cell in ("PIX", "PXB"):
+            old, new = group[b], group[a]
+            group = {name: new if index == old else index for name, index in group.items()}
+    of_gpus = {group[gpu] for gpu in matrix.gpus}
+    together = any(sum(index == one for index in group.values()) > 1 for one in of_gpus)
+    return len(of_gpus) if together else 0
+
+
+def _sockets(matrix: Matrix) -> int:
+    """Two where some pair crosses the inter-socket link or CPU affinities differ, otherwise one."""
+    crossing = any(cell in ("SYS", "SOC") for cell in matrix.cells.values())
+    affinities = {matrix.numa[gpu].split(" ")[0] for gpu in matrix.gpus}
+    return 2 if crossing or len(affinities) > 1 else 1

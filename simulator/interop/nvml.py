@@ -1,0 +1,153 @@
+"""The machine at hand, as NVML sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from simulator.errors import ConfigError
+from simulator.interop.cluster import ImportedCluster, Ledger
+from simulator.interop.hardware import device_of_product, nvlink_section
+
+MOST_LINKS = 18
+_SAME_SOCKET = 40  # NVML_TOPOLOGY_NODE; the next level crosses sockets
+_BELOW_HOST_BRIDGE = 20  # NVML_TOPOLOGY_MULTIPLE
+
+
+def import_nvml(*, device: str | None = None, nodes: int = 1, library: Any = None) -> ImportedCluster:
+    """Describe the node that this process runs on.
+
+    Parameters
+    ----------
+    device : str, optional
+        Shipped device or device file; taken from the product name otherwise.
+    nodes : int
+        How many such nodes there are, on one switch.
+    library : module, optional
+        Stand-in for ``pynvml``.
+
+    Raises
+    ------
+    ConfigError
+        If there is no driver, no GPU, or the GPU is not known.
+    """
+    nvml = library if library is not None else _pynvml()
+    try:
+        nvml.nvmlInit()
+    except Exception as error:
+        raise ConfigError(f"NVML does not start: {error}", hint="this needs an NVIDIA driver") from None
+    try:
+        return _read(nvml, device, nodes)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _pynvml() -> Any:
+    try:
+        import pynvml
+    except ImportError:
+        raise ConfigError("the package nvidia-ml-py is missing", hint="pip install nvidia-ml-py") from None
+    return pynvml
+
+
+def _read(nvml: Any, device: str | None, nodes: int) -> ImportedCluster:
+    ledger = Ledger()
+    ask = _Asker(nvml, ledger)
+    handles = [ask("nvmlDeviceGetHandleByIndex", i) for i in range(ask("nvmlDeviceGetCount") or 0)]
+    handles = [handle for handle in handles if handle is not None]
+    if not handles:
+        raise ConfigError("NVML sees no GPU", hint="CUDA_VISIBLE_DEVICES does not matter here; the driver has none")
+    product = _text(ask("nvmlDeviceGetName", handles[0]))
+    memory = getattr(ask("nvmlDeviceGetMemoryInfo", handles[0]), "total", None)
+    name = device or device_of_product(product, memory)
+    if name is None:
+        raise ConfigError(f"no shipped device is a {product!r}", hint="give --device, a shipped name or a file")
+    if len({_text(ask("nvmlDeviceGetName", handle)) for handle in handles}) > 1:
+        ledger.assume(f"all GPUs are {product}: the node has several kinds")
+    source = f"NVML on this node: {product}, driver {_text(ask('nvmlSystemGetDriverVersion'))}"
+    node: dict[str, Any] = {"device": name, "gpus": len(handles), "source": source}
+    nvlink = _nvlink(ask, handles, source, ledger)
+    if nvlink:
+        node["nvlink"] = nvlink
+    levels = {
+        (i, j): ask("nvmlDeviceGetTopologyCommonAncestor", handles[i], handles[j])
+        for i in range(len(handles))
+        for j in range(i)
+    }
+    generation = ask("nvmlDeviceGetMaxPcieLinkGeneration", handles[0])
+    node["pcie"] = {"switches": _switches(len(handles), levels), "source": source}
+    if generation in (3, 4, 5, 6):
+        node["pcie"]["generation"] = generation
+    else:
+        ledger.assume("PCIe generation 4")
+    crossing = any(level is not None and level > _SAME_SOCKET for level in levels.values())
+    node["cpu"] = {"sockets": 2 if crossing else 1, "source": source}
+    ledger.assume("CPU vendor", "no NIC: NVML does not see them")
+    data = {"version": 1, "name": "this-node", "nodes": nodes, "node": node}
+    return ImportedCluster(data=data, report=ledger.report(), kind="nvml", file="this machine")
+
+
+class _Asker:
+    """Calls one NVML function; a missing symbol or a refusal is noted and answers None."""
+
+    def __init__(self, nvml: Any, ledger: Ledger) -> None:
+        self.nvml = nvml
+        self.ledger = ledger
+
+    def __call__(self, function: str, *arguments: Any) -> Any:
+        call: Callable[..., Any] | None = getattr(self.nvml, function, None)
+        if call is None:
+            self.ledger.wonder(function)
+            return None
+        try:
+            answer = call(*arguments)
+        except Exception:
+            self.ledger.wonder(function)
+            return None
+        self.ledger.use(function)
+        return answer
+
+
+def _nvlink(ask: _Asker, handles: list[Any], source: str, ledger: Ledger) -> dict[str, Any] | None:
+    busids = [_busid(ask("nvmlDeviceGetPciInfo", handle)) for handle in handles]
+    size = len(handles)
+    counts = [[0] * size for _ in range(size)]
+    others: set[str] = set()
+    through = [0] * size
+    for index, handle in enumerate(handles):
+        for link in range(MOST_LINKS):
+            if ask("nvmlDeviceGetNvLinkState", handle, link) != 1:
+                continue
+            remote = _busid(ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
+            if remote in busids:
+                counts[index][busids.index(remote)] += 1
+            else:
+                others.add(remote)
+                through[index] += 1
+    if size == 1 and through[0]:
+        ledger.assume(f"{through[0]} NVLinks of the only GPU lead nowhere here")
+        return None
+    if others:
+        counts = [[0 if i == j else min(through) for j in range(size)] for i in range(size)]
+    section = nvlink_section(counts, "25 GB/s", source, switches=len(others) or None)
+    if section:
+        ledger.assume("25 GB/s per NVLink and direction, as NVLink 2 to 4 have")
+    return section
+
+
+def _switches(size: int, levels: dict[tuple[int, int], int | None]) -> int:
+    group = list(range(size))
+    for (i, j), level in levels.items():
+        if level is not None and level <= _BELOW_HOST_BRIDGE:
+            old, new = group[i], group[j]
+            group = [new if one == old else one for one in group]
+    n_groups = len(set(group))
+    return n_groups if n_groups < size else 0
+
+
+def _busid(info: Any) -> str:
+    return _text(getattr(info, "busId", "")).lower()[-12:]
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value or "")

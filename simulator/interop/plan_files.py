@@ -1,0 +1,96 @@
+"""Settings from the files of training frameworks, laid one over another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from simulator.errors import ConfigError
+from simulator.interop.deepspeed import import_deepspeed
+from simulator.interop.settings import import_settings, recognise_settings
+from simulator.plan import load_plan
+
+#: options that name such a file, the later ones winning
+PLAN_FILES = ("megatron", "deepspeed", "plan")
+_DEGREES = ("tp", "pp", "cp")
+
+
+def plan_settings(options: Mapping[str, Any], n_gpus: int = 0) -> dict[str, Any]:
+    """Merge the settings of the files that are given: Megatron's below DeepSpeed's below those of the plan file.
+
+    Parameters
+    ----------
+    options : mapping
+        Parsed options; ``megatron``, ``deepspeed`` and ``plan`` are paths, the degrees win over the files.
+    n_gpus : int
+        GPUs that will run, where that is known: DeepSpeed's batch rule needs the data-parallel ranks.
+
+    Returns
+    -------
+    dict
+        Keyword arguments of :class:`simulator.plan.ParallelPlan`.
+
+    Raises
+    ------
+    ConfigError
+        If a file cannot be understood.
+    """
+    settings: dict[str, Any] = {}
+    if options.get("megatron"):
+        settings |= import_settings(options["megatron"], "megatron").settings
+    own = _own_plan(options)
+    for path in deepspeed_files(options):
+        given = {name: options[name] for name in _DEGREES if options.get(name)}
+        settings = _lay_deepspeed_over(settings, str(path), {**own, **given}, n_gpus)
+    return settings | own
+
+
+def _own_plan(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of ``--plan``, unless it is DeepSpeed's, whose batch rule needs the ranks."""
+    path = options.get("plan")
+    if not path:
+        return {}
+    kinds = recognise_settings(path)
+    if not kinds:
+        return load_plan(path)
+    if "deepspeed" in kinds:
+        return {}
+    imported = import_settings(path)
+    if not imported.settings:
+        raise ConfigError(f"{path} ({imported.kind}) describes a model and no plan", hint=f"give it as --model {path}")
+    return imported.settings
+
+
+def deepspeed_files(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the DeepSpeed files among the options."""
+    if options.get("plan") and "deepspeed" in recognise_settings(options["plan"]):
+        yield options["plan"]
+    if options.get("deepspeed"):
+        yield options["deepspeed"]
+
+
+def _lay_deepspeed_over(settings: dict[str, Any], path: str, above: dict[str, Any], n_gpus: int) -> dict[str, Any]:
+    """Add DeepSpeed's settings to those of a launch script, and derive the batch from the ranks."""
+    found = import_deepspeed(path).settings
+    if found.get("tp") == 1:
+        del found["tp"]
+    degrees = dict.fromkeys(_DEGREES, 1) | settings | found | above
+    model_parallel = degrees["tp"] * degrees["pp"] * degrees["cp"]
+    if n_gpus >= model_parallel:
+        found |= import_deepspeed(path, world_size=n_gpus // model_parallel).settings | {"tp": degrees["tp"]}
+    elif "dp" in found:
+        found["gpus"] = found["dp"] * model_parallel
+    if settings:  # the script says how the layers are written, DeepSpeed how the data is sharded
+        found["framework"] = "megatron-deepspeed"
+    return settings | found
+
+
+def needs_ranks(options: Mapping[str, Any]) -> bool:
+    """Whether the plan depends on the number of GPUs, since a DeepSpeed file gives the batch per rank."""
+    return any("dp" not in import_deepspeed(path).settings for path in deepspeed_files(options))
+
+
+def without_deepspeed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without DeepSpeed's files."""
+    files = set(deepspeed_files(options))
+    return {**options, "deepspeed": None, "plan": None if options.get("plan") in files else options.get("plan")}

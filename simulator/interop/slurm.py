@@ -1,0 +1,260 @@
+"""Slurm's picture of the network: ``topology.conf`` and ``topology.yaml``.
+
+Slurm knows which node hangs on which switch, but no bandwidth and nothing of the node: the node comes from
+another cluster description, the links from the caller.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simulator.config import did_you_mean, parse_yaml, read_text, resolve_name
+from simulator.errors import ConfigError
+from simulator.interop.cluster import ImportedCluster, Ledger, imported, refuse
+from simulator.interop.hostlist import expand_hostlist
+from simulator.topology.load import load_layers
+from simulator.units import parse_quantity
+
+_KEYS = ("SwitchName", "Switches", "Nodes", "LinkSpeed", "BlockName", "BlockSizes", "RingName")
+_KINDS = ("tree", "block", "flat", "ring", "torus3d")
+_LINK = re.compile(r"\s*(?P<rate>.+?)\s*(?:x\s*(?P<count>\d+))?\s*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What every step needs: the file, the node, the links that the caller gave, the notes."""
+
+    path: str | Path
+    node: Any
+    links: Mapping[str, str]
+    ledger: Ledger
+
+
+@dataclass(slots=True)
+class SlurmTree:
+    """Switches with their nodes and the switches below them."""
+
+    nodes: dict[str, list[str]] = field(default_factory=dict)
+    children: dict[str, list[str]] = field(default_factory=dict)
+
+    def leaves(self) -> list[str]:
+        """Switches that have nodes."""
+        return [name for name, nodes in self.nodes.items() if nodes]
+
+    def level(self, switch: str, seen: tuple[str, ...] = ()) -> int:
+        """1 for a leaf, and one more than the switch below otherwise."""
+        if switch in seen:
+            raise ConfigError(f"switch {switch} is below itself")
+        below = self.children.get(switch, [])
+        return 1 + max((self.level(child, (*seen, switch)) for child in below), default=0)
+
+
+def sniff(text: str) -> bool:
+    """Tell whether a text is a Slurm topology."""
+    if re.search(r"^\s*(SwitchName|BlockName|RingName)\s*=", text, re.IGNORECASE | re.MULTILINE):
+        return True
+    return bool(re.search(r"^\s*-?\s*topology\s*:", text, re.MULTILINE)) and any(f"{k}:" in text for k in _KINDS)
+
+
+def import_slurm(
+    path: str | Path,
+    *,
+    node_of: str | None = None,
+    links: Mapping[str, str] | None = None,
+    topology: str | None = None,
+) -> ImportedCluster:
+    """Read a ``topology.conf`` or ``topology.yaml``.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    node_of : str, optional
+        Cluster (shipped name or file) whose node these nodes are.
+    links : mapping, optional
+        Uplinks of one switch by the levels they join: ``{"leaf-spine": "400 Gb/s x 8"}``, ``"spine-core"``.
+    topology : str, optional
+        Which of several named topologies; the default one, or the first.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be understood, or needs the node or a bandwidth that was not given.
+    """
+    text = read_text(path)
+    ledger = Ledger()
+    if node_of is None:
+        message = f"{path}: Slurm does not describe the node"
+        raise ConfigError(message, hint="say whose it is: simulate import FILE --node-of dgx-a100-80g")
+    base, _ = load_layers(resolve_name(node_of, "clusters"))
+    node, transports = base["node"], base.get("transports", {})
+    job = _Job(path=path, node=node, links=links or {}, ledger=ledger)
+    as_yaml = Path(path).suffix in (".yaml", ".yml")
+    n_nodes, fabric = _from_yaml(job, text, topology) if as_yaml else _from_conf(job, text)
+    ledger.assume(f"nodes are those of {node_of}")
+    fabric["source"] = f"Slurm, {Path(path).name}"
+    data = {"version": 1, "name": Path(path).stem, "nodes": n_nodes, "node": node, "fabric": fabric}
+    if transports:
+        data["transports"] = transports
+    return imported("slurm", path, data, ledger, text)
+
+
+Fabric = tuple[int, dict[str, Any]]
+
+
+def _from_conf(job: _Job, text: str) -> Fabric:
+    path, ledger = job.path, job.ledger
+    tree, blocks, rings = SlurmTree(), {}, {}
+    known = {key.lower(): key for key in _KEYS}
+    for number, line in enumerate(text.splitlines(), 1):
+        settings: dict[str, str] = {}
+        for word in line.split("#")[0].split():
+            key, equals, value = word.partition("=")
+            name = known.get(key.lower())
+            if not equals or name is None:
+                guess = did_you_mean(key, _KEYS)
+                raise refuse(path, number, f"{word!r} is not a setting of topology.conf.{guess}")
+            settings[name] = value
+            (ledger.skip if name in ("LinkSpeed", "BlockSizes") else ledger.use)(name)
+        try:
+            if "SwitchName" in settings:
+                for switch in expand_hostlist(settings["SwitchName"]):
+                    tree.nodes[switch] = expand_hostlist(settings.get("Nodes", ""))
+                    tree.children[switch] = expand_hostlist(settings.get("Switches", ""))
+            elif "BlockName" in settings:
+                blocks[settings["BlockName"]] = expand_hostlist(settings.get("Nodes", ""))
+            elif "RingName" in settings:
+                rings[settings["RingName"]] = expand_hostlist(settings.get("Nodes", ""))
+        except ConfigError as error:
+            raise refuse(path, number, error.message, hint=error.hint) from None
+    if tree.nodes:
+        return _tree_fabric(job, tree)
+    if blocks:
+        return _block_fabric(job, blocks)
+    if rings:
+        return _ring_fabric(job, rings)
+    raise refuse(path, 1, "there is no SwitchName, BlockName or RingName line")
+
+
+def _from_yaml(job: _Job, text: str, wanted: str | None) -> Fabric:
+    path, ledger = job.path, job.ledger
+    data, locator = parse_yaml(text, str(path))
+    entries = data if isinstance(data, list) else [data]
+    named = {str(e["topology"]): e for e in entries if isinstance(e, dict) and "topology" in e}
+    if not named:
+        raise refuse(path, 1, "there is no 'topology' in the file")
+    default = next((name for name, e in named.items() if e.get("cluster_default") in (True, "yes")), next(iter(named)))
+    name = wanted or default
+    if name not in named:
+        raise ConfigError(
+            f"{path}: no topology {name!r}.{did_you_mean(name, named)}", hint=f"one of {', '.join(named)}"
+        )
+    entry = named[name]
+    ledger.skip(*(f"topology {other}" for other in named if other != name))
+    ledger.sort(map(str, entry), used={"topology", *_KINDS}, irrelevant={"cluster_default"})
+    kind = next((kind for kind in _KINDS if kind in entry), None)
+    if kind is None:
+        place = locator.key((entries.index(entry),) if isinstance(data, list) else ())
+        raise ConfigError(f"{place}: topology {name} is none of {', '.join(_KINDS)}")
+    try:
+        return _of_kind(job, kind, entry[kind])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{path}: topology {name}: {kind} is not as Slurm writes it: {error!r}") from None
+
+
+def _of_kind(job: _Job, kind: str, body: Any) -> Fabric:
+    if kind == "tree":
+        tree = SlurmTree()
+        for switch in body["switches"]:
+            for name in expand_hostlist(str(switch["switch"])):
+                tree.nodes[name] = expand_hostlist(str(switch.get("nodes") or ""))
+                tree.children[name] = expand_hostlist(str(switch.get("children") or ""))
+        return _tree_fabric(job, tree)
+    if kind == "block":
+        blocks = {str(block["block"]): expand_hostlist(str(block["nodes"])) for block in body["blocks"]}
+        return _block_fabric(job, blocks)
+    if kind == "ring":
+        rings = {str(ring["ring"]): expand_hostlist(str(ring["nodes"])) for ring in body["rings"]}
+        return _ring_fabric(job, rings)
+    if kind == "torus3d":
+        torus = body["toruses"][0]
+        dims = [int(torus["dims"][axis]) for axis in "xyz"]
+        return dims[0] * dims[1] * dims[2], {"kind": "torus", "dims": dims}
+    job.ledger.assume("a flat topology names no nodes: two are taken; set nodes")
+    return 2, {"kind": "one-switch"}
+
+
+def _tree_fabric(job: _Job, tree: SlurmTree) -> Fabric:
+    path, node, ledger = job.path, job.node, job.ledger
+    names = {child for children in tree.children.values() for child in children} - set(tree.nodes)
+    if names:
+        raise ConfigError(f"{path}: switches without a line of their own: {', '.join(sorted(names))}")
+    leaves = tree.leaves()
+    if not leaves:
+        raise ConfigError(f"{path}: no switch has nodes")
+    sizes = [len(tree.nodes[leaf]) for leaf in leaves]
+    n_nodes, levels = sum(sizes), max(tree.level(switch) for switch in tree.nodes)
+    if levels == 1:
+        return n_nodes, {"kind": "one-switch"}
+    if min(sizes) != max(sizes):
+        ledger.assume(f"leaves have {min(sizes)} to {max(sizes)} nodes; {max(sizes)} are taken for each")
+    ratios = [_ratio(job, "leaf-spine", max(sizes) * _injection(job.node))]
+    fabric: dict[str, Any] = {"kind": "fat-tree", "levels": min(levels, 3), "nodes_per_leaf": max(sizes)}
+    if levels > 3:
+        ledger.assume(f"{levels} levels of switches are taken as three")
+    if levels > 2:
+        pods = [len(children) for children in tree.children.values() if children and set(children) <= set(leaves)]
+        per_pod = max(pods, default=len(leaves))
+        fabric["leaves_per_pod"] = per_pod
+        below = per_pod * max(sizes) * _injection(node) / ratios[0]
+        ratios.append(_ratio(job, "spine-core", below))
+    fabric["oversubscription"] = ratios
+    return n_nodes, fabric
+
+
+def _block_fabric(job: _Job, blocks: dict[str, list[str]]) -> Fabric:
+    ledger = job.ledger
+    sizes = [len(nodes) for nodes in blocks.values()]
+    if len(set(sizes)) > 1:
+        ledger.assume(f"blocks have {min(sizes)} to {max(sizes)} nodes; {max(sizes)} are taken for each")
+    if len(sizes) == 1:
+        return sizes[0], {"kind": "one-switch"}
+    ledger.assume("a block is a leaf switch")
+    ratio = _ratio(job, "leaf-spine", max(sizes) * _injection(job.node))
+    return sum(sizes), {
+        "kind": "fat-tree",
+        "levels": 2,
+        "nodes_per_leaf": max(sizes),
+        "oversubscription": ratio,
+    }
+
+
+def _ring_fabric(job: _Job, rings: dict[str, list[str]]) -> Fabric:
+    name, nodes = next(iter(rings.items()))
+    if len(rings) > 1:
+        job.ledger.assume(f"of {len(rings)} rings {name} is described")
+    return len(nodes), {"kind": "torus", "dims": [len(nodes)]}
+
+
+def _injection(node: Any) -> float:
+    nics = node.get("nics") or {}
+    if not nics:
+        raise ConfigError("nodes without NICs cannot be on a network", hint="choose another node_of")
+    return int(nics["count"]) * parse_quantity(nics["bandwidth"], "bandwidth")
+
+
+def _ratio(job: _Job, levels: str, below_bytes_per_s: float) -> float:
+    """Oversubscription from the uplinks of one switch."""
+    if levels not in job.links:
+        raise ConfigError(
+            f"{job.path}: Slurm does not tell the bandwidth of the {levels} links",
+            hint=f"give the uplinks of one switch: simulate import FILE --links {levels}='400 Gb/s x 8'",
+        )
+    match = _LINK.fullmatch(job.links[levels])
+    assert match is not None
+    above = parse_quantity(match["rate"], "bandwidth") * int(match["count"] or 1)
+    return float(f"{below_bytes_per_s / above:.6g}")

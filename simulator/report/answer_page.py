@@ -1,0 +1,45 @@
+"""The page of an answer: one result, or several on growing numbers of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from simulator.analysis.critical_path import path_rows
+from simulator.explore.document import document
+from simulator.explore.whole_run import RunRequest
+from simulator.parallel.mesh import Mesh
+from simulator.report.page import Inputs, Report, render
+from simulator.simulation import Result
+
+
+def report(
+    results: Sequence[Result],
+    *,
+    request: RunRequest | None = None,
+    explanation: Mapping[str, Any] | None = None,
+    given: Collection[str] = (),
+) -> Report:
+    """Make the HTML report of one result, or of several on growing numbers of GPUs, of which the last is shown.
+
+    Parameters
+    ----------
+    results : sequence of Result
+        The last one simulated with ``detail=True``, so that its timeline can be zoomed into.
+    request : RunRequest, optional
+        A whole run that is asked about.
+    explanation : dict, optional
+        As :func:`simulator.explore.document.explain` returns it; without it the report has the critical path alone.
+    given : collection of str
+        Names of the settings that somebody made.
+    """
+    last = results[-1]
+    mesh = Mesh(last.plan, last.topology.gpus_per_node)
+    return render(
+        Inputs(
+            document=document(results, explanation, request=request), scenario=last.scenario, topology=last.topology,
+            timeline=last.timeline, link_busy_s=last.link_busy_s, fullest_rank=last.memory.rank,
+            stages={rank: mesh.stage_of(rank) for rank in last.timeline.members}, given=given,
+            explanation=explanation or {"critical_path": path_rows(last.timeline)},
+        )
+    )  # fmt: skip

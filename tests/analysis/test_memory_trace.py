@@ -1,0 +1,66 @@
+"""Memory over the step as a table."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from simulator.analysis.memory_trace import memory_points, write_memory_trace
+from simulator.analysis.passes import passes_of
+from simulator.answer import memory_over_time, to_json
+from simulator.errors import ConfigError
+from simulator.plan import ParallelPlan
+from simulator.scenario import Scenario
+from simulator.simulation import simulate
+from simulator.trace_io.perfetto import write
+from simulator.trace_io.tracks import memory_counters
+
+
+@pytest.fixture(scope="module")
+def traced():
+    plan = ParallelPlan(gpus=4, pp=4, micro_batch=1, global_batch=8)
+    result = simulate(Scenario(topology="polaris", model="gpt2", plan=plan))
+    memory = to_json(result)["memory"]
+    passes = passes_of(result.timeline)[result.memory.rank]
+    return result, memory, memory_points(memory, passes, result.timeline.makespan_ps)
+
+
+def test_the_highest_point_is_the_peak(traced):
+    result, memory, points = traced
+    assert max(point.total_bytes for point in points) == memory["peak_bytes"]
+    assert min(point.activations_bytes for point in points) == 0
+    assert points[0].time_s == 0.0 and points[-1].time_s == pytest.approx(result.timeline.makespan_ps * 1e-12)
+    assert [point.time_s for point in points] == sorted(point.time_s for point in points)
+    assert all(point.total_bytes == point.steady_bytes + point.activations_bytes for point in points)
+    assert max(point.allocated_bytes for point in points) == memory["allocated_bytes"]
+    assert all(point.reserved_bytes == memory["reserved_bytes"] >= point.allocated_bytes for point in points)
+
+
+def test_counter_tracks_of_every_stage(traced, tmp_path):
+    result, memory, _ = traced
+    over_time = memory_over_time(result)
+    assert sorted(over_time) == [0, 1, 2, 3]
+    counters = {rank: memory_counters(points) for rank, points in over_time.items()}
+    write(result.timeline, tmp_path / "t.json", memory=counters)
+    events = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))["traceEvents"]
+    found = [event for event in events if event["ph"] == "C"]
+    assert {event["name"] for event in found} == {"memory allocated", "memory reserved"}
+    assert (
+        max(v for e in found if e["name"] == "memory reserved" for v in e["args"].values()) == memory["reserved_bytes"]
+    )
+
+
+def test_files(traced, tmp_path):
+    _, memory, points = traced
+    write_memory_trace(tmp_path / "m.csv", 0, memory, points)
+    with (tmp_path / "m.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(points) and int(rows[0]["total_bytes"]) == points[0].total_bytes
+    write_memory_trace(tmp_path / "m.json", 0, memory, points)
+    document = json.loads((tmp_path / "m.json").read_text(encoding="utf-8"))
+    assert document["peak_bytes"] == memory["peak_bytes"] and len(document["points"]) == len(points)
+    for name, message in (("m.txt", "unknown format"), ("no/where.csv", "cannot be written")):
+        with pytest.raises(ConfigError, match=message):
+            write_memory_trace(tmp_path / name, 0, memory, points)

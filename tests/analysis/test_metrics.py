@@ -1,0 +1,73 @@
+"""Every picosecond of a rank falls into one category."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.analysis.metrics import bus_factor, measure
+from simulator.program.op import Collective, Kernel
+from simulator.timeline import Span, Timeline, merge, subtract, total_ps
+
+S = 10**12
+KERNEL = Kernel(name="k", phase="forward", duration_s=1.0)
+STEP = Kernel(name="adam", phase="optimizer", duration_s=1.0)
+REDUCE = Collective(collective="all_reduce", axis="dp", n_bytes=1000, groups=((0, 1, 2, 3),))
+
+
+def timeline(*spans, makespan):
+    return Timeline(
+        simulated=tuple(Span(op, 0, stream, start * S, end * S) for op, stream, start, end in spans),
+        members={0: (0, 1, 2, 3)},
+        simulated_ps=makespan * S,
+    )
+
+
+def test_categories_of_a_hand_made_step():
+    metrics = measure(
+        timeline((KERNEL, "compute", 0, 4), (REDUCE, "dp", 2, 7), (STEP, "compute", 7, 9), makespan=10), pipelined=False
+    )
+    assert metrics.breakdown_s == {
+        "compute": 4, "optimizer": 2, "exposed_communication": 3, "overlapped_communication": 2, "host": 1, "bubble": 0, "data": 0,
+    }  # fmt: skip
+    (row,) = metrics.communication
+    assert (row["collective"], row["count"], row["bytes"], row["total_s"]) == ("all_reduce", 1, 1000, 5)
+    assert row["busbw_bytes_per_s"] == pytest.approx(200 * 1.5)
+
+
+def test_idle_time_of_a_pipeline_is_its_bubble():
+    metrics = measure(timeline((KERNEL, "compute", 3, 4), makespan=5), pipelined=True)
+    assert metrics.breakdown_s["bubble"] == 4
+
+
+intervals = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda t: (min(t), max(t))), max_size=8)
+
+
+@given(intervals, intervals)
+def test_interval_arithmetic_is_that_of_sets(a, b):
+    covered = lambda spans: {t for start, end in spans for t in range(start, end)}  # noqa: E731
+    assert covered(merge(a)) == covered(a)
+    assert covered(subtract(merge(a), merge(b))) == covered(a) - covered(b)
+    assert total_ps(merge(a)) == len(covered(a))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=6), intervals)
+def test_categories_add_up_to_the_iteration(runs, talks):
+    spans, now = [], 0
+    for gap, length in runs:
+        spans.append((KERNEL, "compute", now + gap, now + gap + length))
+        now += gap + length
+    spans += [(REDUCE, f"dp{i}", start, end) for i, (start, end) in enumerate(talks) if end > start]
+    makespan = max(end for *_, end in spans) + 1
+    for pipelined in (False, True):
+        breakdown = measure(timeline(*spans, makespan=makespan), pipelined=pipelined).breakdown_s
+        total = sum(value for name, value in breakdown.items() if name != "overlapped_communication")
+        assert total == pytest.approx(makespan)
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "factor"), [("all_reduce", 2, 1.0), ("all_gather", 4, 0.75), ("broadcast", 8, 1.0)]
+)
+def test_bus_factors_are_those_of_nccl_tests(name, n, factor):
+    assert bus_factor(name, n) == factor

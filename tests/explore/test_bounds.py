@@ -1,0 +1,191 @@
+"""Lower bounds: never above what the simulator gives, and memory that equals the simulator's."""
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from simulator.errors import InfeasiblePlanError, SimulatorError
+from simulator.explore.bounds import SATURATED_GROUPS, Bounds
+from simulator.explore.data_bounds import DataBound
+from simulator.explore.energy import Energy
+from simulator.explore.passes import Durations, alone_s
+from simulator.explore.space import Space
+from simulator.models.catalog import find_spec
+from simulator.network.base import Flow
+from simulator.plan import ParallelPlan
+from simulator.program.op import Collective
+from simulator.program.program import Task
+from simulator.scenario import Scenario
+from simulator.schedules import build_table, peak_in_flight
+from simulator.simulation import resolve, simulate_on
+from simulator.topology import load_topology
+
+#: options that change what is communicated, where states live, and what the step waits for
+OPTIONS = (
+    (), (), (),
+    (("gradient_collective", "reduce_scatter"),), (("gradient_compression", "fp16"),), (("bucket_bytes", 10_000_000),),
+    (("offload_optimizer", "cpu"),), (("quantized_weights", True), ("quantized_gradients", True)), (("secondary_group", 2),),
+    (("backward_prefetch", "none"),), (("limit_all_gathers", False),), (("overlap_parameter_gather", True),),
+    (("asynchronous_tp", True),), (("scatter_gather", True),), (("cp_comm_type", "p2p"),), (("cp_load_balance", False),),
+    (("moe_dispatcher", "allgather"),), (("moe_imbalance", 1.3),), (("rank_order", "tp-cp-ep-pp-dp"),),
+    (("sample_time_s", 0.01), ("loader_workers", 2)),
+)  # fmt: skip
+FRAMEWORKS = ("megatron", "megatron-core", "megatron-deepspeed", "deepspeed", "fsdp", "torchtitan-compile", "hf-eager")
+
+
+@lru_cache(maxsize=64)
+def prepared(topology, model, gpus, batch, framework, overlap, network, schedule, precision, options=()):
+    spec = find_spec(model)
+    cluster = load_topology(topology, gpus)
+    base = ParallelPlan(
+        gpus=gpus, global_batch=batch, framework=framework, overlap=overlap, schedule=schedule, precision=precision,
+        sequence_length=256, **dict(options),
+    )  # fmt: skip
+    scenario = Scenario(topology=topology, model=model, plan=base, network=network)
+    plans = tuple(Space(topology=cluster, spec=spec, base=base, allowed={"cp": (1, 2)}).plans())
+    return scenario, cluster, spec, plans
+
+
+@settings(max_examples=40)
+@given(
+    topology=st.sampled_from(["bigred200", "dgx1-v100-16g", "emulated-1g", "jean-zay-v100-16g"]),
+    model=st.sampled_from(["gpt2", "mixtral-8x7b"]),
+    gpus=st.sampled_from([1, 4, 8, 12, 16]),
+    per_gpu=st.sampled_from([1, 2, 6]),
+    framework=st.sampled_from(FRAMEWORKS),
+    overlap=st.sampled_from([None, True, False]),
+    network=st.sampled_from(["flow", "alpha-beta"]),
+    schedule=st.sampled_from(["1f1b", "1f1b", "gpipe", "zb-1p", "dualpipe", "interlaced"]),
+    precision=st.sampled_from(["bf16", "amp_bf16"]),
+    options=st.sampled_from(OPTIONS),
+    choice=st.randoms(use_true_random=False),
+)
+def test_no_simulation_undercuts_its_bound(
+    topology, model, gpus, per_gpu, framework, overlap, network, schedule, precision, options, choice
+):
+    try:
+        scenario, cluster, spec, plans = prepared(
+            topology, model, gpus, gpus * per_gpu, framework, overlap, network, schedule, precision, options
+        )
+    except SimulatorError:
+        assume(False)
+    assume(plans)
+    bounds = Bounds(scenario, cluster, spec)
+    plan = choice.choice(plans)
+    assume(not (plan.virtual_pp > 1 and plan.sharding in ("zero3", "hsdp")))
+    try:
+        layout = bounds.layout(plan)
+        result = simulate_on(replace(scenario, plan=plan), cluster, spec)
+    except InfeasiblePlanError:
+        assume(False)
+    seconds = result.metrics.iteration_time_s
+    assert bounds.quick_s(layout) <= seconds
+    assert bounds.full_s(layout) <= seconds
+    assert bounds.memory(layout) == result.memory
+    breakdown = {f"{name}_s": value for name, value in result.metrics.breakdown_s.items()}
+    assert bounds.compute_s(layout) <= breakdown["compute_s"]
+    energy = Energy.on(cluster, bounds)
+    joules = energy.joules({"iteration_time_s": seconds, "breakdown": breakdown})
+    assert energy.quick_j(layout) <= joules
+    assert energy.full_j(layout) <= joules
+
+
+@pytest.mark.parametrize("exchange", ["all_gather", "p2p", "a2a"])
+def test_bounds_know_the_attention_of_context_parallelism(exchange):
+    """Ranks that share a sequence compute other kernels than one that has it all, and shorter ones at times."""
+    scenario, cluster, spec, plans = prepared(
+        "dgx1-v100-16g", "gpt2", 4, 4, "megatron", None, "flow", "1f1b", "amp_bf16", (("cp_comm_type", exchange),)
+    )
+    bounds = Bounds(scenario, cluster, spec)
+    plan = next(p for p in plans if (p.dp, p.tp, p.cp, p.micro_batch) == (2, 1, 2, 2) and p.sharding == "none")
+    metrics = simulate_on(replace(scenario, plan=plan), cluster, spec).metrics
+    layout = bounds.layout(plan)
+    assert bounds.compute_s(layout) <= metrics.breakdown_s["compute"]
+    assert bounds.compute_s(layout) == pytest.approx(metrics.breakdown_s["compute"], rel=0.05)
+    assert bounds.quick_s(layout) <= metrics.iteration_time_s
+
+
+@pytest.mark.parametrize("degrees", [{"dp": 5, "tp": 3}, {"dp": 7, "cp": 2}, {"dp": 5, "tp": 3, "pp": 3}])
+@pytest.mark.parametrize("sharding", ["none", "zero3"])
+@pytest.mark.parametrize("rank_order", ["tp-cp-ep-dp-pp", "pp-tp-cp-ep-dp"])
+def test_groups_may_lie_on_nodes_unequally(degrees, sharding, rank_order):
+    plan = ParallelPlan(
+        **degrees, gpus=math.prod(degrees.values()), micro_batch=1, global_batch=4 * degrees["dp"],
+        sequence_length=960, framework="megatron", sharding=sharding, rank_order=rank_order,
+    )  # fmt: skip
+    scenario, cluster = Scenario(topology="polaris", model="gpt2", plan=plan), load_topology("polaris", plan.gpus)
+    spec = find_spec("gpt2")
+    result = simulate_on(resolve(scenario, cluster, spec), cluster, spec)
+    bounds = Bounds(result.scenario, cluster, spec)
+    layout = bounds.layout(result.plan)
+    assert 0.0 < max(bounds.quick_s(layout), bounds.full_s(layout)) <= result.metrics.iteration_time_s
+
+
+def test_the_bound_is_tight_where_nothing_overlaps():
+    """One GPU, and a pipeline of equal stages: what is left out is small."""
+    for gpus, pp in ((1, 1), (4, 2)):
+        scenario, cluster, spec, plans = prepared(
+            "bigred200", "gpt-1.3b", gpus, 8 * gpus, "megatron", None, "flow", "1f1b", "bf16"
+        )
+        plan = next(p for p in plans if p.pp == pp and p.tp == 1 and p.virtual_pp == 1 and p.micro_batch == 4)
+        bounds = Bounds(scenario, cluster, spec)
+        seconds = simulate_on(replace(scenario, plan=plan), cluster, spec).metrics.iteration_time_s
+        assert bounds.full_s(bounds.layout(plan)) == pytest.approx(seconds, rel=0.05)
+
+
+@given(pp=st.integers(2, 8), n_groups=st.integers(SATURATED_GROUPS, 8), virtual_pp=st.integers(1, 4))
+def test_more_micro_batches_than_saturate_hold_no_more(pp, n_groups, virtual_pp):
+    def peak(n_micro_batches):
+        return peak_in_flight(build_table("1f1b", pp, n_micro_batches, n_chunks=virtual_pp), virtual_pp)
+
+    assert peak(n_groups * pp) == peak(SATURATED_GROUPS * pp)
+
+
+def test_a_flow_alone():
+    cluster = load_topology("bigred200", 8)
+    link = cluster.links[0]
+    assert alone_s(Flow(latency_s=2.0, n_bytes=0.0), cluster) == 2.0
+    assert alone_s(Flow(latency_s=1.0, n_bytes=10.0, alone_bytes_per_s=5.0), cluster) == 3.0
+    flow = Flow(latency_s=0.0, n_bytes=1e9, links=(0,), weights=(2.0,))
+    assert alone_s(flow, cluster) == pytest.approx(2e9 / link.bandwidth_bytes_per_s)
+
+
+class FixedDurations(Durations):
+    """Durations by name of the operation, for closed forms."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def op_s(self, op):
+        return self.seconds[op.name], 0.1
+
+
+def collective(name):
+    return Collective(collective="all_reduce", axis="tp", n_bytes=1, groups=((0, 1),), name=name)
+
+
+def test_the_longest_path_through_streams_and_dependencies():
+    tasks = [
+        Task(collective("a"), "x"),
+        Task(collective("b"), "y"),
+        Task(collective("c"), "x", (1,)),
+        Task(collective("d"), "y", (0,)),
+    ]
+    durations = FixedDurations({"a": 2.0, "b": 3.0, "c": 1.0, "d": 4.0})
+    assert durations.tasks_s(tasks) == (7.0, pytest.approx(0.4))
+    assert durations.tasks_s([]) == (0.0, 0.0)
+
+
+def test_reductions_behind_a_backward():
+    launches = ((1.0, 2.0), (float("inf"), 3.0))
+    bound = DataBound(launches=launches)
+    # the backward runs from 6 to 10: launched at 7 and at 10, on one stream
+    assert bound.after_backward_s(10.0, 4.0) == 13.0
+    # where the first takes long, the second waits for it
+    assert DataBound(launches=((1.0, 9.0), (float("inf"), 3.0))).after_backward_s(10.0, 4.0) == 19.0
+    assert DataBound(before_s=1.0, beside_s=2.0).after_backward_s(10.0, 4.0) == 13.0
+    assert DataBound(before_s=1.0, beside_s=2.0).after_backward_s(10.0, 4.0, is_own=False) == 11.0

@@ -1,0 +1,196 @@
+"""Sweeps and searches on many machines: a real Dask cluster that loses a worker, and Slurm's jobs."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from simulator.errors import ConfigError
+from simulator.explore.axes import Sweep
+from simulator.explore.best import search
+from simulator.explore.request import search_space
+from simulator.explore.runner import Pool
+from simulator.explore.slurm import SlurmSpec, read_slurm, start_cluster
+from simulator.explore.store import Store
+from simulator.explore.sweep import run_sweep
+
+BASE = {"topology": "bigred200", "model": "gpt2", "micro_batch": 2, "framework": "deepspeed"}
+QUIET = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning", "ignore::UserWarning"
+)
+WAIT_S = 60
+
+
+def environment():
+    return os.environ | {
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "OMP_NUM_THREADS": "1",
+        "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "30s",
+    }
+
+
+def start(*words, folder):
+    return subprocess.Popen(
+        [sys.executable, "-m", "distributed.cli.dask_" + words[0], *words[1:]],
+        env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder,
+    )  # fmt: skip
+
+
+def stop(processes):
+    for process in reversed(processes):
+        process.terminate()
+    for process in processes:
+        process.wait(timeout=WAIT_S)
+
+
+@pytest.fixture
+def dask_scheduler(tmp_path):
+    """A real scheduler on loopback, without workers."""
+    pytest.importorskip("distributed")
+    file = tmp_path / "scheduler.json"
+    words = ("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
+    process = start(*words, folder=tmp_path)
+    limit_s = time.monotonic() + WAIT_S
+    while not file.exists() and time.monotonic() < limit_s:
+        time.sleep(0.05)
+    yield json.loads(file.read_text(encoding="utf-8"))["address"]
+    stop([process])
+
+
+@pytest.fixture
+def dask_cluster(dask_scheduler, tmp_path):
+    """A scheduler and two worker processes."""
+    words = ("worker", dask_scheduler, "--nthreads", "1", "--no-nanny", "--no-dashboard")
+    workers = [start(*words, folder=tmp_path) for _ in range(2)]
+    yield dask_scheduler, workers
+    stop(workers)
+
+
+@pytest.mark.slow
+@QUIET
+def test_a_cluster_that_loses_a_worker_gives_the_same_answers(dask_cluster, tmp_path):
+    address, workers = dask_cluster
+    sweep = Sweep(
+        base=BASE, axes={"gpus": (1, 2, 4, 8, 16), "sharding": ("none", "zero1", "zero3"), "micro_batch": (1, 2, 4)}
+    )
+
+    def kill_one(*, n_done, **_):
+        if n_done == 5 and workers[0].poll() is None:
+            workers[0].send_signal(signal.SIGKILL)
+
+    there = run_sweep(sweep, Store(tmp_path / "there"), scheduler=address, observe=kill_one)
+    assert workers[0].wait(timeout=10) == -signal.SIGKILL
+    assert there.rows == run_sweep(sweep, Store(tmp_path / "here"), n_jobs=1).rows
+    # the one that is left does a search as well
+    scenario, space = search_space(
+        {"topology": "bigred200", "model": "gpt2", "gpus": 4, "global_batch": 8}, {"recompute": ("none",)}
+    )
+    found = search(scenario, space, top=3, scheduler=address)
+    assert [one.plan for one in found.ranked] == [one.plan for one in search(scenario, space, top=3, n_jobs=1).ranked]
+
+
+@QUIET
+def test_a_scheduler_without_workers_is_named(dask_scheduler, monkeypatch):
+    monkeypatch.setattr("simulator.explore.runner._NO_WORKER_S", 1)
+    with pytest.raises(ConfigError, match="no workers after 1 s"):
+        Pool(scheduler=dask_scheduler).__enter__()
+
+
+def test_a_scheduler_that_does_not_answer_is_named():
+    pytest.importorskip("distributed")
+    with pytest.raises(ConfigError, match="no Dask scheduler answers at nowhere"):
+        Pool(scheduler="nowhere://x").__enter__()
+
+
+# -- Slurm -------------------------------------------------------------------------------------------------------
+
+
+def fake_slurm(folder, *, refuses=False):
+    """Put an ``sbatch`` and an ``scancel`` into a folder that run jobs as processes of this machine."""
+    folder.mkdir()
+    check = 'echo "sbatch: error: Invalid account" >&2; exit 1' if refuses else "exit 0"
+    run = f'cp "$1" {folder}/job-$$; setsid bash {folder}/job-$$ >{folder}/out-$$ 2>&1 & echo "Submitted batch job $!"'
+    scripts = {"sbatch": f'if [ "$1" = --test-only ]; then {check}; fi\n{run}', "scancel": 'kill -- "-$1"'}
+    for name, text in scripts.items():
+        file = folder / name
+        file.write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
+        file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    return folder
+
+
+@pytest.fixture
+def slurm_file(tmp_path):
+    file = tmp_path / "slurm.yaml"
+    file.write_text(
+        "slurm:\n  jobs: 2\n  cores: 1\n  memory: 1 GiB\n  walltime: '00:10:00'\n  queue: general\n  account: r00123\n"
+        f"  directives: [--qos=debug]\n  prologue: ['export PYTHONPATH={Path(__file__).resolve().parents[2]}']\n"
+        f"  log_directory: {tmp_path}\n",
+        encoding="utf-8",
+    )
+    return file
+
+
+def test_options_of_dask_jobqueue(slurm_file):
+    options = read_slurm(str(slurm_file)).options()
+    assert options["memory"] == f"{2**30} B"
+    assert (options["queue"], options["account"], options["walltime"]) == ("general", "r00123", "00:10:00")
+    assert SlurmSpec(cores=8).options()["processes"] == 8
+    assert SlurmSpec(cores=8, processes=2).options()["processes"] == 2
+
+
+@QUIET
+def test_the_job_script(slurm_file, tmp_path, monkeypatch):
+    pytest.importorskip("dask_jobqueue")
+    monkeypatch.setenv("PATH", str(fake_slurm(tmp_path / "bin")), prepend=os.pathsep)
+    cluster = start_cluster(read_slurm(str(slurm_file)).model_copy(update={"jobs": 1}))
+    script = cluster.job_script()
+    cluster.close()
+    for line in ("-p general", "-A r00123", "-t 00:10:00", "--mem=1G", "--cpus-per-task=1", "--qos=debug"):
+        assert f"#SBATCH {line}\n" in script
+    assert f"{sys.executable} -m distributed.cli.dask_worker tcp://" in script
+
+
+@pytest.mark.slow
+@QUIET
+def test_a_sweep_on_slurm_gives_the_same_rows(slurm_file, tmp_path, monkeypatch):
+    pytest.importorskip("dask_jobqueue")
+    monkeypatch.setenv("PATH", str(fake_slurm(tmp_path / "bin")), prepend=os.pathsep)
+    sweep = Sweep(base=BASE, axes={"gpus": (1, 2, 4), "sharding": ("none", "zero1")})
+    there = run_sweep(sweep, Store(tmp_path / "there"), scheduler=str(slurm_file))
+    assert there.rows == run_sweep(sweep, Store(tmp_path / "here"), n_jobs=1).rows
+    assert len(list((tmp_path / "bin").glob("job-*"))) == 2
+
+
+@QUIET
+def test_what_slurm_refuses_is_named(slurm_file, tmp_path, monkeypatch):
+    pytest.importorskip("dask_jobqueue")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="no Slurm here"):
+        start_cluster(read_slurm(str(slurm_file)))
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", str(fake_slurm(tmp_path / "bin", refuses=True)), prepend=os.pathsep)
+    with pytest.raises(ConfigError, match="Slurm refuses the job: sbatch: error: Invalid account"):
+        start_cluster(read_slurm(str(slurm_file)))
+
+
+def test_faults_of_a_slurm_file_have_a_line(tmp_path):
+    file = tmp_path / "slurm.yaml"
+    file.write_text("slurm:\n  partition: general\n  walltime: ever\n  memory: 4\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        read_slurm(str(file))
+    for text in ("slurm.yaml:2", "unknown key", "slurm.yaml:3", "no time limit", "slurm.yaml:4"):
+        assert text in caught.value.message
+
+
+def test_missing_packages_are_named(slurm_file, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="dask-jobqueue"):
+        start_cluster(read_slurm(str(slurm_file)))
+    with pytest.raises(ConfigError, match="distributed"):
+        Pool(scheduler="tcp://127.0.0.1:1").__enter__()

@@ -1,0 +1,120 @@
+"""Files for training frameworks: read back, they are the same plan."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.errors import InfeasiblePlanError
+from simulator.explore.emit import EMITTERS, Request, completed, effective, emit, write_all
+from simulator.explore.space import Space
+from simulator.interop.settings import recognise_settings
+from simulator.models.catalog import find_spec
+from simulator.plan import ParallelPlan
+from simulator.topology import load_topology
+
+NATIVE = {
+    "megatron": ("megatron", "megatron-core", "megatron-deepspeed"),
+    "deepspeed": ("deepspeed", "megatron-deepspeed"),
+    "torchtitan": ("torchtitan", "torchtitan-compile"),
+    "accelerate": ("fsdp", "megatron"),
+}
+
+
+@lru_cache
+def space(framework, model="gpt2"):
+    base = ParallelPlan(gpus=16, global_batch=48, framework=framework, sequence_length=512)
+    return Space(topology=load_topology("bigred200", 16), spec=find_spec(model), base=base)
+
+
+@lru_cache
+def plans(framework, model="gpt2"):
+    return tuple(space(framework, model).plans())
+
+
+def request(plan, model="gpt2"):
+    return Request(plan=plan, spec=find_spec(model), gpus_per_node=4)
+
+
+@pytest.mark.parametrize("kind", EMITTERS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_a_file_comes_back_as_the_same_plan(kind, data, tmp_path_factory):
+    framework = data.draw(st.sampled_from(NATIVE[kind]))
+    plan = data.draw(st.sampled_from(plans(framework)))
+    plan = replace(
+        plan,
+        precision=data.draw(st.sampled_from(["bf16", "fp16", "fp32"])),
+        overlap=data.draw(st.sampled_from([None, True, False])),
+        attention=data.draw(st.sampled_from(["flash", "eager"])),
+    )
+    try:
+        emission = emit(kind, request(plan))
+    except InfeasiblePlanError as error:
+        assert "cannot say" in error.message, error.message
+        return
+    file = tmp_path_factory.mktemp("emit") / EMITTERS[kind].file
+    file.write_text(emission.text, encoding="utf-8")
+    assert recognise_settings(file) == [kind]
+    imported = EMITTERS[kind].read(file)
+    assert not imported.report.unknown
+    found = effective(completed(imported.settings, emission))
+    if emission.plan.framework != plan.framework:  # Megatron's full sharding, which Accelerate does with FSDP
+        assert (plan.framework, emission.plan.framework) == ("megatron", "fsdp")
+        found["framework"] = "megatron"
+    assert found == effective(plan)
+
+
+@pytest.mark.parametrize("kind", EMITTERS)
+def test_most_native_plans_can_be_said(kind):
+    framework = NATIVE[kind][0]
+    said = 0
+    for plan in plans(framework)[::7]:
+        try:
+            emit(kind, request(plan))
+        except InfeasiblePlanError:
+            continue
+        said += 1
+    assert said >= 5
+
+
+@pytest.mark.parametrize("model", ["gpt3-175b", "llama3-8b", "mixtral-8x7b", "qwen2-7b"])
+def test_megatrons_arguments_describe_the_model_too(model, tmp_path):
+    spec = find_spec(model)
+    plan = ParallelPlan(gpus=16, tp=4, pp=4, micro_batch=1, global_batch=16, sequence_length=2048).resolve(16)
+    file = tmp_path / "train.sh"
+    file.write_text(emit("megatron", request(plan, model)).text, encoding="utf-8")
+    imported = EMITTERS["megatron"].read(file).spec
+    assert imported.n_parameters == spec.n_parameters
+    same = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "gated_mlp", "norm", "positions", "tied")
+    assert {name: getattr(imported, name) for name in same} == {name: getattr(spec, name) for name in same}
+
+
+def test_a_plan_of_another_framework_keeps_its_degrees_and_says_so(tmp_path):
+    plan = next(p for p in plans("megatron") if p.model_parallel == 1 and p.sharding == "zero1")
+    written = {one.kind: one for one in write_all([plan], space("megatron"), tmp_path)}
+    assert written["deepspeed"].note.startswith("framework deepspeed instead of megatron")
+    assert (tmp_path / "ds_config.json").exists()
+    assert written["torchtitan"].path == "" and "zero1" in written["torchtitan"].note
+
+
+def test_a_format_that_cannot_say_the_best_plan_gets_the_next_one(tmp_path):
+    best = next(p for p in plans("megatron") if p.virtual_pp > 1)
+    plain = next(p for p in plans("megatron") if p.model_parallel == 1 and p.sharding == "none")
+    written = {one.kind: one for one in write_all([best, plain], space("megatron"), tmp_path)}
+    assert written["megatron"].note == "everything is in the file"
+    assert written["deepspeed"].note.startswith(
+        "dp16 mb1, because of the best plan ds_config.json cannot say: tp=1 pp=2"
+    )
+
+
+def test_what_a_format_cannot_say_is_refused():
+    pipeline = next(p for p in plans("megatron") if p.virtual_pp > 1)
+    with pytest.raises(InfeasiblePlanError, match="virtual_pp"):
+        emit("torchtitan", request(pipeline))
+    with pytest.raises(InfeasiblePlanError, match="without Megatron"):
+        emit("deepspeed", request(pipeline))
+    with pytest.raises(InfeasiblePlanError, match="precision amp_bf16"):
+        emit("megatron", request(replace(pipeline, precision="amp_bf16")))

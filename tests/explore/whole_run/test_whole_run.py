@@ -1,0 +1,230 @@
+"""A whole run from flags to days, cost and energy: each number against its own arithmetic."""
+
+import json
+import math
+import re
+
+import pytest
+
+from simulator.cli.main import app, register_commands
+from simulator.errors import ConfigError
+from simulator.explore.document import document, to_json
+from simulator.explore.whole_run import RunRequest, whole_run
+from simulator.explore.whole_run.checkpoint import checkpoint_of, writers_of
+from simulator.explore.whole_run.power import PowerModel, power_model
+from simulator.explore.whole_run.price import parse_price, price_of
+from simulator.explore.whole_run.request import Mtbf, parse_count, parse_interval, parse_mtbf, run_length
+from simulator.plan import ParallelPlan
+from simulator.report.answer_page import report
+from simulator.scenario import Scenario
+from simulator.simulation import simulate
+from simulator.topology import load_topology
+
+STEP = {"compute_s": 0.5, "optimizer_s": 0.1, "exposed_communication_s": 0.2, "overlapped_communication_s": 0.4,
+        "bubble_s": 0.1, "host_s": 0.05, "data_s": 0.05}  # fmt: skip
+ANSWER = {"iteration_time_s": 1.0, "breakdown": STEP, "confidence": {"low_s": 0.9, "high_s": 1.2}}
+
+
+def plan_of(gpus=16, **settings):
+    return ParallelPlan(gpus=gpus, micro_batch=2, sequence_length=1024, **settings).resolve(gpus)
+
+
+def run_of(request, gpus=16, overrides=None, **settings):
+    topology = load_topology("bigred200", gpus, overrides=overrides)
+    return whole_run(request, ANSWER, plan_of(gpus, **settings), topology, 1_000_000_000).to_dict()
+
+
+def test_days_gpu_hours_and_cost_without_failures():
+    request = RunRequest(
+        tokens=32 * 1024 * 86_400.0, mtbf=parse_mtbf("none"), write_s=0.0, price=parse_price("2.5 USD")
+    )
+    found = run_of(request)
+    assert (found["iterations"], found["days"], found["goodput"]) == (86_400, 1.0, 1.0)
+    assert found["gpu_hours"] == pytest.approx(16 * 24)
+    assert (found["cost"], found["currency"]) == (pytest.approx(2.5 * 16 * 24), "USD")
+    assert (found["low_days"], found["high_days"]) == (pytest.approx(0.9), pytest.approx(1.2))
+    assert found["failures"]["mtbf_s"] is None
+
+
+def test_energy_is_power_times_time():
+    request = RunRequest(iterations=3600, mtbf=parse_mtbf("none"), write_s=0.0, pue=1.5)
+    found = run_of(request)
+    gpu_w = 0.6 * 400 + 0.2 * 200 + 0.2 * 60  # shares of the A100's 400 W
+    assert found["energy"]["gpu_w"] == pytest.approx(gpu_w)
+    assert found["energy"]["kwh"] == pytest.approx(16 * (gpu_w + 200) * 1.5 / 1e3)
+    assert found["energy"]["mean_w"] == pytest.approx(16 * (gpu_w + 200) * 1.5)
+
+
+def test_boards_wait_while_checkpoints_are_written():
+    run = RunRequest(iterations=100, mtbf=parse_mtbf("none"), write_s=100.0, pue=1.0)
+    found = run_of(run, overrides={"power.gpu_idle": "0 W", "power.host": "0 W"})
+    busy_w = 0.6 * 400 + 0.2 * 200
+    assert found["total_s"] == 200.0
+    assert found["energy"]["kwh"] == pytest.approx(16 * busy_w * 100 / 3.6e6)
+
+
+def test_any_gpu_that_fails_ends_the_job():
+    assert run_of(RunRequest(iterations=10))["failures"]["mtbf_s"] == pytest.approx(50676 * 3600 / 16)
+    per_node = run_of(RunRequest(iterations=10, mtbf=parse_mtbf("8 h/node")))
+    assert per_node["failures"]["mtbf_s"] == pytest.approx(2 * 3600)  # four nodes
+    from_file = run_of(RunRequest(iterations=10), overrides={"failures.node_mtbf": "4 h", "failures.restart": "1 s"})
+    assert from_file["failures"]["mtbf_s"] == pytest.approx(3600)
+
+
+def test_the_interval_is_whole_iterations_and_dalys():
+    found = run_of(RunRequest(iterations=10**6, mtbf=parse_mtbf("1 h/job"), write_s=18.0))
+    checkpoint = found["checkpoint"]
+    assert checkpoint["young_interval_s"] == pytest.approx(math.sqrt(2 * 18 * 3600))
+    assert checkpoint["interval_iterations"] == round(checkpoint["daly_interval_s"])
+    asked = run_of(RunRequest(iterations=1000, interval_s=90.4))
+    assert (asked["checkpoint"]["interval_iterations"], asked["checkpoint"]["count"]) == (90, 12)
+    steps = run_of(RunRequest(iterations=1000, interval_iterations=500))
+    assert steps["checkpoint"]["count"] == 2
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_has_weights_and_optimizer_states_once():
+    topology = load_topology("bigred200", 16, overrides={"storage.node_bandwidth": "2 GB/s"})
+    one = checkpoint_of(plan_of(), topology, 10**9)
+    assert (one.n_bytes, one.n_writers) == (14 * 10**9, 1)  # 2 bytes of weight, 12 of Adam and the master
+    assert one.write_s == pytest.approx(7.0)
+    sharded = checkpoint_of(plan_of(sharding="zero3"), topology, 10**9)
+    assert (sharded.n_writers, sharded.write_s) == (16, pytest.approx(7.0 / 4))  # four nodes write at once
+
+
+def test_the_file_system_limits_all_nodes_together():
+    overrides = {"storage.node_bandwidth": "2 GB/s", "storage.bandwidth": "4 GB/s", "storage.write_bandwidth": "1 GB/s",
+                 "storage.latency": "1 s"}  # fmt: skip
+    topology = load_topology("bigred200", 16, overrides=overrides)
+    found = checkpoint_of(plan_of(sharding="zero3"), topology, 10**9)
+    assert (found.write_s, found.read_s) == (pytest.approx(15.0), pytest.approx(4.5))
+
+
+def test_writers_are_one_copy_of_the_model():
+    assert writers_of(plan_of(tp=2, pp=2), 4) == [0, 1, 8, 9]
+    assert len(writers_of(plan_of(sharding="hsdp"), 4)) == 4
+
+
+# -- power and price ---------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_only_computes_draws_the_limit():
+    model = PowerModel(compute_w=400, communication_w=200, idle_w=60, host_w=200, pue=1.1, sources={})
+    assert model.gpu_w({"compute_s": 2.0, "optimizer_s": 0.0, "exposed_communication_s": 0.0}) == 400
+    assert model.facility_w(400) == pytest.approx(660)
+
+
+def test_the_cluster_file_wins_over_the_defaults():
+    topology = load_topology(
+        "bigred200", 4, overrides={"power.host": "1 kW", "power.pue": "1.3", "power.gpu_idle": "50 W"}
+    )
+    model = power_model(topology)
+    assert (model.host_w, model.pue, model.idle_w, model.compute_w) == (250.0, 1.3, 50.0, 400.0)
+    assert power_model(topology, pue=1.2).pue == 1.2
+
+
+def test_prices():
+    topology = load_topology("bigred200", 4, overrides={"price.gpu_hour": "1.5", "price.currency": "EUR"})
+    price = price_of(topology)
+    assert (price.gpu_hour, price.currency) == (1.5, "EUR")
+    assert price_of(topology, parse_price("3")).gpu_hour == 3
+    assert price_of(load_topology("bigred200", 4)) is None
+
+
+# -- what people write -------------------------------------------------------------------------------------------
+
+
+def test_lengths():
+    assert run_length("300B", None, None, None) == (300e9, 0)
+    assert run_length(None, 2.5, "10B", None) == (25e9, 0)
+    assert run_length(None, None, None, 7) == (0.0, 7)
+    assert run_length(None, None, None, None) is None
+    assert RunRequest(tokens=10.0).n_iterations(4) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("1B", 2.0, "1B", None), "both say how long"),
+        ((None, 2.0, None, None), "needs the size"),
+        ((None, None, "1B", None), "number of epochs"),
+        ((None, 0.0, "1B", None), "above 0"),
+        ((None, float("nan"), "1B", None), "above 0"),
+        ((None, None, None, 0), "at least 1"),
+        (("-3", None, None, None), "not a number above 0"),
+        (("many", None, None, None), "not a number above 0"),
+    ],
+)
+def test_lengths_that_say_nothing(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        run_length(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (parse_mtbf, "5 h"), (parse_mtbf, "5/gpu"), (parse_mtbf, "0 h/gpu"), (parse_mtbf, "5 h/rack"), (parse_interval, "30"),
+        (parse_interval, "0 steps"), (parse_interval, "-1 s"), (parse_price, "0"), (parse_price, "a lot"), (parse_price, "1 2"),
+        (parse_price, "nan"), (lambda text: parse_count(text, "--tokens"), "0"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_refused(read, text):
+    with pytest.raises(ConfigError):
+        read(text)
+
+
+def test_mtbf_says_of_what():
+    assert Mtbf(seconds=100.0, per="node").job_s(8, 2) == 50.0
+    assert parse_mtbf("50000 h / gpu") == Mtbf(seconds=1.8e8, per="gpu", source="--mtbf")
+
+
+# -- the command and the answer ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def result():
+    plan = ParallelPlan(gpus=8, micro_batch=1, sequence_length=256)
+    return simulate(Scenario(topology="bigred200", model="gpt2", plan=plan), detail=True)
+
+
+def test_the_answer_has_it_only_where_it_is_asked_for(result):
+    assert "whole_run" not in to_json(result)
+    found = document([result], request=RunRequest(tokens=1e9))["whole_run"]
+    assert found["iterations"] == math.ceil(1e9 / (8 * 256))
+    assert found["time"]["useful_s"] == pytest.approx(found["iterations"] * result.metrics.iteration_time_s)
+    assert all(row["source"] for row in found["assumptions"])
+    json.dumps(found, allow_nan=False)
+
+
+def test_the_report_shows_it(result):
+    request = RunRequest(tokens=1e9, price=parse_price("2 EUR"))
+    page = report([result], request=request).html
+    run = document([result], request=request)["whole_run"]
+    shown = dict(re.findall(r'data-key="whole_run\.([\w.]+)" data-value="([^"]+)"', page))
+    assert {"days", "cost", "energy.kwh", "goodput"} <= set(shown)
+    for key, value in shown.items():
+        found = run
+        for part in key.split("."):
+            found = found[part]
+        assert float(value) == found, key
+    assert "The whole run" in page and "Taken for granted" in page and "Llama 3" in page
+    assert "The whole run" not in report([result]).html
+
+
+def test_the_command_line():
+    from typer.testing import CliRunner
+
+    register_commands()
+    base = ["--topology", "bigred200", "--model", "gpt2", "--gpus", "8", "--micro-batch", "1"]
+    runner = CliRunner()
+    shown = runner.invoke(app, [*base, "--tokens", "10B", "--gpu-hour-price", "2 EUR"])
+    assert shown.exit_code == 0, shown.output
+    for words in ("the whole run", "10 billion tokens", "EUR", "goodput", "taken for granted"):
+        assert words in shown.output
+    warned = runner.invoke(app, [*base, "--mtbf", "none"])
+    assert "--mtbf has no effect without --tokens" in warned.stderr
+    several = runner.invoke(app, [*base[:4], "--gpus", "4,8", "--micro-batch", "1", "--iterations", "10", "--json"])
+    rows = json.loads(several.stdout)["scaling"]
+    assert [row["whole_run"]["iterations"] for row in rows] == [10, 10]

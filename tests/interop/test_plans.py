@@ -1,0 +1,463 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simulator.errors import ConfigError
+from simulator.interop.accelerate import import_accelerate
+from simulator.interop.deepspeed import import_deepspeed
+from simulator.interop.megatron import import_megatron, parse_megatron
+from simulator.interop.torchtitan import import_torchtitan
+from simulator.models.catalog import find_spec
+from simulator.plan import ParallelPlan
+
+GPT3 = """#!/bin/bash
+# Runs the 175B model
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NUM_NODES=${NUM_NODES:-128}
+WORLD=$(($GPUS_PER_NODE*$NUM_NODES))
+HERE=$(dirname $0)
+
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NUM_NODES
+    --master_addr $MASTER_ADDR
+)
+GPT_MODEL_ARGS=(
+    --num-layers 96
+    --hidden-size 12288
+    --num-attention-heads 96  # heads
+    --seq-length 2048
+    --max-position-embeddings 2048
+    --vocab-size 51200
+)
+TRAINING_ARGS=(
+    --micro-batch-size 1
+    --global-batch-size 1536
+    --train-iters 500000
+    --fp16
+    --lr 6.0e-5
+)
+TRAINING_ARGS+=(--use-distributed-optimizer --sequence-parallel)
+PARALLEL="--tensor-model-parallel-size 8 \\
+    --pipeline-model-parallel-size 16"
+OMP_NUM_THREADS=1 torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\
+    ${GPT_MODEL_ARGS[@]} \\
+    ${TRAINING_ARGS[@]} $PARALLEL \\
+    --num-layers-per-virtual-pipeline-stage 3 --recompute-granularity selective
+"""
+
+LLAMA = (
+    "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 32 --hidden-size 4096 "
+    "--ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 "
+    "--seq-length 8192 --swiglu --normalization RMSNorm --position-embedding-type rope "
+    "--disable-bias-linear --untie-embeddings-and-output-weights --vocab-size 128256 "
+    "--make-vocab-size-divisible-by 1 --micro-batch-size 1 --global-batch-size 128 --bf16 "
+    "--hidden-dropout 0 --context-parallel-size 2 --overlap-grad-reduce --overlap-param-gather "
+    "--use-distributed-optimizer"
+)
+
+
+def test_megatron_script(tmp_path):
+    path = tmp_path / "pretrain.sh"
+    path.write_text(GPT3)
+    imported = import_megatron(path)
+    assert imported.spec.n_parameters == find_spec("gpt3-175b").n_parameters
+    plan = imported.plan().resolve(1024)
+    assert (plan.dp, plan.tp, plan.pp, plan.virtual_pp) == (8, 8, 16, 2)
+    assert (plan.sharding, plan.recompute, plan.precision) == ("zero1", "selective", "fp16")
+    assert plan.sequence_parallel and plan.n_micro_batches == 192
+    assert imported.report.unknown == ()
+    assert "lr" in imported.report.irrelevant
+    assert any("ffn-hidden-size" in line for line in imported.report.assumed)
+
+
+def test_megatron_command_line():
+    imported = parse_megatron(LLAMA)
+    assert imported.spec.n_parameters == 8_030_261_248
+    assert imported.settings["gpus"] == 16 and imported.settings["cp"] == 2
+    assert imported.settings["overlap"] and imported.settings["overlap_parameter_gather"]
+    assert imported.settings["gradient_bytes"] == 4
+
+
+def test_megatron_yaml(tmp_path):
+    path = tmp_path / "gpt.yaml"
+    path.write_text(
+        "model_parallel:\n  tensor_model_parallel_size: 2\n"
+        "language_model:\n  num_layers: 24\n  hidden_size: 1024\n  num_attention_heads: 16\n"
+    )
+    imported = import_megatron(path)
+    assert imported.settings["tp"] == 2 and imported.spec.layers == 24
+
+
+def test_megatron_pads_the_vocabulary():
+    sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --vocab-size 50257"
+    flags = "--tensor-model-parallel-size 8 --fp16"
+    assert parse_megatron(f"pretrain_gpt.py {sizes} {flags}").spec.vocab == 51200
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ("--hidden-size 64", "'num-attention-heads' is missing"),
+        ("--hidden-size 64 --num-attention-heads 4 --num-layers $(cat n)", "is not a whole number"),
+        ("--hidden-size 64 --num-attention-heads 4 --num-layers 'x", "No closing quotation"),
+        ("--hidden-size 64 --num-attention-heads 4 --num-layers 2 --normalization rms", "'rms' is not known"),
+    ],
+)
+def test_megatron_faults(flags, text):
+    with pytest.raises(ConfigError, match=text):
+        parse_megatron(f"pretrain_gpt.py {flags}", "run.sh")
+
+
+def test_megatron_unknown_flag_is_told():
+    flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --recompute-activatons --bf16"
+    assert parse_megatron(flags).report.unknown == ("recompute-activatons (did you mean 'recompute-activations'?)",)
+
+
+# ---- DeepSpeed --------------------
+
+
+@pytest.fixture
+def ds(tmp_path):
+    def _read(data, **more):
+        path = tmp_path / "ds_config.json"
+        path.write_text(json.dumps(data, indent=1))
+        return import_deepspeed(path, **more)
+
+    return _read
+
+
+def test_deepspeed(ds):
+    imported = ds(
+        {
+            "train_batch_size": 64,
+            "train_micro_batch_size_per_gpu": 4,
+            "gradient_accumulation_steps": 2,
+            "bf16": {"enabled": True},
+            "zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8, "overlap_comm": True},
+            "wall_clock_breakdown": False,
+            "data_types": {"grad_accum_dtype": "fp32"},
+        }
+    )
+    plan = imported.plan()
+    assert (plan.dp, plan.micro_batch, plan.global_batch, plan.sharding) == (8, 4, 64, "zero2")
+    assert plan.overlaps and plan.bucket_bytes == 4 * 5 * 10**8 and plan.gradient_bytes == 4
+    assert imported.report.irrelevant == ("wall_clock_breakdown",)
+
+
+def test_deepspeed_defaults(ds):
+    plan = ds({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}).plan()
+    assert plan.overlaps and plan.precision == "fp32" and plan.sharding == "zero3"
+    assert not ds({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}}).plan().overlaps
+    assert ds({"train_batch_size": 64}, world_size=16).settings["micro_batch"] == 4
+
+
+def test_deepspeed_auto(ds):
+    imported = ds({"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "bf16": {"enabled": "auto"}})
+    assert len(imported.report.assumed) == 4
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"gradient_accumulation_steps": 2}, "neither 'train_batch_size' nor"),
+        (
+            {"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2},
+            r"ds_config.json:2:22: train_batch_size: 10 is not 4 x 2",
+        ),
+        (
+            {"train_batch_size": 1, "zero_optimization": {"stage": 4}},
+            "zero_optimization.stage: 4 is not a ZeRO stage",
+        ),
+        ({"train_batch_size": 1, "zero_optimization": []}, "expected a mapping"),
+        ({"train_batch_size": 1, "bf16": {"enabled": True}, "fp16": {"enabled": True}}, "both enabled"),
+        (
+            {"train_batch_size": 1, "zero_optimization": {"offload_optimizer": {"device": "nvme"}}},
+            "offload to 'nvme' is not modelled",
+        ),
+    ],
+)
+def test_deepspeed_faults(ds, data, text):
+    with pytest.raises(ConfigError, match=text):
+        ds(data)
+
+
+def test_deepspeed_near_miss(ds):
+    report = ds({"train_batch_size": 1, "zero_optimization": {"stge": 1}}).report
+    assert report.unknown == ("zero_optimization.stge (did you mean 'stage'?)",)
+
+
+# ---- torchtitan --------------------
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 2
+seq_len = 8192
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 2
+[activation_checkpoint]
+mode = "selective"
+[compile]
+enable = true
+[metrics]
+log_freq = 10
+"""
+
+
+def test_torchtitan(tmp_path):
+    path = tmp_path / "llama3_8b.toml"
+    path.write_text(TITAN)
+    imported = import_torchtitan(path, overrides=("--training.seq_len", "4096", "--model.converters=float8"))
+    plan = imported.plan()
+    assert imported.spec.name == "llama3-8b"
+    assert (plan.tp, plan.sharding, plan.sequence_length, plan.precision) == (2, "zero3", 4096, "bf16")
+    assert (plan.framework, plan.recompute) == ("torchtitan-compile", "selective")
+    assert imported.report.unknown == ()
+
+
+def test_torchtitan_hybrid_and_dumped(tmp_path):
+    path = tmp_path / "job.json"
+    data = {
+        "parallelism": {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 8},
+        "training": {"max_context_length": 2048, "num_tokens_per_microbatch_per_dp_rank": 16384},
+        "model": {"name": "llama3", "flavor": "70B", "converters": ["float8"]},
+    }
+    path.write_text(json.dumps(data))
+    plan = import_torchtitan(path).plan()
+    assert (plan.sharding, plan.sharding_group, plan.dp, plan.micro_batch) == ("hsdp", 8, 16, 8)
+    assert plan.precision == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[model\n", "not TOML"),
+        ('[model]\nname="llama3"\nflavor="9B"\n', "no catalogue model for llama3 9B"),
+        ("[training]\nseq_len = 'long'\n", "training.seq_len: 'long' is not a whole number"),
+        ("[activation_checkpoint]\nmode = 'selectiv'\n", "'selectiv' is not known(.|\n)*'selective'"),
+    ],
+)
+def test_torchtitan_faults(tmp_path, text, message):
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        import_torchtitan(path)
+
+
+# ---- accelerate --------------------
+
+FSDP = """
+distributed_type: FSDP
+mixed_precision: bf16
+num_machines: 2
+num_processes: 16
+fsdp_config:
+  fsdp_sharding_strategy: HYBRID_SHARD
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_activation_checkpointing: true
+"""
+
+
+def test_accelerate_fsdp(tmp_path):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(FSDP)
+    imported = import_accelerate(path)
+    plan = imported.plan()
+    assert (plan.framework, plan.sharding, plan.recompute, plan.gpus) == ("fsdp", "hsdp", "full", 16)
+    assert imported.report.unknown == ()
+
+
+def test_accelerate_deepspeed_file(tmp_path):
+    (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 3}, "x": 1}))
+    path = tmp_path / "a.yaml"
+    path.write_text("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n")
+    imported = import_accelerate(path)
+    assert imported.plan().sharding == "zero3"
+    assert imported.report.unknown == ("ds.json: x",)
+
+
+def test_accelerate_megatron_and_mesh(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "distributed_type: MEGATRON_LM\nmixed_precision: fp16\n"
+        "megatron_lm_config: {megatron_lm_tp_degree: 4, megatron_lm_pp_degree: 2}\n"
+    )
+    plan = import_accelerate(path).plan()
+    assert (plan.tp, plan.pp, plan.precision) == (4, 2, "fp16")
+    path.write_text(
+        "distributed_type: FSDP\nparallelism_config:\n  parallelism_config_dp_shard_size: 4\n"
+        "  parallelism_config_dp_replicate_size: 2\n  parallelism_config_tp_size: 2\n"
+    )
+    plan = import_accelerate(path).plan()
+    assert (plan.dp, plan.tp, plan.sharding, plan.sharding_group) == (8, 2, "hsdp", 4)
+
+
+def test_accelerate_faults(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("distributed_type: FSDPP\n")
+    with pytest.raises(ConfigError, match=r"a.yaml:1:19: distributed_type: 'FSDPP' is not known(.|\n)*'FSDP'"):
+        import_accelerate(path)
+
+
+# ---- nothing but our errors --------------------
+
+VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    key=st.sampled_from(["train_batch_size", "bf16", "zero_optimization", "data_types", "tensor_parallel"]),
+    value=VALUES | st.dictionaries(st.sampled_from(["stage", "enabled", "autotp_size"]), VALUES, max_size=2),
+)
+def test_damaged_deepspeed_is_an_error_of_ours(ds, key, value):
+    try:
+        ds({"train_micro_batch_size_per_gpu": 2} | {key: value}, world_size=4).plan()
+    except ConfigError:
+        return
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.text(alphabet="-=$(){}'\"\\ \nabN12#", max_size=60))
+def test_damaged_scripts_are_errors_of_ours(text):
+    base = "X=1\npretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --bf16 "
+    try:
+        parse_megatron(base + text)
+    except ConfigError:
+        return
+
+
+def test_deepspeed_options_become_settings(ds):
+    zero = {
+        "stage": 3, "overlap_comm": True, "stage3_prefetch_bucket_size": 1e7, "stage3_param_persistence_threshold": 1e4,
+        "stage3_max_live_parameters": 5e8, "stage3_max_reuse_distance": "auto", "zero_hpz_partition_size": 8,
+        "zero_quantized_weights": True, "zero_quantized_gradients": True, "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "offload_param": {"device": "cpu"},
+    }  # fmt: skip
+    imported = ds({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero})
+    plan = imported.plan()
+    assert (plan.prefetch_elements, plan.persistence_elements, plan.max_live_elements) == (10**7, 10**4, 5 * 10**8)
+    assert (plan.max_reuse_elements, plan.secondary_group) == (-1, 8)
+    assert plan.quantized_weights and plan.quantized_gradients
+    assert (plan.offload_optimizer, plan.offload_parameters, plan.sharding) == ("cpu", "cpu", "zero3")
+    assert not imported.report.unknown
+
+
+def test_deepspeed_without_whole_buckets_reduces_to_owners(ds):
+    zero = {"stage": 2, "use_multi_rank_bucket_allreduce": False}
+    assert ds({"train_batch_size": 8, "zero_optimization": zero}).plan().gradient_collective == "reduce"
+    assert (
+        ds({"train_batch_size": 8, "zero_optimization": zero | {"reduce_scatter": False}}).plan().gradient_collective
+        == "auto"
+    )
+
+
+def test_deepspeed_ulysses_and_communication_dtype(ds):
+    plan = ds(
+        {
+            "train_batch_size": 8,
+            "sequence_parallel_size": 4,
+            "communication_data_type": "fp32",
+            "bf16": {"enabled": True},
+        }
+    ).plan()
+    assert (plan.cp, plan.cp_comm_type, plan.gradient_bytes) == (4, "a2a", 4)
+
+
+MOE = LLAMA.replace("--context-parallel-size 2", "--num-experts 8 --expert-model-parallel-size 8 --context-parallel-size 4 "
+                    "--cp-comm-type a2a --use-tp-pp-dp-mapping --moe-token-dispatcher-type flex --moe-enable-deepep "
+                    "--moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity --optimizer-cpu-offload")  # fmt: skip
+
+
+def test_megatron_exchanges_become_settings():
+    imported = parse_megatron(MOE)
+    plan = imported.plan()
+    assert (plan.cp_comm_type, plan.rank_order, plan.moe_dispatcher) == ("a2a", "tp-cp-ep-pp-dp", "deepep")
+    assert (plan.moe_capacity_factor, plan.moe_pad_to_capacity, plan.offload_optimizer) == (1.25, True, "cpu")
+    assert not imported.report.unknown
+
+
+@pytest.mark.parametrize(
+    ("frequency", "dense"),
+    [
+        ("1", ()),
+        ("2", tuple(range(1, 32, 2))),
+        ("'([0]*3+[1]*29)'", (0, 1, 2)),
+        ("'([1]+[0]*3)*8'", tuple(i for i in range(32) if i % 4)),
+    ],
+)
+def test_megatron_places_dense_layers_anywhere(frequency, dense):
+    spec = parse_megatron(f"{MOE} --moe-layer-freq {frequency}").spec
+    assert spec.dense_blocks == dense
+    assert [spec.has_experts(i) for i in range(32)] == [i not in dense for i in range(32)]
+
+
+def test_megatron_messages_that_do_not_overlap():
+    assert parse_megatron(LLAMA + " --no-overlap-p2p-communication").plan().overlap_p2p is False
+
+
+def test_a_wrong_pattern_of_experts_is_refused():
+    with pytest.raises(ConfigError, match="no pattern for 32 layers"):
+        parse_megatron(f"{MOE} --moe-layer-freq '([0]*3+[1]*2)'")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 4",
+            ("full", "block", 4, "auto"),
+        ),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+            ("full", "uniform", 2, "auto"),
+        ),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+            ("full", "uniform", 0, "auto"),
+        ),
+        ("--recompute-granularity selective --recompute-num-layers 1", ("selective", "uniform", 0, "auto")),
+        ("--enable-cuda-graph", ("none", "uniform", 0, "graphs")),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn", ("none", "uniform", 0, "graphs")),
+    ],
+)
+def test_partial_recomputation_and_graphs_of_megatron(flags, expected):
+    imported = parse_megatron(f"--num-layers 8 --hidden-size 64 --num-attention-heads 4 --bf16 {flags}")
+    plan = ParallelPlan(**imported.settings)
+    assert (plan.recompute, plan.recompute_method, plan.recompute_layers, plan.host) == expected
+    assert imported.report.unknown == ()
+
+
+def test_megatron_optimizer_instances_shard_in_groups():
+    text = LLAMA + " --num-distributed-optimizer-instances 2"
+    assert parse_megatron(text).plan().sharding_group == 8
+    with pytest.raises(ConfigError, match="3 instances of 16 ranks"):
+        parse_megatron(LLAMA + " --num-distributed-optimizer-instances 3")
+
+
+def test_a_command_in_a_script_is_not_run():
+    with pytest.raises(ConfigError, match="num-layers") as error:
+        parse_megatron("--num-layers $(cat layers) --hidden-size 64 --num-attention-heads 4")
+    assert "not run" in error.value.hint
+
+
+def test_unknown_keys_of_accelerate_are_unknown(tmp_path):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD, fsdp_versoin: 2}\n")
+    report = import_accelerate(path).report
+    assert [key.split(" ")[0] for key in report.unknown] == ["fsdp_config.fsdp_versoin"]
+
+
+def test_megatron_combined_1f1b():
+    text = MOE.replace("--use-tp-pp-dp-mapping", "--overlap-moe-expert-parallel-comm --pipeline-model-parallel-size 2")
+    with pytest.raises(ConfigError, match="needs virtual stages"):
+        parse_megatron(text)
+    assert parse_megatron(text + " --num-layers-per-virtual-pipeline-stage 4").settings["schedule"] == "1f1b-combined"

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from simulator.errors import ConfigError
+from simulator.interop.settings import SETTINGS_IMPORTERS, import_settings
+
+FILES = {
+    "hf-config": '{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2}',
+    "megatron": "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 2 --bf16",
+    "deepspeed": '{"train_batch_size": 8}',
+    "torchtitan": "[training]\nseq_len = 2048\n[parallelism]\n",
+    "accelerate": "distributed_type: FSDP\n",
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS_IMPORTERS)
+def test_every_format_is_seen_from_its_content(tmp_path, kind):
+    path = tmp_path / "file"
+    path.write_text(FILES[kind])
+    assert import_settings(path).kind == kind
+    assert import_settings(path, kind).kind == kind
+
+
+def test_what_is_not_recognised(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("hello: world\n")
+    with pytest.raises(ConfigError, match="no training configuration"):
+        import_settings(path)
+    with pytest.raises(ConfigError, match="'deepspeed'"):
+        import_settings(path, "deepspead")
