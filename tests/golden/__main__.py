@@ -6,7 +6,7 @@ A refactoring is safe when nothing changed that was not meant to:
     python -m tests.golden record after.jsonl
     python -m tests.golden compare before.jsonl after.jsonl
 
-``--quick`` records every eighth case. One line of a recording is one command: its arguments, its exit status, and the JSON
+``--quick`` records every sixteenth case. One line of a recording is one command: its arguments, its exit status, and the JSON
 document that it printed.
 """
 
@@ -144,7 +144,7 @@ def main() -> int:
     recording = commands.add_parser("record")
     recording.add_argument("path", type=Path)
     recording.add_argument("--shared", type=Path, default=cases.ROOT.parent / "shared")
-    recording.add_argument("--quick", action="store_true", help="every eighth case")
+    recording.add_argument("--quick", action="store_true", help="every sixteenth case")
     recording.add_argument("--only", default="", help="cases whose command line holds this text")
     comparing = commands.add_parser("compare")
     comparing.add_argument("first", type=Path)
@@ -155,7 +155,7 @@ def main() -> int:
     comparing.add_argument("--most", type=int, default=8, help="lines per case")
     given = parser.parse_args()
     if given.command == "record":
-        record(given.path, given.shared.resolve(), 8 if given.quick else 1, given.only)
+        record(given.path, given.shared.resolve(), 16 if given.quick else 1, given.only)
         return 0
     return compare(given.first, given.second, given.tolerance, given.most)
 
