@@ -23,7 +23,7 @@ NEEDS_TORCH = ("simulator.models.torch_module",)
 HEAVY = ("torch", "scipy", "pandas", "plotly", "networkx", "numpy", "simpy", "pydantic", "dask", "perfetto")
 
 MAX_FUNCTION_LINES = 60
-MAX_MODULE_LINES = 400
+MAX_MODULE_LINES = 700
 
 #: path, or path:function -> why it may be longer
 LONGER: dict[str, str] = {
