@@ -9,43 +9,23 @@ from typing import Any
 
 #: kind of table -> columns, as the measurement tables have them
 COLUMNS: dict[str, tuple[str, ...]] = {
-    "training": (
-        *(
-            "row_id",
-            "source",
-            "grade",
-            "topology",
-            "architecture",
-            "model",
-            "layers",
-            "hidden",
-            "heads",
-            "kv_heads",
+    kind: tuple(" ".join(lines).split())
+    for kind, lines in {
+        "training": (
+            "row_id source grade topology architecture model layers hidden heads kv_heads ffn vocab seq_len gpus",
+            "precision framework dp tp pp virtual_pp schedule cp ep sharding sequence_parallel micro_batch",
+            "global_batch recompute flash_attention metric value rel_uncertainty split notes kernels",
+            "vocabulary_parallel float8_recipe",
         ),
-        *(
-            "ffn",
-            "vocab",
-            "seq_len",
-            "gpus",
-            "precision",
-            "framework",
-            "dp",
-            "tp",
-            "pp",
-            "virtual_pp",
-            "schedule",
+        "collectives": (
+            "row_id source topology transport algorithm collective gpus nodes gpus_per_node size_bytes in_place",
+            "time_us split notes rel_uncertainty",
         ),
-        *("cp", "ep", "sharding", "sequence_parallel", "micro_batch", "global_batch", "recompute"),
-        *("flash_attention", "metric", "value", "rel_uncertainty", "split", "notes"),
-    ),
-    "collectives": (
-        *("row_id", "source", "topology", "transport", "algorithm", "collective", "gpus", "nodes"),
-        *("gpus_per_node", "size_bytes", "in_place", "time_us", "split", "notes"),
-    ),
-    "kernels": (
-        *("row_id", "source", "device", "op", "pass", "m", "n", "k", "batch", "heads", "kv_heads", "seq_len"),
-        *("head_dim", "causal", "dtype", "time_us", "split", "notes"),
-    ),
+        "kernels": (
+            "row_id source device op pass m n k batch heads kv_heads seq_len head_dim causal dtype time_us split",
+            "notes",
+        ),
+    }.items()
 }
 _PREFIX = {"training": "TR", "collectives": "CC", "kernels": "KN"}
 
