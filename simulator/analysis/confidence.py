@@ -253,7 +253,7 @@ def fit_widening(rows: Sequence[Residual]) -> ResidualTable:
 @lru_cache(maxsize=1)
 def shipped_table() -> ResidualTable:
     """Return the shipped residuals; empty where the file is missing."""
-    path = files("simulator.report").joinpath("residuals.json")
+    path = files("simulator.analysis").joinpath("residuals.json")
     if not path.is_file():
         return ResidualTable(rows=())
     return ResidualTable.from_json(json.loads(path.read_text(encoding="utf-8")))

@@ -113,8 +113,8 @@ def training(
     """
     from dataclasses import asdict
 
+    from validation.tables.predicting import validate
     from validation.tables.shares import fit_shares
-    from validation.tables.validate import validate
 
     conditions = ["metric=iteration_time_s", *(where or ())]
     found = validate([file], where=conditions, split=split, n_processes=processes, quiet=False)

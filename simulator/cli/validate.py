@@ -54,9 +54,9 @@ def validate(
         return
     if not files:
         raise typer.BadParameter("name measurement files, or measure this machine with --here", param_hint="FILES")
-    from validation.tables.render import document, print_tables
-    from validation.tables.validate import check_threshold
-    from validation.tables.validate import validate as run
+    from validation.tables.error_tables import document, print_tables
+    from validation.tables.predicting import check_threshold
+    from validation.tables.predicting import validate as run
 
     columns = [column.strip() for column in by.split(",") if column.strip()]
     found = run(files, where=where or (), split=split, by=columns, n_processes=processes, quiet=False)
@@ -65,7 +65,7 @@ def validate(
     else:
         print_tables(found.outcomes, found.by, n_rows=worst)
     if report:
-        from validation.tables.page import write_page
+        from validation.tables.error_tables import write_page
 
         write_page(report, found)
         print(f"wrote {report}", file=sys.stderr)
@@ -126,7 +126,7 @@ def _here_gpus(threshold: float | None, report: str | None, json_output: bool, n
         else:
             print_gpus(one)
         if report:
-            from validation.tables.page import write_page
+            from validation.tables.error_tables import write_page
 
             write_page(report, one.found)
             print(f"wrote {report}", file=sys.stderr)

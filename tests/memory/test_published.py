@@ -12,7 +12,7 @@ from simulator.scenario import Scenario
 from simulator.simulation import simulate
 from validation.tables.cases import case_of
 from validation.tables.reader import read_table
-from validation.tables.training import answer
+from validation.tables.training_rows import answer
 
 SEEDS = Path(__file__).parents[3] / "shared" / "measurements" / "seeds.csv"
 GIB = 2**30

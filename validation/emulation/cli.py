@@ -6,15 +6,15 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
 from simulator.errors import ConfigError
-from validation.emulation.accuracy import check_targets, groups_of, print_groups
 from validation.emulation.job import JOBS, STEPS, Job, parse_bytes
+from validation.emulation.judged import check_targets, groups_of, print_groups
 from validation.emulation.measure import COLUMN_HELP, COLUMNS, Limits, expected_traffic_bytes, measure_on
 from validation.emulation.measure import check as check_case
 from validation.emulation.namespaces import UnavailableError
@@ -212,7 +212,7 @@ def _report(outcome: Outcome, check: bool, as_json: bool) -> None:
     if as_json:
         document = {
             "rows": outcome.rows,
-            "groups": [asdict(g) for g in groups],
+            "groups": [group.to_dict() for group in groups],
             "skipped": outcome.skipped or None,
         }
         print(json.dumps(document))

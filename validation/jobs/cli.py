@@ -16,8 +16,9 @@ from validation.emulation.job import parse_bytes
 from validation.emulation.output import print_rows, write_rows
 from validation.emulation.ranks import ending_cleanly
 from validation.jobs.launch import JobError, Launch, find_launch, process_group, require_torch, start_here
-from validation.jobs.rows import COLUMNS, Row
+from validation.jobs.rows import Row
 from validation.jobs.settings import COLLECTIVES, JOBS, TRAINING, Settings, check_ranks
+from validation.tables.kinds import KINDS
 
 _SHOWN = {
     "training": ("model", "gpus", "dp", "tp", "pp", "sharding", "micro_batch", "metric", "value", "notes"),
@@ -170,7 +171,7 @@ def _execute(settings: Settings, launch: Launch | None, n_here: int, port: int) 
 def _report(settings: Settings, rows: Sequence[Row], path: Path | None, as_json: bool) -> None:
     kind = kind_of(settings.job)
     if path is not None:
-        write_rows(path, COLUMNS[kind], rows)
+        write_rows(path, KINDS[kind].columns, rows)
     if settings.profile is not None:
         print(f"traces are in {settings.profile}", file=sys.stderr)
     if as_json:

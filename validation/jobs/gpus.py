@@ -16,10 +16,11 @@ from simulator.errors import CalibrationError, ThresholdError
 from simulator.interop.cluster import ImportedCluster
 from validation.emulation.output import write_rows
 from validation.jobs.launch import start_here
-from validation.jobs.rows import COLUMNS, Row
+from validation.jobs.rows import Row
 from validation.jobs.settings import Settings
+from validation.tables.kinds import KINDS
 from validation.tables.outcome import Outcome
-from validation.tables.validate import Validation, validate
+from validation.tables.predicting import Validation, validate
 
 #: models whose kernels calibrate, and the one that is judged
 CALIBRATED, JUDGED = ("gpt2", "gpt2-large"), "gpt2-medium"
@@ -121,7 +122,7 @@ def _job(job: str, topology: Path | str, model: str = JUDGED) -> Settings:
 
 def _write(folder: Path, kind: str, rows: Sequence[Row], name: str) -> Path:
     path = folder / f"{name}.csv"
-    write_rows(path, COLUMNS[kind], rows)
+    write_rows(path, KINDS[kind].columns, rows)
     return path
 
 
@@ -178,14 +179,14 @@ def check_gpus(one: GpuComparison, threshold: float) -> None:
 
 def document(one: GpuComparison) -> dict[str, Any]:
     """Return the JSON document: that of ``simulate validate`` with ``causes`` and ``notes``."""
-    from validation.tables.render import document as rows_document
+    from validation.tables.error_tables import document as rows_document
 
     return {**rows_document(one.found.outcomes, one.found.by), "causes": one.causes(), "notes": list(one.notes)}
 
 
 def print_gpus(one: GpuComparison) -> None:
     """Print errors per group and row, and the phases that the difference comes from."""
-    from validation.tables.render import print_tables
+    from validation.tables.error_tables import print_tables
 
     for note in one.notes:
         print(f"assumed: {note}")

@@ -7,26 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-#: kind of table -> columns, as the measurement tables have them
-COLUMNS: dict[str, tuple[str, ...]] = {
-    kind: tuple(" ".join(lines).split())
-    for kind, lines in {
-        "training": (
-            "row_id source grade topology architecture model layers hidden heads kv_heads ffn vocab seq_len gpus",
-            "precision framework dp tp pp virtual_pp schedule cp ep sharding sequence_parallel micro_batch",
-            "global_batch recompute flash_attention metric value rel_uncertainty split notes kernels",
-            "vocabulary_parallel float8_recipe",
-        ),
-        "collectives": (
-            "row_id source topology transport algorithm collective gpus nodes gpus_per_node size_bytes in_place",
-            "time_us split notes rel_uncertainty",
-        ),
-        "kernels": (
-            "row_id source device op pass m n k batch heads kv_heads seq_len head_dim causal dtype time_us split",
-            "notes",
-        ),
-    }.items()
-}
+from validation.tables.kinds import KINDS
+
 _PREFIX = {"training": "TR", "collectives": "CC", "kernels": "KN"}
 
 Row = dict[str, Any]
@@ -40,7 +22,7 @@ def make_row(kind: str, values: Mapping[str, Any]) -> Row:
     KeyError
         If a value has no column.
     """
-    columns = COLUMNS[kind]
+    columns = KINDS[kind].columns
     unknown = set(values) - set(columns)
     if unknown:
         raise KeyError(f"{kind} rows have no column {', '.join(sorted(unknown))}")

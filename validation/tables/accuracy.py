@@ -17,19 +17,20 @@ from simulator.analysis.confidence import ResidualTable, fit_widening
 from simulator.calibration.collective_fit import left_out
 from simulator.calibration.collectives import read_measured
 from simulator.errors import ConfigError, SimulatorError, ThresholdError
-from validation.emulation.accuracy import groups_of, read_rows
+from validation.emulation.judged import groups_of, read_rows
 from validation.emulation.predict import with_prediction
 from validation.tables.accuracy_page import Extras, render
+from validation.tables.many_jobs import processes_here
 from validation.tables.outcome import Outcome
+from validation.tables.predicting import predict_rows, validate
 from validation.tables.reader import MEASUREMENTS, Row, read_table, select
 from validation.tables.residuals import residuals_of
 from validation.tables.statistics import describe
-from validation.tables.validate import predict_rows, processes_here, validate
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = MEASUREMENTS / "budgets.json"
 PAGE = ROOT / "docs" / "accuracy.md"
-RESIDUALS = ROOT / "simulator" / "report" / "residuals.json"
+RESIDUALS = ROOT / "simulator" / "analysis" / "residuals.json"
 EMULATED = ROOT / "validation" / "emulation" / "measurements"
 FILES = ("training.csv", "collectives.csv", "kernels.csv", "seeds.csv")
 #: room above today's error in a freshly written budget: relative, and absolute

@@ -2,48 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator import __version__
 from simulator.analysis.confidence import LEVEL, ResidualTable, coverage
 from simulator.calibration.collectives import Errors
-from validation.emulation.accuracy import TARGETS
-from validation.emulation.accuracy import Group as Kind
+from simulator.report.agreement import PageTable
+from validation.emulation.judged import targets_table
+from validation.tables.error_tables import group_table, markdown, percent, plans_table, reasons_table, rows_table
 from validation.tables.outcome import Outcome
-from validation.tables.render import describe_row, percent
+from validation.tables.predicting import Validation
 from validation.tables.residuals import residuals_of
 from validation.tables.shares import fit_shares
-from validation.tables.statistics import Group, group_outcomes, rank_plans
-from validation.tables.validate import Validation
+from validation.tables.statistics import Group, group_outcomes
 
 _WORST = 25
 _BY_MACHINE = ("topology", "transport", "collective", "nodes", "size_class")
-_FIGURES = ("n", "mean", "median", "p90", "max", "bias")
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return [*lines, ""]
-
-
-def _figures(group: Group) -> list[str]:
-    values = (group.mean_absolute, group.median_absolute, group.p90_absolute, group.max_absolute)
-    return [str(group.n), *(percent(value) for value in values), percent(group.bias, sign=True)]
-
-
-def _group_rows(outcomes: Sequence[Outcome], by: Sequence[str]) -> list[list[str]]:
-    return [
-        [*(value or "-" for value in group.key.values()), *_figures(group), str(group.n_unpredicted or "")]
-        for group in group_outcomes(outcomes, by)
-    ]
+def _shown(table: PageTable) -> list[str]:
+    return markdown(table.columns, table.rows)
 
 
 def _by_group(title: str, outcomes: Sequence[Outcome], by: Sequence[str]) -> list[str]:
     if not outcomes:
         return []
-    return [f"### {title}", "", *_table([*by, *_FIGURES, "not predicted"], _group_rows(outcomes, by))]
+    return [f"### {title}", "", *_shown(group_table(title, group_outcomes(outcomes, by)))]
 
 
 def _select(found: Validation, kind: str, keep: Callable[[Outcome], bool]) -> list[Outcome]:
@@ -69,36 +54,22 @@ def _training(found: Validation) -> list[str]:
 
 
 def _verdicts(split: str, outcomes: Sequence[Outcome]) -> list[str]:
-    names = ("accuracy", "false_fits", "false_oom")
-    rows = [
-        [*group.key.values(), str(group.n), *(percent(group.verdicts[name]) for name in names)]
-        for group in group_outcomes(outcomes, ("source", "topology"))
-        if group.verdicts
-    ]
-    if not rows:
+    groups = [group for group in group_outcomes(outcomes, ("source", "topology")) if group.verdicts]
+    if not groups:
         return []
+    names = ("accuracy", "false_fits", "false_oom")
+    rows = [[*g.key.values(), str(g.n), *(percent(g.verdicts[name]) for name in names)] for g in groups]
     columns = ("source", "topology", "n", "right", "said to fit, ran out", "said to run out, fitted")
-    return [f"### Out-of-memory verdicts, `{split}` rows", "", *_table(columns, rows)]
+    return [f"### Out-of-memory verdicts, `{split}` rows", "", *markdown(columns, rows)]
 
 
 def _plans(outcomes: Sequence[Outcome]) -> list[str]:
-    rows = [
-        [
-            *(job[name] for name in ("source", "model", "seq_len", "gpus")),
-            str(job["n"]),
-            f"{job['rank_correlation']:.3f}",
-            "yes" if job["best_found"] else "no",
-            percent(job["regret"]),
-        ]
-        for job in rank_plans(outcomes)
-    ]
-    columns = ("source", "model", "sequence", "GPUs", "plans", "rank correlation", "best found", "regret")
     text = (
         "Plans of the same job (model, machine, GPUs, batch) in the order of their predicted times against "
         "the order of the measured ones (Spearman); regret is how much slower the plan predicted fastest "
         "ran than the fastest. All splits."
     )
-    return ["## Order of competing plans", "", text, "", *_table(columns, rows)]
+    return ["## Order of competing plans", "", text, "", *_shown(plans_table(outcomes))]
 
 
 def _intervals(found: Validation, table: ResidualTable) -> list[str]:
@@ -123,33 +94,17 @@ def _intervals(found: Validation, table: ResidualTable) -> list[str]:
         "row's own source is left out of the table, as for a source never seen."
     )
     columns = ("source", "n", "inside, own source left out", "inside")
-    return ["## Intervals", "", text, "", *_table(columns, rows)]
+    return ["## Intervals", "", text, "", *markdown(columns, rows)]
 
 
 def _worst(outcomes: Sequence[Outcome]) -> list[str]:
-    judged = [o for o in outcomes if o.relative_error is not None and o.row.metric != "fits"]
-    worst = sorted(judged, key=lambda o: -abs(o.relative_error or 0.0))[:_WORST]
-    rows = [
-        [
-            *(o.row.row_id, o.row.key("source"), describe_row(o), o.row.metric),
-            *(f"{o.predicted:.4g}", f"{o.row.measured:.4g}", percent(o.relative_error, sign=True)),
-            "; ".join(o.assumed),
-        ]
-        for o in worst
-    ]
-    columns = ("row", "source", "what", "metric", "predicted", "measured", "error", "assumed")
-    return ["### Largest residuals of training rows", "", *_table(columns, rows)]
+    judged = [o for o in outcomes if o.row.metric != "fits"]
+    return ["### Largest residuals of training rows", "", *_shown(rows_table(judged, _WORST))]
 
 
 def _unpredicted(outcomes: Sequence[Outcome]) -> list[str]:
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for outcome in outcomes:
-        if outcome.predicted is None:
-            reasons.setdefault((outcome.row.kind, outcome.reason), []).append(outcome.row.row_id)
-    rows = [[kind, reason, str(len(ids)), ", ".join(ids[:4])] for (kind, reason), ids in sorted(reasons.items())]
-    if not rows:
-        return []
-    return ["## Rows without a prediction", "", *_table(("kind", "why", "n", "such as"), rows)]
+    table = reasons_table(outcomes, len(outcomes))
+    return ["## Rows without a prediction", "", *_shown(table)] if table.rows else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +124,8 @@ class Extras:
 
     published: Sequence[dict[str, str]]
     clusters: Mapping[str, Errors]
-    emulated: Sequence[Kind]
-    emulated_before: Sequence[Kind]
+    emulated: Sequence[Group]
+    emulated_before: Sequence[Group]
 
 
 def _left_out_sources(found: Validation) -> list[str]:
@@ -192,8 +147,8 @@ def _left_out_sources(found: Validation) -> list[str]:
     columns = ("source", "n", "mean", "mean, refitted to all others", "bias", "bias, refitted to all others")
     return [
         *("### One source left out", "", text, ""),
-        *_table(("part of the iteration", "share", "factor", "one standard deviation"), factors),
-        *_table(columns, sources),
+        *markdown(("part of the iteration", "share", "factor", "one standard deviation"), factors),
+        *markdown(columns, sources),
     ]
 
 
@@ -206,7 +161,7 @@ def _left_out_clusters(clusters: Mapping[str, Errors]) -> list[str]:
         [name, str(found.n), percent(found.median), percent(found.p90), percent(found.bias, sign=True)]
         for name, found in clusters.items()
     ]
-    return ["### One cluster left out", "", text, "", *_table(("cluster", "n", "median", "p90", "bias"), rows)]
+    return ["### One cluster left out", "", text, "", *markdown(("cluster", "n", "median", "p90", "bias"), rows)]
 
 
 def _emulated(extras: Extras) -> list[str]:
@@ -216,18 +171,12 @@ def _emulated(extras: Extras) -> list[str]:
         "now. Kinds without a target are reported, not judged: FSDP2 does not overlap on CPU, gathers between two hosts "
         "wait behind data, and one process group that does everything queues as its threads happen to."
     )
-    columns = ("kind", "n", "mean", "median", "p90", "max", "bias", "target")
     lines = ["## Emulated clusters", "", text, ""]
     for title, groups in (
         ("Suites of `python -m validation emulate`", extras.emulated),
         ("All other rows", extras.emulated_before),
     ):
-        rows = [
-            [g.name, str(g.n), *(percent(v) for v in (g.mean, g.median, g.p90, g.worst)), percent(g.bias, sign=True),
-             percent(TARGETS[g.name]) if g.name in TARGETS else ""]
-            for g in groups
-        ]  # fmt: skip
-        lines += [f"### {title}", "", *_table(columns, rows)]
+        lines += [f"### {title}", "", *_shown(targets_table(title, groups))]
     return lines
 
 
@@ -246,7 +195,7 @@ def _others(published: Sequence[dict[str, str]]) -> list[str]:
         "answer an easier question than a prediction from names alone."
     )
     columns = ("tool", "year", "what", "mean error", "max", "setting", "source")
-    return ["## Beside other tools", "", text, "", *_table(columns, rows)]
+    return ["## Beside other tools", "", text, "", *markdown(columns, rows)]
 
 
 def render(found: Validation, table: ResidualTable, budgets: dict[str, float], extras: Extras) -> str:
@@ -298,6 +247,6 @@ def render(found: Validation, table: ResidualTable, budgets: dict[str, float], e
         "`python -m validation.tables.accuracy --check` runs in CI and fails when a group's mean error exceeds its budget.",
         "It predicts a fixed sample of each group's rows, so a budget may differ from the tables above.",
         "",
-        *_table(("group", "budget"), ([key, percent(budget)] for key, budget in budgets.items())),
+        *markdown(("group", "budget"), ([key, percent(budget)] for key, budget in budgets.items())),
     ]
     return "\n".join(lines)

@@ -14,10 +14,9 @@ from typing import Any
 from simulator.errors import ConfigError
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan, Recompute
-from validation.tables.frameworks import framework_of
+from validation.tables.frameworks import cuda_of, framework_of
 from validation.tables.models import spec_of
 from validation.tables.reader import Row
-from validation.tables.releases import cuda_of
 
 _PRECISIONS = {"amp_fp8": "fp8", "fp8+bf16": "fp8", "bfloat16": "bf16", "float16": "fp16", "amp": "amp_fp16"}
 _SHARDINGS = {

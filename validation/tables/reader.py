@@ -11,33 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simulator.errors import ConfigError
+from validation.tables.kinds import INTEGERS, KINDS, NUMBERS
 
 _MAX_FAULTS = 20
 #: tables that the project ships
 MEASUREMENTS = Path(__file__).resolve().parents[1] / "measurements"
-
-#: kind -> columns without which a file is not of that kind; the first kind whose marks are there wins
-MARKS: dict[str, tuple[str, ...]] = {
-    "collectives": ("collective", "size_bytes", "time_us"),
-    "kernels": ("op", "device", "time_us"),
-    "training": ("metric", "value", "topology", "gpus"),
-}
-
-_SIZES = (
-    "layers hidden heads kv_heads ffn vocab seq_len gpus dp tp pp virtual_pp cp ep micro_batch global_batch "
-    "nodes gpus_per_node size_bytes m n k batch head_dim experts top_k"
-)
-INTEGERS = frozenset(_SIZES.split(" "))
-NUMBERS = frozenset(("value", "time_us", "rel_uncertainty"))
-#: training columns that tell measurements of one run apart, not runs
-OUTCOME_COLUMNS = frozenset(("row_id", "source", "grade", "metric", "value", "rel_uncertainty", "split"))
-
-#: kind -> the columns that errors are grouped by unless the user says otherwise
-DEFAULT_GROUPS: dict[str, tuple[str, ...]] = {
-    "training": ("source", "topology", "metric"),
-    "collectives": ("source", "topology", "collective", "nodes", "size_class", "metric"),
-    "kernels": ("source", "device", "op", "pass", "metric"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +25,7 @@ class Row:
     Parameters
     ----------
     kind : str
-        A key of :data:`MARKS`.
+        A key of :data:`validation.tables.kinds.KINDS`.
     file : str
         Where it was read from, as the user wrote it.
     line : int
@@ -68,13 +46,13 @@ class Row:
 
     @property
     def metric(self) -> str:
-        """What was measured: the ``metric`` column, ``time_us`` for kernels and collectives."""
-        return self.cells.get("metric") or "time_us"
+        """What was measured: the ``metric`` column, or the name of the measured one."""
+        return self.cells.get("metric") or KINDS[self.kind].measured
 
     @property
     def measured(self) -> float:
         """The measured value, in the unit of :attr:`metric`."""
-        return self.number("value" if self.kind == "training" else "time_us")
+        return self.number(KINDS[self.kind].measured)
 
     def text(self, column: str, default: str = "") -> str:
         """Return a cell, or ``default`` where it is blank or the column is missing."""
@@ -144,16 +122,16 @@ def detect_kind(columns: Iterable[str], file: str) -> str:
         If it is none of them; the message lists what each kind needs.
     """
     present = set(columns)
-    for kind, marks in MARKS.items():
-        if present.issuperset(marks):
-            return kind
-    nearest = max(MARKS, key=lambda kind: len(present.intersection(MARKS[kind])))
-    missing = [mark for mark in MARKS[nearest] if mark not in present]
-    near = {m: difflib.get_close_matches(m, present - set(MARKS[nearest]), 1) for m in missing}
+    for kind in KINDS.values():
+        if present.issuperset(kind.marks):
+            return kind.name
+    nearest = max(KINDS.values(), key=lambda kind: len(present.intersection(kind.marks)))
+    missing = [mark for mark in nearest.marks if mark not in present]
+    near = {m: difflib.get_close_matches(m, present - set(nearest.marks), 1) for m in missing}
     typos = "; ".join(f"'{found[0]}' looks like '{name}'" for name, found in near.items() if found)
-    needs = "; ".join(f"{kind}: {', '.join(marks)}" for kind, marks in MARKS.items())
+    needs = "; ".join(f"{kind.name}: {', '.join(kind.marks)}" for kind in KINDS.values())
     raise ConfigError(
-        f"{file}:1: no measurement table; for the nearest kind, {nearest}, {', '.join(missing)} is missing",
+        f"{file}:1: no measurement table; for the nearest kind, {nearest.name}, {', '.join(missing)} is missing",
         hint=(typos + ". " if typos else "") + f"columns needed: {needs}",
     )
 
@@ -173,7 +151,7 @@ def _faults_of(cells: Mapping[str, str], kind: str, place: str) -> list[str]:
             faults.append(f"{place}:{column}: {text!r} is not a finite number of at least 0")
         elif column in INTEGERS and number != int(number):
             faults.append(f"{place}:{column}: {text!r} is not a whole number")
-    measured = "value" if kind == "training" else "time_us"
+    measured = KINDS[kind].measured
     if not cells.get(measured):
         faults.append(f"{place}:{measured}: blank, so there is nothing to compare with")
     return faults

@@ -5,30 +5,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from validation.tables.kinds import names_of
 from validation.tables.outcome import Outcome
 
-_JOB_COLUMNS = (
-    "source",
-    "topology",
-    "architecture",
-    "model",
-    "layers",
-    "hidden",
-    "heads",
-    "kv_heads",
-    "ffn",
-    "vocab",
-    "seq_len",
-    "gpus",
-    "precision",
-    "global_batch",
-    "metric",
+#: plans compete that agree in these columns
+_JOB_COLUMNS = names_of(
+    "source topology architecture model layers hidden heads kv_heads ffn vocab seq_len gpus precision "
+    "global_batch metric"
 )
 _MIN_PLANS = 4
 
@@ -56,32 +45,22 @@ class Group:
     """
 
     key: dict[str, str]
-    n: int
-    mean_absolute: float | None
-    median_absolute: float | None
-    p90_absolute: float | None
-    max_absolute: float | None
-    bias: float | None
+    n: int = 0
+    mean_absolute: float | None = None
+    median_absolute: float | None = None
+    p90_absolute: float | None = None
+    max_absolute: float | None = None
+    bias: float | None = None
     n_unpredicted: int = 0
     coverage: float | None = None
     verdicts: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the group of the JSON document: the grouping columns beside the figures."""
-        figures = {
-            name: getattr(self, name)
-            for name in (
-                "n",
-                "mean_absolute",
-                "median_absolute",
-                "p90_absolute",
-                "max_absolute",
-                "bias",
-                "n_unpredicted",
-            )
-        }
-        extra = {} if self.coverage is None else {"coverage": self.coverage}
-        return {**self.key, **figures, **extra, **self.verdicts}
+        figures = asdict(self)
+        for name in ("key", "verdicts", *(["coverage"] if self.coverage is None else [])):
+            del figures[name]
+        return {**self.key, **figures, **self.verdicts}
 
 
 def describe(errors: Sequence[float]) -> dict[str, float]:
@@ -126,6 +105,12 @@ def verdict_figures(predicted: Sequence[float], measured: Sequence[float]) -> di
     }
 
 
+def group_of(key: dict[str, str], errors: Sequence[float]) -> Group:
+    """Return a group of rows by their relative errors alone."""
+    found = describe(errors)
+    return Group(key=key, n=len(errors), verdicts={}, coverage=None, n_unpredicted=0, **found)
+
+
 def group_outcomes(outcomes: Sequence[Outcome], by: Sequence[str]) -> list[Group]:
     """Return one group per combination of the columns ``by``, worst mean first."""
     members: dict[tuple[str, ...], list[Outcome]] = {}
@@ -139,16 +124,7 @@ def _group(key: dict[str, str], outcomes: Sequence[Outcome]) -> Group:
     judged = [(o, error) for o in outcomes if (error := o.relative_error) is not None]
     n_unpredicted = len(outcomes) - len(judged)
     if not judged:
-        return Group(
-            key=key,
-            n=0,
-            mean_absolute=None,
-            median_absolute=None,
-            p90_absolute=None,
-            max_absolute=None,
-            bias=None,
-            n_unpredicted=n_unpredicted,
-        )
+        return Group(key=key, n_unpredicted=n_unpredicted)
     verdicts = {}
     if all(o.row.metric == "fits" for o, _ in judged):
         verdicts = verdict_figures([o.predicted or 0.0 for o, _ in judged], [o.row.measured for o, _ in judged])
@@ -254,15 +230,12 @@ def rank_plans(outcomes: Sequence[Outcome], min_plans: int = _MIN_PLANS) -> list
         measured = [plan.row.measured for plan in plans]
         chosen = measured[int(np.argmin(predicted))]
         job = dict(zip(_JOB_COLUMNS, key, strict=True))
-        ranked.append(
-            {
-                **{
-                    column: job[column] for column in ("source", "topology", "model", "seq_len", "gpus", "global_batch")
-                },
-                "n": len(plans),
-                "rank_correlation": rank_correlation(predicted, measured),
-                "best_found": chosen <= min(measured) * (1.0 + 1e-9),
-                "regret": chosen / min(measured) - 1.0,
-            }
-        )
+        found = {
+            "n": len(plans),
+            "rank_correlation": rank_correlation(predicted, measured),
+            "best_found": chosen <= min(measured) * (1.0 + 1e-9),
+            "regret": chosen / min(measured) - 1.0,
+        }
+        named = ("source", "topology", "model", "seq_len", "gpus", "global_batch")
+        ranked.append({**{column: job[column] for column in named}, **found})
     return sorted(ranked, key=lambda job: -int(job["n"]))

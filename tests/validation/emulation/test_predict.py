@@ -8,8 +8,8 @@ import pytest
 from simulator.errors import ConfigError, ThresholdError
 from simulator.program.check import check as check_program
 from simulator.program.op import Collective
-from validation.emulation.accuracy import TARGETS, check_targets, groups_of, read_rows
 from validation.emulation.job import MIB, Job, job_of_row
+from validation.emulation.judged import TARGETS, check_targets, groups_of, read_rows
 from validation.emulation.measure import (
     Limits,
     check,
@@ -76,10 +76,10 @@ def test_processors_limit_what_links_do_not():
 def test_shipped_rows_are_predicted_within_their_targets():
     rows = [with_prediction(row) for path in MEASURED for row in read_rows(path)]
     groups = groups_of(rows)
-    assert {group.name for group in groups} >= set(TARGETS)
+    assert {group.key["kind"] for group in groups} >= set(TARGETS)
     check_targets(groups)
     assert {row["reason"] for row in rows if "reason" in row} == {"reduce-scatter by hand-written ring is not emulated"}
-    assert "fsdp2" in {group.name for group in groups}.difference(TARGETS)
+    assert "fsdp2" in {group.key["kind"] for group in groups}.difference(TARGETS)
 
 
 def test_fsdp2_on_cpu_overlaps_nothing():

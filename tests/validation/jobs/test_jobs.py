@@ -12,8 +12,9 @@ import pytest
 from simulator.errors import ConfigError
 from validation.emulation.output import write_rows
 from validation.jobs.launch import JobError, check_port, find_launch, free_port
-from validation.jobs.rows import COLUMNS, make_row
+from validation.jobs.rows import make_row
 from validation.jobs.settings import JOBS, Settings, check_ranks
+from validation.tables.kinds import KINDS
 
 torch = pytest.importorskip("torch", reason="real jobs need PyTorch")
 
@@ -117,9 +118,9 @@ def test_rows_have_the_documented_columns():
     shared = ROOT.parent / "shared" / "measurements"
     if not shared.is_dir():
         shared = ROOT / "validation" / "measurements"
-    for kind, columns in COLUMNS.items():
-        with (shared / f"{kind}.csv").open(newline="") as file:
-            assert tuple(next(csv.reader(file))) == columns
+    for name, kind in KINDS.items():
+        with (shared / f"{name}.csv").open(newline="") as file:
+            assert tuple(next(csv.reader(file))) == kind.columns
 
 
 def test_rows_are_named_by_their_contents(tmp_path):
@@ -129,11 +130,11 @@ def test_rows_are_named_by_their_contents(tmp_path):
     assert first["split"] == "test"
     with pytest.raises(KeyError, match="no column"):
         make_row("kernels", {"color": "blue"})
-    write_rows(tmp_path / "rows.csv", COLUMNS["kernels"], [first, second])
+    write_rows(tmp_path / "rows.csv", KINDS["kernels"].columns, [first, second])
     with (tmp_path / "rows.csv").open(newline="") as file:
         assert [row["time_us"] for row in csv.DictReader(file)] == ["1.0", "2.0"]
     with pytest.raises(ConfigError, match="cannot be written"):
-        write_rows(tmp_path / "none" / "rows.csv", COLUMNS["kernels"], [])
+        write_rows(tmp_path / "none" / "rows.csv", KINDS["kernels"].columns, [])
 
 
 # -- the model -------------------------------------------------------------------------------------

@@ -19,13 +19,13 @@ from simulator.analysis.confidence import (
 from simulator.calibration.collectives import Errors
 from simulator.errors import ThresholdError
 from tests.validation.tables.rows import outcome, training_row
-from validation.emulation.accuracy import groups_of, read_rows
+from validation.emulation.judged import groups_of, read_rows
 from validation.emulation.predict import with_prediction
 from validation.tables import accuracy
 from validation.tables.accuracy_page import Extras, render
 from validation.tables.outcome import Outcome
+from validation.tables.predicting import validate
 from validation.tables.reader import MEASUREMENTS
-from validation.tables.validate import validate
 
 
 class TestIntervals:

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from simulator.errors import ConfigError, ThresholdError
 from tests.validation.tables.rows import outcome, training_row
+from validation.tables.error_tables import document, print_tables
 from validation.tables.outcome import Outcome
+from validation.tables.predicting import check_threshold, validate
 from validation.tables.reader import MEASUREMENTS
-from validation.tables.render import document, print_tables
 from validation.tables.statistics import (
     assumptions_of,
     describe,
@@ -19,7 +20,6 @@ from validation.tables.statistics import (
     rank_plans,
     verdict_figures,
 )
-from validation.tables.validate import check_threshold, validate
 
 
 class TestStatistics:

@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from tests.validation.tables.rows import write
-from validation.tables.collectives import is_eight_bit_float
-from validation.tables.parallel import run_all
+from validation.tables.collective_rows import is_eight_bit_float
+from validation.tables.error_tables import document
+from validation.tables.many_jobs import run_all
+from validation.tables.predicting import validate
 from validation.tables.reader import MEASUREMENTS
-from validation.tables.render import document
-from validation.tables.validate import validate
 
 
 class TestPredicting:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 from simulator.analysis.confidence import shipped_table
 from simulator.errors import ThresholdError
-from validation.tables import KINDS, predictor
+from validation.tables.kinds import KINDS
+from validation.tables.many_jobs import Progress, processes_here
 from validation.tables.outcome import Outcome
-from validation.tables.parallel import Progress
-from validation.tables.reader import DEFAULT_GROUPS, Row, check_columns, read_table, select
+from validation.tables.reader import Row, check_columns, read_table, select
 from validation.tables.residuals import with_intervals
 from validation.tables.statistics import group_outcomes
 
@@ -33,11 +33,6 @@ class Validation:
     by: dict[str, tuple[str, ...]]
 
 
-def processes_here() -> int:
-    """Return how many processes predict rows unless the user says otherwise."""
-    return min(os.cpu_count() or 1, 8)
-
-
 def predict_rows(rows: Sequence[Row], *, n_processes: int = 1, quiet: bool = True) -> list[Outcome]:
     """Predict rows of any kinds; the outcomes are in the order of the rows.
 
@@ -55,7 +50,7 @@ def predict_rows(rows: Sequence[Row], *, n_processes: int = 1, quiet: bool = Tru
         if not mine:
             continue
         with Progress(f"predicting {len(mine)} {kind} rows", quiet=quiet) as progress:
-            outcomes = predictor(kind)(mine, progress, n_processes)
+            outcomes = import_module(KINDS[kind].predictor).predict(mine, progress, n_processes)
         predicted.update((id(outcome.row), outcome) for outcome in outcomes)
     return [_judged(predicted[id(row)]) for row in rows]
 
@@ -105,7 +100,7 @@ def validate(
         rows += select(table, where, split)
     outcomes = predict_rows(rows, n_processes=n_processes or processes_here(), quiet=quiet)
     outcomes = with_intervals(outcomes, shipped_table())
-    kinds = {row.kind: tuple(by) or DEFAULT_GROUPS[row.kind] for row in rows}
+    kinds = {row.kind: tuple(by) or KINDS[row.kind].groups for row in rows}
     return Validation(outcomes=tuple(outcomes), by=kinds)
 
 

@@ -6,30 +6,19 @@ import csv
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from simulator.errors import ConfigError, SimulatorError, ThresholdError
+from simulator.report.agreement import PageTable
 from validation.emulation.job import job_of_row
 from validation.emulation.predict import shape_of_row, with_prediction
 from validation.emulation.shape import MAX_TOTAL_BITS_PER_S
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Errors of the rows of one kind of job."""
-
-    name: str
-    n: int
-    mean: float
-    median: float
-    p90: float
-    worst: float
-    bias: float
-
+from validation.tables.error_tables import group_table, print_table
+from validation.tables.statistics import Group, group_of
 
 #: kind of job -> largest mean error that a prediction may have
 TARGETS = {
@@ -92,27 +81,18 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def groups_of(rows: Sequence[Mapping[str, Any]]) -> list[Group]:
-    """Summarize the errors of predicted rows by :func:`kind_of`."""
+    """Summarize the errors of predicted rows by :func:`kind_of`, those with a target first."""
     errors: dict[str, list[float]] = {}
     for row in rows:
         if row.get("relative_error", "") != "":
             errors.setdefault(kind_of(row), []).append(float(row["relative_error"]))
-    groups = [_group(name, found) for name, found in errors.items()]
-    return sorted(groups, key=lambda group: (group.name not in TARGETS, group.mean))
+    groups = [group_of({"kind": name}, found) for name, found in errors.items()]
+    return sorted(groups, key=lambda group: (group.key["kind"] not in TARGETS, group.mean_absolute))
 
 
-def _group(name: str, errors: Sequence[float]) -> Group:
-    sizes = sorted(abs(error) for error in errors)
-    n = len(sizes)
-    return Group(
-        name=name,
-        n=n,
-        mean=sum(sizes) / n,
-        median=sizes[n // 2],
-        p90=sizes[min(n - 1, round(0.9 * (n - 1)))],
-        worst=sizes[-1],
-        bias=sum(errors) / n,
-    )
+def target_of(group: Group) -> float | None:
+    """Return the largest mean error that predictions of a kind of job may have; None where it is only reported."""
+    return TARGETS.get(group.key["kind"])
 
 
 def check_targets(groups: Sequence[Group]) -> None:
@@ -124,23 +104,25 @@ def check_targets(groups: Sequence[Group]) -> None:
         Naming the kinds that miss theirs.
     """
     missed = [
-        f"{g.name}: {g.mean:.1%} over {g.n} rows, target {TARGETS[g.name]:.0%}"
-        for g in groups
-        if g.mean > TARGETS.get(g.name, 1e9)
+        f"{group.key['kind']}: {group.mean_absolute:.1%} over {group.n} rows, target {target:.0%}"
+        for group in groups
+        if (target := target_of(group)) is not None and (group.mean_absolute or 0.0) > target
     ]
     if missed:
         raise ThresholdError("predictions of emulated jobs miss their targets:\n  " + "\n  ".join(missed))
 
 
+def targets_table(title: str, groups: Sequence[Group]) -> PageTable:
+    """Show the errors of every kind beside its target."""
+    table = group_table(title, groups)
+    targets = ["" if (target := target_of(group)) is None else f"{target:.0%}" for group in groups]
+    rows = tuple((*row, target) for row, target in zip(table.rows, targets, strict=True))
+    return PageTable(title=title, columns=(*table.columns, "target:"), rows=rows)
+
+
 def print_groups(groups: Sequence[Group]) -> None:
-    """Print the errors of every kind, aligned."""
-    print(f"{'kind':<40} {'n':>4} {'mean':>7} {'median':>7} {'p90':>7} {'max':>7} {'bias':>7}  target")
-    for g in groups:
-        target = f"{TARGETS[g.name]:.0%}" if g.name in TARGETS else ""
-        print(
-            f"{g.name:<40} {g.n:>4} {g.mean:>7.1%} {g.median:>7.1%} {g.p90:>7.1%} {g.worst:>7.1%} "
-            f"{g.bias:>+7.1%}  {target}"
-        )
+    """Print the errors of every kind."""
+    print_table(targets_table("errors by kind of job", groups), Console(width=120))
 
 
 def predict(
@@ -154,7 +136,7 @@ def predict(
     rows = [with_prediction(row) for path in files for row in read_rows(path)]
     groups = groups_of(rows)
     if json_:
-        print(json.dumps({"rows": rows, "groups": [asdict(group) for group in groups]}))
+        print(json.dumps({"rows": rows, "groups": [group.to_dict() for group in groups]}))
     else:
         print_groups(groups)
     reasons = sorted({str(row["reason"]) for row in rows if "reason" in row})

@@ -12,8 +12,8 @@ from simulator.models.spec import ModelSpec
 from simulator.scenario import Scenario
 from simulator.units import format_bytes
 from validation.tables.cases import Case, case_of
+from validation.tables.many_jobs import Progress, run_all
 from validation.tables.outcome import Outcome
-from validation.tables.parallel import Progress, run_all
 from validation.tables.reader import Row
 
 if TYPE_CHECKING:

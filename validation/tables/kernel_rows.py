@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from simulator.errors import ConfigError, SimulatorError
 from simulator.kernels.conditions import conditions_of, library_kernel
 from simulator.models.layer import DTYPE_BYTES, AttentionShape, GemmShape, KernelShape, Pass, PointwiseShape
+from validation.tables.many_jobs import Progress
 from validation.tables.outcome import Outcome
-from validation.tables.parallel import Progress
 from validation.tables.reader import Row
 
 _DTYPES = {

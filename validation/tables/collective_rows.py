@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from simulator.errors import ConfigError, SimulatorError
+from validation.tables.many_jobs import Progress
 from validation.tables.outcome import Outcome
-from validation.tables.parallel import Progress
 from validation.tables.reader import Row
 
 _NAMES = {

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from simulator.explore.runner import Pool
+
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
 
@@ -17,6 +19,12 @@ Answer = TypeVar("Answer")
 _MIN_JOBS_FOR_POOL = 40
 _BATCHES_PER_PROCESS = 12
 _LINE_EVERY_S = 10.0
+_MOST_PROCESSES = 8
+
+
+def processes_here() -> int:
+    """Return how many processes predict rows unless the user says otherwise."""
+    return min(os.cpu_count() or 1, _MOST_PROCESSES)
 
 
 class Progress:
@@ -68,9 +76,10 @@ class Progress:
             print(f"{self.label}: {done} of {total}, about {left_s:.0f} s left", file=sys.stderr, flush=True)
 
 
-def _run_batch(work: Callable[[Job], Answer], batch: Sequence[Job], parent_pid: int) -> list[Answer]:
-    """Work on a batch in a process that ends with its parent, however that ends."""
-    if sys.platform == "linux":
+def _run_batch(item: tuple[Callable[[Job], Answer], Sequence[Job], int]) -> list[Answer]:
+    """Work on a batch; in a process of its own, end with the parent, however that ends."""
+    work, batch, parent_pid = item
+    if parent_pid and sys.platform == "linux":
         from validation.emulation.namespaces import die_with_parent
 
         die_with_parent(parent_pid)
@@ -134,17 +143,14 @@ def run_all(
             progress.update(len(found), len(jobs), sum(weights[index] for index in found) / sum(weights))
 
     if n_processes <= 1 or len(jobs) < _MIN_JOBS_FOR_POOL:
-        for index, job in enumerate(jobs):
-            note([index], [work(job)])
-        return [found[index] for index in range(len(jobs))]
-    from joblib import Parallel, delayed
-
-    batches = batches_of(weights, n_processes * _BATCHES_PER_PROCESS)
-    pool = Parallel(n_jobs=n_processes, return_as="generator")
-    with warnings.catch_warnings():
+        batches, n_processes = [range(index, index + 1) for index in range(len(jobs))], 1
+    else:
+        batches = batches_of(weights, n_processes * _BATCHES_PER_PROCESS)
+    parent_pid = os.getpid() if n_processes > 1 else 0
+    items = [(work, [jobs[index] for index in batch], parent_pid) for batch in batches]
+    with Pool(n_jobs=n_processes) as pool, warnings.catch_warnings():
         # a worker that has filled its caches is replaced by a fresh one; nothing is lost
         warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given to the executor")
-        work_of = (delayed(_run_batch)(work, [jobs[index] for index in batch], os.getpid()) for batch in batches)
-        for batch, done in zip(batches, pool(work_of), strict=True):
-            note(batch, done)
+        for number, answers in pool.run(_run_batch, items, batch_size=1):
+            note(batches[number], answers)
     return [found[index] for index in range(len(jobs))]
