@@ -1,26 +1,34 @@
-"""Write the generated pages: every command with its flags, and every key of the files that people write.
+"""Write the generated pages: every command with its flags, every key of files that people write, every key of answers.
 
     python docs/generate.py
 
-writes ``reference_commands.md`` from the command line itself and ``reference_files.md`` from the specs that files are
-read with. What a key means comes from the docstring of its spec, or from ``keys.yaml`` where that says nothing.
+writes ``reference_commands.md`` from the command line itself, ``reference_files.md`` from the specs that files are read
+with, and ``reference_answers.md`` and ``answer.schema.json`` from the types of the answers. What a key of a file means
+comes from the docstring of its spec, or from ``keys.yaml`` where that says nothing.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
+import itertools
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import msgspec
 import typer.main
 from pydantic import BaseModel, TypeAdapter
 
 from simulator.cli.main import app, register_commands
 from simulator.config import load_yaml
+from simulator.explore.document import Document, Scaling
+from simulator.explore.reasons import PlanRow
 from simulator.explore.slurm import SlurmSpec
+from simulator.explore.sweep import SweepRow
 from simulator.plan import ParallelPlan
 from simulator.topology.device import DeviceFile
 from simulator.topology.explicit import EdgeSpec, GraphSpec, VertexSpec
@@ -241,8 +249,131 @@ def _default(value: Any) -> str:
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`" if isinstance(value, str | int) else ""
 
 
+# -- answers -----------------------------------------------------------------------------------------------------
+
+#: what prints them -> types of answers
+ANSWERS: dict[str, tuple[type, ...]] = {
+    "simulate --json": (Document, Scaling),
+    "simulate sweep --json, a row of `rows`": (SweepRow,),
+    "simulate search --json, a row of `plans`": (PlanRow,),
+}
+
+
+def answer_schema() -> dict[str, Any]:
+    """Return the JSON Schema of all answers, with what the docstrings below the keys say."""
+    roots = [one for types in ANSWERS.values() for one in types]
+    references, components = msgspec.json.schema_components(roots)
+    said = _said_below(components)
+    for name, schema in components.items():
+        schema.pop("title", None)
+        order = {key: place for place, key in enumerate(said[name])}
+        keys = sorted(schema["properties"], key=lambda key: order.get(key, len(order)))
+        schema["properties"] = {key: schema["properties"][key] for key in keys}
+        for key, value in schema["properties"].items():
+            text = said[name].get(key) or next((one[key] for one in said.values() if key in one), None)
+            if text is None:
+                raise KeyError(f"{name}.{key}: say what it means, in a docstring below it")
+            schema["properties"][key] = {"description": _unmarked(text), **value}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Answers of simulate",
+        "anyOf": [*references],
+        "$defs": components,
+    }
+
+
+def _said_below(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the docstrings below the keys of typed dictionaries, those of their bases included."""
+    classes: dict[str, ast.ClassDef] = {}
+    for path in sorted((FOLDER.parent / "simulator").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "TypedDict" in text or any(f"class {name}(" in text for name in names):
+            classes |= {node.name: node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
+
+    def docs(name: str) -> dict[str, str]:
+        if name not in classes:
+            return {}
+        body = classes[name].body
+        found = {key: text for base in classes[name].bases for key, text in docs(ast.unparse(base)).items()}
+        for field, below in itertools.pairwise(body):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                found[ast.unparse(field.target)] = " ".join(str(below.value.value).split())
+        return found
+
+    return {name: docs(name) for name in names}
+
+
+def _unmarked(text: str) -> str:
+    return text.replace("``", "`")
+
+
+def answers_page() -> str:
+    """Return the page of every key of every answer."""
+    schema = answer_schema()
+    defs = schema["$defs"]
+    parts = [
+        NOTE,
+        "# Every key of every answer\n",
+        "Written from the types of the answers. The same as JSON Schema: [answer.schema.json](answer.schema.json). Times are "
+        "seconds, sizes bytes, bandwidths bytes per second and direction, shares fractions of 1.\n",
+    ]
+    seen: set[str] = set()
+    for what, types in ANSWERS.items():
+        parts.append(
+            f"## `{what}`\n"
+            if "`" not in what
+            else f"## {what.replace('simulate', '`simulate', 1).replace(',', '`,', 1)}\n"
+        )
+        waiting = [one.__name__ for one in types]
+        for name in waiting:
+            if name not in seen:
+                seen.add(name)
+                parts.append(_answer_table(name, defs[name]))
+                waiting += re.findall(r"#/\$defs/(\w+)", json.dumps(defs[name]))
+    return "\n".join(parts)
+
+
+def _answer_table(name: str, schema: dict[str, Any]) -> str:
+    lines = [
+        f"### {name}\n",
+        f"{_plain(_unmarked(schema['description']))}\n",
+        "| key | value | meaning |",
+        "|---|---|---|",
+    ]
+    for key, value in schema["properties"].items():
+        optional = "" if key in schema["required"] else ", not always there"
+        lines.append(f"| `{key}` | {_answer_value(value)}{optional} | {_plain(value['description'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _answer_value(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(_answer_value(one) for one in schema["anyOf"])
+    if schema.get("type") == "array":
+        return f"list of {_answer_value(schema['items'])}" if "items" in schema else "list"
+    names = {"string": "text", "integer": "whole number", "boolean": "true or false", "object": "mapping"}
+    return names.get(schema.get("type", ""), schema.get("type", "anything"))
+
+
+def schema_file() -> str:
+    """Return the JSON Schema of all answers as text."""
+    return json.dumps(answer_schema(), indent=1) + "\n"
+
+
 #: page -> what writes it
-PAGES = {"reference_commands.md": commands_page, "reference_files.md": files_page}
+PAGES = {
+    "reference_commands.md": commands_page,
+    "reference_files.md": files_page,
+    "reference_answers.md": answers_page,
+    "answer.schema.json": schema_file,
+}
 
 if __name__ == "__main__":
     for page, write in PAGES.items():

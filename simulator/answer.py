@@ -1,62 +1,264 @@
-"""The documented answer: a Result as plain data, with bottleneck, interval, advice and provenance."""
+"""The documented answer: a result, its plain data with a type for every key, and its summary in ten lines.
+
+These types, and those of :mod:`simulator.analysis` that they are made of, are the words in which everything answers: the
+main command, replays, rows of sweeps and searches. ``docs/answer.schema.json`` is made from them.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from typing import Any, Literal, TypedDict, cast
 
 from simulator import __version__
-from simulator.analysis.confidence import features_of, interval, shipped_table
+from simulator.analysis.confidence import Confidence, confidence_of
 from simulator.analysis.memory_trace import memory_points
+from simulator.analysis.metrics import PARTS, Breakdown, CommunicationRow, Metrics
 from simulator.analysis.passes import passes_of
-from simulator.simulation import Result
-from simulator.timeline import MemoryPoint
+from simulator.memory import MemoryReport
+from simulator.models.layer import Model
+from simulator.models.recorded import RecordedModule
+from simulator.models.spec import ModelSpec
+from simulator.plan import ParallelPlan
+from simulator.scenario import Scenario
+from simulator.timeline import MemoryPoint, Timeline
+from simulator.topology import Topology
+from simulator.units import format_bandwidth, format_bytes, format_time
 
-if TYPE_CHECKING:
-    from simulator.memory import MemoryReport
+Category = Literal[
+    "parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "transient_bytes", "buffers_bytes",
+    "communicators_bytes", "context_bytes", "fragmentation_bytes",
+]  # fmt: skip
+
+#: categories of memory, which add up to the peak, and what they are called
+MEMORY_PARTS: dict[Category, str] = {
+    "parameters_bytes": "parameters", "gradients_bytes": "gradients", "optimizer_bytes": "optimizer states",
+    "activations_bytes": "activations", "transient_bytes": "working memory", "buffers_bytes": "communication buffers",
+    "communicators_bytes": "NCCL communicators", "context_bytes": "CUDA context", "fragmentation_bytes": "fragmentation",
+}  # fmt: skip
 
 
-def to_json(result: Result) -> dict[str, Any]:
+class Memory(TypedDict):
+    """Bytes on the rank that needs most. The categories add up to the peak."""
+
+    parameters_bytes: int
+    """Parameters in the precision that computes."""
+    gradients_bytes: int
+    """Gradients, accumulated ones included."""
+    optimizer_bytes: int
+    """Master parameters and moments."""
+    activations_bytes: int
+    """Saved for the backward, of all micro-batches in flight at the peak."""
+    transient_bytes: int
+    """Working memory of the operator that needs most."""
+    buffers_bytes: int
+    """Gathered parameters and communication buckets."""
+    context_bytes: int
+    """The CUDA context."""
+    communicators_bytes: int
+    """Buffers of NCCL."""
+    fragmentation_bytes: int
+    """Lost between the allocator's blocks."""
+    allocated_bytes: int
+    """What ``torch.cuda.max_memory_allocated`` reports."""
+    reserved_bytes: int
+    """What ``torch.cuda.max_memory_reserved`` reports."""
+    peak_bytes: int
+    """Everything that the device must hold."""
+    capacity_bytes: int
+    """Memory of the device."""
+    peak_at: str
+    """Layer and operator at the peak."""
+    fits: bool
+    """Whether the peak is within the capacity."""
+
+
+class Bottleneck(TypedDict):
+    """The link that is busy for the largest share of the iteration."""
+
+    link: str
+    """``source -> target``."""
+    kind: str
+    """Such as ``nic`` or ``nvlink``."""
+    bandwidth_bytes_per_s: float
+    """Per direction."""
+    busy_s: float
+    """Seconds that its bytes take at its full rate."""
+    utilization: float
+    """The same as a share of the iteration."""
+
+
+class Provenance(TypedDict):
+    """What made the answer."""
+
+    version: str
+    """Of this program."""
+    scenario: dict[str, Any]
+    """Every input, with the plan resolved."""
+    digest: str
+    """Content address of the scenario."""
+    model_parameters: int
+    """Of the whole model."""
+    device: str
+    """The GPU."""
+    n_events: int
+    """Events that the engine processed."""
+    not_modelled: list[str]
+    """What the answer leaves out because an input does not say it."""
+
+
+class Answer(TypedDict):
+    """One training iteration: how long it takes, where the time goes, and whether it fits."""
+
+    iteration_time_s: float
+    """Of one optimizer step."""
+    samples_per_s: float
+    """Sequences."""
+    tokens_per_s: float
+    """Of all GPUs together."""
+    tflops_per_gpu: float
+    """Model FLOPs per second and GPU, in units of 1e12."""
+    mfu: float
+    """Model FLOPs utilization: ``tflops_per_gpu`` over the peak of the device in the plan's precision."""
+    breakdown: Breakdown
+    """Where the time goes."""
+    communication_fraction: float
+    """Exposed communication as a share of the iteration."""
+    communication: list[CommunicationRow]
+    """One row per collective, axis and group size."""
+    memory: Memory
+    """Of the rank that needs most."""
+    bottleneck: Bottleneck | None
+    """The busiest link; null where no link carries anything."""
+    confidence: Confidence
+    """The 80 % interval of the iteration."""
+    provenance: Provenance
+    """What made the answer."""
+
+
+class Figures(TypedDict):
+    """An answer in one row of a table."""
+
+    iteration_time_s: float
+    samples_per_s: float
+    tokens_per_s: float
+    tflops_per_gpu: float
+    mfu: float
+    communication_fraction: float
+    peak_bytes: int
+    capacity_bytes: int
+    low_s: float
+    high_s: float
+
+
+def figures_of(answer: Answer) -> Figures:
+    """Return the figures of an answer that rows of tables have."""
+    memory, sure = answer["memory"], answer["confidence"]
+    return Figures(
+        iteration_time_s=answer["iteration_time_s"], samples_per_s=answer["samples_per_s"],
+        tokens_per_s=answer["tokens_per_s"], tflops_per_gpu=answer["tflops_per_gpu"], mfu=answer["mfu"],
+        communication_fraction=answer["communication_fraction"], peak_bytes=memory["peak_bytes"],
+        capacity_bytes=memory["capacity_bytes"], low_s=sure["low_s"], high_s=sure["high_s"],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Result:
+    """One answer, with everything that went into it.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        With the plan resolved.
+    topology : Topology
+    spec : ModelSpec or RecordedModule
+    model : Model
+    timeline : Timeline
+    memory : MemoryReport
+    metrics : Metrics
+    link_busy_s : dict
+        Seconds that each link needs for its bytes at its full rate, by link index.
+    """
+
+    scenario: Scenario
+    topology: Topology
+    spec: ModelSpec | RecordedModule
+    model: Model
+    timeline: Timeline
+    memory: MemoryReport
+    metrics: Metrics
+    link_busy_s: dict[int, float]
+
+    @property
+    def plan(self) -> ParallelPlan:
+        """The plan as it ran."""
+        return self.scenario.plan
+
+    @cached_property
+    def answer(self) -> Answer:
+        """The documented answer, as ``--json`` prints it."""
+        return to_json(self)
+
+    def __repr__(self) -> str:
+        title, rows = _summary(self)
+        return "\n".join([title, *(f"{name:<15}{value}" for name, value in rows)])
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        title, rows = _summary(self)
+        cells = "".join(
+            f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(value)}</td></tr>'
+            for name, value in rows
+        )
+        return f"<table><caption>{escape(title)}</caption><tbody>{cells}</tbody></table>"
+
+
+def to_json(result: Result) -> Answer:
     """Return the documented answer as plain data."""
-    plan, metrics, memory, spec = result.plan, result.metrics, result.memory, result.spec
+    plan, metrics = result.plan, result.metrics
     seconds = metrics.iteration_time_s
-    flops = result.model.model_flops_per_sequence * plan.global_batch
-    per_gpu = flops / seconds / plan.gpus
-    dtype = plan.precision.removeprefix("amp_")
-    return {
-        "iteration_time_s": seconds,
-        "samples_per_s": plan.global_batch / seconds,
-        "tokens_per_s": plan.global_batch * plan.sequence_length / seconds,
-        "tflops_per_gpu": per_gpu / 1e12,
-        "mfu": per_gpu / result.topology.device(0).peak(dtype),
-        "breakdown": {f"{name}_s": value for name, value in metrics.breakdown_s.items()},
-        "communication_fraction": metrics.communication_fraction,
-        "communication": metrics.communication,
-        "memory": {**_bytes_of(memory), "peak_at": memory.peak_at, "fits": memory.fits},
-        "bottleneck": bottleneck(result),
-        "confidence": confidence(result),
-        "provenance": {
-            "version": __version__, "scenario": result.scenario.to_dict(), "digest": result.scenario.digest(),
-            "model_parameters": spec.n_parameters, "device": result.topology.device(0).name,
-            "n_events": result.timeline.n_events, "not_modelled": not_modelled(result),
-        },
-    }  # fmt: skip
+    device = result.topology.device(0)
+    per_gpu = result.model.model_flops_per_sequence * plan.global_batch / seconds / plan.gpus
+    return Answer(
+        iteration_time_s=seconds,
+        samples_per_s=plan.global_batch / seconds,
+        tokens_per_s=plan.global_batch * plan.sequence_length / seconds,
+        tflops_per_gpu=per_gpu / 1e12,
+        mfu=per_gpu / device.peak(plan.precision.removeprefix("amp_")),
+        breakdown=metrics.breakdown,
+        communication_fraction=metrics.communication_fraction,
+        communication=metrics.communication,
+        memory=_memory(result.memory),
+        bottleneck=bottleneck(result),
+        confidence=confidence_of(plan, device, seconds),
+        provenance=Provenance(
+            version=__version__,
+            scenario=result.scenario.to_dict(),
+            digest=result.scenario.digest(),
+            model_parameters=result.spec.n_parameters,
+            device=device.name,
+            n_events=result.timeline.n_events,
+            not_modelled=not_modelled(result),
+        ),
+    )
+
+
+def _memory(report: MemoryReport) -> Memory:
+    found = {f"{name}_bytes": n_bytes for name, n_bytes in report.by_category.items()} | {
+        name: getattr(report, name)
+        for name in ("allocated_bytes", "reserved_bytes", "peak_bytes", "capacity_bytes", "peak_at", "fits")
+    }
+    return cast(Memory, found)
 
 
 def memory_over_time(result: Result) -> dict[int, list[MemoryPoint]]:
     """Return the memory over the step of the first rank of every pipeline stage, by rank."""
     passes = passes_of(result.timeline)
     return {
-        report.rank: memory_points(_bytes_of(report), passes.get(report.rank, ()), result.timeline.makespan_ps)
+        report.rank: memory_points(_memory(report), passes.get(report.rank, ()), result.timeline.makespan_ps)
         for report in result.memory.stages
     }
-
-
-def _bytes_of(memory: MemoryReport) -> dict[str, int]:
-    return {
-        **{f"{name}_bytes": n for name, n in memory.by_category.items()}, "allocated_bytes": memory.allocated_bytes,
-        "reserved_bytes": memory.reserved_bytes, "peak_bytes": memory.peak_bytes,
-        "capacity_bytes": memory.capacity_bytes,
-    }  # fmt: skip
 
 
 def not_modelled(result: Result) -> list[str]:
@@ -66,27 +268,96 @@ def not_modelled(result: Result) -> list[str]:
     return []
 
 
-def bottleneck(result: Result) -> dict[str, Any] | None:
+def bottleneck(result: Result) -> Bottleneck | None:
     """Return the link that is busy for the largest share of the iteration."""
     if not result.link_busy_s:
         return None
     index = max(result.link_busy_s, key=lambda i: (result.link_busy_s[i], -i))
-    link = result.topology.links[index]
-    return {
-        "link": f"{link.source} -> {link.target}", "kind": link.kind, "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
-        "busy_s": result.link_busy_s[index], "utilization": result.link_busy_s[index] / result.metrics.iteration_time_s,
-    }  # fmt: skip
+    link, busy_s = result.topology.links[index], result.link_busy_s[index]
+    return Bottleneck(
+        link=f"{link.source} -> {link.target}",
+        kind=link.kind,
+        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
+        busy_s=busy_s,
+        utilization=busy_s / result.metrics.iteration_time_s,
+    )
 
 
-def confidence(result: Result) -> dict[str, Any]:
-    """Return the 80 % interval that the residuals of comparable measured runs suggest."""
-    device, seconds = result.topology.device(0), result.metrics.iteration_time_s
-    table = shipped_table()
-    if table.rows:
-        found = interval(features_of(result.plan, device), table)
-        # where comparable runs were all slower (or faster) than predicted, the prediction itself is the near end
-        low, high = min(found.low, 1.0), max(found.high, 1.0)
-        return {"low_s": seconds * low, "high_s": seconds * high, "basis": found.basis}
-    error = max(0.1, float(device.kernel_error))
-    basis = f"kernel model of {device.name}: {device.kernel_basis}"
-    return {"low_s": seconds * (1 - error), "high_s": seconds * (1 + error), "basis": basis}
+# -- in words ----------------------------------------------------------------------------------------------------
+
+
+def describe_plan(plan: ParallelPlan) -> str:
+    """Say a plan in one line, leaving out what is trivial."""
+    degrees = [
+        f"{name}={getattr(plan, name)}"
+        for name in ("dp", "tp", "pp", "virtual_pp", "cp", "ep")
+        if getattr(plan, name) > 1
+    ]
+    parts = [f"{plan.gpus} GPU{'s' if plan.gpus > 1 else ''}", *degrees]
+    if plan.sharding != "none":
+        parts.append(plan.sharding)
+    if plan.pp > 1:
+        parts.append("1f1b-interleaved" if plan.schedule == "1f1b" and plan.virtual_pp > 1 else plan.schedule)
+    parts += [
+        f"micro-batch {plan.micro_batch}",
+        f"global batch {plan.global_batch}",
+        f"sequence {plan.sequence_length}",
+        plan.precision,
+    ]
+    if plan.recompute != "none":
+        parts.append(f"{plan.recompute} recompute")
+    return ", ".join([*parts, f"{plan.attention} attention", plan.framework])
+
+
+def describe_interval(confidence: Confidence) -> str:
+    """Say an interval in a few words.
+
+    Examples
+    --------
+    >>> describe_interval({"low_s": 0.9, "high_s": 1.2, "basis": ""})
+    '80 %: 900 ms to 1.2 s'
+    """
+    return f"80 %: {format_time(confidence['low_s'])} to {format_time(confidence['high_s'])}"
+
+
+def describe_verdict(memory: Memory) -> str:
+    """Say whether a plan fits."""
+    verdict = "fits in" if memory["fits"] else "does not fit in"
+    return f"{format_bytes(memory['peak_bytes'])} {verdict} {format_bytes(memory['capacity_bytes'])}"
+
+
+def describe_link(link: Bottleneck | None) -> str:
+    """Say what is known of the busiest link."""
+    if link is None:
+        return "no link carries anything"
+    rate = format_bandwidth(link["bandwidth_bytes_per_s"])
+    return f"{link['link']} ({link['kind']}, {rate} per direction), {link['utilization']:.1%} of the iteration at its full rate"
+
+
+def parts_of(breakdown: Breakdown) -> list[tuple[str, float]]:
+    """Return the parts of an iteration that take any time, by their names in words, with their seconds."""
+    return [(label, breakdown[key]) for key, label in PARTS.items() if breakdown[key] > 0]
+
+
+def categories_of(memory: Memory) -> list[tuple[str, int]]:
+    """Return the categories of memory that hold anything, by their names in words, with their bytes."""
+    return [(label, memory[key]) for key, label in MEMORY_PARTS.items() if memory[key] > 0]
+
+
+def _summary(result: Result) -> tuple[str, list[tuple[str, str]]]:
+    """Return a headline and nine lines below it."""
+    answer, scenario = result.answer, result.scenario
+    seconds = answer["iteration_time_s"]
+    parts = (f"{name} {spent_s / seconds:.1%}" for name, spent_s in parts_of(answer["breakdown"]))
+    rows = [
+        ("plan", describe_plan(scenario.plan)),
+        ("iteration", f"{format_time(seconds)} ({describe_interval(answer['confidence'])})"),
+        ("throughput", f"{answer['tokens_per_s']:,.0f} tokens/s, {answer['samples_per_s']:.4g} samples/s"),
+        ("utilization", f"{answer['tflops_per_gpu']:.1f} TFLOP/s per GPU, MFU {answer['mfu']:.1%}"),
+        ("time", ", ".join(parts)),
+        ("communication", f"{answer['communication_fraction']:.1%} exposed"),
+        ("memory", describe_verdict(answer["memory"])),
+        ("busiest link", describe_link(answer["bottleneck"])),
+        ("timeline", f"{len(result.timeline.simulated):,} spans of {len(result.timeline.ranks):,} simulated ranks"),
+    ]
+    return f"{scenario.model} on {scenario.topology}", rows

@@ -1,14 +1,15 @@
-"""``simulate(scenario) -> Result``: the one place that wires descriptions, lowering, engine, memory and metrics."""
+"""``simulate(scenario) -> Result``: the one place that wires descriptions, lowering, engine, memory and metrics together."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
-from simulator.analysis.metrics import Metrics, measure
+from simulator.analysis.metrics import measure
+from simulator.answer import Result
 from simulator.costs import ModelCosts
 from simulator.engine import run
 from simulator.errors import ConfigError, InfeasiblePlanError
@@ -31,7 +32,6 @@ from simulator.parallel.mesh import Mesh
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.schedules import peak_in_flight
-from simulator.timeline import Timeline
 from simulator.topology import Topology
 
 #: token ids of so many words or more do not fit into 16 bits
@@ -39,39 +39,6 @@ WIDE_VOCABULARY = 65_500
 #: ranks up to which all are simulated where those of a class turn out to share links unequally
 MAX_UNFOLDED = 256
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One answer, with everything that went into it.
-
-    Parameters
-    ----------
-    scenario : Scenario
-        With the plan resolved.
-    topology : Topology
-    spec : ModelSpec
-    model : Model
-    timeline : Timeline
-    memory : MemoryReport
-    metrics : Metrics
-    link_busy_s : dict
-        Seconds that each link needs for its bytes at its full rate, by link index.
-    """
-
-    scenario: Scenario
-    topology: Topology
-    spec: ModelSpec | RecordedModule
-    model: Model
-    timeline: Timeline
-    memory: MemoryReport
-    metrics: Metrics
-    link_busy_s: dict[int, float]
-
-    @property
-    def plan(self) -> ParallelPlan:
-        """The plan as it ran."""
-        return self.scenario.plan
 
 
 @lru_cache(maxsize=64)

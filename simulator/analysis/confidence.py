@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +92,17 @@ class Interval:
     high: float
     basis: str
     distance: float
+
+
+class Confidence(TypedDict):
+    """An interval around a predicted time."""
+
+    low_s: float
+    """Its near end, in seconds."""
+    high_s: float
+    """Its far end, in seconds."""
+    basis: str
+    """What it rests on, in words."""
 
 
 def kind_of(plan: ParallelPlan) -> str:
@@ -250,10 +261,21 @@ def fit_widening(rows: Sequence[Residual]) -> ResidualTable:
     return ResidualTable(rows=unit.rows, widening=_quantile(np.array(scores), np.array(weights), LEVEL))
 
 
+def confidence_of(plan: ParallelPlan, device: Device, iteration_time_s: float) -> Confidence:
+    """Return the 80 % interval of an iteration from the shipped residuals.
+
+    Where comparable runs were all slower (or all faster) than predicted, the prediction itself is the near end.
+    """
+    found = interval(features_of(plan, device), shipped_table())
+    return Confidence(
+        low_s=iteration_time_s * min(found.low, 1.0),
+        high_s=iteration_time_s * max(found.high, 1.0),
+        basis=found.basis,
+    )
+
+
 @lru_cache(maxsize=1)
 def shipped_table() -> ResidualTable:
-    """Return the shipped residuals; empty where the file is missing."""
+    """Return the shipped residuals."""
     path = files("simulator.analysis").joinpath("residuals.json")
-    if not path.is_file():
-        return ResidualTable(rows=())
     return ResidualTable.from_json(json.loads(path.read_text(encoding="utf-8")))

@@ -1,18 +1,18 @@
-"""The critical path of a timeline: what the end of the step waited for, walked back to its start.
+"""The critical path of a timeline: the chain of spans that decides how long it takes, traced from its end to its start.
 
-A span starts when the last thing that it waited for has ended: the span before it on its stream, a communication that
-it depends on, for a communication the last rank to arrive, or the host. On the integer clock these ends are exactly
-equal to the start, so that the walk needs no program: from each start it goes to a span that ends there, on the same
-rank or on one that takes part in the same communication. Where none does, the time since the latest end is idle, and
-is the host's where the span says so.
+A span starts when the last thing that it waits for ends: the span before it on its stream, a communication that it
+depends on, the last rank to arrive at a collective, or the host. On the integer clock that end equals the start exactly,
+so the walk needs no program: from each start it goes to a span that ends there, on the same rank or on one that takes
+part in the same communication. Where there is none, the time since the latest end counts as host time if the span says
+so, else as waiting.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypedDict
 
 from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Op, Transfer
@@ -30,43 +30,71 @@ class Kind(NamedTuple):
     communication: bool = False
 
 
-class PathRow(NamedTuple):
-    """Time on the critical path that one kind of work takes; all rows add up to the step."""
+class PathPiece(NamedTuple):
+    """A stretch of the path: an operation on a rank, or a gap before it (``op`` is None).
+
+    Parameters
+    ----------
+    kind : Kind
+    ps : int
+        Its length.
+    rank : int
+    op : Op or Block, optional
+    """
 
     kind: Kind
     ps: int
+    rank: int
+    op: Op | Block | None = None
 
 
-def critical_path(timeline: Timeline) -> list[PathRow]:
-    """Return the critical path by kind, the longest first; the rows add up to the makespan exactly.
+class PathRow(TypedDict):
+    """Time on the critical path that one kind of work takes; all rows add up to the step."""
+
+    kind: str
+    """Such as ``matrix products`` or ``all-reduce over dp``."""
+    communication: bool
+    """Whether it is communication."""
+    seconds: float
+    """In all."""
+    share: float
+    """Of the whole path."""
+
+
+def critical_path(timeline: Timeline, classify: Callable[[Op | Block], Kind] | None = None) -> list[PathPiece]:
+    """Return the critical path from its end to its start; the lengths add up to the makespan exactly.
 
     Parameters
     ----------
     timeline : Timeline
-        With detail, the kernels inside runs and blocks are told apart; without, they count as compute.
+        Simulated or replayed. With detail, the kernels inside runs and blocks are told apart; without, they count as
+        compute.
+    classify : callable, optional
+        Says what an operation counts as; :func:`kind_of` by default.
     """
-    totals: dict[Kind, int] = defaultdict(int)
     inside: dict[int, dict[Kind, int]] = {}
-    for piece, length_ps in _walk(timeline.spans, timeline.makespan_ps):
+    found = []
+    for piece, length_ps, rank in _walk(timeline.spans, timeline.makespan_ps):
         if isinstance(piece, Kind):
-            totals[piece] += length_ps
+            found.append(PathPiece(piece, length_ps, rank))
         else:
-            for kind, ps in _of_span(piece, inside).items():
-                totals[kind] += ps
-    rows = [PathRow(kind, ps) for kind, ps in totals.items() if ps]
-    return sorted(rows, key=lambda row: (-row.ps, row.kind))
+            parts = _of_span(piece, classify or kind_of, inside)
+            found += [PathPiece(kind, ps, rank, piece.op) for kind, ps in parts.items()]
+    return found
 
 
-def path_rows(timeline: Timeline) -> list[dict[str, object]]:
-    """Return the critical path as plain data: ``kind``, ``communication``, ``seconds``, ``share``."""
+def path_rows(timeline: Timeline, classify: Callable[[Op | Block], Kind] | None = None) -> list[PathRow]:
+    """Return the critical path by kind, the longest first."""
+    totals: dict[Kind, int] = defaultdict(int)
+    for piece in critical_path(timeline, classify):
+        totals[piece.kind] += piece.ps
+    ranked = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
     return [
-        {
-            "kind": row.kind.name,
-            "communication": row.kind.communication,
-            "seconds": row.ps / PS_PER_S,
-            "share": row.ps / timeline.makespan_ps if timeline.makespan_ps else 0.0,
-        }
-        for row in critical_path(timeline)
+        PathRow(
+            kind=kind.name, communication=kind.communication, seconds=ps / PS_PER_S, share=ps / timeline.makespan_ps
+        )
+        for kind, ps in ranked
+        if ps
     ]
 
 
@@ -110,33 +138,35 @@ def _preference(span: Span, stream: str) -> tuple[int, bool, bool, int]:
     return span.end_ps, span.stream == stream, span.stream == COMPUTE, -span.rank
 
 
-def _walk(spans: Sequence[Span], end_ps: int) -> Iterable[tuple[Span | Kind, int]]:
-    """Yield the spans of the path and the gaps between them, from the end back to 0; lengths add up to ``end_ps``."""
+def _walk(spans: Sequence[Span], end_ps: int) -> Iterator[tuple[Span | Kind, int, int]]:
+    """Yield spans of the path and gaps between them with length and rank, from the end to 0; lengths add up to ``end_ps``."""
     ends = _Ends(spans)
     ranks: Iterable[int] = {span.rank for span in spans}
-    time_ps, stream, gap = end_ps, COMPUTE, Kind(HOST_KIND)
+    time_ps, stream, rank, gap = end_ps, COMPUTE, min(ranks, default=0), Kind(HOST_KIND)
     while time_ps > 0:
         span = ends.last_before(ranks, time_ps, stream)
         if span is None:
-            yield gap, time_ps
+            yield gap, time_ps, rank
             return
         if span.end_ps < time_ps:
-            yield gap, time_ps - span.end_ps
-        yield span, span.duration_ps
-        ranks, time_ps, stream = ends.ranks_of(span), span.start_ps, span.stream
+            yield gap, time_ps - span.end_ps, rank
+        yield span, span.duration_ps, span.rank
+        ranks, time_ps, stream, rank = ends.ranks_of(span), span.start_ps, span.stream, span.rank
         gap = Kind(HOST_KIND if span.host_wait_ps or isinstance(span.op, HostWork) else IDLE_KIND)
 
 
-def _of_span(span: Span, cache: dict[int, dict[Kind, int]]) -> Mapping[Kind, int]:
+def _of_span(
+    span: Span, classify: Callable[[Op | Block], Kind], cache: dict[int, dict[Kind, int]]
+) -> Mapping[Kind, int]:
     """Divide a span over kinds: itself, or the path through what is inside it, stretched to its length."""
     if not span.inner:
-        return {kind_of(span.op): span.duration_ps}
+        return {classify(span.op): span.duration_ps}
     found = cache.get(id(span.inner))
     if found is None:
         found = defaultdict(int)
         length_ps = max(inner.end_ps for inner in span.inner)
-        for piece, ps in _walk(span.inner, length_ps):
-            parts = {piece: ps} if isinstance(piece, Kind) else _of_span(piece, cache)
+        for piece, ps, _ in _walk(span.inner, length_ps):
+            parts = {piece: ps} if isinstance(piece, Kind) else _of_span(piece, classify, cache)
             for kind, part_ps in parts.items():
                 found[kind] += part_ps
         cache[id(span.inner)] = found

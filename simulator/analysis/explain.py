@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NotRequired, TypedDict
+
+from simulator.analysis.critical_path import PathRow
 
 #: a small improvement, from which the derivative is taken, and a large one that people ask about
 SMALL, LARGE = 1.05, 2.0
@@ -88,13 +90,55 @@ class Option:
     ratio: float = 0.0
 
 
+class Change(TypedDict):
+    """One single change, simulated."""
+
+    change: str
+    """What changes: ``twice the NIC bandwidth``, ``--recompute selective``."""
+    kind: str
+    """``machine`` or ``plan``."""
+    iteration_time_s: float
+    """With the change."""
+    saving: float
+    """Share of the time per sample that it saves; negative where it costs time."""
+    elasticity: float | None
+    """Per cent saved per per cent more: the derivative for the machine, the slope to the value tried for a number of the
+    plan, null for words."""
+    same_training: bool
+    """Whether training computes the same; a change of the global batch does not."""
+
+
+class Impossible(TypedDict):
+    """A change that cannot be made."""
+
+    change: str
+    """What would change."""
+    reason: str
+    """Why it cannot."""
+
+
+class Explanation(TypedDict):
+    """What decides the time and what would change it."""
+
+    critical_path: NotRequired[list[PathRow]]
+    """The critical path by kind, the longest first."""
+    changes: list[Change]
+    """Changes that matter, the most useful first."""
+    best: list[Change]
+    """The three best different ones that save anything."""
+    without_effect: list[str]
+    """What does not matter here."""
+    impossible: list[Impossible]
+    """What cannot be made."""
+
+
 def explain(
     baseline: Outcome,
     knobs: Sequence[Knob],
     options: Sequence[Option],
     *,
     say: Callable[[str], None] = lambda _: None,
-) -> dict[str, Any]:
+) -> Explanation:
     """Simulate every knob and option and rank them.
 
     Parameters
@@ -107,16 +151,12 @@ def explain(
 
     Returns
     -------
-    dict
-        ``changes``: rows with ``change``, ``kind`` (``machine`` or ``plan``), ``iteration_time_s``, ``saving`` (share of
-        the time per sample; negative where it costs), ``elasticity`` (per cent saved for one per cent more of it: the
-        derivative for the machine, the slope to the value tried for numbers of the plan, None for words) and
-        ``same_training``, the most useful first. ``best``: the three best different ones of them that save anything.
-        ``without_effect``: names of what does not matter. ``impossible``: ``change`` and ``reason``.
+    Explanation
+        Without the critical path.
     """
-    changes: list[dict[str, Any]] = []
+    changes: list[Change] = []
     parts: dict[str, tuple[str, ...]] = {}
-    impossible: list[dict[str, str]] = []
+    impossible: list[Impossible] = []
     idle: list[str] = []
     for knob in knobs:
         say(knob.large)
@@ -137,7 +177,8 @@ def explain(
         if outcome.reason:
             impossible.append({"change": option.name, "reason": outcome.reason})
             continue
-        row = _row(baseline, option.name, "plan", outcome) | {"same_training": option.same_training}
+        row = _row(baseline, option.name, "plan", outcome)
+        row["same_training"] = option.same_training
         if abs(row["saving"]) < NOTHING:
             idle.append(option.name)
             continue
@@ -148,11 +189,11 @@ def explain(
     return {"changes": changes, "best": _best(changes, parts), "without_effect": idle, "impossible": impossible}
 
 
-def _best(changes: Sequence[dict[str, Any]], parts: Mapping[str, tuple[str, ...]]) -> list[dict[str, Any]]:
+def _best(changes: Sequence[Change], parts: Mapping[str, tuple[str, ...]]) -> list[Change]:
     """Return the best few that are different changes: no part beside its whole, and nothing twice."""
     useful = [row for row in changes if row["same_training"] and row["saving"] >= NOTHING]
     savings = {row["change"]: row["saving"] for row in useful}
-    found: list[dict[str, Any]] = []
+    found: list[Change] = []
     for row in useful:
         whole = [name for name, inner in parts.items() if row["change"] in inner]
         own = [savings.get(name, 0.0) for name in parts.get(row["change"], ())]
@@ -164,7 +205,7 @@ def _best(changes: Sequence[dict[str, Any]], parts: Mapping[str, tuple[str, ...]
     return found[:N_BEST]
 
 
-def _is_same_setting(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _is_same_setting(one: Change, other: Change) -> bool:
     """Whether two changes give one setting different words with the same effect."""
     setting = one["change"].rpartition(" ")[0]
     is_same = one["kind"] == other["kind"] == "plan" and setting == other["change"].rpartition(" ")[0]
@@ -176,7 +217,7 @@ def saving(baseline: Outcome, outcome: Outcome) -> float:
     return 1.0 - outcome.per_sample_s / baseline.per_sample_s
 
 
-def _row(baseline: Outcome, name: str, kind: str, outcome: Outcome) -> dict[str, Any]:
+def _row(baseline: Outcome, name: str, kind: str, outcome: Outcome) -> Change:
     return {
         "change": name,
         "kind": kind,

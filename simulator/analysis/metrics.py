@@ -9,14 +9,65 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple, TypedDict, cast
 
 from simulator.program.op import COMMUNICATIONS, COMPUTE_OPS, Collective, HostWork, Transfer
 from simulator.program.program import COMPUTE, HOST, LOADER, Block
 from simulator.timeline import Span, Timeline, merge, subtract, total_ps
 from simulator.units import PS_PER_S
 
-BREAKDOWN = ("compute", "exposed_communication", "overlapped_communication", "bubble", "optimizer", "host", "data")
+Part = Literal["compute_s", "exposed_communication_s", "bubble_s", "optimizer_s", "host_s", "data_s"]
+
+#: parts of the iteration, which add up to it, and what they are called
+PARTS: dict[Part, str] = {
+    "compute_s": "compute", "exposed_communication_s": "exposed communication", "bubble_s": "pipeline bubble",
+    "optimizer_s": "optimizer", "host_s": "host", "data_s": "data loading",
+}  # fmt: skip
+
+
+class DeviceTime(TypedDict):
+    """Seconds of one iteration in which a device computes or communicates, as a mean over all ranks."""
+
+    compute_s: float
+    """Kernels of forward and backward."""
+    exposed_communication_s: float
+    """Communication with no compute beside it."""
+    overlapped_communication_s: float
+    """Communication hidden behind compute; it adds nothing to the iteration."""
+
+
+class Breakdown(DeviceTime):
+    """Where an iteration goes: all parts but the overlapped communication add up to the iteration."""
+
+    bubble_s: float
+    """Waiting for other pipeline stages."""
+    optimizer_s: float
+    """Kernels of the optimizer step."""
+    host_s: float
+    """The device waits for the host to issue kernels."""
+    data_s: float
+    """The device waits for the next batch."""
+
+
+class CommunicationRow(TypedDict):
+    """One kind of communication of one rank in one iteration."""
+
+    collective: str
+    """Such as ``all_reduce``, or ``send_recv``."""
+    axis: str
+    """The axis of the mesh: ``dp``, ``tp`` ..."""
+    group_size: int
+    """Ranks that take part."""
+    count: float
+    """How often; a mean over all ranks."""
+    bytes: float
+    """In all, as nccl-tests counts sizes."""
+    total_s: float
+    """Seconds in all, overlapped or not."""
+    algbw_bytes_per_s: float
+    """Bytes over time."""
+    busbw_bytes_per_s: float
+    """``algbw`` times nccl-tests' factor for the collective."""
 
 
 class CommunicationKind(NamedTuple):
@@ -175,23 +226,22 @@ class Metrics:
     Parameters
     ----------
     iteration_time_s : float
-    breakdown_s : dict
-        Seconds by :data:`BREAKDOWN`; all but ``overlapped_communication`` add up to the iteration.
+    breakdown : Breakdown
     phase_s : dict
         Seconds from the first to the last span of ``forward`` and so on, on the simulated rank with the lowest number.
-    communication : list of dict
-        One row per collective, axis and group size, per rank.
+    communication : list of CommunicationRow
+        One row per collective, axis and group size.
     """
 
     iteration_time_s: float
-    breakdown_s: dict[str, float]
+    breakdown: Breakdown
     phase_s: dict[str, float]
-    communication: list[dict[str, Any]]
+    communication: list[CommunicationRow]
 
     @property
     def communication_fraction(self) -> float:
         """Exposed communication over the iteration."""
-        return self.breakdown_s["exposed_communication"] / self.iteration_time_s if self.iteration_time_s else 0.0
+        return self.breakdown["exposed_communication_s"] / self.iteration_time_s if self.iteration_time_s else 0.0
 
 
 def measure(timeline: Timeline, *, pipelined: bool) -> Metrics:
@@ -211,7 +261,7 @@ def measure(timeline: Timeline, *, pipelined: bool) -> Metrics:
     for span in timeline.period:
         period[span.rank].append(span)
     world = sum(len(members) for members in timeline.members.values())
-    totals = dict.fromkeys(BREAKDOWN, 0.0)
+    totals: dict[str, float] = defaultdict(float)
     table: dict[CommunicationKind, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     late_data_ps = _late_data_ps(timeline)
     for rank, members in timeline.members.items():
@@ -220,19 +270,19 @@ def measure(timeline: Timeline, *, pipelined: bool) -> Metrics:
             simulated[rank], period[rank], timeline, late_data_ps, cache, pipelined=pipelined
         )
         for name, ps in times.items():
-            totals[name] += weight * ps / PS_PER_S
+            totals[f"{name}_s"] += weight * ps / PS_PER_S
         for kind, entry in tally.communication.items():
             for i in range(3):
                 table[kind][i] += weight * entry[i]
     return Metrics(
         iteration_time_s=timeline.makespan_ps / PS_PER_S,
-        breakdown_s=totals,
+        breakdown=cast(Breakdown, dict(totals)),
         phase_s=_phases(timeline.of_rank(min(timeline.members))),
         communication=[_row(kind, *entry) for kind, entry in sorted(table.items())],
     )
 
 
-def _row(kind: CommunicationKind, count: float, n_bytes: float, ps: float) -> dict[str, Any]:
+def _row(kind: CommunicationKind, count: float, n_bytes: float, ps: float) -> CommunicationRow:
     total_s = ps / PS_PER_S
     algbw = n_bytes / total_s if total_s else 0.0
     return {

@@ -8,7 +8,8 @@ import sys
 from dataclasses import fields, replace
 from typing import Any
 
-from simulator.answer import memory_over_time
+from simulator.analysis.explain import Explanation
+from simulator.answer import Result, memory_over_time
 from simulator.cli.inputs import model_of, write_notes
 from simulator.cli.modules import fit_plan, recorded_module
 from simulator.cli.warnings import idle_faults, idle_loading, idle_release, without_effect, write_warnings
@@ -26,7 +27,7 @@ from simulator.report.answer_page import report
 from simulator.report.explain_console import print_explanation
 from simulator.report.whole_run import print_whole_run
 from simulator.scenario import Scenario
-from simulator.simulation import Result, simulate
+from simulator.simulation import simulate
 
 _PLAN_FIELDS = {f.name: f for f in fields(ParallelPlan)}
 
@@ -183,7 +184,7 @@ def _write_files(
     options: dict[str, Any],
     results: list[Result],
     request: RunRequest | None,
-    explanation: dict[str, Any] | None,
+    explanation: Explanation | None,
     given: set[str],
 ) -> None:
     if options["trace"]:
@@ -205,7 +206,7 @@ def _write_files(
 
 
 def _print(
-    options: dict[str, Any], results: list[Result], request: RunRequest | None, explanation: dict[str, Any] | None
+    options: dict[str, Any], results: list[Result], request: RunRequest | None, explanation: Explanation | None
 ) -> None:
     if options["json_output"]:
         print(json.dumps(document(results, explanation, request=request)))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from simulator.faults import Faults
 
 if TYPE_CHECKING:
+    from simulator.answer import Result
     from simulator.plan import ParallelPlan
-    from simulator.simulation import Result
     from simulator.topology.device import Device
 
 

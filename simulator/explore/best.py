@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
+from simulator.answer import Answer
 from simulator.errors import InfeasiblePlanError
 from simulator.explore.answers import compute, look_up
 from simulator.explore.bounds import Bounds, Layout
@@ -38,26 +39,25 @@ class Ranked:
     plan : ParallelPlan
     bound_s : float
         Lower bound of its time.
-    answer : dict
-        The documented answer.
+    answer : Answer
     label : str
         What it stands for, such as ``FSDP``; empty for most.
     """
 
     plan: ParallelPlan
     bound_s: float
-    answer: dict[str, Any]
+    answer: Answer
     label: str = ""
 
     @property
     def iteration_time_s(self) -> float:
         """Simulated time."""
-        return float(self.answer["iteration_time_s"])
+        return self.answer["iteration_time_s"]
 
     @property
     def peak_bytes(self) -> int:
         """Memory of the fullest rank."""
-        return int(self.answer["memory"]["peak_bytes"])
+        return self.answer["memory"]["peak_bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 from simulator.analysis.critical_path import path_rows
+from simulator.analysis.explain import Explanation
 from simulator.analysis.explain import explain as rank_changes
-from simulator.answer import to_json as answer_of
+from simulator.answer import Answer, Result
 from simulator.errors import InfeasiblePlanError
 from simulator.explore.trials import Trials, knobs_of, options_of
 from simulator.explore.whole_run import RunRequest, whole_run
 from simulator.models.recorded import RecordedModule
 from simulator.plan import ParallelPlan
-from simulator.simulation import Result, lower_scenario
+from simulator.simulation import lower_scenario
 from simulator.units import format_bytes
 
 
-def to_json(result: Result, request: RunRequest | None = None) -> dict[str, Any]:
+class Document(Answer):
+    """What ``--json`` prints for one number of GPUs."""
+
+    whole_run: NotRequired[dict[str, Any]]
+    """Days, GPU hours, cost, energy and goodput, where the length of a run is given."""
+    explanation: NotRequired[Explanation]
+    """With ``--explain``."""
+
+
+class ScalingRow(Document):
+    """The answer for one of several numbers of GPUs."""
+
+    gpus: int
+    """The number of GPUs."""
+
+
+class Scaling(TypedDict):
+    """What ``--json`` prints for several numbers of GPUs."""
+
+    scaling: list[ScalingRow]
+    """One answer per number of GPUs."""
+    explanation: NotRequired[Explanation]
+    """Of the last one, with ``--explain``."""
+
+
+def to_json(result: Result, request: RunRequest | None = None) -> Document:
     """Return the documented answer as plain data, with ``whole_run`` where a run is asked about.
 
     Raises
@@ -26,14 +52,14 @@ def to_json(result: Result, request: RunRequest | None = None) -> dict[str, Any]
     InfeasiblePlanError
         If the run that is asked about would never end.
     """
-    answer = answer_of(result)
-    if request is None:
-        return answer
-    run = whole_run(request, answer, result.plan, result.topology, result.spec.n_parameters)
-    return {**answer, "whole_run": run.to_dict()}
+    answer = cast(Document, {**result.answer})
+    if request is not None:
+        run = whole_run(request, answer, result.plan, result.topology, result.spec.n_parameters)
+        answer["whole_run"] = run.to_dict()
+    return answer
 
 
-def explain(result: Result, *, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def explain(result: Result, *, say: Callable[[str], None] = lambda _: None) -> Explanation:
     """Say what decides the time and what would change it, every change simulated.
 
     Parameters
@@ -45,9 +71,7 @@ def explain(result: Result, *, say: Callable[[str], None] = lambda _: None) -> d
 
     Returns
     -------
-    dict
-        What :func:`simulator.analysis.explain.explain` returns, and ``critical_path``: rows with ``kind``, ``seconds``,
-        ``share`` and ``communication``.
+    Explanation
     """
     trials = Trials(result)
     ranked = rank_changes(trials.baseline, list(knobs_of(trials)), list(options_of(trials)), say=say)
@@ -55,13 +79,17 @@ def explain(result: Result, *, say: Callable[[str], None] = lambda _: None) -> d
 
 
 def document(
-    results: Sequence[Result], explanation: Mapping[str, Any] | None = None, *, request: RunRequest | None = None
-) -> dict[str, Any]:
+    results: Sequence[Result], explanation: Explanation | None = None, *, request: RunRequest | None = None
+) -> Document | Scaling:
     """Return what ``--json`` prints: one answer, or ``scaling``, a list of them with ``gpus`` added."""
     answers = [to_json(result, request) for result in results]
-    rows = [{"gpus": result.plan.gpus, **answer} for result, answer in zip(results, answers, strict=True)]
-    whole = answers[0] if len(answers) == 1 else {"scaling": rows}
-    return whole if explanation is None else {**whole, "explanation": dict(explanation)}
+    whole: Document | Scaling = answers[0]
+    if len(answers) > 1:
+        rows = [{"gpus": result.plan.gpus, **answer} for result, answer in zip(results, answers, strict=True)]
+        whole = Scaling(scaling=cast(list[ScalingRow], rows))
+    if explanation is not None:
+        whole["explanation"] = explanation
+    return whole
 
 
 def way_out(result: Result) -> str:

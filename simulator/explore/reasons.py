@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from simulator.analysis.metrics import PARTS, Breakdown, Part
+from simulator.answer import Figures, figures_of
 from simulator.explore.best import Ranked, SearchResult, describe
-from simulator.explore.sweep import FIGURES
 from simulator.plan import ParallelPlan
 from simulator.units import format_bytes, format_time
 
-#: parts of the breakdown that add up to the iteration, and what they are called
-PARTS = {
-    "compute_s": "compute",
-    "exposed_communication_s": "exposed communication",
-    "bubble_s": "pipeline bubble",
-    "optimizer_s": "optimizer",
-    "host_s": "host",
-    "data_s": "data loading",
-}
 #: settings in which plans of one search differ
 CHOICES = ("dp", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "sharding", "recompute", "sequence_parallel")
 
@@ -27,7 +19,7 @@ CHOICES = ("dp", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "sharding"
 SAME = 5e-4
 
 
-def differences_s(one: Ranked, other: Ranked) -> dict[str, float]:
+def differences_s(one: Ranked, other: Ranked) -> dict[Part, float]:
     """Return how much more time a plan spends than another, by part; the sum is the difference of the iterations."""
     mine, theirs = one.answer["breakdown"], other.answer["breakdown"]
     return {part: mine[part] - theirs[part] for part in PARTS}
@@ -70,17 +62,35 @@ def _signed(seconds: float) -> str:
     return f"{'-' if seconds < 0 else '+'}{format_time(abs(seconds))}"
 
 
-def row(one: Ranked, best: Ranked, runner_up: Ranked | None) -> dict[str, Any]:
+class PlanRow(Figures):
+    """One plan of a ranking."""
+
+    plan: dict[str, Any]
+    """Every setting."""
+    summary: str
+    """Its choices in one line."""
+    label: str
+    """What kind of plain data parallelism it is, such as ``FSDP``; empty for most."""
+    bound_s: float
+    """Proven lower bound of its time, by which the search is ordered."""
+    breakdown: Breakdown
+    """Where the time goes."""
+    why: str
+    """Where it wins or loses against the one it is compared with."""
+    choices: str
+    """Which settings differ from that one's."""
+    compared_with: str
+    """``best``, or ``runner-up`` for the best."""
+
+
+def row(one: Ranked, best: Ranked, runner_up: Ranked | None) -> PlanRow:
     """Return one line of the answer as plain data."""
     is_best = one is best
     other = runner_up if is_best else best
     answer = one.answer
     return {
         "plan": one.plan.to_dict(), "summary": describe(one.plan), "label": one.label,
-        "iteration_time_s": one.iteration_time_s, "bound_s": one.bound_s,
-        **{name: answer[name] for name in FIGURES if name != "iteration_time_s"}, "peak_bytes": one.peak_bytes,
-        "capacity_bytes": answer["memory"]["capacity_bytes"], "breakdown": answer["breakdown"],
-        "low_s": answer["confidence"]["low_s"], "high_s": answer["confidence"]["high_s"],
+        "bound_s": one.bound_s, **figures_of(answer), "breakdown": answer["breakdown"],
         "why": explain(one, other) if other is not None else "", "choices": choices(one.plan, other.plan) if other else "",
         "compared_with": "runner-up" if is_best else "best",
     }  # fmt: skip
@@ -102,7 +112,7 @@ def to_dict(result: SearchResult) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _account(found: Ranked | str, best: Ranked, runner_up: Ranked | None) -> dict[str, Any]:
+def _account(found: Ranked | str, best: Ranked, runner_up: Ranked | None) -> PlanRow | dict[str, str]:
     return {"reason": found} if isinstance(found, str) else row(found, best, runner_up)
 
 

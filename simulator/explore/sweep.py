@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Required
 
+from simulator.analysis.metrics import Breakdown
+from simulator.answer import Figures, figures_of
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.answers import Work, compute, evaluate, failure, look_up
 from simulator.explore.axes import Point, Sweep
 from simulator.explore.runner import Pool
 from simulator.explore.store import Record, Store
 
-#: figures of an answer that become columns, by their place in it
-FIGURES = (
-    "iteration_time_s", "samples_per_s", "tokens_per_s", "tflops_per_gpu", "mfu", "communication_fraction",
-)  # fmt: skip
-BREAKDOWN = (
-    "compute_s", "exposed_communication_s", "overlapped_communication_s", "bubble_s", "optimizer_s", "host_s", "data_s",
-)  # fmt: skip
 #: settings that a plan may leave open, as they were resolved
 RESOLVED = ("gpus", "dp", "tp", "pp", "micro_batch", "global_batch", "sequence_length")
+
+
+class SweepRow(Figures, Breakdown, total=False):
+    """One combination: the values of the axes by their names, ``status`` and ``reason``, and the figures where it has any."""
+
+    status: Required[str]
+    """``ok``, ``does not fit``, ``infeasible``, ``invalid`` or ``error``."""
+    reason: Required[str]
+    """Why there is no answer that can be used."""
+    gpus: int
+    """GPUs that ran."""
+    dp: int
+    """Data-parallel degree, as resolved."""
+    tp: int
+    """Tensor-parallel degree."""
+    pp: int
+    """Pipeline stages."""
+    micro_batch: int
+    """Sequences per rank and micro-batch, as resolved."""
+    global_batch: int
+    """Sequences per optimizer step, as resolved."""
+    sequence_length: int
+    """Tokens per sequence."""
+    digest: str
+    """Content address of the scenario."""
 
 
 class Observer(Protocol):
@@ -133,10 +153,7 @@ def _row(point: Point, record: Record) -> dict[str, Any]:
         return row
     plan = answer["provenance"]["scenario"]["plan"]
     row |= {name: plan[name] for name in RESOLVED if name not in row}
-    row |= {name: answer[name] for name in FIGURES}
-    row |= {name: answer["breakdown"][name] for name in BREAKDOWN}
-    row |= {name: answer["memory"][name] for name in ("peak_bytes", "capacity_bytes")}
-    row |= {"low_s": answer["confidence"]["low_s"], "high_s": answer["confidence"]["high_s"]}
+    row |= {**figures_of(answer), **answer["breakdown"]}
     row["digest"] = answer["provenance"]["digest"]
     return row
 

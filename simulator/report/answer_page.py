@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from simulator.analysis.critical_path import path_rows
+from simulator.analysis.explain import Explanation
+from simulator.answer import Result
 from simulator.explore.document import document
 from simulator.explore.whole_run import RunRequest
 from simulator.parallel.mesh import Mesh
 from simulator.report.page import Inputs, Report, render
-from simulator.simulation import Result
 
 
 def report(
     results: Sequence[Result],
     *,
     request: RunRequest | None = None,
-    explanation: Mapping[str, Any] | None = None,
+    explanation: Explanation | None = None,
     given: Collection[str] = (),
 ) -> Report:
     """Make the HTML report of one result, or of several on growing numbers of GPUs, of which the last is shown.
@@ -28,7 +28,7 @@ def report(
         The last one simulated with ``detail=True``, so that its timeline can be zoomed into.
     request : RunRequest, optional
         A whole run that is asked about.
-    explanation : dict, optional
+    explanation : Explanation, optional
         As :func:`simulator.explore.document.explain` returns it; without it the report has the critical path alone.
     given : collection of str
         Names of the settings that somebody made.

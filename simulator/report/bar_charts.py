@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from simulator.report.charts import BLUE, GREY, MEMORY, ORANGE, PARTS, VERMILLION, Chart, round_values
+from simulator.analysis.metrics import PARTS
+from simulator.answer import MEMORY_PARTS, Answer, Memory
+from simulator.report.charts import (
+    BLUE,
+    GREY,
+    MEMORY_COLOURS,
+    ORANGE,
+    PART_COLOURS,
+    VERMILLION,
+    Chart,
+    round_values,
+)
 from simulator.units import format_bytes, format_time
 
 GIB = 2**30
@@ -60,13 +71,13 @@ def _staircase(bars: Sequence[Bar], axis_title: str, reach: float) -> tuple[dict
     return trace, layout
 
 
-def breakdown_chart(answer: Mapping[str, Any]) -> Chart:
+def breakdown_chart(answer: Answer) -> Chart:
     """Return where the iteration goes: steps that add up to the iteration time."""
     total_s = answer["iteration_time_s"]
     bars: list[Bar] = []
     start_s = 0.0
-    for key, (label, colour) in PARTS.items():
-        seconds = answer["breakdown"][key]
+    for key, label in PARTS.items():
+        seconds, colour = answer["breakdown"][key], PART_COLOURS[key]
         if seconds > 0:
             bars.append(Bar(label, f"{format_time(seconds)} · {seconds / total_s:.1%}", start_s, seconds, colour))
             start_s += seconds
@@ -84,14 +95,14 @@ def breakdown_chart(answer: Mapping[str, Any]) -> Chart:
     )
 
 
-def memory_chart(memory: Mapping[str, Any]) -> Chart:
+def memory_chart(memory: Memory) -> Chart:
     """Return bytes by category: steps up to the peak, with the device's capacity as a line."""
     bars: list[Bar] = []
     start = 0.0
-    for key, (label, colour) in MEMORY.items():
-        n_bytes = memory.get(key, 0)
+    for key, label in MEMORY_PARTS.items():
+        n_bytes = memory[key]
         if n_bytes > 0:
-            bars.append(Bar(label, format_bytes(n_bytes), start / GIB, n_bytes / GIB, colour))
+            bars.append(Bar(label, format_bytes(n_bytes), start / GIB, n_bytes / GIB, MEMORY_COLOURS[key]))
             start += n_bytes
     capacity = memory["capacity_bytes"] / GIB
     trace, layout = _staircase(bars, "GiB on the fullest rank", max(capacity, start / GIB) * 1.06)

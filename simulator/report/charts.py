@@ -15,6 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from simulator.analysis.metrics import Part
+from simulator.answer import Category
 from simulator.errors import ConfigError
 
 #: Okabe and Ito, "Color Universal Design", 2008; black becomes grey, which shows on light and dark alike
@@ -32,28 +34,18 @@ BLUE, SKY, ORANGE, VERMILLION, GREEN, PURPLE, YELLOW, GREY = (
 #: a sequential scale that people with any kind of colour vision read the same way (Nunez et al., 2018)
 SEQUENTIAL = "Cividis"
 
-#: parts of the iteration: key of the answer -> (label, colour)
-PARTS: dict[str, tuple[str, str]] = {
-    "compute_s": ("compute", BLUE),
-    "exposed_communication_s": ("exposed communication", VERMILLION),
-    "bubble_s": ("pipeline bubble", GREY),
-    "optimizer_s": ("optimizer", GREEN),
-    "host_s": ("host", PURPLE),
-    "data_s": ("data loading", YELLOW),
-}
+#: colours of the parts of the iteration, by key of the answer
+PART_COLOURS: dict[Part, str] = {
+    "compute_s": BLUE, "exposed_communication_s": VERMILLION, "bubble_s": GREY, "optimizer_s": GREEN, "host_s": PURPLE,
+    "data_s": YELLOW,
+}  # fmt: skip
 
-#: categories of memory: key of the answer -> (label, colour)
-MEMORY: dict[str, tuple[str, str]] = {
-    "parameters_bytes": ("parameters", BLUE),
-    "gradients_bytes": ("gradients", SKY),
-    "optimizer_bytes": ("optimizer states", GREEN),
-    "activations_bytes": ("activations", ORANGE),
-    "transient_bytes": ("working memory", VERMILLION),
-    "buffers_bytes": ("communication buffers", PURPLE),
-    "communicators_bytes": ("NCCL communicators", PURPLE),
-    "context_bytes": ("CUDA context", GREY),
-    "fragmentation_bytes": ("fragmentation", GREY),
-}
+#: colours of the categories of memory, by key of the answer
+MEMORY_COLOURS: dict[Category, str] = {
+    "parameters_bytes": BLUE, "gradients_bytes": SKY, "optimizer_bytes": GREEN, "activations_bytes": ORANGE,
+    "transient_bytes": VERMILLION, "buffers_bytes": PURPLE, "communicators_bytes": PURPLE, "context_bytes": GREY,
+    "fragmentation_bytes": GREY,
+}  # fmt: skip
 
 #: what the page draws, and without any server
 CONFIG: dict[str, Any] = {

@@ -8,14 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from simulator.analysis.metrics import CommunicationRow
+from simulator.answer import Answer, Memory, categories_of, describe_interval, describe_link, describe_plan, parts_of
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.units import format_bandwidth, format_bytes, format_time
-
-_LABELS = {
-    "compute_s": "compute", "exposed_communication_s": "exposed communication", "bubble_s": "pipeline bubble",
-    "optimizer_s": "optimizer", "host_s": "host", "data_s": "data loading",
-}  # fmt: skip
 
 
 def _table(*columns: str, title: str) -> Table:
@@ -31,15 +28,14 @@ def make_console() -> Console:
     return console if console.is_terminal and console.width >= 80 else Console(width=max(console.width, 120))
 
 
-def print_answer(scenario: Scenario, answer: dict[str, Any], console: Console | None = None) -> None:
+def print_answer(scenario: Scenario, answer: Answer, console: Console | None = None) -> None:
     """Print one answer: headline, where the time goes, communication, memory, bottleneck.
 
     Parameters
     ----------
     scenario : Scenario
         With its plan resolved.
-    answer : dict
-        As :func:`simulator.simulation.to_json` returns it.
+    answer : Answer
     console : rich.console.Console, optional
         Where to print; standard output by default.
     """
@@ -50,10 +46,9 @@ def print_answer(scenario: Scenario, answer: dict[str, Any], console: Console | 
     )
     if scenario.faults:
         out.print(f"with {scenario.faults.describe()}", highlight=False)
-    low_s, high_s = answer["confidence"]["low_s"], answer["confidence"]["high_s"]
+    sure = answer["confidence"]
     out.print(
-        f"\n[bold]iteration {format_time(answer['iteration_time_s'])}[/bold]  (80 %: {format_time(low_s)} to {format_time(high_s)}; "
-        f"{answer['confidence']['basis']})",
+        f"\n[bold]iteration {format_time(answer['iteration_time_s'])}[/bold]  ({describe_interval(sure)}; {sure['basis']})",
         highlight=False,
     )
     out.print(
@@ -70,38 +65,13 @@ def print_answer(scenario: Scenario, answer: dict[str, Any], console: Console | 
     _print_bottleneck(out, answer)
 
 
-def describe_plan(plan: ParallelPlan) -> str:
-    """Say a plan in one line, leaving out what is trivial."""
-    degrees = [
-        f"{name}={getattr(plan, name)}"
-        for name in ("dp", "tp", "pp", "virtual_pp", "cp", "ep")
-        if getattr(plan, name) > 1
-    ]
-    parts = [f"{plan.gpus} GPU{'s' if plan.gpus > 1 else ''}", *degrees]
-    if plan.sharding != "none":
-        parts.append(plan.sharding)
-    if plan.pp > 1:
-        parts.append("1f1b-interleaved" if plan.schedule == "1f1b" and plan.virtual_pp > 1 else plan.schedule)
-    parts += [
-        f"micro-batch {plan.micro_batch}",
-        f"global batch {plan.global_batch}",
-        f"sequence {plan.sequence_length}",
-        plan.precision,
-    ]
-    if plan.recompute != "none":
-        parts.append(f"{plan.recompute} recompute")
-    return ", ".join([*parts, f"{plan.attention} attention", plan.framework])
-
-
-def _print_breakdown(out: Console, answer: dict[str, Any]) -> None:
+def _print_breakdown(out: Console, answer: Answer) -> None:
     table = _table("where the time goes", "time", "share", title="")
     table.title = None
     iteration_s = answer["iteration_time_s"]
-    for key, label in _LABELS.items():
-        seconds = answer["breakdown"][key]
-        if seconds > 0:
-            bar = "█" * round(30 * seconds / iteration_s)
-            table.add_row(label, format_time(seconds), f"{seconds / iteration_s:.1%}", bar)
+    for label, seconds in parts_of(answer["breakdown"]):
+        bar = "█" * round(30 * seconds / iteration_s)
+        table.add_row(label, format_time(seconds), f"{seconds / iteration_s:.1%}", bar)
     table.columns[-1].justify = "left"
     overlapped_s = answer["breakdown"]["overlapped_communication_s"]
     if overlapped_s > 0:
@@ -111,7 +81,7 @@ def _print_breakdown(out: Console, answer: dict[str, Any]) -> None:
     out.print(table, highlight=False)
 
 
-def _print_communication(out: Console, rows: Sequence[dict[str, Any]]) -> None:
+def _print_communication(out: Console, rows: Sequence[CommunicationRow]) -> None:
     out.print()
     table = _table("communication per rank", "axis", "ranks", "count", "bytes", "time", "algbw", "busbw", title="")
     table.title = None
@@ -123,33 +93,24 @@ def _print_communication(out: Console, rows: Sequence[dict[str, Any]]) -> None:
     out.print(table, highlight=False)
 
 
-def _print_memory(out: Console, memory: dict[str, Any]) -> None:
+def _print_memory(out: Console, memory: Memory) -> None:
     out.print()
     table = _table("memory of the fullest rank", "bytes", title="")
     table.title = None
-    for key, n_bytes in memory.items():
-        name = key.removesuffix("_bytes")
-        if key.endswith("_bytes") and n_bytes and name not in ("allocated", "reserved", "peak", "capacity"):
-            table.add_row(name, format_bytes(n_bytes))
+    for label, n_bytes in categories_of(memory):
+        table.add_row(label, format_bytes(n_bytes))
     verdict = "[green]fits[/green]" if memory["fits"] else "[red]does not fit[/red]"
     table.add_row("[bold]peak[/bold]", f"[bold]{format_bytes(memory['peak_bytes'])}[/bold]")
     out.print(table, highlight=False)
     out.print(f"{verdict} in {format_bytes(memory['capacity_bytes'])}", highlight=False)
 
 
-def _print_bottleneck(out: Console, answer: dict[str, Any]) -> None:
-    link = answer["bottleneck"]
-    if link is not None:
-        out.print(
-            f"\nbusiest link: {link['link']} ({link['kind']}, {format_bandwidth(link['bandwidth_bytes_per_s'])} per direction), "
-            f"{link['utilization']:.1%} of the iteration at its full rate",
-            highlight=False,
-        )
+def _print_bottleneck(out: Console, answer: Answer) -> None:
+    if answer["bottleneck"] is not None:
+        out.print(f"\nbusiest link: {describe_link(answer['bottleneck'])}", highlight=False)
 
 
-def print_scaling(
-    plans: Sequence[ParallelPlan], answers: Sequence[dict[str, Any]], console: Console | None = None
-) -> None:
+def print_scaling(plans: Sequence[ParallelPlan], answers: Sequence[Answer], console: Console | None = None) -> None:
     """Print one row per number of GPUs; efficiency is relative to the first."""
     out = console or make_console()
     table = _table(

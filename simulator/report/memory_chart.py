@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from simulator.analysis.passes import Pass, in_flight
+from simulator.answer import MEMORY_PARTS, Memory
 from simulator.report.bar_charts import GIB, capacity_line
-from simulator.report.charts import MEMORY, Chart
+from simulator.report.charts import MEMORY_COLOURS, Chart
 from simulator.units import PS_PER_S, format_bytes
 
 MAX_POINTS = 1200
 
 
-def memory_over_time(memory: Mapping[str, Any], passes: Sequence[Pass], makespan_ps: int) -> Chart:
+def memory_over_time(memory: Memory, passes: Sequence[Pass], makespan_ps: int) -> Chart:
     """Return the memory of one rank over the step.
 
     Parameters
     ----------
-    memory : mapping
-        The answer's ``memory``.
+    memory : Memory
     passes : sequence of Pass
         Of the rank that needs most. Their activations are scaled so that the most that is held at once is the
         answer's number.
     makespan_ps : int
         Length of the step.
     """
-    activations = memory.get("activations_bytes", 0) / GIB
+    activations = memory["activations_bytes"] / GIB
     counts = in_flight(passes)
     most = max((count for _, count in counts), default=0.0) or 1.0
     points = _thin(
@@ -37,7 +37,7 @@ def memory_over_time(memory: Mapping[str, Any], passes: Sequence[Pass], makespan
         _area(label, [seconds[0], seconds[-1]], [n_bytes / GIB] * 2, colour, "%{y:.3g} GiB all the time")
         for label, colour, n_bytes in _steady(memory)
     ]
-    label, colour = MEMORY["activations_bytes"]
+    label, colour = MEMORY_PARTS["activations_bytes"], MEMORY_COLOURS["activations_bytes"]
     held = [point[1] for point in points]
     traces.append(_area(label, seconds, held, colour, "%{y:.2f} GiB of activations at %{x:.4g} s"))
     capacity = memory["capacity_bytes"] / GIB
@@ -67,11 +67,11 @@ def memory_over_time(memory: Mapping[str, Any], passes: Sequence[Pass], makespan
     )
 
 
-def _steady(memory: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+def _steady(memory: Memory) -> list[tuple[str, str, int]]:
     """Return what stays all the time as (label, colour, bytes): categories that share a colour are one area."""
     found: dict[str, tuple[list[str], int]] = {}
-    for key, (label, colour) in MEMORY.items():
-        n_bytes = int(memory.get(key, 0))
+    for key, label in MEMORY_PARTS.items():
+        n_bytes, colour = memory[key], MEMORY_COLOURS[key]
         if n_bytes > 0 and key != "activations_bytes":
             labels, total = found.get(colour, ([], 0))
             found[colour] = ([*labels, label], total + n_bytes)

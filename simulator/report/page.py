@@ -9,9 +9,10 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, cast
 
 from simulator.analysis.passes import passes_of
+from simulator.explore.document import Document, Scaling
 from simulator.report.bar_charts import breakdown_chart, memory_chart, scaling_chart
 from simulator.report.charts import CONFIG, Chart, image_ending, library, write_images
 from simulator.report.constants import constants_of
@@ -45,8 +46,8 @@ class Inputs:
 
     Parameters
     ----------
-    document : dict
-        What ``--json`` prints: one answer, or ``{"scaling": [...]}`` with one per number of GPUs. The last is shown.
+    document : Document or Scaling
+        What ``--json`` prints. The last answer is shown.
     scenario : Scenario
         Of the answer that is shown, with its plan resolved.
     topology : Topology
@@ -64,7 +65,7 @@ class Inputs:
         Names of the settings that somebody made; the others are defaults or derived.
     """
 
-    document: Mapping[str, Any]
+    document: Document | Scaling
     scenario: Scenario
     topology: Topology
     timeline: Timeline
@@ -75,13 +76,12 @@ class Inputs:
     given: Collection[str] = ()
 
     @property
-    def answers(self) -> Sequence[Mapping[str, Any]]:
+    def answers(self) -> Sequence[Document]:
         """All answers, one per number of GPUs."""
-        found: Sequence[Mapping[str, Any]] = self.document.get("scaling", [self.document])
-        return found
+        return cast(Sequence[Document], self.document.get("scaling", [self.document]))
 
     @property
-    def answer(self) -> Mapping[str, Any]:
+    def answer(self) -> Document:
         """The answer that is shown."""
         return self.answers[-1]
 

@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from simulator.analysis.metrics import PARTS
 from simulator.report.charts import (
     BLUE,
     GREEN,
     GREY,
     ORANGE,
-    PARTS,
+    PART_COLOURS,
     PURPLE,
     SEQUENTIAL,
     SKY,
@@ -301,9 +302,9 @@ def breakdowns(named: Sequence[tuple[str, Row]]) -> Chart:
             "type": "bar", "orientation": "h", "name": name, "y": labels,
             "x": [round(row[part] * factor, 9) for (_, row), factor in zip(shown, scale, strict=True)],
             "customdata": [f"{name}: {format_time(row[part])} of {format_time(row['iteration_time_s'])}" for _, row in shown],
-            "hovertemplate": "%{customdata}<extra>%{y}</extra>", "marker": {"color": colour},
+            "hovertemplate": "%{customdata}<extra>%{y}</extra>", "marker": {"color": PART_COLOURS[part]},
         }
-        for part, (name, colour) in PARTS.items()
+        for part, name in PARTS.items()
         if any(row[part] > 0 for _, row in shown)
     ]  # fmt: skip
     unit = "seconds per iteration" if same_work else "GPU seconds per million tokens"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from simulator.report.console import describe_plan
+from simulator.answer import describe_plan
 from simulator.report.constants import Section, write_value
 from simulator.report.markup import Markup, element, number, share_bar, table
 from simulator.scenario import Scenario

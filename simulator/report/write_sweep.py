@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from simulator.answer import Figures
 from simulator.errors import ConfigError
-from simulator.explore.sweep import BREAKDOWN, FIGURES, RESOLVED, SweepResult
+from simulator.explore.sweep import RESOLVED, SweepResult
 from simulator.explore.tables import check_formats, write_rows
 from simulator.report.charts import check_images
 
@@ -114,9 +115,7 @@ def _row(gpus: int, row: Mapping[str, Any], rank: int | None, label: str = "") -
     flat |= {
         name: row["plan"][name] for name in ("virtual_pp", "cp", "ep", "sharding", "recompute", "sequence_parallel")
     }
-    flat |= {name: row[name] for name in FIGURES}
-    flat |= {name: row["breakdown"][name] for name in BREAKDOWN}
-    return flat | {name: row[name] for name in ("peak_bytes", "capacity_bytes", "low_s", "high_s")}
+    return {**flat, **{name: row[name] for name in Figures.__annotations__}, **row["breakdown"]}
 
 
 def write_search(answer: Mapping[str, Any], folder: str | None, formats: str, plot: str | None) -> list[Path]:

@@ -28,8 +28,9 @@ def test_categories_of_a_hand_made_step():
     metrics = measure(
         timeline((KERNEL, "compute", 0, 4), (REDUCE, "dp", 2, 7), (STEP, "compute", 7, 9), makespan=10), pipelined=False
     )
-    assert metrics.breakdown_s == {
-        "compute": 4, "optimizer": 2, "exposed_communication": 3, "overlapped_communication": 2, "host": 1, "bubble": 0, "data": 0,
+    assert metrics.breakdown == {
+        "compute_s": 4, "optimizer_s": 2, "exposed_communication_s": 3, "overlapped_communication_s": 2,
+        "host_s": 1, "bubble_s": 0, "data_s": 0,
     }  # fmt: skip
     (row,) = metrics.communication
     assert (row["collective"], row["count"], row["bytes"], row["total_s"]) == ("all_reduce", 1, 1000, 5)
@@ -38,7 +39,7 @@ def test_categories_of_a_hand_made_step():
 
 def test_idle_time_of_a_pipeline_is_its_bubble():
     metrics = measure(timeline((KERNEL, "compute", 3, 4), makespan=5), pipelined=True)
-    assert metrics.breakdown_s["bubble"] == 4
+    assert metrics.breakdown["bubble_s"] == 4
 
 
 intervals = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda t: (min(t), max(t))), max_size=8)
@@ -61,8 +62,8 @@ def test_categories_add_up_to_the_iteration(runs, talks):
     spans += [(REDUCE, f"dp{i}", start, end) for i, (start, end) in enumerate(talks) if end > start]
     makespan = max(end for *_, end in spans) + 1
     for pipelined in (False, True):
-        breakdown = measure(timeline(*spans, makespan=makespan), pipelined=pipelined).breakdown_s
-        total = sum(value for name, value in breakdown.items() if name != "overlapped_communication")
+        breakdown = measure(timeline(*spans, makespan=makespan), pipelined=pipelined).breakdown
+        total = sum(value for name, value in breakdown.items() if name != "overlapped_communication_s")
         assert total == pytest.approx(makespan)
 
 

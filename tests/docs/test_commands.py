@@ -125,7 +125,9 @@ def generator():
     return runpy.run_path(str(ROOT / "docs" / "generate.py"))
 
 
-@pytest.mark.parametrize("page", ["reference_commands.md", "reference_files.md"])
+@pytest.mark.parametrize(
+    "page", ["reference_commands.md", "reference_files.md", "reference_answers.md", "answer.schema.json"]
+)
 def test_generated_pages_are_up_to_date(generator, page):
     written = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert generator["PAGES"][page]() == written, "run: python docs/generate.py"

@@ -126,7 +126,7 @@ def test_with_the_storage_that_is_asked_for_the_target_is_met_exactly():
     fast = topology.scaled(dict.fromkeys(BETWEEN, FREE))
     step = simulate_on(found.scenario, fast, find_spec("gpt2-medium"))
     assert step.metrics.iteration_time_s == pytest.approx(found.free_s / 0.8, rel=1e-6)
-    assert step.metrics.breakdown_s["data"] == pytest.approx(found.free_s / 0.8 - found.free_s, rel=1e-6)
+    assert step.metrics.breakdown["data_s"] == pytest.approx(found.free_s / 0.8 - found.free_s, rel=1e-6)
 
 
 def test_so_many_loader_workers_are_enough_and_one_less_is_not():

@@ -99,15 +99,15 @@ def test_only_the_excess_over_the_step_is_seen(load_s, pp, workers):
     n_samples = plain.plan.global_batch // plain.plan.dp
     loaded = step(pp=pp, loader_workers=workers, sample_time_s=load_s * max(workers, 1) / n_samples)
     plain_s, loaded_s = plain.metrics.iteration_time_s, loaded.metrics.iteration_time_s
-    seen_s = loaded.metrics.breakdown_s["data"]
+    seen_s = loaded.metrics.breakdown["data_s"]
     if workers:
         assert loaded_s == pytest.approx(max(plain_s, load_s), rel=1e-9)
         assert seen_s == pytest.approx(max(0.0, load_s - plain_s), abs=1e-9)
-        assert loaded.metrics.breakdown_s["bubble"] == pytest.approx(plain.metrics.breakdown_s["bubble"], abs=1e-9)
+        assert loaded.metrics.breakdown["bubble_s"] == pytest.approx(plain.metrics.breakdown["bubble_s"], abs=1e-9)
     else:
         assert loaded_s == pytest.approx(plain_s + load_s, rel=1e-9)
-    breakdown = loaded.metrics.breakdown_s
-    total_s = sum(seconds for name, seconds in breakdown.items() if name != "overlapped_communication")
+    breakdown = loaded.metrics.breakdown
+    total_s = sum(seconds for name, seconds in breakdown.items() if name != "overlapped_communication_s")
     assert total_s == pytest.approx(loaded_s, rel=1e-9)
 
 
@@ -135,7 +135,7 @@ def test_a_steady_state_of_which_most_is_left_out_is_no_exception(load_s):
     loaded = step(**settings_of, sample_time_s=load_s * 2 / 256)
     assert loaded.metrics.iteration_time_s == pytest.approx(max(load_s, plain.metrics.iteration_time_s), rel=1e-9)
     seen_s = max(0.0, load_s - plain.metrics.iteration_time_s)
-    assert loaded.metrics.breakdown_s["data"] == pytest.approx(seen_s, abs=1e-9)
+    assert loaded.metrics.breakdown["data_s"] == pytest.approx(seen_s, abs=1e-9)
 
 
 def test_every_rank_written_down_gives_the_same():

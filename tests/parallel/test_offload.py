@@ -53,7 +53,7 @@ def test_the_processors_of_a_node_step_all_its_ranks():
     device = load_device("a100-sxm4-80g")
     assert cpu_adam_s(device, 10**9, 1) == pytest.approx(0.24)  # ZeRO-Offload, table 4
     assert cpu_adam_s(device, 10**8, 8) == pytest.approx(8 * 0.024)
-    assert run(offload_optimizer="cpu").metrics.breakdown_s["optimizer"] == pytest.approx(
+    assert run(offload_optimizer="cpu").metrics.breakdown["optimizer_s"] == pytest.approx(
         SPEC.n_parameters / 16 * 8 * 30 / CPU_ADAM_BYTES_PER_S, rel=0.01
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from simulator.analysis.metrics import PARTS
 from simulator.errors import SimulatorError
 from simulator.models.spec import ModelSpec
 from simulator.scenario import Scenario
@@ -17,8 +18,8 @@ from validation.tables.outcome import Outcome
 from validation.tables.reader import Row
 
 if TYPE_CHECKING:
+    from simulator.answer import Result
     from simulator.memory import MemoryReport
-    from simulator.simulation import Result
 
 #: predicted peaks may exceed the device by this much before a heavier alternative is taken: the run was measured,
 #: and published recipes recompute as little as they can
@@ -143,7 +144,7 @@ def answer(case: Case, *, memory_only: bool) -> Answer:
     if not result.memory.fits:
         needs, has = format_bytes(result.memory.peak_bytes), format_bytes(result.memory.capacity_bytes)
         notes.append(f"predicted not to fit: {needs} of {has}")
-    spent = {name: s for name, s in result.metrics.breakdown_s.items() if name != "overlapped_communication"}
+    spent = {part.removesuffix("_s"): result.metrics.breakdown[part] for part in PARTS}
     return Answer(_metrics(result), "; ".join(notes), parts=spent)
 
 

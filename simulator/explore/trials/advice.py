@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from simulator.analysis.critical_path import HOST_KIND, path_rows
+from simulator.analysis.critical_path import HOST_KIND, PathRow, path_rows
 from simulator.analysis.explain import NEARLY, Outcome, saving
+from simulator.answer import Result
 from simulator.explore.trials.knobs import knobs_of
 from simulator.explore.trials.machine import Trials
 from simulator.explore.trials.options import options_of
-from simulator.simulation import Result
 
 #: events of a run above which nothing is simulated without being asked for
 MOST_EVENTS = 8_000
@@ -76,7 +76,7 @@ def _candidates(trials: Trials) -> Iterator[_Candidate]:
     """Yield what could help, with the most that it could save."""
     shares = {"communication": 0.0, "compute": 0.0, "host": 0.0, "data": 0.0}
     for row in path_rows(trials.result.timeline):
-        shares[_part(row)] = shares.get(_part(row), 0.0) + float(str(row["share"]))
+        shares[_part(row)] = shares.get(_part(row), 0.0) + row["share"]
     parts = dict.fromkeys(_FASTER_LINKS, "communication") | dict.fromkeys(_FASTER_DEVICE, "compute")
     parts |= {"host speed": "host"} | dict.fromkeys(_LOADS, "data")
     for knob in knobs_of(trials):
@@ -88,10 +88,9 @@ def _candidates(trials: Trials) -> Iterator[_Candidate]:
             yield _Candidate(bound, option.name, option.simulate)
 
 
-def _part(row: dict[str, object]) -> str:
+def _part(row: PathRow) -> str:
     if row["communication"]:
         return "communication"
-    kind = row["kind"]
-    if kind in _COMPUTES:
+    if row["kind"] in _COMPUTES:
         return "compute"
-    return {HOST_KIND: "host", "host work": "host", "data loading": "data"}.get(str(kind), "waiting")
+    return {HOST_KIND: "host", "host work": "host", "data loading": "data"}.get(row["kind"], "waiting")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.analysis.explain import Outcome
+from simulator.answer import Result
 from simulator.costs import ModelCosts
 from simulator.engine import run
 from simulator.errors import ConfigError, InfeasiblePlanError
@@ -15,7 +16,7 @@ from simulator.network.base import Flow
 from simulator.program.op import Collective, Op, Transfer
 from simulator.program.program import Program
 from simulator.scenario import Scenario
-from simulator.simulation import Result, lower_scenario
+from simulator.simulation import lower_scenario
 from simulator.topology import LINK_KINDS, Topology
 from simulator.topology.operation_spec import StorageSpec
 from simulator.topology.storage import node_rate_bytes_per_s, total_rate_bytes_per_s

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import NamedTuple, get_args, get_origin, get_type_hints
 
 from simulator.analysis.explain import Option
+from simulator.answer import Result
 from simulator.errors import SimulatorError
 from simulator.explore.trials.machine import Trials
 from simulator.models.spec import ModelSpec
 from simulator.parallel.gradients import gradient_bytes
 from simulator.plan import ParallelPlan, idle_settings
 from simulator.schedules import SCHEDULES
-from simulator.simulation import Result
 
 _TYPES = get_type_hints(ParallelPlan)
 _FLAGS = {"sequence_parallel", "overlap"}

@@ -12,13 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from simulator.analysis.metrics import PARTS, Breakdown
 from simulator.explore.whole_run.defaults import operation_defaults
 from simulator.topology import Topology
 from simulator.topology.operation_spec import PowerSpec
-
-#: part of the breakdown -> what a board does in it; the rest is waiting
-_COMPUTES = ("compute_s", "optimizer_s")
-_COMMUNICATES = ("exposed_communication_s",)
 
 J_PER_KWH = 3.6e6
 
@@ -46,17 +43,16 @@ class PowerModel:
     pue: float
     sources: Mapping[str, str]
 
-    def gpu_w(self, breakdown: Mapping[str, float]) -> float:
+    def gpu_w(self, breakdown: Breakdown) -> float:
         """Return the mean power of a board over a step.
 
         Parameters
         ----------
-        breakdown : mapping
-            The documented breakdown of an answer, in seconds.
+        breakdown : Breakdown
         """
-        computing_s = sum(breakdown[name] for name in _COMPUTES)
-        talking_s = sum(breakdown[name] for name in _COMMUNICATES)
-        total_s = sum(seconds for name, seconds in breakdown.items() if name != "overlapped_communication_s")
+        computing_s = breakdown["compute_s"] + breakdown["optimizer_s"]
+        talking_s = breakdown["exposed_communication_s"]
+        total_s = sum(breakdown[part] for part in PARTS)
         if total_s <= 0:
             return self.idle_w
         waiting_s = max(0.0, total_s - computing_s - talking_s)

@@ -112,7 +112,8 @@ def test_writers_are_one_copy_of_the_model():
 
 def test_a_step_that_only_computes_draws_the_limit():
     model = PowerModel(compute_w=400, communication_w=200, idle_w=60, host_w=200, pue=1.1, sources={})
-    assert model.gpu_w({"compute_s": 2.0, "optimizer_s": 0.0, "exposed_communication_s": 0.0}) == 400
+    idle = dict.fromkeys(("exposed_communication_s", "bubble_s", "optimizer_s", "host_s", "data_s"), 0.0)
+    assert model.gpu_w({"compute_s": 2.0, **idle}) == 400
     assert model.facility_w(400) == pytest.approx(660)
 
 
