@@ -10,26 +10,26 @@ comes from the docstring of its spec, or from ``keys.yaml`` where that says noth
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
 import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgspec
 import typer.main
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from simulator.cli.main import app, register_commands
+from simulator.cli.options import words_of
 from simulator.config import load_yaml
 from simulator.explore.document import Document, Scaling
 from simulator.explore.reasons import PlanRow
 from simulator.explore.slurm import SlurmSpec
 from simulator.explore.sweep import SweepRow
-from simulator.plan import ParallelPlan
+from simulator.plan import GROUPS, SETTINGS, Setting
 from simulator.topology.device import DeviceFile
 from simulator.topology.explicit import EdgeSpec, GraphSpec, VertexSpec
 from simulator.topology.spec import ClusterSpec
@@ -48,7 +48,7 @@ def commands_page() -> str:
         NOTE,
         "# Every command and flag\n",
         "[Command line](command_line.md) explains the main ones; this list is written by the program itself, as "
-        "`simulate COMMAND --help` prints it.\n",
+        "`simulate COMMAND --help` prints it. Every other key of a plan file is a flag, too: see [every key](reference_files.md).\n",
     ]
     for words, command in _commands("simulate", typer.main.get_command(app)):
         parts.append(_command(words, command))
@@ -67,6 +67,8 @@ def _command(words: str, command: Any) -> str:
     lines = [f"## `{words}`\n", f"{_plain(command.help or '')}\n"]
     rows: dict[str, list[str]] = {}
     for parameter in command.params:
+        if getattr(parameter, "hidden", False):
+            continue
         panel = getattr(parameter, "rich_help_panel", None) or ""
         rows.setdefault(panel, []).append(_flag(parameter))
     for panel, flags in rows.items():
@@ -120,8 +122,9 @@ def files_page() -> str:
         "## Device files\n",
         _table(DeviceFile, meanings),
         "## Plan files\n",
-        "The keys of `--plan plan.yaml`, also as `--set key=value`, as axes of sweeps and, most of them, as flags with `-` for `_`.\n",
-        _plan_table(meanings),
+        "The keys of `--plan plan.yaml`, also as `--set key=value`, as axes of sweeps and as flags with `-` for `_`. "
+        "`none` unsets what is derived by default.\n",
+        *_plan_table(),
         "## Sweep files\n",
         "| key | value | default | meaning |",
         "|---|---|---|---|",
@@ -178,14 +181,25 @@ def _table(model: type[BaseModel], meanings: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _plan_table(meanings: dict[str, Any]) -> str:
-    said, hints = _said(ParallelPlan), get_type_hints(ParallelPlan)
-    lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
-    for field in dataclasses.fields(ParallelPlan):
-        schema = TypeAdapter(hints[field.name]).json_schema()
-        meaning = _meaning(ParallelPlan, field.name, field.name, said, meanings, schema)
-        lines.append(f"| `{field.name}` | {_value(schema)} | {_default(field.default)} | {meaning} |")
-    return "\n".join(lines) + "\n"
+def _plan_table() -> Iterator[str]:
+    """Yield the settings of a plan, group by group, from their declarations."""
+    for group, heading in GROUPS.items():
+        yield f"### {heading}\n"
+        yield "| key | value | default | meaning |\n|---|---|---|---|"
+        for one in SETTINGS.values():
+            if one.group == group:
+                default = _default(one.default) or one.unset
+                also = f" Also `{'`, `'.join(one.aliases)}`." if one.aliases else ""
+                yield f"| `{one.key}` | {_values_of(one)} | {default} | {_plain(one.doc)}{also} |"
+        yield ""
+
+
+def _values_of(one: Setting) -> str:
+    if words_of(one):
+        return ", ".join(f"`{word}`" for word in words_of(one))
+    what = {int: "whole number", float: "number", bool: "`true` or `false`", str: "text"}[one.kind]
+    least = f", at least {one.least:g}" if one.least > 0 else ""
+    return f"{what}{least}{', or with a unit' if one.unit else ''}"
 
 
 def _meaning(

@@ -35,7 +35,7 @@ class ModelCosts:
     def __init__(self, topology: Topology, scenario: Scenario) -> None:
         self.topology = topology
         self.scenario = scenario
-        self.kernels = KERNEL_MODELS[scenario.kernels](cuda=scenario.plan.cuda)
+        self.kernels = KERNEL_MODELS[scenario.kernels](cuda=scenario.plan.cuda or "")
         self.framework = scenario.plan.framework_spec
         self.slowdown = slowest_of(scenario.plan.gpus)
         self._kernel_ps: dict[tuple[int, str], int] = {}

@@ -130,7 +130,7 @@ def features_of(plan: ParallelPlan, device: Device) -> Features:
         generation=device.architecture,
         kernels=plan.framework_spec.kernels,
         fp8=plan.precision == "fp8",
-        gpus=max(plan.gpus, 1),
+        gpus=plan.gpus or 1,
     )
 
 

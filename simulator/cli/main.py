@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from simulator import __version__
-from simulator.cli.options import Number, Real, Switch, Text, Texts
+from simulator.cli.options import Number, Real, Text, Texts, with_plan_flags
 from simulator.errors import SimulatorError
 
 app = typer.Typer(
@@ -27,7 +27,7 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-_MODEL, _PLAN, _COST, _RUN, _OUT = "What to run", "Parallel plan", "Cost models", "Whole run", "Output"
+_MODEL, _PLAN, _COST, _RUN, _OUT = "What to run", "Plan files", "Cost models", "Whole run", "Output"
 
 
 def _option(help_text: str, panel: str, *names: str) -> Any:
@@ -35,6 +35,7 @@ def _option(help_text: str, panel: str, *names: str) -> Any:
 
 
 @app.callback(invoke_without_command=True)
+@with_plan_flags
 def main_command(
     context: typer.Context,
     topology: Annotated[Text, _option("Cluster: a file or a shipped name.", _MODEL, "--topology", "-t")] = None,
@@ -42,35 +43,11 @@ def main_command(
     module: Annotated[Text, _option("Your torch module instead: package.module:name or file.py:name.", _MODEL)] = None,
     batch: Annotated[Texts, _option("An argument of its forward, e.g. BxS:int64; repeatable.", _MODEL)] = None,
     gpus: Annotated[Text, _option("GPUs to use; a list 1,2,4,8 gives a scaling table.", _MODEL)] = None,
-    plan: Annotated[Text, _option("Plan file, ours or another tool's; flags win over it.", _PLAN)] = None,
+    plan: Annotated[
+        Text, _option("Plan file, ours or another tool's; flags win. Each of its keys is a flag, too.", _PLAN)
+    ] = None,
     deepspeed: Annotated[Text, _option("DeepSpeed's ds_config.json.", _PLAN)] = None,
     megatron: Annotated[Text, _option("A Megatron-LM launch script: model and plan.", _PLAN)] = None,
-    dp: Annotated[Number, _option("Data-parallel degree.", _PLAN)] = None,
-    tp: Annotated[Number, _option("Tensor-parallel degree.", _PLAN)] = None,
-    pp: Annotated[Number, _option("Pipeline stages.", _PLAN)] = None,
-    virtual_pp: Annotated[Number, _option("Model chunks per stage (interleaving).", _PLAN)] = None,
-    cp: Annotated[Number, _option("Context-parallel degree.", _PLAN)] = None,
-    ep: Annotated[Number, _option("Expert-parallel degree.", _PLAN)] = None,
-    sharding: Annotated[Text, _option("none, zero1, zero2, zero3 or hsdp.", _PLAN)] = None,
-    schedule: Annotated[Text, _option("Pipeline schedule: 1f1b, gpipe, zb-1p ...", _PLAN)] = None,
-    micro_batch: Annotated[
-        Number, _option("Sequences per rank and micro-batch; the largest that fits by default.", _PLAN)
-    ] = None,
-    global_batch: Annotated[Number, _option("Sequences per optimizer step.", _PLAN)] = None,
-    sequence_length: Annotated[Number, _option("Tokens per sequence; the model's own by default.", _PLAN)] = None,
-    precision: Annotated[Text, _option("fp16, bf16, amp_fp16, amp_bf16, tf32, fp32 or fp8.", _PLAN)] = None,
-    recompute: Annotated[Text, _option("Activation recomputation: none, selective or full.", _PLAN)] = None,
-    attention: Annotated[Text, _option("flash or eager.", _PLAN)] = None,
-    sequence_parallel: Annotated[Switch, _option("Megatron sequence parallelism.", _PLAN)] = None,
-    framework: Annotated[
-        Text, _option("megatron, megatron-deepspeed, fsdp, hf-eager, torchtitan-compile ...", _PLAN)
-    ] = None,
-    overlap: Annotated[Switch, _option("Run communication beside compute.", _PLAN)] = None,
-    loader_workers: Annotated[
-        Number, _option("Processes per GPU that read the next batch beside the step; 0 reads it first.", _PLAN)
-    ] = None,
-    sample_bytes: Annotated[Number, _option("Bytes in storage per sequence; 2 or 4 per token.", _PLAN)] = None,
-    sample_time_s: Annotated[Real, _option("Processor seconds of a worker per sequence.", _PLAN)] = None,
     network: Annotated[str, _option("flow (max-min sharing), alpha-beta or chunk (every message).", _COST)] = "flow",
     transport: Annotated[Text, _option("Transport across nodes, e.g. rdma, tcp, ipoib.", _COST)] = None,
     nccl_algo: Annotated[Text, _option("Force the collective algorithm.", _COST)] = None,
@@ -108,6 +85,7 @@ def main_command(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    **settings: Any,
 ) -> None:
     """Simulate one training iteration of a model on a cluster."""
     if context.invoked_subcommand is not None:

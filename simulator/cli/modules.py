@@ -44,7 +44,7 @@ def fit_plan(plan: ParallelPlan, module: RecordedModule, *, has_framework: bool)
     ConfigError
         If the plan asks for another micro-batch.
     """
-    if module.rows and plan.micro_batch not in (0, module.rows):
+    if module.rows and plan.micro_batch not in (None, module.rows):
         what = f"--micro-batch {plan.micro_batch}, but --batch has {module.rows} rows"
         raise ConfigError(what, hint="write B for the rows in --batch")
     framework = plan.framework if has_framework else "fsdp" if plan.sharding in ("zero3", "hsdp") else "hf-eager"

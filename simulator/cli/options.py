@@ -1,10 +1,15 @@
-"""Short words for the options that commands declare."""
+"""Options: short words for their types, and the flags that the settings of a plan declare."""
 
 from __future__ import annotations
 
-from typing import Any, Optional
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Optional
 
 import typer
+
+from simulator.errors import ConfigError
+from simulator.plan import GROUPS, SETTINGS, Setting
 
 Text = Optional[str]  # noqa: UP045 - Typer reads Optional at run time
 Number = Optional[int]  # noqa: UP045
@@ -18,3 +23,60 @@ PLAIN_JSON = typer.Option("--json", help="Print one JSON document and nothing el
 def option(help_text: str, *names: str) -> Any:
     """Return an option that does not print its default."""
     return typer.Option(*names, help=help_text, show_default=False)
+
+
+def words_of(setting: Setting) -> tuple[str, ...]:
+    """Return the words that a setting may take, none where it is no matter of words."""
+    if setting.key == "schedule":
+        from simulator.schedules import SCHEDULES
+
+        return tuple(SCHEDULES)
+    return tuple(setting.words)
+
+
+def with_plan_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, as its ``**settings``, a flag for every setting of a plan that it does not declare itself.
+
+    They stand before ``--plan``, group by group.
+    """
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    names = [parameter.name for parameter in own]
+    order = [one for group in GROUPS for one in SETTINGS.values() if one.group == group]
+    flags = [_parameter(one) for one in order if one.key not in names]
+    at = names.index("plan")
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own[:at], *flags, *own[at:])]
+
+    def wrapped(**options: Any) -> None:
+        command(**options)
+
+    wrapped.__doc__, wrapped.__name__ = command.__doc__, command.__name__
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapped
+
+
+def _parameter(one: Setting) -> inspect.Parameter:
+    help_text = one.doc.replace("`", "") + (f" Default: {one.unset}." if one.unset else "")
+    panel, is_hidden = GROUPS[one.group], not one.is_common
+
+    def read(text: str) -> Any:
+        try:
+            value = one.read(text)
+        except ConfigError as error:
+            raise typer.BadParameter(error.message) from None
+        return one.checked(value)
+
+    def completed(incomplete: str) -> list[str]:
+        return [word for word in words_of(one) if word.startswith(incomplete)]
+
+    if one.kind is bool:
+        flag: Any = typer.Option(help=help_text, rich_help_panel=panel, hidden=is_hidden, show_default=False)
+        annotation: Any = Annotated[Switch, flag]
+    else:
+        metavar = {int: "<int>", float: "<float>"}.get(one.kind, "<str>")
+        flag = typer.Option(
+            help=help_text, rich_help_panel=panel, hidden=is_hidden, show_default=False, metavar=metavar, parser=read,
+            autocompletion=completed,
+        )  # fmt: skip
+        annotation = Annotated[Text, flag]
+    return inspect.Parameter(one.key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

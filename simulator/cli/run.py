@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from simulator.analysis.explain import Explanation
@@ -21,19 +21,13 @@ from simulator.explore.whole_run import RunRequest
 from simulator.faults import Faults
 from simulator.interop.plan_files import needs_ranks, plan_settings, without_deepspeed
 from simulator.interop.topologies import open_topology
-from simulator.plan import ParallelPlan
+from simulator.plan import SETTINGS, ParallelPlan, setting_named
 from simulator.report import console
 from simulator.report.answer_page import report
 from simulator.report.explain_console import print_explanation
 from simulator.report.whole_run import print_whole_run
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
-
-_PLAN_FIELDS = {f.name: f for f in fields(ParallelPlan)}
-
-
-#: flags whose 0 means something other than "derive it"
-_MAY_BE_ZERO = ("loader_workers", "sample_time_s")
 
 
 def run_main(options: dict[str, Any]) -> None:
@@ -93,7 +87,7 @@ def _scenario(options: dict[str, Any], count: int) -> tuple[Scenario, set[str]]:
         faults=Faults.parse(options["slow_rank"] or (), options["slow_link"] or ()),
     )
     return scenario, {
-        name for name, value in settings.items() if options.get(name) is not None or value != _PLAN_FIELDS[name].default
+        name for name, value in settings.items() if options.get(name) is not None or value != SETTINGS[name].default
     }
 
 
@@ -128,40 +122,17 @@ def collect_settings(options: dict[str, Any], n_gpus: int = 0) -> tuple[dict[str
         key, separator, value = item.partition("=")
         if not separator:
             raise ConfigError(f"--set {item}: write key=value")
-        name = key.removeprefix("plan.").replace("-", "_")
-        if name in _PLAN_FIELDS:
-            settings[name] = _convert(name, value)
+        one = setting_named(key.removeprefix("plan.")) if "." not in key.removeprefix("plan.") else None
+        if one is not None:
+            settings[one.key] = one.parse(value)
         else:
             overrides.append((key, value))
-    for name in _PLAN_FIELDS:
-        value = os.environ.get(f"SIMULATE_PLAN__{name.upper()}")
-        if value is not None:
-            settings[name] = _convert(name, value)
-    flags = {name: options[name] for name in _PLAN_FIELDS if name != "gpus" and options.get(name) is not None}
-    zeros = [name for name, value in flags.items() if value == 0 and value is not False and name not in _MAY_BE_ZERO]
-    if zeros:
-        raise ConfigError(f"--{zeros[0].replace('_', '-')} 0: at least 1", hint="leave the flag out to have it derived")
-    settings |= flags
+    for name, one in SETTINGS.items():
+        said = os.environ.get(f"SIMULATE_PLAN__{name.upper()}")
+        if said is not None:
+            settings[name] = one.parse(said)
+    settings |= {name: options[name] for name in SETTINGS if name != "gpus" and options.get(name) is not None}
     return settings, tuple(overrides)
-
-
-def _convert(name: str, value: str) -> Any:
-    default = _PLAN_FIELDS[name].default
-    if isinstance(default, bool) or default is None:
-        if value.lower() not in ("true", "false", "on", "off"):
-            raise ConfigError(f"{name}={value}: write true or false")
-        return value.lower() in ("true", "on")
-    if isinstance(default, int | float):
-        kind = type(default)
-        try:
-            number = float(value)
-            if number != kind(number):
-                raise ValueError
-        except (ValueError, OverflowError):
-            word = "whole number" if kind is int else "number"
-            raise ConfigError(f"{name}={value}: not a {word}") from None
-        return kind(number)
-    return value
 
 
 def _gpu_counts(text: str | None) -> list[int]:

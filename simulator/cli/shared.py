@@ -14,14 +14,12 @@ if TYPE_CHECKING:
     from simulator.explore.store import Store
 
 from simulator.errors import ConfigError
+from simulator.plan import SETTINGS
 
 #: parameters of the main command that describe a scenario
 _SCENARIO = (
-    "topology", "model", "gpus", "plan", "deepspeed", "megatron", "dp", "tp", "pp", "virtual_pp", "cp", "ep", "sharding",
-    "schedule",
-    "micro_batch", "global_batch", "sequence_length", "precision", "recompute", "attention", "sequence_parallel",
-    "framework", "overlap", "loader_workers", "sample_bytes", "sample_time_s", "network", "transport", "nccl_algo", "nccl_proto", "seed",
-    "set_",
+    "topology", "model", "gpus", "plan", "deepspeed", "megatron", "network", "transport", "nccl_algo", "nccl_proto", "seed",
+    "set_", *(key for key in SETTINGS if key != "gpus"),
 )  # fmt: skip
 
 

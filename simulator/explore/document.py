@@ -108,7 +108,7 @@ def way_out(result: Result) -> str:
 
 def _smaller_plans(result: Result) -> Iterator[tuple[str, ParallelPlan]]:
     plan = result.plan
-    open_batch = replace(plan, global_batch=0) if plan.pp == 1 else plan
+    open_batch = plan.without("global_batch") if plan.pp == 1 else plan
     micro_batch = plan.micro_batch // 2
     while micro_batch:
         yield f"--micro-batch {micro_batch}", replace(open_batch, micro_batch=micro_batch)
@@ -123,10 +123,10 @@ def _smaller_plans(result: Result) -> Iterator[tuple[str, ParallelPlan]]:
         yield "--sharding zero3 --framework fsdp", replace(plan, sharding="zero3", framework="fsdp")
     for tp in (2, 4, 8):
         if tp > plan.tp and plan.dp % (tp // plan.tp) == 0:
-            yield f"--tp {tp}", replace(plan, tp=tp, dp=0, global_batch=0)
+            yield f"--tp {tp}", replace(plan.without("dp", "global_batch"), tp=tp)
     for pp in (2, 4, 8):
         if pp > plan.pp and plan.dp % (pp // plan.pp) == 0:
-            yield f"--pp {pp}", replace(plan, pp=pp, dp=0, global_batch=0)
+            yield f"--pp {pp}", replace(plan.without("dp", "global_batch"), pp=pp)
     yield "--sharding zero3 --recompute full", replace(plan, sharding="zero3", recompute="full")
     yield (
         "--sharding zero3 --recompute full --micro-batch 1",

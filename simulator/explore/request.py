@@ -43,7 +43,8 @@ def search_space(base: Mapping[str, Any], axes: Mapping[str, tuple[Any, ...]]) -
     spec: ModelSpec = load_model(scenario.model)
     plan = scenario.plan
     shared = replace(
-        plan, gpus=plan.gpus or topology.n_gpus, dp=0, tp=1, pp=1, virtual_pp=1, ep=1, micro_batch=0, sharding="none",
-        recompute="none", sequence_parallel=False, sequence_length=plan.sequence_length or spec.max_positions,
-    )  # fmt: skip
+        plan.without("dp", "tp", "pp", "virtual_pp", "ep", "micro_batch", "sharding", "recompute", "sequence_parallel"),
+        gpus=plan.gpus or topology.n_gpus,
+        sequence_length=plan.sequence_length or spec.max_positions,
+    )
     return scenario, Space(topology=topology, spec=spec, base=shared, allowed=allowed)

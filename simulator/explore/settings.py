@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import fields
-from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from simulator.config import did_you_mean
 from simulator.errors import ConfigError
 from simulator.interop.plan_files import PLAN_FILES, needs_ranks, plan_settings
 from simulator.interop.topologies import open_topology
-from simulator.plan import ParallelPlan
+from simulator.plan import SETTINGS, ParallelPlan, declared, setting_named
 from simulator.scenario import Scenario
 from simulator.topology.spec import ClusterSpec
 
-#: other names that people know the settings by
-ALIASES = {
-    "zero": "sharding",
-    "nccl_algo": "algorithm",
-    "nccl_proto": "protocol",
-    "data_parallel": "dp",
-    "tensor_parallel": "tp",
-    "pipeline_parallel": "pp",
-    "context_parallel": "cp",
-    "expert_parallel": "ep",
-    "seq_len": "sequence_length",
-}
-_ZERO_STAGES = {"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"}
-
-
-@cache
-def plan_names() -> tuple[str, ...]:
-    """Names of the settings of a plan."""
-    return tuple(f.name for f in fields(ParallelPlan))
-
-
-@cache
-def scenario_names() -> tuple[str, ...]:
-    """Names of the settings of a scenario beside its plan and its changes of the cluster."""
-    return tuple(f.name for f in fields(Scenario) if f.name not in ("plan", "overrides"))
-
-
-@cache
-def _types() -> dict[str, Any]:
-    return get_type_hints(Scenario) | get_type_hints(ParallelPlan)
+#: names of the command line for settings of a scenario
+_FLAGS = {"nccl_algo": "algorithm", "nccl_proto": "protocol"}
+#: settings of a scenario beside its plan and its changes of the cluster
+SCENARIO_SETTINGS = declared(Scenario, without=("plan", "overrides", "faults"))
 
 
 def canonical_name(name: str) -> str:
@@ -69,11 +40,14 @@ def canonical_name(name: str) -> str:
     plain = name.strip().removeprefix("plan.")
     if "." in plain:
         return plain
+    one = setting_named(plain)
+    if one is not None:
+        return one.key
     key = plain.replace("-", "_")
-    key = ALIASES.get(key, key)
-    if key in (*plan_names(), *scenario_names(), *PLAN_FILES) or key in ClusterSpec.model_fields:
+    key = _FLAGS.get(key, key)
+    if key in (*SCENARIO_SETTINGS, *PLAN_FILES) or key in ClusterSpec.model_fields:
         return key
-    known = [*scenario_names(), *plan_names(), *ALIASES, *PLAN_FILES]
+    known = [*SCENARIO_SETTINGS, *SETTINGS, *_FLAGS, *PLAN_FILES]
     guess = did_you_mean(key, known)
     raise ConfigError(
         f"there is no setting '{name}'.{guess}",
@@ -96,47 +70,8 @@ def convert(name: str, value: object) -> Any:
     ConfigError
         If the value is not of that type, or not one of the known words.
     """
-    if name not in _types():
-        return str(value)
-    if name == "sharding":
-        value = _ZERO_STAGES.get(str(value), value)
-    return _converted(name, value, _types()[name])
-
-
-def _converted(name: str, value: object, kind: Any) -> Any:
-    origin = get_origin(kind)
-    if origin is Literal:
-        words = [str(word) for word in get_args(kind)]
-        word = {"False": "none"}.get(str(value), str(value))
-        if word not in words:
-            raise ConfigError(f"{name}={value} is not one of {', '.join(words)}.{did_you_mean(word, words)}")
-        return word
-    if kind is bool or origin is Union or bool in get_args(kind):
-        text = str(value).lower()
-        if text in ("true", "on", "yes"):
-            return True
-        if text in ("false", "off", "no"):
-            return False
-        if text in ("none", "default", "null") and kind is not bool:
-            return None
-        raise ConfigError(f"{name}={value}: write true or false")
-    if kind is int:
-        try:
-            number = int(str(value))
-        except ValueError:
-            raise ConfigError(f"{name}={value}: not a whole number") from None
-        if name == "gpus" and number < 1:
-            raise ConfigError(f"gpus={value}: at least one GPU")
-        return number
-    if kind is float:
-        try:
-            quantity = float(str(value))
-        except ValueError:
-            quantity = math.nan
-        if not math.isfinite(quantity):
-            raise ConfigError(f"{name}={value}: not a number")
-        return quantity
-    return str(value)
+    one = SETTINGS.get(name) or SCENARIO_SETTINGS.get(name)
+    return one.parse(value) if one is not None else str(value)
 
 
 def scenario_of(settings: Mapping[str, Any]) -> Scenario:
@@ -163,8 +98,8 @@ def scenario_of(settings: Mapping[str, Any]) -> Scenario:
     missing = [name for name in ("topology", "model") if not settings.get(name)]
     if missing:
         raise ConfigError(f"no {' and no '.join(missing)} is given", hint=f"--{missing[0]} NAME")
-    plan = {name: value for name, value in settings.items() if name in plan_names()}
-    own = {name: value for name, value in settings.items() if name in scenario_names()}
+    plan = {name: value for name, value in settings.items() if name in SETTINGS}
+    own = {name: value for name, value in settings.items() if name in SCENARIO_SETTINGS}
     rest = {name: str(value) for name, value in settings.items() if name not in plan and name not in own}
     return Scenario(plan=ParallelPlan(**plan), overrides=tuple(sorted(rest.items())), **own)
 
@@ -185,8 +120,8 @@ def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
         return own
     if "megatron" in files and not own.get("model"):
         own["model"] = files["megatron"]
-    n_gpus = int(own.get("gpus", 0))
+    n_gpus = int(own.get("gpus") or 0)
     if not n_gpus and needs_ranks(files) and own.get("topology"):
-        known = (*plan_names(), *scenario_names())
+        known = (*SETTINGS, *SCENARIO_SETTINGS)
         n_gpus = open_topology(own["topology"], overrides={k: v for k, v in own.items() if k not in known}).n_gpus
     return plan_settings({**own, **files}, n_gpus) | own

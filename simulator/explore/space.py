@@ -114,7 +114,7 @@ class Space:
         within_node = max(1, self.topology.gpus_per_node // mesh.tp)
         splits = (False,) if mesh.tp == 1 else (False, True)
         for sharding in self._values("sharding", shardings):
-            group = 0
+            group = None
             if sharding == "hsdp":
                 if mesh.dp * mesh.cp <= within_node or (mesh.dp * mesh.cp) % within_node:
                     continue
@@ -157,8 +157,6 @@ class Space:
 
         They may be invalid or too large: what is wrong is then part of the answer.
         """
-        plain = replace(
-            self.base, gpus=self.n_gpus, dp=self.n_gpus, tp=1, pp=1, virtual_pp=1, cp=1, ep=1, sharding_group=0,
-            sequence_parallel=False, micro_batch=0, schedule="1f1b",
-        )  # fmt: skip
+        open_ = ("tp", "pp", "virtual_pp", "cp", "ep", "sharding_group", "sequence_parallel", "micro_batch", "schedule")
+        plain = replace(self.base.without(*open_), gpus=self.n_gpus, dp=self.n_gpus)
         return {"DDP": replace(plain, sharding="none"), "FSDP": replace(plain, sharding="zero3")}

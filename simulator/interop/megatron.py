@@ -256,6 +256,14 @@ def _pattern(node: ast.expr) -> list[int]:
     raise ValueError("not a pattern")
 
 
+#: counts that are unset unless a flag gives them
+_COUNTS = {
+    "global_batch": "global-batch-size",
+    "first_stage_layers": "decoder-first-pipeline-num-layers",
+    "last_stage_layers": "decoder-last-pipeline-num-layers",
+}
+
+
 def _settings(r: Reader) -> dict[str, Any]:
     is_deepspeed = bool({"deepspeed", "deepspeed-config", "zero-stage"} & set(r.data))
     is_local = r.text("transformer-impl", default="transformer_engine") == "local"
@@ -270,13 +278,14 @@ def _settings(r: Reader) -> dict[str, Any]:
         "sequence_parallel": r.boolean("sequence-parallel"),
         "asynchronous_tp": r.boolean("tp-comm-overlap"),
         "micro_batch": r.positive("micro-batch-size", "batch-size", default=1),
-        "global_batch": r.integer("global-batch-size", default=0),
         "sequence_length": r.positive("seq-length", "encoder-seq-length", default=2048),
-        "first_stage_layers": r.integer("decoder-first-pipeline-num-layers", default=0),
-        "last_stage_layers": r.integer("decoder-last-pipeline-num-layers", default=0),
         "recompute": _recompute(r),
         "attention": _attention(r, is_local=is_local),
     }
+    for name, flag in _COUNTS.items():
+        count = r.integer(flag, default=0)
+        if count:
+            settings[name] = count
     graphs = r.text("cuda-graph-impl", default="none", one_of=("none", "local", "transformer_engine", "full_iteration"))
     if r.boolean("enable-cuda-graph") or r.boolean("external-cuda-graph") or graphs != "none":
         settings["host"] = "graphs"
@@ -316,7 +325,9 @@ def _exchanges(r: Reader) -> dict[str, Any]:
     if r.integer("num-experts", default=0):
         found["moe_dispatcher"] = words_of[r.text("moe-token-dispatcher-type", default="allgather", one_of=words_of)]
         r.irrelevant(["moe-enable-deepep", "moe-flex-dispatcher-backend"])
-        found["moe_capacity_factor"] = r.number("moe-expert-capacity-factor", default=0.0)
+        capacity = r.number("moe-expert-capacity-factor", default=0.0)
+        if capacity:
+            found["moe_capacity_factor"] = capacity
         found["moe_pad_to_capacity"] = r.boolean("moe-pad-expert-input-to-capacity")
         found["moe_shared_expert_overlap"] = r.boolean("moe-shared-expert-overlap")
     return found
@@ -339,7 +350,10 @@ def _recompute_layers(r: Reader, recompute: str) -> dict[str, Any]:
         return {}
     method = r.text("recompute-method", default="uniform", one_of=("uniform", "block"))
     count = r.integer("recompute-num-layers", "checkpoint-num-layers", default=0)
-    return {"recompute_method": method, "recompute_layers": 0 if method == "uniform" and count == 1 else count}
+    return {
+        "recompute_method": method,
+        "recompute_layers": None if method == "uniform" and count == 1 else count or None,
+    }
 
 
 def _attention(r: Reader, *, is_local: bool) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from simulator.errors import ConfigError
 from simulator.interop.deepspeed import import_deepspeed
 from simulator.interop.settings import import_settings, recognise_settings
-from simulator.plan import load_plan
+from simulator.plan.load import load_plan
 
 #: options that name such a file, the later ones winning
 PLAN_FILES = ("megatron", "deepspeed", "plan")

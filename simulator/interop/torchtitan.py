@@ -165,7 +165,7 @@ def _parallelism(r: Reader) -> dict[str, Any]:
     schedule = r.text("pipeline_parallel_schedule", default="1F1B", one_of=_SCHEDULES)
     if settings["pp"] > 1:
         settings["schedule"] = _SCHEDULES[schedule]
-    settings["micro_batch"] = r.positive("pipeline_parallel_microbatch_size", default=1) if settings["pp"] > 1 else 0
+        settings["micro_batch"] = r.positive("pipeline_parallel_microbatch_size", default=1)
     reshard = r.text("fsdp_reshard_after_forward", default="default", one_of=("default", "always", "never"))
     full = "zero2" if reshard == "never" else "zero3"
     settings["sharding"] = "none" if shard == 1 else "hsdp" if replicate > 1 else full

@@ -217,8 +217,9 @@ def _parameter_bytes(held: int, n_parameters: int, plan: ParallelPlan, shard_siz
     """Bytes of the parameters that stay: none if they live on the host; a second, less finely sharded copy if there is one."""
     if plan.offload_parameters == "cpu":
         return 0
-    has_second = plan.secondary_group and plan.sharding in ("zero3", "hsdp")
-    return held + (2 * n_parameters // min(plan.secondary_group, shard_size) if has_second else 0)
+    if plan.secondary_group is None or plan.sharding not in ("zero3", "hsdp"):
+        return held
+    return held + 2 * n_parameters // min(plan.secondary_group, shard_size)
 
 
 def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan) -> int:
@@ -228,8 +229,8 @@ def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan) -> int:
     unit = max((layer.n_parameters for layer in layers), default=0)
     ahead = unit
     if plan.framework_spec.data_parallel == "deepspeed":
-        live = plan.max_live_elements if plan.max_live_elements >= 0 else 1_000_000_000
-        ahead = max(ahead, min(plan.prefetch_elements, live))
+        limits = plan.zero3_limits
+        ahead = max(ahead, min(limits.prefetch_elements, limits.max_live_elements))
     elif not plan.limit_all_gathers:  # the gathers may run to the end of the pass before the first unit is done
         ahead = sum(layer.n_parameters for layer in layers) - unit
     return 2 * (unit + ahead)

@@ -52,7 +52,7 @@ class Replicated(DataParallel):
         return kind == "I" or not self.overlaps or not (is_last or self.every_micro_batch)
 
     def _make_buckets(self) -> list[Bucket]:
-        cap_bytes: float = self.plan.bucket_bytes
+        cap_bytes: float = self.plan.bucket_bytes or 0
         first_bytes = cap_bytes
         if not cap_bytes:
             if self.framework == "deepspeed":
@@ -67,7 +67,7 @@ class Replicated(DataParallel):
     @property
     def collective_name(self) -> str:
         """The collective that reduces a bucket: ``all_reduce``, ``reduce_scatter`` or ``reduce``."""
-        if self.plan.gradient_collective != "auto":
+        if self.plan.gradient_collective is not None:
             return self.plan.gradient_collective
         is_scattered = self.plan.sharding != "none" and self.framework in ("megatron", "fsdp", "fsdp2")
         return "reduce_scatter" if is_scattered else "all_reduce"

@@ -20,14 +20,6 @@ from simulator.program.op import HostWork, Phase
 from simulator.program.program import HOST, TaskList
 from simulator.schedules import Kind
 
-#: stage3_param_persistence_threshold: smaller tensors stay whole
-PERSISTENT_ELEMENTS = 100_000
-#: stage3_prefetch_bucket_size
-PREFETCH_ELEMENTS = 50_000_000
-#: stage3_max_live_parameters: nothing is prefetched beyond it
-MAX_LIVE_ELEMENTS = 1_000_000_000
-#: stage3_max_reuse_distance: a gathered tensor that is not used again within so many elements is released
-MAX_REUSE_DISTANCE = 1_000_000_000
 #: Host time per rank of the group and message in DeepSpeed, which slices every gathered or scattered buffer rank by rank in
 #: Python (partition_parameters.py, coalesced_collectives.py); a view takes eager PyTorch 3 to 8 us
 SLICE_S = 5e-6
@@ -35,7 +27,7 @@ SLICE_S = 5e-6
 INT4_BYTES = 0.5
 
 
-def released_before_reuse(elements: Sequence[int], max_distance: int = MAX_REUSE_DISTANCE) -> list[int]:
+def released_before_reuse(elements: Sequence[int], max_distance: int) -> list[int]:
     """Return the tensors of a recomputed layer that DeepSpeed releases between recomputation and backward.
 
     A tensor is kept if it is used again within ``stage3_max_reuse_distance`` elements: backward visits the tensors of the
@@ -50,10 +42,6 @@ def released_before_reuse(elements: Sequence[int], max_distance: int = MAX_REUSE
     return released
 
 
-def _given(value: int, default: int) -> int:
-    return default if value < 0 else value
-
-
 class Zero3(FullySharded):
     """Every weight matrix is gathered by itself; gradients are reduced in buckets, in every micro-batch.
 
@@ -63,16 +51,16 @@ class Zero3(FullySharded):
 
     def __init__(self, layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> None:
         super().__init__(layers, plan, communicators)
-        self._persistent = _given(plan.persistence_elements, PERSISTENT_ELEMENTS)
+        self._limits = plan.zero3_limits
         n_bytes = plan.bucket_bytes or DEEPSPEED_BUCKET_ELEMENTS * self.element_bytes
         self._bucket_elements = max(1, n_bytes // self.element_bytes)
         self._pending: list[tuple[int, tuple[int, ...]]] = []
 
     def n_ahead(self, position: int, kind: Kind) -> int:
         """Units that the prefetch bucket reaches."""
-        prefetched = _given(self.plan.prefetch_elements, PREFETCH_ELEMENTS)
+        prefetched = self._limits.prefetch_elements
         elements = self.messages(self._dense(position))
-        has_room = 2 * max(elements, default=0) <= _given(self.plan.max_live_elements, MAX_LIVE_ELEMENTS)
+        has_room = 2 * max(elements, default=0) <= self._limits.max_live_elements
         if not self.plan.overlaps or not prefetched or not has_room:
             return 0
         return max(1, prefetched // max(1, sum(elements)))
@@ -83,7 +71,7 @@ class Zero3(FullySharded):
 
     def messages(self, elements: Sequence[int], *, scatters: bool = False) -> list[int]:
         """One message per tensor that is partitioned."""
-        found = [n for n in elements if n > self._persistent]
+        found = [n for n in elements if n > self._limits.persistence_elements]
         return found or [sum(elements)]
 
     def backward_elements(self, position: int) -> list[int]:
@@ -91,9 +79,7 @@ class Zero3(FullySharded):
         elements = self._dense(position)
         if self.plan.recompute != "full":
             return elements
-        return elements + released_before_reuse(
-            self.messages(elements), _given(self.plan.max_reuse_elements, MAX_REUSE_DISTANCE)
-        )
+        return elements + released_before_reuse(self.messages(elements), self._limits.max_reuse_elements)
 
     def reduce(self, tasks: TaskList, position: int, elements: Sequence[int], after: tuple[int, ...]) -> None:
         """Fill the bucket and reduce it when the next tensor would overflow it, and at the end of every backward."""
@@ -139,7 +125,9 @@ class Zero3(FullySharded):
     def after_step(self, tasks: TaskList, optimizer: int) -> None:
         """Gather what stays whole."""
         super().after_step(tasks, optimizer)
-        small = sum(n for i in range(len(self.layers)) for n in self._dense(i) if n <= self._persistent)
+        small = sum(
+            n for i in range(len(self.layers)) for n in self._dense(i) if n <= self._limits.persistence_elements
+        )
         if small:
             n_bytes = small * parameter_bytes(self.plan)
             self.collective(tasks, "all_gather", "shard", n_bytes, (optimizer,), "optimizer")

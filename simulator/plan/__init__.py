@@ -1,20 +1,37 @@
-"""Plans: everything that the user decides about a run that is neither the model nor the machine."""
+"""Plans: everything that the user decides about a run that is neither the model nor the machine.
+
+Each setting is declared once, as a field of :class:`ParallelPlan`: flags, keys of files, ``--set``, axes of sweeps,
+completion and the reference are made from :data:`SETTINGS`.
+"""
 
 from __future__ import annotations
 
+from simulator.plan.fields import Setting, declared
 from simulator.plan.framework import FRAMEWORKS, Framework
-from simulator.plan.load import load_plan
-from simulator.plan.parallel_plan import Attention, ParallelPlan, Precision, Recompute, Sharding
+from simulator.plan.parallel_plan import (
+    GROUPS,
+    SETTINGS,
+    Attention,
+    ParallelPlan,
+    Precision,
+    Recompute,
+    Sharding,
+    setting_named,
+)
 from simulator.plan.rules import idle_settings
 
 __all__ = [
     "FRAMEWORKS",
+    "GROUPS",
+    "SETTINGS",
     "Attention",
     "Framework",
     "ParallelPlan",
     "Precision",
     "Recompute",
+    "Setting",
     "Sharding",
+    "declared",
     "idle_settings",
-    "load_plan",
+    "setting_named",
 ]

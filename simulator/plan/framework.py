@@ -7,6 +7,28 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Zero3Limits:
+    """How far ZeRO-3 of DeepSpeed gathers ahead and keeps what it gathered, in elements; the defaults are DeepSpeed's.
+
+    Parameters
+    ----------
+    prefetch_elements : int
+        ``stage3_prefetch_bucket_size``: what is gathered ahead.
+    persistence_elements : int
+        ``stage3_param_persistence_threshold``: smaller tensors stay whole.
+    max_live_elements : int
+        ``stage3_max_live_parameters``: nothing is prefetched beyond it.
+    max_reuse_elements : int
+        ``stage3_max_reuse_distance``: a gathered tensor that is not used again within so many elements is released.
+    """
+
+    prefetch_elements: int = 50_000_000
+    persistence_elements: int = 100_000
+    max_live_elements: int = 1_000_000_000
+    max_reuse_elements: int = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
     """How one training framework turns a model into kernels and collectives.
 

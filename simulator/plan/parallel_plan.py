@@ -1,4 +1,4 @@
-"""The parallel plan: degrees, sharding, schedule, batch, precision, recompute and framework, and whether they multiply up."""
+"""The parallel plan: every setting declared once, what follows where one is left out, and whether the degrees multiply up."""
 
 from __future__ import annotations
 
@@ -6,183 +6,270 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal
 
-from simulator.errors import InfeasiblePlanError
-from simulator.plan.framework import FRAMEWORKS, Framework
-from simulator.plan.rules import check_combination, check_values
+from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.plan.fields import Setting, check_settings, declared, setting
+from simulator.plan.framework import FRAMEWORKS, Framework, Zero3Limits
+from simulator.plan.rules import check_combination, check_words
 
 Sharding = Literal["none", "zero1", "zero2", "zero3", "hsdp"]
 Recompute = Literal["none", "selective", "full"]
 RecomputeMethod = Literal["uniform", "block"]
 Attention = Literal["flash", "eager"]
 Precision = Literal["fp16", "bf16", "amp_fp16", "amp_bf16", "tf32", "fp32", "fp8"]
-GradientCollective = Literal["auto", "all_reduce", "reduce_scatter", "reduce"]
+GradientCollective = Literal["all_reduce", "reduce_scatter", "reduce"]
 Compression = Literal["none", "fp16", "bf16"]
 Prefetch = Literal["pre", "post", "none"]
 Offload = Literal["none", "cpu"]
-ContextExchange = Literal["auto", "p2p", "all_gather", "a2a"]
+ContextExchange = Literal["p2p", "all_gather", "a2a"]
 Dispatcher = Literal["alltoall", "allgather", "deepep"]
-Host = Literal["auto", "eager", "compiled", "graphs"]
+Host = Literal["eager", "compiled", "graphs"]
+
+#: groups of settings, as people think of them, and their headings
+GROUPS = {
+    "degrees": "Degrees",
+    "batch": "Batch",
+    "sharding": "Sharding",
+    "pipeline": "Pipeline",
+    "precision": "Precision",
+    "recompute": "Recomputation and offloading",
+    "overlap": "Overlap",
+    "experts": "Experts",
+    "software": "Software",
+    "data": "Data loading",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelPlan:
     """Everything the user decides about a run that is neither the model nor the machine.
 
-    ``dp=0`` and ``global_batch=0`` mean "derive"; :meth:`resolve` fills them from the number of GPUs.
-
-    Parameters
-    ----------
-    dp, tp, pp, virtual_pp, cp, ep : int
-        Degrees of data, tensor, pipeline, virtual pipeline (chunks per stage), context and expert parallelism.
-    sharding : str
-        ``none`` (DDP), ``zero1``, ``zero2``, ``zero3`` (FSDP full shard), ``hsdp`` (full shard within a node).
-    sharding_group : int
-        Ranks over which sharding splits; 0 means all data-parallel ranks.
-    schedule : str
-        Name of the pipeline schedule.
-    micro_batch, global_batch : int
-        Sequences per rank and micro-batch, and per optimizer step. ``micro_batch=0``: the largest that fits.
-    sequence_length : int
-        Tokens per sequence; 0 means the model's own.
-    recompute : str
-        ``none``, ``selective`` (core attention, or every second matrix product), ``full``.
-    recompute_method, recompute_layers : str, int
-        Of full recomputation: ``block`` recomputes the first so many blocks of every virtual stage, ``uniform`` keeps one
-        input for so many blocks. 0 recomputes every block from an input of its own.
-    attention : str
-        ``flash`` or ``eager``.
-    overlap : bool or None
-        Whether communication may run beside compute; None takes the framework's default.
-    overlap_p2p : bool or None
-        Whether pipeline messages run beside the next pass instead of blocking it; None takes the framework's default, which
-        is to hide those of virtual stages in Megatron-Core.
-    first_stage_layers, last_stage_layers : int
-        Layers on the first and last pipeline stage where they differ; 0 means an even split.
-    rank_order : str
-        Axes from the nearest ranks to the farthest, as in Megatron-Core: ``tp-cp-ep-dp-pp`` (also DeepSpeed's and
-        DeviceMesh's), ``tp-cp-ep-pp-dp`` (``--use-tp-pp-dp-mapping``), any other permutation.
-    bucket_bytes : int
-        Gradient bucket size; 0 takes the framework's default.
-    gradient_bytes : int
-        Bytes of one reduced gradient element; 0 takes the framework's default.
-    gradient_collective : str
-        ``all_reduce``, ``reduce_scatter`` or ``reduce`` (one per owner of a shard); ``auto`` is the framework's own.
-    gradient_compression : str
-        DDP's communication hook: ``fp16`` or ``bf16`` reduces 16-bit gradients.
-    gradient_as_bucket_view : bool
-        DDP: gradients live in the buckets instead of being copied there and back.
-    backward_prefetch : str
-        FSDP: gather the next unit before (``pre``) or after (``post``) the current one's backward, or not ahead.
-    forward_prefetch : bool
-        FSDP: issue the next unit's gather before the current one's forward rather than behind it.
-    limit_all_gathers : bool
-        FSDP: the host never runs further ahead than two gathers.
-    secondary_group : int
-        Full sharding: ranks over which a second copy of the parameters is sharded, in which backward gathers: ZeRO++'s
-        ``zero_hpz_partition_size``, FSDP2's integer ``reshard_after_forward``. 0 for none.
-    quantized_weights, quantized_gradients : bool
-        ZeRO++: gathers in int8, and reductions as int4 all-to-alls in and between nodes.
-    prefetch_elements, persistence_elements, max_live_elements, max_reuse_elements : int
-        DeepSpeed's ``stage3_prefetch_bucket_size``, ``stage3_param_persistence_threshold``,
-        ``stage3_max_live_parameters`` and ``stage3_max_reuse_distance``; -1 takes their defaults.
-    offload_optimizer, offload_parameters : str
-        ``cpu`` keeps states in host memory and steps them there (ZeRO-Offload), ``none`` on the device.
-    cp_comm_type : str
-        ``p2p`` (ring attention), ``all_gather`` or ``a2a`` (Ulysses); ``auto`` is the framework's own.
-    cp_load_balance : bool
-        Whether each rank holds a chunk of the beginning and one of the end, so that a causal mask costs all the same.
-    moe_dispatcher : str
-        ``alltoall``, ``allgather`` (every rank sees all tokens) or ``deepep`` (one copy of a token per node and rank).
-    moe_capacity_factor : float
-        Tokens that an expert takes, relative to an even share; more are dropped. 0 for no limit.
-    moe_pad_to_capacity : bool
-        Whether every expert computes its full capacity.
-    moe_imbalance : float
-        Tokens of the busiest expert-parallel rank relative to the mean, at least 1.
-    moe_fp8_dispatch : bool
-        Whether tokens travel to the experts in eight bits.
-    moe_shared_expert_overlap : bool
-        Whether the shared expert runs beside dispatch and combine.
-    host : str
-        How kernels are issued: one by one from Python (``eager``), from compiled code (``compiled``), as CUDA graphs
-        (``graphs``); ``auto`` is the framework's own. Which kernels there are depends on the framework alone.
-    cuda : str
-        CUDA release whose matrix libraries run, such as ``12.1``; empty for a current one. It matters on devices whose
-        file says how much faster they became (``kernels.gemm.release_efficiency``).
-    loader_workers : int
-        Processes per GPU that read the next batch beside the step; 0 means that the training process reads it.
-    sample_bytes : int
-        Read from storage per sequence; 0 means 2 bytes per token, 4 with a vocabulary beyond 65,500.
-    sample_time_s : float
-        Processor time of a worker per sequence: decoding, augmenting, tokenising.
+    Each field declares its setting: see :data:`SETTINGS`. Unset is None. What follows from the number of GPUs and the
+    model (``gpus``, ``dp``, ``micro_batch``, ``global_batch``, ``sequence_length``) is filled in when the plan is resolved,
+    and typed as it is from then on; what follows from the framework stays unset, so that it changes with the framework,
+    and is read from the properties below.
     """
 
-    gpus: int = 0
-    dp: int = 0
-    tp: int = 1
-    pp: int = 1
-    virtual_pp: int = 1
-    cp: int = 1
-    ep: int = 1
-    sharding: Sharding = "none"
-    sharding_group: int = 0
-    schedule: str = "1f1b"
-    micro_batch: int = 0
-    global_batch: int = 0
-    sequence_length: int = 0
-    precision: Precision = "bf16"
-    recompute: Recompute = "none"
-    recompute_method: RecomputeMethod = "uniform"
-    recompute_layers: int = 0
-    attention: Attention = "flash"
-    sequence_parallel: bool = False
-    framework: str = "megatron"
-    overlap: bool | None = None
-    overlap_p2p: bool | None = None
-    overlap_parameter_gather: bool = False
-    asynchronous_tp: bool = False
-    scatter_gather: bool = False
-    first_stage_layers: int = 0
-    last_stage_layers: int = 0
-    rank_order: str = "tp-cp-ep-dp-pp"
-    bucket_bytes: int = 0
-    gradient_bytes: int = 0
-    gradient_collective: GradientCollective = "auto"
-    gradient_compression: Compression = "none"
-    gradient_as_bucket_view: bool = False
-    backward_prefetch: Prefetch = "pre"
-    forward_prefetch: bool = False
-    limit_all_gathers: bool = True
-    secondary_group: int = 0
-    quantized_weights: bool = False
-    quantized_gradients: bool = False
-    prefetch_elements: int = -1
-    persistence_elements: int = -1
-    max_live_elements: int = -1
-    max_reuse_elements: int = -1
-    offload_optimizer: Offload = "none"
-    offload_parameters: Offload = "none"
-    cp_comm_type: ContextExchange = "auto"
-    cp_load_balance: bool = True
-    moe_dispatcher: Dispatcher = "alltoall"
-    moe_capacity_factor: float = 0.0
-    moe_pad_to_capacity: bool = False
-    moe_imbalance: float = 1.0
-    moe_fp8_dispatch: bool = False
-    moe_shared_expert_overlap: bool = False
-    host: Host = "auto"
-    cuda: str = ""
-    loader_workers: int = 2
-    sample_bytes: int = 0
-    sample_time_s: float = 0.0
+    gpus: int = setting("degrees", "GPUs in use.", unset="all of the cluster", least=1, aliases=("world_size",))
+    dp: int = setting(
+        "degrees", "Data-parallel degree.", unset="what the other degrees leave of the GPUs", least=1, is_common=True,
+        aliases=("data_parallel",),
+    )  # fmt: skip
+    tp: int = setting(
+        "degrees", "Tensor-parallel degree.", default=1, least=1, is_common=True, changes=("time", "memory"),
+        aliases=("tensor_parallel", "tensor_model_parallel_size"),
+    )  # fmt: skip
+    pp: int = setting(
+        "degrees", "Pipeline stages.", default=1, least=1, is_common=True, changes=("time", "memory"),
+        aliases=("pipeline_parallel", "pipeline_model_parallel_size"),
+    )  # fmt: skip
+    virtual_pp: int = setting(
+        "degrees", "Model chunks per stage (interleaving).", default=1, least=1, is_common=True, changes=("time", "memory"),
+    )  # fmt: skip
+    cp: int = setting(
+        "degrees", "Context-parallel degree.", default=1, least=1, is_common=True, changes=("time", "memory"),
+        aliases=("context_parallel", "context_parallel_size"),
+    )  # fmt: skip
+    ep: int = setting(
+        "degrees", "Expert-parallel degree.", default=1, least=1, is_common=True, changes=("time", "memory"),
+        aliases=("expert_parallel", "expert_model_parallel_size"),
+    )  # fmt: skip
+    sharding: Sharding = setting(
+        "sharding", "none (DDP), zero1, zero2, zero3 (FSDP's full shard) or hsdp (full shard within a group of ranks).",
+        default="none", is_common=True, changes=("time", "memory"), aliases=("zero", "zero_stage"),
+        synonyms={"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"},
+    )  # fmt: skip
+    sharding_group: int | None = setting(
+        "sharding", "Ranks over which sharding splits.", least=1, changes=("time", "memory"),
+        unset="all data-parallel ranks; those of a node with hsdp",
+    )  # fmt: skip
+    schedule: str = setting(
+        "pipeline", "Pipeline schedule: 1f1b, gpipe, zb-1p ...", default="1f1b", is_common=True, changes=("time", "memory")
+    )  # fmt: skip
+    micro_batch: int = setting(
+        "batch", "Sequences per rank and micro-batch.", unset="the largest that fits", least=1, is_common=True,
+        changes=("time", "memory"), aliases=("mbs", "micro_batch_size"),
+    )  # fmt: skip
+    global_batch: int = setting(
+        "batch", "Sequences per optimizer step.", least=1, is_common=True, changes=("time", "training"),
+        unset="one micro-batch per replica, 4 x pp of them with a pipeline", aliases=("gbs", "global_batch_size"),
+    )  # fmt: skip
+    sequence_length: int = setting(
+        "batch", "Tokens per sequence.", unset="the model's own", least=1, is_common=True,
+        changes=("time", "memory", "training"), aliases=("seq_len", "seq_length"),
+    )  # fmt: skip
+    precision: Precision = setting(
+        "precision", "fp16, bf16, amp_fp16, amp_bf16, tf32, fp32 or fp8.", default="bf16", is_common=True,
+        changes=("time", "memory", "training"),
+    )  # fmt: skip
+    recompute: Recompute = setting(
+        "recompute", "Activation recomputation: none, selective (core attention, or every second matrix product) or full.",
+        default="none", is_common=True, changes=("time", "memory"),
+    )  # fmt: skip
+    recompute_method: RecomputeMethod = setting(
+        "recompute", "Of full recomputation: block recomputes the first so many blocks of every virtual stage, uniform keeps "
+        "one input for so many blocks.", default="uniform", changes=("time", "memory"),
+    )  # fmt: skip
+    recompute_layers: int | None = setting(
+        "recompute", "How many blocks that are; see recompute_method.", least=1, changes=("time", "memory"),
+        unset="every block is recomputed from an input of its own",
+    )  # fmt: skip
+    attention: Attention = setting(
+        "software", "flash or eager.", default="flash", is_common=True, changes=("time", "memory")
+    )  # fmt: skip
+    sequence_parallel: bool = setting(
+        "degrees", "Megatron sequence parallelism.", default=False, is_common=True, changes=("time", "memory")
+    )  # fmt: skip
+    framework: str = setting(
+        "software", "megatron, megatron-deepspeed, fsdp, hf-eager, torchtitan-compile ...", default="megatron",
+        words=FRAMEWORKS, is_common=True, changes=("time", "memory"),
+    )  # fmt: skip
+    overlap: bool | None = setting(
+        "overlap", "Run gradient communication beside compute.", unset="the framework's default", is_common=True,
+        changes=("time", "memory"),
+    )  # fmt: skip
+    overlap_p2p: bool | None = setting(
+        "overlap", "Run pipeline messages beside the next pass instead of blocking it.",
+        unset="the framework's default: Megatron-Core hides those of virtual stages",
+    )  # fmt: skip
+    overlap_parameter_gather: bool = setting(
+        "overlap", "Gather the parameters of a sharded optimizer beside the next forward.", default=False,
+        aliases=("overlap_param_gather",),
+    )  # fmt: skip
+    asynchronous_tp: bool = setting(
+        "overlap", "Cut the gathers and scatters of sequence parallelism into pieces that run beside the matrix product.",
+        default=False,
+    )  # fmt: skip
+    scatter_gather: bool = setting(
+        "pipeline", "Send each pipeline message once per tensor-parallel group, scattered and gathered again.", default=False
+    )  # fmt: skip
+    first_stage_layers: int | None = setting(
+        "pipeline", "Layers on the first pipeline stage.", unset="an even split", least=1, changes=("time", "memory")
+    )  # fmt: skip
+    last_stage_layers: int | None = setting(
+        "pipeline", "Layers on the last pipeline stage.", unset="an even split", least=1, changes=("time", "memory")
+    )  # fmt: skip
+    rank_order: str = setting(
+        "degrees", "Axes from the nearest ranks to the farthest, as in Megatron-Core: `tp-cp-ep-dp-pp` (also DeepSpeed's and "
+        "DeviceMesh's), `tp-cp-ep-pp-dp` (`--use-tp-pp-dp-mapping`), any other permutation.", default="tp-cp-ep-dp-pp",
+    )  # fmt: skip
+    bucket_bytes: int | None = setting(
+        "sharding", "Gradient bucket size.", unset="the framework's default", least=1, unit="bytes", changes=("time", "memory")
+    )  # fmt: skip
+    gradient_bytes: int | None = setting(
+        "precision", "Bytes of one reduced gradient element, 2 or 4.", unset="the framework's default for the precision",
+        least=2, most=4, changes=("time", "memory", "training"),
+    )  # fmt: skip
+    gradient_collective: GradientCollective | None = setting(
+        "sharding", "`all_reduce`, `reduce_scatter` or `reduce` (one per owner of a shard).", unset="the framework's own"
+    )  # fmt: skip
+    gradient_compression: Compression = setting(
+        "precision", "DDP's communication hook: fp16 or bf16 reduces 16-bit gradients.", default="none",
+        changes=("time", "training"),
+    )  # fmt: skip
+    gradient_as_bucket_view: bool = setting(
+        "sharding", "DDP: gradients live in the buckets instead of being copied there and back.", default=False,
+        changes=("time", "memory"),
+    )  # fmt: skip
+    backward_prefetch: Prefetch = setting(
+        "overlap", "FSDP: gather the next unit before (`pre`) or after (`post`) the current one's backward, or not ahead.",
+        default="pre",
+    )  # fmt: skip
+    forward_prefetch: bool = setting(
+        "overlap", "FSDP: issue the next unit's gather before the current one's forward rather than behind it.", default=False
+    )  # fmt: skip
+    limit_all_gathers: bool = setting(
+        "overlap", "FSDP: the host never runs further ahead than two gathers.", default=True, changes=("time", "memory")
+    )  # fmt: skip
+    secondary_group: int | None = setting(
+        "sharding", "Full sharding: ranks over which a second copy of the parameters is sharded, in which backward gathers: "
+        "ZeRO++'s `zero_hpz_partition_size`, FSDP2's integer `reshard_after_forward`.", unset="no second copy", least=1,
+        changes=("time", "memory"),
+    )  # fmt: skip
+    quantized_weights: bool = setting(
+        "precision", "ZeRO++: parameters are gathered in int8.", default=False, changes=("time", "training")
+    )  # fmt: skip
+    quantized_gradients: bool = setting(
+        "precision", "ZeRO++: gradients are reduced as int4 all-to-alls in and between nodes.", default=False,
+        changes=("time", "training"),
+    )  # fmt: skip
+    prefetch_elements: int | None = setting(
+        "sharding", "DeepSpeed's `stage3_prefetch_bucket_size`.", unset="DeepSpeed's default, 50,000,000", least=0,
+        changes=("time", "memory"),
+    )  # fmt: skip
+    persistence_elements: int | None = setting(
+        "sharding", "DeepSpeed's `stage3_param_persistence_threshold`.", unset="DeepSpeed's default, 100,000", least=0
+    )  # fmt: skip
+    max_live_elements: int | None = setting(
+        "sharding", "DeepSpeed's `stage3_max_live_parameters`.", unset="DeepSpeed's default, 1,000,000,000", least=0,
+        changes=("time", "memory"),
+    )  # fmt: skip
+    max_reuse_elements: int | None = setting(
+        "sharding", "DeepSpeed's `stage3_max_reuse_distance`.", unset="DeepSpeed's default, 1,000,000,000", least=0
+    )  # fmt: skip
+    offload_optimizer: Offload = setting(
+        "recompute", "`cpu` keeps optimizer states in host memory and steps them there (ZeRO-Offload).", default="none",
+        changes=("time", "memory"),
+    )  # fmt: skip
+    offload_parameters: Offload = setting(
+        "recompute", "`cpu` keeps sharded parameters in host memory.", default="none", changes=("time", "memory")
+    )  # fmt: skip
+    cp_comm_type: ContextExchange | None = setting(
+        "overlap", "How context parallelism exchanges keys and values: `p2p` (ring attention), `all_gather` or `a2a` (Ulysses).",
+        unset="the framework's own", aliases=("cp_type",),
+    )  # fmt: skip
+    cp_load_balance: bool = setting(
+        "overlap", "Whether each context-parallel rank holds a chunk of the beginning and one of the end, so that a causal mask "
+        "costs all the same.", default=True,
+    )  # fmt: skip
+    moe_dispatcher: Dispatcher = setting(
+        "experts", "`alltoall`, `allgather` (every rank sees all tokens) or `deepep` (one copy of a token per node and rank).",
+        default="alltoall",
+    )  # fmt: skip
+    moe_capacity_factor: float | None = setting(
+        "experts", "Tokens that an expert takes, relative to an even share; more are dropped.", unset="no limit", least=1e-6,
+        changes=("time", "memory", "training"), aliases=("capacity_factor",),
+    )  # fmt: skip
+    moe_pad_to_capacity: bool = setting("experts", "Whether every expert computes its full capacity.", default=False)
+    moe_imbalance: float = setting(
+        "experts", "Tokens of the busiest expert-parallel rank relative to the mean.", default=1.0, least=1
+    )  # fmt: skip
+    moe_fp8_dispatch: bool = setting(
+        "experts", "Whether tokens travel to the experts in eight bits.", default=False, changes=("time", "training")
+    )  # fmt: skip
+    moe_shared_expert_overlap: bool = setting(
+        "experts", "Whether the shared expert runs beside dispatch and combine.", default=False
+    )  # fmt: skip
+    host: Host | None = setting(
+        "software", "How kernels are issued: one by one from Python (`eager`), from compiled code (`compiled`), as CUDA graphs "
+        "(`graphs`). Which kernels there are depends on the framework alone.", unset="the framework's own",
+    )  # fmt: skip
+    cuda: str | None = setting(
+        "software", "CUDA release whose matrix libraries run, such as `12.1`. It matters on devices whose file says how much "
+        "faster they became (`kernels.gemm.release_efficiency`).", unset="a current one",
+    )  # fmt: skip
+    loader_workers: int = setting(
+        "data", "Processes per GPU that read the next batch beside the step; 0 reads it first.", default=2, least=0,
+        is_common=True,
+    )  # fmt: skip
+    sample_bytes: int | None = setting(
+        "data", "Bytes in storage per sequence.", unset="2 per token, 4 with a vocabulary beyond 65,500", least=1,
+        unit="bytes", is_common=True,
+    )  # fmt: skip
+    sample_time_s: float = setting(
+        "data", "Processor seconds of a worker per sequence: decoding, augmenting, tokenising.", default=0.0, least=0,
+        unit="time", is_common=True,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        check_values(self)
+        check_settings(SETTINGS, self.__getattribute__)
+        check_words(self)
+
+    # -- what follows from other settings where one is left out
 
     @property
     def framework_spec(self) -> Framework:
         """The entry of :data:`FRAMEWORKS` that the plan names, with the plan's own way to issue kernels."""
-        return FRAMEWORKS[self.framework] if self.host == "auto" else _hosted(self.framework, self.host)
+        return FRAMEWORKS[self.framework] if self.host is None else _hosted(FRAMEWORKS[self.framework], self.host)
 
     @property
     def model_parallel(self) -> int:
@@ -210,14 +297,14 @@ class ParallelPlan:
     @property
     def context_exchange(self) -> str:
         """How keys and values are exchanged: ``p2p``, ``all_gather`` or ``a2a``; eager attention needs them gathered."""
-        if self.cp_comm_type != "auto":
+        if self.cp_comm_type is not None:
             return self.cp_comm_type
         return self.framework_spec.cp_comm_type if self.attention == "flash" else "all_gather"
 
     @property
     def reduced_bytes(self) -> int:
         """Bytes of one gradient element as it is reduced."""
-        if self.gradient_bytes:
+        if self.gradient_bytes is not None:
             return self.gradient_bytes
         if self.precision in ("bf16", "fp8"):
             return self.framework_spec.gradient_bytes_bf16
@@ -234,8 +321,21 @@ class ParallelPlan:
         """Whether gradient communication runs beside backward: the plan's word, or the framework's default."""
         return self.framework_spec.overlap if self.overlap is None else self.overlap
 
+    @property
+    def zero3_limits(self) -> Zero3Limits:
+        """What DeepSpeed's ZeRO-3 gathers ahead and keeps: the plan's word, or DeepSpeed's default."""
+        given = {one.name: getattr(self, one.name) for one in fields(Zero3Limits)}
+        return Zero3Limits(**{key: value for key, value in given.items() if value is not None})
+
+    # -- resolving
+
+    def without(self, *keys: str) -> ParallelPlan:
+        """Return the plan with some settings back at their defaults, to be derived anew where they were derived."""
+        changes: dict[str, Any] = {key: SETTINGS[key].default for key in keys}
+        return replace(self, **changes)
+
     def resolve(self, n_gpus: int) -> ParallelPlan:
-        """Fill ``gpus``, ``dp`` and ``global_batch`` and check that the degrees multiply up.
+        """Fill ``gpus``, ``dp`` and, where the micro-batch is known, ``global_batch``; check that the degrees multiply up.
 
         Raises
         ------
@@ -281,9 +381,55 @@ class ParallelPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, in the keys of plan files."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {key: getattr(self, key) for key in SETTINGS}
 
 
 @cache
-def _hosted(framework: str, host: Literal["eager", "compiled", "graphs"]) -> Framework:
-    return replace(FRAMEWORKS[framework], host=host)
+def _hosted(framework: Framework, host: Host) -> Framework:
+    return replace(framework, host=host)
+
+
+#: every setting of a plan by its key
+SETTINGS: dict[str, Setting] = declared(ParallelPlan)
+_KEYS = {alias: key for key, one in SETTINGS.items() for alias in (key, *one.aliases)}
+#: what other tools call a setting of which they have another unit or other values
+OTHER_NAMES = {
+    "fsdp": "sharding",
+    "interleave": "virtual_pp",
+    "batch_size": "global_batch",
+    "dtype": "precision",
+    "activation_checkpointing": "recompute",
+    "checkpointing": "recompute",
+    "bucket_cap_mb": "bucket_bytes",
+    "reduce_bucket_size": "bucket_bytes",
+    "overlap_comm": "overlap",
+    "overlap_grad_reduce": "overlap",
+    "tp_comm_overlap": "asynchronous_tp",
+    "zero_hpz_partition_size": "secondary_group",
+    "reshard_after_forward": "secondary_group",
+}
+
+
+def setting_named(name: str) -> Setting | None:
+    """Return the setting of a name, with hyphens or underscores or an alias; None where there is none.
+
+    Raises
+    ------
+    ConfigError
+        If the name is another tool's for something measured otherwise.
+
+    Examples
+    --------
+    >>> setting_named("micro-batch").key, setting_named("zero").parse(3)
+    ('micro_batch', 'zero3')
+    """
+    key = name.strip().replace("-", "_").lower()
+    if key in OTHER_NAMES:
+        raise ConfigError(f"there is no setting '{name}'. Did you mean {OTHER_NAMES[key]!r}?")
+    return SETTINGS.get(_KEYS.get(key, ""))
+
+
+def parse_setting(name: str, value: object) -> tuple[str, Any] | None:
+    """Return the key of a setting and the value that is meant, None where there is no such setting."""
+    one = setting_named(name)
+    return None if one is None else (one.key, one.parse(value))

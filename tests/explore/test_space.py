@@ -81,7 +81,7 @@ def test_hybrid_sharding_stays_within_nodes():
 def test_a_search_needs_the_global_batch():
     small = space()
     with pytest.raises(ConfigError, match="global batch"):
-        replace(small, base=replace(small.base, global_batch=0))
+        replace(small, base=small.base.without("global_batch"))
 
 
 def test_sharding_only_where_the_framework_knows_it():

@@ -345,7 +345,7 @@ def test_deepspeed_options_become_settings(ds):
     imported = ds({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero})
     plan = imported.plan()
     assert (plan.prefetch_elements, plan.persistence_elements, plan.max_live_elements) == (10**7, 10**4, 5 * 10**8)
-    assert (plan.max_reuse_elements, plan.secondary_group) == (-1, 8)
+    assert (plan.max_reuse_elements, plan.secondary_group) == (None, 8)
     assert plan.quantized_weights and plan.quantized_gradients
     assert (plan.offload_optimizer, plan.offload_parameters, plan.sharding) == ("cpu", "cpu", "zero3")
     assert not imported.report.unknown
@@ -354,10 +354,8 @@ def test_deepspeed_options_become_settings(ds):
 def test_deepspeed_without_whole_buckets_reduces_to_owners(ds):
     zero = {"stage": 2, "use_multi_rank_bucket_allreduce": False}
     assert ds({"train_batch_size": 8, "zero_optimization": zero}).plan().gradient_collective == "reduce"
-    assert (
-        ds({"train_batch_size": 8, "zero_optimization": zero | {"reduce_scatter": False}}).plan().gradient_collective
-        == "auto"
-    )
+    whole = ds({"train_batch_size": 8, "zero_optimization": zero | {"reduce_scatter": False}}).plan()
+    assert whole.gradient_collective is None
 
 
 def test_deepspeed_ulysses_and_communication_dtype(ds):
@@ -414,19 +412,19 @@ def test_a_wrong_pattern_of_experts_is_refused():
     [
         (
             "--recompute-granularity full --recompute-method block --recompute-num-layers 4",
-            ("full", "block", 4, "auto"),
+            ("full", "block", 4, None),
         ),
         (
             "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
-            ("full", "uniform", 2, "auto"),
+            ("full", "uniform", 2, None),
         ),
         (
             "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
-            ("full", "uniform", 0, "auto"),
+            ("full", "uniform", None, None),
         ),
-        ("--recompute-granularity selective --recompute-num-layers 1", ("selective", "uniform", 0, "auto")),
-        ("--enable-cuda-graph", ("none", "uniform", 0, "graphs")),
-        ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn", ("none", "uniform", 0, "graphs")),
+        ("--recompute-granularity selective --recompute-num-layers 1", ("selective", "uniform", None, None)),
+        ("--enable-cuda-graph", ("none", "uniform", None, "graphs")),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn", ("none", "uniform", None, "graphs")),
     ],
 )
 def test_partial_recomputation_and_graphs_of_megatron(flags, expected):

@@ -119,6 +119,7 @@ def test_every_schedule_runs_to_the_end(schedule, framework):
         micro_batch=1,
         global_batch=16,
         gpus=8,
+        sequence_length=4,
         framework=framework,
         precision="bf16",
         sharding="zero3",

@@ -43,7 +43,7 @@ def test_ranks_are_in_megatron_order():
 
 
 @pytest.mark.parametrize(
-    ("sharding", "group", "size"), [("zero1", 0, 16), ("zero1", 8, 8), ("hsdp", 0, 4), ("none", 0, 1)]
+    ("sharding", "group", "size"), [("zero1", None, 16), ("zero1", 8, 8), ("hsdp", None, 4), ("none", None, 1)]
 )
 def test_sharding_groups(sharding, group, size):
     mesh = Mesh(ParallelPlan(dp=16, sharding=sharding, sharding_group=group, gpus=16), gpus_per_node=4)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Literal, get_args, get_origin, get_type_hints
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
 from simulator.models.spec import ModelSpec
-from simulator.plan import FRAMEWORKS, ParallelPlan, idle_settings
+from simulator.plan import FRAMEWORKS, SETTINGS, ParallelPlan, idle_settings
 from simulator.scenario import Scenario
 from simulator.schedules import SCHEDULES
 from simulator.simulation import simulate
@@ -22,14 +21,13 @@ DENSE = ModelSpec(
 EXPERTS = replace(
     DENSE, name="experts", n_experts=8, top_k=2, expert_hidden=512, shared_expert_hidden=256, dense_blocks=(1, 4)
 )
-HINTS = get_type_hints(ParallelPlan)
 NUMBERS = {
     "gpus": (1, 2, 4, 8, 16), "tp": (1, 1, 1, 2, 4), "pp": (1, 1, 2, 4), "cp": (1, 1, 1, 2, 4), "ep": (1, 1, 2, 4),
-    "virtual_pp": (1, 1, 1, 2), "micro_batch": (1, 2), "global_batch": (0, 16, 32, 48), "sequence_length": (0, 64),
-    "sharding_group": (0, 0, 2, 3), "first_stage_layers": (0, 0, 1), "last_stage_layers": (0, 0, 1),
-    "bucket_bytes": (0, 0, 10_000, 10**9), "gradient_bytes": (0, 2, 4), "secondary_group": (0, 0, 2, 4),
-    "prefetch_elements": (-1, 0, 10**6), "persistence_elements": (-1, 0, 10**9), "max_live_elements": (-1, 0, 10**6),
-    "max_reuse_elements": (-1, 0, 10**6), "moe_capacity_factor": (0.0, 0.5, 1.25), "moe_imbalance": (1.0, 1.7),
+    "virtual_pp": (1, 1, 1, 2), "micro_batch": (1, 2), "global_batch": (None, 16, 32, 48), "sequence_length": (None, 64),
+    "sharding_group": (None, None, 2, 3), "first_stage_layers": (None, None, 1), "last_stage_layers": (None, None, 1),
+    "bucket_bytes": (None, None, 10_000, 10**9), "gradient_bytes": (None, 2, 4), "secondary_group": (None, None, 2, 4),
+    "prefetch_elements": (None, 0, 10**6), "persistence_elements": (None, 0, 10**9), "max_live_elements": (None, 0, 10**6),
+    "max_reuse_elements": (None, 0, 10**6), "moe_capacity_factor": (None, 0.5, 1.25), "moe_imbalance": (1.0, 1.7),
 }  # fmt: skip
 WORDS = {
     "framework": tuple(FRAMEWORKS), "schedule": tuple(SCHEDULES),
@@ -41,16 +39,14 @@ def choices(name):
     """Values of a setting that may be drawn; none for those that are not a matter of the plan's shape."""
     if name in NUMBERS or name in WORDS:
         return NUMBERS.get(name) or WORDS[name]
-    if get_origin(HINTS[name]) is Literal:
-        return get_args(HINTS[name])
-    if HINTS[name] is bool:
-        return (False, True)
-    return (None, False, True) if name in ("overlap", "overlap_p2p") else ()
+    one = SETTINGS[name]
+    unset = (None,) if one.takes_none else ()
+    return (*unset, *((False, True) if one.kind is bool else one.words))
 
 
 @st.composite
 def scenarios(draw):
-    names = [f.name for f in fields(ParallelPlan) if choices(f.name)]
+    names = [name for name in SETTINGS if choices(name)]
     shape = ("gpus", "tp", "pp", "cp", "ep", "sharding", "framework", "schedule", "micro_batch", "global_batch")
     some = draw(st.lists(st.sampled_from([n for n in names if n not in shape]), max_size=8, unique=True))
     chosen = {name: draw(st.sampled_from(choices(name))) for name in (*shape, *some)}
@@ -109,9 +105,9 @@ def test_what_cannot_be_had_together_is_refused(chosen, reason):
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("moe_imbalance", 0.5, "at least the mean"), ("moe_capacity_factor", float("inf"), "moe_capacity_factor=inf"),
+        ("moe_imbalance", 0.5, "at least 1"), ("moe_capacity_factor", float("inf"), "moe_capacity_factor=inf"),
         ("prefetch_elements", -2, "DeepSpeed's default"), ("rank_order", "tp-pp", "every axis once"),
-        ("cp_comm_type", "ring", "one of auto, p2p"), ("gradient_bytes", 3, "2 or 4 bytes"), ("cp", 0, "at least 1"),
+        ("cp_comm_type", "ring", "one of p2p, all_gather, a2a"), ("gradient_bytes", 3, "2 or 4 bytes"), ("cp", 0, "at least 1"),
     ],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(name, value, reason):

@@ -124,12 +124,12 @@ def test_gradient_accumulation_traffic(changes, expected):
 
 
 def test_deepspeed_releases_what_is_used_again_too_late():
-    assert released_before_reuse([453_000_000, 151_000_000, 604_000_000, 604_000_000]) == [
+    assert released_before_reuse([453_000_000, 151_000_000, 604_000_000, 604_000_000], 10**9) == [
         604_000_000,
         151_000_000,
         453_000_000,
     ]
-    assert released_before_reuse([100_000_000] * 4) == []
+    assert released_before_reuse([100_000_000] * 4, 10**9) == []
 
 
 def test_asynchronous_tensor_parallelism_runs_collectives_beside_their_products():

@@ -107,7 +107,7 @@ def _sharding(row: Row, framework_text: str, assumed: list[str]) -> dict[str, An
     kind = _SHARDINGS.get(kind, kind)
     if kind not in ("none", "zero1", "zero2", "zero3", "hsdp"):
         raise ConfigError(f"sharding '{text}' is unknown", hint="none, zero1, zero2, zero3, hsdp or zero1:8")
-    return {"sharding": kind, "sharding_group": int(group) if group.isdigit() else 0}
+    return {"sharding": kind, "sharding_group": int(group) if group.isdigit() else None}
 
 
 def _attention(row: Row, framework: str, assumed: list[str]) -> str:
@@ -176,7 +176,7 @@ def _schedule(row: Row, virtual_pp: int) -> str:
 
 def _micro_batch(
     row: Row, degrees: Mapping[str, int], hidden: int, framework: str, recompute: str, assumed: list[str]
-) -> int:
+) -> int | None:
     """Return sequences per micro-batch; where blank, the largest power of two with a small bubble."""
     stated = row.integer("micro_batch", 0)
     if stated and framework.startswith("torchtitan") and degrees["pp"] > 1:
@@ -190,7 +190,7 @@ def _micro_batch(
     batch = row.integer("global_batch", 0) // degrees["dp"]
     if not batch:
         assumed.append("micro_batch: the largest that fits, neither it nor global_batch is stated")
-        return 0
+        return None
     stages = degrees["pp"]
     size = 1
     while (
@@ -293,11 +293,11 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         **_ends(spec.layers, degrees["pp"], virtual_pp, assumed),
         **_said(row, degrees, framework, assumed),
         "framework": framework,
-        "cuda": cuda,
+        "cuda": cuda or None,
         "virtual_pp": virtual_pp,
         "schedule": _schedule(row, virtual_pp),
         "micro_batch": _micro_batch(row, degrees, spec.hidden, framework, recompute, assumed),
-        "global_batch": row.integer("global_batch", 0),
+        "global_batch": row.integer("global_batch", 0) or None,
         "sequence_length": row.integer("seq_len", spec.max_positions),
         "precision": _precision(row, framework, assumed),
         "recompute": recompute,

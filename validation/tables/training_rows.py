@@ -156,8 +156,8 @@ def _weight(job: tuple[Case, bool]) -> float:
     """Return what a run costs to simulate, roughly: actions of all stages, and of the layers of one."""
     case, memory_only = job
     plan = case.plan
-    replicas = max(plan.dp, 1) * max(plan.micro_batch, 1)
-    n_micro_batches = max(plan.global_batch // replicas, 1) if plan.pp > 1 else 1
+    replicas = (plan.dp or 1) * (plan.micro_batch or 1)
+    n_micro_batches = max((plan.global_batch or 0) // replicas, 1) if plan.pp > 1 else 1
     passes = plan.pp * plan.virtual_pp * n_micro_batches if not memory_only else 1
     return 50.0 + case.spec.layers + passes
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from simulator.explore.emit.record import Emission, Request, refuse, under
 from simulator.parallel.gradients import gradient_bytes
+from simulator.parallel.mesh import Mesh
 
 _FSDP = {"none": "NO_SHARD", "zero2": "SHARD_GRAD_OP", "zero3": "FULL_SHARD", "hsdp": "HYBRID_SHARD"}
 _TRAINER = ("micro_batch", "global_batch", "sequence_length", "attention", "bucket_bytes", "scatter_gather",
@@ -85,7 +86,7 @@ def _fsdp(request: Request) -> Emission:
         "fsdp_activation_checkpointing": plan.recompute == "full",
     }
     if plan.tp * plan.cp > 1 or plan.sharding == "hsdp":
-        group = {"hsdp": plan.sharding_group, "none": 1}.get(plan.sharding, plan.dp)
+        group = {"hsdp": Mesh(plan, request.gpus_per_node).sharding_group, "none": 1}.get(plan.sharding, plan.dp)
         sizes = {"dp_replicate": plan.dp // group, "dp_shard": group, "tp": plan.tp, "cp": plan.cp}
         data["parallelism_config"] = {f"parallelism_config_{name}_size": size for name, size in sizes.items()}
         if plan.cp > 1:

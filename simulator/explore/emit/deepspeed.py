@@ -75,15 +75,15 @@ def emit_deepspeed(request: Request) -> Emission:
 def _options(plan: ParallelPlan) -> dict[str, Any]:
     """Return the options of ``zero_optimization`` that differ from DeepSpeed's defaults."""
     options: dict[str, tuple[Any, bool]] = {
-        "reduce_bucket_size": (plan.bucket_bytes // gradient_bytes(plan), plan.bucket_bytes > 0),
+        "reduce_bucket_size": ((plan.bucket_bytes or 0) // gradient_bytes(plan), plan.bucket_bytes is not None),
         "mics_shard_size": (plan.sharding_group, plan.sharding == "hsdp"),
-        "zero_hpz_partition_size": (plan.secondary_group, plan.secondary_group > 1),
+        "zero_hpz_partition_size": (plan.secondary_group, (plan.secondary_group or 1) > 1),
         "zero_quantized_weights": (True, plan.quantized_weights),
         "zero_quantized_gradients": (True, plan.quantized_gradients),
-        "stage3_prefetch_bucket_size": (plan.prefetch_elements, plan.prefetch_elements >= 0),
-        "stage3_param_persistence_threshold": (plan.persistence_elements, plan.persistence_elements >= 0),
-        "stage3_max_live_parameters": (plan.max_live_elements, plan.max_live_elements >= 0),
-        "stage3_max_reuse_distance": (plan.max_reuse_elements, plan.max_reuse_elements >= 0),
+        "stage3_prefetch_bucket_size": (plan.prefetch_elements, plan.prefetch_elements is not None),
+        "stage3_param_persistence_threshold": (plan.persistence_elements, plan.persistence_elements is not None),
+        "stage3_max_live_parameters": (plan.max_live_elements, plan.max_live_elements is not None),
+        "stage3_max_reuse_distance": (plan.max_reuse_elements, plan.max_reuse_elements is not None),
         "use_multi_rank_bucket_allreduce": (False, plan.gradient_collective == "reduce"),
         "offload_optimizer": ({"device": "cpu"}, plan.offload_optimizer == "cpu"),
         "offload_param": ({"device": "cpu"}, plan.offload_parameters == "cpu"),

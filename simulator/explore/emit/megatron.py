@@ -96,14 +96,16 @@ def _parallel(spec: ModelSpec, plan: ParallelPlan) -> list[str]:
     if spec.n_experts:
         word = "flex --moe-enable-deepep" if plan.moe_dispatcher == "deepep" else plan.moe_dispatcher
         lines.append(f"--moe-token-dispatcher-type {word}")
-    lines += [f"--moe-expert-capacity-factor {plan.moe_capacity_factor:g}"] * (plan.moe_capacity_factor > 0)
+    lines += [f"--moe-expert-capacity-factor {plan.moe_capacity_factor or 0:g}"] * (
+        plan.moe_capacity_factor is not None
+    )
     lines += ["--moe-pad-expert-input-to-capacity"] * plan.moe_pad_to_capacity
     lines += ["--overlap-moe-expert-parallel-comm"] * (plan.schedule == "1f1b-combined")
     lines += ["--moe-shared-expert-overlap"] * plan.moe_shared_expert_overlap
     if plan.asynchronous_tp:
         lines.append("--tp-comm-overlap")
-    lines += [f"--decoder-first-pipeline-num-layers {plan.first_stage_layers}"] * (plan.first_stage_layers > 0)
-    lines += [f"--decoder-last-pipeline-num-layers {plan.last_stage_layers}"] * (plan.last_stage_layers > 0)
+    lines += [f"--decoder-first-pipeline-num-layers {plan.first_stage_layers}"] * (plan.first_stage_layers is not None)
+    lines += [f"--decoder-last-pipeline-num-layers {plan.last_stage_layers}"] * (plan.last_stage_layers is not None)
     return [*lines, f"--micro-batch-size {plan.micro_batch} --global-batch-size {plan.global_batch}"]
 
 
@@ -130,10 +132,10 @@ def _rest(plan: ParallelPlan) -> list[str]:
     switches = {
         "--overlap-grad-reduce": plan.overlaps,
         "--overlap-param-gather": plan.overlap_parameter_gather,
-        f"--num-distributed-optimizer-instances {plan.dp * plan.cp // max(1, plan.sharding_group)}":
-            plan.sharding == "zero1" and 0 < plan.sharding_group < plan.dp * plan.cp,
+        f"--num-distributed-optimizer-instances {plan.dp * plan.cp // (plan.sharding_group or 1)}":
+            plan.sharding == "zero1" and (plan.sharding_group or plan.dp * plan.cp) < plan.dp * plan.cp,
         "--optimizer-cpu-offload": plan.offload_optimizer == "cpu" and plan.framework != "megatron-deepspeed",
-        f"--ddp-bucket-size {plan.bucket_bytes // max(1, gradient_bytes(plan))}": plan.bucket_bytes > 0,
+        f"--ddp-bucket-size {(plan.bucket_bytes or 0) // gradient_bytes(plan)}": plan.bucket_bytes is not None,
         f"--recompute-granularity full --recompute-method {plan.recompute_method} "
         f"--recompute-num-layers {plan.recompute_layers or 1}": plan.recompute == "full",
         "--recompute-granularity selective": plan.recompute == "selective",

@@ -51,15 +51,15 @@ class Emission:
 def effective(plan: ParallelPlan) -> dict[str, Any]:
     """Return the settings of a resolved plan with everything that is a matter of default filled in."""
     settings = plan.to_dict()
-    full_group = plan.sharding in ("none", "hsdp") or plan.sharding_group in (0, plan.dp * plan.cp)
+    full_group = plan.sharding in ("none", "hsdp") or plan.sharding_group in (None, plan.dp * plan.cp)
     return settings | {
         "schedule": "1f1b" if plan.schedule == "1f1b-interleaved" else plan.schedule,
         "overlap": plan.overlaps,
         "gradient_bytes": gradient_bytes(plan),
         "sequence_parallel": plan.sequence_parallel and plan.tp > 1,
-        "cp_comm_type": plan.context_exchange if plan.cp > 1 else "auto",
+        "cp_comm_type": plan.context_exchange if plan.cp > 1 else None,
         "overlap_p2p": plan.pp > 1 and not plan.synchronous_p2p,
-        "sharding_group": plan.sharding_group if plan.sharding == "hsdp" or not full_group else 0,
+        "sharding_group": plan.sharding_group if plan.sharding == "hsdp" or not full_group else None,
     }
 
 

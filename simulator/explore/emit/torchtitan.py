@@ -11,6 +11,7 @@ import re
 
 from simulator.explore.emit.record import Emission, Request, refuse, under
 from simulator.parallel.gradients import gradient_bytes
+from simulator.parallel.mesh import Mesh
 from simulator.plan import ParallelPlan
 
 _SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}
@@ -38,7 +39,7 @@ def emit_torchtitan(request: Request) -> Emission:
         f"cp_comm_type {plan.context_exchange}": plan.cp > 1 and plan.context_exchange == "a2a",
         f"moe_dispatcher {plan.moe_dispatcher}": plan.ep > 1 and plan.moe_dispatcher == "allgather",
     })  # fmt: skip
-    replicate, shard = _degrees(plan.dp, plan.sharding, plan.sharding_group)
+    replicate, shard = _degrees(plan.dp, plan.sharding, Mesh(plan, request.gpus_per_node).sharding_group)
     found = _FLAVOR.fullmatch(request.spec.name)
     model = [f'name = "{found.group(1)}"', f'flavor = "{found.group(2).upper()}"'] if found else []
     micro_batches = plan.n_micro_batches if plan.pp > 1 else 1

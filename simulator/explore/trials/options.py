@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple, get_args, get_origin, get_type_hints
+from typing import NamedTuple
 
 from simulator.analysis.explain import Option
 from simulator.answer import Result
@@ -12,11 +12,8 @@ from simulator.errors import SimulatorError
 from simulator.explore.trials.machine import Trials
 from simulator.models.spec import ModelSpec
 from simulator.parallel.gradients import gradient_bytes
-from simulator.plan import ParallelPlan, idle_settings
+from simulator.plan import SETTINGS, ParallelPlan, idle_settings
 from simulator.schedules import SCHEDULES
-
-_TYPES = get_type_hints(ParallelPlan)
-_FLAGS = {"sequence_parallel", "overlap"}
 
 #: settings of whose words or switches every other one is tried where it means anything; the numerics stay as they are
 _SWITCHES = (
@@ -81,17 +78,17 @@ def _switches(result: Result) -> Iterator[_Change]:
     for name in (*_SWITCHES, *_NUMERICS):
         for value in _others(plan, name):
             if _means_something(result, name, value):
-                yield _Change(_spelled(name, value), {name: value}, 0.0, name not in _NUMERICS)
+                yield _Change(SETTINGS[name].spelled(value), {name: value}, 0.0, name not in _NUMERICS)
 
 
 def _others(plan: ParallelPlan, name: str) -> list[object]:
-    now, kind = getattr(plan, name), _TYPES[name]
-    if kind is bool:
+    now, one = getattr(plan, name), SETTINGS[name]
+    if one.kind is bool:
         return [not now]
     if name == "gradient_bytes":
         return [6 - gradient_bytes(plan)]
-    assert get_origin(kind) is not None, name
-    return [word for word in get_args(kind) if word != now]
+    assert one.words, name
+    return [word for word in one.words if word != now]
 
 
 def _means_something(result: Result, name: str, value: object) -> bool:
@@ -121,12 +118,6 @@ def _means_something(result: Result, name: str, value: object) -> bool:
     return name not in idle
 
 
-def _spelled(name: str, value: object) -> str:
-    if name in _FLAGS:
-        return f"--{'' if value else 'no-'}{name.replace('_', '-')}"
-    return f"--set {name}={str(value).lower() if isinstance(value, bool) else value}"
-
-
 def _batches(plan: ParallelPlan) -> Iterator[_Change]:
     for micro_batch in sorted({plan.micro_batch * 2, plan.micro_batch // 2} - {0}):
         ratio = micro_batch / plan.micro_batch
@@ -148,7 +139,7 @@ def _shardings(plan: ParallelPlan) -> Iterator[_Change]:
     for sharding in ("none", "zero1", "zero2") if plan.pp > 1 else ("none", "zero1", "zero2", "zero3", "hsdp"):
         if sharding != plan.sharding:
             yield _Change(f"--sharding {sharding}", {"sharding": sharding})
-    if plan.sharding == "hsdp":
+    if plan.sharding == "hsdp" and plan.sharding_group:
         for group in sorted({plan.sharding_group * 2, plan.sharding_group // 2} - {0}):
             settings: dict[str, object] = {"sharding_group": group}
             yield _Change(f"--set sharding_group={group}", settings, group / plan.sharding_group)
