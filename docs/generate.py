@@ -25,10 +25,10 @@ from pydantic import BaseModel
 from simulator.cli.main import app, register_commands
 from simulator.cli.options import words_of
 from simulator.config import load_yaml
-from simulator.explore.document import Document, Scaling
-from simulator.explore.reasons import PlanRow
-from simulator.explore.slurm import SlurmSpec
-from simulator.explore.sweep import SweepRow
+from simulator.explore.full_answer import Document, Scaling
+from simulator.explore.objectives import PlanRow
+from simulator.explore.slurm_workers import SlurmSpec
+from simulator.explore.sweeps import SweepRow
 from simulator.plan import GROUPS, SETTINGS, Setting
 from simulator.topology.device import DeviceFile
 from simulator.topology.explicit import EdgeSpec, GraphSpec, VertexSpec

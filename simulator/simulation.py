@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from simulator.analysis.metrics import measure
@@ -32,6 +32,7 @@ from simulator.parallel.mesh import Mesh
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.schedules import peak_in_flight
+from simulator.timeline import Timeline
 from simulator.topology import Topology
 
 #: token ids of so many words or more do not fit into 16 bits
@@ -218,6 +219,67 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One pass of a scenario through the engine, with what went into it.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        As it ran: unfolded where the ranks of a class share links unequally.
+    model : Model
+    lowered : Lowered
+    memory : MemoryReport
+    costs : ModelCosts
+    timeline : Timeline
+    """
+
+    scenario: Scenario
+    model: Model
+    lowered: Lowered
+    memory: MemoryReport
+    costs: ModelCosts
+    timeline: Timeline
+
+
+def run_scenario(
+    scenario: Scenario,
+    topology: Topology,
+    spec: ModelSpec | RecordedModule,
+    *,
+    parts: tuple[Model, Lowered, MemoryReport] | None = None,
+    costs_of: Callable[[Topology, Scenario], ModelCosts] = ModelCosts,
+    detail: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Run:
+    """Run a resolved scenario on a topology object.
+
+    Parameters
+    ----------
+    parts : tuple, optional
+        What :func:`lower_scenario` gave for this scenario, where it is known already.
+    costs_of : callable
+        Makes the cost models.
+    detail, say
+        As for :func:`simulate_on`.
+    """
+    with _collector_paused():
+        if parts is None:
+            say("lowering")
+        model, lowered, memory = parts or lower_scenario(scenario, topology, spec)
+        say("simulating")
+        costs = costs_of(topology, scenario)
+        try:
+            timeline = run(lowered.program, costs, _networks(scenario, topology, costs), detail=detail)
+        except UnevenError:
+            scenario = replace(scenario, unfold=True)
+            say("lowering every rank, for those of a class share links unequally")
+            model, lowered, memory = lower_scenario(scenario, topology, spec)
+            say("simulating")
+            timeline = run(lowered.program, costs, _networks(scenario, topology, costs), detail=detail)
+    return Run(scenario=scenario, model=model, lowered=lowered, memory=memory, costs=costs, timeline=timeline)
+
+
 def simulate_on(
     scenario: Scenario,
     topology: Topology,
@@ -227,22 +289,11 @@ def simulate_on(
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
     """Simulate a resolved scenario on a topology object, which need not be the one that the scenario names."""
+    ran = run_scenario(scenario, topology, spec, detail=detail, say=say)
     with _collector_paused():
-        say("lowering")
-        model, lowered, memory = lower_scenario(scenario, topology, spec)
-        say("simulating")
-        costs = ModelCosts(topology, scenario)
-        try:
-            timeline = run(lowered.program, costs, _networks(scenario, topology, costs), detail=detail)
-        except UnevenError:
-            scenario = replace(scenario, unfold=True)
-            say("lowering every rank, for those of a class share links unequally")
-            model, lowered, memory = lower_scenario(scenario, topology, spec)
-            say("simulating")
-            timeline = run(lowered.program, costs, _networks(scenario, topology, costs), detail=detail)
-        metrics = measure(timeline, pipelined=scenario.plan.pp > 1)
-        link_busy_s = costs.link_busy_s(timeline)
+        metrics = measure(ran.timeline, pipelined=scenario.plan.pp > 1)
+        link_busy_s = ran.costs.link_busy_s(ran.timeline)
     return Result(
-        scenario=scenario, topology=topology, spec=spec, model=model, timeline=timeline, memory=memory, metrics=metrics,
-        link_busy_s=link_busy_s,
+        scenario=ran.scenario, topology=topology, spec=spec, model=ran.model, timeline=ran.timeline, memory=ran.memory,
+        metrics=metrics, link_busy_s=link_busy_s,
     )  # fmt: skip

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from simulator.answer import Answer, figures_of
-from simulator.explore.document import Document, Scaling, document, explain
+from simulator.explore.full_answer import Document, Scaling, document
+from simulator.explore.trials import explain
 
 
 def fits(data, schema):

@@ -25,8 +25,8 @@ def requirements(
     """Find the least bandwidth between nodes, and the largest latency, with which a plan scales to so many GPUs."""
     from simulator.cli.shared import scenario_settings
     from simulator.cli.tables import print_requirements
-    from simulator.explore.requirements import requirements as solve
-    from simulator.explore.settings import scenario_of
+    from simulator.explore.named_settings import scenario_of
+    from simulator.explore.network_needs import requirements as solve
     from simulator.report.requirements_chart import check_plot, write_requirements_chart
 
     base, axes = scenario_settings(scenario)

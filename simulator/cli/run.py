@@ -15,9 +15,9 @@ from simulator.cli.modules import fit_plan, recorded_module
 from simulator.cli.warnings import idle_faults, idle_loading, idle_release, without_effect, write_warnings
 from simulator.cli.whole_run import run_request
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.document import document, explain, to_json, way_out
-from simulator.explore.trials import advise
-from simulator.explore.whole_run import RunRequest
+from simulator.explore.full_answer import document, to_json, way_out
+from simulator.explore.training_run import RunRequest
+from simulator.explore.trials import advise, explain
 from simulator.faults import Faults
 from simulator.interop.plan_files import needs_ranks, plan_settings, without_deepspeed
 from simulator.interop.topologies import open_topology

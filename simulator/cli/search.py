@@ -11,7 +11,7 @@ import typer
 from simulator.cli.options import Text, Texts
 
 if TYPE_CHECKING:
-    from simulator.explore.whole_run.price import Price
+    from simulator.explore.energy import Price
 
 
 def search(
@@ -46,10 +46,10 @@ def search(
     """Find the fastest plans that fit: every valid one is simulated, or ruled out by a proven lower bound."""
     from simulator.cli.shared import SearchProgress, keeping, say_who_works, scenario_settings
     from simulator.cli.tables import print_emitted, print_files, print_search
-    from simulator.explore.axes import parse_axes
     from simulator.explore.emit import write_all
+    from simulator.explore.evaluation import open_store
+    from simulator.explore.named_settings import parse_axes
     from simulator.explore.objectives import answer_of, search_counts
-    from simulator.explore.store import open_store
     from simulator.report.write_sweep import check_output, write_search
 
     base, axes = scenario_settings(scenario)
@@ -77,9 +77,9 @@ def search(
 
 def _price(text: str | None, objective: str, base: dict[str, Any]) -> Price | None:
     """Return the price of a GPU hour that is given, having checked that the objective can be counted."""
+    from simulator.explore.energy import parse_price
+    from simulator.explore.named_settings import scenario_of
     from simulator.explore.objectives import check_objective
-    from simulator.explore.settings import scenario_of
-    from simulator.explore.whole_run.price import parse_price
     from simulator.simulation import topology_of
 
     price = parse_price(text) if text else None

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simulator.explore.store import Store
+    from simulator.explore.evaluation import Store
 
 from simulator.errors import ConfigError
 from simulator.plan import SETTINGS
@@ -55,13 +55,13 @@ def scenario_settings(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str
     Returns
     -------
     base : dict
-        Values by the names of :mod:`simulator.explore.settings`.
+        Values by the names of :mod:`simulator.explore.named_settings`.
     axes : dict
         Tuples of values.
     """
     from simulator.cli.inputs import write_notes
     from simulator.cli.run import collect_settings
-    from simulator.explore.axes import parse_axis
+    from simulator.explore.named_settings import parse_axis
     from simulator.interop.plan_files import PLAN_FILES
 
     write_notes(options, set())
@@ -107,7 +107,7 @@ def say_who_works(scheduler: str) -> None:
     ConfigError
         If nothing can be the scheduler that is named.
     """
-    from simulator.explore.runner import check_scheduler
+    from simulator.explore.evaluation import check_scheduler
 
     check_scheduler(scheduler)
     if scheduler and "://" not in scheduler:

@@ -38,9 +38,9 @@ def sweep(
     """Simulate every combination of some settings; interrupted and started again, it does only the rest."""
     from simulator.cli.shared import Progress, keeping, say_who_works, scenario_settings
     from simulator.cli.tables import print_sweep
-    from simulator.explore.axes import Sweep, merge_sweeps, parse_axes, read_sweep
-    from simulator.explore.store import open_store
-    from simulator.explore.sweep import run_sweep, usable
+    from simulator.explore.evaluation import open_store
+    from simulator.explore.named_settings import Sweep, merge_sweeps, parse_axes, read_sweep
+    from simulator.explore.sweeps import run_sweep, usable
     from simulator.report.write_sweep import check_output, write_sweep
 
     base, axes = scenario_settings(scenario)

@@ -16,8 +16,8 @@ from simulator.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from simulator.explore.emit import Written
-    from simulator.explore.requirements import Requirement
-    from simulator.explore.sweep import SweepResult
+    from simulator.explore.network_needs import Requirement
+    from simulator.explore.sweeps import SweepResult
 
 
 def new_console() -> Console:

@@ -7,8 +7,8 @@ from typing import Any
 
 from simulator.cli.warnings import write_warnings
 from simulator.errors import ConfigError
-from simulator.explore.whole_run.price import parse_price
-from simulator.explore.whole_run.request import RunRequest, parse_interval, parse_mtbf, parse_time, run_length
+from simulator.explore.energy import parse_price
+from simulator.explore.training_run import RunRequest, parse_interval, parse_mtbf, parse_time, run_length
 
 #: flags that say nothing unless the length of the run is given
 _OPERATION = ("gpu_hour_price", "mtbf", "checkpoint_interval", "checkpoint_time", "restart_time", "pue")

@@ -1,13 +1,15 @@
 """Lower bounds of a plan's iteration time: what no simulation of it can undercut.
 
-A bound adds up what must happen one after the other, each part at its least duration (:mod:`simulator.explore.passes`):
+A bound adds up what must happen one after the other, each part at its least duration (:class:`Durations`: a host that is always
+ahead, a network that carries nothing else):
 
 - *A stage's own work.* Its compute stream runs all passes of all micro-batches in order. With blocking messages every
   pass also waits for the message of the one before.
-- *Filling and draining the pipeline.* Before its first pass, a micro-batch has run forward through all stages before;
+- *Filling and draining the pipeline.* Before its first pass, a micro-batch has run forward through all earlier stages;
   after its last backward the gradient still runs back through them.
-- *Gradient reductions* that start only when their gradients exist, one after the other on one stream.
-- *The end of the step*: norm, optimizer and parameter gathers, behind what all stages have finished.
+- *Gradient reductions* that start only when their gradients exist, one after the other on one stream
+  (:func:`data_bound`).
+- *The end of the step*: norm, optimizer and parameter gathers, after all stages have finished.
 
 The simulator's rules are monotone (in-order streams, fixed dependencies), so shorter parts never give a later end; what
 is left out (contention, interference, late hosts) only adds time. The tests compare with the simulator on random plans.
@@ -20,26 +22,32 @@ Narayanan et al., SC 2021, arXiv:2104.04473, section 2.2 (pipeline bubble).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from simulator.costs import ModelCosts
-from simulator.explore.data_bounds import DataBound, data_bound
-from simulator.explore.passes import SLACK, Durations
 from simulator.memory import MemoryReport, estimate
 from simulator.models.layer import CommunicationPoint, Layer, Model
 from simulator.models.spec import ModelSpec
+from simulator.network.base import Flow, capacities
 from simulator.parallel.classes import fills_nodes
 from simulator.parallel.context import Exchange, exchange_context
+from simulator.parallel.data import DataParallel
 from simulator.parallel.gradients import gradient_bytes, split_parameters
 from simulator.parallel.lower import split_layers
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.optimizer import optimizer_run
+from simulator.parallel.replicated import Replicated
+from simulator.parallel.sharded import FullySharded
 from simulator.parallel.stage import StageLayers
 from simulator.parallel.strategies import data_parallel
 from simulator.plan import ParallelPlan
-from simulator.program.op import Collective, Kernel, Transfer
+from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Transfer
+from simulator.program.program import COMPUTE, HOST, Block, Task, TaskList
 from simulator.scenario import Scenario
 from simulator.schedules import Kind, Placement, build_table, peak_in_flight, placement_of
 from simulator.simulation import boundary_bytes, model_for
@@ -388,3 +396,262 @@ def _fullest(layout: Layout, in_flight: Sequence[Sequence[int]]) -> list[int]:
 def bounds_for(scenario: Scenario, plan: ParallelPlan, topology: Topology, spec: ModelSpec) -> Bounds:
     """Return bounds for the framework of a plan."""
     return Bounds(replace(scenario, plan=plan), topology, spec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataBound:
+    """Data-parallel communication of one stage.
+
+    Parameters
+    ----------
+    before_s : float
+        What must end before the first pass can start.
+    beside_s : float
+        What the stage's passes wait for one after the other, added to their work.
+    launches : tuple of (float, float)
+        Reductions in the order of their stream: seconds of the last backward that must have passed when one is
+        launched, and its own seconds. Infinity means all of the backward.
+    after_step_s : float
+        Gathers behind the optimizer.
+    stream_s : float
+        All collectives of the busiest stream.
+    host_s : float
+        Host time that the strategy's own operations take.
+    """
+
+    before_s: float = 0.0
+    beside_s: float = 0.0
+    launches: tuple[tuple[float, float], ...] = ()
+    after_step_s: float = 0.0
+    stream_s: float = 0.0
+    host_s: float = 0.0
+
+    def after_backward_s(self, end_s: float, last_backward_s: float, *, is_own: bool = True) -> float:
+        """Return when all gradients are reduced at the earliest.
+
+        Parameters
+        ----------
+        end_s : float
+            Earliest end of the last backward, communication left out.
+        last_backward_s : float
+            Its least duration.
+        is_own : bool
+            Whether that is the end of the stage's own passes, rather than of a path through another stage.
+        """
+        end_s += self.before_s + (self.beside_s if is_own else 0.0)
+        latest_s = end_s
+        following_s = sum(seconds for _, seconds in self.launches)
+        for passed_s, seconds in self.launches:
+            launch_s = min(end_s, end_s - last_backward_s + passed_s)
+            latest_s = max(latest_s, launch_s + following_s)
+            following_s -= seconds
+        return latest_s
+
+
+def data_bound(
+    strategy: DataParallel, plan: ParallelPlan, durations: Durations, first_chunk_s: Sequence[float], *, is_first: bool
+) -> DataBound:
+    """Ask a strategy what it does in a step and add it up.
+
+    Parameters
+    ----------
+    strategy : DataParallel
+        Fresh, of one stage.
+    plan : ParallelPlan
+    durations : Durations
+    first_chunk_s : sequence of float
+        Least backward times of the layers of the chunk whose backward ends the step; empty if that is not known.
+    is_first : bool
+        Whether nothing happens on the stage before its first pass but its own gathers.
+    """
+    if strategy.communicators.size("dp") == 1:
+        return DataBound()
+    if isinstance(strategy, FullySharded):
+        return _sharded(strategy, plan, durations, is_first=is_first, has_last=bool(first_chunk_s))
+    assert isinstance(strategy, Replicated)
+    return _replicated(strategy, plan, durations, first_chunk_s)
+
+
+def _seconds(tasks: Sequence[Task], durations: Durations) -> dict[str, float]:
+    """Return seconds of collectives by stream."""
+    totals: dict[str, float] = {}
+    for task in tasks:
+        if isinstance(task.op, Collective):
+            totals[task.stream] = totals.get(task.stream, 0.0) + durations.communication_s(task.op)
+    return totals
+
+
+def _replicated(
+    strategy: Replicated, plan: ParallelPlan, durations: Durations, first_chunk_s: Sequence[float]
+) -> DataBound:
+    tasks = TaskList()
+    n_layers = len(strategy.layers)
+    launches: list[tuple[float, float]] = []
+    done_s = {position: sum(first_chunk_s[position:]) for position in range(len(first_chunk_s) + 1)}
+    for position in reversed(range(n_layers)):
+        n_before = len(tasks.tasks)
+        strategy.after_layer(tasks, position, "B", plan.n_micro_batches - 1, (), is_last=True)
+        if position < len(first_chunk_s):
+            launches += _launched(tasks.tasks[n_before:], done_s[position], durations)
+    n_before = n_repeated = len(tasks.tasks)
+    strategy.finish_backward(tasks, ())
+    if first_chunk_s:
+        launches += _launched(tasks.tasks[n_before:], float("inf"), durations)
+    n_before = len(tasks.tasks)
+    strategy.after_step(tasks, 0)
+    after_step = _seconds(tasks.tasks[n_before:], durations)
+    every_micro_batch = strategy.every_micro_batch and strategy.overlaps
+    repeats = plan.n_micro_batches if every_micro_batch else 1
+    before = {stream: repeats * s for stream, s in _seconds(tasks.tasks[:n_repeated], durations).items()}
+    for stream, seconds in _seconds(tasks.tasks[n_repeated:n_before], durations).items():
+        before[stream] = before.get(stream, 0.0) + seconds
+    return DataBound(
+        launches=tuple(launches),
+        after_step_s=max(after_step.values(), default=0.0),
+        stream_s=max(before.values(), default=0.0),
+    )
+
+
+def _launched(tasks: Sequence[Task], passed_s: float, durations: Durations) -> list[tuple[float, float]]:
+    """Return collectives launched together; a second stream works behind the first and is left out."""
+    main = [task for task in tasks if task.stream == "dp"]
+    return [(passed_s, sum(_seconds(main, durations).values()))] if main else []
+
+
+def _sharded(
+    strategy: FullySharded, plan: ParallelPlan, durations: Durations, *, is_first: bool, has_last: bool
+) -> DataBound:
+    """Gathers and reductions of every unit in every micro-batch: two are written down, the others equal the second."""
+    n_layers = len(strategy.layers)
+    rounds: list[list[Task]] = []
+    tasks = TaskList()
+    for micro_batch in range(min(2, plan.n_micro_batches)):
+        n_before = len(tasks.tasks)
+        for position in range(n_layers):
+            strategy.before_layer(tasks, position, "F", micro_batch)
+            strategy.after_layer(tasks, position, "F", micro_batch, (), is_last=False)
+        for position in reversed(range(n_layers)):
+            strategy.before_layer(tasks, position, "B", micro_batch)
+            strategy.after_layer(tasks, position, "B", micro_batch, (), is_last=False)
+        rounds.append(tasks.tasks[n_before:])
+    times = [1] if len(rounds) == 1 else [1, plan.n_micro_batches - 1]
+
+    def total_s(seconds_of: Callable[[list[Task]], float]) -> float:
+        return sum(n * seconds_of(some) for n, some in zip(times, rounds, strict=True))
+
+    collectives = [task.op for task in tasks.tasks if isinstance(task.op, Collective)]
+    first_s = durations.communication_s(collectives[0]) if is_first else 0.0
+    scatters = [op for op in collectives if op.collective == "reduce_scatter"]
+    last_s = durations.communication_s(scatters[-1]) if has_last and scatters else 0.0
+    beside_s = total_s(lambda some: sum(durations.op_s(t.op)[0] for t in some if t.stream == COMPUTE))
+    if not plan.overlaps and has_last:  # the host waits for the last message of every unit before it goes on
+        beside_s += max(0.0, total_s(lambda some: _awaited_s(some, durations)) - last_s)
+    streams = {task.stream for task in tasks.tasks} - {COMPUTE, HOST}
+    return DataBound(
+        before_s=first_s,
+        beside_s=beside_s,
+        launches=((float("inf"), last_s),),
+        stream_s=max(total_s(partial(_stream_s, stream=stream, durations=durations)) for stream in streams),
+        host_s=total_s(lambda some: sum(durations.op_s(t.op)[1] for t in some)),
+    )
+
+
+def _stream_s(tasks: Sequence[Task], stream: str, durations: Durations) -> float:
+    return _seconds(tasks, durations).get(stream, 0.0)
+
+
+def _awaited_s(tasks: Sequence[Task], durations: Durations) -> float:
+    """Return seconds of the last reduce-scatter before each time that the host waits for reductions."""
+    awaited_s = latest_s = 0.0
+    for task in tasks:
+        if isinstance(task.op, Collective) and task.op.collective == "reduce_scatter":
+            latest_s = durations.communication_s(task.op)
+        elif isinstance(task.op, HostWork) and task.op.name == "wait for reduction":
+            awaited_s += latest_s
+    return awaited_s
+
+
+#: durations are rounded to picoseconds in the simulator, each a little; a bound must stay below
+SLACK = 1.0 - 1e-7
+
+
+def alone_s(flow: Flow, topology: Topology) -> float:
+    """Return the time of a flow that has the network to itself: no flow is ever faster."""
+    if not flow.n_bytes:
+        return flow.latency_s
+    rate = flow.alone_bytes_per_s
+    if not rate:
+        levels = capacities(topology)[np.asarray(flow.links, dtype=np.intp)] / np.asarray(flow.weights)
+        rate = min(flow.rate_cap_bytes_per_s, float(levels.min(initial=np.inf)))
+    return flow.latency_s + flow.n_bytes / rate
+
+
+class Durations:
+    """Least durations of operations and tasks, and host time to issue them, on one rank's device.
+
+    Every duration that the simulator gives is at least this long: kernels take their time or, beside a collective,
+    more; flows share links; hosts are late.
+
+    Parameters
+    ----------
+    costs : ModelCosts
+        Of the simulator itself.
+    rank : int
+        On whose device kernels run.
+    """
+
+    def __init__(self, costs: ModelCosts, rank: int = 0) -> None:
+        self.costs = costs
+        self.rank = rank
+        self._known: dict[int, tuple[object, float, float]] = {}
+        #: shared between instances where the groups are the same objects
+        self.collectives: dict[tuple[str, int, int], tuple[object, float]] = {}
+
+    def op_s(self, op: object) -> tuple[float, float]:
+        """Return device or network seconds of an operation, and host seconds to issue it."""
+        known = self._known.get(id(op))
+        if known is None:
+            known = self._known[id(op)] = (op, *self._op_s(op))
+        return known[1], known[2]
+
+    def _op_s(self, op: object) -> tuple[float, float]:
+        if isinstance(op, Block):
+            return self.tasks_s(op.tasks)
+        if isinstance(op, KernelRun):
+            device_s = sum(self.costs.kernel_ps(kernel, self.rank) for kernel in op.kernels) * 1e-12
+            issue_ps = self.costs.issue_ps(op.kernels[0], self.rank) if op.kernels else 0
+            return device_s, issue_ps * len(op.kernels) * 1e-12
+        if isinstance(op, Kernel):
+            return self.costs.kernel_ps(op, self.rank) * 1e-12, self.costs.issue_ps(op, self.rank) * 1e-12
+        if isinstance(op, Collective | Transfer):
+            return self.communication_s(op), self.costs.issue_ps(op, self.rank) * 1e-12
+        assert isinstance(op, HostWork)
+        return 0.0, op.duration_s
+
+    def communication_s(self, op: Collective | Transfer) -> float:
+        """Return the seconds of a communication alone in the network."""
+        if isinstance(op, Transfer):
+            return alone_s(self.costs.flow(op), self.costs.topology)
+        key = (op.collective, op.n_bytes, id(op.groups))
+        known = self.collectives.get(key)
+        if known is None:
+            known = self.collectives[key] = (op.groups, alone_s(self.costs.flow(op), self.costs.topology))
+        return known[1]
+
+    def tasks_s(self, tasks: Sequence[Task]) -> tuple[float, float]:
+        """Return the least seconds from the first to the last of a rank's tasks, and host seconds to issue all.
+
+        Streams run their tasks in order and tasks wait for what they name: the longest path through both.
+        """
+        ends: list[float] = []
+        free: dict[str, float] = {}
+        host_s = 0.0
+        for task in tasks:
+            device_s, issue_s = self.op_s(task.op)
+            host_s += issue_s
+            start_s = free.get(task.stream, 0.0)
+            for earlier in task.after:
+                start_s = max(start_s, ends[earlier])
+            free[task.stream] = start_s + device_s
+            ends.append(start_s + device_s)
+        return max(ends, default=0.0), host_s

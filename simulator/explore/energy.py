@@ -1,58 +1,171 @@
-"""Energy of a step: what an answer draws, and what no simulation of a plan can draw less than.
+"""What a GPU draws and what its hour costs: the cluster file's figures, or defaults with their sources.
 
-A board draws one power while it computes, one while it only communicates and one while it waits, and its node draws
-another all the time. With a step of at least ``T`` of which at least ``C`` is compute, and ``w`` the least power of a
-board, a step takes at least ``T (w + node) + C (compute - w)``: all the rest of it can draw no less than ``w``.
+References
+----------
+Fan, Weber and Barroso, "Power provisioning for a warehouse-sized computer", ISCA 2007: power linear in utilisation between
+idle and busy. The powers themselves are the cluster file's, or shares of the device's limit, with their sources, in
+``topologies/operation/defaults.yaml``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
 
-from simulator.explore.bounds import Bounds, Layout
-from simulator.explore.whole_run.power import PowerModel, power_model
+from simulator.analysis.metrics import PARTS, Breakdown
+from simulator.config import load_spec, resolve_name
+from simulator.errors import ConfigError
 from simulator.topology import Topology
+from simulator.topology.operation_spec import OperationDefaults, PowerSpec
 
-#: the parts of a breakdown add up to the step but for rounding; a bound must stay below
-_SLACK = 1.0 - 1e-6
+
+@lru_cache(maxsize=1)
+def operation_defaults() -> OperationDefaults:
+    """Return ``topologies/operation/defaults.yaml``."""
+    return load_spec(resolve_name("defaults", "operation"), OperationDefaults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Energy:
-    """Energy of one step, per GPU, with its share of node and building.
+class Price:
+    """Price of one GPU for one hour.
 
     Parameters
     ----------
-    power : PowerModel
-    bounds : Bounds
+    gpu_hour : float
+    currency : str
+        Empty where nobody says it.
+    source : str
     """
 
-    power: PowerModel
-    bounds: Bounds
+    gpu_hour: float
+    currency: str = ""
+    source: str = ""
 
-    @classmethod
-    def on(cls, topology: Topology, bounds: Bounds) -> Energy:
-        """Return the energy on a cluster as whole runs count it."""
-        return cls(power=power_model(topology), bounds=bounds)
 
-    def joules(self, answer: Mapping[str, Any]) -> float:
-        """Return what an answer draws."""
-        return float(answer["iteration_time_s"]) * self.power.facility_w(self.power.gpu_w(answer["breakdown"]))
+def parse_price(text: str) -> Price:
+    """Read ``2.5``, ``2.5 USD`` or ``EUR 2.5``.
 
-    def quick_j(self, layout: Layout) -> float:
-        """Return a bound from kernels alone."""
-        return self._least_j(layout, self.bounds.quick_s(layout))
+    Raises
+    ------
+    ConfigError
+        If there is no number above 0.
 
-    def full_j(self, layout: Layout) -> float:
-        """Return the bound with communication and the end of the step."""
-        return self._least_j(layout, self.bounds.full_s(layout))
+    Examples
+    --------
+    >>> parse_price("2.5 USD").gpu_hour, parse_price("EUR 2.5").currency
+    (2.5, 'EUR')
+    """
+    words = text.split()
+    numbers = [value for word in words if (value := _number(word)) is not None]
+    others = [word for word in words if _number(word) is None]
+    if len(numbers) != 1 or len(others) > 1 or not (0 < numbers[0] < math.inf):
+        raise ConfigError(f"'{text}' is not a price of a GPU hour", hint="--gpu-hour-price 2.50, or '2.50 USD'")
+    return Price(gpu_hour=numbers[0], currency="".join(others), source="--gpu-hour-price")
 
-    def _least_j(self, layout: Layout, step_s: float) -> float:
-        power = self.power
-        least_w = min(power.compute_w, power.communication_w, power.idle_w)
-        compute_s = self.bounds.compute_s(layout)
-        step_s = max(step_s, compute_s)
-        boards_j = step_s * least_w + compute_s * (power.compute_w - least_w)
-        return _SLACK * (boards_j + step_s * power.host_w) * power.pue
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def price_of(topology: Topology, given: Price | None = None) -> Price | None:
+    """Return the price that is given, else the cluster file's, else None."""
+    said = topology.spec.price
+    if given is not None or said is None:
+        return given
+    return Price(
+        gpu_hour=said.gpu_hour, currency=said.currency, source=f"cluster file: {said.source or 'no source given'}"
+    )
+
+
+J_PER_KWH = 3.6e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerModel:
+    """Powers of one GPU, of its share of the node, and of the building.
+
+    Parameters
+    ----------
+    compute_w, communication_w, idle_w : float
+        Of a board while its compute stream is busy, while it only communicates, and while it waits.
+    host_w : float
+        Rest of the node, per GPU: processors, memory, network cards, fans.
+    pue : float
+        Power usage effectiveness: energy of the building over that of its computers.
+    sources : dict
+        Where the GPU's powers, the host's and the PUE come from.
+    """
+
+    compute_w: float
+    communication_w: float
+    idle_w: float
+    host_w: float
+    pue: float
+    sources: Mapping[str, str]
+
+    def gpu_w(self, breakdown: Breakdown) -> float:
+        """Return the mean power of a board over a step.
+
+        Parameters
+        ----------
+        breakdown : Breakdown
+        """
+        computing_s = breakdown["compute_s"] + breakdown["optimizer_s"]
+        talking_s = breakdown["exposed_communication_s"]
+        total_s = sum(breakdown[part] for part in PARTS)
+        if total_s <= 0:
+            return self.idle_w
+        waiting_s = max(0.0, total_s - computing_s - talking_s)
+        joules = computing_s * self.compute_w + talking_s * self.communication_w + waiting_s * self.idle_w
+        return joules / total_s
+
+    def facility_w(self, gpu_w: float) -> float:
+        """Return the power of one GPU with its share of node and building."""
+        return (gpu_w + self.host_w) * self.pue
+
+
+def power_model(topology: Topology, *, pue: float | None = None) -> PowerModel:
+    """Return the powers of a cluster: its own where its file says them, defaults elsewhere.
+
+    Parameters
+    ----------
+    topology : Topology
+    pue : float, optional
+        Wins over the file.
+    """
+    defaults, limit_w = operation_defaults(), topology.device(0).power_limit_w
+    said = topology.spec.power or PowerSpec()
+    shares = defaults.power
+    boards = {
+        "compute_w": (said.gpu_compute_w, shares.gpu_compute),
+        "communication_w": (said.gpu_communication_w, shares.gpu_communication),
+        "idle_w": (said.gpu_idle_w, shares.gpu_idle),
+    }
+    from_file = f"cluster file: {said.source or 'no source given'}"
+    is_own = any(watts is not None for watts, _ in boards.values())
+    host_w = defaults.host.share * limit_w if said.host_w is None else said.host_w / topology.node.gpus
+    if pue is None:
+        pue, pue_source = (
+            (defaults.facility.pue, defaults.facility.source) if said.pue is None else (said.pue, from_file)
+        )
+    else:
+        pue_source = "--pue"
+    return PowerModel(
+        **{name: share * limit_w if watts is None else watts for name, (watts, share) in boards.items()},
+        host_w=host_w, pue=pue,
+        sources={
+            "gpu": from_file if is_own else shares.source,
+            "host": defaults.host.source if said.host_w is None else from_file,
+            "pue": pue_source,
+        },
+    )  # fmt: skip
+
+
+def energy_kwh(watts: float, seconds: float) -> float:
+    """Return energy in kilowatt-hours."""
+    return watts * seconds / J_PER_KWH

@@ -1,52 +1,39 @@
-"""How the iteration time of one plan depends on the network between nodes: its bandwidth, and the latency of its hops."""
+"""What a cluster must have: the least bandwidth between nodes, the largest latency, and storage, for a target efficiency.
+
+Beside it stands the rule of thumb "a node needs N x P GB/s" for N nodes and P billions of parameters, stated for plain data
+parallelism on nodes of eight A100 at half of their peak. Its assumptions are solved in closed form and by simulation.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from functools import cached_property
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Any
 
+from simulator.changes import BETWEEN, MachineChange
 from simulator.costs import ModelCosts
 from simulator.engine import Interference, run
+from simulator.errors import ConfigError
+from simulator.explore.trials import ChangedCosts
+from simulator.interop import load_model
 from simulator.models.spec import ModelSpec
 from simulator.network import NETWORKS
-from simulator.network.base import Flow
+from simulator.parallel.gradients import gradient_bytes
+from simulator.parallel.loading import batch_bytes, readers_of, worker_s
 from simulator.parallel.lower import Lowered
-from simulator.program.op import Collective, Transfer
+from simulator.plan import ParallelPlan
+from simulator.program.op import Collective, Kernel
+from simulator.program.program import COMPUTE, Program, RankProgram, Task
 from simulator.scenario import Scenario
-from simulator.simulation import lower_scenario, model_for
-from simulator.topology import Topology
+from simulator.simulation import lower_scenario, model_for, resolve, sample_bytes_of, topology_of
+from simulator.topology import Topology, load_topology
+from simulator.topology.storage import node_rate_bytes_per_s, total_rate_bytes_per_s
 
-#: link kinds that make up the network between nodes
-BETWEEN = ("nic", "fabric")
 #: a network so much faster counts as free
 FREE = 1024.0
-
-
-class DistantCosts(ModelCosts):
-    """The cost models with a longer way between nodes.
-
-    Parameters
-    ----------
-    topology : Topology
-    scenario : Scenario
-    extra_s : float
-        Added to every hop between nodes, one way.
-    """
-
-    def __init__(self, topology: Topology, scenario: Scenario, *, extra_s: float = 0.0) -> None:
-        super().__init__(topology, scenario)
-        self.extra_s = extra_s
-        self._delayed: dict[int, tuple[object, Flow]] = {}
-
-    def flow(self, op: Collective | Transfer) -> Flow:
-        """Load of a communication, later by its serial hops between nodes."""
-        known = self._delayed.get(id(op))
-        if known is None:
-            flow = super().flow(op)
-            later_s = self.extra_s * n_hops(op, flow.label, self.topology)
-            known = self._delayed[id(op)] = (op, replace(flow, latency_s=flow.latency_s + later_s) if later_s else flow)
-        return known[1]
 
 
 class UndisturbedCosts(ModelCosts):
@@ -55,38 +42,6 @@ class UndisturbedCosts(ModelCosts):
     def interference(self, op: Collective) -> Interference:
         """Return none."""
         return Interference()
-
-
-def n_hops(op: Collective | Transfer, label: str, topology: Topology) -> int:
-    """Count the hops between nodes that a communication makes one after the other.
-
-    A ring passes every node once per phase, and an all-reduce has two phases; a tree goes up and down its levels; a
-    message goes once.
-
-    Parameters
-    ----------
-    op : Collective or Transfer
-    label : str
-        Of its flow: ``"ring/simple"``.
-    topology : Topology
-
-    References
-    ----------
-    Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005.
-    """
-    groups = op.pairs[:1] if isinstance(op, Transfer) else op.groups[:1]
-    if isinstance(op, Transfer):
-        groups = tuple(pair for pair in op.pairs if topology.node_of(pair[0]) != topology.node_of(pair[1]))[:1]
-    if not groups:
-        return 0
-    n_nodes = len({topology.node_of(rank) for rank in groups[0]})
-    if n_nodes == 1:
-        return 0
-    if isinstance(op, Transfer) or op.collective in ("all_to_all", "gather", "scatter"):
-        return 1
-    n_phases = 2 if op.collective == "all_reduce" else 1
-    levels = math.ceil(math.log2(n_nodes)) if label.startswith(("tree", "nvls_tree")) else n_nodes - 1
-    return n_phases * levels
 
 
 class NetworkNeeds:
@@ -115,8 +70,9 @@ class NetworkNeeds:
         """Simulate with the bandwidth between nodes times ``factor`` and hops longer by ``extra_s``."""
         key = (factor, extra_s)
         if key not in self._known:
-            topology = self.topology.scaled(dict.fromkeys(BETWEEN, factor))
-            costs = DistantCosts(topology, self.scenario, extra_s=extra_s)
+            change = MachineChange(bandwidth=dict.fromkeys(BETWEEN, factor), hop_latency_s=extra_s)
+            topology = change.apply(self.topology)
+            costs = ChangedCosts(topology, self.scenario, change)
             timeline = run(self.lowered.program, costs, lambda: NETWORKS[self.scenario.network](topology))
             self._known[key] = timeline.makespan_ps * 1e-12
         return self._known[key]
@@ -142,3 +98,411 @@ class NetworkNeeds:
         """FLOPs of the mathematical model per GPU and iteration."""
         model = model_for(self.spec, self.scenario.plan)
         return model.model_flops_per_sequence * self.scenario.plan.global_batch / self.scenario.plan.gpus
+
+
+#: the cluster on which the assumptions are simulated: eight A100 and eight NICs to a node, no oversubscription
+CLUSTER = "dgx-a100-80g"
+PEAK_FLOPS_PER_S = 312e12
+EFFICIENCY = 0.5
+GPUS_PER_NODE = 8
+#: one sequence per GPU and step
+TOKENS_PER_GPU = 2048
+#: forward, backward, and forward once more: full recomputation
+FLOPS_PER_PARAMETER_AND_TOKEN = 8
+GRADIENT_BYTES = 2
+#: the reduction counts as hidden when the step is longer than its compute by no more than this
+HIDDEN = 1.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleOfThumb:
+    """The rule and what becomes of it.
+
+    Parameters
+    ----------
+    n_nodes : int
+    n_parameters : int
+    rule_bytes_per_s : float
+        N x P GB/s.
+    closed_form_bytes_per_s : float
+        A ring's bytes per node over the compute of a step, under the rule's assumptions.
+    simulated_bytes_per_s : float
+        The same on the simulator, with the protocol's efficiency and the latency of the ring; infinite where no
+        bandwidth hides that latency.
+    tokens_per_gpu : float
+        Of the scenario in question: the assumption is :data:`TOKENS_PER_GPU`.
+    """
+
+    n_nodes: int
+    n_parameters: int
+    rule_bytes_per_s: float
+    closed_form_bytes_per_s: float
+    simulated_bytes_per_s: float
+    tokens_per_gpu: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, with the assumptions."""
+        assumptions = {
+            "gpus_per_node": GPUS_PER_NODE, "flops_per_s": EFFICIENCY * PEAK_FLOPS_PER_S, "tokens_per_gpu": TOKENS_PER_GPU,
+            "flops_per_parameter_and_token": FLOPS_PER_PARAMETER_AND_TOKEN,
+            "gradient_bytes": GRADIENT_BYTES, "hidden_behind": "the whole step",
+        }  # fmt: skip
+        numbers = {name: None if value == math.inf else value for name, value in asdict(self).items()}
+        return {**numbers, "assumptions": assumptions}
+
+
+def compute_s(n_parameters: int) -> float:
+    """Seconds of a step's compute under the assumptions."""
+    return FLOPS_PER_PARAMETER_AND_TOKEN * n_parameters * TOKENS_PER_GPU / (EFFICIENCY * PEAK_FLOPS_PER_S)
+
+
+def closed_form_bytes_per_s(n_nodes: int, n_parameters: int) -> float:
+    """Bandwidth of a node at which a ring all-reduce over all GPUs takes as long as the compute of a step.
+
+    Every node passes on ``2 (p - 1) / p`` of the gradients for ``p`` GPUs.
+
+    Examples
+    --------
+    >>> round(closed_form_bytes_per_s(4, 10_000_000_000) * 8e-9)  # Gb/s
+    295
+    """
+    n_gpus = n_nodes * GPUS_PER_NODE
+    n_bytes = 2.0 * (n_gpus - 1) / n_gpus * GRADIENT_BYTES * n_parameters
+    return n_bytes / compute_s(n_parameters)
+
+
+@lru_cache(maxsize=64)
+def simulated_bytes_per_s(n_nodes: int, n_parameters: int) -> float:
+    """Least bandwidth of a node, on the simulator, that hides the reduction behind the compute of a step.
+
+    Infinite where no bandwidth does: the latency of the ring alone is longer than the compute of a small model.
+    """
+    topology = load_topology(CLUSTER, n_nodes * GPUS_PER_NODE, overrides={"nodes": str(n_nodes)})
+    nics = topology.node.nics
+    assert nics is not None
+    limit_s = HIDDEN * _step_s(topology, n_parameters, reduces=False)
+    low, high = 2.0**-10, 2.0**10
+    if _step_s(topology.scaled(dict.fromkeys(BETWEEN, high)), n_parameters) > limit_s:
+        return math.inf
+    while high / low > 1.002:
+        middle = (low * high) ** 0.5
+        if _step_s(topology.scaled(dict.fromkeys(BETWEEN, middle)), n_parameters) > limit_s:
+            low = middle
+        else:
+            high = middle
+    return high * nics.count * nics.bandwidth_bytes_per_s
+
+
+def _step_s(topology: Topology, n_parameters: int, *, reduces: bool = True) -> float:
+    """Simulate one step: all compute in one piece, and the reduction of all gradients beside it, or nothing."""
+    ranks = tuple(range(topology.n_gpus))
+    kernel = Kernel(name="step", phase="backward", duration_s=compute_s(n_parameters))
+    reduction = Collective(
+        collective="all_reduce", axis="dp", n_bytes=GRADIENT_BYTES * n_parameters, groups=(ranks,), name="gradients"
+    )
+    tasks = (*((Task(reduction, "dp"),) if reduces else ()), Task(kernel, COMPUTE))
+    program = Program(ranks=(RankProgram(rank=0, members=ranks, tasks=tasks),))
+    scenario = Scenario(topology=CLUSTER, model="", plan=ParallelPlan(), algorithm="ring")
+    timeline = run(program, UndisturbedCosts(topology, scenario), lambda: NETWORKS[scenario.network](topology))
+    return timeline.makespan_ps * 1e-12
+
+
+def rule_of_thumb(n_nodes: int, n_parameters: int, *, tokens_per_gpu: float = TOKENS_PER_GPU) -> RuleOfThumb:
+    """Return the rule for so many nodes and parameters, beside what its assumptions give.
+
+    Parameters
+    ----------
+    n_nodes : int
+        At least 2.
+    n_parameters : int
+    tokens_per_gpu : float
+        Of the scenario in question.
+    """
+    return RuleOfThumb(
+        n_nodes=n_nodes, n_parameters=n_parameters, rule_bytes_per_s=float(n_nodes * n_parameters),
+        closed_form_bytes_per_s=closed_form_bytes_per_s(n_nodes, n_parameters),
+        simulated_bytes_per_s=simulated_bytes_per_s(n_nodes, n_parameters), tokens_per_gpu=tokens_per_gpu,
+    )  # fmt: skip
+
+
+#: factors on the bandwidth that are tried, from the highest down, before the answer is narrowed down
+FACTORS = (256.0, 32.0, *(2.0**power for power in range(3, -9, -1)))
+#: relative widths at which the bisections of the bandwidth and of the latency end
+TOLERANCE = 0.01
+LATENCY_TOLERANCE = 0.05
+#: latencies among which the largest is looked for, in seconds
+LEAST_LATENCY_S, MOST_LATENCY_S = 1e-8, 1e-1
+#: factors of the curve of efficiency against bandwidth
+CURVE = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """What one number of GPUs needs.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        With its plan resolved.
+    n_nodes : int
+    target : float
+        Share of the throughput with a free network between nodes.
+    efficiency : float
+        Reached by the network as it is.
+    iteration_time_s, free_s : float
+        On the network as it is, and on a free one.
+    tokens_per_s : float
+    present_bytes_per_s : float
+        Bandwidth of a node into the network, per direction; 0 if there is none.
+    least_bytes_per_s : float
+        The least that reaches the target; 0 if any does, or nothing leaves the nodes.
+    most_latency_s : float or None
+        The most that every hop between nodes may take longer than now; None if the bandwidth misses the target already.
+    storage_bytes_per_s, node_storage_bytes_per_s : float
+        The least that storage must deliver, to all nodes and to the one that reads most, so that reading beside the step
+        does not miss the target either.
+    loader_workers : int
+        The least workers per GPU whose latency and processor time do not miss the target; 0 where they take no time.
+    present_storage_bytes_per_s : float or None
+        What the cluster's storage delivers to all nodes together; None where its file does not say.
+    curve : list of (float, float)
+        Bandwidth and efficiency.
+    rule : RuleOfThumb
+    """
+
+    scenario: Scenario
+    n_nodes: int
+    target: float
+    efficiency: float
+    iteration_time_s: float
+    free_s: float
+    tokens_per_s: float
+    present_bytes_per_s: float
+    least_bytes_per_s: float
+    most_latency_s: float | None
+    storage_bytes_per_s: float = 0.0
+    node_storage_bytes_per_s: float = 0.0
+    loader_workers: int = 0
+    present_storage_bytes_per_s: float | None = None
+    curve: list[tuple[float, float]] = field(default_factory=list)
+    rule: RuleOfThumb | None = None
+
+    @property
+    def suffices(self) -> bool:
+        """Whether the network as it is reaches the target."""
+        return self.efficiency >= self.target
+
+    @property
+    def verdict(self) -> str:
+        """What the rule of thumb is worth here, in words; empty on one node."""
+        if self.rule is None or not self.least_bytes_per_s:
+            return ""
+        ratio = self.rule.rule_bytes_per_s / self.least_bytes_per_s
+        if 1.0 / 1.25 <= ratio <= 1.25:
+            return "the rule of thumb holds here"
+        asks = (
+            f"asks for {ratio:{',.0f' if ratio >= 10 else '.2g'}} times as much as is needed"
+            if ratio > 1.0
+            else f"asks for {ratio:.2g} of what is needed"
+        )
+        return f"the rule of thumb {asks}: {self._reason()}"
+
+    def _reason(self) -> str:
+        """Say which of the rule's assumptions does not hold."""
+        assert self.rule is not None
+        plan, tokens = self.scenario.plan, self.rule.tokens_per_gpu
+        facts = {
+            f"a GPU computes {tokens:,.0f} tokens per step, not {TOKENS_PER_GPU:,}": not 0.8
+            <= tokens / TOKENS_PER_GPU
+            <= 1.25,
+            f"gradients travel in {gradient_bytes(plan)} bytes, not {GRADIENT_BYTES}": gradient_bytes(plan)
+            != GRADIENT_BYTES,
+            f"tp={plan.tp} pp={plan.pp} cp={plan.cp} is not plain data parallelism": plan.model_parallel > 1,
+            f"{plan.sharding} also gathers parameters": plan.sharding != "none",
+            "reductions do not overlap": not plan.overlaps,
+        }
+        here = "; ".join(text for text, is_so in facts.items() if is_so)
+        always = "it grows with N x P, but a ring's traffic hardly grows with nodes, and compute grows with P as traffic does"
+        return f"{here}; {always}" if here else always
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "gpus": self.scenario.plan.gpus, "n_nodes": self.n_nodes, "target": self.target, "efficiency": self.efficiency,
+            "suffices": self.suffices, "iteration_time_s": self.iteration_time_s, "free_network_s": self.free_s,
+            "tokens_per_s": self.tokens_per_s, "present_bytes_per_s": self.present_bytes_per_s,
+            "least_bytes_per_s": self.least_bytes_per_s, "most_additional_latency_s": self.most_latency_s,
+            "least_storage_bytes_per_s": self.storage_bytes_per_s,
+            "least_node_storage_bytes_per_s": self.node_storage_bytes_per_s,
+            "present_storage_bytes_per_s": self.present_storage_bytes_per_s, "least_loader_workers": self.loader_workers,
+            "curve": [{"bytes_per_s": rate, "efficiency": value} for rate, value in self.curve],
+            "rule_of_thumb": {**self.rule.to_dict(), "verdict": self.verdict} if self.rule else None, "plan": self.scenario.plan.to_dict(),
+        }  # fmt: skip
+
+
+def requirement(scenario: Scenario, *, target: float = 0.9, with_curve: bool = True) -> Requirement:
+    """Find what the network between nodes, and storage, must be for one number of GPUs, each as if it were alone.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Its plan may leave values open.
+    target : float
+        Share of the throughput with a free network between nodes, below 1.
+    with_curve : bool
+        Whether to simulate the curve of efficiency against bandwidth too.
+
+    Raises
+    ------
+    ConfigError
+        If the target is not between 0 and 1.
+    """
+    if not 0.0 < target < 1.0:
+        raise ConfigError(f"target {target}: an efficiency between 0 and 1, exclusive", hint="--target 0.9")
+    topology = topology_of(scenario)
+    spec = load_model(scenario.model)
+    resolved = resolve(scenario, topology, spec)
+    needs = NetworkNeeds(_reads_nothing(resolved), without_storage(topology), spec)
+    nics = topology.node.nics
+    present = nics.count * nics.bandwidth_bytes_per_s if nics is not None and topology.n_nodes > 1 else 0.0
+    factor = least_factor(needs.efficiency, target) if present else 0.0
+    return Requirement(
+        scenario=resolved, n_nodes=topology.n_nodes, target=target, efficiency=needs.efficiency(),
+        iteration_time_s=needs.iteration_s(), free_s=needs.free_s, tokens_per_s=needs.tokens_per_s,
+        present_bytes_per_s=present, least_bytes_per_s=factor * present,
+        most_latency_s=most_latency_s(lambda extra_s: needs.efficiency(1.0, extra_s), target) if present else None,
+        **_storage(resolved, topology, sample_bytes_of(spec, resolved.plan), target / needs.free_s),
+        curve=[(f * present, needs.efficiency(f)) for f in CURVE] if with_curve and present else [],
+        rule=_rule(resolved, topology.n_nodes, spec) if present else None,
+    )  # fmt: skip
+
+
+def _reads_nothing(scenario: Scenario) -> Scenario:
+    return replace(scenario, plan=replace(scenario.plan, sample_time_s=0.0))
+
+
+def without_storage(topology: Topology) -> Topology:
+    """Return the same machine with reading data left out."""
+    return replace(topology, spec=topology.spec.model_copy(update={"storage": None}))
+
+
+def _storage(scenario: Scenario, topology: Topology, sample_bytes: float, steps_per_s: float) -> dict[str, Any]:
+    """Return what storage must deliver for so many steps per second, and what it delivers."""
+    plan, present = scenario.plan, None
+    readers = Counter(topology.node_of(rank) for rank in readers_of(plan, topology.gpus_per_node))
+    if topology.storage is not None:
+        of_nodes = len(readers) * node_rate_bytes_per_s(topology.storage, topology)
+        present = min(of_nodes, total_rate_bytes_per_s(topology.storage))
+    return {
+        "storage_bytes_per_s": batch_bytes(plan, sample_bytes) * steps_per_s,
+        "node_storage_bytes_per_s": max(readers.values()) * plan.global_batch / plan.dp * sample_bytes * steps_per_s,
+        "present_storage_bytes_per_s": present,
+        "loader_workers": math.ceil(worker_s(plan, topology) * steps_per_s),
+    }
+
+
+def _rule(scenario: Scenario, n_nodes: int, spec: ModelSpec) -> RuleOfThumb:
+    return rule_of_thumb(n_nodes, spec.n_parameters, tokens_per_gpu=_tokens_per_gpu(scenario, spec))
+
+
+def _tokens_per_gpu(scenario: Scenario, spec: ModelSpec) -> float:
+    plan = scenario.plan
+    return plan.global_batch * (plan.sequence_length or spec.max_positions) / plan.gpus
+
+
+def least_factor(efficiency: Callable[[float], float], target: float) -> float:
+    """Return the least factor from which on an efficiency reaches a target.
+
+    Factors are tried from the highest down until one misses the target, so that a dip of the curve further down is not
+    taken for the answer; then the interval is halved until it is narrow.
+
+    Parameters
+    ----------
+    efficiency : callable
+        Of a factor; 1 at :data:`simulator.explore.network_needs.FREE`.
+    target : float
+
+    Returns
+    -------
+    float
+        0 if the least of :data:`FACTORS` suffices.
+
+    Examples
+    --------
+    >>> round(least_factor(lambda factor: factor / (factor + 1.0), 0.75), 1)
+    3.0
+    """
+    above = FREE
+    below = 0.0
+    for factor in FACTORS:
+        if efficiency(factor) < target:
+            below = factor
+            break
+        above = factor
+    if not below:
+        return 0.0
+    while above / below > 1.0 + TOLERANCE:
+        middle = (above * below) ** 0.5
+        if efficiency(middle) < target:
+            below = middle
+        else:
+            above = middle
+    return above
+
+
+def most_latency_s(efficiency: Callable[[float], float], target: float) -> float | None:
+    """Return the largest additional latency at which an efficiency still reaches a target.
+
+    Returns
+    -------
+    float or None
+        None if the target is missed without any; :data:`MOST_LATENCY_S` if that does not matter.
+
+    Examples
+    --------
+    >>> f"{most_latency_s(lambda extra_s: 1.0 / (1.0 + 1000.0 * extra_s), 0.8):.6f}"
+    '0.000245'
+    """
+    if efficiency(0.0) < target:
+        return None
+    if efficiency(MOST_LATENCY_S) >= target:
+        return MOST_LATENCY_S
+    low_s, high_s = LEAST_LATENCY_S, MOST_LATENCY_S
+    if efficiency(low_s) < target:
+        return 0.0
+    while high_s / low_s > 1.0 + LATENCY_TOLERANCE:
+        middle_s = (low_s * high_s) ** 0.5
+        if efficiency(middle_s) >= target:
+            low_s = middle_s
+        else:
+            high_s = middle_s
+    return low_s
+
+
+def requirements(
+    scenario: Scenario,
+    counts: tuple[int, ...],
+    *,
+    target: float = 0.9,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Requirement]:
+    """Return the requirement of every number of GPUs; the micro-batch of the first one is kept for all.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    counts : tuple of int
+        Numbers of GPUs; empty means the plan's own.
+    target : float
+        As for :func:`requirement`.
+    say : callable
+        Told which number of GPUs is looked at.
+    """
+    found: list[Requirement] = []
+    for count in counts or (scenario.plan.gpus,):
+        say(f"{count or 'all'} GPUs")
+        plan = replace(scenario.plan, gpus=count)
+        if found and not plan.micro_batch:
+            plan = replace(plan, micro_batch=found[0].scenario.plan.micro_batch)
+        found.append(requirement(replace(scenario, plan=plan), target=target))
+    return found

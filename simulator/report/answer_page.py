@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from simulator.analysis.critical_path import path_rows
 from simulator.analysis.explain import Explanation
 from simulator.answer import Result
-from simulator.explore.document import document
-from simulator.explore.whole_run import RunRequest
+from simulator.explore.full_answer import document
+from simulator.explore.training_run import RunRequest
 from simulator.parallel.mesh import Mesh
 from simulator.report.page import Inputs, Report, render
 
@@ -29,7 +29,7 @@ def report(
     request : RunRequest, optional
         A whole run that is asked about.
     explanation : Explanation, optional
-        As :func:`simulator.explore.document.explain` returns it; without it the report has the critical path alone.
+        As :func:`simulator.explore.trials.explain` returns it; without it the report has the critical path alone.
     given : collection of str
         Names of the settings that somebody made.
     """

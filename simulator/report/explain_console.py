@@ -20,7 +20,7 @@ def print_explanation(explanation: Mapping[str, Any], console: Console | None = 
     Parameters
     ----------
     explanation : dict
-        As :func:`simulator.explore.document.explain` returns it.
+        As :func:`simulator.explore.trials.explain` returns it.
     console : rich.console.Console, optional
         Where to print; standard output by default.
     """

@@ -12,7 +12,7 @@ from string import Template
 from typing import Any, cast
 
 from simulator.analysis.passes import passes_of
-from simulator.explore.document import Document, Scaling
+from simulator.explore.full_answer import Document, Scaling
 from simulator.report.bar_charts import breakdown_chart, memory_chart, scaling_chart
 from simulator.report.charts import CONFIG, Chart, image_ending, library, write_images
 from simulator.report.constants import constants_of

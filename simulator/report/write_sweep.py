@@ -8,8 +8,7 @@ from typing import Any
 
 from simulator.answer import Figures
 from simulator.errors import ConfigError
-from simulator.explore.sweep import RESOLVED, SweepResult
-from simulator.explore.tables import check_formats, write_rows
+from simulator.explore.sweeps import RESOLVED, SweepResult, check_formats, write_rows
 from simulator.report.charts import check_images
 
 #: what ``--plot`` may be where nobody wants plots

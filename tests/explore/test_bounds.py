@@ -9,10 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from simulator.errors import InfeasiblePlanError, SimulatorError
-from simulator.explore.bounds import SATURATED_GROUPS, Bounds
-from simulator.explore.data_bounds import DataBound
-from simulator.explore.energy import Energy
-from simulator.explore.passes import Durations, alone_s
+from simulator.explore.best_plans import Energy
+from simulator.explore.bounds import SATURATED_GROUPS, Bounds, DataBound, Durations, alone_s
 from simulator.explore.space import Space
 from simulator.models.catalog import find_spec
 from simulator.network.base import Flow

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from simulator.errors import ConfigError
-from simulator.explore.axes import Sweep
-from simulator.explore.best import search
-from simulator.explore.request import search_space
-from simulator.explore.runner import Pool
-from simulator.explore.slurm import SlurmSpec, read_slurm, start_cluster
-from simulator.explore.store import Store
-from simulator.explore.sweep import run_sweep
+from simulator.explore.best_plans import search
+from simulator.explore.evaluation import Pool, Store
+from simulator.explore.named_settings import Sweep
+from simulator.explore.slurm_workers import SlurmSpec, read_slurm, start_cluster
+from simulator.explore.space import search_space
+from simulator.explore.sweeps import run_sweep
 
 BASE = {"topology": "bigred200", "model": "gpt2", "micro_batch": 2, "framework": "deepspeed"}
 QUIET = pytest.mark.filterwarnings(
@@ -97,7 +96,7 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_answers(dask_cluster, tmp_
 
 @QUIET
 def test_a_scheduler_without_workers_is_named(dask_scheduler, monkeypatch):
-    monkeypatch.setattr("simulator.explore.runner._NO_WORKER_S", 1)
+    monkeypatch.setattr("simulator.explore.evaluation._NO_WORKER_S", 1)
     with pytest.raises(ConfigError, match="no workers after 1 s"):
         Pool(scheduler=dask_scheduler).__enter__()
 

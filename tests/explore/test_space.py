@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.space import SHARDINGS, Space, divisors
+from simulator.explore.neighbourhood import SHARDINGS, divisors
+from simulator.explore.space import Space
 from simulator.models.catalog import find_spec
 from simulator.plan import FRAMEWORKS, ParallelPlan
 from simulator.schedules import build_table

@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
-from simulator.explore import document as documents
-from simulator.explore.axes import Sweep
-from simulator.explore.store import Store
-from simulator.explore.sweep import run_sweep
+from simulator.explore import full_answer as documents
+from simulator.explore.evaluation import Store
+from simulator.explore.named_settings import Sweep
+from simulator.explore.sweeps import run_sweep
 from simulator.report import answer_page
 from simulator.report.write_sweep import write_sweep
 

@@ -9,7 +9,7 @@ from html import unescape
 import pytest
 
 from simulator.errors import ConfigError
-from simulator.explore import document as documents
+from simulator.explore import full_answer as documents
 from simulator.report import answer_page, charts
 from simulator.report.charts import CONFIG, figure, library, write_image
 from simulator.report.page import Report

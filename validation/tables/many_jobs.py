@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from simulator.explore.runner import Pool
+from simulator.explore.evaluation import Pool
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")

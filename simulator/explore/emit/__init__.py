@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import InfeasiblePlanError, SimulatorError
-from simulator.explore.best import describe
+from simulator.explore.best_plans import describe
 from simulator.explore.emit.accelerate import emit_accelerate
 from simulator.explore.emit.deepspeed import emit_deepspeed
 from simulator.explore.emit.megatron import emit_megatron

@@ -14,13 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.answers import evaluate
-from simulator.explore.axes import Sweep, merge_sweeps, parse_axes, parse_axis, read_sweep
-from simulator.explore.runner import Pool, check_scheduler
-from simulator.explore.settings import canonical_name, convert, scenario_of
-from simulator.explore.store import Store, store_key
-from simulator.explore.sweep import run_sweep, usable
-from simulator.explore.tables import columns_of, write_rows
+from simulator.explore.evaluation import Pool, Store, check_scheduler, evaluate, store_key
+from simulator.explore.named_settings import (
+    Sweep,
+    canonical_name,
+    convert,
+    merge_sweeps,
+    parse_axes,
+    parse_axis,
+    read_sweep,
+    scenario_of,
+)
+from simulator.explore.sweeps import columns_of, run_sweep, usable, write_rows
 from simulator.report.write_sweep import check_output, write_sweep
 from simulator.topology import load_topology
 
@@ -172,7 +177,7 @@ def test_a_fault_inside_one_scenario_does_not_end_the_sweep_and_is_tried_again(s
     def broken(scenario):
         raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr("simulator.explore.answers.simulate", broken)
+    monkeypatch.setattr("simulator.explore.evaluation.simulate", broken)
     sweep = Sweep(base=BASE, axes={"gpus": (1, 2)})
     rows = run_sweep(sweep, store, n_jobs=1).rows
     assert [row["status"] for row in rows] == ["error", "error"]

@@ -13,19 +13,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.changes import BETWEEN, MachineChange
 from simulator.costs import ModelCosts
 from simulator.errors import ConfigError
-from simulator.explore.network_needs import BETWEEN, FREE, DistantCosts, NetworkNeeds, n_hops
-from simulator.explore.requirements import (
+from simulator.explore.network_needs import (
+    FREE,
     LATENCY_TOLERANCE,
     MOST_LATENCY_S,
     TOLERANCE,
+    NetworkNeeds,
+    closed_form_bytes_per_s,
+    compute_s,
     least_factor,
     most_latency_s,
     requirement,
     requirements,
+    rule_of_thumb,
 )
-from simulator.explore.rule_of_thumb import closed_form_bytes_per_s, compute_s, rule_of_thumb
+from simulator.explore.trials import ChangedCosts, n_hops
 from simulator.models.catalog import find_spec
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Transfer
@@ -185,7 +190,7 @@ def test_a_longer_way_delays_by_its_hops():
     topology = load_topology("bigred200", 16)
     op = Collective(collective="all_gather", axis="dp", n_bytes=1 << 20, groups=(tuple(range(16)),))
     near = ModelCosts(topology, scenario_of(16)).flow(op)
-    far = DistantCosts(topology, scenario_of(16), extra_s=1e-3).flow(op)
+    far = ChangedCosts(topology, scenario_of(16), MachineChange(hop_latency_s=1e-3)).flow(op)
     assert far.latency_s - near.latency_s == pytest.approx(1e-3 * n_hops(op, near.label, topology))
     assert (far.n_bytes, far.weights) == (near.n_bytes, near.weights)
 

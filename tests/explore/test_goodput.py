@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.errors import InfeasiblePlanError
-from simulator.explore.whole_run.goodput import RunTime, daly_interval_s, expected_run, young_interval_s
+from simulator.explore.goodput import RunTime, daly_interval_s, expected_run, young_interval_s
 
 
 def play(rng, n_iterations, iteration_s, *, iterations_per_checkpoint, write_s, mtbf_s, restart_s):

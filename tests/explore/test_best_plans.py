@@ -12,17 +12,14 @@ import pytest
 
 from simulator.answer import to_json
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.axes import Sweep
-from simulator.explore.best import Ranked, describe, pareto, search
+from simulator.explore.best_plans import Energy, Ranked, describe, pareto, search
 from simulator.explore.bounds import Bounds
-from simulator.explore.energy import Energy
-from simulator.explore.objectives import answer_of, search_counts
-from simulator.explore.reasons import differences_s, explain, to_dict
-from simulator.explore.request import search_space
-from simulator.explore.store import Store
-from simulator.explore.sweep import run_sweep
-from simulator.explore.whole_run.power import power_model
-from simulator.explore.whole_run.price import parse_price
+from simulator.explore.energy import parse_price, power_model
+from simulator.explore.evaluation import Store
+from simulator.explore.named_settings import Sweep
+from simulator.explore.objectives import answer_of, differences_s, explain, search_counts, to_dict
+from simulator.explore.space import search_space
+from simulator.explore.sweeps import run_sweep
 from simulator.plan import ParallelPlan
 from simulator.report.write_sweep import search_rows
 from simulator.simulation import simulate_on
@@ -166,7 +163,7 @@ def test_a_search_again_simulates_nothing(tmp_path, monkeypatch):
     scenario, space = request_of(gpus=4)
     first = search(scenario, space, top=3, n_jobs=1, store=Store(tmp_path))
     assert (first.n_stored, len(Store(tmp_path))) == (0, first.n_simulated)
-    monkeypatch.setattr("simulator.explore.answers.simulate", None)
+    monkeypatch.setattr("simulator.explore.evaluation.simulate", None)
     second = search(scenario, space, top=3, n_jobs=1, store=Store(tmp_path))
     assert second.n_stored == second.n_simulated == first.n_simulated
     assert [one.answer for one in second.ranked] == [one.answer for one in first.ranked]

@@ -1,25 +1,134 @@
-"""The search itself: simulate plans in the order of their bounds until no other plan can be among the best."""
+"""The search: simulate plans in the order of their bounds until no other plan can be among the best."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from simulator.answer import Answer
 from simulator.errors import InfeasiblePlanError
-from simulator.explore.answers import compute, look_up
 from simulator.explore.bounds import Bounds, Layout
-from simulator.explore.energy import Energy
-from simulator.explore.frontier import PLAIN, Board, Frontier, plain_kind
-from simulator.explore.runner import Pool
+from simulator.explore.energy import PowerModel, power_model
+from simulator.explore.evaluation import Pool, Record, Store, compute, look_up
 from simulator.explore.space import Space
-from simulator.explore.store import Record, Store
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
+from simulator.topology import Topology
+
+#: kinds of plain data parallelism that every search reports
+PLAIN = {"DDP": "none", "FSDP": "zero3"}
+
+
+@dataclass(slots=True)
+class Frontier:
+    """Plans by their bounds: a quick one for all, the full one for those that come to the front."""
+
+    layouts: Mapping[int, Layout]
+    quick: Callable[[Layout], float]
+    full: Callable[[Layout], float]
+    heap: list[tuple[float, bool, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.heap = [(self.quick(layout), False, index) for index, layout in self.layouts.items()]
+        heapq.heapify(self.heap)
+
+    def take(self, n_plans: int, limit: Callable[[int], float]) -> list[tuple[int, float]]:
+        """Return the next plans that may be below their limit, with their bounds."""
+        batch: list[tuple[int, float]] = []
+        while self.heap and len(batch) < n_plans:
+            bound, is_full, index = heapq.heappop(self.heap)
+            if bound >= limit(index):
+                continue
+            if is_full:
+                batch.append((index, bound))
+                continue
+            full = max(bound, self.full(self.layouts[index]))
+            if full < limit(index):
+                heapq.heappush(self.heap, (full, True, index))
+        return batch
+
+
+@dataclass(slots=True)
+class Board:
+    """The best times so far: of all plans, and of each kind of plain data parallelism."""
+
+    top: int
+    best_s: list[float] = field(default_factory=list)
+    plain_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PLAIN, float("inf")))
+
+    def limit_s(self, plan: ParallelPlan) -> float:
+        """Return the time that a plan must undercut to matter."""
+        ranks = sorted(self.best_s)[: self.top]
+        limit_s = ranks[-1] if len(ranks) == self.top else float("inf")
+        kind = plain_kind(plan)
+        return limit_s if kind is None else max(limit_s, self.plain_s[kind])
+
+    def add(self, plan: ParallelPlan, seconds: float) -> None:
+        """Note a simulated time."""
+        self.best_s.append(seconds)
+        kind = plain_kind(plan)
+        if kind is not None:
+            self.plain_s[kind] = min(self.plain_s[kind], seconds)
+
+
+def plain_kind(plan: ParallelPlan) -> str | None:
+    """Return which kind of plain data parallelism a plan is, if any."""
+    if plan.model_parallel * plan.ep > 1:
+        return None
+    return next((label for label, sharding in PLAIN.items() if plan.sharding == sharding), None)
+
 
 #: plans in work at a time, per worker
 BATCH_PER_WORKER = 3
+
+
+#: the parts of a breakdown add up to the step but for rounding; a bound must stay below
+_SLACK = 1.0 - 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """Energy of one step, per GPU, with its share of node and building, and its lower bounds.
+
+    A board draws one power while it computes, one while it only communicates and one while it waits, and its node draws
+    another all the time. With a step of at least ``T`` of which at least ``C`` is compute, and ``w`` the least power of a
+    board, a step takes at least ``T (w + node) + C (compute - w)``: the rest of it draws no less than ``w``.
+
+    Parameters
+    ----------
+    power : PowerModel
+    bounds : Bounds
+    """
+
+    power: PowerModel
+    bounds: Bounds
+
+    @classmethod
+    def on(cls, topology: Topology, bounds: Bounds) -> Energy:
+        """Return the energy on a cluster as whole runs count it."""
+        return cls(power=power_model(topology), bounds=bounds)
+
+    def joules(self, answer: Answer) -> float:
+        """Return what an answer draws."""
+        return answer["iteration_time_s"] * self.power.facility_w(self.power.gpu_w(answer["breakdown"]))
+
+    def quick_j(self, layout: Layout) -> float:
+        """Return a bound from kernels alone."""
+        return self._least_j(layout, self.bounds.quick_s(layout))
+
+    def full_j(self, layout: Layout) -> float:
+        """Return the bound with communication and the end of the step."""
+        return self._least_j(layout, self.bounds.full_s(layout))
+
+    def _least_j(self, layout: Layout, step_s: float) -> float:
+        power = self.power
+        least_w = min(power.compute_w, power.communication_w, power.idle_w)
+        compute_s = self.bounds.compute_s(layout)
+        step_s = max(step_s, compute_s)
+        boards_j = step_s * least_w + compute_s * (power.compute_w - least_w)
+        return _SLACK * (boards_j + step_s * power.host_w) * power.pue
 
 
 class Observer(Protocol):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NotRequired, TypedDict, cast
 
-from simulator.analysis.critical_path import path_rows
 from simulator.analysis.explain import Explanation
-from simulator.analysis.explain import explain as rank_changes
 from simulator.answer import Answer, Result
 from simulator.errors import InfeasiblePlanError
-from simulator.explore.trials import Trials, knobs_of, options_of
-from simulator.explore.whole_run import RunRequest, whole_run
+from simulator.explore.training_run import RunRequest, whole_run
 from simulator.models.recorded import RecordedModule
 from simulator.plan import ParallelPlan
 from simulator.simulation import lower_scenario
@@ -57,25 +54,6 @@ def to_json(result: Result, request: RunRequest | None = None) -> Document:
         run = whole_run(request, answer, result.plan, result.topology, result.spec.n_parameters)
         answer["whole_run"] = run.to_dict()
     return answer
-
-
-def explain(result: Result, *, say: Callable[[str], None] = lambda _: None) -> Explanation:
-    """Say what decides the time and what would change it, every change simulated.
-
-    Parameters
-    ----------
-    result : Result
-        With detail, the kernels on the critical path are told apart.
-    say : callable
-        Told what is being tried.
-
-    Returns
-    -------
-    Explanation
-    """
-    trials = Trials(result)
-    ranked = rank_changes(trials.baseline, list(knobs_of(trials)), list(options_of(trials)), say=say)
-    return {"critical_path": path_rows(result.timeline), **ranked}
 
 
 def document(

@@ -8,12 +8,18 @@ import pytest
 
 from simulator.cli.main import app, register_commands
 from simulator.errors import ConfigError
-from simulator.explore.document import document, to_json
-from simulator.explore.whole_run import RunRequest, whole_run
-from simulator.explore.whole_run.checkpoint import checkpoint_of, writers_of
-from simulator.explore.whole_run.power import PowerModel, power_model
-from simulator.explore.whole_run.price import parse_price, price_of
-from simulator.explore.whole_run.request import Mtbf, parse_count, parse_interval, parse_mtbf, run_length
+from simulator.explore.energy import PowerModel, parse_price, power_model, price_of
+from simulator.explore.full_answer import document, to_json
+from simulator.explore.goodput import checkpoint_of, writers_of
+from simulator.explore.training_run import (
+    Mtbf,
+    RunRequest,
+    parse_count,
+    parse_interval,
+    parse_mtbf,
+    run_length,
+    whole_run,
+)
 from simulator.plan import ParallelPlan
 from simulator.report.answer_page import report
 from simulator.scenario import Scenario

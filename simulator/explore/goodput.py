@@ -1,4 +1,4 @@
-"""Checkpoints and failures: when to write one, and how long a run takes that is interrupted now and then.
+"""Checkpoints and failures: how large a checkpoint is, when to write one, and how long an interrupted run takes.
 
 Failures come at a constant rate (a Poisson process), also while a checkpoint is written and while the job restarts. A
 failure loses everything since the last finished checkpoint; the job then needs an undisturbed restart before it goes on.
@@ -7,15 +7,25 @@ References
 ----------
 Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974. Daly, "A higher order estimate
 of the optimum checkpoint interval for restart dumps", Future Generation Computer Systems 22(3), 2006: equations 13
-(the whole time), 20 and 37 (the interval).
+(the whole time), 20 and 37 (the interval). Rajbhandari et al., ZeRO, arXiv:1910.02054: bytes per parameter of weights and
+optimizer states.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 from simulator.errors import InfeasiblePlanError
+from simulator.explore.energy import operation_defaults
+from simulator.memory.estimate import state_bytes
+from simulator.parallel.gradients import gradient_bytes
+from simulator.parallel.mesh import Mesh
+from simulator.plan import ParallelPlan
+from simulator.topology import Topology
+from simulator.topology.operation_spec import StorageSpec
+from simulator.topology.storage import storage_s
 from simulator.units import format_duration
 
 #: mean times between failures that a stretch without checkpoint may last: beyond, it practically never ends
@@ -139,3 +149,65 @@ def expected_run(
         useful_s=useful_s, checkpoint_s=checkpoint_s, lost_s=max(0.0, running_s - useful_s - checkpoint_s),
         restart_s=restarting_s, n_failures=(running_s + restarting_s) / mtbf_s, n_checkpoints=n_checkpoints,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One checkpoint.
+
+    Parameters
+    ----------
+    n_bytes : int
+        Parameters and optimizer states, each once.
+    n_writers : int
+        Ranks that write: one copy of the model, or a whole sharding group.
+    write_s, read_s : float
+    source : str
+        Where the rate of storage comes from.
+    """
+
+    n_bytes: int
+    n_writers: int
+    write_s: float
+    read_s: float
+    source: str
+
+
+def checkpoint_of(plan: ParallelPlan, topology: Topology, n_parameters: int) -> Checkpoint:
+    """Return the checkpoint of a plan: all its writers at once, each node at its rate, all at that of the file system.
+
+    Parameters
+    ----------
+    plan : ParallelPlan
+        Resolved.
+    topology : Topology
+    n_parameters : int
+        Of the whole model.
+    """
+    state = state_bytes(plan, gradient_bytes(plan))
+    n_bytes = n_parameters * (state.parameter + state.optimizer)
+    writers = writers_of(plan, topology.gpus_per_node)
+    busiest = max(Counter(topology.node_of(rank) for rank in writers).values())
+    storage, source = _storage(topology)
+    seconds = {
+        writes: storage.latency_s
+        + storage_s(storage, topology, node_bytes=n_bytes * busiest / len(writers), total_bytes=n_bytes, writes=writes)
+        for writes in (True, False)
+    }
+    return Checkpoint(
+        n_bytes=n_bytes, n_writers=len(writers), write_s=seconds[True], read_s=seconds[False], source=source
+    )
+
+
+def writers_of(plan: ParallelPlan, gpus_per_node: int) -> list[int]:
+    """Return the ranks that hold the model and its optimizer states once: a replica, or a group that shards them."""
+    mesh = Mesh(plan, gpus_per_node)
+    replicas = range(mesh.sharding_group)
+    return [mesh.rank(tp=t, replica=r, pp=p) for p in range(plan.pp) for r in replicas for t in range(plan.tp)]
+
+
+def _storage(topology: Topology) -> tuple[StorageSpec, str]:
+    if topology.storage is not None:
+        return topology.storage, f"cluster file: {topology.storage.source or 'no source given'}"
+    defaults = operation_defaults().storage
+    return defaults, defaults.source

@@ -8,8 +8,11 @@ import pytest
 from rich.console import Console
 
 from simulator.analysis.explain import SMALL, Knob, Option, Outcome, explain
-from simulator.explore import document as documents
+from simulator.changes import MachineChange
+from simulator.explore import full_answer as documents
+from simulator.explore.neighbourhood import Neighbour
 from simulator.explore.trials import Trials, advise, knobs_of, options_of
+from simulator.explore.trials import explain as explain_result
 from simulator.report import answer_page
 from simulator.report.explain_console import print_explanation
 
@@ -68,13 +71,13 @@ def test_another_batch_is_compared_per_sample_and_never_among_the_best():
 
 @pytest.fixture(scope="module")
 def explained(small):
-    return documents.explain(small)
+    return explain_result(small)
 
 
 def test_trials_start_from_the_same_answer(small):
     trials = Trials(small)
-    assert trials.machine(small.topology) == trials.baseline
-    assert trials.plan() == trials.baseline
+    assert trials.machine(MachineChange()) == trials.baseline
+    assert trials.plan(Neighbour(name="", setting="", plan=small.plan)) == trials.baseline
 
 
 def test_every_rate_helps_or_has_no_effect(small):
@@ -142,7 +145,7 @@ def test_the_part_of_the_network_that_does_it_is_named(small):
 
 
 def test_large_runs_are_not_simulated_again_unasked(small, monkeypatch):
-    monkeypatch.setattr("simulator.explore.trials.advice.MOST_EVENTS", small.timeline.n_events - 1)
+    monkeypatch.setattr("simulator.explore.trials.MOST_EVENTS", small.timeline.n_events - 1)
     assert advise(small) == []
 
 
@@ -154,7 +157,7 @@ def test_one_gpu_is_told_about_itself(simulated):
 def test_slow_storage_is_found_out(simulated):
     starved = simulated("bigred200", "gpt2", gpus=8, micro_batch=2, sample_time_s=1.0)
     assert advise(starved)[0]["change"] == "--loader-workers 4"
-    explained = documents.explain(starved)
+    explained = explain_result(starved)
     savings = {row["change"]: row["saving"] for row in explained["changes"]}
     assert savings["workers that process a sequence twice as fast"] == pytest.approx(0.5, abs=0.02)
     assert "NIC bandwidth" in explained["without_effect"]

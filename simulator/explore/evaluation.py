@@ -1,0 +1,368 @@
+"""Answers to many scenarios: looked up in a store, or simulated here, on all cores or on a Dask cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import simulator
+from simulator.answer import to_json
+from simulator.config import data_folders, resolve_name
+from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
+from simulator.interop import load_model
+from simulator.interop.topologies import open_topology
+from simulator.models.spec import ModelSpec
+from simulator.scenario import Scenario
+from simulator.simulation import simulate
+
+Record = dict[str, Any]
+
+
+@lru_cache(maxsize=256)
+def _topology_text(name: str, overrides: tuple[tuple[str, str], ...], _modified_ns: int) -> str:
+    topology = open_topology(name, 1, overrides=dict(overrides))
+    file = resolve_name(name, "clusters").read_bytes()
+    return topology.spec.model_dump_json() + repr(topology.device(0)) + hashlib.sha256(file).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _program() -> str:
+    """Return a digest of this very program: answers of another state of it are not taken for its own."""
+    files = sorted(Path(simulator.__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _constants() -> str:
+    files = sorted(file for folder in data_folders("network") for file in folder.glob("*.yaml"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def store_key(scenario: Scenario) -> str | None:
+    """Return the content address of a scenario's answer: of the scenario and of all that its names mean.
+
+    A cluster file, a device, a model or a line of this program that changes gives new keys, so a store never answers for an
+    older version.
+
+    Returns
+    -------
+    str or None
+        None if a name means nothing; the scenario then fails at once.
+    """
+    try:
+        modified_ns = resolve_name(scenario.topology, "clusters").stat().st_mtime_ns
+        topology = _topology_text(scenario.topology, scenario.overrides, modified_ns)
+        model = load_model(scenario.model)
+    except SimulatorError:
+        return None
+    parts = (_program(), _written_out(scenario, model).digest(), topology, repr(model), _constants())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _written_out(scenario: Scenario, model: ModelSpec) -> Scenario:
+    """Return a scenario with what follows from its other settings, so that equal ones have one key."""
+    plan = replace(scenario.plan, sequence_length=scenario.plan.sequence_length or model.max_positions)
+    try:
+        return replace(scenario, plan=plan.resolve(plan.gpus) if plan.gpus else plan)
+    except InfeasiblePlanError:
+        return scenario
+
+
+class Store:
+    """Results on disk.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if it does not exist. Several processes may use it at the same time.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+    def get(self, key: str) -> Record | None:
+        """Return a record, or None where there is none that can be read."""
+        try:
+            record = json.loads(self._path(key).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return record if isinstance(record, dict) else None
+
+    def put(self, key: str, record: Record) -> None:
+        """Write a record; a reader sees it whole or not at all."""
+        path = self._path(key)
+        partial = path.with_suffix(f".{os.getpid()}.tmp")
+        partial.write_text(json.dumps(record, allow_nan=False, separators=(",", ":")), encoding="utf-8")
+        os.replace(partial, path)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.folder.glob("*.json"))
+
+
+def open_store(folder: str | Path) -> Store:
+    """Return the store inside the folder of a sweep or a search: both may share one."""
+    return Store(Path(folder) / "store")
+
+
+#: how long to wait for the first worker of a scheduler that somebody started
+_NO_WORKER_S = 20
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+def _numbered(function: Callable[[Item], Answer], index: int, item: Item) -> tuple[int, Answer]:
+    return index, function(item)
+
+
+class Pool:
+    """Workers that apply functions to items; use it as a context manager.
+
+    Parameters
+    ----------
+    n_jobs : int
+        Processes; 0 means one per core. With 1, everything happens in this process.
+    scheduler : str
+        Address of a Dask scheduler, such as ``tcp://10.0.0.1:8786``, whose workers then do the work; or a Slurm file
+        (:class:`simulator.explore.slurm_workers.SlurmSpec`) that says which jobs to submit.
+    """
+
+    def __init__(self, *, n_jobs: int = 0, scheduler: str = "") -> None:
+        self.n_jobs = n_jobs
+        self.scheduler = scheduler
+        self._stack = ExitStack()
+        self._options: dict[str, Any] = {}
+
+    def __enter__(self) -> Pool:
+        """Connect.
+
+        Raises
+        ------
+        ConfigError
+            If the scheduler cannot be used.
+        """
+        if self.scheduler:
+            self._options = self._stack.enter_context(_dask(self.scheduler))
+        else:
+            self._options = {"n_jobs": self.n_jobs or -1}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @cached_property
+    def n_workers(self) -> int:
+        """Items in work at the same time."""
+        if self.n_jobs == 1 and not self.scheduler:
+            return 1
+        import joblib
+
+        return int(joblib.effective_n_jobs(self._options["n_jobs"]))
+
+    def run(
+        self, function: Callable[[Item], Answer], items: Sequence[Item], *, batch_size: int | str = "auto"
+    ) -> Iterator[tuple[int, Answer]]:
+        """Apply a function to every item and yield the answers as they come.
+
+        Parameters
+        ----------
+        function : callable
+            Importable by its name, so that it can be sent to other processes.
+        items : sequence
+            Plain data.
+        batch_size : int or str
+            Items that a worker takes at a time.
+
+        Yields
+        ------
+        tuple of (int, answer)
+            Position of the item and its answer, in the order of completion.
+        """
+        if not self.scheduler and (self.n_workers == 1 or len(items) <= 1):
+            for index, item in enumerate(items):
+                yield index, function(item)
+            return
+        import joblib
+
+        parallel = joblib.Parallel(return_as="generator_unordered", batch_size=batch_size, **self._options)
+        yield from parallel(joblib.delayed(_numbered)(function, i, item) for i, item in enumerate(items))
+
+
+def check_scheduler(scheduler: str) -> None:
+    """Complain about a scheduler that cannot be one, even where nothing is left to do.
+
+    Raises
+    ------
+    ConfigError
+        If it is neither an address nor a Slurm file, or the file has faults.
+    """
+    if scheduler and "://" not in scheduler:
+        if not Path(scheduler).is_file():
+            raise ConfigError(
+                f"--scheduler {scheduler}: neither an address nor a file",
+                hint="tcp://HOST:8786 of a Dask scheduler, or a YAML file with the key 'slurm'",
+            )
+        from simulator.explore.slurm_workers import read_slurm
+
+        read_slurm(scheduler)
+
+
+@contextmanager
+def _dask(scheduler: str) -> Iterator[dict[str, Any]]:
+    """Connect to a scheduler, or start one whose workers Slurm starts; a task whose worker dies is given to another one."""
+    if importlib.util.find_spec("distributed") is None:
+        raise ConfigError(
+            "--scheduler needs the package 'distributed', which is not installed",
+            hint="pip install 'distributed-training-simulator[cluster]'",
+        )
+    import joblib
+
+    with ExitStack() as stack:
+        if "://" in scheduler:
+            client = _connect(scheduler)
+            stack.callback(client.close)
+            _wait(client, f"{_NO_WORKER_S} s", f"start some with 'dask worker {scheduler} --nthreads 1'")
+        else:
+            from simulator.explore.slurm_workers import read_slurm, start_cluster
+
+            cluster = start_cluster(read_slurm(scheduler))
+            stack.callback(cluster.close)
+            client = _connect(cluster)
+            stack.callback(client.close)
+            _wait(client, None, "")
+        stack.enter_context(joblib.parallel_config(backend="dask", client=client, pure=False))
+        yield {"n_jobs": -1}
+
+
+def _connect(address: Any) -> Any:
+    import distributed
+
+    connect: Any = distributed.Client  # no types
+    try:
+        return connect(address, timeout="10s", set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        hint = "start one with 'dask scheduler'; a Slurm file is given by its path"
+        raise ConfigError(f"no Dask scheduler answers at {address}: {error}", hint=hint) from None
+
+
+def _wait(client: Any, limit: str | None, hint: str) -> None:
+    try:
+        client.wait_for_workers(1, timeout=limit)
+    except TimeoutError:
+        raise ConfigError(f"the Dask scheduler has no workers after {limit}", hint=hint) from None
+
+
+Work = Callable[[Scenario], Record]
+
+
+def failure(error: Exception) -> Record:
+    """Return an error as a record."""
+    if isinstance(error, SimulatorError):
+        status = "infeasible" if error.exit_code == 4 else "invalid"
+        return {"status": status, "reason": error.message, "hint": error.hint}
+    return {"status": "error", "reason": f"{type(error).__name__}: {error}", "hint": ""}
+
+
+def evaluate(scenario: Scenario) -> Record:
+    """Simulate one scenario and return what is stored: its status, a reason and the documented answer.
+
+    Nothing that goes wrong inside one scenario ends a sweep or a search: it becomes the reason of its row.
+    """
+    try:
+        result = simulate(scenario)
+        answer = to_json(result)
+    except Exception as error:
+        return failure(error)
+    if result.memory.fits:
+        return {"status": "ok", "reason": "", "answer": answer}
+    return {"status": "does not fit", "reason": result.memory.explain(), "answer": answer}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A scenario that nobody has answered yet.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    key : str or None
+        Of the store.
+    positions : list of int
+        Where it stands among the scenarios that were asked for: equal ones are simulated once.
+    """
+
+    scenario: Scenario
+    key: str | None
+    positions: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookUp:
+    """What a store knows about some scenarios.
+
+    Parameters
+    ----------
+    known : list of tuple of (list of int, dict)
+        Positions and record of each distinct scenario that it has.
+    pending : list of Pending
+        The others.
+    """
+
+    known: list[tuple[list[int], Record]]
+    pending: list[Pending]
+
+
+def look_up(scenarios: Sequence[Scenario], store: Store | None) -> LookUp:
+    """Divide scenarios into those whose answers are stored and those that must be simulated."""
+    known: dict[str, tuple[list[int], Record]] = {}
+    pending: dict[str, Pending] = {}
+    for position, scenario in enumerate(scenarios):
+        key = store_key(scenario)
+        name = key or f"unnamed {position}"
+        if name in known:
+            known[name][0].append(position)
+            continue
+        if name in pending:
+            pending[name].positions.append(position)
+            continue
+        record = store.get(key) if store is not None and key is not None else None
+        if record is None:
+            pending[name] = Pending(scenario=scenario, key=key, positions=[position])
+        else:
+            known[name] = ([position], record)
+    return LookUp(known=list(known.values()), pending=list(pending.values()))
+
+
+def compute(
+    pending: Sequence[Pending],
+    store: Store | None,
+    pool: Pool,
+    *,
+    work: Work = evaluate,
+    batch_size: int | str = "auto",
+) -> Iterator[tuple[list[int], Record]]:
+    """Simulate scenarios; every answer is stored when it arrives, so that whatever ends the work early loses nothing.
+
+    Yields
+    ------
+    tuple of (list of int, dict)
+        Positions and record of a scenario, in the order of completion.
+    """
+    for index, record in pool.run(work, [one.scenario for one in pending], batch_size=batch_size):
+        one = pending[index]
+        # a fault of ours is not the scenario's answer: try again next time
+        if store is not None and one.key is not None and record["status"] != "error":
+            store.put(one.key, record)
+        yield one.positions, record

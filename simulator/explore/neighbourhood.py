@@ -1,0 +1,370 @@
+"""Which plans can be had, and which lie one change away: the one set of rules behind search, advice and ways out of memory.
+
+A rule says why a plan cannot be had with a model on a cluster. The search space (:mod:`simulator.explore.space`) applies each
+rule as soon as the axes that it looks at are set; a neighbour of a plan (:func:`neighbours`) carries the reason of the first rule
+that refuses it. A plan that breaks a rule itself, because its user knows better, is not measured against that rule again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from simulator.errors import SimulatorError
+from simulator.models.recorded import RecordedModule
+from simulator.models.spec import ModelSpec
+from simulator.plan import SETTINGS, ParallelPlan, idle_settings
+from simulator.schedules import SCHEDULES
+from simulator.topology import Topology
+
+#: how each kind of framework may shard: (shardings without a pipeline, shardings with one)
+SHARDINGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "ddp": (("none",), ("none",)),
+    # Megatron-LM refuses FSDP together with a pipeline
+    "megatron": (("none", "zero1", "zero3"), ("none", "zero1")),
+    # DeepSpeed's pipeline engine refuses ZeRO-2 and ZeRO-3
+    "deepspeed": (("none", "zero1", "zero2", "zero3"), ("none", "zero1")),
+    "fsdp": (("none", "zero2", "zero3", "hsdp"), ("none", "zero2", "zero3", "hsdp")),
+    "fsdp2": (("none", "zero2", "zero3", "hsdp"), ("none", "zero2", "zero3", "hsdp")),
+}
+RECOMPUTE = ("none", "selective", "full")
+#: schedules that may give a stage several chunks of layers
+LOOPING = ("1f1b", "1f1b-interleaved")
+
+#: settings of whose words or switches every other one is a neighbour where it means anything
+_SWITCHES = (
+    "overlap_parameter_gather", "sequence_parallel", "asynchronous_tp", "scatter_gather", "gradient_collective",
+    "gradient_as_bucket_view", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "cp_comm_type",
+    "cp_load_balance", "moe_dispatcher", "moe_shared_expert_overlap", "offload_optimizer", "offload_parameters",
+    "gradient_bytes", "gradient_compression", "moe_fp8_dispatch", "quantized_weights", "quantized_gradients",
+)  # fmt: skip
+#: what a bucket is tried at where the plan leaves it to the framework
+_BUCKETS_BYTES = (25_000_000, 400_000_000)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Return all divisors in ascending order.
+
+    Examples
+    --------
+    >>> divisors(12)
+    (1, 2, 3, 4, 6, 12)
+    """
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What plans are judged against.
+
+    Parameters
+    ----------
+    topology : Topology
+        Cut to the GPUs in use.
+    spec : ModelSpec or RecordedModule
+    """
+
+    topology: Topology
+    spec: ModelSpec | RecordedModule
+
+    @property
+    def node_gpus(self) -> int:
+        """GPUs of a node that are in use."""
+        return min(self.topology.gpus_per_node, self.topology.n_gpus)
+
+
+# -- rules: why a plan cannot be had, or nothing --------------------------------------------------------------------
+
+
+def tensor_rule(plan: ParallelPlan, site: Site) -> str:
+    """Tensor parallelism stays within a node and divides heads and MLP."""
+    if plan.tp == 1:
+        return ""
+    if plan.framework_spec.data_parallel == "ddp":
+        return f"{plan.framework} has no tensor parallelism"
+    if site.node_gpus % plan.tp:
+        return f"tp={plan.tp} does not divide the {site.node_gpus} GPUs of a node"
+    if isinstance(site.spec, RecordedModule):
+        return "a recorded module is not split over tensor-parallel ranks"
+    if site.spec.heads % plan.tp:
+        return f"tp={plan.tp} does not divide the {site.spec.heads} attention heads"
+    return f"tp={plan.tp} does not divide the MLP's {site.spec.ffn_hidden}" if site.spec.ffn_hidden % plan.tp else ""
+
+
+def pipeline_rule(plan: ParallelPlan, site: Site) -> str:
+    """Stages divide the layers."""
+    if plan.pp == 1:
+        return ""
+    if plan.framework_spec.data_parallel == "ddp":
+        return f"{plan.framework} has no pipeline"
+    if isinstance(site.spec, RecordedModule):
+        return "a recorded module is not cut into pipeline stages"
+    if site.spec.encoder_layers:
+        return "an encoder-decoder is not cut into pipeline stages"
+    is_uneven = plan.first_stage_layers or plan.last_stage_layers
+    return (
+        f"pp={plan.pp} does not divide the {site.spec.layers} layers"
+        if site.spec.layers % plan.pp and not is_uneven
+        else ""
+    )
+
+
+def context_rule(plan: ParallelPlan, site: Site) -> str:
+    """Context parallelism divides the sequence."""
+    length = plan.sequence_length or site.spec.max_positions
+    return f"cp={plan.cp} does not divide the sequence of {length} tokens" if length % plan.cp else ""
+
+
+def expert_rule(plan: ParallelPlan, site: Site) -> str:
+    """Expert parallelism divides experts and data-parallel ranks."""
+    if plan.ep == 1:
+        return ""
+    if not isinstance(site.spec, ModelSpec) or not site.spec.n_experts:
+        return "the model has no experts"
+    if site.spec.n_experts % plan.ep:
+        return f"ep={plan.ep} does not divide the {site.spec.n_experts} experts"
+    replicas = plan.dp * plan.cp
+    return f"ep={plan.ep} does not divide the {replicas} data-parallel ranks" if replicas % plan.ep else ""
+
+
+def sharding_rule(plan: ParallelPlan, site: Site) -> str:
+    """The framework knows the sharding, and there is something to shard over."""
+    if plan.sharding == "none":
+        return ""
+    replicas = plan.dp * plan.cp
+    if replicas == 1:
+        return f"sharding={plan.sharding}: there is one data-parallel rank"
+    without, with_pipeline = SHARDINGS[plan.framework_spec.data_parallel]
+    if plan.sharding not in (without if plan.pp == 1 else with_pipeline):
+        pipelined = " with a pipeline" if plan.sharding in without else ""
+        return f"{plan.framework} does not run {plan.sharding}{pipelined}"
+    if plan.sharding == "hsdp":
+        group = plan.sharding_group or hybrid_group(plan, site)
+        if replicas <= group or replicas % group:
+            return f"hsdp: {replicas} data-parallel ranks are not several groups of {group}"
+    return ""
+
+
+def hybrid_group(plan: ParallelPlan, site: Site) -> int:
+    """Data-parallel ranks within a node, over which hybrid sharding splits parameters."""
+    return max(1, site.topology.gpus_per_node // plan.tp)
+
+
+def sequence_rule(plan: ParallelPlan, site: Site) -> str:
+    """Sequence parallelism splits over tensor-parallel ranks."""
+    del site
+    return "sequence parallelism needs tensor-parallel ranks: tp=1" if plan.sequence_parallel and plan.tp == 1 else ""
+
+
+def chunk_rule(plan: ParallelPlan, site: Site) -> str:
+    """Several chunks of layers per stage need a pipeline, layers that divide, and micro-batches in groups of one per stage."""
+    if plan.virtual_pp == 1:
+        return ""
+    if plan.pp == 1:
+        return "virtual stages need a pipeline: pp=1"
+    if isinstance(site.spec, ModelSpec) and site.spec.layers // plan.pp % plan.virtual_pp:
+        return f"virtual_pp={plan.virtual_pp} does not divide the {site.spec.layers // plan.pp} layers of a stage"
+    if plan.schedule in LOOPING and plan.micro_batch and plan.n_micro_batches % plan.pp:
+        return f"{plan.n_micro_batches} micro-batches are not groups of one per stage: pp={plan.pp}"
+    return ""
+
+
+Rule = Callable[[ParallelPlan, Site], str]
+RULES: tuple[Rule, ...] = (
+    tensor_rule, pipeline_rule, context_rule, expert_rule, sharding_rule, sequence_rule, chunk_rule,
+)  # fmt: skip
+
+
+def objection(plan: ParallelPlan, site: Site, *, than: ParallelPlan | None = None) -> str:
+    """Return why a plan cannot be had, or nothing.
+
+    Parameters
+    ----------
+    plan : ParallelPlan
+        Resolved.
+    site : Site
+    than : ParallelPlan, optional
+        A plan that is had anyway: rules that it breaks itself do not count.
+    """
+    for rule in RULES:
+        if (reason := rule(plan, site)) and not (than is not None and rule(than, site)):
+            return reason
+    return ""
+
+
+# -- neighbours: one change away ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """A plan that is one change away.
+
+    Parameters
+    ----------
+    name : str
+        The change as flags: ``--recompute full``.
+    setting : str
+        What it changes first.
+    plan : ParallelPlan
+        Resolved, unless ``reason`` says why it cannot be had.
+    same_training : bool
+        Whether training computes the same.
+    ratio : float
+        The new number over the old one; 0 for words.
+    reason : str
+        Why it cannot be had; empty where it can.
+    """
+
+    name: str
+    setting: str
+    plan: ParallelPlan
+    same_training: bool = True
+    ratio: float = 0.0
+    reason: str = ""
+
+
+class _Change(NamedTuple):
+    settings: Mapping[str, object]
+    ratio: float = 0.0
+    same_training: bool = True
+    name: str = ""
+
+
+def neighbours(plan: ParallelPlan, site: Site) -> Iterator[Neighbour]:
+    """Yield every plan that is one change away from a resolved plan, with the reason where it cannot be had.
+
+    A change of a degree leaves the GPUs and the batch as they are: data parallelism takes up the difference. Changes without
+    effect are left out.
+    """
+    for change in _changes(plan, site):
+        name = change.name or " ".join(SETTINGS[key].spelled(value) for key, value in change.settings.items())
+        setting = next(iter(change.settings))
+        try:
+            other = replace(plan, **change.settings).resolve(site.topology.n_gpus)  # type: ignore[arg-type]
+            reason = objection(other, site, than=plan)
+        except SimulatorError as error:
+            other, reason = plan, error.message.splitlines()[0]
+        if not _is_idle(change, plan, other, site):
+            yield Neighbour(name=name, setting=setting, plan=other, same_training=change.same_training, ratio=change.ratio,
+                            reason=reason)  # fmt: skip
+
+
+def nearest(plan: ParallelPlan, site: Site) -> Iterator[Neighbour]:
+    """Yield the neighbours, of numbers only the next larger and the next smaller one that can be had."""
+    numbers: dict[tuple[str, bool, bool], list[Neighbour]] = {}
+    for one in neighbours(plan, site):
+        if one.ratio:
+            numbers.setdefault((one.setting, one.ratio > 1, one.same_training), []).append(one)
+        else:
+            yield one
+    for (_, is_larger, _), some in numbers.items():
+        some.sort(key=lambda one: one.ratio if is_larger else -one.ratio)
+        yield next((one for one in some if not one.reason), some[0])
+
+
+def _changes(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
+    if plan.gpus > 1:
+        yield _Change({"overlap": not plan.overlaps})
+    for name in _SWITCHES:
+        is_same = "training" not in SETTINGS[name].changes
+        yield from (_Change({name: value}, same_training=is_same) for value in _others(plan, name))
+    yield from (_Change({"recompute": word}) for word in RECOMPUTE if word != plan.recompute)
+    if plan.attention == "eager":
+        yield _Change({"attention": "flash"})
+    yield from _batches(plan)
+    yield from _shardings(plan)
+    yield from _degrees(plan)
+    if plan.pp > 1:
+        yield from _schedules(plan)
+    if site.topology.storage is not None or plan.sample_time_s:
+        workers = max(1, plan.loader_workers * 2)
+        yield _Change({"loader_workers": workers}, workers / plan.loader_workers if plan.loader_workers else 0.0)
+
+
+def _others(plan: ParallelPlan, name: str) -> list[object]:
+    now, one = getattr(plan, name), SETTINGS[name]
+    if one.kind is bool:
+        return [not now]
+    if name == "gradient_bytes":
+        return [6 - plan.reduced_bytes] if plan.dp * plan.cp > 1 else []
+    return [word for word in one.words if word != now]
+
+
+def _batches(plan: ParallelPlan) -> Iterator[_Change]:
+    per_replica = plan.global_batch // plan.dp
+    for micro_batch in divisors(per_replica):
+        if micro_batch != plan.micro_batch:
+            yield _Change({"micro_batch": micro_batch}, micro_batch / plan.micro_batch)
+    if plan.micro_batch == per_replica:
+        both = {"micro_batch": 2 * plan.micro_batch, "global_batch": 2 * plan.global_batch}
+        yield _Change(both, 2.0, same_training=False)
+    yield _Change({"global_batch": 2 * plan.global_batch}, 2.0, same_training=False)
+
+
+def _shardings(plan: ParallelPlan) -> Iterator[_Change]:
+    """Yield other shardings, and other sizes of what is reduced at a time."""
+    if plan.dp * plan.cp == 1:
+        return
+    yield from (_Change({"sharding": word}) for word in SETTINGS["sharding"].words if word != plan.sharding)
+    if plan.framework == "hf-eager":  # its wrapper does not shard; FSDP runs the same modules
+        yield _Change({"sharding": "zero3", "framework": "fsdp"})
+    if plan.sharding == "hsdp" and plan.sharding_group:
+        for group in sorted({plan.sharding_group * 2, plan.sharding_group // 2} - {0}):
+            yield _Change({"sharding_group": group}, group / plan.sharding_group)
+    if not plan.shards_parameters:
+        sizes = (plan.bucket_bytes * 2, plan.bucket_bytes // 2) if plan.bucket_bytes else _BUCKETS_BYTES
+        for n_bytes in sizes:
+            yield _Change({"bucket_bytes": n_bytes}, n_bytes / plan.bucket_bytes if plan.bucket_bytes else 0.0)
+
+
+def _degrees(plan: ParallelPlan) -> Iterator[_Change]:
+    for axis in ("tp", "pp", "cp"):
+        degree = getattr(plan, axis)
+        for other in divisors(plan.dp * degree):
+            if other == degree:
+                continue
+            settings: dict[str, object] = {axis: other, "dp": plan.dp * degree // other}
+            without = {"virtual_pp": 1} if axis == "pp" and plan.virtual_pp > 1 and other == 1 else {}
+            without |= {"sequence_parallel": False} if axis == "tp" and plan.sequence_parallel and other == 1 else {}
+            yield _Change(settings | without, other / degree, name=f"--{axis} {other} --dp {settings['dp']}")
+    if plan.ep > 1:
+        for other in divisors(plan.dp * plan.cp):
+            if other != plan.ep:
+                yield _Change({"ep": other}, other / plan.ep)
+
+
+def _schedules(plan: ParallelPlan) -> Iterator[_Change]:
+    for chunks in sorted({1, plan.virtual_pp * 2, plan.virtual_pp // 2} - {0, plan.virtual_pp}):
+        yield _Change({"virtual_pp": chunks}, chunks / plan.virtual_pp)
+    for schedule in SCHEDULES:
+        if schedule not in (plan.schedule, "1f1b-interleaved"):
+            # most know their own number of chunks, the others take any from two on
+            chunks = 1 if SCHEDULES[schedule].n_chunks else max(2, plan.virtual_pp)
+            also = {} if chunks == plan.virtual_pp else {"virtual_pp": chunks}
+            yield _Change({"schedule": schedule, **also})
+
+
+def _is_idle(change: _Change, plan: ParallelPlan, other: ParallelPlan, site: Site) -> bool:
+    """Whether a change of a switch means nothing with this plan and model."""
+    name = next(iter(change.settings))
+    if name not in _SWITCHES:
+        return False
+    if name == "asynchronous_tp" and (plan.tp == 1 or plan.sequence_parallel):
+        return True
+    if name in ("sequence_parallel", "scatter_gather") and plan.tp == 1:
+        return True
+    if name == "scatter_gather" and (plan.pp == 1 or plan.sequence_parallel):
+        return True
+    if name == "overlap_parameter_gather" and plan.sharding == "none":
+        return True
+    is_model = isinstance(site.spec, ModelSpec)
+    has_experts = is_model and site.spec.n_experts > 0  # type: ignore[union-attr]
+    has_shared = is_model and site.spec.shared_expert_hidden > 0  # type: ignore[union-attr]
+    # a setting is idle as it is or as it would be: one of the two is its default, of which nothing is said
+    return any(
+        setting == name
+        for one in (plan, other)
+        for setting, _ in idle_settings(one, has_experts=has_experts, has_shared_expert=has_shared)
+    )

@@ -1,0 +1,306 @@
+"""One thing changed and simulated again: another machine or another plan, ranked for ``--explain`` and for unasked advice.
+
+The machine changes are those of :mod:`simulator.changes`, the plans those of :mod:`simulator.explore.neighbourhood`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from simulator.analysis.critical_path import HOST_KIND, PathRow, path_rows
+from simulator.analysis.explain import NEARLY, Explanation, Knob, Option, Outcome, saving
+from simulator.analysis.explain import explain as rank_changes
+from simulator.answer import Result
+from simulator.changes import Improvement, MachineChange, improvements
+from simulator.costs import ModelCosts
+from simulator.explore.neighbourhood import Neighbour, Site, nearest
+from simulator.network.base import Flow
+from simulator.parallel.lower import Lowered
+from simulator.program.op import Collective, Kernel, Op, Transfer
+from simulator.scenario import Scenario
+from simulator.simulation import lower_scenario, run_scenario
+from simulator.topology import LINK_KINDS, Topology
+from simulator.units import format_bytes
+
+#: events of a run above which nothing is simulated without being asked for
+MOST_EVENTS = 8_000
+
+_COMPUTES = ("compute", "optimizer", "matrix products", "attention", "elementwise, norms and copies", "other kernels")
+#: improvements that are tried unasked, and the share of a step that each can shorten; parts of a whole come after it
+_FIRST = {
+    "network between nodes": "communication",
+    "NVLink bandwidth": "communication",
+    "NVLink bandwidth (to the NVSwitch)": "communication",
+    "arithmetic rate and power limit of the GPU": "compute",
+    "memory bandwidth of the GPU": "compute",
+    "host speed": "host",
+    "storage bandwidth": "data",
+    "processor speed of the loader's workers": "data",
+}
+_OUTSIDE = [LINK_KINDS.index(kind) for kind in ("nic", "fabric")]
+
+
+class ChangedCosts(ModelCosts):
+    """The costs of a scenario on a changed machine.
+
+    Parameters
+    ----------
+    topology : Topology
+        With the change applied.
+    scenario : Scenario
+    change : MachineChange
+        Its latencies and speeds count here; the topology holds the rest of it.
+    """
+
+    def __init__(self, topology: Topology, scenario: Scenario, change: MachineChange) -> None:
+        super().__init__(topology, scenario)
+        self._change = change
+        # by identity, as the cost models keep one flow per operation: both sides live as long as these costs
+        self._changed: dict[int, tuple[Flow, Flow]] = {}
+        self._plain: dict[int, Flow] = {}
+
+    def issue_ps(self, op: Op, rank: int) -> int:
+        """Host time to issue one operation on the changed host."""
+        return round(super().issue_ps(op, rank) / self._change.host_speed)
+
+    def kernel_ps(self, kernel: Kernel, rank: int) -> int:
+        """Device time of a kernel at the changed speed."""
+        return round(super().kernel_ps(kernel, rank) / self._change.kernel_speed)
+
+    def flow(self, op: Collective | Transfer) -> Flow:
+        """Load of a communication on the links, with the latency that the change gives it."""
+        plain = super().flow(op)
+        if not (self._change.latency or self._change.hop_latency_s):
+            return plain
+        known = self._changed.get(id(plain))
+        if known is None:
+            crosses = any(int(self.topology.arrays.kind[link]) in _OUTSIDE for link in plain.links)
+            latency_s = plain.latency_s / self._change.latency.get("between" if crosses else "inside", 1.0)
+            latency_s += self._change.hop_latency_s * n_hops(op, plain.label, self.topology)
+            known = self._changed[id(plain)] = (plain, replace(plain, latency_s=latency_s))
+            self._plain[id(known[1])] = plain
+        return known[1]
+
+    def parts(self, flow: Flow) -> tuple[Flow, ...]:
+        """Return the flows of the single groups or messages whose loads a flow adds up."""
+        return super().parts(self._plain.get(id(flow), flow))
+
+
+class Trials:
+    """Runs changes of one result.
+
+    Parameters
+    ----------
+    result : Result
+        What is.
+    """
+
+    def __init__(self, result: Result) -> None:
+        self.result = result
+        self._parts = lower_scenario(result.scenario, result.topology, result.spec)
+        # trials share many shapes, whose times the kernel model remembers
+        self._kernels = ModelCosts(result.topology, result.scenario).kernels
+
+    @property
+    def baseline(self) -> Outcome:
+        """The result itself."""
+        return Outcome(iteration_time_s=self.result.metrics.iteration_time_s, n_samples=self.result.plan.global_batch)
+
+    def machine(self, change: MachineChange) -> Outcome:
+        """Run the same plan on a changed machine."""
+        result = self.result
+        topology, scenario = change.apply(result.topology), result.scenario
+        if change.faults:
+            scenario = replace(scenario, faults=change.faults)
+        is_same_program = not (change.faults or change.changes_reading)
+        return self._run(scenario, topology, change, self._parts if is_same_program else None)
+
+    def plan(self, neighbour: Neighbour) -> Outcome:
+        """Run another plan on the same machine, if it can run and fits."""
+        if neighbour.reason:
+            return Outcome(reason=neighbour.reason)
+        scenario = replace(self.result.scenario, plan=neighbour.plan)
+        parts = lower_scenario(scenario, self.result.topology, self.result.spec)
+        memory = parts[2]
+        if not memory.fits:
+            need = f"needs {format_bytes(memory.peak_bytes)} of {format_bytes(memory.capacity_bytes)} memory"
+            return Outcome(reason=need)
+        return self._run(scenario, self.result.topology, MachineChange(), parts)
+
+    def _run(
+        self, scenario: Scenario, topology: Topology, change: MachineChange, parts: tuple[Any, Lowered, Any] | None
+    ) -> Outcome:
+        def costs_of(topology: Topology, scenario: Scenario) -> ModelCosts:
+            costs = ChangedCosts(topology, scenario, change)
+            costs.kernels = self._kernels
+            return costs
+
+        ran = run_scenario(scenario, topology, self.result.spec, parts=parts, costs_of=costs_of)
+        return Outcome(iteration_time_s=ran.timeline.makespan_ps / 1e12, n_samples=scenario.plan.global_batch)
+
+
+def n_hops(op: Collective | Transfer, label: str, topology: Topology) -> int:
+    """Count the hops between nodes that a communication makes one after the other.
+
+    A ring passes every node once per phase, and an all-reduce has two phases; a tree goes up and down its levels; a
+    message goes once.
+
+    Parameters
+    ----------
+    op : Collective or Transfer
+    label : str
+        Of its flow: ``"ring/simple"``.
+    topology : Topology
+
+    References
+    ----------
+    Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005.
+    """
+    groups = op.pairs[:1] if isinstance(op, Transfer) else op.groups[:1]
+    if isinstance(op, Transfer):
+        groups = tuple(pair for pair in op.pairs if topology.node_of(pair[0]) != topology.node_of(pair[1]))[:1]
+    if not groups:
+        return 0
+    n_nodes = len({topology.node_of(rank) for rank in groups[0]})
+    if n_nodes == 1:
+        return 0
+    if isinstance(op, Transfer) or op.collective in ("all_to_all", "gather", "scatter"):
+        return 1
+    n_phases = 2 if op.collective == "all_reduce" else 1
+    levels = math.ceil(math.log2(n_nodes)) if label.startswith(("tree", "nvls_tree")) else n_nodes - 1
+    return n_phases * levels
+
+
+# -- what can be tried ----------------------------------------------------------------------------------------------
+
+
+def knobs_of(trials: Trials) -> Iterator[Knob]:
+    """Yield everything of the machine that can be better by a factor."""
+    for one in improvements(trials.result.topology):
+        yield Knob(name=one.name, large=one.doubled, simulate=_improved(trials, one), parts=one.parts)
+    if trials.result.plan.sample_time_s:
+        plan = trials.result.plan
+
+        def simulate(factor: float) -> Outcome:
+            faster = replace(plan, sample_time_s=plan.sample_time_s / factor)
+            return trials.plan(Neighbour(name="", setting="sample_time_s", plan=faster))
+
+        yield Knob(
+            name="processor speed of the loader's workers",
+            large="workers that process a sequence twice as fast",
+            simulate=simulate,
+        )
+
+
+def _improved(trials: Trials, one: Improvement) -> Callable[[float], Outcome]:
+    return lambda factor: trials.machine(one.by(factor))
+
+
+def options_of(trials: Trials) -> Iterator[Option]:
+    """Yield the nearest other plans, with the reason where one cannot be had."""
+    result = trials.result
+    for one in nearest(result.plan, Site(topology=result.topology, spec=result.spec)):
+        yield Option(
+            name=one.name,
+            simulate=lambda one=one: trials.plan(one),  # type: ignore[misc]
+            same_training=one.same_training,
+            ratio=one.ratio,
+        )
+
+
+def explain(result: Result, *, say: Callable[[str], None] = lambda _: None) -> Explanation:
+    """Say what decides the time and what would change it, every change simulated.
+
+    Parameters
+    ----------
+    result : Result
+        With detail, the kernels on the critical path are told apart.
+    say : callable
+        Told what is being tried.
+
+    Returns
+    -------
+    Explanation
+    """
+    trials = Trials(result)
+    ranked = rank_changes(trials.baseline, list(knobs_of(trials)), list(options_of(trials)), say=say)
+    return {"critical_path": path_rows(result.timeline), **ranked}
+
+
+# -- unasked advice -------------------------------------------------------------------------------------------------
+
+
+class _Candidate(NamedTuple):
+    bound: float
+    name: str
+    simulate: Callable[[], Outcome]
+    parts: tuple[str, ...] = ()
+
+
+def advise(result: Result) -> list[dict[str, Any]]:
+    """Simulate the single changes that could save most and return them, the most useful first.
+
+    A change that makes one kind of work twice as fast saves at most half of that kind's share of the critical path (Amdahl,
+    AFIPS 1967), hiding it saves at most the share. Once no bound exceeds what was found, no other trial is made.
+
+    Returns
+    -------
+    list of dict
+        ``change``, ``iteration_time_s`` and ``saving`` (share of the iteration; negative where it costs time); empty
+        where the run is too large to be simulated again unasked.
+    """
+    if result.timeline.n_events > MOST_EVENTS:
+        return []
+    trials = Trials(result)
+    rows: list[dict[str, Any]] = []
+    best = 0.0
+    whole: _Candidate | None = None
+    for candidate in sorted(_candidates(trials), key=lambda one: -one.bound):
+        if candidate.bound <= best:
+            break
+        row = _row(trials, candidate.name, candidate.simulate())
+        if row is not None:
+            rows.append(row)
+            if row["saving"] > best:
+                best, whole = row["saving"], candidate
+    rows.sort(key=lambda row: -row["saving"])
+    if whole is None:
+        return rows
+    for knob in knobs_of(trials):
+        part = _row(trials, knob.large, knob.simulate(2.0)) if knob.name in whole.parts else None
+        if part is not None and part["saving"] >= NEARLY * best:  # the one that does it says more than the whole
+            return [part, *(row for row in rows if row["change"] != whole.name)]
+    return rows
+
+
+def _row(trials: Trials, name: str, outcome: Outcome) -> dict[str, Any] | None:
+    if outcome.reason:
+        return None
+    saves = saving(trials.baseline, outcome)
+    return {"change": name, "iteration_time_s": outcome.iteration_time_s, "saving": saves}
+
+
+def _candidates(trials: Trials) -> Iterator[_Candidate]:
+    """Yield what could help, with the most that it could save."""
+    shares = dict.fromkeys(("communication", "compute", "host", "data"), 0.0)
+    for row in path_rows(trials.result.timeline):
+        shares[_part(row)] = shares.get(_part(row), 0.0) + row["share"]
+    for knob in knobs_of(trials):
+        share = shares.get(_FIRST.get(knob.name, ""), 0.0)
+        if share > 0:
+            yield _Candidate(share / 2, knob.large, lambda knob=knob: knob.simulate(2.0), knob.parts)  # type: ignore[misc]
+    for option in options_of(trials):
+        bound = {"--overlap": shares["communication"], "--loader-workers": shares["data"]}.get(option.name.split()[0])
+        if bound:
+            yield _Candidate(bound, option.name, option.simulate)
+
+
+def _part(row: PathRow) -> str:
+    if row["communication"]:
+        return "communication"
+    if row["kind"] in _COMPUTES:
+        return "compute"
+    return {HOST_KIND: "host", "host work": "host", "data loading": "data"}.get(row["kind"], "waiting")
