@@ -18,6 +18,7 @@ import io
 import itertools
 import json
 import math
+import os
 import sys
 import tempfile
 import warnings
@@ -69,10 +70,11 @@ def record(path: Path, shared: Path, stride: int, only: str) -> None:
     """Write one line per case."""
     with tempfile.TemporaryDirectory() as folder, path.open("w", encoding="utf-8") as file:
         out = Path(folder)
+        os.chdir(out)  # commands that write without being asked where, write here
         for argv in itertools.islice(all_cases(shared, out), 0, None, stride):
             if only and only not in " ".join(argv):
                 continue
-            done = run(argv)
+            done = json.loads(json.dumps(run(argv)).replace(str(out), "OUT"))
             if "--emit" in argv:
                 done["files"] = {p.name: p.read_text(encoding="utf-8") for p in sorted(Path(argv[argv.index("--emit") + 1]).rglob("*"))
                                  if p.is_file()}  # fmt: skip
@@ -155,7 +157,7 @@ def main() -> int:
     comparing.add_argument("--most", type=int, default=8, help="lines per case")
     given = parser.parse_args()
     if given.command == "record":
-        record(given.path, given.shared.resolve(), 16 if given.quick else 1, given.only)
+        record(given.path.resolve(), given.shared.resolve(), 16 if given.quick else 1, given.only)
         return 0
     return compare(given.first, given.second, given.tolerance, given.most)
 
