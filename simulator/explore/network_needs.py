@@ -202,7 +202,9 @@ def _step_s(topology: Topology, n_parameters: int, *, reduces: bool = True) -> f
     )
     tasks = (*((Task(reduction, "dp"),) if reduces else ()), Task(kernel, COMPUTE))
     program = Program(ranks=(RankProgram(rank=0, members=ranks, tasks=tasks),))
-    scenario = Scenario(topology=CLUSTER, model="", plan=ParallelPlan(), algorithm="ring")
+    scenario = Scenario(
+        topology=CLUSTER, model="", plan=ParallelPlan(gpus=topology.n_gpus, dp=topology.n_gpus), algorithm="ring"
+    )
     timeline = run(program, UndisturbedCosts(topology, scenario), lambda: NETWORKS[scenario.network](topology))
     return timeline.makespan_ps * 1e-12
 
