@@ -10,9 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from simulator.config import load_yaml, near_misses
-from simulator.interop.hf_families import FAMILIES, IRRELEVANT, RECORD
+from simulator.interop.hf_families import DENSE, IRRELEVANT, RECORD
+from simulator.interop.hf_mixtures import MIXTURES
 from simulator.interop.record import Imported, Reader
 from simulator.models.spec import ModelSpec
+
+#: ``model_type`` -> how its keys are read
+FAMILIES = {**DENSE, **MIXTURES}
 
 
 def import_hf_config(path: str | Path) -> Imported:

@@ -51,7 +51,8 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def _activation(reader: Reader, *keys: str, default: str) -> Activation:
+def activation(reader: Reader, *keys: str, default: str) -> Activation:
+    """Return the activation that a key names, in the catalogue's words."""
     return _ACTIVATIONS[reader.text(*keys, default=default, one_of=_ACTIVATIONS)]
 
 
@@ -64,16 +65,17 @@ def _gpt2(r: Reader) -> dict[str, Any]:
         "ffn_hidden": r.integer("n_inner", "intermediate_size", default=0),
         "vocab": r.positive("vocab_size", default=50257),
         "max_positions": r.positive("n_positions", "n_ctx", "max_position_embeddings", default=1024),
-        "activation": _activation(r, "activation_function", default="gelu_new"),
+        "activation": activation(r, "activation_function", default="gelu_new"),
         "dropout": r.number("resid_pdrop", default=0.1),
         "tied": r.boolean("tie_word_embeddings", default=True),
     }
 
 
-def _llama(r: Reader) -> dict[str, Any]:
+def decoder(r: Reader) -> dict[str, Any]:
+    """Read the keys that Llama and all that followed it share, but for which layers see what."""
     heads = r.positive("num_attention_heads", "n_head")
     bias = r.boolean("attention_bias")
-    fields = LLAMA_STYLE | {
+    return LLAMA_STYLE | {
         "layers": r.positive("num_hidden_layers", "n_layer"),
         "hidden": r.positive("hidden_size", "n_embd"),
         "heads": heads,
@@ -82,16 +84,21 @@ def _llama(r: Reader) -> dict[str, Any]:
         "ffn_hidden": r.positive("intermediate_size"),
         "vocab": r.positive("vocab_size"),
         "max_positions": r.positive("max_position_embeddings", default=2048),
-        "activation": _activation(r, "hidden_act", default="silu"),
+        "activation": activation(r, "hidden_act", default="silu"),
         "attention_bias": bias,
         "attention_output_bias": bias,
         "mlp_bias": r.boolean("mlp_bias"),
         "tied": r.boolean("tie_word_embeddings"),
     }
-    return fields | _window(r)
 
 
-def _window(r: Reader) -> dict[str, Any]:
+def llama(r: Reader) -> dict[str, Any]:
+    """Read a decoder all of whose layers are attention and MLP, some perhaps with a sliding window."""
+    return decoder(r) | window(r)
+
+
+def window(r: Reader) -> dict[str, Any]:
+    """Read which layers see a sliding window only."""
     window, is_used = r.positive("sliding_window", default=0), r.boolean("use_sliding_window", default=True)
     kinds = r.raw("layer_types") or []
     if not isinstance(kinds, list) or set(kinds) - {"full_attention", "sliding_attention"}:
@@ -105,7 +112,7 @@ def _window(r: Reader) -> dict[str, Any]:
 def _gemma(r: Reader) -> dict[str, Any]:
     r.assume("activation", "gelu", "gemma has a gated tanh-gelu, whatever hidden_act says")
     r.irrelevant(["hidden_act"])
-    fields = _llama(r)
+    fields = llama(r)
     return fields | {
         "head_dim": fields["head_dim"] or 256,
         "activation": "gelu",
@@ -126,14 +133,14 @@ def _starcoder2(r: Reader) -> dict[str, Any]:
             "vocab": r.positive("vocab_size", default=49152),
             "max_positions": r.positive("max_position_embeddings", default=4096),
             "positions": "rotary",
-            "activation": _activation(r, "hidden_act", default="gelu_pytorch_tanh"),
+            "activation": activation(r, "hidden_act", default="gelu_pytorch_tanh"),
             "attention_bias": bias,
             "attention_output_bias": bias,
             "mlp_bias": bias,
             "dropout": r.number("residual_dropout", default=0.0),
             "tied": r.boolean("tie_word_embeddings", default=True),
         }
-        | _window(r)
+        | window(r)
     )
 
 
@@ -144,18 +151,18 @@ def _gpt_bigcode(r: Reader) -> dict[str, Any]:
 
 def _qwen2(r: Reader) -> dict[str, Any]:
     r.assume("attention_bias", True, "qwen2 has query, key and value biases that no key announces")
-    return _llama(r) | {"attention_bias": True, "attention_output_bias": False}
+    return llama(r) | {"attention_bias": True, "attention_output_bias": False}
 
 
 def _qwen3(r: Reader) -> dict[str, Any]:
     if r.data.get("head_dim") is None:
         r.assume("head_dim", 128, "the default of qwen3")
-    fields = _llama(r) | {"qk_norm": True}
+    fields = llama(r) | {"qk_norm": True}
     return fields | {"head_dim": fields["head_dim"] or 128}
 
 
 def _mixtral(r: Reader) -> dict[str, Any]:
-    return _llama(r) | {
+    return llama(r) | {
         "n_experts": r.positive("num_local_experts", "num_experts", default=8),
         "top_k": r.positive("num_experts_per_tok", default=2),
     }
@@ -166,7 +173,7 @@ def _qwen3_moe(r: Reader) -> dict[str, Any]:
     dense = r.raw("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(index, int) for index in dense):
         r.fault("mlp_only_layers", f"{dense!r} is not a list of layers")
-    return _llama(r) | {
+    return llama(r) | {
         "qk_norm": True,
         "dense_blocks": tuple(i for i in range(layers) if i in dense or (i + 1) % every),
         "n_experts": r.positive("num_experts", "num_local_experts", default=128),
@@ -181,9 +188,11 @@ def _every(r: Reader, key: str) -> tuple[int, ...]:
     return tuple(i for i in range(r.positive("num_hidden_layers")) if i % every)
 
 
-def _deepseek(r: Reader) -> dict[str, Any]:
+def deepseek(r: Reader) -> dict[str, Any]:
+    """Read latent attention, routed and shared experts of DeepSeek and its relatives."""
     expert = r.positive("moe_intermediate_size")
-    return _llama(r) | {
+    r.irrelevant(["layer_types"])  # every layer has the same attention
+    return decoder(r) | {
         "head_dim": r.positive("qk_nope_head_dim", default=128),
         "kv_heads": 0,
         "n_experts": r.positive("n_routed_experts", "num_local_experts"),
@@ -209,7 +218,7 @@ def _bert(r: Reader) -> dict[str, Any]:
         "vocab": r.positive("vocab_size", default=30522),
         "max_positions": r.positive("max_position_embeddings", default=512),
         "type_vocab": r.integer("type_vocab_size", default=2),
-        "activation": _activation(r, "hidden_act", default="gelu"),
+        "activation": activation(r, "hidden_act", default="gelu"),
         "dropout": r.number("hidden_dropout_prob", default=0.1),
     }
 
@@ -269,8 +278,9 @@ def _opt(r: Reader) -> dict[str, Any]:
         "heads": r.positive("num_attention_heads"),
         "ffn_hidden": r.positive("ffn_dim"),
         "vocab": r.positive("vocab_size", default=50272),
-        "max_positions": 2 + r.positive("max_position_embeddings", default=2048),
-        "activation": _activation(r, "activation_function", default="relu"),
+        "max_positions": r.positive("max_position_embeddings", default=2048),
+        "position_offset": 2,
+        "activation": activation(r, "activation_function", default="relu"),
         "dropout": r.number("dropout", default=0.1),
         "tied": r.boolean("tie_word_embeddings", default=True),
     }
@@ -300,7 +310,7 @@ def _neox(r: Reader) -> dict[str, Any]:
         "max_positions": r.positive("max_position_embeddings", default=2048),
         "positions": "rotary",
         "parallel_block": r.boolean("use_parallel_residual", default=True),
-        "activation": _activation(r, "hidden_act", default="gelu"),
+        "activation": activation(r, "hidden_act", default="gelu"),
         "attention_bias": (bias := r.boolean("attention_bias", default=True)),
         "attention_output_bias": bias,
         "dropout": r.number("hidden_dropout", default=0.0),
@@ -309,7 +319,7 @@ def _neox(r: Reader) -> dict[str, Any]:
 
 
 def _nemotron(r: Reader) -> dict[str, Any]:
-    return _llama(r) | {
+    return llama(r) | {
         "architecture": "gpt",
         "gated_mlp": False,
         "norm": "layer_norm",
@@ -321,10 +331,10 @@ def _nemotron(r: Reader) -> dict[str, Any]:
 RECORD = "any other is recorded: --module hf:NAME with transformers, --module FILE.py:NAME with a module of yours"
 
 #: ``model_type`` -> how its keys are read
-FAMILIES: dict[str, Callable[[Reader], dict[str, Any]]] = {
+DENSE: dict[str, Callable[[Reader], dict[str, Any]]] = {
     "gpt2": _gpt2,
-    "llama": _llama,
-    "mistral": _llama,
+    "llama": llama,
+    "mistral": llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "bert": _bert,
@@ -334,12 +344,12 @@ FAMILIES: dict[str, Callable[[Reader], dict[str, Any]]] = {
     "t5": _t5,
     "mt5": _t5,
     "gemma": _gemma,
-    "phi3": _llama,
+    "phi3": llama,
     "starcoder2": _starcoder2,
     "gpt_bigcode": _gpt_bigcode,
     "mixtral": _mixtral,
     "qwen3_moe": _qwen3_moe,
-    "deepseek_v3": _deepseek,
+    "deepseek_v3": deepseek,
     "mpt": _mpt,
     "opt": _opt,
     "bloom": _bloom,

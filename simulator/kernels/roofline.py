@@ -12,7 +12,8 @@ from simulator.kernels.conditions import CONDITIONS, Conditions
 from simulator.kernels.constants import NOTES, build_constants, read_constants, section_of
 from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s, under_release
 from simulator.kernels.pointwise import PointwiseConstants, pointwise_time_s
-from simulator.models.layer import AttentionShape, GemmShape, KernelShape
+from simulator.kernels.scan import ScanConstants, scan_time_s
+from simulator.models.layer import AttentionShape, GemmShape, KernelShape, ScanShape
 from simulator.topology.device import Device
 
 
@@ -23,6 +24,7 @@ class KernelConstants:
     gemm: GemmConstants
     attention: AttentionFamily
     pointwise: PointwiseConstants
+    scan: ScanConstants
 
     @classmethod
     def of(cls, device: Device, cuda: str = "") -> KernelConstants:
@@ -37,6 +39,7 @@ class KernelConstants:
             gemm=under_release(read_constants(device, "gemm", GemmConstants), cuda),
             attention=_attention(device),
             pointwise=read_constants(device, "pointwise", PointwiseConstants),
+            scan=read_constants(device, "scan", ScanConstants),
         )
 
 
@@ -115,4 +118,6 @@ class RooflineKernels:
             of_direction = constants.attention.of(shape.name, "backward" if is_backward else "forward")
             times = attention_times_s([shape], device, of_direction, self.conditions, is_backward=is_backward)
             return float(times[0])
+        if isinstance(shape, ScanShape):
+            return scan_time_s(shape, device, constants.scan)
         return pointwise_time_s(shape, device, constants.pointwise, self.conditions)

@@ -9,10 +9,12 @@ from simulator.errors import ConfigError
 from simulator.models.edges import embedding, head
 from simulator.models.flops import model_flops_per_sequence
 from simulator.models.layer import DTYPE_BYTES, Layer, Model
+from simulator.models.ops import pointwise
 from simulator.models.parameters import (
     block_parameters,
     embedding_parameters,
     head_parameters,
+    mtp_parameters,
     norm_parameters,
     relative_parameters,
 )
@@ -103,18 +105,13 @@ def _build(spec: ModelSpec, setting: Setting) -> Model:
         layers += [_block_layer(spec, setting, name="encoder_block", causal=False)] * spec.encoder_layers
         layers.append(_between_layer(spec, setting))
     decoder = spec.encoder_layers > 0
-    kinds = [(spec.has_experts(index), index in spec.full_attention_blocks) for index in range(spec.layers)]
+    kinds = spec.blocks
     blocks = {
-        (moe, sees_all): _block_layer(
-            replace(spec, sliding_window=0) if sees_all else spec,
-            setting,
-            causal=spec.causal,
-            decoder=decoder and not moe,
-            moe=moe,
-        )
-        for moe, sees_all in sorted(set(kinds))
+        kind: _block_layer(spec, setting, kind, causal=spec.causal, decoder=decoder) for kind in sorted(set(kinds))
     }
     layers += [blocks[kind] for kind in kinds]
+    if spec.mtp_layers:
+        layers += [_mtp_layer(spec, setting)] * spec.mtp_layers
     layers.append(_head_layer(spec, setting))
     return Model(
         name=spec.name,
@@ -149,22 +146,23 @@ def _checkpoint(setting: Setting) -> Checkpoint:
 def _block_layer(
     spec: ModelSpec,
     setting: Setting,
+    sublayers: str = "*-",
     *,
-    name: str = "block",
+    name: str = "",
     causal: bool = True,
-    moe: bool = False,
     decoder: bool = False,
 ) -> Layer:
     style = _style(spec, setting)
+    name = name or ("moe_block" if "E" in sublayers else "block")
     n_elements = setting.tokens_outside * spec.hidden
     x = style.tape.input(n_elements, style.residual_dtype)
     encoded = None
     if decoder:
         encoded = style.tape.shared(n_elements, style.residual_dtype, needs_gradient=True)
-    output = block(style, x, moe=moe, causal=causal, encoded=encoded)
-    parameters = block_parameters(spec, tp=setting.tp, ep=setting.ep, moe=moe, cross_attention=decoder)
+    output = block(style, x, sublayers, causal=causal, encoded=encoded)
+    parameters = block_parameters(spec, sublayers, tp=setting.tp, ep=setting.ep, cross_attention=decoder)
     layer = style.tape.finish(
-        "moe_block" if moe else name,
+        name,
         output,
         parameters=parameters,
         checkpoint=_checkpoint(setting),
@@ -173,7 +171,20 @@ def _block_layer(
     if setting.recompute != "full":
         return layer
     without = replace(setting, recompute="none", stops_early=False)
-    return replace(layer, plain=_block_layer(spec, without, name=name, causal=causal, moe=moe, decoder=decoder))
+    return replace(layer, plain=_block_layer(spec, without, sublayers, name=name, causal=causal, decoder=decoder))
+
+
+def _mtp_layer(spec: ModelSpec, setting: Setting) -> Layer:
+    """Return one module that predicts a further token: projection of stream and next embedding, a block, and a loss."""
+    style = _style(spec, setting)
+    stream = style.tape.input(setting.tokens_outside * spec.hidden, style.residual_dtype)
+    both = [style.norm(stream), style.norm(embedding(style))]
+    joined = pointwise(style.tape, "cat", both, n_elements=2 * stream.n_elements)
+    x = style.linear(joined, spec.hidden, 2 * spec.hidden, name="mtp_projection")
+    head(style, block(style, x, spec.blocks[-1], causal=spec.causal))
+    return style.tape.finish(
+        "mtp", stream, parameters=mtp_parameters(spec, tp=setting.tp, ep=setting.ep), checkpoint=_checkpoint(setting)
+    )
 
 
 def _between_layer(spec: ModelSpec, setting: Setting) -> Layer:

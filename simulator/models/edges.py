@@ -56,7 +56,7 @@ def embedding(style: Style) -> Tensor:
     if spec.type_vocab:
         x = add(style.tape, x, lookup(style, spec.type_vocab))
     if spec.positions == "learned":
-        x = add(style.tape, x, lookup(style, spec.max_positions))
+        x = add(style.tape, x, lookup(style, spec.max_positions + spec.position_offset))
     if spec.embedding_norm:
         x = style.norm(x)
     return dropout(style.tape, x, spec.dropout)
@@ -89,5 +89,5 @@ def head(style: Style, x: Tensor) -> None:
             x = dropout(style.tape, x, spec.dropout)
             x = pointwise(style.tape, "mul", [x])
     vocab = padded_vocab(spec.vocab, setting.tp) // setting.tp
-    (logits,) = style.columns(x, [vocab], bias=spec.architecture == "bert", name="logits")
+    (logits,) = style.columns(x, [vocab], bias=spec.head_bias or spec.architecture == "bert", name="logits")
     style.loss(logits, tokens, vocab)

@@ -2,51 +2,90 @@
 
 from __future__ import annotations
 
-from simulator.models.spec import ModelSpec
+from simulator.models.spec import RECURRENT, ModelSpec
 
 
 def forward_flops_per_token(spec: ModelSpec, sequence_length: int) -> float:
     """Return the FLOPs of one token's forward pass, multiply-adds counted as two.
 
     Every weight of a matrix product that the token meets counts two, and so does every element of both
-    attention products over the whole sequence (a causal mask is not credited, as is the field's habit).
+    attention products over the whole sequence (a causal mask is not credited, as is the field's habit; windows, chunks and
+    sparse choices are).
 
     References
     ----------
     Narayanan et al., arXiv:2104.04473, appendix: ``96 B s l h^2 (1 + s/6h + V/16lh)`` with recomputation,
     three quarters of it without; Chowdhery et al., PaLM, arXiv:2204.02311, appendix B.
     """
-    weights = 0.0
-    for index in range(spec.layers):
-        weights += _block_weights(spec, moe=spec.has_experts(index))
-    weights += spec.encoder_layers * _block_weights(spec, moe=False)
+    blocks = [*spec.blocks, *["*-"] * spec.encoder_layers, *[spec.blocks[-1]] * spec.mtp_layers]
+    flops = sum(_sublayer_flops(spec, kind, sequence_length) for block in blocks for kind in block)
+    if spec.encoder_layers:  # cross-attention of every decoder block
+        flops += spec.layers * _sublayer_flops(spec, "*", sequence_length)
+    head = spec.hidden * spec.vocab + (spec.hidden**2 if spec.architecture == "bert" else 0)
+    return flops + 2.0 * (1 + spec.mtp_layers) * head + spec.mtp_layers * 4.0 * spec.hidden**2
+
+
+def _sublayer_flops(spec: ModelSpec, kind: str, sequence_length: int) -> float:
+    """Return the FLOPs of one token's forward pass through one sublayer."""
+    n_up = 2 if spec.gated_mlp else 1
+    if kind == "-":
+        return 2.0 * (n_up + 1) * spec.hidden * spec.ffn_hidden
+    if kind == "E":
+        weights = (n_up + 1) * (
+            spec.top_k * spec.expert_input * spec.expert_hidden + spec.hidden * spec.shared_expert_hidden
+        )
+        return 2.0 * (weights + spec.hidden * (spec.n_experts + 2 * spec.expert_latent + spec.shared_expert_gate))
+    if kind in RECURRENT:
+        return _recurrent_flops(spec, kind)
+    return 2.0 * _attention_weights(spec) + _score_flops(spec, kind, sequence_length)
+
+
+def _attention_weights(spec: ModelSpec) -> float:
+    """Return the matrix elements of one attention."""
+    if not spec.is_latent_attention:
+        return spec.hidden * ((2 + spec.attention_gate) * spec.attention_width + 2 * spec.kv_width)
+    query, rank = spec.heads * (spec.head_dim + spec.qk_rope_head_dim), spec.q_lora_rank
+    weights = spec.hidden * (spec.kv_lora_rank + spec.qk_rope_head_dim)
+    weights += spec.kv_lora_rank * spec.heads * (spec.head_dim + spec.v_head_dim)
+    weights += spec.heads * spec.v_head_dim * spec.hidden
+    weights += rank * (spec.hidden + query) if rank else spec.hidden * query
+    if spec.index_top_k:
+        width = spec.index_heads * spec.index_head_dim
+        weights += (rank or spec.hidden) * width + spec.hidden * (spec.index_head_dim + spec.index_heads)
+    return float(weights)
+
+
+def _score_flops(spec: ModelSpec, kind: str, sequence_length: int) -> float:
+    """Return the FLOPs of one token's scores and weighted values: all keys of the sequence, or those that its kind sees."""
     head_dim = spec.head_dim
     if spec.is_latent_attention:
         head_dim = (spec.head_dim + spec.qk_rope_head_dim + spec.v_head_dim) // 2
-    n_attention = spec.layers * (2 if spec.encoder_layers else 1) + spec.encoder_layers
-    attention = 4.0 * n_attention * spec.heads * head_dim * sequence_length
-    if spec.encoder_layers:  # cross-attention of every decoder block
-        weights += spec.layers * 2 * spec.hidden * (spec.attention_width + spec.kv_width)
-    head = spec.hidden * spec.vocab + (spec.hidden**2 if spec.architecture == "bert" else 0)
-    return 2.0 * (weights + head) + attention
+    limit = {"w": spec.sliding_window, "c": spec.attention_chunk}.get(kind, 0) or spec.index_top_k or sequence_length
+    index = 2.0 * spec.index_heads * spec.index_head_dim * sequence_length if spec.index_top_k else 0.0
+    return 4.0 * spec.heads * head_dim * min(limit, sequence_length) + index
 
 
-def _block_weights(spec: ModelSpec, *, moe: bool) -> float:
-    """Return the matrix elements of one block that one token meets."""
-    if spec.is_latent_attention:
-        query = spec.heads * (spec.head_dim + spec.qk_rope_head_dim)
-        weights = spec.hidden * (spec.kv_lora_rank + spec.qk_rope_head_dim)
-        weights += spec.kv_lora_rank * spec.heads * (spec.head_dim + spec.v_head_dim)
-        weights += spec.heads * spec.v_head_dim * spec.hidden
-        rank = spec.q_lora_rank
-        weights += rank * (spec.hidden + query) if rank else spec.hidden * query
+def _recurrent_flops(spec: ModelSpec, kind: str) -> float:
+    """Return the FLOPs of one token's forward pass through a mixer with a state.
+
+    References
+    ----------
+    Megatron-LM, ``megatron/training/training.py``, ``num_floating_point_operations``: 7 for every element of Mamba's state
+    and 4 for every one of the delta net's (its products counted as two).
+    """
+    if kind == "G":
+        keys, values = spec.delta_key_heads * spec.delta_key_dim, spec.delta_value_heads * spec.delta_value_dim
+        mixed = 2 * keys + values
+        weights = spec.hidden * (mixed + values + 2 * spec.delta_value_heads) + values * spec.hidden
+        return 2.0 * (
+            weights + spec.conv_kernel * mixed + 4 * spec.delta_value_heads * spec.delta_value_dim * spec.delta_key_dim
+        )
+    width = spec.ssm_width
+    if kind == "m":
+        weights = 3 * spec.hidden * width + width * (2 * spec.ssm_dt_rank + 2 * spec.ssm_state)
     else:
-        weights = spec.hidden * 2 * (spec.attention_width + spec.kv_width)
-    matrices = 3 if spec.gated_mlp else 2
-    if not moe:
-        return weights + matrices * spec.hidden * spec.ffn_hidden
-    width = spec.top_k * spec.expert_hidden + spec.shared_expert_hidden
-    return weights + matrices * spec.hidden * width + spec.hidden * spec.n_experts
+        weights = spec.hidden * (3 * width + 2 * spec.ssm_groups * spec.ssm_state + spec.ssm_heads)
+    return 2.0 * weights + 7.0 * width * spec.ssm_state
 
 
 def model_flops_per_sequence(spec: ModelSpec, sequence_length: int) -> float:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator.models.layer import AttentionShape, GemmShape
 from simulator.models.liveness import Tensor
-from simulator.models.ops import map_kernel
+from simulator.models.ops import kernel, map_kernel
 from simulator.models.styles.base import Style
 
 
@@ -52,8 +53,34 @@ def latent_attention(style: Style, x: Tensor, *, causal: bool) -> Tensor:
     k = _join(style, keys, style.rotary(shared_key), n_tokens * style.heads * query_dim)
     shape = style.attention_shape(causal=causal, head_dim=(query_dim + spec.v_head_dim) // 2)
     shape = replace(shape, kv_heads=style.heads)
+    if spec.index_top_k:
+        k = _chosen(style, x, k, shape)
+        shape = replace(shape, window=spec.index_top_k if spec.index_top_k < shape.seq_k else 0)
     width = style.heads * spec.v_head_dim
     return style.row(style.core_attention(q, k, values, shape), width, name="attention_output")
+
+
+def _chosen(style: Style, x: Tensor, k: Tensor, shape: AttentionShape) -> Tensor:
+    """Append the index attention that chooses each query's keys; nothing flows back through the choice.
+
+    References
+    ----------
+    DeepSeek-AI, "DeepSeek-V3.2-Exp", 2025, section 1 (lightning indexer, in eight bits).
+    """
+    spec, setting = style.spec, style.setting
+    width = spec.index_heads * spec.index_head_dim
+    n_tokens, n_scores = setting.tokens, shape.batch * shape.seq_q * shape.seq_k // 2
+    products = [
+        GemmShape(m=n_tokens, n=width, k=spec.q_lora_rank or spec.hidden, dtype=setting.gemm_dtype, name="index_query"),
+        GemmShape(m=n_tokens, n=spec.index_head_dim + spec.index_heads, k=spec.hidden, dtype=setting.gemm_dtype, name="index_key"),
+        GemmShape(
+            batch=shape.batch, m=shape.seq_q * spec.index_heads, n=max(1, shape.seq_k // 2), k=spec.index_head_dim,
+            dtype=setting.gemm_dtype, name="index_scores",
+        ),
+    ]  # fmt: skip
+    chosen = n_tokens * spec.index_top_k
+    choice = kernel("topk", chosen, 4 * n_scores, 4 * chosen, "fp32", row=shape.seq_k)
+    return style.tape.record([k, x], k.n_elements, k.dtype, forward=[*products, choice], view=k, gradient="alias")
 
 
 def _down(style: Style, x: Tensor, rank: int) -> Tensor:

@@ -137,7 +137,55 @@ class PointwiseShape:
         return self.read_bytes + self.written_bytes
 
 
-KernelShape = GemmShape | AttentionShape | PointwiseShape
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanShape:
+    """A recurrence along the sequence, computed in chunks: Mamba-2's SSD, Mamba-1's scan, the gated delta rule.
+
+    Every head carries a state ``[head_dim, state]``; ``groups`` heads share their B and C (their keys and queries). With
+    chunks of one token nothing is a matrix product.
+    """
+
+    name: str
+    batch: int
+    seq: int
+    heads: int
+    groups: int
+    head_dim: int
+    state: int
+    chunk: int
+    dtype: str = "bf16"
+    kernel_pass: Pass = "forward"
+
+    @property
+    def n_flops(self) -> float:
+        """FLOPs of the chunked algorithm; backward recomputes the states and has twice the products.
+
+        References
+        ----------
+        Dao and Gu, arXiv:2405.21060, section 6 (SSD: scores within chunks, states, and outputs from both); Yang et al.,
+        arXiv:2406.06484, section 3.2 (delta rule: the WY form adds three products of keys and one of values).
+        """
+        state = self.head_dim * self.state
+        if self.chunk == 1:
+            per_token = 9.0 * self.heads * state  # exponential, two products and sums, and the output: elementwise
+        else:
+            per_token = 4.0 * self.heads * state + 2.0 * self.heads * self.head_dim * self.chunk
+            per_token += 2.0 * self.groups * self.state * self.chunk
+        if self.name == "gated_delta_rule":
+            per_token += 2.0 * self.heads * (state + self.chunk * (3 * self.state + self.head_dim))
+        return per_token * self.batch * self.seq * (1.0 if self.kernel_pass == "forward" else 3.0)
+
+    @property
+    def n_bytes(self) -> float:
+        """Bytes of inputs and output, and of the fp32 states of chunks, written, passed on and read."""
+        element = DTYPE_BYTES[self.dtype]
+        per_token = element * (3 * self.heads * self.head_dim + 2 * self.groups * self.state)
+        if self.chunk > 1:
+            per_token += 16 * self.heads * self.head_dim * self.state // self.chunk
+        return float(per_token * self.batch * self.seq) * (1.0 if self.kernel_pass == "forward" else 2.5)
+
+
+KernelShape = GemmShape | AttentionShape | ScanShape | PointwiseShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

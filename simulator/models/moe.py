@@ -31,12 +31,22 @@ def moe(style: Style, x: Tensor) -> Tensor:
     Tensor
         ``[tokens, hidden]``.
     """
-    spec, tape = style.spec, style.tape
+    spec = style.spec
     n_tokens = x.n_elements // spec.hidden
     n_routed = n_tokens * spec.top_k
     n_sent = round(n_routed * style.setting.expert_load)
     gates = _gates(style, x)
-    sent = Tensor(n_sent * spec.hidden, style.dtype, x.storage)
+    if spec.expert_latent:
+        low = style.linear(x, spec.expert_latent, spec.hidden, name="latent_down")
+        return style.linear(_routed(style, low, gates, n_sent), spec.hidden, spec.expert_latent, name="latent_up")
+    return _routed(style, x, gates, n_sent)
+
+
+def _routed(style: Style, x: Tensor, gates: Tensor, n_sent: int) -> Tensor:
+    """Append permutation, exchange, expert products and the weighted return of ``[tokens, expert_input]``."""
+    spec, tape = style.spec, style.tape
+    width = spec.expert_input
+    sent = Tensor(n_sent * width, style.dtype, x.storage)
     routed = tape.record(
         [x],
         sent.n_elements,
@@ -53,7 +63,7 @@ def moe(style: Style, x: Tensor) -> Tensor:
         forward=[map_kernel("unpermute", [done, gates], [x])],
         backward=[
             map_kernel("unpermute", [x, gates], [done], in_pass="backward"),
-            map_kernel("sum", [x, done], [gates], row=spec.hidden, in_pass="backward"),
+            map_kernel("sum", [x, done], [gates], row=width, in_pass="backward"),
         ],
         saves=[done, gates],
     )
@@ -64,7 +74,7 @@ def _gates(style: Style, x: Tensor) -> Tensor:
     spec, tape = style.spec, style.tape
     n_tokens = x.n_elements // spec.hidden
     n_routed = n_tokens * spec.top_k
-    logits = style.linear(x, spec.n_experts, spec.hidden, name="router")
+    logits = style.linear(x, spec.n_experts, spec.hidden, bias=spec.router_bias, name="router")
     n_logits = n_tokens * spec.n_experts
     return tape.record(
         [logits],
@@ -106,7 +116,7 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
     """Append both grouped products and the activation over the experts of this rank."""
     spec, setting = style.spec, style.setting
     n_local = max(1, spec.n_experts // setting.ep)
-    n_rows = x.n_elements // spec.hidden
+    n_rows = x.n_elements // spec.expert_input
     width = spec.expert_hidden // setting.tp
     up = _grouped(
         style,
@@ -114,7 +124,7 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
         n_local=n_local,
         n_rows=n_rows,
         rows=width * (2 if spec.gated_mlp else 1),
-        columns=spec.hidden,
+        columns=spec.expert_input,
     )
     if spec.gated_mlp:
         gated = style.tape.record(
@@ -127,7 +137,7 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
         )
     else:
         gated = style.activation(up, bias=False)
-    return _grouped(style, gated, n_local=n_local, n_rows=n_rows, rows=spec.hidden, columns=width)
+    return _grouped(style, gated, n_local=n_local, n_rows=n_rows, rows=spec.expert_input, columns=width)
 
 
 def _grouped(style: Style, x: Tensor, *, n_local: int, n_rows: int, rows: int, columns: int) -> Tensor:

@@ -67,7 +67,19 @@ def _latent_attention_parameters(spec: ModelSpec, tp: int, name: str) -> list[Pa
     kv_up = spec.heads * (spec.head_dim + spec.v_head_dim)
     tensors += _linear(f"{name}.kv_up", kv_up, spec.kv_lora_rank, bias=False, tp=tp, split="column")
     values = spec.heads * spec.v_head_dim
-    return tensors + _linear(f"{name}.output", spec.hidden, values, bias=False, tp=tp, split="row")
+    tensors += _linear(f"{name}.output", spec.hidden, values, bias=False, tp=tp, split="row")
+    return tensors + (_index_parameters(spec, f"{name}.index") if spec.index_top_k else [])
+
+
+def _index_parameters(spec: ModelSpec, name: str) -> list[Parameter]:
+    """Return the tensors of the index of sparse attention, whole on every rank."""
+    width = spec.index_heads * spec.index_head_dim
+    tensors = _linear(f"{name}.query", width, spec.q_lora_rank or spec.hidden, bias=False, tp=1, split="none")
+    tensors += _linear(f"{name}.key", spec.index_head_dim, spec.hidden, bias=False, tp=1, split="none")
+    tensors += [
+        Parameter(name=f"{name}.key_norm.{part}", n_elements=spec.index_head_dim) for part in ("weight", "bias")
+    ]
+    return tensors + _linear(f"{name}.weights", spec.index_heads, spec.hidden, bias=False, tp=1, split="none")
 
 
 def attention_parameters(spec: ModelSpec, tp: int = 1, name: str = "attention") -> list[Parameter]:
@@ -75,10 +87,14 @@ def attention_parameters(spec: ModelSpec, tp: int = 1, name: str = "attention") 
     if spec.is_latent_attention:
         return _latent_attention_parameters(spec, tp, name)
     kv_width = spec.kv_width * max(1, tp // spec.kv_heads)  # fewer heads than ranks: each rank holds a copy
-    rows = spec.attention_width + 2 * kv_width
+    rows = spec.attention_width * (2 if spec.attention_gate else 1) + 2 * kv_width
     tensors = _linear(f"{name}.qkv", rows, spec.hidden, bias=spec.attention_bias, tp=tp, split="column")
-    if spec.qk_norm:
-        tensors += [Parameter(name=f"{name}.{n}_norm.weight", n_elements=spec.head_dim) for n in ("query", "key")]
+    if spec.qk_norm and spec.qk_norm_scale:
+        widths = (spec.attention_width, spec.kv_width) if spec.qk_norm_width else (spec.head_dim, spec.head_dim)
+        names = zip(("query", "key"), widths, strict=True)
+        tensors += [Parameter(name=f"{name}.{n}_norm.weight", n_elements=width) for n, width in names]
+    if spec.attention_sinks:
+        tensors.append(Parameter(name=f"{name}.sinks", n_elements=spec.heads // tp, is_tensor_parallel=tp > 1))
     output_bias = spec.attention_output_bias
     return tensors + _linear(f"{name}.output", spec.hidden, spec.attention_width, bias=output_bias, tp=tp, split="row")
 
@@ -95,18 +111,101 @@ def mlp_parameters(spec: ModelSpec, tp: int = 1, name: str = "mlp", width: int =
 
 def moe_parameters(spec: ModelSpec, tp: int = 1, ep: int = 1) -> list[Parameter]:
     """Return router, the experts of this rank (``n_experts / ep`` of them) and the shared expert."""
-    tensors = _linear("router", spec.n_experts, spec.hidden, bias=False, tp=tp, split="none")
-    matrices = 3 if spec.gated_mlp else 2
+    tensors = _linear("router", spec.n_experts, spec.hidden, bias=spec.router_bias, tp=tp, split="none")
+    if spec.expert_latent:
+        tensors += _linear("latent.down", spec.expert_latent, spec.hidden, bias=False, tp=tp, split="none")
+        tensors += _linear("latent.up", spec.hidden, spec.expert_latent, bias=False, tp=tp, split="none")
+    n_up = 2 if spec.gated_mlp else 1
     local = spec.n_experts // ep
-    each = matrices * spec.hidden * spec.expert_hidden // tp
+    each = (n_up + 1) * spec.expert_input * spec.expert_hidden // tp
     tensors += [Parameter(name="experts.weight", n_elements=local * each, is_expert=True, is_tensor_parallel=tp > 1)]
+    if spec.expert_bias:
+        biases = local * (n_up * spec.expert_hidden // tp + spec.expert_input)
+        tensors.append(Parameter(name="experts.bias", n_elements=biases, is_expert=True))
     if spec.shared_expert_hidden:
         tensors += mlp_parameters(spec, tp, "shared_expert", spec.shared_expert_hidden)
+    if spec.shared_expert_gate:
+        tensors += _linear("shared_expert.gate", 1, spec.hidden, bias=False, tp=tp, split="none")
     return tensors
 
 
+def _split(name: str, n_elements: int, tp: int) -> Parameter:
+    return Parameter(name=name, n_elements=n_elements // tp, is_tensor_parallel=tp > 1)
+
+
+def mamba2_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
+    """Return the tensors of one Mamba-2 mixer; heads and groups are split over tensor-parallel ranks.
+
+    References
+    ----------
+    Dao and Gu, "Transformers are SSMs", arXiv:2405.21060, section 8 (tensor parallelism).
+    """
+    mixed = spec.ssm_width + 2 * spec.ssm_groups * spec.ssm_state
+    rows = spec.ssm_width + mixed + spec.ssm_heads
+    return [
+        *(_split(f"mamba.{name}", spec.ssm_heads, tp) for name in ("dt_bias", "A_log", "D")),
+        _split("mamba.conv.weight", mixed * spec.conv_kernel, tp),
+        _split("mamba.conv.bias", mixed, tp),
+        *_linear("mamba.in", rows, spec.hidden, bias=False, tp=tp, split="column"),
+        _split("mamba.norm.weight", spec.ssm_width, tp),
+        *_linear("mamba.out", spec.hidden, spec.ssm_width, bias=False, tp=tp, split="row"),
+    ]
+
+
+def mamba1_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
+    """Return the tensors of one Mamba-1 mixer with norms on step, B and C (Jamba).
+
+    References
+    ----------
+    Gu and Dao, "Mamba", arXiv:2312.00752; Lieber et al., "Jamba", arXiv:2403.19887.
+    """
+    width, rank, state = spec.ssm_width, spec.ssm_dt_rank, spec.ssm_state
+    return [
+        _split("mamba.A_log", width * state, tp),
+        _split("mamba.D", width, tp),
+        _split("mamba.conv.weight", width * spec.conv_kernel, tp),
+        _split("mamba.conv.bias", width, tp),
+        *_linear("mamba.in", 2 * width, spec.hidden, bias=False, tp=tp, split="column"),
+        *_linear("mamba.x", rank + 2 * state, width, bias=False, tp=tp, split="row"),
+        *_linear("mamba.dt", width, rank, bias=True, tp=tp, split="column"),
+        *(
+            Parameter(name=f"mamba.{name}_norm.weight", n_elements=n)
+            for name, n in (("dt", rank), ("b", state), ("c", state))
+        ),
+        *_linear("mamba.out", spec.hidden, width, bias=False, tp=tp, split="row"),
+    ]
+
+
+def delta_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
+    """Return the tensors of one gated delta net.
+
+    References
+    ----------
+    Yang et al., "Gated Delta Networks", arXiv:2412.06464.
+    """
+    keys, values = spec.delta_key_heads * spec.delta_key_dim, spec.delta_value_heads * spec.delta_value_dim
+    mixed = 2 * keys + values
+    return [
+        *(_split(f"delta.{name}", spec.delta_value_heads, tp) for name in ("dt_bias", "A_log")),
+        _split("delta.conv.weight", mixed * spec.conv_kernel, tp),
+        *_linear(
+            "delta.in", mixed + values + 2 * spec.delta_value_heads, spec.hidden, bias=False, tp=tp, split="column"
+        ),
+        Parameter(name="delta.norm.weight", n_elements=spec.delta_value_dim),
+        *_linear("delta.out", spec.hidden, values, bias=False, tp=tp, split="row"),
+    ]
+
+
+def sublayer_parameters(spec: ModelSpec, kind: str, *, tp: int = 1, ep: int = 1) -> list[Parameter]:
+    """Return the tensors of one sublayer, by its letter in :data:`simulator.models.spec.SUBLAYERS`, without norms."""
+    if kind == "E":
+        return moe_parameters(spec, tp, ep)
+    make = {"-": mlp_parameters, "M": mamba2_parameters, "m": mamba1_parameters, "G": delta_parameters}
+    return make.get(kind, attention_parameters)(spec, tp)
+
+
 def block_parameters(
-    spec: ModelSpec, *, tp: int = 1, ep: int = 1, moe: bool = False, cross_attention: bool = False
+    spec: ModelSpec, sublayers: str = "*-", *, tp: int = 1, ep: int = 1, cross_attention: bool = False
 ) -> tuple[Parameter, ...]:
     """Return the tensors of one transformer block on one rank.
 
@@ -114,20 +213,38 @@ def block_parameters(
     ----------
     spec : ModelSpec
         The model.
+    sublayers : str
+        Letters of :data:`simulator.models.spec.SUBLAYERS`.
     tp, ep : int
         Tensor- and expert-parallel degrees.
-    moe : bool
-        Experts instead of the dense MLP.
     cross_attention : bool
         A decoder block of an encoder-decoder model.
     """
-    tensors = norm_parameters(spec, "norm_1") + attention_parameters(spec, tp)
-    if cross_attention:
-        tensors += norm_parameters(spec, "norm_cross") + attention_parameters(spec, tp, "cross_attention")
-    if not spec.parallel_block or spec.norm == "layer_norm":
-        tensors += norm_parameters(spec, "norm_2")
-    tensors += moe_parameters(spec, tp, ep) if moe else mlp_parameters(spec, tp)
+    tensors: list[Parameter] = []
+    for index, kind in enumerate(sublayers):
+        if index == 0 or not spec.shared_norm:
+            tensors += norm_parameters(spec, f"norm_{index + 1}")
+        if spec.norm_position == "around":
+            tensors += norm_parameters(spec, f"norm_after_{index + 1}")
+        tensors += sublayer_parameters(spec, kind, tp=tp, ep=ep)
+        if cross_attention and index == 0:
+            tensors += norm_parameters(spec, "norm_cross") + attention_parameters(spec, tp, "cross_attention")
     return tuple(tensors)
+
+
+def mtp_parameters(spec: ModelSpec, *, tp: int = 1, ep: int = 1) -> tuple[Parameter, ...]:
+    """Return the tensors of one multi-token-prediction module: two norms, a projection, a block and a final norm.
+
+    Embedding and output projection are the model's own.
+
+    References
+    ----------
+    DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 2.2.
+    """
+    tensors = norm_parameters(spec, "mtp.norm_embedding") + norm_parameters(spec, "mtp.norm_hidden")
+    tensors += _linear("mtp.projection", spec.hidden, 2 * spec.hidden, bias=False, tp=tp, split="none")
+    tensors += block_parameters(spec, spec.blocks[-1], tp=tp, ep=ep)
+    return (*tensors, *norm_parameters(spec, "mtp.final_norm"))
 
 
 def relative_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
@@ -139,9 +256,13 @@ def relative_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
 def embedding_parameters(spec: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
     """Return token, position and segment tables and the embedding norm of one rank."""
     rows = padded_vocab(spec.vocab, tp)
-    tensors = [Parameter(name="embedding.weight", n_elements=rows * spec.hidden // tp, is_tensor_parallel=tp > 1)]
+    width = spec.embedding_width or spec.hidden
+    tensors = [Parameter(name="embedding.weight", n_elements=rows * width // tp, is_tensor_parallel=tp > 1)]
+    if spec.embedding_width:
+        tensors += _linear("embedding.projection", spec.hidden, width, bias=False, tp=tp, split="none")
     if spec.positions == "learned":
-        tensors.append(Parameter(name="positions.weight", n_elements=spec.max_positions * spec.hidden))
+        n_positions = spec.max_positions + spec.position_offset
+        tensors.append(Parameter(name="positions.weight", n_elements=n_positions * spec.hidden))
     if spec.type_vocab:
         tensors.append(Parameter(name="types.weight", n_elements=spec.type_vocab * spec.hidden))
     if spec.embedding_norm:
@@ -154,9 +275,13 @@ def head_parameters(spec: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
     tensors = norm_parameters(spec, "final_norm") if spec.final_norm else []
     if spec.pooler:
         tensors += _linear("pooler", spec.hidden, spec.hidden, bias=True, tp=tp, split="none")
+    if spec.embedding_width:
+        tensors += _linear("output.projection", spec.embedding_width, spec.hidden, bias=False, tp=tp, split="none")
+    rows = padded_vocab(spec.vocab, tp)
     if not spec.tied:
-        rows = padded_vocab(spec.vocab, tp)
-        tensors += _linear("output", rows, spec.hidden, bias=False, tp=tp, split="column")
+        tensors += _linear("output", rows, spec.hidden, bias=spec.head_bias, tp=tp, split="column")
+    elif spec.head_bias:
+        tensors.append(_split("output.bias", rows, tp))
     return tuple(tensors)
 
 
@@ -169,7 +294,6 @@ def model_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
         tensors += [p for _ in range(spec.encoder_layers) for p in block_parameters(spec)]
         tensors += norm_parameters(spec, "encoder_norm")
     tensors += relative_parameters(spec)
-    for index in range(spec.layers):
-        moe = spec.has_experts(index)
-        tensors += block_parameters(spec, moe=moe, cross_attention=decoder)
+    for sublayers in spec.blocks:
+        tensors += block_parameters(spec, sublayers, cross_attention=decoder)
     return tuple(tensors) + head_parameters(spec)

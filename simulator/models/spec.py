@@ -11,7 +11,22 @@ from simulator.models.parameters import model_parameters
 
 Positions = Literal["learned", "rotary", "alibi", "relative", "none"]
 Norm = Literal["layer_norm", "rms_norm"]
+NormPosition = Literal["before", "after_residual", "after", "around"]
 Activation = Literal["gelu", "gelu_new", "silu", "relu", "relu2"]
+
+#: letter -> sublayer, as hybrid models write their patterns (Nemotron-H, Megatron-Core) and two of our own (w, c)
+SUBLAYERS = {
+    "*": "attention over all earlier tokens",
+    "w": "attention within the sliding window",
+    "c": "attention within chunks of the sequence",
+    "M": "Mamba-2",
+    "m": "Mamba-1",
+    "G": "gated delta net",
+    "-": "dense MLP",
+    "E": "mixture of experts",
+}
+#: letters of the sublayers that are attention, and of those that carry a state instead
+ATTENTION, RECURRENT = "*wc", "MmG"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +78,42 @@ class ModelSpec:
         Keys that a query sees at most; 0 for all.
     full_attention_blocks : tuple of int
         Positions of the blocks that see all nevertheless.
+    attention_chunk : int
+        Length of the chunks of blocks marked ``c`` (Llama 4).
+    pattern : tuple of str
+        Sublayers of every block, by the letters of :data:`SUBLAYERS`, where they are not attention followed by an MLP or
+        experts: ``("M", "E", "*")`` are three blocks of one sublayer each.
+    norm_position : str
+        ``before`` every sublayer; ``after_residual`` (BERT); ``after`` the sublayer but before the residual (OLMo 2);
+        ``around``: before and after it (Gemma 2).
+    shared_norm : bool
+        Whether both branches of a parallel block read one norm.
+    qk_norm_width : bool
+        Whether query and key norms run over all heads at once instead of one by one.
+    qk_norm_scale : bool
+        Whether they have weights.
+    attention_sinks, attention_gate : bool
+        A learned logit per head (gpt-oss); a gate on the output, from the query projection (Qwen3-Next).
+    index_heads, index_head_dim, index_top_k : int
+        Sparse attention: a small index attention chooses so many keys for each query (DeepSeek-V3.2).
+    router_bias, expert_bias, shared_expert_gate : bool
+        Tensors of the experts beside the matrices.
+    expert_latent : int
+        Width in which routed experts work, between a projection down and one up (latent experts); 0 for ``hidden``.
+    ssm_heads, ssm_head_dim, ssm_state, ssm_groups, ssm_dt_rank, conv_kernel : int
+        Mamba: heads and their width, state per channel, groups that share B and C, rank of Mamba-1's step projection,
+        taps of the causal convolution.
+    delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim : int
+        Gated delta net: heads and widths.
+    mtp_layers : int
+        Modules that predict further tokens in training, each a block with projection and norms of its own; the published
+        number of parameters leaves them out.
+    position_offset : int
+        Rows of a learned position table that no token uses (OPT: 2).
+    embedding_width : int
+        Width of the token table where it is projected to ``hidden`` (OPT-350m); 0 for ``hidden``.
+    head_bias : bool
+        Whether the output projection has a bias.
     relative_buckets : int
         T5's relative position buckets (times heads, once per stack).
     embedding_norm : bool
@@ -110,10 +161,53 @@ class ModelSpec:
     embedding_norm: bool = False
     sliding_window: int = 0
     full_attention_blocks: tuple[int, ...] = ()
+    attention_chunk: int = 0
+    pattern: tuple[str, ...] = ()
+    norm_position: NormPosition = "before"
+    shared_norm: bool = False
+    qk_norm_width: bool = False
+    qk_norm_scale: bool = True
+    attention_sinks: bool = False
+    attention_gate: bool = False
+    index_heads: int = 0
+    index_head_dim: int = 0
+    index_top_k: int = 0
+    router_bias: bool = False
+    expert_bias: bool = False
+    shared_expert_gate: bool = False
+    expert_latent: int = 0
+    ssm_heads: int = 0
+    ssm_head_dim: int = 0
+    ssm_state: int = 0
+    ssm_groups: int = 1
+    ssm_dt_rank: int = 0
+    conv_kernel: int = 4
+    delta_key_heads: int = 0
+    delta_value_heads: int = 0
+    delta_key_dim: int = 0
+    delta_value_dim: int = 0
+    mtp_layers: int = 0
+    position_offset: int = 0
+    embedding_width: int = 0
+    head_bias: bool = False
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The sublayers of every block of the decoder, by the letters of :data:`SUBLAYERS`."""
+        if self.pattern:
+            return self.pattern
+        return tuple(self._attention_kind(i) + self._mlp_kind(i) for i in range(self.layers))
+
+    def _attention_kind(self, block: int) -> str:
+        return "w" if self.sliding_window and block not in self.full_attention_blocks else "*"
+
+    def _mlp_kind(self, block: int) -> str:
+        dense = not self.n_experts or block < self.dense_layers or block in self.dense_blocks
+        return "-" if dense else "E"
 
     def has_experts(self, block: int) -> bool:
         """Whether the block at a position has experts instead of a dense MLP."""
-        return self.n_experts > 0 and block >= self.dense_layers and block not in self.dense_blocks
+        return "E" in self.blocks[block]
 
     def fuses_attention(self, kernels: str) -> bool:
         """Whether a style's code has fused attention for this model.
@@ -147,6 +241,12 @@ class ModelSpec:
             object.__setattr__(self, "v_head_dim", self.head_dim)
         if self.heads % self.kv_heads:
             raise ConfigError(f"model '{self.name}': kv_heads={self.kv_heads} does not divide heads={self.heads}")
+        unknown = {letter for block in self.pattern for letter in block} - set(SUBLAYERS)
+        if unknown or (self.pattern and len(self.pattern) != self.layers):
+            raise ConfigError(
+                f"model '{self.name}': pattern of {len(self.pattern)} blocks for layers={self.layers}, unknown: {sorted(unknown)}",
+                hint=f"one entry per block, of the letters {' '.join(SUBLAYERS)}",
+            )
         if self.n_experts and not 0 < self.top_k <= self.n_experts:
             raise ConfigError(
                 f"model '{self.name}': top_k={self.top_k} is not between 1 and n_experts={self.n_experts}"
@@ -161,6 +261,16 @@ class ModelSpec:
     def kv_width(self) -> int:
         """Columns of the key (or value) projection."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def ssm_width(self) -> int:
+        """Channels of a Mamba block."""
+        return self.ssm_heads * self.ssm_head_dim
+
+    @property
+    def expert_input(self) -> int:
+        """Width of the tokens that reach routed experts."""
+        return self.expert_latent or self.hidden
 
     @property
     def is_latent_attention(self) -> bool:

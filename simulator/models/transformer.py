@@ -1,15 +1,21 @@
-"""The families' blocks: in which order attention, MLP, norms and residuals follow one another."""
+"""The families' blocks: which sublayers follow one another, and where norms and residuals stand."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 from simulator.models.latent import latent_attention
 from simulator.models.layer import CommunicationPoint
 from simulator.models.liveness import Tensor
 from simulator.models.moe import moe as routed_experts
+from simulator.models.ops import mul, pointwise
+from simulator.models.recurrent import gated_delta_net, mamba1, mamba2
+from simulator.models.spec import ATTENTION
 from simulator.models.styles.base import Style
 
 
-def attention(style: Style, x: Tensor, *, causal: bool) -> Tensor:
+def attention(style: Style, x: Tensor, *, causal: bool, kind: str = "*") -> Tensor:
     """Append self-attention from its normed input to its output projection, residual excluded.
 
     Parameters
@@ -20,6 +26,8 @@ def attention(style: Style, x: Tensor, *, causal: bool) -> Tensor:
         ``[tokens, hidden]``.
     causal : bool
         Whether tokens see only those before them.
+    kind : str
+        Which of them: letter of :data:`simulator.models.spec.SUBLAYERS`.
 
     Returns
     -------
@@ -30,14 +38,24 @@ def attention(style: Style, x: Tensor, *, causal: bool) -> Tensor:
     if spec.is_latent_attention:
         return latent_attention(style, x, causal=causal)
     widths = [n * style.head_dim for n in (style.heads, style.kv_heads, style.kv_heads)]
+    gate = None
+    if spec.attention_gate:
+        (gate,) = style.columns(x, [widths[0]], name="attention_gate")
     parts = style.columns(x, widths, bias=spec.attention_bias, name="qkv")
     q, k, v = parts if len(parts) == 3 else style.split_heads(parts[0])
     if spec.qk_norm:
-        q, k = style.norm(q, width=style.head_dim), style.norm(k, width=style.head_dim)
+        q, k = (_head_norm(style, part) for part in (q, k))
     if spec.positions == "rotary":
         q, k = style.rotary(q), style.rotary(k)
-    context = style.core_attention(q, k, v, style.attention_shape(causal=causal))
+    context = style.core_attention(q, k, v, style.attention_shape(causal=causal, kind=kind))
+    if gate is not None:
+        context = mul(style.tape, context, pointwise(style.tape, "sigmoid", [gate], saves_output=True))
     return style.row(context, widths[0], bias=spec.attention_output_bias, name="attention_output")
+
+
+def _head_norm(style: Style, x: Tensor) -> Tensor:
+    width = x.n_elements // style.setting.tokens if style.spec.qk_norm_width else style.head_dim
+    return style.norm(x, width=width)
 
 
 def cross_attention(style: Style, x: Tensor, encoded: Tensor) -> Tensor:
@@ -52,10 +70,10 @@ def cross_attention(style: Style, x: Tensor, encoded: Tensor) -> Tensor:
     return style.row(context, width, bias=spec.attention_output_bias, name="attention_output")
 
 
-def mlp(style: Style, x: Tensor, width: int) -> Tensor:
-    """Append a dense MLP of this ``width`` (whole, before tensor-parallel partitioning)."""
+def mlp(style: Style, x: Tensor, width: int = 0) -> Tensor:
+    """Append a dense MLP of this ``width`` (whole, before tensor-parallel partitioning), ``ffn_hidden`` unless given."""
     spec = style.spec
-    local = width // style.setting.tp
+    local = (width or spec.ffn_hidden) // style.setting.tp
     late = spec.mlp_bias and style.late_up_bias
     early = spec.mlp_bias and not late
     if spec.gated_mlp:
@@ -67,46 +85,14 @@ def mlp(style: Style, x: Tensor, width: int) -> Tensor:
     return style.row(y, local, bias=spec.mlp_bias, name="mlp_down")
 
 
-def block(style: Style, x: Tensor, *, moe: bool = False, causal: bool = True, encoded: Tensor | None = None) -> Tensor:
-    """Append one transformer block.
-
-    Parameters
-    ----------
-    style : Style
-        Implementation.
-    x : Tensor
-        Residual stream ``[tokens, hidden]``.
-    moe : bool
-        Experts instead of the dense MLP.
-    causal : bool
-        Mask of self-attention.
-    encoded : Tensor, optional
-        The encoder's output, for a decoder with cross-attention.
-    """
-    spec = style.spec
-    late = style.adds_bias_late()
-    attention_bias, mlp_bias = late and spec.attention_output_bias, late and spec.mlp_bias
-    if spec.architecture == "bert":  # norms after the residuals
-        x = style.norm(style.residual(x, attention(style, x, causal=causal), bias=attention_bias))
-        return style.norm(style.residual(x, mlp(style, x, spec.ffn_hidden), bias=mlp_bias))
-    if spec.parallel_block:
-        normed = style.norm(x)
-        branch = attention(style, normed, causal=causal)
-        x = style.residual(x, branch, bias=attention_bias)
-        return style.residual(x, mlp(style, style.norm(x), spec.ffn_hidden), bias=mlp_bias)
-    x = style.residual(x, attention(style, style.norm(x), causal=causal), bias=attention_bias)
-    if encoded is not None:
-        x = style.residual(x, cross_attention(style, style.norm(x), encoded), bias=attention_bias)
-    normed = style.norm(x)
-    branch = experts(style, normed) if moe else mlp(style, normed, spec.ffn_hidden)
-    return style.residual(x, branch, bias=mlp_bias and not moe)
-
-
 def experts(style: Style, x: Tensor) -> Tensor:
     """Append a mixture-of-experts MLP: routed experts and, where there is one, the shared one."""
     if not style.spec.shared_expert_hidden:
         return routed_experts(style, x)
     shared = _shared_mark(style, mlp(style, _shared_mark(style, x), style.spec.shared_expert_hidden))
+    if style.spec.shared_expert_gate:
+        gate = pointwise(style.tape, "sigmoid", [style.linear(x, 1, style.spec.hidden, name="gate")], saves_output=True)
+        shared = pointwise(style.tape, "mul", [shared, gate], saves=[shared, gate])
     return style.residual(routed_experts(style, x), shared, bias=False)
 
 
@@ -117,3 +103,64 @@ def _shared_mark(style: Style, x: Tensor) -> Tensor:
     point = CommunicationPoint(operator="shared", n_bytes=0)
     back = CommunicationPoint(operator="shared", n_bytes=0, kernel_pass="backward")
     return style.tape.record([x], x.n_elements, x.dtype, forward=[point], backward=[back], view=x, gradient="alias")
+
+
+#: letter -> how a sublayer that is not attention runs
+_SUBLAYERS: dict[str, Callable[[Style, Tensor], Tensor]] = {
+    "-": mlp,
+    "E": experts,
+    "M": mamba2,
+    "m": mamba1,
+    "G": gated_delta_net,
+}
+
+
+def block(
+    style: Style, x: Tensor, sublayers: str = "*-", *, causal: bool = True, encoded: Tensor | None = None
+) -> Tensor:
+    """Append one transformer block.
+
+    Parameters
+    ----------
+    style : Style
+        Implementation.
+    x : Tensor
+        Residual stream ``[tokens, hidden]``.
+    sublayers : str
+        Letters of :data:`simulator.models.spec.SUBLAYERS`, in order.
+    causal : bool
+        Mask of self-attention.
+    encoded : Tensor, optional
+        The encoder's output, for a decoder with cross-attention.
+    """
+    spec = style.spec
+    if spec.parallel_block:
+        return _parallel_block(style, x, causal=causal)
+    for kind in sublayers:
+        if kind not in ATTENTION:
+            x = _added(style, x, _SUBLAYERS[kind], has_bias=spec.mlp_bias and kind == "-")
+            continue
+        x = _added(style, x, partial(attention, causal=causal, kind=kind), has_bias=spec.attention_output_bias)
+        if encoded is not None:
+            x = _added(style, x, partial(cross_attention, encoded=encoded), has_bias=spec.attention_output_bias)
+    return x
+
+
+def _added(style: Style, x: Tensor, sublayer: Callable[[Style, Tensor], Tensor], *, has_bias: bool) -> Tensor:
+    """Append one sublayer with its norms and its residual."""
+    position = style.spec.norm_position
+    branch = sublayer(style, style.norm(x) if position in ("before", "around") else x)
+    if position in ("after", "around"):
+        branch = style.norm(branch)
+    x = style.residual(x, branch, bias=has_bias and style.adds_bias_late())
+    return style.norm(x) if position == "after_residual" else x
+
+
+def _parallel_block(style: Style, x: Tensor, *, causal: bool) -> Tensor:
+    """Append a block whose attention and MLP read the same stream (GPT-J, NeoX, Falcon)."""
+    spec, late = style.spec, style.adds_bias_late()
+    normed = style.norm(x)
+    branch = attention(style, normed, causal=causal)
+    y = style.residual(x, branch, bias=late and spec.attention_output_bias)
+    inside = normed if spec.shared_norm else style.norm(x)
+    return style.residual(y, mlp(style, inside), bias=late and spec.mlp_bias)

@@ -261,16 +261,18 @@ class Style(ABC):
 
     # ---- attention --------------------
 
-    def attention_shape(self, *, causal: bool, seq_k: int = 0, head_dim: int = 0) -> AttentionShape:
-        """Return the shape of this rank's core attention; keys span the whole sequence."""
-        setting, window = self.setting, self.spec.sliding_window
+    def attention_shape(self, *, causal: bool, head_dim: int = 0, kind: str = "*") -> AttentionShape:
+        """Return the shape of this rank's core attention, whose keys are those that its kind lets a token see."""
+        setting, chunk = self.setting, self.spec.attention_chunk
+        window = self.spec.sliding_window if kind == "w" and causal and setting.cp == 1 else 0
+        n_chunks = setting.sequence // chunk if kind == "c" and setting.cp == 1 and chunk < setting.sequence else 1
         return AttentionShape(
-            window=window if causal and setting.cp == 1 and window < setting.sequence else 0,
-            batch=setting.micro_batch,
+            window=window if window < setting.sequence else 0,
+            batch=setting.micro_batch * n_chunks,
             heads=self.heads,
             kv_heads=self.kv_heads,
-            seq_q=setting.sequence,
-            seq_k=seq_k or setting.sequence_length,
+            seq_q=setting.sequence // n_chunks,
+            seq_k=setting.sequence_length // n_chunks,
             head_dim=head_dim or self.head_dim,
             causal=causal,
             dtype=self.dtype,
