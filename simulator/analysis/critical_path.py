@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
-from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape
+from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape, ScanShape
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Op, Transfer
 from simulator.program.program import COMPUTE, Block
 from simulator.timeline import Span, Timeline
@@ -202,6 +202,7 @@ def kind_of(op: Op | Block) -> Kind:
         names = {
             GemmShape: "matrix products",
             AttentionShape: "attention",
+            ScanShape: "recurrences",
             PointwiseShape: "elementwise, norms and copies",
         }
         return Kind(names.get(type(op.shape), "other kernels"))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from simulator.models.layer import AttentionShape, GemmShape, KernelShape, PointwiseShape
+from simulator.models.layer import AttentionShape, GemmShape, KernelShape, PointwiseShape, ScanShape
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Call = Callable[[], object]
@@ -32,6 +32,8 @@ def call_of(shape: KernelShape, device: torch.device) -> Call | None:
         return _gemm(shape, new)
     if isinstance(shape, AttentionShape):
         return _attention(shape, new)
+    if isinstance(shape, ScanShape):
+        return None  # recurrences have kernels of their own, which plain PyTorch lacks
     return _pointwise(shape, new)
 
 
