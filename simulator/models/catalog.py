@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import ConfigError
+from simulator.models.mixtures import MIXTURES
 from simulator.models.spec import ModelSpec
 
 #: name: (layers, hidden, heads); vocabulary 50257, 1024 learned positions (Radford et al. 2019)
@@ -283,204 +284,11 @@ def _others() -> Iterator[ModelSpec]:
         yield _sized(llama, name, layers, hidden, heads, vocab=151936, max_positions=40960, **sizes)
 
 
-#: DeepSeek's latent attention, shared expert and sizes, from the published config.json of DeepSeek-V3
-_DEEPSEEK_V3: dict[str, Any] = {
-    "layers": 61, "hidden": 7168, "heads": 128, "vocab": 129280, "max_positions": 4096, "head_dim": 128,
-    "ffn_hidden": 18432, "n_experts": 256, "top_k": 8, "expert_hidden": 2048, "shared_expert_hidden": 2048, "dense_layers": 3,
-    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128,
-}  # fmt: skip
-_INDEX = {"index_heads": 64, "index_head_dim": 128, "index_top_k": 2048}
-#: what Nemotron-H and Nemotron 3 have in common: Mamba-2 of 8 groups, heads of 64, no positions, squared ReLU without gates
-_HYBRID: dict[str, Any] = {
-    "positions": "none", "gated_mlp": False, "activation": "relu2", "vocab": 131072, "head_dim": 128, "ssm_head_dim": 64,
-    "ssm_groups": 8,
-}  # fmt: skip
-
-
 def _mixtures() -> Iterator[ModelSpec]:
-    """Yield the open mixtures of experts of 2024 to 2026, as their config.json on Hugging Face describes them."""
-    yield ModelSpec(name="deepseek-v3", **LLAMA_STYLE | _DEEPSEEK_V3)
-    yield ModelSpec(name="deepseek-v3.2", **LLAMA_STYLE | _DEEPSEEK_V3 | _INDEX)
-    kimi = {"heads": 64, "vocab": 163840, "n_experts": 384, "dense_layers": 1, "max_positions": 131072}
-    yield ModelSpec(name="kimi-k2", **LLAMA_STYLE | _DEEPSEEK_V3 | kimi)
-    glm5 = {
-        "layers": 78,
-        "hidden": 6144,
-        "heads": 64,
-        "vocab": 154880,
-        "max_positions": 202752,
-        "head_dim": 192,
-        "ffn_hidden": 12288,
-    }
-    glm5 |= {"q_lora_rank": 2048, "v_head_dim": 256, **_INDEX, "index_heads": 32}
-    yield ModelSpec(name="glm-5", **LLAMA_STYLE | _DEEPSEEK_V3 | glm5)
-    lite = {
-        "layers": 27,
-        "hidden": 2048,
-        "heads": 16,
-        "vocab": 102400,
-        "max_positions": 163840,
-        "ffn_hidden": 10944,
-        "n_experts": 64,
-    }
-    lite |= {"top_k": 6, "expert_hidden": 1408, "shared_expert_hidden": 2816, "dense_layers": 1, "q_lora_rank": 0}
-    yield ModelSpec(name="deepseek-v2-lite", **LLAMA_STYLE | _DEEPSEEK_V3 | lite)
-    oss = {
-        "hidden": 2880,
-        "heads": 64,
-        "kv_heads": 8,
-        "head_dim": 64,
-        "ffn_hidden": 2880,
-        "vocab": 201088,
-        "max_positions": 131072,
-    }
-    oss |= {
-        "top_k": 4,
-        "attention_bias": True,
-        "attention_output_bias": True,
-        "attention_sinks": True,
-        "router_bias": True,
-    }
-    oss |= {"expert_bias": True, "sliding_window": 128}
-    for name, layers, experts in (("gpt-oss-20b", 24, 32), ("gpt-oss-120b", 36, 128)):
-        whole = tuple(range(1, layers, 2))
-        yield ModelSpec(name=name, layers=layers, n_experts=experts, full_attention_blocks=whole, **LLAMA_STYLE | oss)
-    llama4 = {
-        "layers": 48,
-        "hidden": 5120,
-        "heads": 40,
-        "kv_heads": 8,
-        "ffn_hidden": 16384,
-        "vocab": 202048,
-        "top_k": 1,
-    }
-    llama4 |= {
-        "expert_hidden": 8192,
-        "shared_expert_hidden": 8192,
-        "qk_norm": True,
-        "qk_norm_scale": False,
-        "attention_chunk": 8192,
-    }
-    for name, experts, every, positions in (
-        ("llama4-scout", 16, 1, 10485760),
-        ("llama4-maverick-400b", 128, 2, 1048576),
-    ):
-        pattern = tuple(("*" if i % 4 == 3 else "c") + ("E" if i % every == every - 1 else "-") for i in range(48))
-        yield ModelSpec(name=name, n_experts=experts, pattern=pattern, max_positions=positions, **LLAMA_STYLE | llama4)
-    grok = {
-        "layers": 64,
-        "hidden": 6144,
-        "heads": 48,
-        "kv_heads": 8,
-        "ffn_hidden": 32768,
-        "vocab": 131072,
-        "max_positions": 8192,
-    }
-    yield ModelSpec(
-        name="grok1-314b", **LLAMA_STYLE | grok | {"n_experts": 8, "top_k": 2, "activation": "gelu", "tied": True}
-    )
-    glm = {
-        "layers": 92,
-        "hidden": 5120,
-        "heads": 96,
-        "kv_heads": 8,
-        "head_dim": 128,
-        "ffn_hidden": 12288,
-        "vocab": 151552,
-    }
-    glm |= {
-        "max_positions": 131072,
-        "attention_bias": True,
-        "qk_norm": True,
-        "n_experts": 160,
-        "top_k": 8,
-        "expert_hidden": 1536,
-    }
-    glm |= {"shared_expert_hidden": 1536, "dense_layers": 3}
-    yield ModelSpec(name="glm-4.5", **LLAMA_STYLE | glm)
-    air = {
-        "layers": 46,
-        "hidden": 4096,
-        "ffn_hidden": 10944,
-        "n_experts": 128,
-        "expert_hidden": 1408,
-        "shared_expert_hidden": 1408,
-    }
-    yield ModelSpec(name="glm-4.5-air", **LLAMA_STYLE | glm | air | {"qk_norm": False, "dense_layers": 1})
-    minimax = {
-        "layers": 62,
-        "hidden": 3072,
-        "heads": 48,
-        "kv_heads": 8,
-        "head_dim": 128,
-        "ffn_hidden": 1536,
-        "vocab": 200064,
-    }
-    minimax |= {"max_positions": 196608, "n_experts": 256, "top_k": 8, "qk_norm": True, "qk_norm_width": True}
-    yield ModelSpec(name="minimax-m2", **LLAMA_STYLE | minimax)
-
-
-def _hybrid(name: str, sizes: dict[str, Any]) -> ModelSpec:
-    pattern = tuple(_PATTERNS[name])
-    return ModelSpec(name=name, layers=len(pattern), pattern=pattern, **LLAMA_STYLE | _HYBRID | sizes)
-
-
-#: sublayer by sublayer, as the published configurations write them
-_PATTERNS = {
-    "nemotron-h-56b": "M-M-M-M*-" + 9 * "M-M-M-M-M*-" + "M-M-M-M-M-",
-    "nemotron-3-nano": 5 * "MEMEM*E" + "MEMEMEM*E" + "MEMEMEME",
-    "nemotron-3-super": 3 * "MEMEMEM*E" + 4 * "MEMEMEMEM*E" + "MEMEMEM*E" + "MEMEMEME",
-    "nemotron-3-ultra": 4 * "MEMEMEM*EMEMEM*EMEMEMEM*E" + "MEMEMEME",
-}
-
-
-def _hybrids() -> Iterator[ModelSpec]:
-    """Yield the open models that mix attention with Mamba-2 or gated delta nets."""
-    sizes = {"hidden": 8192, "heads": 64, "kv_heads": 8, "ffn_hidden": 32768, "ssm_heads": 256, "ssm_state": 256}
-    yield _hybrid("nemotron-h-56b", sizes | {"max_positions": 8192})
-    sizes = {
-        "hidden": 2688,
-        "heads": 32,
-        "kv_heads": 2,
-        "ffn_hidden": 1856,
-        "ssm_heads": 64,
-        "ssm_state": 128,
-        "n_experts": 128,
-    }
-    sizes |= {"top_k": 6, "expert_hidden": 1856, "shared_expert_hidden": 3712, "max_positions": 262144}
-    yield _hybrid("nemotron-3-nano", sizes)
-    sizes |= {
-        "hidden": 4096,
-        "ffn_hidden": 2688,
-        "ssm_heads": 128,
-        "n_experts": 512,
-        "top_k": 22,
-        "expert_hidden": 2688,
-    }
-    sizes |= {"shared_expert_hidden": 5376, "expert_latent": 1024}
-    yield _hybrid("nemotron-3-super", sizes)
-    sizes |= {"hidden": 8192, "heads": 64, "ffn_hidden": 5120, "ssm_heads": 256, "expert_hidden": 5120}
-    sizes |= {"shared_expert_hidden": 10240, "expert_latent": 2048}
-    yield _hybrid("nemotron-3-ultra", sizes)
-    delta: dict[str, Any] = {
-        "delta_key_heads": 16,
-        "delta_value_heads": 32,
-        "delta_key_dim": 128,
-        "delta_value_dim": 128,
-        "attention_gate": True,
-    }
-    delta |= {
-        "layers": 48,
-        "hidden": 2048,
-        "heads": 16,
-        "kv_heads": 2,
-        "head_dim": 256,
-        "ffn_hidden": 5120,
-        "vocab": 151936,
-    }
-    delta |= {"qk_norm": True, "n_experts": 512, "top_k": 10, "expert_hidden": 512, "shared_expert_hidden": 512}
-    delta |= {"shared_expert_gate": True, "pattern": ("GE", "GE", "GE", "*E") * 12, "max_positions": 262144}
-    yield ModelSpec(name="qwen3-next-80b-a3b", **LLAMA_STYLE | delta)
+    """Yield the open mixtures of experts and hybrids."""
+    for name, facts in MIXTURES.items():
+        layers = len(facts["pattern"]) if "pattern" in facts else facts["layers"]
+        yield ModelSpec(name=name, **{**LLAMA_STYLE, **facts, "layers": layers})
 
 
 def _megatron_like() -> Iterator[ModelSpec]:
@@ -516,9 +324,7 @@ def _megatron_like() -> Iterator[ModelSpec]:
 
 
 #: name -> spec of every shipped model
-CATALOG: dict[str, ModelSpec] = {
-    spec.name: spec for spec in (*_dense(), *_others(), *_mixtures(), *_hybrids(), *_megatron_like())
-}
+CATALOG: dict[str, ModelSpec] = {spec.name: spec for spec in (*_dense(), *_others(), *_mixtures(), *_megatron_like())}
 
 
 def _normal(name: str) -> str:

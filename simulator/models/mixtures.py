@@ -1,0 +1,109 @@
+"""Facts of the open mixtures of experts and hybrids of 2024 to 2026, as their ``config.json`` on Hugging Face has them.
+
+Beside :data:`simulator.models.catalog.LLAMA_STYLE`; entries that build on another one name only what differs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Facts = dict[str, Any]
+
+
+def _facts(base: Facts | None = None, /, **own: Any) -> Facts:
+    return {**(base or {}), **own}
+
+
+_DEEPSEEK_V3 = _facts(
+    layers=61, hidden=7168, heads=128, vocab=129280, max_positions=4096, head_dim=128, ffn_hidden=18432, n_experts=256, top_k=8,
+    expert_hidden=2048, shared_expert_hidden=2048, dense_layers=3, q_lora_rank=1536, kv_lora_rank=512, qk_rope_head_dim=64,
+    v_head_dim=128,
+)  # fmt: skip
+
+_INDEX = _facts(index_heads=64, index_head_dim=128, index_top_k=2048)
+
+_GPT_OSS = _facts(
+    hidden=2880, heads=64, kv_heads=8, head_dim=64, ffn_hidden=2880, vocab=201088, max_positions=131072, top_k=4,
+    attention_bias=True, attention_output_bias=True, attention_sinks=True, router_bias=True, expert_bias=True, sliding_window=128,
+)  # fmt: skip
+
+_LLAMA4 = _facts(
+    layers=48, hidden=5120, heads=40, kv_heads=8, ffn_hidden=16384, vocab=202048, top_k=1, expert_hidden=8192,
+    shared_expert_hidden=8192, qk_norm=True, qk_norm_scale=False, attention_chunk=8192,
+)  # fmt: skip
+
+_GLM_4_5 = _facts(
+    layers=92, hidden=5120, heads=96, kv_heads=8, head_dim=128, ffn_hidden=12288, vocab=151552, max_positions=131072,
+    attention_bias=True, qk_norm=True, n_experts=160, top_k=8, expert_hidden=1536, shared_expert_hidden=1536, dense_layers=3,
+)  # fmt: skip
+
+#: Mamba-2 of 8 groups and heads of 64, no positions, squared ReLU without gates
+_HYBRID = _facts(
+    positions="none", gated_mlp=False, activation="relu2", vocab=131072, head_dim=128, ssm_head_dim=64, ssm_groups=8,
+    max_positions=262144,
+)  # fmt: skip
+
+_NANO = _facts(
+    _HYBRID, hidden=2688, heads=32, kv_heads=2, ffn_hidden=1856, ssm_heads=64, ssm_state=128, n_experts=128, top_k=6,
+    expert_hidden=1856, shared_expert_hidden=3712, pattern=tuple(5 * "MEMEM*E" + "MEMEMEM*E" + "MEMEMEME"),
+)  # fmt: skip
+
+_SUPER = _facts(
+    _NANO, hidden=4096, ffn_hidden=2688, ssm_heads=128, n_experts=512, top_k=22, expert_hidden=2688, shared_expert_hidden=5376,
+    expert_latent=1024, pattern=tuple(3 * "MEMEMEM*E" + 4 * "MEMEMEMEM*E" + "MEMEMEM*E" + "MEMEMEME"),
+)  # fmt: skip
+
+
+def _interleaved(n_experts: int, every: int, max_positions: int) -> Facts:
+    """Llama 4: chunked attention but for every fourth block, experts in every ``every``-th."""
+    pattern = tuple(("*" if i % 4 == 3 else "c") + ("E" if i % every == every - 1 else "-") for i in range(48))
+    return _facts(_LLAMA4, n_experts=n_experts, max_positions=max_positions, pattern=pattern)
+
+
+#: name -> fields of the model, beside those of LLAMA_STYLE
+MIXTURES: dict[str, Facts] = {
+    "deepseek-v3": _DEEPSEEK_V3,
+    "deepseek-v3.2": _facts(_DEEPSEEK_V3, **_INDEX),
+    "deepseek-v2-lite": _facts(
+        _DEEPSEEK_V3, layers=27, hidden=2048, heads=16, vocab=102400, max_positions=163840, ffn_hidden=10944, n_experts=64,
+        top_k=6, expert_hidden=1408, shared_expert_hidden=2816, dense_layers=1, q_lora_rank=0,
+    ),
+    "kimi-k2": _facts(_DEEPSEEK_V3, heads=64, vocab=163840, n_experts=384, dense_layers=1, max_positions=131072),
+    "glm-4.5": _GLM_4_5,
+    "glm-4.5-air": _facts(
+        _GLM_4_5, layers=46, hidden=4096, ffn_hidden=10944, n_experts=128, expert_hidden=1408, shared_expert_hidden=1408,
+        qk_norm=False, dense_layers=1,
+    ),
+    "glm-5": _facts(
+        _facts(_DEEPSEEK_V3, **_INDEX), layers=78, hidden=6144, heads=64, vocab=154880, max_positions=202752, head_dim=192,
+        ffn_hidden=12288, q_lora_rank=2048, v_head_dim=256, index_heads=32,
+    ),
+    "gpt-oss-20b": _facts(_GPT_OSS, layers=24, n_experts=32, full_attention_blocks=tuple(range(1, 24, 2))),
+    "gpt-oss-120b": _facts(_GPT_OSS, layers=36, n_experts=128, full_attention_blocks=tuple(range(1, 36, 2))),
+    "llama4-scout": _interleaved(16, 1, 10_485_760),
+    "llama4-maverick-400b": _interleaved(128, 2, 1_048_576),
+    "grok1-314b": _facts(
+        layers=64, hidden=6144, heads=48, kv_heads=8, ffn_hidden=32768, vocab=131072, max_positions=8192, n_experts=8, top_k=2,
+        activation="gelu", tied=True,
+    ),
+    "minimax-m2": _facts(
+        layers=62, hidden=3072, heads=48, kv_heads=8, head_dim=128, ffn_hidden=1536, vocab=200064, max_positions=196608,
+        n_experts=256, top_k=8, qk_norm=True, qk_norm_width=True,
+    ),
+    "nemotron-h-56b": _facts(
+        _HYBRID, hidden=8192, heads=64, kv_heads=8, ffn_hidden=32768, ssm_heads=256, ssm_state=256, max_positions=8192,
+        pattern=tuple("M-M-M-M*-" + 9 * "M-M-M-M-M*-" + "M-M-M-M-M-"),
+    ),
+    "nemotron-3-nano": _NANO,
+    "nemotron-3-super": _SUPER,
+    "nemotron-3-ultra": _facts(
+        _SUPER, hidden=8192, heads=64, ffn_hidden=5120, ssm_heads=256, expert_hidden=5120, shared_expert_hidden=10240,
+        expert_latent=2048, pattern=tuple(4 * "MEMEMEM*EMEMEM*EMEMEMEM*E" + "MEMEMEME"),
+    ),
+    "qwen3-next-80b-a3b": _facts(
+        layers=48, hidden=2048, heads=16, kv_heads=2, head_dim=256, ffn_hidden=5120, vocab=151936, max_positions=262144,
+        qk_norm=True, attention_gate=True, n_experts=512, top_k=10, expert_hidden=512, shared_expert_hidden=512,
+        shared_expert_gate=True, pattern=12 * ("GE", "GE", "GE", "*E"), delta_key_heads=16, delta_value_heads=32,
+        delta_key_dim=128, delta_value_dim=128,
+    ),
+}  # fmt: skip
