@@ -7,9 +7,9 @@ import sys
 import typer
 
 from simulator.errors import SimulatorError
-from validation.emulation.clean import clean as end_orphans
 from validation.emulation.cli import emulate
 from validation.emulation.judged import predict
+from validation.emulation.ranks import clean as end_orphans
 from validation.jobs.cli import run
 from validation.jobs.compare_cli import compare
 

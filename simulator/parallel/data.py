@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from simulator.models.layer import Layer, PointwiseShape
 from simulator.parallel.gradients import split_parameters
-from simulator.parallel.mesh import Communicators
+from simulator.parallel.mesh import Communicators, Groups
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Kernel, KernelRun, Phase
 from simulator.program.program import COMPUTE, TaskList
@@ -34,6 +34,7 @@ class DataParallel:
         self.plan = plan
         self.communicators = communicators
         self._sequence = 0
+        self._issued: dict[str, int] = {}
         self._runs: dict[tuple[str, int], KernelRun] = {}
 
     @property
@@ -51,20 +52,34 @@ class DataParallel:
         return sum(layer.n_parameters for layer in self.layers)
 
     def collective(
-        self, tasks: TaskList, name: str, axis: str, n_bytes: int, after: tuple[int, ...], phase: Phase = "backward"
+        self,
+        tasks: TaskList,
+        name: str,
+        axis: str,
+        n_bytes: int,
+        after: tuple[int, ...],
+        phase: Phase = "backward",
+        groups: Groups = (),
     ) -> int:
-        """Append one collective on this strategy's stream."""
+        """Append one collective on this strategy's stream, by default of the axis's groups as they are."""
         self._sequence += 1
+        groups = groups or self.communicators.groups(axis)
         op = Collective(
             collective=name,
             axis=axis,
             n_bytes=max(n_bytes, 1),
-            groups=self.communicators.groups(axis),
+            groups=groups,
             phase=phase,
             name=name,
         )
         key = None if self.communicators.folded else self.communicators.key(axis, (STREAM, self._sequence))
         stream = STREAM if axis != "replicate" else "replicate"
+        if name == "reduce_scatter" and self.plan.framework_spec.scatters_apart:
+            stream = f"{stream} scatter"
+        at_once = self.communicators.mesh.collectives_at_once
+        if at_once > 1:
+            number = self._issued[stream] = self._issued.get(stream, -1) + 1
+            stream = f"{stream} {number % at_once}"
         return tasks.add(op, stream, after, key)
 
     def copy(

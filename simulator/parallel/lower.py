@@ -123,6 +123,8 @@ def lower(
     unfold: bool = False,
     loading: Loading | None = None,
     classes: Classes | None = None,
+    collectives_at_once: int = 1,
+    on_processors: bool = False,
 ) -> Lowered:
     """Write down what every rank class does in one optimizer step.
 
@@ -142,12 +144,16 @@ def lower(
         Reading of the step's batch, on the stages that need it.
     classes : Classes, optional
         Which ranks are alike; by default those of a stage.
+    collectives_at_once : int
+        How many collectives of one process group run at the same time; see :class:`Mesh`.
+    on_processors : bool
+        Whether tensors live on processors: then the thread that issues computes, too, and issues nothing ahead.
 
     Returns
     -------
     Lowered
     """
-    mesh = Mesh(plan, gpus_per_node)
+    mesh = Mesh(plan, gpus_per_node, collectives_at_once)
     placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
     chunks = split_layers(model, plan, placement)
     build = partial(build_table, plan.schedule, plan.pp, n_chunks=placement.n_chunks)
@@ -155,7 +161,7 @@ def lower(
         classes = Classes(members=tuple(mesh.stage_ranks(stage) for stage in range(plan.pp)))
     write = partial(
         _write_down, model, plan, mesh, placement, chunks, gpus_per_node=gpus_per_node, boundary_bytes=boundary_bytes,
-        classes=classes, unfold=unfold, loading=loading,
+        classes=classes, unfold=unfold, loading=loading, on_processors=on_processors,
     )  # fmt: skip
     short = ShortTable(build(plan.n_micro_batches)) if unfold else shorten(build, plan.pp, plan.n_micro_batches)
     program = write(short)
@@ -178,6 +184,7 @@ def _write_down(
     classes: Classes,
     unfold: bool,
     loading: Loading | None,
+    on_processors: bool,
 ) -> Program:
     """Write down every rank's row of a table."""
     whole = not unfold and not classes.is_split
@@ -205,6 +212,8 @@ def _write_down(
             loading.add(lowering.tasks)
         done = lowering.lower(short.table[stage])
         _finish_step(lowering, model, done)
+        if on_processors:
+            lowering.tasks.issue_in_turn()
         tasks = tuple(lowering.tasks.tasks)
         stretch = short.stretch(stage, tasks, lowering.marks) if short.n_omitted else None
         programs.append(RankProgram(rank=rank, members=members, tasks=tasks, stretch=stretch))
@@ -246,7 +255,7 @@ def _finish_step(lowering: StageLowering, model: Model, done: tuple[int, ...]) -
     if lowering.placement.layout == "bidirectional" and plan.pp > 1:
         n_bytes = lowering.data.n_reduced_elements * gradient_bytes(plan)
         done = (_collective(tasks, communicators, "copies", n_bytes, done),)
-    if plan.pp * plan.tp > 1:
+    if plan.pp * plan.tp > 1 and plan.framework_spec.clips_gradients:
         done = (_collective(tasks, communicators, "model", 4, done),)
     n_tensors = sum(len(layer.parameters) for layer in layers)
     optimizer = tasks.add(optimizer_run(lowering.data.n_optimizer_elements, n_tensors, plan), COMPUTE, done)

@@ -38,10 +38,13 @@ class Mesh:
         With ``dp`` resolved.
     gpus_per_node : int
         Which ranks share a node; the default sharding group under ``hsdp`` lies within one.
+    collectives_at_once : int
+        How many collectives of one process group run at the same time: 1 with NCCL, its number of threads with gloo.
     """
 
     plan: ParallelPlan
     gpus_per_node: int = 8
+    collectives_at_once: int = 1
 
     @cached_property
     def _strides(self) -> dict[str, int]:

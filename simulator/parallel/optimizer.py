@@ -40,7 +40,7 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan) -> Kernel
     if half and grad == 2 and not keeps_masters:
         add("cast", 2, 4)  # 16-bit gradients to the fp32 ones of the master weights
         grad = 4
-    if style != "ddp":
+    if style != "ddp" and plan.framework_spec.clips_gradients:
         add("clip_grad_norm", grad, 0)
     add("adamw_fused", grad + 12, 12 + (2 if half and not keeps_masters else 0))
     return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))

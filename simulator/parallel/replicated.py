@@ -78,6 +78,13 @@ class Replicated(DataParallel):
         return self.collective_name != "all_reduce"
 
     @property
+    def n_optimizer_elements(self) -> int:
+        """A shard, or where tensors have owners what the one with most owns."""
+        if self.plan.sharding == "none" or not self.plan.framework_spec.owners_broadcast:
+            return super().n_optimizer_elements
+        return max(sum(owned) for owned in self._owned())
+
+    @property
     def n_reduced_elements(self) -> int:
         """A shard where gradients are scattered, all of them otherwise."""
         return self.n_optimizer_elements if self.scatters else super().n_reduced_elements
@@ -157,7 +164,8 @@ class Replicated(DataParallel):
         return last + tuple(self._reduced)
 
     def _gather_buckets(self) -> list[Bucket]:
-        if self.framework == "megatron" and self.plan.overlap_parameter_gather:
+        by_bucket = self.plan.overlap_parameter_gather or self.plan.framework_spec.gathers_buckets
+        if self.framework == "megatron" and by_bucket:
             return self._buckets
         return [Bucket(n_elements=sum(b.n_elements for b in self._buckets), trigger=0)]
 
@@ -188,7 +196,45 @@ class Replicated(DataParallel):
         if self._n_experts and self.communicators.size("expert_dp") > 1:
             n_bytes = self._n_experts * parameter_bytes(self.plan)
             self.collective(tasks, "all_gather", "expert_dp", n_bytes, (optimizer,), "optimizer")
+        if self.plan.framework_spec.owners_broadcast:
+            self._broadcast_parameters(tasks, optimizer)
+            return
         for bucket in self._gather_buckets():
             self.collective(
                 tasks, "all_gather", "shard", bucket.n_elements * parameter_bytes(self.plan), (optimizer,), "optimizer"
             )
+
+    def _owned(self) -> list[list[int]]:
+        tensors = [parameter.n_elements for layer in self.layers for parameter in layer.parameters]
+        return owned_tensors(tensors, self.communicators.size("shard"))
+
+    def _broadcast_parameters(self, tasks: TaskList, optimizer: int) -> None:
+        groups = self.communicators.groups("shard")
+        for owner, tensors in enumerate(self._owned()):
+            from_owner = tuple((group[owner], *group[:owner], *group[owner + 1 :]) for group in groups)
+            for n_elements in tensors:
+                n_bytes = n_elements * parameter_bytes(self.plan)
+                self.collective(tasks, "broadcast", "shard", n_bytes, (optimizer,), "optimizer", from_owner)
+
+
+def owned_tensors(n_elements: Sequence[int], n_ranks: int) -> list[list[int]]:
+    """Give each tensor, largest first, to the rank that owns least.
+
+    Returns
+    -------
+    list of list of int
+        Elements of every tensor by rank.
+
+    References
+    ----------
+    PyTorch, ``torch/distributed/optim/zero_redundancy_optimizer.py``, ``_partition_parameters``, ``_sync_params``.
+
+    Examples
+    --------
+    >>> owned_tensors([1, 4, 2, 2], 2)
+    [[4, 1], [2, 2]]
+    """
+    owned: list[list[int]] = [[] for _ in range(n_ranks)]
+    for count in sorted(n_elements, reverse=True):
+        min(owned, key=sum).append(count)
+    return owned

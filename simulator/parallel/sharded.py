@@ -136,16 +136,21 @@ class FullySharded(DataParallel):
         for distance in range(1, n_units + 1):
             following = place + step * distance
             if 0 <= following < len(self._units):
-                self._gather(tasks, self._units[following], kind, micro_batch)
+                self._gather(
+                    tasks, self._units[following], kind, micro_batch, self._gathered[position, kind, micro_batch]
+                )
 
-    def _gather(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int) -> None:
+    def _gather(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, behind: int | None = None) -> None:
         if (position, kind, micro_batch) in self._gathered:
             return
         kept = self._gathered.get((position, "F", micro_batch))
-        if kind != "F" and self.plan.sharding == "zero2" and kept is not None:
+        is_kept = self.plan.sharding == "zero2" or (
+            self.plan.framework_spec.keeps_last_unit and position == self._units[-1]
+        )
+        if kind != "F" and is_kept and kept is not None:
             self._gathered[position, kind, micro_batch] = kept
             return
-        after = self._limit(tasks, position, kind, micro_batch)
+        after = self._limit(tasks, position, kind, micro_batch) + (() if behind is None else (behind,))
         elements = self._dense(position) if kind == "F" else self.backward_elements(position)
         phase: Phase = "forward" if kind == "F" else "backward"
         gathered = self._all_gather(tasks, elements, after, phase)

@@ -64,6 +64,17 @@ class Framework:
     flash : str
         Which fused attention kernel: ``flash_attention`` (the device's best: cuDNN or FlashAttention 3 on Hopper,
         FlashAttention 2 before), ``flash_attention_2``, or ``flash_attention_1`` (also its Triton port).
+    clips_gradients : bool
+        Whether the step clips gradients by their global norm: a kernel over them, and a sum over model-parallel ranks.
+    owners_broadcast : bool
+        Whether with a sharded optimizer every rank owns whole tensors and broadcasts them one by one after the step
+        (``ZeroRedundancyOptimizer``), instead of gathering equal shards.
+    gathers_buckets : bool
+        Whether updated parameters are gathered bucket by bucket even where that does not overlap the next forward.
+    keeps_last_unit : bool
+        Whether under full sharding the last unit stays gathered from forward to backward.
+    scatters_apart : bool
+        Whether under full sharding gradients are reduced in a process group of their own, beside gathers.
     """
 
     name: str
@@ -80,6 +91,11 @@ class Framework:
     stops_recompute_early: bool = False
     cp_comm_type: Literal["p2p", "all_gather", "a2a"] = "p2p"
     flash: str = "flash_attention"
+    clips_gradients: bool = True
+    owners_broadcast: bool = False
+    gathers_buckets: bool = False
+    keeps_last_unit: bool = False
+    scatters_apart: bool = False
 
 
 FRAMEWORKS: dict[str, Framework] = {
@@ -140,6 +156,28 @@ FRAMEWORKS: dict[str, Framework] = {
             stops_recompute_early=True,
             cp_comm_type="all_gather",
             flash="flash_attention_2",
+        ),
+        Framework(
+            name="torch-ddp",
+            kernels="hf-eager",
+            data_parallel="ddp",
+            master_weights=False,
+            clips_gradients=False,
+            owners_broadcast=True,
+        ),
+        Framework(
+            name="torch-fsdp2",
+            kernels="hf-eager",
+            data_parallel="fsdp2",
+            stops_recompute_early=True,
+            flash="flash_attention_2",
+            clips_gradients=False,
+        ),
+        Framework(
+            name="torch-tp", kernels="torch-modules", data_parallel="ddp", master_weights=False, clips_gradients=False
+        ),
+        Framework(
+            name="torch-pp", kernels="hf-eager", data_parallel="ddp", master_weights=False, clips_gradients=False
         ),
         Framework(name="torch-3d", kernels="torch-modules", data_parallel="megatron", overlap=False, fragmentation=0.3),
         Framework(

@@ -158,3 +158,12 @@ class TaskList:
         """Append a task and return its index."""
         self.tasks.append(Task(op, stream, after, key, micro_batch))
         return len(self.tasks) - 1
+
+    def issue_in_turn(self) -> None:
+        """Let every task wait for the compute that stands before it: the thread that issues it computes, too."""
+        last: tuple[int, ...] = ()
+        for index, task in enumerate(self.tasks):
+            if task.stream == COMPUTE:
+                last = (index,)
+            elif task.stream != HOST:
+                self.tasks[index] = task._replace(after=task.after + last)

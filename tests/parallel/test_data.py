@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from simulator.models.layer import Layer, Parameter, PointwiseShape
 from simulator.parallel.buckets import fill_buckets
 from simulator.parallel.mesh import Communicators, Mesh
+from simulator.parallel.replicated import owned_tensors
 from simulator.parallel.strategies import data_parallel
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective
@@ -242,3 +243,38 @@ def test_first_bucket_of_ddp_is_one_mebibyte_unless_the_size_is_given():
     given_size = [op.n_bytes for op in collectives_of(zero_plan(framework="hf-eager", sharding="none", precision="fp32",
                                                                 bucket_bytes=4_000_000), small)]  # fmt: skip
     assert set(given_size) == {4_000_000}
+
+
+@given(st.lists(st.integers(1, 1000), min_size=4, max_size=40), st.integers(2, 4))
+def test_every_tensor_has_one_owner(n_elements, n_ranks):
+    owned = owned_tensors(n_elements, n_ranks)
+    assert sorted(count for one in owned for count in one) == sorted(n_elements)
+    assert max(map(sum, owned)) - min(map(sum, owned)) <= max(n_elements)
+
+
+def test_owners_broadcast_every_tensor_once():
+    plan = ParallelPlan(gpus=4, dp=4, framework="torch-ddp", sharding="zero1", precision="fp32", micro_batch=1).resolve(
+        4
+    )
+    assert sent_bytes(plan, SIZES) == {"all_reduce": 4 * PSI, "broadcast": 4 * PSI}
+    roots = [op.groups[0][0] for op in collectives_of(plan, [40, 10, 20, 30]) if op.collective == "broadcast"]
+    assert roots == [0, 1, 2, 3]
+
+
+def test_threads_of_a_process_group_take_collectives_in_turns():
+    plan = ParallelPlan(gpus=4, dp=4, framework="torch-ddp", bucket_bytes=1, micro_batch=1).resolve(4)
+    communicators = Communicators(Mesh(plan, 8, 2), 0, folded=True)
+    strategy = data_parallel(layers(SIZES), plan, communicators)
+    tasks = TaskList()
+    for _ in range(4):
+        strategy.collective(tasks, "all_reduce", "dp", 8, ())
+    assert [task.stream for task in tasks.tasks] == ["dp 0", "dp 1", "dp 0", "dp 1"]
+
+
+def test_on_processors_nothing_is_issued_before_the_compute_before_it_has_ended():
+    tasks = TaskList()
+    first = tasks.add(KERNEL)
+    message = tasks.add(KERNEL, "dp")
+    tasks.add(KERNEL, after=(message,))
+    tasks.issue_in_turn()
+    assert [task.after for task in tasks.tasks] == [(), (first,), (message,)]

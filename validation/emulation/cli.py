@@ -19,11 +19,11 @@ from validation.emulation.measure import COLUMN_HELP, COLUMNS, Limits, expected_
 from validation.emulation.measure import check as check_case
 from validation.emulation.namespaces import UnavailableError
 from validation.emulation.network import emulated_network
-from validation.emulation.output import print_rows, write_rows
 from validation.emulation.predict import with_prediction
 from validation.emulation.ranks import ending_cleanly
 from validation.emulation.shape import ClusterShape, parse_rate, parse_slow
 from validation.emulation.suites import SUITES, Cases, suite
+from validation.tables.writing import print_rows, write_rows
 
 _SHOWN = (
     "job",

@@ -10,6 +10,8 @@ from simulator.errors import ConfigError
 from simulator.units import parse_quantity
 
 KIB, MIB = 1024, 1024 * 1024
+#: parameters, gradients and buffers are fp32
+FLOAT_BYTES = 4
 
 #: job -> what it does
 COLLECTIVES: dict[str, str] = {
@@ -92,17 +94,10 @@ class Job:
     def __post_init__(self) -> None:
         if self.name not in JOBS:
             raise ConfigError(f"job '{self.name}' is unknown", hint=f"one of {', '.join(JOBS)}")
-        for field in (
-            "n_bytes",
-            "n_layers",
-            "layer_bytes",
-            "n_micro_batches",
-            "activation_bytes",
-            "n_repeats",
-            "n_jobs",
-            "gloo_threads",
-            "procs_per_node",
-        ):
+        counts = (
+            "n_bytes n_layers layer_bytes n_micro_batches activation_bytes n_repeats n_jobs gloo_threads procs_per_node"
+        )
+        for field in counts.split(" "):
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field}={getattr(self, field)}: must be at least 1")
         if self.forward_s < 0 or self.backward_s < 0 or self.n_warm_up < 0:
@@ -114,9 +109,14 @@ class Job:
         return self.name in STEPS
 
     @property
+    def is_pipeline(self) -> bool:
+        """Whether this is a step of a pipeline."""
+        return self.name in ("gpipe", "1f1b")
+
+    @property
     def size_bytes(self) -> int:
         """What the ``bytes`` column holds: a collective's size, a step's parameters, a pipeline's message."""
-        if self.name in ("gpipe", "1f1b"):
+        if self.is_pipeline:
             return self.activation_bytes
         return self.n_layers * self.layer_bytes if self.is_step else self.n_bytes
 
@@ -131,7 +131,7 @@ class Job:
         times = f"f{self.forward_s * 1e3:g} b{self.backward_s * 1e3:g}"
         layers = f"L{self.n_layers}x{self.layer_bytes / MIB:g}MiB {times}"
         slow = f" slow{self.straggler[1]:g}" if self.straggler else ""
-        if self.name in ("gpipe", "1f1b"):
+        if self.is_pipeline:
             return f"pp {self.name} m{self.n_micro_batches} act{self.activation_bytes / KIB:g}KiB {times}{slow}"
         if self.name == "ddp":
             return f"{layers} bucket{self.bucket_bytes / MIB:g}{slow}"
@@ -181,7 +181,7 @@ def job_of_row(row: Mapping[str, str]) -> Job:
     straggler = re.search(r" slow(\d+(?:\.\d+)?)", text)
     if straggler:
         job = replace(job, straggler=(0, float(straggler.group(1))))
-    if job.name in ("gpipe", "1f1b"):
+    if job.is_pipeline:
         return _pipeline_of(job, text)
     layers = _LAYERS.search(text)
     if layers is None:
@@ -236,23 +236,12 @@ def parse_bytes(text: str) -> int:
     return round(parse_quantity(text, "bytes"))
 
 
-def pipeline_order(name: str, stage: int, n_stages: int, n_micro_batches: int) -> list[tuple[str, int]]:
-    """Order of forwards ``F`` and backwards ``B`` of one stage.
+def buffer_bytes(n_bytes: int, world: int) -> int:
+    """Bytes of a buffer of about ``n_bytes`` that divides into equal parts of whole elements.
 
     Examples
     --------
-    >>> [action + str(index) for action, index in pipeline_order("1f1b", 0, 2, 3)]
-    ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
-    >>> [action + str(index) for action, index in pipeline_order("gpipe", 0, 2, 2)]
-    ['F0', 'F1', 'B0', 'B1']
+    >>> buffer_bytes(5 << 20, 6)
+    5242872
     """
-    count = range(n_micro_batches)
-    if name == "gpipe":
-        return [("F", i) for i in count] + [("B", i) for i in count]
-    warm_up = min(n_stages - stage, n_micro_batches)
-    actions = [("F", i) for i in range(warm_up)]
-    for index in count:
-        actions.append(("B", index))
-        if index + warm_up < n_micro_batches:
-            actions.append(("F", index + warm_up))
-    return actions
+    return max(1, n_bytes // FLOAT_BYTES // world) * world * FLOAT_BYTES

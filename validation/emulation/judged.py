@@ -49,7 +49,7 @@ def kind_of(row: Mapping[str, Any]) -> str:
         (job.straggler is not None, "straggler"),
         (bool(shape.slow), "slow link"),
         (job.n_jobs > 1 and not job.alone, "two jobs"),
-        (job.name in ("gpipe", "1f1b"), "pipelines"),
+        (job.is_pipeline, "pipelines"),
         (job.name == "zero3" and job.n_groups > 1, "zero3, separate groups"),
         (shape.trunk_bits_per_s is not None, f"{job.name}, racks"),
         (job.procs_per_node > 1, f"{job.name}, several ranks per host"),

@@ -13,50 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import ConfigError
-from validation.emulation.clean import FOLDER_PREFIX
-from validation.emulation.job import COLLECTIVES, MIB, Job
+from validation.emulation.job import COLLECTIVES, Job
 from validation.emulation.namespaces import enter
-from validation.emulation.network import EmulatedNetwork, emulated_network
-from validation.emulation.ranks import run_ranks
-from validation.emulation.shape import MAX_TOTAL_BITS_PER_S, ClusterShape, address
+from validation.emulation.network import EmulatedNetwork
+from validation.emulation.ranks import FOLDER_PREFIX, run_ranks
+from validation.emulation.shape import MAX_TOTAL_BITS_PER_S, ClusterShape
+from validation.tables.statistics import summarize
 
-#: columns of a measured row, those of the shipped tables
-COLUMNS = (
-    *(
-        "job",
-        "nodes",
-        "world",
-        "rate",
-        "delay_us",
-        "gloo_threads",
-        "procs_per_node",
-        "cc",
-        "rr",
-        "slow",
-        "racks",
-    ),
-    *(
-        "trunk",
-        "queue_kb",
-        "cfg",
-        "bytes",
-        "median_s",
-        "iqr_s",
-        "min_s",
-        "max_s",
-        "repeats",
-        "tx_max",
-        "tx_min",
-    ),
-    *("rx_max", "cpu_all", "cpu_own", "load1", "buckets", "fwd_s", "bwd_s", "bwd_compute_s", "exposed_s"),
-)
-#: what the columns hold
+#: columns of a measured row, and what they hold
 COLUMN_HELP = {
     "job": "a job of this package; two-X are two jobs X on one network",
     "nodes, world": "hosts and ranks",
     "rate, slow, trunk": "link rates as tc writes them, headers included; slow: HOST:RATE",
     "delay_us": "added one-way delay",
     "gloo_threads": "collectives that one process group runs at once",
+    "procs_per_node": "ranks on every host",
     "cc, rr": "TCP congestion control; 1 if ranks ran at real-time priority",
     "racks, queue_kb": "switches, and the length of shaped queues in KiB (0: the kernel's)",
     "cfg": "layers, compute times, buckets, groups of a step; alone or together for two jobs",
@@ -67,18 +38,13 @@ COLUMN_HELP = {
     "buckets": "DDP's gradient buckets in bytes",
     "fwd_s, bwd_s, bwd_compute_s, exposed_s": "median phases of a step on the slowest rank",
 }
+COLUMNS = tuple(name for names in COLUMN_HELP for name in names.split(", "))
 #: what the delaying switch carries
 _MAX_DELAYED_BITS_PER_S = 2e9
-_TRAFFIC_FACTORS = {
-    "all_reduce": 2,
-    "reduce_scatter": 2,
-    "ddp": 2,
-    "zero1": 3,
-    "zero3": 4,
-    "fsdp2": 4,
-    "broadcast": 4,
-    "reduce": 2,
-}
+#: bytes that a host sends over the job's size, at most
+_TRAFFIC_FACTORS = {"zero1": 3, "zero3": 4, "fsdp2": 4, "broadcast": 4} | dict.fromkeys(
+    ("all_reduce", "reduce_scatter", "ddp", "reduce"), 2
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +66,8 @@ class Limits:
 def expected_traffic_bytes(shape: ClusterShape, job: Job) -> int:
     """Bytes that all hosts will send, repetitions and warm-up included, to within a small factor."""
     world = shape.n_nodes * job.procs_per_node
-    if job.name in ("gpipe", "1f1b"):
-        per_step = 2 * job.n_micro_batches * job.activation_bytes
-    else:
-        per_step = _TRAFFIC_FACTORS.get(job.name, 1) * job.size_bytes
+    factor = 2 * job.n_micro_batches if job.is_pipeline else _TRAFFIC_FACTORS.get(job.name, 1)
+    per_step = factor * job.size_bytes
     return per_step * world * (job.n_repeats + job.n_warm_up)
 
 
@@ -112,7 +76,7 @@ def expected_duration_s(shape: ClusterShape, job: Job) -> float:
     rates = [shape.rate_of(host) or 10e9 for host in range(shape.n_nodes)]
     slowest = min([*rates, shape.trunk_bits_per_s or 10e9])
     transfer_s = expected_traffic_bytes(shape, job) / shape.n_nodes * 8 / slowest * job.n_jobs
-    passes = job.n_micro_batches if job.name in ("gpipe", "1f1b") else job.n_layers
+    passes = job.n_micro_batches if job.is_pipeline else job.n_layers
     compute_s = passes * (job.forward_s + job.backward_s) * (job.straggler[1] if job.straggler else 1.0)
     return transfer_s + (compute_s * (job.n_repeats + job.n_warm_up) if job.is_step else 0.0)
 
@@ -160,21 +124,6 @@ def check(shape: ClusterShape, job: Job, limits: Limits) -> list[str]:
     return warnings
 
 
-def measure(shape: ClusterShape, job: Job, limits: Limits | None = None) -> dict[str, Any]:
-    """Build the cluster, run one job, take everything down; return a row in :data:`COLUMNS`.
-
-    Raises
-    ------
-    SimulatorError
-        If it cannot run here, would cost too much, or a rank fails.
-    """
-    limits = limits or Limits()
-    for warning in check(shape, job, limits):
-        print(f"warning: {warning}", file=sys.stderr)
-    with emulated_network(shape) as network:
-        return measure_on(network, job, limits)
-
-
 def measure_on(network: EmulatedNetwork, job: Job, limits: Limits) -> dict[str, Any]:
     """Run one job on a cluster that is up; return its row."""
     try:
@@ -219,7 +168,7 @@ def _children_s() -> float:
 
 def _row(shape: ClusterShape, job: Job, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     durations = durations_s([answer["times"] for answer in answers if answer["times"]])
-    low, middle, high = quartiles(durations)
+    found = summarize(durations)
     hosts = [answers[host * job.procs_per_node] for host in range(shape.n_nodes)]
     sent = [round(host["sent_bytes"] / job.n_repeats) for host in hosts]
     received = [round(host["received_bytes"] / job.n_repeats) for host in hosts]
@@ -240,8 +189,8 @@ def _row(shape: ClusterShape, job: Job, answers: Sequence[dict[str, Any]]) -> di
         "queue_kb": shape.queue_bytes / 1024,
         "cfg": job.configuration(),
         "bytes": job.size_bytes,
-        "median_s": round(middle, 7),
-        "iqr_s": round(high - low, 7),
+        "median_s": round(found.median_s, 7),
+        "iqr_s": round(found.upper_s - found.lower_s, 7),
         "min_s": round(min(durations), 7),
         "max_s": round(max(durations), 7),
         "repeats": job.n_repeats,
@@ -269,20 +218,6 @@ def durations_s(times: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
     return [max(end for _, end in one) - max(start for start, _ in one) for one in zip(*times, strict=True)]
 
 
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Lower quartile, median and upper quartile.
-
-    Examples
-    --------
-    >>> quartiles([1.0, 2.0, 3.0, 4.0, 5.0])
-    (2.0, 3.0, 4.0)
-    """
-    if len(values) == 1:
-        return (values[0], values[0], values[0])
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high
-
-
 def rate_text(bits_per_s: float | None) -> str:
     """Write a rate as tc does.
 
@@ -294,18 +229,3 @@ def rate_text(bits_per_s: float | None) -> str:
     if bits_per_s is None:
         return "none"
     return f"{bits_per_s / 1e9:g}gbit" if bits_per_s >= 1e9 else f"{bits_per_s / 1e6:g}mbit"
-
-
-__all__ = [
-    "COLUMNS",
-    "COLUMN_HELP",
-    "MIB",
-    "Limits",
-    "address",
-    "check",
-    "durations_s",
-    "measure",
-    "measure_on",
-    "quartiles",
-    "rate_text",
-]

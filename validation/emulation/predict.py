@@ -8,29 +8,79 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
 from typing import Any
 
 from simulator.collectives import plan_collective, plan_transfer
+from simulator.config import load_yaml
 from simulator.engine import Interference, run
-from simulator.errors import ConfigError, SimulatorError
+from simulator.errors import SimulatorError
 from simulator.network.base import Flow
 from simulator.network.flow import FlowNetwork
 from simulator.program.op import Collective, Kernel, Op, Transfer
 from simulator.topology.graph import Topology
 from simulator.topology.load import load_topology
 from simulator.units import to_ps, to_s
-from validation.emulation.job import Job, job_of_row
-from validation.emulation.overheads import Overheads, shipped_overheads
-from validation.emulation.programs import PROGRAMS, program_of
+from validation.emulation.job import FLOAT_BYTES, Job, job_of_row
+from validation.emulation.programs import TIMED, program_of
 from validation.emulation.shape import ClusterShape, goodput_bytes_per_s, parse_rate, parse_slow
 
 _BASE = "emulated-1g"
 #: a veth pair moves memory: the processors are the limit long before this
 _UNSHAPED_BITS_PER_S = 100e9
-#: jobs that are measured but not predicted, and why
-UNPREDICTED = {
-    "gpt": "a computing model: needs this machine's kernel times",
-}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """What costs time beside sleeping and the shaped links.
+
+    Parameters
+    ----------
+    layer_s : float
+        Of one pass of a timed layer under autograd.
+    spend_s : float
+        Of one plain sleep.
+    copy_s_per_byte : float
+        Of copying a gradient when every rank has a processor.
+    fresh_s_per_byte : float
+        Of copying to or from memory that was just allocated.
+    processors : int
+        How many ranks can copy at once.
+    shaped_bytes_per_s, unshaped_bytes_per_s : float
+        Payload that all processors together push through the network stack, with and without shapers.
+    """
+
+    layer_s: float
+    spend_s: float
+    copy_s_per_byte: float
+    fresh_s_per_byte: float
+    processors: int
+    shaped_bytes_per_s: float
+    unshaped_bytes_per_s: float
+
+    def copy_s(self, n_bytes: int, n_ranks: int) -> float:
+        """Time of a copy that all ranks do at the same time."""
+        return n_bytes * self.copy_s_per_byte * max(1.0, n_ranks / self.processors)
+
+    def fresh_s(self, n_bytes: int, n_ranks: int) -> float:
+        """Time of a copy to or from new memory that all ranks do at the same time."""
+        return n_bytes * self.fresh_s_per_byte * max(1.0, n_ranks / self.processors)
+
+
+@lru_cache(maxsize=1)
+def shipped_overheads() -> Overheads:
+    """Overheads of the shipped constants file."""
+    data, _ = load_yaml(str(files("validation.emulation") / "constants.yaml"))
+    return Overheads(
+        layer_s=data["layer_us"] * 1e-6,
+        spend_s=data["spend_us"] * 1e-6,
+        copy_s_per_byte=data["copy_ns_per_byte"] * 1e-9,
+        fresh_s_per_byte=data["fresh_ns_per_byte"] * 1e-9,
+        processors=data["processors"],
+        shaped_bytes_per_s=float(data["shaped_bytes_per_s"]),
+        unshaped_bytes_per_s=float(data["unshaped_bytes_per_s"]),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,26 +98,51 @@ class _Links:
 
 
 class _Costs:
-    """Durations as written in the program, communication from the topology."""
+    """Layers that take as long as the job says, copies at the machine's rate, communication from the topology."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, job: Job, ranks: Mapping[int, int], topology: Topology, limits: Overheads) -> None:
+        self._job = job
+        self._places = ranks
         self._topology = topology
+        self._limits = limits
         self._n_links = len(topology.links)
         self._sends = {link.index for link in topology.links if link.kind == "nic" and ".nic" in link.source}
         self._flows: dict[tuple[object, ...], Flow] = {}
 
     def kernel_ps(self, kernel: Kernel, rank: int) -> int:
-        """Duration that the program states."""
-        assert kernel.duration_s is not None
-        return to_ps(kernel.duration_s)
+        """A pass of a timed layer, or a copy; nothing else takes time here: no optimizer runs."""
+        shape = kernel.shape
+        assert shape is not None
+        if shape.name == TIMED:
+            return to_ps(self._pass_s(kernel.phase, rank))
+        if shape.name != "copy":
+            return 0
+        n_bytes = FLOAT_BYTES * getattr(shape, "n_elements", 0)
+        copy_s = self._limits.copy_s if self._job.name == "ddp" else self._limits.fresh_s
+        return to_ps(copy_s(n_bytes, self._n_ranks))
+
+    @property
+    def _n_ranks(self) -> int:
+        return len(set(self._places.values()))
+
+    def _pass_s(self, phase: str, rank: int) -> float:
+        job, limits = self._job, self._limits
+        straggler = job.straggler
+        factor = straggler[1] if straggler and straggler[0] == self._places[rank] else 1.0
+        around_s = limits.layer_s if job.name in ("ddp", "fsdp2") else limits.spend_s
+        if phase == "forward":
+            return job.forward_s * factor + around_s
+        if job.name in ("zero1", "zero3"):  # gloo copies what it scatters in the thread that computes
+            around_s += limits.fresh_s(job.layer_bytes, self._n_ranks)
+        return job.backward_s * factor + around_s
 
     def issue_ps(self, op: Op, rank: int) -> int:
         """Nothing: overheads are part of the layers."""
         return 0
 
     def kind(self, rank: int) -> Hashable:
-        """All ranks are alike."""
-        return 0
+        """All ranks are alike but the straggler."""
+        return self._job.straggler is not None and self._job.straggler[0] == self._places[rank]
 
     def flow(self, op: Collective | Transfer) -> Flow:
         """What gloo does, and the processors' part in it."""
@@ -80,7 +155,11 @@ class _Costs:
     def _plan(self, op: Collective | Transfer) -> Flow:
         if isinstance(op, Transfer):
             return plan_transfer(op.n_bytes, op.pairs, self._topology)
-        return plan_collective(op.collective, op.n_bytes, op.groups, self._topology)
+        flow = plan_collective(op.collective, op.n_bytes, op.groups, self._topology)
+        if op.collective != "all_gather":
+            return flow
+        # gloo gathers into memory of its own and copies from there
+        return replace(flow, latency_s=flow.latency_s + self._limits.fresh_s(op.n_bytes, self._n_ranks))
 
     def _crossing_processors(self, flow: Flow) -> Flow:
         sent = sum(weight for link, weight in zip(flow.links, flow.weights, strict=True) if link in self._sends)
@@ -127,8 +206,6 @@ def predicted_s(shape: ClusterShape, job: Job, overheads: Overheads | None = Non
     ConfigError
         If the job is not predicted; says why.
     """
-    if job.name not in PROGRAMS:
-        raise ConfigError(UNPREDICTED.get(job.name, f"job '{job.name}' has no program"))
     topology = topology_of(shape, job.procs_per_node)
     limits = overheads or shipped_overheads()
     shaped = shape.rate_bits_per_s is not None
@@ -136,8 +213,11 @@ def predicted_s(shape: ClusterShape, job: Job, overheads: Overheads | None = Non
         topology,
         _Processors(bandwidth_bytes_per_s=limits.shaped_bytes_per_s if shaped else limits.unshaped_bytes_per_s),
     )
-    program = program_of(job, shape.n_nodes * job.procs_per_node, shape.n_racks, limits)
-    timeline = run(program, _Costs(topology), lambda: FlowNetwork(links))
+    world = shape.n_nodes * job.procs_per_node
+    program = program_of(job, world, shape.n_racks)
+    ranks = [job.ranks_of_job(index, world, shape.n_racks) for index in range(job.n_jobs)]
+    places = {rank: place for one in ranks for place, rank in enumerate(one)}
+    timeline = run(program, _Costs(job, places, topology, limits), lambda: FlowNetwork(links))
     return to_s(timeline.makespan_ps)
 
 

@@ -1,229 +1,148 @@
-"""Emulated jobs as Programs: the same layers, buckets and schedules that the real ones run.
+"""Emulated jobs as programs: training steps lowered from a plan as every plan is, single messages written down.
 
-Every rank is written down. The host thread of a real rank is the ``compute`` stream here, since timed layers
-sleep in it. One communication stream stands for each of a process group's threads.
+A training step is a model of timed layers and a plan; what its framework does with them says :mod:`simulator.parallel`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
 
-from simulator.program.op import Collective, Kernel, Phase, Transfer
-from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
-from validation.emulation.job import Job, pipeline_order
-from validation.emulation.overheads import Overheads, shipped_overheads
+from simulator.models.layer import Layer, Model, Parameter, PointwiseShape
+from simulator.parallel.lower import lower
+from simulator.plan import FRAMEWORKS, Framework, ParallelPlan
+from simulator.program.op import Collective, Op, Transfer
+from simulator.program.program import Block, Program, RankProgram, Task
+from validation.emulation.job import FLOAT_BYTES, Job, buffer_bytes
 
-
-@dataclass(slots=True)
-class _Seat:
-    """One rank while its program is written."""
-
-    job: Job
-    rank: int
-    ranks: tuple[int, ...]
-    overheads: Overheads
-    tasks: TaskList = field(default_factory=TaskList)
-    issued: dict[str, int] = field(default_factory=dict)
-    done: tuple[int, ...] = ()
-
-    @property
-    def place(self) -> int:
-        return self.ranks.index(self.rank)
-
-    @property
-    def factor(self) -> float:
-        straggler = self.job.straggler
-        return straggler[1] if straggler and straggler[0] == self.place else 1.0
-
-    def sleep(self, name: str, duration_s: float, phase: Phase, after: tuple[int, ...] = ()) -> int:
-        """Compute for a set time."""
-        return self.tasks.add(Kernel(name=name, phase=phase, duration_s=duration_s), COMPUTE, after)
-
-    def collective(self, kind: str, n_bytes: int, after: tuple[int, ...], group: str = "g") -> int:
-        """Give a collective to the group's next thread, which also copies what an all-gather has gathered."""
-        count = self.issued.get(group, 0)
-        self.issued[group] = count + 1
-        op = Collective(collective=kind, axis="dp", n_bytes=n_bytes, groups=(self.ranks,), name=f"{kind} {count}")
-        stream = f"{group}{count % self.job.gloo_threads}"
-        index = self.tasks.add(op, stream, after, key=(self.ranks, group, count))
-        if kind != "all_gather":
-            return index
-        copy = Kernel(name="copy out", phase="forward", duration_s=self.overheads.fresh_s(n_bytes, len(self.ranks)))
-        return self.tasks.add(copy, stream)
+#: the kernel of a pass of a timed layer
+TIMED = "timed layer"
+_ZERO3 = Framework(name="timed-zero3", kernels="hf-eager", data_parallel="fsdp", keeps_last_unit=True)
+#: the jobs that are loops of their own, beside the frameworks that users have
+FRAMEWORKS.update(
+    (one.name, one)
+    for one in (
+        Framework(name="timed-zero1", kernels="hf-eager", data_parallel="megatron", gathers_buckets=True),
+        _ZERO3,
+        replace(_ZERO3, name="timed-zero3-two-groups", scatters_apart=True),
+    )
+)
 
 
-def _one_collective(seat: _Seat) -> None:
-    world = len(seat.ranks)
-    n_bytes = seat.job.n_bytes // world * world
-    seat.collective(seat.job.name, n_bytes, ())
+def timed_model(n_layers: int, layer_bytes: int) -> Model:
+    """Return so many equal layers, each with one parameter of ``layer_bytes`` in fp32."""
+
+    def kernel(kernel_pass: str) -> PointwiseShape:
+        backward = kernel_pass == "backward"
+        return PointwiseShape(
+            name=TIMED, n_elements=0, read_bytes=0, written_bytes=0, kernel_pass="backward" if backward else "forward"
+        )
+
+    weights = (Parameter(name="weight", n_elements=layer_bytes // FLOAT_BYTES),) if layer_bytes else ()
+    layer = Layer(name="block", forward=(kernel("forward"),), backward=(kernel("backward"),), parameters=weights)
+    return Model(
+        name="timed layers", layers=(layer,) * n_layers, n_parameters=n_layers * layer.n_parameters,
+        model_flops_per_sequence=0.0, tied_embedding=False,
+    )  # fmt: skip
 
 
-def _messages(seat: _Seat, pairs: Sequence[tuple[int, int]]) -> None:
-    """Messages that all ranks send at once, each a transfer of its own."""
-    for source, target in pairs:
-        ends = (seat.ranks[source], seat.ranks[target])
-        if seat.rank in ends:
-            op = Transfer(n_bytes=seat.job.n_bytes, pairs=(ends,), name=f"{source} to {target}")
-            seat.tasks.add(op, f"message {ends}", key=ends)
+def plan_of(job: Job, n_ranks: int) -> ParallelPlan:
+    """Return the plan of a training step on so many ranks."""
+    zero3 = "timed-zero3-two-groups" if job.n_groups > 1 else "timed-zero3"
+    fields: dict[str, dict[str, object]] = {
+        "ddp": {"framework": "torch-ddp", "bucket_bytes": job.bucket_bytes},
+        "zero1": {"framework": "timed-zero1", "sharding": "zero1", "bucket_bytes": job.layer_bytes},
+        "zero3": {"framework": zero3, "sharding": "zero3", "forward_prefetch": True},
+        "fsdp2": {"framework": "torch-fsdp2", "sharding": "zero3", "overlap": False},
+        "pipeline": {"framework": "torch-pp", "pp": n_ranks, "schedule": job.name, "overlap_p2p": True},
+    }
+    is_pipeline = job.is_pipeline
+    batch = job.n_micro_batches if is_pipeline else n_ranks
+    plan = ParallelPlan(
+        gpus=n_ranks, precision="fp32", micro_batch=1, global_batch=batch, attention="eager",
+        **fields["pipeline" if is_pipeline else job.name],  # type: ignore[arg-type]
+    )  # fmt: skip
+    return plan.resolve(n_ranks)
 
 
-def _ring_pairs(order: Sequence[int]) -> list[tuple[int, int]]:
+def _step(job: Job, n_ranks: int) -> Program:
+    """Lower a training step; a pipeline posts all receives first, whatever its processors do."""
+    plan = plan_of(job, n_ranks)
+    model = timed_model(n_ranks, 0) if job.is_pipeline else timed_model(job.n_layers, job.layer_bytes)
+    return lower(
+        model, plan, gpus_per_node=1, boundary_bytes=job.activation_bytes, unfold=True,
+        collectives_at_once=job.gloo_threads, on_processors=not job.is_pipeline,
+    ).program  # fmt: skip
+
+
+def _ring(order: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(order, (*order[1:], order[0]), strict=True))
 
 
-def _p2p(seat: _Seat) -> None:
-    _messages(seat, [(0, 1)])
+def _cross_ring(n_ranks: int) -> list[tuple[int, int]]:
+    half = n_ranks // 2
+    return _ring([rank for low in range(half) for rank in (low, low + half)])
 
 
-def _ring_shift(seat: _Seat) -> None:
-    _messages(seat, _ring_pairs(range(len(seat.ranks))))
-
-
-def _cross_ring(seat: _Seat) -> None:
-    half = len(seat.ranks) // 2
-    _messages(seat, _ring_pairs([rank for low in range(half) for rank in (low, low + half)]))
-
-
-def _ddp(seat: _Seat) -> None:
-    job, cost = seat.job, seat.overheads
-    world = len(seat.ranks)
-    for index in range(job.n_layers):
-        seat.sleep(f"forward {index}", job.forward_s * seat.factor + cost.layer_s, "forward")
-    copy_s = cost.copy_s(job.layer_bytes, world)
-    filled, reductions = 0, []
-    for index in reversed(range(job.n_layers)):
-        done = seat.sleep(f"backward {index}", job.backward_s * seat.factor + cost.layer_s + copy_s, "backward")
-        filled += job.layer_bytes
-        if filled >= job.bucket_bytes or index == 0:
-            reductions.append((seat.collective("all_reduce", filled, (done,)), filled))
-            filled = 0
-    for reduction, n_bytes in reductions:
-        seat.sleep("copy back", cost.copy_s(n_bytes, world), "backward", (reduction,))
-
-
-def _zero1(seat: _Seat) -> None:
-    job, cost = seat.job, seat.overheads
-    copy_s = cost.fresh_s(job.layer_bytes, len(seat.ranks))
-    for index in range(job.n_layers):
-        seat.sleep(f"forward {index}", job.forward_s * seat.factor + cost.spend_s, "forward")
-    works = []
-    for index in reversed(range(job.n_layers)):
-        done = seat.sleep(f"backward {index}", job.backward_s * seat.factor + cost.spend_s, "backward")
-        works.append(seat.collective("reduce_scatter", job.layer_bytes, (done,)))
-        seat.sleep("copy in", copy_s, "backward")
-    waited = seat.sleep("wait", 0.0, "optimizer", tuple(works))
-    gathers = tuple(seat.collective("all_gather", job.layer_bytes, (waited,)) for _ in range(job.n_layers))
-    seat.sleep("wait", 0.0, "optimizer", gathers)
-
-
-def _zero3(seat: _Seat) -> None:
-    job, cost = seat.job, seat.overheads
-    copy_s = cost.fresh_s(job.layer_bytes, len(seat.ranks))
-    scatter_group = "s" if job.n_groups > 1 else "g"
-    works = []
-    pending: tuple[int, ...] = (seat.collective("all_gather", job.layer_bytes, ()),)
-    for index in range(job.n_layers):
-        waited = seat.sleep("wait", 0.0, "forward", pending)
-        if index + 1 < job.n_layers:
-            pending = (seat.collective("all_gather", job.layer_bytes, (waited,)),)
-        seat.sleep(f"forward {index}", job.forward_s * seat.factor + cost.spend_s, "forward")
-    pending = ()
-    for index in reversed(range(job.n_layers)):
-        waited = seat.sleep("wait", 0.0, "backward", pending)
-        if index:
-            pending = (seat.collective("all_gather", job.layer_bytes, (waited,)),)
-        done = seat.sleep(f"backward {index}", job.backward_s * seat.factor + cost.spend_s, "backward")
-        works.append(seat.collective("reduce_scatter", job.layer_bytes, (done,), scatter_group))
-        seat.sleep("copy in", copy_s, "backward")
-    seat.sleep("wait", 0.0, "backward", tuple(works))
-
-
-def _fsdp2(seat: _Seat) -> None:
-    """Write down ``fully_shard`` on CPU: every gather and every scatter is waited for where it is issued."""
-    job, cost = seat.job, seat.overheads
-    copy_s = cost.fresh_s(job.layer_bytes, len(seat.ranks))
-    for index in range(job.n_layers):
-        gathered = seat.collective("all_gather", job.layer_bytes, seat.done)
-        seat.done = (
-            seat.sleep(f"forward {index}", job.forward_s * seat.factor + cost.layer_s, "forward", (gathered,)),
-        )
-    for index in reversed(range(job.n_layers)):
-        gathered = seat.collective("all_gather", job.layer_bytes, seat.done)
-        done = seat.sleep(f"backward {index}", job.backward_s * seat.factor + cost.layer_s, "backward", (gathered,))
-        scattered = seat.collective("reduce_scatter", job.layer_bytes, (done,))
-        seat.done = (seat.sleep("copy", copy_s, "backward", (scattered,)),)
-
-
-def _pipeline(seat: _Seat) -> None:
-    job, place, n_stages = seat.job, seat.place, len(seat.ranks)
-    order = pipeline_order(job.name, place, n_stages, job.n_micro_batches)
-    neighbour = {"F": (place - 1, place + 1), "B": (place + 1, place - 1)}
-    arriving = {}
-    for action in order:
-        source = neighbour[action[0]][0]
-        if 0 <= source < n_stages:
-            arriving[action] = _boundary(seat, action, source, place, ())
-    for action in order:
-        kind, micro_batch = action
-        duration_s = job.forward_s if kind == "F" else job.backward_s
-        phase: Phase = "forward" if kind == "F" else "backward"
-        after = (arriving[action],) if action in arriving else ()
-        name = f"{kind}{micro_batch}"
-        done = seat.sleep(name, duration_s * seat.factor + seat.overheads.spend_s, phase, after)
-        target = neighbour[kind][1]
-        if 0 <= target < n_stages:
-            _boundary(seat, action, place, target, (done,))
-
-
-def _boundary(seat: _Seat, action: tuple[str, int], source: int, target: int, after: tuple[int, ...]) -> int:
-    """Write down one end of a message between stages; messages of one direction follow one another."""
-    pair = (seat.ranks[source], seat.ranks[target])
-    op = Transfer(n_bytes=seat.job.activation_bytes, pairs=(pair,), name=f"{action[0]}{action[1]}")
-    return seat.tasks.add(op, f"{source} to {target}", after, key=(pair, *action))
-
-
-#: job -> what one rank does
-PROGRAMS: dict[str, Callable[[_Seat], None]] = {
-    **dict.fromkeys(
-        ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all"), _one_collective
-    ),
-    "p2p": _p2p,
-    "ring_shift": _ring_shift,
+#: job -> (source, target) of all messages that are sent at once
+_MESSAGES: dict[str, Callable[[int], list[tuple[int, int]]]] = {
+    "p2p": lambda n_ranks: [(0, 1)],
+    "ring_shift": lambda n_ranks: _ring(range(n_ranks)),
     "cross_ring": _cross_ring,
-    "ddp": _ddp,
-    "zero1": _zero1,
-    "zero3": _zero3,
-    "fsdp2": _fsdp2,
-    "gpipe": _pipeline,
-    "1f1b": _pipeline,
 }
 
 
-def program_of(job: Job, world: int, n_racks: int, overheads: Overheads | None = None) -> Program:
+def _exchange(job: Job, n_ranks: int) -> Program:
+    """Write down one collective, or messages that are sent at once."""
+    ops: list[tuple[tuple[int, ...], Collective | Transfer]] = []
+    if job.name in _MESSAGES:
+        for pair in _MESSAGES[job.name](n_ranks):
+            ops.append((pair, Transfer(n_bytes=job.n_bytes, pairs=(pair,), name="message")))
+    else:
+        ranks = tuple(range(n_ranks))
+        n_bytes = buffer_bytes(job.n_bytes, n_ranks)
+        ops.append((ranks, Collective(collective=job.name, axis="dp", n_bytes=n_bytes, groups=(ranks,), name=job.name)))
+    return Program(
+        ranks=tuple(
+            RankProgram(
+                rank=rank,
+                members=(rank,),
+                tasks=tuple(Task(op, f"message {key}", (), key) for key, op in ops if rank in key),
+            )
+            for rank in range(n_ranks)
+        )
+    )
+
+
+def program_of(job: Job, world: int, n_racks: int) -> Program:
     """Write a job down as a program.
 
     Parameters
     ----------
     job : Job
-        A key of :data:`PROGRAMS` by name.
     world : int
         Ranks of all jobs together.
     n_racks : int
         Racks over which they are spread.
-    overheads : Overheads, optional
-        The shipped ones by default.
     """
-    ranks: list[RankProgram] = []
+    found: list[RankProgram] = []
     for index in range(1 if job.alone else job.n_jobs):
-        members = job.ranks_of_job(index, world, n_racks)
-        for rank in members:
-            seat = _Seat(job, rank, members, overheads or shipped_overheads())
-            PROGRAMS[job.name](seat)
-            ranks.append(RankProgram(rank=rank, members=(rank,), tasks=tuple(seat.tasks.tasks)))
-    return Program(ranks=tuple(sorted(ranks, key=_rank_of)))
+        ranks = job.ranks_of_job(index, world, n_racks)
+        program = (_step if job.is_step else _exchange)(job, len(ranks))
+        found += [_placed(one, ranks) for one in program.ranks]
+    return Program(ranks=tuple(sorted(found, key=lambda one: one.rank)))
 
 
-def _rank_of(program: RankProgram) -> Any:
-    return program.rank
+def _placed(program: RankProgram, ranks: tuple[int, ...]) -> RankProgram:
+    """Put a rank of a job in its place among the ranks of all jobs."""
+
+    def placed(op: Op | Block) -> Op | Block:
+        if isinstance(op, Collective):
+            return replace(op, groups=tuple(tuple(ranks[rank] for rank in group) for group in op.groups))
+        if isinstance(op, Transfer):
+            return replace(op, pairs=tuple((ranks[source], ranks[target]) for source, target in op.pairs))
+        return op
+
+    tasks = (t if t.key is None else t._replace(op=placed(t.op), key=(ranks, t.key)) for t in program.tasks)
+    rank = ranks[program.rank]
+    return RankProgram(rank=rank, members=(rank,), tasks=tuple(tasks))

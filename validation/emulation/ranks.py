@@ -1,4 +1,7 @@
-"""Ranks as forked processes: each enters its host, runs, answers once, and never outlives its parent."""
+"""Ranks as forked processes: each enters its host, runs, answers once, and never outlives its parent.
+
+:func:`clean` ends what a killed parent left nevertheless. Namespaces have no names and go with their last process.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,29 @@ import contextlib
 import os
 import pickle
 import selectors
+import shutil
 import signal
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from simulator.errors import SimulatorError
-from validation.emulation.namespaces import EmulationError, die_with_parent, name_process, set_timer_slack_ns
+from validation.emulation.namespaces import (
+    PROCESS_NAME,
+    EmulationError,
+    die_with_parent,
+    name_process,
+    set_timer_slack_ns,
+)
 
 _REAL_TIME_PRIORITY = 1
+#: of the folder in which the ranks of one measurement meet; the number of the process that made it follows
+FOLDER_PREFIX = "emulated-"
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -168,3 +182,39 @@ def _answer(child: _Child) -> Any:
         first, _, rest = str(value).partition("\n")
         raise EmulationError(f"rank {child.rank} failed: {first}\n{rest.rstrip()}")
     return value
+
+
+def orphans() -> list[int]:
+    """Process numbers of ranks whose parent is gone."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            text = (entry / "stat").read_text(encoding="utf-8")
+            name = text[text.index("(") + 1 : text.rindex(")")]
+            parent = int(text[text.rindex(")") + 2 :].split()[1])
+            if name == PROCESS_NAME and parent == 1:
+                found.append(int(entry.name))
+    return found
+
+
+def stale_folders() -> list[Path]:
+    """Folders of measurements whose process is gone."""
+    found = []
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        maker = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        if maker.isdigit() and not Path("/proc", maker).exists():
+            found.append(folder)
+    return found
+
+
+def clean() -> list[int]:
+    """End orphaned ranks and remove what they met in; return their process numbers."""
+    for folder in stale_folders():
+        shutil.rmtree(folder, ignore_errors=True)
+    pids = orphans()
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return pids

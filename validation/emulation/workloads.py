@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from validation.emulation.job import Job, pipeline_order
+from simulator.schedules import build_table
+from validation.emulation.collective_calls import collective_call
+from validation.emulation.job import FLOAT_BYTES, Job
 from validation.emulation.timed import TimedLayer, spend, timed_model
 
 Step = Callable[[], dict[str, float]]
-_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,25 +54,12 @@ class Seat:
 
 
 def _tensor(n_bytes: int) -> torch.Tensor:
-    return torch.ones(max(1, n_bytes // _FLOAT_BYTES))
+    return torch.ones(max(1, n_bytes // FLOAT_BYTES))
 
 
 def _collective(seat: Seat) -> Step:
     """One collective over the job's group."""
-    job, group, world = seat.job, seat.group, seat.world
-    whole = _tensor(job.n_bytes // world * world)
-    part = _tensor(job.n_bytes // world)
-    root = seat.ranks[0]
-    other = torch.empty_like(whole)
-    calls: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(whole, group=group),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
-        "broadcast": lambda: dist.broadcast(whole, root, group=group),
-        "reduce": lambda: dist.reduce(whole, root, group=group),
-        "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
-    }
-    call = calls[job.name]
+    call = collective_call(seat.job.name, seat.job.n_bytes, seat.world, group=seat.group, root=seat.ranks[0])
 
     def step() -> dict[str, float]:
         call()
@@ -160,7 +148,7 @@ def _shards(
     seat: Seat,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     """Whole parameters, their shards, whole gradients and their shards, layer by layer."""
-    n_elements = seat.job.layer_bytes // _FLOAT_BYTES // seat.world * seat.world
+    n_elements = seat.job.layer_bytes // FLOAT_BYTES // seat.world * seat.world
     count = range(seat.job.n_layers)
     whole = [torch.zeros(n_elements) for _ in count]
     shard = [torch.zeros(n_elements // seat.world) for _ in count]
@@ -274,7 +262,8 @@ def _pipeline(seat: Seat) -> Step:
     job, factor = seat.job, seat.factor
     before = seat.ranks[seat.rank - 1] if seat.rank else None
     after = seat.ranks[seat.rank + 1] if seat.rank + 1 < seat.world else None
-    actions = pipeline_order(job.name, seat.rank, seat.world, job.n_micro_batches)
+    table = build_table(job.name, seat.world, job.n_micro_batches)
+    actions = [(action.kind, action.micro_batch) for action in table[seat.rank]]
     sides = {"F": (before, after, job.forward_s), "B": (after, before, job.backward_s)}
     out = {action: _tensor(job.activation_bytes) for action in actions}
     into = {action: _tensor(job.activation_bytes) for action in actions}

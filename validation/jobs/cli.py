@@ -13,12 +13,11 @@ import typer
 
 from simulator.errors import ConfigError
 from validation.emulation.job import parse_bytes
-from validation.emulation.output import print_rows, write_rows
 from validation.emulation.ranks import ending_cleanly
 from validation.jobs.launch import JobError, Launch, find_launch, process_group, require_torch, start_here
-from validation.jobs.rows import Row
 from validation.jobs.settings import COLLECTIVES, JOBS, TRAINING, Settings, check_ranks
 from validation.tables.kinds import KINDS
+from validation.tables.writing import Row, print_rows, write_rows
 
 _SHOWN = {
     "training": ("model", "gpus", "dp", "tp", "pp", "sharding", "micro_batch", "metric", "value", "notes"),
@@ -44,7 +43,7 @@ def run_job(settings: Settings, launch: Launch) -> list[Row]:
 
     import torch
 
-    from validation.jobs.training import size_of
+    from validation.jobs.timed_training import size_of
 
     warnings.simplefilter("ignore", FutureWarning)  # newer torch has new names for two collectives
     size = size_of(settings)
@@ -71,14 +70,14 @@ def run_job(settings: Settings, launch: Launch) -> list[Row]:
 
 def _runner(job: str) -> Callable[[Settings, Launch, Any], list[Row]]:
     if job in TRAINING:
-        from validation.jobs.training import run_training
+        from validation.jobs.timed_training import run_training
 
         return run_training
     if job == "kernels":
         from validation.jobs.kernels import run_kernels
 
         return run_kernels
-    from validation.jobs.collectives import run_collectives
+    from validation.jobs.timed_collectives import run_collectives
 
     return run_collectives
 

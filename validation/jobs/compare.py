@@ -11,15 +11,13 @@ from simulator.timeline import Timeline
 from simulator.topology.graph import Topology
 from simulator.topology.load import load_topology
 from simulator.units import to_s
-from validation.jobs.calibrated import CalibratedKernels, Line, fit_line, fit_lines
+from validation.jobs.calibrated import CalibratedKernels, Line, fit_line, fit_lines, message_s, simulate_job
 from validation.jobs.compare_job import Calibrated, JobComparison, compare_job
+from validation.jobs.job_programs import JobProgram, calibration_sizes, job_program, kernels_of, record, settings_of
 from validation.jobs.model import GptSize
 from validation.jobs.observe import Seen
 from validation.jobs.parts import Operator, by_kind, operators_of, optimizer_line, ranked, slowest_of, typical_phases
-from validation.jobs.programs import JobProgram, job_program, settings_of
-from validation.jobs.recorded import calibration_sizes, kernels_of, record
 from validation.jobs.settings import Settings
-from validation.jobs.simulated import message_s, simulate_job
 
 FRAMEWORK = "framework and new memory"
 COMMUNICATION = "communication and what it slows down"

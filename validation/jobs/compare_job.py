@@ -10,14 +10,12 @@ from simulator.program.program import COMPUTE
 from simulator.timeline import Timeline
 from simulator.topology.graph import Topology
 from simulator.units import to_s
-from validation.jobs.calibrated import CalibratedKernels, Line, fit_line
+from validation.jobs.calibrated import CalibratedKernels, Line, fit_line, message_s, simulate_job
+from validation.jobs.job_programs import NOT_JUDGED, JobProgram, calibration_sizes, job_program, settings_of
 from validation.jobs.model import GptSize
 from validation.jobs.observe import Seen, SeenJob
 from validation.jobs.parts import Operator, by_kind, operators_of, optimizer_line, ranked, slowest_of, typical_phases
-from validation.jobs.programs import NOT_JUDGED, JobProgram, job_program, settings_of
-from validation.jobs.recorded import calibration_sizes
 from validation.jobs.settings import Settings
-from validation.jobs.simulated import message_s, simulate_job
 
 MESSAGES = "communication, each message timed by itself"
 REST = "framework, waiting and overlap"

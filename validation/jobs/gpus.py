@@ -14,13 +14,12 @@ from typing import Any
 
 from simulator.errors import CalibrationError, ThresholdError
 from simulator.interop.cluster import ImportedCluster
-from validation.emulation.output import write_rows
 from validation.jobs.launch import start_here
-from validation.jobs.rows import Row
 from validation.jobs.settings import Settings
 from validation.tables.kinds import KINDS
 from validation.tables.outcome import Outcome
 from validation.tables.predicting import Validation, validate
+from validation.tables.writing import Row, write_rows
 
 #: models whose kernels calibrate, and the one that is judged
 CALIBRATED, JUDGED = ("gpt2", "gpt2-large"), "gpt2-medium"

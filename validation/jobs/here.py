@@ -79,7 +79,7 @@ def _compare(settings: Settings, n_ranks: int, jobs: Sequence[str]) -> Compariso
 
     from validation.jobs.compare import compare
     from validation.jobs.observe import Seen, observe
-    from validation.jobs.training import size_of
+    from validation.jobs.timed_training import size_of
 
     size = size_of(settings)
 

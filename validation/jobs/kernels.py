@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from validation.jobs.gpu_monitor import GpuMonitor
 from validation.jobs.launch import Launch
 from validation.jobs.model import GptSize
-from validation.jobs.nvml import GpuMonitor
-from validation.jobs.rows import Row, make_row
 from validation.jobs.settings import Settings
-from validation.jobs.timing import summarize, synchronize, time_repeated
+from validation.jobs.timed_training import size_of
+from validation.jobs.timing import synchronize, time_repeated
 from validation.jobs.trace import record_steps
-from validation.jobs.training import size_of
+from validation.tables.statistics import summarize
+from validation.tables.writing import Row, make_row
 
 _FLUSH_BYTES = 256 << 20
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -12,15 +12,15 @@ import torch.distributed as dist
 
 from simulator.errors import SimulatorError
 from simulator.models.layer import KernelShape
-from validation.jobs.collectives import message_call
+from validation.jobs.job_programs import JobProgram, calibration_sizes, job_program, kernels_of, record, settings_of
 from validation.jobs.launch import Launch
 from validation.jobs.model import GptSize
 from validation.jobs.probes import call_of
-from validation.jobs.programs import JobProgram, job_program, settings_of
-from validation.jobs.recorded import calibration_sizes, kernels_of, record
 from validation.jobs.settings import Settings
 from validation.jobs.strategies import STRATEGIES
-from validation.jobs.timing import Clock, PhaseClock, summarize, time_repeated
+from validation.jobs.timed_collectives import message_call
+from validation.jobs.timing import Clock, PhaseClock, time_repeated
+from validation.tables.statistics import summarize
 
 #: sizes that the network is calibrated on, and others between them that it is judged on
 CALIBRATED_BYTES = (1 << 18, 1 << 20, 4 << 20, 16 << 20)

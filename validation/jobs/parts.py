@@ -11,7 +11,7 @@ from typing import TypeVar
 from simulator.models.layer import KernelShape
 from validation.jobs.calibrated import CalibratedKernels, Line, family_of, fit_line
 from validation.jobs.observe import Phases, Seen, typical
-from validation.jobs.training import slowest
+from validation.jobs.timed_training import slowest
 
 _Key = TypeVar("_Key")
 

@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 Clock = Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
-    """Median and quartiles of repeated measurements, in seconds."""
-
-    median_s: float
-    lower_s: float
-    upper_s: float
-    n_repeats: int
-
-    def describe(self) -> str:
-        """Words for a notes column: quartiles and repetitions."""
-        return f"median of {self.n_repeats}; quartiles {self.lower_s * 1e6:.1f} and {self.upper_s * 1e6:.1f} us"
-
-
-def summarize(durations_s: Sequence[float]) -> Statistics:
-    """Median and quartiles.
-
-    Examples
-    --------
-    >>> summarize([3.0, 1.0, 2.0]).median_s
-    2.0
-    """
-    if len(durations_s) == 1:
-        only = durations_s[0]
-        return Statistics(median_s=only, lower_s=only, upper_s=only, n_repeats=1)
-    lower, median, upper = statistics.quantiles(durations_s, n=4, method="inclusive")
-    return Statistics(median_s=median, lower_s=lower, upper_s=upper, n_repeats=len(durations_s))
 
 
 def synchronize(device: torch.device) -> None:

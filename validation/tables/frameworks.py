@@ -18,6 +18,10 @@ class Rule:
 
 #: first match wins; names that match nothing are judged by their plan (see :func:`framework_of`)
 RULES: tuple[Rule, ...] = (
+    Rule(words=("pytorch ddp",), framework="torch-ddp"),
+    Rule(words=("pytorch fsdp2",), framework="torch-fsdp2"),
+    Rule(words=("pytorch dtensor",), framework="torch-tp"),
+    Rule(words=("pytorch pipelining",), framework="torch-pp"),
     Rule(words=("torchtitan", "compile"), framework="torchtitan-compile"),
     Rule(
         words=("torchtitan", "float8"),

@@ -1,4 +1,4 @@
-"""Statistics of relative errors: per group, of verdicts, of rankings, of intervals."""
+"""Statistics: of repeated durations; of relative errors by group, of verdicts, of rankings, of intervals."""
 
 from __future__ import annotations
 
@@ -20,6 +20,32 @@ _JOB_COLUMNS = names_of(
     "global_batch metric"
 )
 _MIN_PLANS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durations:
+    """Median and quartiles of repeated measurements, in seconds."""
+
+    median_s: float
+    lower_s: float
+    upper_s: float
+    n_repeats: int
+
+    def describe(self) -> str:
+        """Words for a notes column: quartiles and repetitions."""
+        return f"median of {self.n_repeats}; quartiles {self.lower_s * 1e6:.1f} and {self.upper_s * 1e6:.1f} us"
+
+
+def summarize(durations_s: Sequence[float]) -> Durations:
+    """Median and quartiles.
+
+    Examples
+    --------
+    >>> summarize([3.0, 1.0, 2.0]).median_s
+    2.0
+    """
+    lower, median, upper = (float(x) for x in np.quantile(durations_s, (0.25, 0.5, 0.75)))
+    return Durations(median_s=median, lower_s=lower, upper_s=upper, n_repeats=len(durations_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.errors import ConfigError
-from validation.emulation.job import JOBS, MIB, Job, job_of_row, parse_bytes, pipeline_order
+from validation.emulation.job import JOBS, MIB, Job, buffer_bytes, job_of_row, parse_bytes
 from validation.emulation.measure import (
     Limits,
     check,
     durations_s,
     expected_traffic_bytes,
-    quartiles,
 )
 from validation.emulation.shape import (
     ClusterShape,
@@ -76,12 +75,12 @@ def test_impossible_jobs_are_refused(wrong):
         Job(**wrong)
 
 
-@given(st.integers(1, 8), st.integers(1, 12), st.sampled_from(["gpipe", "1f1b"]))
-def test_pipelines_do_everything_once_and_forward_first(n_stages, n_micro_batches, name):
-    for stage in range(n_stages):
-        order = pipeline_order(name, stage, n_stages, n_micro_batches)
-        assert sorted(order) == sorted((action, i) for action in "FB" for i in range(n_micro_batches))
-        assert all(order.index(("F", i)) < order.index(("B", i)) for i in range(n_micro_batches))
+@given(st.integers(1, 1 << 24), st.integers(2, 32))
+def test_buffers_divide_into_equal_parts_of_whole_floats(n_bytes, world):
+    found = buffer_bytes(n_bytes, world)
+    assert found % (4 * world) == 0
+    assert found <= max(n_bytes, 4 * world)
+    assert n_bytes - found < 4 * world
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
@@ -98,10 +97,6 @@ def test_sizes():
 
 def test_a_repetition_lasts_from_the_last_start_to_the_last_end():
     assert durations_s([[(0.0, 2.0), (5.0, 6.0)], [(0.5, 1.5), (5.5, 7.0)]]) == [1.5, 1.5]
-
-
-def test_quartiles_of_one_value():
-    assert quartiles([2.0]) == (2.0, 2.0, 2.0)
 
 
 def test_traffic_is_bounded():

@@ -8,15 +8,14 @@ import pytest
 from simulator.errors import ConfigError, ThresholdError
 from simulator.program.check import check as check_program
 from simulator.program.op import Collective
-from validation.emulation.job import MIB, Job, job_of_row
+from validation.emulation.job import JOBS, MIB, Job, job_of_row
 from validation.emulation.judged import TARGETS, check_targets, groups_of, read_rows
 from validation.emulation.measure import (
     Limits,
     check,
 )
-from validation.emulation.overheads import shipped_overheads
-from validation.emulation.predict import predicted_s, shape_of_row, with_prediction
-from validation.emulation.programs import PROGRAMS, program_of
+from validation.emulation.predict import predicted_s, shape_of_row, shipped_overheads, with_prediction
+from validation.emulation.programs import program_of
 from validation.emulation.shape import (
     ClusterShape,
     goodput_bytes_per_s,
@@ -29,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 MEASURED = sorted((ROOT / "validation" / "emulation" / "measurements").glob("*.csv"))
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", JOBS)
 def test_every_program_can_run(name):
     check_program(program_of(Job(name=name), 4, 2))
 
@@ -86,8 +85,11 @@ def test_fsdp2_on_cpu_overlaps_nothing():
     shape, job = ClusterShape(n_nodes=4), Job(name="fsdp2")
     compute_s = job.n_layers * (job.forward_s + job.backward_s)
     wire_s = job.n_layers * (2 * 3 / 4 + 2 * 3 / 4) * job.layer_bytes / goodput_bytes_per_s(1e9)
-    assert predicted_s(shape, job) == pytest.approx(compute_s + wire_s, rel=0.05)
-    assert predicted_s(shape, job) > compute_s + wire_s
+    # a layer is copied after each of two gathers by gloo and by FSDP2, and once more before its gradient is reduced; four
+    # ranks share two processors
+    copies_s = 5 * job.n_layers * job.layer_bytes * shipped_overheads().fresh_s_per_byte * 4 / 2
+    assert predicted_s(shape, job) == pytest.approx(compute_s + wire_s + copies_s, rel=0.03)
+    assert predicted_s(shape, job) > compute_s + wire_s + copies_s
 
 
 def test_a_worse_constant_misses_the_targets():

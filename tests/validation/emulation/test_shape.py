@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.errors import ConfigError
-from validation.emulation.commands import host_batch, switch_batch, trunks
+from validation.emulation.network import host_batch, switch_batch, trunks
 from validation.emulation.shape import (
     SUBNET,
     ClusterShape,

@@ -8,9 +8,9 @@ from simulator.errors import ThresholdError
 from simulator.interop.cluster import ImportedCluster
 from simulator.interop.record import ImportReport
 from validation.jobs.gpus import CALIBRATED, JUDGED, check_gpus, compare_gpus, document, print_gpus
-from validation.jobs.rows import make_row
 from validation.tables.predicting import predict_rows
 from validation.tables.reader import Row
+from validation.tables.writing import make_row
 
 HIDDEN = {"gpt2": 768, "gpt2-medium": 1024, "gpt2-large": 1280}
 SLOWER = 1.2

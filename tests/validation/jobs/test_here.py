@@ -15,12 +15,18 @@ torch = pytest.importorskip("torch", reason="real jobs need PyTorch")
 
 from validation.jobs.calibrated import fit_line  # noqa: E402
 from validation.jobs.compare import FRAMEWORK, Comparison, _share  # noqa: E402
+from validation.jobs.job_programs import (  # noqa: E402
+    JobProgram,
+    calibration_sizes,
+    job_program,
+    kernels_of,
+    record,
+    settings_of,
+)
 from validation.jobs.model import SIZES  # noqa: E402
 from validation.jobs.observe import JUDGED_BYTES  # noqa: E402
 from validation.jobs.parts import Operator  # noqa: E402
 from validation.jobs.probes import call_of  # noqa: E402
-from validation.jobs.programs import JobProgram, job_program, owned_parameters, settings_of  # noqa: E402
-from validation.jobs.recorded import calibration_sizes, kernels_of, record  # noqa: E402
 from validation.jobs.settings import COMPARED, Settings  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
@@ -151,13 +157,6 @@ def test_tensor_parallel_blocks_reduce_twice_forward_and_four_times_backward():
 def test_stages_exchange_activations_and_their_gradients():
     n_bytes = MICRO.seq_len * MICRO.hidden * 4
     assert _program("pp").messages(0) == {("p2p", n_bytes): 4}
-
-
-@given(st.lists(st.integers(1, 1000), min_size=4, max_size=40), st.integers(2, 4))
-def test_every_parameter_has_one_owner(n_elements, n_ranks):
-    owned = owned_parameters(n_elements, n_ranks)
-    assert sorted(count for one in owned for count in one) == sorted(n_elements)
-    assert max(map(sum, owned)) - min(map(sum, owned)) <= max(n_elements)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])

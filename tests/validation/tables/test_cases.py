@@ -54,6 +54,9 @@ class TestCases:
             ("llm.c (CUDA, cuDNN flash attention)", "fused"),
             ("torch eager, Hugging Face transformers", "hf-eager"),
             ("DeepSpeed ZeRO-3", "deepspeed"),
+            ("PyTorch DDP + ZeroRedundancyOptimizer", "torch-ddp"),
+            ("PyTorch FSDP2", "torch-fsdp2"),
+            ("PyTorch DTensor tensor parallel", "torch-tp"),
             ("Aleph Alpha Scaling (AdamW, 1F1B) fused rmsnorm", "torch-3d-fused-norm"),
         ],
     )

@@ -11,14 +11,15 @@ import torch
 import torch.distributed as dist
 
 from simulator.errors import ConfigError
+from validation.jobs.gpu_monitor import GpuMonitor
 from validation.jobs.launch import Launch
 from validation.jobs.model import SIZES, GptSize
-from validation.jobs.nvml import GpuMonitor
-from validation.jobs.rows import Row, make_row
 from validation.jobs.settings import Settings
 from validation.jobs.strategies import STRATEGIES
-from validation.jobs.timing import PhaseClock, summarize, synchronize
+from validation.jobs.timing import PhaseClock, synchronize
 from validation.jobs.trace import record_steps
+from validation.tables.statistics import summarize
+from validation.tables.writing import Row, make_row
 
 _FRAMEWORKS = {
     "single": "torch eager",

@@ -1,32 +1,37 @@
-"""Real jobs as Programs: the plan of each, lowered as every plan is, then what its framework does otherwise."""
+"""Real jobs as programs: models recorded from their torch modules, and a plan for each job, lowered as every plan is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from simulator.errors import ConfigError
-from simulator.models.layer import CommunicationPoint, GemmShape, KernelShape, Layer, LayerItem
+from simulator.models.layer import CommunicationPoint, GemmShape, KernelShape, Layer, LayerItem, Model
+from simulator.models.torch_module import record_module
 from simulator.parallel.lower import lower
+from simulator.parallel.replicated import owned_tensors
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Kernel, KernelRun, Transfer
-from simulator.program.program import COMPUTE, Block, Program, RankProgram, Task
-from validation.jobs.model import GptSize
-from validation.jobs.recorded import record
+from simulator.program.program import Block, Program, RankProgram, Task
+from validation.jobs.model import GptSize, build_gpt, loss_of
 from validation.jobs.settings import Settings, check_ranks
 
 #: job -> why its prediction is shown but not judged
 NOT_JUDGED = {
     "fsdp2": "on CPUs fully_shard waits for every gather and scatter where it issues it: reported, not judged",
 }
+#: threads of a gloo process group, each of which runs a collective
 _GLOO_THREADS = 2
+#: job -> what its plan says beside the batch
 _PLANS: dict[str, dict[str, object]] = {
-    "single": {},
-    "ddp": {},
-    "zero1": {"sharding": "zero1"},
-    "fsdp2": {"sharding": "zero3", "framework": "torchtitan", "overlap": False},
-    "tp": {},
-    "pp": {},
+    "single": {"framework": "torch-ddp"},
+    "ddp": {"framework": "torch-ddp"},
+    "zero1": {"framework": "torch-ddp", "sharding": "zero1"},
+    "fsdp2": {"framework": "torch-fsdp2", "sharding": "zero3", "overlap": False},
+    "tp": {"framework": "torch-tp"},
+    "pp": {"framework": "torch-pp"},
 }
 #: products of a block in the order in which they run, whose ends tensor parallelism reduces: after the output
 #: projections; behind the input gradients of up, value, key and query, each of which enters the region by itself
@@ -101,22 +106,21 @@ def job_program(settings: Settings, size: GptSize, n_ranks: int) -> JobProgram:
     if job == "tp":
         blocks = {id(layer): _with_reductions(layer, size, settings) for layer in model.layers if layer.name == "block"}
         model = replace(model, layers=tuple(blocks.get(id(layer), layer) for layer in model.layers))
-    plan = plan_of(settings, n_ranks)
-    boundary = settings.micro_batch * size.seq_len * size.hidden * 4
-    lowered = lower(model, plan, gpus_per_node=1, boundary_bytes=boundary, unfold=True)
-    ranks = [_as_run(one) for one in lowered.program.ranks]
+    lowered = lower(
+        model, plan_of(settings, n_ranks), gpus_per_node=1, unfold=True, collectives_at_once=_GLOO_THREADS,
+        on_processors=True, boundary_bytes=settings.micro_batch * size.seq_len * size.hidden * 4,
+    )  # fmt: skip
     if job == "zero1":
-        owned = owned_parameters([p.n_elements for layer in model.layers for p in layer.parameters], n_ranks)
-        ranks = [_with_broadcasts(one, owned) for one in ranks]
+        owned = owned_tensors([p.n_elements for layer in model.layers for p in layer.parameters], n_ranks)
         n_tensors = [len(one) for one in owned]
     else:
         held = [[layer for chunk in chunks for layer in chunk] for chunks in lowered.chunks]
         tensors = [sum(len(layer.parameters) for layer in layers) for layers in held]
         n_tensors = tensors if job == "pp" else tensors * n_ranks
     return JobProgram(
-        program=replace(lowered.program, ranks=tuple(ranks)),
+        program=lowered.program,
         n_tensors=tuple(n_tensors),
-        n_elements=tuple(_optimizer_elements(one) for one in ranks),
+        n_elements=tuple(_optimizer_elements(one) for one in lowered.program.ranks),
     )
 
 
@@ -130,7 +134,7 @@ def plan_of(settings: Settings, n_ranks: int) -> ParallelPlan:
     """
     job = settings.job
     n_stages = n_ranks if job == "pp" else 1
-    fields: dict[str, object] = {"framework": "hf-eager", "precision": "fp32", "micro_batch": settings.micro_batch}
+    fields: dict[str, object] = {"precision": "fp32", "micro_batch": settings.micro_batch}
     fields |= _PLANS[job]
     if job == "pp":
         fields |= {"pp": n_ranks, "schedule": settings.schedule, "overlap_p2p": settings.schedule == "gpipe"}
@@ -139,25 +143,6 @@ def plan_of(settings: Settings, n_ranks: int) -> ParallelPlan:
     n_replicas = n_ranks // n_stages if job != "tp" else 1
     fields |= {"dp": n_replicas, "global_batch": settings.micro_batch * settings.n_micro_batches * n_replicas}
     return ParallelPlan(**fields).resolve(n_ranks)  # type: ignore[arg-type]
-
-
-def owned_parameters(n_elements: Sequence[int], n_ranks: int) -> list[list[int]]:
-    """Give each parameter, largest first, to the rank that owns least, as ZeroRedundancyOptimizer does.
-
-    Returns
-    -------
-    list of list of int
-        Elements of every parameter by rank.
-
-    Examples
-    --------
-    >>> owned_parameters([1, 4, 2, 2], 2)
-    [[4, 1], [2, 2]]
-    """
-    owned: list[list[int]] = [[] for _ in range(n_ranks)]
-    for count in sorted(n_elements, reverse=True):
-        min(owned, key=sum).append(count)
-    return owned
 
 
 def _with_reductions(layer: Layer, size: GptSize, settings: Settings) -> Layer:
@@ -186,43 +171,52 @@ def _with_reductions(layer: Layer, size: GptSize, settings: Settings) -> Layer:
     )
 
 
-def _as_run(rank: RankProgram) -> RankProgram:
-    """Leave out what these jobs do not do: gradients are not clipped, so their norm is neither computed nor summed."""
-
-    def without(task: Task) -> Task:
-        op = task.op
-        if isinstance(op, KernelRun) and op.phase == "optimizer":
-            return task._replace(op=replace(op, kernels=tuple(k for k in op.kernels if k.name != "clip_grad_norm")))
-        if isinstance(op, Collective) and op.axis == "model":
-            return task._replace(op=Kernel(name="no norm", phase="optimizer", duration_s=0.0), stream=COMPUTE, key=None)
-        return task
-
-    return replace(rank, tasks=tuple(without(task) for task in rank.tasks))
-
-
-def _with_broadcasts(rank: RankProgram, owned: Sequence[Sequence[int]]) -> RankProgram:
-    """Every owner broadcasts its parameters one by one, which gloo's threads take in turns.
-
-    References
-    ----------
-    PyTorch, ``torch/distributed/optim/zero_redundancy_optimizer.py``, ``_sync_params``.
-    """
-    *tasks, gather = rank.tasks
-    n_ranks = len(owned)
-    number = 0
-    for owner, parameters in enumerate(owned):
-        group = (owner, *(other for other in range(n_ranks) if other != owner))
-        for n_elements in parameters:
-            op = Collective(
-                collective="broadcast", axis="shard", n_bytes=4 * n_elements, groups=(group,), phase="optimizer",
-                name="broadcast",
-            )  # fmt: skip
-            stream = f"broadcast {number % _GLOO_THREADS}"
-            tasks.append(Task(op, stream, gather.after, ("broadcast", number)))
-            number += 1
-    return replace(rank, tasks=tuple(tasks))
-
-
 def _optimizer_elements(rank: RankProgram) -> int:
     runs = [op for op in ops_of(rank.tasks) if isinstance(op, KernelRun) and op.phase == "optimizer"]
     return max(getattr(k.shape, "n_elements", 0) for run in runs for k in run.kernels)
+
+
+def calibration_sizes(size: GptSize) -> tuple[GptSize, GptSize]:
+    """Models around the one to predict, none of whose products has its shape.
+
+    Examples
+    --------
+    >>> [s.hidden for s in calibration_sizes(GptSize(name="x", layers=4, hidden=256, heads=4, vocab=2048, seq_len=128))]
+    [192, 320]
+    """
+
+    def scaled(factor: float) -> GptSize:
+        hidden = max(size.heads, round(size.hidden * factor / size.heads / 8) * size.heads * 8)
+        return replace(
+            size, name=f"{size.name} x {factor:g}", layers=max(2, size.layers // 2), hidden=hidden,
+            vocab=round(size.vocab * factor), seq_len=round(size.seq_len * factor),
+        )  # fmt: skip
+
+    return scaled(0.75), scaled(1.25)
+
+
+def record(size: GptSize, micro_batch: int, *, n_shards: int = 1, tied: bool = True) -> Model:
+    """Layers of a model as the simulator sees them, recorded from its torch module without computing.
+
+    Parameters
+    ----------
+    size : GptSize
+    micro_batch : int
+        Sequences.
+    n_shards : int
+        Tensor-parallel ranks, one of which is recorded.
+    tied : bool
+        Whether the head shares the token table.
+    """
+    tokens = torch.zeros((micro_batch, size.seq_len), dtype=torch.long)
+    with torch.device("meta"):
+        module = build_gpt(size, tied=tied, n_shards=n_shards)
+    model = record_module(module, tokens, name=size.name, loss=lambda out: loss_of(out, tokens), dtype="fp32")
+    blocks = {id(layer): replace(layer, name="block") for layer in model.layers[1 : size.layers + 1]}
+    return replace(model, layers=tuple(blocks.get(id(layer), layer) for layer in model.layers))
+
+
+def kernels_of(model: Model) -> list[KernelShape]:
+    """All kernels of one forward and backward, in order."""
+    items = [item for layer in model.layers for item in (*layer.forward, *layer.backward)]
+    return [item for item in items if not isinstance(item, CommunicationPoint)]

@@ -7,34 +7,16 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from simulator.errors import ConfigError
+from validation.emulation.collective_calls import collective_call
+from validation.jobs.gpu_monitor import GpuMonitor
 from validation.jobs.launch import Launch
-from validation.jobs.nvml import GpuMonitor
-from validation.jobs.rows import Row, make_row
 from validation.jobs.settings import Settings
-from validation.jobs.timing import summarize, synchronize, time_repeated
+from validation.jobs.timing import synchronize, time_repeated
 from validation.jobs.trace import record_steps
+from validation.tables.statistics import summarize
+from validation.tables.writing import Row, make_row
 
 _FLOAT_BYTES = 4
-
-
-def _call(name: str, n_bytes: int, world: int, device: torch.device) -> Callable[[], object]:
-    """Return a collective on buffers of the size that nccl-tests calls ``n_bytes``."""
-    n_elements = max(world, n_bytes // _FLOAT_BYTES // world * world)
-    whole = torch.ones(n_elements, device=device)
-    part = torch.ones(n_elements // world, device=device)
-    other = torch.empty_like(whole)
-    calls: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
-        "broadcast": lambda: dist.broadcast(whole, 0),
-        "reduce": lambda: dist.reduce(whole, 0),
-        "all_to_all": lambda: dist.all_to_all_single(other, whole),
-    }
-    if name not in calls:
-        raise ConfigError(f"collective '{name}' is unknown", hint=f"one of {', '.join(calls)}")
-    return calls[name]
 
 
 def message_call(kind: str, n_bytes: int, launch: Launch, device: torch.device) -> Callable[[], object]:
@@ -46,7 +28,7 @@ def message_call(kind: str, n_bytes: int, launch: Launch, device: torch.device) 
         If the kind is unknown.
     """
     if kind != "p2p":
-        return _call(kind, n_bytes, launch.world_size, device)
+        return collective_call(kind, n_bytes, launch.world_size, device=device)
     data = torch.ones(n_bytes // _FLOAT_BYTES, device=device)
     if launch.rank == 0:
         return lambda: (dist.send(data, 1), dist.recv(data, 1))
@@ -60,7 +42,7 @@ def run_collectives(settings: Settings, launch: Launch, device: torch.device) ->
     with GpuMonitor(device.index if device.type == "cuda" else None) as monitor:
         for name in settings.collectives:
             for size in settings.sizes_bytes:
-                call = _call(name, size, world, device)
+                call = collective_call(name, size, world, device=device)
                 mine = time_repeated(
                     call,
                     device,
@@ -77,7 +59,7 @@ def run_collectives(settings: Settings, launch: Launch, device: torch.device) ->
 
         def one_of_each() -> None:
             for name in settings.collectives:
-                _call(name, settings.sizes_bytes[0], world, device)()
+                collective_call(name, settings.sizes_bytes[0], world, device=device)()
             synchronize(device)
 
         record_steps(settings.profile, settings.job, launch.rank, device, one_of_each)
