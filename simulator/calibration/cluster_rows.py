@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.calibration.collectives import Measured, measured_of, read_table
-from simulator.collectives.plan import COLLECTIVES
+from simulator.collectives import COLLECTIVES
 from simulator.config import did_you_mean, read_text
 from simulator.errors import CalibrationError, ConfigError
 from simulator.interop.nccl_tests import import_nccl_tests, is_nccl_tests

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from simulator.calibration.table import read_rows
 from simulator.collectives.benchmark import Conditions, benchmark_time_s, conditions_of
-from simulator.collectives.cost import table_constants
 from simulator.collectives.shape import GroupShape, shape_of
+from simulator.collectives.tuner import table_constants
 from simulator.errors import CalibrationError
 from simulator.interop.topologies import open_topology
 
@@ -170,7 +170,7 @@ def predicted_s(rows: Sequence[Measured], table: Mapping[str, Any]) -> FloatArra
             algorithm=row.algorithm,
             gpus_per_process=row.gpus_per_process,
             constants=known[row.shape],
-        ).time_s
+        )
     return times
 
 

@@ -13,7 +13,7 @@ import typer
 from simulator.cli.options import PLAIN_JSON, Number, Text, option
 
 if TYPE_CHECKING:
-    from simulator.collectives.bench_table import BenchmarkRow
+    from simulator.collectives.benchmark import BenchmarkRow
     from simulator.topology import Topology
 
 _COLLECTIVES = "all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, gather, scatter or send_recv."
@@ -38,7 +38,7 @@ def collective(
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Predict a collective by size, alone on its links, in the columns of nccl-tests."""
-    from simulator.collectives.bench_table import benchmark_table, size_range
+    from simulator.collectives.benchmark import benchmark_table, size_range
     from simulator.interop.topologies import open_topology
     from simulator.network import NETWORKS
 
@@ -71,10 +71,10 @@ def _draw(plot: str | None, name: str, machine: Topology, series: Mapping[str, S
 def _warn(name: str, machine: Topology, given: Mapping[str, str], network: str) -> None:
     """Name choices that change nothing."""
     from simulator.cli.warnings import without_effect, write_warnings
-    from simulator.collectives import COLLECTIVES
+    from simulator.collectives.tuner import is_tunable
 
     found = without_effect(None, machine.n_nodes, machine.n_gpus, **given)
-    if COLLECTIVES.get(name) == "messages":
+    if not is_tunable(name):
         forced = {"--nccl-algo": given["nccl_algo"], "--nccl-proto": given["nccl_proto"]}
         found += [f"{flag} {value} has no effect: {name} is messages" for flag, value in forced.items() if value]
     write_warnings(found)

@@ -1,4 +1,4 @@
-"""What nccl-tests would report: the conditions of a benchmark on top of the price of a collective.
+"""What nccl-tests would report for a collective: the conditions of a benchmark on top of its price, and its table.
 
 A benchmark issues one operation after the other without waiting, so a broadcast or reduce costs its root no
 hops; and when one process drives all GPUs of a node, the host's launches bound the rate of operations.
@@ -7,12 +7,27 @@ hops; and when one process drives all GPUs of a node, the host's launches bound 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from simulator import collectives
 from simulator.collectives.constants import Between, Inside
-from simulator.collectives.cost import constants_of, lone_time_s
-from simulator.collectives.plan import Described, describe_collective
-from simulator.collectives.shape import GroupShape
+from simulator.collectives.nccl import REDUCING
+from simulator.collectives.plan import plan_collective
+from simulator.collectives.shape import GroupShape, shape_of
+from simulator.collectives.tuner import constants_of, describe_collective
+from simulator.errors import ConfigError
+from simulator.network import NETWORKS, Flow
+from simulator.units import to_s
+
+#: bytes of one element by the name nccl-tests prints
+DTYPE_BYTES = {
+    "int8": 1, "uint8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "half": 2, "bfloat16": 2, "int32": 4, "uint32": 4,
+    "float": 4, "int64": 8, "uint64": 8, "double": 8,
+}  # fmt: skip
+_SHARED = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
+_ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 
 _VERSION = re.compile(r"nccl[_ -]?v?(\d+)[._](\d+)", re.IGNORECASE)
 _PER_PROCESS = re.compile(r"nGpus (\d+)|-g (\d+)")
@@ -59,15 +74,6 @@ def launch_floor_s(label: str, gpus_per_process: int, inside: Inside) -> float:
     return gpus_per_process * (inside.launch_grouped_s if label.startswith("p2p") else inside.launch_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchmarkTime:
-    """Predicted time of one operation of a benchmark, and what was chosen."""
-
-    time_s: float
-    label: str
-    described: Described
-
-
 def benchmark_time_s(
     collective: str,
     n_bytes: int,
@@ -77,7 +83,7 @@ def benchmark_time_s(
     protocol: str | None = None,
     gpus_per_process: int = 1,
     constants: tuple[Inside, Between] | None = None,
-) -> BenchmarkTime:
+) -> float:
     """Predict what nccl-tests prints for a collective that has the machine for itself.
 
     Parameters
@@ -95,16 +101,166 @@ def benchmark_time_s(
     constants : tuple, optional
         Constants to use instead of the shipped ones.
     """
+    constants = constants or constants_of(shape)
     described = describe_collective(
-        collective,
-        n_bytes,
-        shape,
-        algorithm=algorithm,
-        protocol=protocol,
-        pipelined=True,
-        constants=constants,
+        collective, n_bytes, shape, algorithm=algorithm, protocol=protocol, pipelined=True, constants=constants
     )
-    inside, _ = constants or constants_of(shape)
-    floor_s = launch_floor_s(described.label, gpus_per_process, inside)
-    time_s = max(floor_s, lone_time_s(n_bytes, shape, described.terms))
-    return BenchmarkTime(time_s=time_s, label=described.label, described=described)
+    floor_s = launch_floor_s(described.choice.label, gpus_per_process, constants[0])
+    return max(floor_s, described.terms.lone_time_s(n_bytes, shape))
+
+
+def bus_factor(collective: str, n_ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it.
+
+    Examples
+    --------
+    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
+    (1.5, 0.75, 1.0)
+    """
+    if collective == "all_reduce":
+        return 2.0 * (n_ranks - 1) / n_ranks
+    return (n_ranks - 1) / n_ranks if collective in _SHARED else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkRow:
+    """One line of the table: what nccl-tests prints, and what was chosen."""
+
+    n_bytes: int
+    count: int
+    dtype: str
+    redop: str
+    root: int
+    time_s: float
+    algbw_bytes_per_s: float
+    busbw_bytes_per_s: float
+    label: str
+
+
+def size_range(smallest_bytes: int, largest_bytes: int, factor: int = 2) -> tuple[int, ...]:
+    """Sizes from the smallest to the largest, each ``factor`` times the one before (``-b -e -f``).
+
+    Raises
+    ------
+    ConfigError
+        If the range is empty or does not grow.
+
+    Examples
+    --------
+    >>> size_range(8, 64, 2)
+    (8, 16, 32, 64)
+    """
+    if smallest_bytes < 1 or largest_bytes < smallest_bytes or factor < 2:
+        raise ConfigError(
+            f"sizes from {smallest_bytes} to {largest_bytes} by a factor of {factor} make no range",
+            hint="give at least 1 byte, a largest size that is not smaller, and a factor of 2 or more",
+        )
+    sizes, size = [], smallest_bytes
+    while size <= largest_bytes:
+        sizes.append(size)
+        size *= factor
+    return tuple(sizes)
+
+
+def benchmark_table(
+    collective: str,
+    topology: Any,
+    sizes_bytes: Sequence[int],
+    *,
+    n_gpus: int | None = None,
+    dtype: str = "float",
+    transport: str | None = None,
+    algorithm: str | None = None,
+    protocol: str | None = None,
+    gpus_per_process: int = 1,
+    nccl: str | None = None,
+    network: str = "flow",
+) -> tuple[BenchmarkRow, ...]:
+    """Predict the table of nccl-tests for one collective over the first GPUs of a topology.
+
+    Parameters
+    ----------
+    collective : str
+        As in :data:`simulator.collectives.COLLECTIVES`.
+    topology : Topology
+        Where the GPUs are.
+    sizes_bytes : sequence of int
+        Sizes as nccl-tests counts them.
+    n_gpus : int, optional
+        All of the topology by default.
+    dtype : str
+        Type as nccl-tests names it, for the ``count`` column.
+    transport, algorithm, protocol : str, optional
+        Force one.
+    gpus_per_process : int
+        GPUs that one process drives (``-g``).
+    nccl : str, optional
+        NCCL version, where it is not that of the cluster file.
+    network : str
+        One of :data:`simulator.network.NETWORKS`.
+
+    Raises
+    ------
+    ConfigError
+        If the collective, the type or the network is unknown, or there are fewer than two GPUs.
+    """
+    n_ranks = topology.n_gpus if n_gpus is None else n_gpus
+    _check(collective, topology, n_ranks, dtype=dtype, network=network, gpus_per_process=gpus_per_process)
+    group = (tuple(range(n_ranks)),)
+    inside, _ = constants_of(shape_of(group[0], topology, transport, nccl=nccl))
+    rows = []
+    for n_bytes in sizes_bytes:
+        flow = plan_collective(
+            collective, n_bytes, group, topology, transport=transport, algorithm=algorithm, protocol=protocol,
+            eight_bit_float=dtype.startswith("fp8"), nccl=nccl, pipelined=True,
+        )  # fmt: skip
+        floor_s = launch_floor_s(flow.label, gpus_per_process, inside)
+        time_s = max(lone_flow_s(flow, topology, network), floor_s)
+        rows.append(_row(collective, n_bytes, n_ranks, dtype=dtype, time_s=time_s, label=flow.label))
+    return tuple(rows)
+
+
+def lone_flow_s(flow: Flow, topology: Any, network: str = "flow") -> float:
+    """Seconds that a flow takes alone in a network."""
+    model = NETWORKS[network](topology)
+    model.start(flow, 0)
+    end_ps = 0
+    while (wake_ps := model.next_completion_ps()) is not None:
+        end_ps = wake_ps
+        model.advance(wake_ps)
+    return to_s(end_ps)
+
+
+def _check(collective: str, topology: Any, n_ranks: int, *, dtype: str, network: str, gpus_per_process: int) -> None:
+    for what, name, known in (
+        ("collective", collective, collectives.COLLECTIVES),
+        ("type", dtype, DTYPE_BYTES),
+        ("network", network, NETWORKS),
+    ):
+        if name not in known:
+            raise ConfigError(f"{what} '{name}' is unknown", hint=f"one of {', '.join(known)}")
+    if n_ranks < 2:
+        raise ConfigError(f"{n_ranks} GPUs: a collective needs two or more", hint="give --gpus")
+    if n_ranks > topology.n_gpus:
+        raise ConfigError(f"{n_ranks} GPUs asked for, {topology.name} has {topology.n_gpus}")
+    if not 1 <= gpus_per_process <= topology.gpus_per_node:
+        raise ConfigError(
+            f"one process drives {gpus_per_process} GPUs, and a node has {topology.gpus_per_node}",
+            hint=f"give 1 to {topology.gpus_per_node}",
+        )
+
+
+def _row(collective: str, n_bytes: int, n_ranks: int, *, dtype: str, time_s: float, label: str) -> BenchmarkRow:
+    share = n_ranks if collective in _SHARED else 1
+    algbw = n_bytes / time_s
+    return BenchmarkRow(
+        n_bytes=n_bytes,
+        count=n_bytes // DTYPE_BYTES[dtype] // share,
+        dtype=dtype,
+        redop="sum" if collective in REDUCING else "none",
+        root=0 if collective in _ROOTED else -1,
+        time_s=time_s,
+        algbw_bytes_per_s=algbw,
+        busbw_bytes_per_s=algbw * bus_factor(collective, n_ranks),
+        label=label,
+    )

@@ -8,6 +8,7 @@ in multiport message-passing systems", IEEE TPDS 8 (1997).
 
 from __future__ import annotations
 
+from simulator.collectives.algorithm import Algorithm, by_name
 from simulator.collectives.table import Send, Table
 
 
@@ -27,19 +28,6 @@ def broadcast(n_ranks: int) -> Table:
         for distance in _levels(n_ranks)
     )
     return Table(collective="broadcast", n_ranks=n_ranks, n_chunks=1, rounds=rounds)
-
-
-def broadcast_at_once(n_ranks: int) -> Table:
-    """Like :func:`broadcast`, but a parent sends to all its children as soon as it has the message."""
-    rounds: list[list[Send]] = [[] for _ in _levels(n_ranks)]
-    arrived = {0: 0}
-    for distance in _levels(n_ranks):
-        for r in list(arrived):
-            if r % (2 * distance) == 0 and r + distance < n_ranks:
-                rounds[arrived[r]].append(Send(source=r, target=r + distance, first=0))
-                arrived[r + distance] = arrived[r] + 1
-    kept = tuple(tuple(sends) for sends in rounds if sends)
-    return Table(collective="broadcast", n_ranks=n_ranks, n_chunks=1, rounds=kept)
 
 
 def reduce(n_ranks: int) -> Table:
@@ -74,3 +62,10 @@ def all_reduce(n_ranks: int) -> Table:
     """Reduce-scatter, then all-gather: the bytes of the ring in 2 log2(n) rounds."""
     rounds = (*reduce_scatter(n_ranks).rounds, *all_gather(n_ranks).rounds)
     return Table(collective="all_reduce", n_ranks=n_ranks, n_chunks=n_ranks, rounds=rounds)
+
+
+class Binomial(Algorithm):
+    """Few rounds: NCCL has no such algorithm, so it runs where it is asked for, to see what it would be worth."""
+
+    name = "binomial"
+    tables = by_name(all_reduce, all_gather, reduce_scatter, broadcast, reduce)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from simulator.config import load_yaml, resolve_name
 from simulator.errors import ConfigError
@@ -42,9 +42,9 @@ class Path:
         Payload over raw link rate.
     """
 
-    base_s: Triple
     hop_s: Triple
     efficiency: Triple
+    base_s: Triple = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,71 +149,63 @@ class Between:
     rendezvous: Rendezvous
 
 
-def _triple(values: Any, scale: float) -> Triple:
-    low, middle, high = values
-    return float(low) * scale, float(middle) * scale, float(high) * scale
+#: unit at the end of a key of the file -> that of the attribute, and the factor between them
+_UNITS = {
+    "_us": ("_s", 1e-6), "_kib": ("_bytes", 1024.0), "_mib": ("_bytes", 2.0**20), "_gb_per_s": ("_bytes_per_s", 1e9),
+}  # fmt: skip
 
 
-def _path(data: Mapping[str, Any]) -> Path:
-    return Path(
-        base_s=_triple(data.get("base_us", (0.0, 0.0, 0.0)), 1e-6),
-        hop_s=_triple(data["hop_us"], 1e-6),
-        efficiency=_triple(data["efficiency"], 1.0),
-    )
+_Section = TypeVar("_Section")
 
 
-def _messages(data: Mapping[str, Any]) -> Messages:
-    low, high = data["base_us"]
-    small, large = data["efficiency"]
-    return Messages(
-        base_s=(float(low) * 1e-6, float(high) * 1e-6),
-        efficiency=(float(small), float(large)),
-        peer_s=data["peer_us"] * 1e-6,
-        inject_bytes=float(data.get("inject_bytes", 0.0)),
-        inject_factor=float(data.get("inject_factor", 1.0)),
-        handshake_s=float(data.get("handshake_us", 0.0)) * 1e-6,
-        handshake_bytes=float(data.get("handshake_kib", 1.0)) * 1024.0,
-        fill_s=float(data.get("fill_us", 0.0)) * 1e-6,
-        fill_bytes=float(data.get("fill_mib", 1.0)) * 2.0**20,
-    )
+def _read(kind: type[_Section], data: Mapping[str, Any], **parts: Any) -> _Section:
+    """Make a section from values in the units of the file, and from parts that are read already.
+
+    Raises
+    ------
+    ConfigError
+        If a key is unknown, or one is missing.
+    """
+    values = dict(parts)
+    for key, value in data.items():
+        if key == "source":
+            continue
+        ending = next((ending for ending in _UNITS if key.endswith(ending)), "")
+        unit, factor = _UNITS.get(ending, ("", 1.0))
+        is_list = isinstance(value, list | tuple)
+        values[key.removesuffix(ending) + unit] = (
+            tuple(factor * float(each) for each in value) if is_list else factor * float(value)
+        )
+    try:
+        return kind(**values)
+    except TypeError as error:
+        what = str(error).partition("() ")[2]
+        raise ConfigError(f"constants of collectives, {kind.__name__.lower()}: {what}") from None
 
 
 def parse_inside(data: Mapping[str, Any]) -> Inside:
     """Read the constants of one GPU generation."""
-    nvls = data["nvls"]
-    return Inside(
-        ring=_path(data["ring"]),
-        tree=_path(data["tree"]),
-        nvls=Nvls(
-            base_s=nvls["base_us"] * 1e-6,
-            efficiency=float(nvls["efficiency"]),
-            fill_s=nvls["fill_us"] * 1e-6,
-            fill_bytes=nvls["fill_mib"] * 2.0**20,
-            across=float(nvls.get("across", 1.0)),
-        ),
-        p2p=_messages(data["p2p"]),
-        line_bytes_per_s=data["line_gb_per_s"] * 1e9,
-        tail=float(data["tail"]),
+    return _read(
+        Inside,
+        {key: value for key, value in data.items() if not isinstance(value, Mapping)},
+        ring=_read(Path, data["ring"]),
+        tree=_read(Path, data["tree"]),
+        nvls=_read(Nvls, data["nvls"]),
+        p2p=_read(Messages, data["p2p"]),
         copy_reduce=float(data["copy"]["all_reduce"]),
         copy_gather=float(data["copy"]["all_gather"]),
         launch_s=data["launch_us"]["collective"] * 1e-6,
         launch_grouped_s=data["launch_us"]["grouped"] * 1e-6,
-        sockets_bytes_per_s=data["sockets_gb_per_s"] * 1e9,
     )
 
 
 def parse_between(data: Mapping[str, Any]) -> Between:
     """Read the constants of one transport class."""
-    handshake = data.get("rendezvous", {"extra_us": 0.0, "ring_kib": 1.0, "tree_kib": 1.0})
     return Between(
-        ring=_path(data["ring"]),
-        tree=_path(data["tree"]),
-        p2p=_messages(data["p2p"]),
-        rendezvous=Rendezvous(
-            extra_s=handshake["extra_us"] * 1e-6,
-            ring_bytes=handshake["ring_kib"] * 1024.0,
-            tree_bytes=handshake["tree_kib"] * 1024.0,
-        ),
+        ring=_read(Path, data["ring"]),
+        tree=_read(Path, data["tree"]),
+        p2p=_read(Messages, data["p2p"]),
+        rendezvous=_read(Rendezvous, data.get("rendezvous", {})),
     )
 
 

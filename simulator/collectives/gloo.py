@@ -9,14 +9,14 @@ byte counters on real jobs.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
-from simulator.collectives import binomial, pairwise, ring
+from simulator.collectives import exchange, ring
+from simulator.collectives.algorithm import Algorithm, Case, Terms, by_name
+from simulator.collectives.loads import Scales
+from simulator.collectives.nccl import Question
 from simulator.collectives.table import Send, Table
-
-
-def all_reduce(n_ranks: int) -> Table:
-    """The ring."""
-    return ring.all_reduce(n_ranks)
+from simulator.config import load_yaml, resolve_name
 
 
 def reduce_scatter(n_ranks: int) -> Table:
@@ -24,14 +24,18 @@ def reduce_scatter(n_ranks: int) -> Table:
     return replace(ring.all_reduce(n_ranks), collective="reduce_scatter")
 
 
-def all_gather(n_ranks: int) -> Table:
-    """The ring."""
-    return ring.all_gather(n_ranks)
-
-
 def broadcast(n_ranks: int) -> Table:
-    """A binomial tree whose parents send to all their children at once."""
-    return binomial.broadcast_at_once(n_ranks)
+    """A binomial tree whose parents send to all their children as soon as they have the message."""
+    levels = [1 << bit for bit in reversed(range((n_ranks - 1).bit_length()))]
+    rounds: list[list[Send]] = [[] for _ in levels]
+    arrived = {0: 0}
+    for distance in levels:
+        for r in list(arrived):
+            if r % (2 * distance) == 0 and r + distance < n_ranks:
+                rounds[arrived[r]].append(Send(source=r, target=r + distance, first=0))
+                arrived[r + distance] = arrived[r] + 1
+    kept = tuple(tuple(sends) for sends in rounds if sends)
+    return Table(collective="broadcast", n_ranks=n_ranks, n_chunks=1, rounds=kept)
 
 
 def reduce(n_ranks: int) -> Table:
@@ -43,10 +47,52 @@ def reduce(n_ranks: int) -> Table:
 
 def all_to_all(n_ranks: int) -> Table:
     """All pairs at once."""
-    table = pairwise.all_to_all(n_ranks)
+    table = exchange.all_to_all(n_ranks)
     return replace(table, rounds=(tuple(send for sends in table.rounds for send in sends),))
 
 
-gather = pairwise.gather
-scatter = pairwise.scatter
-send_recv = pairwise.send_recv
+@lru_cache(maxsize=1)  # a file to read
+def _constants() -> tuple[float, float]:
+    """Seconds per collective and per round that are not on the wire."""
+    data, _ = load_yaml(resolve_name("gloo", "network"))
+    return float(data["collective_us"]) * 1e-6, float(data["round_us"]) * 1e-6
+
+
+class Gloo(Algorithm):
+    """Collectives of gloo: rounds on raw links, each with a round trip, for its sender waits until the receiver is ready."""
+
+    name = "gloo"
+    library = "gloo"
+    is_tunable = False
+    protocols = ("tcp",)
+    tables = by_name(
+        ring.all_reduce,
+        ring.all_gather,
+        reduce_scatter,
+        broadcast,
+        reduce,
+        all_to_all,
+        exchange.gather,
+        exchange.scatter,
+        exchange.send_recv,
+    )
+
+    def label(self, protocol: str) -> str:
+        """Return ``gloo``: there are no protocols to tell apart."""
+        return self.name
+
+    def estimate_us(self, question: Question, protocol: str) -> float:
+        """Nothing: there is nothing to choose."""
+        return 0.0
+
+    def terms(self, case: Case) -> Terms:
+        """Rounds, and the raw links' bytes."""
+        collective_s, round_s = _constants()
+        rounds = self.round_bytes(case)
+        n_rounds = sum(times for times, _, _ in rounds)
+        return Terms(
+            latency_s=collective_s + n_rounds * round_s,
+            scales=Scales(inside=1.0, nics=1.0, beyond=1.0),
+            sent=(sum(times * sent for times, sent, _ in rounds), sum(times * sent for times, _, sent in rounds)),
+            n_trips=2.0 * n_rounds,
+        )

@@ -34,6 +34,10 @@ class Scales:
     nics: float = 0.0
     beyond: float = 0.0
 
+    def per(self, traffic: float) -> Scales:
+        """Return the factors of traffic that counts each byte as so many."""
+        return Scales(inside=self.inside / traffic, nics=self.nics / traffic, beyond=self.beyond / traffic)
+
 
 def nic_links(topology: Any) -> NDArray[np.bool_]:
     """Return which links join a NIC and a switch, shape [n_links]."""

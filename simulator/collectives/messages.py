@@ -1,25 +1,28 @@
-"""The messages behind a planned collective: rings, trees and exchanges with the price that the flow carries."""
+"""Collectives message by message: what :class:`~simulator.network.ChunkNetwork` runs.
+
+The messages carry the price of the collective, as the flow does: links see bytes over efficiency, and the latency is
+spread over the steps that follow one another. What the messages add is when each link is busy.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from simulator.collectives import binomial, ring, tree
-from simulator.collectives.algorithms import ALGORITHMS
-from simulator.collectives.cost import Terms, ring_traffic, tree_traffic
-from simulator.collectives.expand import Loads, Wiring, table_steps
-from simulator.collectives.loads import Scales, Traffic
+from simulator.collectives.loads import Scales
 from simulator.collectives.shape import GroupShape, link_matrix
-from simulator.collectives.table import Table
+from simulator.collectives.table import Send, Table
 from simulator.errors import ConfigError
 from simulator.network.base import Step
 from simulator.topology.link import LINK_KINDS
+
+if TYPE_CHECKING:
+    from simulator.collectives.algorithm import Terms
+    from simulator.collectives.groups import Phase
 
 #: messages that one collective may stand for
 MOST_MESSAGES = 400_000
@@ -27,8 +30,9 @@ MOST_MESSAGES = 400_000
 MOST_PIECES = 32
 
 Nodes = list[list[int]]
-#: a table, where its ranks are, and its share of the bytes
-Placed = tuple[Table, Wiring, float]
+Load = tuple[tuple[int, ...], tuple[float, ...]]
+#: links and weights of a message from one rank to another
+Loads = Callable[[int, int], Load]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,8 @@ class Job:
 
     Parameters
     ----------
+    latency_s : float
+        Of the whole collective, with that of its routes.
     rate_bytes_per_s : float
         Progress of its flow alone in the network.
     by_host : bool
@@ -47,6 +53,7 @@ class Job:
     n_bytes: float
     shape: GroupShape
     terms: Terms
+    latency_s: float
     rate_bytes_per_s: float
     topology: Any
     by_host: bool
@@ -57,18 +64,106 @@ class Job:
         nics = self.topology.node.nics
         return nics.bandwidth_bytes_per_s / self.shape.nic_bytes_per_s if self.shape.n_nodes > 1 and nics else 1.0
 
+    def check(self, n_messages: int) -> None:
+        """Refuse to expand into too many messages.
 
-def collective_steps(job: Job, pattern: str, groups: Sequence[Sequence[int]]) -> tuple[Step, ...]:
-    """Expand a collective that several groups run at the same time.
+        Raises
+        ------
+        ConfigError
+            If there are more than :data:`MOST_MESSAGES`.
+        """
+        if n_messages > MOST_MESSAGES:
+            raise ConfigError(
+                f"{self.collective} over {self.shape.n_ranks} ranks is {n_messages} messages, "
+                f"and network 'chunk' takes {MOST_MESSAGES} at most",
+                hint="use --network flow, or fewer GPUs",
+            )
+
+    def load(self, source: int, target: int, scales: Scales) -> Load:
+        """Links and weights of a message between two ranks, per byte."""
+        if source // self.topology.gpus_per_node == target // self.topology.gpus_per_node:
+            return weighted((link, share * scales.inside) for link, share in self.topology.route(source, target))
+        kinds, nic = self.topology.arrays.kind, LINK_KINDS.index("nic")
+        route = self.topology.route(source, target, by_host=self.by_host)
+        at_nic = scales.nics * self.nic_factor
+        return weighted((link, share * (at_nic if kinds[link] == nic else scales.beyond)) for link, share in route)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A table, its share of the bytes, and how its messages reach the links.
+
+    Parameters
+    ----------
+    ranks : sequence of int
+        Global rank of each rank of the table.
+    loads : callable
+        From two global ranks to links and weights.
+    latency_s, rate_cap_bytes_per_s : float
+        Of every message.
+    streams : bool
+        Whether a rank passes data on while they arrive, in order for each target; otherwise it waits for them, and
+        ends the sends of one round before those of the next.
+    """
+
+    table: Table
+    n_bytes: float
+    ranks: Sequence[int]
+    loads: Loads
+    latency_s: float = 0.0
+    rate_cap_bytes_per_s: float = math.inf
+    streams: bool = False
+
+    def steps(self, first: int = 0) -> list[Step]:
+        """Return messages that wait for their data; ``first`` is the position of the first one among those of others."""
+        steps: list[Step] = []
+        arrivals: dict[tuple[int, int], list[int]] = defaultdict(list)
+        last_of: dict[tuple[int, int], list[int]] = {}
+        for sends in self.table.rounds:
+            sent: dict[tuple[int, int], list[int]] = defaultdict(list)
+            arrived: list[tuple[Send, int]] = []
+            for send in sends:
+                index = first + len(steps)
+                before = {i for chunk in self.table.chunks(send) for i in arrivals[send.source, chunk]}
+                line = (send.source, send.target if self.streams else -1)
+                earlier = last_of.get(line, [])
+                if not self.streams:
+                    before.update(earlier)
+                links, weights = self.loads(self.ranks[send.source], self.ranks[send.target])
+                steps.append(
+                    Step(
+                        latency_s=self.latency_s,
+                        n_bytes=self.table.bytes_of(send, self.n_bytes),
+                        links=links,
+                        weights=weights,
+                        rate_cap_bytes_per_s=self.rate_cap_bytes_per_s,
+                        after=() if self.streams else tuple(sorted(before)),
+                        through=tuple(sorted(before)) if self.streams else (),
+                        behind=tuple(earlier) if self.streams else (),
+                    )
+                )
+                sent[line].append(index)
+                arrived.append((send, index))
+            for send, index in arrived:
+                for chunk in self.table.chunks(send):
+                    arrivals[send.target, chunk].append(index)
+            last_of.update(sent)
+        return steps
+
+
+def on_channels(
+    job: Job, groups: Sequence[Sequence[int]], place: Callable[[Job, Nodes, int, int], Sequence[Placed]]
+) -> tuple[Step, ...]:
+    """Expand a collective that several groups run at the same time, channel by channel.
 
     Parameters
     ----------
     job : Job
         What to run.
-    pattern : str
-        ``ring``, ``tree``, ``nvls_tree`` or ``pat``.
     groups : sequence of sequence of int
         Global ranks of each group.
+    place : callable
+        Makes the tables of one channel of so many, from the ranks of each node.
 
     Raises
     ------
@@ -77,38 +172,47 @@ def collective_steps(job: Job, pattern: str, groups: Sequence[Sequence[int]]) ->
     """
     steps: list[Step] = []
     for group in groups:
-        nodes = _by_node(group, job.topology.gpus_per_node)
+        nodes = by_node(group, job.topology.gpus_per_node)
         regular = len({len(members) for members in nodes}) == 1
         n_channels = len(nodes[0]) if regular else 1
         for channel in range(n_channels):
-            for table, wiring, n_bytes in _TABLES[pattern](job, nodes, channel, n_channels):
-                _check_number(len(groups) * n_channels * table.n_sends, job)
-                steps += table_steps(table, n_bytes, wiring, len(steps))
+            for placed in place(job, nodes, channel, n_channels):
+                job.check(len(groups) * n_channels * placed.table.n_sends)
+                steps += placed.steps(len(steps))
     return tuple(steps)
 
 
-def exchange_steps(job: Job, traffic: tuple[Traffic, Traffic], scales: Scales) -> tuple[Step, ...]:
-    """Expand messages that all start at once.
-
-    Parameters
-    ----------
-    traffic : tuple of Traffic
-        Messages inside and between nodes, in bytes per byte of size.
-    scales : Scales
-        Bytes that links see per byte.
-    """
+def rounds_of_messages(job: Job, groups: Sequence[Sequence[int]], make: Callable[[int], Table]) -> tuple[Step, ...]:
+    """Expand a table that several groups run; each rank ends a round before it begins the next."""
+    table = make(len(groups[0]))
+    job.check(len(groups) * table.n_sends)
+    n_rounds = sum(1 for sends in table.rounds if sends)
     steps: list[Step] = []
-    _check_number(sum(len(part.source) for part in traffic), job)
-    for part, between in ((traffic[0], False), (traffic[1], True)):
+    for group in groups:
+        placed = Placed(
+            table=table, n_bytes=job.n_bytes, ranks=group, loads=lambda a, b: job.load(a, b, job.terms.scales),
+            latency_s=job.latency_s / max(1, n_rounds),
+            rate_cap_bytes_per_s=job.terms.cap_bytes_per_s * (job.terms.sent[0] or 1.0),
+        )  # fmt: skip
+        steps += placed.steps(len(steps))
+    return tuple(steps)
+
+
+def messages_at_once(job: Job, phases: Iterable[Phase]) -> tuple[Step, ...]:
+    """Expand traffic whose messages all start at once."""
+    steps: list[Step] = []
+    traffic = [part for phase in phases for part in (phase.inside, phase.between)]
+    job.check(sum(len(part.source) for part in traffic))
+    for part in traffic:
         for source, target, amount in zip(
             part.source.tolist(), part.target.tolist(), part.amount.tolist(), strict=True
         ):
             if source == target or amount <= 0.0:
                 continue
-            links, weights = _between(job, source, target, scales) if between else _inside(job, source, target, scales)
+            links, weights = job.load(source, target, job.terms.scales)
             steps.append(
                 Step(
-                    latency_s=job.terms.latency_s,
+                    latency_s=job.latency_s,
                     n_bytes=job.n_bytes * amount,
                     links=links,
                     weights=weights,
@@ -118,203 +222,71 @@ def exchange_steps(job: Job, traffic: tuple[Traffic, Traffic], scales: Scales) -
     return tuple(steps)
 
 
-def socket_steps(
-    collective: str, n_bytes: float, groups: Sequence[Sequence[int]], topology: Any, *, latency_s: float, by_host: bool
-) -> tuple[Step, ...]:
-    """Expand a collective of gloo: each rank ends a round before it begins the next.
+class Hops:
+    """Links of a channel's hops: over all wires of a GPU inside, through the NIC of the channel between nodes."""
 
-    Parameters
-    ----------
-    latency_s : float
-        Of all rounds together, apart from the wire.
-    """
-    table = ALGORITHMS["gloo"][collective](len(groups[0]))
+    def __init__(self, job: Job, nodes: Nodes, channel: int, scales: Scales) -> None:
+        per_node = job.topology.gpus_per_node
+        self._job = job
+        self._scales = scales
+        self._ports = {members[0] // per_node: members[channel % len(members)] for members in nodes}
+        self._members = {members[0] // per_node: members for members in nodes}
+        regular = job.shape.n_ranks == len(nodes) * job.shape.ranks_per_node
+        self._spreads = job.shape.wiring in ("mesh", "cube") and regular
+        self._known: dict[tuple[int, int], Load] = {}
 
-    def loads(source: int, target: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        return _weighted(topology.route(source, target, by_host=by_host))
+    def __call__(self, source: int, target: int) -> Load:
+        """Return links and weights of a message from one rank to another."""
+        if (source, target) not in self._known:
+            per_node = self._job.topology.gpus_per_node
+            a, b = source // per_node, target // per_node
+            if a != b:
+                load = self._job.load(self._ports[a], self._ports[b], self._scales)
+            elif self._spreads:
+                load = self._wires(source, self._members[a])
+            else:
+                load = self._job.load(source, target, self._scales)
+            self._known[source, target] = load
+        return self._known[source, target]
 
-    n_rounds = sum(1 for sends in table.rounds if sends)
-    steps: list[Step] = []
-    for group in groups:
-        wiring = Wiring(ranks=group, loads=loads, latency_s=latency_s / max(1, n_rounds))
-        steps += table_steps(table, n_bytes, wiring, len(steps))
-    return tuple(steps)
-
-
-def _check_number(n_messages: int, job: Job) -> None:
-    if n_messages > MOST_MESSAGES:
-        raise ConfigError(
-            f"{job.collective} over {job.shape.n_ranks} ranks is {n_messages} messages, "
-            f"and network 'chunk' takes {MOST_MESSAGES} at most",
-            hint="use --network flow, or fewer GPUs",
+    def _wires(self, source: int, members: list[int]) -> Load:
+        """Return a GPU's NVLinks to its group, all of which the rings together use evenly."""
+        topology = self._job.topology
+        row = link_matrix(topology.node)[source % topology.gpus_per_node]
+        lanes = {peer: row[peer % topology.gpus_per_node] for peer in members if peer != source}
+        total = sum(lanes.values())
+        return weighted(
+            (link, share * self._scales.inside * n_lanes / total)
+            for peer, n_lanes in lanes.items()
+            if n_lanes
+            for link, share in topology.route(source, peer)
         )
 
 
-def _by_node(group: Sequence[int], per_node: int) -> Nodes:
-    return [list(members) for _, members in groupby(sorted(group), key=lambda rank: rank // per_node)]
-
-
-def _rotated(members: list[int], k: int) -> list[int]:
-    k %= len(members)
-    return members[k:] + members[:k]
-
-
-def _ring(job: Job, nodes: Nodes, channel: int, n_channels: int) -> list[Placed]:
-    """One ring of several, each of which leaves and enters the nodes at another GPU.
-
-    The threads of a ring take one step after the other; a chain, which is a ring from its root on, passes pieces on as
-    they come. A channel is one thread block with its share of the bytes and of the links: it goes no faster while the
-    bytes of another channel have not yet come as far.
-    """
-    order = [rank for members in nodes for rank in _rotated(members, channel)]
-    n, m = len(order), job.shape.ranks_per_node
-    traffic = ring_traffic(job.collective, n)
-    share = (m - 1) / m if len(nodes) > 1 else 1.0
-    scales = _scales(job, job.terms.inside_load / (traffic * share) if m > 1 else 0.0, traffic)
-    loads, cap = _loads(job, nodes, channel, scales), job.terms.cap_bytes_per_s * traffic / n_channels
-    is_chain = job.collective in ("broadcast", "reduce")
-    if is_chain:
-        order = _rotated(order, order.index(nodes[0][0]))
-        n_pieces, latency_s = _pipeline(job, n - 1)
-        cap = job.rate_bytes_per_s / n_channels
-        table = (ring.broadcast if job.collective == "broadcast" else ring.reduce)(n, n_pieces)
-    else:
-        table = ALGORITHMS["ring"][job.collective](n)
-        latency_s = job.terms.latency_s / len(table.rounds)
-    wiring = Wiring(ranks=order, loads=loads, latency_s=latency_s, rate_cap_bytes_per_s=cap, streams=is_chain)
-    return [(table, wiring, job.n_bytes / n_channels)]
-
-
-def _tree(job: Job, nodes: Nodes, channel: int, n_channels: int) -> list[Placed]:
-    """A double binary tree over nodes, with a chain inside each."""
-    chains = [_rotated(members, channel) for members in nodes]
-    m = job.shape.ranks_per_node
-    inside = job.terms.inside_load / (2.0 * (m - 1) / m) if m > 1 else 0.0
-    return _over_chains(job, nodes, chains, (channel, n_channels), inside)
-
-
-def _nvls_tree(job: Job, nodes: Nodes, channel: int, n_channels: int) -> list[Placed]:
-    """A double binary tree over nodes; the switch of a node sums before it and multicasts after it."""
-    chains = [_rotated(members, channel)[:2] for members in nodes]
-    return _over_chains(
-        job, nodes, chains, (channel, n_channels), job.terms.inside_load * job.shape.ranks_per_node / 2.0
-    )
-
-
-def _over_chains(job: Job, nodes: Nodes, chains: Nodes, which: tuple[int, int], inside: float) -> list[Placed]:
-    """Both trees of one channel of so many; each node's chain ends in the GPU that talks to other nodes.
-
-    NCCL divides the threads of a channel once between summing up and passing down (half and half under Simple, seven
-    to three under LL and LL128): sums do not go faster while the first of them are still on their way to the root.
-    So no message is faster than all of them are together.
-
-    References
-    ----------
-    NVIDIA/nccl v2.30.7, ``src/device/all_reduce.h``.
-    """
-    channel, n_channels = which
-    order = [rank for chain in chains for rank in chain]
-    heads = np.cumsum([0, *map(len, chains)]).tolist()
-    trees = []
-    for parents in tree.double_binary_tree(len(nodes)):
-        found: list[int] = []
-        for node, chain in enumerate(chains):
-            found.append(heads[parents[node]] if parents[node] >= 0 else -1)
-            found += range(heads[node], heads[node] + len(chain) - 1)
-        trees.append(tuple(found))
-    deepest = max(max(tree.depths(parents)) for parents in trees)
-    n_pieces, latency_s = _pipeline(job, 2 * deepest)
-    loads = _loads(job, nodes, channel, _scales(job, inside, tree_traffic(len(nodes))))
-    pace = job.rate_bytes_per_s / n_channels / 2
-    wiring = Wiring(ranks=order, loads=loads, latency_s=latency_s, rate_cap_bytes_per_s=pace, streams=True)
-    return [(tree.all_reduce_over(parents, n_pieces), wiring, job.n_bytes / n_channels / 2) for parents in trees]
-
-
-def _pat(job: Job, nodes: Nodes, channel: int, n_channels: int) -> list[Placed]:
-    """Logarithmic rounds with the bytes of the ring."""
-    order = [members[0] for members in nodes]
-    table = (binomial.all_gather if job.collective == "all_gather" else binomial.reduce_scatter)(len(order))
-    scales = _scales(job, 0.0, ring_traffic(job.collective, len(order)))
-    latency_s = job.terms.latency_s / len(table.rounds)
-    wiring = Wiring(ranks=order, loads=_loads(job, nodes, 0, scales), latency_s=latency_s)
-    return [(table, wiring, job.n_bytes)]
-
-
-_TABLES: dict[str, Callable[[Job, Nodes, int, int], list[Placed]]] = {
-    "ring": _ring,
-    "tree": _tree,
-    "nvls_tree": _nvls_tree,
-    "pat": _pat,
-}
-#: patterns that :func:`collective_steps` expands
-TABLED = tuple(_TABLES)
-
-
-def _pipeline(job: Job, depth: int) -> tuple[int, float]:
+def pipeline(job: Job, depth: int) -> tuple[int, float]:
     """Pieces of a buffer that is passed on ``depth`` times, and the latency of a message.
 
     A rank passes on what one slot of its connection holds, not a whole piece: the time to fill that slot belongs to
     the latency of a hop, where it was measured (or is priced apart: LL between nodes, chains of nodes).
     """
-    wire_s, latency_s = job.n_bytes / job.rate_bytes_per_s, job.terms.latency_s
-    share = wire_s / (wire_s + latency_s) if wire_s + latency_s > 0.0 else 0.0
-    return max(1, math.ceil(MOST_PIECES * share)), latency_s / depth
+    wire_s = job.n_bytes / job.rate_bytes_per_s
+    share = wire_s / (wire_s + job.latency_s) if wire_s + job.latency_s > 0.0 else 0.0
+    return max(1, math.ceil(MOST_PIECES * share)), job.latency_s / depth
 
 
-def _scales(job: Job, inside: float, traffic: float) -> Scales:
-    """Return what links see per byte of a hop, where each node sends ``traffic`` bytes per byte of progress."""
-    if not traffic:
-        return Scales(inside=inside)
-    return Scales(inside=inside, nics=job.terms.between_load / traffic, beyond=job.terms.between_bytes / traffic)
+def by_node(group: Sequence[int], per_node: int) -> Nodes:
+    """Return the ranks of each node, ascending."""
+    return [list(members) for _, members in groupby(sorted(group), key=lambda rank: rank // per_node)]
 
 
-def _loads(job: Job, nodes: Nodes, channel: int, scales: Scales) -> Loads:
-    """Return the links of a hop: over all wires of a GPU inside, through the NIC of the channel between nodes."""
-    per_node = job.topology.gpus_per_node
-    ports = {members[0] // per_node: members[channel % len(members)] for members in nodes}
-    spread = job.shape.wiring in ("mesh", "cube") and job.shape.n_ranks == len(nodes) * job.shape.ranks_per_node
-    members_of = {members[0] // per_node: members for members in nodes}
-    known: dict[tuple[int, int], tuple[tuple[int, ...], tuple[float, ...]]] = {}
-
-    def loads(source: int, target: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        if (source, target) not in known:
-            a, b = source // per_node, target // per_node
-            if a != b:
-                known[source, target] = _between(job, ports[a], ports[b], scales)
-            elif spread:
-                known[source, target] = _wires(job, source, members_of[a], scales.inside)
-            else:
-                known[source, target] = _inside(job, source, target, scales)
-        return known[source, target]
-
-    return loads
+def rotated(members: list[int], k: int) -> list[int]:
+    """Return a list that begins at its k-th member."""
+    k %= len(members)
+    return members[k:] + members[:k]
 
 
-def _wires(job: Job, source: int, members: list[int], scale: float) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return a GPU's NVLinks to its group, all of which the rings together use evenly."""
-    per_node = job.topology.gpus_per_node
-    row = link_matrix(job.topology.node)[source % per_node]
-    lanes = {peer: row[peer % per_node] for peer in members if peer != source and row[peer % per_node]}
-    total = sum(lanes.values())
-    return _weighted(
-        (link, share * scale * n_lanes / total)
-        for peer, n_lanes in lanes.items()
-        for link, share in job.topology.route(source, peer)
-    )
-
-
-def _inside(job: Job, source: int, target: int, scales: Scales) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    return _weighted((link, share * scales.inside) for link, share in job.topology.route(source, target))
-
-
-def _between(job: Job, source: int, target: int, scales: Scales) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    kinds, nic = job.topology.arrays.kind, LINK_KINDS.index("nic")
-    route = job.topology.route(source, target, by_host=job.by_host)
-    at_nic = scales.nics * job.nic_factor
-    return _weighted((link, share * (at_nic if kinds[link] == nic else scales.beyond)) for link, share in route)
-
-
-def _weighted(route: Iterable[tuple[int, float]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def weighted(route: Iterable[tuple[int, float]]) -> Load:
+    """Return the links of a route, ascending and each once, with the sums of their weights."""
     found: dict[int, float] = {}
     for link, weight in route:
         if weight:

@@ -2,97 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
-from simulator.collectives import patterns
-from simulator.collectives.constants import Between, Inside
-from simulator.collectives.cost import Exchange, Terms, messages_terms, terms, tree_traffic
-from simulator.collectives.loads import FloatArray, Scales, Traffic, link_loads, nic_links
-from simulator.collectives.messages import TABLED, Job, collective_steps, exchange_steps
+from simulator import collectives
+from simulator.collectives.algorithm import Algorithm
+from simulator.collectives.groups import Groups, Phase
+from simulator.collectives.loads import FloatArray, Scales, link_loads, nic_links
+from simulator.collectives.messages import Job, messages_at_once
 from simulator.collectives.shape import GroupShape, shape_of
-from simulator.collectives.sockets import SOCKET_CLASSES, socket_flow, socket_messages
-from simulator.collectives.tuner import choose
+from simulator.collectives.tuner import Described, describe_collective
 from simulator.errors import ConfigError
-from simulator.network.base import Flow, Step, capacities
+from simulator.network.base import Flow, capacities
 
-#: collective -> family that prices and routes it
-COLLECTIVES = {
-    "all_reduce": "nccl",
-    "all_gather": "nccl",
-    "reduce_scatter": "nccl",
-    "broadcast": "nccl",
-    "reduce": "nccl",
-    "all_to_all": "messages",
-    "gather": "messages",
-    "scatter": "messages",
-    "send_recv": "messages",
-}
-Groups = tuple[tuple[int, ...], ...]
+Ranks = tuple[tuple[int, ...], ...]
+Pairs = tuple[tuple[int, int], ...]
+
+#: groups of a collective, or messages, of which the longest route is looked for
+_LOOKED_AT = 8
+_NOTHING = Flow(latency_s=0.0, n_bytes=0.0, label="none")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
-    """What was decided about a collective: its communicator, the choice and the price."""
-
-    shape: GroupShape
-    label: str
-    pattern: str
-    terms: Terms
-
-
-def describe_collective(
-    collective: str,
-    n_bytes: int,
-    shape: GroupShape,
-    *,
-    algorithm: str | None = None,
-    protocol: str | None = None,
-    pipelined: bool = False,
-    eight_bit_float: bool = False,
-    constants: tuple[Inside, Between] | None = None,
-) -> Described:
-    """Choose and price a collective of a communicator, without looking at links.
-
-    Raises
-    ------
-    ConfigError
-        If the collective is unknown, or the restriction leaves nothing to choose.
-    """
-    if collective not in COLLECTIVES:
-        raise ConfigError(f"collective '{collective}' is unknown", hint=f"one of {', '.join(COLLECTIVES)}")
-    n, m, nodes = shape.n_ranks, shape.ranks_per_node, shape.n_nodes
-    if n == 1:
-        idle = Terms(latency_s=0.0, inside_load=0.0, between_load=0.0)
-        return Described(shape=shape, label="none", pattern="none", terms=idle)
-    if COLLECTIVES[collective] == "nccl":
-        choice = choose(collective, n_bytes, shape, algorithm, protocol, eight_bit_float=eight_bit_float)
-        price = terms(collective, n_bytes, shape, choice, pipelined=pipelined, constants=constants)
-        label = f"{choice.algorithm}/{choice.protocol}"
-        return Described(shape=shape, label=label, pattern=choice.algorithm, terms=price)
-    senders = m if collective == "all_to_all" else 1
-    if collective == "send_recv":
-        exchange = Exchange(inside_traffic=1.0, between_traffic=float(nodes > 1), n_inside=1, n_between=int(nodes > 1))
-    else:
-        exchange = Exchange(
-            inside_traffic=(m - 1) / n,
-            between_traffic=senders * (n - m) / n,
-            n_inside=m - 1,
-            n_between=n - m,
-            message_share=1.0 / n,
-        )
-    price = messages_terms(n_bytes, shape, exchange, constants)
-    return Described(shape=shape, label="p2p/simple", pattern=collective, terms=price)
-
-
-@lru_cache(maxsize=4096)
 def plan_collective(
     collective: str,
     n_bytes: int,
-    groups: Groups,
+    groups: Ranks,
     topology: Any,
     *,
     transport: str | None = None,
@@ -107,7 +45,7 @@ def plan_collective(
     Parameters
     ----------
     collective : str
-        One of :data:`COLLECTIVES`.
+        One of :data:`simulator.collectives.COLLECTIVES`.
     n_bytes : int
         Size as nccl-tests counts it: the whole gathered buffer for all-gather and reduce-scatter.
     groups : tuple of tuple of int
@@ -121,8 +59,7 @@ def plan_collective(
     nccl : str, optional
         NCCL version, where it is not that of the cluster file.
     pipelined : bool
-        Whether it is one of many back to back, as in nccl-tests: see
-        :func:`simulator.collectives.cost.terms`.
+        Whether it is one of many back to back, as in nccl-tests: a broadcast or reduce then costs its root no hops.
 
     Returns
     -------
@@ -133,25 +70,42 @@ def plan_collective(
     ------
     ConfigError, UnroutableError
     """
+    known = tuple(collectives.ALGORITHMS.values())
+    forced = (algorithm, protocol)
+    return _collective(
+        known, collective, n_bytes, groups, topology, transport, forced, eight_bit_float, nccl, pipelined
+    )
+
+
+@lru_cache(
+    maxsize=4096
+)  # plans of a search and layers of a program ask for the same ones; new algorithms make new answers
+def _collective(
+    known: tuple[Algorithm, ...],
+    collective: str,
+    n_bytes: int,
+    groups: Ranks,
+    topology: Any,
+    transport: str | None,
+    forced: tuple[str | None, str | None],
+    eight_bit_float: bool,
+    nccl: str | None,
+    pipelined: bool,
+) -> Flow:
     shape = _shape(groups, topology, transport, nccl)
-    if shape.protocol in SOCKET_CLASSES:
-        return socket_flow(collective, n_bytes, groups, topology, by_host=_by_host(topology, shape))
+    if shape.n_ranks == 1:
+        return _NOTHING
     described = describe_collective(
-        collective, n_bytes, shape, algorithm=algorithm, protocol=protocol, pipelined=pipelined,
+        collective, n_bytes, shape, algorithm=forced[0], protocol=forced[1], pipelined=pipelined,
         eight_bit_float=eight_bit_float,
     )  # fmt: skip
-    if described.pattern == "none":
-        return Flow(latency_s=0.0, n_bytes=0.0, label="none")
-    flow = _flow(described, n_bytes, _unit_loads(described.pattern, groups, topology, transport), topology)
-    job = _job(collective, described, flow, topology)
-    if described.pattern in TABLED:
-        return replace(flow, expand=partial(collective_steps, job, described.pattern, groups))
-    return replace(flow, expand=partial(_exchanged, job, described, groups))
+    chosen = described.choice.algorithm
+    unit = _unit_loads(chosen, "" if chosen.has_one_pattern else collective, groups, topology, transport)
+    job, flow = _job_and_flow(collective, described, n_bytes, unit, groups, topology)
+    return replace(flow, expand=partial(chosen.messages, job, groups))
 
 
-def plan_transfer(
-    n_bytes: int, pairs: tuple[tuple[int, int], ...], topology: Any, *, transport: str | None = None
-) -> Flow:
+def plan_transfer(n_bytes: int, pairs: Pairs, topology: Any, *, transport: str | None = None) -> Flow:
     """Turn point-to-point messages that are sent at the same time into a flow.
 
     Parameters
@@ -161,59 +115,53 @@ def plan_transfer(
     pairs : tuple of (int, int)
         (source, destination) global ranks.
     """
-    return _plan_transfer(int(n_bytes), pairs, topology, transport)
+    return _transfer(int(n_bytes), tuple((a, b) for a, b in pairs if a != b), topology, transport)
 
 
-@lru_cache(maxsize=4096)
-def _plan_transfer(n_bytes: int, pairs: tuple[tuple[int, int], ...], topology: Any, transport: str | None) -> Flow:
-    moving = tuple((a, b) for a, b in pairs if a != b)
-    if not moving:
-        return Flow(latency_s=0.0, n_bytes=0.0, label="none")
-    per_node = topology.gpus_per_node
-    source, target = np.array(moving, dtype=np.int64).T
-    same = source // per_node == target // per_node
-    far = moving[int(np.argmin(same))]
-    shape = shape_of(far, topology, transport)
-    if shape.protocol in SOCKET_CLASSES:
-        return socket_messages(n_bytes, moving, topology, by_host=_by_host(topology, shape))
-    exchange = Exchange(
-        inside_traffic=1.0,
-        between_traffic=float(not same.all()),
-        n_inside=int(same.any()),
-        n_between=int(not same.all()),
+@lru_cache(maxsize=4096)  # as for collectives
+def _transfer(n_bytes: int, pairs: Pairs, topology: Any, transport: str | None) -> Flow:
+    if not pairs:
+        return _NOTHING
+    far = next((pair for pair in pairs if topology.node_of(pair[0]) != topology.node_of(pair[1])), pairs[0])
+    described = describe_collective("send_recv", n_bytes, shape_of(far, topology, transport))
+    groups = Groups(pairs, described.shape, topology)
+    phase = Phase(*groups.split(groups.given[:, 0], groups.given[:, 1], np.ones(len(pairs))))
+    unit = _routed([phase], topology, described.shape)
+    job, flow = _job_and_flow("send_recv", described, n_bytes, unit, pairs, topology)
+    return replace(flow, expand=partial(messages_at_once, job, [phase]))
+
+
+def _job_and_flow(
+    collective: str, described: Described, n_bytes: int, unit: UnitLoads, groups: Ranks, topology: Any
+) -> tuple[Job, Flow]:
+    """Scale unit loads by traffic over efficiency and add them up; phases that follow one another wait for links."""
+    price = described.terms
+    weights, rate, waiting_s_per_byte = _weights(unit, price.scales)
+    latency_s = price.latency_s + (price.n_trips * _trip_s(groups, topology) if price.n_trips else 0.0)
+    flow = Flow(
+        latency_s=latency_s + n_bytes * waiting_s_per_byte,
+        n_bytes=float(n_bytes),
+        links=unit.links,
+        weights=weights,
+        rate_cap_bytes_per_s=price.cap_bytes_per_s,
+        label=described.choice.label,
+        alone_bytes_per_s=min(rate, price.cap_bytes_per_s),
     )
-    price = messages_terms(n_bytes, shape, exchange)
-    amount = np.ones(len(moving))
-    traffic = (
-        Traffic(source=source[same], target=target[same], amount=amount[same]),
-        Traffic(source=source[~same], target=target[~same], amount=amount[~same]),
-    )
-    described = Described(shape=shape, label="p2p/simple", pattern="send", terms=price)
-    flow = _flow(described, n_bytes, _routed(traffic, topology, shape), topology)
-    job = _job("send_recv", described, flow, topology)
-    return replace(flow, expand=partial(exchange_steps, job, traffic, _scales(described)))
-
-
-def _job(collective: str, described: Described, flow: Flow, topology: Any) -> Job:
-    return Job(
+    job = Job(
         collective=collective,
         n_bytes=flow.n_bytes,
         shape=described.shape,
-        terms=described.terms,
+        terms=price,
+        latency_s=latency_s,
         rate_bytes_per_s=flow.alone_bytes_per_s,
         topology=topology,
         by_host=_by_host(topology, described.shape),
     )
+    return job, flow
 
 
-def _exchanged(job: Job, described: Described, groups: Groups) -> tuple[Step, ...]:
-    """Messages of all groups, which start at once."""
-    arranged = patterns.Groups(groups, described.shape, job.topology)
-    return exchange_steps(job, patterns.PATTERNS[described.pattern](arranged), _scales(described))
-
-
-@lru_cache(maxsize=1024)
-def _shape(groups: Groups, topology: Any, transport: str | None, nccl: str | None = None) -> GroupShape:
+@lru_cache(maxsize=1024)  # counts ranks on nodes, which is long for large groups
+def _shape(groups: Ranks, topology: Any, transport: str | None, nccl: str | None = None) -> GroupShape:
     """Shape of the group that sets the pace: the one over most nodes."""
     if not groups or not groups[0]:
         raise ConfigError("a collective needs at least one group with at least one rank")
@@ -222,88 +170,85 @@ def _shape(groups: Groups, topology: Any, transport: str | None, nccl: str | Non
     return shape_of(widest, topology, transport, nccl=nccl)
 
 
+@lru_cache(maxsize=4096)  # a route for each rank
+def _trip_s(groups: Ranks, topology: Any) -> float:
+    """Longest time for a first byte between neighbours of a group."""
+    longest_s: float = max(
+        topology.route_latency_s(topology.route(a, b))
+        for group in groups[:_LOOKED_AT]
+        for a, b in zip(group, (*group[1:], group[0]), strict=True)
+        if a != b
+    )
+    return longest_s
+
+
 def _by_host(topology: Any, shape: GroupShape) -> bool:
     spec = topology.transports.get(shape.transport)
     return spec is not None and not spec.gpu_direct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class UnitLoads:
-    """Links that a pattern uses, and their loads for one unit of traffic inside, over NICs and beyond them."""
+class PhaseLoads:
+    """Loads of links for one unit of traffic inside, over NICs and beyond them, and how often the phase comes."""
 
-    links: tuple[int, ...]
     inside: FloatArray
     nics: FloatArray
     beyond: FloatArray
+    n_times: int = 1
+
+    def scaled(self, scales: Scales) -> FloatArray:
+        """Loads of the raw links."""
+        return self.inside * scales.inside + self.nics * scales.nics + self.beyond * scales.beyond
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UnitLoads:
+    """Links that an algorithm uses, and their loads phase by phase."""
+
+    links: tuple[int, ...]
     capacity_bytes_per_s: FloatArray
+    phases: tuple[PhaseLoads, ...]
 
 
-@lru_cache(maxsize=512)
-def _unit_loads(pattern: str, groups: Groups, topology: Any, transport: str | None) -> UnitLoads:
-    """Loads of a pattern for one unit of traffic."""
+@lru_cache(maxsize=512)  # routing is most of the work, and the same for all sizes
+def _unit_loads(
+    algorithm: Algorithm, collective: str, groups: Ranks, topology: Any, transport: str | None
+) -> UnitLoads:
     shape = _shape(groups, topology, transport)
-    arranged = patterns.Groups(groups, shape, topology)
-    return _routed(patterns.PATTERNS[pattern](arranged), topology, shape)
+    return _routed(algorithm.phases(collective, Groups(groups, shape, topology)), topology, shape)
 
 
-def _routed(traffic: tuple[Traffic, Traffic], topology: Any, shape: GroupShape) -> UnitLoads:
-    inside = link_loads(traffic[0], topology)
-    between = link_loads(traffic[1], topology, by_host=_by_host(topology, shape))
+def _routed(phases: Sequence[Phase], topology: Any, shape: GroupShape) -> UnitLoads:
     at_nic = nic_links(topology)
-    if shape.n_nodes > 1 and topology.node.nics is not None:
-        between[at_nic] *= topology.node.nics.bandwidth_bytes_per_s / shape.nic_bytes_per_s
-    used = np.flatnonzero(inside + between)
+    by_host = _by_host(topology, shape)
+    loads = []
+    for phase in phases:
+        between = link_loads(phase.between, topology, by_host=by_host)
+        if shape.n_nodes > 1 and topology.node.nics is not None:
+            between[at_nic] *= topology.node.nics.bandwidth_bytes_per_s / shape.nic_bytes_per_s
+        loads.append((link_loads(phase.inside, topology), between, phase.n_times))
+    used = np.flatnonzero(sum(inside + between for inside, between, _ in loads))
     return UnitLoads(
         links=tuple(used.tolist()),
-        inside=inside[used],
-        nics=np.where(at_nic, between, 0.0)[used],
-        beyond=np.where(at_nic, 0.0, between)[used],
         capacity_bytes_per_s=capacities(topology)[used],
+        phases=tuple(
+            PhaseLoads(
+                inside=inside[used],
+                nics=np.where(at_nic, between, 0.0)[used],
+                beyond=np.where(at_nic, 0.0, between)[used],
+                n_times=n_times,
+            )
+            for inside, between, n_times in loads
+        ),
     )
 
 
-def _flow(described: Described, n_bytes: int, unit: UnitLoads, topology: Any) -> Flow:
-    """Scale unit loads by traffic over efficiency and add them up."""
-    price = described.terms
-    weights, rate = _weights(unit, _scales(described))
-    return Flow(
-        latency_s=price.latency_s,
-        n_bytes=float(n_bytes),
-        links=unit.links,
-        weights=weights,
-        rate_cap_bytes_per_s=price.cap_bytes_per_s,
-        label=described.label,
-        alone_bytes_per_s=min(rate, price.cap_bytes_per_s),
-    )
-
-
-@lru_cache(maxsize=512)
-def _weights(unit: UnitLoads, scales: Scales) -> tuple[tuple[float, ...], float]:
-    """Loads of the raw links, and the rate that they allow; the same for all sizes under one protocol."""
-    weights = unit.inside * scales.inside + unit.nics * scales.nics + unit.beyond * scales.beyond
-    loaded = weights > 0.0
-    rate = float((unit.capacity_bytes_per_s[loaded] / weights[loaded]).min(initial=np.inf))
-    return tuple(weights.tolist()), rate
-
-
-def _scales(described: Described) -> Scales:
-    """Factors from the unit traffic of the pattern to what the raw links see."""
-    price, shape, pattern = described.terms, described.shape, described.pattern
-    m, nodes, n = shape.ranks_per_node, shape.n_nodes, shape.n_ranks
-    if pattern in ("ring", "pat"):
-        unit_inside, unit_between = (m - 1) / m if nodes > 1 else 1.0, 1.0
-    elif pattern == "tree":
-        unit_inside, unit_between = 2.0 * (m - 1) / m, tree_traffic(nodes)
-    elif pattern in ("nvls", "nvls_tree", "collnet_direct", "collnet_chain"):
-        unit_inside, unit_between = 1.0, tree_traffic(nodes) if pattern == "nvls_tree" else 1.0
-    elif pattern == "all_to_all":
-        unit_inside, unit_between = (m - 1) / n, m * (n - m) / n
-    elif pattern in ("gather", "scatter"):
-        unit_inside, unit_between = (m - 1) / n, (n - m) / n
-    else:
-        unit_inside, unit_between = 1.0, 1.0
-    return Scales(
-        inside=price.inside_load / unit_inside if unit_inside else 0.0,
-        nics=price.between_load / unit_between if unit_between else 0.0,
-        beyond=price.between_bytes / unit_between if unit_between else 0.0,
-    )
+@lru_cache(maxsize=512)  # flows of one group share their links and weights, which the network recognises
+def _weights(unit: UnitLoads, scales: Scales) -> tuple[tuple[float, ...], float, float]:
+    """Loads of the raw links, the rate that they allow, and how much longer a byte takes since phases do not overlap."""
+    loads = [(phase.n_times, phase.scaled(scales)) for phase in unit.phases]
+    weights = np.sum([n_times * load for n_times, load in loads], axis=0)
+    level = float((weights / unit.capacity_bytes_per_s).max(initial=0.0))
+    apart = sum(n_times * float((load / unit.capacity_bytes_per_s).max(initial=0.0)) for n_times, load in loads)
+    waiting_s_per_byte = max(0.0, apart - level) if len(loads) > 1 else 0.0
+    return tuple(weights.tolist()), 1.0 / level if level else np.inf, waiting_s_per_byte

@@ -1,13 +1,43 @@
-"""Ring algorithms: every rank sends to the next; bandwidth-optimal, latency grows with the number of ranks.
+"""Rings: every rank sends to the next; bandwidth-optimal, latency grows with the number of ranks.
 
 References
 ----------
-Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69 (2009).
+Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69 (2009);
+NVIDIA/nccl v2.30.7, ``src/graph/tuning.cc`` (estimate, and structure of the latency terms).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+from simulator.collectives.algorithm import Algorithm, Case, Terms, by_name
+from simulator.collectives.groups import Groups, Phase
+from simulator.collectives.loads import Scales, Traffic
+from simulator.collectives.messages import Hops, Job, Nodes, Placed, on_channels, pipeline, rotated
+from simulator.collectives.nccl import LL, REDUCING, SIMPLE, TREE_US, LinkLatency, Question, is_legacy, n_steps
+from simulator.collectives.shape import GroupShape
 from simulator.collectives.table import Send, Table
+from simulator.network.base import Step
+
+#: bytes of one ring step that the threads of one channel move in one go under LL (512 threads x 8 B)
+LL_LINE_BYTES = 4096
+#: largest chunk of a ring step on one channel under Simple
+SIMPLE_CHUNK_BYTES = 2 * 1024 * 1024
+#: what one channel buffers under LL: a benchmark's operations below it do not wait for each other
+LL_WINDOW_BYTES = 16 * 1024
+#: what a node takes in before it passes it on in a chain of nodes (broadcast, reduce), on one channel, by protocol
+CHAIN_CHUNK_BYTES = (0, 512 * 1024, 1024 * 1024)
+#: share of the trip along a chain for which a channel waits for its credits
+CREDIT_SHARE = 0.6
+
+# NCCL's figures in GB/s; one row per generation, columns: 1 node, 2 nodes, more nodes
+LL_MAX = ((39.0, 39.0, 20.4), (87.7, 22.5, 19.0), (141.0, 45.0, 35.0), (282.0, 90.0, 70.0))
+_LL128_CHANNEL = ((20.0,) * 3, (20.0,) * 3, (36.7,) * 3, (40.0,) * 3)
+_LATENCY_US = LinkLatency((6.6, 14.0, 8.4), (0.6, 1.9, 3.4), (1.0, 2.5, 5.7), (2.7, 4.0, 14.0))
+_LONGEST_8_BIT_RING = 8
+_NEVER_US = 1e12
+_CHAINS = ("broadcast", "reduce")
 
 
 def _reduce_rounds(n: int) -> list[tuple[Send, ...]]:
@@ -65,3 +95,158 @@ def reduce(n_ranks: int, n_pieces: int = 8) -> Table:
     """Pieces are summed along the chain towards the root."""
     rounds = _chain(n_ranks, n_pieces, towards_root=True)
     return Table(collective="reduce", n_ranks=n_ranks, n_chunks=n_pieces, rounds=rounds)
+
+
+def hop_bytes(collective: str, n_ranks: int) -> float:
+    """Bytes that each rank of a ring sends per byte of size."""
+    return n_steps(collective, n_ranks) / n_ranks
+
+
+class Ring(Algorithm):
+    """NCCL's ring: several channels, each a ring that leaves and enters the nodes at another GPU."""
+
+    name = "ring"
+    has_one_pattern = True
+    tables = by_name(all_reduce, all_gather, reduce_scatter, broadcast, reduce)
+
+    def estimate_us(self, question: Question, protocol: str) -> float:
+        """NCCL's estimate; rings of more than eight ranks do not add up 8-bit floats."""
+        shape, collective, channels = question.shape, question.collective, question.channels
+        n, bus = shape.n_ranks, question.bus
+        if question.eight_bit_float and collective in REDUCING and n > _LONGEST_8_BIT_RING:
+            return _NEVER_US + question.n_bytes
+        if protocol == "ll":
+            vendor_row = question.row if shape.n_nodes == 1 else int(shape.cpu_vendor == "amd")
+            bus = min(LL_MAX[vendor_row][question.column], (0.25 if is_legacy(shape) else 0.5) * bus)
+        elif protocol == "ll128":
+            bus = min(0.92 * bus, channels.n_channels * _LL128_CHANNEL[question.row][question.column])
+        latency_us = self._latency_us(question, protocol)
+        plateau = protocol == "simple" and collective == "all_reduce" and shape.n_nodes > 1
+        if plateau and question.n_bytes / (channels.n_channels * n) >= 64:
+            latency_us *= 1.9 if shape.generation == "volta" else 1.4
+        return question.time_us(latency_us, bus / hop_bytes(collective, n))
+
+    def _latency_us(self, question: Question, protocol: str) -> float:
+        shape, collective = question.shape, question.collective
+        base = _LATENCY_US.base[("ll", "ll128", "simple").index(protocol)]
+        intra, inter = question.intra_us(_LATENCY_US, protocol), question.inter_us(_LATENCY_US, protocol)
+        steps = n_steps(collective, shape.n_ranks)
+        if collective in _CHAINS:
+            if shape.wiring == "switch" and shape.n_nodes == 1:  # all rings visit the GPUs in the same order
+                return base + intra
+            hop = intra if shape.n_nodes == 1 else inter
+            if protocol == "simple":
+                inside = TREE_US.pcie if shape.wiring == "pcie" else TREE_US.nvlink
+                hop = (inside if shape.n_nodes == 1 else TREE_US.net)[SIMPLE]
+            return base + steps * hop
+        n_inter = (2 if collective == "all_reduce" else 1) * (shape.n_nodes - 1)
+        post = 0.0
+        if shape.n_nodes > 1:
+            post = (2.0 if shape.cpu_vendor == "amd" else 1.0) * (3 if protocol == "simple" else 1)
+        return base + (steps - n_inter) * max(intra, post) + n_inter * inter
+
+    def terms(self, case: Case) -> Terms:
+        """Steps inside and between nodes, what the threads of a channel do in each, and the bytes of the ring."""
+        shape, inside, between, p = case.shape, case.inside, case.between, case.p
+        n, m, n_channels = shape.n_ranks, shape.ranks_per_node, case.n_channels
+        is_chain = case.collective in _CHAINS
+        n_inside, n_between = self.steps(case)
+        latency_s = inside.ring.base_s[p] + n_inside * inside.ring.hop_s[p]
+        if shape.n_nodes > 1:
+            message_bytes = case.n_bytes / (n * n_channels)
+            latency_s += between.ring.base_s[p] + n_between * between.ring.hop_s[p]
+            latency_s += n_between * case.handshake_s(message_bytes, between.rendezvous.ring_bytes)
+            if is_chain:
+                chunk_bytes = min(case.n_bytes / n_channels, CHAIN_CHUNK_BYTES[p])
+                rate = shape.n_nics * shape.nic_bytes_per_s * between.ring.efficiency[p]
+                latency_s += n_between * chunk_bytes * n_channels / rate
+        if p == LL:
+            n_lines = n if is_chain else n_inside + n_between
+            latency_s += n_lines * min(case.n_bytes / n, LL_LINE_BYTES) / inside.line_bytes_per_s
+        elif p == SIMPLE:
+            chunk_bytes = min(case.n_bytes / ((1 if is_chain else n) * n_channels), SIMPLE_CHUNK_BYTES)
+            latency_s += inside.tail * chunk_bytes * n_channels / (shape.nvlink_bytes_per_s * inside.ring.efficiency[p])
+        traffic = hop_bytes(case.collective, n)
+        share = _inside_share(shape)
+        credits_bytes_per_s = self._credits_rate(case) if p == LL and is_chain and shape.n_nodes > 1 else math.inf
+        copied = 0.0 if p == LL or is_chain else self._copied(case)
+        return Terms(
+            latency_s=latency_s,
+            scales=Scales(
+                inside=(traffic + copied / share) / inside.ring.efficiency[p] if m > 1 else 0.0,
+                nics=traffic / between.ring.efficiency[p],
+                beyond=traffic,
+            ),
+            sent=(share, float(shape.n_nodes > 1)),
+            cap_bytes_per_s=min(credits_bytes_per_s, case.sockets_bytes_per_s / traffic),
+        )
+
+    def steps(self, case: Case) -> tuple[int, int]:
+        """Steps within nodes and between nodes that follow one another."""
+        n, nodes = case.shape.n_ranks, case.shape.n_nodes
+        if case.collective in _CHAINS:
+            fits = case.protocol == "ll" and case.n_bytes < case.n_channels * LL_WINDOW_BYTES
+            return (0, 0) if case.pipelined and (nodes == 1 or fits) else (n - nodes, nodes - 1)
+        n_between = (2 if case.collective == "all_reduce" else 1) * (nodes - 1)
+        return n_steps(case.collective, n) - n_between, n_between
+
+    def _copied(self, case: Case) -> float:
+        """Weight of the local copy of a rank's own share, which takes no link, in bytes of its NVLinks."""
+        own = case.inside.copy_reduce if case.collective == "all_reduce" else case.inside.copy_gather
+        whole = case.shape.node_nvlink_bytes_per_s or case.shape.nvlink_bytes_per_s
+        return own / case.shape.n_ranks * case.shape.nvlink_bytes_per_s / whole
+
+    def _credits_rate(self, case: Case) -> float:
+        """Rate of a chain of nodes under LL: what its channels buffer, per trip of credits along it."""
+        n, nodes = case.shape.n_ranks, case.shape.n_nodes
+        trip_s = (n - nodes) * case.inside.ring.hop_s[LL] + (nodes - 1) * case.between.ring.hop_s[LL]
+        return case.n_channels * LL_WINDOW_BYTES / (CREDIT_SHARE * trip_s)
+
+    def phases(self, collective: str, groups: Groups) -> Sequence[Phase]:
+        """One byte over every hop of the rings, inside and between nodes."""
+        inside = groups.inside_ring()
+        if groups.regular:
+            share = _inside_share(groups.shape)
+            inside = Traffic(source=inside.source, target=inside.target, amount=inside.amount * share)
+        return [Phase(inside, groups.node_ring())]
+
+    def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[Step, ...]:
+        """Return the messages of all channels of all groups."""
+        return on_channels(job, groups, self._channel)
+
+    def _channel(self, job: Job, nodes: Nodes, channel: int, n_channels: int) -> list[Placed]:
+        """Place one ring of several.
+
+        The threads of a ring take one step after the other; a chain, which is a ring from its root on, passes pieces
+        on as they come. A channel is one thread block with its share of the bytes and of the links: it goes no faster
+        while the bytes of another channel have not yet come as far.
+        """
+        order = [rank for members in nodes for rank in rotated(members, channel)]
+        n = len(order)
+        traffic = hop_bytes(job.collective, n)
+        loads = Hops(job, nodes, channel, job.terms.scales.per(traffic))
+        if job.collective in _CHAINS:
+            order = rotated(order, order.index(nodes[0][0]))
+            n_pieces, latency_s = pipeline(job, n - 1)
+            table = (broadcast if job.collective == "broadcast" else reduce)(n, n_pieces)
+            cap = job.rate_bytes_per_s / n_channels
+        else:
+            table = self.tables[job.collective](n)
+            latency_s = job.latency_s / len(table.rounds)
+            cap = job.terms.cap_bytes_per_s * traffic / n_channels
+        return [
+            Placed(
+                table=table,
+                n_bytes=job.n_bytes / n_channels,
+                ranks=order,
+                loads=loads,
+                latency_s=latency_s,
+                rate_cap_bytes_per_s=cap,
+                streams=job.collective in _CHAINS,
+            )
+        ]
+
+
+def _inside_share(shape: GroupShape) -> float:
+    """Share of a GPU's hops that stay in its node, over all channels."""
+    return (shape.ranks_per_node - 1) / shape.ranks_per_node if shape.n_nodes > 1 else 1.0

@@ -79,6 +79,11 @@ class GroupShape:
     nccl: str = ""
     overrides: str = ""
 
+    @property
+    def library(self) -> str:
+        """What runs its collectives: ``gloo`` over its own sockets, else ``nccl``."""
+        return "gloo" if self.protocol == "gloo" else "nccl"
+
 
 def shape_of(
     group: Sequence[int], topology: Any, transport: str | None = None, *, nccl: str | None = None

@@ -3,14 +3,40 @@
 References
 ----------
 Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
-Parallel Computing 35 (2009).
+Parallel Computing 35 (2009); NVIDIA/nccl v2.30.7, ``src/graph/tuning.cc``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 
+import numpy as np
+
+from simulator.collectives.algorithm import Algorithm, Case, Terms, by_name
+from simulator.collectives.groups import Groups, Phase
+from simulator.collectives.loads import FloatArray, IntArray, Scales, Traffic
+from simulator.collectives.messages import Hops, Job, Nodes, Placed, on_channels, pipeline, rotated
+from simulator.collectives.nccl import LL, PROTOCOLS, TREE_US, Question, log_nodes
+from simulator.collectives.ring import LL_MAX
 from simulator.collectives.table import Send, Table
+from simulator.network.base import Step
+
+#: payload of one slot under LL: each level of a tree between nodes takes it in before it passes it on
+LL_SLOT_BYTES = 32 * 1024
+#: share of the wire that is payload under LL: four bytes of flag for four of data
+LL_WIRE_SHARE = 0.5
+
+# NCCL's figures in GB/s; one row per generation, columns: 1 node, 2 nodes, more nodes
+_CHANNEL = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (38.7, 41.4, 36.0), (70.0, 42.8, 24.0))
+_LL128_CHANNEL = ((20.0,) * 3, (20.0,) * 3, (36.7, 36.7, 29.0), (55.6, 31.67, 20.0))
+#: factors on its bandwidth by log2(bytes / 64)
+_CORRECTION = {
+    "ll": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1),
+    "ll128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1),
+    "simple": (*[0.9] * 7, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
+}  # fmt: skip
 
 
 def double_binary_tree(n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -83,3 +109,113 @@ def _put(rounds: list[list[Send]], time: int, send: Send) -> None:
     while len(rounds) <= time:
         rounds.append([])
     rounds[time].append(send)
+
+
+@lru_cache(maxsize=64)  # walking up both trees is quadratic, and a program asks again for each size
+def node_edges(n_nodes: int) -> tuple[IntArray, IntArray, FloatArray]:
+    """From, to and bytes of every edge of both trees, in both directions, per byte of size."""
+    pairs = [
+        (child, parent)
+        for parents in double_binary_tree(n_nodes)
+        for child, parent in enumerate(parents)
+        if parent >= 0
+    ]
+    child, parent = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return np.concatenate([child, parent]), np.concatenate([parent, child]), np.full(2 * len(pairs), 0.5)
+
+
+def node_bytes(n_nodes: int) -> float:
+    """Bytes that the busiest node sends over a double binary tree per byte of size: at most two."""
+    source, _, amount = node_edges(n_nodes)
+    return float(np.bincount(source, weights=amount).max(initial=0.0))
+
+
+class Tree(Algorithm):
+    """NCCL's tree: a double binary tree over nodes, with a chain inside each."""
+
+    name = "tree"
+    has_one_pattern = True
+    tables = by_name(all_reduce)
+
+    def estimate_us(self, question: Question, protocol: str) -> float:
+        """NCCL's estimate, with its dip at middle sizes."""
+        shape, row, column = question.shape, question.row, question.column
+        n_channels = question.channels.n_channels
+        bus = min(0.92 * question.bus, n_channels * _CHANNEL[row][column])
+        if protocol == "ll":
+            vendor_row = row if shape.n_nodes == 1 else int(shape.cpu_vendor == "amd")
+            bus = min(bus / 3.8, LL_MAX[vendor_row][column])
+        elif protocol == "ll128":
+            bus = min(bus * (7 / 9 if shape.n_nodes == 1 else 120 / 128), n_channels * _LL128_CHANNEL[row][column])
+        level_us = log_nodes(shape) * question.inter_us(TREE_US, protocol)
+        inside_us = (shape.n_ranks / shape.n_nodes - 1) * question.intra_us(TREE_US, protocol)
+        latency_us = TREE_US.base[PROTOCOLS.index(protocol)] + 2.0 * (inside_us + level_us)
+        log_size = min(22, max(0, int(math.log2(max(1.0, question.n_bytes / 64)))))
+        return question.time_us(latency_us, 0.5 * bus * _CORRECTION[protocol][log_size])
+
+    def terms(self, case: Case) -> Terms:
+        """Up and down the levels, and at most two bytes out of a node per byte."""
+        shape, inside, between, p = case.shape, case.inside, case.between, case.p
+        m, nodes = shape.ranks_per_node, shape.n_nodes
+        latency_s = inside.tree.base_s[p] + 2.0 * (m - 1) * inside.tree.hop_s[p]
+        efficiency = between.tree.efficiency[p]
+        if nodes > 1:
+            depth = log_nodes(shape)
+            message_bytes = case.n_bytes / (case.n_channels * depth)
+            latency_s += between.tree.base_s[p] + 2.0 * depth * between.tree.hop_s[p]
+            latency_s += 2.0 * depth * case.handshake_s(message_bytes, between.rendezvous.tree_bytes)
+            if p == LL:
+                stored_bytes = min(case.n_bytes, LL_SLOT_BYTES * case.n_channels)
+                latency_s += 2.0 * depth * stored_bytes / (efficiency * shape.n_nics * shape.nic_bytes_per_s)
+                efficiency = LL_WIRE_SHARE
+        return Terms(
+            latency_s=latency_s,
+            scales=Scales(inside=1.0 / inside.tree.efficiency[p], nics=1.0 / efficiency, beyond=1.0),
+            sent=(2.0 * (m - 1) / m, node_bytes(nodes)),
+            cap_bytes_per_s=case.sockets_bytes_per_s,
+        )
+
+    def phases(self, collective: str, groups: Groups) -> Sequence[Phase]:
+        """Half a byte up and down every edge of both trees; chains inside the nodes carry a byte each way."""
+        m, ring = groups.shape.ranks_per_node, groups.inside_ring()
+        inside = Traffic(source=ring.source, target=ring.target, amount=ring.amount * 2.0 * (m - 1) / m)
+        return [Phase(inside, groups.between(*node_edges(groups.shape.n_nodes)))]
+
+    def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[Step, ...]:
+        """Return the messages of both trees of all channels of all groups."""
+        return on_channels(job, groups, self._channel)
+
+    def _channel(self, job: Job, nodes: Nodes, channel: int, n_channels: int) -> list[Placed]:
+        chains = [rotated(members, channel) for members in nodes]
+        return over_chains(job, nodes, chains, (channel, n_channels), job.terms.scales)
+
+
+def over_chains(job: Job, nodes: Nodes, chains: Nodes, which: tuple[int, int], scales: Scales) -> list[Placed]:
+    """Both trees of one channel of so many; each node's chain ends in the GPU that talks to other nodes.
+
+    NCCL divides the threads of a channel once between summing up and passing down (half and half under Simple, seven
+    to three under LL and LL128): sums do not go faster while the first of them are still on their way to the root.
+    So no message is faster than all of them are together.
+
+    References
+    ----------
+    NVIDIA/nccl v2.30.7, ``src/device/all_reduce.h``.
+    """
+    channel, n_channels = which
+    heads = np.cumsum([0, *map(len, chains)]).tolist()
+    trees = []
+    for parents in double_binary_tree(len(nodes)):
+        found: list[int] = []
+        for node, chain in enumerate(chains):
+            found.append(heads[parents[node]] if parents[node] >= 0 else -1)
+            found += range(heads[node], heads[node] + len(chain) - 1)
+        trees.append(tuple(found))
+    n_pieces, latency_s = pipeline(job, 2 * max(max(depths(parents)) for parents in trees))
+    return [
+        Placed(
+            table=all_reduce_over(parents, n_pieces), n_bytes=job.n_bytes / n_channels / 2,
+            ranks=[rank for chain in chains for rank in chain], loads=Hops(job, nodes, channel, scales),
+            latency_s=latency_s, rate_cap_bytes_per_s=job.rate_bytes_per_s / n_channels / 2, streams=True,
+        )
+        for parents in trees
+    ]  # fmt: skip

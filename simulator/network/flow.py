@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +96,8 @@ class FlowNetwork:
     Casanova et al., JPDC 2014 (SimGrid); Bertsekas and Gallager, "Data Networks", section 6.5.2.
     """
 
+    contends: ClassVar[bool] = True
+
     def __init__(self, topology: LinkSource) -> None:
         self._topology = topology
         self._capacity = capacities(topology)
@@ -123,7 +126,7 @@ class FlowNetwork:
             return handle
         profile = self._profile(flow)
         active = _Active(profile, now_ps + to_ps(flow.latency_s), float(flow.n_bytes), updated_ps=now_ps)
-        for other_handle, other in self._active.items():
+        for other_handle, other in self._active.items() if self.contends else ():
             known = profile.sharing.get(other.profile.index)
             if known is None:
                 known = profile.sharing[other.profile.index] = self._shares(profile, other.profile)
@@ -135,7 +138,7 @@ class FlowNetwork:
         self._active[handle] = active
         alone = not active.neighbours
         self._push(handle, active, self._lone_completion_ps(active) if alone else active.loads_from_ps)
-        if len(self._active) > CROWDED:
+        if self.contends and len(self._active) > CROWDED:
             self._join_all(now_ps)
         return handle
 

@@ -19,7 +19,7 @@ def bandwidth_chart(collective: str, topology: str, series: Mapping[str, Sequenc
     collective, topology : str
         For the title.
     series : mapping
-        Label to rows of :func:`simulator.collectives.bench_table.benchmark_table`.
+        Label to rows of :func:`simulator.collectives.benchmark.benchmark_table`.
     """
     colours = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE)
     traces = tuple(

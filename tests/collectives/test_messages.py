@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from simulator.collectives import messages, plan_collective, plan_transfer
-from simulator.collectives.bench_table import lone_flow_s
+from simulator.collectives.benchmark import lone_flow_s
 from simulator.errors import ConfigError
 from simulator.network import NETWORKS
 from simulator.topology import load_topology

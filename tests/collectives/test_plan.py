@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from simulator.collectives import plan_collective, plan_transfer
-from simulator.collectives.cost import constants_of, lone_time_s, terms
+from simulator.collectives.nccl import find_channels
 from simulator.collectives.shape import shape_of
-from simulator.collectives.tuner import candidates, choose, find_channels
+from simulator.collectives.tuner import candidates, choose, constants_of, describe_collective
 from simulator.errors import ConfigError, UnroutableError
 from simulator.network import NETWORKS
 from simulator.topology.load import load_topology
@@ -45,8 +45,7 @@ def test_links_bound_the_flow_as_the_shape_says(name, n_gpus, collective):
     topology = load_topology(name, n_gpus)
     group = tuple(range(n_gpus))
     shape = shape_of(group, topology)
-    choice = choose(collective, 2**28, shape)
-    expected = lone_time_s(2**28, shape, terms(collective, 2**28, shape, choice))
+    expected = describe_collective(collective, 2**28, shape).terms.lone_time_s(2**28, shape)
     flow = plan_collective(collective, 2**28, (group,), topology)
     assert alone_s(flow, topology) == pytest.approx(expected, rel=0.1)
 
@@ -122,14 +121,21 @@ def test_mistakes_are_explained():
         plan_collective("all_reduce", 8, ((0, 8),), load_topology("a100-pcie-8x80g", 16))
 
 
+def considered(collective, shape):
+    """Pairs that the library would choose by itself."""
+    return {
+        (algorithm.name, protocol) for algorithm, protocol in candidates(collective, shape) if algorithm.is_automatic
+    }
+
+
 def test_what_nccl_would_consider():
     a100, h100 = load_topology("dgx-a100-80g", 16), load_topology("dgx-h100", 16)
     inside_h100 = shape_of(range(8), h100)
-    assert ("nvls", "simple") in candidates("all_reduce", inside_h100)
-    assert ("nvls_tree", "simple") in candidates("all_reduce", shape_of(range(16), h100))
-    assert not any(a.startswith("nvls") for a, _ in candidates("all_reduce", shape_of(range(16), a100)))
-    assert {a for a, _ in candidates("broadcast", inside_h100)} == {"ring"}
-    assert ("pat", "simple") in candidates("all_gather", shape_of((0, 8), h100))
+    assert ("nvls", "simple") in considered("all_reduce", inside_h100)
+    assert ("nvls_tree", "simple") in considered("all_reduce", shape_of(range(16), h100))
+    assert not any(a.startswith("nvls") for a, _ in considered("all_reduce", shape_of(range(16), a100)))
+    assert {a for a, _ in considered("broadcast", inside_h100)} == {"ring"}
+    assert ("pat", "simple") in considered("all_gather", shape_of((0, 8), h100))
     assert find_channels(shape_of(range(8), a100)).n_channels == 24
 
 
@@ -137,7 +143,7 @@ def test_small_messages_take_low_latency_protocols_and_large_ones_simple():
     shape = shape_of(range(8), load_topology("dgx-a100-80g", 8))
     assert choose("all_reduce", 1024, shape).protocol == "ll"
     assert choose("all_reduce", 2**30, shape).protocol == "simple"
-    assert choose("all_reduce", 2**30, shape, "tree", "ll").algorithm == "tree"
+    assert choose("all_reduce", 2**30, shape, "tree", "ll").algorithm.name == "tree"
 
 
 def test_an_unknown_cluster_with_datasheet_links_works(tmp_path):
@@ -161,9 +167,10 @@ def test_local_copies_take_as_long_with_fewer_links():
     for n_ranks in (2, 4):
         shape = shape_of(tuple(range(n_ranks)), topology)
         inside, between = constants_of(shape)
-        choice = choose("all_gather", 2**30, shape, "ring", "simple")
         rated = [
-            lone_time_s(2**30, shape, terms("all_gather", 2**30, shape, choice, constants=(constants, between)))
+            describe_collective(
+                "all_gather", 2**30, shape, algorithm="ring", protocol="simple", constants=(constants, between)
+            ).terms.lone_time_s(2**30, shape)
             for constants in (replace(inside, copy_gather=1.0), replace(inside, copy_gather=0.0))
         ]
         per_byte.append((rated[0] - rated[1]) / (2**30 / n_ranks))
@@ -191,21 +198,21 @@ def test_eight_bit_floats_stay_off_long_rings():
     shape = shape_of(range(16), topology)
     plain = choose("all_reduce", 2**30, shape)
     eight_bit = choose("all_reduce", 2**30, shape, eight_bit_float=True)
-    assert plain.algorithm == "ring"
-    assert eight_bit.algorithm != "ring"
-    assert choose("all_gather", 2**30, shape, eight_bit_float=True).algorithm == "ring"
+    assert plain.algorithm.name == "ring"
+    assert eight_bit.algorithm.name != "ring"
+    assert choose("all_gather", 2**30, shape, eight_bit_float=True).algorithm.name == "ring"
 
 
 def test_reducing_switches_between_nodes(tmp_path):
     """CollNet is a choice where the cluster says that it is there, and sends half of what a tree sends."""
-    assert {a for a, _ in candidates("all_reduce", shape_of(range(32), load_topology("dgx-a100-80g", 32)))} == {
+    assert {a for a, _ in considered("all_reduce", shape_of(range(32), load_topology("dgx-a100-80g", 32)))} == {
         "ring",
         "tree",
     }
     file = tmp_path / "sharp.yaml"
     file.write_text("extends: dgx-a100-80g\ncollectives: {collnet: true}\n", encoding="utf-8")
     topology = load_topology(file, 32)
-    names = {a for a, _ in candidates("all_reduce", shape_of(range(32), topology))}
+    names = {a for a, _ in considered("all_reduce", shape_of(range(32), topology))}
     assert names == {"ring", "tree", "collnet_direct", "collnet_chain"}
     group = (tuple(range(32)),)
     for name in ("collnet_direct", "collnet_chain"):

@@ -6,37 +6,36 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.collectives import hierarchical
-from simulator.collectives.algorithms import ALGORITHMS
-from simulator.collectives.check import check, run
+from simulator.collectives import ALGORITHMS
 from simulator.collectives.table import Send
 from simulator.collectives.tree import depths, double_binary_tree
+from tests.collectives.table_oracles import check, hierarchical_all_reduce, run
 
-CASES = [(algorithm, collective) for algorithm, makers in ALGORITHMS.items() for collective in makers]
+CASES = [(name, collective) for name, algorithm in ALGORITHMS.items() for collective in algorithm.tables]
 
 
 @pytest.mark.parametrize("n_ranks", [2, 3, 4, 5, 7, 8, 13, 16, 33])
 @pytest.mark.parametrize(("algorithm", "collective"), CASES)
 def test_every_rank_ends_with_the_right_data(algorithm, collective, n_ranks):
-    assert check(ALGORITHMS[algorithm][collective](n_ranks)) == []
+    assert check(ALGORITHMS[algorithm].tables[collective](n_ranks)) == []
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(2, 2), (2, 8), (3, 4), (4, 4), (8, 8)])
 def test_hierarchical_all_reduce(nodes, per_node):
-    assert check(hierarchical.all_reduce(nodes * per_node, per_node)) == []
+    assert check(hierarchical_all_reduce(nodes * per_node, per_node)) == []
 
 
 @pytest.mark.parametrize(("algorithm", "collective"), CASES)
 def test_the_checker_notices_a_lost_round(algorithm, collective):
-    table = ALGORITHMS[algorithm][collective](6)
+    table = ALGORITHMS[algorithm].tables[collective](6)
     assert check(replace(table, rounds=table.rounds[1:]))
 
 
 def test_the_checker_notices_double_counting_and_empty_sends():
-    table = ALGORITHMS["ring"]["all_reduce"](3)
+    table = ALGORITHMS["ring"].tables["all_reduce"](3)
     doubled = replace(table, rounds=(table.rounds[0], *table.rounds))
     assert any("twice" in fault for fault in run(doubled)[1])
-    empty = replace(ALGORITHMS["ring"]["broadcast"](3), rounds=((Send(source=2, target=1, first=0),),))
+    empty = replace(ALGORITHMS["ring"].tables["broadcast"](3), rounds=((Send(source=2, target=1, first=0),),))
     assert any("nothing" in fault for fault in check(empty))
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from simulator.collectives import plan_collective
-from simulator.collectives.bench_table import lone_flow_s
+from simulator.collectives.benchmark import lone_flow_s
 from simulator.topology import describe, load_topology
 
 

@@ -73,8 +73,8 @@ def _plan(row: Row) -> tuple[Any, Any]:
 def _launch_floor_s(row: Row, flow: Any, topology: Any) -> float:
     """Least time between operations when one process drives all GPUs (``nccl-tests -g``)."""
     from simulator.collectives.benchmark import conditions_of, launch_floor_s
-    from simulator.collectives.cost import constants_of
     from simulator.collectives.shape import shape_of
+    from simulator.collectives.tuner import constants_of
 
     how = conditions_of(row.text("source"), row.text("notes"))
     inside, _ = constants_of(shape_of(range(topology.n_gpus), topology, row.text("transport") or None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.collectives.bench_table import benchmark_table, size_range
+from simulator.collectives.benchmark import benchmark_table, size_range
 from simulator.errors import ConfigError
 from simulator.topology.load import load_topology
 

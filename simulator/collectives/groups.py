@@ -1,0 +1,106 @@
+"""Equal groups of ranks as arrays, and what they send: the material of traffic patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simulator.collectives.loads import FloatArray, IntArray, Traffic
+from simulator.collectives.shape import GroupShape, link_matrix
+from simulator.errors import ConfigError
+
+
+class Phase(NamedTuple):
+    """Traffic inside and between nodes at the same time; the next phase begins when it is over.
+
+    ``n_times`` is how often it comes.
+    """
+
+    inside: Traffic
+    between: Traffic
+    n_times: int = 1
+
+
+class Groups:
+    """Equal groups as arrays ``[n_groups, n_nodes, ranks_per_node]``, ranks of a node side by side.
+
+    NCCL orders its rings and trees by the machine, whatever the order of ranks; roots are the first ranks as
+    given.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[int]], shape: GroupShape, topology: Any) -> None:
+        self.shape = shape
+        self.topology = topology
+        if len({len(group) for group in groups}) > 1:
+            raise ConfigError("groups that run a collective together must have equally many ranks")
+        self.given = np.array(groups, dtype=np.int64)
+        self.flat = np.sort(self.given, axis=1)
+        self.regular = shape.n_ranks == shape.n_nodes * shape.ranks_per_node
+        self.ranks = self.flat.reshape(len(groups), shape.n_nodes, -1) if self.regular else None
+
+    def inside_ring(self) -> Traffic:
+        """One ring inside each node, one byte sent by every rank."""
+        if self.ranks is None:
+            inside, _ = self.split(self.flat.ravel(), np.roll(self.flat, -1, axis=1).ravel(), np.ones(self.flat.size))
+            return inside
+        m = self.ranks.shape[2]
+        if m == 1:
+            return nothing()
+        if self.shape.wiring in ("mesh", "cube"):
+            return self._wired_pairs()
+        target = np.roll(self.ranks, -1, axis=2)
+        return Traffic(source=self.ranks.ravel(), target=target.ravel(), amount=np.ones(self.ranks.size))
+
+    def _wired_pairs(self) -> Traffic:
+        """Rings together use every NVLink between members evenly."""
+        assert self.ranks is not None
+        local = self.ranks[0, 0] % self.topology.gpus_per_node
+        matrix = np.array(link_matrix(self.topology.node), dtype=float)[np.ix_(local, local)]
+        share = matrix / matrix.sum(axis=1, keepdims=True)
+        a, b = np.nonzero(share)
+        return Traffic(
+            source=self.ranks[:, :, a].ravel(),
+            target=self.ranks[:, :, b].ravel(),
+            amount=np.tile(share[a, b], self.ranks.shape[0] * self.ranks.shape[1]),
+        )
+
+    def between(self, a: IntArray, b: IntArray, amounts: FloatArray) -> Traffic:
+        """Traffic from nodes ``a`` to nodes ``b`` of each group, spread over the ranks of a node."""
+        if self.ranks is None:
+            heads = self._heads()
+            source, target = heads[:, a], heads[:, b]
+            amount = np.broadcast_to(amounts, source.shape)
+        else:
+            source, target = self.ranks[:, a, :], self.ranks[:, b, :]
+            amount = np.broadcast_to(amounts[None, :, None] / self.ranks.shape[2], source.shape)
+        return Traffic(source=source.ravel(), target=target.ravel(), amount=amount.ravel())
+
+    def node_ring(self) -> Traffic:
+        """One byte from every node to the next."""
+        nodes = self.shape.n_nodes
+        here = np.arange(nodes if nodes > 1 else 0)
+        return self.between(here, (here + 1) % nodes, np.ones(len(here)))
+
+    def split(self, source: IntArray, target: IntArray, amount: FloatArray) -> tuple[Traffic, Traffic]:
+        """Traffic inside nodes and between them."""
+        per_node = self.topology.gpus_per_node
+        same = source // per_node == target // per_node
+        return (
+            Traffic(source=source[same], target=target[same], amount=amount[same]),
+            Traffic(source=source[~same], target=target[~same], amount=amount[~same]),
+        )
+
+    def _heads(self) -> IntArray:
+        """First rank of each node, for groups with unequal nodes."""
+        nodes = self.flat // self.topology.gpus_per_node
+        first = np.ones_like(nodes, dtype=bool)
+        first[:, 1:] = nodes[:, 1:] != nodes[:, :-1]
+        return np.array([row[mask] for row, mask in zip(self.flat, first, strict=True)])
+
+
+def nothing() -> Traffic:
+    """No traffic."""
+    empty = np.zeros(0, dtype=np.int64)
+    return Traffic(source=empty, target=empty, amount=np.zeros(0))

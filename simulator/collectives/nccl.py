@@ -1,0 +1,172 @@
+"""What NCCL knows when it compares algorithms: the channels that its graph search finds, and figures that algorithms share.
+
+The figures are NCCL's, not ours: they steer the choice only. What a choice costs is priced by each algorithm with constants
+fitted to measurements.
+
+References
+----------
+NVIDIA/nccl v2.30.7, ``src/graph/tuning.cc``, ``src/graph/search.cc``, ``src/graph/connect.cc`` (figures only).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from simulator.collectives.constants import Triple, version_key
+from simulator.collectives.shape import GroupShape
+
+PROTOCOLS = ("ll", "ll128", "simple")
+LL, LL128, SIMPLE = range(len(PROTOCOLS))
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+
+_GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
+#: NVLink speed that NCCL assumes per 25 or 50 GB/s link, as a share of the raw rate
+_NVLINK_SHARE = {"volta": 0.8, "ampere": 0.8, "hopper": 0.824, "blackwell": 0.802}
+#: the same of a network's rate: 12 GB/s for each 100 Gb/s
+_NET_SHARE = 0.96
+_MAX_CHANNELS = {"volta": 24, "ampere": 24, "hopper": 24, "blackwell": 32}
+_INTRA_SPEEDS = (40.0, 30.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0)
+_INTER_SPEEDS = (48.0, 30.0, 28.0, 24.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.4, 1.2)
+
+
+class LinkLatency(NamedTuple):
+    """Microseconds that NCCL expects of an algorithm under LL, LL128 and Simple: once, and per hop of each kind."""
+
+    base: Triple
+    nvlink: Triple
+    pcie: Triple
+    net: Triple
+
+
+#: of trees; also between nodes with one GPU each, whatever the algorithm, and for chains under Simple
+TREE_US = LinkLatency((6.8, 14.0, 8.4), (0.6, 1.25, 4.0), (1.0, 1.9, 4.0), (5.0, 8.5, 14.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channels:
+    """What NCCL's graph search finds: channels, and the GB/s of one inside a node and between nodes."""
+
+    n_channels: int
+    intra: float
+    inter: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A collective for which NCCL compares algorithms.
+
+    Parameters
+    ----------
+    n_bytes : float
+        The larger of the send and the receive buffer.
+    eight_bit_float : bool
+        Whether it adds up 8-bit floats, which NCCL keeps off long rings: every hop rounds again.
+    """
+
+    collective: str
+    n_bytes: float
+    shape: GroupShape
+    channels: Channels
+    eight_bit_float: bool = False
+
+    @property
+    def row(self) -> int:
+        """Row of NCCL's tables: the GPU generation."""
+        generation = self.shape.generation
+        return _GENERATIONS.index(generation) if generation in _GENERATIONS else 1
+
+    @property
+    def column(self) -> int:
+        """Column of NCCL's tables: one node, two, or more."""
+        return min(self.shape.n_nodes, 3) - 1
+
+    @property
+    def bus(self) -> float:
+        """GB/s of all channels together."""
+        return self.channels.n_channels * (self.channels.intra if self.shape.n_nodes <= 2 else self.channels.inter)
+
+    def intra_us(self, latency: LinkLatency, protocol: str) -> float:
+        """Return the latency of a hop inside a node."""
+        return (latency.pcie if self.shape.wiring == "pcie" else latency.nvlink)[PROTOCOLS.index(protocol)]
+
+    def inter_us(self, latency: LinkLatency, protocol: str) -> float:
+        """Return the latency of a hop between nodes, with that of the network plug-in: twice under Simple, which flushes."""
+        hops = TREE_US if self.shape.ranks_per_node == 1 else latency
+        twice = 2.0 if protocol == "simple" else 1.0
+        return hops.net[PROTOCOLS.index(protocol)] + twice * plugin_latency_us(self.shape)
+
+    def time_us(self, latency_us: float, bandwidth: float) -> float:
+        """Return NCCL's estimate from a latency and GB/s of progress."""
+        return latency_us + self.n_bytes / (1000.0 * max(bandwidth, 1e-9))
+
+
+def find_channels(shape: GroupShape) -> Channels:
+    """Number of channels and their speed as NCCL's search finds them on a regular node."""
+    speed = nvlink_speed(shape)
+    if shape.wiring == "pcie":
+        n_intra, per_channel = 1, min(shape.nvlink_bytes_per_s / 1e9 * 0.76, 24.0)
+    else:
+        per_channel = 20.0 if speed >= 20.0 else max(s for s in _INTRA_SPEEDS if s <= max(speed, 3.0))
+        n_intra = max(1, round(speed / per_channel))
+    if shape.n_nodes == 1:
+        return _duplicate(shape, n_intra, per_channel)
+    nic = shape.nic_bytes_per_s / 1e9 * _NET_SHARE
+    inter = max((s for s in _INTER_SPEEDS if s <= nic + 1e-9), default=_INTER_SPEEDS[-1])
+    if shape.ranks_per_node > 1 and shape.wiring == "pcie":
+        inter = min(inter, per_channel)
+    return _duplicate(shape, max(1, shape.n_nics), inter)
+
+
+def _duplicate(shape: GroupShape, n_channels: int, speed: float) -> Channels:
+    """Split fast channels, and once more where there is room."""
+    limit = 50.0 if shape.generation == "hopper" and n_channels > 4 else 25.0
+    if speed >= limit:
+        n_channels, speed = 2 * n_channels, speed / 2
+    if 2 * n_channels <= _MAX_CHANNELS.get(shape.generation, 24):
+        n_channels, speed = 2 * n_channels, speed / 2
+    return Channels(n_channels=n_channels, intra=speed, inter=speed)
+
+
+def nvlink_speed(shape: GroupShape) -> float:
+    """GB/s that NCCL assumes of a GPU's NVLinks."""
+    return shape.nvlink_bytes_per_s / 1e9 * _NVLINK_SHARE.get(shape.generation, 0.8)
+
+
+def net_speed(shape: GroupShape) -> float:
+    """GB/s that NCCL assumes of a node's NICs."""
+    return shape.n_nics * shape.nic_bytes_per_s / 1e9 * _NET_SHARE
+
+
+def n_steps(collective: str, n_ranks: int) -> int:
+    """Steps of a ring: 2(n-1) for all-reduce, n for broadcast and reduce, n-1 otherwise."""
+    return {"all_reduce": 2 * (n_ranks - 1), "broadcast": n_ranks, "reduce": n_ranks}.get(collective, n_ranks - 1)
+
+
+def is_legacy(shape: GroupShape) -> bool:
+    """Whether the NCCL version is known and older than 2.12."""
+    return bool(shape.nccl) and version_key(shape.nccl) < (2, 12)
+
+
+def has_ll128(shape: GroupShape) -> bool:
+    """Whether LL128 is on: its lines of 128 bytes must arrive in order."""
+    legacy = is_legacy(shape) and shape.generation == "ampere" and shape.n_nodes == 1
+    return shape.wiring != "pcie" and not legacy
+
+
+def plugin_latency_us(shape: GroupShape) -> float:
+    """Latency that the network plug-in reports; only aws-ofi-nccl reports one.
+
+    References
+    ----------
+    aws/aws-ofi-nccl, ``src/platform-aws.cpp``: 75 us on the p3dn and p4d classes, 35 us on p5.
+    """
+    if shape.protocol != "efa":
+        return 0.0
+    return 35.0 if shape.generation in ("hopper", "blackwell") else 75.0
+
+
+def log_nodes(shape: GroupShape) -> float:
+    """Levels of a tree over the nodes."""
+    return math.log2(shape.n_nodes)
