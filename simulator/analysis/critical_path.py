@@ -88,11 +88,14 @@ def path_rows(timeline: Timeline, classify: Callable[[Op | Block], Kind] | None 
     totals: dict[Kind, int] = defaultdict(int)
     for piece in critical_path(timeline, classify):
         totals[piece.kind] += piece.ps
+    return rows_of(totals, timeline.makespan_ps)
+
+
+def rows_of(totals: Mapping[Kind, int], length_ps: int) -> list[PathRow]:
+    """Return the rows of a path of some length, the longest first."""
     ranked = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
     return [
-        PathRow(
-            kind=kind.name, communication=kind.communication, seconds=ps / PS_PER_S, share=ps / timeline.makespan_ps
-        )
+        PathRow(kind=kind.name, communication=kind.communication, seconds=ps / PS_PER_S, share=ps / length_ps)
         for kind, ps in ranked
         if ps
     ]
@@ -105,7 +108,7 @@ class _Ends:
         self._by_rank: dict[int, list[Span]] = defaultdict(list)
         self._partners: dict[tuple[int, int, int], list[int]] = defaultdict(list)
         for span in spans:
-            if span.end_ps > span.start_ps:
+            if span.end_ps > span.start_ps or isinstance(span.op, Kernel):  # kernels of no length mark arrivals
                 self._by_rank[span.rank].append(span)
                 if isinstance(span.op, Collective | Transfer):
                     self._partners[id(span.op), span.start_ps, span.end_ps].append(span.rank)
@@ -119,16 +122,23 @@ class _Ends:
             return [span.rank]
         return self._partners[id(span.op), span.start_ps, span.end_ps] or [span.rank]
 
-    def last_before(self, ranks: Iterable[int], time_ps: int, stream: str) -> Span | None:
-        """Return the span that ends last at or before a time; of several the one on the same stream, then compute."""
+    def last_before(self, ranks: Iterable[int], time_ps: int, stream: str, passed: set[int]) -> Span | None:
+        """Return the span that ends last at or before a time; of several the one on the same stream, then compute.
+
+        ``passed`` holds the ids of spans of no length that the walk went through: time alone does not leave them behind.
+        """
         best: Span | None = None
         for rank in ranks:
             times = self._times.get(rank, [])
             at = bisect_right(times, time_ps) - 1
+            while at >= 0 and id(self._by_rank[rank][at]) in passed:
+                at -= 1
             latest_ps = times[at] if at >= 0 else -1
             while at >= 0 and times[at] == latest_ps:
                 candidate = self._by_rank[rank][at]
-                if best is None or _preference(candidate, stream) > _preference(best, stream):
+                if id(candidate) not in passed and (
+                    best is None or _preference(candidate, stream) > _preference(best, stream)
+                ):
                     best = candidate
                 at -= 1
         return best
@@ -143,14 +153,17 @@ def _walk(spans: Sequence[Span], end_ps: int) -> Iterator[tuple[Span | Kind, int
     ends = _Ends(spans)
     ranks: Iterable[int] = {span.rank for span in spans}
     time_ps, stream, rank, gap = end_ps, COMPUTE, min(ranks, default=0), Kind(HOST_KIND)
+    passed: set[int] = set()
     while time_ps > 0:
-        span = ends.last_before(ranks, time_ps, stream)
+        span = ends.last_before(ranks, time_ps, stream, passed)
         if span is None:
             yield gap, time_ps, rank
             return
         if span.end_ps < time_ps:
             yield gap, time_ps - span.end_ps, rank
         yield span, span.duration_ps, span.rank
+        if not span.duration_ps:
+            passed.add(id(span))
         ranks, time_ps, stream, rank = ends.ranks_of(span), span.start_ps, span.stream, span.rank
         gap = Kind(HOST_KIND if span.host_wait_ps or isinstance(span.op, HostWork) else IDLE_KIND)
 

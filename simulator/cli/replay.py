@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -11,9 +12,9 @@ from simulator.cli.options import PLAIN_JSON, Number, Switch, Text, Texts, optio
 from simulator.cli.trace import Paths, show_progress
 
 if TYPE_CHECKING:
-    from simulator.replay.answer import Answer, WhatIf
-    from simulator.replay.stages import StageMessages
-    from simulator.trace_io.record import Trace
+    from simulator.replay.stage_replay import StageMessages
+    from simulator.replay.what_if import Outcome, WhatIf
+    from simulator.trace_io.trace_record import Trace
 
 Ranks = Optional[list[int]]  # noqa: UP045 - Typer reads Optional at run time
 
@@ -44,8 +45,8 @@ def replay(
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Replay a trace as measured, then with changes."""
-    from simulator.replay.answer import answer
-    from simulator.replay.document import to_json
+    from simulator.replay.replay_answer import answer_of
+    from simulator.replay.what_if import what_if
     from simulator.trace_io import read
 
     if trace:
@@ -56,8 +57,8 @@ def replay(
         latency_s=_seconds(latency), kernels=kernels, host=host, remove=remove_straggler, add=add_straggler,
         overlap=overlap, bucket_bytes=_bytes(bucket_bytes), dp=dp, ideal=ideal, missing_ranks=missing_ranks,
     )  # fmt: skip
-    found = answer(recorded, what, schedule=schedule, messages=_messages(message))
-    document = to_json(found)
+    found = what_if(recorded, what, schedule=schedule, messages=_messages(message))
+    document = answer_of(found)
     if json_output:
         print(json.dumps(document, allow_nan=False))
     else:
@@ -74,7 +75,7 @@ def _seconds(text: str | None) -> float:
 
 def _messages(text: str | None) -> StageMessages | None:
     """A time like 2ms, or a size like 10MB."""
-    from simulator.replay.stages import StageMessages
+    from simulator.replay.stage_replay import StageMessages
 
     if text is None:
         return None
@@ -91,7 +92,7 @@ def _bytes(text: str | None) -> int | None:
 
 def _what_if(recorded: Trace, **given: Any) -> WhatIf:
     from simulator.interop.topologies import open_topology
-    from simulator.replay.answer import WhatIf
+    from simulator.replay.what_if import WhatIf
     from simulator.topology.device import load_device
 
     def machine(name: str | None) -> Any:
@@ -119,7 +120,7 @@ def _what_if(recorded: Trace, **given: Any) -> WhatIf:
 
 def _recorded_device(recorded: Trace, name: str | None, *, wanted: bool) -> Any:
     """The device that the user names, or the shipped one that the trace's device name tells."""
-    from simulator.replay.machine_whatif import shipped_device
+    from simulator.replay.changes_of_kernels import shipped_device
     from simulator.topology.device import load_device
 
     if name is not None:
@@ -140,7 +141,7 @@ def _straggler(text: str) -> tuple[int, float, float]:
         return int(rank), 1.0, _seconds(amount)
 
 
-def _print(document: dict[str, Any]) -> None:
+def _print(document: Mapping[str, Any]) -> None:
     from simulator.units import format_time
 
     ranks = document.get("recorded_ranks")
@@ -160,10 +161,9 @@ def _print(document: dict[str, Any]) -> None:
             print(f"between     {format_time(sure['low_s'])} and {format_time(sure['high_s'])}: {sure['basis']}")
         for name, seconds in document["breakdown"].items():
             before = document["measured_breakdown"][name]
-            print(
-                f"{name.removesuffix('_s'):<11} measured {format_time(before):>9}   replayed {format_time(seconds):>9}"
-            )
-        kinds = ", ".join(f"{kind} {format_time(s)}" for kind, s in document["critical_path"]["by_kind_s"].items())
+            words = name.removesuffix("_s").replace("_", " ")
+            print(f"{words:<25} measured {format_time(before):>9}   replayed {format_time(seconds):>9}")
+        kinds = ", ".join(f"{row['kind']} {format_time(row['seconds'])}" for row in document["critical_path"]["kinds"])
         print(f"critical path: {kinds}")
     for note in document["notes"]:
         print(f"note: {note}")
@@ -172,7 +172,7 @@ def _print(document: dict[str, Any]) -> None:
 def _check_target(path: str, sources: list[str]) -> None:
     """Refuse, before any work, a name that tells no format, a folder that does not exist, and the traces themselves."""
     from simulator.errors import ConfigError
-    from simulator.trace_io.convert import refuse_overwriting
+    from simulator.trace_io.formats import refuse_overwriting
 
     suffixes = (".pftrace", ".perfetto-trace", ".pb", ".json", ".json.gz", ".tar", ".et")
     if Path(path).suffix and not path.endswith(suffixes):
@@ -184,7 +184,7 @@ def _check_target(path: str, sources: list[str]) -> None:
     refuse_overwriting(sources, path)
 
 
-def _write(found: Answer, path: str) -> None:
+def _write(found: Outcome, path: str) -> None:
     from simulator.errors import ConfigError
 
     try:
@@ -194,25 +194,26 @@ def _write(found: Answer, path: str) -> None:
     print(f"wrote {path}", file=sys.stderr)
 
 
-def _write_as(found: Answer, path: str) -> None:
-    from simulator.trace_io.perfetto import write, write_beside, write_processes_json
+def _write_as(found: Outcome, path: str) -> None:
+    from simulator.trace_io import chrome_json
+    from simulator.trace_io.perfetto import write, write_beside
 
     timed = found.stages or found.operators
     if timed is not None:
         write(timed.timeline, path)
     elif path.endswith((".et", "/")) or not Path(path).suffix:
-        from simulator.trace_io.convert import write as write_trace
+        from simulator.trace_io.formats import write as write_trace
 
         write_trace(found.result.simulated, path, "chakra" if path.endswith(".et") else "kineto")
     else:
         simulated, measured = _beside(found)
         if path.endswith((".json", ".json.gz")):
-            write_processes_json(sorted((*measured, *simulated), key=lambda process: process.rank), path)
+            chrome_json.write(sorted((*measured, *simulated), key=lambda process: process.rank), path)
         else:
             write_beside(simulated, measured, path)
 
 
-def _beside(found: Answer) -> tuple[Any, Any]:
+def _beside(found: Outcome) -> tuple[Any, Any]:
     """Simulated and measured processes on clocks that start together."""
     from simulator.trace_io.tracks import earliest_ns, trace_processes
 

@@ -34,7 +34,7 @@ def convert(
 ) -> None:
     """Convert traces; say what the target format cannot hold."""
     from simulator.errors import ConfigError
-    from simulator.trace_io.convert import convert as run
+    from simulator.trace_io.formats import convert as run
 
     if len(traces) < 2:
         raise ConfigError("nothing to write to", hint="simulate trace convert SOURCE... TARGET")
@@ -54,10 +54,10 @@ def info(
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Show what a trace holds and where its time went."""
+    from simulator.analysis.trace_facts import facts_of
     from simulator.trace_io import read
-    from simulator.trace_io.convert import info as run
 
-    summary = run(read(traces, as_format=as_format, progress=show_progress()))
+    summary = facts_of(read(traces, as_format=as_format, progress=show_progress()))
     if json_output:
         print(json.dumps(summary, allow_nan=False))
         return
@@ -82,8 +82,8 @@ def diff(
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Compare two traces: operators aligned, the residual split into compute, transfer, wait, copy and host."""
+    from simulator.analysis.trace_difference import diff as run
     from simulator.trace_io import read
-    from simulator.trace_io.diff import diff as run
 
     progress = show_progress()
     found = run(read(measured, progress=progress), read(simulated, progress=progress))

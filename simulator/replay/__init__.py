@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from simulator.replay.run import Replay, ReplayCosts, replay
+from simulator.replay.replay_answer import answer_of
+from simulator.replay.replayed import Replay, ReplayCosts, replay
+from simulator.replay.what_if import Outcome, WhatIf, what_if
 
-__all__ = ["Replay", "ReplayCosts", "replay"]
+__all__ = ["Outcome", "Replay", "ReplayCosts", "WhatIf", "answer_of", "replay", "what_if"]

@@ -10,11 +10,11 @@ import numpy as np
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Phase, Transfer
 from simulator.program.program import COMPUTE, HOST, Program, RankProgram, TaskList
 from simulator.timeline import Span, Timeline
-from simulator.trace_io.analysis import step_windows
-from simulator.trace_io.host_waits import HostWait
-from simulator.trace_io.reconstruct import RankPlan, Reconstruction
-from simulator.trace_io.record import COMMUNICATION, CollectiveCall, DeviceOps, Int64, Step, Trace, empty_host
-from simulator.trace_io.record import COMPUTE as COMPUTES
+from simulator.trace_io.causes import HostWait, RankPlan
+from simulator.trace_io.reconstruct import Reconstruction
+from simulator.trace_io.steps import step_windows
+from simulator.trace_io.trace_record import COMMUNICATION, CollectiveCall, Int64, Step, Trace, no_host
+from simulator.trace_io.trace_record import COMPUTE as COMPUTES
 
 #: layer of the zero-length kernels that mark when a rank arrives at a communication
 ARRIVAL = "arrival"
@@ -44,9 +44,10 @@ def compile_program(reconstruction: Reconstruction) -> Compiled:
     """Write the tasks of every rank."""
     place: dict[int, tuple[int, int]] = {}
     number: dict[int, int] = {}
+    joined: dict[int, Collective | Transfer] = {}
     ranks = []
     for index, plan in enumerate(reconstruction.plans):
-        tasks = _Builder(reconstruction, index, place, number).build()
+        tasks = _Builder(reconstruction, index, place, number, joined).build()
         ranks.append(RankProgram(rank=plan.rank.rank, members=reconstruction.members[index], tasks=tuple(tasks.tasks)))
     return Compiled(reconstruction=reconstruction, program=Program(ranks=tuple(ranks)), place=place, number=number)
 
@@ -60,10 +61,11 @@ class _Builder:
         index: int,
         place: dict[int, tuple[int, int]],
         number: dict[int, int],
+        joined: dict[int, Collective | Transfer],
     ) -> None:
         self.reconstruction, self.index = reconstruction, index
         self.plan = reconstruction.plans[index]
-        self.place, self.number = place, number
+        self.place, self.number, self.joined = place, number, joined
         self.main = self.plan.main
         self.tasks = TaskList()
         self.task_of: dict[int, int] = {}
@@ -153,22 +155,27 @@ class _Builder:
     def _message(self, op: int) -> tuple[Collective | Transfer, int | None]:
         plan, whole = self.plan, self.reconstruction
         number = plan.key.get(op)
+        known = None if number is None else self.joined.get(number)
+        if known is not None:
+            return known, number
         duration_ns: int | None
         if number is None:
-            call = plan.rank.calls[plan.rank.ops.call[op]]
+            call = plan.call(op)
             duration_ns = None if (self.index, op) in whole.priced else int(plan.duration_ns[op])
         else:
             call, duration_ns = whole.calls[number], whole.transfer_ns[number]
-        everybody = tuple(range(whole.trace.world_size))
-        duration_s = None if duration_ns is None else duration_ns / 1e9
-        name = plan.rank.names[plan.rank.ops.name[op]]
         message = communication(
-            call, plan.rank.rank, everybody=everybody, name=name, duration_s=duration_s, phase=plan.phase[op]
+            call,
+            plan.rank.rank,
+            everybody=tuple(range(whole.trace.world_size)),
+            name=plan.rank.names[plan.rank.ops.name[op]],
+            duration_s=None if duration_ns is None else duration_ns / 1e9,
+            phase=plan.phase[op],
         )
         if number is None:
             self.place[id(message)] = (self.index, op)
         else:
-            self.number[id(message)] = number
+            self.number[id(message)], self.joined[number] = number, message
         return message, number
 
 
@@ -247,13 +254,12 @@ def simulated_trace(reconstruction: Reconstruction, times: Times) -> Trace:
     for plan, start, modelled in zip(reconstruction.plans, times.start, times.end, strict=True):
         end = modelled + plan.tail_ns
         order = np.lexsort((end, start))
-        columns = {name: getattr(plan.rank.ops, name)[order] for name in DeviceOps.__slots__}
-        columns |= {"start_ns": start[order], "end_ns": end[order], "launch": np.full(len(order), -1, np.int32)}
+        ops = replace(plan.rank.ops, start_ns=start, end_ns=end, launch=np.full(len(order), -1, np.int32))
         ranks.append(
             replace(
                 plan.rank,
-                ops=DeviceOps(**columns),
-                host=empty_host(),
+                ops=ops.take(order),
+                host=no_host(),
                 threads=(),
                 steps=_steps(plan, start, end),
                 syncs=(),

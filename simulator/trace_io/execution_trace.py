@@ -18,19 +18,19 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from simulator.errors import TraceError
-from simulator.trace_io.columns import integer
-from simulator.trace_io.communication import element_bytes, merge_calls, message_bytes, operation_name
-from simulator.trace_io.json_stream import JsonStream
-from simulator.trace_io.record import (
+from simulator.trace_io.collective_names import element_bytes, merge_calls, message_bytes, operation_name
+from simulator.trace_io.json_stream import JsonObjects
+from simulator.trace_io.trace_record import (
     COMMUNICATION,
     HOST_NODE,
     MAX_RANKS,
     CollectiveCall,
-    DeviceOps,
-    Names,
     Operator,
+    OpRow,
     RankTrace,
-    empty_host,
+    columns_of,
+    integer,
+    rank_tuple,
 )
 
 _KNOWN = ("1.0.1", "1.0.2", "1.0.3", "1.1.0", "1.1.1")
@@ -57,7 +57,7 @@ def read(stream: IO[bytes], source: str, *, rank: int | None = None) -> RankTrac
     TraceError
         If the JSON is malformed from the start or holds no operator.
     """
-    values = JsonStream(stream, "nodes")
+    values = JsonObjects(stream, "nodes")
     groups: dict[str, tuple[int, ...]] = {}
     nodes = [node for value in values if (node := _kept(value, groups)) is not None]
     if not values.found:
@@ -72,28 +72,15 @@ def read(stream: IO[bytes], source: str, *, rank: int | None = None) -> RankTrac
         notes.append(f"{values.damage}; the {len(nodes)} nodes before were read")
     nodes.sort(key=lambda node: node.order)
     parents = {node.parent for node in nodes}
-    names, streams = Names(), Names()
-    calls = [_in_group(node.call, groups) for node in nodes if node.call is not None]
-    is_call = np.array([node.call is not None for node in nodes])
     # no clock: operations stand one nanosecond apart so that their order survives
-    start = np.arange(len(nodes), dtype=np.int64)
-    ops = DeviceOps(
-        start_ns=start,
-        end_ns=start,
-        name=np.array([names(node.name) for node in nodes], np.int32),
-        stream=np.array([streams(f"thread {node.thread}") for node in nodes], np.int32),
-        kind=np.where(is_call, COMMUNICATION, HOST_NODE).astype(np.int8),
-        launch=np.full(len(nodes), -1, np.int32),
-        call=np.where(is_call, np.cumsum(is_call) - 1, -1).astype(np.int32),
-        n_bytes=np.full(len(nodes), -1, np.int64),
-    )
+    rows = [
+        OpRow(i, i, node.name, f"thread {node.thread}", HOST_NODE if node.call is None else COMMUNICATION,
+              None if node.call is None else _in_group(node.call, groups))
+        for i, node in enumerate(nodes)
+    ]  # fmt: skip
     return RankTrace(
         rank=-1 if rank is None else rank,
-        names=names.table,
-        streams=streams.table,
-        ops=ops,
-        host=empty_host(),
-        calls=tuple(calls),
+        **columns_of(rows)._asdict(),
         groups=groups,
         # the work of a parent is that of its children
         operators=tuple(
@@ -129,9 +116,7 @@ def _operator(node: Mapping[str, Any]) -> Operator:
     if node["name"] == _COMMS:
         numbers = [value for value in values[:2] if isinstance(value, int) and not isinstance(value, bool)]
         return Operator(work=numbers[0] if numbers else -1)
-    outputs = node.get("outputs")
-    written = outputs.get("values") if isinstance(outputs, dict) else outputs
-    tensors = _tensors(values) + _tensors(written if isinstance(written, list) else [])
+    tensors = _tensors(values) + _tensors(_outputs(node))
     own = [
         tuple(shape)
         for shape, value in zip(shapes, values, strict=False)
@@ -141,19 +126,26 @@ def _operator(node: Mapping[str, Any]) -> Operator:
     return Operator(
         shapes=tuple(own),
         dtype=dtype.removeprefix("Tensor(").rstrip(")"),
-        n_bytes=sum(size for size, _ in tensors),
-        on_device=any(device.startswith(("cuda", "hip", "xpu")) for _, device in tensors),
+        n_bytes=sum(tensor.n_bytes for tensor in tensors),
+        on_device=any(tensor.device.startswith(("cuda", "hip", "xpu")) for tensor in tensors),
     )
 
 
-def _tensors(values: list[Any]) -> list[tuple[int, str]]:
-    """(bytes, device) of all tensor values, nested in lists or not."""
-    found: list[tuple[int, str]] = []
+class _Tensor(NamedTuple):
+    nelems: int
+    n_bytes: int
+    device: str
+
+
+def _tensors(values: list[Any]) -> list[_Tensor]:
+    """All tensor values ``[tensor, storage, offset, nelems, element bytes, device]``, nested in lists or not."""
+    found: list[_Tensor] = []
     for value in values:
         if not isinstance(value, list):
             continue
         if len(value) >= 6 and isinstance(value[5], str):
-            found.append((max(0, integer(value[3], 0)) * max(0, integer(value[4], 0)), value[5]))
+            nelems = max(0, integer(value[3], 0))
+            found.append(_Tensor(nelems, nelems * max(0, integer(value[4], 0)), value[5]))
         else:
             found.extend(_tensors(value))
     return found
@@ -178,6 +170,13 @@ def _inputs(node: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
     return values, shapes, types
 
 
+def _outputs(node: Mapping[str, Any]) -> list[Any]:
+    """Values of the outputs in either schema."""
+    outputs = node.get("outputs")
+    values = outputs.get("values") if isinstance(outputs, dict) else outputs
+    return values if isinstance(values, list) else []
+
+
 def _groups(node: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Process groups that a node defines."""
     groups: dict[str, tuple[int, ...]] = {}
@@ -189,11 +188,11 @@ def _groups(node: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     for entry in entries if isinstance(entries, list) else ():
         if not isinstance(entry, dict) or "pg_name" not in entry:
             continue
-        ranks = entry.get("ranks")
-        if isinstance(ranks, list) and ranks and all(isinstance(r, int) and 0 <= r < MAX_RANKS for r in ranks):
-            groups[str(entry["pg_name"])] = tuple(ranks)
-        elif ranks == [] and 0 < integer(entry.get("group_size"), 0) < MAX_RANKS:
-            groups[str(entry["pg_name"])] = tuple(range(integer(entry.get("group_size"), 0)))
+        ranks, size = entry.get("ranks"), integer(entry.get("group_size"), 0)
+        everybody = ranks == [] and 0 < size < MAX_RANKS
+        found = tuple(range(size)) if everybody else rank_tuple(ranks)
+        if found:
+            groups[str(entry["pg_name"])] = found
     return groups
 
 
@@ -202,7 +201,7 @@ def _call(node: Mapping[str, Any]) -> CollectiveCall | None:
     if node["name"] != _COMMS:
         return None
     attributes = _attributes(node)
-    values, shapes, types = _inputs(node)
+    values, _, types = _inputs(node)
     words = [value for value in values if isinstance(value, str)]
     named = attributes.get("collective_name")
     operation = operation_name(named) if isinstance(named, str) and named else "unknown"
@@ -216,10 +215,8 @@ def _call(node: Mapping[str, Any]) -> CollectiveCall | None:
     )
     dtype = str(attributes.get("dtype") or "")
     if in_nelems < 0:
-        in_nelems, dtype = _tensor(values, shapes, types)
-        outputs = node.get("outputs")
-        values_out = outputs.get("values") if isinstance(outputs, dict) else outputs
-        out_nelems = _nelems(values_out) if isinstance(values_out, list) else -1
+        in_nelems, dtype = _tensor(values, types)
+        out_nelems = _nelems(_outputs(node))
     return CollectiveCall(
         collective=operation,
         in_nelems=in_nelems,
@@ -239,29 +236,20 @@ def _in_group(call: CollectiveCall, groups: Mapping[str, tuple[int, ...]]) -> Co
     return replace(call, ranks=ranks, group_size=size, n_bytes=n_bytes)
 
 
-def _tensor(values: list[Any], shapes: list[Any], types: list[Any]) -> tuple[int, str]:
+def _tensor(values: list[Any], types: list[Any]) -> tuple[int, str]:
     """Elements and dtype of the first tensor input, -1 where there is none."""
     for value, kind in zip(values, types, strict=False):
-        if isinstance(kind, str) and element_bytes(kind.split("[")[-1].rstrip("]").split(",")[0]):
-            count = _nelems([value])
-            if count >= 0:
-                return count, kind.split("[")[-1].rstrip("]").split(",")[0].removeprefix("Tensor(").rstrip(")")
-    del shapes
+        dtype = kind.split("[")[-1].rstrip("]").split(",")[0] if isinstance(kind, str) else ""
+        count = _nelems([value]) if element_bytes(dtype) else -1
+        if count >= 0:
+            return count, dtype.removeprefix("Tensor(").rstrip(")")
     return -1, ""
 
 
 def _nelems(values: list[Any]) -> int:
-    """Elements of tensor values ``[tensor, storage, offset, numel, itemsize, device]``, nested in lists or not."""
-    total = -1
-    for value in values:
-        if not isinstance(value, list):
-            continue
-        if len(value) >= 6 and isinstance(value[5], str):
-            total = max(total, 0) + max(0, integer(value[3], 0))
-        else:
-            inner = _nelems(value)
-            total = total if inner < 0 else max(total, 0) + inner
-    return total
+    """Elements of all tensor values, -1 where there is none."""
+    found = _tensors(values)
+    return sum(tensor.nelems for tensor in found) if found else -1
 
 
 def fill_sizes(timed: RankTrace, sized: RankTrace) -> RankTrace:

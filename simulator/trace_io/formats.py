@@ -1,16 +1,18 @@
-"""Detects formats by content and reads any mixture of files into one :class:`~simulator.trace_io.record.Trace`."""
+"""All trace formats in one table: how each is recognised, read and written, and what it cannot hold.
+
+Reads any mixture of files into one :class:`~simulator.trace_io.trace_record.Trace`; writes and converts traces.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simulator.errors import TraceError
-from simulator.trace_io.record import RankTrace, Trace
 from simulator.trace_io.sources import Member, Progress, members
-from simulator.trace_io.viewer_json import MARK
+from simulator.trace_io.trace_record import RankTrace, Trace
 
 _TRACE_EVENT = re.compile(rb'"ph"\s*:\s*"|"traceEvents"\s*:')
 _ET = re.compile(rb'"schema"\s*:\s*"\d[^"]*"')
@@ -23,6 +25,7 @@ _PIPELINE_HEADER = re.compile(rb"\boptype\b.*\bstart_ts\b.*\bduration\b|\bstart_
 
 
 def _sniff(member: Member) -> str | None:
+    """Name the format of a file by its content, None where it is no trace."""
     head = member.head()
     if head.startswith(b"SQLite format 3\x00"):
         return "nsys"
@@ -42,6 +45,8 @@ def _sniff(member: Member) -> str | None:
 
 
 def _sniff_json(text: bytes) -> str | None:
+    from simulator.trace_io.chrome_json import MARK
+
     if MARK.encode() in text[:200]:
         return "chrome"
     if _STAGE.search(text):
@@ -78,88 +83,157 @@ def detect(path: str | Path) -> str:
     raise TraceError(f"{path}: is no trace that can be read", hint=f"formats: {', '.join(FORMATS)}")
 
 
-def _kineto(files: Sequence[Member], progress: Progress | None, communication: Sequence[str]) -> list[RankTrace]:
-    from simulator.trace_io.kineto import read as read_kineto
-
-    ranks: list[RankTrace] = []
-    for member in files:
-        with member.open(progress) as stream:
-            ranks.extend(read_kineto(stream, member.name, rank=member.rank, communication=communication))
-    return ranks
+#: reads one file: the ranks in it, -1 for those that it does not number
+_ReadRanks = Callable[[Member, Progress | None, Sequence[str]], Iterable[RankTrace]]
 
 
-def _chrome(files: Sequence[Member], progress: Progress | None, communication: Sequence[str]) -> list[RankTrace]:
-    from simulator.trace_io.viewer_json import read as read_viewer_json
+def _kineto(member: Member, progress: Progress | None, communication: Sequence[str]) -> Iterable[RankTrace]:
+    from simulator.trace_io import kineto
 
-    ranks: list[RankTrace] = []
-    for member in files:
-        with member.open(progress) as stream:
-            ranks.extend(read_viewer_json(stream, member.name))
-    return ranks
+    with member.open(progress) as stream:
+        return kineto.read(stream, member.name, rank=member.rank, communication=communication)
 
 
-def _nsys(files: Sequence[Member], progress: Progress | None, communication: Sequence[str]) -> list[RankTrace]:
-    from simulator.trace_io.nsys import read as read_nsys
+def _chrome(member: Member, progress: Progress | None, communication: Sequence[str]) -> Iterable[RankTrace]:
+    from simulator.trace_io import chrome_json
 
-    found = [(member, read_nsys(member, communication=communication)) for member in files]
-    if len(found) == 1 and (len(found[0][1]) > 1 or found[0][0].rank is None):
-        return list(found[0][1])
-    # one file per rank or per node: each counts its own GPUs from 0
-    return [
-        replace(rank, rank=member.rank if member.rank is not None and len(ranks) == 1 else -1)
-        for member, ranks in found
-        for rank in ranks
-    ]
+    with member.open(progress) as stream:
+        return chrome_json.read(stream, member.name)
 
 
-def _chakra(files: Sequence[Member], progress: Progress | None, communication: Sequence[str]) -> list[RankTrace]:
-    from simulator.trace_io.chakra import read as read_chakra
+def _nsys(member: Member, progress: Progress | None, communication: Sequence[str]) -> Iterable[RankTrace]:
+    from simulator.trace_io import nsys
 
-    ranks = []
-    for member in files:
-        with member.open(progress) as stream:
-            ranks.append(read_chakra(stream, member.name, rank=member.rank))
-    return ranks
+    return nsys.read(member, communication=communication)
 
 
-def _chakra_json(files: Sequence[Member], progress: Progress | None, communication: Sequence[str]) -> list[RankTrace]:
-    from simulator.trace_io.chakra import read_json
+def _chakra(member: Member, progress: Progress | None, communication: Sequence[str]) -> Iterable[RankTrace]:
+    from simulator.trace_io import chakra
 
-    ranks = []
-    for member in files:
-        with member.open(progress) as stream:
-            ranks.append(read_json(stream, member.name, rank=member.rank))
-    return ranks
+    with member.open(progress) as stream:
+        return (chakra.read(stream, member.name, rank=member.rank),)
 
 
-def _execution_trace(
-    files: Sequence[Member], progress: Progress | None, communication: Sequence[str]
-) -> list[RankTrace]:
-    from simulator.trace_io.execution_trace import read as read_execution_trace
+def _chakra_json(member: Member, progress: Progress | None, communication: Sequence[str]) -> Iterable[RankTrace]:
+    from simulator.trace_io import chakra
 
-    ranks = []
-    for member in files:
-        with member.open(progress) as stream:
-            ranks.append(read_execution_trace(stream, member.name, rank=member.rank))
-    return ranks
+    with member.open(progress) as stream:
+        return (chakra.read_json(stream, member.name, rank=member.rank),)
 
 
-def _not_per_rank(files: Sequence[Member], progress: Progress | None, communication: Sequence[str]) -> list[RankTrace]:
-    raise AssertionError("one file holds all ranks: read by _whole")
+def _execution_trace(member: Member, progress: Progress | None, communication: Sequence[str]) -> Iterable[RankTrace]:
+    from simulator.trace_io import execution_trace
+
+    with member.open(progress) as stream:
+        return (execution_trace.read(stream, member.name, rank=member.rank),)
 
 
-_Reader = Callable[[Sequence[Member], Progress | None, Sequence[str]], list[RankTrace]]
+def _pipeline_ops(member: Member) -> Trace:
+    from simulator.trace_io import pipeline_ops
 
-#: format -> reader of its files; the order is the preference where a folder holds several formats of one run
-FORMATS: dict[str, _Reader] = {
-    "pipeline_ops": _not_per_rank,
-    "kineto": _kineto,
-    "chrome": _chrome,
-    "nsys": _nsys,
-    "chakra": _chakra,
-    "chakra_json": _chakra_json,
-    "stage_times": _not_per_rank,
-    "execution_trace": _execution_trace,
+    return pipeline_ops.read_trace(member)
+
+
+def _stage_times(member: Member) -> Trace:
+    from simulator.trace_io import stage_times
+
+    with member.open() as stream:
+        times = stage_times.read(stream, member.name)
+    layout = {"dp": times.dp, "pp": times.pp, "tp": times.tp}
+    n_ranks = times.dp * times.pp * times.tp
+    return Trace(format="stage_times", ranks=(), world_size=n_ranks, layout=layout, stage_times=times)
+
+
+def _write_kineto(trace: Trace, target: Path) -> None:
+    from simulator.trace_io import kineto
+
+    kineto.write(trace, target)
+
+
+def _write_chakra(trace: Trace, target: Path) -> None:
+    from simulator.trace_io import chakra
+
+    if target.name.endswith((".et", ".et.gz")):
+        prefix = target.name.removesuffix(".gz").removesuffix(".et")
+        chakra.write(trace, target.parent, prefix=prefix, compress=target.name.endswith(".gz"))
+    else:
+        chakra.write(trace, target)
+
+
+def _write_perfetto(trace: Trace, target: Path) -> None:
+    from simulator.trace_io import perfetto, tracks
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    perfetto.write_processes(tracks.trace_processes(trace), target)
+
+
+def _write_chrome(trace: Trace, target: Path) -> None:
+    from simulator.trace_io import chrome_json, tracks
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    chrome_json.write(tracks.trace_processes(trace), target)
+
+
+def _has_host(trace: Trace) -> bool:
+    return any(len(rank.host) for rank in trace.ranks)
+
+
+#: what a format may be unable to hold -> whether a trace has it
+_LOSSES: dict[str, Callable[[Trace], bool]] = {
+    "explicit dependencies between operations": lambda trace: any(r.dependencies is not None for r in trace.ranks),
+    "host threads and their events": _has_host,
+    "launches": _has_host,
+    "correlation of launches": _has_host,
+    "process groups": lambda trace: any(rank.groups for rank in trace.ranks),
+    "sequence numbers": lambda trace: any(call.sequence >= 0 for rank in trace.ranks for call in rank.calls),
+}
+_VIEWERS_LOSE = ("correlation of launches", "process groups", "sequence numbers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """What can be done with one format.
+
+    Parameters
+    ----------
+    read_ranks : callable, optional
+        For formats with one or more ranks in a file.
+    read_job : callable, optional
+        For formats with a whole job in a file.
+    write : callable, optional
+    suffixes : tuple of str
+        Names that ask for this format when it is written.
+    loses : tuple of str
+        What it cannot hold: keys of the table of losses.
+    """
+
+    read_ranks: _ReadRanks | None = None
+    read_job: Callable[[Member], Trace] | None = None
+    write: Callable[[Trace, Path], None] | None = None
+    suffixes: tuple[str, ...] = ()
+    loses: tuple[str, ...] = ()
+
+
+_PERFETTO = (".pftrace", ".perfetto-trace", ".pftrace.gz")
+#: the formats; the order is the preference where a folder holds several of one run
+FORMATS: dict[str, Format] = {
+    "pipeline_ops": Format(read_job=_pipeline_ops),
+    "kineto": Format(read_ranks=_kineto, write=_write_kineto, loses=("explicit dependencies between operations",)),
+    "chrome": Format(read_ranks=_chrome, write=_write_chrome, suffixes=(".json", ".json.gz"), loses=_VIEWERS_LOSE),
+    "nsys": Format(read_ranks=_nsys),
+    "chakra": Format(
+        read_ranks=_chakra,
+        write=_write_chakra,
+        suffixes=(".et", ".et.gz"),
+        loses=("host threads and their events", "launches"),
+    ),
+    "chakra_json": Format(read_ranks=_chakra_json),
+    "stage_times": Format(read_job=_stage_times),
+    "execution_trace": Format(read_ranks=_execution_trace),
+}
+#: those that can be written
+WRITTEN: dict[str, Format] = {name: form for name, form in FORMATS.items() if form.write is not None} | {
+    "perfetto": Format(write=_write_perfetto, suffixes=_PERFETTO, loses=_VIEWERS_LOSE)
 }
 
 
@@ -203,22 +277,19 @@ def read(
     if chosen is None:
         names = ", ".join(member.name for member in found[:3]) or f"{', '.join(map(str, given))}: holds no file"
         raise TraceError(f"{names}: no trace that can be read", hint=f"formats: {', '.join(FORMATS)}")
-    if chosen in ("stage_times", "pipeline_ops"):
-        notes += [_unread(name, files, chosen) for name, files in by_format.items() if name != chosen]
-        return _whole(chosen, by_format[chosen], notes)
-    ranks = _number(FORMATS[chosen](by_format[chosen], progress, communication))
-    for name, files in by_format.items():
-        if name == "execution_trace" and chosen == "kineto":
-            ranks = _with_sizes(ranks, _execution_trace(files, progress, ()), notes)
-        elif name != chosen:
-            notes.append(_unread(name, files, chosen))
+    sizing = by_format.pop("execution_trace", []) if chosen == "kineto" else []
+    notes += [
+        f"{len(f)} {n} files beside the {chosen} files were not read" for n, f in by_format.items() if n != chosen
+    ]
+    read_job, read_ranks = FORMATS[chosen].read_job, FORMATS[chosen].read_ranks
+    if read_job is not None:
+        trace = read_job(_only(by_format[chosen]))
+        return replace(trace, notes=tuple(notes))
+    assert read_ranks is not None
+    ranks = _number([(member, tuple(read_ranks(member, progress, communication))) for member in by_format[chosen]])
+    ranks = _with_sizes(ranks, sizing, progress, notes)
     notes += _apart(ranks)
-    return Trace(
-        format=chosen,
-        ranks=ranks,
-        world_size=_world_size(ranks),
-        notes=tuple(dict.fromkeys(notes)),
-    )
+    return Trace(format=chosen, ranks=ranks, world_size=_world_size(ranks), notes=tuple(dict.fromkeys(notes)))
 
 
 def _by_format(found: Iterable[Member], as_format: str | None, notes: list[str]) -> dict[str, list[Member]]:
@@ -232,8 +303,12 @@ def _by_format(found: Iterable[Member], as_format: str | None, notes: list[str])
     return by_format
 
 
-def _unread(name: str, files: Sequence[Member], chosen: str) -> str:
-    return f"{len(files)} {name} files beside the {chosen} files were not read"
+def _only(files: Sequence[Member]) -> Member:
+    """The one file of a whole job; further ones may only be other renderings of it."""
+    if len({member.name.split(".", 1)[0] for member in files}) > 1:
+        listed = " and ".join(member.name for member in files[:2])
+        raise TraceError(f"{listed} each hold a whole job", hint="give one of them")
+    return files[0]
 
 
 def _apart(ranks: Sequence[RankTrace]) -> list[str]:
@@ -250,10 +325,17 @@ def _apart(ranks: Sequence[RankTrace]) -> list[str]:
     ]
 
 
-def _number(ranks: Sequence[RankTrace]) -> tuple[RankTrace, ...]:
-    """Give a rank to those without, and refuse two of the same."""
+def _number(found: Sequence[tuple[Member, tuple[RankTrace, ...]]]) -> tuple[RankTrace, ...]:
+    """Give a rank to those without, and refuse two of the same.
+
+    Files that count their own GPUs from 0, one per rank or per node, take their ranks from their names.
+    """
+    ranks = [rank for _, held in found for rank in held]
     if not ranks:
         raise TraceError("the files hold no rank")
+    if all(rank.rank < 0 for rank in ranks):
+        single = {id(held[0]): member.rank for member, held in found if len(held) == 1 and member.rank is not None}
+        ranks = [replace(rank, rank=single.get(id(rank), -1)) for rank in ranks]
     taken = {rank.rank for rank in ranks if rank.rank >= 0}
     free = (number for number in range(len(ranks) + len(taken)) if number not in taken)
     numbered = [rank if rank.rank >= 0 else replace(rank, rank=next(free)) for rank in ranks]
@@ -278,38 +360,108 @@ def _world_size(ranks: Sequence[RankTrace]) -> int:
     return max(known, grouped, max(rank.rank for rank in ranks) + 1)
 
 
-def _with_sizes(ranks: tuple[RankTrace, ...], sized: list[RankTrace], notes: list[str]) -> tuple[RankTrace, ...]:
+def _with_sizes(
+    ranks: tuple[RankTrace, ...], files: Sequence[Member], progress: Progress | None, notes: list[str]
+) -> tuple[RankTrace, ...]:
+    """Complete message sizes from execution traces of the same step."""
+    if not files:
+        return ranks
     from simulator.trace_io.execution_trace import fill_sizes
 
-    by_rank = {rank.rank: rank for rank in sized}
-    filled = []
-    for rank in ranks:
-        other = by_rank.get(rank.rank)
-        filled.append(rank if other is None else fill_sizes(rank, other))
-        if other is not None:
-            notes.append(f"message sizes of rank {rank.rank} completed from {other.source}")
-    return tuple(filled)
+    sized = {rank.rank: rank for member in files for rank in _execution_trace(member, progress, ())}
+    notes += [f"message sizes of rank {r.rank} completed from {sized[r.rank].source}" for r in ranks if r.rank in sized]
+    return tuple(fill_sizes(rank, sized[rank.rank]) if rank.rank in sized else rank for rank in ranks)
 
 
-def _whole(name: str, files: Sequence[Member], notes: list[str]) -> Trace:
-    """Read a format whose files hold whole jobs."""
-    renderings = {member.name.split(".", 1)[0] for member in files}
-    if len(renderings) > 1:
-        listed = " and ".join(member.name for member in files[:2])
-        raise TraceError(f"{listed} each hold a whole job", hint="give one of them")
-    if name == "pipeline_ops":
-        from simulator.trace_io.pipeline_ops import read_trace
+def target_format(path: str | Path, to: str | None = None) -> str:
+    """Name the format in which to write a path: as asked, or as its suffix says.
 
-        return replace(read_trace(files[0]), notes=tuple(notes))
-    from simulator.trace_io.stage_times import read as read_stage_times
+    Raises
+    ------
+    TraceError
+        If neither names one.
 
-    with files[0].open() as stream:
-        times = read_stage_times(stream, files[0].name)
-    return Trace(
-        format="stage_times",
-        ranks=(),
-        world_size=times.dp * times.pp * times.tp,
-        layout={"dp": times.dp, "pp": times.pp, "tp": times.tp},
-        stage_times=times,
-        notes=tuple(notes),
-    )
+    Examples
+    --------
+    >>> target_format("out.pftrace"), target_format("folder", "kineto")
+    ('perfetto', 'kineto')
+    """
+    if to is not None:
+        if to not in WRITTEN:
+            raise TraceError(f"'{to}' is no format that can be written", hint=f"one of {', '.join(WRITTEN)}")
+        return to
+    for name, form in WRITTEN.items():
+        if form.suffixes and str(path).endswith(form.suffixes):
+            return name
+    raise TraceError(f"{path}: the name tells no format", hint=f"say which: {', '.join(WRITTEN)}")
+
+
+def write(trace: Trace, path: str | Path, to: str | None = None) -> tuple[str, ...]:
+    """Write a trace.
+
+    Parameters
+    ----------
+    trace : Trace
+    path : str or Path
+        A file for ``perfetto`` and ``chrome``; a directory for ``kineto`` and ``chakra``, which are one file per rank
+        (``run.et`` writes ``run.RANK.et`` beside it).
+    to : str, optional
+        A key of :data:`WRITTEN`; the suffix decides where it is left out.
+
+    Returns
+    -------
+    tuple of str
+        What of this trace the format could not hold.
+
+    Raises
+    ------
+    TraceError
+        If the path names no format or cannot be written, or the trace has no timeline.
+    """
+    form, target = WRITTEN[target_format(path, to)], Path(path)
+    if not trace.ranks:
+        raise TraceError("stage times without a timeline cannot be written as a trace", hint="replay them first")
+    assert form.write is not None
+    try:
+        form.write(trace, target)
+    except OSError as fault:  # a full disk names no file
+        raise TraceError(f"{fault.filename or target}: cannot be written: {fault.strerror or fault}") from fault
+    return tuple(loss for loss in form.loses if _LOSSES[loss](trace))
+
+
+def convert(
+    source: str | Path | Sequence[str | Path],
+    target: str | Path,
+    to: str | None = None,
+    *,
+    progress: Progress | None = None,
+) -> tuple[str, ...]:
+    """Read a trace in any supported format and write it in another; return what was lost.
+
+    Raises
+    ------
+    TraceError
+        If the source cannot be read, the target names no format, or is among the sources.
+    """
+    target_format(target, to)
+    refuse_overwriting(source, target)
+    return write(read(source, progress=progress), target, to)
+
+
+def refuse_overwriting(source: str | Path | Sequence[str | Path], target: str | Path) -> None:
+    """Refuse to write a trace over, or as a folder among, the files that are read.
+
+    Raises
+    ------
+    TraceError
+        If the target is a file that is read, a folder that holds one, or ``run.et`` where ``run.RANK.et`` is read.
+    """
+    sources = [Path(path).resolve() for path in ([source] if isinstance(source, str | Path) else source)]
+    files = {member.path.resolve() for member in members(sources)}
+    place = Path(target).resolve()
+    prefix = re.escape(place.name.removesuffix(".gz").removesuffix(".et"))
+    numbered = re.compile(rf"{prefix}\.\d+\.et(\.gz)?")
+    chakra = place.name.endswith((".et", ".et.gz"))
+    rewritten = any(chakra and file.parent == place.parent and numbered.fullmatch(file.name) for file in files)
+    if rewritten or place in {*sources, *files, *(file.parent for file in files)}:
+        raise TraceError(f"{target}: would be written among the files that are read", hint="name another target")

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.trace_io.record import COMMUNICATION, CollectiveCall, Int64, Trace
+from simulator.trace_io.collective_names import merge_calls
+from simulator.trace_io.trace_record import COMMUNICATION, CollectiveCall, Int64, Trace
 
 _TOLERANCE_NS = 500_000
 _SCATTER_NS = 200_000
@@ -245,8 +246,6 @@ def _offset(differences: Int64) -> int:
 
 
 def _joined(trace: Trace, members: tuple[tuple[int, int], ...], offsets: tuple[int, ...]) -> Joined:
-    from simulator.trace_io.communication import merge_calls
-
     arrival = tuple(int(trace.ranks[i].ops.start_ns[op]) - offsets[i] for i, op in members)
     end = min(int(trace.ranks[i].ops.end_ns[op]) - offsets[i] for i, op in members)
     calls = [trace.ranks[i].calls[trace.ranks[i].ops.call[op]] for i, op in members]

@@ -1,29 +1,339 @@
-"""Streams the objects of a JSON list, or of JSON documents in a row, one at a time and in bounded memory.
+"""Streams JSON in bounded memory: whole objects at a time, never the whole file.
 
-For formats whose objects are read once and reduced at once: execution traces and the JSON rendering of Chakra. As
-forgiving as the reader of Chrome traces: control characters, NaN, bad UTF-8, commas too many, an end that is missing.
+What breaks naive readers is met here and nowhere else: bare lists, headers after the list, trailing commas, several
+documents in a row, missing ends, NaN and control characters, bad UTF-8, damaged compression.
+
+Two readers share one buffer. :func:`read_documents` is for millions of alike objects: it decodes whole chunks by type. A
+chunk is cut where ``[`` + prefix + ``]`` decodes: since JSON has one parse, a prefix that decodes ends between two
+objects. :class:`JsonObjects` is for objects that are reduced one at a time.
 """
 
 from __future__ import annotations
 
-import codecs
+import gc
 import json
 import re
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import IO, Any, Generic, TypeVar, cast
 
+import msgspec
+
+from simulator.errors import TraceError
 from simulator.trace_io.sources import DAMAGE
 
-CHUNK_BYTES = 1 << 20
-#: a longer object is taken for damage
-MAX_OBJECT_CHARS = 32 << 20
-#: characters among which an optional key is looked for
-_BEGINNING = 4096
-_BLANK = " \t\r\n,\x00\ufeff"
+CHUNK_BYTES = 8 << 20
+READ_BYTES = 1 << 20
+MAX_OBJECT_BYTES = 128 << 20
+MAX_HEADER_BYTES = 64 << 20
+#: decodings that are tried before a chunk is read object by object
+_TRIES = 8
+_BYTE = re.compile(r"byte (\d+)\)")
+_FOLLOWED = re.compile(rb"\s*(,\s*[{\]]|\])")
+_BETWEEN = re.compile(rb"\}\s*,\s*\{")
+_BAD_UTF8 = re.compile("[\udc80-\udcff]")
+_BLANK = b" \t\r\n,\x00"
 _DECODER = json.JSONDecoder(strict=False)
 
+Item = TypeVar("Item")
 
-class JsonStream:
+
+@dataclass(slots=True)
+class Document:
+    """Header of one document: everything beside its list, and what went wrong while reading it."""
+
+    header: dict[str, Any] = field(default_factory=dict)
+    n_objects: int = 0
+    n_skipped: int = 0
+    truncated: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+class _Buffer:
+    """What was read of a stream and not yet used."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream = stream
+        self.data = b""
+        self.ended = False
+        self.first = True
+        self.damage = ""
+
+    def fill(self, n_bytes: int) -> None:
+        """Hold ``n_bytes`` if the stream has them."""
+        parts, have = [self.data], len(self.data)
+        while have < n_bytes and not self.ended:
+            try:
+                part = self.stream.read(min(n_bytes - have, READ_BYTES))
+            except DAMAGE as fault:
+                self.damage = f"the file is damaged: {fault}"
+                part = b""
+            self.ended = not part
+            parts.append(part)
+            have += len(part)
+        self.data = b"".join(parts)
+
+    def at_value(self, chunk_bytes: int) -> bool:
+        """Skip blanks; return whether anything is left."""
+        while True:
+            self.fill(chunk_bytes)
+            if self.first:
+                self.data = self.data.removeprefix(b"\xef\xbb\xbf")
+                self.first = False
+            self.data = self.data.lstrip(_BLANK)
+            if self.data or self.ended:
+                return bool(self.data)
+
+    def peek(self) -> bytes:
+        """Return the next byte, empty at the end."""
+        return self.data[:1]
+
+    def drop(self, n_bytes: int) -> None:
+        """Forget what was used."""
+        self.data = self.data[n_bytes:]
+
+    def stop(self) -> None:
+        """Forget everything."""
+        self.data, self.ended = b"", True
+
+    def find_list(self, key: str, chunk_bytes: int) -> re.Match[bytes] | None:
+        """Find the list under a key, reading on as far as a header may reach."""
+        pattern, size = re.compile(rb'"%b"\s*:\s*\[' % key.encode()), chunk_bytes
+        while (found := pattern.search(self.data)) is None:
+            if self.ended or size > MAX_HEADER_BYTES:
+                return None
+            size *= 2
+            self.fill(size)
+        return found
+
+    def values(self) -> tuple[list[Any], int]:
+        """Decode values one by one as far as they go, forgiving what JSON forbids; also return their length in bytes."""
+        text = self.data.decode("utf-8", "surrogateescape")
+        readable = text if text.isascii() else _BAD_UTF8.sub("\ufffd", text)
+        found: list[Any] = []
+        position = 0
+        while position < len(text) and text[position] not in "[]":
+            try:
+                value, end = _DECODER.raw_decode(readable, position)
+            except (ValueError, RecursionError):
+                break
+            found.append(value)
+            position = end
+            while position < len(text) and text[position] in " \t\r\n,\x00":
+                position += 1
+        return found, len(text[:position].encode("utf-8", "surrogateescape"))
+
+
+def clean(value: Any) -> Any:
+    """Replace what no encoder can write (lone surrogates) in a text; return anything else as it is."""
+    if isinstance(value, str) and not value.isascii():
+        return value.encode("utf-8", "replace").decode()
+    return value
+
+
+def _decoded(text: bytes) -> dict[str, Any] | None:
+    """Return an object that can be encoded again, None where the text is none."""
+    try:
+        value = json.loads(text.decode("utf-8", "replace"), strict=False)
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else {}
+
+
+class Listed(Generic[Item]):
+    """Objects of one type in a list under one key, or in a bare list.
+
+    Parameters
+    ----------
+    key : str
+    kind : type
+        Decoded by msgspec.
+    repair : callable
+        Makes one of a decoded object that does not fit the type, None where it cannot.
+    hint : str
+        What to say of a document without the key.
+    """
+
+    def __init__(self, key: str, kind: type[Item], repair: Callable[[object], Item | None], hint: str) -> None:
+        self.key, self.hint = key, hint
+        self._decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+        self._repair = repair
+
+    def decode(self, text: bytes, document: Document) -> list[Item]:
+        """Decode a list, object by object where one of them does not fit."""
+        try:
+            return cast(list[Item], self._decoder.decode(text))
+        except (msgspec.ValidationError, UnicodeDecodeError):
+            values = msgspec.json.decode(text.decode("utf-8", "replace").encode())
+        return self.repaired(values, document)
+
+    def repaired(self, values: list[Any], document: Document) -> list[Item]:
+        """Keep the objects that can be made to fit."""
+        found = [item for value in values if (item := self._repair(value)) is not None]
+        document.n_skipped += len(values) - len(found)
+        return found
+
+
+def read_documents(
+    stream: IO[bytes], source: str, listed: Listed[Item], on_items: Callable[[int, list[Item]], None]
+) -> list[Document]:
+    """Read every document in a stream.
+
+    Parameters
+    ----------
+    stream : binary file
+        Uncompressed JSON.
+    source : str
+        Name for messages.
+    listed : Listed
+        What is read of each document.
+    on_items : callable
+        Called with the document's number and a list of objects, many times.
+
+    Returns
+    -------
+    list of Document
+        One per document, in order.
+
+    Raises
+    ------
+    TraceError
+        If the first document has no such list.
+    """
+    buffer = _Buffer(stream)
+    documents: list[Document] = []
+    with _no_collector():
+        while buffer.at_value(CHUNK_BYTES):
+            if documents and buffer.peek() not in b"[{":
+                documents[-1].notes.append(f"ignored what follows the document: {bytes(buffer.data[:20])!r}")
+                break
+            document = Document()
+            try:
+                for items in _document(buffer, source, listed, document):
+                    document.n_objects += len(items)
+                    on_items(len(documents), items)
+            except TraceError:
+                if not documents:
+                    raise
+                documents[-1].notes.append("ignored a further document that is not a trace")
+                break
+            documents.append(document)
+    if not documents:
+        if buffer.damage:
+            raise TraceError(f"{source}: {buffer.damage}")
+        raise TraceError(f"{source}: is empty", hint="the profiler may have been stopped before it wrote the file")
+    if buffer.damage:
+        documents[-1].notes.append(buffer.damage)
+    return documents
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Garbage collection off while millions of acyclic objects come and go."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _document(buffer: _Buffer, source: str, listed: Listed[Item], document: Document) -> Iterator[list[Item]]:
+    """Yield the objects of the document that starts here and fill in its header."""
+    if buffer.peek() == b"[":
+        buffer.drop(1)
+        yield from _items(buffer, listed, document)
+        return
+    if buffer.peek() != b"{":
+        raise TraceError(f"{source}: is not JSON: starts with {buffer.data[:20]!r}")
+    start = buffer.find_list(listed.key, CHUNK_BYTES)
+    if start is None:
+        raise TraceError(f"{source}: a JSON object without '{listed.key}'", hint=listed.hint)
+    header = _decoded(buffer.data[: start.start()].rstrip(_BLANK) + b"}")
+    if header is None:
+        document.notes.append("the header before the events is malformed and was ignored")
+    document.header.update(header or {})
+    buffer.drop(start.end())
+    yield from _items(buffer, listed, document)
+    if not document.truncated:
+        document.header.update(_tail(buffer, document))
+
+
+def _items(buffer: _Buffer, listed: Listed[Item], document: Document) -> Iterator[list[Item]]:
+    size = CHUNK_BYTES
+    while buffer.at_value(CHUNK_BYTES):
+        if buffer.peek() == b"]":
+            buffer.drop(1)
+            return
+        items, n_bytes = _decode_some(buffer.data, listed, document)
+        if not n_bytes:
+            values, n_bytes = buffer.values()
+            items = listed.repaired(values, document)
+        if not n_bytes and not buffer.ended and size < MAX_OBJECT_BYTES:
+            size *= 2
+            buffer.fill(size)
+            continue
+        if not n_bytes:  # malformed: go on where the next object may start
+            between = _BETWEEN.search(buffer.data)
+            if between is None:
+                break
+            n_bytes = between.end() - 1
+            document.n_skipped += 1
+        buffer.drop(n_bytes)
+        size = CHUNK_BYTES
+        yield items
+    document.truncated = True
+    buffer.stop()
+
+
+def _decode_some(data: bytes, listed: Listed[Item], document: Document) -> tuple[list[Item], int]:
+    """Decode as many whole objects as there are and return how many bytes they took; 0 if there is none."""
+    cut = len(data)
+    for _ in range(_TRIES):
+        cut = _boundary(data, cut)
+        if cut <= 0:
+            break
+        try:
+            return listed.decode(b"[%b]" % data[:cut], document), cut
+        except (msgspec.DecodeError, RecursionError) as fault:
+            found = _BYTE.search(str(fault))
+            cut = min(cut, int(found.group(1)) if found else cut) - 1
+    return [], 0
+
+
+def _boundary(data: bytes, end: int) -> int:
+    """Return the end of the last ``}`` before ``end`` that may end an object; 0 where there is none."""
+    while True:
+        end = data.rfind(b"}", 0, end)
+        if end < 0:
+            return 0
+        if _FOLLOWED.match(data, end + 1):
+            return end + 1
+
+
+def _tail(buffer: _Buffer, document: Document) -> dict[str, Any]:
+    """Decode what follows the list up to the end of the document."""
+    size = CHUNK_BYTES
+    while True:
+        text = "{" + buffer.data.lstrip(_BLANK).decode("utf-8", "replace")
+        try:
+            value, end = _DECODER.raw_decode(text)
+            json.dumps(value, ensure_ascii=False).encode()
+            buffer.data = text[end:].encode()
+            return cast(dict[str, Any], value)
+        except (ValueError, RecursionError):
+            if buffer.ended or size > MAX_HEADER_BYTES:
+                buffer.stop()
+                document.truncated = True
+                return {}
+        size *= 2
+        buffer.fill(size)
+
+
+class JsonObjects:
     """Iterates over the objects in a stream.
 
     Parameters
@@ -45,87 +355,50 @@ class JsonStream:
         Why iteration ended early, ``""`` where it did not.
     """
 
+    #: characters among which an optional key is looked for
+    _BEGINNING = 4096
+
     def __init__(self, stream: IO[bytes], key: str = "", *, optional: bool = False) -> None:
-        self._stream, self._key, self._optional = stream, key, optional
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace")
-        self._text, self._at, self._ended = "", 0, False
+        self._buffer, self._key, self._optional = _Buffer(stream), key, optional
         self.header: dict[str, Any] = {}
         self.found = not key
-        self.damage = ""
+        self._early = ""
+
+    @property
+    def damage(self) -> str:
+        """Why iteration ended early, empty where it did not."""
+        return self._buffer.damage or self._early
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self._optional:
-            self._fill(CHUNK_BYTES)
-            self._key = self._key if f'"{self._key}"' in self._text[:_BEGINNING] else ""
-            self.found = not self._key
-        if self._key and not self._find_list():
+        buffer = self._buffer
+        buffer.at_value(READ_BYTES)
+        if self._optional and f'"{self._key}"'.encode() not in buffer.data[: self._BEGINNING]:
+            self._key = ""
+        self.found = not self._key
+        if self._key and not self._enter():
             return
-        while True:
-            mark = self._next_mark()
-            if not mark or (mark == "]" and self._key):
-                if not mark and self._key and not self.damage:
-                    self.damage = "the file ends early"
+        size = READ_BYTES
+        while buffer.at_value(READ_BYTES):
+            if buffer.peek() == b"]" and self._key:
                 return
-            if mark in "[]":
-                self._at += 1
+            if buffer.peek() in b"[]":
+                buffer.drop(1)
                 continue
-            known, value = self._value()
-            if not known:
+            values, n_bytes = buffer.values()
+            if not n_bytes and (buffer.ended or size >= MAX_OBJECT_BYTES):
+                self._early = "the file ends early" if buffer.ended else "malformed JSON"
                 return
-            if isinstance(value, dict):
-                yield value
+            size = READ_BYTES if n_bytes else size * 2
+            buffer.drop(n_bytes)
+            buffer.fill(size)
+            yield from (value for value in values if isinstance(value, dict))
+        self._early = "the file ends early" if self._key else ""
 
-    def _fill(self, n_bytes: int) -> None:
-        """Drop what was read and append at least one more chunk."""
-        parts, have = [self._text[self._at :]], 0
-        while have < n_bytes and not self._ended:
-            try:
-                data = self._stream.read(CHUNK_BYTES)
-            except DAMAGE as fault:
-                data, self.damage = b"", f"the file is damaged: {fault}"
-            self._ended = not data
-            have += len(data)
-            parts.append(self._decode.decode(data, final=self._ended))
-        self._text, self._at = "".join(parts), 0
-
-    def _find_list(self) -> bool:
-        pattern = re.compile(rf'"{self._key}"\s*:\s*\[')
-        if not self._text:
-            self._fill(CHUNK_BYTES)
-        while (match := pattern.search(self._text)) is None:
-            if self._ended or len(self._text) > MAX_OBJECT_CHARS:
-                return False
-            self._fill(max(CHUNK_BYTES, len(self._text)))
+    def _enter(self) -> bool:
+        start = self._buffer.find_list(self._key, READ_BYTES)
+        if start is None:
+            return False
         self.found = True
-        try:
-            value = _DECODER.decode(self._text[: match.start()].strip(_BLANK) + "}")
-            self.header = value if isinstance(value, dict) else {}
-        except (ValueError, RecursionError):
-            self.header = {}
-        self._at = match.end()
+        self.header = _decoded(self._buffer.data[: start.start()].strip(_BLANK) + b"}") or {}
+        self._buffer.drop(start.end())
         return True
-
-    def _next_mark(self) -> str:
-        """Skip blanks; return the next character, empty at the end."""
-        while True:
-            while self._at < len(self._text) and self._text[self._at] in _BLANK:
-                self._at += 1
-            if self._at < len(self._text):
-                return self._text[self._at]
-            if self._ended:
-                return ""
-            self._fill(CHUNK_BYTES)
-
-    def _value(self) -> tuple[bool, Any]:
-        """Decode the value that starts here, reading on as long as it may still be incomplete."""
-        while True:
-            try:
-                value, self._at = _DECODER.raw_decode(self._text, self._at)
-                return True, value
-            except (ValueError, RecursionError) as fault:
-                left = len(self._text) - self._at
-                if self._ended or left > MAX_OBJECT_CHARS:
-                    end = "the file ends early" if self._ended else "malformed JSON"
-                    self.damage = self.damage or f"{end}: {fault}"
-                    return False, None
-            self._fill(max(CHUNK_BYTES, left))

@@ -1,4 +1,8 @@
-"""Reads PyTorch Kineto traces (Chrome JSON): .json, .gz, members of tar archives, one file per rank.
+"""PyTorch Kineto traces (Chrome JSON), read and written: .json, .gz, members of tar archives, one file per rank.
+
+Files are written so that Holistic Trace Analysis reads them with their ranks right: a blank between ``"rank":`` and the
+number, before the events; ``args.stream`` on device operations; a runtime call for every correlation id; communication
+kernels named ``nccl...``.
 
 References
 ----------
@@ -7,59 +11,68 @@ libkineto ``output_json.cpp``; the definitions of ``ts``, ``baseTimeNanoseconds`
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.errors import TraceError
-from simulator.trace_io.chrome import Args, Document, Event, Number, read_documents
-from simulator.trace_io.columns import integer, number, to_device_ops, to_host_events, to_ns
-from simulator.trace_io.communication import CommunicationNames, kernel_operation, merge_calls
-from simulator.trace_io.kineto_comm import call_of_args, call_of_dims, enclosing
-from simulator.trace_io.kineto_header import device_name, distributed, rank_list
-from simulator.trace_io.kineto_header import groups as header_groups
-from simulator.trace_io.kineto_host import host_operations
-from simulator.trace_io.record import (
+from simulator.trace_io.collective_names import CommunicationNames, kernel_name, kernel_operation, merge_calls
+from simulator.trace_io.json_stream import Document, read_documents
+from simulator.trace_io.kineto_metadata import EVENTS, KEY, Args, Event, call_of_args, call_of_dims, metadata, rank_list
+from simulator.trace_io.trace_record import (
     ANNOTATION,
     COMMUNICATION,
     COMPUTE,
     COPY,
+    HOST_NODE,
+    MAX_RANKS,
     OPERATOR,
     RUNTIME,
     CollectiveCall,
     DeviceOps,
     HostEvents,
+    Int32,
     Int64,
     Names,
     RankTrace,
     Step,
     Sync,
+    Trace,
+    integer,
+    join_launches,
+    number,
 )
 
-#: event category, lower case -> (0 for the device, 1 for the host; kind). 2021 files write "Kernel", "Operator", ...
+_DEVICE, _HOST, _DEVICE_STEP, _SYNC = range(4)
+#: event category, lower case -> (where it belongs, its kind). 2021 files write "Kernel", "Operator", ...
 CATEGORIES = {
-    "kernel": (0, COMPUTE),
-    "concurrent_kernel": (0, COMPUTE),
-    "gpu_memcpy": (0, COPY),
-    "memcpy": (0, COPY),
-    "gpu_memset": (0, COPY),
-    "memset": (0, COPY),
-    "cuda_runtime": (1, RUNTIME),
-    "cuda_driver": (1, RUNTIME),
-    "runtime": (1, RUNTIME),
-    "hip_runtime": (1, RUNTIME),
-    "xpu_runtime": (1, RUNTIME),
-    "privateuse1_runtime": (1, RUNTIME),
-    "privateuse1_driver": (1, RUNTIME),
-    "cpu_op": (1, OPERATOR),
-    "operator": (1, OPERATOR),
-    "user_annotation": (1, ANNOTATION),
-    "gpu_user_annotation": (2, ANNOTATION),
-    "cuda_sync": (3, 0),
+    "kernel": (_DEVICE, COMPUTE),
+    "concurrent_kernel": (_DEVICE, COMPUTE),
+    "gpu_memcpy": (_DEVICE, COPY),
+    "memcpy": (_DEVICE, COPY),
+    "gpu_memset": (_DEVICE, COPY),
+    "memset": (_DEVICE, COPY),
+    "cuda_runtime": (_HOST, RUNTIME),
+    "cuda_driver": (_HOST, RUNTIME),
+    "runtime": (_HOST, RUNTIME),
+    "hip_runtime": (_HOST, RUNTIME),
+    "xpu_runtime": (_HOST, RUNTIME),
+    "privateuse1_runtime": (_HOST, RUNTIME),
+    "privateuse1_driver": (_HOST, RUNTIME),
+    "cpu_op": (_HOST, OPERATOR),
+    "operator": (_HOST, OPERATOR),
+    "user_annotation": (_HOST, ANNOTATION),
+    "gpu_user_annotation": (_DEVICE_STEP, ANNOTATION),
+    "cuda_sync": (_SYNC, 0),
 }
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)?$")
 _COMMUNICATION_OPERATOR = re.compile(r"^(record_param_comms|c10d::|nccl:|gloo:|mpi:|ucc:|xccl:|hccl:)")
@@ -71,8 +84,10 @@ class _Columns:
     def __init__(self, communicates: CommunicationNames) -> None:
         self.communicates = communicates
         self.names, self.streams, self.threads = Names(), Names(), Names()
-        self.device: tuple[array[Any], ...] = tuple(array(code) for code in "ddiibqqq")
+        #: start and length in microseconds, name, stream, kind, correlation, bytes
+        self.device: tuple[array[Any], ...] = tuple(array(code) for code in "ddiibqq")
         self.device_args: dict[int, Args] = {}
+        #: start and length in microseconds, name, thread, kind, correlation, external id
         self.host: tuple[array[Any], ...] = tuple(array(code) for code in "ddiibqq")
         self.host_args: dict[int, Args | None] = {}
         self.gpu_steps: list[tuple[float, float, str]] = []
@@ -86,45 +101,37 @@ class _Columns:
         for event in events:
             if event.ph != "X" or event.cat is None:
                 continue
-            where = categories.get(event.cat) or categories.get(event.cat.lower())
-            if where is None:
+            found = categories.get(event.cat) or categories.get(event.cat.lower())
+            if found is None:
                 continue
+            where, kind = found
             start, length = number(event.ts), number(event.dur)
             if start is None or event.name is None:
                 self.n_bad += 1
                 continue
             if length is None or length < 0:
                 length = 0.0
-                self.n_untimed += where[0] == 0
-            if where[0] == 0:
-                self._device(event, start, length, where[1])
-            elif where[0] == 1:
-                self._host(event, start, length, where[1])
-            elif where[0] == 2:
-                if _STEP.match(event.name):
-                    self.gpu_steps.append((start, length, event.name))
-            else:
+                self.n_untimed += where == _DEVICE
+            if where == _DEVICE:
+                self._device(event, start, length, kind)
+            elif where == _HOST:
+                self._host(event, start, length, kind)
+            elif where == _SYNC:
                 self.syncs.append((start, length, event.name, event.args or Args()))
+            elif _STEP.match(event.name):
+                self.gpu_steps.append((start, length, event.name))
 
     def _device(self, event: Event, start: float, length: float, kind: int) -> None:
         args = event.args or Args()
         name = event.name or ""
         stream = args.stream if args.stream is not None else event.tid
         device = args.device if args.device is not None else event.pid
-        external = args.external_id if args.external_id is not None else args.external_id_2021
         if kind == COMPUTE and self.communicates(name):
             kind = COMMUNICATION
             self.device_args[len(self.device[0])] = args
-        row = (
-            start,
-            length,
-            self.names(name),
-            self.streams(f"{device}:{stream}"),
-            kind,
-            integer(args.correlation),
-            integer(external),
-            integer(args.bytes) if kind == COPY else -1,
-        )
+        n_bytes = integer(args.bytes) if kind == COPY else -1
+        lane = self.streams(f"{device}:{stream}")
+        row = (start, length, self.names(name), lane, kind, integer(args.correlation), n_bytes)
         for column, value in zip(self.device, row, strict=True):
             column.append(value)
 
@@ -139,11 +146,74 @@ class _Columns:
             external = integer(args.external_id if args.external_id is not None else args.external_id_2021)
         if kind != RUNTIME and _COMMUNICATION_OPERATOR.match(name):
             self.host_args[len(self.host[0])] = args
-        thread = self.threads(f"{event.pid}:{event.tid}")
-        for column, value in zip(
-            self.host, (start, length, self.names(name), thread, kind, correlation, external), strict=True
-        ):
+        row = (start, length, self.names(name), self.threads(f"{event.pid}:{event.tid}"), kind, correlation, external)
+        for column, value in zip(self.host, row, strict=True):
             column.append(value)
+
+    def append(self, other: _Columns) -> None:
+        """Append the columns of a further document of the same rank."""
+        names, streams, threads = (
+            [table(text) for text in more.table]
+            for table, more in (
+                (self.names, other.names),
+                (self.streams, other.streams),
+                (self.threads, other.threads),
+            )
+        )
+        n_device, n_host = len(self.device[0]), len(self.host[0])
+        for columns, further, places in ((self.device, other.device, streams), (self.host, other.host, threads)):
+            for position, (column, more) in enumerate(zip(columns, further, strict=True)):
+                table = {2: names, 3: places}.get(position)
+                column.extend(more if table is None else array("i", (table[i] for i in more)))
+        self.device_args.update({n_device + i: args for i, args in other.device_args.items()})
+        self.host_args.update({n_host + i: args for i, args in other.host_args.items()})
+        self.gpu_steps += other.gpu_steps
+        self.syncs += other.syncs
+        self.n_bad += other.n_bad
+
+
+def to_ns(microseconds: NDArray[np.float64]) -> Int64:
+    """Convert microseconds to integer nanoseconds without losing what float64 holds."""
+    whole = np.floor(microseconds)
+    fraction = np.rint((microseconds - whole) * 1000).astype(np.int64)
+    result: Int64 = whole.astype(np.int64) * 1000 + fraction
+    return result
+
+
+def _times(columns: tuple[array[Any], ...]) -> tuple[Int64, Int64]:
+    """Start and end in nanoseconds of columns that begin with start and length in microseconds."""
+    start = to_ns(np.array(columns[0], np.float64))
+    return start, start + to_ns(np.array(columns[1], np.float64))
+
+
+def _host_events(columns: tuple[array[Any], ...]) -> tuple[HostEvents, Int64]:
+    """Events ascending by start, parents before children; and for each row its place in the input."""
+    start, end = _times(columns)
+    order = np.lexsort((-end, start))
+    kinds = (np.int32, np.int32, np.int8, np.int64, np.int64)
+    name, thread, kind, correlation, external = (
+        np.array(column, dtype)[order] for column, dtype in zip(columns[2:], kinds, strict=True)
+    )
+    events = HostEvents(
+        start_ns=start[order], end_ns=end[order], name=name, thread=thread, kind=kind, correlation=correlation,
+        external=external,
+    )  # fmt: skip
+    return events, order
+
+
+def _device_ops(columns: tuple[array[Any], ...], host: HostEvents) -> tuple[DeviceOps, Int64]:
+    """Operations ascending by start, joined to their launches; and for each row its place in the input."""
+    start, end = _times(columns)
+    order = np.lexsort((end, start))
+    kinds = (np.int32, np.int32, np.int8, np.int64, np.int64)
+    name, stream, kind, correlation, n_bytes = (
+        np.array(column, dtype)[order] for column, dtype in zip(columns[2:], kinds, strict=True)
+    )
+    ops = DeviceOps(
+        start_ns=start[order], end_ns=end[order], name=name, stream=stream, kind=kind,
+        launch=join_launches(correlation, host), call=np.full(len(order), -1, np.int32), n_bytes=n_bytes,
+    )  # fmt: skip
+    return ops, order
 
 
 def read(
@@ -178,19 +248,20 @@ def read(
     def collect(document: int, events: list[Event]) -> None:
         columns.setdefault(document, _Columns(communicates)).add(events)
 
-    documents = read_documents(stream, source, collect)
-    groups: dict[int, list[int]] = {}
+    documents = read_documents(stream, source, EVENTS, collect)
+    by_rank: dict[int, list[int]] = {}
     for index, document in enumerate(documents):
-        found = _rank_of(document, rank)
-        groups.setdefault(found, []).append(index)
+        said = _distributed(document.header, "rank", -1)
+        by_rank.setdefault(said if said >= 0 else -1 if rank is None else rank, []).append(index)
     ranks = []
-    for found, indices in groups.items():
+    for found, indices in by_rank.items():
         first = columns.setdefault(indices[0], _Columns(communicates))
         for index in indices[1:]:
-            _append(first, columns.get(index))
-        ranks.append(_finish(first, [documents[i] for i in indices], found, source))
+            if index in columns:
+                first.append(columns[index])
+        ranks.append(_rank_trace(first, [documents[i] for i in indices], found, source))
     if not any(len(r.ops) or len(r.host) for r in ranks):
-        n_events = sum(document.n_events for document in documents)
+        n_events = sum(document.n_objects for document in documents)
         raise TraceError(
             f"{source}: none of its {n_events} events is a kernel, an operator or a runtime call",
             hint="profile with ProfilerActivity.CUDA and ProfilerActivity.CPU",
@@ -198,62 +269,39 @@ def read(
     return tuple(ranks)
 
 
-def _rank_of(document: Document, rank: int | None) -> int:
-    value = distributed(document.header, "rank", -1)
-    return value if value >= 0 else (-1 if rank is None else rank)
-
-
-def _append(first: _Columns, second: _Columns | None) -> None:
-    """Append the columns of a further document of the same rank."""
-    if second is None:
-        return
-    names, streams, threads = ([table(text) for text in other.table] for table, other in (
-        (first.names, second.names), (first.streams, second.streams), (first.threads, second.threads)))  # fmt: skip
-    n_device, n_host = len(first.device[0]), len(first.host[0])
-    for position, (column, more) in enumerate(zip(first.device, second.device, strict=True)):
-        table = {2: names, 3: streams}.get(position)
-        column.extend(more if table is None else array("i", (table[i] for i in more)))
-    for position, (column, more) in enumerate(zip(first.host, second.host, strict=True)):
-        table = {2: names, 3: threads}.get(position)
-        column.extend(more if table is None else array("i", (table[i] for i in more)))
-    first.device_args.update({n_device + i: args for i, args in second.device_args.items()})
-    first.host_args.update({n_host + i: args for i, args in second.host_args.items()})
-    first.gpu_steps += second.gpu_steps
-    first.syncs += second.syncs
-    first.n_bad += second.n_bad
-
-
-def _finish(columns: _Columns, documents: list[Document], rank: int, source: str) -> RankTrace:
+def _rank_trace(columns: _Columns, documents: list[Document], rank: int, source: str) -> RankTrace:
     header: dict[str, Any] = {}
     for document in documents:
         header.update(document.header)
-    host, host_order = to_host_events(columns.host)
-    ops, op_order, _ = to_device_ops(columns.device, host)
-    names = columns.names.table
-    place = {int(old): new for new, old in enumerate(host_order)}
+    host, host_order = _host_events(columns.host)
+    ops, op_order = _device_ops(columns.device, host)
+    names, threads, streams = columns.names.table, columns.threads.table, columns.streams.table
+    place = {int(old): new for new, old in enumerate(host_order)} if columns.host_args else {}
     described = {place[i]: args for i, args in columns.host_args.items()}
-    kernel_args = {
-        new: columns.device_args[int(old)] for new, old in enumerate(op_order) if int(old) in columns.device_args
-    }
-    groups = header_groups(header)
-    calls, call_index = _calls(ops, host, names, kernel_args=kernel_args, described=described, groups=groups)
-    ops = replace(ops, call=call_index)
-    streams = columns.streams.table
-    if not len(ops):
-        ops, calls, streams = host_operations(host, names, columns.threads.table, described=described, groups=groups)
+    groups = _groups(header)
+    if len(ops):
+        kernel_args = {
+            new: columns.device_args[old] for new, old in enumerate(op_order.tolist()) if old in columns.device_args
+        }
+        calls, call = _calls(ops, host, names, kernel_args=kernel_args, described=described, groups=groups)
+        ops = replace(ops, call=call)
+    else:
+        from simulator.trace_io.kineto_host import host_operations
+
+        ops, calls, streams = host_operations(host, names, threads, described=described, groups=groups)
     return RankTrace(
         rank=rank,
-        world_size=distributed(header, "world_size", 0),
+        world_size=_distributed(header, "world_size", 0),
         names=names,
         streams=streams,
-        threads=columns.threads.table,
+        threads=threads,
         ops=ops,
         host=host,
         calls=calls,
         steps=_steps(columns, host, names),
         syncs=_syncs(columns, host),
         groups=groups,
-        device=device_name(header),
+        device=_device_name(header),
         epoch_ns=integer(header.get("baseTimeNanoseconds"), 0),
         source=source,
         notes=_notes(columns, documents),
@@ -274,6 +322,77 @@ def _notes(columns: _Columns, documents: list[Document]) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _distributed(header: dict[str, Any], key: str, default: int) -> int:
+    """Return a whole number of ``distributedInfo``, ``default`` where it is missing or absurd."""
+    info = header.get("distributedInfo")
+    value = info.get(key) if isinstance(info, dict) else None
+    found = default if isinstance(value, bool) else integer(value, default)
+    return found if found < MAX_RANKS else default
+
+
+def _device_name(header: dict[str, Any]) -> str:
+    devices = header.get("deviceProperties")
+    return (
+        str(devices[0].get("name", ""))
+        if isinstance(devices, list) and devices and isinstance(devices[0], dict)
+        else ""
+    )
+
+
+def _groups(header: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Ranks of every named process group."""
+    info = header.get("distributedInfo")
+    configured = info.get("pg_config") if isinstance(info, dict) else None
+    listed = [entry for entry in (configured if isinstance(configured, list) else ()) if isinstance(entry, dict)]
+    return {str(e["pg_name"]): ranks for e in listed if "pg_name" in e and (ranks := rank_list(e.get("ranks")))}
+
+
+def _steps(columns: _Columns, host: HostEvents, names: tuple[str, ...]) -> tuple[Step, ...]:
+    """Host windows of the steps, each number once; those on the GPU timeline serve where the host has none."""
+    found: dict[tuple[int, int], Step] = {}
+
+    def add(name: str, start: int, end: int, on_device: bool) -> None:
+        match = _STEP.match(name)
+        if match is None:
+            return
+        said = int(match.group(1)) if match.group(1) else -1
+        key = (said, 0 if said >= 0 else start)
+        known = found.get(key)
+        if known is None or (not on_device and end - start > known.end_ns - known.start_ns):
+            found[key] = Step(number=said, start_ns=start, end_ns=end, name=name, on_device=on_device)
+
+    for i in np.flatnonzero(host.kind == ANNOTATION).tolist():
+        add(names[host.name[i]], int(host.start_ns[i]), int(host.end_ns[i]), False)
+    for start_us, length_us, name in () if found else columns.gpu_steps:
+        start, length = to_ns(np.array([start_us, length_us])).tolist()
+        add(name, start, start + length, True)
+    steps = sorted(found.values(), key=lambda step: step.start_ns)
+    return tuple(replace(step, number=step.number if step.number >= 0 else i) for i, step in enumerate(steps))
+
+
+def _syncs(columns: _Columns, host: HostEvents) -> tuple[Sync, ...]:
+    known = host.correlation >= 0
+    records = (
+        dict(zip(host.correlation[known].tolist(), host.start_ns[known].tolist(), strict=True)) if columns.syncs else {}
+    )
+    streams = {text.rsplit(":", 1)[-1]: index for index, text in enumerate(columns.streams.table)}
+    syncs = []
+    for start, length, name, args in columns.syncs:
+        word = name.lower()
+        kind = "stream_wait" if "wait" in word else next((k for k in ("stream", "event") if k in word), "device")
+        syncs.append(
+            Sync(
+                start_ns=round(start * 1000),
+                end_ns=round(start * 1000) + round(length * 1000),
+                kind=kind,
+                stream=streams.get(str(args.stream), -1),
+                on_stream=streams.get(str(args.wait_on_stream), -1),
+                record_ns=records.get(integer(args.wait_on_record), -1),
+            )
+        )
+    return tuple(sorted(syncs, key=lambda sync: sync.start_ns))
+
+
 def _calls(
     ops: DeviceOps,
     host: HostEvents,
@@ -282,79 +401,190 @@ def _calls(
     kernel_args: dict[int, Args],
     described: dict[int, Args | None],
     groups: dict[str, tuple[int, ...]],
-) -> tuple[tuple[CollectiveCall, ...], np.ndarray[Any, np.dtype[np.int32]]]:
+) -> tuple[tuple[CollectiveCall, ...], Int32]:
     """Describe every communication kernel: its own metadata, then those of the host operator around its launch."""
     calls: list[CollectiveCall] = []
     index = np.full(len(ops), -1, np.int32)
-    parents = enclosing(host, ops, described)
+    parents = _enclosing(host, ops, described)
     for op, args in kernel_args.items():
         call = CollectiveCall(collective=kernel_operation(names[ops.name[op]]))
-        call = merge_calls(call_of_args(args, rank_list, groups, "kernel"), call)
+        call = merge_calls(call_of_args(args, groups, "kernel"), call)
         for parent in parents.get(op, ()):
             extra = described[parent]
-            name = names[host.name[parent]]
             if extra is not None:
-                call = merge_calls(call, call_of_args(extra, rank_list, groups, "record_param_comms"))
-            call = merge_calls(call, call_of_dims(name, extra))
+                call = merge_calls(call, call_of_args(extra, groups, "record_param_comms"))
+            call = merge_calls(call, call_of_dims(names[host.name[parent]], extra))
         index[op] = len(calls)
         calls.append(call)
     return tuple(calls), index
 
 
-def _steps(columns: _Columns, host: HostEvents, names: tuple[str, ...]) -> tuple[Step, ...]:
-    """Host windows of the steps, each number once; those on the GPU timeline serve where the host has none."""
-    found: dict[tuple[int, int], Step] = {}
-    for i in np.flatnonzero(host.kind == ANNOTATION):
-        name = names[host.name[i]]
-        match = _STEP.match(name)
-        if match:
-            number_of = int(match.group(1)) if match.group(1) else -1
-            start, end = int(host.start_ns[i]), int(host.end_ns[i])
-            key = (number_of, 0 if number_of >= 0 else start)
-            known = found.get(key)
-            if known is None or end - start > known.end_ns - known.start_ns:
-                found[key] = Step(number=number_of, start_ns=start, end_ns=end, name=name)
-    for start_us, length_us, name in () if found else columns.gpu_steps:
-        match = _STEP.match(name)
-        number_of = int(match.group(1)) if match and match.group(1) else -1
-        start, length = to_ns(np.array([start_us, length_us])).tolist()
-        key = (number_of, 0 if number_of >= 0 else start)
-        found.setdefault(key, Step(number=number_of, start_ns=start, end_ns=start + length, name=name, on_device=True))
-    steps = sorted(found.values(), key=lambda step: step.start_ns)
-    return tuple(replace(step, number=step.number if step.number >= 0 else i) for i, step in enumerate(steps))
+def _enclosing(host: HostEvents, ops: DeviceOps, described: Mapping[int, object]) -> dict[int, tuple[int, ...]]:
+    """Return for each operation the described host events around its launch, innermost first.
 
-
-def _syncs(columns: _Columns, host: HostEvents) -> tuple[Sync, ...]:
-    syncs = []
-    records: dict[int, int] = {}
-    if columns.syncs:
-        known = host.correlation >= 0
-        records = dict(zip(host.correlation[known].tolist(), host.start_ns[known].tolist(), strict=True))
-    streams = {text.rsplit(":", 1)[-1]: index for index, text in enumerate(columns.streams.table)}
-    for start, length, name, args in columns.syncs:
-        word = name.lower()
-        kind = "stream_wait" if "wait" in word else next((k for k in ("stream", "event") if k in word), "device")
-        own, other = _stream(args.stream, streams), _stream(args.wait_on_stream, streams)
-        syncs.append(
-            Sync(
-                start_ns=round(start * 1000),
-                end_ns=round(start * 1000) + round(length * 1000),
-                kind=kind,
-                stream=own,
-                on_stream=other,
-                record_ns=records.get(integer(args.wait_on_record), -1),
-            )
-        )
-    return tuple(sorted(syncs, key=lambda sync: sync.start_ns))
-
-
-def _stream(value: Number, streams: dict[str, int]) -> int:
-    return -1 if value is None else streams.get(str(value), -1)
-
-
-def launches(ops: DeviceOps, host: HostEvents) -> Int64:
-    """Host start of each operation's launch, -1 where it is unknown."""
-    result = np.full(len(ops), -1, np.int64)
-    known = ops.launch >= 0
-    result[known] = host.start_ns[ops.launch[known]]
+    Ids do not help: a kernel's external id may merely repeat its correlation id, so launch time on the launching
+    thread decides.
+    """
+    by_thread: dict[int, list[int]] = {}
+    for index in sorted(described):
+        by_thread.setdefault(int(host.thread[index]), []).append(index)
+    starts = {thread: host.start_ns[np.array(indices)] for thread, indices in by_thread.items()}
+    result: dict[int, tuple[int, ...]] = {}
+    for op in np.flatnonzero((ops.launch >= 0) & (ops.kind == COMMUNICATION)).tolist():
+        launch = int(ops.launch[op])
+        thread, at = int(host.thread[launch]), int(host.start_ns[launch])
+        if thread in by_thread:
+            last = int(np.searchsorted(starts[thread], at, side="right"))
+            around = [i for i in by_thread[thread][max(0, last - 4) : last] if host.end_ns[i] >= at]
+            result[op] = tuple(reversed(around))
     return result
+
+
+_HOST_CATEGORIES = {RUNTIME: "cuda_runtime", OPERATOR: "cpu_op", ANNOTATION: "user_annotation"}
+#: correlation ids from here on are made up
+_EXTRA_CORRELATION = 1 << 40
+#: process ids of hosts, far from those of devices
+_HOST_PID = 1_000_000
+
+
+def write(trace: Trace, directory: str | Path, *, compress: bool = True) -> tuple[Path, ...]:
+    """Write one file per rank into a directory.
+
+    Parameters
+    ----------
+    trace : Trace
+        Measured or simulated.
+    directory : str or Path
+        Made if need be.
+    compress : bool
+        Whether the files end in ``.json.gz``.
+
+    Returns
+    -------
+    tuple of Path
+        The files, in order of rank.
+    """
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for rank in trace.ranks:
+        path = folder / f"rank{rank.rank}.pt.trace.json{'.gz' if compress else ''}"
+        with gzip.open(path, "wb", compresslevel=5) if compress else open(path, "wb") as file:
+            _write_rank(rank, trace.world_size, file)  # type: ignore[arg-type]
+        paths.append(path)
+    return tuple(paths)
+
+
+def _write_rank(rank: RankTrace, world_size: int, file: IO[bytes]) -> None:
+    header = {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": 0, "name": rank.device}] if rank.device else [],
+        "distributedInfo": {
+            "backend": "nccl",
+            "rank": rank.rank,
+            "world_size": world_size,
+            "pg_count": len(rank.groups),
+            "pg_config": [
+                {"pg_name": name, "pg_desc": name, "pg_size": len(ranks), "ranks": list(ranks)}
+                for name, ranks in rank.groups.items()
+            ],
+        },
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": rank.epoch_ns,
+    }
+    # written by json, not msgspec: the readers' pattern wants a blank after the colon
+    file.write(json.dumps(header)[:-1].encode() + b', "traceEvents": [\n')
+    encode = msgspec.json.Encoder().encode
+    first = True
+    for event in _events(rank):
+        file.write(b"" if first else b",\n")
+        file.write(encode(event))
+        first = False
+    file.write(b'\n], "traceName": ' + json.dumps(f"rank{rank.rank}").encode() + b"}\n")
+
+
+def _us(time_ns: int) -> msgspec.Raw:
+    """Microseconds with three decimals, exactly."""
+    sign, rest = ("-", -time_ns) if time_ns < 0 else ("", time_ns)
+    return msgspec.Raw(f"{sign}{rest // 1000}.{rest % 1000:03d}".encode())
+
+
+def _box(
+    category: str, name: str, pid: int, tid: int, times_ns: tuple[int, int], args: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """One event with a start and an end."""
+    start, end = times_ns
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": _us(start), "dur": _us(end - start),
+        "args": args or {},
+    }  # fmt: skip
+
+
+def _events(rank: RankTrace) -> Iterator[dict[str, Any]]:
+    def label(what: str, tid: int, text: str) -> dict[str, Any]:
+        return {"ph": "M", "name": what, "pid": rank.rank, "tid": tid, "ts": 0, "args": {"name": text}}
+
+    yield label("process_name", 0, f"rank {rank.rank}")
+    for index, stream in enumerate(rank.streams):
+        yield label("thread_name", index, f"stream {stream.split(':', 1)[-1]}")
+    yield from _written_host(rank)
+    yield from _written_ops(rank)
+    for step in rank.steps if not len(rank.host) else ():
+        name = f"ProfilerStep#{step.number}"
+        yield _box("user_annotation", name, _HOST_PID + rank.rank, 1, (step.start_ns, step.end_ns))
+
+
+def _written_host(rank: RankTrace) -> Iterator[dict[str, Any]]:
+    host = rank.host
+    threads = [text.split(":", 1) for text in rank.threads]
+    pids = [integer(parts[0], _HOST_PID + rank.rank) for parts in threads]
+    tids = [integer(parts[-1], index + 1) for index, parts in enumerate(threads)]
+    launching = set(rank.ops.launch[rank.ops.launch >= 0].tolist())
+    columns = [getattr(host, name).tolist() for name in HostEvents.__slots__]
+    for index, (start, end, name, thread, kind, correlation, external) in enumerate(zip(*columns, strict=True)):
+        args = {KEY["external_id"]: external} if external >= 0 else {}
+        if kind == RUNTIME and (correlation >= 0 or index in launching):
+            args["correlation"] = correlation if correlation >= 0 else _EXTRA_CORRELATION + index
+        yield _box(_HOST_CATEGORIES[kind], rank.names[name], pids[thread], tids[thread], (start, end), args)
+
+
+def _written_ops(rank: RankTrace) -> Iterator[dict[str, Any]]:
+    ops, host = rank.ops, rank.host
+    communicates = CommunicationNames()
+    numbers = _stream_numbers(rank)
+    columns = [getattr(ops, name).tolist() for name in DeviceOps.__slots__]
+    for index, (start, end, name_index, lane, kind, launch, call, n_bytes) in enumerate(zip(*columns, strict=True)):
+        stream, name = numbers[lane], rank.names[name_index]
+        if kind == HOST_NODE:
+            yield _box("cpu_op", name, _HOST_PID + rank.rank, stream, (start, end))
+            continue
+        args: dict[str, Any] = {"device": rank.rank, "context": 1, "stream": stream}
+        if launch >= 0:
+            known = int(host.correlation[launch])
+            args["correlation"] = known if known >= 0 else _EXTRA_CORRELATION + launch
+        elif len(host):
+            args["correlation"] = 2 * _EXTRA_CORRELATION + index
+        else:
+            args["correlation"] = index + 1
+            launched = {"correlation": index + 1}
+            yield _box("cuda_runtime", "cudaLaunchKernel", _HOST_PID + rank.rank, 1, (start, start), launched)
+        category = "kernel"
+        if kind == COPY:
+            category = "gpu_memset" if name.lower().startswith("memset") else "gpu_memcpy"
+            args |= {"bytes": n_bytes} if n_bytes >= 0 else {}
+        elif kind == COMMUNICATION:
+            args |= metadata(rank.calls[call])
+            if not communicates(name):
+                name = f"ncclDevKernel_{kernel_name(rank.calls[call].collective)}({name})"
+        yield _box(category, name, rank.rank, stream, (start, end), args)
+
+
+def _stream_numbers(rank: RankTrace) -> list[int]:
+    """Stream ids as the source had them where they are numbers, otherwise new ones."""
+    found: list[int] = []
+    for index, stream in enumerate(rank.streams):
+        said = integer(stream.rsplit(":", 1)[-1], index)
+        while said in found:
+            said += 1000
+        found.append(said)
+    return found

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simulator.trace_io.chrome import Args
-from simulator.trace_io.columns import integer
-from simulator.trace_io.communication import message_bytes, operation_name
-from simulator.trace_io.kineto_comm import elements
-from simulator.trace_io.record import (
+from simulator.trace_io.collective_names import message_bytes, operation_name
+from simulator.trace_io.kineto_metadata import Args, elements
+from simulator.trace_io.trace_record import (
     ANNOTATION,
     COMMUNICATION,
     COMPUTE,
@@ -22,6 +21,9 @@ from simulator.trace_io.record import (
     HostEvents,
     Int64,
     Names,
+    OpRow,
+    columns_of,
+    integer,
 )
 
 _BACKEND = re.compile(r"^(gloo|mpi|ucc|xccl):")
@@ -53,31 +55,23 @@ def host_operations(
     issues = np.flatnonzero((host.kind == OPERATOR) & (label == 2))
     compute = _outermost(host, issues, label)
     calls = _calls(host, names, communication, issues, described, groups)
-    events = np.concatenate((compute, communication)).astype(np.int64)
-    is_call = np.concatenate((np.zeros(len(compute), bool), np.ones(len(communication), bool)))
-    number = np.concatenate((np.full(len(compute), -1), np.arange(len(communication)))).astype(np.int32)
     computing = {int(host.thread[event]) for event in compute}
-    streams = Names()
-    stream = []
-    for event, call in zip(events.tolist(), number.tolist(), strict=True):
+    rows = []
+    described_by: list[tuple[int, CollectiveCall | None]] = [(event, None) for event in compute.tolist()]
+    for event, call in (*described_by, *zip(communication.tolist(), calls, strict=True)):
         thread = int(host.thread[event])
-        own = call >= 0 and thread in computing
-        stream.append(streams(f"{threads[thread]} {calls[call].collective}" if own else threads[thread]))
-    order = np.lexsort((host.end_ns[events], host.start_ns[events]))
-    ops = DeviceOps(
-        start_ns=host.start_ns[events][order],
-        end_ns=host.end_ns[events][order],
-        name=host.name[events][order],
-        stream=np.array(stream, np.int32)[order],
-        kind=np.where(is_call, COMMUNICATION, COMPUTE).astype(np.int8)[order],
-        launch=np.full(len(events), -1, np.int32),
-        call=number[order],
-        n_bytes=np.full(len(events), -1, np.int64),
-    )
-    return ops, calls, streams.table
+        own = call is not None and thread in computing
+        stream = f"{threads[thread]} {call.collective}" if own and call is not None else threads[thread]
+        kind = COMPUTE if call is None else COMMUNICATION
+        rows.append(
+            OpRow(int(host.start_ns[event]), int(host.end_ns[event]), names[host.name[event]], stream, kind, call)
+        )
+    streams = tuple(dict.fromkeys(row.stream for row in rows))
+    found = columns_of(sorted(rows, key=lambda row: row[:2]), Names(names), streams=streams)
+    return found.ops, found.calls, found.streams
 
 
-def _outermost(host: HostEvents, issues: Int64, label: np.ndarray[tuple[int], np.dtype[np.int8]]) -> Int64:
+def _outermost(host: HostEvents, issues: Int64, label: NDArray[np.int8]) -> Int64:
     """Operators that neither lie in another one that is taken, nor issue communication themselves."""
     found: list[int] = []
     starts = {int(t): np.sort(host.start_ns[issues[host.thread[issues] == t]]) for t in np.unique(host.thread[issues])}

@@ -15,15 +15,16 @@ import sqlite3
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from simulator.errors import TraceError
-from simulator.trace_io.columns import integer, join_launches
-from simulator.trace_io.communication import CommunicationNames, kernel_operation
-from simulator.trace_io.record import (
+from simulator.trace_io.collective_names import CommunicationNames, kernel_operation
+from simulator.trace_io.sources import Member
+from simulator.trace_io.trace_record import (
     ANNOTATION,
     COMMUNICATION,
     COMPUTE,
@@ -31,13 +32,16 @@ from simulator.trace_io.record import (
     OPERATOR,
     RUNTIME,
     CollectiveCall,
-    DeviceOps,
     HostEvents,
+    Int64,
     Names,
+    OpRow,
     RankTrace,
     Step,
+    columns_of,
+    integer,
+    join_launches,
 )
-from simulator.trace_io.sources import Member
 
 _MAGIC = b"SQLite format 3\x00"
 _LIMIT_NS = 1 << 61
@@ -48,7 +52,7 @@ _OPERATOR = re.compile(r"^(aten|c10d|autograd)::|, op_id = ")
 
 
 def read(member: Member, *, communication: Sequence[str] = ()) -> tuple[RankTrace, ...]:
-    """Read every GPU of a session.
+    """Read every GPU of a session, in order; their ranks are for the caller to number.
 
     Raises
     ------
@@ -106,36 +110,38 @@ def _read(
         notes.append("CUDA graphs were traced as wholes: their kernels are hidden")
     names, threads = Names(), Names()
     host, host_pid = _host(database, tables, strings, names, threads)
-    rows = list(_device_rows(database, tables, strings))
-    if not rows:
+    by_device: dict[tuple[int, int], list[_Work]] = {}
+    for work in _works(database, tables, strings, communicates):
+        by_device.setdefault((work.device, work.pid), []).append(work)
+    if not by_device:
         raise TraceError(f"{source}: holds no kernel", hint="profile with --trace=cuda,nvtx")
-    devices = sorted({(row[0], row[1]) for row in rows})
     gpu_names = dict(_rows(database, tables, "TARGET_INFO_GPU", ("id", "name")))
     ranks = []
-    for rank, (device, pid) in enumerate(devices):
-        mine = np.flatnonzero(host_pid == pid)
-        own = HostEvents(**{f: getattr(host, f)[mine] for f in HostEvents.__slots__})
+    for device, pid in sorted(by_device):
+        works = sorted(by_device[device, pid], key=lambda work: work.row[:2])
+        own = host.take(np.flatnonzero(host_pid == pid))
+        columns = columns_of([work.row for work in works], names)
+        launch = join_launches(np.array([work.correlation for work in works], np.int64), own)
         ranks.append(
-            _rank(
-                rank,
-                [row for row in rows if row[0] == device and row[1] == pid],
-                own,
-                names=names,
+            RankTrace(
+                rank=-1,
+                **columns._replace(ops=replace(columns.ops, launch=launch))._asdict(),
                 threads=threads.table,
-                communicates=communicates,
+                host=own,
+                steps=_steps(own, columns.names),
                 device=str(gpu_names.get(device, "")),
                 source=source,
                 notes=tuple(notes),
             )
         )
-    table = names.table
-    return tuple(_with_names(rank, table) for rank in ranks)
+    return tuple(ranks)
 
 
-def _with_names(rank: RankTrace, names: tuple[str, ...]) -> RankTrace:
-    from dataclasses import replace
-
-    return replace(rank, names=names)
+class _Work(NamedTuple):
+    device: int
+    pid: int
+    correlation: int
+    row: OpRow
 
 
 def _rows(
@@ -154,49 +160,29 @@ def _is_time(value: object) -> bool:
     return isinstance(value, int) and -_LIMIT_NS < value < _LIMIT_NS
 
 
-def _device_rows(
-    database: sqlite3.Connection, tables: set[str], strings: dict[int, str]
-) -> Iterator[tuple[int, int, int, int, int, str, int, int, int]]:
-    """Yield (device, pid, start, end, stream, name, kind, correlation, bytes) of kernels, copies and fills."""
-    for table, kind, label in (
-        ("KERNEL", COMPUTE, ""),
-        ("MEMCPY", COPY, "Memcpy"),
-        ("MEMSET", COPY, "Memset"),
-    ):
-        columns = (
-            "deviceId",
-            "globalPid",
-            "start",
-            "end",
-            "streamId",
-            "demangledName",
-            "shortName",
-            "correlationId",
-            "bytes",
-        )
+def _works(
+    database: sqlite3.Connection, tables: set[str], strings: dict[int, str], communicates: CommunicationNames
+) -> Iterator[_Work]:
+    """Yield kernels, copies and fills."""
+    columns = ("deviceId", "globalPid", "start", "end", "streamId", "demangledName", "shortName", "correlationId",
+               "bytes")  # fmt: skip
+    for table, label in (("KERNEL", ""), ("MEMCPY", "Memcpy"), ("MEMSET", "Memset")):
         for device, pid, start, end, stream, long_name, short, correlation, n_bytes in _rows(
             database, tables, _PREFIX + table, columns
         ):
             if not _is_time(start) or not _is_time(end) or end < start:
                 continue
             name = label or strings.get(long_name) or strings.get(short) or "kernel"
-            pid_of = integer(pid, 0) >> 24 & 0xFFFFFF
-            yield (
-                integer(device, 0),
-                pid_of,
-                start,
-                end,
-                integer(stream, 0),
-                name,
-                kind,
-                integer(correlation),
-                integer(n_bytes),
-            )
+            call = CollectiveCall(collective=kernel_operation(name)) if not label and communicates(name) else None
+            kind = COPY if label else COMPUTE if call is None else COMMUNICATION
+            place = integer(device, 0)
+            row = OpRow(start, end, name, f"{place}:{integer(stream, 0)}", kind, call, integer(n_bytes))
+            yield _Work(place, integer(pid, 0) >> 24 & 0xFFFFFF, integer(correlation), row)
 
 
 def _host(
     database: sqlite3.Connection, tables: set[str], strings: dict[int, str], names: Names, threads: Names
-) -> tuple[HostEvents, np.ndarray[Any, np.dtype[np.int64]]]:
+) -> tuple[HostEvents, Int64]:
     columns: tuple[array[Any], ...] = tuple(array(code) for code in "qqiibqqq")
 
     def add(start: Any, end: Any, name: str, *, thread: Any, kind: int, correlation: int = -1) -> None:
@@ -226,66 +212,8 @@ def _host(
             add(start, end, label, thread=thread, kind=OPERATOR if _OPERATOR.search(label) else ANNOTATION)
     arrays = [np.array(column, dtype) for column, dtype in zip(columns, _HOST_TYPES, strict=True)]
     order = np.lexsort((-arrays[1], arrays[0]))
-    start, end, name, thread, kind, correlation, external, pid = (column[order] for column in arrays)
-    events = HostEvents(
-        start_ns=start,
-        end_ns=end,
-        name=name,
-        thread=thread,
-        kind=kind,
-        correlation=correlation,
-        external=external,
-    )
-    return events, pid
-
-
-def _rank(
-    rank: int,
-    rows: list[tuple[int, int, int, int, int, str, int, int, int]],
-    host: HostEvents,
-    *,
-    names: Names,
-    threads: tuple[str, ...],
-    communicates: CommunicationNames,
-    device: str,
-    source: str,
-    notes: tuple[str, ...],
-) -> RankTrace:
-    rows.sort(key=lambda row: (row[2], row[3]))
-    streams = Names()
-    calls: list[CollectiveCall] = []
-    kind, call = [], []
-    for row in rows:
-        communicating = row[6] == COMPUTE and communicates(row[5])
-        kind.append(COMMUNICATION if communicating else row[6])
-        call.append(len(calls) if communicating else -1)
-        if communicating:
-            calls.append(CollectiveCall(collective=kernel_operation(row[5])))
-    correlation = np.array([row[7] for row in rows], np.int64)
-    table = names.table
-    ops = DeviceOps(
-        start_ns=np.array([row[2] for row in rows], np.int64),
-        end_ns=np.array([row[3] for row in rows], np.int64),
-        name=np.array([names(row[5]) for row in rows], np.int32),
-        stream=np.array([streams(f"{row[0]}:{row[4]}") for row in rows], np.int32),
-        kind=np.array(kind, np.int8),
-        launch=join_launches(correlation, host),
-        call=np.array(call, np.int32),
-        n_bytes=np.array([row[8] for row in rows], np.int64),
-    )
-    return RankTrace(
-        rank=rank,
-        names=table,
-        streams=streams.table,
-        threads=threads,
-        ops=ops,
-        host=host,
-        calls=tuple(calls),
-        steps=_steps(host, table),
-        device=device,
-        source=source,
-        notes=notes,
-    )
+    *fields, pid = (column[order] for column in arrays)
+    return HostEvents(**dict(zip(HostEvents.__slots__, fields, strict=True))), pid
 
 
 def _steps(host: HostEvents, names: tuple[str, ...]) -> tuple[Step, ...]:
@@ -294,13 +222,6 @@ def _steps(host: HostEvents, names: tuple[str, ...]) -> tuple[Step, ...]:
         match = _STEP.search(names[host.name[i]])
         if match:
             number = int(match.group(1)) & 0x7FFFFFFF
-            steps.setdefault(
-                number,
-                Step(
-                    number=number,
-                    start_ns=int(host.start_ns[i]),
-                    end_ns=int(host.end_ns[i]),
-                    name=names[host.name[i]],
-                ),
-            )
+            start, end = int(host.start_ns[i]), int(host.end_ns[i])
+            steps.setdefault(number, Step(number=number, start_ns=start, end_ns=end, name=names[host.name[i]]))
     return tuple(sorted(steps.values(), key=lambda step: step.start_ns))

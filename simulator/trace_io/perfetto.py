@@ -1,4 +1,4 @@
-"""Timelines for people: Perfetto protobuf with ordered ranks and counters, and Chrome JSON.
+"""Timelines for people: Perfetto protobuf with ordered ranks and counters; and a timeline in any format that is asked for.
 
 References
 ----------
@@ -19,10 +19,9 @@ import msgspec
 
 from simulator.errors import TraceError
 from simulator.timeline import Timeline
-from simulator.trace_io import chakra_writer, kineto_writer
+from simulator.trace_io import chakra, chrome_json, kineto
 from simulator.trace_io.from_timeline import from_timeline
 from simulator.trace_io.tracks import Counter, Process, Slice, Track, timeline_processes
-from simulator.trace_io.viewer_json import MARK
 
 _SEQUENCE = 1
 _SEQ_CLEARED, _SEQ_NEEDS_STATE = 1, 2
@@ -59,47 +58,19 @@ def write(
         If the suffix names no format.
     """
     name = str(path)
-    if name.endswith((".json", ".json.gz")):
-        write_chrome_json(timeline, path, labels=labels, counters=counters, memory=memory)
-    elif name.endswith((".pftrace", ".perfetto-trace", ".pb")):
-        write_perfetto(timeline, path, labels=labels, counters=counters, memory=memory)
+    if name.endswith((".json", ".json.gz", ".pftrace", ".perfetto-trace", ".pb")):
+        processes = _with_counters(timeline_processes(timeline, labels=labels), counters, memory or {})
+        as_json = name.endswith((".json", ".json.gz"))
+        (chrome_json.write if as_json else write_processes)(processes, path)
     elif name.endswith(".et"):
-        chakra_writer.write(from_timeline(timeline), Path(path).parent, prefix=Path(path).stem)
+        chakra.write(from_timeline(timeline), Path(path).parent, prefix=Path(path).stem)
     elif not Path(path).suffix:
-        kineto_writer.write(from_timeline(timeline), path)
+        kineto.write(from_timeline(timeline), path)
     else:
         raise TraceError(
             f"{name}: the suffix names no trace format",
             hint="use .json, .json.gz, .pftrace, .et, or a name without suffix for a folder of Kineto files",
         )
-
-
-def write_chrome_json(
-    timeline: Timeline,
-    path: str | Path,
-    *,
-    labels: Mapping[int, str] | None = None,
-    counters: Iterable[Counter] = (),
-    memory: Mapping[int, Iterable[Counter]] | None = None,
-) -> None:
-    """Write a timeline as Chrome trace-event JSON: one process per rank, one thread per stream.
-
-    Parameters are those of :func:`write`. ``ts`` and ``dur`` are microseconds. Not the file to hand to Holistic
-    Trace Analysis: that wants one Kineto-shaped file per rank (:mod:`simulator.trace_io.kineto_writer`).
-    """
-    write_processes_json(_with_counters(timeline_processes(timeline, labels=labels), counters, memory or {}), path)
-
-
-def write_perfetto(
-    timeline: Timeline,
-    path: str | Path,
-    *,
-    labels: Mapping[int, str] | None = None,
-    counters: Iterable[Counter] = (),
-    memory: Mapping[int, Iterable[Counter]] | None = None,
-) -> None:
-    """Write a timeline as Perfetto protobuf; parameters are those of :func:`write`."""
-    write_processes_perfetto(_with_counters(timeline_processes(timeline, labels=labels), counters, memory or {}), path)
 
 
 def _with_counters(
@@ -112,52 +83,7 @@ def _with_counters(
     return (*processes, Process(name="fabric", counters=counters)) if counters else processes
 
 
-def write_processes_json(processes: Iterable[Process], path: str | Path) -> None:
-    """Write processes as Chrome trace-event JSON, gzipped where the name ends in ``.gz``."""
-    encode = msgspec.json.Encoder().encode
-    opener = gzip.open if str(path).endswith(".gz") else open
-    with opener(path, "wb") as file:
-        file.write(f'{{"schemaVersion": 1, {MARK}, "displayTimeUnit": "ms", "traceEvents": [\n'.encode())
-        first = True
-        for pid, process in enumerate(processes):
-            for event in _json_events(pid, process):
-                file.write(b"" if first else b",\n")
-                file.write(encode(event))
-                first = False
-        file.write(b"\n]}\n")
-
-
-def _json_events(pid: int, process: Process) -> Iterable[dict[str, Any]]:
-    yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": process.name}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
-    for tid, track in enumerate(process.tracks):
-        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": track.name}}
-        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
-        for piece in track.slices:
-            event = {
-                "ph": "X",
-                "cat": piece.category,
-                "name": piece.name,
-                "pid": pid,
-                "tid": tid,
-                "ts": piece.start_ps / 1e6,
-                "dur": (piece.end_ps - piece.start_ps) / 1e6,
-            }
-            if piece.args:
-                event["args"] = piece.args
-            yield event
-    for counter in process.counters:
-        for time_ps, value in counter.points:
-            yield {
-                "ph": "C",
-                "name": counter.name,
-                "pid": pid,
-                "ts": time_ps / 1e6,
-                "args": {counter.unit: value},
-            }
-
-
-def write_processes_perfetto(processes: Iterable[Process], path: str | Path) -> None:
+def write_processes(processes: Iterable[Process], path: str | Path) -> None:
     """Write processes as Perfetto protobuf, in the given order, gzipped where the name ends in ``.gz``."""
     opener = gzip.open if str(path).endswith(".gz") else open
     with opener(path, "wb") as file:
@@ -298,7 +224,7 @@ def write_beside(simulated: Iterable[Process], measured: Iterable[Process], path
         other name one protobuf file in which the measured and the simulated rank follow each other.
     """
     if not str(path).endswith(".tar"):
-        write_processes_perfetto(_interleave(tuple(simulated), tuple(measured)), path)
+        write_processes(_interleave(tuple(simulated), tuple(measured)), path)
         return
     files = {"simulated.pftrace": tuple(simulated), "measured.pftrace": tuple(measured)}
     entries: list[dict[str, Any]] = [

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.program.op import Phase
-from simulator.trace_io.record import ANNOTATION, OPERATOR, Int64, RankTrace
+from simulator.trace_io.trace_record import ANNOTATION, OPERATOR, Int64, RankTrace
 
 
 def phases(rank: RankTrace) -> list[Phase]:
@@ -51,7 +52,7 @@ def _ranges(rank: RankTrace, names: set[int], kinds: tuple[int, ...]) -> dict[in
     return result
 
 
-def _inside(rank: RankTrace, ranges: dict[int, tuple[Int64, Int64]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _inside(rank: RankTrace, ranges: dict[int, tuple[Int64, Int64]]) -> NDArray[np.bool_]:
     """Whether each operation's launch lies in one of the ranges of its thread; without launches, whether it does."""
     ops = rank.ops
     result = np.zeros(len(ops), bool)

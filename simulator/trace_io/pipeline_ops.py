@@ -14,26 +14,24 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from simulator.errors import TraceError
-from simulator.trace_io.columns import integer, number
-from simulator.trace_io.record import (
+from simulator.trace_io.sources import Member
+from simulator.trace_io.trace_record import (
     COMMUNICATION,
     COMPUTE,
     HOST_NODE,
     MAX_RANKS,
     CollectiveCall,
-    DeviceOps,
-    Names,
+    OpRow,
     RankTrace,
     Step,
     Trace,
-    empty_host,
+    columns_of,
+    integer,
+    number,
 )
-from simulator.trace_io.sources import Member
 
 REQUIRED = ("rank", "step", "optype", "start_ts", "duration")
 
@@ -54,6 +52,20 @@ COMMUNICATION_OPS = {
 }
 
 
+class _Row(NamedTuple):
+    """One operation; times in seconds on the clock of its step."""
+
+    rank: int
+    step: int
+    optype: str
+    start_s: float
+    duration_s: float
+    stage: int
+    dp_rank: int
+    seq_id: int
+    micro_batch: int
+
+
 def read_trace(member: Member) -> Trace:
     """Read a job: all ranks, all steps, laid one behind the other on one clock.
 
@@ -65,26 +77,18 @@ def read_trace(member: Member) -> Trace:
     rows = _parquet(member) if member.head(4) == b"PAR1" else _csv(member)
     if not rows:
         raise TraceError(f"{member.name}: holds no row")
-    layout = {key: 1 + max(row[column] for row in rows) for key, column in (("dp", "dp_rank"), ("pp", "stage"))}
-    offsets = _step_offsets(rows)
-    place = {(row["dp_rank"], row["stage"]): row["rank"] for row in rows}
-    by_rank: dict[int, list[dict[str, Any]]] = {}
+    dp, pp = 1 + max(row.dp_rank for row in rows), 1 + max(row.stage for row in rows)
+    windows = _windows(rows)
+    place = {(row.dp_rank, row.stage): row.rank for row in rows}
+    by_rank: dict[int, list[_Row]] = {}
     for row in rows:
-        by_rank.setdefault(row["rank"], []).append(row)
-    ranks = tuple(
-        _rank(rank, by_rank[rank], offsets=offsets, place=place, n_stages=layout["pp"], source=member.name)
-        for rank in sorted(by_rank)
-    )
-    n_ranks = len(ranks)
-    return Trace(
-        format="pipeline_ops",
-        ranks=ranks,
-        world_size=n_ranks,
-        layout={**layout, "tp": max(1, n_ranks // (layout["dp"] * layout["pp"]))},
-    )
+        by_rank.setdefault(row.rank, []).append(row)
+    ranks = tuple(_rank(rank, by_rank[rank], windows, place, pp, member.name) for rank in sorted(by_rank))
+    layout = {"dp": dp, "pp": pp, "tp": max(1, len(ranks) // (dp * pp))}
+    return Trace(format="pipeline_ops", ranks=ranks, world_size=len(ranks), layout=layout)
 
 
-def _csv(member: Member) -> list[dict[str, Any]]:
+def _csv(member: Member) -> list[_Row]:
     with member.open() as stream:
         text = io.TextIOWrapper(stream, encoding="utf-8", errors="replace", newline="")
         reader = csv.DictReader(text)
@@ -98,7 +102,7 @@ def _csv(member: Member) -> list[dict[str, Any]]:
     return rows
 
 
-def _parquet(member: Member) -> list[dict[str, Any]]:
+def _parquet(member: Member) -> list[_Row]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -121,7 +125,7 @@ def _require(columns: Iterable[str], name: str) -> None:
         raise TraceError(f"{name}: lacks the columns {', '.join(missing)}", hint=f"needed: {', '.join(REQUIRED)}")
 
 
-def _row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _row(row: Mapping[str, Any], where: str) -> _Row:
     start, duration = number(row["start_ts"]), number(row["duration"])
     optype = row["optype"]
     if start is None or duration is None or duration < 0 or not math.isfinite(start + duration) or start > 1e9:
@@ -134,80 +138,57 @@ def _row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     stage, dp_rank = integer(row.get("stage"), 0), integer(row.get("dp_rank"), 0)
     if not 0 <= stage < 1 << 20 or not 0 <= dp_rank < 1 << 20:
         raise TraceError(f"{where}: stage {row.get('stage')!r} or dp_rank {row.get('dp_rank')!r} is out of range")
-    return {
-        "rank": rank, "step": step, "optype": optype, "start": start, "duration": duration,
-        "stage": stage, "dp_rank": dp_rank,
-        "seq_id": integer(row.get("seq_id"), 0), "mb_id": integer(row.get("mb_id")), "chunk": integer(row.get("mc")),
-    }  # fmt: skip
+    return _Row(
+        rank, step, optype, start, duration, stage, dp_rank, integer(row.get("seq_id"), 0), integer(row.get("mb_id"))
+    )
 
 
-def _step_offsets(rows: list[dict[str, Any]]) -> dict[int, tuple[int, int]]:
+def _windows(rows: Iterable[_Row]) -> dict[int, tuple[int, int]]:
     """Start and end in nanoseconds of every step when they follow each other without a gap."""
     ends: dict[int, float] = {}
     for row in rows:
-        ends[row["step"]] = max(ends.get(row["step"], 0.0), row["start"] + row["duration"])
-    offsets, now = {}, 0
+        ends[row.step] = max(ends.get(row.step, 0.0), row.start_s + row.duration_s)
+    windows, now = {}, 0
     for step in sorted(ends):
         length = round(ends[step] * 1e9)
-        offsets[step] = (now, now + length)
+        windows[step] = (now, now + length)
         now += length
-    return offsets
+    return windows
 
 
 def _rank(
     rank: int,
-    rows: list[dict[str, Any]],
-    *,
-    offsets: Mapping[int, tuple[int, int]],
+    rows: list[_Row],
+    windows: Mapping[int, tuple[int, int]],
     place: Mapping[tuple[int, int], int],
     n_stages: int,
     source: str,
 ) -> RankTrace:
-    starts = np.array([offsets[row["step"]][0] + round(row["start"] * 1e9) for row in rows], np.int64)
-    ends = np.array([offsets[row["step"]][0] + round((row["start"] + row["duration"]) * 1e9) for row in rows], np.int64)
-    order = np.lexsort((ends, starts))
-    rows = [rows[i] for i in order]
-    names, streams = Names(), Names()
-    streams("compute")
-    calls: list[CollectiveCall] = []
-    kind, call, stream = [], [], []
+    timed = []
     for row in rows:
-        entry = COMMUNICATION_OPS.get(row["optype"])
-        other = COMPUTE if row["optype"] in COMPUTE_OPS else HOST_NODE
-        kind.append(other if entry is None else COMMUNICATION)
-        stream.append(streams("compute" if entry is None else entry[2]))
-        call.append(-1 if entry is None else len(calls))
-        if entry is not None:
-            calls.append(_call(row, entry[0], entry[1], place, n_stages))
-    ops = DeviceOps(
-        start_ns=starts[order],
-        end_ns=ends[order],
-        name=np.array([names(_name(row)) for row in rows], np.int32),
-        stream=np.array(stream, np.int32),
-        kind=np.array(kind, np.int8),
-        launch=np.full(len(rows), -1, np.int32),
-        call=np.array(call, np.int32),
-        n_bytes=np.full(len(rows), -1, np.int64),
-    )
-    present = {row["step"] for row in rows}
+        origin = windows[row.step][0]
+        times = origin + round(row.start_s * 1e9), origin + round((row.start_s + row.duration_s) * 1e9)
+        collective, who, stream = COMMUNICATION_OPS.get(row.optype, ("", "", "compute"))
+        call = _call(row, collective, who, place, n_stages) if collective else None
+        kind = COMMUNICATION if collective else COMPUTE if row.optype in COMPUTE_OPS else HOST_NODE
+        name = f"{row.optype} {row.micro_batch}" if row.micro_batch >= 0 else row.optype
+        timed.append((OpRow(*times, name, stream, kind, call), row))
+    timed.sort(key=lambda pair: pair[0][:2])
+    present = {row.step for row in rows}
     return RankTrace(
         rank=rank,
-        names=names.table,
-        streams=streams.table,
-        ops=ops,
-        host=empty_host(),
-        calls=tuple(calls),
-        dependencies=_dependencies(rows),
+        **columns_of([op for op, _ in timed], streams=("compute",))._asdict(),
+        dependencies=_dependencies([row for _, row in timed]),
         steps=tuple(
             Step(number=step, start_ns=start, end_ns=end, name=f"step {step}")
-            for step, (start, end) in offsets.items()
+            for step, (start, end) in windows.items()
             if step in present
         ),
         source=source,
     )
 
 
-def _dependencies(rows: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
+def _dependencies(rows: list[_Row]) -> tuple[tuple[int, ...], ...]:
     """What each operation of a rank waits for on other streams, as Megatron's pipeline engine orders it.
 
     A computation waits for the message that brings its input, a message for the computation that makes it. Parameters
@@ -221,7 +202,7 @@ def _dependencies(rows: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
     final = before = -1
     step_now = -1
     for index, row in enumerate(rows):
-        step, optype, number_of = row["step"], row["optype"], row["seq_id"]
+        step, optype, number_of = row.step, row.optype, row.seq_id
         if step != step_now:
             step_now, before = step, final
         dp, gathered = last.get((step, "dp"), before), last.get((step, "params-all-gather"), before)
@@ -245,14 +226,8 @@ def _dependencies(rows: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
     return tuple(after)
 
 
-def _name(row: Mapping[str, Any]) -> str:
-    return f"{row['optype']} {row['mb_id']}" if row["mb_id"] >= 0 else str(row["optype"])
-
-
-def _call(
-    row: Mapping[str, Any], collective: str, who: str, place: Mapping[tuple[int, int], int], n_stages: int
-) -> CollectiveCall:
-    dp_rank, stage, rank = row["dp_rank"], row["stage"], row["rank"]
+def _call(row: _Row, collective: str, who: str, place: Mapping[tuple[int, int], int], n_stages: int) -> CollectiveCall:
+    dp_rank, stage, rank = row.dp_rank, row.stage, row.rank
     peer = -1
     if who in ("next", "previous"):
         other = place.get((dp_rank, (stage + (1 if who == "next" else -1)) % n_stages), -1)
@@ -264,15 +239,15 @@ def _call(
         ranks = tuple(sorted({place[key] for key in ((dp_rank, 0), (dp_rank, n_stages - 1)) if key in place}))
     else:
         ranks = (rank,) if who == "self" else tuple(sorted(place.values()))
-    direction = row["optype"].split("-", 1)[0]
+    direction = row.optype.split("-", 1)[0]
     sender = rank if collective == "send" else peer
-    lane = f"{direction} {sender}>{peer if collective == 'send' else rank}" if peer >= 0 else row["optype"]
+    lane = f"{direction} {sender}>{peer if collective == 'send' else rank}" if peer >= 0 else row.optype
     return CollectiveCall(
         collective=collective,
-        group=f"{lane} step {row['step']}",
+        group=f"{lane} step {row.step}",
         group_size=len(ranks),
         ranks=ranks,
-        sequence=row["seq_id"],
+        sequence=row.seq_id,
         peer=peer,
         source="pipeline_ops",
     )

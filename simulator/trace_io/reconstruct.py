@@ -3,78 +3,17 @@
 Every device operation becomes a task on its stream with its measured duration; host gaps, host waits, dependencies
 between streams and unexplained gaps come from :mod:`simulator.trace_io.causes`; collectives that were joined across
 ranks become one communication that starts when the last rank has arrived. A :class:`Reconstruction` can be edited
-(:mod:`simulator.replay.whatif`) before :func:`simulator.trace_io.compile.compile_program` makes a Program of it.
+(``simulator.replay.changes_of_*``) before :func:`simulator.trace_io.compile.compile_program` makes a Program of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from simulator.errors import TraceError
-from simulator.program.op import Phase
-from simulator.trace_io.analysis import step_windows
-from simulator.trace_io.causes import find_causes
-from simulator.trace_io.host_waits import HostWait
+from simulator.trace_io.causes import RankPlan, plan_rank
 from simulator.trace_io.join import Joins, join
-from simulator.trace_io.phases import phases
-from simulator.trace_io.record import COMMUNICATION, COMPUTE, CollectiveCall, Int64, RankTrace, Trace
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RankPlan:
-    """What one rank does, editable: operation ``i`` is operation ``i`` of the rank's trace.
-
-    Parameters
-    ----------
-    rank : RankTrace
-    order : array of int64 [n]
-        Operations in issue order.
-    lane : tuple of str
-        Stream of each operation.
-    duration_ns : array of int64 [n]
-        Measured durations; of joined collectives the transfer counts instead.
-    lead_ns, tail_ns : array of int64 [n]
-        Unexplained gap before, and time beyond the modelled end.
-    issue_ns : array of int64 [n]
-        Host time before each issue, in issue order.
-    after : tuple of tuple of int
-        Operations on other lanes that each one waits for.
-    waits : tuple of HostWait
-        Where the host waits for the device.
-    key : mapping
-        Operation -> number of its joined collective.
-    first : tuple of (int, int)
-        (step number, its first operation).
-    phase : tuple of str
-        Of each operation.
-    offset_ns : int
-        What was subtracted from the rank's clock.
-    """
-
-    rank: RankTrace
-    order: Int64
-    lane: tuple[str, ...]
-    duration_ns: Int64
-    lead_ns: Int64
-    tail_ns: Int64
-    issue_ns: Int64
-    after: tuple[tuple[int, ...], ...]
-    waits: tuple[HostWait, ...]
-    key: Mapping[int, int]
-    first: tuple[tuple[int, int], ...]
-    phase: tuple[Phase, ...]
-    offset_ns: int = 0
-
-    @property
-    def main(self) -> str:
-        """The lane with most compute operations."""
-        counts: dict[str, int] = {}
-        for op in np.flatnonzero(self.rank.ops.kind == COMPUTE).tolist():
-            counts[self.lane[op]] = counts.get(self.lane[op], 0) + 1
-        return max(counts, key=lambda lane: (counts[lane], lane), default="")
+from simulator.trace_io.trace_record import COMMUNICATION, CollectiveCall, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,6 +51,11 @@ class Reconstruction:
     notes: tuple[str, ...] = ()
 
 
+def noted(whole: Reconstruction, text: str, **changes: object) -> Reconstruction:
+    """Return a reconstruction with changes, and a note that says what they are."""
+    return replace(whole, notes=(*whole.notes, text), **changes)  # type: ignore[arg-type]
+
+
 def reconstruct(trace: Trace, joins: Joins | None = None, *, stand_for_all: bool = True) -> Reconstruction:
     """Explain a trace so that it can be replayed.
 
@@ -143,7 +87,8 @@ def reconstruct(trace: Trace, joins: Joins | None = None, *, stand_for_all: bool
     origin = min(int(r.ops.start_ns.min()) - offsets[i] for i, r in enumerate(trace.ranks) if len(r.ops))
     keys, ends, transfers = _keys(trace, found)
     plans = tuple(
-        _plan(rank, offsets[index], origin, keys[index], ends[index]) for index, rank in enumerate(trace.ranks)
+        plan_rank(rank, offset_ns=offsets[i], origin_ns=origin, key=keys[i], common_end_ns=ends[i])
+        for i, rank in enumerate(trace.ranks)
     )
     alone = stand_for_all and len(trace.ranks) == 1
     return Reconstruction(
@@ -154,32 +99,11 @@ def reconstruct(trace: Trace, joins: Joins | None = None, *, stand_for_all: bool
         transfer_ns=transfers,
         members=tuple(tuple(range(trace.world_size)) if alone else (rank.rank,) for rank in trace.ranks),
         origin_ns=origin,
-        notes=_confidence(trace, found, keys, alone=alone),
+        notes=_coverage(trace, found, keys, alone=alone),
     )
 
 
-def _plan(
-    rank: RankTrace, offset_ns: int, origin_ns: int, key: dict[int, int], common_end_ns: dict[int, int]
-) -> RankPlan:
-    causes = find_causes(rank, offset_ns, origin_ns, common_end_ns)
-    return RankPlan(
-        rank=rank,
-        order=causes.order,
-        lane=causes.lane,
-        duration_ns=causes.end_ns - causes.start_ns,
-        lead_ns=causes.lead_ns,
-        tail_ns=causes.tail_ns,
-        issue_ns=causes.issue_ns,
-        after=causes.after,
-        waits=causes.waits,
-        key=key,
-        first=_first_operations(rank),
-        phase=tuple(phases(rank)),
-        offset_ns=offset_ns,
-    )
-
-
-def _confidence(trace: Trace, joins: Joins, keys: list[dict[int, int]], *, alone: bool) -> tuple[str, ...]:
+def _coverage(trace: Trace, joins: Joins, keys: list[dict[int, int]], *, alone: bool) -> tuple[str, ...]:
     notes = []
     n_calls = sum(int((rank.ops.kind == COMMUNICATION).sum()) for rank in trace.ranks)
     if alone and trace.world_size > 1:
@@ -223,15 +147,3 @@ def _keys(trace: Trace, joins: Joins) -> tuple[list[dict[int, int]], list[dict[i
             keys[index][op] = number
             ends[index][op] = start + (transfers[-1] or 0)
     return keys, ends, tuple(transfers)
-
-
-def _first_operations(rank: RankTrace) -> tuple[tuple[int, int], ...]:
-    """The operation at which each step starts on the device."""
-    starts = rank.ops.start_ns
-    result = []
-    for window in step_windows(rank):
-        at = int(np.searchsorted(starts, window.start_ns, side="left"))
-        busy = np.flatnonzero((rank.ops.kind[at:] == COMPUTE) | (rank.ops.kind[at:] == COMMUNICATION))
-        if len(busy):
-            result.append((window.number, at + int(busy[0])))
-    return tuple(result)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from simulator.errors import TraceError
-from simulator.trace_io.record import MAX_RANKS
+from simulator.trace_io.trace_record import MAX_RANKS
 
 #: what a damaged file or archive raises while it is read
 DAMAGE = (OSError, EOFError, ValueError, zlib.error, tarfile.TarError)

@@ -12,8 +12,7 @@ import re
 from typing import IO, Any
 
 from simulator.errors import TraceError
-from simulator.trace_io.columns import number
-from simulator.trace_io.record import StageTimes
+from simulator.trace_io.trace_record import StageTimes, number
 
 _DEGREES = re.compile(r"dp(\d+)\+pp(\d+)\+tp(\d+)")
 

@@ -12,12 +12,13 @@ from simulator.models.layer import GemmShape
 from simulator.program.op import Collective, HostWork, Kernel, Op, Transfer
 from simulator.program.program import COMPUTE, HOST, Block
 from simulator.timeline import MemoryPoint, Span, Timeline
-from simulator.trace_io.analysis import step_windows
-from simulator.trace_io.record import COMMUNICATION, COPY, HOST_NODE, RankTrace, Trace
-from simulator.trace_io.record import COMPUTE as COMPUTES
+from simulator.trace_io.steps import step_windows
+from simulator.trace_io.trace_record import COMMUNICATION, COPY, HOST_NODE, RankTrace, Trace
+from simulator.trace_io.trace_record import COMPUTE as COMPUTES
 from simulator.units import PS_PER_S
 
-_KINDS = {COMPUTES: "kernel", COMMUNICATION: "communication", COPY: "copy", HOST_NODE: "host"}
+#: kind of device operation -> category of its slices
+KINDS = {COMPUTES: "kernel", COMMUNICATION: "communication", COPY: "copy", HOST_NODE: "host"}
 
 
 class Slice(NamedTuple):
@@ -298,7 +299,7 @@ def _device_tracks(rank: RankTrace, origin_ns: int) -> list[Track]:
         elif ops.n_bytes[op] >= 0:
             args = {"bytes": int(ops.n_bytes[op])}
         start, end = int(ops.start_ns[op]) - origin_ns, int(ops.end_ns[op]) - origin_ns
-        piece = Slice(rank.names[ops.name[op]], _KINDS[kind], start * 1000, end * 1000, args)
+        piece = Slice(rank.names[ops.name[op]], KINDS[kind], start * 1000, end * 1000, args)
         slices.setdefault(int(ops.stream[op]), []).append(piece)
     return [Track(name=f"stream {rank.streams[s]}", slices=_disjoint(slices[s])) for s in sorted(slices)]
 

@@ -73,8 +73,8 @@ print(used, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, trace.n_o
 REPLAY = """
 import resource, sys, time
 from simulator.trace_io import read
-from simulator.replay.answer import answer
-from simulator.replay.document import to_json
+from simulator.replay.what_if import what_if as answer
+from simulator.replay.replay_answer import answer_of as to_json
 begin = time.process_time()
 trace = read(sys.argv[1])
 found = to_json(answer(trace))

@@ -21,8 +21,15 @@ def test_json_is_one_document_with_the_documented_keys(simulate):
     assert document["measured_iteration_time_s"] > 1
     assert document["iteration_time_s"] < 0.2
     assert document["identity_error"] < 0.001
-    assert set(document["breakdown"]) == {"compute_s", "exposed_s", "overlapped_s", "copy_s", "idle_s", "waiting_s"}
-    assert sum(document["critical_path"]["by_kind_s"].values()) > 0
+    assert set(document["breakdown"]) == {
+        "compute_s",
+        "exposed_communication_s",
+        "overlapped_communication_s",
+        "copy_s",
+        "idle_s",
+        "waiting_s",
+    }
+    assert sum(row["share"] for row in document["critical_path"]["kinds"]) == pytest.approx(1.0)
 
 
 @needs_shared

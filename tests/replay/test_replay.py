@@ -1,4 +1,3 @@
-import itertools
 import json
 from pathlib import Path
 
@@ -6,17 +5,17 @@ import numpy as np
 import pytest
 
 from simulator.errors import TraceError
-from simulator.replay import bucket_whatif, machine_whatif, network_whatif, overlap_whatif, ranks_whatif, replay, whatif
-from simulator.replay.answer import WhatIf, answer
-from simulator.replay.document import to_json
-from simulator.replay.operators import shape_of
-from simulator.replay.stages import StageMessages, replay_stages
+from simulator.replay import changes_of_gradients, changes_of_kernels, changes_of_links, changes_of_ranks, replay
+from simulator.replay.operator_replay import shape_of
+from simulator.replay.replay_answer import answer_of as to_json
+from simulator.replay.stage_replay import StageMessages, replay_stages
+from simulator.replay.what_if import WhatIf
+from simulator.replay.what_if import what_if as answer
 from simulator.topology import load_topology
 from simulator.topology.device import load_device
 from simulator.trace_io import read
-from simulator.trace_io.critical_path import critical_path
 from simulator.trace_io.reconstruct import reconstruct
-from simulator.trace_io.record import Operator
+from simulator.trace_io.trace_record import Operator
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 pytestmark = pytest.mark.skipif(not SHARED.exists(), reason="the shared traces are not beside this checkout")
@@ -68,7 +67,7 @@ def test_pipeline_job_as_measured_and_without_stragglers():
     expected = _expected("straggler/data (ST)")
     whole = reconstruct(read(SHARED / "straggler" / "data" / "trace-ST.csv.gz"))
     assert _mean_s(replay(whole)) == pytest.approx(expected["step_s"]["mean"], rel=0.001)
-    assert _mean_s(replay(whatif.ideal(whole))) == pytest.approx(expected["published_ideal_s"], rel=0.005)
+    assert _mean_s(replay(changes_of_ranks.ideal(whole))) == pytest.approx(expected["published_ideal_s"], rel=0.005)
 
 
 def test_stage_times_through_1f1b():
@@ -88,7 +87,7 @@ def test_stage_times_through_1f1b():
 
 def test_removing_the_late_rank_gives_the_fast_shape():
     whole = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer"))
-    slow, fast = replay(whole), replay(whatif.remove_straggler(whole, 2))
+    slow, fast = replay(whole), replay(changes_of_ranks.remove_straggler(whole, 2))
     assert min(_by_step_ms(slow).values()) > 1000
     assert max(_by_step_ms(fast).values()) < 200
     for usage in fast.simulated_usage.usages:
@@ -100,7 +99,7 @@ def test_removing_the_late_rank_gives_the_fast_shape():
 def test_adding_a_straggler_costs_what_it_computes():
     whole = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer_4"))
     before = replay(whole)
-    after = replay(whatif.add_straggler(whole, 1, compute_factor=1.0, delay_s=0.1))
+    after = replay(changes_of_ranks.add_straggler(whole, 1, compute_factor=1.0, delay_s=0.1))
     assert all(b > a for a, b in zip(_by_step_ms(before).values(), _by_step_ms(after).values(), strict=True))
     assert _mean_s(after) <= _mean_s(before) + 0.105
 
@@ -109,24 +108,26 @@ def test_a_straggler_that_was_added_can_be_removed():
     whole = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer_4"))
     base = replay(whole).simulated_usage.iteration_s
     for more in ({"delay_s": 0.2}, {"compute_factor": 1.5}):
-        late = whatif.add_straggler(whole, 1, **more)
+        late = changes_of_ranks.add_straggler(whole, 1, **more)
         assert replay(late).simulated_usage.iteration_s > 1.1 * base
-        assert replay(whatif.remove_straggler(late, 1)).simulated_usage.iteration_s == pytest.approx(base, rel=5e-3)
+        assert replay(changes_of_ranks.remove_straggler(late, 1)).simulated_usage.iteration_s == pytest.approx(
+            base, rel=5e-3
+        )
 
 
 def test_faster_network_never_slows_and_serialising_never_speeds_up():
     whole = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer_4"))
     base = _mean_s(replay(whole))
-    assert _mean_s(replay(network_whatif.scale_communication(whole, bandwidth=4))) < base
-    assert _mean_s(replay(network_whatif.scale_communication(whole, bandwidth=0.5))) > base
-    assert _mean_s(replay(overlap_whatif.serialise(whole))) > base
-    assert _mean_s(replay(whatif.scale_kernels(whole, lambda rank, name: 0.5))) < base
+    assert _mean_s(replay(changes_of_links.scale_communication(whole, bandwidth=4))) < base
+    assert _mean_s(replay(changes_of_links.scale_communication(whole, bandwidth=0.5))) > base
+    assert _mean_s(replay(changes_of_gradients.serialise(whole))) > base
+    assert _mean_s(replay(changes_of_kernels.scale_kernels(whole, lambda rank, name: 0.5))) < base
 
 
 def test_device_bound_run_follows_its_kernels():
     whole = reconstruct(read(SHARED / TRACES[8]))
     base = _by_step_ms(replay(whole))
-    fast = _by_step_ms(replay(whatif.scale_kernels(whole, lambda rank, name: 0.5)))
+    fast = _by_step_ms(replay(changes_of_kernels.scale_kernels(whole, lambda rank, name: 0.5)))
     for step, length in base.items():
         assert 0.5 < fast[step] / length < 0.62
 
@@ -134,8 +135,8 @@ def test_device_bound_run_follows_its_kernels():
 def test_host_bound_run_follows_its_host():
     whole = reconstruct(read(SHARED / "hta"))
     base = _by_step_ms(replay(whole))
-    same = _by_step_ms(replay(whatif.scale_kernels(whole, lambda rank, name: 0.9)))
-    fast = _by_step_ms(replay(whatif.scale_host(whole, 0.5)))
+    same = _by_step_ms(replay(changes_of_kernels.scale_kernels(whole, lambda rank, name: 0.9)))
+    fast = _by_step_ms(replay(changes_of_kernels.scale_host(whole, 0.5)))
     for step, length in base.items():
         assert same[step] == pytest.approx(length, rel=0.01)
         assert fast[step] == pytest.approx(length / 2, rel=0.05)
@@ -143,28 +144,28 @@ def test_host_bound_run_follows_its_host():
 
 def test_more_data_parallel_ranks_and_missing_ranks():
     whole = reconstruct(read(SHARED / "hta"))
-    grown = ranks_whatif.data_parallel(whole, 8)
+    grown = changes_of_ranks.data_parallel(whole, 8)
     assert grown.members == (tuple(range(8)),)
     assert _mean_s(replay(grown)) >= _mean_s(replay(whole))
     assert any("stands for all" in note for note in grown.notes)
     whole = reconstruct(read(sorted((SHARED / "megatron-tp2" / "tp2" / "result").glob("*/*"))[:1]), stand_for_all=False)
     assert whole.members == ((0,),)
-    assert ranks_whatif.infer_missing(whole).members == ((0, 1),)
+    assert changes_of_ranks.infer_missing(whole).members == ((0, 1),)
 
 
 def test_buckets_merge_and_need_sizes():
     whole = reconstruct(read(SHARED / "hta"))
-    merged = bucket_whatif.buckets(whole, 1 << 40)
+    merged = changes_of_gradients.buckets(whole, 1 << 40)
     assert merged.plans[0].duration_ns.sum() != whole.plans[0].duration_ns.sum()
     unsized = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer_4"))
     with pytest.raises(TraceError, match="carries a size"):
-        bucket_whatif.buckets(unsized, 1 << 20)
+        changes_of_gradients.buckets(unsized, 1 << 20)
 
 
 def test_unknown_rank_and_durationless_traces_are_refused():
     whole = reconstruct(read(SHARED / "hta"))
     with pytest.raises(TraceError, match="was not recorded"):
-        whatif.add_straggler(whole, 5)
+        changes_of_ranks.add_straggler(whole, 5)
     with pytest.raises(TraceError, match="no operation has a duration"):
         reconstruct(read(SHARED / "megatron-tp2" / "tp2" / "pytorch_et_0.json"))
 
@@ -172,22 +173,22 @@ def test_unknown_rank_and_durationless_traces_are_refused():
 def test_another_topology_and_another_device():
     whole = reconstruct(read(SHARED / TRACES[7]))
     slow, fast = load_topology("dgx-a100-40g", 8), load_topology("hgx-h100", 8)
-    same = _mean_s(replay(machine_whatif.on_topology(whole, fast, measured_on=fast)))
+    same = _mean_s(replay(changes_of_links.on_topology(whole, fast, measured_on=fast)))
     base = _mean_s(replay(whole))
     assert same == pytest.approx(base, rel=1e-3)
-    assert _mean_s(replay(machine_whatif.on_topology(whole, slow, measured_on=fast))) > base
+    assert _mean_s(replay(changes_of_links.on_topology(whole, slow, measured_on=fast))) > base
     h100, a100 = load_device("h100-sxm5-80g"), load_device("a100-sxm4-80g")
-    assert _mean_s(replay(machine_whatif.on_device(whole, h100, h100))) == pytest.approx(base, rel=1e-3)
-    assert 1.3 < _mean_s(replay(machine_whatif.on_device(whole, a100, h100))) / base < 4.0
+    assert _mean_s(replay(changes_of_kernels.on_device(whole, h100, h100))) == pytest.approx(base, rel=1e-3)
+    assert 1.3 < _mean_s(replay(changes_of_kernels.on_device(whole, a100, h100))) / base < 4.0
 
 
 def test_a_topology_needs_sizes_and_enough_gpus():
     whole = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer_4"))
     with pytest.raises(TraceError, match="carries both a size"):
-        machine_whatif.on_topology(whole, load_topology("dgx1-v100-16g", 8))
+        changes_of_links.on_topology(whole, load_topology("dgx1-v100-16g", 8))
     whole = reconstruct(read(SHARED / TRACES[7]))
     with pytest.raises(TraceError, match="has 4 GPUs"):
-        machine_whatif.on_topology(whole, load_topology("hgx-h100", 4))
+        changes_of_links.on_topology(whole, load_topology("hgx-h100", 4))
 
 
 def test_execution_traces_are_priced_on_a_device():
@@ -220,12 +221,10 @@ def test_matrix_products_are_recognised():
 
 def test_critical_path_covers_the_whole_replay():
     for name in ("torchrec/trace/sst_long_a2a_optimizer", "hta", "straggler/data/trace-ST.csv.gz"):
-        whole = reconstruct(read(SHARED / name))
-        result = replay(whole)
-        path = critical_path(whole, result.times)
-        for later, earlier in itertools.pairwise(path.segments):
-            assert later.start_ns == earlier.end_ns
-        assert path.segments[-1].start_ns == 0
-        assert sum(path.by_kind_s.values()) == pytest.approx(result.timeline.makespan_ps / 1e12, rel=1e-6)
-    slow = reconstruct(read(SHARED / TRACES[4]))
-    assert next(iter(critical_path(slow, replay(slow).times).by_rank_s)) == 2
+        found = answer(read(SHARED / name))
+        path = to_json(found)["critical_path"]
+        makespan_s = found.result.timeline.makespan_ps / 1e12
+        assert sum(row["seconds"] for row in path["kinds"]) == pytest.approx(makespan_s, rel=1e-9)
+        assert sum(path["by_rank_s"].values()) == pytest.approx(makespan_s, rel=1e-9)
+    path = to_json(answer(read(SHARED / TRACES[4])))["critical_path"]
+    assert next(iter(path["by_rank_s"])) == "2", "the rank that is a second late"

@@ -9,12 +9,13 @@ import pytest
 
 from simulator.errors import TraceError
 from simulator.replay import replay
-from simulator.replay.answer import WhatIf, answer
-from simulator.replay.bucket_whatif import buckets
-from simulator.replay.document import to_json
-from simulator.replay.overlap_whatif import overlap, serialise
-from simulator.replay.ranks_whatif import data_parallel, grown, infer_missing, scale_waiting
-from simulator.replay.stages import StageMessages
+from simulator.replay.changes_of_gradients import buckets, overlap, serialise
+from simulator.replay.changes_of_ranks import data_parallel, grown, infer_missing
+from simulator.replay.replay_answer import answer_of as to_json
+from simulator.replay.stage_replay import StageMessages
+from simulator.replay.waiting import scale_waiting
+from simulator.replay.what_if import WhatIf
+from simulator.replay.what_if import what_if as answer
 from simulator.topology import load_topology
 from simulator.topology.device import load_device
 from simulator.trace_io import read

@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from simulator.analysis.trace_difference import diff, work_of
 from simulator.errors import TraceError
 from simulator.replay import replay
-from simulator.replay.network_whatif import scale_communication
-from simulator.replay.whatif import scale_kernels
-from simulator.trace_io import detect, read
-from simulator.trace_io.convert import write
-from simulator.trace_io.diff import diff, work_of
+from simulator.replay.changes_of_kernels import scale_kernels
+from simulator.replay.changes_of_links import scale_communication
+from simulator.trace_io import chrome_json, detect, read
+from simulator.trace_io.formats import write
 from simulator.trace_io.from_timeline import from_timeline
 from simulator.trace_io.perfetto import write as write_timeline
-from simulator.trace_io.perfetto import write_processes_json
 from simulator.trace_io.reconstruct import reconstruct
-from simulator.trace_io.record import COMPUTE, COPY, HOST_NODE
+from simulator.trace_io.trace_record import COMPUTE, COPY, HOST_NODE
 from simulator.trace_io.tracks import trace_processes
 
 from .test_perfetto import _timeline
@@ -54,7 +53,7 @@ def test_of_both_beside_each_other_the_simulated_is_read(tmp_path):
     trace = read(OWN / "pp-4")
     result = replay(scale_kernels(reconstruct(trace), lambda rank, name: 2.0))
     processes = (*trace_processes(trace, prefix="measured "), *trace_processes(result.simulated, prefix="simulated "))
-    write_processes_json(processes, tmp_path / "both.json")
+    chrome_json.write(processes, tmp_path / "both.json")
     back = read(tmp_path / "both.json")
     assert [rank.rank for rank in back.ranks] == [0, 1, 2, 3]
     again, direct = diff(trace, back), diff(trace, result.simulated)

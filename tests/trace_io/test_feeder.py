@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from simulator.trace_io import read
-from simulator.trace_io.convert import write
+from simulator.trace_io.formats import write
 
 OWN = Path(__file__).resolve().parents[2] / "traces"
 METADATA, COMP, SEND, RECV, COLL = 1, 4, 5, 6, 7

@@ -3,8 +3,8 @@ import json
 import numpy as np
 import pytest
 
+from simulator.analysis.usage import clip, union
 from simulator.trace_io import read
-from simulator.trace_io.intervals import clip, union
 from simulator.trace_io.join import join
 
 ARRAY = np.array

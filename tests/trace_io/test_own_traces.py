@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from simulator.analysis.usage import analyse
 from simulator.replay import replay
 from simulator.trace_io import read
-from simulator.trace_io.analysis import analyse
 from simulator.trace_io.reconstruct import reconstruct
-from simulator.trace_io.record import COMMUNICATION, COMPUTE
+from simulator.trace_io.trace_record import COMMUNICATION, COMPUTE
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 FOLDERS = sorted(path.name for path in TRACES.iterdir() if path.is_dir())

@@ -9,8 +9,8 @@ from simulator.errors import TraceError
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun
 from simulator.timeline import Span, Timeline
 from simulator.trace_io.perfetto import write, write_beside
-from simulator.trace_io.record import COMMUNICATION, CollectiveCall, DeviceOps, RankTrace, empty_host
-from simulator.trace_io.record import Trace as TraceRecord
+from simulator.trace_io.trace_record import COMMUNICATION, CollectiveCall, DeviceOps, RankTrace, no_host
+from simulator.trace_io.trace_record import Trace as TraceRecord
 from simulator.trace_io.tracks import Counter, throughput_counters, timeline_processes, trace_processes
 
 US = 1_000_000
@@ -122,7 +122,7 @@ def test_communication_of_a_trace_is_counted(tmp_path):
         start_ns=start, end_ns=end, name=np.array([0, 0]), stream=np.array([0, 1]), kind=np.array([COMMUNICATION] * 2),
         launch=np.array([-1, -1]), call=np.array([0, 1]), n_bytes=np.array([-1, -1]),
     )  # fmt: skip
-    rank = RankTrace(rank=0, names=("nccl",), streams=("a", "b"), ops=ops, host=empty_host(), calls=calls)
+    rank = RankTrace(rank=0, names=("nccl",), streams=("a", "b"), ops=ops, host=no_host(), calls=calls)
     (counter,) = throughput_counters(rank, 1000)
     assert counter.points == ((0, 2.0), (1_000_000, 2.5), (2_000_000, 0.5), (3_000_000, 0.0))
     trace = TraceRecord(format="kineto", ranks=(rank,), world_size=1)

@@ -14,15 +14,16 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from simulator.analysis.trace_difference import diff
+from simulator.analysis.trace_facts import facts_of as info
+from simulator.analysis.usage import analyse, hta_breakdown
 from simulator.errors import TraceError
 from simulator.replay import replay
-from simulator.replay.stages import replay_stages
-from simulator.trace_io import chrome, detect, read
-from simulator.trace_io.analysis import analyse, hta_breakdown
-from simulator.trace_io.chakra_proto import messages, varint
-from simulator.trace_io.chakra_writer import write as write_chakra
-from simulator.trace_io.convert import convert, info, write
-from simulator.trace_io.diff import diff
+from simulator.replay.stage_replay import replay_stages
+from simulator.trace_io import detect, json_stream, read
+from simulator.trace_io.chakra import write as write_chakra
+from simulator.trace_io.chakra_messages import messages, varint
+from simulator.trace_io.formats import convert, write
 from simulator.trace_io.reconstruct import reconstruct
 
 RELAXED = settings(
@@ -307,7 +308,7 @@ def test_archives_and_damaged_compression(tmp_path):
 def test_small_chunks_read_the_same(tmp_path, monkeypatch):
     path = save(tmp_path / "a.json", document(n=40))
     whole = read(path)
-    monkeypatch.setattr(chrome, "CHUNK_BYTES", 700)
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 700)
     pieces = read(path)
     assert np.array_equal(whole.ranks[0].ops.start_ns, pieces.ranks[0].ops.start_ns)
     assert whole.ranks[0].steps == pieces.ranks[0].steps
@@ -316,7 +317,7 @@ def test_small_chunks_read_the_same(tmp_path, monkeypatch):
 def test_an_event_longer_than_a_chunk_is_read(tmp_path, monkeypatch):
     whole = document()
     whole["traceEvents"][1]["args"]["Call stack"] = "}, {" * 5000
-    monkeypatch.setattr(chrome, "CHUNK_BYTES", 512)
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 512)
     assert read(save(tmp_path / "a.json", whole)).n_ops == 12
 
 

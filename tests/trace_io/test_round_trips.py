@@ -4,12 +4,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simulator.analysis.trace_difference import PARTS, diff
+from simulator.analysis.trace_facts import facts_of as info
+from simulator.analysis.usage import analyse
 from simulator.errors import TraceError
 from simulator.trace_io import detect, read
-from simulator.trace_io.analysis import analyse, step_windows
-from simulator.trace_io.convert import convert, info, target_format, write
-from simulator.trace_io.diff import PARTS, diff
-from simulator.trace_io.kineto_writer import write as write_kineto
+from simulator.trace_io.formats import convert, target_format, write
+from simulator.trace_io.kineto import write as write_kineto
+from simulator.trace_io.steps import step_windows
 
 from .test_perfetto import _slices
 

@@ -1,11 +1,11 @@
-"""What counts as communication in a trace: kernel names, operation names, element sizes."""
+"""What counts as communication in a trace: names of kernels and of collectives, sizes of elements and messages."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from simulator.trace_io.record import CollectiveCall
+from simulator.trace_io.trace_record import CollectiveCall
 
 #: kernels that communicate; the first group holds libraries, the second custom kernels without "nccl" in the name.
 #: User annotations never match: only the names of device operations are tested.
@@ -18,38 +18,44 @@ COMMUNICATION_KERNELS = (
     r"allreduce_fusion_kernel|lamport|userbuffers_(fp16|fp8|rs|ag)",
 )
 
-_OPERATIONS = {
-    "all_reduce": ("allreduce", "allreducecoalesced", "allreducesparse"),
-    "all_gather": ("allgather", "allgatherbase", "allgathercoalesced", "allgatherintotensor",
-                   "allgatherintotensorcoalesced", "allgatherobject"),
-    "reduce_scatter": ("reducescatter", "reducescatterbase", "reducescattertensor",
-                       "reducescattertensorcoalesced", "reducescattercoalesced"),
-    "all_to_all": ("alltoall", "alltoallv", "alltoallbase", "alltoallsingle"),
-    "broadcast": ("broadcast", "broadcastoop", "broadcastcoalesced"),
-    "reduce": ("reduce", "reduceoop"),
+#: the project's word -> how frameworks spell it; the first is how PyTorch writes it into traces
+FRAMEWORK_NAMES = {
+    "all_reduce": ("allreduce", "allreduce_coalesced", "allreduce_sparse"),
+    "all_gather": ("_allgather_base", "allgather", "allgather_coalesced", "allgather_into_tensor",
+                   "allgather_into_tensor_coalesced", "allgather_object"),
+    "reduce_scatter": ("_reduce_scatter_base", "reduce_scatter", "reduce_scatter_tensor",
+                       "reduce_scatter_tensor_coalesced", "reduce_scatter_coalesced"),
+    "all_to_all": ("all_to_allv", "all_to_all", "all_to_all_base", "all_to_all_single"),
+    "broadcast": ("broadcast", "broadcast_oop", "broadcast_coalesced"),
+    "reduce": ("reduce", "reduce_oop"),
     "gather": ("gather",),
     "scatter": ("scatter",),
     "send": ("send", "isend"),
-    "recv": ("recv", "irecv", "recvanysource"),
-    "send_recv": ("sendrecv", "pointtopoint"),
-    "barrier": ("barrier", "monitoredbarrier"),
+    "recv": ("recv", "irecv", "recv_any_source"),
+    "send_recv": ("pointToPoint", "sendrecv"),
+    "barrier": ("barrier", "monitored_barrier"),
 }  # fmt: skip
-_OPERATION_OF = {word: operation for operation, words in _OPERATIONS.items() for word in words}
+_OPERATION_OF = {
+    word.lower().replace("_", ""): operation for operation, words in FRAMEWORK_NAMES.items() for word in words
+}
 
-_KERNEL_WORDS = (
-    ("allreduce", "all_reduce"),
-    ("reducescatter", "reduce_scatter"),
-    ("allgather", "all_gather"),
-    ("alltoall", "all_to_all"),
-    ("broadcast", "broadcast"),
-    ("sendrecv", "send_recv"),
-    ("dispatch", "all_to_all"),
-    ("combine", "all_to_all"),
-    ("barrier", "barrier"),
-    ("reduce", "reduce"),
-    ("send", "send"),
-    ("recv", "recv"),
+#: word in the name of a kernel -> what it does; tried in this order
+KERNEL_NAMES = (
+    ("AllReduce", "all_reduce"),
+    ("ReduceScatter", "reduce_scatter"),
+    ("AllGather", "all_gather"),
+    ("AllToAll", "all_to_all"),
+    ("Broadcast", "broadcast"),
+    ("SendRecv", "send_recv"),
+    ("Dispatch", "all_to_all"),
+    ("Combine", "all_to_all"),
+    ("Barrier", "barrier"),
+    ("Reduce", "reduce"),
+    ("Send", "send"),
+    ("Recv", "recv"),
 )
+#: NCCL runs these as sends and receives
+_AS_SEND_RECV = ("all_to_all", "send", "recv", "send_recv")
 
 _ELEMENT_BYTES = {
     "double": 8, "float64": 8, "long": 8, "int64": 8, "longint": 8, "complexfloat": 8,
@@ -101,7 +107,20 @@ def kernel_operation(name: str) -> str:
     'reduce_scatter'
     """
     head = name.split("(", 1)[0].lower().replace("_", "").replace("sumpostdiv", "")
-    return next((operation for word, operation in _KERNEL_WORDS if word in head), "unknown")
+    return next((operation for word, operation in KERNEL_NAMES if word.lower() in head), "unknown")
+
+
+def kernel_name(operation: str) -> str:
+    """Return the word that names a collective in NCCL's kernels.
+
+    Examples
+    --------
+    >>> kernel_name("all_to_all"), kernel_name("scatter")
+    ('SendRecv', 'Generic')
+    """
+    if operation in _AS_SEND_RECV:
+        return "SendRecv"
+    return next((word for word, found in KERNEL_NAMES if found == operation and operation != "barrier"), "Generic")
 
 
 def element_bytes(dtype: str) -> int:

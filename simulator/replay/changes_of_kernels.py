@@ -1,25 +1,20 @@
-"""What if the machine were another: transfers priced on a topology, kernels rescaled through the kernel model."""
+"""Changes of what a rank computes: kernels and host at another speed, or kernels on another device."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from simulator.collectives import plan_collective, plan_transfer
 from simulator.config.names import shipped_names
-from simulator.errors import SimulatorError, TraceError
+from simulator.errors import TraceError
 from simulator.kernels import RooflineKernels
 from simulator.models.layer import GemmShape, PointwiseShape
-from simulator.network.alpha_beta import AlphaBetaNetwork
-from simulator.replay.network_whatif import change_transfers
-from simulator.replay.whatif import noted
-from simulator.topology import Topology
 from simulator.topology.device import Device, load_device
-from simulator.trace_io.reconstruct import Reconstruction
-from simulator.trace_io.record import COMPUTE, CollectiveCall
-from simulator.units import to_s
+from simulator.trace_io.reconstruct import Reconstruction, noted
+from simulator.trace_io.trace_record import COMPUTE
 
 _GEMM = re.compile(r"gemm|cutlass|nvjet|cublas|xmma|conv|wgrad|dgrad|splitk|flash|fmha|attention|mma", re.IGNORECASE)
 _DTYPES = (
@@ -32,67 +27,50 @@ _SIDES = tuple(int(2 ** (5 + 0.5 * i)) for i in range(20))
 _ELEMENTS = tuple(2**i for i in range(8, 32, 2))
 
 
-def on_topology(whole: Reconstruction, topology: Topology, *, measured_on: Topology | None = None) -> Reconstruction:
-    """Run the communication on another machine's links.
+def scale_kernels(whole: Reconstruction, factor_of: Callable[[int, str], float], note: str = "") -> Reconstruction:
+    """Multiply the duration of every compute kernel.
 
     Parameters
     ----------
     whole : Reconstruction
-    topology : Topology
-        The new machine; rank r is GPU r of it.
-    measured_on : Topology, optional
-        The machine of the trace. With it every measured transfer is scaled by the ratio of the two predictions;
-        without it the prediction for the new machine replaces the measurement.
+    factor_of : callable
+        (global rank, kernel name) -> factor; below 1 is faster.
+    note : str
+        What is being assumed.
 
     Raises
     ------
     TraceError
-        If the topology has too few GPUs, or no communication in the trace carries a size.
+        If a factor is negative.
     """
-    if topology.n_gpus < whole.trace.world_size:
-        raise TraceError(
-            f"the trace has {whole.trace.world_size} ranks, topology {topology.name} has {topology.n_gpus} GPUs",
-            hint="give a larger topology",
+    plans = []
+    for plan in whole.plans:
+        by_name = [factor_of(plan.rank.rank, name) for name in plan.rank.names]
+        if min(by_name, default=0.0) < 0:
+            raise TraceError(f"a kernel of rank {plan.rank.rank} would take a negative time")
+        factors = np.array(by_name)[plan.rank.ops.name]
+        factors[plan.rank.ops.kind != COMPUTE] = 1.0
+        plans.append(replace(plan, duration_ns=np.rint(plan.duration_ns * factors).astype(np.int64)))
+    return noted(whole, note or "compute kernels were rescaled", plans=tuple(plans))
+
+
+def scale_host(whole: Reconstruction, factor: float) -> Reconstruction:
+    """Multiply all host time, for example 0.5 for a host that issues twice as fast.
+
+    In traces without launches the host's time shows as gaps before operations: those are scaled.
+    """
+    plans = []
+    for plan in whole.plans:
+        launches = bool((plan.rank.ops.launch >= 0).any())
+        plans.append(
+            replace(
+                plan,
+                issue_ns=np.rint(plan.issue_ns * factor).astype(np.int64),
+                lead_ns=plan.lead_ns if launches else np.rint(plan.lead_ns * factor).astype(np.int64),
+                waits=tuple(replace(wait, work_ns=round(wait.work_ns * factor)) for wait in plan.waits),
+            )
         )
-    everybody = tuple(range(whole.trace.world_size))
-    counts = {"priced": 0, "kept": 0}
-
-    def change(call: CollectiveCall, duration_ns: int, fixed_ns: int) -> int:
-        del fixed_ns
-        new = lone_s(call, topology, everybody)
-        old = lone_s(call, measured_on, everybody) if measured_on is not None else None
-        if new is None or (measured_on is not None and not old):
-            counts["kept"] += 1
-            return duration_ns
-        counts["priced"] += 1
-        return round(new * 1e9 if old is None else duration_ns * new / old)
-
-    edited = change_transfers(whole, change, f"communication runs on {topology.name}")
-    if not counts["priced"]:
-        raise TraceError(
-            "no communication in the trace carries both a size and a kind",
-            hint="record shapes, or give the execution traces beside it",
-        )
-    return noted(edited, f"{counts['priced']} transfers were priced, {counts['kept']} kept for lack of a size")
-
-
-def lone_s(call: CollectiveCall, topology: Topology, everybody: tuple[int, ...]) -> float | None:
-    """Return a call's time on a topology when nothing else is in flight, None where the call says too little."""
-    if call.n_bytes < 0:
-        return None
-    try:
-        if call.collective in ("send", "recv") and call.peer >= 0 and len(call.ranks) == 2:
-            flow = plan_transfer(call.n_bytes, ((call.ranks[0], call.ranks[1]),), topology)
-        else:
-            name = "all_to_all" if call.collective == "send_recv" else call.collective
-            eight_bit = "float8" in call.dtype.lower()
-            flow = plan_collective(name, call.n_bytes, (call.ranks or everybody,), topology, eight_bit_float=eight_bit)
-    except SimulatorError:
-        return None
-    network = AlphaBetaNetwork(topology)
-    network.start(flow, 0)
-    end_ps = network.next_completion_ps()
-    return 0.0 if end_ps is None else to_s(end_ps)
+    return noted(whole, f"host time was multiplied by {factor:g}", plans=tuple(plans))
 
 
 def on_device(whole: Reconstruction, device: Device, measured_on: Device) -> Reconstruction:

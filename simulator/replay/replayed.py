@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
+from simulator.analysis.usage import Analysis, Usage, analyse
 from simulator.engine import Interference, run
 from simulator.errors import InfeasiblePlanError, TraceError
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.network.base import CapacityLink, Flow, NetworkModel
 from simulator.program.op import Collective, Kernel, Op, Transfer
 from simulator.timeline import Timeline
-from simulator.trace_io.analysis import Analysis, Usage, analyse
 from simulator.trace_io.compile import Compiled, Times, compile_program, operation_times, simulated_trace
 from simulator.trace_io.reconstruct import Reconstruction
-from simulator.trace_io.record import Trace
+from simulator.trace_io.trace_record import Trace
 from simulator.units import to_ps
 
 FlowOf = Callable[[Collective | Transfer], Flow]

@@ -1,25 +1,31 @@
-"""One call from a trace to the documented answer: replay as measured, edit, replay again, say what changed."""
+"""One call from a trace to what a replay finds: replay as measured, change, replay again."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from math import isfinite
 
+from simulator.analysis.confidence import Confidence
 from simulator.errors import TraceError
-from simulator.replay.bucket_whatif import buckets
-from simulator.replay.confidence import Confidence, confidence
-from simulator.replay.machine_whatif import on_device, on_topology, shipped_device
-from simulator.replay.network_whatif import scale_communication
-from simulator.replay.operators import OperatorReplay, replay_operators
-from simulator.replay.overlap_whatif import overlap, serialise
-from simulator.replay.ranks_whatif import data_parallel, infer_missing, largest_group
-from simulator.replay.run import Replay, replay
-from simulator.replay.stages import StageMessages, StageReplay, replay_stages
-from simulator.replay.whatif import add_straggler, ideal, noted, remove_straggler, scale_host, scale_kernels
+from simulator.replay.changes_of_gradients import buckets, overlap, serialise
+from simulator.replay.changes_of_kernels import on_device, scale_host, scale_kernels, shipped_device
+from simulator.replay.changes_of_links import on_topology, scale_communication
+from simulator.replay.changes_of_ranks import (
+    add_straggler,
+    data_parallel,
+    ideal,
+    infer_missing,
+    largest_group,
+    remove_straggler,
+)
+from simulator.replay.operator_replay import OperatorReplay, replay_operators
+from simulator.replay.replayed import Replay, replay
+from simulator.replay.stage_replay import StageMessages, StageReplay, replay_stages
+from simulator.replay.waiting import replay_confidence
 from simulator.topology import Topology
 from simulator.topology.device import Device
-from simulator.trace_io.reconstruct import Reconstruction, reconstruct
-from simulator.trace_io.record import MAX_RANKS, Trace
+from simulator.trace_io.reconstruct import Reconstruction, noted, reconstruct
+from simulator.trace_io.trace_record import MAX_RANKS, Trace
 
 #: largest factor on times, and longest delay in seconds: nanoseconds of hours times this still are int64
 _MOST = 1e6
@@ -158,7 +164,7 @@ def _with_warnings(whole: Reconstruction, what: WhatIf) -> Reconstruction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Answer:
+class Outcome:
     """What a replay found.
 
     Parameters
@@ -170,7 +176,7 @@ class Answer:
     changed : Replay, optional
         With the changes, if there are any.
     confidence : Confidence, optional
-        Of the changed replay, where something that was not recorded enters it.
+        Interval of the changed replay, where something that was not recorded enters it.
     stages : StageReplay, optional
         For traces that hold stage times only.
     operators : OperatorReplay, optional
@@ -192,9 +198,9 @@ class Answer:
         return found
 
 
-def answer(
+def what_if(
     trace: Trace, what: WhatIf | None = None, *, schedule: str = "1f1b", messages: StageMessages | None = None
-) -> Answer:
+) -> Outcome:
     """Replay a trace, with or without changes.
 
     Parameters
@@ -217,7 +223,7 @@ def answer(
                 hint="--schedule, --message, --topology",
             )
         sent = replace(messages or StageMessages(), topology=what.topology)
-        return Answer(trace=trace, stages=replay_stages(trace.stage_times, schedule=schedule, messages=sent))
+        return Outcome(trace=trace, stages=replay_stages(trace.stage_times, schedule=schedule, messages=sent))
     if messages is not None or schedule != "1f1b":
         raise TraceError(
             f"a {trace.format} trace holds its own schedule and messages",
@@ -233,13 +239,13 @@ def answer(
             raise TraceError(
                 "an execution trace holds no times that could be changed", hint="only --gpu and --topology apply to it"
             )
-        return Answer(trace=trace, operators=replay_operators(trace, what.device, what.topology))
+        return Outcome(trace=trace, operators=replay_operators(trace, what.device, what.topology))
     whole = reconstruct(trace)
     identity = replay(whole)
     if not what.changes:
-        return Answer(trace=trace, identity=identity)
+        return Outcome(trace=trace, identity=identity)
     edited = edit(whole, what)
     changed = replay(edited)
     groups = (largest_group(whole), what.dp or largest_group(whole))
-    sure = confidence(edited, changed, groups=groups, devices=(what.device, what.measured_device))
-    return Answer(trace=trace, identity=identity, changed=changed, confidence=sure)
+    sure = replay_confidence(edited, changed, groups=groups, devices=(what.device, what.measured_device))
+    return Outcome(trace=trace, identity=identity, changed=changed, confidence=sure)

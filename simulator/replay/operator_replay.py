@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from math import prod
 
 from simulator.collectives import plan_collective
 from simulator.engine import Interference, run
@@ -22,8 +23,8 @@ from simulator.program.program import COMPUTE, HOST, Program, RankProgram, TaskL
 from simulator.timeline import Timeline
 from simulator.topology import Topology
 from simulator.topology.device import Device
-from simulator.trace_io.communication import element_bytes
-from simulator.trace_io.record import COMMUNICATION, CollectiveCall, Operator, RankTrace, Trace
+from simulator.trace_io.collective_names import element_bytes
+from simulator.trace_io.trace_record import COMMUNICATION, CollectiveCall, Operator, RankTrace, Trace
 from simulator.units import to_ps
 
 #: operators that launch no kernel: views, allocations, queries
@@ -219,21 +220,12 @@ def shape_of(name: str, operator: Operator) -> KernelShape:
     if first is not None and len(operator.shapes) > first + 1:
         a, b = operator.shapes[first], operator.shapes[first + 1]
         if len(a) > 1 and len(b) > 1:
-            batch = 1
-            for n in a[:-2] if name != "aten::linear" else ():
-                batch *= n
-            rows = a[-2] if name != "aten::linear" else _product(a[:-1])
-            columns = b[0] if name == "aten::linear" else b[-1]
+            linear = name == "aten::linear"
+            rows, columns = (prod(a[:-1]), b[0]) if linear else (a[-2], b[-1])
+            batch = 1 if linear else prod(a[:-2])
             return GemmShape(m=max(rows, 1), n=max(columns, 1), k=max(a[-1], 1), batch=max(batch, 1), dtype=dtype)
     size = element_bytes(operator.dtype) or 4
     half = operator.n_bytes / 2
     return PointwiseShape(
         name="add", n_elements=max(1, int(half // size)), read_bytes=half, written_bytes=half, dtype=dtype
     )
-
-
-def _product(numbers: tuple[int, ...]) -> int:
-    result = 1
-    for n in numbers:
-        result *= n
-    return result

@@ -1,74 +1,19 @@
-"""What if: edits of a reconstruction that answer a question without a second trace.
-
-Each function returns a new :class:`~simulator.trace_io.reconstruct.Reconstruction` and says in its notes what it had
-to assume. They compose: feed the result of one to the next. This module edits what ranks do;
-:mod:`simulator.replay.network_whatif` what goes between them.
-"""
+"""Changes of which ranks there are, and how even: stragglers, ideal runs, more ranks, ranks that were not recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from simulator.errors import TraceError
-from simulator.trace_io.reconstruct import RankPlan, Reconstruction
-from simulator.trace_io.record import COMMUNICATION, COMPUTE, Int64
-
-
-def noted(whole: Reconstruction, text: str, **changes: object) -> Reconstruction:
-    """Return a reconstruction with changes, and a note that says what they are."""
-    return replace(whole, notes=(*whole.notes, text), **changes)  # type: ignore[arg-type]
-
-
-def scale_kernels(whole: Reconstruction, factor_of: Callable[[int, str], float], note: str = "") -> Reconstruction:
-    """Multiply the duration of every compute kernel.
-
-    Parameters
-    ----------
-    whole : Reconstruction
-    factor_of : callable
-        (global rank, kernel name) -> factor; below 1 is faster.
-    note : str
-        What is being assumed.
-
-    Raises
-    ------
-    TraceError
-        If a factor is negative.
-    """
-    plans = []
-    for plan in whole.plans:
-        by_name = [factor_of(plan.rank.rank, name) for name in plan.rank.names]
-        if min(by_name, default=0.0) < 0:
-            raise TraceError(f"a kernel of rank {plan.rank.rank} would take a negative time")
-        factors = np.array(by_name)[plan.rank.ops.name]
-        factors[plan.rank.ops.kind != COMPUTE] = 1.0
-        plans.append(replace(plan, duration_ns=np.rint(plan.duration_ns * factors).astype(np.int64)))
-    return noted(whole, note or "compute kernels were rescaled", plans=tuple(plans))
-
-
-def scale_host(whole: Reconstruction, factor: float, ranks: Iterable[int] | None = None) -> Reconstruction:
-    """Multiply all host time, for example 0.5 for a host that issues twice as fast.
-
-    In traces without launches the host's time shows as gaps before operations: those are scaled.
-    """
-    chosen = None if ranks is None else set(ranks)
-    plans = [
-        plan
-        if chosen is not None and plan.rank.rank not in chosen
-        else replace(
-            plan,
-            issue_ns=np.rint(plan.issue_ns * factor).astype(np.int64),
-            lead_ns=plan.lead_ns
-            if (plan.rank.ops.launch >= 0).any()
-            else np.rint(plan.lead_ns * factor).astype(np.int64),
-            waits=tuple(replace(wait, work_ns=round(wait.work_ns * factor)) for wait in plan.waits),
-        )
-        for plan in whole.plans
-    ]
-    return noted(whole, f"host time was multiplied by {factor:g}", plans=tuple(plans))
+from simulator.replay.changes_of_kernels import scale_kernels
+from simulator.replay.changes_of_links import alone_s, change_transfers, transfers
+from simulator.topology import Topology
+from simulator.trace_io.causes import RankPlan
+from simulator.trace_io.reconstruct import Reconstruction, noted
+from simulator.trace_io.trace_record import COMMUNICATION, COMPUTE, CollectiveCall, Int64
 
 
 def add_straggler(
@@ -238,3 +183,109 @@ def _labels(whole: Reconstruction, types: Sequence[Sequence[str]]) -> dict[int, 
         for op, number in plan.key.items():
             labels[number] = kinds[plan.rank.ops.name[op]].removesuffix("-send").removesuffix("-recv")
     return labels
+
+
+def largest_group(whole: Reconstruction) -> int:
+    """Return the size of the largest group that communicates, the world's where nothing says."""
+    sizes = [max(call.group_size, len(call.ranks)) for call, _ in transfers(whole)]
+    return max(sizes, default=0) or whole.trace.world_size
+
+
+def data_parallel(whole: Reconstruction, n_ranks: int, topology: Topology | None = None) -> Reconstruction:
+    """Let more (or fewer) data-parallel ranks take part in the largest group; the recorded ranks stand for all.
+
+    On a topology, transfers of that group take as much longer as its links say for the larger group; where a call has
+    no size, or no topology is given, they are rescaled as a ring would be: bytes on the wire with ``(n-1)/n``, the
+    fixed part with ``n-1``. Sizes of gradients do not depend on the number of data-parallel ranks, those of gathers of
+    shards neither.
+
+    Parameters
+    ----------
+    whole : Reconstruction
+    n_ranks : int
+        Of the largest group, from now on.
+    topology : Topology, optional
+        Machine that the recorded and the added ranks run on.
+
+    Raises
+    ------
+    TraceError
+        If there is no group to grow, ``n_ranks`` is less than 2, or the topology has too few GPUs.
+
+    References
+    ----------
+    Thakur et al., "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005.
+    """
+    old = largest_group(whole)
+    if n_ranks < 2 or old < 2:
+        raise TraceError(f"cannot go from {old} to {n_ranks} data-parallel ranks: a group has at least two")
+    world = whole.trace.world_size * n_ranks // old
+    if topology is not None and topology.n_gpus < world:
+        raise TraceError(f"{world} ranks do not fit on the {topology.n_gpus} GPUs of {topology.name}")
+    wire = ((n_ranks - 1) / n_ranks) / ((old - 1) / old)
+    hops = (n_ranks - 1) / (old - 1)
+    everybody = tuple(range(world))
+    priced = 0
+
+    def change(call: CollectiveCall, duration_ns: int, fixed_ns: int) -> int:
+        nonlocal priced
+        if max(call.group_size, len(call.ranks)) not in (0, old) or call.collective in ("send", "recv"):
+            return duration_ns
+        before = after = None
+        if topology is not None:
+            before = alone_s(call, topology, everybody[: whole.trace.world_size])
+            after = alone_s(replace(call, ranks=grown(call.ranks, old, n_ranks)), topology, everybody)
+        if before and after:
+            priced += 1
+            return round(duration_ns * after / before)
+        fixed = min(fixed_ns, duration_ns)
+        return round(fixed * hops + (duration_ns - fixed) * wire)
+
+    edited = change_transfers(whole, change, "")
+    how = "as rings over links as fast as those recorded; give a topology to price the new links"
+    if topology is not None and priced:
+        how = f"as the links of {topology.name} allow"
+    present = {rank for group in edited.members for rank in group}
+    extra = [rank for rank in everybody if rank not in present]
+    members = [(*group, *extra[i :: len(edited.members)]) for i, group in enumerate(edited.members)]
+    text = f"groups of {old} became {n_ranks}, {how}; the recorded ranks stand for all"
+    return replace(edited, members=tuple(members), notes=(*whole.notes, text))
+
+
+def grown(ranks: tuple[int, ...], old: int, new: int) -> tuple[int, ...]:
+    """Return the ranks of a group after it grew, where the mesh keeps the order of its axes.
+
+    Examples
+    --------
+    >>> grown((5, 7), 2, 4)  # two tensor-parallel ranks inside, the second pipeline stage
+    (9, 11, 13, 15)
+    """
+    if len(ranks) != old:
+        return ()
+    stride = max(1, ranks[1] - ranks[0])
+    block, inside = divmod(ranks[0], stride * old)
+    return tuple(block * stride * new + inside + stride * i for i in range(new))
+
+
+def infer_missing(whole: Reconstruction) -> Reconstruction:
+    """Let recorded ranks stand for those that were not: the one that shares the most groups with each.
+
+    Raises
+    ------
+    TraceError
+        If no rank is missing.
+    """
+    recorded = [plan.rank.rank for plan in whole.plans]
+    known = {m for g in whole.members for m in g}
+    missing = [r for r in range(whole.trace.world_size) if r not in known]
+    if not missing:
+        alone = f", for which rank {recorded[0]} stands already" if len(recorded) == 1 and len(known) > 1 else ""
+        raise TraceError(f"no rank is missing: the trace tells of {whole.trace.world_size}{alone}")
+    groups = [g for plan in whole.plans for g in plan.rank.groups.values()]
+    members = {rank: list(group) for rank, group in zip(recorded, whole.members, strict=True)}
+    for rank in missing:
+        shared = {r: sum(rank in g and r in g for g in groups) for r in recorded}
+        best = max(recorded, key=lambda r: (shared[r], -len(members[r]), -r))
+        members[best].append(rank)
+    text = f"{len(missing)} ranks that were not recorded behave like those that share their groups"
+    return noted(whole, text, members=tuple(tuple(members[rank]) for rank in recorded))

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulator.analysis.usage import Usage, analyse
 from simulator.errors import TraceError
-from simulator.trace_io.analysis import Usage, analyse
-from simulator.trace_io.record import COMMUNICATION, COPY, HOST_NODE, RankTrace, Trace
+from simulator.trace_io.trace_record import COMMUNICATION, COPY, HOST_NODE, RankTrace, Trace
 
 _WORKS = tuple(
     (work, re.compile(pattern, re.IGNORECASE))
@@ -259,7 +259,7 @@ def work_of(name: str, kind: int) -> str:
 
     Examples
     --------
-    >>> from simulator.trace_io.record import COMPUTE
+    >>> from simulator.trace_io.trace_record import COMPUTE
     >>> work_of("ampere_bf16_s16816gemm_bf16_128x128", COMPUTE), work_of("layer_norm", COMPUTE)
     ('matrix products', 'normalisation')
     """

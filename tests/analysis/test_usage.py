@@ -3,12 +3,13 @@ import math
 import numpy as np
 import pytest
 
+from simulator.analysis.usage import analyse, hta_breakdown
 from simulator.trace_io import read
-from simulator.trace_io.analysis import analyse, hta_breakdown, step_windows
-
-from .conftest import SHARED, expected, published
+from simulator.trace_io.steps import step_windows
+from tests.trace_io.conftest import REASON, SHARED, expected, published
 
 KINETO = published("gpu_step_us")
+needs_shared = pytest.mark.skipif(not SHARED.exists(), reason=REASON)
 
 
 def close(got_ns, expected_us):
@@ -72,8 +73,9 @@ def test_collectives_across_ranks(name):
     assert durations.mean(axis=1).sum() / 1e3 == pytest.approx(cross["comm_us_mean_over_ranks"], rel=0.01)
 
 
-def test_a_textbook_straggler_is_named(shared_traces):
-    result = analyse(read(shared_traces / "torchrec" / "trace" / "sst_long_a2a_optimizer"))
+@needs_shared
+def test_a_textbook_straggler_is_named():
+    result = analyse(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer"))
     for usage in result.usages:
         if usage.rank != 2:
             assert next(iter(usage.waited_for)) == 2
@@ -82,16 +84,18 @@ def test_a_textbook_straggler_is_named(shared_traces):
             assert usage.waiting_ns < 0.05 * usage.duration_ns
 
 
-def test_steps_without_marks_are_one(shared_traces):
-    trace = read(shared_traces / "nsys-ai")
+@needs_shared
+def test_steps_without_marks_are_one():
+    trace = read(SHARED / "nsys-ai")
     for rank in trace.ranks:
         (window,) = step_windows(rank)
         assert window.number == 0
 
 
-def test_pipeline_job_breakdown(shared_traces):
+@needs_shared
+def test_pipeline_job_breakdown():
     entry = expected()["straggler/data (ST)"]
-    trace = read(shared_traces / "straggler" / "data" / "trace-ST.csv.gz")
+    trace = read(SHARED / "straggler" / "data" / "trace-ST.csv.gz")
     result = analyse(trace)
     assert trace.world_size == entry["traced_ranks"]
     steps = result.of(0)
@@ -121,8 +125,9 @@ HTA = {
 }  # fmt: skip
 
 
+@needs_shared
 @pytest.mark.parametrize("name", HTA)
-def test_figures_of_holistic_trace_analysis(shared_traces, name):
-    for found in hta_breakdown(read(shared_traces / name)):
+def test_figures_of_holistic_trace_analysis(name):
+    for found in hta_breakdown(read(SHARED / name)):
         got = (found.idle, found.compute, found.non_compute, found.overlap)
         assert got == pytest.approx(HTA[name][found.rank], abs=0.03)

@@ -10,12 +10,12 @@ from simulator.errors import TraceError
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.program.op import Kernel, Transfer
 from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
-from simulator.replay.machine_whatif import lone_s
-from simulator.replay.run import NoLinks, ReplayCosts
+from simulator.replay.changes_of_links import alone_s
+from simulator.replay.replayed import NoLinks, ReplayCosts
 from simulator.schedules import Action, Placement, Table, build_table, placement_of
 from simulator.timeline import Timeline
 from simulator.topology import Topology
-from simulator.trace_io.record import CollectiveCall, StageTimes
+from simulator.trace_io.trace_record import CollectiveCall, StageTimes
 from simulator.units import to_s
 
 #: the schedule that the measured iterations are taken to have run
@@ -110,7 +110,7 @@ class StageMessages:
         for pair in _pairs(times.pp):
             ends = (pair[0] * stride, pair[1] * stride)
             call = CollectiveCall(collective="send", n_bytes=self.n_bytes, ranks=ends, peer=ends[1])
-            found[pair] = lone_s(call, self.topology, ()) or 0.0
+            found[pair] = alone_s(call, self.topology, ()) or 0.0
         return found, f"{self.n_bytes} bytes on the links of {self.topology.name}"
 
 

@@ -1,30 +1,73 @@
-"""Where the time of a traced run went: per step and rank, with the definitions that Holistic Trace Analysis uses.
+"""How every rank spent every step of a trace, recorded or simulated, with the definitions of Holistic Trace Analysis.
 
 *Exposed* is time with communication and no compute on that device, *overlapped* time with both, *idle* time with
-neither and no copy. A step on the device runs from the first compute kernel that the host launched inside
-``ProfilerStep i`` to the same of the next one; the last one ends with the last kernel that computes or communicates.
-The host's own windows cut the device's timeline in the wrong place, because the device runs behind.
+neither and no copy. Steps are those of the device (:mod:`simulator.trace_io.steps`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simulator.trace_io.intervals import Intervals, covered, union
+from simulator.analysis.metrics import DeviceTime
 from simulator.trace_io.join import Joins, join
-from simulator.trace_io.record import COMMUNICATION, COMPUTE, COPY, HOST_NODE, RankTrace, Trace
+from simulator.trace_io.steps import StepWindow, step_windows
+from simulator.trace_io.trace_record import COMMUNICATION, COMPUTE, COPY, HOST_NODE, Int64, RankTrace, Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWindow:
-    """One step on the device's timeline."""
+class Intervals(NamedTuple):
+    """Sorted, disjoint, non-empty half-open intervals: starts and ends, both int64 [n]."""
 
-    number: int
-    start_ns: int
-    end_ns: int
+    start: Int64
+    end: Int64
+
+    @property
+    def length(self) -> int:
+        """Summed length."""
+        return int((self.end - self.start).sum())
+
+
+def union(start: Int64, end: Int64) -> Intervals:
+    """Return the union of intervals given in any order.
+
+    Examples
+    --------
+    >>> union(np.array([3, 0, 1]), np.array([5, 2, 3]))
+    Intervals(start=array([0]), end=array([5]))
+    """
+    keep = end > start
+    start, end = start[keep], end[keep]
+    if not len(start):
+        return Intervals(start.astype(np.int64), end.astype(np.int64))
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(end[order])
+    first = np.concatenate(([True], start[1:] > reach[:-1]))
+    last = np.concatenate((first[1:], [True]))
+    return Intervals(start[first], reach[last])
+
+
+def clip(intervals: Intervals, start: int, end: int) -> Intervals:
+    """Return the part within ``[start, end)``.
+
+    Examples
+    --------
+    >>> clip(Intervals(np.array([0, 6]), np.array([4, 9])), 2, 7)
+    Intervals(start=array([2, 6]), end=array([4, 7]))
+    """
+    first = int(np.searchsorted(intervals.end, start, side="right"))
+    last = int(np.searchsorted(intervals.start, end, side="left"))
+    if first >= last:
+        return Intervals(intervals.start[:0], intervals.end[:0])
+    return Intervals(np.maximum(intervals.start[first:last], start), np.minimum(intervals.end[first:last], end))
+
+
+def covered(intervals: Intervals, start: int, end: int) -> int:
+    """Return how much of ``[start, end)`` the intervals cover."""
+    return clip(intervals, start, end).length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +114,58 @@ class Usage:
         return self.end_ns - self.start_ns
 
 
+class RecordedTime(DeviceTime):
+    """Seconds of a step on a device. Compute, exposed communication and idle time fill it but for lone copies."""
+
+    copy_s: float
+    """Copies between memories."""
+    idle_s: float
+    """Neither compute nor communication nor copies."""
+    waiting_s: float
+    """Part of the communication that waited for a later rank."""
+
+
+class StepTime(RecordedTime):
+    """How one rank spent one step."""
+
+    rank: int
+    step: int
+    duration_s: float
+    """Length of the step."""
+    waited_for: dict[str, float]
+    """Rank -> seconds."""
+    estimated: bool
+    """Whether waiting was estimated, for lack of the other ranks."""
+
+
+def recorded_time(usages: Sequence[Usage]) -> RecordedTime:
+    """Return the mean over steps and ranks."""
+
+    def mean_s(name: str) -> float:
+        return float(np.mean([getattr(usage, f"{name}_ns") for usage in usages] or [0])) / 1e9
+
+    return RecordedTime(
+        compute_s=mean_s("compute"),
+        exposed_communication_s=mean_s("exposed"),
+        overlapped_communication_s=mean_s("overlapped"),
+        copy_s=mean_s("copy"),
+        idle_s=mean_s("idle"),
+        waiting_s=mean_s("waiting"),
+    )
+
+
+def step_time(usage: Usage) -> StepTime:
+    """Return one step as plain data."""
+    return StepTime(
+        rank=usage.rank,
+        step=usage.step,
+        duration_s=usage.duration_ns / 1e9,
+        **recorded_time((usage,)),
+        waited_for={str(rank): ns / 1e9 for rank, ns in usage.waited_for.items()},
+        estimated=usage.estimated,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
     """The answer for a whole trace.
@@ -102,42 +197,7 @@ class Analysis:
         return tuple(usage for usage in self.usages if usage.rank == rank)
 
 
-def step_windows(rank: RankTrace) -> tuple[StepWindow, ...]:
-    """Cut a rank's device timeline into steps.
-
-    A step in which the host launched no compute kernel (a stub at the end of the recording) is dropped. Where nothing
-    marks steps, the whole recording is one step with number 0.
-    """
-    ops = rank.ops
-    busy = (ops.kind == COMPUTE) | (ops.kind == COMMUNICATION)
-    if not busy.any():
-        return ()
-    end = int(ops.end_ns[busy].max())
-    if rank.steps and not (ops.launch >= 0).any():
-        return tuple(StepWindow(number=step.number, start_ns=step.start_ns, end_ns=step.end_ns) for step in rank.steps)
-    firsts: list[tuple[int, int]] = []
-    compute = np.flatnonzero((ops.kind == COMPUTE) & (ops.launch >= 0))
-    launched = rank.host.start_ns[ops.launch[compute]]
-    for step in rank.steps:
-        if step.on_device:
-            inside = compute[(ops.start_ns[compute] >= step.start_ns) & (ops.start_ns[compute] < step.end_ns)]
-        else:
-            inside = compute[(launched >= step.start_ns) & (launched < step.end_ns)]
-        if len(inside):
-            firsts.append((step.number, int(ops.start_ns[inside].min())))
-    firsts.sort(key=lambda entry: entry[1])
-    if not firsts:
-        return (StepWindow(number=0, start_ns=int(ops.start_ns[busy].min()), end_ns=end),)
-    bounds = [start for _, start in firsts[1:]] + [max(end, firsts[-1][1])]
-    return tuple(
-        StepWindow(number=number, start_ns=start, end_ns=bound)
-        for (number, start), bound in zip(firsts, bounds, strict=True)
-        if bound > start
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sets:
+class _Sets(NamedTuple):
     compute: Intervals
     communication: Intervals
     copy: Intervals
@@ -148,7 +208,7 @@ class _Sets:
 def _sets(rank: RankTrace) -> _Sets:
     ops = rank.ops
 
-    def of(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Intervals:
+    def of(mask: NDArray[np.bool_]) -> Intervals:
         return union(ops.start_ns[mask], ops.end_ns[mask])
 
     compute, communication, copy = ops.kind == COMPUTE, ops.kind == COMMUNICATION, ops.kind == COPY
@@ -321,7 +381,7 @@ def hta_breakdown(trace: Trace) -> tuple[HtaBreakdown, ...]:
     return tuple(result)
 
 
-def _before_last_step(rank: RankTrace) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _before_last_step(rank: RankTrace) -> NDArray[np.bool_]:
     """Which operations were launched before the last step began."""
     last = max(step.start_ns for step in rank.steps) if rank.steps else np.iinfo(np.int64).max
     if not len(rank.host):

@@ -1,12 +1,13 @@
-"""The neutral record of a trace: what every reader returns and everything else works on.
+"""The neutral record of a trace: what every reader returns, every writer takes, and every analysis works on.
 
-Times are integer nanoseconds on one clock per file; columns are NumPy arrays of one length, so that a trace of a
-million events is a few dozen megabytes.
+Times are integer nanoseconds on one clock per file. Columns are NumPy arrays of one length, so that a trace of a
+million events takes a few dozen megabytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ Int8 = NDArray[np.int8]
 
 #: larger ranks and world sizes are taken for damage
 MAX_RANKS = 1 << 20
+_LIMIT_US = 9.0e15
+_LARGEST = 2**62
 #: kinds of device operations
 COMPUTE, COMMUNICATION, COPY, HOST_NODE = 0, 1, 2, 3
 #: kinds of host events
@@ -98,6 +101,10 @@ class DeviceOps:
     def __len__(self) -> int:
         return len(self.start_ns)
 
+    def take(self, rows: Int64) -> DeviceOps:
+        """Return the operations at ``rows``, in that order."""
+        return DeviceOps(**{name: getattr(self, name)[rows] for name in DeviceOps.__slots__})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostEvents:
@@ -125,6 +132,24 @@ class HostEvents:
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    def take(self, rows: Int64) -> HostEvents:
+        """Return the events at ``rows``, in that order."""
+        return HostEvents(**{name: getattr(self, name)[rows] for name in HostEvents.__slots__})
+
+
+def no_host() -> HostEvents:
+    """Host events of a format that has none."""
+    wide, narrow = np.empty(0, np.int64), np.empty(0, np.int32)
+    return HostEvents(
+        start_ns=wide,
+        end_ns=wide,
+        name=narrow,
+        thread=narrow,
+        kind=np.empty(0, np.int8),
+        correlation=wide,
+        external=wide,
+    )
 
 
 class Operator(NamedTuple):
@@ -233,7 +258,7 @@ class RankTrace:
     streams: tuple[str, ...]
     threads: tuple[str, ...] = ()
     ops: DeviceOps
-    host: HostEvents
+    host: HostEvents = field(default_factory=no_host)
     calls: tuple[CollectiveCall, ...] = ()
     steps: tuple[Step, ...] = ()
     syncs: tuple[Sync, ...] = ()
@@ -307,25 +332,11 @@ class Trace:
         return sum(len(rank.host) for rank in self.ranks)
 
 
-def empty_host() -> HostEvents:
-    """Host events of a format that has none."""
-    wide, narrow = np.empty(0, np.int64), np.empty(0, np.int32)
-    return HostEvents(
-        start_ns=wide,
-        end_ns=wide,
-        name=narrow,
-        thread=narrow,
-        kind=np.empty(0, np.int8),
-        correlation=wide,
-        external=wide,
-    )
-
-
 class Names:
     """Interns strings to indices while columns are built."""
 
-    def __init__(self) -> None:
-        self.index: dict[str, int] = {}
+    def __init__(self, known: Sequence[str] = ()) -> None:
+        self.index = {text: place for place, text in enumerate(known)}
 
     def __call__(self, text: str) -> int:
         """Return the index of ``text``, adding it if it is new."""
@@ -341,3 +352,111 @@ class Names:
     def table(self) -> tuple[str, ...]:
         """All strings, by index."""
         return tuple(self.index)
+
+
+class OpRow(NamedTuple):
+    """One device operation of a format whose rows are few enough to be objects for a while."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+    stream: str
+    kind: int
+    call: CollectiveCall | None = None
+    n_bytes: int = -1
+
+
+class Columns(NamedTuple):
+    """Rows as columns: the fields of a :class:`RankTrace` that they fill."""
+
+    ops: DeviceOps
+    calls: tuple[CollectiveCall, ...]
+    names: tuple[str, ...]
+    streams: tuple[str, ...]
+
+
+def columns_of(rows: Sequence[OpRow], names: Names | None = None, *, streams: Sequence[str] = ()) -> Columns:
+    """Turn rows, ascending by start, into columns.
+
+    Parameters
+    ----------
+    rows : sequence of OpRow
+    names : Names, optional
+        A table that host events share.
+    streams : sequence of str
+        Names that come first in the table of streams.
+    """
+    table, lanes = names or Names(), Names(streams)
+    is_call = np.array([row.call is not None for row in rows], bool)
+    ops = DeviceOps(
+        start_ns=np.array([row.start_ns for row in rows], np.int64),
+        end_ns=np.array([row.end_ns for row in rows], np.int64),
+        name=np.array([table(row.name) for row in rows], np.int32),
+        stream=np.array([lanes(row.stream) for row in rows], np.int32),
+        kind=np.array([row.kind for row in rows], np.int8),
+        launch=np.full(len(rows), -1, np.int32),
+        call=np.where(is_call, np.cumsum(is_call) - 1, -1).astype(np.int32),
+        n_bytes=np.array([row.n_bytes for row in rows], np.int64),
+    )
+    return Columns(ops, tuple(row.call for row in rows if row.call is not None), table.table, lanes.table)
+
+
+def join_launches(correlation: Int64, host: HostEvents) -> Int32:
+    """Return for each correlation id the runtime call that carries it, -1 where there is none.
+
+    Several operations may share one launch: a CUDA graph starts hundreds.
+    """
+    runtime = np.flatnonzero((host.kind == RUNTIME) & (host.correlation >= 0))
+    result = np.full(len(correlation), -1, np.int32)
+    if not len(runtime) or not len(correlation):
+        return result
+    ids = host.correlation[runtime]
+    order = np.argsort(ids, kind="stable")
+    place = np.minimum(np.searchsorted(ids[order], correlation), len(ids) - 1)
+    candidate = runtime[order[place]]
+    hit = host.correlation[candidate] == correlation
+    result[hit] = candidate[hit]
+    return result
+
+
+def number(value: object) -> float | None:
+    """Read a number, also from text; None where it is none, not finite, or beyond what times in microseconds can be."""
+    if type(value) is float or type(value) is int:
+        result = float(value)
+    elif isinstance(value, str):
+        try:
+            result = float(value)
+        except ValueError:
+            return None
+    else:
+        return None
+    return result if -_LIMIT_US < result < _LIMIT_US else None
+
+
+def integer(value: object, default: int = -1) -> int:
+    """Read an integer, also from text or a whole float; ``default`` where it is none or does not fit 62 bits.
+
+    Examples
+    --------
+    >>> integer("42"), integer(7.0), integer("x"), integer(None, 0)
+    (42, 7, -1, 0)
+    """
+    if type(value) is int:
+        result = value
+    elif isinstance(value, str):
+        try:
+            result = int(value)
+        except ValueError:
+            return default
+    elif isinstance(value, float) and math.isfinite(value):
+        result = int(value)
+    else:
+        return default
+    return result if -_LARGEST < result < _LARGEST else default
+
+
+def rank_tuple(value: object) -> tuple[int, ...]:
+    """Return a list of ranks as a tuple, empty where it is none."""
+    known = isinstance(value, list) and len(value) <= MAX_RANKS
+    ranks = value if known and isinstance(value, list) else []
+    return tuple(ranks) if all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in ranks) else ()

@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from math import hypot, log, sqrt
 
-from simulator.replay.ranks_whatif import scale_waiting
-from simulator.replay.run import Replay, replay
-from simulator.replay.whatif import scale_kernels
+import numpy as np
+
+from simulator.analysis.confidence import Confidence
+from simulator.replay.changes_of_kernels import scale_kernels
+from simulator.replay.changes_of_links import shortest
+from simulator.replay.replayed import Replay, replay
 from simulator.topology.device import Device
 from simulator.trace_io.reconstruct import Reconstruction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Confidence:
-    """An interval around the iteration time of a replay.
+def scale_waiting(whole: Reconstruction, factor: float) -> Reconstruction:
+    """Multiply the waiting for ranks that are not in the replay; that for others follows from the replay itself.
+
+    A communication kernel that was not joined waited as long as it lasted beyond the shortest of its kind. Where
+    joined collectives stand for larger ones, a factor above 1 lets the last rank be later by as much more than the
+    mean as it was in the trace.
 
     Parameters
     ----------
-    low_s, high_s : float
-        Mean over the steps of the slowest rank.
-    basis : str
-        What makes the difference.
+    whole : Reconstruction
+    factor : float
+        0 takes the waiting away, 1 leaves it.
     """
+    plans = []
+    for plan in whole.plans:
+        durations = plan.duration_ns.copy()
+        least = shortest(plan)
+        for op in plan.alone:
+            transfer = least.get(replace(plan.call(op), sequence=-1), int(durations[op]))
+            durations[op] = transfer + round((int(durations[op]) - transfer) * factor)
+        plans.append(replace(plan, duration_ns=durations))
+    longer = list(whole.transfer_ns)
+    for number, joined in enumerate(whole.joins.joined if factor > 1 else ()):
+        transfer_ns = longer[number]
+        if transfer_ns is not None:
+            late = max(joined.arrival_ns) - float(np.mean(joined.arrival_ns))
+            longer[number] = transfer_ns + round((factor - 1) * late)
+    return replace(whole, plans=tuple(plans), transfer_ns=tuple(longer))
 
-    low_s: float
-    high_s: float
-    basis: str
 
-
-def confidence(
+def replay_confidence(
     edited: Reconstruction,
     result: Replay,
     *,

@@ -1,0 +1,232 @@
+"""The documented answer of a replay, with a type for every key."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TypedDict
+
+import numpy as np
+
+from simulator.analysis.confidence import Confidence
+from simulator.analysis.critical_path import IDLE_KIND, Kind, PathRow, critical_path, kind_of, rows_of
+from simulator.analysis.usage import RecordedTime, Usage, analyse, recorded_time
+from simulator.program.op import Kernel, Op
+from simulator.program.program import Block
+from simulator.replay.operator_replay import OperatorReplay
+from simulator.replay.replayed import Replay
+from simulator.replay.stage_replay import StageReplay
+from simulator.replay.what_if import Outcome
+from simulator.trace_io.compile import ARRIVAL
+from simulator.trace_io.from_timeline import from_timeline
+from simulator.trace_io.trace_record import COPY, HOST_NODE, Trace
+from simulator.units import PS_PER_S, to_s
+
+#: operations by name that an answer lists
+_LONGEST = 10
+
+
+class ReplayStep(RecordedTime):
+    """How one rank spends one step of the replay."""
+
+    rank: int
+    step: int
+    measured_s: float | None
+    """Length of the step in the recording."""
+    simulated_s: float
+    """Length of the step in the replay."""
+    waited_for: dict[str, float]
+    """Rank -> seconds."""
+
+
+class ReplayedPath(TypedDict):
+    """The critical path of a replay."""
+
+    kinds: list[PathRow]
+    """By kind of work, the longest first."""
+    by_rank_s: dict[str, float]
+    """Seconds by rank, the longest first."""
+    longest_s: dict[str, float]
+    """Seconds by name of the operation, the ten longest."""
+
+
+class _Replayed(TypedDict):
+    format: str
+    """Of the trace."""
+    world_size: int
+    """Ranks of the run."""
+    iteration_time_s: float
+    """Mean over the steps of the slowest rank's length, replayed."""
+    measured_iteration_time_s: float | None
+    """The same, as recorded; null where nothing was."""
+    notes: list[str]
+    """What the reader had to repair, and what the replay and each change assume."""
+
+
+class ReplayAnswer(_Replayed):
+    """A recorded run, replayed as measured or with changes."""
+
+    recorded_ranks: list[int]
+    """Ranks in the files."""
+    identity_error: float
+    """Largest relative error of any step and rank, replayed without changes."""
+    speedup: float | None
+    """Measured over replayed."""
+    confidence: Confidence | None
+    """Interval of the iteration; null where all ranks and kernels are as recorded."""
+    stands_for: dict[str, list[int]]
+    """Recorded rank -> ranks like it."""
+    breakdown: RecordedTime
+    """Of the replay: means over ranks and steps."""
+    measured_breakdown: RecordedTime
+    """Of the recording."""
+    steps: list[ReplayStep]
+    critical_path: ReplayedPath
+
+
+class OperatorAnswer(_Replayed):
+    """An execution trace, priced on a device."""
+
+    recorded_ranks: list[int]
+    """Ranks in the files."""
+    breakdown: RecordedTime
+    """Means over ranks."""
+    n_kernels: int
+    n_communications: int
+
+
+class StageStep(TypedDict):
+    """One iteration of a job of which only stage times are known."""
+
+    step: int
+    measured_s: float
+    simulated_s: float
+
+
+class StageAnswer(_Replayed):
+    """Stage times, replayed through a pipeline schedule."""
+
+    layout: dict[str, int]
+    """Degrees ``dp``, ``pp``, ``tp``."""
+    relative_error: float
+    """Mean replayed over mean measured iteration, minus one."""
+    compute_only_s: float
+    """Iteration with messages that take no time."""
+    message_s: float
+    """What a message between stages adds."""
+    steps: list[StageStep]
+
+
+def answer_of(found: Outcome) -> ReplayAnswer | OperatorAnswer | StageAnswer:
+    """Return the documented answer as plain data."""
+    if found.stages is not None:
+        return _of_stages(found.trace, found.stages)
+    if found.operators is not None:
+        return _of_operators(found.trace, found.operators)
+    assert found.identity is not None
+    result, before = found.result, found.identity.measured_usage
+    simulated, measured = result.simulated_usage.iteration_s, before.iteration_s
+    whole = result.compiled.reconstruction
+    notes = (*found.trace.notes, *(n for rank in found.trace.ranks for n in rank.notes))
+    return ReplayAnswer(
+        format=found.trace.format,
+        world_size=max(found.trace.world_size, sum(len(members) for members in whole.members)),
+        recorded_ranks=[rank.rank for rank in found.trace.ranks],
+        iteration_time_s=simulated,
+        measured_iteration_time_s=measured,
+        identity_error=max((abs(error) for *_, error in found.identity.errors()), default=0.0),
+        speedup=measured / simulated if simulated else None,
+        confidence=found.confidence,
+        stands_for={
+            str(plan.rank.rank): list(members) for plan, members in zip(whole.plans, whole.members, strict=True)
+        },
+        breakdown=recorded_time(result.simulated_usage.usages),
+        measured_breakdown=recorded_time(before.usages),
+        steps=_steps(found.identity, result),
+        critical_path=_path(result),
+        notes=[*dict.fromkeys((*notes, *whole.notes))],
+    )
+
+
+def _steps(identity: Replay, result: Replay) -> list[ReplayStep]:
+    measured = {(usage.rank, usage.step): usage for usage in identity.measured_usage.usages}
+
+    def row(usage: Usage) -> ReplayStep:
+        before = measured.get((usage.rank, usage.step))
+        return ReplayStep(
+            rank=usage.rank,
+            step=usage.step,
+            measured_s=None if before is None else before.duration_ns / 1e9,
+            simulated_s=usage.duration_ns / 1e9,
+            **recorded_time((usage,)),
+            waited_for={str(rank): ns / 1e9 for rank, ns in usage.waited_for.items()},
+        )
+
+    return [row(usage) for usage in result.simulated_usage.usages]
+
+
+def _path(result: Replay) -> ReplayedPath:
+    """Walk the engine's timeline; unexplained gaps before kernels are part of their spans there, and are waiting here."""
+    compiled = result.compiled
+    kinds = {COPY: Kind("copies"), HOST_NODE: Kind("host work")}
+
+    def classify(op: Op | Block) -> Kind:
+        place = compiled.place.get(id(op))
+        if not isinstance(op, Kernel) or place is None:
+            return kind_of(op)
+        if op.layer == ARRIVAL:
+            return Kind(IDLE_KIND)
+        return kinds.get(int(compiled.reconstruction.plans[place[0]].rank.ops.kind[place[1]]), kind_of(op))
+
+    by_kind: dict[Kind, int] = defaultdict(int)
+    by_rank: dict[str, int] = defaultdict(int)
+    by_name: dict[str, int] = defaultdict(int)
+    for kind, ps, rank, op in critical_path(result.timeline, classify):
+        lead_ps = min(ps, round(op.lead_s * PS_PER_S)) if isinstance(op, Kernel) else 0
+        by_kind[kind] += ps - lead_ps
+        by_kind[Kind(IDLE_KIND)] += lead_ps
+        by_rank[str(rank)] += ps
+        by_name[getattr(op, "name", kind.name) or kind.name] += ps
+    return ReplayedPath(
+        kinds=rows_of(by_kind, result.timeline.makespan_ps),
+        by_rank_s=_longest(by_rank),
+        longest_s=dict(list(_longest(by_name).items())[:_LONGEST]),
+    )
+
+
+def _longest(totals: dict[str, int]) -> dict[str, float]:
+    return {key: to_s(ps) for key, ps in sorted(totals.items(), key=lambda item: (-item[1], item[0])) if ps}
+
+
+def _of_operators(trace: Trace, operators: OperatorReplay) -> OperatorAnswer:
+    return OperatorAnswer(
+        format=trace.format,
+        world_size=trace.world_size,
+        recorded_ranks=[rank.rank for rank in trace.ranks],
+        iteration_time_s=to_s(operators.timeline.makespan_ps),
+        measured_iteration_time_s=None,
+        breakdown=recorded_time(analyse(from_timeline(operators.timeline)).usages),
+        n_kernels=operators.n_kernels,
+        n_communications=operators.n_communications,
+        notes=[
+            *trace.notes,
+            f"an execution trace holds no times: kernels, host and links of {operators.device} are predicted",
+        ],
+    )
+
+
+def _of_stages(trace: Trace, stages: StageReplay) -> StageAnswer:
+    return StageAnswer(
+        format=trace.format,
+        world_size=trace.world_size,
+        layout=dict(trace.layout),
+        iteration_time_s=float(np.mean(stages.simulated_s)),
+        measured_iteration_time_s=float(np.mean(stages.measured_s)),
+        relative_error=stages.error,
+        compute_only_s=stages.compute_only_s,
+        message_s=stages.message_s,
+        steps=[
+            StageStep(step=i, measured_s=m, simulated_s=s)
+            for i, m, s in zip(stages.iterations, stages.measured_s, stages.simulated_s, strict=True)
+        ],
+        notes=[*trace.notes, f"time of a message between stages: {stages.basis}"],
+    )
