@@ -15,7 +15,8 @@ from simulator.cli.modules import fit_plan, recorded_module
 from simulator.cli.warnings import idle_faults, idle_loading, idle_release, without_effect, write_warnings
 from simulator.cli.whole_run import run_request
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.full_answer import document, to_json, way_out
+from simulator.explore.full_answer import document, to_json
+from simulator.explore.out_of_memory import WayOut, in_words, ways_out
 from simulator.explore.training_run import RunRequest
 from simulator.explore.trials import advise, explain
 from simulator.faults import Faults
@@ -24,7 +25,7 @@ from simulator.interop.topologies import open_topology
 from simulator.plan import SETTINGS, ParallelPlan, setting_named
 from simulator.report import console
 from simulator.report.answer_page import report
-from simulator.report.explain_console import print_explanation
+from simulator.report.explain_console import print_explanation, print_ways_out
 from simulator.report.whole_run import print_whole_run
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
@@ -54,11 +55,12 @@ def run_main(options: dict[str, Any]) -> None:
     has_storage = results[-1].topology.storage is not None
     write_warnings(idle_loading(results[-1].plan, has_storage=has_storage, given=given), said=said)
     explanation = explain(results[-1], say=say or (lambda _: None)) if options["explain"] else None
-    _write_files(options, results, request, explanation, given)
-    _print(options, results, request, explanation)
-    unfit = [r for r in results if not r.memory.fits]
-    if unfit:
-        error = InfeasiblePlanError(f"the plan does not fit: {unfit[0].memory.explain()}", hint=way_out(unfit[0]))
+    unfit = next((one for one in results if not one.memory.fits), None)
+    out = None if unfit is None else ways_out(unfit, say=say or (lambda _: None))
+    _write_files(options, results, request, explanation, out, given)
+    _print(options, results, request, explanation, out)
+    if unfit is not None:
+        error = InfeasiblePlanError(f"the plan does not fit: {unfit.memory.explain()}", hint=in_words(out or []))
         if not options["json_output"]:
             raise error
         print(f"error: {error}", file=sys.stderr)  # the answer is the one document on standard output
@@ -156,6 +158,7 @@ def _write_files(
     results: list[Result],
     request: RunRequest | None,
     explanation: Explanation | None,
+    out: list[WayOut] | None,
     given: set[str],
 ) -> None:
     if options["trace"]:
@@ -173,14 +176,18 @@ def _write_files(
         write_memory_trace(options["memory_trace"], rank, to_json(result)["memory"], points)
     if options["report"]:
         named = given | ({"gpus"} if options["gpus"] else set())
-        report(results, request=request, explanation=explanation, given=named).save(options["report"])
+        report(results, request=request, explanation=explanation, ways_out=out, given=named).save(options["report"])
 
 
 def _print(
-    options: dict[str, Any], results: list[Result], request: RunRequest | None, explanation: Explanation | None
+    options: dict[str, Any],
+    results: list[Result],
+    request: RunRequest | None,
+    explanation: Explanation | None,
+    out: list[WayOut] | None,
 ) -> None:
     if options["json_output"]:
-        print(json.dumps(document(results, explanation, request=request)))
+        print(json.dumps(document(results, explanation, request=request, ways_out=out)))
         return
     answers = [to_json(result, request) for result in results]
     if len(results) > 1:
@@ -192,5 +199,7 @@ def _print(
             print_whole_run(answer["whole_run"], gpus=result.plan.gpus if len(results) > 1 else 0)
     if explanation is not None:
         print_explanation(explanation)
-    elif len(results) == 1:
+    if out is not None:
+        print_ways_out(out)
+    elif explanation is None and len(results) == 1:
         console.print_advice(advise(results[0]))

@@ -82,6 +82,8 @@ def plain_kind(plan: ParallelPlan) -> str | None:
 
 #: plans in work at a time, per worker
 BATCH_PER_WORKER = 3
+#: the Pareto front is looked for among plans at most so many times as slow as the best, beyond which few would go to save memory
+FRONT_SLOWDOWN = 1.25
 
 
 #: the parts of a breakdown add up to the step but for rounding; a bound must stay below
@@ -180,10 +182,11 @@ class SearchResult:
     plain : dict
         The best plan of each kind in :data:`PLAIN`, or the reason why there is none.
     n_plans, n_unfit, n_pruned, n_simulated, n_failed : int
-        Valid plans; those that do not fit; those that a bound ruled out; those that were simulated; and those that the
+        Valid plans; those that do not fit; those that a bound ruled out; those that had to be simulated; and those that the
         simulator could not run.
     pareto : list of Ranked
-        Simulated plans that no other one beats in both time and memory; of all plans, if the front is asked to be exact.
+        Of all plans at most :data:`FRONT_SLOWDOWN` times as slow as the best, or of all if the whole front is asked for,
+        those that no other one beats in both time and memory.
     frugal : Ranked, optional
         Of all plans the one that draws the least energy, if that is asked for.
     given : Ranked or str, optional
@@ -215,14 +218,15 @@ def search(
     observe: Observer | None = None,
     store: Store | None = None,
     given: ParallelPlan | None = None,
-    exact_front: bool = False,
+    whole_front: bool = False,
     least_energy: bool = False,
 ) -> SearchResult:
     """Find the fastest plans that fit.
 
     The plans are simulated in the order of their lower bounds. When the next bound is not below the time of the
-    ``top``-th best plan, no plan that is left can be better than those found: the result is that of simulating
-    every plan.
+    ``top``-th best plan, no plan that is left can be better than those found; then leaner ones are looked at until none can
+    be on the Pareto front. The result is that of simulating every plan, whatever the number of workers: what they simulate
+    before its turn has come counts only if its turn would have come.
 
     Parameters
     ----------
@@ -240,8 +244,8 @@ def search(
         Of answers that are known already; new ones are added when they arrive.
     given : ParallelPlan, optional
         A plan that is compared with those found, whether or not it is in the space.
-    exact_front : bool
-        Also simulate slow plans that need little memory, until ``pareto`` is that of all plans of the space.
+    whole_front : bool
+        Look for plans that need little memory however slow they are, not only up to :data:`FRONT_SLOWDOWN`.
     least_energy : bool
         Also simulate slow plans that wait much, until ``frugal`` is the one of all plans that draws the least.
 
@@ -255,14 +259,16 @@ def search(
     with Pool(n_jobs=n_jobs, scheduler=scheduler) as pool:
         run = _Run(scenario=scenario, bounds=bounds, layouts=layouts, pool=pool, store=store)
         run.best_first(top, observe)
-        if exact_front:
-            run.complete_front()
-        frugal = run.least_energy(Energy.on(space.topology, bounds), observe) if least_energy and run.found else None
-    ranked = _ranked(run.found.values())
+        needed = run.needed(top) | run.complete_front(float("inf") if whole_front else FRONT_SLOWDOWN)
+        energy = Energy.on(space.topology, bounds)
+        frugal = run.least_energy(energy, observe) if least_energy and run.found else None
+    ranked = _ranked(run.found[index] for index in needed & run.found.keys())
+    n_failed = len(needed & run.failed.keys())
     return SearchResult(
         ranked=ranked[:top], plain=_plain(ranked, unfit, bounds, space), n_plans=len(layouts) + len(unfit), n_unfit=len(unfit),
-        n_simulated=len(ranked), n_failed=len(run.failed), n_pruned=len(layouts) - len(ranked) - len(run.failed),
-        pareto=pareto(ranked), frugal=frugal, given=None if given is None else run.compare(given), n_stored=run.n_stored,
+        n_simulated=len(ranked), n_failed=n_failed, n_pruned=len(layouts) - len(ranked) - n_failed,
+        pareto=[one for one in pareto(ranked) if whole_front or one.iteration_time_s <= FRONT_SLOWDOWN * ranked[0].iteration_time_s],
+        frugal=frugal, given=None if given is None else run.compare(given), n_stored=len(needed & run.stored),
     )  # fmt: skip
 
 
@@ -305,8 +311,8 @@ class _Run:
     pool: Pool
     store: Store | None
     found: dict[int, Ranked] = field(default_factory=dict)
-    failed: set[int] = field(default_factory=set)
-    n_stored: int = 0
+    failed: dict[int, float] = field(default_factory=dict)
+    stored: set[int] = field(default_factory=set)
 
     def best_first(self, top: int, observe: Observer | None) -> None:
         """Simulate plans in the order of their bounds until no other one can be among the best."""
@@ -314,28 +320,62 @@ class _Run:
         frontier, board = Frontier(layouts, self.bounds.quick_s, self.bounds.full_s), Board(top)
         n_taken = BATCH_PER_WORKER * self.pool.n_workers
         while batch := frontier.take(n_taken, lambda index: board.limit_s(self.layouts[index].plan)):
-            for position, record in self._records([self.layouts[index].plan for index, _ in batch]):
-                index, bound_s = batch[position]
-                plan = self.layouts[index].plan
-                if self._add(index, bound_s, record):
-                    board.add(plan, self.found[index].iteration_time_s)
+            for index in self._simulate(dict(batch)):
+                if index in self.found:
+                    board.add(self.layouts[index].plan, self.found[index].iteration_time_s)
             if observe is not None:
                 best_s = min(board.best_s, default=float("inf"))
                 observe(n_simulated=len(self.found), n_left=len(frontier.heap), best_s=best_s)
 
-    def complete_front(self) -> None:
-        """Simulate what may still be beaten by no other plan in both time and memory, from the leanest plan on."""
+    def needed(self, top: int) -> set[int]:
+        """Return which plans of those simulated may be among the best, seen from the end: workers took others, too."""
+        board = Board(top)
+        for one in self.found.values():
+            board.add(one.plan, one.iteration_time_s)
+        bounds_s = self.failed | {index: one.bound_s for index, one in self.found.items()}
+        return {index for index, bound_s in bounds_s.items() if bound_s < board.limit_s(self.layouts[index].plan)}
+
+    def complete_front(self, slowdown: float) -> set[int]:
+        """Simulate what may still be beaten by no other plan in both time and memory, from the leanest plan on.
+
+        Parameters
+        ----------
+        slowdown : float
+            How many times as slow as the best plan one may be.
+
+        Returns
+        -------
+        set of int
+            The plans that had to be simulated for it.
+        """
         lean = sorted(range(len(self.layouts)), key=lambda index: self.bounds.memory(self.layouts[index]).peak_bytes)
-        best_s = float("inf")
-        for index in lean:
-            layout = self.layouts[index]
-            if index not in self.found and index not in self.failed:
-                if self.bounds.quick_s(layout) >= best_s or (bound_s := self.bounds.full_s(layout)) >= best_s:
-                    continue
-                ((_, record),) = self._records([layout.plan])
-                self._add(index, bound_s, record)
+        best_s = slowdown * min((one.iteration_time_s for one in self.found.values()), default=float("inf"))
+        needed = set()
+        for place, index in enumerate(lean):
+            self._simulate_ahead(lean[place:], best_s)
+            bound_s = self.found[index].bound_s if index in self.found else self.failed.get(index, float("inf"))
+            if bound_s < best_s:
+                needed.add(index)
             if index in self.found:
                 best_s = min(best_s, self.found[index].iteration_time_s)
+        return needed
+
+    def _simulate_ahead(self, indices: Sequence[int], limit_s: float) -> None:
+        """Simulate the first plan, if it may be faster than a limit, and with it as many of the others as there are workers."""
+        bounds_s: dict[int, float] = {}
+        for index in indices:
+            layout = self.layouts[index]
+            is_known = index in self.found or index in self.failed
+            if (
+                not is_known
+                and self.bounds.quick_s(layout) < limit_s
+                and (bound_s := self.bounds.full_s(layout)) < limit_s
+            ):
+                bounds_s[index] = bound_s
+            if not bounds_s or len(bounds_s) == self.pool.n_workers:
+                break
+        for _ in self._simulate(bounds_s):
+            pass
 
     def least_energy(self, energy: Energy, observe: Observer | None) -> Ranked:
         """Simulate plans in the order of the energy that they draw at least until no other one can draw less."""
@@ -346,34 +386,39 @@ class _Run:
             return min((energy.joules(one.answer) for one in self.found.values()), default=float("inf"))
 
         while batch := frontier.take(BATCH_PER_WORKER * self.pool.n_workers, least):
-            for position, record in self._records([self.layouts[index].plan for index, _ in batch]):
-                index = batch[position][0]
-                self._add(index, self.bounds.full_s(self.layouts[index]), record)
+            for _ in self._simulate({index: self.bounds.full_s(self.layouts[index]) for index, _ in batch}):
+                pass
             if observe is not None:
                 best_s = min((one.iteration_time_s for one in self.found.values()), default=float("inf"))
                 observe(n_simulated=len(self.found), n_left=len(frontier.heap), best_s=best_s)
         return min(self.found.values(), key=lambda one: (energy.joules(one.answer), one.iteration_time_s))
 
-    def _add(self, index: int, bound_s: float, record: Record) -> bool:
-        """Note the answer to a plan and return whether it has one."""
-        if record["status"] != "ok":
-            self.failed.add(index)
-            return False
-        plan = self.layouts[index].plan
-        self.found[index] = Ranked(plan=plan, bound_s=bound_s, answer=record["answer"], label=plain_kind(plan) or "")
-        return True
+    def _simulate(self, bounds_s: Mapping[int, float]) -> Iterator[int]:
+        """Simulate plans, given their bounds, and yield each when its answer is noted."""
+        indices = list(bounds_s)
+        for position, record, is_stored in self._records([self.layouts[index].plan for index in indices]):
+            index = indices[position]
+            if is_stored:
+                self.stored.add(index)
+            if record["status"] == "ok":
+                plan = self.layouts[index].plan
+                self.found[index] = Ranked(
+                    plan=plan, bound_s=bounds_s[index], answer=record["answer"], label=plain_kind(plan) or ""
+                )
+            else:
+                self.failed[index] = bounds_s[index]
+            yield index
 
-    def _records(self, plans: Sequence[ParallelPlan]) -> Iterator[tuple[int, Record]]:
-        """Yield the position of each plan with its answer."""
+    def _records(self, plans: Sequence[ParallelPlan]) -> Iterator[tuple[int, Record, bool]]:
+        """Yield the position of each plan with its answer, and whether it was taken from the store."""
         look = look_up([replace(self.scenario, plan=plan) for plan in plans], self.store)
-        self.n_stored += len(look.known)
-        yield from ((positions[0], record) for positions, record in look.known)
+        yield from ((positions[0], record, True) for positions, record in look.known)
         for positions, record in compute(look.pending, self.store, self.pool, batch_size=1):
-            yield positions[0], record
+            yield positions[0], record, False
 
     def compare(self, plan: ParallelPlan) -> Ranked | str:
         """Return a plan with its answer, or why it does not run."""
-        ((_, record),) = self._records([plan])
+        ((_, record, _),) = self._records([plan])
         if record["status"] != "ok":
             return str(record["reason"])
         settings = record["answer"]["provenance"]["scenario"]["plan"]

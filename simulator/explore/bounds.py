@@ -32,6 +32,7 @@ import numpy as np
 from simulator.costs import ModelCosts
 from simulator.memory import MemoryReport, estimate
 from simulator.models.layer import CommunicationPoint, Layer, Model
+from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.network.base import Flow, capacities
 from simulator.parallel.classes import fills_nodes
@@ -100,10 +101,10 @@ class Bounds:
         Names of the cost models; its plan only names the framework.
     topology : Topology
         Cut to the GPUs in use.
-    spec : ModelSpec
+    spec : ModelSpec or RecordedModule
     """
 
-    def __init__(self, scenario: Scenario, topology: Topology, spec: ModelSpec) -> None:
+    def __init__(self, scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedModule) -> None:
         self.topology = topology
         self.spec = spec
         self.scenario = scenario

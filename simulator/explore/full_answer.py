@@ -1,19 +1,14 @@
-"""The answer with what needs further simulations or a run around it: explanation, whole run, and a way out of memory."""
+"""The answer in full, as ``--json`` prints it: with a training run around it, an explanation, and ways out of memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict, cast
 
 from simulator.analysis.explain import Explanation
 from simulator.answer import Answer, Result
-from simulator.errors import InfeasiblePlanError
+from simulator.explore.out_of_memory import WayOut
 from simulator.explore.training_run import RunRequest, whole_run
-from simulator.models.recorded import RecordedModule
-from simulator.plan import ParallelPlan
-from simulator.simulation import lower_scenario
-from simulator.units import format_bytes
 
 
 class Document(Answer):
@@ -23,6 +18,8 @@ class Document(Answer):
     """Days, GPU hours, cost, energy and goodput, where the length of a run is given."""
     explanation: NotRequired[Explanation]
     """With ``--explain``."""
+    ways_out: NotRequired[list[WayOut]]
+    """Where the plan does not fit: changes that need less, those that suffice first, the fastest of them first."""
 
 
 class ScalingRow(Document):
@@ -39,6 +36,8 @@ class Scaling(TypedDict):
     """One answer per number of GPUs."""
     explanation: NotRequired[Explanation]
     """Of the last one, with ``--explain``."""
+    ways_out: NotRequired[list[WayOut]]
+    """Of the first one that does not fit."""
 
 
 def to_json(result: Result, request: RunRequest | None = None) -> Document:
@@ -57,9 +56,23 @@ def to_json(result: Result, request: RunRequest | None = None) -> Document:
 
 
 def document(
-    results: Sequence[Result], explanation: Explanation | None = None, *, request: RunRequest | None = None
+    results: Sequence[Result],
+    explanation: Explanation | None = None,
+    *,
+    request: RunRequest | None = None,
+    ways_out: list[WayOut] | None = None,
 ) -> Document | Scaling:
-    """Return what ``--json`` prints: one answer, or ``scaling``, a list of them with ``gpus`` added."""
+    """Return what ``--json`` prints: one answer, or ``scaling``, a list of them with ``gpus`` added.
+
+    Parameters
+    ----------
+    results : sequence of Result
+    explanation : Explanation, optional
+    request : RunRequest, optional
+        A whole run that is asked about.
+    ways_out : list of WayOut, optional
+        As :func:`simulator.explore.out_of_memory.ways_out` returns them.
+    """
     answers = [to_json(result, request) for result in results]
     whole: Document | Scaling = answers[0]
     if len(answers) > 1:
@@ -67,46 +80,6 @@ def document(
         whole = Scaling(scaling=cast(list[ScalingRow], rows))
     if explanation is not None:
         whole["explanation"] = explanation
+    if ways_out is not None:
+        whole["ways_out"] = ways_out
     return whole
-
-
-def way_out(result: Result) -> str:
-    """Return the smallest single change with which a plan that does not fit would fit, in words."""
-    for label, plan in _smaller_plans(result):
-        try:
-            resolved = plan.resolve(result.topology.n_gpus)
-            memory = lower_scenario(replace(result.scenario, plan=resolved), result.topology, result.spec)[2]
-        except InfeasiblePlanError:
-            continue
-        if memory.fits:
-            return f"{label} fits with {format_bytes(memory.peak_bytes)}"
-    degrees = "--pp" if isinstance(result.spec, RecordedModule) else "--tp or --pp"
-    return f"more GPUs with a larger {degrees} are needed"
-
-
-def _smaller_plans(result: Result) -> Iterator[tuple[str, ParallelPlan]]:
-    plan = result.plan
-    open_batch = plan.without("global_batch") if plan.pp == 1 else plan
-    micro_batch = plan.micro_batch // 2
-    while micro_batch:
-        yield f"--micro-batch {micro_batch}", replace(open_batch, micro_batch=micro_batch)
-        micro_batch //= 2
-    for recompute in ("selective", "full"):
-        yield f"--recompute {recompute}", replace(plan, recompute=recompute)
-    if plan.attention == "eager":
-        yield "--attention flash", replace(plan, attention="flash")
-    for sharding in ("zero1", "zero2", "zero3"):
-        yield f"--sharding {sharding}", replace(plan, sharding=sharding)
-    if plan.framework == "hf-eager":
-        yield "--sharding zero3 --framework fsdp", replace(plan, sharding="zero3", framework="fsdp")
-    for tp in (2, 4, 8):
-        if tp > plan.tp and plan.dp % (tp // plan.tp) == 0:
-            yield f"--tp {tp}", replace(plan.without("dp", "global_batch"), tp=tp)
-    for pp in (2, 4, 8):
-        if pp > plan.pp and plan.dp % (pp // plan.pp) == 0:
-            yield f"--pp {pp}", replace(plan.without("dp", "global_batch"), pp=pp)
-    yield "--sharding zero3 --recompute full", replace(plan, sharding="zero3", recompute="full")
-    yield (
-        "--sharding zero3 --recompute full --micro-batch 1",
-        replace(open_batch, sharding="zero3", recompute="full", micro_batch=1),
-    )

@@ -16,7 +16,7 @@ from typing import Any
 from simulator.changes import BETWEEN, MachineChange
 from simulator.costs import ModelCosts
 from simulator.engine import Interference, run
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.trials import ChangedCosts
 from simulator.interop import load_model
 from simulator.models.spec import ModelSpec
@@ -358,12 +358,18 @@ def requirement(scenario: Scenario, *, target: float = 0.9, with_curve: bool = T
     ------
     ConfigError
         If the target is not between 0 and 1.
+    InfeasiblePlanError
+        If the plan does not fit: nobody needs a network for it.
     """
     if not 0.0 < target < 1.0:
         raise ConfigError(f"target {target}: an efficiency between 0 and 1, exclusive", hint="--target 0.9")
     topology = topology_of(scenario)
     spec = load_model(scenario.model)
     resolved = resolve(scenario, topology, spec)
+    memory = lower_scenario(resolved, topology, spec)[2]
+    if not memory.fits:
+        hint = "the same plan without 'requirements' lists the ways out"
+        raise InfeasiblePlanError(f"on {topology.n_gpus} GPUs the plan does not fit: {memory.explain()}", hint=hint)
     needs = NetworkNeeds(_reads_nothing(resolved), without_storage(topology), spec)
     nics = topology.node.nics
     present = nics.count * nics.bandwidth_bytes_per_s if nics is not None and topology.n_nodes > 1 else 0.0

@@ -238,7 +238,7 @@ def search_counts(
             given = replace(scenario.plan, gpus=space.n_gpus) if set(PLAN_FILES) & set(base) else None
             result = search(
                 scenario, space, top=top, n_jobs=n_jobs, scheduler=scheduler, observe=observe, store=store, given=given,
-                exact_front=objective == "memory", least_energy=objective == "energy",
+                whole_front=objective == "memory", least_energy=objective == "energy",
             )  # fmt: skip
             names = {"topology": scenario.topology, "model": scenario.model}
             found.append(CountResult(gpus=space.n_gpus, space=space, result=result, **names))

@@ -9,9 +9,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from simulator.units import format_time
+from simulator.units import format_bytes, format_time
 
 _WIDTH = 24
+#: ways out of memory that are printed
+_MOST_WAYS = 10
 
 
 def print_explanation(explanation: Mapping[str, Any], console: Console | None = None) -> None:
@@ -41,6 +43,39 @@ def print_explanation(explanation: Mapping[str, Any], console: Console | None = 
         out.print(f"\nwithout effect here: {escape(', '.join(explanation['without_effect']))}", highlight=False)
     for row in explanation["impossible"]:
         out.print(f"[dim]not possible: {escape(row['change'])} ({escape(row['reason'])})[/dim]", highlight=False)
+
+
+def print_ways_out(rows: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
+    """Print the changes with which a plan that does not fit would, the fastest first.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        As :func:`simulator.explore.out_of_memory.ways_out` returns them.
+    console : rich.console.Console, optional
+        Where to print; standard output by default.
+    """
+    fitting = [row for row in rows if row["fits"]]
+    if not fitting:
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("ways out of memory")
+    for column in ("peak", "iteration", "GPU hours per 1e9 tokens"):
+        table.add_column(column, justify="right")
+    for row in fitting[:_MOST_WAYS]:
+        seconds, hours = row["iteration_time_s"], row["gpu_hours_per_billion_tokens"]
+        name = escape(row["change"]) + ("" if row["same_training"] else " (other training)")
+        table.add_row(
+            name,
+            format_bytes(row["peak_bytes"]),
+            format_time(seconds) if seconds else "",
+            f"{hours:.4g}" if hours else "",
+        )
+    out = console or Console()
+    out.print()
+    out.print(table, highlight=False)
+    if len(fitting) > _MOST_WAYS:
+        out.print(f"[dim]and {len(fitting) - _MOST_WAYS} more with --json[/dim]", highlight=False)
 
 
 def _path_table(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -31,6 +31,7 @@ from simulator.report.tables import (
     input_table,
     link_table_html,
     scaling_table,
+    ways_out_table,
 )
 from simulator.report.timeline_chart import timeline_data
 from simulator.report.topology_chart import topology_chart
@@ -264,6 +265,8 @@ def _sections(
         pictures = chart_place(charts["links"]) + (chart_place(charts["nics"]) if "nics" in charts else "")
         add("links", "Links", "How busy the links are", pictures + link_table_html(links))
     memory = chart_place(charts["memory"]) + (chart_place(charts["memory-time"]) if "memory-time" in charts else "")
+    if inputs.document.get("ways_out"):
+        memory += ways_out_table(inputs.document["ways_out"])
     add("memory", "Memory", f"Memory of rank {inputs.fullest_rank}, the fullest", memory)
     if answer["communication"]:
         add("communication", "Communication", "Communication", communication_table(answer["communication"]))

@@ -220,6 +220,25 @@ def explanation_tables(explanation: Mapping[str, Any]) -> Markup:
     return Markup("".join(parts))
 
 
+def ways_out_table(rows: Sequence[Mapping[str, Any]]) -> Markup:
+    """Return the changes with which a plan that does not fit needs less memory, those that suffice first."""
+    cells = [
+        (
+            row["change"] + ("" if row["same_training"] else " (other training)"),
+            "fits" if row["fits"] else "too large",
+            number(f"ways_out.{i}.peak_bytes", row["peak_bytes"], format_bytes(row["peak_bytes"])),
+            "" if row["iteration_time_s"] is None else format_time(row["iteration_time_s"]),
+            "" if row["gpu_hours_per_billion_tokens"] is None else f"{row['gpu_hours_per_billion_tokens']:.4g}",
+            ""
+            if row["cost_per_billion_tokens"] is None
+            else f"{row['cost_per_billion_tokens']:,.2f} {row['currency']}".strip(),
+        )
+        for i, row in enumerate(rows)
+    ]
+    columns = ("change", "verdict", "peak memory", "iteration", "GPU hours per 1e9 tokens", "cost of them")
+    return table("Ways out of memory, the fastest first", columns, cells, text_columns=2)
+
+
 def _best(rows: Sequence[Mapping[str, Any]]) -> Markup:
     items = (
         element(

@@ -12,7 +12,7 @@ import pytest
 
 from simulator.answer import to_json
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.best_plans import Energy, Ranked, describe, pareto, search
+from simulator.explore.best_plans import FRONT_SLOWDOWN, Energy, Ranked, describe, pareto, search
 from simulator.explore.bounds import Bounds
 from simulator.explore.energy import parse_price, power_model
 from simulator.explore.evaluation import Store
@@ -81,7 +81,7 @@ def test_the_front_of_time_and_memory_is_that_of_all_plans():
         if n_bytes < least:
             expected.append((seconds, n_bytes))
             least = n_bytes
-    found = search(scenario, space, top=1, n_jobs=1, exact_front=True)
+    found = search(scenario, space, top=1, n_jobs=1, whole_front=True)
     assert [(one.iteration_time_s, one.peak_bytes) for one in found.pareto] == expected
     assert found.n_pruned > 0
 
@@ -320,3 +320,27 @@ def test_the_command(tmp_path):
     lines = (tmp_path / "out" / "search.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["plan"] for line in lines[:3]] == [row["summary"] for row in answer["plans"]]
     assert [one["format"] for one in answer["emitted"]] == ["megatron", "deepspeed", "torchtitan", "accelerate"]
+
+
+@pytest.mark.parametrize("settings", [{"gpus": 8, "sequence_length": 128}, {"framework": "fsdp", "gpus": 4}])
+def test_workers_change_nothing(settings):
+    """Several workers simulate plans before their turn: what one worker would have ruled out does not count."""
+    scenario, space = request_of(**settings)
+    one, two = (to_dict(search(scenario, space, top=3, n_jobs=n)) for n in (1, 2))
+    assert json.dumps(one) == json.dumps(two)
+
+
+def test_the_front_holds_every_plan_up_to_its_slowdown_that_nothing_beats():
+    scenario, space = request_of(gpus=4, framework="fsdp", virtual_pp=1)
+    everything = [
+        (result.metrics.iteration_time_s, result.memory.peak_bytes) for _, result in all_that_fit(scenario, space)
+    ]
+    best_s = min(seconds for seconds, _ in everything)
+    expected = sorted(
+        (seconds, size)
+        for seconds, size in set(everything)
+        if seconds <= FRONT_SLOWDOWN * best_s
+        and not any((s <= seconds and b <= size) and (s, b) != (seconds, size) for s, b in everything)
+    )
+    found = search(scenario, space, top=1, n_jobs=1)
+    assert [(one.iteration_time_s, one.peak_bytes) for one in found.pareto] == expected

@@ -1,0 +1,168 @@
+"""Ways out of memory: every change of a plan that does not fit, with what it needs, how long a step takes then, and its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypedDict
+
+from simulator.answer import Result
+from simulator.errors import InfeasiblePlanError
+from simulator.explore.bounds import Bounds
+from simulator.explore.energy import Price, price_of
+from simulator.explore.neighbourhood import Neighbour, Site, neighbours
+from simulator.explore.trials import Trials
+from simulator.memory import MemoryReport
+from simulator.plan import ParallelPlan
+from simulator.units import format_bytes, format_time
+
+#: ways out that are simulated, in the order of their lower bounds
+MOST_SIMULATED = 12
+_TOKENS = 1e9
+
+
+class WayOut(TypedDict):
+    """A change, or two, of a plan that does not fit."""
+
+    change: str
+    """As flags."""
+    fits: bool
+    """Whether it suffices."""
+    peak_bytes: int
+    """Memory of the fullest rank with it."""
+    capacity_bytes: int
+    """What the device has."""
+    iteration_time_s: float | None
+    """Simulated time of a step with it; null where it does not suffice, or slower ones were not simulated any more."""
+    gpu_hours_per_billion_tokens: float | None
+    """What training takes with it."""
+    cost_per_billion_tokens: float | None
+    """The same at the price of a GPU hour, where the cluster file has one."""
+    currency: str
+    """Of the cost."""
+    same_training: bool
+    """Whether training computes the same, to the last bit of its rounding."""
+
+
+class _Way(NamedTuple):
+    neighbour: Neighbour
+    memory: MemoryReport
+
+
+def ways_out(
+    result: Result, *, price: Price | None = None, say: Callable[[str], None] = lambda _: None
+) -> list[WayOut]:
+    """Return every single change with what it needs, those that suffice first and the fastest of them first of all.
+
+    Where no single change suffices, pairs are tried: each change that needs less, and one more.
+
+    Parameters
+    ----------
+    result : Result
+        That does not fit.
+    price : Price, optional
+        Of a GPU hour; the cluster file's where it is not given.
+    say : callable
+        Told what is being tried.
+    """
+    site = Site(topology=result.topology, spec=result.spec)
+    memory_of = _Memory(result)
+    ways = memory_of.all(neighbours(result.plan, site), below=result.memory.peak_bytes)
+    if not any(way.memory.fits for way in ways):
+        ways += _pairs(ways, site, memory_of)
+    trials = Trials(result)
+    fitting = sorted((way for way in ways if way.memory.fits), key=memory_of.bound_s)
+    said = price_of(result.topology, price)
+    rows: list[WayOut] = []
+    for place, way in enumerate(fitting):
+        outcome_s = None
+        if place < MOST_SIMULATED:
+            say(way.neighbour.name)
+            outcome_s = trials.plan(way.neighbour).iteration_time_s or None
+        rows.append(_row(way, outcome_s, said))
+    rows.sort(key=lambda row: (row["iteration_time_s"] is None, row["iteration_time_s"] or 0.0, row["peak_bytes"]))
+    unfit = sorted((way for way in ways if not way.memory.fits), key=lambda way: way.memory.peak_bytes)
+    return rows + [_row(way, None, said) for way in unfit]
+
+
+def in_words(rows: Sequence[WayOut]) -> str:
+    """Return the fastest way out as a hint.
+
+    Parameters
+    ----------
+    rows : sequence of WayOut
+        As :func:`ways_out` returns them.
+    """
+    if not rows or not rows[0]["fits"]:
+        return "no change of one or two settings suffices: more GPUs are needed"
+    best = rows[0]
+    time = f", {format_time(best['iteration_time_s'])} per iteration" if best["iteration_time_s"] else ""
+    n_others = sum(row["fits"] for row in rows) - 1
+    others = f"; {n_others} other way{'s' if n_others > 1 else ''} out with --json" if n_others else ""
+    return f"{best['change']} fits with {format_bytes(best['peak_bytes'])}{time}{others}"
+
+
+class _Memory:
+    """Memory and least time of plans for one model on one cluster."""
+
+    def __init__(self, result: Result) -> None:
+        self._result = result
+        self._bounds: dict[tuple[str, str], Bounds] = {}
+
+    def _of(self, plan: ParallelPlan) -> Bounds:
+        key = (plan.framework, plan.host or "")
+        if key not in self._bounds:
+            scenario = replace(self._result.scenario, plan=plan)
+            self._bounds[key] = Bounds(scenario, self._result.topology, self._result.spec)
+        return self._bounds[key]
+
+    def all(self, some: Iterable[Neighbour], *, below: int) -> list[_Way]:
+        """Return the plans that can be had and need less than so many bytes, each once."""
+        ways: dict[ParallelPlan, _Way] = {}
+        for one in some:
+            if one.reason or one.plan in ways or one.plan.global_batch != self._result.plan.global_batch:
+                continue
+            try:
+                bounds = self._of(one.plan)
+                memory = bounds.memory(bounds.layout(one.plan))
+            except InfeasiblePlanError:
+                continue
+            if memory.peak_bytes < below:
+                ways[one.plan] = _Way(one, memory)
+        return list(ways.values())
+
+    def bound_s(self, way: _Way) -> float:
+        """Return a lower bound of the time of a step."""
+        bounds = self._of(way.neighbour.plan)
+        return bounds.full_s(bounds.layout(way.neighbour.plan))
+
+
+def _pairs(ways: Sequence[_Way], site: Site, memory_of: _Memory) -> list[_Way]:
+    """Return what two changes need, each of which needs less than nothing at all, those that suffice."""
+    found: dict[ParallelPlan, _Way] = {}
+    for first in ways:
+        later = (
+            replace(
+                second,
+                name=f"{first.neighbour.name} {second.name}",
+                same_training=first.neighbour.same_training and second.same_training,
+            )
+            for second in neighbours(first.neighbour.plan, site)
+            if second.setting != first.neighbour.setting
+        )
+        for way in memory_of.all(later, below=first.memory.peak_bytes):
+            if way.memory.fits:
+                found.setdefault(way.neighbour.plan, way)
+    return list(found.values())
+
+
+def _row(way: _Way, seconds: float | None, price: Price | None) -> WayOut:
+    plan = way.neighbour.plan
+    tokens = plan.global_batch * plan.sequence_length
+    gpu_hours = None if seconds is None else plan.gpus * seconds / 3600.0 * _TOKENS / tokens
+    return {
+        "change": way.neighbour.name, "fits": way.memory.fits, "peak_bytes": way.memory.peak_bytes,
+        "capacity_bytes": way.memory.capacity_bytes, "iteration_time_s": seconds, "gpu_hours_per_billion_tokens": gpu_hours,
+        "cost_per_billion_tokens": None if gpu_hours is None or price is None else gpu_hours * price.gpu_hour,
+        "currency": price.currency if price else "", "same_training": way.neighbour.same_training,
+    }  # fmt: skip

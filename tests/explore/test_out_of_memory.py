@@ -1,0 +1,98 @@
+"""Ways out of memory: every change that suffices, the fastest first; pairs where no single one does."""
+
+import pytest
+
+from simulator.explore.bounds import Bounds
+from simulator.explore.neighbourhood import Site, neighbours, objection
+from simulator.explore.out_of_memory import in_words, ways_out
+from simulator.explore.trials import explain
+from simulator.models.catalog import find_spec
+from simulator.plan import ParallelPlan
+from simulator.scenario import Scenario
+from simulator.simulation import lower_scenario, simulate, simulate_on
+from simulator.topology import load_topology
+
+
+def run(topology, model, **plan):
+    return simulate(Scenario(topology=topology, model=model, plan=ParallelPlan(**plan)))
+
+
+@pytest.fixture(scope="module")
+def single():
+    """A plan of which one change suffices."""
+    return run(
+        "bigred200", "gpt-2.7b", gpus=8, micro_batch=8, global_batch=64, framework="hf-eager", sequence_length=1024
+    )
+
+
+@pytest.fixture(scope="module")
+def paired():
+    """A 7B model in plain data parallelism on 40 GB: no single change suffices."""
+    plan = {"micro_batch": 8, "global_batch": 256, "framework": "deepspeed", "cp_comm_type": "p2p"}
+    return run("dgx-a100-40g", "llama2-7b", gpus=16, **plan)
+
+
+def simulated(result, row, plans):
+    plan = plans[row["change"]]
+    return simulate_on(Scenario(topology="", model="", plan=plan), result.topology, result.spec)
+
+
+def test_every_way_out_is_what_its_simulation_says(single):
+    assert not single.memory.fits
+    plans = {one.name: one.plan for one in neighbours(single.plan, Site(topology=single.topology, spec=single.spec))}
+    rows = ways_out(single)
+    fitting = [row for row in rows if row["fits"]]
+    assert fitting and fitting == rows[: len(fitting)]
+    for row in fitting:
+        other = simulated(single, row, plans)
+        assert row["peak_bytes"] == other.memory.peak_bytes <= other.memory.capacity_bytes
+        assert row["iteration_time_s"] == other.metrics.iteration_time_s
+        assert other.plan.global_batch == single.plan.global_batch
+        hours = 8 * row["iteration_time_s"] / 3600 * 1e9 / (64 * 1024)
+        assert row["gpu_hours_per_billion_tokens"] == pytest.approx(hours)
+    times = [row["iteration_time_s"] for row in fitting]
+    assert times == sorted(times)
+    assert fitting[0]["change"] in in_words(rows)
+
+
+def test_no_single_change_that_fits_is_left_out(single):
+    """Against lowering every neighbour that the rules allow."""
+    expected = set()
+    for one in neighbours(single.plan, Site(topology=single.topology, spec=single.spec)):
+        if one.reason or one.plan.global_batch != single.plan.global_batch:
+            continue
+        memory = lower_scenario(Scenario(topology="", model="", plan=one.plan), single.topology, single.spec)[2]
+        if memory.fits:
+            expected.add(one.plan)
+    plans = {one.name: one.plan for one in neighbours(single.plan, Site(topology=single.topology, spec=single.spec))}
+    assert {plans[row["change"]] for row in ways_out(single) if row["fits"]} == expected
+
+
+def test_pairs_are_tried_where_nothing_else_suffices_and_the_fastest_is_the_hint(paired):
+    """The hint was --sharding zero3 --recompute full, which is slower than another pair."""
+    rows = ways_out(paired)
+    times = {row["change"]: row["iteration_time_s"] for row in rows if row["fits"]}
+    assert all(change.count("--") >= 2 for change in times)
+    assert times["--micro-batch 1 --sharding zero3"] < times["--recompute full --sharding zero3"]
+    assert in_words(rows).startswith(min((t, change) for change, t in times.items() if t)[1])
+
+
+def test_a_plan_that_does_not_fit_is_never_told_to_need_more(single):
+    explained = explain(single)
+    advised = {row["change"] for row in explained["changes"] if row["kind"] == "plan"}
+    for one in neighbours(single.plan, Site(topology=single.topology, spec=single.spec)):
+        if one.name in advised:
+            bounds = Bounds(Scenario(topology="", model="", plan=one.plan), single.topology, single.spec)
+            assert bounds.memory(bounds.layout(one.plan)).fits, one.name
+    assert not any(row["change"] == "--micro-batch 16" for row in explained["changes"])
+
+
+def test_advice_does_not_contradict_the_search():
+    """ZeRO-2 with a pipeline under Megatron: the search refuses it, so nothing recommends it."""
+    spec, topology = find_spec("gpt2"), load_topology("bigred200", 8)
+    plan = ParallelPlan(gpus=8, pp=2, micro_batch=1, global_batch=16, sequence_length=256).resolve(8)
+    site = Site(topology=topology, spec=spec)
+    refused = {one.name: one.reason for one in neighbours(plan, site) if one.reason}
+    assert refused["--sharding zero2"] == "megatron does not run zero2"
+    assert refused["--sharding zero3"] == "megatron does not run zero3 with a pipeline"
+    assert all(not objection(one.plan, site) for one in neighbours(plan, site) if not one.reason)
