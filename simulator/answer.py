@@ -225,7 +225,7 @@ def to_json(result: Result) -> Answer:
         samples_per_s=plan.global_batch / seconds,
         tokens_per_s=plan.global_batch * plan.sequence_length / seconds,
         tflops_per_gpu=per_gpu / 1e12,
-        mfu=per_gpu / device.peak(plan.precision.removeprefix("amp_")),
+        mfu=per_gpu / device.peak(plan.precision_spec.products),
         breakdown=metrics.breakdown,
         communication_fraction=metrics.communication_fraction,
         communication=metrics.communication,

@@ -18,7 +18,7 @@ from simulator.interop import load_model
 from simulator.interop.topologies import open_topology
 from simulator.memory import MemoryReport, estimate
 from simulator.models.build import build_model
-from simulator.models.layer import Model
+from simulator.models.layer import DTYPE_BYTES, Model
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.network import NETWORKS, FlowNetwork, NetworkModel
@@ -69,7 +69,7 @@ def boundary_bytes(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> int:
     if isinstance(spec, RecordedModule):
         return max((layer.output_bytes for layer in spec.model(plan).layers), default=0)
     sequence_length = plan.sequence_length or spec.max_positions
-    element = 4 if plan.precision in ("fp32", "tf32") else 2
+    element = DTYPE_BYTES[plan.precision_spec.activations]
     return plan.micro_batch * sequence_length // plan.cp * spec.hidden * element
 
 
@@ -130,8 +130,8 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
     """
     plan = scenario.plan.resolve(topology.n_gpus)
     device = topology.device(0)
-    if plan.precision == "fp8" and "fp8" not in device.peak_flops_per_s:
-        raise InfeasiblePlanError(f"{device.name} does not compute in fp8", hint="use --precision bf16")
+    if plan.precision_spec.quantisation is not None and not device.computes(plan.precision_spec.products):
+        raise InfeasiblePlanError(f"{device.name} does not compute in {plan.precision}", hint="use --precision bf16")
     if not plan.sequence_length:
         plan = replace(plan, sequence_length=spec.max_positions)
     if isinstance(spec, ModelSpec) and not spec.fuses_attention(plan.framework_spec.kernels):

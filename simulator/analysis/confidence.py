@@ -129,7 +129,7 @@ def features_of(plan: ParallelPlan, device: Device) -> Features:
         device=device.name,
         generation=device.architecture,
         kernels=plan.framework_spec.kernels,
-        fp8=plan.precision == "fp8",
+        fp8=plan.precision_spec.quantisation is not None,
         gpus=plan.gpus or 1,
     )
 

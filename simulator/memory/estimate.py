@@ -96,9 +96,10 @@ def state_bytes(plan: ParallelPlan, gradient_bytes: int) -> StateBytes:
     the weights themselves, two moments in 16 bits; autocast and fp32 training keep fp32 weights, gradients and two
     moments.
     """
-    if plan.precision in ("bf16", "fp16") and not plan.framework_spec.master_weights:
+    half = plan.precision_spec.is_16_bit
+    if half and plan.precision_spec.quantisation is None and not plan.framework_spec.master_weights:
         return StateBytes(parameter=2, gradient=2, optimizer=4)
-    if plan.precision in ("bf16", "fp16", "fp8"):
+    if half:
         main_gradient = 4 if gradient_bytes == 4 else 2
         return StateBytes(parameter=2, gradient=main_gradient, optimizer=12)
     return StateBytes(parameter=4, gradient=4, optimizer=8)

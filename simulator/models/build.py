@@ -18,12 +18,13 @@ from simulator.models.parameters import (
     norm_parameters,
     relative_parameters,
 )
-from simulator.models.setting import PRECISIONS, Setting
+from simulator.models.setting import Setting
 from simulator.models.spec import ModelSpec
 from simulator.models.styles import STYLES
 from simulator.models.styles.base import Style
 from simulator.models.tape import Checkpoint, Tape
 from simulator.models.transformer import block
+from simulator.plan import PRECISIONS
 
 
 def build_model(

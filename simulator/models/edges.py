@@ -89,5 +89,7 @@ def head(style: Style, x: Tensor) -> None:
             x = dropout(style.tape, x, spec.dropout)
             x = pointwise(style.tape, "mul", [x])
     vocab = padded_vocab(spec.vocab, setting.tp) // setting.tp
-    (logits,) = style.columns(x, [vocab], bias=spec.head_bias or spec.architecture == "bert", name="logits")
+    (logits,) = style.columns(
+        x, [vocab], bias=spec.head_bias or spec.architecture == "bert", name="logits", is_narrow=False
+    )
     style.loss(logits, tokens, vocab)

@@ -17,12 +17,15 @@ Pass = Literal["forward", "dgrad", "wgrad", "backward"]
 Access = Literal["vector", "strided", "widen", "mixed"]
 
 #: bytes of one element, by the dtype names used in shapes
-DTYPE_BYTES = {
+DTYPE_BYTES: dict[str, int] = {
     "fp32": 4,
     "tf32": 4,
     "bf16": 2,
     "fp16": 2,
     "fp8": 1,
+    "fp8_block": 1,
+    "mxfp8": 1,
+    "nvfp4": 1,  # half a byte and a scale: whole bytes where operands are counted
     "int64": 8,
     "int32": 4,
     "bool": 1,

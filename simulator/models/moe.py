@@ -74,7 +74,7 @@ def _gates(style: Style, x: Tensor) -> Tensor:
     spec, tape = style.spec, style.tape
     n_tokens = x.n_elements // spec.hidden
     n_routed = n_tokens * spec.top_k
-    logits = style.linear(x, spec.n_experts, spec.hidden, bias=spec.router_bias, name="router")
+    logits = style.linear(x, spec.n_experts, spec.hidden, bias=spec.router_bias, name="router", is_narrow=False)
     n_logits = n_tokens * spec.n_experts
     return tape.record(
         [logits],
@@ -146,6 +146,8 @@ def _grouped(style: Style, x: Tensor, *, n_local: int, n_rows: int, rows: int, c
     each = max(1, n_rows // n_local)
     shape = GemmShape(batch=n_local, m=each, n=rows, k=columns, dtype=setting.gemm_dtype, name="grouped_gemm")
     weight = style.tape.weight(n_local * rows * columns, style.weight_dtype)
+    if setting.recipe.quantisation is not None:
+        return style.quantised_product(x, weight, shape)
     return style.tape.record(
         [x, weight],
         n_rows * rows,

@@ -143,11 +143,11 @@ class RecordedModule:
                     f"{degree}={getattr(plan, degree)}: how {self.name} is split inside its layers is not known",
                     hint="a recorded module takes data, sharded and pipeline parallelism",
                 )
-        if plan.recompute == "selective" or plan.precision == "fp8":
+        if plan.recompute == "selective" or plan.precision_spec.quantisation:
             selective = plan.recompute == "selective"
             advice = "call torch.utils.checkpoint in the module, or use --recompute full"
             raise InfeasiblePlanError(
-                f"{'recompute=selective' if selective else 'precision=fp8'} is not known for a recorded module",
+                f"{'recompute=selective' if selective else f'precision={plan.precision}'} is not known for a recorded module",
                 hint=advice if selective else "use --precision bf16",
             )
         length = plan.sequence_length or self.max_positions

@@ -7,17 +7,7 @@ from typing import Literal
 
 from simulator.errors import InfeasiblePlanError
 from simulator.models.spec import ModelSpec
-
-#: precision -> (dtype of activations, dtype of weights, dtype in which matrix products run)
-PRECISIONS = {
-    "fp16": ("fp16", "fp16", "fp16"),
-    "bf16": ("bf16", "bf16", "bf16"),
-    "amp_fp16": ("fp16", "fp32", "fp16"),
-    "amp_bf16": ("bf16", "fp32", "bf16"),
-    "tf32": ("fp32", "fp32", "tf32"),
-    "fp32": ("fp32", "fp32", "fp32"),
-    "fp8": ("bf16", "bf16", "fp8"),
-}
+from simulator.plan import PRECISIONS, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +25,7 @@ class Setting:
     sequence_parallel : bool
         Whether the tensor-parallel ranks split the tokens between tensor-parallel regions.
     precision : str
-        One of :data:`PRECISIONS`.
+        One of :data:`simulator.plan.PRECISIONS`.
     kernels : str
         Style of the implementation: ``hf-eager``, ``megatron``, ``compiled``, ``fused``.
     attention : str
@@ -63,24 +53,29 @@ class Setting:
     expert_load: float = 1.0
 
     @property
+    def recipe(self) -> Precision:
+        """What the precision means."""
+        return PRECISIONS[self.precision]
+
+    @property
     def dtype(self) -> str:
         """Dtype of activations that enter matrix products."""
-        return PRECISIONS[self.precision][0]
+        return self.recipe.activations
 
     @property
     def weight_dtype(self) -> str:
         """Dtype in which the weights are stored on the rank."""
-        return PRECISIONS[self.precision][1]
+        return self.recipe.weights
 
     @property
     def gemm_dtype(self) -> str:
-        """Dtype in which matrix products run."""
-        return PRECISIONS[self.precision][2]
+        """Dtype in which matrix products that no recipe narrows run."""
+        return self.recipe.wide_products
 
     @property
     def is_autocast(self) -> bool:
         """Whether weights are cast at every use."""
-        return self.precision.startswith("amp_")
+        return self.recipe.is_autocast
 
     @property
     def is_sequence_parallel(self) -> bool:

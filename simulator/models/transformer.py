@@ -91,7 +91,12 @@ def experts(style: Style, x: Tensor) -> Tensor:
         return routed_experts(style, x)
     shared = _shared_mark(style, mlp(style, _shared_mark(style, x), style.spec.shared_expert_hidden))
     if style.spec.shared_expert_gate:
-        gate = pointwise(style.tape, "sigmoid", [style.linear(x, 1, style.spec.hidden, name="gate")], saves_output=True)
+        gate = pointwise(
+            style.tape,
+            "sigmoid",
+            [style.linear(x, 1, style.spec.hidden, name="gate", is_narrow=False)],
+            saves_output=True,
+        )
         shared = pointwise(style.tape, "mul", [shared, gate], saves=[shared, gate])
     return style.residual(routed_experts(style, x), shared, bias=False)
 

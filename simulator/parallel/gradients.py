@@ -16,9 +16,9 @@ def gradient_bytes(plan: ParallelPlan) -> int:
 
 def parameter_bytes(plan: ParallelPlan) -> int:
     """Bytes of one parameter element as it is gathered."""
-    if plan.precision in ("bf16", "fp16", "fp8"):
+    if plan.precision_spec.is_16_bit:
         return 2
-    return 2 if plan.precision.startswith("amp") and plan.sharding in ("zero3", "hsdp") else 4
+    return 2 if plan.precision_spec.is_autocast and plan.sharding in ("zero3", "hsdp") else 4
 
 
 def split_parameters(layers: Sequence[Layer], plan: ParallelPlan) -> tuple[int, int]:
@@ -46,6 +46,6 @@ def accumulation_traffic(plan: ParallelPlan) -> Traffic:
     if framework.kernels == "fused" or plan.sharding in ("zero3", "hsdp"):
         return Traffic(0, 0)
     n_bytes = gradient_bytes(plan)
-    if plan.precision in ("bf16", "fp16", "fp8") and n_bytes == 4:
+    if plan.precision_spec.is_16_bit and n_bytes == 4:
         return Traffic(6, 6 if framework.data_parallel == "deepspeed" else 4)
     return Traffic(2 * n_bytes, n_bytes) if plan.n_micro_batches > 1 else Traffic(0, 0)

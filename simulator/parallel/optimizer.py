@@ -20,7 +20,7 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan) -> Kernel
     the 16-bit weight; without masters it reads and writes weight and moments in 16 bits. Gradient clipping
     reads all gradients once more for their norm. An offloaded optimizer runs on the host's processors.
     """
-    half = plan.precision in ("fp16", "bf16", "fp8")
+    half = plan.precision_spec.is_16_bit
     grad = gradient_bytes(plan)
     kernels: list[Kernel] = []
 
@@ -32,7 +32,7 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan) -> Kernel
     if plan.offload_optimizer == "cpu":
         add("cpu_adam", 16, 14)
         return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))
-    if plan.precision in ("fp16", "bf16") and not plan.framework_spec.master_weights:
+    if half and plan.precision_spec.quantisation is None and not plan.framework_spec.master_weights:
         add("adamw_fused", 8, 6, "bf16")
         return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))
     style = plan.framework_spec.data_parallel

@@ -13,16 +13,17 @@ from simulator.plan.parallel_plan import (
     SETTINGS,
     Attention,
     ParallelPlan,
-    Precision,
     Recompute,
     Sharding,
     setting_named,
 )
+from simulator.plan.precision import PRECISIONS, Precision
 from simulator.plan.rules import idle_settings
 
 __all__ = [
     "FRAMEWORKS",
     "GROUPS",
+    "PRECISIONS",
     "SETTINGS",
     "Attention",
     "Framework",

@@ -9,13 +9,13 @@ from typing import Any, Literal
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.plan.fields import Setting, check_settings, declared, setting
 from simulator.plan.framework import FRAMEWORKS, Framework, Zero3Limits
+from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
 from simulator.plan.rules import check_combination, check_words
 
 Sharding = Literal["none", "zero1", "zero2", "zero3", "hsdp"]
 Recompute = Literal["none", "selective", "full"]
 RecomputeMethod = Literal["uniform", "block"]
 Attention = Literal["flash", "eager"]
-Precision = Literal["fp16", "bf16", "amp_fp16", "amp_bf16", "tf32", "fp32", "fp8"]
 GradientCollective = Literal["all_reduce", "reduce_scatter", "reduce"]
 Compression = Literal["none", "fp16", "bf16"]
 Prefetch = Literal["pre", "post", "none"]
@@ -97,9 +97,9 @@ class ParallelPlan:
         "batch", "Tokens per sequence.", unset="the model's own", least=1, is_common=True,
         changes=("time", "memory", "training"), aliases=("seq_len", "seq_length"),
     )  # fmt: skip
-    precision: Precision = setting(
-        "precision", "fp16, bf16, amp_fp16, amp_bf16, tf32, fp32 or fp8.", default="bf16", is_common=True,
-        changes=("time", "memory", "training"),
+    precision: str = setting(
+        "precision", "fp16, bf16, amp_fp16, amp_bf16, tf32, fp32, fp8, fp8_current, mxfp8, nvfp4 ...", default="bf16",
+        words=PRECISIONS, synonyms=SYNONYMS, is_common=True, changes=("time", "memory", "training"),
     )  # fmt: skip
     recompute: Recompute = setting(
         "recompute", "Activation recomputation: none, selective (core attention, or every second matrix product) or full.",
@@ -306,9 +306,14 @@ class ParallelPlan:
         """Bytes of one gradient element as it is reduced."""
         if self.gradient_bytes is not None:
             return self.gradient_bytes
-        if self.precision in ("bf16", "fp8"):
+        if self.precision_spec.weights == "bf16":
             return self.framework_spec.gradient_bytes_bf16
-        return self.framework_spec.gradient_bytes_fp16 if self.precision == "fp16" else 4
+        return self.framework_spec.gradient_bytes_fp16 if self.precision_spec.is_16_bit else 4
+
+    @property
+    def precision_spec(self) -> Precision:
+        """The entry of :data:`PRECISIONS` that the plan names."""
+        return PRECISIONS[self.precision]
 
     @property
     def shards_parameters(self) -> bool:

@@ -74,12 +74,21 @@ class Device:
     def peak(self, dtype: str) -> float:
         """Dense peak FLOP per second of a dtype, through the next dtype that the device does have.
 
-        A device without bf16 or tf32 tensor cores computes them at its fp32 rate, one without fp8 at its fp16
-        rate.
+        A device without bf16 or tf32 tensor cores computes them at its fp32 rate, one without fp8 at its fp16 rate; blocks with
+        scales of their own run at the rate of their elements.
         """
-        if dtype in self.peak_flops_per_s:
-            return self.peak_flops_per_s[dtype]
-        return self.peak_flops_per_s["fp16" if dtype == "fp8" else "fp32"]
+        for name in (dtype, _ELEMENTS.get(dtype, dtype)):
+            if name in self.peak_flops_per_s:
+                return self.peak_flops_per_s[name]
+        return self.peak_flops_per_s["fp16" if dtype in ("fp8", *_ELEMENTS) else "fp32"]
+
+    def computes(self, dtype: str) -> bool:
+        """Whether the device has matrix units for a dtype, rather than a wider one in its place."""
+        return dtype in self.peak_flops_per_s or _ELEMENTS.get(dtype, dtype) in self.peak_flops_per_s
+
+
+#: products of scaled blocks -> type of their elements
+_ELEMENTS = {"fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 
 
 class DeviceFile(Spec):
@@ -95,7 +104,7 @@ class DeviceFile(Spec):
     l2: Bytes = Field(gt=0)
     clock: Frequency = Field(gt=0)
     power_limit: Power = Field(gt=0)
-    peak: dict[Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8"], Compute]
+    peak: dict[Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"], Compute]
     pcie_bandwidth: Bandwidth = Field(gt=0)
     kernels: dict[str, Any] = Field(default_factory=dict)
     host: dict[str, Any] = Field(default_factory=dict)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import typer.main
-from simulator.explore.axes import parse_axis
-from simulator.explore.settings import scenario_of
 
 from simulator.cli.main import app
 from simulator.cli.run import collect_settings
 from simulator.errors import ConfigError
+from simulator.explore.named_settings import parse_axis, scenario_of
 from simulator.plan import SETTINGS
 from simulator.plan.load import load_plan
 from simulator.simulation import simulate

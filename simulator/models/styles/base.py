@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 
-from simulator.models.layer import DTYPE_BYTES, AttentionShape, CommunicationPoint, GemmShape, LayerItem
+from simulator.models.layer import (
+    DTYPE_BYTES,
+    AttentionShape,
+    CommunicationPoint,
+    GemmShape,
+    LayerItem,
+    Pass,
+    PointwiseShape,
+)
 from simulator.models.liveness import Tensor
-from simulator.models.ops import batched_product, cast, copy, flash_attention, map_kernel, product
+from simulator.models.ops import batched_product, cast, copy, flash_attention, kernel, map_kernel, product
 from simulator.models.setting import Setting
 from simulator.models.spec import ModelSpec
 from simulator.models.tape import Tape
@@ -116,8 +125,12 @@ class Style(ABC):
         before: Sequence[LayerItem] = (),
         between: Sequence[LayerItem] = (),
         saved_input: Tensor | None = None,
+        is_narrow: bool = True,
     ) -> Tensor:
-        """Append one matrix product with the weight stored as the precision says."""
+        """Append one matrix product with the weight stored, and the operands narrowed, as the precision says.
+
+        Routers and output projections are never narrow (Megatron-Core and torchtitan leave them in 16 bits).
+        """
         setting = self.setting
         weight = self.tape.weight(rows * columns, self.weight_dtype)
         vector = self.tape.weight(rows, self.weight_dtype) if bias else None
@@ -125,8 +138,9 @@ class Style(ABC):
         if self.is_autocast:
             vector = cast(self.tape, vector, self.dtype) if vector is not None else None
             weight = cast(self.tape, weight, self.dtype)
-        if setting.gemm_dtype == "fp8":
-            return self._fp8_linear(x, weight, rows=rows, columns=columns, before=before, between=between, name=name)
+        if is_narrow and setting.recipe.quantisation is not None:
+            shape = GemmShape(m=x.n_elements // columns, n=rows, k=columns, name=name)
+            return self.quantised_product(x, weight, shape, before=before, between=between)
         return product(
             self.tape,
             x,
@@ -141,58 +155,66 @@ class Style(ABC):
             bias=vector,
         )
 
-    def _fp8_linear(
+    def quantised_product(
         self,
         x: Tensor,
         weight: Tensor,
+        shape: GemmShape,
         *,
-        rows: int,
-        columns: int,
-        before: Sequence[LayerItem],
-        between: Sequence[LayerItem],
-        name: str,
+        before: Sequence[LayerItem] = (),
+        between: Sequence[LayerItem] = (),
     ) -> Tensor:
-        """Append a product of operands quantised to eight bits, forward and backward.
-
-        References
-        ----------
-        Micikevicius et al., "FP8 formats for deep learning", arXiv:2209.05433.
-        """
-        n_tokens = x.n_elements // columns
-        narrow = Tensor(x.n_elements, "fp8", x.storage)
-        casts: list[LayerItem] = [map_kernel("quantize", [x], [narrow, narrow])]
+        """Append ``shape``, forward and backward, on operands that the precision's recipe narrows."""
+        recipe = self.setting.recipe
+        narrowing = recipe.quantisation
+        assert narrowing is not None
+        n_out = x.n_elements // shape.k * shape.n
+        casts: list[LayerItem] = [self._quantise(x)]
         if (
             self.setting.kernels != "fused"
         ):  # Transformer Engine keeps quantised weights over the micro-batches of a step
-            casts.append(map_kernel("quantize", [weight], [Tensor(weight.n_elements, "fp8", weight.storage)] * 2))
-        gradient = Tensor(n_tokens * rows, self.dtype, x.storage)
-        small = Tensor(gradient.n_elements, "fp8", x.storage)
-        quantise = map_kernel("quantize", [gradient], [small, small], in_pass="backward")
-        n8, n16 = x.n_elements, 2 * x.n_elements
+            casts.append(self._quantise(weight))
+        gradient = Tensor(n_out, self.dtype, x.storage)
+        narrow = replace(shape, dtype=recipe.products)
+        wgrad = recipe.wide_products if narrowing.wide_wgrad else recipe.products
         keeps_narrow = self.setting.kernels != "compiled"  # torchao keeps the 16-bit operand, Transformer Engine not
         return self.tape.record(
             [x, weight],
-            n_tokens * rows,
+            n_out,
             self.dtype,
-            forward=[*casts, GemmShape(m=n_tokens, n=rows, k=columns, dtype="fp8", name=name)],
+            forward=[*casts, narrow],
             backward=[
-                quantise,
+                self._quantise(gradient, in_pass="backward"),
                 *before,
-                GemmShape(m=n_tokens, n=columns, k=rows, dtype="fp8", kernel_pass="dgrad", name=name),
+                replace(narrow, n=shape.k, k=shape.n, kernel_pass="dgrad"),
                 *between,
-                GemmShape(m=rows, n=columns, k=n_tokens, dtype="fp8", kernel_pass="wgrad", name=name),
+                replace(shape, m=shape.n, n=shape.k, k=shape.m, kernel_pass="wgrad", dtype=wgrad),
             ],
             saves=[] if keeps_narrow else [x],
-            saved_bytes=n8 if keeps_narrow and n16 else 0,
+            saved_bytes=round(x.n_elements * narrowing.element_bytes) if keeps_narrow else 0,
             kept=True,
         )
+
+    def _quantise(self, x: Tensor, *, in_pass: Pass = "forward") -> PointwiseShape:
+        """Return the kernels that narrow a tensor along rows and columns, as one."""
+        narrowing = self.setting.recipe.quantisation
+        assert narrowing is not None
+        read, written = narrowing.reads * x.n_bytes, 2 * x.n_elements * narrowing.element_bytes
+        return kernel(narrowing.kernel, x.n_elements, read, written, "fp8", in_pass=in_pass)
 
     def point_bytes(self, width: int) -> int:
         """Bytes of a whole ``[tokens, width]`` tensor that the tensor-parallel group exchanges."""
         return self.setting.tokens * width * DTYPE_BYTES[self.dtype]
 
     def columns(
-        self, x: Tensor, rows: Sequence[int], *, bias: bool = False, name: str = "gemm", columns: int = 0
+        self,
+        x: Tensor,
+        rows: Sequence[int],
+        *,
+        bias: bool = False,
+        name: str = "gemm",
+        columns: int = 0,
+        is_narrow: bool = True,
     ) -> list[Tensor]:
         """Append the column-parallel products that open a tensor-parallel region.
 
@@ -204,13 +226,13 @@ class Style(ABC):
         columns = columns or self.spec.hidden
         widths = [sum(rows)] if self.merges_columns else list(rows)
         if self.setting.tp == 1:
-            return [self.linear(x, n, columns, bias=bias, name=name) for n in widths]
+            return [self.linear(x, n, columns, bias=bias, name=name, is_narrow=is_narrow) for n in widths]
         n_bytes = self.point_bytes(columns)
         enter = CommunicationPoint(operator="f", n_bytes=n_bytes)
         if not self.merges_columns:
             leave = CommunicationPoint(operator="f", n_bytes=n_bytes, kernel_pass="backward")
             inside = self._enter(x, enter, [leave])
-            return [self.linear(inside, n, columns, bias=bias, name=name) for n in widths]
+            return [self.linear(inside, n, columns, bias=bias, name=name, is_narrow=is_narrow) for n in widths]
         reduce = CommunicationPoint(operator="f", n_bytes=n_bytes, kernel_pass="backward", overlaps=1)
         again = CommunicationPoint(operator="f", n_bytes=n_bytes, overlaps=1)
         inside = self._enter(x, enter, [])
@@ -223,7 +245,8 @@ class Style(ABC):
                 name=name,
                 before=[again] if self.setting.is_sequence_parallel else [],
                 between=[reduce],
-                saved_input=x if self.setting.gemm_dtype != "fp8" else None,
+                saved_input=x if self.setting.recipe.quantisation is None or not is_narrow else None,
+                is_narrow=is_narrow,
             )
         ]
 
@@ -324,7 +347,7 @@ class Style(ABC):
             m=shape.seq_q,
             n=shape.seq_k,
             k=self.query_dim,
-            dtype=self.setting.gemm_dtype if self.setting.gemm_dtype != "fp8" else self.dtype,
+            dtype=self.setting.gemm_dtype,
             name="bmm_qk",
         )
 
@@ -338,7 +361,7 @@ class Style(ABC):
             m=shape.seq_q,
             n=self.value_dim,
             k=shape.seq_k,
-            dtype=self.setting.gemm_dtype if self.setting.gemm_dtype != "fp8" else self.dtype,
+            dtype=self.setting.gemm_dtype,
             name="bmm_pv",
         )
         return copy(self.tape, context)

@@ -1,0 +1,105 @@
+"""Precisions: what is stored in which type, in which the products run, and what quantising costs.
+
+References
+----------
+Micikevicius et al., "FP8 formats for deep learning", arXiv:2209.05433 (delayed scaling); Rouhani et al., "Microscaling data
+formats", arXiv:2310.10537 (a scale of eight bits per 32 elements); DeepSeek-AI, "DeepSeek-V3", arXiv:2412.19437, section 3.3
+(blocks of 128); NVIDIA, "Pretraining large language models with NVFP4", arXiv:2509.25149 (a scale of eight bits per 16 elements
+under one of the tensor, random Hadamard transform before the weight gradient, stochastic rounding of gradients); NVIDIA
+Transformer Engine, ``common/recipe``; pytorch/torchao, ``float8`` (tensorwise, rowwise, ``rowwise_with_gw_hp``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantisation:
+    """How operands of matrix products become narrow.
+
+    Parameters
+    ----------
+    kernel : str
+        Name of the kernel that quantises a tensor in both directions, along rows and along columns.
+    element_bytes : float
+        Bytes of one quantised element with its share of the scales.
+    reads : int
+        Times that a tensor is read: twice where its scale must be known before it is quantised.
+    wide_wgrad : bool
+        Whether the weight gradient is computed in 16 bits nevertheless.
+    """
+
+    kernel: str
+    element_bytes: float
+    reads: int = 1
+    wide_wgrad: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """One precision of training.
+
+    Parameters
+    ----------
+    name : str
+        The plan's word.
+    activations, weights : str
+        Types of activations that enter matrix products, and of the weights on the rank.
+    products : str
+        Type in which matrix products run: a key of a device's peak rates.
+    quantisation : Quantisation, optional
+        Where products run in fewer bits than activations have.
+    """
+
+    name: str
+    activations: str
+    weights: str
+    products: str
+    quantisation: Quantisation | None = None
+
+    @property
+    def is_autocast(self) -> bool:
+        """Whether fp32 weights are cast to 16 bits wherever they are used."""
+        return self.weights == "fp32" and self.activations != "fp32"
+
+    @property
+    def is_16_bit(self) -> bool:
+        """Whether the weights on the rank have 16 bits, with fp32 masters in the optimizer where the framework keeps such."""
+        return self.weights in ("fp16", "bf16")
+
+    @property
+    def wide_products(self) -> str:
+        """Type of the products that are not quantised: attention, router, output projection."""
+        return self.activations if self.quantisation else self.products
+
+
+def _quantised(name: str, products: str, quantisation: Quantisation) -> Precision:
+    return Precision(name=name, activations="bf16", weights="bf16", products=products, quantisation=quantisation)
+
+
+#: word -> precision
+PRECISIONS: dict[str, Precision] = {
+    p.name: p
+    for p in (
+        Precision(name="fp16", activations="fp16", weights="fp16", products="fp16"),
+        Precision(name="bf16", activations="bf16", weights="bf16", products="bf16"),
+        Precision(name="amp_fp16", activations="fp16", weights="fp32", products="fp16"),
+        Precision(name="amp_bf16", activations="bf16", weights="fp32", products="bf16"),
+        Precision(name="tf32", activations="fp32", weights="fp32", products="tf32"),
+        Precision(name="fp32", activations="fp32", weights="fp32", products="fp32"),
+        _quantised("fp8", "fp8", Quantisation(kernel="quantize", element_bytes=1.0)),
+        _quantised("fp8_current", "fp8", Quantisation(kernel="quantize", element_bytes=1.0, reads=2)),
+        _quantised("fp8_rowwise", "fp8", Quantisation(kernel="quantize", element_bytes=1.0)),
+        _quantised("fp8_rowwise_gw_hp", "fp8", Quantisation(kernel="quantize", element_bytes=1.0, wide_wgrad=True)),
+        _quantised("fp8_block", "fp8_block", Quantisation(kernel="quantize", element_bytes=1.0 + 4 / 128)),
+        _quantised("mxfp8", "mxfp8", Quantisation(kernel="quantize_mxfp8", element_bytes=1.0 + 1 / 32)),
+        _quantised("nvfp4", "nvfp4", Quantisation(kernel="quantize_nvfp4", element_bytes=0.5 + 1 / 16, reads=2)),
+    )
+}
+
+#: other spellings of the words, as frameworks and tables write them
+SYNONYMS: dict[str, str] = {
+    "fp8_ds": "fp8", "fp8_delayed": "fp8", "fp8_cs": "fp8_current", "fp8_tensorwise": "fp8_current", "fp8_sc": "fp8_block",
+    "fp8_blockwise": "fp8_block", "fp8_mx": "mxfp8", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16",
+}  # fmt: skip
