@@ -110,11 +110,7 @@ def switch_batch(shape: ClusterShape, netns_of_host: Callable[[int], str]) -> Ba
         ip.append(f"link add {near} type veth peer name {far}")
         for device, bridge in ((near, one), (far, other)):
             device_ip, device_tc = _shape(device, shape.trunk_bits_per_s, shape.queue_bytes)
-            ip += [
-                f"link set dev {device} mtu {MTU_BYTES} master {bridge}",
-                *device_ip,
-                f"link set dev {device} up",
-            ]
+            ip += [f"link set dev {device} mtu {MTU_BYTES} master {bridge}", *device_ip, f"link set dev {device} up"]
             tc += device_tc
     return Batch(ip=tuple(ip), tc=tuple(tc))
 

@@ -51,12 +51,7 @@ def _seat(rank: int, world: int, job: Job, n_racks: int) -> Seat | None:
         groups = [dist.new_group(list(ranks), backend=_BACKEND) for _ in range(2)]
         if rank in ranks and not (job.alone and index):
             mine = Seat(
-                job=job,
-                rank=ranks.index(rank),
-                world=len(ranks),
-                group=groups[0],
-                second_group=groups[1],
-                ranks=ranks,
+                job=job, rank=ranks.index(rank), world=len(ranks), group=groups[0], second_group=groups[1], ranks=ranks
             )
     return mine
 

@@ -54,10 +54,7 @@ def steps() -> Cases:
         Job(name="ddp", bucket_bytes=2 * MIB, forward_s=0.03, backward_s=0.06, n_repeats=5),
     ]
     pipelines = [Job(name=name, n_repeats=5) for name in ("gpipe", "1f1b")]
-    zero = [
-        Job(name="zero1", n_repeats=5),
-        Job(name="zero3", n_groups=2, forward_s=0.02, backward_s=0.04, n_repeats=5),
-    ]
+    zero = [Job(name="zero1", n_repeats=5), Job(name="zero3", n_groups=2, forward_s=0.02, backward_s=0.04, n_repeats=5)]
     return [
         *(
             (ClusterShape(n_nodes=n, rate_bits_per_s=rate), [*ddp, *pipelines])

@@ -119,10 +119,7 @@ def _ddp(seat: Seat) -> Step:
     factor = seat.factor
     layers = timed_model(job.n_layers, job.layer_bytes, job.forward_s * factor, job.backward_s * factor)
     model = torch.nn.parallel.DistributedDataParallel(
-        layers,
-        process_group=seat.group,
-        bucket_cap_mb=job.bucket_bytes / (1 << 20),
-        gradient_as_bucket_view=False,
+        layers, process_group=seat.group, bucket_cap_mb=job.bucket_bytes / (1 << 20), gradient_as_bucket_view=False
     )
     x = torch.zeros(1, requires_grad=True)
     first = layers[0]
@@ -144,9 +141,7 @@ def _ddp(seat: Seat) -> Step:
     return step
 
 
-def _shards(
-    seat: Seat,
-) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+def _shards(seat: Seat) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     """Whole parameters, their shards, whole gradients and their shards, layer by layer."""
     n_elements = seat.job.layer_bytes // FLOAT_BYTES // seat.world * seat.world
     count = range(seat.job.n_layers)

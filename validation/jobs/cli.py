@@ -62,8 +62,7 @@ def run_job(settings: Settings, launch: Launch) -> list[Row]:
         except RuntimeError as error:
             if "onnection" in str(error) or "Timed out" in str(error) or "NCCL" in str(error):
                 raise JobError(
-                    f"rank {launch.rank} lost a peer: {str(error).splitlines()[0]}",
-                    hint="see which rank failed first",
+                    f"rank {launch.rank} lost a peer: {str(error).splitlines()[0]}", hint="see which rank failed first"
                 ) from None
             raise
 
@@ -97,8 +96,7 @@ def choose_device(settings: Settings, launch: Launch) -> Any:
         return torch.device("cuda", launch.local_rank)
     if settings.device == "cuda":
         raise ConfigError(
-            f"{launch.local_world_size} ranks on this node, but {n_gpus} GPUs",
-            hint="fewer ranks, or --device cpu",
+            f"{launch.local_world_size} ranks on this node, but {n_gpus} GPUs", hint="fewer ranks, or --device cpu"
         )
     return torch.device("cpu")
 

@@ -170,10 +170,7 @@ def _comparison(
     operators = operators_of(seen, kernels_of(model), kernels)
     parts = by_kind(operators)
     known = [sum(part[side] for part in parts.values()) for side in (0, 1)]
-    parts[FRAMEWORK] = (
-        plain_s - optimizer_s - known[0],
-        alone["iteration"] - alone["optimizer"] - known[1],
-    )
+    parts[FRAMEWORK] = (plain_s - optimizer_s - known[0], alone["iteration"] - alone["optimizer"] - known[1])
     parts["optimizer"] = (optimizer_s, alone["optimizer"])
     if len(seen) > 1:
         parts[COMMUNICATION] = (iteration[0] - plain_s, iteration[1] - alone["iteration"])

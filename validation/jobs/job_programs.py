@@ -20,7 +20,7 @@ from validation.jobs.settings import Settings, check_ranks
 
 #: job -> why its prediction is shown but not judged
 NOT_JUDGED = {
-    "fsdp2": "on CPUs fully_shard waits for every gather and scatter where it issues it: reported, not judged",
+    "fsdp2": "on CPUs fully_shard waits for every gather and scatter where it issues it: reported, not judged"
 }
 #: threads of a gloo process group, each of which runs a collective
 _GLOO_THREADS = 2

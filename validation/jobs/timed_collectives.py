@@ -44,11 +44,7 @@ def run_collectives(settings: Settings, launch: Launch, device: torch.device) ->
             for size in settings.sizes_bytes:
                 call = collective_call(name, size, world, device=device)
                 mine = time_repeated(
-                    call,
-                    device,
-                    n_repeats=settings.n_repeats,
-                    n_warm_up=settings.n_warm_up,
-                    before_each=dist.barrier,
+                    call, device, n_repeats=settings.n_repeats, n_warm_up=settings.n_warm_up, before_each=dist.barrier
                 )
                 everyone: list[list[float]] = [[]] * world
                 dist.all_gather_object(everyone, mine)

@@ -80,12 +80,7 @@ def _intervals(found: Validation, table: ResidualTable) -> list[str]:
     for source in sources:
         mine = [residual for residual, _ in judged if residual.source == source]
         rows.append(
-            [
-                source,
-                str(len(mine)),
-                f"{coverage(table, mine):.0%}",
-                f"{coverage(table, mine, leave_out=False):.0%}",
-            ]
+            [source, str(len(mine)), f"{coverage(table, mine):.0%}", f"{coverage(table, mine, leave_out=False):.0%}"]
         )
     text = (
         f"Every prediction carries an interval that should hold {LEVEL:.0%} of the measurements. It comes "
@@ -230,11 +225,7 @@ def render(found: Validation, table: ResidualTable, budgets: dict[str, float], e
         "## Collectives",
         "",
         *_by_group("By size, `test` rows", collectives, ("size_class",)),
-        *_by_group(
-            "By machine, `test` rows",
-            collectives,
-            _BY_MACHINE,
-        ),
+        *_by_group("By machine, `test` rows", collectives, _BY_MACHINE),
         *_left_out_clusters(extras.clusters),
         *_emulated(extras),
         "## Kernels",

@@ -19,14 +19,7 @@ from validation.tables.models import spec_of
 from validation.tables.reader import Row
 
 _PRECISIONS = {"amp_fp8": "fp8", "fp8+bf16": "fp8", "bfloat16": "bf16", "float16": "fp16", "amp": "amp_fp16"}
-_SHARDINGS = {
-    "": "none",
-    "ddp": "none",
-    "fsdp": "zero3",
-    "full_shard": "zero3",
-    "zero-1": "zero1",
-    "zero-3": "zero3",
-}
+_SHARDINGS = {"": "none", "ddp": "none", "fsdp": "zero3", "full_shard": "zero3", "zero-1": "zero1", "zero-3": "zero3"}
 _SCHEDULES = {"interleaved": "1f1b-interleaved", "interleaved-1f1b": "1f1b-interleaved", "zb-h1": "zb-1p"}
 _MEGATRON = ("megatron", "megatron-core", "megatron-deepspeed")
 #: Megatron's guidance: the bubble (pp - 1) / n_micro_batches stays small when there are several per stage
@@ -113,14 +106,7 @@ def _sharding(row: Row, framework_text: str, assumed: list[str]) -> dict[str, An
 def _attention(row: Row, framework: str, assumed: list[str]) -> str:
     flash = row.flag("flash_attention")
     if flash is None:
-        flash = framework in (
-            "megatron-core",
-            "torchtitan",
-            "torchtitan-compile",
-            "fsdp",
-            "llm-foundry",
-            "fused",
-        )
+        flash = framework in ("megatron-core", "torchtitan", "torchtitan-compile", "fsdp", "llm-foundry", "fused")
         assumed.append(f"attention {'flash' if flash else 'eager'}: usual for {framework}")
     return "flash" if flash else "eager"
 

@@ -179,11 +179,7 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]
 
 
 def print_tables(
-    outcomes: Sequence[Outcome],
-    by: dict[str, tuple[str, ...]],
-    *,
-    n_rows: int = 20,
-    console: Console | None = None,
+    outcomes: Sequence[Outcome], by: dict[str, tuple[str, ...]], *, n_rows: int = 20, console: Console | None = None
 ) -> None:
     """Print groups, worst rows, the order of plans, what was assumed, and the rows without a prediction.
 

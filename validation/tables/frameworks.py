@@ -23,16 +23,8 @@ RULES: tuple[Rule, ...] = (
     Rule(words=("pytorch dtensor",), framework="torch-tp"),
     Rule(words=("pytorch pipelining",), framework="torch-pp"),
     Rule(words=("torchtitan", "compile"), framework="torchtitan-compile"),
-    Rule(
-        words=("torchtitan", "float8"),
-        framework="torchtitan-compile",
-        why="torchtitan's float8 needs compile",
-    ),
-    Rule(
-        words=("torchtitan", "async"),
-        framework="torchtitan-compile",
-        why="torchtitan's async TP needs compile",
-    ),
+    Rule(words=("torchtitan", "float8"), framework="torchtitan-compile", why="torchtitan's float8 needs compile"),
+    Rule(words=("torchtitan", "async"), framework="torchtitan-compile", why="torchtitan's async TP needs compile"),
     Rule(words=("torchtitan",), framework="torchtitan"),
     Rule(words=("megatron", "deepspeed"), framework="megatron-deepspeed"),
     Rule(words=("llm.c",), framework="fused"),

@@ -194,11 +194,7 @@ def _optimizer(row: Row) -> PointwiseShape:
     elements, name = row.integer("m"), row.text("op")
     read, written = (16.0, 12.0) if name.startswith("adam") else (8.0, 4.0)
     return PointwiseShape(
-        name=name,
-        n_elements=elements,
-        read_bytes=read * elements,
-        written_bytes=written * elements,
-        dtype=_dtype(row),
+        name=name, n_elements=elements, read_bytes=read * elements, written_bytes=written * elements, dtype=_dtype(row)
     )
 
 

@@ -6,15 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from simulator.errors import ConfigError
-from simulator.models.catalog import (
-    BERT_STYLE,
-    GPT2_STYLE,
-    LLAMA_STYLE,
-    MEGATRON_STYLE,
-    MPT_STYLE,
-    T5_STYLE,
-    find_spec,
-)
+from simulator.models.catalog import BERT_STYLE, GPT2_STYLE, LLAMA_STYLE, MEGATRON_STYLE, MPT_STYLE, T5_STYLE, find_spec
 from simulator.models.spec import ModelSpec
 from validation.tables.reader import Row
 
@@ -27,22 +19,12 @@ FAMILIES: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("mpt",), MPT_STYLE),
     (
         ("nemotron",),
-        {
-            **MEGATRON_STYLE,
-            **_NO_BIAS,
-            "activation": "relu2",
-            "positions": "rotary",
-            "tied": False,
-            "dropout": 0.0,
-        },
+        {**MEGATRON_STYLE, **_NO_BIAS, "activation": "relu2", "positions": "rotary", "tied": False, "dropout": 0.0},
     ),
     (("bloom",), {**MEGATRON_STYLE, "positions": "alibi", "embedding_norm": True}),
     (("qwen2",), {**LLAMA_STYLE, "attention_bias": True}),
     (("qwen3",), {**LLAMA_STYLE, "qk_norm": True, "head_dim": 128}),
-    (
-        ("llama", "mistral", "qwen", "internlm", "yi", "baichuan", "mixtral", "moe", "deepseek", "gemma"),
-        LLAMA_STYLE,
-    ),
+    (("llama", "mistral", "qwen", "internlm", "yi", "baichuan", "mixtral", "moe", "deepseek", "gemma"), LLAMA_STYLE),
     (("gpt2", "gpt-2"), GPT2_STYLE),
     (("neox", "gpt-j"), {**MEGATRON_STYLE, "positions": "rotary", "tied": False, "parallel_block": True}),
     (("opt",), {**MEGATRON_STYLE, "activation": "relu"}),

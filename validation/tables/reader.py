@@ -274,8 +274,7 @@ def select(rows: Sequence[Row], where: Sequence[str] = (), split: str = "") -> l
         match = re.fullmatch(r"\s*([\w.]+)\s*(!=|=|~)\s*(.*?)\s*", condition)
         if match is None:
             raise ConfigError(
-                f"--where {condition!r} is no condition",
-                hint="write column=value, column!=value or column~text",
+                f"--where {condition!r} is no condition", hint="write column=value, column!=value or column~text"
             )
         conditions.append((match[1], match[2], match[3]))
     check_columns([column for column, _, _ in conditions], rows, "--where")

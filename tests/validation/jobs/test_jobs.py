@@ -53,13 +53,7 @@ def test_torchrun_is_recognised():
 
 def test_slurm_is_recognised():
     launch = find_launch(
-        {
-            "SLURM_PROCID": "5",
-            "SLURM_NTASKS": "8",
-            "SLURM_LOCALID": "1",
-            "SLURM_NNODES": "2",
-            "MASTER_ADDR": "a",
-        }
+        {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_NNODES": "2", "MASTER_ADDR": "a"}
     )
     assert (launch.local_world_size, launch.n_nodes, launch.launcher) == (4, 2, "slurm")
 
@@ -85,8 +79,7 @@ def test_a_free_port_can_be_used():
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"job": "nope"}, {"precision": "fp12"}, {"schedule": "x"}, {"device": "tpu"}, {"micro_batch": 0}],
+    "wrong", [{"job": "nope"}, {"precision": "fp12"}, {"schedule": "x"}, {"device": "tpu"}, {"micro_batch": 0}]
 )
 def test_unknown_settings_are_refused(wrong):
     with pytest.raises(ConfigError):

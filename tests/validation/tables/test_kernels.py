@@ -13,8 +13,7 @@ class TestKernelShapes:
         return Row(kind="kernels", file="k.csv", line=2, cells={"dtype": "bf16", "pass": "forward", **cells})
 
     @pytest.mark.parametrize(
-        ("kernel_pass", "product"),
-        [("forward", (64, 32, 16)), ("dgrad", (64, 16, 32)), ("wgrad", (32, 16, 64))],
+        ("kernel_pass", "product"), [("forward", (64, 32, 16)), ("dgrad", (64, 16, 32)), ("wgrad", (32, 16, 64))]
     )
     def test_gemm_layouts_of_the_passes(self, kernel_pass, product):
         shape = shape_of(self.row(op="gemm", m="64", n="32.0", k="16", **{"pass": kernel_pass}))

@@ -18,17 +18,11 @@ class TestReading:
     def test_optional_columns_may_be_missing_and_blank(self, tmp_path):
         path = write(tmp_path, "\ufefftopology,gpus,metric,value,micro_batch\nselene,8,iteration_time_s,1.5,\n\n")
         (row,) = read_table(path)
-        assert (row.row_id, row.measured, row.integer("micro_batch", 4), row.text("notes")) == (
-            "line-2",
-            1.5,
-            4,
-            "",
-        )
+        assert (row.row_id, row.measured, row.integer("micro_batch", 4), row.text("notes")) == ("line-2", 1.5, 4, "")
 
     def test_bad_cells_are_reported_together_with_their_places(self, tmp_path):
         path = write(
-            tmp_path,
-            "topology,gpus,metric,value\nselene,eight,iteration_time_s,1\nselene,8,iteration_time_s,nan\n",
+            tmp_path, "topology,gpus,metric,value\nselene,eight,iteration_time_s,1\nselene,8,iteration_time_s,nan\n"
         )
         with pytest.raises(ConfigError) as caught:
             read_table(path)

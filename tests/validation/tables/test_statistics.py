@@ -26,13 +26,7 @@ class TestStatistics:
     def test_closed_form(self):
         found = describe([0.1, -0.1, 0.2, -0.4])
         assert found == pytest.approx(
-            {
-                "mean_absolute": 0.2,
-                "median_absolute": 0.15,
-                "p90_absolute": 0.34,
-                "max_absolute": 0.4,
-                "bias": -0.05,
-            }
+            {"mean_absolute": 0.2, "median_absolute": 0.15, "p90_absolute": 0.34, "max_absolute": 0.4, "bias": -0.05}
         )
 
     @given(st.lists(st.floats(-10, 10), min_size=1, max_size=50))

@@ -30,11 +30,7 @@ class TestPredicting:
 
     def test_training_rows_of_one_run(self):
         found = validate([MEASUREMENTS / "training.csv"], where=["row_id~H2-003"], n_processes=1)
-        assert {o.row.metric for o in found.outcomes} >= {
-            "iteration_time_s",
-            "forward_s",
-            "peak_memory_bytes",
-        }
+        assert {o.row.metric for o in found.outcomes} >= {"iteration_time_s", "forward_s", "peak_memory_bytes"}
         by_metric = {o.row.metric: o.predicted for o in found.outcomes}
         parts = by_metric["forward_s"] + by_metric["backward_s"] + by_metric["optimizer_s"]
         assert by_metric["iteration_time_s"] == pytest.approx(parts, rel=0.05)
