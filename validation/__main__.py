@@ -7,11 +7,11 @@ import sys
 import typer
 
 from simulator.errors import SimulatorError
-from validation.emulation.cli import emulate
+from validation.emulation.emulate_command import emulate
 from validation.emulation.judged import predict
 from validation.emulation.ranks import clean as end_orphans
-from validation.jobs.cli import run
-from validation.jobs.compare_cli import compare
+from validation.jobs.here import compare
+from validation.jobs.run_command import run
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,

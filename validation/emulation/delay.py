@@ -20,6 +20,7 @@ from collections import deque
 from types import TracebackType
 
 from simulator.errors import ConfigError
+from validation.emulation.cluster_shape import MTU_BYTES, ClusterShape, mac
 from validation.emulation.namespaces import (
     EmulationError,
     call_inside,
@@ -28,7 +29,6 @@ from validation.emulation.namespaces import (
     name_process,
     set_timer_slack_ns,
 )
-from validation.emulation.shape import MTU_BYTES, ClusterShape, mac
 
 _ETH_P_ALL = 0x0003
 _SOL_PACKET, _PACKET_IGNORE_OUTGOING = 263, 23

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from simulator.errors import ConfigError, SimulatorError, ThresholdError
 from simulator.report.agreement import PageTable
+from validation.emulation.cluster_shape import MAX_TOTAL_BITS_PER_S
 from validation.emulation.job import job_of_row
 from validation.emulation.predict import shape_of_row, with_prediction
-from validation.emulation.shape import MAX_TOTAL_BITS_PER_S
 from validation.tables.error_tables import group_table, print_table
 from validation.tables.statistics import Group, group_of
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import ConfigError
+from validation.emulation.cluster_shape import MAX_TOTAL_BITS_PER_S, ClusterShape
 from validation.emulation.job import COLLECTIVES, Job
 from validation.emulation.namespaces import enter
 from validation.emulation.network import EmulatedNetwork
 from validation.emulation.ranks import FOLDER_PREFIX, run_ranks
-from validation.emulation.shape import MAX_TOTAL_BITS_PER_S, ClusterShape
 from validation.tables.statistics import summarize
 
 #: columns of a measured row, and what they hold

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from validation.emulation.cluster_shape import MTU_BYTES, SUBNET, ClusterShape, address, burst_bytes, mac
 from validation.emulation.delay import DelaySwitch
 from validation.emulation.namespaces import (
     UnavailableError,
@@ -19,7 +20,6 @@ from validation.emulation.namespaces import (
     why_unavailable,
     write_sysctls,
 )
-from validation.emulation.shape import MTU_BYTES, SUBNET, ClusterShape, address, burst_bytes, mac
 
 _SYSCTLS = {
     "net.ipv6.conf.all.disable_ipv6": "1",

@@ -22,9 +22,9 @@ from simulator.program.op import Collective, Kernel, Op, Transfer
 from simulator.topology.graph import Topology
 from simulator.topology.load import load_topology
 from simulator.units import to_ps, to_s
+from validation.emulation.cluster_shape import ClusterShape, goodput_bytes_per_s, parse_rate, parse_slow
 from validation.emulation.job import FLOAT_BYTES, Job, job_of_row
 from validation.emulation.programs import TIMED, program_of
-from validation.emulation.shape import ClusterShape, goodput_bytes_per_s, parse_rate, parse_slow
 
 _BASE = "emulated-1g"
 #: a veth pair moves memory: the processors are the limit long before this

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simulator.errors import ConfigError
+from validation.emulation.cluster_shape import ClusterShape
 from validation.emulation.job import MIB, Job
-from validation.emulation.shape import ClusterShape
 
 Cases = list[tuple[ClusterShape, list[Job]]]
 _SIZES = (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB)

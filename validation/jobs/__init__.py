@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from validation.jobs.settings import JOBS, Settings
+from validation.jobs.job_settings import JOBS, Settings
 
 __all__ = ["JOBS", "Settings"]

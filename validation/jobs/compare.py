@@ -12,12 +12,22 @@ from simulator.topology.graph import Topology
 from simulator.topology.load import load_topology
 from simulator.units import to_s
 from validation.jobs.calibrated import CalibratedKernels, Line, fit_line, fit_lines, message_s, simulate_job
-from validation.jobs.compare_job import Calibrated, JobComparison, compare_job
+from validation.jobs.job_comparison import (
+    Calibrated,
+    JobComparison,
+    Operator,
+    by_kind,
+    compare_job,
+    operators_of,
+    optimizer_line,
+    ranked,
+    slowest_of,
+    typical_phases,
+)
 from validation.jobs.job_programs import JobProgram, calibration_sizes, job_program, kernels_of, record, settings_of
+from validation.jobs.job_settings import Settings
 from validation.jobs.model import GptSize
 from validation.jobs.observe import Seen
-from validation.jobs.parts import Operator, by_kind, operators_of, optimizer_line, ranked, slowest_of, typical_phases
-from validation.jobs.settings import Settings
 
 FRAMEWORK = "framework and new memory"
 COMMUNICATION = "communication and what it slows down"

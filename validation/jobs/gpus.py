@@ -14,8 +14,8 @@ from typing import Any
 
 from simulator.errors import CalibrationError, ThresholdError
 from simulator.interop.cluster import ImportedCluster
+from validation.jobs.job_settings import Settings
 from validation.jobs.launch import start_here
-from validation.jobs.settings import Settings
 from validation.tables.kinds import KINDS
 from validation.tables.outcome import Outcome
 from validation.tables.predicting import Validation, validate
@@ -61,7 +61,7 @@ def _gpus(outcome: Outcome) -> str:
 
 def run_on_gpus(settings: Settings, n_gpus: int) -> list[Row]:
     """Run a job in processes of its own: this one never touches a GPU."""
-    from validation.jobs.cli import run_job
+    from validation.jobs.run_command import run_job
 
     rows: list[Row] = start_here(n_gpus, lambda launch: run_job(settings, launch), timeout_s=settings.timeout_s)[0]
     return rows

@@ -15,8 +15,8 @@ from simulator.parallel.replicated import owned_tensors
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Kernel, KernelRun, Transfer
 from simulator.program.program import Block, Program, RankProgram, Task
+from validation.jobs.job_settings import Settings, check_ranks
 from validation.jobs.model import GptSize, build_gpt, loss_of
-from validation.jobs.settings import Settings, check_ranks
 
 #: job -> why its prediction is shown but not judged
 NOT_JUDGED = {

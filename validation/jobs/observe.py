@@ -13,13 +13,13 @@ import torch.distributed as dist
 from simulator.errors import SimulatorError
 from simulator.models.layer import KernelShape
 from validation.jobs.job_programs import JobProgram, calibration_sizes, job_program, kernels_of, record, settings_of
+from validation.jobs.job_settings import Settings
+from validation.jobs.kernel_probes import call_of
 from validation.jobs.launch import Launch
 from validation.jobs.model import GptSize
-from validation.jobs.probes import call_of
-from validation.jobs.settings import Settings
-from validation.jobs.strategies import STRATEGIES
 from validation.jobs.timed_collectives import message_call
 from validation.jobs.timing import Clock, PhaseClock, time_repeated
+from validation.jobs.trainers import STRATEGIES
 from validation.tables.statistics import summarize
 
 #: sizes that the network is calibrated on, and others between them that it is judged on

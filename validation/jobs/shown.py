@@ -1,19 +1,26 @@
-"""Comparisons for people: as text, and as a page of plots and tables."""
+"""Comparisons for people: the same tables as text, and on a page with plots."""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simulator.errors import ConfigError
+from rich.console import Console
+
+from simulator.report.agreement import PageTable, Point
+from validation.tables.error_tables import percent, print_table, write_agreement
 
 if TYPE_CHECKING:
     from validation.jobs.compare import Comparison
-    from validation.jobs.compare_job import JobComparison
-    from validation.jobs.parts import Operator
+    from validation.jobs.job_comparison import JobComparison, Operator
+
+#: what is set side by side: name, predicted and measured seconds
+Side = tuple[str, float, float]
+_COLUMNS = ("", "predicted, ms:", "measured, ms:", "error:")
+_WIDTH = 120
 
 
 def machine() -> str:
@@ -26,67 +33,71 @@ def machine() -> str:
     return f"{os.cpu_count()} processors, {system}, PyTorch {torch.__version__} (CPU, gloo){busy}"
 
 
-def print_comparisons(name: str, found: Sequence[Comparison]) -> None:
-    """Print predicted beside measured: iteration, operators, collectives, and the causes of the difference."""
-    print(machine())
-    for one in found:
-        _print_comparison(name, one)
+def _processes(n_ranks: int) -> str:
+    return f"{n_ranks} process{'es' if n_ranks > 1 else ''}"
 
 
-def _print_comparison(name: str, one: Comparison) -> None:
-    said = f"{name} on {one.n_ranks} process{'es' if one.n_ranks > 1 else ''}"
-    _head(said)
-    _line("iteration", *one.iteration)
-    _line("forward and backward", *one.forward_backward)
-    _line("optimizer", *one.optimizer)
-    _print_operators(one.operators)
-    if one.collectives:
-        print("  collectives, at sizes between those calibrated on")
-        for n_bytes, predicted, measured in one.collectives:
-            _line(f"  all_reduce of {n_bytes / 2**20:g} MiB", predicted, measured)
-    _print_causes(one.causes(), one.iteration[1])
+def _calls(operators: Iterable[Operator]) -> list[Side]:
+    return [(f"{o.name}, {o.n_calls} calls", o.predicted_s, o.measured_s) for o in operators]
+
+
+def _side_by_side(title: str, rows: Iterable[Side]) -> PageTable:
+    cells = (
+        (name, f"{1e3 * p:.3f}", f"{1e3 * m:.3f}", percent(p / m - 1 if m > 0 else None, sign=True))
+        for name, p, m in rows
+    )
+    return PageTable(title=title, columns=_COLUMNS, rows=tuple(cells))
+
+
+def _causes(causes: Iterable[tuple[str, float]], iteration_s: float) -> PageTable:
+    rows = tuple((name, f"{1e3 * s:+.3f}", percent(s / iteration_s, sign=True)) for name, s in causes)
+    title = "where the difference of the iteration comes from, largest first"
+    return PageTable(title=title, columns=("cause", "difference, ms:", "of the iteration:"), rows=rows)
+
+
+def tables_of(name: str, one: Comparison) -> list[PageTable]:
+    """Return the tables of one comparison: iteration, operators, collectives, causes, and the same of other jobs."""
+    said = f"{name} on {_processes(one.n_ranks)}"
+    whole: list[Side] = [
+        ("iteration", *one.iteration),
+        ("forward and backward", *one.forward_backward),
+        ("optimizer", *one.optimizer),
+    ]
+    reduced = [(f"all_reduce of {n / 2**20:g} MiB", p, m) for n, p, m in one.collectives]
+    tables = [
+        _side_by_side(said, whole),
+        _side_by_side("operators, each timed by itself, per step", _calls(one.operators)),
+        _side_by_side("collectives, at sizes between those calibrated on", reduced),
+        _causes(one.causes(), one.iteration[1]),
+    ]
     for job in one.jobs:
-        _print_job(name, one.n_ranks, job)
+        tables += _job_tables(name, one.n_ranks, job)
+    return [table for table in tables if table.rows]
 
 
-def _print_job(name: str, n_ranks: int, one: JobComparison) -> None:
-    said = f"{name}, {one.job} on {n_ranks} processes"
+def _job_tables(name: str, n_ranks: int, one: JobComparison) -> list[PageTable]:
+    said = f"{name}, {one.job} on {_processes(n_ranks)}"
     if one.iteration is None:
         measured = f"; measured {one.phases['iteration'] * 1e3:.3f} ms" if one.phases else ""
-        print(f"\n{said}: not predicted: {one.reason}{measured}")
-        return
-    _head(said)
-    _line("iteration", *one.iteration)
-    if one.note:
-        print(f"  {one.note}")
-    _print_operators(one.operators)
-    print("  messages that carry most, each timed by itself")
-    for message in one.messages:
-        times = f"{message.n_calls} time{'s' if message.n_calls != 1 else ''}"
-        what = f"  {message.name} of {message.n_bytes / 1024:.4g} KiB, {times}"
-        _line(what, message.predicted_s, message.measured_s)
-    _print_causes(one.causes(), one.iteration[1])
+        return [PageTable(title="", columns=("",), rows=((f"{said}: not predicted: {one.reason}{measured}",),))]
+    messages = [
+        (f"{m.name} of {m.n_bytes / 1024:.4g} KiB, {m.n_calls} times", m.predicted_s, m.measured_s)
+        for m in one.messages
+    ]
+    return [
+        _side_by_side(f"{said}{': ' if one.note else ''}{one.note}", [("iteration", *one.iteration)]),
+        _side_by_side("operators, each timed by itself, per step", _calls(one.operators)),
+        _side_by_side("messages that carry most, each timed by itself", messages),
+        _causes(one.causes(), one.iteration[1]),
+    ]
 
 
-def _head(said: str) -> None:
-    print(f"\n{said:<44} {'predicted':>12} {'measured':>12}    error")
-
-
-def _line(what: str, predicted: float, measured: float) -> None:
-    error = f"{predicted / measured - 1:+8.1%}" if measured > 0 else ""
-    print(f"  {what:<42} {predicted * 1e3:>9.3f} ms {measured * 1e3:>9.3f} ms {error}")
-
-
-def _print_operators(operators: Sequence[Operator]) -> None:
-    print("  operators, each timed by itself, per step")
-    for op in operators:
-        _line(f"  {op.name}, {op.n_calls} call{'s' if op.n_calls > 1 else ''}", op.predicted_s, op.measured_s)
-
-
-def _print_causes(causes: Sequence[tuple[str, float]], iteration_s: float) -> None:
-    print("  where the difference of the iteration comes from, largest first")
-    for cause, seconds in causes:
-        print(f"    {cause:<42} {seconds * 1e3:>+9.3f} ms {seconds / iteration_s:>+20.1%}")
+def print_comparisons(name: str, found: Sequence[Comparison]) -> None:
+    """Print predicted beside measured: iteration, operators, collectives, and the causes of the difference."""
+    console = Console(width=_WIDTH)
+    console.print(machine(), highlight=False)
+    for table in (table for one in found for table in tables_of(name, one)):
+        print_table(table, console)
 
 
 def write_page(path: str | Path, name: str, found: Sequence[Comparison]) -> None:
@@ -97,32 +108,15 @@ def write_page(path: str | Path, name: str, found: Sequence[Comparison]) -> None
     ConfigError
         If the file cannot be written.
     """
-    from simulator.report.agreement import PageTable, Point, agreement_page
-
-    points, tables = [], []
+    points = []
     for one in found:
-        series = f"{one.n_ranks} process{'es' if one.n_ranks > 1 else ''}"
-        values = [("iterations and operators, seconds per step", "iteration", *one.iteration)]
-        values += [(values[0][0], op.name, op.predicted_s, op.measured_s) for op in one.operators]
-        values += [("collectives, seconds", f"all_reduce of {n} bytes", p, m) for n, p, m in one.collectives]
-        points += [Point(plot=p, series=series, label=what, predicted=a, measured=b) for p, what, a, b in values]
-        rows = sorted(values, key=lambda value: -abs(value[2] / value[3] - 1))
-        tables.append(
-            PageTable(
-                title=f"{name} on {series}, worst first",
-                columns=("what", "predicted, ms:", "measured, ms:", "error:"),
-                rows=tuple((what, f"{1e3 * a:.4g}", f"{1e3 * b:.4g}", f"{a / b - 1:+.1%}") for _, what, a, b in rows),
-            )
-        )
-        tables.append(
-            PageTable(
-                title=f"Where the difference of the iteration comes from: {series}",
-                columns=("cause", "difference, ms:", "of the iteration:"),
-                rows=tuple((c, f"{1e3 * s:+.4g}", f"{s / one.iteration[1]:+.1%}") for c, s in one.causes()),
-            )
-        )
-    try:
-        page = agreement_page("This machine: predicted against measured", machine(), points, tables)
-        Path(path).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+        steps: list[Side] = [("iteration", *one.iteration)]
+        steps += [(o.name, o.predicted_s, o.measured_s) for o in one.operators]
+        reduced = [(f"all_reduce of {n} bytes", p, m) for n, p, m in one.collectives]
+        for plot, rows in (("iterations and operators, seconds per step", steps), ("collectives, seconds", reduced)):
+            points += [
+                Point(plot=plot, series=_processes(one.n_ranks), label=label, predicted=p, measured=m)
+                for label, p, m in rows
+            ]
+    tables = [table for one in found for table in tables_of(name, one)]
+    write_agreement(path, "This machine: predicted against measured", machine(), points, tables)

@@ -9,10 +9,9 @@ import torch.distributed as dist
 
 from validation.emulation.collective_calls import collective_call
 from validation.jobs.gpu_monitor import GpuMonitor
+from validation.jobs.job_settings import Settings
 from validation.jobs.launch import Launch
-from validation.jobs.settings import Settings
-from validation.jobs.timing import synchronize, time_repeated
-from validation.jobs.trace import record_steps
+from validation.jobs.timing import record_steps, synchronize, time_repeated
 from validation.tables.statistics import summarize
 from validation.tables.writing import Row, make_row
 

@@ -12,12 +12,11 @@ import torch.distributed as dist
 
 from simulator.errors import ConfigError
 from validation.jobs.gpu_monitor import GpuMonitor
+from validation.jobs.job_settings import Settings
 from validation.jobs.launch import Launch
 from validation.jobs.model import SIZES, GptSize
-from validation.jobs.settings import Settings
-from validation.jobs.strategies import STRATEGIES
-from validation.jobs.timing import PhaseClock, synchronize
-from validation.jobs.trace import record_steps
+from validation.jobs.timing import PhaseClock, record_steps, synchronize
+from validation.jobs.trainers import STRATEGIES
 from validation.tables.statistics import summarize
 from validation.tables.writing import Row, make_row
 

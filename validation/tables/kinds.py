@@ -67,7 +67,7 @@ KINDS: dict[str, TableKind] = {
             measured="time_us",
             groups=("source", "device", "op", "pass", "metric"),
             described_by=("op", "pass", "m", "n", "k", "batch", "heads", "seq_len", "head_dim", "device"),
-            predictor="validation.tables.kernel_rows",
+            predictor="validation.tables.kernel_shapes",
         ),
         TableKind(
             name="training",

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.errors import ConfigError
+from validation.emulation.cluster_shape import ClusterShape
 from validation.emulation.job import JOBS, MIB, Job, buffer_bytes, job_of_row, parse_bytes
 from validation.emulation.measure import Limits, check, durations_s, expected_traffic_bytes
-from validation.emulation.shape import ClusterShape
 
 
 def _row(job: Job) -> dict[str, str]:

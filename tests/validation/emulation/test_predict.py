@@ -8,12 +8,12 @@ import pytest
 from simulator.errors import ConfigError, ThresholdError
 from simulator.program.check import check as check_program
 from simulator.program.op import Collective
+from validation.emulation.cluster_shape import ClusterShape, goodput_bytes_per_s
 from validation.emulation.job import JOBS, MIB, Job, job_of_row
 from validation.emulation.judged import TARGETS, check_targets, groups_of, read_rows
 from validation.emulation.measure import Limits, check
 from validation.emulation.predict import predicted_s, shape_of_row, shipped_overheads, with_prediction
 from validation.emulation.programs import program_of
-from validation.emulation.shape import ClusterShape, goodput_bytes_per_s
 from validation.emulation.suites import SUITES, suite
 
 ROOT = Path(__file__).parents[3]

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from simulator.errors import ConfigError
+from validation.emulation.cluster_shape import goodput_bytes_per_s
 from validation.emulation.job import MIB
 from validation.emulation.measure import COLUMNS
 from validation.emulation.namespaces import PROCESS_NAME, EmulationError, why_unavailable
 from validation.emulation.ranks import FOLDER_PREFIX, run_ranks, stale_folders
-from validation.emulation.shape import goodput_bytes_per_s
 
 ROOT = Path(__file__).parents[3]
 _REASON = why_unavailable()

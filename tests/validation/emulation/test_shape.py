@@ -5,8 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.errors import ConfigError
+from validation.emulation.cluster_shape import (
+    SUBNET,
+    ClusterShape,
+    burst_bytes,
+    goodput_bytes_per_s,
+    parse_rate,
+    parse_slow,
+)
 from validation.emulation.network import host_batch, switch_batch, trunks
-from validation.emulation.shape import SUBNET, ClusterShape, burst_bytes, goodput_bytes_per_s, parse_rate, parse_slow
 
 
 @pytest.mark.parametrize(("text", "rate"), [("1gbit", 1e9), ("100mbit", 1e8), ("2.5gbit", 2.5e9), ("none", None)])

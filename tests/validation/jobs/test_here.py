@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="real jobs need PyTorch")
 
 from validation.jobs.calibrated import fit_line  # noqa: E402
 from validation.jobs.compare import FRAMEWORK, Comparison, _share  # noqa: E402
+from validation.jobs.job_comparison import Operator  # noqa: E402
 from validation.jobs.job_programs import (  # noqa: E402
     JobProgram,
     calibration_sizes,
@@ -23,11 +24,10 @@ from validation.jobs.job_programs import (  # noqa: E402
     record,
     settings_of,
 )
+from validation.jobs.job_settings import COMPARED, Settings  # noqa: E402
+from validation.jobs.kernel_probes import call_of  # noqa: E402
 from validation.jobs.model import SIZES  # noqa: E402
 from validation.jobs.observe import JUDGED_BYTES  # noqa: E402
-from validation.jobs.parts import Operator  # noqa: E402
-from validation.jobs.probes import call_of  # noqa: E402
-from validation.jobs.settings import COMPARED, Settings  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 torch.set_num_threads(1)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from simulator.errors import ConfigError
+from validation.jobs.job_settings import JOBS, Settings, check_ranks
 from validation.jobs.launch import JobError, check_port, find_launch, free_port
-from validation.jobs.settings import JOBS, Settings, check_ranks
 from validation.tables.kinds import KINDS
 from validation.tables.statistics import summarize
 from validation.tables.writing import make_row, write_rows
@@ -19,9 +19,9 @@ from validation.tables.writing import make_row, write_rows
 torch = pytest.importorskip("torch", reason="real jobs need PyTorch")
 
 from validation.jobs.model import SIZES, build_gpt, loss_of  # noqa: E402
-from validation.jobs.strategies import STRATEGIES, stage_of  # noqa: E402
 from validation.jobs.timed_training import slowest  # noqa: E402
 from validation.jobs.timing import PhaseClock, time_repeated  # noqa: E402
+from validation.jobs.trainers import STRATEGIES, stage_of  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 torch.set_num_threads(1)

@@ -4,7 +4,7 @@ import pytest
 
 from simulator.errors import ConfigError
 from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape
-from validation.tables.kernel_rows import shape_of
+from validation.tables.kernel_shapes import shape_of
 from validation.tables.reader import MEASUREMENTS, Row, read_table
 
 

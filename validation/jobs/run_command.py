@@ -14,8 +14,8 @@ import typer
 from simulator.errors import ConfigError
 from validation.emulation.job import parse_bytes
 from validation.emulation.ranks import ending_cleanly
+from validation.jobs.job_settings import COLLECTIVES, JOBS, TRAINING, Settings, check_ranks
 from validation.jobs.launch import JobError, Launch, find_launch, process_group, require_torch, start_here
-from validation.jobs.settings import COLLECTIVES, JOBS, TRAINING, Settings, check_ranks
 from validation.tables.kinds import KINDS
 from validation.tables.writing import Row, print_rows, write_rows
 
@@ -73,7 +73,7 @@ def _runner(job: str) -> Callable[[Settings, Launch, Any], list[Row]]:
 
         return run_training
     if job == "kernels":
-        from validation.jobs.kernels import run_kernels
+        from validation.jobs.kernel_probes import run_kernels
 
         return run_kernels
     from validation.jobs.timed_collectives import run_collectives

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from simulator.errors import ConfigError
+from validation.emulation.cluster_shape import ClusterShape, parse_rate, parse_slow
 from validation.emulation.job import JOBS, STEPS, Job, parse_bytes
 from validation.emulation.judged import check_targets, groups_of, print_groups
 from validation.emulation.measure import COLUMN_HELP, COLUMNS, Limits, expected_traffic_bytes, measure_on
@@ -21,7 +22,6 @@ from validation.emulation.namespaces import UnavailableError
 from validation.emulation.network import emulated_network
 from validation.emulation.predict import with_prediction
 from validation.emulation.ranks import ending_cleanly
-from validation.emulation.shape import ClusterShape, parse_rate, parse_slow
 from validation.emulation.suites import SUITES, Cases, suite
 from validation.tables.writing import print_rows, write_rows
 

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from validation.jobs.job_settings import Settings
 from validation.jobs.model import GptSize, build_gpt, loss_of
-from validation.jobs.settings import Settings
 from validation.jobs.timing import PhaseClock
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
