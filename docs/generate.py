@@ -3,8 +3,9 @@
     python docs/generate.py
 
 writes ``reference_commands.md`` from the command line itself, ``reference_files.md`` from the specs that files are read
-with, and ``reference_answers.md`` and ``answer.schema.json`` from the types of the answers. What a key of a file means
-comes from the docstring of its spec, or from ``keys.yaml`` where that says nothing.
+with, ``reference_formats.md`` from the tables of other tools' formats, and ``reference_answers.md`` and
+``answer.schema.json`` from the types of the answers. What a key of a file means comes from the docstring of its spec, or
+from ``keys.yaml`` where that says nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from simulator.explore.full_answer import Document, Scaling
 from simulator.explore.objectives import PlanRow
 from simulator.explore.slurm_workers import SlurmSpec
 from simulator.explore.sweeps import SweepRow
+from simulator.interop import FORMATS
+from simulator.interop.table import table_page
 from simulator.plan import GROUPS, SETTINGS, Setting
 from simulator.topology.device import DeviceFile
 from simulator.topology.explicit import EdgeSpec, GraphSpec, VertexSpec
@@ -381,12 +384,36 @@ def schema_file() -> str:
     return json.dumps(answer_schema(), indent=1) + "\n"
 
 
+# -- formats of other tools --------------------------------------------------------------------------------------
+
+
+def formats_page() -> str:
+    """Return the page of the formats of other tools, with the keys that are read, ignored, and not understood."""
+    parts = [
+        NOTE,
+        "# Every key of other tools' files\n",
+        "Written from the tables that the files are read and written with. A key that is in no list is named as unknown, and said "
+        "to change the answer where it speaks of something that is modelled. [Files of other tools](import.md) shows how they "
+        "are used.\n",
+        "| `--as` | file | gives | options of `simulate import` | written by `search --emit` |",
+        "|---|---|---|---|---|",
+    ]
+    for name, one in FORMATS.items():
+        options = ", ".join(f"`--{option.replace('_', '-')}`" for option in one.options)
+        parts.append(f"| `{name}` | {one.what} | {one.gives} | {options} | {f'`{one.file}`' if one.file else ''} |")
+    for name, one in FORMATS.items():
+        if one.table is not None:
+            parts += [f"\n## `{name}`\n", table_page(one.table)]
+    return "\n".join(parts)
+
+
 #: page -> what writes it
 PAGES = {
     "reference_commands.md": commands_page,
     "reference_files.md": files_page,
     "reference_answers.md": answers_page,
     "answer.schema.json": schema_file,
+    "reference_formats.md": formats_page,
 }
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ from simulator.costs import ModelCosts
 from simulator.engine import run
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.faults import Faults
-from simulator.interop import load_model
-from simulator.interop.topologies import open_topology
+from simulator.interop import load_model, open_topology
 from simulator.memory import MemoryReport, estimate
 from simulator.models.build import build_model
 from simulator.models.layer import DTYPE_BYTES, Model

@@ -11,7 +11,7 @@ from simulator.calibration.cluster_fit import ClusterFit
 from simulator.collectives.constants import merge
 from simulator.config import read_text, resolve_name
 from simulator.errors import CalibrationError
-from simulator.interop.topologies import import_topology, is_foreign
+from simulator.interop import import_topology, is_foreign
 
 
 def fitted_cluster_text(name_or_path: str, fit: ClusterFit, files: Sequence[str | Path]) -> str:

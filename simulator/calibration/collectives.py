@@ -22,7 +22,7 @@ from simulator.collectives.benchmark import Conditions, benchmark_time_s, condit
 from simulator.collectives.shape import GroupShape, shape_of
 from simulator.collectives.tuner import table_constants
 from simulator.errors import CalibrationError
-from simulator.interop.topologies import open_topology
+from simulator.interop import open_topology
 
 FloatArray = NDArray[np.float64]
 

@@ -55,7 +55,7 @@ def collectives(
     from simulator.calibration.cluster_file import fitted_cluster_text
     from simulator.calibration.cluster_fit import fit_cluster
     from simulator.calibration.cluster_rows import read_measurements
-    from simulator.interop.topologies import open_topology
+    from simulator.interop import open_topology
 
     machine = open_topology(topology)
     rows = read_measurements(files, machine, topology, transport=transport or "", collective=collective)

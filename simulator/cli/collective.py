@@ -39,7 +39,7 @@ def collective(
 ) -> None:
     """Predict a collective by size, alone on its links, in the columns of nccl-tests."""
     from simulator.collectives.benchmark import benchmark_table, size_range
-    from simulator.interop.topologies import open_topology
+    from simulator.interop import open_topology
     from simulator.network import NETWORKS
 
     name = _plain_name(name)

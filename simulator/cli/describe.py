@@ -13,7 +13,7 @@ from simulator.report.console import make_console
 
 def topology(action: str, name: str | None, *, json_output: bool) -> None:
     """Run ``simulate topology show NAME`` or ``simulate topology list``."""
-    from simulator.interop.topologies import open_topology
+    from simulator.interop import open_topology
     from simulator.topology import describe, list_topologies
 
     if action == "list":

@@ -13,8 +13,8 @@ from simulator.cli.options import PLAIN_JSON, Number, Text, Texts, option
 
 if TYPE_CHECKING:
     from simulator.interop.cluster import ImportedCluster
+    from simulator.interop.format import Imported, ImportReport
     from simulator.interop.nccl_tests import CollectiveTable
-    from simulator.interop.record import Imported, ImportReport
 
 _SHOWN = 72
 #: what is told of the runs of a log -> attribute of a run
@@ -46,12 +46,12 @@ def import_(
 ) -> None:
     """Read a file of another tool; print what was used, what has no bearing, what nobody knows and what was assumed."""
     from simulator.errors import ConfigError
-    from simulator.interop.anything import KINDS, import_any
+    from simulator.interop import FORMATS, import_any
     from simulator.interop.cluster import ImportedCluster
     from simulator.interop.nccl_tests import CollectiveTable
 
     if not path and kind != "nvml":
-        raise ConfigError("which file?", hint=f"simulate import FILE; known are {', '.join(KINDS)}")
+        raise ConfigError("which file?", hint=f"simulate import FILE; known are {', '.join(FORMATS)}")
     options = {
         "device": device, "nodes": nodes, "nic_bandwidth": nic_bandwidth, "node_of": node_of,
         "links": _pairs(links) if links else None, "gpus": gpus, "collective": collective,

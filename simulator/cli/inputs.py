@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simulator.cli.warnings import write_warnings
-from simulator.interop import import_model
+from simulator.interop import import_model, import_settings, import_topology, is_foreign, recognise_settings
 from simulator.interop.deepspeed import import_deepspeed
+from simulator.interop.format import Imported, ImportReport
 from simulator.interop.plan_files import deepspeed_files
-from simulator.interop.record import Imported, ImportReport
-from simulator.interop.settings import import_settings, recognise_settings
-from simulator.interop.topologies import import_topology, is_foreign
 
 
 def model_of(options: Mapping[str, Any]) -> str | None:

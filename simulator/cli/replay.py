@@ -91,7 +91,7 @@ def _bytes(text: str | None) -> int | None:
 
 
 def _what_if(recorded: Trace, **given: Any) -> WhatIf:
-    from simulator.interop.topologies import open_topology
+    from simulator.interop import open_topology
     from simulator.replay.what_if import WhatIf
     from simulator.topology.device import load_device
 

@@ -20,8 +20,8 @@ from simulator.explore.out_of_memory import WayOut, in_words, ways_out
 from simulator.explore.training_run import RunRequest
 from simulator.explore.trials import advise, explain
 from simulator.faults import Faults
+from simulator.interop import open_topology
 from simulator.interop.plan_files import needs_ranks, plan_settings, without_deepspeed
-from simulator.interop.topologies import open_topology
 from simulator.plan import SETTINGS, ParallelPlan, setting_named
 from simulator.report import console
 from simulator.report.answer_page import report

@@ -12,6 +12,9 @@ from simulator.cli.options import Text, Texts
 
 if TYPE_CHECKING:
     from simulator.explore.energy import Price
+    from simulator.explore.space import Space
+    from simulator.interop.writing import Written
+    from simulator.plan import ParallelPlan
 
 
 def search(
@@ -46,7 +49,6 @@ def search(
     """Find the fastest plans that fit: every valid one is simulated, or ruled out by a proven lower bound."""
     from simulator.cli.shared import SearchProgress, keeping, say_who_works, scenario_settings
     from simulator.cli.tables import print_emitted, print_files, print_search
-    from simulator.explore.emit import write_all
     from simulator.explore.evaluation import open_store
     from simulator.explore.named_settings import parse_axes
     from simulator.explore.objectives import answer_of, search_counts
@@ -64,7 +66,7 @@ def search(
             store=store, objective=objective,
         )  # fmt: skip
     answer, space, plans = answer_of(found, objective, price=price)
-    written = write_all(plans, space, Path(emit)) if emit else []
+    written = _emitted(plans, space, emit) if emit else []
     files = write_search(answer, out, formats, plot)
     if json_output:
         emitted = [one.to_dict() for one in written]
@@ -73,6 +75,15 @@ def search(
         print_search(answer)
         print_emitted(written)
         print_files(files)
+
+
+def _emitted(plans: list[ParallelPlan], space: Space, folder: str) -> list[Written]:
+    """Write the plans for the frameworks that can run them."""
+    from simulator.explore.best_plans import describe
+    from simulator.interop.writing import write_all
+
+    per_node = space.topology.gpus_per_node
+    return write_all(plans, space.spec, Path(folder), gpus_per_node=per_node, describe=describe)
 
 
 def _price(text: str | None, objective: str, base: dict[str, Any]) -> Price | None:

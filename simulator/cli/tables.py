@@ -15,9 +15,9 @@ from rich.table import Table
 from simulator.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from simulator.explore.emit import Written
     from simulator.explore.network_needs import Requirement
     from simulator.explore.sweeps import SweepResult
+    from simulator.interop.writing import Written
 
 
 def new_console() -> Console:

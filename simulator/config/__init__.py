@@ -20,6 +20,7 @@ from simulator.config.specs import (
     validate,
 )
 from simulator.config.text import (
+    MOST_DIGITS,
     Fault,
     KeyPath,
     Locator,
@@ -32,6 +33,7 @@ from simulator.config.text import (
 )
 
 __all__ = [
+    "MOST_DIGITS",
     "Bandwidth",
     "Bytes",
     "Compute",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,13 @@ from simulator.errors import ConfigError
 
 Key = str | int
 KeyPath = tuple[Key, ...]
+
+#: bytes of the largest file that people write or tools export for people
+MOST_BYTES = 256 * 2**20
+#: digits of a number in a file; beyond, arithmetic on floats overflows and nothing can be meant
+MOST_DIGITS = 40
+#: what aliases and merge keys of YAML may add to the nodes that are written
+MOST_ALIASED = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +185,8 @@ def read_text(path: str | Path) -> str:
         If it does not exist or is not UTF-8 text.
     """
     try:
+        if Path(path).stat().st_size > MOST_BYTES:
+            raise ConfigError(f"{path}: is larger than {MOST_BYTES >> 20} MiB")
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
@@ -225,14 +235,63 @@ def _parse_json(text: str, locator: Locator) -> Any:
         return found
 
     try:
-        return json.loads(text, object_pairs_hook=pairs)
+        return json.loads(
+            text, object_pairs_hook=pairs, parse_int=_whole, parse_float=_finite, parse_constant=_no_number
+        )
     except json.JSONDecodeError as error:
         place = Place(file=locator.file, line=error.lineno, column=error.colno)
         raise_faults([Fault(place=place, path=(), message=f"not JSON: {error.msg}")], locator)
     except RecursionError:
         raise ConfigError(f"{locator.file}: not JSON that can be read: nested too deeply") from None
-    except ValueError:  # Python's own limit
-        raise ConfigError(f"{locator.file}: not JSON that can be read: a number has too many digits") from None
+    except ValueError as error:
+        raise ConfigError(f"{locator.file}: not JSON that can be read: {error}") from None
+
+
+def _whole(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"the number {text[:12]}... has too many digits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"the number {text:.40} is beyond all bounds")
+    return float(text)
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _check_bounds(root: Node, file: str) -> None:
+    """Refuse what aliases blow up, what refers to itself, and numbers that cannot be meant."""
+    sizes: dict[int, int] = {}
+
+    def size(node: Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = 0  # while its parts are counted
+            parts = [one for pair in node.value for one in pair] if isinstance(node, MappingNode) else node.value
+            is_group = isinstance(node, MappingNode | SequenceNode)
+            if not is_group and node.tag in _NUMBERS:
+                _check_number(node, file)
+            sizes[id(node)] = 1 + sum(size(part) for part in parts) if is_group else 1
+        elif not sizes[id(node)]:
+            raise ConfigError(f"{file}:{node.start_mark.line + 1}:1: refers to itself")
+        return sizes[id(node)]
+
+    if size(root) > len(sizes) + MOST_ALIASED:
+        raise ConfigError(f"{file}: its aliases repeat more than {MOST_ALIASED} values")
+
+
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
+def _check_number(node: Node, file: str) -> None:
+    text = str(node.value).replace("_", "").lower()
+    is_bounded = len(text) <= MOST_DIGITS and "inf" not in text and "nan" not in text
+    if not is_bounded or ("e" in text and "0x" not in text and not math.isfinite(float(text))):
+        place = f"{file}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+        raise ConfigError(f"{place}: {text[:20]!r} is not a number that can be meant")
 
 
 def _parse_yaml(text: str, locator: Locator) -> Any:
@@ -241,6 +300,7 @@ def _parse_yaml(text: str, locator: Locator) -> Any:
         root = yaml.compose(io.StringIO(text))
         if root is None:
             return None
+        _check_bounds(root, locator.file)
         locator.scan(root)
         return yaml.constructor.construct_document(root)
     except MarkedYAMLError as error:

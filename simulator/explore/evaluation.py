@@ -17,8 +17,7 @@ import simulator
 from simulator.answer import to_json
 from simulator.config import data_folders, resolve_name
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
-from simulator.interop import load_model
-from simulator.interop.topologies import open_topology
+from simulator.interop import load_model, open_topology
 from simulator.models.spec import ModelSpec
 from simulator.scenario import Scenario
 from simulator.simulation import simulate

@@ -10,8 +10,8 @@ from typing import Any
 
 from simulator.config import did_you_mean, load_yaml
 from simulator.errors import ConfigError, SimulatorError
+from simulator.interop import open_topology
 from simulator.interop.plan_files import PLAN_FILES, needs_ranks, plan_settings
-from simulator.interop.topologies import open_topology
 from simulator.plan import SETTINGS, ParallelPlan, declared, setting_named
 from simulator.scenario import Scenario
 from simulator.topology.spec import ClusterSpec

@@ -1,16 +1,144 @@
-"""Readers of other tools' files: model configurations, plans, topologies and measurement tables."""
+"""Files of other tools: models, plans, machines and measurements, read and, where a format holds plans, written.
+
+A new format is one file with a :class:`Format`, and one line in :data:`FORMATS`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from simulator.config import did_you_mean, load_yaml, read_text, resolve_name
 from simulator.errors import ConfigError
-from simulator.interop.hf_config import import_hf_config
+from simulator.interop.accelerate import ACCELERATE
+from simulator.interop.cluster import ImportedCluster
+from simulator.interop.deepspeed import DEEPSPEED
+from simulator.interop.format import Format, Imported
+from simulator.interop.hf_config import HF_CONFIG, import_hf_config
 from simulator.interop.hub import PREFIX, import_hub_model
-from simulator.interop.record import Imported
-from simulator.interop.settings import import_settings, recognise_settings
+from simulator.interop.infragraph import INFRAGRAPH
+from simulator.interop.lstopo import LSTOPO
+from simulator.interop.megatron import MEGATRON
+from simulator.interop.nccl_tests import NCCL_TESTS, CollectiveTable
+from simulator.interop.nccl_topo import NCCL_TOPO
+from simulator.interop.node_link import NODE_LINK
+from simulator.interop.nvidia_smi import NVIDIA_SMI
+from simulator.interop.nvml import NVML
+from simulator.interop.slurm_topology import SLURM
+from simulator.interop.torchtitan import TORCHTITAN
 from simulator.models.catalog import CATALOG, find_spec
 from simulator.models.spec import ModelSpec
+from simulator.topology import Topology, load_topology
+
+#: name -> format
+FORMATS: dict[str, Format] = {
+    "hf-config": HF_CONFIG,
+    "megatron": MEGATRON,
+    "deepspeed": DEEPSPEED,
+    "torchtitan": TORCHTITAN,
+    "accelerate": ACCELERATE,
+    "nccl-topo": NCCL_TOPO,
+    "nvidia-smi": NVIDIA_SMI,
+    "slurm": SLURM,
+    "lstopo": LSTOPO,
+    "node-link": NODE_LINK,
+    "infragraph": INFRAGRAPH,
+    "nvml": NVML,
+    "nccl-tests": NCCL_TESTS,
+}
+_SETTINGS = ("model", "plan", "plan and model")
+
+
+def recognise(path: str | Path, gives: tuple[str, ...] = ()) -> list[str]:
+    """Return the names of the formats that a file's content speaks for.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    gives : tuple of str
+        Only formats that give one of these; any unless named.
+    """
+    text = read_text(path)
+    return [name for name, one in FORMATS.items() if (not gives or one.gives in gives) and one.sniff(text)]
+
+
+def import_any(
+    path: str | Path,
+    kind: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    gives: tuple[str, ...] = (),
+) -> Imported | ImportedCluster | CollectiveTable:
+    """Read a file of another tool.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file, or the folder of a Hugging Face model; not looked at for ``nvml``, which reads this machine.
+    kind : str, optional
+        One of :data:`FORMATS`; seen from the content otherwise.
+    options : mapping, optional
+        What ``simulate import`` takes; None where not given.
+    gives : tuple of str
+        Only formats that give one of these; any unless named.
+
+    Raises
+    ------
+    ConfigError
+        If the format is unknown, cannot be told, or takes no such option, or the file has faults.
+    """
+    given = {name: value for name, value in (options or {}).items() if value is not None}
+    kind = _known(kind or _kind_of(Path(path), gives), gives)
+    takes = FORMATS[kind].options
+    idle = [_flag(name) for name in sorted(set(given) - set(takes))]
+    if idle:
+        hint = f"it takes {', '.join(map(_flag, takes)) or 'no such options'}"
+        raise ConfigError(f"{kind} does not take {', '.join(idle)}", hint=hint)
+    return FORMATS[kind].read(path, **given)
+
+
+def _known(kind: str, gives: tuple[str, ...]) -> str:
+    """Return the name of a format if there is one that gives such things."""
+    known = [name for name, one in FORMATS.items() if not gives or one.gives in gives]
+    if kind not in known:
+        raise ConfigError(f"no importer {kind!r}.{did_you_mean(kind, known)}", hint=f"one of {', '.join(known)}")
+    return kind
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _kind_of(path: Path, gives: tuple[str, ...]) -> str:
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return "hf-config"
+        raise ConfigError(f"{path} is a folder without a config.json", hint="name the file itself")
+    found = recognise(path, gives)
+    if not found and path.suffix == ".json":
+        load_yaml(path)  # a fault of the syntax says more than what follows
+    if len(found) == 1:
+        return found[0]
+    known = [name for name, one in FORMATS.items() if not gives or one.gives in gives]
+    what = f"could be {' or '.join(found)}" if found else "is nothing that is known here"
+    raise ConfigError(f"{path}: {what}", hint=f"say what it is with --as: {', '.join(known)}")
+
+
+# ---- models and plans --------------------------------------------------------------------------------------------
+
+
+def import_settings(path: str | Path, kind: str | None = None, options: Mapping[str, Any] | None = None) -> Imported:
+    """Read another tool's model or plan; see :func:`import_any`."""
+    imported = import_any(path, kind, options, gives=_SETTINGS)
+    assert isinstance(imported, Imported)
+    return imported
+
+
+def recognise_settings(path: str | Path) -> list[str]:
+    """Return the names of the formats of models and plans that a file's content speaks for."""
+    return recognise(path, _SETTINGS)
 
 
 def load_model(name_or_path: str) -> ModelSpec:
@@ -49,16 +177,13 @@ def import_model(name_or_path: str) -> Imported | None:
     if name_or_path in CATALOG and not path.suffix:
         return None
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConfigError(f"{name_or_path} is a folder without a config.json", hint="name the file itself")
-        return import_hf_config(path)
+        return import_settings(path)
     if not path.is_file():
         if path.suffix in (".json", ".sh", ".toml", ".yaml", ".yml"):
             hint = "give the path of a Hugging Face config.json, or a name"
             raise ConfigError(f"no file '{name_or_path}'", hint=hint)
         return None
-    kinds = recognise_settings(path)
-    if path.suffix == ".json" and not kinds:
+    if path.suffix == ".json" and not recognise_settings(path):
         return import_hf_config(path)
     imported = import_settings(path)
     if imported.spec is None:
@@ -67,4 +192,62 @@ def import_model(name_or_path: str) -> Imported | None:
     return imported
 
 
-__all__ = ["import_hf_config", "import_model", "load_model"]
+# ---- machines ----------------------------------------------------------------------------------------------------
+
+
+def import_topology(path: str | Path, kind: str | None = None, **options: Any) -> ImportedCluster:
+    """Read another tool's picture of a machine, with the keyword arguments of its reader; see :func:`import_any`."""
+    imported = FORMATS[_known(kind or _kind_of(Path(path), ("cluster",)), ("cluster",))].read(path, **options)
+    assert isinstance(imported, ImportedCluster)
+    return imported
+
+
+def open_topology(
+    name_or_path: str | Path,
+    n_gpus: int | None = None,
+    *,
+    gpus_per_node: int | None = None,
+    overrides: Mapping[str, object] | None = None,
+    **options: Any,
+) -> Topology:
+    """Load a cluster from anything: a shipped name, our own file, or another tool's.
+
+    Parameters
+    ----------
+    name_or_path : str or Path
+        See :func:`simulator.topology.load_topology`; other formats are recognised by their content.
+    n_gpus, gpus_per_node, overrides : optional
+        As for :func:`simulator.topology.load_topology`.
+    **options
+        For the importer.
+    """
+    path = resolve_name(name_or_path, "clusters")
+    if not is_foreign(path):
+        return load_topology(path, n_gpus, gpus_per_node=gpus_per_node, overrides=overrides)
+    cluster = import_topology(path, **options)
+    return cluster.topology(n_gpus, gpus_per_node=gpus_per_node, overrides=overrides)
+
+
+def is_foreign(path: str | Path) -> bool:
+    """Whether a file is another tool's picture of a machine, and not a cluster file of ours."""
+    text = read_text(path)
+    theirs = SLURM.sniff(text) or INFRAGRAPH.sniff(text)
+    return (theirs or Path(path).suffix not in (".yaml", ".yml")) and bool(recognise(path, ("cluster",)))
+
+
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Imported",
+    "ImportedCluster",
+    "import_any",
+    "import_hf_config",
+    "import_model",
+    "import_settings",
+    "import_topology",
+    "is_foreign",
+    "load_model",
+    "open_topology",
+    "recognise",
+    "recognise_settings",
+]

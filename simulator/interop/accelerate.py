@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate's YAML: FSDP, DeepSpeed and Megatron settings in one file.
+"""Hugging Face Accelerate's YAML, both ways: FSDP, DeepSpeed, Megatron and device-mesh settings in one file.
 
 References
 ----------
@@ -7,25 +7,17 @@ huggingface/accelerate, ``accelerate/commands/config`` (names and defaults).
 
 from __future__ import annotations
 
+import io
+import re
 from pathlib import Path
 from typing import Any
 
 from simulator.config import load_yaml
 from simulator.interop.deepspeed import import_deepspeed
-from simulator.interop.record import Imported, Reader, words
-
-_IRRELEVANT = words(
-    "compute_environment debug downcast_bf16 enable_cpu_affinity gpu_ids machine_rank main_process_ip "
-    "main_process_port main_training_function num_machines rdzv_backend same_network tpu_env tpu_name "
-    "tpu_zone tpu_use_cluster tpu_use_sudo use_cpu dynamo_config fp8_config ipex_config mpirun_config "
-    "commands deepspeed_hostfile tpu_vm env"
-)
-
-_FSDP_IRRELEVANT = words(
-    "fsdp_auto_wrap_policy fsdp_transformer_layer_cls_to_wrap fsdp_min_num_params fsdp_state_dict_type "
-    "fsdp_sync_module_states fsdp_use_orig_params fsdp_cpu_ram_efficient_loading fsdp_version fsdp_ignored_modules "
-    "fsdp_backward_prefetch_policy fsdp_mixed_precision_policy"
-)
+from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
+from simulator.interop.format import Format, Imported
+from simulator.interop.reader import Reader
+from simulator.interop.table import Found, Table, flattened, key, nested
 
 _STRATEGIES = {
     "FULL_SHARD": "zero3",
@@ -34,12 +26,56 @@ _STRATEGIES = {
     "HYBRID_SHARD": "hsdp",
     "HYBRID_SHARD_ZERO2": "hsdp",
 }
-
-_PREFETCH = {"BACKWARD_PRE": "pre", "BACKWARD_POST": "post", "NO_PREFETCH": "none"}
-
 _PRECISIONS = {"no": "fp32", "fp16": "amp_fp16", "bf16": "amp_bf16", "fp8": "fp8"}
+_PREFETCH = {"BACKWARD_PRE": "pre", "BACKWARD_POST": "post", "NO_PREFETCH": "none"}
+_DEVICES = {"none": "none", "cpu": "cpu"}
+_F, _D, _M, _P = "fsdp_config.", "deepspeed_config.", "megatron_lm_config.", "parallelism_config.parallelism_config_"
 
-_KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
+KEYS = Table(
+    keys=(
+        key("distributed_type", words=dict.fromkeys(("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")),
+            note="FSDP where there is an `fsdp_config`, else NO"),
+        key("num_processes", default=0, note="`gpus`"),
+        key("mixed_precision", "any", note="`precision`: no, fp16, bf16, fp8"),
+        key(_F + "fsdp_sharding_strategy", "any", note="`sharding`, by name or by number"),
+        key(_F + "fsdp_reshard_after_forward", "any", note="of the second version: false is zero2"),
+        key(_F + "fsdp_version", default=1),
+        key(_F + "fsdp_activation_checkpointing", "switch", note="`recompute` full"),
+        key(_F + "fsdp_backward_prefetch fsdp_config.fsdp_backward_prefetch_policy", plan="backward_prefetch", words=_PREFETCH),
+        key(_F + "fsdp_forward_prefetch", "switch", plan="forward_prefetch"),
+        key(_F + "fsdp_limit_all_gathers", "switch", plan="limit_all_gathers", default=True),
+        key(_F + "fsdp_offload_params", "switch", note="both offloads"),
+        key(_D + "deepspeed_config_file", "text", default="", note="read too"),
+        key(_D + "zero_stage", default=2, note="`sharding`"),
+        key(_D + "gradient_accumulation_steps", "any"),
+        key(_D + "offload_optimizer_device", "text", default="none", note="`offload_optimizer`"),
+        key(_D + "offload_param_device", "text", default="none", note="`offload_parameters`"),
+        key(_M + "megatron_lm_tp_degree", "count", default=1, note="`tp`"),
+        key(_M + "megatron_lm_pp_degree", "count", default=1, note="`pp`"),
+        key(_M + "megatron_lm_num_micro_batches", default=0),
+        key(_M + "megatron_lm_sequence_parallelism", "switch", note="`sequence_parallel`"),
+        key(_M + "megatron_lm_use_distributed_optimizer", "switch", note="`sharding` zero1"),
+        key(_M + "megatron_lm_recompute_activations", "switch", note="`recompute` selective"),
+        key(_P + "dp_replicate_size", "count", default=1),
+        key(_P + "dp_shard_size", "count", default=1),
+        key(_P + "tp_size", "count", default=1, note="`tp`"),
+        key(_P + "cp_size", "count", default=1, note="`cp`"),
+        key(_P + "sp_size", "count", default=1, note="Ulysses: `cp`, `cp_comm_type` a2a"),
+        key(_P + "cp_comm_strategy", words={"allgather": "all_gather", "alltoall": "p2p"}, default="allgather"),
+    ),
+    irrelevant={
+        "where it runs": "compute_environment debug downcast_bf16 enable_cpu_affinity gpu_ids machine_rank main_process_ip "
+        "main_process_port main_training_function num_machines rdzv_backend same_network tpu_* use_cpu mpirun_config "
+        "commands deepspeed_hostfile env ipex_config deepspeed_config.deepspeed_multinode_launcher "
+        "deepspeed_config.deepspeed_hostfile",
+        "how a model is cut, saved and loaded": "fsdp_config.fsdp_*wrap* fsdp_config.fsdp_min_num_params "
+        "fsdp_config.fsdp_state_dict_type fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_use_orig_params "
+        "fsdp_config.fsdp_cpu_ram_efficient_loading fsdp_config.fsdp_ignored_modules fsdp_config.fsdp_mixed_precision_policy "
+        "deepspeed_config.zero3_* deepspeed_config.deepspeed_moe_layer_cls_names parallelism_config",
+        "learning": "*gradient_clipping",
+        "compiled code and fp8 recipes": "dynamo_config fp8_config",
+    },
+)  # fmt: skip
 
 
 def import_accelerate(path: str | Path) -> Imported:
@@ -57,150 +93,237 @@ def import_accelerate(path: str | Path) -> Imported:
     """
     path = Path(path)
     data, locator = load_yaml(path)
-    r = Reader(data, str(path), locator=locator)
-    kind = r.text("distributed_type", default="FSDP" if "fsdp_config" in r.data else "NO", one_of=_KINDS)
-    precision = _precision(r)
+    found = KEYS.read(Reader(flattened(data, str(path)), str(path), locator=locator))
+    has_fsdp = any(name.startswith("fsdp_config") for name in found.reader.data)
+    kind = found["distributed_type"] or ("FSDP" if has_fsdp else "NO")
+    precision = _precision(found)
     settings: dict[str, Any] = {"framework": "hf-eager", "precision": precision}
-    world = r.integer("num_processes", default=0)
-    if world:
-        settings["gpus"] = world
-    if kind == "FSDP":
-        settings |= _fsdp(r.section("fsdp_config"), precision)
-    elif kind == "DEEPSPEED":
-        settings |= _deepspeed(r.section("deepspeed_config"), path, precision)
-    elif kind == "MEGATRON_LM":
-        settings |= _megatron(r.section("megatron_lm_config"), precision)
-    settings |= _parallelism(r.section("parallelism_config"), world)
-    r.irrelevant(_IRRELEVANT)
-    r.finish()
-    return Imported(kind="accelerate", file=str(path), settings=settings, report=r.log.report())
+    if found["num_processes"]:
+        settings["gpus"] = found["num_processes"]
+    if kind != "NO" and kind in _READERS:
+        settings |= _READERS[kind](found) | {"precision": precision.removeprefix("amp_")}  # 16-bit working weights
+    if kind == "DEEPSPEED" and found["deepspeed_config.deepspeed_config_file"]:
+        settings |= _named_file(found, path)
+    settings |= _mesh(found)
+    KEYS.finish(found)
+    return Imported(kind="accelerate", file=str(path), settings=settings, report=found.reader.account.report())
 
 
-def _precision(r: Reader) -> str:
-    value = r.raw("mixed_precision")
+def is_accelerate(text: str) -> bool:
+    """Whether a text has keys at its top that only Accelerate's files have."""
+    return bool(re.search(r"(?m)^(distributed_type|fsdp_config)\s*:", text))
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------
+
+
+def _precision(found: Found) -> str:
+    value = found["mixed_precision"]
     word = "no" if value in (None, False) else value
-    if word not in _PRECISIONS:
-        r.fault("mixed_precision", f"{value!r} is not known here", hint=f"one of {', '.join(_PRECISIONS)}")
+    if not isinstance(word, str) or word not in _PRECISIONS:
+        found.reader.fault(
+            "mixed_precision", f"{value!r:.80} is not known here", hint=f"one of {', '.join(_PRECISIONS)}"
+        )
     return _PRECISIONS[word]
 
 
-def _narrow(precision: str) -> str:
-    """Return the precision in which sharded or partitioned implementations run: 16-bit working weights."""
-    return precision.removeprefix("amp_")
-
-
-def _fsdp(r: Reader, precision: str) -> dict[str, Any]:
-    strategy = r.raw("fsdp_sharding_strategy")
-    if isinstance(strategy, int) and 1 <= strategy <= len(_STRATEGIES):
-        strategy = list(_STRATEGIES)[strategy - 1]
+def _fsdp(found: Found) -> dict[str, Any]:
+    strategy, reshard = found[_F + "fsdp_sharding_strategy"], found[_F + "fsdp_reshard_after_forward"]
+    known = list(_STRATEGIES)
+    if isinstance(strategy, int) and not isinstance(strategy, bool) and 1 <= strategy <= len(known):
+        strategy = known[strategy - 1]
+    if strategy is None and isinstance(reshard, str) and reshard in known:
+        strategy = reshard
     if strategy is None:
-        strategy = "FULL_SHARD" if r.boolean("fsdp_reshard_after_forward", default=True) else "SHARD_GRAD_OP"
-    if strategy not in _STRATEGIES and not isinstance(strategy, bool):
-        r.fault("fsdp_sharding_strategy", f"{strategy!r} is not known", hint=f"one of {', '.join(_STRATEGIES)}")
-    r.boolean("fsdp_reshard_after_forward", default=True)
-    settings: dict[str, Any] = {
-        "framework": "fsdp",
-        "sharding": _STRATEGIES[strategy],
-        "precision": _narrow(precision),
-    }
-    if r.boolean("fsdp_activation_checkpointing"):
+        strategy = "SHARD_GRAD_OP" if reshard is False else "FULL_SHARD"
+    if not isinstance(strategy, str) or strategy not in known:
+        found.reader.fault(
+            _F + "fsdp_sharding_strategy", f"{strategy!r:.80} is not known", hint=f"one of {', '.join(known)}"
+        )
+    settings = {"framework": "fsdp", "sharding": _STRATEGIES[strategy], "backward_prefetch": "pre"}
+    settings |= KEYS.fields(found, "plan")
+    if found[_F + "fsdp_activation_checkpointing"]:
         settings["recompute"] = "full"
-    prefetch = r.text("fsdp_backward_prefetch", default="BACKWARD_PRE", one_of=_PREFETCH)
-    settings["backward_prefetch"] = _PREFETCH[prefetch]
-    settings["forward_prefetch"] = r.boolean("fsdp_forward_prefetch")
-    settings["limit_all_gathers"] = r.boolean("fsdp_limit_all_gathers", default=True)
-    if r.boolean("fsdp_offload_params"):
+    if found[_F + "fsdp_offload_params"]:
         settings |= {"offload_parameters": "cpu", "offload_optimizer": "cpu"}
-    r.irrelevant(_FSDP_IRRELEVANT)
-    r.finish()
     return settings
 
 
-def _deepspeed(r: Reader, path: Path, precision: str) -> dict[str, Any]:
-    name = r.text("deepspeed_config_file", default="")
-    if name:
-        file = Path(name) if Path(name).is_absolute() else path.parent / name
-        inner = import_deepspeed(file)
-        for ours, theirs in (
-            (r.log.used, inner.report.used),
-            (r.log.irrelevant, inner.report.irrelevant),
-            (r.log.unknown, inner.report.unknown),
-            (r.log.assumed, inner.report.assumed),
-        ):
-            ours.extend(f"{file.name}: {entry}" for entry in theirs)
-        r.irrelevant(list(r.data))
-        return inner.settings
-    stage = r.integer("zero_stage", default=2)
-    steps = r.integer("gradient_accumulation_steps", default=1)
-    offload = {}
-    for name, key in (
+def _deepspeed(found: Found) -> dict[str, Any]:
+    """Return DeepSpeed's settings of the file itself."""
+    stage, steps = found[_D + "zero_stage"], found[_D + "gradient_accumulation_steps"]
+    if not 0 <= stage <= 3:
+        found.reader.fault(_D + "zero_stage", f"{stage} is not a ZeRO stage", hint="0, 1, 2 or 3")
+    settings: dict[str, Any] = {
+        "framework": "deepspeed",
+        "sharding": f"zero{stage}" if stage else "none",
+        "overlap": stage == 3,
+    }
+    for name, theirs in (
         ("offload_optimizer", "offload_optimizer_device"),
         ("offload_parameters", "offload_param_device"),
     ):
-        device = r.text(key, default="none").lower()
-        if device not in ("none", "cpu"):
-            r.fault(key, f"offload to {device!r} is not modelled", hint="cpu or none")
+        device = found[_D + theirs].lower()
+        if device not in _DEVICES:
+            found.reader.fault(_D + theirs, f"offload to {device!r} is not modelled", hint="cpu or none")
         if device == "cpu":
-            offload[name] = "cpu"
-    if steps > 1:
-        r.assume("global_batch", f"micro-batch x {steps} x dp", "gradient_accumulation_steps")
-    r.irrelevant(
-        words(
-            "gradient_clipping zero3_init_flag zero3_save_16bit_model deepspeed_multinode_launcher "
-            "deepspeed_hostfile deepspeed_moe_layer_cls_names"
-        )
-    )
-    r.finish()
-    sharding = f"zero{stage}" if stage else "none"
-    return {
-        "framework": "deepspeed",
-        "sharding": sharding,
-        "overlap": stage == 3,
-        "precision": _narrow(precision),
-        **offload,
-    }
-
-
-def _megatron(r: Reader, precision: str) -> dict[str, Any]:
-    settings = {
-        "framework": "megatron",
-        "precision": _narrow(precision),
-        "tp": r.positive("megatron_lm_tp_degree", default=1),
-        "pp": r.positive("megatron_lm_pp_degree", default=1),
-        "sequence_parallel": r.boolean("megatron_lm_sequence_parallelism"),
-        "sharding": "zero1" if r.boolean("megatron_lm_use_distributed_optimizer") else "none",
-        "recompute": "selective" if r.boolean("megatron_lm_recompute_activations") else "none",
-    }
-    count = r.integer("megatron_lm_num_micro_batches", default=0)
-    if count:
-        r.assume("global_batch", f"micro-batch x {count} x dp", "megatron_lm_num_micro_batches")
-    r.irrelevant(["megatron_lm_gradient_clipping"])
-    r.finish()
+            settings[name] = "cpu"
+    if steps not in (None, 1):
+        found.reader.assume("global_batch", f"micro-batch x {steps} x dp", "gradient_accumulation_steps")
     return settings
 
 
-def _parallelism(r: Reader, world: int) -> dict[str, Any]:
-    if not r.data:
+def _named_file(found: Found, path: Path) -> dict[str, Any]:
+    """Return the settings of the DeepSpeed file that is named."""
+    name = found[_D + "deepspeed_config_file"]
+    file = Path(name) if Path(name).is_absolute() else path.parent / name
+    inner = import_deepspeed(file)
+    found.reader.account.include(inner.report, f"{file.name}: ")
+    return inner.settings
+
+
+def _megatron(found: Found) -> dict[str, Any]:
+    count = found[_M + "megatron_lm_num_micro_batches"]
+    if count:
+        found.reader.assume("global_batch", f"micro-batch x {count} x dp", "megatron_lm_num_micro_batches")
+    return {
+        "framework": "megatron",
+        "tp": found[_M + "megatron_lm_tp_degree"],
+        "pp": found[_M + "megatron_lm_pp_degree"],
+        "sequence_parallel": found[_M + "megatron_lm_sequence_parallelism"],
+        "sharding": "zero1" if found[_M + "megatron_lm_use_distributed_optimizer"] else "none",
+        "recompute": "selective" if found[_M + "megatron_lm_recompute_activations"] else "none",
+    }
+
+
+_READERS = {"FSDP": _fsdp, "DEEPSPEED": _deepspeed, "MEGATRON_LM": _megatron}
+
+
+def _mesh(found: Found) -> dict[str, Any]:
+    """Return the degrees of ``parallelism_config``."""
+    if not any(name.startswith("parallelism_config") for name in found.reader.data):
         return {}
-    prefix = "parallelism_config_"
-    replicate = r.positive(f"{prefix}dp_replicate_size", default=1)
-    shard = r.positive(f"{prefix}dp_shard_size", default=1)
-    ring, ulysses = r.positive(f"{prefix}cp_size", default=1), r.positive(f"{prefix}sp_size", default=1)
+    replicate, shard = found[_P + "dp_replicate_size"], found[_P + "dp_shard_size"]
+    ring, ulysses = found[_P + "cp_size"], found[_P + "sp_size"]
     if ring > 1 and ulysses > 1:
-        r.fault(f"{prefix}sp_size", "context and sequence parallelism together are not modelled", hint="one of the two")
-    settings: dict[str, Any] = {"tp": r.positive(f"{prefix}tp_size", default=1), "cp": ring * ulysses}
-    rotation = r.text(f"{prefix}cp_comm_strategy", default="allgather", one_of=("allgather", "alltoall"))
+        message = "context and sequence parallelism together are not modelled"
+        found.reader.fault(_P + "sp_size", message, hint="one of the two")
+    settings: dict[str, Any] = {"tp": found[_P + "tp_size"], "cp": ring * ulysses}
     if ulysses > 1:
         settings["cp_comm_type"] = "a2a"
     elif ring > 1:
-        settings["cp_comm_type"] = "all_gather" if rotation == "allgather" else "p2p"
+        settings["cp_comm_type"] = KEYS.named(_P + "cp_comm_strategy").ours(found[_P + "cp_comm_strategy"])
     if replicate * shard > 1:
         settings["dp"] = replicate * shard
         settings["sharding"] = "none" if shard == 1 else "hsdp" if replicate > 1 else "zero3"
         if replicate > 1 and shard > 1:
             settings["sharding_group"] = shard
+    world = found["num_processes"]
     if world and settings.get("dp", 1) * settings["tp"] * settings["cp"] > world:
-        r.fault("", f"the degrees multiply up to more than num_processes={world}")
-    r.irrelevant([key for key in r.data if key.startswith(prefix)])
-    r.finish()
+        found.reader.fault("parallelism_config", f"the degrees multiply up to more than num_processes={world}")
     return settings
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------
+
+_WORDS = {"fp32": "no", "amp_fp16": "fp16", "amp_bf16": "bf16"}
+_WRITTEN_STRATEGIES = {"none": "NO_SHARD", "zero2": "SHARD_GRAD_OP", "zero3": "FULL_SHARD", "hsdp": "HYBRID_SHARD"}
+#: fields of a plan that the training script decides
+_TRAINER = (
+    "micro_batch", "global_batch", "sequence_length", "attention", "bucket_bytes", "scatter_gather", "overlap_parameter_gather",
+    "overlap_p2p", "asynchronous_tp", "ep", "virtual_pp", "schedule", "first_stage_layers", "last_stage_layers", "gradient_bytes",
+)  # fmt: skip
+
+
+def write_accelerate(request: Request) -> Emission:
+    """Write what ``accelerate config`` writes: FSDP, plain data parallelism, or the Megatron plugin.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If Accelerate has no word for something.
+    """
+    from ruamel.yaml import YAML
+
+    plan = request.plan
+    is_fsdp = plan.framework_spec.data_parallel in ("fsdp", "fsdp2") or plan.sharding in ("zero2", "zero3", "hsdp")
+    kind, flat, unsaid = _written_fsdp(request) if is_fsdp else _written_megatron(request)
+    head = {
+        "compute_environment": "LOCAL_MACHINE", "distributed_type": kind,
+        "num_machines": -(-plan.gpus // request.gpus_per_node), "num_processes": plan.gpus,
+        "mixed_precision": _WORDS.get(plan.precision, plan.precision),
+    }  # fmt: skip
+    text = io.StringIO()
+    YAML().dump(nested(head | flat), text)
+    plan = under(plan, ("fsdp",) if is_fsdp else ("megatron",))
+    elsewhere = dict.fromkeys(_TRAINER, "the training script") | {
+        "micro_batch": f"per_device_train_batch_size {plan.micro_batch}",
+        "global_batch": f"gradient_accumulation_steps {plan.n_micro_batches}",
+        "gradient_bytes": f"{plan.reduced_bytes}, as the precision has it",
+    }
+    return Emission(text=text.getvalue(), plan=plan, unsaid=elsewhere | unsaid)
+
+
+def _written_fsdp(request: Request) -> tuple[str, dict[str, Any], dict[str, str]]:
+    plan = request.plan
+    refuse_to_write("Accelerate's FSDP", {
+        f"pp={plan.pp}": plan.pp > 1,
+        f"ep={plan.ep}": plan.ep > 1,
+        f"sharding {plan.sharding}": plan.sharding not in _WRITTEN_STRATEGIES,
+        "sequence parallelism": plan.sequence_parallel,
+        "selective recomputation": plan.recompute == "selective",
+        f"sharding {plan.sharding} together with tp={plan.tp} cp={plan.cp}": plan.tp * plan.cp > 1 and plan.sharding == "zero2",
+        f"precision {plan.precision}": plan.precision not in ("bf16", "fp16", "fp32"),
+        f"offload_optimizer={plan.offload_optimizer} and offload_parameters={plan.offload_parameters}":
+            plan.offload_optimizer != plan.offload_parameters,
+        "communication that does not overlap": not plan.overlaps,
+        f"cp_comm_type {plan.context_exchange}": plan.cp > 1 and plan.context_exchange == "a2a",
+    })  # fmt: skip
+    flat = {
+        _F + "fsdp_sharding_strategy": _WRITTEN_STRATEGIES[plan.sharding],
+        _F + "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        **KEYS.written(said(plan), "plan"),
+        _F + "fsdp_offload_params": plan.offload_parameters == "cpu",
+        _F + "fsdp_activation_checkpointing": plan.recompute == "full",
+    }
+    if plan.tp * plan.cp > 1 or plan.sharding == "hsdp":
+        group = plan.sharding_ranks(request.gpus_per_node) if plan.sharding in ("none", "hsdp") else plan.dp
+        sizes = {"dp_replicate": plan.dp // group, "dp_shard": group, "tp": plan.tp, "cp": plan.cp}
+        flat |= {f"{_P}{name}_size": size for name, size in sizes.items()}
+        if plan.cp > 1:
+            flat[_P + "cp_comm_strategy"] = KEYS.named(_P + "cp_comm_strategy").theirs(plan.context_exchange)
+    return "FSDP", flat, {"dp": "num_processes", "sequence_parallel": "off"}
+
+
+def _written_megatron(request: Request) -> tuple[str, dict[str, Any], dict[str, str]]:
+    plan = request.plan
+    refuse_to_write("Accelerate's Megatron plugin", {
+        f"virtual_pp={plan.virtual_pp}": plan.virtual_pp > 1,
+        f"cp={plan.cp}": plan.cp > 1,
+        f"ep={plan.ep}": plan.ep > 1,
+        "full recomputation": plan.recompute == "full",
+        f"precision {plan.precision}": plan.precision not in ("bf16", "fp16", "fp32"),
+    })  # fmt: skip
+    flat = {
+        _M + "megatron_lm_tp_degree": plan.tp, _M + "megatron_lm_pp_degree": plan.pp,
+        _M + "megatron_lm_num_micro_batches": plan.n_micro_batches,
+        _M + "megatron_lm_sequence_parallelism": plan.sequence_parallel,
+        _M + "megatron_lm_use_distributed_optimizer": plan.sharding == "zero1",
+        _M + "megatron_lm_recompute_activations": plan.recompute == "selective",
+    }  # fmt: skip
+    return (
+        "MEGATRON_LM",
+        flat,
+        {"dp": "num_processes", "cp": "1", "overlap": "Megatron's default", "sharding_group": "all"},
+    )
+
+
+ACCELERATE = Format(
+    gives="plan",
+    what="an Accelerate YAML, with FSDP, DeepSpeed or Megatron",
+    sniff=is_accelerate,
+    read=import_accelerate,
+    table=KEYS,
+    write=write_accelerate,
+    file="accelerate.yaml",
+)

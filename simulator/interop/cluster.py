@@ -1,67 +1,21 @@
-"""What every topology importer returns: a cluster description, and an account of what it made of the file."""
+"""What every importer of a machine returns: a cluster description, and an account of what it made of the file."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.config import did_you_mean, parse_yaml, read_text
+from simulator.config import parse_yaml, read_text
 from simulator.errors import ConfigError
-from simulator.interop.record import ImportReport
+from simulator.interop.format import Account, ImportReport
 from simulator.topology import Topology
 from simulator.topology.explicit import GraphSpec, topology_of_graph
 from simulator.topology.load import spec_of, topology_of
 from simulator.topology.spec import ClusterSpec
-
-
-@dataclass(slots=True)
-class Ledger:
-    """Notes taken while a file is read; each thing once, in the order of first sight."""
-
-    _used: dict[str, None] = field(default_factory=dict)
-    _irrelevant: dict[str, None] = field(default_factory=dict)
-    _unknown: dict[str, None] = field(default_factory=dict)
-    _assumed: dict[str, None] = field(default_factory=dict)
-
-    def use(self, *names: str) -> None:
-        """Note what went into the description."""
-        self._used.update(dict.fromkeys(names))
-
-    def skip(self, *names: str) -> None:
-        """Note what is understood and has no bearing."""
-        self._irrelevant.update(dict.fromkeys(names))
-
-    def wonder(self, name: str, known: Iterable[str] = ()) -> None:
-        """Note what is not understood, with near misses among what would be."""
-        self._unknown[name + did_you_mean(name.rsplit(".", 1)[-1], known)] = None
-
-    def assume(self, *texts: str) -> None:
-        """Note what the file does not say and was taken."""
-        self._assumed.update(dict.fromkeys(texts))
-
-    def sort(self, names: Iterable[str], *, used: Iterable[str], irrelevant: Iterable[str], prefix: str = "") -> None:
-        """Put each name where it belongs."""
-        used, irrelevant = set(used), set(irrelevant)
-        for name in names:
-            if name in used:
-                self.use(prefix + name)
-            elif name in irrelevant:
-                self.skip(prefix + name)
-            else:
-                self.wonder(prefix + name, used | irrelevant)
-
-    def report(self) -> ImportReport:
-        """Return the finished account."""
-        return ImportReport(
-            used=tuple(self._used),
-            irrelevant=tuple(self._irrelevant),
-            unknown=tuple(self._unknown),
-            assumed=tuple(self._assumed),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,17 +95,12 @@ class ImportedCluster:
         return out.getvalue()
 
 
-def imported(kind: str, path: str | Path, data: Mapping[str, Any], ledger: Ledger, text: str = "") -> ImportedCluster:
+def imported(kind: str, path: str | Path, data: Mapping[str, Any], account: Account, text: str = "") -> ImportedCluster:
     """Finish an import from a file."""
     return ImportedCluster(
         data=data,
-        report=ledger.report(),
+        report=account.report(),
         kind=kind,
         file=str(path),
         sha256=hashlib.sha256((text or read_text(path)).encode()).hexdigest(),
     )
-
-
-def refuse(path: str | Path, line: int, message: str, *, hint: str = "", column: int = 1) -> ConfigError:
-    """Return the error for a place in a foreign file."""
-    return ConfigError(f"{path}:{line}:{column}: {message}", hint=hint)

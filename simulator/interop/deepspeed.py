@@ -1,59 +1,92 @@
-"""DeepSpeed's ``ds_config.json``: batch sizes, ZeRO stage, precision and buckets.
+"""DeepSpeed's ``ds_config.json``, both ways: batch sizes, ZeRO stage, precision and buckets.
 
 References
 ----------
-deepspeedai/DeepSpeed, ``deepspeed/runtime/config.py`` and ``runtime/zero/config.py`` (names and defaults).
+deepspeedai/DeepSpeed, ``deepspeed/runtime/config.py`` and ``runtime/zero/config.py`` (names, defaults, the batch rule).
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from simulator.config import load_yaml
-from simulator.interop.record import Imported, Reader, words
+from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
+from simulator.interop.format import Format, Imported
+from simulator.interop.reader import Reader
+from simulator.interop.table import Found, Table, flattened, json_keys, key, nested
 from simulator.plan import ParallelPlan
 
-_IRRELEVANT = words(
-    "steps_per_print wall_clock_breakdown flops_profiler comms_logger tensorboard wandb csv_monitor "
-    "dump_state optimizer scheduler gradient_clipping prescale_gradients gradient_predivide_factor "
-    "gradient_allreduce_op sparse_gradients zero_allow_untested_optimizer zero_force_ds_cpu_optimizer amp "
-    "monitor_config memory_breakdown checkpoint data_efficiency curriculum_learning elasticity autotuning "
-    "aio compression_training seed seq_parallel_communication_data_type "
-    "torch_autocast compile timers hybrid_engine disable_allgather dataloader_drop_last "
-    "use_data_before_expert_parallelism train_iters eigenvalue"
-)
-
-#: what only moves memory around, checks, saves, or is used where the backend lacks a collective (allgather_bucket_size)
-_ZERO_IRRELEVANT = words(
-    "allgather_partitions allgather_bucket_size contiguous_gradients round_robin_gradients "
-    "stage3_model_persistence_threshold model_persistence_threshold "
-    "stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save sub_group_size "
-    "ignore_unused_parameters legacy_stage1 elastic_checkpoint load_from_fp32_weights log_trace_cache_warnings "
-    "memory_efficient_linear zero_quantized_nontrainable_weights override_module_apply pipeline_loading_checkpoint "
-    "stage3_module_granularity_threshold stage3_use_all_reduce_for_fetch_params "
-    "stage3_allgather_sequential zeropp_loco_param mics_hierarchical_params_gather "
-    "save_muon_momentum_buffer_in_memory"
-)
-
-#: plan setting -> its names in ``zero_optimization``, elements all of them
-_ELEMENTS = {
-    "prefetch_elements": ("stage3_prefetch_bucket_size", "prefetch_bucket_size"),
-    "persistence_elements": ("stage3_param_persistence_threshold", "param_persistence_threshold"),
-    "max_live_elements": ("stage3_max_live_parameters", "max_live_parameters"),
-    "max_reuse_elements": ("stage3_max_reuse_distance", "max_reuse_distance"),
-}
 _WIDTHS = {"fp32": 4, "float32": 4, "fp16": 2, "bf16": 2, "bfp16": 2, "float16": 2, "bfloat16": 2}
+#: optimizers with two fp32 moments and gradients reduced as they are
+_ADAM_LIKE = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam", "torch_adam", "lamb", "fusedlamb", "auto")
+_Z = "zero_optimization."
+
+KEYS = Table(
+    keys=(
+        key("train_batch_size", "count", plan="global_batch"),
+        key("train_micro_batch_size_per_gpu", "count", plan="micro_batch"),
+        key("gradient_accumulation_steps", "count", note="`dp` = batch / micro-batch / this"),
+        key("bf16.enabled bfloat16.enabled", "switch", note="precision"),
+        key("fp16.enabled", "switch", note="precision"),
+        key("data_types.grad_accum_dtype", "text", note="`gradient_bytes`"),
+        key("communication_data_type", words=_WIDTHS, note="`gradient_bytes`"),
+        key(_Z + "stage", default=0, note="`sharding`"),
+        key(_Z + "overlap_comm", "switch", default="true at stage 3", note="`overlap`"),
+        key(_Z + "reduce_bucket_size", "number", note="`bucket_bytes`, in elements"),
+        key(_Z + "mics_shard_size", note="`sharding` hsdp in groups of so many ranks"),
+        key(_Z + "zero_hpz_partition_size", plan="secondary_group", default=1),
+        key(_Z + "zero_quantized_weights", "switch", plan="quantized_weights"),
+        key(_Z + "zero_quantized_gradients", "switch", plan="quantized_gradients"),
+        key(_Z + f"stage3_prefetch_bucket_size {_Z}prefetch_bucket_size", "number", plan="prefetch_elements"),
+        key(_Z + f"stage3_param_persistence_threshold {_Z}param_persistence_threshold", "number", plan="persistence_elements"),
+        key(_Z + f"stage3_max_live_parameters {_Z}max_live_parameters", "number", plan="max_live_elements"),
+        key(_Z + f"stage3_max_reuse_distance {_Z}max_reuse_distance", "number", plan="max_reuse_elements"),
+        key(_Z + "reduce_scatter", "switch", default=True, note="`gradient_collective`"),
+        key(_Z + "use_multi_rank_bucket_allreduce", "switch", default=True, note="`gradient_collective`"),
+        key(_Z + "offload_optimizer.device", plan="offload_optimizer", words={"none": "none", "cpu": "cpu"}, unmodelled="nvme",
+            default="none"),
+        key(_Z + "offload_optimizer.ratio", "number", default=1.0),
+        key(_Z + "offload_param.device", plan="offload_parameters", words={"none": "none", "cpu": "cpu"}, unmodelled="nvme",
+            default="none"),
+        key(_Z + "cpu_offload", "switch", note="`offload_optimizer`, of old files"),
+        key(_Z + "cpu_offload_params", "switch", note="`offload_parameters`, of old files"),
+        key("tensor_parallel.autotp_size", default=0, note="`tp`"),
+        key("sequence_parallel_size", "count", plan="cp", default=1, note="Ulysses: `cp_comm_type` a2a"),
+    ),
+    irrelevant={
+        "logging and checks": "steps_per_print wall_clock_breakdown flops_profiler comms_logger tensorboard wandb csv_monitor "
+        "dump_state monitor_config memory_breakdown timers autotuning eigenvalue",
+        "learning": "optimizer scheduler gradient_clipping prescale_gradients gradient_predivide_factor train_iters seed "
+        "gradient_allreduce_op zero_allow_untested_optimizer zero_force_ds_cpu_optimizer curriculum_learning "
+        "fp16 bf16 bfloat16 data_efficiency amp",
+        "files and elasticity": "checkpoint elasticity dataloader_drop_last hybrid_engine",
+        "what only moves memory around, checks, saves, or is used where the backend lacks a collective":
+        "aio compression_training sparse_gradients seq_parallel_communication_data_type torch_autocast compile "
+        "disable_allgather use_data_before_expert_parallelism tensor_parallel activation_checkpointing "
+        + " ".join(_Z + name for name in (
+            "allgather_partitions", "allgather_bucket_size", "contiguous_gradients", "round_robin_gradients",
+            "*model_persistence_threshold", "*gather_16bit_weights_on_model_save", "sub_group_size",
+            "ignore_unused_parameters", "legacy_stage1", "elastic_checkpoint", "load_from_fp32_weights",
+            "log_trace_cache_warnings", "memory_efficient_linear", "zero_quantized_nontrainable_weights",
+            "override_module_apply", "pipeline_loading_checkpoint", "stage3_module_granularity_threshold",
+            "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential", "zeropp_loco_param",
+            "mics_hierarchical_params_gather", "save_muon_momentum_buffer_in_memory", "offload_optimizer", "offload_param",
+        )),
+    },
+    missed={},
+)  # fmt: skip
 
 
-def import_deepspeed(path: str | Path, *, world_size: int = 0) -> Imported:
+def import_deepspeed(path: str | Path, *, gpus: int = 0) -> Imported:
     """Read a ``ds_config.json``.
 
     Parameters
     ----------
     path : str or Path
         The file.
-    world_size : int
+    gpus : int
         Data-parallel ranks, where the batch rule needs them; 0 if not known yet.
 
     Raises
@@ -62,48 +95,60 @@ def import_deepspeed(path: str | Path, *, world_size: int = 0) -> Imported:
         If the batch sizes contradict one another, or a value cannot be understood.
     """
     data, locator = load_yaml(path)
-    return read_deepspeed(Reader(data, str(path), locator=locator), world_size=world_size)
+    return read_deepspeed(Reader(flattened(data, str(path)), str(path), locator=locator), n_ranks=gpus)
 
 
-def read_deepspeed(reader: Reader, *, world_size: int = 0) -> Imported:
-    """Read settings that are already a mapping; see :func:`import_deepspeed`."""
+def is_deepspeed(text: str) -> bool:
+    """Whether a text is a JSON object with a batch size or a ZeRO section of DeepSpeed's."""
+    return bool(json_keys(text) & {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"})
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------
+
+
+def read_deepspeed(reader: Reader, *, n_ranks: int = 0) -> Imported:
+    """Read settings that are already a mapping, written flat; see :func:`import_deepspeed`."""
+    automatic = _left_to_the_trainer(reader)
+    found = KEYS.read(reader)
+    if (
+        reader.has("zero_optimization.offload_optimizer.device")
+        and found["zero_optimization.offload_optimizer.ratio"] != 1.0
+    ):
+        reader.fault("zero_optimization.offload_optimizer.ratio", "a partial offload is not modelled", hint="1.0")
     settings: dict[str, Any] = {"framework": "deepspeed"}
-    settings |= _batch(reader, world_size) | _precision(reader)
-    settings |= _reduction(reader)
-    settings |= _zero(reader, settings)
-    parallel = reader.section("tensor_parallel")
-    settings["tp"] = max(1, parallel.integer("autotp_size", default=0))
-    parallel.irrelevant(["tp", "dtype", "enabled"])
-    parallel.finish()
-    ulysses = reader.positive("sequence_parallel_size", default=1)
-    if ulysses > 1:
-        settings |= {"cp": ulysses, "cp_comm_type": "a2a"}
-    checkpointing = reader.section("activation_checkpointing")
-    if checkpointing.data:
+    settings |= (
+        KEYS.fields(found, "plan", defaults=False)
+        | _batch(found, automatic, n_ranks)
+        | _precision(found, automatic)
+        | _zero(found)
+    )
+    settings |= _reduction(found, settings)
+    settings["tp"] = max(1, found["tensor_parallel.autotp_size"])
+    if settings.get("cp", 1) > 1:
+        settings["cp_comm_type"] = "a2a"
+    if any(name.startswith("activation_checkpointing.") for name in reader.data):
         reader.assume("recompute", "full", "activation_checkpointing is configured; the model must call it")
         settings["recompute"] = "full"
-        checkpointing.irrelevant(list(checkpointing.data))
-    reader.irrelevant(_IRRELEVANT)
-    reader.finish()
-    return Imported(kind="deepspeed", file=reader.file, settings=settings, report=reader.log.report())
+    KEYS.finish(found)
+    return Imported(kind="deepspeed", file=reader.file, settings=settings, report=reader.account.report())
 
 
-def _size(reader: Reader, key: str) -> int:
-    """Return a batch size, 0 where it is missing or ``auto``."""
-    if reader.data.get(key) == "auto":
-        reader.raw(key)
-        reader.assume(key, "unset", "'auto' is filled in by the Hugging Face trainer")
-        return 0
-    return reader.positive(key) if reader.data.get(key) is not None else 0
+def _left_to_the_trainer(reader: Reader) -> set[str]:
+    """Take the keys out whose value is ``auto``, and return them."""
+    names = {name for name, value in reader.data.items() if value == "auto" and KEYS.knows(name)}
+    for name in names:
+        reader.raw(name)
+        del reader.data[name]
+        reader.assume(name, "unset", "'auto' is filled in by the Hugging Face trainer")
+    return names
 
 
-def _batch(reader: Reader, world_size: int) -> dict[str, Any]:
+def _batch(found: Found, automatic: set[str], n_ranks: int) -> dict[str, Any]:
     """Apply DeepSpeed's rule: train batch = micro-batch x accumulation x data-parallel ranks."""
-    total = _size(reader, "train_batch_size")
-    micro = _size(reader, "train_micro_batch_size_per_gpu")
-    steps = _size(reader, "gradient_accumulation_steps")
+    reader, total = found.reader, found["train_batch_size"]
+    micro, steps = found["train_micro_batch_size_per_gpu"], found["gradient_accumulation_steps"]
     if not total and not micro:
-        if any(reader.data.get(k) == "auto" for k in ("train_batch_size", "train_micro_batch_size_per_gpu")):
+        if automatic & {"train_batch_size", "train_micro_batch_size_per_gpu"}:
             return {}
         reader.fault(
             "",
@@ -111,122 +156,150 @@ def _batch(reader: Reader, world_size: int) -> dict[str, Any]:
             hint="DeepSpeed derives the third of batch, micro-batch and accumulation from two of them",
         )
     if total and micro and steps:
-        if total % (micro * steps) or (world_size and total != micro * steps * world_size):
-            ranks = world_size or "a whole number of"
+        if total % (micro * steps) or (n_ranks and total != micro * steps * n_ranks):
+            ranks = n_ranks or "a whole number of"
             reader.fault(
                 "train_batch_size",
                 f"{total} is not {micro} x {steps} x {ranks} data-parallel ranks",
                 hint="the batch is micro-batch x gradient_accumulation_steps x data-parallel ranks",
             )
-        return {"micro_batch": micro, "global_batch": total, "dp": total // (micro * steps)}
-    if total and micro:
-        return {"micro_batch": micro, "global_batch": total}
-    if total:
-        if not world_size:
-            reader.assume("micro_batch", "the largest that fits", "only train_batch_size is given")
-            return {"global_batch": total}
-        return {"micro_batch": max(1, total // (world_size * (steps or 1))), "global_batch": total}
-    if not world_size and (steps or 1) > 1:
-        reader.assume("global_batch", f"{micro} x {steps} x dp", "train_batch_size follows from the ranks")
-        return {"micro_batch": micro}
-    return {"micro_batch": micro} | ({"global_batch": micro * (steps or 1) * world_size} if world_size else {})
+        return {"dp": total // (micro * steps)}
+    if total and not micro:
+        if n_ranks:
+            return {"micro_batch": max(1, total // (n_ranks * (steps or 1)))}
+        reader.assume("micro_batch", "the largest that fits", "only train_batch_size is given")
+    elif micro and not total:
+        if n_ranks:
+            return {"global_batch": micro * (steps or 1) * n_ranks}
+        if (steps or 1) > 1:
+            reader.assume("global_batch", f"{micro} x {steps} x dp", "train_batch_size follows from the ranks")
+    return {}
 
 
-def _enabled(reader: Reader, *keys: str) -> bool:
-    section = reader.section(*keys)
-    if section.data.get("enabled") == "auto":
-        section.raw("enabled")
-        section.assume("enabled", False, "'auto' is filled in by the Hugging Face trainer")
-        section.irrelevant(list(section.data))
-        return False
-    value = section.boolean("enabled")
-    section.irrelevant(list(section.data))
-    return value
-
-
-def _precision(reader: Reader) -> dict[str, Any]:
-    bf16, fp16 = _enabled(reader, "bf16", "bfloat16"), _enabled(reader, "fp16")
+def _precision(found: Found, automatic: set[str]) -> dict[str, Any]:
+    bf16, fp16 = found["bf16.enabled"], found["fp16.enabled"]
     if bf16 and fp16:
-        reader.fault("bf16", "bf16 and fp16 are both enabled")
+        found.reader.fault("bf16", "bf16 and fp16 are both enabled")
     if not bf16 and not fp16:
-        reader.assume("precision", "fp32", "neither bf16 nor fp16 is enabled")
+        found.reader.assume("precision", "fp32", "neither bf16 nor fp16 is enabled")
     return {"precision": "bf16" if bf16 else "fp16" if fp16 else "fp32"}
 
 
-def _reduction(reader: Reader) -> dict[str, Any]:
-    """Read in which precision gradients are accumulated and reduced."""
-    types = reader.section("data_types")
-    wide = types.text("grad_accum_dtype", default="")
-    types.finish()
-    sent = reader.raw("communication_data_type")
-    if sent is not None and str(sent) not in _WIDTHS:
-        reader.fault("communication_data_type", f"{sent!r} is not known here", hint="fp32, fp16 or bf16")
-    if sent is not None:
-        return {"gradient_bytes": _WIDTHS[str(sent)]}
-    return {"gradient_bytes": 4} if wide in ("fp32", "float32") else {}
-
-
-def _zero(reader: Reader, settings: dict[str, Any]) -> dict[str, Any]:
-    zero = reader.section("zero_optimization")
-    stage = zero.integer("stage", default=0)
+def _zero(found: Found) -> dict[str, Any]:
+    """Return what the section of ZeRO decides."""
+    stage, group = found["zero_optimization.stage"], found["zero_optimization.mics_shard_size"] or -1
     if not 0 <= stage <= 3:
-        zero.fault("stage", f"{stage} is not a ZeRO stage", hint="0, 1, 2 or 3")
-    found: dict[str, Any] = {"sharding": f"zero{stage}" if stage else "none"}
-    found["overlap"] = zero.boolean("overlap_comm", default=stage == 3)
-    bucket = _elements(zero, "reduce_bucket_size", default=0)
-    if bucket:
-        found["bucket_bytes"] = bucket * ParallelPlan(**(settings | found)).reduced_bytes
-    group = zero.integer("mics_shard_size", default=-1)
+        found.reader.fault("zero_optimization.stage", f"{stage} is not a ZeRO stage", hint="0, 1, 2 or 3")
+    overlap = found["zero_optimization.overlap_comm"]
+    settings: dict[str, Any] = {
+        "sharding": f"zero{stage}" if stage else "none",
+        "overlap": stage == 3 if not isinstance(overlap, bool) else overlap,
+    }
     if group > 1:
-        found |= {"sharding": "hsdp", "sharding_group": group}
-    if zero.integer("zero_hpz_partition_size", default=1) > 1:
-        found["secondary_group"] = zero.integer("zero_hpz_partition_size")
-    for name, theirs in (
-        ("quantized_weights", "zero_quantized_weights"),
-        ("quantized_gradients", "zero_quantized_gradients"),
-    ):
-        if zero.boolean(theirs):
-            found[name] = True
-    for name, keys in _ELEMENTS.items():
-        key = next((key for key in keys if key in zero.data), keys[0])
-        n_elements = _elements(zero, key, default=-1)
-        if n_elements >= 0 and stage == 3:
-            found[name] = n_elements
-    scatters, whole = (
-        zero.boolean("reduce_scatter", default=True),
-        zero.boolean("use_multi_rank_bucket_allreduce", default=True),
+        settings |= {"sharding": "hsdp", "sharding_group": group}
+    is_cut = (
+        found["zero_optimization.reduce_scatter"] and not found["zero_optimization.use_multi_rank_bucket_allreduce"]
     )
-    if stage in (1, 2) and scatters and not whole:
-        found["gradient_collective"] = "reduce"
-    found |= _offload(zero)
-    zero.irrelevant(_ZERO_IRRELEVANT)
-    zero.finish()
-    return found
+    if stage in (1, 2) and is_cut:
+        settings["gradient_collective"] = "reduce"
+    for name, old in (("offload_optimizer", "cpu_offload"), ("offload_parameters", "cpu_offload_params")):
+        if found[f"zero_optimization.{old}"]:
+            settings[name] = "cpu"
+    return settings
 
 
-def _elements(zero: Reader, key: str, *, default: int) -> int:
-    """Return a number of elements; 'auto' is the trainer's, DeepSpeed's own default here."""
-    if zero.data.get(key) == "auto":
-        zero.raw(key)
-        zero.assume(key, "DeepSpeed's default", "'auto' is filled in by the Hugging Face trainer")
-        return default
-    return round(zero.number(key, default=default))
+def _reduction(found: Found, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return in which width gradients are reduced, in which buckets, and what stage 3 keeps and fetches ahead."""
+    changed: dict[str, Any] = {}
+    sent, kept = found["communication_data_type"], found["data_types.grad_accum_dtype"]
+    if sent is not None:
+        changed["gradient_bytes"] = _WIDTHS[sent]
+    elif kept in ("fp32", "float32"):
+        changed["gradient_bytes"] = 4
+    for one in KEYS.keys:
+        if one.plan.endswith("_elements"):
+            value = settings.pop(one.plan, None)
+            if value is not None and value >= 0 and found["zero_optimization.stage"] == 3:
+                changed[one.plan] = round(value)
+    bucket = round(found["zero_optimization.reduce_bucket_size"] or 0)
+    if bucket:
+        changed["bucket_bytes"] = bucket * ParallelPlan(**(settings | changed)).reduced_bytes
+    return changed
 
 
-def _offload(zero: Reader) -> dict[str, Any]:
-    """Read what lives on the host, in the sections of today or the switches of old files."""
-    found = {}
-    for name, key, old in (
-        ("offload_optimizer", "offload_optimizer", "cpu_offload"),
-        ("offload_parameters", "offload_param", "cpu_offload_params"),
-    ):
-        section = zero.section(key)
-        device = section.text("device", default="none", one_of=("none", "cpu", "nvme"))
-        if device == "nvme":
-            zero.fault(f"{key}.device", "offload to 'nvme' is not modelled", hint="'cpu' or 'none'")
-        if section.number("ratio", default=1.0) != 1.0:
-            zero.fault(f"{key}.ratio", "a partial offload is not modelled", hint="1.0")
-        section.irrelevant(list(section.data))
-        if device == "cpu" or zero.boolean(old):
-            found[name] = "cpu"
-    return found
+# ---- writing -----------------------------------------------------------------------------------------------------
+
+_STAGES = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3}
+#: fields that a model or a data loader decides, and where
+_ELSEWHERE = {"gpus": "the launcher", "sequence_length": "the data loader"} | dict.fromkeys(
+    (
+        "attention",
+        "sequence_parallel",
+        "asynchronous_tp",
+        "scatter_gather",
+        "overlap_parameter_gather",
+        "overlap_p2p",
+        "schedule",
+    ),
+    "the model",
+)
+
+
+def write_deepspeed(request: Request) -> Emission:
+    """Write a ``ds_config.json``: alone for data parallelism, beside Megatron's arguments for the rest.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If DeepSpeed has no word for something.
+    """
+    plan = under(request.plan, ("deepspeed", "megatron-deepspeed"))
+    beside_megatron = plan.framework == "megatron-deepspeed"
+    is_ulysses = plan.cp > 1 and plan.context_exchange == "a2a"
+    alone = plan.tp * (plan.cp if is_ulysses else 1)
+    refuse_to_write("ds_config.json", {
+        f"tp={plan.tp} pp={plan.pp} cp={plan.cp} ep={plan.ep} without Megatron":
+            not beside_megatron and plan.model_parallel * plan.ep > alone,
+        f"precision {plan.precision}": plan.precision not in ("bf16", "fp16", "fp32"),
+        "selective recomputation": plan.recompute == "selective" and not beside_megatron,
+    })  # fmt: skip
+    flat = KEYS.written(said(plan), "plan") | {
+        "gradient_accumulation_steps": plan.n_micro_batches,
+        "bf16.enabled": plan.precision == "bf16",
+        "fp16.enabled": plan.precision == "fp16",
+        "zero_optimization.stage": _STAGES[plan.sharding],
+        "zero_optimization.overlap_comm": plan.overlaps,
+    }
+    if plan.sharding == "hsdp":
+        flat["zero_optimization.mics_shard_size"] = plan.sharding_group
+    if plan.bucket_bytes:
+        flat["zero_optimization.reduce_bucket_size"] = plan.bucket_bytes // plan.reduced_bytes
+    if plan.gradient_collective == "reduce":
+        flat["zero_optimization.use_multi_rank_bucket_allreduce"] = False
+    if plan.reduced_bytes == 4:
+        flat["data_types.grad_accum_dtype"] = "fp32"
+    if plan.recompute == "full":
+        flat["activation_checkpointing.partition_activations"] = False
+    unsaid = dict(_ELSEWHERE)
+    if beside_megatron:
+        flat.pop("sequence_parallel_size", None)
+        where = "Megatron's arguments"
+        unsaid |= dict.fromkeys(("framework", "tp", "pp", "virtual_pp", "cp", "ep", "recompute"), where)
+        unsaid |= dict.fromkeys(("first_stage_layers", "last_stage_layers"), where)
+    elif plan.tp > 1:
+        flat["tensor_parallel.autotp_size"] = plan.tp
+    if plan.reduced_bytes != 4:
+        unsaid["gradient_bytes"] = "follows from the precision"
+    return Emission(text=json.dumps(nested(flat), indent=2) + "\n", plan=plan, unsaid=unsaid)
+
+
+DEEPSPEED = Format(
+    gives="plan",
+    what="DeepSpeed's `ds_config.json`",
+    sniff=is_deepspeed,
+    read=import_deepspeed,
+    options=("gpus",),
+    table=KEYS,
+    write=write_deepspeed,
+    file="ds_config.json",
+)

@@ -10,9 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from simulator.config import load_yaml, near_misses
+from simulator.interop.format import Format, Imported
 from simulator.interop.hf_families import DENSE, IRRELEVANT, RECORD
 from simulator.interop.hf_mixtures import MIXTURES
-from simulator.interop.record import Imported, Reader
+from simulator.interop.reader import Reader
+from simulator.interop.table import json_keys
 from simulator.models.spec import ModelSpec
 
 #: ``model_type`` -> how its keys are read
@@ -58,7 +60,7 @@ def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
     inner.irrelevant(IRRELEVANT)
     inner.finish()
     spec = ModelSpec(name=name or _name(inner, Path(reader.file)), **fields)
-    return Imported(kind="hf-config", file=reader.file, spec=spec, report=reader.log.report())
+    return Imported(kind="hf-config", file=reader.file, spec=spec, report=reader.account.report())
 
 
 def _unnamed(reader: Reader) -> str:
@@ -72,3 +74,13 @@ def _name(reader: Reader, path: Path) -> str:
     if isinstance(name, str) and name:
         return name.rsplit("/", 1)[-1].lower()
     return (path.parent.name if path.stem == "config" and path.parent.name else path.stem).lower()
+
+
+def is_hf_config(text: str) -> bool:
+    """Whether a text is a JSON object that names a model type."""
+    return "model_type" in json_keys(text)
+
+
+HF_CONFIG = Format(
+    gives="model", what="a Hugging Face `config.json`, or its folder", sniff=is_hf_config, read=import_hf_config
+)

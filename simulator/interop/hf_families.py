@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from simulator.interop.record import Reader, words
+from simulator.interop.reader import Reader, words
 from simulator.models.catalog import BERT_STYLE, GPT2_STYLE, LLAMA_STYLE, MEGATRON_STYLE, MPT_STYLE, T5_STYLE
 from simulator.models.spec import Activation
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from simulator.interop.hf_families import activation, decoder, deepseek, llama
-from simulator.interop.record import Reader
+from simulator.interop.reader import Reader
 from simulator.models.catalog import LLAMA_STYLE, MEGATRON_STYLE
 
 

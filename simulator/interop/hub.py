@@ -8,8 +8,9 @@ from typing import Any
 
 from simulator.config import near_misses, parse_yaml
 from simulator.errors import ConfigError
+from simulator.interop.format import Imported
 from simulator.interop.hf_config import read_hf_config
-from simulator.interop.record import Imported, Reader
+from simulator.interop.reader import Reader
 from simulator.models.catalog import CATALOG
 from simulator.models.recorded import InputTensor, RecordedModule
 from simulator.models.torch_module import load_torch

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from simulator.config import Fault, KeyPath, Locator, did_you_mean, parse_yaml, raise_faults, read_text
-from simulator.interop.cluster import ImportedCluster, Ledger, imported, refuse
+from simulator.interop.cluster import ImportedCluster, imported
+from simulator.interop.format import Account, Format, refuse
 
 _KINDS = {"npu": "gpu", "xpu": "gpu", "gpu": "gpu", "cpu": "cpu", "nic": "nic", "switch": "switch", "port": "port",
           "memory": "", "device": "device", "custom": "custom"}  # fmt: skip
@@ -59,10 +60,10 @@ def import_infragraph(path: str | Path, *, device: str | None = None) -> Importe
     data = data.get("infrastructure", data) if isinstance(data, dict) else data
     if not isinstance(data, dict) or not isinstance(data.get("devices"), list):
         raise refuse(path, 1, "not an InfraGraph infrastructure: there is no list 'devices'")
-    ledger = Ledger()
+    account = Account()
     used = ("devices", "instances", "links", "edges", "connections", "name")
-    ledger.sort(map(str, data), used=used, irrelevant=set(_TOP) - set(used))
-    reader = _Reader(data=data, locator=locator, ledger=ledger)
+    account.sort(map(str, data), used=used, irrelevant=set(_TOP) - set(used))
+    reader = _Reader(data=data, locator=locator, account=account)
     reader.read()
     if reader.faults:
         raise_faults(reader.faults, locator)
@@ -77,7 +78,7 @@ def import_infragraph(path: str | Path, *, device: str | None = None) -> Importe
     }
     if device is not None:
         description["device"] = device
-    return imported("infragraph", path, description, ledger, text)
+    return imported("infragraph", path, description, account, text)
 
 
 @dataclass(slots=True)
@@ -86,7 +87,7 @@ class _Reader:
 
     data: Mapping[str, Any]
     locator: Locator
-    ledger: Ledger
+    account: Account
     vertices: dict[str, dict[str, Any]] = field(default_factory=dict)
     edges: list[dict[str, Any]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -104,7 +105,7 @@ class _Reader:
                 self.complain(("devices", index), "a device is an object with a 'name'")
         instances = self.data.get("instances") or [{"name": name, "device": name, "count": 1} for name in self.devices]
         if not self.data.get("instances"):
-            self.ledger.assume("one instance of every device, as the file has no 'instances'")
+            self.account.assume("one instance of every device, as the file has no 'instances'")
         for index, item in enumerate(instances):
             path = ("instances", index)
             if not isinstance(item, Mapping) or not {"name", "device"} <= set(item):
@@ -151,11 +152,11 @@ class _Reader:
             return
         if kind == "custom":
             kind = _custom_kind(f"{item['name']} {item.get('description', '')}".lower(), node)
-            self.ledger.assume(f"custom component {item['name']!r} taken as {kind}")
+            self.account.assume(f"custom component {item['name']!r} taken as {kind}")
         if kind == "port":
             kind = "nic" if node is not None else "switch"
         if not kind:
-            self.ledger.skip(f"components of kind {_choice(item)}")
+            self.account.skip(f"components of kind {_choice(item)}")
             self.ignored.add(full)
             return
         self.vertices[full] = {"kind": kind} | ({} if node is None or kind == "switch" else {"node": node})
@@ -234,7 +235,7 @@ class _Reader:
             self.complain(path, f"link {link!r} has no bandwidth: give it physical.bandwidth")
             return
         if "transfers" in str(physical["bandwidth"].get("choice", "")):
-            self.ledger.assume(f"link {link!r} is PCIe with 16 lanes")
+            self.account.assume(f"link {link!r} is PCIe with 16 lanes")
         found: dict[str, Any] = {"source": a, "target": b, "kind": kind, "bandwidth": f"{rate!r} B/s"}
         latency_s = _measure(physical.get("latency"), _LATENCIES, "")
         if latency_s is not None:
@@ -282,3 +283,12 @@ def _measure(container: Any, units: Mapping[str, float], suffix: str) -> float |
     value, unit = container.get(name), units.get(name.removesuffix(suffix))
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) * unit if is_number and unit and value > 0 else None  # type: ignore[arg-type, operator]
+
+
+INFRAGRAPH = Format(
+    gives="cluster",
+    what="an [InfraGraph](https://github.com/Keysight/infragraph) infrastructure, YAML or JSON; every instance with an NPU is a node",
+    sniff=sniff,
+    read=import_infragraph,
+    options=("device",),
+)

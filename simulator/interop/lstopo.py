@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 from simulator.config import read_text
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, Ledger, imported, refuse
+from simulator.interop.cluster import ImportedCluster, imported
+from simulator.interop.format import Account, Format, refuse
 from simulator.interop.hardware import device_of_product, nvlink_section
-
-Element = ElementTree.Element
+from simulator.interop.syntax import parse_xml
 
 _NVIDIA, _NVSWITCH_CLASS, _GPU_CLASSES = "10de:", "0680", ("0300", "0302")
 _USED = ("Machine", "Package", "NUMANode", "Bridge", "PCIDev", "OSDev")
@@ -65,35 +65,31 @@ def import_lstopo(
         If it is not such a file, is of hwloc 1.x, has no GPU, or the GPU is not known.
     """
     text = read_text(path)
-    try:
-        root = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        line, column = error.position
-        raise refuse(path, line, f"not XML: {error.msg.split(':')[0]}", column=column + 1) from None
+    root = parse_xml(text, path)
     if root.tag != "topology":
         raise refuse(path, 1, f"the root is <{root.tag}>, not <topology>")
     if root.get("version") is None:
         raise refuse(path, 1, "written by hwloc 1.x", hint="write it again with lstopo 2.0 or newer")
     if root.get("version", "").partition(".")[0] not in ("2", "3"):
         raise refuse(path, 1, f"version {root.get('version')} of hwloc's XML; versions 2 and 3 are known here")
-    ledger, found = Ledger(), _Found()
+    account, found = Account(), _Found()
     for element in root.iter("object"):
-        ledger.sort([element.get("type", "?")], used=_USED, irrelevant=_IRRELEVANT)
+        account.sort([element.get("type", "?")], used=_USED, irrelevant=_IRRELEVANT)
     _walk(root, "", None, found)
     if not found.gpus:
         raise refuse(path, 1, "there is no NVIDIA GPU in the file", hint="run lstopo on a GPU node, with I/O devices")
     source = f"lstopo, {Path(path).name}"
-    node = _node(root, found, device or _device(found, path, ledger), source, ledger)
+    node = _node(root, found, device or _device(found, path, account), source, account)
     if found.interfaces and nic_bandwidth is not None:
         node["nics"] = {"count": len(found.interfaces), "bandwidth": nic_bandwidth, "source": source}
-        ledger.use(*found.interfaces.values())
+        account.use(*found.interfaces.values())
     elif found.interfaces:
-        ledger.assume(f"NICs {', '.join(found.interfaces.values())} are left out: their rate is not in the file")
+        account.assume(f"NICs {', '.join(found.interfaces.values())} are left out: their rate is not in the file")
     data = {"version": 1, "name": Path(path).stem, "nodes": nodes, "node": node}
     if nodes > 1:
-        ledger.assume("nodes are joined by one switch")
+        account.assume("nodes are joined by one switch")
         data["fabric"] = {"kind": "one-switch", "source": "assumed"}
-    return imported("lstopo", path, data, ledger, text)
+    return imported("lstopo", path, data, account, text)
 
 
 def _walk(element: Element, switch: str, pci: Element | None, found: _Found) -> None:
@@ -129,34 +125,34 @@ def _note_os(element: Element, busid: str, found: _Found) -> None:
         found.interfaces[busid] = name
 
 
-def _device(found: _Found, path: str | Path, ledger: Ledger) -> str:
+def _device(found: _Found, path: str | Path, account: Account) -> str:
     first = next(iter(found.gpus))
     product = found.products[first]
     name = device_of_product(product, found.memory.get(first) or None)
     if name is None:
         raise ConfigError(f"{path}: no shipped device is a {product or 'GPU without a name'!r}", hint="give --device")
-    ledger.use("GPUModel")
+    account.use("GPUModel")
     if not found.memory.get(first):
-        ledger.assume(f"device {name}: {product!r} without a memory size")
+        account.assume(f"device {name}: {product!r} without a memory size")
     return name
 
 
-def _node(root: Element, found: _Found, device: str, source: str, ledger: Ledger) -> dict[str, Any]:
+def _node(root: Element, found: _Found, device: str, source: str, account: Account) -> dict[str, Any]:
     gpus = list(found.gpus)
     node: dict[str, Any] = {"device": device, "gpus": len(gpus), "source": source}
-    counts = _nvlinks(root, len(gpus), ledger)
+    counts = _nvlinks(root, len(gpus), account)
     nvlink = nvlink_section(counts, "25 GB/s", source) if counts else None
     if nvlink:
         node["nvlink"] = nvlink
-        ledger.use("NVLinkBandwidth")
-        ledger.assume("25 GB/s per NVLink and direction, as NVLink 2 to 4 have")
+        account.use("NVLinkBandwidth")
+        account.assume("25 GB/s per NVLink and direction, as NVLink 2 to 4 have")
     elif counts is None:
-        ledger.assume("no NVLink: the file has no NVLinkBandwidth matrix")
+        account.assume("no NVLink: the file has no NVLinkBandwidth matrix")
     switches = [found.roots[gpu] for gpu in gpus]
     speed = max(found.speeds.values())
     generation = next((g for g, rate in ((3, 17), (4, 34), (5, 68), (6, 140)) if 0 < speed <= rate), 4)
     if not speed:
-        ledger.assume("PCIe generation 4: link speeds are 0 in the file")
+        account.assume("PCIe generation 4: link speeds are 0 in the file")
     n_switches = len(set(switches)) if all(switches) else 0
     node["pcie"] = {"generation": generation, "switches": n_switches, "source": source}
     node["cpu"] = _cpu(root, source)
@@ -176,7 +172,7 @@ def _cpu(root: Element, source: str) -> dict[str, Any]:
     return cpu
 
 
-def _nvlinks(root: Element, n_gpus: int, ledger: Ledger) -> list[list[int]] | None:
+def _nvlinks(root: Element, n_gpus: int, account: Account) -> list[list[int]] | None:
     """NVLinks between GPUs from hwloc's bandwidth matrix; None when there is none for exactly these GPUs."""
     for element in (*root.iter("distances2"), *root.iter("distances2hetero")):
         if element.get("name") != "NVLinkBandwidth":
@@ -184,14 +180,14 @@ def _nvlinks(root: Element, n_gpus: int, ledger: Ledger) -> list[list[int]] | No
         values = [_float(word) for part in element.iter("u64values") for word in (part.text or "").split()]
         size = int(_float(element.get("nbobjs")))
         if size < n_gpus or len(values) != size * size:
-            ledger.assume(f"the NVLink matrix of {size} objects does not fit {n_gpus} GPUs and is left out")
+            account.assume(f"the NVLink matrix of {size} objects does not fit {n_gpus} GPUs and is left out")
             return None
         rows = [values[i * size : (i + 1) * size] for i in range(size)]
         links = [[0 if i == j else round(rows[i][j] / NVLINK_MB_PER_S) for j in range(size)] for i in range(size)]
         if size == n_gpus:
             return links
         through = min(sum(links[gpu][n_gpus:]) for gpu in range(n_gpus))
-        ledger.assume(f"{size - n_gpus} NVSwitches join all GPUs")
+        account.assume(f"{size - n_gpus} NVSwitches join all GPUs")
         return [[0 if i == j else through for j in range(n_gpus)] for i in range(n_gpus)]
     return None
 
@@ -202,3 +198,12 @@ def _float(text: str | None) -> float:
     except ValueError:
         return 0.0
     return value if 0.0 <= value < 1e30 else 0.0
+
+
+LSTOPO = Format(
+    gives="cluster",
+    what="hwloc's `lstopo --of xml`",
+    sniff=sniff,
+    read=import_lstopo,
+    options=("device", "nodes", "nic_bandwidth"),
+)

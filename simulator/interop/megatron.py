@@ -1,29 +1,181 @@
-"""Megatron-LM launch scripts and flags: the model and the plan that they describe.
+"""Megatron-LM's flags: the model and the plan that a launch script or a YAML file describes, and a script for a plan.
 
 References
 ----------
 NVIDIA/Megatron-LM, ``megatron/training/arguments.py``, ``megatron/core/model_parallel_config.py`` and
-``transformer_config.py`` (names and defaults).
+``transformer_config.py``; deepspeedai/Megatron-DeepSpeed and bigscience-workshop/Megatron-DeepSpeed,
+``megatron/arguments.py`` (names and defaults).
 """
 
 from __future__ import annotations
 
 import ast
-import operator
 import re
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from simulator.config import load_yaml, read_text
-from simulator.interop.megatron_flags import IRRELEVANT, SWITCHES
-from simulator.interop.record import Imported, Reader
+from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
+from simulator.interop.format import Format, Imported
+from simulator.interop.reader import Reader
 from simulator.interop.shell import script_words
-from simulator.models.catalog import BERT_STYLE, LLAMA_STYLE, MEGATRON_STYLE, T5_STYLE
-from simulator.models.spec import Activation, ModelSpec, Positions
+from simulator.interop.table import Found, Table, key
+from simulator.models.catalog import BERT_STYLE, MEGATRON_STYLE, T5_STYLE
+from simulator.models.spec import ModelSpec
+from simulator.plan import ParallelPlan
 
-_PRECISIONS = ("bf16", "fp16")
-_CONTEXT = ("p2p", "all_gather", "a2a")
 _FSDP = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
+_POSITIONS = {
+    "learned_absolute": "learned", "rope": "rotary", "none": "none", "relative": "relative", "alibi": "alibi",
+    "absolute": "learned", "rotary": "rotary", "yarn": "rotary", "mrope": "rotary",
+}  # fmt: skip
+_NORMS = {"LayerNorm": "layer_norm", "RMSNorm": "rms_norm", "layernorm": "layer_norm", "rmsnorm": "rms_norm"}
+_DISPATCHERS = {"alltoall": "alltoall", "allgather": "allgather", "flex": "deepep", "alltoall_seq": "alltoall"}
+
+KEYS = Table(
+    keys=(
+        # the model
+        key("num-layers encoder-num-layers", "count", model="layers"),
+        key("decoder-num-layers", "count", note="of T5; `num-layers` unless given"),
+        key("hidden-size", "count", model="hidden"),
+        key("num-attention-heads", "count", model="heads"),
+        key("group-query-attention", "switch", note="with `num-query-groups`"),
+        key("num-query-groups num-key-value-heads", note="`kv_heads` of the model"),
+        key("kv-channels", model="head_dim"),
+        key("ffn-hidden-size", model="ffn_hidden", note="4 hidden sizes, or 8/3 in multiples of 64 with `swiglu`"),
+        key("swiglu", "switch", model="gated_mlp"),
+        key("squared-relu", "switch", note="activation"),
+        key("max-position-embeddings", "count", model="max_positions", note="`seq-length` unless given"),
+        key("position-embedding-type", model="positions", words=_POSITIONS, default="learned_absolute"),
+        key("use-rotary-position-embeddings", "switch", note="rotary positions"),
+        key("no-position-embedding", "switch", note="positions: none, unless others are named"),
+        key("normalization", model="norm", words=_NORMS, default="LayerNorm"),
+        key("disable-bias-linear", "switch"),
+        key("add-qkv-bias", "switch"),
+        key("qk-layernorm", "switch", model="qk_norm"),
+        key("vocab-size", note="padded to a multiple of `make-vocab-size-divisible-by` x tp"),
+        key("padded-vocab-size", note="as it is"),
+        key("make-vocab-size-divisible-by", "count", default=128),
+        key("tokenizer-type", "any", note="tells the vocabulary where it is of a known tokenizer"),
+        key("tokenizer-model tokenizer-name-or-path", "any", note="the same"),
+        key("untie-embeddings-and-output-weights", "switch"),
+        key("hidden-dropout", "number", model="dropout", default=0.1),
+        key("num-experts", "any", note="`n_experts` of the model; 1 is a dense model"),
+        key("moe-router-topk topk", note="`top_k` of the model: 2, with DeepSpeed's experts 1"),
+        key("moe-ffn-hidden-size", note="`expert_hidden` of the model"),
+        key("moe-shared-expert-intermediate-size", note="`shared_expert_hidden` of the model"),
+        key("moe-layer-freq", "any", default="1", note="4, or ([0]*3+[1]*29)"),
+        key("multi-latent-attention", "switch"),
+        key("q-lora-rank", note="of latent attention"),
+        key("kv-lora-rank", "count", default=32, note="of latent attention"),
+        key("qk-head-dim", "count", default=128, note="of latent attention"),
+        key("qk-pos-emb-head-dim", "count", default=64, note="of latent attention"),
+        key("v-head-dim", "count", default=128, note="of latent attention"),
+        # the plan
+        key("tensor-model-parallel-size model-parallel-size", "count", plan="tp", default=1),
+        key("pipeline-model-parallel-size", "count", plan="pp", default=1),
+        key("context-parallel-size ds-sequence-parallel-size", "count", plan="cp", default=1),
+        key("expert-model-parallel-size moe-expert-parallel-size", "count", plan="ep", default=1),
+        key("num-virtual-stages-per-pipeline-rank", "count", plan="virtual_pp", default=1),
+        key("num-layers-per-virtual-pipeline-stage", note="`virtual_pp` = layers / pp / this"),
+        key("decoder-first-pipeline-num-layers", plan="first_stage_layers"),
+        key("decoder-last-pipeline-num-layers", plan="last_stage_layers"),
+        key("sequence-parallel", "switch", plan="sequence_parallel"),
+        key("tp-comm-overlap", "switch", plan="asynchronous_tp"),
+        key("micro-batch-size batch-size", "count", plan="micro_batch", default=1),
+        key("global-batch-size", plan="global_batch"),
+        key("seq-length encoder-seq-length", "count", plan="sequence_length", default=2048),
+        key(
+            "cp-comm-type",
+            plan="cp_comm_type",
+            words={"p2p": "p2p", "all_gather": "all_gather", "a2a": "a2a"},
+            default="p2p",
+            needs="cp",
+        ),
+        key(
+            "use-tp-pp-dp-mapping",
+            "switch",
+            plan="rank_order",
+            words={True: "tp-cp-ep-pp-dp", False: "tp-cp-ep-dp-pp"},
+            default=False,
+        ),
+        key("no-overlap-p2p-communication", "switch", note="`overlap_p2p`: false"),
+        key("overlap-moe-expert-parallel-comm", "switch", note="`schedule`: 1f1b-combined"),
+        key("moe-token-dispatcher-type", words=_DISPATCHERS, default="allgather", note="`moe_dispatcher`"),
+        key("moe-expert-capacity-factor", "number", note="`moe_capacity_factor`"),
+        key("moe-pad-expert-input-to-capacity", "switch", note="`moe_pad_to_capacity`"),
+        key("moe-shared-expert-overlap", "switch", note="`moe_shared_expert_overlap`"),
+        key("bf16", "switch", note="precision"),
+        key("fp16", "switch", note="precision"),
+        key("fp8-format fp8-hybrid fp8-e4m3", "any", note="precision fp8"),
+        key("accumulate-allreduce-grads-in-fp32", "switch", note="`gradient_bytes`: 4, which bf16 has anyway"),
+        key("grad-reduce-in-bf16", "switch", note="`gradient_bytes`: 2"),
+        key("use-distributed-optimizer", "switch", note="sharding zero1"),
+        key("use-torch-fsdp2", "switch", note="sharding zero3"),
+        key("use-megatron-fsdp use-custom-fsdp", "switch", note="with `data-parallel-sharding-strategy`"),
+        key("data-parallel-sharding-strategy", words=_FSDP, default="no_shard"),
+        key("zero-stage", note="sharding, of Megatron-DeepSpeed"),
+        key("num-distributed-optimizer-instances", "count", default=1, note="`sharding_group` = ranks / this"),
+        key(
+            "optimizer-cpu-offload",
+            "switch",
+            plan="offload_optimizer",
+            words={True: "cpu", False: "none"},
+            default=False,
+        ),
+        key("optimizer-offload-fraction", "number", default=1.0, note="all or nothing"),
+        key("overlap-grad-reduce", "switch", plan="overlap"),
+        key("overlap-param-gather", "switch", plan="overlap_parameter_gather"),
+        key("ddp-bucket-size", note="`bucket_bytes` in elements"),
+        key("recompute-granularity", words={"none": "none", "full": "full", "selective": "selective"}),
+        key("recompute-activations", "switch", note="selective recomputation"),
+        key("checkpoint-activations", "switch", note="full recomputation"),
+        key("recompute-method", words={"uniform": "uniform", "block": "block"}),
+        key("recompute-num-layers checkpoint-num-layers", note="of full recomputation"),
+        key("transformer-impl", words={"local": "local", "transformer_engine": "transformer_engine"}),
+        key("attention-backend", words=dict.fromkeys(("auto", "flash", "fused", "unfused", "local"))),
+        key("use-flash-attn use-flash-attn-v1 use-flash-attn-v2 use-flash-attn-triton", "switch"),
+        key("cuda-graph-impl", words=dict.fromkeys(("none", "local", "transformer_engine", "full_iteration"))),
+        key("enable-cuda-graph external-cuda-graph", "switch", note="`host`: graphs"),
+        key("nnodes", "any", note="of the launcher: GPUs"),
+        key("nproc-per-node", "any", note="of the launcher: GPUs"),
+        key("world-size", "any", note="GPUs"),
+        key("deepspeed", "any", note="framework megatron-deepspeed"),
+        key("deepspeed-config", "any"),
+    ),
+    irrelevant={
+        "files and data": "*data* *path* save* load* *dir *-file no-load* no-save* split mmap* ckpt* dist-ckpt* legacy* "
+        "num-workers seed reset-* eod-* mock-* *dataset* *checkpoint-* finetune create-attention-mask* merge* "
+        "vocab-extra* no-create-attention* tokenizer-* *tokenizer override-* exit-* master* node-rank rdzv* rank "
+        "short-seq-prob mask-prob bert-no-binary-head valid* tee redirects role max-restarts",
+        "learning": "lr* min-lr *adam-* weight-decay* end-weight-decay clip-grad init-method* *loss-scale* hysteresis "
+        "train-* eval* rampup* *warmup* optimizer start-weight* decoupled-* apply-query* attention-softmax* "
+        "moe-aux* moe-z* moe-router-* moe-loss* moe-*bias* norm-epsilon layernorm-epsilon apply-layernorm-1p rotary-* "
+        "use-rope-scaling rope-* attention-dropout no-masked* qk-clip* mtp-loss* te-rng* use-cpu-init* no-rope-freq "
+        "no-weight-decay* min-loss* log-likelihood* perform-init* use-checkpoint-*",
+        "logging and checks": "log* tensorboard* wandb* timing* timers* profile* check-for* rerun* exit* use-pytorch-prof* "
+        "inprocess* distributed-timeout* *-memory-history* one-logger* no-one-logger",
+        "kernels that every answer takes as fused": "*-fusion *fusion-impl no-masked-softmax-fusion moe-permute-fusion "
+        "moe-grouped-gemm cross-entropy-* gradient-accumulation-fusion* bias-* empty-unused* manual-gc* no-bias* "
+        "no-gradient* openai-gelu onnx-safe overlap-p2p-communication* defer-embedding* use-mcore* use-legacy* "
+        "use-dist* async-* distributed-backend use-fused* no-async* distributed-b* variable-seq-lengths "
+        "ddp-average-in-collective ddp-pad* ddp-num-buckets cuda-graph-* fp8-amax* fp8-margin fp8-interval "
+        "moe-enable-deepep moe-flex-dispatcher-backend delay-wgrad-compute fp8-param-gather deepspeed-* "
+        "create-moe-param-group no-pipeline-parallel scattered-embeddings partition-activations distribute-saved-*",
+    },
+    missed={
+        "multi-token prediction layers": "mtp-num-layers",
+        "experts with a tensor-parallel degree of their own": "expert-tensor-parallel-size",
+        "activations on the host": "cpu-offloading*",
+        "a layout of layers by hand": "pipeline-model-parallel-layout",
+        "layers that are not attention": "hybrid-* is-hybrid-model mamba-* *ssm*",
+        "a window of attention": "window-size window-attn*",
+        "the recipe of fp8": "fp8-recipe first-last-layers-bf16",
+        "FP4": "fp4-*",
+        "an optimizer with states in fewer bits": "use-precision-aware-optimizer exp-avg-* main-grads-dtype main-params-dtype",
+    },
+)
 
 
 def import_megatron(path: str | Path) -> Imported:
@@ -56,19 +208,27 @@ def parse_megatron(text: str, file: str = "command line") -> Imported:
     return _imported(Reader(_flags(tokens), file), family)
 
 
+def is_megatron(text: str) -> bool:
+    """Whether a text has the flags, or the YAML keys, of a model of Megatron's."""
+    flags = bool(re.search(r"--num[-_]layers\b", text) and re.search(r"--hidden[-_]size\b", text))
+    keys = re.search(r"(?m)^\s*num_layers\s*:", text) and re.search(r"(?m)^\s*hidden_size\s*:", text)
+    return flags or bool(keys)
+
+
 def _hyphened(data: dict[str, Any]) -> dict[str, Any]:
     """Flatten the sections of a YAML file and write its keys as flags."""
     flat: dict[str, Any] = {}
-    for key, value in data.items():
+    for name, value in data.items():
         if isinstance(value, dict):
             flat |= _hyphened(value)
         else:
-            flat[str(key).replace("_", "-")] = value
+            flat[str(name).removeprefix("--").replace("_", "-")] = value
     return flat
 
 
 def _flags(tokens: list[str]) -> dict[str, Any]:
     """Return flag -> value; a flag followed by another one is a switch."""
+    switches = {name for one in KEYS.keys if one.kind == "switch" for name in one.names}
     flags: dict[str, Any] = {}
     for index, word in enumerate(tokens):
         if not word.startswith("--") or word == "--":
@@ -78,165 +238,244 @@ def _flags(tokens: list[str]) -> dict[str, Any]:
         following = tokens[index + 1] if index + 1 < len(tokens) else "--"
         if equals:
             flags[name] = value
-        elif name in SWITCHES or following.startswith("--") or following in ("&&", "|", "2>&1", ";", "&"):
+        elif name in switches or following.startswith("--") or following in ("&&", "|", "2>&1", ";", "&"):
             flags[name] = True
         else:
-            flags[name] = _arithmetic(following)
+            flags[name] = following
     return flags
 
 
-def _arithmetic(text: str) -> str:
-    """Evaluate ``$((2*4))`` of plain numbers; anything else stays as it is."""
-    match = re.fullmatch(r"\$\(\(([\d\s*+/()-]+)\)\)", text)
-    if match is None:
-        return text
-    ways = {ast.Mult: operator.mul, ast.Add: operator.add, ast.Sub: operator.sub, ast.Div: operator.floordiv}
-
-    def value(node: ast.expr) -> int:
-        if isinstance(node, ast.BinOp) and type(node.op) in ways:
-            return int(ways[type(node.op)](value(node.left), value(node.right)))
-        if isinstance(node, ast.Constant) and isinstance(node.value, int):
-            return node.value
-        raise ValueError(text)
-
-    try:
-        return str(value(ast.parse(match.group(1).strip().replace("//", "/"), mode="eval").body))
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
-        return text
+# ---- reading -----------------------------------------------------------------------------------------------------
 
 
 def _imported(reader: Reader, family: str) -> Imported:
-    settings = _settings(reader)
-    spec = _spec(reader, family, settings["tp"])
-    layers = spec.layers
-    virtual = reader.integer("num-layers-per-virtual-pipeline-stage", default=0)
-    if virtual:
-        if layers % (settings["pp"] * virtual):
-            reader.fault(
-                "num-layers-per-virtual-pipeline-stage",
-                f"{layers} layers do not divide into {settings['pp']} stages of chunks of {virtual}",
-            )
-        settings["virtual_pp"] = layers // settings["pp"] // virtual
-    if settings["virtual_pp"] > 1:
-        settings["schedule"] = "1f1b-interleaved"
-    if reader.boolean("overlap-moe-expert-parallel-comm") and settings["pp"] > 1:
-        if settings["virtual_pp"] == 1:
-            reader.fault("overlap-moe-expert-parallel-comm", "needs virtual stages beside pipeline parallelism, as in Megatron-Core",
-                         hint="--num-layers-per-virtual-pipeline-stage")  # fmt: skip
-        settings["schedule"] = "1f1b-combined"
-    reader.irrelevant([key for key in reader.data if IRRELEVANT.match(key)])
-    reader.finish()
-    return Imported(kind="megatron", file=reader.file, spec=spec, settings=settings, report=reader.log.report())
+    found = KEYS.read(reader)
+    settings = _settings(found)
+    spec = _spec(found, family, settings)
+    settings |= _stages(found, settings, spec.layers)
+    KEYS.finish(found)
+    return Imported(kind="megatron", file=reader.file, spec=spec, settings=settings, report=reader.account.report())
 
 
-def _activation(r: Reader) -> Activation:
-    if r.boolean("squared-relu"):
-        return "relu2"
-    return "gelu"
+def _settings(found: Found) -> dict[str, Any]:
+    """Return the settings of the plan."""
+    settings = KEYS.fields(found, "plan")
+    is_deepspeed = found.given("deepspeed", "deepspeed-config", "zero-stage")
+    is_local = found["transformer-impl"] == "local"
+    framework = "megatron" if is_local or found.given("use-flash-attn") else "megatron-core"
+    settings["framework"] = "megatron-deepspeed" if is_deepspeed else framework
+    settings["attention"] = _attention(found, is_local=is_local)
+    graphs = found["cuda-graph-impl"] not in (None, "none")
+    if found["enable-cuda-graph"] or graphs:
+        settings["host"] = "graphs"
+    settings |= _recompute(found) | _precision(found) | {"sharding": _sharding(found)} | _experts_travel(found)
+    if found["no-overlap-p2p-communication"]:
+        settings["overlap_p2p"] = False
+    if settings.get("offload_optimizer") == "cpu" and found["optimizer-offload-fraction"] not in (1.0, 0.0):
+        found.reader.fault("optimizer-offload-fraction", "a partial offload is not modelled", hint="1.0")
+    world = _world(found.reader)
+    if world:
+        settings["gpus"] = world
+    return settings | _groups(found, settings, world)
 
 
-def _spec(r: Reader, family: str, tp: int) -> ModelSpec:
-    hidden, heads = r.positive("hidden-size"), r.positive("num-attention-heads")
-    gated = r.boolean("swiglu")
-    bias = not r.boolean("disable-bias-linear")
-    ffn = r.integer("ffn-hidden-size", default=0)
-    if not ffn:
-        ffn = int(8 * hidden / 3 / 64) * 64 if gated else 4 * hidden
-        r.assume("ffn-hidden-size", ffn, "Megatron's default")
-    length = r.positive("seq-length", "encoder-seq-length", default=2048)
+def _attention(found: Found, *, is_local: bool) -> str:
+    backend = found["attention-backend"] or "auto"
+    if found["use-flash-attn"]:
+        return "flash"
+    return "eager" if backend in ("unfused", "local") or (is_local and backend == "auto") else "flash"
+
+
+def _recompute(found: Found) -> dict[str, Any]:
+    """Return what is recomputed; Megatron's own default of full recomputation is one block a checkpoint."""
+    granularity = found["recompute-granularity"] or "none"
+    if found["recompute-activations"]:
+        granularity = "selective"
+    elif found["checkpoint-activations"]:
+        granularity = "full"
+    found.reader.irrelevant(["recompute-modules"])
+    if granularity != "full":
+        return {"recompute": granularity}
+    method, count = found["recompute-method"] or "uniform", found["recompute-num-layers"] or 0
+    layers = None if method == "uniform" and count == 1 else count or None
+    return {"recompute": granularity, "recompute_method": method, "recompute_layers": layers}
+
+
+def _precision(found: Found) -> dict[str, Any]:
+    precision = next((name for name in ("bf16", "fp16") if found[name]), "fp32")
+    if precision == "fp32":
+        found.reader.assume("precision", "fp32", "neither --bf16 nor --fp16 is given")
+    wide = precision != "fp16" or found["accumulate-allreduce-grads-in-fp32"]
+    is_fp8 = found["fp8-format"] is not None
+    return {
+        "precision": "fp8" if is_fp8 else precision,
+        "gradient_bytes": 4 if wide and not found["grad-reduce-in-bf16"] else 2,
+    }
+
+
+def _sharding(found: Found) -> str:
+    if found["zero-stage"]:
+        return f"zero{found['zero-stage']}"
+    if found["use-megatron-fsdp"]:
+        return _FSDP[found["data-parallel-sharding-strategy"]]
+    if found["use-torch-fsdp2"]:
+        return "zero3"
+    return "zero1" if found["use-distributed-optimizer"] else "none"
+
+
+def _experts_travel(found: Found) -> dict[str, Any]:
+    """Return how tokens of experts travel, where there are experts."""
+    if _n_experts(found) < 2:
+        return {}
+    return {
+        "moe_dispatcher": _DISPATCHERS[found["moe-token-dispatcher-type"]],
+        "moe_capacity_factor": found["moe-expert-capacity-factor"] or None,
+        "moe_pad_to_capacity": found["moe-pad-expert-input-to-capacity"],
+        "moe_shared_expert_overlap": found["moe-shared-expert-overlap"],
+    }
+
+
+def _groups(found: Found, settings: dict[str, Any], world: int) -> dict[str, Any]:
+    """Return the ranks that the optimizer shards over, and the size of a bucket of gradients."""
+    groups: dict[str, Any] = {}
+    instances = found["num-distributed-optimizer-instances"]
+    if instances > 1:
+        replicas = world // (settings["tp"] * settings["pp"])
+        if not world or replicas % instances:
+            ranks = f"{instances} instances of {replicas or 'an unknown number of'} ranks"
+            hint = "a divisor of the data- and context-parallel ranks that --nnodes and --nproc-per-node leave"
+            found.reader.fault("num-distributed-optimizer-instances", ranks, hint=hint)
+        groups["sharding_group"] = replicas // instances
+    if found["ddp-bucket-size"]:
+        groups["bucket_bytes"] = found["ddp-bucket-size"] * settings["gradient_bytes"]
+    return groups
+
+
+def _stages(found: Found, settings: dict[str, Any], layers: int) -> dict[str, Any]:
+    """Return the schedule, and how many chunks of layers a stage has."""
+    virtual, pp = settings["virtual_pp"], settings["pp"]
+    per_chunk = found["num-layers-per-virtual-pipeline-stage"]
+    if per_chunk:
+        if layers % (pp * per_chunk):
+            message = f"{layers} layers do not divide into {pp} stages of chunks of {per_chunk}"
+            found.reader.fault("num-layers-per-virtual-pipeline-stage", message)
+        virtual = layers // pp // per_chunk
+    stages: dict[str, Any] = {"virtual_pp": virtual}
+    if virtual > 1:
+        stages["schedule"] = "1f1b-interleaved"
+    if found["overlap-moe-expert-parallel-comm"] and pp > 1:
+        if virtual == 1:
+            message = "needs virtual stages beside pipeline parallelism, as in Megatron-Core"
+            hint = "--num-layers-per-virtual-pipeline-stage"
+            found.reader.fault("overlap-moe-expert-parallel-comm", message, hint=hint)
+        stages["schedule"] = "1f1b-combined"
+    return stages
+
+
+def _world(r: Reader) -> int:
+    """Return the GPUs that the launcher starts; 0 where they are known at run time only."""
+    nodes, per_node = r.raw("nnodes"), r.raw("nproc-per-node")
+    world = r.integer("world-size", default=0)
+    if world or (nodes is None and per_node is None):
+        return world
+    try:
+        return int(str(nodes or 1)) * int(str(per_node or 1))
+    except ValueError:
+        r.assume("gpus", "that of the topology", f"--nnodes {nodes} --nproc-per-node {per_node} is set at run time")
+        return 0
+
+
+def _spec(found: Found, family: str, settings: dict[str, Any]) -> ModelSpec:
+    """Return the model."""
+    r, given = found.reader, KEYS.fields(found, "model")
+    for name in ("hidden-size", "num-attention-heads", "num-layers"):
+        if found[name] is None:
+            r.missing(KEYS.named(name).names)
+    bias, gated = not found["disable-bias-linear"], found["swiglu"]
     fields: dict[str, Any] = {"gpt": MEGATRON_STYLE, "bert": BERT_STYLE, "t5": T5_STYLE}[family].copy()
     if family == "gpt":
-        fields |= _gpt_choices(r, gated=gated, bias=bias)
-    layers = r.positive("num-layers", "encoder-num-layers")
-    fields |= {
-        "layers": r.positive("decoder-num-layers", default=layers) if family == "t5" else layers,
+        fields |= {
+            "architecture": "llama" if gated and given["norm"] == "rms_norm" else "gpt",
+            "activation": "silu" if gated else "relu2" if found["squared-relu"] else "gelu",
+            "positions": _positions(found, given["positions"]),
+            "norm": given["norm"],
+            "attention_bias": bias or found["add-qkv-bias"],
+            "attention_output_bias": bias,
+            "mlp_bias": bias,
+            "qk_norm": given["qk_norm"],
+        }
+    if not found["ffn-hidden-size"]:
+        given["ffn_hidden"] = int(8 * given["hidden"] / 3 / 64) * 64 if gated else 4 * given["hidden"]
+        r.assume("ffn-hidden-size", given["ffn_hidden"], "Megatron's default")
+    layers = given["layers"]
+    heads = found["num-query-groups"] or given["heads"]
+    fields |= {name: given[name] for name in ("hidden", "heads", "ffn_hidden", "gated_mlp", "dropout")} | {
+        "layers": found["decoder-num-layers"] or layers if family == "t5" else layers,
         "encoder_layers": layers if family == "t5" else 0,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": r.integer("num-query-groups", default=heads) if r.boolean("group-query-attention") else 0,
-        "head_dim": r.integer("kv-channels", default=0),
-        "ffn_hidden": ffn,
-        "gated_mlp": gated,
-        "max_positions": r.positive("max-position-embeddings", default=length),
-        "vocab": _vocab(r, tp),
-        "tied": not r.boolean("untie-embeddings-and-output-weights"),
-        "dropout": _dropout(r),
+        "kv_heads": heads if found["group-query-attention"] else 0,
+        "head_dim": given.get("head_dim", 0),
+        "max_positions": given.get("max_positions", settings["sequence_length"]),
+        "vocab": _vocab(found, settings["tp"]),
+        "tied": not found["untie-embeddings-and-output-weights"],
     }
-    return ModelSpec(name=f"megatron-{Path(r.file).stem}", **(fields | _expert_fields(r)))
+    return ModelSpec(name=f"megatron-{Path(r.file).stem}", **(fields | _experts(found, layers) | _latent(found)))
 
 
-def _dropout(r: Reader) -> float:
-    value = r.raw("hidden-dropout")
-    try:
-        return 0.1 if value is None else float(value)
-    except (TypeError, ValueError):
-        r.fault("hidden-dropout", f"{value!r} is not a number")
+def _positions(found: Found, named: str) -> str:
+    return "rotary" if found["use-rotary-position-embeddings"] else named
 
 
-def _gpt_choices(r: Reader, *, gated: bool, bias: bool) -> dict[str, Any]:
-    kinds: dict[str, Positions] = {
-        "learned_absolute": "learned",
-        "rope": "rotary",
-        "none": "none",
-        "relative": "relative",
-    }
-    position = kinds[r.text("position-embedding-type", default="learned_absolute", one_of=kinds)]
-    if r.boolean("use-rotary-position-embeddings"):
-        position = "rotary"
-    norm = r.text("normalization", default="LayerNorm", one_of=("LayerNorm", "RMSNorm"))
-    return {
-        "architecture": "llama" if gated and norm == "RMSNorm" else "gpt",
-        "activation": LLAMA_STYLE["activation"] if gated else _activation(r),
-        "positions": position,
-        "norm": "rms_norm" if norm == "RMSNorm" else "layer_norm",
-        "attention_bias": bias or r.boolean("add-qkv-bias"),
-        "attention_output_bias": bias,
-        "mlp_bias": bias,
-        "qk_norm": r.boolean("qk-layernorm"),
-    }
-
-
-def _vocab(r: Reader, tp: int) -> int:
-    size = r.integer("vocab-size", "padded-vocab-size", default=0)
+def _vocab(found: Found, tp: int) -> int:
+    size = found["vocab-size"] or found["padded-vocab-size"]
     if not size:
         size = 50257
-        r.assume("vocab-size", size, "GPT-2's tokenizer; the real one is read from the tokenizer at run time")
-    multiple = r.positive("make-vocab-size-divisible-by", default=128) * tp
-    return -(-size // multiple) * multiple
+        found.reader.assume(
+            "vocab-size", size, "GPT-2's tokenizer; the real one is read from the tokenizer at run time"
+        )
+    multiple: int = found["make-vocab-size-divisible-by"] * tp
+    return int(-(-size // multiple) * multiple)
 
 
-def _expert_fields(r: Reader) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    if r.integer("num-experts", default=0):
-        fields = {
-            "n_experts": r.positive("num-experts"),
-            "top_k": r.positive("moe-router-topk", default=2),
-            "expert_hidden": r.integer("moe-ffn-hidden-size", default=0),
-            "shared_expert_hidden": r.integer("moe-shared-expert-intermediate-size", default=0),
-        }
-        fields["dense_blocks"] = _dense_blocks(r)
-    if r.boolean("multi-latent-attention"):
-        fields |= {
-            "q_lora_rank": r.integer("q-lora-rank", default=0),
-            "kv_lora_rank": r.positive("kv-lora-rank", default=32),
-            "head_dim": r.positive("qk-head-dim", default=128),
-            "qk_rope_head_dim": r.positive("qk-pos-emb-head-dim", default=64),
-            "v_head_dim": r.positive("v-head-dim", default=128),
-        }
-    return fields
+def _n_experts(found: Found) -> int:
+    return found.reader.integer("num-experts", default=0)
 
 
-def _dense_blocks(r: Reader) -> tuple[int, ...]:
+def _experts(found: Found, layers: int) -> dict[str, Any]:
+    if _n_experts(found) < 2:
+        return {}
+    return {
+        "n_experts": _n_experts(found),
+        "top_k": found["moe-router-topk"] or 2,
+        "expert_hidden": found["moe-ffn-hidden-size"] or 0,
+        "shared_expert_hidden": found["moe-shared-expert-intermediate-size"] or 0,
+        "dense_blocks": _dense_blocks(found, layers),
+    }
+
+
+def _latent(found: Found) -> dict[str, Any]:
+    if not found["multi-latent-attention"]:
+        return {}
+    return {
+        "q_lora_rank": found["q-lora-rank"] or 0,
+        "kv_lora_rank": found["kv-lora-rank"],
+        "head_dim": found["qk-head-dim"],
+        "qk_rope_head_dim": found["qk-pos-emb-head-dim"],
+        "v_head_dim": found["v-head-dim"],
+    }
+
+
+def _dense_blocks(found: Found, layers: int) -> tuple[int, ...]:
     """Return which blocks have no experts: a frequency, or a pattern such as ``([0]*3+[1]*58)``, 1 for experts."""
-    layers, text = r.positive("num-layers", "encoder-num-layers"), str(r.raw("moe-layer-freq") or "1")
-    if text.isdigit() and int(text) > 0:
+    text = str(found["moe-layer-freq"]).strip("'\" ")
+    if re.fullmatch(r"0*[1-9]\d{0,5}", text):
         return tuple(i for i in range(layers) if i % int(text))
     try:
-        pattern = _pattern(ast.parse(text.strip("'\" "), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError):
-        pattern = None
-    if pattern is None or len(pattern) != layers or not set(pattern) <= {0, 1}:
-        r.fault("moe-layer-freq", f"{text!r} is no pattern for {layers} layers", hint="4, or ([0]*3+[1]*29)")
+        pattern = _pattern(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        pattern = []
+    if len(pattern) != layers or not set(pattern) <= {0, 1}:
+        hint = "4, or ([0]*3+[1]*29)"
+        found.reader.fault("moe-layer-freq", f"{text!r:.80} is no pattern for {layers} layers", hint=hint)
     return tuple(i for i, moe in enumerate(pattern) if not moe)
 
 
@@ -251,159 +490,131 @@ def _pattern(node: ast.expr) -> list[int]:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         pair = (node.left, node.right) if isinstance(node.right, ast.Constant) else (node.right, node.left)
         times = pair[1].value if isinstance(pair[1], ast.Constant) else None
-        if isinstance(times, int) and 0 <= times <= 10_000:
-            return _pattern(pair[0]) * times
+        inner = _pattern(pair[0])
+        if isinstance(times, int) and 0 <= times * len(inner) <= 10_000:
+            return inner * times
     raise ValueError("not a pattern")
 
 
-#: counts that are unset unless a flag gives them
-_COUNTS = {
-    "global_batch": "global-batch-size",
-    "first_stage_layers": "decoder-first-pipeline-num-layers",
-    "last_stage_layers": "decoder-last-pipeline-num-layers",
-}
+# ---- writing -----------------------------------------------------------------------------------------------------
+
+_FRAMEWORKS = ("megatron-core", "megatron", "megatron-deepspeed")
+_SHARDING = {
+    "none": {}, "zero1": {"use-distributed-optimizer": True}, "zero3": {"use-torch-fsdp2": True},
+}  # fmt: skip
 
 
-def _settings(r: Reader) -> dict[str, Any]:
-    is_deepspeed = bool({"deepspeed", "deepspeed-config", "zero-stage"} & set(r.data))
-    is_local = r.text("transformer-impl", default="transformer_engine") == "local"
-    framework = "megatron" if is_local or "use-flash-attn" in r.data else "megatron-core"
-    settings: dict[str, Any] = {
-        "framework": "megatron-deepspeed" if is_deepspeed else framework,
-        "tp": r.positive("tensor-model-parallel-size", default=1),
-        "pp": r.positive("pipeline-model-parallel-size", default=1),
-        "cp": r.positive("context-parallel-size", default=1),
-        "ep": r.positive("expert-model-parallel-size", default=1),
-        "virtual_pp": r.positive("num-virtual-stages-per-pipeline-rank", default=1),
-        "sequence_parallel": r.boolean("sequence-parallel"),
-        "asynchronous_tp": r.boolean("tp-comm-overlap"),
-        "micro_batch": r.positive("micro-batch-size", "batch-size", default=1),
-        "sequence_length": r.positive("seq-length", "encoder-seq-length", default=2048),
-        "recompute": _recompute(r),
-        "attention": _attention(r, is_local=is_local),
+def write_megatron(request: Request) -> Emission:
+    """Write ``torchrun ... pretrain_gpt.py`` with the arguments of model and plan.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If Megatron-LM has no word for something.
+    """
+    spec, plan = request.spec, under(request.plan, _FRAMEWORKS)
+    fields = said(plan)
+    is_deepspeed = plan.framework == "megatron-deepspeed"
+    refuse_to_write("Megatron-LM", {
+        f"rank_order {plan.rank_order}": KEYS.named("use-tp-pp-dp-mapping").theirs(plan.rank_order) is None,
+        f"precision {plan.precision}": plan.precision not in ("bf16", "fp16", "fp32", "fp8"),
+        f"sharding {plan.sharding}": plan.sharding not in _SHARDING and not is_deepspeed,
+        f"sharding {plan.sharding} of groups": plan.sharding == "hsdp",
+        f"schedule {plan.schedule}": plan.schedule not in ("1f1b", "1f1b-interleaved", "1f1b-combined"),
+        f"an {spec.architecture} model": spec.architecture not in ("gpt", "llama") or spec.encoder_layers > 0,
+        f"chunks of {spec.layers} layers over {plan.pp} x {plan.virtual_pp}": spec.layers % (plan.pp * plan.virtual_pp) > 0
+        and plan.virtual_pp > 1,
+    })  # fmt: skip
+    per_node = min(request.gpus_per_node, plan.gpus)
+    launch = f"torchrun --nnodes {-(-plan.gpus // per_node)} --nproc-per-node {per_node} pretrain_gpt.py"
+    flags = _model_flags(spec, plan) | KEYS.written(fields, "plan") | _plan_flags(spec, plan)
+    lines = [
+        launch,
+        *(f"--{name}" if word is True else f"--{name} {word}" for name, word in flags.items() if word is not False),
+    ]
+    text = "#!/bin/sh\n" + " \\\n    ".join(lines) + "\n"
+    return Emission(text=text, plan=plan, unsaid={"scatter_gather": "on by default where it applies"})
+
+
+def _model_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
+    flags = KEYS.written(spec.to_dict(), "model") | {
+        "max-position-embeddings": max(spec.max_positions, plan.sequence_length),
+        "vocab-size": spec.vocab,
+        "make-vocab-size-divisible-by": 1,
+        "group-query-attention": spec.kv_heads != spec.heads,
+        "squared-relu": spec.activation == "relu2",
+        "untie-embeddings-and-output-weights": not spec.tied,
+        "disable-bias-linear": not spec.mlp_bias,
+        "add-qkv-bias": spec.attention_bias and not spec.mlp_bias,
+        "attention-dropout": spec.dropout,
     }
-    for name, flag in _COUNTS.items():
-        count = r.integer(flag, default=0)
-        if count:
-            settings[name] = count
-    graphs = r.text("cuda-graph-impl", default="none", one_of=("none", "local", "transformer_engine", "full_iteration"))
-    if r.boolean("enable-cuda-graph") or r.boolean("external-cuda-graph") or graphs != "none":
-        settings["host"] = "graphs"
-    r.irrelevant(["cuda-graph-scope", "cuda-graph-warmup-steps"])
-    settings |= _recompute_layers(r, settings["recompute"]) | _precision(r) | _data_parallel(r) | _exchanges(r)
-    world = _world(r)
-    if world:
-        settings["gpus"] = world
-    instances = r.positive("num-distributed-optimizer-instances", default=1)
-    if instances > 1:
-        replicas = world // (settings["tp"] * settings["pp"])
-        if not world or replicas % instances:
-            r.fault("num-distributed-optimizer-instances", f"{instances} instances of {replicas or 'an unknown number of'} ranks",
-                    hint="a divisor of the data- and context-parallel ranks that --nnodes and --nproc-per-node leave")  # fmt: skip
-        settings["sharding_group"] = replicas // instances
-    bucket = r.integer("ddp-bucket-size", default=0)
-    if bucket:
-        settings["bucket_bytes"] = bucket * settings["gradient_bytes"]
-    return settings
+    if spec.kv_heads != spec.heads:
+        flags["num-query-groups"] = spec.kv_heads
+    if spec.n_experts:
+        flags |= {
+            "num-experts": spec.n_experts,
+            "moe-router-topk": spec.top_k,
+            "moe-ffn-hidden-size": spec.expert_hidden,
+        }
+        has_experts = [int(spec.has_experts(index)) for index in range(spec.layers)]
+        if not all(has_experts):
+            runs = (f"[{flag}]*{len(list(run))}" for flag, run in groupby(has_experts))
+            flags["moe-layer-freq"] = f"'({'+'.join(runs)})'"
+    return flags
 
 
-def _exchanges(r: Reader) -> dict[str, Any]:
-    """Read how keys and values, and tokens of experts, travel; and in which order ranks are numbered."""
-    found: dict[str, Any] = {}
-    chosen = r.text("cp-comm-type", default="p2p", one_of=(*_CONTEXT, "a2a+p2p"))
-    if chosen == "a2a+p2p":
-        r.fault(
-            "cp-comm-type", "a2a+p2p (hierarchical context parallelism) is not modelled", hint="p2p, all_gather or a2a"
-        )
-    if r.data.get("context-parallel-size") not in (None, "1", 1):
-        found["cp_comm_type"] = chosen
-    if r.boolean("no-overlap-p2p-communication"):
-        found["overlap_p2p"] = False
-    if r.boolean("use-tp-pp-dp-mapping"):
-        found["rank_order"] = "tp-cp-ep-pp-dp"
-    words_of = {"alltoall": "alltoall", "alltoall_seq": "alltoall", "allgather": "allgather", "flex": "deepep"}
-    if r.integer("num-experts", default=0):
-        found["moe_dispatcher"] = words_of[r.text("moe-token-dispatcher-type", default="allgather", one_of=words_of)]
-        r.irrelevant(["moe-enable-deepep", "moe-flex-dispatcher-backend"])
-        capacity = r.number("moe-expert-capacity-factor", default=0.0)
-        if capacity:
-            found["moe_capacity_factor"] = capacity
-        found["moe_pad_to_capacity"] = r.boolean("moe-pad-expert-input-to-capacity")
-        found["moe_shared_expert_overlap"] = r.boolean("moe-shared-expert-overlap")
-    return found
-
-
-def _recompute(r: Reader) -> str:
-    granularity = r.text("recompute-granularity", default="none", one_of=("none", "full", "selective"))
-    if r.boolean("recompute-activations"):
-        return "selective"
-    if r.boolean("checkpoint-activations"):
-        return "full"
-    r.irrelevant(["recompute-modules"])
-    return granularity
-
-
-def _recompute_layers(r: Reader, recompute: str) -> dict[str, Any]:
-    """Which blocks full recomputation takes; Megatron's own default is one block a checkpoint."""
-    if recompute != "full":
-        r.irrelevant(["recompute-method", "recompute-num-layers", "checkpoint-num-layers"])
-        return {}
-    method = r.text("recompute-method", default="uniform", one_of=("uniform", "block"))
-    count = r.integer("recompute-num-layers", "checkpoint-num-layers", default=0)
-    return {
-        "recompute_method": method,
-        "recompute_layers": None if method == "uniform" and count == 1 else count or None,
+def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
+    """Return what several settings say together."""
+    is_deepspeed, is_local = plan.framework == "megatron-deepspeed", plan.framework != "megatron-core"
+    stage = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}[plan.sharding]
+    flags: dict[str, Any] = {
+        "no-overlap-p2p-communication": plan.virtual_pp > 1 and plan.synchronous_p2p and not is_local,
+        "overlap-moe-expert-parallel-comm": plan.schedule == "1f1b-combined",
+        "grad-reduce-in-bf16": plan.precision in ("bf16", "fp8") and plan.reduced_bytes == 2,
+        "accumulate-allreduce-grads-in-fp32": plan.precision == "fp16" and plan.reduced_bytes == 4,
+        "bf16": plan.precision in ("bf16", "fp8"),
+        "fp16": plan.precision == "fp16",
     }
+    if plan.precision == "fp8":
+        flags["fp8-format"] = "hybrid"
+    if is_deepspeed:
+        flags |= {
+            "deepspeed": True,
+            "deepspeed_config": "ds_config.json",
+            "zero-stage": stage,
+            "optimizer-cpu-offload": False,
+        }
+    else:
+        flags |= _SHARDING[plan.sharding]
+    if spec.n_experts:
+        flags["moe-token-dispatcher-type"] = KEYS.named("moe-token-dispatcher-type").theirs(plan.moe_dispatcher)
+        flags["moe-enable-deepep"] = plan.moe_dispatcher == "deepep"
+        if plan.moe_capacity_factor:
+            flags["moe-expert-capacity-factor"] = f"{plan.moe_capacity_factor:g}"
+        flags["moe-pad-expert-input-to-capacity"] = plan.moe_pad_to_capacity
+        flags["moe-shared-expert-overlap"] = plan.moe_shared_expert_overlap
+    ranks, group = plan.dp * plan.cp, plan.sharding_group
+    if plan.sharding == "zero1" and group and group < ranks:
+        flags["num-distributed-optimizer-instances"] = ranks // group
+    if plan.bucket_bytes:
+        flags["ddp-bucket-size"] = plan.bucket_bytes // plan.reduced_bytes
+    if plan.recompute == "full":
+        flags |= {"recompute-method": plan.recompute_method, "recompute-num-layers": plan.recompute_layers or 1}
+    if plan.recompute != "none":
+        flags["recompute-granularity"] = plan.recompute
+    if is_local:
+        flags |= {"transformer-impl": "local", "use-flash-attn": plan.attention == "flash"}
+    elif plan.attention == "eager":
+        flags["attention-backend"] = "unfused"
+    return flags
 
 
-def _attention(r: Reader, *, is_local: bool) -> str:
-    backend = r.text("attention-backend", default="auto", one_of=("auto", "flash", "fused", "unfused", "local"))
-    if r.boolean("use-flash-attn"):
-        return "flash"
-    return "eager" if backend in ("unfused", "local") or (is_local and backend == "auto") else "flash"
-
-
-def _precision(r: Reader) -> dict[str, Any]:
-    precision = next((name for name in _PRECISIONS if r.boolean(name)), "fp32")
-    if precision == "fp32":
-        r.assume("precision", "fp32", "neither --bf16 nor --fp16 is given")
-    wide = precision == "fp32" or r.boolean("accumulate-allreduce-grads-in-fp32", default=precision == "bf16")
-    if r.boolean("grad-reduce-in-bf16"):
-        wide = False
-    fp8 = r.raw("fp8-format", "fp8-hybrid", "fp8-e4m3") is not None
-    return {"precision": "fp8" if fp8 else precision, "gradient_bytes": 4 if wide else 2}
-
-
-def _data_parallel(r: Reader) -> dict[str, Any]:
-    sharding = "zero1" if r.boolean("use-distributed-optimizer") else "none"
-    if r.boolean("use-torch-fsdp2"):
-        sharding = "zero3"
-    if r.boolean("use-megatron-fsdp", "use-custom-fsdp"):
-        strategy = r.text("data-parallel-sharding-strategy", default="no_shard", one_of=_FSDP)
-        sharding = _FSDP[strategy]
-    stage = r.integer("zero-stage", default=0)
-    if stage:
-        sharding = f"zero{stage}"
-    offload = {"offload_optimizer": "cpu"} if r.boolean("optimizer-cpu-offload") else {}
-    if r.number("optimizer-offload-fraction", default=1.0) not in (1.0, 0.0) and offload:
-        r.fault("optimizer-offload-fraction", "a partial offload is not modelled", hint="1.0")
-    return {
-        **offload,
-        "sharding": sharding,
-        "overlap": r.boolean("overlap-grad-reduce"),
-        "overlap_parameter_gather": r.boolean("overlap-param-gather"),
-    }
-
-
-def _world(r: Reader) -> int:
-    nodes, per_node = r.raw("nnodes"), r.raw("nproc-per-node")
-    if not r.data.get("world-size") and (nodes is None and per_node is None):
-        return 0
-    world = r.integer("world-size", default=0)
-    if world:
-        return world
-    try:
-        return int(str(nodes or 1)) * int(str(per_node or 1))
-    except ValueError:
-        r.assume("gpus", "that of the topology", f"--nnodes {nodes} --nproc-per-node {per_node} is set at run time")
-        return 0
+MEGATRON = Format(
+    gives="plan and model",
+    what="a Megatron-LM launch script, its flags, or `--yaml-cfg`",
+    sniff=is_megatron,
+    read=import_megatron,
+    table=KEYS,
+    write=write_megatron,
+    file="train.sh",
+)

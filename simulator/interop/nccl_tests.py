@@ -19,6 +19,7 @@ from typing import Any
 
 from simulator.config import read_text
 from simulator.errors import ConfigError
+from simulator.interop.format import Format
 
 #: name of a test program (without ``_perf``) -> collective
 PROGRAMS = {
@@ -135,16 +136,14 @@ def is_nccl_tests(text: str) -> bool:
     return "# nccl-tests version" in head or bool(_HEADER.search(head))
 
 
-def import_nccl_tests(
-    path: str | Path, *, collective: str | None = None, n_ranks: int | None = None
-) -> CollectiveTable:
+def import_nccl_tests(path: str | Path, *, collective: str | None = None, gpus: int | None = None) -> CollectiveTable:
     """Read a log of nccl-tests, as text or as its JSON (``-J``).
 
     Parameters
     ----------
     path : str or Path
         The log; other programs' lines may be mixed in.
-    collective, n_ranks : optional
+    collective, gpus : optional
         What the log does not tell; they win over what it tells, except for the collectives of a log of several runs.
 
     Raises
@@ -154,8 +153,8 @@ def import_nccl_tests(
     """
     text = read_text(path)
     if text.lstrip().startswith("{"):
-        return _from_json(text, str(path), collective, n_ranks)
-    return _from_text(text, str(path), collective, n_ranks)
+        return _from_json(text, str(path), collective, gpus)
+    return _from_text(text, str(path), collective, gpus)
 
 
 def _from_text(text: str, file: str, collective: str | None, n_ranks: int | None) -> CollectiveTable:
@@ -373,3 +372,12 @@ def _json_rows(result: Any, place: str) -> list[CollectiveRow]:
             )
         )
     return found
+
+
+NCCL_TESTS = Format(
+    gives="measurements",
+    what="a log of nccl-tests, as text or JSON",
+    sniff=is_nccl_tests,
+    read=import_nccl_tests,
+    options=("gpus", "collective"),
+)

@@ -6,14 +6,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 from simulator.config import read_text
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, Ledger, imported, refuse
+from simulator.interop.cluster import ImportedCluster, imported
+from simulator.interop.format import Account, Format, refuse
 from simulator.interop.hardware import NCCL_NVLINK_GB_PER_S, device_of_sm, nvlink_section
-
-Element = ElementTree.Element
+from simulator.interop.syntax import parse_xml
 
 _USED = {
     "system": {"version"},
@@ -88,12 +88,12 @@ def import_nccl_topology(
     """
     text = read_text(path)
     root = _root(text, path)
-    ledger = Ledger()
-    _account(root, ledger)
-    node = _collect(root, path, ledger)
+    account = Account()
+    _account(root, account)
+    node = _collect(root, path, account)
     counts, switches = _nvlinks(node, path)
     compute_capability = _number(node.gpus[0][1], "sm", path)
-    name = device or _device(compute_capability, any(map(any, counts)), path, ledger)
+    name = device or _device(compute_capability, any(map(any, counts)), path, account)
     source = f"NCCL topology file {Path(path).name}"
     each = NCCL_NVLINK_GB_PER_S.get(compute_capability, 20.0) if rates == "nccl" else 25.0
     if rates == "datasheet" and compute_capability >= 100:
@@ -102,25 +102,21 @@ def import_nccl_topology(
     nvlink = nvlink_section(counts, f"{each} GB/s", source, switches=switches)
     if nvlink:
         description["nvlink"] = nvlink
-    description["pcie"] = _pcie(node, source, ledger)
-    description["cpu"] = _cpu(node, source, ledger)
-    nics = _nics(node, source, path, ledger)
+    description["pcie"] = _pcie(node, source, account)
+    description["cpu"] = _cpu(node, source, account)
+    nics = _nics(node, source, path, account)
     if nics:
         description["nics"] = nics
     data = {"version": 1, "name": Path(path).stem, "nodes": nodes, "node": description}
     if nodes > 1:
-        ledger.assume("nodes are joined by one switch: the file describes one node only")
+        account.assume("nodes are joined by one switch: the file describes one node only")
         data["fabric"] = {"kind": "one-switch", "source": "assumed"}
-    return imported("nccl-topo", path, data, ledger, text)
+    return imported("nccl-topo", path, data, account, text)
 
 
 def _root(text: str, path: str | Path) -> Element:
     """Parse a dump and check that it is one of the machine, in the version that is known."""
-    try:
-        root = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        line, column = error.position
-        raise refuse(path, line, f"not XML: {error.msg.split(':')[0]}", column=column + 1) from None
+    root = parse_xml(text, path)
     if root.tag != "system":
         what = "a dump of the rings and trees that NCCL found, not of" if root.tag == "graphs" else "not a dump of"
         hint = "NCCL_TOPO_DUMP_FILE writes the right one"
@@ -132,23 +128,23 @@ def _root(text: str, path: str | Path) -> Element:
     return root
 
 
-def _account(root: Element, ledger: Ledger) -> None:
+def _account(root: Element, account: Account) -> None:
     for element in root.iter():
         if element.tag not in _IRRELEVANT:
-            ledger.wonder(f"<{element.tag}>", [f"<{tag}>" for tag in _IRRELEVANT])
+            account.wonder(f"<{element.tag}>", [f"<{tag}>" for tag in _IRRELEVANT])
             continue
         if element.tag in _USED:
-            ledger.use(f"<{element.tag}>")
+            account.use(f"<{element.tag}>")
         else:
-            ledger.skip(f"<{element.tag}>")
+            account.skip(f"<{element.tag}>")
         used = _USED.get(element.tag, set())
-        ledger.sort(element.attrib, used=used, irrelevant=_IRRELEVANT[element.tag], prefix=f"{element.tag}.")
+        account.sort(element.attrib, used=used, irrelevant=_IRRELEVANT[element.tag], prefix=f"{element.tag}.")
 
 
-def _collect(root: Element, path: str | Path, ledger: Ledger) -> _Node:
+def _collect(root: Element, path: str | Path, account: Account) -> _Node:
     hosts = [cpu.get("host_hash", "") for cpu in root.iter("cpu")]
     if len(set(hosts)) > 1:
-        ledger.assume(f"{len(set(hosts))} hosts in the file are alike: the first is described")
+        account.assume(f"{len(set(hosts))} hosts in the file are alike: the first is described")
     node = _Node()
     for cpu in root.iter("cpu"):
         if cpu.get("host_hash", "") == hosts[0]:
@@ -198,22 +194,22 @@ def _nvlinks(node: _Node, path: str | Path) -> tuple[list[list[int]], int | None
     return symmetric, len(switches) or None
 
 
-def _device(compute_capability: int, has_nvlink: bool, path: str | Path, ledger: Ledger) -> str:
+def _device(compute_capability: int, has_nvlink: bool, path: str | Path, account: Account) -> str:
     found = device_of_sm(compute_capability, has_nvlink=has_nvlink)
     if found is None:
         raise ConfigError(
             f"{path}: no shipped device has compute capability {compute_capability}", hint="give --device"
         )
-    ledger.assume(f"device {found}: the file tells compute capability {compute_capability} only, no memory size")
+    account.assume(f"device {found}: the file tells compute capability {compute_capability} only, no memory size")
     return found
 
 
-def _pcie(node: _Node, source: str, ledger: Ledger) -> dict[str, Any]:
+def _pcie(node: _Node, source: str, account: Account) -> dict[str, Any]:
     speeds = Counter(slot.get("link_speed", "").split(" ")[0].removesuffix(".0") for slot in node.slots)
     widths = Counter(slot.get("link_width", "16") for slot in node.slots)
     generation = _GENERATION.get(speeds.most_common(1)[0][0], 0) if speeds else 0
     if generation < OLDEST_GENERATION:
-        ledger.assume(f"PCIe generation {max(generation, OLDEST_GENERATION + 1)}: link_speed says {dict(speeds)}")
+        account.assume(f"PCIe generation {max(generation, OLDEST_GENERATION + 1)}: link_speed says {dict(speeds)}")
         generation = OLDEST_GENERATION + 1
     width = widths.most_common(1)[0][0] if widths else "16"
     lanes = int(width) if width in ("1", "2", "4", "8", "16") else 16
@@ -223,28 +219,28 @@ def _pcie(node: _Node, source: str, ledger: Ledger) -> dict[str, Any]:
         even = [index * n_switches // len(switches) for index in range(len(switches))]
         order = list(dict.fromkeys(switches))
         if [order.index(switch) for switch in switches] != even:
-            ledger.assume("GPUs are spread evenly over the PCIe switches; the file has them otherwise")
+            account.assume("GPUs are spread evenly over the PCIe switches; the file has them otherwise")
     return {"generation": generation, "lanes": lanes, "switches": n_switches, "source": source}
 
 
-def _cpu(node: _Node, source: str, ledger: Ledger) -> dict[str, Any]:
+def _cpu(node: _Node, source: str, account: Account) -> dict[str, Any]:
     first = node.cpus[0]
     vendor = _VENDOR.get(first.get("vendor", "")) or _ARCH.get(first.get("arch", ""), "other")
     sockets = min(len(node.cpus), 2)
     if len(node.cpus) > sockets:
-        ledger.assume(f"{len(node.cpus)} NUMA domains are {sockets} sockets")
+        account.assume(f"{len(node.cpus)} NUMA domains are {sockets} sockets")
     return {"vendor": vendor, "sockets": sockets, "source": source}
 
 
-def _nics(node: _Node, source: str, path: str | Path, ledger: Ledger) -> dict[str, Any] | None:
+def _nics(node: _Node, source: str, path: str | Path, account: Account) -> dict[str, Any] | None:
     if not node.nets:
-        ledger.assume("no NIC: the file lists only those that the job used")
+        account.assume("no NIC: the file lists only those that the job used")
         return None
     speeds = [max(_number(net, "speed", path, 0), 0) or 10_000 for net, _ in node.nets]
     fastest = max(speeds)
     slower = len(speeds) - speeds.count(fastest)
     if slower:
-        ledger.assume(f"{slower} NICs slower than {fastest / 1000:g} Gb/s do not carry training traffic")
+        account.assume(f"{slower} NICs slower than {fastest / 1000:g} Gb/s do not carry training traffic")
     return {"count": speeds.count(fastest), "bandwidth": f"{fastest / 1000:g} Gb/s", "source": source}
 
 
@@ -256,3 +252,12 @@ def _number(element: Element, key: str, path: str | Path, default: int | None = 
         return int(float(value or ""))
     except (ValueError, OverflowError):
         raise ConfigError(f"{path}: <{element.tag} {key}={value!r}> needs a number") from None
+
+
+NCCL_TOPO = Format(
+    gives="cluster",
+    what="`NCCL_TOPO_DUMP_FILE`",
+    sniff=sniff,
+    read=import_nccl_topology,
+    options=("device", "nodes"),
+)

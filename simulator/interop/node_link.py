@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from simulator.config import Fault, KeyPath, Locator, did_you_mean, parse_yaml, raise_faults, read_text
-from simulator.interop.cluster import ImportedCluster, Ledger, imported, refuse
+from simulator.interop.cluster import ImportedCluster, imported
+from simulator.interop.format import Account, Format, refuse
 
 KINDS = {
     "gpu": "gpu",
@@ -61,11 +62,11 @@ def import_node_link(path: str | Path, *, device: str | None = None) -> Imported
     edge_key = "edges" if "edges" in data else "links"
     if not isinstance(data.get(edge_key), list):
         raise refuse(path, 1, "not a node-link graph: there is no list 'edges'")
-    ledger = Ledger()
-    ledger.sort(data, used={"directed", "nodes", edge_key}, irrelevant={"multigraph", "graph"})
+    account = Account()
+    account.sort(data, used={"directed", "nodes", edge_key}, irrelevant={"multigraph", "graph"})
     faults: list[Fault] = []
-    vertices = _vertices(data["nodes"], locator, faults, ledger)
-    reader = _Edges(edge_key, vertices, not data.get("directed", False), locator, faults, ledger)
+    vertices = _vertices(data["nodes"], locator, faults, account)
+    reader = _Edges(edge_key, vertices, not data.get("directed", False), locator, faults, account)
     edges = [found for index, edge in enumerate(data[edge_key]) if (found := reader.read(index, edge)) is not None]
     if faults:
         raise_faults(faults, locator)
@@ -78,10 +79,10 @@ def import_node_link(path: str | Path, *, device: str | None = None) -> Imported
     if device is not None:
         description["device"] = device
     description["source"] = f"node-link graph {Path(path).name}"
-    return imported("node-link", path, description, ledger, text)
+    return imported("node-link", path, description, account, text)
 
 
-def _vertices(nodes: list[Any], locator: Locator, faults: list[Fault], ledger: Ledger) -> dict[str, dict[str, Any]]:
+def _vertices(nodes: list[Any], locator: Locator, faults: list[Fault], account: Account) -> dict[str, dict[str, Any]]:
     vertices: dict[str, dict[str, Any]] = {}
     for index, node in enumerate(nodes):
         if not isinstance(node, Mapping) or "id" not in node:
@@ -95,7 +96,7 @@ def _vertices(nodes: list[Any], locator: Locator, faults: list[Fault], ledger: L
             message = f"kind {kind!r} of {name!r} is not one of {', '.join(KINDS)}.{guess}"
             _complain(faults, locator, ("nodes", index, "kind"), message)
             continue
-        ledger.sort(map(str, node), used=_NODE_KEYS, irrelevant={"label", "pos", "x", "y"}, prefix="nodes.")
+        account.sort(map(str, node), used=_NODE_KEYS, irrelevant={"label", "pos", "x", "y"}, prefix="nodes.")
         vertices[name] = {"kind": KINDS[kind]}
         vertices[name] |= {key: node[key] for key in ("device", "node") if key in node}
     return vertices
@@ -108,7 +109,7 @@ class _Edges:
     both_ways: bool
     locator: Locator
     faults: list[Fault]
-    ledger: Ledger
+    account: Account
 
     def read(self, index: int, edge: Any) -> dict[str, Any] | None:
         """Turn one edge into ours; faults are collected."""
@@ -117,7 +118,7 @@ class _Edges:
             self.complain(path, "an edge is an object with 'source' and 'target'")
             return None
         irrelevant = {"label", "weight", "id"}
-        self.ledger.sort(map(str, edge), used=_EDGE_KEYS, irrelevant=irrelevant, prefix="edges.")
+        self.account.sort(map(str, edge), used=_EDGE_KEYS, irrelevant=irrelevant, prefix="edges.")
         ends = [str(edge[end]) for end in ("source", "target")]
         for end in ends:
             if end not in self.vertices:
@@ -165,3 +166,12 @@ def _kind(ends: list[Mapping[str, Any] | None]) -> str:
 
 def _complain(faults: list[Fault], locator: Locator, path: KeyPath, message: str) -> None:
     faults.append(Fault(place=locator.value(path), path=path, message=message))
+
+
+NODE_LINK = Format(
+    gives="cluster",
+    what="a graph of `networkx.node_link_data` as JSON",
+    sniff=sniff,
+    read=import_node_link,
+    options=("device",),
+)

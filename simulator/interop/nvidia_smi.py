@@ -9,7 +9,8 @@ from typing import Any
 
 from simulator.config import read_text
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, Ledger, imported, refuse
+from simulator.interop.cluster import ImportedCluster, imported
+from simulator.interop.format import Account, Format, refuse
 from simulator.interop.hardware import device_of_nvlinks, nvlink_section
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -119,7 +120,7 @@ def import_nvidia_smi(
     """
     text = read_text(path)
     matrix = parse_matrix(text, path)
-    ledger = Ledger()
+    account = Account()
     source = f"nvidia-smi topo -m, {Path(path).name}"
     counts = _counts(matrix)
     nvlink = nvlink_section(counts, "25 GB/s", source)
@@ -128,27 +129,27 @@ def import_nvidia_smi(
     if name is None:
         raise ConfigError(f"{path}: {links} NVLinks per GPU do not tell the device", hint="give --device a100-pcie-40g")
     if device is None:
-        ledger.assume(f"device {name}: {links} NVLinks per GPU; the matrix does not name it")
+        account.assume(f"device {name}: {links} NVLinks per GPU; the matrix does not name it")
     node: dict[str, Any] = {"device": name, "gpus": len(matrix.gpus), "source": source}
     if nvlink:
         node["nvlink"] = nvlink
-        ledger.assume("25 GB/s per NVLink and direction, as NVLink 2 to 4 have")
+        account.assume("25 GB/s per NVLink and direction, as NVLink 2 to 4 have")
     node["pcie"] = {"switches": _switches(matrix), "source": source}
     node["cpu"] = {"sockets": _sockets(matrix), "source": source}
-    ledger.assume("PCIe generation 4 and 16 lanes", "CPU vendor")
-    ledger.use(*(f"{row}-{column}" for (row, column), cell in matrix.cells.items() if cell.startswith("NV")))
-    ledger.use("CPU Affinity")
-    ledger.skip("GPU NUMA ID", *(f"{nic}: {name}" for nic, name in matrix.interfaces.items()))
+    account.assume("PCIe generation 4 and 16 lanes", "CPU vendor")
+    account.use(*(f"{row}-{column}" for (row, column), cell in matrix.cells.items() if cell.startswith("NV")))
+    account.use("CPU Affinity")
+    account.skip("GPU NUMA ID", *(f"{nic}: {name}" for nic, name in matrix.interfaces.items()))
     if matrix.nics and nic_bandwidth is not None:
         node["nics"] = {"count": len(matrix.nics), "bandwidth": nic_bandwidth, "source": source}
-        ledger.assume(f"all {len(matrix.nics)} NICs carry training traffic")
+        account.assume(f"all {len(matrix.nics)} NICs carry training traffic")
     elif matrix.nics:
-        ledger.assume(f"{len(matrix.nics)} NICs are left out: their rate is not in the matrix")
+        account.assume(f"{len(matrix.nics)} NICs are left out: their rate is not in the matrix")
     data = {"version": 1, "name": Path(path).stem, "nodes": nodes, "node": node}
     if nodes > 1:
-        ledger.assume("nodes are joined by one switch")
+        account.assume("nodes are joined by one switch")
         data["fabric"] = {"kind": "one-switch", "source": "assumed"}
-    return imported("nvidia-smi", path, data, ledger, text)
+    return imported("nvidia-smi", path, data, account, text)
 
 
 def _counts(matrix: Matrix) -> list[list[int]]:
@@ -176,3 +177,12 @@ def _sockets(matrix: Matrix) -> int:
     crossing = any(cell in ("SYS", "SOC") for cell in matrix.cells.values())
     affinities = {matrix.numa[gpu].split(" ")[0] for gpu in matrix.gpus}
     return 2 if crossing or len(affinities) > 1 else 1
+
+
+NVIDIA_SMI = Format(
+    gives="cluster",
+    what="`nvidia-smi topo -m`",
+    sniff=sniff,
+    read=import_nvidia_smi,
+    options=("device", "nodes", "nic_bandwidth"),
+)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, Ledger
+from simulator.interop.cluster import ImportedCluster
+from simulator.interop.format import Account, Format
 from simulator.interop.hardware import device_of_product, nvlink_section
 
 MOST_LINKS = 18
@@ -51,8 +52,8 @@ def _pynvml() -> Any:
 
 
 def _read(nvml: Any, device: str | None, nodes: int) -> ImportedCluster:
-    ledger = Ledger()
-    ask = _Asker(nvml, ledger)
+    account = Account()
+    ask = _Asker(nvml, account)
     handles = [ask("nvmlDeviceGetHandleByIndex", i) for i in range(ask("nvmlDeviceGetCount") or 0)]
     handles = [handle for handle in handles if handle is not None]
     if not handles:
@@ -63,10 +64,10 @@ def _read(nvml: Any, device: str | None, nodes: int) -> ImportedCluster:
     if name is None:
         raise ConfigError(f"no shipped device is a {product!r}", hint="give --device, a shipped name or a file")
     if len({_text(ask("nvmlDeviceGetName", handle)) for handle in handles}) > 1:
-        ledger.assume(f"all GPUs are {product}: the node has several kinds")
+        account.assume(f"all GPUs are {product}: the node has several kinds")
     source = f"NVML on this node: {product}, driver {_text(ask('nvmlSystemGetDriverVersion'))}"
     node: dict[str, Any] = {"device": name, "gpus": len(handles), "source": source}
-    nvlink = _nvlink(ask, handles, source, ledger)
+    nvlink = _nvlink(ask, handles, source, account)
     if nvlink:
         node["nvlink"] = nvlink
     levels = {
@@ -79,36 +80,36 @@ def _read(nvml: Any, device: str | None, nodes: int) -> ImportedCluster:
     if generation in (3, 4, 5, 6):
         node["pcie"]["generation"] = generation
     else:
-        ledger.assume("PCIe generation 4")
+        account.assume("PCIe generation 4")
     crossing = any(level is not None and level > _SAME_SOCKET for level in levels.values())
     node["cpu"] = {"sockets": 2 if crossing else 1, "source": source}
-    ledger.assume("CPU vendor", "no NIC: NVML does not see them")
+    account.assume("CPU vendor", "no NIC: NVML does not see them")
     data = {"version": 1, "name": "this-node", "nodes": nodes, "node": node}
-    return ImportedCluster(data=data, report=ledger.report(), kind="nvml", file="this machine")
+    return ImportedCluster(data=data, report=account.report(), kind="nvml", file="this machine")
 
 
 class _Asker:
     """Calls one NVML function; a missing symbol or a refusal is noted and answers None."""
 
-    def __init__(self, nvml: Any, ledger: Ledger) -> None:
+    def __init__(self, nvml: Any, account: Account) -> None:
         self.nvml = nvml
-        self.ledger = ledger
+        self.account = account
 
     def __call__(self, function: str, *arguments: Any) -> Any:
         call: Callable[..., Any] | None = getattr(self.nvml, function, None)
         if call is None:
-            self.ledger.wonder(function)
+            self.account.wonder(function)
             return None
         try:
             answer = call(*arguments)
         except Exception:
-            self.ledger.wonder(function)
+            self.account.wonder(function)
             return None
-        self.ledger.use(function)
+        self.account.use(function)
         return answer
 
 
-def _nvlink(ask: _Asker, handles: list[Any], source: str, ledger: Ledger) -> dict[str, Any] | None:
+def _nvlink(ask: _Asker, handles: list[Any], source: str, account: Account) -> dict[str, Any] | None:
     busids = [_busid(ask("nvmlDeviceGetPciInfo", handle)) for handle in handles]
     size = len(handles)
     counts = [[0] * size for _ in range(size)]
@@ -125,13 +126,13 @@ def _nvlink(ask: _Asker, handles: list[Any], source: str, ledger: Ledger) -> dic
                 others.add(remote)
                 through[index] += 1
     if size == 1 and through[0]:
-        ledger.assume(f"{through[0]} NVLinks of the only GPU lead nowhere here")
+        account.assume(f"{through[0]} NVLinks of the only GPU lead nowhere here")
         return None
     if others:
         counts = [[0 if i == j else min(through) for j in range(size)] for i in range(size)]
     section = nvlink_section(counts, "25 GB/s", source, switches=len(others) or None)
     if section:
-        ledger.assume("25 GB/s per NVLink and direction, as NVLink 2 to 4 have")
+        account.assume("25 GB/s per NVLink and direction, as NVLink 2 to 4 have")
     return section
 
 
@@ -151,3 +152,16 @@ def _busid(info: Any) -> str:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value or "")
+
+
+def _read_this_machine(_path: object, *, device: str | None = None, nodes: int = 1) -> ImportedCluster:
+    return import_nvml(device=device, nodes=nodes)
+
+
+NVML = Format(
+    gives="cluster",
+    what="this machine, through its driver",
+    sniff=lambda _: False,
+    read=_read_this_machine,
+    options=("device", "nodes"),
+)

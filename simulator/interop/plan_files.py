@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simulator.errors import ConfigError
+from simulator.interop import import_settings, recognise_settings
 from simulator.interop.deepspeed import import_deepspeed
-from simulator.interop.settings import import_settings, recognise_settings
 from simulator.plan.load import load_plan
 
 #: options that name such a file, the later ones winning
@@ -77,7 +77,7 @@ def _lay_deepspeed_over(settings: dict[str, Any], path: str, above: dict[str, An
     degrees = dict.fromkeys(_DEGREES, 1) | settings | found | above
     model_parallel = degrees["tp"] * degrees["pp"] * degrees["cp"]
     if n_gpus >= model_parallel:
-        found |= import_deepspeed(path, world_size=n_gpus // model_parallel).settings | {"tp": degrees["tp"]}
+        found |= import_deepspeed(path, gpus=n_gpus // model_parallel).settings | {"tp": degrees["tp"]}
     elif "dp" in found:
         found["gpus"] = found["dp"] * model_parallel
     if settings:  # the script says how the layers are written, DeepSpeed how the data is sharded

@@ -1,4 +1,4 @@
-"""torchtitan's TOML files, dumped JSON configurations and ``--section.option`` overrides.
+"""torchtitan's TOML job files, both ways; dumped JSON configurations and ``--section.option`` overrides too.
 
 References
 ----------
@@ -7,59 +7,19 @@ pytorch/torchtitan, ``torchtitan/config_manager.py`` and ``config/job_config.py`
 
 from __future__ import annotations
 
-import tomllib
+import re
 from pathlib import Path
 from typing import Any
 
-from simulator.config import load_yaml, read_text
+from simulator.config import load_yaml
 from simulator.errors import ConfigError
-from simulator.interop.record import Imported, Reader, words
+from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
+from simulator.interop.format import Format, Imported
+from simulator.interop.reader import Reader
+from simulator.interop.syntax import load_toml
+from simulator.interop.table import Found, Table, flattened, json_keys, key
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
-
-#: sections that change neither time nor memory
-_IRRELEVANT = words(
-    "job profiling metrics optimizer lr_scheduler checkpoint fault_tolerance comm memory_estimation "
-    "validation experimental debug hf_assets_path dump_folder"
-)
-
-#: options that change neither time nor memory, by section
-_IRRELEVANT_OPTIONS = {
-    "model": ["tokenizer_path", "hf_assets_path", "converters", "print_after_conversion", "norm_type"],
-    "training": [
-        "dataset",
-        "dataset_path",
-        "max_norm",
-        "steps",
-        "warmup_steps",
-        "seed",
-        "deterministic",
-        "gc_freq",
-        "gc_debug",
-        "dtype",
-        "data_parallel_type",
-        "num_tokens_per_train_step",
-    ],
-    "parallelism": [
-        "enable_compiled_autograd",
-        "disable_loss_parallel",
-        "expert_tensor_parallel_degree",
-        "pipeline_parallel_layers_per_stage",
-        "pipeline_parallel_split_points",
-        "pipeline_parallel_schedule_csv",
-        "num_pp_microbatches",
-        "module_fqns_per_model_part",
-        "pipeline_parallel_expert_parallel_overlap",
-        "enable_approx_mid_reduce_scatter",
-    ],
-    "activation_checkpoint": [
-        "selective_ac_option",
-        "memory_budget",
-        "early_stop",
-        "per_op_sac_force_recompute_mm_shapes_by_fqns",
-        "visualize_memory_budget_pareto",
-    ],
-}
 
 _SCHEDULES = {
     "1F1B": "1f1b",
@@ -69,6 +29,57 @@ _SCHEDULES = {
     "ZBVZeroBubble": "zb-v",
     "LoopedBFS": "gpipe",
 }
+_WIDTHS = {"float32": "fp32", "bfloat16": "bf16"}
+
+KEYS = Table(
+    keys=(
+        key("model.name", "text", default=""),
+        key("model.flavor", "text", default=""),
+        key("model.converters", "any", note="float8 is precision fp8"),
+        key("float8.enable_float8_linear", "switch", note="precision fp8, of old files"),
+        key("float8.enable_fsdp_float8_all_gather", "switch", note="precision fp8, of old files"),
+        key("training.seq_len training.max_context_length", "count", plan="sequence_length", default=2048),
+        key("training.local_batch_size training.batch_size", "count", note="`micro_batch`; with pp, that of a rank"),
+        key("training.num_tokens_per_microbatch_per_dp_rank", default=0),
+        key("training.global_batch_size", default=-1, note="`global_batch`"),
+        key("training.mixed_precision_param", plan="precision", words={"bfloat16": "bf16", "float32": "fp32"}, default="bfloat16"),
+        key("training.mixed_precision_reduce", words={"float32": 4, "bfloat16": 2}, default="float32", note="`gradient_bytes`"),
+        key("training.enable_cpu_offload", "switch", note="both offloads"),
+        key("training.compile", "switch", note="of old files"),
+        key("compile.enable", "switch", note="framework torchtitan-compile"),
+        key("parallelism.data_parallel_replicate_degree", "count", default=1),
+        key("parallelism.data_parallel_shard_degree", default=-1),
+        key("parallelism.tensor_parallel_degree", "count", plan="tp", default=1),
+        key("parallelism.pipeline_parallel_degree", "count", plan="pp", default=1),
+        key("parallelism.context_parallel_degree", "count", plan="cp", default=1),
+        key("parallelism.expert_parallel_degree", "count", plan="ep", default=1),
+        key("parallelism.enable_async_tensor_parallel", "switch", plan="asynchronous_tp"),
+        key("parallelism.pipeline_parallel_schedule", plan="schedule", words=_SCHEDULES, default="1F1B", needs="pp"),
+        key("parallelism.pipeline_parallel_microbatch_size", "count", default=1, note="`micro_batch` where pp is above 1"),
+        key("parallelism.fsdp_reshard_after_forward", words=dict.fromkeys(("default", "always", "never")), default="default"),
+        key("parallelism.context_parallel_rotate_method", plan="cp_comm_type",
+            words={"allgather": "all_gather", "alltoall": "p2p"}, default="allgather", needs="cp"),
+        key("parallelism.context_parallel_load_balancer", "any", note="`cp_load_balance`"),
+        key("parallelism.expert_parallel_comm_backend", plan="moe_dispatcher",
+            words={"standard": "alltoall", "deepep": "deepep"}, default="standard", needs="ep"),
+        key("activation_checkpoint.mode", plan="recompute",
+            words={"selective": "selective", "full": "full", "none": "none", "memory_budget": "selective"}, default="selective"),
+    ),
+    irrelevant={
+        "files, logging and learning": "job profiling metrics optimizer lr_scheduler checkpoint fault_tolerance comm "
+        "memory_estimation validation experimental debug hf_assets_path dump_folder model.tokenizer_path model.hf_assets_path "
+        "model.print_after_conversion model.norm_type training.dataset training.dataset_path training.max_norm training.steps "
+        "training.warmup_steps training.seed training.deterministic training.gc_* training.data_parallel_type training.dtype "
+        "training.num_tokens_per_train_step",
+        "how it is done, not what": "parallelism.enable_compiled_autograd parallelism.disable_loss_parallel "
+        "parallelism.expert_tensor_parallel_degree parallelism.pipeline_parallel_layers_per_stage "
+        "parallelism.pipeline_parallel_split_points parallelism.pipeline_parallel_schedule_csv parallelism.num_pp_microbatches "
+        "parallelism.module_fqns_per_model_part parallelism.pipeline_parallel_expert_parallel_overlap "
+        "parallelism.enable_approx_mid_reduce_scatter activation_checkpoint.selective_ac_option "
+        "activation_checkpoint.memory_budget activation_checkpoint.early_stop activation_checkpoint.visualize_* "
+        "activation_checkpoint.per_op_sac_* compile.components compile.backend quantize float8 mx",
+    },
+)  # fmt: skip
 
 
 def import_torchtitan(path: str | Path, *, overrides: tuple[str, ...] = ()) -> Imported:
@@ -86,142 +97,156 @@ def import_torchtitan(path: str | Path, *, overrides: tuple[str, ...] = ()) -> I
     ConfigError
         If the file is not such a configuration or a value cannot be understood.
     """
-    path = Path(path)
-    if path.suffix == ".json":
-        data, locator = load_yaml(path)
-        reader = Reader(data, str(path), locator=locator)
-    else:
-        reader = Reader(_toml(path), str(path))
-    _override(reader, overrides)
-    spec = _spec(reader.section("model"))
-    parallel = _parallelism(reader.section("parallelism"))
-    settings = parallel | _training(reader.section("training"), spec)
-    if parallel["pp"] > 1:  # the batch of a rank is cut into micro-batches of their own size
+    data, locator = load_yaml(path) if Path(path).suffix == ".json" else (load_toml(path), None)
+    reader = Reader(flattened(data, str(path)) | _overrides(overrides), str(path), locator=locator)
+    found = KEYS.read(reader)
+    spec = _spec(found)
+    settings = KEYS.fields(found, "plan") | _sharding(found) | _training(found)
+    if settings["pp"] > 1:  # the batch of a rank is cut into micro-batches of their own size
         if "global_batch" not in settings and "dp" in settings:
             settings["global_batch"] = settings["micro_batch"] * settings["dp"]
-        settings["micro_batch"] = parallel["micro_batch"]
-    checkpoint = reader.section("activation_checkpoint")
-    mode = checkpoint.text("mode", default="selective", one_of=("selective", "full", "none", "memory_budget"))
-    settings["recompute"] = "selective" if mode == "memory_budget" else mode
-    _finish(checkpoint, "activation_checkpoint")
-    compiled = reader.section("compile").boolean("enable") or _legacy_compile(reader)
-    reader.section("compile").irrelevant(["components", "backend"])
-    settings["framework"] = "torchtitan-compile" if compiled else "torchtitan"
-    if _is_float8(reader):
+        settings["micro_batch"] = found["parallelism.pipeline_parallel_microbatch_size"]
+    settings["sequence_parallel"] = settings["tp"] > 1
+    is_compiled = found["compile.enable"] or found["training.compile"]
+    settings["framework"] = "torchtitan-compile" if is_compiled else "torchtitan"
+    if _is_float8(found):
         settings["precision"] = "fp8"
-    reader.irrelevant(_IRRELEVANT)
-    reader.finish()
-    return Imported(kind="torchtitan", file=str(path), spec=spec, settings=settings, report=reader.log.report())
+    KEYS.finish(found)
+    return Imported(kind="torchtitan", file=str(path), spec=spec, settings=settings, report=reader.account.report())
 
 
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None
+def is_torchtitan(text: str) -> bool:
+    """Whether a text has torchtitan's sections, as TOML or as JSON."""
+    if {"training", "parallelism"} <= json_keys(text):
+        return True
+    return all(re.search(rf"(?m)^\[{section}\]", text) for section in ("training", "parallelism"))
 
 
-def _override(reader: Reader, words: tuple[str, ...]) -> None:
+# ---- reading -----------------------------------------------------------------------------------------------------
+
+
+def _overrides(words: tuple[str, ...]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
     for index, word in enumerate(words):
         name, equals, value = word.removeprefix("--").partition("=")
-        section, dot, option = name.partition(".")
-        if not word.startswith("--") or not dot:
-            continue
-        following = words[index + 1] if index + 1 < len(words) else "--"
-        given: Any = value if equals else True if following.startswith("--") else following
-        reader.data.setdefault(section, {})[option.replace("-", "_")] = given
+        if word.startswith("--") and "." in name:
+            following = words[index + 1] if index + 1 < len(words) else "--"
+            given[name.replace("-", "_")] = value if equals else True if following.startswith("--") else following
+    return given
 
 
-def _finish(section: Reader, name: str) -> None:
-    section.irrelevant(_IRRELEVANT_OPTIONS[name])
-    section.finish()
-
-
-def _spec(model: Reader) -> ModelSpec | None:
-    name, flavor = model.text("name", default=""), model.text("flavor", default="")
-    _finish(model, "model")
+def _spec(found: Found) -> ModelSpec | None:
+    name, flavor = found["model.name"], found["model.flavor"]
     if not name:
         return None
-    aliases = {"debugmodel": None, "llama3": "llama3", "llama2": "llama2", "deepseek_v3": "deepseek-v3"}
-    if name == "deepseek_v3" and flavor.upper() == "671B":
-        return find_spec("deepseek-v3")
+    known = {"deepseek_v3 671B": "deepseek-v3"}
     try:
-        return find_spec(f"{aliases.get(name) or name}-{flavor}")
+        return find_spec(known.get(f"{name} {flavor}", f"{name}-{flavor}"))
     except ConfigError as error:
-        model.fault("flavor", f"no catalogue model for {name} {flavor}", hint=error.hint)
+        found.reader.fault("model.flavor", f"no catalogue model for {name} {flavor}", hint=error.hint)
 
 
-def _parallelism(r: Reader) -> dict[str, Any]:
-    replicate = r.positive("data_parallel_replicate_degree", default=1)
-    shard = r.integer("data_parallel_shard_degree", default=-1)
-    settings: dict[str, Any] = {
-        "tp": r.positive("tensor_parallel_degree", default=1),
-        "pp": r.positive("pipeline_parallel_degree", default=1),
-        "cp": r.positive("context_parallel_degree", default=1),
-        "ep": r.positive("expert_parallel_degree", default=1),
-        "asynchronous_tp": r.boolean("enable_async_tensor_parallel"),
-    }
-    settings["sequence_parallel"] = settings["tp"] > 1
-    schedule = r.text("pipeline_parallel_schedule", default="1F1B", one_of=_SCHEDULES)
-    if settings["pp"] > 1:
-        settings["schedule"] = _SCHEDULES[schedule]
-        settings["micro_batch"] = r.positive("pipeline_parallel_microbatch_size", default=1)
-    reshard = r.text("fsdp_reshard_after_forward", default="default", one_of=("default", "always", "never"))
-    full = "zero2" if reshard == "never" else "zero3"
-    settings["sharding"] = "none" if shard == 1 else "hsdp" if replicate > 1 else full
+def _sharding(found: Found) -> dict[str, Any]:
+    replicate = found["parallelism.data_parallel_replicate_degree"]
+    shard = found["parallelism.data_parallel_shard_degree"]
+    full = "zero2" if found["parallelism.fsdp_reshard_after_forward"] == "never" else "zero3"
+    settings: dict[str, Any] = {"sharding": "none" if shard == 1 else "hsdp" if replicate > 1 else full}
     if replicate > 1 and shard > 1:
         settings["sharding_group"] = shard
-    if settings["cp"] > 1:
-        rotation = r.text("context_parallel_rotate_method", default="allgather", one_of=("allgather", "alltoall"))
-        settings["cp_comm_type"] = "all_gather" if rotation == "allgather" else "p2p"
-        balancer = r.raw("context_parallel_load_balancer")
-        settings["cp_load_balance"] = balancer not in (False, "None", "none", "")
-    if settings["ep"] > 1:
-        backend = r.text("expert_parallel_comm_backend", default="standard", one_of=("standard", "deepep"))
-        settings["moe_dispatcher"] = "deepep" if backend == "deepep" else "alltoall"
-    r.irrelevant(["context_parallel_rotate_method", "context_parallel_load_balancer", "expert_parallel_comm_backend"])
     if shard > 0:
         settings["dp"] = replicate * shard
     else:
-        r.assume("dp", "the rest of the ranks", "data_parallel_shard_degree = -1")
-    _finish(r, "parallelism")
+        found.reader.assume("dp", "the rest of the ranks", "data_parallel_shard_degree = -1")
     return settings
 
 
-def _training(r: Reader, spec: ModelSpec | None) -> dict[str, Any]:
-    length = r.positive("seq_len", "max_context_length", default=2048)
-    tokens = r.integer("num_tokens_per_microbatch_per_dp_rank", default=0)
-    local = r.positive("local_batch_size", "batch_size", default=max(1, tokens // length) if tokens else 8)
-    settings: dict[str, Any] = {"sequence_length": length, "micro_batch": local}
-    total = r.integer("global_batch_size", default=-1)
-    if total > 0:
-        settings["global_batch"] = total
-    param = r.text("mixed_precision_param", default="bfloat16", one_of=("bfloat16", "float32"))
-    settings["precision"] = "bf16" if param == "bfloat16" else "fp32"
-    reduce = r.text("mixed_precision_reduce", default="float32", one_of=("float32", "bfloat16"))
-    if reduce == "bfloat16" and param == "bfloat16":
+def _training(found: Found) -> dict[str, Any]:
+    tokens, length = found["training.num_tokens_per_microbatch_per_dp_rank"], found["training.seq_len"]
+    per_rank = max(1, tokens // length) if tokens else 8
+    settings: dict[str, Any] = {"micro_batch": found["training.local_batch_size"] or per_rank}
+    if found["training.global_batch_size"] > 0:
+        settings["global_batch"] = found["training.global_batch_size"]
+    is_narrow = found["training.mixed_precision_param"] == "bfloat16"
+    if is_narrow and found["training.mixed_precision_reduce"] == "bfloat16":
         settings["gradient_bytes"] = 2
-    if r.boolean("enable_cpu_offload"):
+    if found["training.enable_cpu_offload"]:
         settings |= {"offload_parameters": "cpu", "offload_optimizer": "cpu"}
-    if r.boolean("compile"):
-        r.assume("compile", True, "training.compile of old files")
-    _finish(r, "training")
+    if found["training.compile"]:
+        found.reader.assume("compile", True, "training.compile of old files")
+    if found["parallelism.context_parallel_degree"] > 1:
+        balancer = found["parallelism.context_parallel_load_balancer"]
+        settings["cp_load_balance"] = balancer not in (False, "None", "none", "")
     return settings
 
 
-def _legacy_compile(reader: Reader) -> bool:
-    training = reader.data.get("training")
-    return isinstance(training, dict) and bool(training.get("compile"))
-
-
-def _is_float8(reader: Reader) -> bool:
+def _is_float8(found: Found) -> bool:
     """Tell whether linear layers run in eight bits: a converter is named, or an old file enables it."""
-    for name in ("quantize", "float8", "mx"):
-        section = reader.section(name)
-        section.irrelevant(list(section.data))
-    old = reader.data.get("float8")
-    if isinstance(old, dict) and (old.get("enable_float8_linear") or old.get("enable_fsdp_float8_all_gather")):
-        return True
-    model = reader.data.get("model")
-    converters = model.get("converters", []) if isinstance(model, dict) else []
-    return isinstance(converters, list) and any("float8" in str(name) for name in converters)
+    converters = found["model.converters"]
+    named = isinstance(converters, list) and any("float8" in str(name) for name in converters)
+    return named or found["float8.enable_float8_linear"] or found["float8.enable_fsdp_float8_all_gather"]
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------
+
+_FLAVOR = re.compile(r"(llama2|llama3|llama3\.1)-(\d+b)")
+
+
+def write_torchtitan(request: Request) -> Emission:
+    """Write a job file.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If torchtitan has no word for something.
+    """
+    plan = under(request.plan, ("torchtitan", "torchtitan-compile"))
+    refuse_to_write("torchtitan", {
+        f"virtual_pp={plan.virtual_pp}": plan.virtual_pp > 1,
+        "tensor parallelism without sequence parallelism": plan.tp > 1 and not plan.sequence_parallel,
+        f"sharding {plan.sharding}": plan.sharding == "zero1",
+        f"offload_optimizer={plan.offload_optimizer} and offload_parameters={plan.offload_parameters}":
+            plan.offload_optimizer != plan.offload_parameters,
+    } | KEYS.unsayable(said(plan)))  # fmt: skip
+    group = plan.sharding_ranks(request.gpus_per_node) if plan.sharding in ("none", "hsdp") else plan.dp
+    flat = KEYS.written(said(plan), "plan") | {
+        "training.local_batch_size": plan.micro_batch * (plan.n_micro_batches if plan.pp > 1 else 1),
+        "training.global_batch_size": plan.global_batch,
+        "training.mixed_precision_reduce": "bfloat16" if plan.reduced_bytes == 2 else "float32",
+        "training.enable_cpu_offload": plan.offload_parameters == "cpu",
+        "parallelism.data_parallel_replicate_degree": plan.dp // group,
+        "parallelism.data_parallel_shard_degree": group,
+        "parallelism.fsdp_reshard_after_forward": "never" if plan.sharding == "zero2" else "always",
+        "compile.enable": plan.framework == "torchtitan-compile",
+    }
+    flavor = _FLAVOR.fullmatch(request.spec.name)
+    if flavor:
+        flat |= {"model.name": flavor[1], "model.flavor": flavor[2].upper()}
+    if plan.pp > 1:
+        flat["parallelism.pipeline_parallel_microbatch_size"] = plan.micro_batch
+    if plan.cp > 1 and not plan.cp_load_balance:
+        flat["parallelism.context_parallel_load_balancer"] = "None"
+    unsaid = {"gpus": "torchrun", "attention": "the model"}
+    for name in ("overlap", "overlap_p2p", "overlap_parameter_gather", "scatter_gather", "bucket_bytes"):
+        unsaid[name] = "torchtitan's own way"
+    return Emission(text=_toml(flat), plan=plan, unsaid=unsaid)
+
+
+def _toml(flat: dict[str, Any]) -> str:
+    """Write ``section.option`` keys, one section after the other."""
+    sections: dict[str, list[str]] = {"model": [], "training": [], "parallelism": []}
+    for name, value in flat.items():
+        section, _, option = name.partition(".")
+        word = f'"{value}"' if isinstance(value, str) else str(value).lower()
+        sections.setdefault(section, []).append(f"{option} = {word}")
+    return "\n".join("\n".join([f"[{name}]", *lines, ""]) for name, lines in sections.items() if lines)
+
+
+TORCHTITAN = Format(
+    gives="plan and model",
+    what="a TOML or JSON of torchtitan",
+    sniff=is_torchtitan,
+    read=import_torchtitan,
+    table=KEYS,
+    write=write_torchtitan,
+    file="train.toml",
+)

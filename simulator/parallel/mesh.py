@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd
 
 from simulator.plan import ParallelPlan
 
@@ -75,12 +74,7 @@ class Mesh:
     @cached_property
     def sharding_group(self) -> int:
         """Ranks of one sharding group; under ``hsdp`` those of a node unless the plan says otherwise."""
-        plan = self.plan
-        if plan.sharding == "none":
-            return 1
-        if plan.sharding_group or plan.sharding != "hsdp":
-            return min(plan.sharding_group or self.n_replicas, self.n_replicas)
-        return gcd(self.n_replicas, max(1, self.gpus_per_node // plan.tp))
+        return self.plan.sharding_ranks(self.gpus_per_node)
 
     @property
     def secondary_group(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from math import gcd
 from typing import Any, Literal
 
 from simulator.errors import ConfigError, InfeasiblePlanError
@@ -275,6 +276,15 @@ class ParallelPlan:
     def model_parallel(self) -> int:
         """Ranks that hold one copy of the model: tp x pp x cp (experts share the data-parallel ranks)."""
         return self.tp * self.pp * self.cp
+
+    def sharding_ranks(self, gpus_per_node: int) -> int:
+        """Ranks of one sharding group; under ``hsdp`` those of a node unless the plan says otherwise."""
+        n_replicas = self.dp * self.cp
+        if self.sharding == "none":
+            return 1
+        if self.sharding_group or self.sharding != "hsdp":
+            return min(self.sharding_group or n_replicas, n_replicas)
+        return gcd(n_replicas, max(1, gpus_per_node // self.tp))
 
     @property
     def n_micro_batches(self) -> int:

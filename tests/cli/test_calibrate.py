@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simulator.collectives.benchmark import benchmark_table, size_range
-from simulator.interop.topologies import open_topology
+from simulator.interop import open_topology
 from simulator.kernels import RooflineKernels
 from simulator.models.layer import GemmShape
 from simulator.topology.device import load_device

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from simulator.interop.topologies import open_topology
-from simulator.plan import ParallelPlan, load_plan
+from simulator.interop import open_topology
+from simulator.plan import ParallelPlan
+from simulator.plan.load import load_plan
 
 SCRIPT = """\
 NNODES=2

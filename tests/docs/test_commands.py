@@ -126,7 +126,14 @@ def generator():
 
 
 @pytest.mark.parametrize(
-    "page", ["reference_commands.md", "reference_files.md", "reference_answers.md", "answer.schema.json"]
+    "page",
+    [
+        "reference_commands.md",
+        "reference_files.md",
+        "reference_formats.md",
+        "reference_answers.md",
+        "answer.schema.json",
+    ],
 )
 def test_generated_pages_are_up_to_date(generator, page):
     written = (ROOT / "docs" / page).read_text(encoding="utf-8")

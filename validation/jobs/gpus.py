@@ -144,7 +144,7 @@ def _fit_collectives(folder: Path, path: Path, n_gpus: int, run: Run) -> list[st
     from simulator.calibration.cluster_file import fitted_cluster_text
     from simulator.calibration.cluster_fit import fit_cluster
     from simulator.calibration.cluster_rows import read_measurements
-    from simulator.interop.topologies import open_topology
+    from simulator.interop import open_topology
 
     rows = run(replace(_job("collectives", path), sizes_bytes=_SIZES_BYTES, collectives=_COLLECTIVES), n_gpus)
     table = _write(folder, "collectives", [{**row, "split": "fit"} for row in rows], "collectives")

@@ -6,7 +6,7 @@ import pytest
 
 from simulator.errors import ThresholdError
 from simulator.interop.cluster import ImportedCluster
-from simulator.interop.record import ImportReport
+from simulator.interop.format import ImportReport
 from validation.jobs.gpus import CALIBRATED, JUDGED, check_gpus, compare_gpus, document, print_gpus
 from validation.tables.predicting import predict_rows
 from validation.tables.reader import Row

@@ -1,4 +1,4 @@
-"""What all emitters share: the effective settings of a plan, and what an emitter returns."""
+"""A plan in the words of a framework: what is asked for, what is written, and whether it says the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from simulator.errors import InfeasiblePlanError
 from simulator.models.spec import ModelSpec
-from simulator.parallel.gradients import gradient_bytes
 from simulator.plan import ParallelPlan
 
 
@@ -55,7 +54,7 @@ def effective(plan: ParallelPlan) -> dict[str, Any]:
     return settings | {
         "schedule": "1f1b" if plan.schedule == "1f1b-interleaved" else plan.schedule,
         "overlap": plan.overlaps,
-        "gradient_bytes": gradient_bytes(plan),
+        "gradient_bytes": plan.reduced_bytes,
         "sequence_parallel": plan.sequence_parallel and plan.tp > 1,
         "cp_comm_type": plan.context_exchange if plan.cp > 1 else None,
         "overlap_p2p": plan.pp > 1 and not plan.synchronous_p2p,
@@ -71,7 +70,7 @@ def completed(settings: Mapping[str, Any], emission: Emission) -> ParallelPlan:
     return plan.resolve(emission.plan.gpus)
 
 
-def refuse(kind: str, problems: Mapping[str, bool]) -> None:
+def refuse_to_write(kind: str, problems: Mapping[str, bool]) -> None:
     """Complain about what a format cannot say.
 
     Parameters
@@ -91,12 +90,22 @@ def refuse(kind: str, problems: Mapping[str, bool]) -> None:
         raise InfeasiblePlanError(f"{kind} cannot say: {', '.join(found)}")
 
 
-def under(plan: ParallelPlan, framework: str) -> ParallelPlan:
-    """Return the plan as another framework would run it: the same overlap and gradients, whatever its defaults."""
-    if plan.framework == framework:
+def under(plan: ParallelPlan, frameworks: tuple[str, ...]) -> ParallelPlan:
+    """Return the plan as one of some frameworks would run it: the same overlap and gradients, whatever its defaults.
+
+    Its own framework if that is among them, otherwise the first.
+    """
+    if plan.framework in frameworks:
         return plan
     exchange: Any = plan.context_exchange if plan.cp > 1 else plan.cp_comm_type
     return replace(
-        plan, framework=framework, overlap=plan.overlaps, gradient_bytes=gradient_bytes(plan), cp_comm_type=exchange,
+        plan, framework=frameworks[0], overlap=plan.overlaps, gradient_bytes=plan.reduced_bytes, cp_comm_type=exchange,
         overlap_p2p=plan.overlap_p2p if plan.pp == 1 else not plan.synchronous_p2p,
     )  # fmt: skip
+
+
+def said(plan: ParallelPlan) -> dict[str, Any]:
+    """Return the fields of a plan that are set, and how they take effect where a framework decides."""
+    fields = {name: value for name, value in plan.to_dict().items() if value is not None}
+    fields |= {"overlap": plan.overlaps, "sequence_parallel": plan.sequence_parallel and plan.tp > 1}
+    return fields | ({"cp_comm_type": plan.context_exchange} if plan.cp > 1 else {})

@@ -14,7 +14,8 @@ from typing import Any
 
 from simulator.config import did_you_mean, parse_yaml, read_text, resolve_name
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, Ledger, imported, refuse
+from simulator.interop.cluster import ImportedCluster, imported
+from simulator.interop.format import Account, Format, refuse
 from simulator.interop.hostlist import expand_hostlist
 from simulator.topology.load import load_layers
 from simulator.units import parse_quantity
@@ -31,7 +32,7 @@ class _Job:
     path: str | Path
     node: Any
     links: Mapping[str, str]
-    ledger: Ledger
+    account: Account
 
 
 @dataclass(slots=True)
@@ -86,28 +87,28 @@ def import_slurm(
         If the file cannot be understood, or needs the node or a bandwidth that was not given.
     """
     text = read_text(path)
-    ledger = Ledger()
+    account = Account()
     if node_of is None:
         message = f"{path}: Slurm does not describe the node"
         raise ConfigError(message, hint="say whose it is: simulate import FILE --node-of dgx-a100-80g")
     base, _ = load_layers(resolve_name(node_of, "clusters"))
     node, transports = base["node"], base.get("transports", {})
-    job = _Job(path=path, node=node, links=links or {}, ledger=ledger)
+    job = _Job(path=path, node=node, links=links or {}, account=account)
     as_yaml = Path(path).suffix in (".yaml", ".yml")
     n_nodes, fabric = _from_yaml(job, text, topology) if as_yaml else _from_conf(job, text)
-    ledger.assume(f"nodes are those of {node_of}")
+    account.assume(f"nodes are those of {node_of}")
     fabric["source"] = f"Slurm, {Path(path).name}"
     data = {"version": 1, "name": Path(path).stem, "nodes": n_nodes, "node": node, "fabric": fabric}
     if transports:
         data["transports"] = transports
-    return imported("slurm", path, data, ledger, text)
+    return imported("slurm", path, data, account, text)
 
 
 Fabric = tuple[int, dict[str, Any]]
 
 
 def _from_conf(job: _Job, text: str) -> Fabric:
-    path, ledger = job.path, job.ledger
+    path, account = job.path, job.account
     tree, blocks, rings = SlurmTree(), {}, {}
     known = {key.lower(): key for key in _KEYS}
     for number, line in enumerate(text.splitlines(), 1):
@@ -119,7 +120,7 @@ def _from_conf(job: _Job, text: str) -> Fabric:
                 guess = did_you_mean(key, _KEYS)
                 raise refuse(path, number, f"{word!r} is not a setting of topology.conf.{guess}")
             settings[name] = value
-            (ledger.skip if name in ("LinkSpeed", "BlockSizes") else ledger.use)(name)
+            (account.skip if name in ("LinkSpeed", "BlockSizes") else account.use)(name)
         try:
             if "SwitchName" in settings:
                 for switch in expand_hostlist(settings["SwitchName"]):
@@ -141,7 +142,7 @@ def _from_conf(job: _Job, text: str) -> Fabric:
 
 
 def _from_yaml(job: _Job, text: str, wanted: str | None) -> Fabric:
-    path, ledger = job.path, job.ledger
+    path, account = job.path, job.account
     data, locator = parse_yaml(text, str(path))
     entries = data if isinstance(data, list) else [data]
     named = {str(e["topology"]): e for e in entries if isinstance(e, dict) and "topology" in e}
@@ -154,8 +155,8 @@ def _from_yaml(job: _Job, text: str, wanted: str | None) -> Fabric:
             f"{path}: no topology {name!r}.{did_you_mean(name, named)}", hint=f"one of {', '.join(named)}"
         )
     entry = named[name]
-    ledger.skip(*(f"topology {other}" for other in named if other != name))
-    ledger.sort(map(str, entry), used={"topology", *_KINDS}, irrelevant={"cluster_default"})
+    account.skip(*(f"topology {other}" for other in named if other != name))
+    account.sort(map(str, entry), used={"topology", *_KINDS}, irrelevant={"cluster_default"})
     kind = next((kind for kind in _KINDS if kind in entry), None)
     if kind is None:
         place = locator.key((entries.index(entry),) if isinstance(data, list) else ())
@@ -184,12 +185,12 @@ def _of_kind(job: _Job, kind: str, body: Any) -> Fabric:
         torus = body["toruses"][0]
         dims = [int(torus["dims"][axis]) for axis in "xyz"]
         return dims[0] * dims[1] * dims[2], {"kind": "torus", "dims": dims}
-    job.ledger.assume("a flat topology names no nodes: two are taken; set nodes")
+    job.account.assume("a flat topology names no nodes: two are taken; set nodes")
     return 2, {"kind": "one-switch"}
 
 
 def _tree_fabric(job: _Job, tree: SlurmTree) -> Fabric:
-    path, node, ledger = job.path, job.node, job.ledger
+    path, node, account = job.path, job.node, job.account
     names = {child for children in tree.children.values() for child in children} - set(tree.nodes)
     if names:
         raise ConfigError(f"{path}: switches without a line of their own: {', '.join(sorted(names))}")
@@ -201,11 +202,11 @@ def _tree_fabric(job: _Job, tree: SlurmTree) -> Fabric:
     if levels == 1:
         return n_nodes, {"kind": "one-switch"}
     if min(sizes) != max(sizes):
-        ledger.assume(f"leaves have {min(sizes)} to {max(sizes)} nodes; {max(sizes)} are taken for each")
+        account.assume(f"leaves have {min(sizes)} to {max(sizes)} nodes; {max(sizes)} are taken for each")
     ratios = [_ratio(job, "leaf-spine", max(sizes) * _injection(job.node))]
     fabric: dict[str, Any] = {"kind": "fat-tree", "levels": min(levels, 3), "nodes_per_leaf": max(sizes)}
     if levels > 3:
-        ledger.assume(f"{levels} levels of switches are taken as three")
+        account.assume(f"{levels} levels of switches are taken as three")
     if levels > 2:
         pods = [len(children) for children in tree.children.values() if children and set(children) <= set(leaves)]
         per_pod = max(pods, default=len(leaves))
@@ -217,13 +218,13 @@ def _tree_fabric(job: _Job, tree: SlurmTree) -> Fabric:
 
 
 def _block_fabric(job: _Job, blocks: dict[str, list[str]]) -> Fabric:
-    ledger = job.ledger
+    account = job.account
     sizes = [len(nodes) for nodes in blocks.values()]
     if len(set(sizes)) > 1:
-        ledger.assume(f"blocks have {min(sizes)} to {max(sizes)} nodes; {max(sizes)} are taken for each")
+        account.assume(f"blocks have {min(sizes)} to {max(sizes)} nodes; {max(sizes)} are taken for each")
     if len(sizes) == 1:
         return sizes[0], {"kind": "one-switch"}
-    ledger.assume("a block is a leaf switch")
+    account.assume("a block is a leaf switch")
     ratio = _ratio(job, "leaf-spine", max(sizes) * _injection(job.node))
     return sum(sizes), {
         "kind": "fat-tree",
@@ -236,7 +237,7 @@ def _block_fabric(job: _Job, blocks: dict[str, list[str]]) -> Fabric:
 def _ring_fabric(job: _Job, rings: dict[str, list[str]]) -> Fabric:
     name, nodes = next(iter(rings.items()))
     if len(rings) > 1:
-        job.ledger.assume(f"of {len(rings)} rings {name} is described")
+        job.account.assume(f"of {len(rings)} rings {name} is described")
     return len(nodes), {"kind": "torus", "dims": [len(nodes)]}
 
 
@@ -258,3 +259,12 @@ def _ratio(job: _Job, levels: str, below_bytes_per_s: float) -> float:
     assert match is not None
     above = parse_quantity(match["rate"], "bandwidth") * int(match["count"] or 1)
     return float(f"{below_bytes_per_s / above:.6g}")
+
+
+SLURM = Format(
+    gives="cluster",
+    what="Slurm's `topology.conf`, `topology.yaml`, around the nodes of `--node-of`",
+    sniff=sniff,
+    read=import_slurm,
+    options=("node_of", "links"),
+)

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.errors import InfeasiblePlanError
-from simulator.explore.emit import EMITTERS, Request, completed, effective, emit, write_all
+from simulator.explore.best_plans import describe
 from simulator.explore.space import Space
-from simulator.interop.settings import recognise_settings
+from simulator.interop import FORMATS, recognise_settings
+from simulator.interop.emission import Request, completed, effective
+from simulator.interop.writing import emit, write_all
 from simulator.models.catalog import find_spec
 from simulator.plan import ParallelPlan
 from simulator.topology import load_topology
@@ -38,7 +40,15 @@ def request(plan, model="gpt2"):
     return Request(plan=plan, spec=find_spec(model), gpus_per_node=4)
 
 
-@pytest.mark.parametrize("kind", EMITTERS)
+def written_by(plans, folder):
+    return write_all(plans, find_spec("gpt2"), folder, gpus_per_node=4, describe=describe)
+
+
+def test_every_format_that_is_written_is_read_back_here():
+    assert set(NATIVE) == {name for name, one in FORMATS.items() if one.write is not None}
+
+
+@pytest.mark.parametrize("kind", NATIVE)
 @settings(max_examples=40)
 @given(data=st.data())
 def test_a_file_comes_back_as_the_same_plan(kind, data, tmp_path_factory):
@@ -55,10 +65,10 @@ def test_a_file_comes_back_as_the_same_plan(kind, data, tmp_path_factory):
     except InfeasiblePlanError as error:
         assert "cannot say" in error.message, error.message
         return
-    file = tmp_path_factory.mktemp("emit") / EMITTERS[kind].file
+    file = tmp_path_factory.mktemp("emit") / FORMATS[kind].file
     file.write_text(emission.text, encoding="utf-8")
     assert recognise_settings(file) == [kind]
-    imported = EMITTERS[kind].read(file)
+    imported = FORMATS[kind].read(file)
     assert not imported.report.unknown
     found = effective(completed(imported.settings, emission))
     if emission.plan.framework != plan.framework:  # Megatron's full sharding, which Accelerate does with FSDP
@@ -67,7 +77,7 @@ def test_a_file_comes_back_as_the_same_plan(kind, data, tmp_path_factory):
     assert found == effective(plan)
 
 
-@pytest.mark.parametrize("kind", EMITTERS)
+@pytest.mark.parametrize("kind", NATIVE)
 def test_most_native_plans_can_be_said(kind):
     framework = NATIVE[kind][0]
     said = 0
@@ -86,7 +96,7 @@ def test_megatrons_arguments_describe_the_model_too(model, tmp_path):
     plan = ParallelPlan(gpus=16, tp=4, pp=4, micro_batch=1, global_batch=16, sequence_length=2048).resolve(16)
     file = tmp_path / "train.sh"
     file.write_text(emit("megatron", request(plan, model)).text, encoding="utf-8")
-    imported = EMITTERS["megatron"].read(file).spec
+    imported = FORMATS["megatron"].read(file).spec
     assert imported.n_parameters == spec.n_parameters
     same = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "gated_mlp", "norm", "positions", "tied")
     assert {name: getattr(imported, name) for name in same} == {name: getattr(spec, name) for name in same}
@@ -94,7 +104,7 @@ def test_megatrons_arguments_describe_the_model_too(model, tmp_path):
 
 def test_a_plan_of_another_framework_keeps_its_degrees_and_says_so(tmp_path):
     plan = next(p for p in plans("megatron") if p.model_parallel == 1 and p.sharding == "zero1")
-    written = {one.kind: one for one in write_all([plan], space("megatron"), tmp_path)}
+    written = {one.kind: one for one in written_by([plan], tmp_path)}
     assert written["deepspeed"].note.startswith("framework deepspeed instead of megatron")
     assert (tmp_path / "ds_config.json").exists()
     assert written["torchtitan"].path == "" and "zero1" in written["torchtitan"].note
@@ -103,7 +113,7 @@ def test_a_plan_of_another_framework_keeps_its_degrees_and_says_so(tmp_path):
 def test_a_format_that_cannot_say_the_best_plan_gets_the_next_one(tmp_path):
     best = next(p for p in plans("megatron") if p.virtual_pp > 1)
     plain = next(p for p in plans("megatron") if p.model_parallel == 1 and p.sharding == "none")
-    written = {one.kind: one for one in write_all([best, plain], space("megatron"), tmp_path)}
+    written = {one.kind: one for one in written_by([best, plain], tmp_path)}
     assert written["megatron"].note == "everything is in the file"
     assert written["deepspeed"].note.startswith(
         "dp16 mb1, because of the best plan ds_config.json cannot say: tp=1 pp=2"

@@ -1,0 +1,186 @@
+"""What a file format is, what its reader returns, and the account that it gives of every key."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simulator.config import near_misses, read_text
+from simulator.errors import ConfigError
+from simulator.models.spec import ModelSpec
+from simulator.plan import ParallelPlan
+
+if TYPE_CHECKING:
+    from simulator.interop.cluster import ImportedCluster
+    from simulator.interop.emission import Emission, Request
+    from simulator.interop.nccl_tests import CollectiveTable
+    from simulator.interop.table import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportReport:
+    """Which keys of a foreign file counted, and how.
+
+    Parameters
+    ----------
+    used : tuple of str
+        Keys that decided something.
+    irrelevant : tuple of str
+        Keys that are known and do not change time or memory.
+    unknown : tuple of str
+        Keys that are not understood, with the nearest known one, or with the reason why they would change the answer.
+    assumed : tuple of str
+        Values that the file does not say, with the source of the default.
+    """
+
+    used: tuple[str, ...] = ()
+    irrelevant: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Account:
+    """Notes taken while a file is read; each thing once, in the order of first sight."""
+
+    _used: dict[str, None] = field(default_factory=dict)
+    _irrelevant: dict[str, None] = field(default_factory=dict)
+    _unknown: dict[str, None] = field(default_factory=dict)
+    _assumed: dict[str, None] = field(default_factory=dict)
+
+    def use(self, *names: str) -> None:
+        """Note what went into the description."""
+        self._used.update(dict.fromkeys(names))
+
+    def skip(self, *names: str) -> None:
+        """Note what is understood and has no bearing."""
+        self._irrelevant.update(dict.fromkeys(names))
+
+    def wonder(self, name: str, known: Iterable[str] = ()) -> None:
+        """Note what is not understood, with near misses among what would be."""
+        section, _, last = name.rpartition(".")
+        beside = {one.rpartition(".")[2] for one in known if one.rpartition(".")[0] in (section, "")}
+        near = near_misses(last, beside)
+        self._unknown[f"{name} (did you mean {near[0]!r}?)" if near else name] = None
+
+    def miss(self, name: str, why: str) -> None:
+        """Note what would change the answer if it were modelled."""
+        self._unknown[f"{name}: not understood, changes the answer ({why})"] = None
+
+    def assume(self, *texts: str) -> None:
+        """Note what the file does not say and was taken."""
+        self._assumed.update(dict.fromkeys(texts))
+
+    def sort(self, names: Iterable[str], *, used: Iterable[str], irrelevant: Iterable[str], prefix: str = "") -> None:
+        """Put each name where it belongs."""
+        used, irrelevant = set(used), set(irrelevant)
+        for name in names:
+            if name in used:
+                self.use(prefix + name)
+            elif name in irrelevant:
+                self.skip(prefix + name)
+            else:
+                self.wonder(prefix + name, used | irrelevant)
+
+    def include(self, report: ImportReport, prefix: str) -> None:
+        """Add the account of a file that this one names."""
+        self.use(*(prefix + name for name in report.used))
+        self.skip(*(prefix + name for name in report.irrelevant))
+        self._unknown.update(dict.fromkeys(prefix + name for name in report.unknown))
+        self.assume(*(prefix + text for text in report.assumed))
+
+    def report(self) -> ImportReport:
+        """Return the finished account."""
+        return ImportReport(
+            used=tuple(self._used),
+            irrelevant=tuple(self._irrelevant),
+            unknown=tuple(self._unknown),
+            assumed=tuple(self._assumed),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """A foreign model or plan in this project's words.
+
+    Parameters
+    ----------
+    kind : str
+        The format, a key of :data:`simulator.interop.FORMATS`.
+    file : str
+        Where it came from.
+    spec : ModelSpec, optional
+        The model, where the file describes one.
+    settings : dict
+        Plan settings in the keys of :class:`simulator.plan.ParallelPlan`.
+    report : ImportReport
+        What was done with every key.
+    """
+
+    kind: str
+    file: str
+    spec: ModelSpec | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    report: ImportReport = field(default_factory=ImportReport)
+
+    def plan(self) -> ParallelPlan:
+        """Return the settings as a plan, everything else at its default."""
+        return ParallelPlan(**self.settings)
+
+    def to_yaml(self) -> str:
+        """Write a plan file, what was assumed and what is unknown as comments."""
+        lines = [f"# Imported from {Path(self.file).name} ({self.kind})"]
+        lines += [f"# assumed: {' '.join(text.split())}" for text in self.report.assumed]
+        lines += [f"# unknown, left out: {' '.join(text.split())}" for text in self.report.unknown]
+        for key, value in self.settings.items():
+            lines.append(f"{key}: {str(value).lower() if isinstance(value, bool) else value}")
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One format of files: how it is recognised, read and, where it can hold a plan, written.
+
+    Parameters
+    ----------
+    gives : str
+        ``model``, ``plan``, ``plan and model``, ``cluster`` or ``measurements``.
+    what : str
+        The files, in a few words for the documentation.
+    sniff : callable
+        Whether a text is of this format, from its content.
+    read : callable
+        From a path, and the options below by keyword, to what the file holds.
+    options : tuple of str
+        Options of ``simulate import`` that :attr:`read` takes.
+    table : Table, optional
+        The keys that are known, for the documentation.
+    write : callable, optional
+        From a plan to the text of a file that says it.
+    file : str
+        Name of the file that is written.
+    frameworks : tuple of str
+        Frameworks whose plans the format holds; the first runs those of any other.
+    """
+
+    gives: str
+    what: str
+    sniff: Callable[[str], bool]
+    read: Callable[..., Imported | ImportedCluster | CollectiveTable]
+    options: tuple[str, ...] = ()
+    table: Table | None = None
+    write: Callable[[Request], Emission] | None = None
+    file: str = ""
+
+
+def digest(path: str | Path) -> str:
+    """Return the SHA-256 of a file's text."""
+    return hashlib.sha256(read_text(path).encode()).hexdigest()
+
+
+def refuse(path: str | Path, line: int, message: str, *, hint: str = "", column: int = 1) -> ConfigError:
+    """Return the error for a place in a foreign file."""
+    return ConfigError(f"{path}:{line}:{column}: {message}", hint=hint)

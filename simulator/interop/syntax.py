@@ -1,0 +1,89 @@
+"""TOML and XML as plain data and elements, within bounds; JSON and YAML are read in :mod:`simulator.config`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simulator.config import MOST_DIGITS, read_text
+from simulator.errors import ConfigError
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+#: a machine's description nests its buses and objects some ten deep
+MOST_DEPTH = 100
+MOST_ELEMENTS = 1_000_000
+
+
+def load_toml(path: str | Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises
+    ------
+    ConfigError
+        If it is not TOML, is nested too deeply, or has a number that cannot be meant.
+    """
+    import tomllib
+
+    try:
+        data = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+    except (RecursionError, ValueError):
+        raise ConfigError(
+            f"{path}: not TOML that can be read: nested too deeply, or a number has too many digits"
+        ) from None
+    _check(data, str(path), 0)
+    return data
+
+
+def _check(value: object, file: str, depth: int) -> None:
+    if depth > MOST_DEPTH:
+        raise ConfigError(f"{file}: nested more than {MOST_DEPTH} deep")
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check(inner, file, depth + 1)
+    is_number = isinstance(value, int | float)
+    if is_number and (not math.isfinite(value) or abs(value) >= 10**MOST_DIGITS):  # type: ignore[arg-type]
+        raise ConfigError(f"{file}: a number is not finite, or has more than {MOST_DIGITS} digits")
+
+
+def parse_xml(text: str, path: str | Path) -> Element:
+    """Return the root of an XML document.
+
+    Raises
+    ------
+    ConfigError
+        If it is not XML, defines entities, is nested too deeply or has too many elements.
+    """
+    from xml.etree import ElementTree
+
+    class Bounded(ElementTree.TreeBuilder):
+        """Builds elements, and counts them and their depth."""
+
+        depth = elements = 0
+
+        def start(self, tag: str, attrs: dict[str, str], /) -> Element:
+            self.depth, self.elements = self.depth + 1, self.elements + 1
+            if self.depth > MOST_DEPTH or self.elements > MOST_ELEMENTS:
+                what = (
+                    f"nested more than {MOST_DEPTH} deep"
+                    if self.depth > MOST_DEPTH
+                    else f"more than {MOST_ELEMENTS} elements"
+                )
+                raise ConfigError(f"{path}: {what}")
+            return super().start(tag, attrs)
+
+        def end(self, tag: str, /) -> Element:
+            self.depth -= 1
+            return super().end(tag)
+
+    if "<!ENTITY" in text:
+        raise ConfigError(f"{path}: defines entities, which no description of a machine does")
+    try:
+        return ElementTree.fromstring(text, ElementTree.XMLParser(target=Bounded()))
+    except ElementTree.ParseError as error:
+        line, column = error.position
+        raise ConfigError(f"{path}:{line}:{column + 1}: not XML: {error.msg.split(':')[0]}") from None

@@ -1,0 +1,295 @@
+"""The keys of a format, said once: from them follow reading, writing, and what the documentation lists.
+
+A key that alone decides a field of the plan or of the model is read and written from its line of the table. Where several
+keys decide together, the format has a rule for each direction beside its table.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from simulator.config import near_misses
+from simulator.errors import ConfigError
+from simulator.interop.reader import Reader
+
+Kind = Literal["count", "whole", "number", "switch", "text", "word", "any"]
+
+#: words of keys that speak of something modelled
+SUSPICIOUS = (
+    r"parallel|precision|fp8|fp4|fp16|bf16|float8|quantiz|recompute|checkpoint_act|activation_ckpt|offload|expert|moe|"
+    r"attention|overlap|sharding|zero_|fsdp|pipeline|micro.?batch|global.?batch|seq.?len|vocab|hidden|num.?layers|heads"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key of a format.
+
+    Parameters
+    ----------
+    names : tuple of str
+        Its spellings, dots between sections; the first is written.
+    kind : str
+        ``count`` (a whole number above zero), ``whole`` (where 0 is unset), ``number``, ``switch``, ``text``, ``word`` (one of
+        :attr:`words`) or ``any``.
+    plan, model : str
+        The field of the plan or of the model that it alone decides, in the same unit.
+    words : mapping
+        Their word -> our value; the first word of a value is written.
+    default : object
+        What the tool takes where the key is absent, in the tool's words; None if it depends on other keys.
+    unmodelled : tuple of str
+        Words of the tool that mean something that is not modelled: they end the import.
+    needs : str
+        Field of the plan that must be above 1 for the key to count.
+    note : str
+        For the documentation.
+    """
+
+    names: tuple[str, ...]
+    kind: Kind
+    plan: str = ""
+    model: str = ""
+    words: Mapping[Any, Any] = field(default_factory=dict)
+    default: Any = None
+    unmodelled: tuple[str, ...] = ()
+    needs: str = ""
+    note: str = ""
+
+    def read(self, reader: Reader) -> Any:
+        """Return the value in the tool's words."""
+        value = reader.raw(*self.names)
+        if value is None:
+            return self.default
+        if isinstance(value, str) and value in self.unmodelled:
+            reader.fault(
+                reader.spelling(self.names), f"{value!r} is not modelled", hint=f"one of {', '.join(self.words)}"
+            )
+        match self.kind:
+            case "count":
+                return reader.positive(*self.names)
+            case "whole":
+                return reader.integer(*self.names)
+            case "number":
+                return reader.number(*self.names, default=0.0)
+            case "switch":
+                return reader.boolean(*self.names)
+            case "text":
+                return reader.text(*self.names)
+            case "word":
+                return reader.text(*self.names, one_of=self.words)
+        return value
+
+    def ours(self, value: Any) -> Any:
+        """Return our value for a word of the tool."""
+        return self.words[value] if self.words and value is not None else value
+
+    def theirs(self, value: Any) -> Any:
+        """Return the tool's word for a value of ours; None if it has none."""
+        if not self.words:
+            return value
+        return next((word for word, ours in self.words.items() if ours == value), None)
+
+
+def key(
+    names: str,
+    kind: Kind = "whole",
+    *,
+    plan: str = "",
+    model: str = "",
+    words: Mapping[Any, Any] | None = None,
+    default: Any = None,
+    unmodelled: str = "",
+    needs: str = "",
+    note: str = "",
+) -> Key:
+    """Return a key from its spellings, blanks between them."""
+    return Key(
+        names=tuple(names.split()),
+        kind="word" if words and kind != "switch" else kind,
+        plan=plan,
+        model=model,
+        words=words or {},
+        default=False if kind == "switch" and default is None else default,
+        unmodelled=tuple(unmodelled.split()),
+        needs=needs,
+        note=note,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """What one file says: values in the tool's words, under the first spelling of each key."""
+
+    reader: Reader
+    values: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def given(self, *names: str) -> bool:
+        """Whether the file has one of several keys."""
+        return self.reader.has(*names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """All that is known of a format's keys.
+
+    Parameters
+    ----------
+    keys : tuple of Key
+        Those that are read.
+    irrelevant : mapping
+        Why -> patterns, blanks between them, of keys that change neither time nor memory; each stands for its section too.
+    missed : mapping
+        Why -> patterns of keys that would change the answer and are not modelled; false, zero and ``none`` are harmless.
+    suspicious : str
+        Pattern of words that mean something modelled: an unknown key that has one is said to change the answer.
+    """
+
+    keys: tuple[Key, ...]
+    irrelevant: Mapping[str, str] = field(default_factory=dict)
+    missed: Mapping[str, str] = field(default_factory=dict)
+    suspicious: str = SUSPICIOUS
+
+    def named(self, name: str) -> Key:
+        """Return the key of a spelling."""
+        return next(key for key in self.keys if name in key.names)
+
+    def knows(self, name: str) -> bool:
+        """Whether a spelling is of a key that is read."""
+        return any(name in key.names for key in self.keys)
+
+    def read(self, reader: Reader) -> Found:
+        """Return every value in the tool's words."""
+        known = {name for key in self.keys for name in key.names}
+        sections = {section for name in known for section in _sections(name)} - known
+        for name, value in reader.data.items():
+            if name in sections and value is not None:
+                reader.fault(name, f"expected a mapping of settings, found {type(value).__name__}")
+            inside = next((part for part in _sections(name) if part in known), None)
+            if inside is not None and name not in known:
+                reader.fault(inside, "expected a value, found a mapping of settings")
+        return Found(reader=reader, values={key.names[0]: key.read(reader) for key in self.keys})
+
+    def fields(self, found: Found, which: Literal["plan", "model"], *, defaults: bool = True) -> dict[str, Any]:
+        """Return the fields of ours that single keys decide, with or without those at the tool's own default."""
+        settings: dict[str, Any] = {}
+        for key in self.keys:
+            name, value = getattr(key, which), found[key.names[0]]
+            is_unset = value is None or (key.kind == "whole" and not value)
+            if name and not is_unset and (defaults or found.given(*key.names)):
+                settings[name] = key.ours(value)
+        for key in self.keys:
+            if key.needs and settings.get(key.needs, 1) < 2:
+                settings.pop(getattr(key, which), None)
+        return settings
+
+    def written(self, fields: Mapping[str, Any], which: Literal["plan", "model"]) -> dict[str, Any]:
+        """Return the keys that say some fields of ours, in the tool's words, without those at their defaults."""
+        found: dict[str, Any] = {}
+        for key in self.keys:
+            name = getattr(key, which)
+            if fields.get(name) is None or (key.needs and fields[key.needs] < 2):
+                continue
+            word = key.theirs(fields[name])
+            if word is not None and word != key.default:
+                found[key.names[0]] = word
+        return found
+
+    def unsayable(self, fields: Mapping[str, Any]) -> dict[str, bool]:
+        """Return the fields of a plan whose value the tool has no word for, each with whether it is so."""
+        return {
+            f"{key.plan} {fields[key.plan]}": key.theirs(fields[key.plan]) is None
+            for key in self.keys
+            if key.words and fields.get(key.plan) is not None and not (key.needs and fields[key.needs] < 2)
+        }
+
+    def finish(self, found: Found) -> None:
+        """Account for every key that was not read."""
+        reader, known = found.reader, {name for key in self.keys for name in key.names}
+        for name in reader.rest():
+            reasons = [why for why, patterns in self.missed.items() if _matches(name, patterns)]
+            if reasons and reader.data[name] not in _HARMLESS:
+                reader.miss(name, reasons[0])
+            elif reasons or any(_matches(name, patterns) for patterns in self.irrelevant.values()):
+                reader.irrelevant([name])
+            elif re.search(self.suspicious, name) and not near_misses(name, known):
+                reader.miss(name, "an unknown key of something that is modelled")
+        reader.finish(known)
+
+
+#: values that switch a thing off
+_HARMLESS: tuple[Any, ...] = (False, None, 0, "0", "", "none", "None", "no", "false", "False", "null", "disabled", [])
+
+
+def _sections(name: str) -> list[str]:
+    """Return the sections that a dotted name is in, the innermost first."""
+    parts = name.split(".")
+    return [".".join(parts[:cut]) for cut in range(len(parts) - 1, 0, -1)]
+
+
+def _matches(name: str, patterns: str) -> bool:
+    return any(fnmatchcase(one, pattern) for one in (name, *_sections(name)) for pattern in patterns.split())
+
+
+def flattened(data: object, file: str, prefix: str = "") -> dict[str, Any]:
+    """Write nested settings as dotted keys.
+
+    Raises
+    ------
+    ConfigError
+        If the file holds no settings at all.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{file}: expected a mapping of settings, found {type(data).__name__}")
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        full = f"{prefix}{name}"
+        flat |= flattened(value, file, f"{full}.") if isinstance(value, Mapping) else {full: value}
+    return flat
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Write dotted keys as nested settings."""
+    data: dict[str, Any] = {}
+    for name, value in flat.items():
+        *sections, last = name.split(".")
+        at = data
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[last] = value
+    return data
+
+
+def json_keys(text: str) -> set[str]:
+    """Return the keys of a JSON object, none where the text is not one."""
+    try:
+        data: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return set()
+    return set(data) if isinstance(data, dict) else set()
+
+
+def table_page(table: Table) -> str:
+    """Return what the documentation lists for a format."""
+    lines = ["| key | decides | the tool's default | |", "|---|---|---|---|"]
+    for key in table.keys:
+        names = ", ".join(f"`{name}`" for name in key.names)
+        ours = f"`{key.plan}`" if key.plan else f"model: `{key.model}`" if key.model else ""
+        default = "" if key.default is None else f"`{str(key.default).lower()}`"
+        words = ", ".join(f"`{word}`" for word in key.words)
+        lines.append(f"| {names} | {ours} | {default} | {'; '.join(filter(None, (words, key.note)))} |")
+    for title, groups in (("Ignored", table.irrelevant), ("Named as changing the answer", table.missed)):
+        if groups:
+            lines += ["", f"| {title.lower()}, because of | keys |", "|---|---|"]
+            lines += [
+                f"| {why} | {', '.join(f'`{word}`' for word in words.split())} |" for why, words in groups.items()
+            ]
+    return "\n".join(lines) + "\n"
