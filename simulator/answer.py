@@ -22,6 +22,7 @@ from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
+from simulator.schedules import find_schedule
 from simulator.timeline import MemoryPoint, Timeline
 from simulator.topology import Topology
 from simulator.units import format_bandwidth, format_bytes, format_time
@@ -297,7 +298,7 @@ def describe_plan(plan: ParallelPlan) -> str:
     if plan.sharding != "none":
         parts.append(plan.sharding)
     if plan.pp > 1:
-        parts.append("1f1b-interleaved" if plan.schedule == "1f1b" and plan.virtual_pp > 1 else plan.schedule)
+        parts.append(find_schedule(plan.schedule, plan.virtual_pp).name)
     parts += [
         f"micro-batch {plan.micro_batch}",
         f"global batch {plan.global_batch}",

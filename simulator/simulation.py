@@ -20,6 +20,7 @@ from simulator.models.build import build_model
 from simulator.models.layer import DTYPE_BYTES, Model
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
+from simulator.models.styles import STYLES
 from simulator.network import NETWORKS, FlowNetwork, NetworkModel
 from simulator.network.even import Evenness, EvenNetwork, UnevenError
 from simulator.parallel.classes import Classes, classes_of, fills_nodes, nic_sharers, routes_of
@@ -133,7 +134,7 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
         raise InfeasiblePlanError(f"{device.name} does not compute in {plan.precision}", hint="use --precision bf16")
     if not plan.sequence_length:
         plan = replace(plan, sequence_length=spec.max_positions)
-    if isinstance(spec, ModelSpec) and not spec.fuses_attention(plan.framework_spec.kernels):
+    if isinstance(spec, ModelSpec) and not STYLES[plan.framework_spec.kernels].fuses_attention(spec):
         plan = replace(plan, attention="eager")
     if plan.micro_batch:
         return replace(scenario, plan=plan)

@@ -59,12 +59,12 @@ def without_effect(
         found.append(f"--transport {transport} has no effect: all GPUs are on one node")
     if plan is None:
         return found
-    from simulator.plan import idle_settings
+    from simulator.parallel.idle import idle_settings
 
     has_experts = spec is None or getattr(spec, "n_experts", 0) > 0
     has_shared = spec is None or getattr(spec, "shared_expert_hidden", 0) > 0
-    idle = idle_settings(plan, has_experts=has_experts, has_shared_expert=has_shared)
-    return found + _of_plan(plan, n_nodes, set(given)) + [f"{name} has no effect: {reason}" for name, reason in idle]
+    idle = idle_settings(plan, has_experts=has_experts, has_shared_expert=has_shared, given=given)
+    return found + _of_plan(plan, n_nodes, given) + [f"{_flag(name)} has no effect: {reason}" for name, reason in idle]
 
 
 def idle_faults(result: Result) -> list[str]:
@@ -135,35 +135,12 @@ def idle_release(plan: ParallelPlan, device: Device) -> list[str]:
     return [f"cuda={plan.cuda} has no effect: {why}"]
 
 
-def _of_plan(plan: ParallelPlan, n_nodes: int, given: set[str]) -> list[str]:
-    """Settings of a plan whose degree, or whose number of replicas, leaves them nothing to do."""
-    replicas = plan.dp * plan.cp
-    accumulates = plan.micro_batch and plan.n_micro_batches > 1
-    rules: list[tuple[str, bool, str]] = [
-        ("sequence_parallel", plan.sequence_parallel and plan.tp == 1, "tp=1"),
-        ("asynchronous_tp", plan.asynchronous_tp and plan.tp == 1, "tp=1"),
-        ("schedule", plan.pp == 1, "pp=1"),
-        (
-            "recompute",
-            plan.recompute == "selective"
-            and plan.attention == "flash"
-            and plan.framework_spec.kernels in ("megatron", "fused"),
-            "fused attention keeps no scores that could be dropped",
-        ),
-        ("virtual_pp", plan.virtual_pp > 1 and plan.pp == 1, "pp=1"),
-        ("scatter_gather", plan.scatter_gather and plan.pp * plan.tp == 1, "pp=1 and tp=1"),
-        ("first_stage_layers", plan.first_stage_layers is not None and plan.pp == 1, "pp=1"),
-        ("last_stage_layers", plan.last_stage_layers is not None and plan.pp == 1, "pp=1"),
-        ("sharding", plan.sharding != "none" and replicas == 1, "there is one data-parallel rank"),
-        ("sharding_group", plan.sharding_group is not None and plan.sharding == "none", "sharding=none"),
-        ("bucket_bytes", plan.bucket_bytes is not None and replicas == 1, "there is one data-parallel rank"),
-        ("overlap", plan.overlap is True and plan.gpus == 1, "there is one GPU"),
-        ("overlap_parameter_gather", plan.overlap_parameter_gather and plan.sharding == "none", "sharding=none"),
-    ]
-    found = [f"{_flag(name)} has no effect: {reason}" for name, holds, reason in rules if name in given and holds]
-    if plan.sharding == "hsdp" and n_nodes == 1 and not plan.sharding_group and "sharding" in given and replicas > 1:
-        found.append("--sharding hsdp is the same as zero3: all GPUs are on one node")
-    if "schedule" in given and plan.pp > 1 and not accumulates and plan.micro_batch:
+def _of_plan(plan: ParallelPlan, n_nodes: int, given: Collection[str]) -> list[str]:
+    """Settings that make another one, or the cluster, the same as without them."""
+    found = []
+    if plan.sharding == "hsdp" and n_nodes == 1 and not plan.sharding_group and "sharding" in given:
+        found += ["--sharding hsdp is the same as zero3: all GPUs are on one node"] * (plan.dp * plan.cp > 1)
+    if "schedule" in given and plan.pp > 1 and plan.micro_batch and plan.n_micro_batches == 1:
         found.append("--schedule makes little difference: there is one micro-batch per step")
     return found
 

@@ -50,17 +50,21 @@ from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Transfer
 from simulator.program.program import COMPUTE, HOST, Block, Task, TaskList
 from simulator.scenario import Scenario
-from simulator.schedules import Kind, Placement, build_table, peak_in_flight, placement_of
+from simulator.schedules import (
+    SATURATED_GROUPS,
+    Kind,
+    Placement,
+    Schedule,
+    build_table,
+    find_schedule,
+    peak_in_flight,
+    placement_of,
+    sends_block,
+)
 from simulator.simulation import boundary_bytes, model_for
 from simulator.topology import Topology
 
 Chunks = tuple[tuple[tuple[Layer, ...], ...], ...]
-#: schedules whose rows hold every pass of every chunk once and end with a backward of chunk 0
-LOOPED = ("1f1b", "1f1b-interleaved", "gpipe")
-#: schedules that run forwards and backwards in turns
-PAIRED = ("dualpipe", "1f1b-combined")
-#: from so many groups of micro-batches on, a schedule never holds more activations
-SATURATED_GROUPS = 4
 
 
 class LayerTime(NamedTuple):
@@ -80,6 +84,11 @@ class Layout:
     model: Model
     placement: Placement
     chunks: Chunks
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule, whose properties decide what can be said about its rows."""
+        return find_schedule(self.plan.schedule, self.plan.virtual_pp)
 
     def stage_layers(self, stage: int) -> list[Layer]:
         """All layers of a stage, chunk after chunk."""
@@ -208,9 +217,7 @@ class Bounds:
 
     def _peak_in_flight(self, layout: Layout) -> tuple[tuple[int, ...], ...]:
         plan, n_chunks = layout.plan, layout.placement.n_chunks
-        saturated = (
-            SATURATED_GROUPS * plan.pp if plan.schedule in ("1f1b", "1f1b-interleaved") else plan.n_micro_batches
-        )
+        saturated = SATURATED_GROUPS * plan.pp if layout.schedule.saturates else plan.n_micro_batches
         key = (plan.schedule, plan.pp, min(plan.n_micro_batches, saturated), n_chunks)
         if key not in self._peaks:
             self._peaks[key] = peak_in_flight(build_table(*key[:3], n_chunks=n_chunks), n_chunks)
@@ -221,7 +228,7 @@ class Bounds:
     def quick_s(self, layout: Layout) -> float:
         """Return a bound from kernels alone: stages, filling and draining, and the host."""
         plan = layout.plan
-        if plan.schedule not in LOOPED:
+        if not layout.schedule.ends_with_first_chunk:
             return 0.0
         longest_s = fill_s = 0.0
         for chunks in layout.chunks:
@@ -248,7 +255,9 @@ class Bounds:
         ends = {0, plan.pp - 1}
         data = {stage: self._data(layout, stage, durations) for stage in ends}
         embedding_s, norm_s = self._joint_s(layout, durations)
-        first_backward_s = self._pass_s(layout, 0, 0, "B", durations)[0] if plan.schedule in LOOPED else 0.0
+        first_backward_s = (
+            self._pass_s(layout, 0, 0, "B", durations)[0] if layout.schedule.ends_with_first_chunk else 0.0
+        )
         fill_s = drain_s = latest_s = 0.0
         for stage in range(plan.pp):
             work_s, host_s = self._work_s(layout, stage, durations)
@@ -264,26 +273,29 @@ class Bounds:
             if layout.placement.layout == "loop" and stage < plan.pp - 1:
                 forward_s = self._pass_s(layout, stage, 0, "F", durations)[0]
                 fill_s += forward_s + self._transfer_s(plan, stage, stage + 1)
-                if plan.schedule in LOOPED:  # elsewhere weight gradients follow the last gradient that is sent
+                if (
+                    layout.schedule.ends_with_first_chunk
+                ):  # elsewhere weight gradients follow the last gradient that is sent
                     backward_s = self._pass_s(layout, stage, 0, "B", durations)[0]
                     drain_s += backward_s + self._transfer_s(plan, stage + 1, stage)
         step_s = max(self._step_s(layout, stage, durations) + data[stage].after_step_s for stage in ends)
         return SLACK * (latest_s + norm_s + step_s)
 
     def _last_backward_s(self, layout: Layout, stage: int, durations: Durations) -> float:
-        return self._pass_s(layout, stage, 0, "B", durations)[0] if layout.plan.schedule in LOOPED else 0.0
+        return self._pass_s(layout, stage, 0, "B", durations)[0] if layout.schedule.ends_with_first_chunk else 0.0
 
     def _data(self, layout: Layout, stage: int, durations: Durations) -> DataBound:
         plan = layout.plan
         strategy = data_parallel(layout.stage_layers(stage), plan, self.communicators(plan, stage))
         first = [self.layer_time(layer, plan).backward_s for layer in layout.chunks[stage][0]]
-        ends_with_first_chunk = plan.schedule in LOOPED
-        return data_bound(strategy, plan, durations, first if ends_with_first_chunk else [], is_first=stage == 0)
+        return data_bound(
+            strategy, plan, durations, first if layout.schedule.ends_with_first_chunk else [], is_first=stage == 0
+        )
 
     def _work_s(self, layout: Layout, stage: int, durations: Durations) -> tuple[float, float]:
         """Least time of all passes of a stage, one after the other, and host time to issue them."""
         plan, placement = layout.plan, layout.placement
-        if plan.schedule in PAIRED:  # forwards and backwards in turns: each hides what the other sends
+        if layout.schedule.takes_turns:  # forwards and backwards in turns: each hides what the other sends
             times = [self.layer_time(layer, plan) for layer in layout.stage_layers(stage)]
             n_times = plan.n_micro_batches // (2 if placement.layout == "bidirectional" else 1)
             device_s = sum(time.forward_s + time.backward_s for time in times)
@@ -299,7 +311,7 @@ class Bounds:
             target = (
                 None if kind == "W" else placement.following(virtual) if kind == "F" else placement.previous(virtual)
             )
-            if target is None or placement.stage(target) == stage or not plan.synchronous_p2p:
+            if target is None or placement.stage(target) == stage or not sends_block(plan):
                 continue
             send_s = self._transfer_s(plan, stage, placement.stage(target))
             work_s += count * send_s
@@ -309,7 +321,7 @@ class Bounds:
 
     def _counts(self, layout: Layout, stage: int) -> dict[tuple[Kind, int], int]:
         plan = layout.plan
-        if plan.schedule in LOOPED:
+        if layout.schedule.ends_with_first_chunk:
             kinds: tuple[Kind, ...] = ("F", "B")
             return {(kind, c): plan.n_micro_batches for c in range(layout.placement.n_chunks) for kind in kinds}
         table = build_table(plan.schedule, plan.pp, plan.n_micro_batches, n_chunks=layout.placement.n_chunks)

@@ -14,23 +14,12 @@ from typing import NamedTuple
 from simulator.errors import SimulatorError
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
-from simulator.plan import SETTINGS, ParallelPlan, idle_settings
-from simulator.schedules import SCHEDULES
+from simulator.parallel.idle import idle_settings
+from simulator.plan import SETTINGS, ParallelPlan
+from simulator.schedules import SCHEDULES, plain_name
 from simulator.topology import Topology
 
-#: how each kind of framework may shard: (shardings without a pipeline, shardings with one)
-SHARDINGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "ddp": (("none",), ("none",)),
-    # Megatron-LM refuses FSDP together with a pipeline
-    "megatron": (("none", "zero1", "zero3"), ("none", "zero1")),
-    # DeepSpeed's pipeline engine refuses ZeRO-2 and ZeRO-3
-    "deepspeed": (("none", "zero1", "zero2", "zero3"), ("none", "zero1")),
-    "fsdp": (("none", "zero2", "zero3", "hsdp"), ("none", "zero2", "zero3", "hsdp")),
-    "fsdp2": (("none", "zero2", "zero3", "hsdp"), ("none", "zero2", "zero3", "hsdp")),
-}
 RECOMPUTE = ("none", "selective", "full")
-#: schedules that may give a stage several chunks of layers
-LOOPING = ("1f1b", "1f1b-interleaved")
 
 #: settings of whose words or switches every other one is a neighbour where it means anything
 _SWITCHES = (
@@ -82,7 +71,7 @@ def tensor_rule(plan: ParallelPlan, site: Site) -> str:
     """Tensor parallelism stays within a node and divides heads and MLP."""
     if plan.tp == 1:
         return ""
-    if plan.framework_spec.data_parallel == "ddp":
+    if not plan.framework_spec.data_parallel.splits_models:
         return f"{plan.framework} has no tensor parallelism"
     if site.node_gpus % plan.tp:
         return f"tp={plan.tp} does not divide the {site.node_gpus} GPUs of a node"
@@ -97,7 +86,7 @@ def pipeline_rule(plan: ParallelPlan, site: Site) -> str:
     """Stages divide the layers."""
     if plan.pp == 1:
         return ""
-    if plan.framework_spec.data_parallel == "ddp":
+    if not plan.framework_spec.data_parallel.splits_models:
         return f"{plan.framework} has no pipeline"
     if isinstance(site.spec, RecordedModule):
         return "a recorded module is not cut into pipeline stages"
@@ -136,9 +125,9 @@ def sharding_rule(plan: ParallelPlan, site: Site) -> str:
     replicas = plan.dp * plan.cp
     if replicas == 1:
         return f"sharding={plan.sharding}: there is one data-parallel rank"
-    without, with_pipeline = SHARDINGS[plan.framework_spec.data_parallel]
-    if plan.sharding not in (without if plan.pp == 1 else with_pipeline):
-        pipelined = " with a pipeline" if plan.sharding in without else ""
+    facts = plan.framework_spec.data_parallel
+    if plan.sharding not in (facts.shardings if plan.pp == 1 else facts.pipeline_shardings):
+        pipelined = " with a pipeline" if plan.sharding in facts.shardings else ""
         return f"{plan.framework} does not run {plan.sharding}{pipelined}"
     if plan.sharding == "hsdp":
         group = plan.sharding_group or hybrid_group(plan, site)
@@ -166,7 +155,7 @@ def chunk_rule(plan: ParallelPlan, site: Site) -> str:
         return "virtual stages need a pipeline: pp=1"
     if isinstance(site.spec, ModelSpec) and site.spec.layers // plan.pp % plan.virtual_pp:
         return f"virtual_pp={plan.virtual_pp} does not divide the {site.spec.layers // plan.pp} layers of a stage"
-    if plan.schedule in LOOPING and plan.micro_batch and plan.n_micro_batches % plan.pp:
+    if SCHEDULES[plan.schedule].takes_chunks and plan.micro_batch and plan.n_micro_batches % plan.pp:
         return f"{plan.n_micro_batches} micro-batches are not groups of one per stage: pp={plan.pp}"
     return ""
 
@@ -308,8 +297,8 @@ def _shardings(plan: ParallelPlan) -> Iterator[_Change]:
     if plan.dp * plan.cp == 1:
         return
     yield from (_Change({"sharding": word}) for word in SETTINGS["sharding"].words if word != plan.sharding)
-    if plan.framework == "hf-eager":  # its wrapper does not shard; FSDP runs the same modules
-        yield _Change({"sharding": "zero3", "framework": "fsdp"})
+    if plan.framework_spec.sharded_by:
+        yield _Change({"sharding": "zero3", "framework": plan.framework_spec.sharded_by})
     if plan.sharding == "hsdp" and plan.sharding_group:
         for group in sorted({plan.sharding_group * 2, plan.sharding_group // 2} - {0}):
             yield _Change({"sharding_group": group}, group / plan.sharding_group)
@@ -339,7 +328,7 @@ def _schedules(plan: ParallelPlan) -> Iterator[_Change]:
     for chunks in sorted({1, plan.virtual_pp * 2, plan.virtual_pp // 2} - {0, plan.virtual_pp}):
         yield _Change({"virtual_pp": chunks}, chunks / plan.virtual_pp)
     for schedule in SCHEDULES:
-        if schedule not in (plan.schedule, "1f1b-interleaved"):
+        if schedule != plan.schedule and schedule == plain_name(schedule):
             # most know their own number of chunks, the others take any from two on
             chunks = 1 if SCHEDULES[schedule].n_chunks else max(2, plan.virtual_pp)
             also = {} if chunks == plan.virtual_pp else {"virtual_pp": chunks}
@@ -351,13 +340,7 @@ def _is_idle(change: _Change, plan: ParallelPlan, other: ParallelPlan, site: Sit
     name = next(iter(change.settings))
     if name not in _SWITCHES:
         return False
-    if name == "asynchronous_tp" and (plan.tp == 1 or plan.sequence_parallel):
-        return True
-    if name in ("sequence_parallel", "scatter_gather") and plan.tp == 1:
-        return True
-    if name == "scatter_gather" and (plan.pp == 1 or plan.sequence_parallel):
-        return True
-    if name == "overlap_parameter_gather" and plan.sharding == "none":
+    if name in ("asynchronous_tp", "scatter_gather") and plan.sequence_parallel:
         return True
     is_model = isinstance(site.spec, ModelSpec)
     has_experts = is_model and site.spec.n_experts > 0  # type: ignore[union-attr]

@@ -10,7 +10,6 @@ from simulator.config import did_you_mean
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.named_settings import scenario_of
 from simulator.explore.neighbourhood import (
-    LOOPING,
     RECOMPUTE,
     Site,
     chunk_rule,
@@ -27,6 +26,7 @@ from simulator.interop import load_model
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan, Sharding
 from simulator.scenario import Scenario
+from simulator.schedules import SCHEDULES, plain_name
 from simulator.simulation import topology_of
 from simulator.topology import Topology
 
@@ -116,14 +116,15 @@ class Space:
         """Micro-batches, and chunks per stage."""
         if plan.global_batch % plan.dp:
             return
-        chunks = divisors(self.spec.layers // plan.pp) if plan.pp > 1 and plan.schedule in LOOPING else (1,)
+        chunks = (
+            divisors(self.spec.layers // plan.pp) if plan.pp > 1 and SCHEDULES[plan.schedule].takes_chunks else (1,)
+        )
         for micro_batch in self._values("micro_batch", divisors(plan.global_batch // plan.dp)):
             for virtual_pp in self._values("virtual_pp", chunks):
                 yield from self._resolved(plan, micro_batch, virtual_pp)
 
     def _resolved(self, plan: ParallelPlan, micro_batch: int, virtual_pp: int) -> Iterator[ParallelPlan]:
-        schedule = "1f1b" if plan.schedule == "1f1b-interleaved" else plan.schedule
-        full = replace(plan, micro_batch=micro_batch, virtual_pp=virtual_pp, schedule=schedule)
+        full = replace(plan, micro_batch=micro_batch, virtual_pp=virtual_pp, schedule=plain_name(plan.schedule))
         if chunk_rule(full, self.site):
             return
         try:

@@ -246,7 +246,7 @@ def write_accelerate(request: Request) -> Emission:
     from ruamel.yaml import YAML
 
     plan = request.plan
-    is_fsdp = plan.framework_spec.data_parallel in ("fsdp", "fsdp2") or plan.sharding in ("zero2", "zero3", "hsdp")
+    is_fsdp = plan.framework_spec.data_parallel.orders_gathers or plan.sharding in ("zero2", "zero3", "hsdp")
     kind, flat, unsaid = _written_fsdp(request) if is_fsdp else _written_megatron(request)
     head = {
         "compute_environment": "LOCAL_MACHINE", "distributed_type": kind,

@@ -9,6 +9,7 @@ from typing import Any
 from simulator.errors import InfeasiblePlanError
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
+from simulator.schedules import plain_name, sends_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +53,12 @@ def effective(plan: ParallelPlan) -> dict[str, Any]:
     settings = plan.to_dict()
     full_group = plan.sharding in ("none", "hsdp") or plan.sharding_group in (None, plan.dp * plan.cp)
     return settings | {
-        "schedule": "1f1b" if plan.schedule == "1f1b-interleaved" else plan.schedule,
+        "schedule": plain_name(plan.schedule),
         "overlap": plan.overlaps,
         "gradient_bytes": plan.reduced_bytes,
         "sequence_parallel": plan.sequence_parallel and plan.tp > 1,
         "cp_comm_type": plan.context_exchange if plan.cp > 1 else None,
-        "overlap_p2p": plan.pp > 1 and not plan.synchronous_p2p,
+        "overlap_p2p": plan.pp > 1 and not sends_block(plan),
         "sharding_group": plan.sharding_group if plan.sharding == "hsdp" or not full_group else None,
     }
 
@@ -100,7 +101,7 @@ def under(plan: ParallelPlan, frameworks: tuple[str, ...]) -> ParallelPlan:
     exchange: Any = plan.context_exchange if plan.cp > 1 else plan.cp_comm_type
     return replace(
         plan, framework=frameworks[0], overlap=plan.overlaps, gradient_bytes=plan.reduced_bytes, cp_comm_type=exchange,
-        overlap_p2p=plan.overlap_p2p if plan.pp == 1 else not plan.synchronous_p2p,
+        overlap_p2p=plan.overlap_p2p if plan.pp == 1 else not sends_block(plan),
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from simulator.interop.table import Found, Table, key
 from simulator.models.catalog import BERT_STYLE, MEGATRON_STYLE, T5_STYLE
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
+from simulator.schedules import sends_block
 
 _FSDP = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
 _POSITIONS = {
@@ -568,7 +569,7 @@ def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
     is_deepspeed, is_local = plan.framework == "megatron-deepspeed", plan.framework != "megatron-core"
     stage = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}[plan.sharding]
     flags: dict[str, Any] = {
-        "no-overlap-p2p-communication": plan.virtual_pp > 1 and plan.synchronous_p2p and not is_local,
+        "no-overlap-p2p-communication": plan.virtual_pp > 1 and sends_block(plan) and not is_local,
         "overlap-moe-expert-parallel-comm": plan.schedule == "1f1b-combined",
         "grad-reduce-in-bf16": plan.precision in ("bf16", "fp8") and plan.reduced_bytes == 2,
         "accumulate-allreduce-grads-in-fp32": plan.precision == "fp16" and plan.reduced_bytes == 4,

@@ -191,7 +191,7 @@ def _stage_bytes(
         * sum(1 for n in (plan.dp * plan.cp, plan.tp, plan.pp, plan.ep) if n > 1),
     }
     dynamic = categories["activations"] + categories["transient"]
-    if plan.framework_spec.data_parallel == "ddp" and plan.n_micro_batches == 1:
+    if plan.framework_spec.data_parallel.frees_gradients and plan.n_micro_batches == 1:
         categories["gradients"] = _appearing_gradients(layers, state.gradient)
     categories["fragmentation"] = round(plan.framework_spec.fragmentation * dynamic)
     return categories
@@ -229,8 +229,8 @@ def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan) -> int:
         return 0
     unit = max((layer.n_parameters for layer in layers), default=0)
     ahead = unit
-    if plan.framework_spec.data_parallel == "deepspeed":
-        limits = plan.zero3_limits
+    limits = plan.zero3_limits
+    if limits is not None:
         ahead = max(ahead, min(limits.prefetch_elements, limits.max_live_elements))
     elif not plan.limit_all_gathers:  # the gathers may run to the end of the pass before the first unit is done
         ahead = sum(layer.n_parameters for layer in layers) - unit
@@ -239,12 +239,12 @@ def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan) -> int:
 
 def _bucket_bytes(n_parameters: int, plan: ParallelPlan, gradient_bytes: int, *, shards_parameters: bool) -> int:
     """Flat communication buffers: DDP's buckets copy all gradients, DeepSpeed keeps one or two buckets."""
-    framework = plan.framework_spec.data_parallel
+    facts = plan.framework_spec.data_parallel
     if plan.dp * plan.cp == 1:
         return 0
-    if framework == "deepspeed":
-        bucket_bytes = plan.bucket_bytes or 500_000_000 * gradient_bytes
-        return min(n_parameters * gradient_bytes, bucket_bytes) * (2 if plan.overlaps and not shards_parameters else 1)
-    if framework == "ddp" and not plan.gradient_as_bucket_view:
+    if facts.holds_buckets:
+        bucket_bytes = round(min(n_parameters * gradient_bytes, plan.bucket_sizes(plan.dp * plan.cp)[1]))
+        return bucket_bytes * (2 if plan.overlaps and not shards_parameters else 1)
+    if facts.copies_into_buckets and not plan.gradient_as_bucket_view:
         return n_parameters * gradient_bytes
     return 0

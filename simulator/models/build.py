@@ -140,7 +140,7 @@ def _embedding_layer(spec: ModelSpec, setting: Setting) -> Layer:
 def _checkpoint(setting: Setting) -> Checkpoint:
     if setting.recompute == "full":
         return "full"
-    is_operators = setting.recompute == "selective" and setting.kernels in ("compiled", "hf-eager")
+    is_operators = setting.recompute == "selective" and STYLES[setting.kernels].recomputes_operators
     return "operators" if is_operators else "none"
 
 

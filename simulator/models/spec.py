@@ -209,15 +209,6 @@ class ModelSpec:
         """Whether the block at a position has experts instead of a dense MLP."""
         return "E" in self.blocks[block]
 
-    def fuses_attention(self, kernels: str) -> bool:
-        """Whether a style's code has fused attention for this model.
-
-        References
-        ----------
-        huggingface/transformers, ``modeling_t5.py``: T5 adds its position bias to the scores, in eager attention only.
-        """
-        return self.positions != "relative" or kernels not in ("hf-eager", "torch-modules", "eager-fused-norm")
-
     def __post_init__(self) -> None:
         for key in ("layers", "hidden", "heads", "vocab", "max_positions"):
             if getattr(self, key) < 1:

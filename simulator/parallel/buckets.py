@@ -7,11 +7,6 @@ from dataclasses import dataclass
 
 from simulator.models.layer import Layer
 
-MIB = 2**20
-DDP_FIRST_BUCKET_BYTES = MIB
-DDP_BUCKET_BYTES = 25 * MIB
-DEEPSPEED_BUCKET_ELEMENTS = 500_000_000
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:

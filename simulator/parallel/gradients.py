@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from simulator.models.layer import Layer
+from simulator.models.styles import STYLES
 from simulator.plan import ParallelPlan
 
 
@@ -43,9 +44,9 @@ def accumulation_traffic(plan: ParallelPlan) -> Traffic:
     weight-gradient product; full sharding accumulates shards only.
     """
     framework = plan.framework_spec
-    if framework.kernels == "fused" or plan.sharding in ("zero3", "hsdp"):
+    if STYLES[framework.kernels].accumulates_in_product or plan.sharding in ("zero3", "hsdp"):
         return Traffic(0, 0)
     n_bytes = gradient_bytes(plan)
     if plan.precision_spec.is_16_bit and n_bytes == 4:
-        return Traffic(6, 6 if framework.data_parallel == "deepspeed" else 4)
+        return Traffic(6, 6 if framework.data_parallel.clears_gradients else 4)
     return Traffic(2 * n_bytes, n_bytes) if plan.n_micro_batches > 1 else Traffic(0, 0)

@@ -35,12 +35,11 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan) -> Kernel
     if half and plan.precision_spec.quantisation is None and not plan.framework_spec.master_weights:
         add("adamw_fused", 8, 6, "bf16")
         return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))
-    style = plan.framework_spec.data_parallel
-    keeps_masters = style in ("fsdp", "fsdp2")  # FSDP's shards are the fp32 masters themselves
-    if half and grad == 2 and not keeps_masters:
+    facts = plan.framework_spec.data_parallel
+    if half and grad == 2 and not facts.shards_masters:
         add("cast", 2, 4)  # 16-bit gradients to the fp32 ones of the master weights
         grad = 4
-    if style != "ddp" and plan.framework_spec.clips_gradients:
+    if facts.clips_in_kernel and plan.framework_spec.clips_gradients:
         add("clip_grad_norm", grad, 0)
-    add("adamw_fused", grad + 12, 12 + (2 if half and not keeps_masters else 0))
+    add("adamw_fused", grad + 12, 12 + (2 if half and not facts.shards_masters else 0))
     return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))

@@ -13,7 +13,7 @@ from simulator.parallel.vocabulary import AXIS, meeting_collectives
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Phase, Transfer
 from simulator.program.program import COMPUTE, HOST, Occurrence, TaskList
-from simulator.schedules import Action, Kind, Placement
+from simulator.schedules import Action, Kind, Placement, sends_block
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,6 +58,10 @@ class StageLowering:
     _ends: dict[tuple[str, int, int], tuple[int, ...]] = field(default_factory=dict)
     _sent: tuple[int, ...] = ()
     _last: tuple[int, ...] = ()
+    _is_blocking: bool = False
+
+    def __post_init__(self) -> None:
+        self._is_blocking = sends_block(self.plan)
 
     def lower(self, actions: Sequence[Action]) -> tuple[int, ...]:
         """Append the whole row and return what the optimizer must wait for."""
@@ -146,7 +150,7 @@ class StageLowering:
 
     def _take_sent(self) -> tuple[int, ...]:
         sent, self._sent = self._sent, ()
-        return sent if self.plan.synchronous_p2p else ()
+        return sent if self._is_blocking else ()
 
     def _steps(self, action: Action, after: tuple[int, ...], *, is_last: bool) -> Steps:
         """Write a pass down layer by layer, with what data parallelism does before and after each."""
@@ -171,7 +175,7 @@ class StageLowering:
             chunk = self.placement.chunk(source)
             return self._ends[action.kind, chunk, action.micro_batch]
         received = self._transfer(action, source, virtual, sends=False)
-        if self.plan.synchronous_p2p:
+        if self._is_blocking:
             self.tasks.add(HostWork(name="synchronise", duration_s=0.0), HOST, (received,))
         return (received,)
 

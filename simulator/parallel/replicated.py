@@ -11,13 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.models.layer import Layer
-from simulator.parallel.buckets import (
-    DDP_BUCKET_BYTES,
-    DDP_FIRST_BUCKET_BYTES,
-    DEEPSPEED_BUCKET_ELEMENTS,
-    Bucket,
-    fill_buckets,
-)
+from simulator.parallel.buckets import Bucket, fill_buckets
 from simulator.parallel.data import DataParallel
 from simulator.parallel.gradients import gradient_bytes, parameter_bytes, split_parameters
 from simulator.parallel.mesh import Communicators
@@ -35,9 +29,9 @@ class Replicated(DataParallel):
 
     def __init__(self, layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> None:
         super().__init__(layers, plan, communicators)
-        self.framework = plan.framework_spec.data_parallel
+        self.facts = plan.framework_spec.data_parallel
         self.element_bytes = gradient_bytes(plan)
-        self.every_micro_batch = plan.sharding == "zero2" and self.framework == "deepspeed"
+        self.every_micro_batch = plan.sharding in self.facts.reduces_every_micro_batch
         self.overlaps = plan.overlaps
         self._reduced: list[int] = []
         self._packed: list[tuple[int, int]] = []
@@ -52,16 +46,7 @@ class Replicated(DataParallel):
         return kind == "I" or not self.overlaps or not (is_last or self.every_micro_batch)
 
     def _make_buckets(self) -> list[Bucket]:
-        cap_bytes: float = self.plan.bucket_bytes or 0
-        first_bytes = cap_bytes
-        if not cap_bytes:
-            if self.framework == "deepspeed":
-                cap_bytes = first_bytes = DEEPSPEED_BUCKET_ELEMENTS * self.element_bytes
-            elif self.framework == "megatron":
-                n_elements = max(40e6, 1e6 * self.communicators.size("dp")) if self.overlaps else float("inf")
-                cap_bytes = first_bytes = n_elements * self.element_bytes
-            else:
-                cap_bytes, first_bytes = DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
+        first_bytes, cap_bytes = self.plan.bucket_sizes(self.communicators.size("dp"))
         return fill_buckets(self.layers, cap_bytes, first_bytes, self.element_bytes, experts=self.plan.ep == 1)
 
     @property
@@ -69,7 +54,7 @@ class Replicated(DataParallel):
         """The collective that reduces a bucket: ``all_reduce``, ``reduce_scatter`` or ``reduce``."""
         if self.plan.gradient_collective is not None:
             return self.plan.gradient_collective
-        is_scattered = self.plan.sharding != "none" and self.framework in ("megatron", "fsdp", "fsdp2")
+        is_scattered = self.plan.sharding != "none" and self.facts.scatters_gradients
         return "reduce_scatter" if is_scattered else "all_reduce"
 
     @property
@@ -118,7 +103,7 @@ class Replicated(DataParallel):
     @property
     def _packs(self) -> bool:
         """Whether gradients are copied into buckets, and back at the end of backward: DDP's do, unless they live there."""
-        if self.framework != "ddp" or self.plan.framework_spec.kernels == "fused":
+        if not self.facts.copies_into_buckets:
             return False
         return self._sent_bytes < self.element_bytes or not self.plan.gradient_as_bucket_view
 
@@ -165,7 +150,7 @@ class Replicated(DataParallel):
 
     def _gather_buckets(self) -> list[Bucket]:
         by_bucket = self.plan.overlap_parameter_gather or self.plan.framework_spec.gathers_buckets
-        if self.framework == "megatron" and by_bucket:
+        if self.facts.gathers_by_bucket and by_bucket:
             return self._buckets
         return [Bucket(n_elements=sum(b.n_elements for b in self._buckets), trigger=0)]
 

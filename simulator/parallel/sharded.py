@@ -45,11 +45,6 @@ class FullySharded(DataParallel):
         """Its shards."""
         return self.n_optimizer_elements
 
-    @property
-    def copies_out(self) -> bool:
-        """Whether gathered parameters are copied out of the flat buffer into tensors of their own."""
-        return self.plan.framework_spec.data_parallel != "fsdp"
-
     def n_ahead(self, position: int, kind: Kind) -> int:
         """Units whose gathers are issued before this unit's kernels."""
         if not self.plan.overlaps:
@@ -82,7 +77,7 @@ class FullySharded(DataParallel):
         self._gather(tasks, position, kind, micro_batch)
         self._gather_following(tasks, position, kind, micro_batch, self.n_ahead(position, kind))
         gathered = (self._gathered[position, kind, micro_batch],)
-        if not self.copies_out:
+        if not self.plan.framework_spec.data_parallel.copies_gathered:
             return gathered
         name = f"gather copy-out {'forward' if kind == 'F' else 'backward'}"
         n_elements = self.layers[position].n_parameters

@@ -19,5 +19,5 @@ def data_parallel(layers: Sequence[Layer], plan: ParallelPlan, communicators: Co
         return DataParallel(layers, plan, communicators)
     if not plan.shards_parameters:
         return Replicated(layers, plan, communicators)
-    strategy = Zero3 if plan.framework_spec.data_parallel == "deepspeed" else FullySharded
+    strategy = Zero3 if plan.framework_spec.data_parallel.units == "tensor" else FullySharded
     return strategy(layers, plan, communicators)

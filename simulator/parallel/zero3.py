@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.models.layer import Layer
-from simulator.parallel.buckets import DEEPSPEED_BUCKET_ELEMENTS
 from simulator.parallel.gradients import parameter_bytes
 from simulator.parallel.mesh import Communicators
 from simulator.parallel.sharded import FullySharded
@@ -51,9 +50,10 @@ class Zero3(FullySharded):
 
     def __init__(self, layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> None:
         super().__init__(layers, plan, communicators)
-        self._limits = plan.zero3_limits
-        n_bytes = plan.bucket_bytes or DEEPSPEED_BUCKET_ELEMENTS * self.element_bytes
-        self._bucket_elements = max(1, n_bytes // self.element_bytes)
+        limits = plan.zero3_limits
+        assert limits is not None, plan.framework
+        self._limits = limits
+        self._bucket_elements = max(1, plan.bucket_sizes(communicators.size("dp"))[1] // self.element_bytes)
         self._pending: list[tuple[int, tuple[int, ...]]] = []
 
     def n_ahead(self, position: int, kind: Kind) -> int:

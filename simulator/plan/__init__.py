@@ -18,7 +18,6 @@ from simulator.plan.parallel_plan import (
     setting_named,
 )
 from simulator.plan.precision import PRECISIONS, Precision
-from simulator.plan.rules import idle_settings
 
 __all__ = [
     "FRAMEWORKS",
@@ -33,6 +32,5 @@ __all__ = [
     "Setting",
     "Sharding",
     "declared",
-    "idle_settings",
     "setting_named",
 ]

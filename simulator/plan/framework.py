@@ -1,9 +1,21 @@
-"""How training frameworks differ: operator stream, data parallelism, host and defaults, one line each."""
+"""How training frameworks differ: the facts of each, declared once; code asks for a fact and never for a name.
+
+A framework is one entry of :data:`FRAMEWORKS`: a style of kernels, an implementation of data parallelism, and what it does
+by default.
+
+References
+----------
+PyTorch, ``torch/nn/parallel/distributed.py`` and ``torch/distributed/fsdp``; DeepSpeed, ``runtime/zero``; Megatron-LM,
+``core/distributed``. What was read where is written down in ``docs/frameworks.md``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal
+
+MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +41,157 @@ class Zero3Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallelism:
+    """Facts of an implementation of data parallelism.
+
+    Parameters
+    ----------
+    shardings, pipeline_shardings : tuple of str
+        What it can shard, without a pipeline and with one.
+    gathers_units : tuple of str
+        The shardings under which parameters are gathered unit by unit.
+    units : str
+        What is gathered at a time: a transformer ``block``, or every ``tensor`` by itself.
+    splits_models : bool
+        Whether it runs beside tensor and pipeline parallelism.
+    bucket_bytes, first_bucket_bytes : int, optional
+        Default size of a gradient bucket, and of the first one.
+    bucket_elements, bucket_elements_per_rank : int
+        The same in elements, the larger of both, where the size is not given in bytes.
+    buckets_whole_without_overlap : bool
+        Whether everything is one bucket where reduction does not overlap backward.
+    holds_buckets : bool
+        Whether a bucket is a buffer of its own, and a second one where reduction overlaps.
+    copies_into_buckets : bool
+        Whether gradients are copied into buckets and back unless they live there.
+    has_hooks : bool
+        Whether a communication hook may compress gradients.
+    scatters_gradients : bool
+        Whether a sharded optimizer's gradients are reduce-scattered by default, instead of all-reduced.
+    reduces_to_owners : bool
+        Whether ZeRO-1 and -2 can reduce every owner's part to it.
+    reduces_every_micro_batch : tuple of str
+        Shardings of whole parameters under which gradients are reduced in every micro-batch.
+    gathers_by_bucket : bool
+        Whether updated parameters that are gathered beside the next forward come bucket by bucket.
+    copies_gathered : bool
+        Whether gathered parameters are copied out of the flat buffer into tensors of their own.
+    orders_gathers : bool
+        Whether prefetching is a matter of the order in which gathers are issued (``backward_prefetch`` and its like).
+    zero3_limits : Zero3Limits, optional
+        How far gathers run ahead where that is a matter of elements.
+    quantizes : bool
+        Whether it can send parameters and gradients quantised (ZeRO++).
+    frees_gradients : bool
+        Whether ``zero_grad`` frees gradients, so that they appear during backward.
+    clears_gradients : bool
+        Whether adding a 16-bit gradient to the fp32 sum also clears it.
+    clips_in_kernel : bool
+        Whether clipping reads all reduced gradients in a kernel of its own.
+    shards_masters : bool
+        Whether its shards are the fp32 master weights themselves.
+    shards_optimizer : bool
+        Whether it has a sharded optimizer, which may then live on the host.
+    """
+
+    shardings: tuple[str, ...] = ("none",)
+    pipeline_shardings: tuple[str, ...] = ("none",)
+    gathers_units: tuple[str, ...] = ("zero3", "hsdp")
+    units: Literal["block", "tensor"] = "block"
+    splits_models: bool = True
+    bucket_bytes: int | None = None
+    first_bucket_bytes: int | None = None
+    bucket_elements: int = 0
+    bucket_elements_per_rank: int = 0
+    buckets_whole_without_overlap: bool = False
+    holds_buckets: bool = False
+    copies_into_buckets: bool = False
+    has_hooks: bool = False
+    scatters_gradients: bool = False
+    reduces_to_owners: bool = False
+    reduces_every_micro_batch: tuple[str, ...] = ()
+    gathers_by_bucket: bool = False
+    copies_gathered: bool = True
+    orders_gathers: bool = False
+    zero3_limits: Zero3Limits | None = None
+    quantizes: bool = False
+    frees_gradients: bool = False
+    clears_gradients: bool = False
+    clips_in_kernel: bool = True
+    shards_masters: bool = False
+    shards_optimizer: bool = True
+
+    def bucket_sizes(self, element_bytes: int, n_ranks: int, *, overlaps: bool) -> tuple[float, float]:
+        """Return the default bytes of the first gradient bucket and of the others.
+
+        Parameters
+        ----------
+        element_bytes : int
+            Of one reduced gradient element.
+        n_ranks : int
+            Data-parallel ranks.
+        overlaps : bool
+            Whether reduction overlaps backward.
+        """
+        if self.buckets_whole_without_overlap and not overlaps:
+            return inf, inf
+        if self.bucket_bytes is not None:
+            return self.first_bucket_bytes or self.bucket_bytes, self.bucket_bytes
+        n_bytes = max(self.bucket_elements, self.bucket_elements_per_rank * n_ranks) * element_bytes
+        return n_bytes, n_bytes
+
+
+#: ``DistributedDataParallel``: ``_DEFAULT_FIRST_BUCKET_BYTES`` and ``bucket_cap_mb``
+DDP = DataParallelism(
+    splits_models=False,
+    bucket_bytes=25 * MIB,
+    first_bucket_bytes=MIB,
+    copies_into_buckets=True,
+    has_hooks=True,
+    frees_gradients=True,
+    clips_in_kernel=False,
+    shards_optimizer=False,
+)
+#: Megatron's: ``bucket_size = max(40000000, 1000000 * dp)``; it refuses FSDP together with a pipeline
+MEGATRON = DataParallelism(
+    shardings=("none", "zero1", "zero3"),
+    pipeline_shardings=("none", "zero1"),
+    bucket_elements=40_000_000,
+    bucket_elements_per_rank=1_000_000,
+    buckets_whole_without_overlap=True,
+    scatters_gradients=True,
+    gathers_by_bucket=True,
+)
+#: DeepSpeed's: ``reduce_bucket_size``; its pipeline engine refuses ZeRO-2 and ZeRO-3
+DEEPSPEED = DataParallelism(
+    shardings=("none", "zero1", "zero2", "zero3"),
+    pipeline_shardings=("none", "zero1"),
+    units="tensor",
+    bucket_elements=500_000_000,
+    holds_buckets=True,
+    reduces_to_owners=True,
+    reduces_every_micro_batch=("zero2",),
+    zero3_limits=Zero3Limits(),
+    quantizes=True,
+    clears_gradients=True,
+)
+#: the wrapper, ``FullyShardedDataParallel``
+FSDP = DataParallelism(
+    shardings=("none", "zero2", "zero3", "hsdp"),
+    pipeline_shardings=("none", "zero2", "zero3", "hsdp"),
+    gathers_units=("zero2", "zero3", "hsdp"),
+    bucket_bytes=25 * MIB,
+    first_bucket_bytes=MIB,
+    scatters_gradients=True,
+    copies_gathered=False,
+    orders_gathers=True,
+    shards_masters=True,
+)
+#: ``fully_shard``, which copies what it gathered into tensors of their own
+FSDP2 = replace(FSDP, copies_gathered=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
     """How one training framework turns a model into kernels and collectives.
 
@@ -38,8 +201,8 @@ class Framework:
         Style of the operator stream: ``hf-eager`` (unfused Hugging Face), ``torch-modules`` (the same with gathered
         logits), ``eager-fused-norm`` (with fused norms too), ``megatron`` (fused bias, dropout, softmax and norm
         kernels), ``compiled`` (torch.compile), ``fused`` (hand-written, llm.c or Transformer Engine style).
-    data_parallel : str
-        Who reduces gradients: ``ddp``, ``deepspeed``, ``megatron``, ``fsdp`` (the wrapper), ``fsdp2`` (fully_shard).
+    data_parallel : DataParallelism
+        Who reduces gradients and shards states.
     host : str
         How the host issues kernels: ``eager``, ``compiled``, ``graphs``.
     gradient_bytes : dict-like tuple
@@ -75,11 +238,13 @@ class Framework:
         Whether under full sharding the last unit stays gathered from forward to backward.
     scatters_apart : bool
         Whether under full sharding gradients are reduced in a process group of their own, beside gathers.
+    sharded_by : str
+        The framework that runs the same modules with sharded parameters, where this one cannot.
     """
 
     name: str
     kernels: Literal["hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused"]
-    data_parallel: Literal["ddp", "deepspeed", "megatron", "fsdp", "fsdp2"]
+    data_parallel: DataParallelism
     host: Literal["eager", "compiled", "graphs"] = "eager"
     gradient_bytes_bf16: int = 2
     gradient_bytes_fp16: int = 2
@@ -96,52 +261,53 @@ class Framework:
     gathers_buckets: bool = False
     keeps_last_unit: bool = False
     scatters_apart: bool = False
+    sharded_by: str = ""
 
 
 FRAMEWORKS: dict[str, Framework] = {
     f.name: f
     for f in (
-        Framework(name="hf-eager", kernels="hf-eager", data_parallel="ddp", master_weights=False),
+        Framework(name="hf-eager", kernels="hf-eager", data_parallel=DDP, master_weights=False, sharded_by="fsdp"),
         Framework(
             name="megatron",
             kernels="megatron",
-            data_parallel="megatron",
+            data_parallel=MEGATRON,
             gradient_bytes_bf16=4,
             overlap=False,
         ),
         Framework(
             name="megatron-core",
             kernels="fused",
-            data_parallel="megatron",
+            data_parallel=MEGATRON,
             gradient_bytes_bf16=4,
             overlaps_interleaved_p2p=True,
         ),
         Framework(
             name="megatron-deepspeed",
             kernels="megatron",
-            data_parallel="deepspeed",
+            data_parallel=DEEPSPEED,
             gradient_bytes_bf16=4,
             overlap=False,
         ),
-        Framework(name="deepspeed", kernels="hf-eager", data_parallel="deepspeed", cp_comm_type="a2a"),
+        Framework(name="deepspeed", kernels="hf-eager", data_parallel=DEEPSPEED, cp_comm_type="a2a"),
         Framework(
             name="fsdp",
             kernels="hf-eager",
-            data_parallel="fsdp",
+            data_parallel=FSDP,
             stops_recompute_early=True,
             flash="flash_attention_2",
         ),
         Framework(
             name="llm-foundry",
             kernels="hf-eager",
-            data_parallel="fsdp",
+            data_parallel=FSDP,
             stops_recompute_early=True,
             flash="flash_attention_1",
         ),
         Framework(
             name="torchtitan",
             kernels="hf-eager",
-            data_parallel="fsdp2",
+            data_parallel=FSDP2,
             gradient_bytes_bf16=4,
             stops_recompute_early=True,
             cp_comm_type="all_gather",
@@ -150,7 +316,7 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(
             name="torchtitan-compile",
             kernels="compiled",
-            data_parallel="fsdp2",
+            data_parallel=FSDP2,
             host="compiled",
             gradient_bytes_bf16=4,
             stops_recompute_early=True,
@@ -160,7 +326,7 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(
             name="torch-ddp",
             kernels="hf-eager",
-            data_parallel="ddp",
+            data_parallel=DDP,
             master_weights=False,
             clips_gradients=False,
             owners_broadcast=True,
@@ -168,28 +334,26 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(
             name="torch-fsdp2",
             kernels="hf-eager",
-            data_parallel="fsdp2",
+            data_parallel=FSDP2,
             stops_recompute_early=True,
             flash="flash_attention_2",
             clips_gradients=False,
         ),
         Framework(
-            name="torch-tp", kernels="torch-modules", data_parallel="ddp", master_weights=False, clips_gradients=False
+            name="torch-tp", kernels="torch-modules", data_parallel=DDP, master_weights=False, clips_gradients=False
         ),
-        Framework(
-            name="torch-pp", kernels="hf-eager", data_parallel="ddp", master_weights=False, clips_gradients=False
-        ),
-        Framework(name="torch-3d", kernels="torch-modules", data_parallel="megatron", overlap=False, fragmentation=0.3),
+        Framework(name="torch-pp", kernels="hf-eager", data_parallel=DDP, master_weights=False, clips_gradients=False),
+        Framework(name="torch-3d", kernels="torch-modules", data_parallel=MEGATRON, overlap=False, fragmentation=0.3),
         Framework(
             name="torch-3d-fused-norm",
             kernels="eager-fused-norm",
-            data_parallel="megatron",
+            data_parallel=MEGATRON,
             overlap=False,
             fragmentation=0.3,
         ),
-        Framework(name="apex-ddp", kernels="eager-fused-norm", data_parallel="ddp"),
-        Framework(name="apex-ddp-fused", kernels="megatron", data_parallel="ddp"),
-        Framework(name="compiled-ddp", kernels="compiled", data_parallel="ddp", host="compiled"),
-        Framework(name="fused", kernels="fused", data_parallel="ddp", host="graphs"),
+        Framework(name="apex-ddp", kernels="eager-fused-norm", data_parallel=DDP),
+        Framework(name="apex-ddp-fused", kernels="megatron", data_parallel=DDP),
+        Framework(name="compiled-ddp", kernels="compiled", data_parallel=DDP, host="compiled"),
+        Framework(name="fused", kernels="fused", data_parallel=replace(DDP, copies_into_buckets=False), host="graphs"),
     )
 }

@@ -292,19 +292,6 @@ class ParallelPlan:
         return self.global_batch // (self.micro_batch * self.dp)
 
     @property
-    def synchronous_p2p(self) -> bool:
-        """Whether pipeline messages block the host and the next pass.
-
-        Only Megatron's and DeepSpeed's own schedules do; the others post their sends and go on.
-        """
-        framework = self.framework_spec
-        hides = framework.overlaps_interleaved_p2p and self.virtual_pp > 1
-        if self.overlap_p2p is not None:
-            hides = self.overlap_p2p
-        is_own = self.schedule in ("gpipe", "1f1b", "1f1b-interleaved")
-        return framework.synchronous_p2p and is_own and not hides and self.sharding not in ("zero3", "hsdp")
-
-    @property
     def context_exchange(self) -> str:
         """How keys and values are exchanged: ``p2p``, ``all_gather`` or ``a2a``; eager attention needs them gathered."""
         if self.cp_comm_type is not None:
@@ -328,8 +315,7 @@ class ParallelPlan:
     @property
     def shards_parameters(self) -> bool:
         """Whether parameters are gathered unit by unit: ZeRO-3, FSDP's strategies, HSDP."""
-        is_fsdp = self.framework_spec.data_parallel in ("fsdp", "fsdp2")
-        return self.sharding in ("zero3", "hsdp") or (self.sharding == "zero2" and is_fsdp)
+        return self.sharding in self.framework_spec.data_parallel.gathers_units
 
     @property
     def overlaps(self) -> bool:
@@ -337,10 +323,20 @@ class ParallelPlan:
         return self.framework_spec.overlap if self.overlap is None else self.overlap
 
     @property
-    def zero3_limits(self) -> Zero3Limits:
-        """What DeepSpeed's ZeRO-3 gathers ahead and keeps: the plan's word, or DeepSpeed's default."""
+    def zero3_limits(self) -> Zero3Limits | None:
+        """What DeepSpeed's ZeRO-3 gathers ahead and keeps: the plan's word, or DeepSpeed's default; None elsewhere."""
+        default = self.framework_spec.data_parallel.zero3_limits
+        if default is None:
+            return None
         given = {one.name: getattr(self, one.name) for one in fields(Zero3Limits)}
-        return Zero3Limits(**{key: value for key, value in given.items() if value is not None})
+        return replace(default, **{key: value for key, value in given.items() if value is not None})
+
+    def bucket_sizes(self, n_ranks: int) -> tuple[float, float]:
+        """Bytes of the first gradient bucket and of the others, over ``n_ranks`` data-parallel ranks."""
+        if self.bucket_bytes is not None:
+            return self.bucket_bytes, self.bucket_bytes
+        facts = self.framework_spec.data_parallel
+        return facts.bucket_sizes(self.reduced_bytes, n_ranks, overlaps=self.overlaps)
 
     # -- resolving
 

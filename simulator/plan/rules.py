@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from simulator.errors import ConfigError, InfeasiblePlanError
@@ -11,9 +10,6 @@ from simulator.errors import ConfigError, InfeasiblePlanError
 if TYPE_CHECKING:
     from simulator.plan.parallel_plan import ParallelPlan
 
-_ELEMENTS = ("prefetch_elements", "persistence_elements", "max_live_elements", "max_reuse_elements")
-_FSDP = ("backward_prefetch", "forward_prefetch", "limit_all_gathers")
-_MOE = ("moe_dispatcher", "moe_capacity_factor", "moe_pad_to_capacity", "moe_imbalance", "moe_fp8_dispatch")
 #: axes of ``rank_order``; ``ep`` may be left out where there are no experts
 RANK_AXES = ("tp", "cp", "ep", "dp", "pp")
 
@@ -81,8 +77,7 @@ def _axis_conflicts(plan: ParallelPlan) -> Conflicts:
 
 
 def _gradient_conflicts(plan: ParallelPlan) -> Conflicts:
-    style, chosen = plan.framework_spec.data_parallel, plan.gradient_collective
-    is_zero3 = style == "deepspeed" and plan.sharding == "zero3"
+    facts, chosen = plan.framework_spec.data_parallel, plan.gradient_collective
     return [
         (
             chosen == "all_reduce" and plan.shards_parameters,
@@ -95,18 +90,18 @@ def _gradient_conflicts(plan: ParallelPlan) -> Conflicts:
             "--sharding zero1",
         ),
         (
-            chosen == "reduce" and (style != "deepspeed" or plan.sharding not in ("zero1", "zero2")),
+            chosen == "reduce" and not (facts.reduces_to_owners and plan.sharding in ("zero1", "zero2")),
             "gradient_collective=reduce is DeepSpeed's ZeRO-1 and -2 without use_multi_rank_bucket_allreduce",
             "--framework deepspeed --sharding zero2",
         ),
         (
-            plan.gradient_compression != "none" and (style != "ddp" or plan.sharding != "none"),
+            plan.gradient_compression != "none" and not (facts.has_hooks and plan.sharding == "none"),
             f"gradient_compression={plan.gradient_compression} is a communication hook of DDP, "
             f"not of {plan.framework} with sharding {plan.sharding}",
             "--set gradient_bytes=2 reduces 16-bit gradients elsewhere",
         ),
         (
-            (plan.quantized_weights or plan.quantized_gradients) and not is_zero3,
+            (plan.quantized_weights or plan.quantized_gradients) and not (facts.quantizes and plan.sharding == "zero3"),
             "quantized_weights and quantized_gradients are ZeRO++, which is DeepSpeed's ZeRO-3",
             "--framework deepspeed --sharding zero3",
         ),
@@ -114,10 +109,10 @@ def _gradient_conflicts(plan: ParallelPlan) -> Conflicts:
 
 
 def _offload_conflicts(plan: ParallelPlan) -> Conflicts:
-    style = plan.framework_spec.data_parallel
+    has_shards = plan.sharding != "none" and plan.framework_spec.data_parallel.shards_optimizer
     return [
         (
-            plan.offload_optimizer == "cpu" and (plan.sharding == "none" or style == "ddp"),
+            plan.offload_optimizer == "cpu" and not has_shards,
             f"offload_optimizer=cpu needs a sharded optimizer; {plan.framework} with sharding {plan.sharding} has none",
             "--framework deepspeed --sharding zero1",
         ),
@@ -126,76 +121,4 @@ def _offload_conflicts(plan: ParallelPlan) -> Conflicts:
             "offload_parameters=cpu: parameters that are not sharded are needed whole on the device",
             "--sharding zero3",
         ),
-    ]
-
-
-def idle_settings(
-    plan: ParallelPlan, *, has_experts: bool = True, has_shared_expert: bool = True
-) -> list[tuple[str, str]]:
-    """Name settings of a resolved plan that change nothing, and why.
-
-    Parameters
-    ----------
-    plan : ParallelPlan
-    has_experts, has_shared_expert : bool
-        Of the model.
-
-    Returns
-    -------
-    list of (str, str)
-        Settings that differ from their default.
-    """
-    defaults = type(plan)()
-    rules = (*_idle_data(plan), *_idle_axes(plan, has_experts=has_experts, has_shared_expert=has_shared_expert))
-    found: dict[str, str] = {}
-    for names, holds, reason in rules:
-        for name in names:
-            if holds and getattr(plan, name) != getattr(defaults, name):
-                found.setdefault(name, reason)
-    return list(found.items())
-
-
-Idle = list[tuple[tuple[str, ...], bool, str]]
-
-
-def _idle_data(plan: ParallelPlan) -> Idle:
-    style, alone = plan.framework_spec.data_parallel, plan.dp * plan.cp == 1
-    is_fsdp = style in ("fsdp", "fsdp2") and plan.shards_parameters
-    is_zero3 = style == "deepspeed" and plan.shards_parameters
-    gradients = ("gradient_collective", "gradient_compression", "gradient_as_bucket_view")
-    quantized = ("quantized_weights", "quantized_gradients", "secondary_group")
-    return [
-        ((*gradients, *quantized, *_ELEMENTS, *_FSDP), alone, "there is one data-parallel rank"),
-        (("gradient_compression",), plan.precision in ("fp16", "bf16"), "gradients are 16-bit already"),
-        (("gradient_as_bucket_view",), style != "ddp" or plan.sharding != "none", "only DDP copies into buckets"),
-        (_FSDP, not is_fsdp, "only FSDP's sharding has it"),
-        (("backward_prefetch",), plan.sharding == "zero2", "parameters stay gathered for backward"),
-        (_ELEMENTS, not is_zero3, "only DeepSpeed's ZeRO-3 has it"),
-        (("prefetch_elements", *_FSDP[:2]), not plan.overlaps, "nothing is gathered ahead without overlap"),
-        (("max_reuse_elements",), plan.recompute != "full", f"recompute={plan.recompute}"),
-        (("secondary_group",), not plan.shards_parameters, "parameters are not sharded"),
-        (("secondary_group",), plan.sharding == "zero2", "parameters stay gathered for backward"),
-    ]
-
-
-def _idle_axes(plan: ParallelPlan, *, has_experts: bool, has_shared_expert: bool) -> Idle:
-    exchange = ("moe_dispatcher", "moe_fp8_dispatch", "moe_shared_expert_overlap")
-    n_axes = sum(degree > 1 for degree in (plan.tp, plan.cp, plan.dp, plan.pp))
-    return [
-        (("recompute_method", "recompute_layers"), plan.recompute != "full", f"recompute={plan.recompute}"),
-        (("recompute_method",), plan.recompute_layers is None, "recompute_layers is not given: every block by itself"),
-        (("rank_order",), n_axes < 2 and plan.ep == 1, "at most one axis has more than one rank"),
-        (
-            ("asynchronous_tp",),
-            plan.tp > 1 and not plan.sequence_parallel,
-            "an all-reduce is not cut into pieces, only sequence parallelism's gathers and scatters are",
-        ),
-        (("overlap_p2p",), plan.pp == 1, "pp=1"),
-        (("overlap_p2p",), not replace(plan, overlap_p2p=False).synchronous_p2p, "these messages never block"),
-        (("cp_comm_type", "cp_load_balance"), plan.cp == 1, "cp=1"),
-        (_MOE, not has_experts, "the model has no experts"),
-        (("moe_shared_expert_overlap",), not has_shared_expert, "the model has no shared expert"),
-        (exchange, plan.ep == 1, "ep=1"),
-        (("moe_imbalance",), plan.ep == 1, "ep=1: one rank has all experts"),
-        (("moe_pad_to_capacity",), plan.moe_capacity_factor is None, "there is no moe_capacity_factor"),
     ]

@@ -1,6 +1,7 @@
 """Pipeline schedules: pure functions from stages and micro-batches to a table of actions per stage.
 
-A new schedule is one function in one file and one line in :data:`SCHEDULES`.
+A new schedule is one function in one file and one entry of :data:`SCHEDULES`, which declares its properties: whatever depends
+on a schedule asks for one of them, never for a name.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.plan import ParallelPlan
 from simulator.schedules.action import Action, Kind, Layout, Placement, Row, Table
 from simulator.schedules.check import (
     Execution,
@@ -28,6 +30,7 @@ from simulator.schedules.vee import v_half, v_min, zb_v
 from simulator.schedules.zero_bubble import zb_1p, zb_2p
 
 __all__ = [
+    "SATURATED_GROUPS",
     "SCHEDULES",
     "Action",
     "Execution",
@@ -43,7 +46,9 @@ __all__ = [
     "find_schedule",
     "peak_in_flight",
     "placement_of",
+    "plain_name",
     "render",
+    "sends_block",
     "unit_time_execution",
     "unit_time_makespan",
 ]
@@ -66,6 +71,17 @@ class Schedule:
         Chunks per stage; 0 means that the user chooses.
     shares_vocabulary : bool
         Of its :class:`Placement`.
+    with_chunks : str
+        The schedule that this one is with several chunks per stage, where that is another.
+    blocks_sends : bool
+        Whether a message may block the host and the next pass, as in Megatron's and DeepSpeed's own schedules; the others
+        post their sends and go on.
+    ends_with_first_chunk : bool
+        Whether rows hold each forward and each whole backward of every chunk once and end with a backward of chunk 0.
+    takes_turns : bool
+        Whether forwards and backwards run in turns, layer by layer, so that each hides what the other sends.
+    saturates : bool
+        Whether more than :data:`SATURATED_GROUPS` micro-batches per stage hold no more activations.
     """
 
     name: str
@@ -73,6 +89,16 @@ class Schedule:
     layout: Layout = "loop"
     n_chunks: int = 1
     shares_vocabulary: bool = False
+    with_chunks: str = ""
+    blocks_sends: bool = False
+    ends_with_first_chunk: bool = False
+    takes_turns: bool = False
+    saturates: bool = True
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether the user may give a stage several chunks."""
+        return not self.n_chunks or bool(self.with_chunks)
 
     def __call__(self, n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Table:
         """Return the table; ``n_chunks=1`` takes the schedule's own number.
@@ -109,20 +135,29 @@ class Schedule:
         return self.n_chunks or virtual_pp
 
 
+#: micro-batches per stage from which on a schedule that saturates never holds more activations
+SATURATED_GROUPS = 4
+
 SCHEDULES: dict[str, Schedule] = {
     schedule.name: schedule
     for schedule in (
-        Schedule(name="gpipe", build=gpipe),
-        Schedule(name="1f1b", build=one_f_one_b),
-        Schedule(name="1f1b-combined", build=combined, n_chunks=0),
-        Schedule(name="1f1b-interleaved", build=interleaved, n_chunks=0),
+        Schedule(name="gpipe", build=gpipe, blocks_sends=True, ends_with_first_chunk=True, saturates=False),
+        Schedule(
+            name="1f1b",
+            build=one_f_one_b,
+            with_chunks="1f1b-interleaved",
+            blocks_sends=True,
+            ends_with_first_chunk=True,
+        ),
+        Schedule(name="1f1b-combined", build=combined, n_chunks=0, takes_turns=True),
+        Schedule(name="1f1b-interleaved", build=interleaved, n_chunks=0, blocks_sends=True, ends_with_first_chunk=True),
         Schedule(name="interlaced", build=interlaced, shares_vocabulary=True),
         Schedule(name="zb-1p", build=zb_1p),
         Schedule(name="zb-2p", build=zb_2p),
         Schedule(name="zb-v", build=zb_v, layout="vee", n_chunks=2),
         Schedule(name="v-half", build=v_half, layout="vee", n_chunks=2),
         Schedule(name="v-min", build=v_min, layout="vee", n_chunks=2),
-        Schedule(name="dualpipe", build=dualpipe, layout="bidirectional", n_chunks=2),
+        Schedule(name="dualpipe", build=dualpipe, layout="bidirectional", n_chunks=2, takes_turns=True),
     )
 }
 
@@ -137,7 +172,23 @@ def find_schedule(name: str, virtual_pp: int = 1) -> Schedule:
     """
     if name not in SCHEDULES:
         raise ConfigError(f"schedule '{name}' is unknown", hint=f"one of {', '.join(SCHEDULES)}")
-    return SCHEDULES["1f1b-interleaved" if name == "1f1b" and virtual_pp > 1 else name]
+    chosen = SCHEDULES[name]
+    return SCHEDULES[chosen.with_chunks] if chosen.with_chunks and virtual_pp > 1 else chosen
+
+
+def plain_name(name: str) -> str:
+    """Return the schedule that becomes this one with several chunks per stage, itself where there is none."""
+    return next((one.name for one in SCHEDULES.values() if one.with_chunks == name), name)
+
+
+def sends_block(plan: ParallelPlan) -> bool:
+    """Whether a plan's pipeline messages block the host and the next pass."""
+    framework = plan.framework_spec
+    hides = framework.overlaps_interleaved_p2p and plan.virtual_pp > 1
+    if plan.overlap_p2p is not None:
+        hides = plan.overlap_p2p
+    may_block = find_schedule(plan.schedule, plan.virtual_pp).blocks_sends
+    return framework.synchronous_p2p and may_block and not hides and plan.sharding not in ("zero3", "hsdp")
 
 
 def placement_of(name: str, n_stages: int, virtual_pp: int = 1) -> Placement:

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.neighbourhood import SHARDINGS, divisors
+from simulator.explore.neighbourhood import divisors
 from simulator.explore.space import Space
 from simulator.models.catalog import find_spec
-from simulator.plan import FRAMEWORKS, ParallelPlan
+from simulator.plan import ParallelPlan
 from simulator.schedules import build_table
 from simulator.topology import load_topology
 
@@ -22,10 +22,6 @@ def space(*, gpus=8, batch=8, framework="megatron", model="gpt2", topology="bigr
 def test_divisors():
     assert divisors(1) == (1,)
     assert divisors(96) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96)
-
-
-def test_every_kind_of_framework_has_its_shardings():
-    assert {framework.data_parallel for framework in FRAMEWORKS.values()} == set(SHARDINGS)
 
 
 @pytest.mark.parametrize("framework", ["megatron", "megatron-deepspeed", "fsdp", "hf-eager"])

@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 import pytest
 
 from simulator.models.spec import ModelSpec
-from simulator.plan import ParallelPlan, idle_settings
+from simulator.parallel.idle import idle_settings
+from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
 

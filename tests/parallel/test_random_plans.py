@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
 from simulator.models.spec import ModelSpec
-from simulator.plan import FRAMEWORKS, SETTINGS, ParallelPlan, idle_settings
+from simulator.parallel.idle import idle_settings
+from simulator.plan import FRAMEWORKS, SETTINGS, ParallelPlan
 from simulator.scenario import Scenario
 from simulator.schedules import SCHEDULES
 from simulator.simulation import simulate

@@ -1,5 +1,6 @@
 """Every schedule of the family against the same rules, and each against its published closed forms."""
 
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -321,3 +322,36 @@ def test_drawing_of_1f1b_is_golden():
         "12 units, 9 of work on the busiest stage; a stage idles at most 3 between its first and last action",
         "micro-batches in flight per stage: 2, 1",
     ]
+
+
+# -- what schedules declare, against their tables ---------------------------------------------------------------------
+
+
+def long_tables(name, n_stages=4):
+    schedule = SCHEDULES[name]
+    n_chunks = schedule.n_chunks or 2
+    return [build_table(name, n_stages, n, n_chunks=n_chunks) for n in (16, 32)], n_chunks
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_declared_properties_are_those_of_the_table(name):
+    schedule = SCHEDULES[name]
+    (short, long), n_chunks = long_tables(name)
+    rows = [row for table in (short, long) for row in table]
+    once = all(Counter(row) == Counter(dict.fromkeys(row, 1)) for row in rows)
+    whole = all(
+        len(row) == 2 * n_chunks * max(a.micro_batch + 1 for a in row) and {a.kind for a in row} == {"F", "B"}
+        for row in rows
+    )
+    plain = whole and not any(action.is_paired for row in rows for action in row)
+    assert schedule.ends_with_first_chunk == (
+        once and plain and all((row[-1].kind, row[-1].chunk) == ("B", 0) for row in rows)
+    )
+    assert schedule.takes_turns == any(action.is_paired for row in rows for action in row)
+    # 16 micro-batches are SATURATED_GROUPS for each of 4 stages
+    assert schedule.saturates == (peak_in_flight(short, n_chunks) == peak_in_flight(long, n_chunks))
+
+
+def test_only_the_schedules_that_megatron_and_deepspeed_ship_block():
+    """megatron/core/pipeline_parallel/schedules.py and deepspeed/runtime/pipe/schedule.py: with and without interleaving, and GPipe."""
+    assert {name for name, one in SCHEDULES.items() if one.blocks_sends} == {"1f1b", "1f1b-interleaved", "gpipe"}

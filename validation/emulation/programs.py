@@ -11,18 +11,19 @@ from dataclasses import replace
 from simulator.models.layer import Layer, Model, Parameter, PointwiseShape
 from simulator.parallel.lower import lower
 from simulator.plan import FRAMEWORKS, Framework, ParallelPlan
+from simulator.plan.framework import FSDP, MEGATRON
 from simulator.program.op import Collective, Op, Transfer
 from simulator.program.program import Block, Program, RankProgram, Task
 from validation.emulation.job import FLOAT_BYTES, Job, buffer_bytes
 
 #: the kernel of a pass of a timed layer
 TIMED = "timed layer"
-_ZERO3 = Framework(name="timed-zero3", kernels="hf-eager", data_parallel="fsdp", keeps_last_unit=True)
+_ZERO3 = Framework(name="timed-zero3", kernels="hf-eager", data_parallel=FSDP, keeps_last_unit=True)
 #: the jobs that are loops of their own, beside the frameworks that users have
 FRAMEWORKS.update(
     (one.name, one)
     for one in (
-        Framework(name="timed-zero1", kernels="hf-eager", data_parallel="megatron", gathers_buckets=True),
+        Framework(name="timed-zero1", kernels="hf-eager", data_parallel=MEGATRON, gathers_buckets=True),
         _ZERO3,
         replace(_ZERO3, name="timed-zero3-two-groups", scatters_apart=True),
     )

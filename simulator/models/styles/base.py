@@ -41,6 +41,19 @@ class Style(ABC):
     merges_columns = True
     #: whether the bias of the MLP's first product is added by the activation's kernel
     late_up_bias = False
+    #: whether weight gradients are added to those of earlier micro-batches by the product that makes them
+    accumulates_in_product = False
+    #: whether quantised weights are kept over the micro-batches of a step, as Transformer Engine does
+    keeps_quantised_weights = False
+    #: whether the quantised operand is saved for backward, not the 16-bit one (torchao)
+    saves_quantised = True
+    #: whether selective recomputation is torch's, every second matrix product, instead of Megatron's core attention
+    recomputes_operators = False
+
+    @classmethod
+    def fuses_attention(cls, spec: ModelSpec) -> bool:
+        """Whether there is fused attention for a model."""
+        return True
 
     def __init__(self, spec: ModelSpec, setting: Setting, tape: Tape) -> None:
         self.spec = spec
@@ -170,14 +183,11 @@ class Style(ABC):
         assert narrowing is not None
         n_out = x.n_elements // shape.k * shape.n
         casts: list[LayerItem] = [self._quantise(x)]
-        if (
-            self.setting.kernels != "fused"
-        ):  # Transformer Engine keeps quantised weights over the micro-batches of a step
+        if not self.keeps_quantised_weights:
             casts.append(self._quantise(weight))
         gradient = Tensor(n_out, self.dtype, x.storage)
         narrow = replace(shape, dtype=recipe.products)
         wgrad = recipe.wide_products if narrowing.wide_wgrad else recipe.products
-        keeps_narrow = self.setting.kernels != "compiled"  # torchao keeps the 16-bit operand, Transformer Engine not
         return self.tape.record(
             [x, weight],
             n_out,
@@ -190,8 +200,8 @@ class Style(ABC):
                 *between,
                 replace(shape, m=shape.n, n=shape.k, k=shape.m, kernel_pass="wgrad", dtype=wgrad),
             ],
-            saves=[] if keeps_narrow else [x],
-            saved_bytes=round(x.n_elements * narrowing.element_bytes) if keeps_narrow else 0,
+            saves=[] if self.saves_quantised else [x],
+            saved_bytes=round(x.n_elements * narrowing.element_bytes) if self.saves_quantised else 0,
             kept=True,
         )
 

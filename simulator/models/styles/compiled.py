@@ -28,6 +28,8 @@ class Compiled(Style):
     """One kernel per fusable chain; what a norm or an activation returns is computed again in backward."""
 
     merges_columns = False
+    saves_quantised = False
+    recomputes_operators = True
 
     @property
     def is_autocast(self) -> bool:

@@ -23,12 +23,25 @@ from simulator.models.ops import (
     shift,
     wider,
 )
+from simulator.models.spec import ModelSpec
 from simulator.models.styles.base import Style
 from simulator.models.styles.megatron import fused_loss
 
 
 class HfEager(Style):
     """Unfused operators; autocast runs norms, powers, softmax and loss in fp32 and casts weights at use."""
+
+    recomputes_operators = True
+
+    @classmethod
+    def fuses_attention(cls, spec: ModelSpec) -> bool:
+        """Whether there is fused attention for a model: not where a bias of the position is added to the scores.
+
+        References
+        ----------
+        huggingface/transformers, ``modeling_t5.py``: T5 adds it in eager attention only.
+        """
+        return spec.positions != "relative"
 
     @property
     def merges_columns(self) -> bool:  # type: ignore[override]

@@ -148,6 +148,8 @@ class Fused(Megatron):
 
     transposes_for_flash = False
     late_up_bias = False
+    accumulates_in_product = True
+    keeps_quantised_weights = True
 
     def flash(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
         """Append the fused kernel; selective recompute launches it a second time."""

@@ -17,6 +17,8 @@ class TorchModules(HfEager):
     largest part need its fp32 logits beside the log-softmax and both gradients.
     """
 
+    recomputes_operators = False
+
     def loss(self, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
         """Append the gathering of the logits ``[tokens, vocab / tp]`` and the loss over the whole vocabulary.
 

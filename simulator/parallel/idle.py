@@ -1,0 +1,107 @@
+"""Settings of a plan that change nothing in a run, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from simulator.models.styles import STYLES
+from simulator.plan import SETTINGS, ParallelPlan
+from simulator.schedules import sends_block
+
+_ELEMENTS = ("prefetch_elements", "persistence_elements", "max_live_elements", "max_reuse_elements")
+_FSDP = ("backward_prefetch", "forward_prefetch", "limit_all_gathers")
+_MOE = ("moe_dispatcher", "moe_capacity_factor", "moe_pad_to_capacity", "moe_imbalance", "moe_fp8_dispatch")
+_SHARED = ("gradient_collective", "gradient_compression", "gradient_as_bucket_view", "sharding", "bucket_bytes",
+           "quantized_weights", "quantized_gradients", "secondary_group")  # fmt: skip
+_PIPELINE = ("schedule", "virtual_pp", "first_stage_layers", "last_stage_layers", "overlap_p2p", "scatter_gather")
+
+#: settings, whether they change nothing, why
+Idle = list[tuple[tuple[str, ...], bool, str]]
+
+
+def idle_settings(
+    plan: ParallelPlan,
+    *,
+    has_experts: bool = True,
+    has_shared_expert: bool = True,
+    given: Collection[str] | None = None,
+) -> list[tuple[str, str]]:
+    """Name settings of a resolved plan that change nothing, and why.
+
+    Parameters
+    ----------
+    plan : ParallelPlan
+    has_experts, has_shared_expert : bool
+        Of the model.
+    given : collection of str, optional
+        The settings that somebody wrote down; by default those that differ from their default.
+    """
+    changed = {key for key, one in SETTINGS.items() if getattr(plan, key) != one.default}
+    named = changed if given is None else changed.intersection(given)
+    rules = (*_idle_data(plan), *_idle_axes(plan), *_idle_experts(plan, has_experts, has_shared_expert))
+    found: dict[str, str] = {}
+    for names, holds, reason in rules:
+        for name in names:
+            if holds and name in named:
+                found.setdefault(name, reason)
+    return list(found.items())
+
+
+def _idle_data(plan: ParallelPlan) -> Idle:
+    facts, alone = plan.framework_spec.data_parallel, plan.dp * plan.cp == 1
+    is_fsdp = facts.orders_gathers and plan.shards_parameters
+    is_zero3 = facts.zero3_limits is not None and plan.shards_parameters
+    return [
+        ((*_SHARED, *_ELEMENTS, *_FSDP), alone, "there is one data-parallel rank"),
+        (("overlap",), plan.gpus == 1, "there is one GPU"),
+        (("sharding_group", "overlap_parameter_gather"), plan.sharding == "none", "sharding=none"),
+        (("gradient_compression",), plan.precision in ("fp16", "bf16"), "gradients are 16-bit already"),
+        (
+            ("gradient_as_bucket_view",),
+            not facts.copies_into_buckets or plan.sharding != "none",
+            "only DDP copies into buckets",
+        ),
+        (_FSDP, not is_fsdp, "only FSDP's sharding has it"),
+        (("backward_prefetch",), plan.sharding == "zero2", "parameters stay gathered for backward"),
+        (_ELEMENTS, not is_zero3, "only DeepSpeed's ZeRO-3 has it"),
+        (("prefetch_elements", *_FSDP[:2]), not plan.overlaps, "nothing is gathered ahead without overlap"),
+        (("max_reuse_elements",), plan.recompute != "full", f"recompute={plan.recompute}"),
+        (("secondary_group",), not plan.shards_parameters, "parameters are not sharded"),
+        (("secondary_group",), plan.sharding == "zero2", "parameters stay gathered for backward"),
+    ]
+
+
+def _idle_axes(plan: ParallelPlan) -> Idle:
+    n_axes = sum(degree > 1 for degree in (plan.tp, plan.cp, plan.dp, plan.pp))
+    keeps_no_scores = plan.attention == "flash" and not STYLES[plan.framework_spec.kernels].recomputes_operators
+    return [
+        (_PIPELINE, plan.pp == 1, "pp=1"),
+        (("sequence_parallel", "asynchronous_tp", "scatter_gather"), plan.tp == 1, "tp=1"),
+        (
+            ("asynchronous_tp",),
+            plan.tp > 1 and not plan.sequence_parallel,
+            "an all-reduce is not cut into pieces, only sequence parallelism's gathers and scatters are",
+        ),
+        (("overlap_p2p",), not sends_block(replace(plan, overlap_p2p=False)), "these messages never block"),
+        (("cp_comm_type", "cp_load_balance"), plan.cp == 1, "cp=1"),
+        (("rank_order",), n_axes < 2 and plan.ep == 1, "at most one axis has more than one rank"),
+        (("recompute_method", "recompute_layers"), plan.recompute != "full", f"recompute={plan.recompute}"),
+        (("recompute_method",), plan.recompute_layers is None, "recompute_layers is not given: every block by itself"),
+        (
+            ("recompute",),
+            plan.recompute == "selective" and keeps_no_scores,
+            "fused attention keeps no scores that could be dropped",
+        ),
+    ]
+
+
+def _idle_experts(plan: ParallelPlan, has_experts: bool, has_shared_expert: bool) -> Idle:
+    exchange = ("moe_dispatcher", "moe_fp8_dispatch", "moe_shared_expert_overlap")
+    return [
+        (_MOE, not has_experts, "the model has no experts"),
+        (("moe_shared_expert_overlap",), not has_shared_expert, "the model has no shared expert"),
+        (exchange, plan.ep == 1, "ep=1"),
+        (("moe_imbalance",), plan.ep == 1, "ep=1: one rank has all experts"),
+        (("moe_pad_to_capacity",), plan.moe_capacity_factor is None, "there is no moe_capacity_factor"),
+    ]
