@@ -6,6 +6,7 @@ main command, replays, rows of sweeps and searches. ``docs/answer.schema.json`` 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -13,6 +14,7 @@ from typing import Any, Literal, TypedDict, cast
 
 from simulator import __version__
 from simulator.analysis.confidence import Confidence, confidence_of
+from simulator.analysis.idle_inputs import idle_inputs
 from simulator.analysis.memory_trace import memory_points
 from simulator.analysis.metrics import PARTS, Breakdown, CommunicationRow, Metrics
 from simulator.analysis.passes import passes_of
@@ -200,6 +202,10 @@ class Result:
     def answer(self) -> Answer:
         """The documented answer, as ``--json`` prints it."""
         return to_json(self)
+
+    def idle_inputs(self, given: Collection[str] = ()) -> list[str]:
+        """Name the inputs that have no effect on this result; of settings of the plan those that are ``given``."""
+        return idle_inputs(self.scenario, self.topology, self.spec, link_busy_s=self.link_busy_s, given=given)
 
     def __repr__(self) -> str:
         title, rows = _summary(self)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 from simulator.analysis.critical_path import PathRow
 
@@ -117,11 +117,9 @@ class Impossible(TypedDict):
     """Why it cannot."""
 
 
-class Explanation(TypedDict):
-    """What decides the time and what would change it."""
+class Ranking(TypedDict):
+    """What would change the time."""
 
-    critical_path: NotRequired[list[PathRow]]
-    """The critical path by kind, the longest first."""
     changes: list[Change]
     """Changes that matter, the most useful first."""
     best: list[Change]
@@ -132,13 +130,20 @@ class Explanation(TypedDict):
     """What cannot be made."""
 
 
+class Explanation(Ranking):
+    """What decides the time and what would change it."""
+
+    critical_path: list[PathRow]
+    """The critical path by kind of work, the longest first."""
+
+
 def explain(
     baseline: Outcome,
     knobs: Sequence[Knob],
     options: Sequence[Option],
     *,
     say: Callable[[str], None] = lambda _: None,
-) -> Explanation:
+) -> Ranking:
     """Simulate every knob and option and rank them.
 
     Parameters
@@ -151,8 +156,7 @@ def explain(
 
     Returns
     -------
-    Explanation
-        Without the critical path.
+    Ranking
     """
     changes: list[Change] = []
     parts: dict[str, tuple[str, ...]] = {}

@@ -62,18 +62,19 @@ def collective(
 
 def _draw(plot: str | None, name: str, machine: Topology, series: Mapping[str, Sequence[BenchmarkRow]]) -> None:
     if plot:
-        from simulator.report.collective_chart import write_bandwidth_chart
+        from simulator.report.network_charts import bandwidth_page
 
-        write_bandwidth_chart(plot, name, machine.name, series)
+        bandwidth_page(name, machine.name, series).save(plot)
         print(f"wrote {plot}", file=sys.stderr)
 
 
 def _warn(name: str, machine: Topology, given: Mapping[str, str], network: str) -> None:
     """Name choices that change nothing."""
-    from simulator.cli.warnings import without_effect, write_warnings
+    from simulator.analysis.idle_inputs import idle_choices
+    from simulator.cli.inputs import write_warnings
     from simulator.collectives.tuner import is_tunable
 
-    found = without_effect(None, machine.n_nodes, machine.n_gpus, **given)
+    found = idle_choices(machine.n_nodes, machine.n_gpus, **given)
     if not is_tunable(name):
         forced = {"--nccl-algo": given["nccl_algo"], "--nccl-proto": given["nccl_proto"]}
         found += [f"{flag} {value} has no effect: {name} is messages" for flag, value in forced.items() if value]

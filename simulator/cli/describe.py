@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rich.table import Table
-
 from simulator.errors import ConfigError
-from simulator.report.console import make_console
+from simulator.report.terminal import make_console, new_table
 
 
 def topology(action: str, name: str | None, *, json_output: bool) -> None:
@@ -49,9 +47,7 @@ def models(action: str, *, json_output: bool) -> None:
     if json_output:
         print(json.dumps(rows))
         return
-    table = Table(box=None, pad_edge=False)
-    for column in rows[0]:
-        table.add_column(column.replace("_", " "), justify="left" if column in ("name", "architecture") else "right")
+    table = new_table(*(column.replace("_", " ") for column in rows[0]), n_left=2)
     for row in rows:
         table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()))
     make_console().print(table, highlight=False)

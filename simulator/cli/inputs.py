@@ -1,20 +1,153 @@
-"""Files of other tools among the inputs: which settings they make, and what was made of their keys."""
+"""From parsed options to the settings, files and requests that the Python API takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from simulator.cli.warnings import write_warnings
+from simulator.errors import ConfigError
+from simulator.explore.energy import parse_price
+from simulator.explore.named_settings import SCENARIO_SETTINGS, canonical_name, convert, parse_axis
+from simulator.explore.training_run import RunRequest, parse_interval, parse_mtbf, parse_time, run_length
 from simulator.interop import import_model, import_settings, import_topology, is_foreign, recognise_settings
 from simulator.interop.deepspeed import import_deepspeed
 from simulator.interop.format import Imported, ImportReport
-from simulator.interop.plan_files import deepspeed_files
+from simulator.interop.plan_files import PLAN_FILES, deepspeed_files
+from simulator.plan import SETTINGS
+
+if TYPE_CHECKING:
+    from simulator.models.recorded import RecordedModule
+
+#: flags about a whole run that say nothing unless its length is given
+_OPERATION = ("gpu_hour_price", "mtbf", "checkpoint_interval", "checkpoint_time", "restart_time", "pue")
+#: flags of the collectives -> settings of the scenario
+_FORCED = {"nccl_algo": "algorithm", "nccl_proto": "protocol"}
 
 
-def model_of(options: Mapping[str, Any]) -> str | None:
-    """Return the model's name or path: what is named, or the launch script that describes one."""
-    return options.get("model") or options.get("megatron")
+def write_warnings(messages: Iterable[str], *, said: set[str] | None = None, kind: str = "warning") -> None:
+    """Print warnings on standard error, each once.
+
+    Parameters
+    ----------
+    messages : iterable of str
+    said : set of str, optional
+        What was printed before; it grows.
+    kind : str
+        What stands before each.
+    """
+    seen = said if said is not None else set()
+    for message in messages:
+        if message not in seen:
+            seen.add(message)
+            print(f"{kind}: {message}", file=sys.stderr)
+
+
+# -- settings ----------------------------------------------------------------------------------------------------
+
+
+def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Return the settings that options make, and the numbers of GPUs where there are several.
+
+    ``--set`` wins over files, the environment (``SIMULATE_PLAN__MICRO_BATCH``) over ``--set``, and flags over all.
+
+    Returns
+    -------
+    settings : dict
+        Values by the names of :mod:`simulator.explore.named_settings`; files under their own names.
+    counts : tuple of int
+        Empty where ``--gpus`` is not a list.
+    """
+    found: dict[str, Any] = {name: options[name] for name in PLAN_FILES if options.get(name)}
+    for item in options.get("set_") or ():
+        key, separator, value = item.partition("=")
+        if not separator:
+            raise ConfigError(f"--set {item}: write key=value")
+        name = canonical_name(key)
+        found[name] = convert(name, value)
+    for name, one in SETTINGS.items():
+        said = os.environ.get(f"SIMULATE_PLAN__{name.upper()}")
+        if said is not None:
+            found[name] = one.parse(said)
+    found |= {name: options[name] for name in SETTINGS if name != "gpus" and options.get(name) is not None}
+    for name in ("topology", "model", "network", "transport", "nccl_algo", "nccl_proto", "seed", "unfold"):
+        setting = _FORCED.get(name, name)
+        if options.get(name) and options[name] != SCENARIO_SETTINGS[setting].default:
+            found[setting] = options[name]
+    if not options.get("gpus"):
+        return found, ()
+    try:
+        _, counts = parse_axis(f"gpus={options['gpus']}")
+    except ConfigError as error:
+        raise ConfigError(
+            f"--gpus {options['gpus']}: {error.message}", hint="a number, or a list like 1,2,4,8"
+        ) from None
+    if len(counts) > 1:
+        return found, counts
+    return {**found, "gpus": counts[0]}, ()
+
+
+def recorded_module(options: Mapping[str, Any]) -> RecordedModule | None:
+    """Return the torch module that ``--module`` names, None where there is none.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be imported, or both a module and a model are named.
+    """
+    if not options.get("module"):
+        if options.get("batch"):
+            raise ConfigError("--batch describes the arguments of a --module", hint="for a model use --micro-batch")
+        return None
+    if options.get("model"):
+        raise ConfigError("both --model and --module are given", hint="leave one out")
+    from simulator.interop.hub import PREFIX, open_hub_module
+    from simulator.models.recorded import open_module
+
+    length = options.get("sequence_length") or 0
+    if options["module"].startswith(PREFIX):
+        return open_hub_module(options["module"].removeprefix(PREFIX), sequence_length=length)
+    return open_module(options["module"], options.get("batch") or (), sequence_length=length)
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------
+
+
+def run_request(options: Mapping[str, Any], said: set[str]) -> RunRequest | None:
+    """Return what the flags ask about a whole run; None where they do not give its length.
+
+    Raises
+    ------
+    ConfigError
+        If a flag cannot be understood, or two contradict each other.
+    """
+    length = run_length(options["tokens"], options["epochs"], options["dataset_tokens"], options["iterations"])
+    pue = options["pue"]
+    if pue is not None and not 1 <= pue <= 10:
+        raise ConfigError(f"--pue {pue:g}: the building's energy over its computers', at least 1", hint="--pue 1.2")
+    texts = {name: options[name] for name in _OPERATION if options[name] is not None}
+    price = parse_price(texts["gpu_hour_price"]) if "gpu_hour_price" in texts else None
+    mtbf = parse_mtbf(texts["mtbf"]) if "mtbf" in texts else None
+    interval_s, interval_iterations = None, None
+    if "checkpoint_interval" in texts:
+        interval_s, interval_iterations = parse_interval(texts["checkpoint_interval"])
+    write_s, restart_s = (
+        parse_time(texts[name], f"--{name.replace('_', '-')}") if name in texts else None
+        for name in ("checkpoint_time", "restart_time")
+    )
+    if length is None:
+        flags = (f"--{name.replace('_', '-')}" for name in texts)
+        write_warnings((f"{one} has no effect without --tokens, --epochs or --iterations" for one in flags), said=said)
+        return None
+    tokens, iterations = length
+    return RunRequest(
+        tokens=tokens, iterations=iterations, price=price, mtbf=mtbf, interval_s=interval_s,
+        interval_iterations=interval_iterations, write_s=write_s, restart_s=restart_s, pue=pue,
+    )  # fmt: skip
+
+
+# -- files of other tools ----------------------------------------------------------------------------------------
 
 
 def write_notes(options: Mapping[str, Any], said: set[str]) -> None:

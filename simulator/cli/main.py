@@ -143,16 +143,18 @@ def register_commands() -> None:
     """Add the commands that live in files of their own, once; each imports its work lazily."""
     if any(command.name == "validate" for command in app.registered_commands):
         return
-    from simulator.cli import calibrate, collective, import_, replay, requirements, search, sweep, trace, validate
+    from simulator.cli import calibrate, collective, exploration, import_, replay, trace, validate
     from simulator.cli.shared import with_scenario
 
     app.command("validate", help="Predict the rows of a measurement file and print the errors.")(validate.validate)
     app.command("import", help="Read a file of another tool: plan, model, cluster or log.")(import_.import_)
     app.add_typer(calibrate.calibrate, name="calibrate")
     app.command("collective", help="Predict a collective by size, in the columns of nccl-tests.")(collective.collective)
-    app.command("sweep", help="Simulate every combination of some settings.")(with_scenario(sweep.sweep, main_command))
-    app.command("search", help="Find the fastest plans that fit.")(with_scenario(search.search, main_command))
-    needs = with_scenario(requirements.requirements, main_command)
+    app.command("sweep", help="Simulate every combination of some settings.")(
+        with_scenario(exploration.sweep, main_command)
+    )
+    app.command("search", help="Find the fastest plans that fit.")(with_scenario(exploration.search, main_command))
+    needs = with_scenario(exploration.requirements, main_command)
     app.command("requirements", help="Find the network between nodes that a target needs.")(needs)
     app.command("replay", help="Replay a trace, as measured or with changes.")(replay.replay)
     app.add_typer(trace.trace_app, name="trace")

@@ -1,9 +1,8 @@
-"""What commands share: the options that describe a scenario, and progress on the terminal."""
+"""What commands share: the flags that describe a scenario, and progress on the terminal."""
 
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from simulator.explore.evaluation import Store
 
-from simulator.errors import ConfigError
+from simulator.errors import SimulatorError
 from simulator.plan import SETTINGS
+from simulator.units import format_time
 
 #: parameters of the main command that describe a scenario
 _SCENARIO = (
@@ -49,39 +49,16 @@ def with_scenario(command: Callable[..., None], main_command: Callable[..., None
     return wrapped
 
 
-def scenario_settings(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
-    """Turn parsed options into settings, and into axes where ``--gpus`` is a list.
-
-    Returns
-    -------
-    base : dict
-        Values by the names of :mod:`simulator.explore.named_settings`.
-    axes : dict
-        Tuples of values.
-    """
-    from simulator.cli.inputs import write_notes
-    from simulator.cli.run import collect_settings
-    from simulator.explore.named_settings import parse_axis
-    from simulator.interop.plan_files import PLAN_FILES
-
-    write_notes(options, set())
-    files = {name: options[name] for name in PLAN_FILES if options.get(name)}
-    settings, overrides = collect_settings({"set_": None, **options, **dict.fromkeys(PLAN_FILES)})
-    base: dict[str, Any] = {**files, **settings, **dict(overrides)}
-    for name, key in (("topology", "topology"), ("model", "model"), ("network", "network"), ("transport", "transport"),
-                      ("nccl_algo", "algorithm"), ("nccl_proto", "protocol"), ("seed", "seed")):  # fmt: skip
-        if options.get(name) and (name, options[name]) != ("network", "flow"):  # flow is the default anyway
-            base[key] = options[name]
-    axes: dict[str, tuple[Any, ...]] = {}
-    if options.get("gpus"):
-        _, counts = parse_axis(f"gpus={options['gpus']}")
-        if min(counts) < 1:
-            raise ConfigError(f"--gpus {options['gpus']}: at least one GPU")
-        if len(counts) > 1:
-            axes["gpus"] = counts
-        else:
-            base["gpus"] = counts[0]
-    return base, axes
+@contextmanager
+def after_the_answer(*, is_json: bool) -> Iterator[None]:
+    """End with the status of a complaint that follows a printed answer: JSON on standard output stays one document."""
+    try:
+        yield
+    except SimulatorError as error:
+        if not is_json:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 @contextmanager
@@ -114,59 +91,65 @@ def say_who_works(scheduler: str) -> None:
         print(f"submitting the jobs of {scheduler}; squeue shows them, Ctrl-C cancels them", file=sys.stderr)
 
 
+@contextmanager
+def progress_line(*, is_quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Give what is being done one line on a terminal's standard error, which is gone at the end; nothing elsewhere."""
+    if is_quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status("") as status:
+        yield lambda what: status.update(escape(what))
+
+
+def is_due(last_s: float, *, is_terminal: bool) -> bool:
+    """Whether it is time to say how far it is: ten times a second on a terminal, every ten seconds in a log."""
+    return time.monotonic() - last_s >= (0.1 if is_terminal else 10.0)
+
+
 class Progress:
-    """One line on standard error with counts, rate and the time that is left.
+    """Says on standard error how far a piece of work is: in place on a terminal, in lines every ten seconds elsewhere.
 
     Parameters
     ----------
-    what : str
-        What is counted.
-    is_quiet : bool
-        Say nothing.
+    say : callable
+        As :func:`progress_line` gives it.
     """
 
-    def __init__(self, what: str, *, is_quiet: bool = False) -> None:
-        self.what = what
-        self.is_quiet = is_quiet
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
         self._started_s = self._said_s = time.monotonic()
         self._is_terminal = sys.stderr.isatty()
 
-    def __call__(self, *, n_done: int, n_failed: int, n_stored: int, n_total: int) -> None:
-        """Say how far it is: at most ten times a second on a terminal, every ten seconds in a log."""
-        now_s = time.monotonic()
-        is_last = n_done + n_stored == n_total
-        if self.is_quiet or (now_s - self._said_s < (0.1 if self._is_terminal else 10.0) and not is_last):
-            return
-        self._said_s = now_s
-        parts = [f"{n_done + n_stored}/{n_total} {self.what}"]
+    def sweep(self, *, n_done: int, n_failed: int, n_stored: int, n_total: int) -> None:
+        """Say how many scenarios are simulated, and how long the others will take."""
+        parts = [f"{n_done + n_stored}/{n_total} scenarios"]
         if n_stored:
             parts.append(f"{n_stored} from the store")
         if n_failed:
             parts.append(f"{n_failed} failed")
+        is_last = n_done + n_stored == n_total
         if n_done and not is_last:
-            left_s = (now_s - self._started_s) / n_done * (n_total - n_done - n_stored)
+            left_s = (time.monotonic() - self._started_s) / n_done * (n_total - n_done - n_stored)
             parts.append(f"about {clock(left_s)} left")
-        line = ", ".join(parts)
-        width = os.get_terminal_size(sys.stderr.fileno()).columns - 1 if self._is_terminal else 0
-        text = f"\r{line:<{width}.{width}}" if width > 0 else line
-        print(text, end="" if width > 0 and not is_last else "\n", file=sys.stderr, flush=True)
+        self._show(", ".join(parts), is_last=is_last)
 
-
-class SearchProgress:
-    """One line on standard error with counts and the best time so far."""
-
-    def __init__(self) -> None:
-        self._started_s = time.monotonic()
-        self._is_terminal = sys.stderr.isatty()
-
-    def __call__(self, *, n_simulated: int, n_left: int, best_s: float) -> None:
-        """Say how far the search is."""
-        from simulator.units import format_time
-
+    def search(self, *, n_simulated: int, n_left: int, best_s: float) -> None:
+        """Say how many plans are simulated, and how many are left."""
         elapsed = clock(time.monotonic() - self._started_s)
-        line = f"{n_simulated} plans simulated in {elapsed}, best {format_time(best_s)}, {n_left} not ruled out yet"
-        print(f"\r{line:<79}" if self._is_terminal else line, end="" if self._is_terminal and n_left else "\n",
-              file=sys.stderr, flush=True)  # fmt: skip
+        best = f", best {format_time(best_s)}" if n_simulated else ""
+        self._show(f"{n_simulated} plans simulated in {elapsed}{best}, {n_left} not ruled out yet", is_last=not n_left)
+
+    def _show(self, line: str, *, is_last: bool) -> None:
+        if not is_last and not is_due(self._said_s, is_terminal=self._is_terminal):
+            return
+        self._said_s = time.monotonic()
+        if self._is_terminal:
+            self._say(line)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
 
 def clock(seconds: float) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from simulator.cli.options import Real, Text, Texts
+from simulator.cli.shared import after_the_answer
 
 _WORST = 20
 
@@ -70,7 +71,8 @@ def validate(
         write_page(report, found)
         print(f"wrote {report}", file=sys.stderr)
     if threshold is not None:
-        check_threshold(found, threshold / 100.0)
+        with after_the_answer(is_json=json_output):
+            check_threshold(found, threshold / 100.0)
 
 
 def _check_folder(path: str) -> None:
@@ -108,7 +110,8 @@ def _here_cpu(threshold: float | None, report: str | None, json_output: bool, n_
         write_page(report, HERE.model, found)
         print(f"wrote {report}", file=sys.stderr)
     if threshold is not None:
-        check_here(found, threshold / 100.0)
+        with after_the_answer(is_json=json_output):
+            check_here(found, threshold / 100.0)
 
 
 def _here_gpus(threshold: float | None, report: str | None, json_output: bool, n_gpus: int) -> None:
@@ -131,4 +134,5 @@ def _here_gpus(threshold: float | None, report: str | None, json_output: bool, n
             write_page(report, one.found)
             print(f"wrote {report}", file=sys.stderr)
     if threshold is not None:
-        check_gpus(one, threshold / 100.0)
+        with after_the_answer(is_json=json_output):
+            check_gpus(one, threshold / 100.0)

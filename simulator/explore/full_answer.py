@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NotRequired, TypedDict, cast
 
 from simulator.analysis.explain import Explanation
 from simulator.answer import Answer, Result
+from simulator.explore.named_settings import given_in, scenario_of
 from simulator.explore.out_of_memory import WayOut
 from simulator.explore.training_run import RunRequest, whole_run
+from simulator.faults import Faults
+from simulator.models.recorded import RecordedModule, fit_plan
+from simulator.simulation import simulate
 
 
 class Document(Answer):
@@ -83,3 +88,42 @@ def document(
     if ways_out is not None:
         whole["ways_out"] = ways_out
     return whole
+
+
+def simulate_counts(
+    settings: Mapping[str, Any],
+    counts: Sequence[int] = (),
+    *,
+    module: RecordedModule | None = None,
+    faults: Faults | None = None,
+    detail: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Result]:
+    """Simulate settings on every number of GPUs; all keep the micro-batch that was found for the first.
+
+    Parameters
+    ----------
+    settings : mapping
+        As for :func:`simulator.explore.named_settings.scenario_of`.
+    counts : sequence of int
+        Numbers of GPUs; empty means that of the settings.
+    module : RecordedModule, optional
+        Takes the place of the model.
+    faults : Faults, optional
+        Slow GPUs and links.
+    detail : bool
+        Whether the timelines hold every single kernel.
+    say : callable
+        Told what is being done.
+    """
+    results: list[Result] = []
+    for count in counts or (0,):
+        scenario = scenario_of({**settings, "gpus": count} if count else settings)
+        plan = scenario.plan
+        if module is not None:
+            plan = fit_plan(plan, module, has_framework="framework" in given_in(settings))
+        if results and not plan.micro_batch:
+            plan = replace(plan, micro_batch=results[0].plan.micro_batch)
+        scenario = replace(scenario, plan=plan, faults=faults or scenario.faults)
+        results.append(simulate(scenario, detail=detail, progress=say, spec=module))
+    return results

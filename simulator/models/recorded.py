@@ -266,6 +266,21 @@ def open_module(target: str, batch: Sequence[str], *, sequence_length: int = 0) 
     return RecordedModule(name=target, module=built, inputs=inputs, default_length=sequence_length)
 
 
+def fit_plan(plan: ParallelPlan, module: RecordedModule, *, has_framework: bool) -> ParallelPlan:
+    """Give a plan the micro-batch that the module's arguments fix, and a framework that runs modules eagerly.
+
+    Raises
+    ------
+    ConfigError
+        If the plan asks for another micro-batch.
+    """
+    if module.rows and plan.micro_batch not in (None, module.rows):
+        what = f"--micro-batch {plan.micro_batch}, but --batch has {module.rows} rows"
+        raise ConfigError(what, hint="write B for the rows in --batch")
+    framework = plan.framework if has_framework else "fsdp" if plan.sharding in ("zero3", "hsdp") else "hf-eager"
+    return replace(plan, micro_batch=module.rows or plan.micro_batch, framework=framework)
+
+
 def _inputs_of(torch: Any, examples: Any) -> tuple[InputTensor, ...]:
     pairs = examples.items() if isinstance(examples, dict) else (("", value) for value in examples)
     return tuple(

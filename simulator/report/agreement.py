@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from html import escape
 
-#: plotly 7 offers to upload figures unless it is told not to
-_CONFIG = {"showSendToCloud": False, "plotlyServerURL": "", "displaylogo": False, "responsive": True}
+from simulator.report.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Chart, axis, layout
+from simulator.report.markup import element, table
+from simulator.report.page import Report, Section, make_page
+
 _BAND = 0.2
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#1c2733}"
-    "h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}table{border-collapse:collapse;font-size:.85rem}"
-    "td,th{padding:.2rem .7rem;text-align:left;border-bottom:1px solid #dfe5ec}"
-    "td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}p.note{color:#566573}"
-)
+_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, GREY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,52 +54,48 @@ class PageTable:
     rows: tuple[tuple[str, ...], ...]
 
 
-def agreement_figure(name: str, points: Sequence[Point]) -> Any:
+def agreement_chart(key: str, name: str, points: Sequence[Point]) -> Chart:
     """Return predicted against measured on logarithmic axes, with the diagonal and a band of 20 %.
 
     Parameters
     ----------
+    key : str
+        Identifier within a page.
     name : str
         Title: what is measured, with its unit.
     points : sequence of Point
         Values that are not positive are left out: logarithmic axes cannot show them.
     """
-    import plotly.graph_objects as go
-
     shown = [point for point in points if point.measured > 0 and point.predicted > 0]
-    figure = go.Figure()
-    if shown:
-        values = [v for point in shown for v in (point.measured, point.predicted)]
-        ends = [min(values) * 0.8, max(values) * 1.25]
-        for factor, dash in ((1.0, "solid"), (1 - _BAND, "dot"), (1 + _BAND, "dot")):
-            line = {"color": "#9aa7b4", "width": 1, "dash": dash}
-            figure.add_scatter(
-                x=ends,
-                y=[factor * end for end in ends],
-                mode="lines",
-                line=line,
-                showlegend=False,
-                hoverinfo="skip",
-            )
-    for series in sorted({point.series for point in shown}):
+    traces = []
+    values = [value for point in shown for value in (point.measured, point.predicted)] or [1.0]
+    ends = [min(values) * 0.8, max(values) * 1.25]
+    for factor, dash in ((1.0, "solid"), (1 - _BAND, "dot"), (1 + _BAND, "dot")):
+        traces.append(
+            {
+                "type": "scatter", "mode": "lines", "x": ends, "y": [factor * end for end in ends], "showlegend": False,
+                "line": {"color": GREY, "width": 1, "dash": dash}, "hoverinfo": "skip",
+            }
+        )  # fmt: skip
+    for index, series in enumerate(sorted({point.series for point in shown})):
         mine = [point for point in shown if point.series == series]
-        figure.add_scatter(
-            x=[point.measured for point in mine],
-            y=[point.predicted for point in mine],
-            text=[f"{p.label}<br>error {p.predicted / p.measured - 1:+.1%}" for p in mine],
-            hovertemplate="%{text}<br>measured %{x:.4g}<br>predicted %{y:.4g}<extra></extra>",
-            mode="markers",
-            marker={"size": 6, "opacity": 0.7},
-            name=series,
-        )
-    figure.update_layout(title=name, template="plotly_white", height=520, legend={"font": {"size": 11}})
-    figure.update_xaxes(type="log", title="measured")
-    figure.update_yaxes(type="log", title="predicted")
-    return figure
+        texts = [f"{escape(p.label)}<br>error {p.predicted / p.measured - 1:+.1%}" for p in mine]
+        traces.append(
+            {
+                "type": "scatter", "mode": "markers", "name": series, "text": texts,
+                "x": [point.measured for point in mine], "y": [point.predicted for point in mine],
+                "hovertemplate": "%{text}<br>measured %{x:.4g}<br>predicted %{y:.4g}<extra></extra>",
+                "marker": {"size": 6, "opacity": 0.7, "color": _COLOURS[index % len(_COLOURS)]},
+            }
+        )  # fmt: skip
+    made = layout(axis("measured", type="log"), axis("predicted", type="log"), hovermode="closest")
+    within = sum(abs(point.predicted / point.measured - 1) <= _BAND for point in shown)
+    summary = f"{within} of {len(shown)} predictions are within {_BAND:.0%} of the measurement (dotted lines)"
+    return Chart(key=key, title=name, traces=tuple(traces), layout=made, summary=summary, height_px=460)
 
 
-def agreement_page(title: str, note: str, points: Sequence[Point], tables: Sequence[PageTable]) -> str:
-    """Return a self-contained HTML page.
+def agreement_page(title: str, note: str, points: Sequence[Point], tables: Sequence[PageTable]) -> Report:
+    """Return the page.
 
     Parameters
     ----------
@@ -115,26 +107,15 @@ def agreement_page(title: str, note: str, points: Sequence[Point], tables: Seque
     tables : sequence of PageTable
         Shown below the plots in this order.
     """
-    parts = [f"<h1>{html.escape(title)}</h1>", f'<p class="note">{html.escape(note)}</p>']
-    for index, name in enumerate(dict.fromkeys(point.plot for point in points)):
-        figure = agreement_figure(name, [point for point in points if point.plot == name])
-        parts.append(
-            figure.to_html(full_html=False, include_plotlyjs=index == 0, config=_CONFIG, div_id=f"plot-{index}")
-        )
-    parts += [_table_html(table) for table in tables]
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
-
-
-def _table_html(table: PageTable) -> str:
-    numbers = [column.endswith(":") for column in table.columns]
-
-    def cells(tag: str, values: Sequence[str]) -> str:
-        return "".join(
-            f"<{tag}{' class=n' if number else ''}>{html.escape(value)}</{tag}>"
-            for value, number in zip(values, numbers, strict=True)
-        )
-
-    head = cells("th", [column.removesuffix(":") for column in table.columns])
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in table.rows)
-    return f"<h2>{html.escape(table.title)}</h2><table><tr>{head}</tr>{body}</table>"
+    names = list(dict.fromkeys(point.plot for point in points))
+    charts = [
+        agreement_chart(f"plot-{index}", name, [point for point in points if point.plot == name])
+        for index, name in enumerate(names)
+    ]
+    sections = [Section("plots", "Plots", "Predicted against measured", charts)]
+    for index, one in enumerate(tables):
+        words = {place for place, column in enumerate(one.columns) if not column.endswith(":")}
+        body = table(one.title, [column.removesuffix(":") for column in one.columns], one.rows, text_columns=words)
+        sections.append(Section(f"table-{index}", one.title, one.title, [body]))
+    document = {"title": title, "note": note}
+    return make_page(title, element("p", note, class_="plan"), sections, document=document)

@@ -1,17 +1,172 @@
-"""The page of an answer: one result, or several on growing numbers of GPUs."""
+"""The page of an answer, panel by panel: one result, or several on growing numbers of GPUs.
+
+A panel is a function from what there is to show to the parts of a section, and one line in :data:`PANELS`. It returns
+nothing where it has nothing to say.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simulator.analysis.critical_path import path_rows
 from simulator.analysis.explain import Explanation
-from simulator.answer import Result
-from simulator.explore.full_answer import document
+from simulator.analysis.link_use import link_classes, utilization
+from simulator.analysis.passes import passes_of
+from simulator.answer import Result, memory_over_time
+from simulator.explore.full_answer import Document, Scaling, ScalingRow, document
 from simulator.explore.out_of_memory import WayOut
 from simulator.explore.training_run import RunRequest
 from simulator.parallel.mesh import Mesh
-from simulator.report.page import Inputs, Report, render
+from simulator.report import answer_charts, tables
+from simulator.report.constants import constants_of
+from simulator.report.page import Part, Report, Section, Stream, make_page
+from simulator.report.timeline_chart import pipeline_data, timeline_data
+from simulator.report.topology_chart import nic_chart, topology_chart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What a page shows.
+
+    Parameters
+    ----------
+    document : Document or Scaling
+        What ``--json`` prints. The last answer is shown.
+    result : Result
+        Behind that answer, with detail, so that blocks of its timeline open.
+    explanation : Explanation, optional
+    given : collection of str
+        Names of the settings that the user made; the others are defaults or derived.
+    """
+
+    document: Document | Scaling
+    result: Result
+    explanation: Explanation | None = None
+    given: Collection[str] = ()
+
+    @property
+    def answers(self) -> Sequence[Document]:
+        """All answers, one per number of GPUs."""
+        return cast(Sequence[Document], self.document.get("scaling", [self.document]))
+
+    @property
+    def answer(self) -> Document:
+        """The answer that is shown."""
+        return self.answers[-1]
+
+    @cached_property
+    def stages(self) -> dict[int, int]:
+        """Pipeline stage by simulated rank."""
+        mesh = Mesh(self.result.plan, self.result.topology.gpus_per_node)
+        return {rank: mesh.stage_of(rank) for rank in self.result.timeline.members}
+
+    @cached_property
+    def link_shares(self) -> NDArray[np.float64]:
+        """Share of the iteration that each link needs for its bytes at full rate ``[n_links]``."""
+        return utilization(self.result.topology, self.result.link_busy_s, self.answer["iteration_time_s"])
+
+
+class Panel(NamedTuple):
+    """A section of the page of an answer.
+
+    Parameters
+    ----------
+    name, title : str
+        In the navigation, and above the section.
+    draw : callable
+        Returns the parts of the section; none where there is nothing to say.
+    """
+
+    name: str
+    title: str
+    draw: Callable[[Shown], Sequence[Part]]
+
+
+def _time(shown: Shown) -> list[Part]:
+    return [answer_charts.breakdown_chart(shown.answer)]
+
+
+def _explained(shown: Shown) -> list[Part]:
+    if shown.explanation is None:
+        return [tables.path_table(path_rows(shown.result.timeline))]
+    return [tables.explanation_tables(shown.explanation)]
+
+
+def _whole_run(shown: Shown) -> list[Part]:
+    return [tables.whole_run_tables(shown.answer["whole_run"])] if "whole_run" in shown.answer else []
+
+
+def _scaling(shown: Shown) -> list[Part]:
+    if len(shown.answers) == 1:
+        return []
+    rows = cast(Sequence[ScalingRow], shown.answers)
+    return [answer_charts.scaling_chart(rows), tables.scaling_table(rows)]
+
+
+def _pipeline(shown: Shown) -> list[Part]:
+    if len(set(shown.stages.values())) == 1:
+        return []
+    timeline = shown.result.timeline
+    data = pipeline_data(passes_of(timeline), timeline.makespan_ps, stages=shown.stages)
+    return [Stream("pipeline", "The pipeline", data, "Numbers are micro-batches.")]
+
+
+_STREAM_HELP = (
+    "Drag to zoom, double-click to see everything; the buttons and the arrow, + and − keys do the same. "
+    "Where operations are too short to draw, a bar's height is the share of time that they take."
+)
+
+
+def _timeline(shown: Shown) -> list[Part]:
+    data = timeline_data(shown.result.timeline, stages=shown.stages)
+    return [Stream("timeline", "One step on every stream", data, _STREAM_HELP)]
+
+
+def _links(shown: Shown) -> list[Part]:
+    topology = shown.result.topology
+    if not shown.result.link_busy_s:
+        return []
+    nics = nic_chart(topology, shown.link_shares)
+    classes = tables.link_table(link_classes(topology, shown.link_shares))
+    return [topology_chart(topology, shown.link_shares), *([nics] if nics else []), classes]
+
+
+def _memory(shown: Shown) -> list[Part]:
+    memory, points = shown.answer["memory"], memory_over_time(shown.result).get(shown.result.memory.rank)
+    over_time = [answer_charts.memory_over_time(memory, points)] if points else []
+    ways = shown.document.get("ways_out")
+    return [answer_charts.memory_chart(memory), *over_time, *([tables.ways_out_table(ways)] if ways else [])]
+
+
+def _communication(shown: Shown) -> list[Part]:
+    rows = shown.answer["communication"]
+    return [tables.communication_table(rows)] if rows else []
+
+
+def _inputs(shown: Shown) -> list[Part]:
+    sources = tables.constants_details(constants_of(shown.result.topology))
+    return [tables.input_table(shown.result.scenario, shown.given), sources]
+
+
+#: key of the section -> panel, from top to bottom
+PANELS: dict[str, Panel] = {
+    "time": Panel("Time", "Where the time goes", _time),
+    "explained": Panel("Explained", "What decides the time, and what would help", _explained),
+    "run": Panel("Whole run", "The whole run", _whole_run),
+    "scaling": Panel("Scaling", "Scaling", _scaling),
+    "pipeline": Panel("Pipeline", "The pipeline", _pipeline),
+    "timeline": Panel("Timeline", "One step on every stream", _timeline),
+    "links": Panel("Links", "How busy the links are", _links),
+    "memory": Panel("Memory", "Memory of the fullest rank", _memory),
+    "communication": Panel("Communication", "Communication", _communication),
+    "inputs": Panel("Inputs", "Inputs, and where each constant comes from", _inputs),
+}
 
 
 def report(
@@ -22,7 +177,7 @@ def report(
     ways_out: list[WayOut] | None = None,
     given: Collection[str] = (),
 ) -> Report:
-    """Make the HTML report of one result, or of several on growing numbers of GPUs, of which the last is shown.
+    """Make the page of one result, or of several on growing numbers of GPUs, of which the last is shown.
 
     Parameters
     ----------
@@ -31,19 +186,27 @@ def report(
     request : RunRequest, optional
         A whole run that is asked about.
     explanation : Explanation, optional
-        As :func:`simulator.explore.trials.explain` returns it; without it the report has the critical path alone.
+        As :func:`simulator.explore.full_answer.explain` returns it; without it the page has the critical path alone.
     ways_out : list of WayOut, optional
         Of a plan that does not fit, as :func:`simulator.explore.out_of_memory.ways_out` returns them.
     given : collection of str
-        Names of the settings that somebody made.
+        Names of the settings that the user made.
     """
     last = results[-1]
-    mesh = Mesh(last.plan, last.topology.gpus_per_node)
-    return render(
-        Inputs(
-            document=document(results, explanation, request=request, ways_out=ways_out), scenario=last.scenario, topology=last.topology,
-            timeline=last.timeline, link_busy_s=last.link_busy_s, fullest_rank=last.memory.rank,
-            stages={rank: mesh.stage_of(rank) for rank in last.timeline.members}, given=given,
-            explanation=explanation or {"critical_path": path_rows(last.timeline)},
-        )
-    )  # fmt: skip
+    shown = Shown(
+        document=document(results, explanation, request=request, ways_out=ways_out),
+        result=last,
+        explanation=explanation,
+        given=given,
+    )
+    answer = shown.answer
+    sections = [Section(key, panel.name, panel.title, panel.draw(shown)) for key, panel in PANELS.items()]
+    origin, rows = answer["provenance"], answer["communication"]
+    return make_page(
+        f"{last.scenario.model} on {last.scenario.topology}",
+        tables.headline(answer, last.scenario),
+        sections,
+        document=shown.document,
+        foot=f", scenario {origin['digest']}, {origin['n_events']:,} events",
+        summary=tables.communication_table(rows) if rows else "",
+    )

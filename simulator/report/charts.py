@@ -82,6 +82,8 @@ class Chart:
     layout : dict
         Plotly layout without colours of text, grid and background.
     height_px : int
+    is_labelled : bool
+        Whether it shows all its numbers, so that a page need not say them below.
     """
 
     key: str
@@ -90,6 +92,7 @@ class Chart:
     traces: tuple[dict[str, Any], ...]
     layout: dict[str, Any]
     height_px: int = 320
+    is_labelled: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data that JSON can hold."""
@@ -100,6 +103,29 @@ class Chart:
             "layout": self.layout,
             "height": self.height_px,
         }
+
+
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """Return an axis of a layout."""
+    return {"title": {"text": title}, "automargin": True, **more}
+
+
+def layout(x: dict[str, Any], y: dict[str, Any], *, right_px: int = 16, **more: Any) -> dict[str, Any]:
+    """Return a layout with narrow margins, and its legend in a row above the plot."""
+    return {
+        "margin": {"l": 8, "r": right_px, "t": 8, "b": 44},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "xaxis": x,
+        "yaxis": y,
+        **more,
+    }
+
+
+def limit_line(value: float, along: str) -> dict[str, Any]:
+    """Return a dashed line across the plot at a value of the ``x`` or ``y`` axis."""
+    other = "y" if along == "x" else "x"
+    ends = {f"{along}0": value, f"{along}1": value, f"{other}0": 0, f"{other}1": 1, f"{other}ref": "paper"}
+    return {"type": "line", **ends, "line": {"color": VERMILLION, "width": 2, "dash": "dash"}}
 
 
 def round_values(low: float, high: float) -> list[float]:
@@ -165,7 +191,7 @@ def write_images(charts: Mapping[str, Chart], path: str | Path, *, width_px: int
         If the ending is unknown, or kaleido or its browser is missing.
     """
     path = Path(path)
-    files = [path.with_name(f"{path.stem}-{key}{path.suffix}") for key in charts]
+    files = [path.with_name(f"{path.stem}-{key}{path.suffix}") for key in charts] if len(charts) > 1 else [path]
     _write_figures([figure(chart) for chart in charts.values()], files, width_px)
     return files
 

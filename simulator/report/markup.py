@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
+
+from simulator.report.charts import Chart
 
 
 class Markup(str):
@@ -44,7 +46,9 @@ def number(key: str, value: float, shown: str) -> Markup:
     )
 
 
-def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: int = 1) -> Markup:
+def table(
+    caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: int | set[int] = 1
+) -> Markup:
     """Return a table in a box that scrolls sideways where the screen is narrow.
 
     Parameters
@@ -54,14 +58,15 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
     columns : sequence of str
     rows : iterable of sequence
         Cells; the first is the heading of its row.
-    text_columns : int
-        How many of the first columns are text; the others are aligned right.
+    text_columns : int or set of int
+        How many of the first columns are text, or which ones; the others are aligned right.
     """
-    head = "".join(f'<th scope="col"{_align(i, text_columns)}>{safe(column)}</th>' for i, column in enumerate(columns))
+    words = set(range(text_columns)) if isinstance(text_columns, int) else text_columns
+    head = "".join(f'<th scope="col"{_align(i in words)}>{safe(column)}</th>' for i, column in enumerate(columns))
     body = "".join(
         "<tr>"
         + f'<th scope="row">{safe(row[0])}</th>'
-        + "".join(f"<td{_align(i, text_columns)}>{safe(cell)}</td>" for i, cell in enumerate(row[1:], start=1))
+        + "".join(f"<td{_align(i in words)}>{safe(cell)}</td>" for i, cell in enumerate(row[1:], start=1))
         + "</tr>"
         for row in rows
     )
@@ -73,8 +78,8 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
     return element("div", whole, class_="scroll", role="region", tabindex="0", aria_label=caption)
 
 
-def _align(column: int, text_columns: int) -> str:
-    return "" if column < text_columns else ' class="num"'
+def _align(is_text: bool) -> str:
+    return "" if is_text else ' class="num"'
 
 
 def share_bar(share: float, largest: float = 1.0, kind: str = "") -> Markup:
@@ -100,3 +105,105 @@ def embedded_json(key: str, data: Any) -> Markup:
     """
     text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/").replace("<!--", "<\\u0021--")
     return Markup(f'<script type="application/json" id="{escape(key)}">{text}</script>')
+
+
+# -- the places of charts: heading, plot, legend, buttons, and the sentence that says what there is to see ----------
+
+_ACTIONS = (
+    ("all", "whole step", "whole step"),
+    ("start", "first part", "first part"),
+    ("left", "←", "earlier"),
+    ("right", "→", "later"),
+    ("in", "+", "zoom in"),
+    ("out", "−", "zoom out"),
+)
+_FEW_ROWS = 12
+
+
+def chart_place(chart: Chart, *, is_named: bool = False) -> Markup:
+    """Return the place of a chart, without its heading where the section is named after it.
+
+    One that labels all its numbers needs no words either.
+    """
+    plot = element(
+        "div",
+        "",
+        class_="plot",
+        id=f"plot-{chart.key}",
+        data_chart=chart.key,
+        style=f"height:{chart.height_px}px",
+        role="img",
+        aria_label=chart.summary,
+    )
+    caption = Markup("") if is_named else element("figcaption", element("h3", chart.title))
+    words = "" if chart.is_labelled else chart.summary
+    note = element("p", words, Markup(" "), _image_buttons(chart.key, chart.title), class_="note")
+    return element("figure", caption, plot, note, class_="chart")
+
+
+def stream_place(key: str, title: str, data: Mapping[str, Any], help_text: str) -> Markup:
+    """Return the place of a zoomable chart: buttons, legend, plot, and notes on what is left out.
+
+    Parameters
+    ----------
+    key, title : str
+    data : dict
+        As :func:`simulator.report.timeline_chart.timeline_data` returns it.
+    help_text : str
+        How to read it.
+    """
+    n_rows = len(data["rows"])
+    plot = element(
+        "div",
+        "",
+        class_="plot",
+        id=f"plot-{key}",
+        data_streams=key,
+        tabindex="0",
+        role="application",
+        aria_roledescription="zoomable timeline",
+        aria_label=f"{title}. Arrow keys move, plus and minus zoom, Home shows everything.",
+        style=f"height:{max(130, 60 + (30 if n_rows < _FEW_ROWS else 18) * n_rows)}px",
+    )
+    notes = " ".join([*data["notes"], help_text])
+    note = element("p", notes, Markup(" "), _image_buttons(key, title), class_="note")
+    tools = element("div", *_zoom_buttons(key, data), class_="tools", role="toolbar", aria_label=f"{title}: zoom")
+    return element("figure", tools, _legend(data), plot, note, class_="chart")
+
+
+def _zoom_buttons(key: str, data: Mapping[str, Any]) -> list[Markup]:
+    return [
+        element("button", shown, type="button", data_stream=key, data_do=action, aria_label=name)
+        for action, shown, name in _ACTIONS
+        if action != "start" or data.get("start", 1.0) < 1.0
+    ]
+
+
+def _image_buttons(key: str, title: str) -> Markup:
+    buttons = (
+        element(
+            "button",
+            kind.upper(),
+            type="button",
+            class_="image",
+            data_save=key,
+            data_format=kind,
+            aria_label=f"Save {title} as {kind.upper()}",
+        )
+        for kind in ("svg", "png")
+    )
+    return Markup("".join(buttons))
+
+
+def _legend(data: Mapping[str, Any]) -> Markup:
+    """Return one swatch per kind of span that occurs; of several shades the middle one."""
+    used = {op[1] for op in data["ops"]}
+    shades: dict[str, list[str]] = {}
+    for i, category in enumerate(data["categories"]):
+        if i in used:
+            shades.setdefault(category.get("legend", category["label"]), []).append(category["colour"])
+    items = (
+        element("li", element("i", "", style=f"background:{colours[len(colours) // 2]}", aria_hidden="true"), label)
+        for label, colours in shades.items()
+    )
+    return element("ul", *items, class_="legend")

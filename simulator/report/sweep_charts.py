@@ -21,6 +21,8 @@ from simulator.report.charts import (
     SKY,
     VERMILLION,
     Chart,
+    axis,
+    layout,
     round_values,
 )
 from simulator.units import format_bytes, format_time
@@ -150,20 +152,22 @@ def search_charts(named: Sequence[tuple[str, Row]]) -> dict[str, Chart]:
 # -- curves ------------------------------------------------------------------------------------------------------
 
 
-def curve(axis: str, others: Sequence[str], rows: Sequence[Row]) -> Chart:
+def curve(along: str, others: Sequence[str], rows: Sequence[Row]) -> Chart:
     """Return throughput over a number: of all GPUs with ideal scaling where it is ``gpus``, else of one GPU.
 
     Where there are more than eight series, the best eight are drawn.
     """
-    scaling = axis == "gpus"
+    scaling = along == "gpus"
     height: Callable[[Row], float] = (lambda row: float(row["tokens_per_s"])) if scaling else per_gpu
     series: dict[str, list[Row]] = {}
-    for row in sorted(rows, key=lambda row: number_of(row[axis]) or 0.0):
+    for row in sorted(rows, key=lambda row: number_of(row[along]) or 0.0):
         series.setdefault(label_of(row, others), []).append(row)
     best = sorted(series, key=lambda name: -max(map(per_gpu, series[name])))[:MAX_SERIES]
     shown = {name: series[name] for name in series if name in best}
-    ticks = {number_of(row[axis]): f"{row[axis]:,}" if isinstance(row[axis], int) else str(row[axis]) for row in rows}
-    traces = [_line(i, name, axis, members, height) for i, (name, members) in enumerate(shown.items())]
+    ticks = {
+        number_of(row[along]): f"{row[along]:,}" if isinstance(row[along], int) else str(row[along]) for row in rows
+    }
+    traces = [_line(i, name, along, members, height) for i, (name, members) in enumerate(shown.items())]
     if scaling:
         start = max(rows, key=lambda row: (-int(row["gpus"]), per_gpu(row)))
         ends = [min(ticks), max(ticks)]  # type: ignore[type-var]
@@ -173,28 +177,24 @@ def curve(axis: str, others: Sequence[str], rows: Sequence[Row]) -> Chart:
         )
     heights = [height(row) for row in rows]
     wide = min(ticks) > 0 and max(ticks) / min(ticks) > 3  # type: ignore[type-var, operator]
-    layout = {
-        "margin": {"l": 8, "r": 16, "t": 8, "b": 44},
-        "showlegend": len(traces) > 1,
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        "xaxis": {"title": {"text": name_of(axis)}, "automargin": True, "type": "log" if wide else "linear"}
-        | {"tickvals": list(ticks), "ticktext": list(ticks.values())},
-        "yaxis": {"title": {"text": "tokens/s" if scaling else "tokens/s per GPU"}, "automargin": True, "tickformat": "~s"}
-        | ({"type": "log", "tickvals": round_values(min(heights) / 2, 2 * max(heights))} if scaling else {"rangemode": "tozero"}),
-    }  # fmt: skip
+    x = axis(name_of(along), type="log" if wide else "linear", tickvals=list(ticks), ticktext=list(ticks.values()))
+    rounded = {"type": "log", "tickvals": round_values(min(heights) / 2, 2 * max(heights))}
+    unit = "tokens/s" if scaling else "tokens/s per GPU"
+    y = axis(unit, tickformat="~s") | (rounded if scaling else {"rangemode": "tozero"})
+    made = layout(x, y, showlegend=len(traces) > 1)
     left = f"; the best {len(shown)} of {len(series)} series are drawn" if len(shown) < len(series) else ""
     top = max(rows, key=height)
-    where = label_of(top, [axis, *others])
-    summary = f"most with {where}: {height(top):,.0f} {'tokens/s' if scaling else 'tokens/s per GPU'}{left}"
-    title = "Scaling" if scaling else f"Throughput over {name_of(axis)}"
-    return Chart(key="curve", title=title, traces=tuple(traces), layout=layout, summary=summary, height_px=400)
+    where = label_of(top, [along, *others])
+    summary = f"most with {where}: {height(top):,.0f} {unit}{left}"
+    title = "Scaling" if scaling else f"Throughput over {name_of(along)}"
+    return Chart(key="curve", title=title, traces=tuple(traces), layout=made, summary=summary, height_px=400)
 
 
-def _line(index: int, name: str, axis: str, rows: Sequence[Row], height: Callable[[Row], float]) -> dict[str, Any]:
+def _line(index: int, name: str, along: str, rows: Sequence[Row], height: Callable[[Row], float]) -> dict[str, Any]:
     colour = _COLOURS[index % len(_COLOURS)]
     return {
         "type": "scatter", "mode": "lines+markers", "name": name or "simulated",
-        "x": [number_of(row[axis]) for row in rows], "y": [round(height(row), 2) for row in rows],
+        "x": [number_of(row[along]) for row in rows], "y": [round(height(row), 2) for row in rows],
         "text": [_hover(row) for row in rows], "hovertemplate": "%{text}<extra>%{fullData.name}</extra>",
         "line": {"color": colour, "width": 2}, "marker": {"color": colour, "size": 8, "symbol": _SYMBOLS[index % len(_SYMBOLS)]},
     }  # fmt: skip
@@ -251,13 +251,9 @@ def heat_map(first: str, second: str, axes: Axes, rows: Sequence[Row]) -> Chart:
         for column, cell in enumerate(row)
         if few and cell.value is None
     ]
-    layout = {
-        "margin": {"l": 8, "r": 8, "t": 8, "b": 44},
-        "annotations": failed,
-        "xaxis": {"type": "category", "title": {"text": name_of(first)}, "automargin": True, "showgrid": False},
-        "yaxis": {"type": "category", "title": {"text": name_of(second)}, "automargin": True, "showgrid": False}
-        | {"autorange": "reversed"},
-    }  # fmt: skip
+    x = axis(name_of(first), type="category", showgrid=False)
+    y = axis(name_of(second), type="category", showgrid=False, autorange="reversed")
+    made = layout(x, y, right_px=8, annotations=failed)
     good = [row for row in rows if is_ok(row)]
     top = max(good, key=per_gpu)
     n_failed = len(rows) - len(good)
@@ -265,7 +261,7 @@ def heat_map(first: str, second: str, axes: Axes, rows: Sequence[Row]) -> Chart:
     summary += f"; {n_failed} of {len(rows)} combinations have no answer" if n_failed else ""
     title = "Tokens per second and GPU" + (f", the best of {' and '.join(map(name_of, others))}" if others else "")
     height = min(900, 110 + 42 * len(axes[second]))
-    return Chart(key="heat", title=title, traces=(trace,), layout=layout, summary=summary, height_px=height)
+    return Chart(key="heat", title=title, traces=(trace,), layout=made, summary=summary, height_px=height)
 
 
 def _cell(rows: Sequence[Row], others: Sequence[str]) -> _Cell:
@@ -308,19 +304,22 @@ def breakdowns(named: Sequence[tuple[str, Row]]) -> Chart:
         if any(row[part] > 0 for _, row in shown)
     ]  # fmt: skip
     unit = "seconds per iteration" if same_work else "GPU seconds per million tokens"
-    layout = {
-        "barmode": "stack", "bargap": 0.25, "margin": {"l": 8, "r": 16, "t": 8, "b": 44},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
-        "xaxis": {"title": {"text": unit}, "automargin": True},
-        "yaxis": {"type": "category", "automargin": True, "autorange": "reversed", "fixedrange": True, "showgrid": False},
-    }  # fmt: skip
+    labels_axis = {
+        "type": "category",
+        "automargin": True,
+        "autorange": "reversed",
+        "fixedrange": True,
+        "showgrid": False,
+    }
+    made = layout(axis(unit), labels_axis, barmode="stack", bargap=0.25)
+    made["legend"]["traceorder"] = "normal"
     left = f"the best {len(shown)} of {len(ranked)}; " if len(shown) < len(ranked) else ""
     fastest = shown[0][1]
     share = fastest["communication_fraction"]
     summary = f"{left}{shown[0][0]} needs least, {share:.1%} of it exposed communication"
     height = 110 + 26 * len(shown)
     title = "Where the time goes"
-    return Chart(key="breakdown", title=title, traces=tuple(traces), layout=layout, summary=summary, height_px=height)
+    return Chart(key="breakdown", title=title, traces=tuple(traces), layout=made, summary=summary, height_px=height)
 
 
 def _distinct(labels: Sequence[str]) -> list[str]:
@@ -369,17 +368,12 @@ def pareto(named: Sequence[tuple[str, Row]]) -> Chart:
 
     traces = (
         trace("others", rest, mode="markers", marker={"color": GREY, "size": 8, "symbol": "circle-open"}),
-        trace("no other is better in both", front, mode="lines+markers", line={"color": BLUE, "shape": "hv"})
+        trace("Pareto front", front, mode="lines+markers", line={"color": BLUE, "shape": "hv"})
         | {"marker": {"color": BLUE, "size": 10}},
     )
     what = "GPU hours per billion tokens" if costs_gpus else "memory of the fullest rank in GiB"
-    layout = {
-        "margin": {"l": 8, "r": 16, "t": 8, "b": 44},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        "xaxis": {"title": {"text": "hours per billion tokens"}, "automargin": True, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": what}, "automargin": True, "rangemode": "tozero"},
-    }
+    made = layout(axis("hours per billion tokens", rangemode="tozero"), axis(what, rangemode="tozero"))
     title = "Time against GPU hours" if costs_gpus else "Time against memory"
     names = "; ".join(point[2] for point in front[:6]) + (" ..." if len(front) > 6 else "")
-    summary = f"{len(front)} of {len(points)} are beaten by no other in both: {names}"
-    return Chart(key="pareto", title=title, traces=traces, layout=layout, summary=summary, height_px=380)
+    summary = f"{len(front)} of {len(points)} are on the Pareto front: {names}"
+    return Chart(key="pareto", title=title, traces=traces, layout=made, summary=summary, height_px=380)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from simulator.answer import describe_plan
+from simulator.analysis.critical_path import PathRow
+from simulator.analysis.explain import Change, Explanation
+from simulator.analysis.link_use import LinkClass
+from simulator.analysis.metrics import CommunicationRow
+from simulator.answer import Answer, describe_plan
+from simulator.explore.full_answer import ScalingRow
+from simulator.explore.out_of_memory import WayOut
 from simulator.report.constants import Section, write_value
 from simulator.report.markup import Markup, element, number, share_bar, table
 from simulator.scenario import Scenario
-from simulator.units import format_bandwidth, format_bytes, format_time
+from simulator.units import format_bandwidth, format_bytes, format_duration, format_time
 
 #: settings beside the plan, and settings of a plan that follow from the others where nobody gives them
 _SCENARIO = ("topology", "model", "network", "kernels", "transport", "algorithm", "protocol", "seed", "unfold")
@@ -20,12 +26,12 @@ _DERIVED = ("gpus", "dp", "micro_batch", "global_batch", "sequence_length")
 _N_CHANGES = 8
 
 
-def headline(answer: Mapping[str, Any], scenario: Scenario) -> Markup:
+def headline(answer: Answer, scenario: Scenario) -> Markup:
     """Return the answer in a few seconds' reading: the time, its interval, six figures and one sentence."""
     seconds, sure = answer["iteration_time_s"], answer["confidence"]
     time = number("iteration_time_s", seconds, format_time(seconds))
     low, high = (number(f"confidence.{key}", sure[key], format_time(sure[key])) for key in ("low_s", "high_s"))
-    level = f"{sure.get('level', 0.8):.0%} interval: "
+    level = "80 % interval: "
     interval = element("p", level, low, " to ", high, element("span", sure["basis"], class_="basis"), class_="interval")
     big = element("p", time, element("small", " per iteration"), class_="big")
     return Markup(
@@ -36,7 +42,7 @@ def headline(answer: Mapping[str, Any], scenario: Scenario) -> Markup:
     )
 
 
-def _figures(answer: Mapping[str, Any]) -> list[Markup]:
+def _figures(answer: Answer) -> list[Markup]:
     memory = answer["memory"]
     exposed, peak = answer["communication_fraction"], memory["peak_bytes"]
     verdict = f"{'fits in' if memory['fits'] else 'does not fit in'} {format_bytes(memory['capacity_bytes'])}"
@@ -63,7 +69,7 @@ def _figure(label: str, value: Markup, unit: str, state: str = "") -> Markup:
     )
 
 
-def _busiest_link(answer: Mapping[str, Any]) -> str:
+def _busiest_link(answer: Answer) -> str:
     link = answer["bottleneck"]
     if link is None:
         return ""
@@ -71,14 +77,6 @@ def _busiest_link(answer: Mapping[str, Any]) -> str:
     rate = write_value("bandwidth_bytes_per_s", link["bandwidth_bytes_per_s"])
     what = f"Busiest link: {link['link']} ({link['kind']}, {rate} per direction), "
     return element("p", what, use, " of the iteration at its full rate.", class_="verdict")
-
-
-def footer(answer: Mapping[str, Any]) -> Markup:
-    """Return what made the answer: version and the digest of its inputs."""
-    origin = answer["provenance"]
-    return element(
-        "p", f"simulate {origin['version']}, scenario {origin['digest']}, {origin['n_events']:,} events", class_="note"
-    )
 
 
 _COMMUNICATION = (
@@ -91,45 +89,36 @@ _COMMUNICATION = (
 )
 
 
-def communication_table(rows: Sequence[Mapping[str, Any]]) -> Markup:
+def communication_table(rows: Sequence[CommunicationRow]) -> Markup:
     """Return one row per collective, axis and group size."""
-    cells = [
-        (
-            row["collective"].replace("_", "-"),
-            row["axis"],
-            *(number(f"communication.{i}.{key}", row[key], write(row[key])) for _, key, write in _COMMUNICATION),
+    cells = []
+    for i, row in enumerate(rows):
+        values: Mapping[str, Any] = {**row}
+        shown = (
+            number(f"communication.{i}.{key}", values[key], write(values[key])) for _, key, write in _COMMUNICATION
         )
-        for i, row in enumerate(rows)
-    ]
+        cells.append((row["collective"].replace("_", "-"), row["axis"], *shown))
     columns = ("collective", "axis", *(column for column, _, _ in _COMMUNICATION))
     caption = "Communication per rank and iteration; bandwidths as nccl-tests defines them"
     return table(caption, columns, cells, text_columns=2)
 
 
-def link_table_html(rows: Sequence[Mapping[str, Any]]) -> Markup:
+def link_table(classes: Sequence[LinkClass]) -> Markup:
     """Return one row per class of equal links."""
     cells = [
         (
-            row["kind"],
-            row["busiest"] if row["most"] > 0 else "none carries anything",
-            f"{row['mean']:.1%}",
-            f"{row['most']:.1%}",
-            f"{row['n_links']:,}",
-            write_value("bandwidth_bytes_per_s", row["bandwidth_bytes_per_s"]),
-            write_value("latency_s", row["latency_s"]),
+            one.kind, one.busiest if one.most > 0 else "none carries anything", f"{one.mean:.1%}", f"{one.most:.1%}",
+            f"{one.n_links:,}", write_value("bandwidth_bytes_per_s", one.bandwidth_bytes_per_s),
+            write_value("latency_s", one.latency_s),
         )
-        for row in rows
-    ]
+        for one in classes
+    ]  # fmt: skip
     columns = ("links", "busiest", "mean use", "largest use", "number", "bandwidth each way", "latency")
-    return table(
-        "Links by class; use is the share of the iteration that their bytes take at full rate",
-        columns,
-        cells,
-        text_columns=2,
-    )
+    caption = "Links by class; use is the share of the iteration that their bytes take at full rate"
+    return table(caption, columns, cells, text_columns=2)
 
 
-def scaling_table(answers: Sequence[Mapping[str, Any]]) -> Markup:
+def scaling_table(answers: Sequence[ScalingRow]) -> Markup:
     """Return one row per number of GPUs."""
     first = answers[0]["tokens_per_s"] / answers[0]["gpus"]
     cells = []
@@ -197,30 +186,30 @@ def constants_details(sections: Sequence[Section]) -> Markup:
     return Markup("".join(parts))
 
 
-def explanation_tables(explanation: Mapping[str, Any]) -> Markup:
+def explanation_tables(explanation: Explanation) -> Markup:
     """Return the best changes, all changes, what has no effect, and the critical path by kind."""
     parts: list[Markup] = []
-    if explanation.get("best"):
+    if explanation["best"]:
         parts += [element("h3", "Best single changes, each simulated"), _best(explanation["best"])]
-    parts.append(_path_table(explanation["critical_path"]))
-    changes = explanation.get("changes", [])
+    parts.append(path_table(explanation["critical_path"]))
+    changes = explanation["changes"]
     if changes:
         parts.append(_changes_table("What single changes save, each simulated", changes[:_N_CHANGES]))
     if changes[_N_CHANGES:]:
         title = "Changes that save less, or cost time"
         rest = _changes_table(title, changes[_N_CHANGES:])
         parts.append(element("details", element("summary", title), rest, class_="constants"))
-    if explanation.get("without_effect"):
+    if explanation["without_effect"]:
         idle = ", ".join(explanation["without_effect"])
         parts.append(element("p", element("b", "Without effect here: "), f"{idle}."))
-    if explanation.get("impossible"):
+    if explanation["impossible"]:
         rows = [(row["change"], row["reason"]) for row in explanation["impossible"]]
         hidden = table("Changes that cannot be made", ("change", "why not"), rows, text_columns=2)
         parts.append(element("details", element("summary", "Changes that cannot be made"), hidden, class_="constants"))
     return Markup("".join(parts))
 
 
-def ways_out_table(rows: Sequence[Mapping[str, Any]]) -> Markup:
+def ways_out_table(rows: Sequence[WayOut]) -> Markup:
     """Return the changes with which a plan that does not fit needs less memory, those that suffice first."""
     cells = [
         (
@@ -239,7 +228,7 @@ def ways_out_table(rows: Sequence[Mapping[str, Any]]) -> Markup:
     return table("Ways out of memory, the fastest first", columns, cells, text_columns=2)
 
 
-def _best(rows: Sequence[Mapping[str, Any]]) -> Markup:
+def _best(rows: Sequence[Change]) -> Markup:
     items = (
         element(
             "li", element("b", row["change"]), f": saves {row['saving']:.1%} ({format_time(row['iteration_time_s'])})"
@@ -249,7 +238,8 @@ def _best(rows: Sequence[Mapping[str, Any]]) -> Markup:
     return element("ol", *items, class_="best")
 
 
-def _path_table(rows: Sequence[Mapping[str, Any]]) -> Markup:
+def path_table(rows: Sequence[PathRow]) -> Markup:
+    """Return the critical path, one row per kind of work."""
     longest = max((row["share"] for row in rows), default=1.0)
     cells = [
         (
@@ -260,21 +250,78 @@ def _path_table(rows: Sequence[Mapping[str, Any]]) -> Markup:
         )
         for row in rows
     ]
-    caption = "Critical path by kind: what the end of the step waited for, walked back to its start"
+    caption = "Critical path by kind of work: the chain of operations that decides how long the step takes"
     return table(caption, ("kind", "", "time", "share"), cells, text_columns=2)
 
 
-def _changes_table(caption: str, rows: Sequence[Mapping[str, Any]]) -> Markup:
+def _changes_table(caption: str, rows: Sequence[Change]) -> Markup:
     largest = max((abs(row["saving"]) for row in rows), default=1.0)
     cells = [
         (
-            row["change"] + ("" if row.get("same_training", True) else " (other training)"),
+            row["change"] + ("" if row["same_training"] else " (other training)"),
             share_bar(row["saving"], largest, "good" if row["saving"] > 0 else "worse"),
             f"{row['saving']:+.1%}",
             format_time(row["iteration_time_s"]),
-            "" if row.get("elasticity") is None else f"{row['elasticity']:.3f} %",
+            "" if row["elasticity"] is None else f"{row['elasticity']:.3f} %",
         )
         for row in rows
     ]
     columns = ("single change", "", "saves", "iteration", "saved per 1 % more of it")
     return table(caption, columns, cells, text_columns=2)
+
+
+def whole_run_rows(run: Mapping[str, Any]) -> Iterator[tuple[str, str, float, str]]:
+    """Yield what, the key of its number, the number, and the line in words.
+
+    Parameters
+    ----------
+    run : mapping
+        ``whole_run`` of the documented answer.
+    """
+    time, low, high = (format_duration(run[key] * 86400.0) for key in ("days", "low_days", "high_days"))
+    length = f"{_count(run['tokens'])} tokens in {run['iterations']:,} iterations"
+    yield "time", "days", run["days"], f"{time} (80 %: {low} to {high}) for {length}"
+    yield "GPU hours", "gpu_hours", run["gpu_hours"], f"{run['gpu_hours']:,.0f}"
+    if run["cost"] is not None:
+        yield "cost", "cost", run["cost"], f"{run['cost']:,.0f} {run['currency']}".strip()
+    energy = run["energy"]
+    per_gpu = (
+        f"{energy['gpu_w']:.0f} W per GPU and {energy['host_w_per_gpu']:.0f} W of its node, PUE {energy['pue']:.3g}"
+    )
+    yield "energy", "energy.kwh", energy["kwh"], f"{_energy(energy['kwh'])} ({per_gpu})"
+    yield "goodput", "goodput", run["goodput"], f"{run['goodput']:.2%}{_losses(run)}"
+    checkpoint = run["checkpoint"]
+    every = f"every {format_duration(checkpoint['interval_s'])}" if checkpoint["count"] > 1 else "at the end"
+    words = f"{format_bytes(checkpoint['bytes'])} in {format_duration(checkpoint['write_s'])}, {every}"
+    yield "checkpoints", "checkpoint.count", checkpoint["count"], f"{checkpoint['count']:,} ({words})"
+    failures = run["failures"]
+    if failures["mtbf_s"] is not None:
+        words = f"one every {format_duration(failures['mtbf_s'])}, each with a restart of {format_duration(failures['restart_s'])}"
+        yield "failures", "failures.expected", failures["expected"], f"{failures['expected']:,.3g} expected ({words})"
+
+
+def _count(n_tokens: float) -> str:
+    for suffix, scale in (("trillion", 1e12), ("billion", 1e9), ("million", 1e6)):
+        if n_tokens >= scale:
+            return f"{n_tokens / scale:,.4g} {suffix}"
+    return f"{n_tokens:,.0f}"
+
+
+def _energy(kwh: float) -> str:
+    return f"{kwh / 1e3:,.4g} MWh" if kwh >= 1e4 else f"{kwh:,.4g} kWh"
+
+
+def _losses(run: Mapping[str, Any]) -> str:
+    names = {"checkpoint_s": "checkpoints", "lost_s": "lost work", "restart_s": "restarts"}
+    parts = [f"{label} {run['time'][key] / run['total_s']:.2%}" for key, label in names.items() if run["time"][key] > 0]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def whole_run_tables(run: Mapping[str, Any]) -> Markup:
+    """Return the whole run and its assumptions as tables of a page."""
+    rows = [(what, number(f"whole_run.{key}", value, words)) for what, key, value, words in whole_run_rows(run)]
+    taken = [(row["what"], row["value"], row["source"]) for row in run["assumptions"]]
+    return Markup(
+        table("What the whole run takes", ("what", "how much"), rows, text_columns=2)
+        + table("Taken for granted", ("what", "value", "source"), taken, text_columns=3)
+    )

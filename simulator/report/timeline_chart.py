@@ -8,13 +8,14 @@ sent is bounded too: a few ranks, and spans below the resolution merged where th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from simulator.analysis.passes import Pass
 from simulator.program.op import Collective, HostWork, Op, Transfer
 from simulator.program.program import COMPUTE, HOST, Block
-from simulator.report.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
+from simulator.report.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Chart, axis, layout
 from simulator.timeline import Span, Timeline, merge, total_ps
 from simulator.units import PS_PER_S
 
@@ -273,3 +274,172 @@ def _merge_short(pieces: Iterable[Piece], threshold_ps: int, tables: _Tables) ->
         pending = piece
     if pending is not None:
         yield pending
+
+
+# -- the pipeline as people draw it: one row per stage, one box per pass ------------------------------------------
+
+#: kind of pass -> label, and the colours of its first and its last chunk
+_SHADES = {
+    "F": ("forward", (150, 208, 240), (33, 125, 187)),
+    "B": ("backward", (250, 207, 110), (205, 120, 0)),
+    "I": ("input gradient", (250, 207, 110), (205, 120, 0)),
+    "W": ("weight gradient", (232, 190, 214), (176, 96, 146)),
+    "P": ("forward and backward in turns", (160, 222, 190), (20, 140, 96)),
+}
+
+
+def _shade(kind: str, chunk: int, n_chunks: int) -> str:
+    _, light, dark = _SHADES[kind]
+    part = chunk / (n_chunks - 1) if n_chunks > 1 else 0.5
+    return "#" + "".join(f"{round(a + (b - a) * part):02x}" for a, b in zip(light, dark, strict=True))
+
+
+def pipeline_data(passes: Mapping[int, list[Pass]], makespan_ps: int, *, stages: Mapping[int, int]) -> dict[str, Any]:
+    """Return the passes of every stage as plain data for the page, in the form of a timeline.
+
+    Parameters
+    ----------
+    passes : mapping
+        As :func:`simulator.analysis.passes.passes_of` returns them.
+    makespan_ps : int
+        Length of the step.
+    stages : mapping
+        Pipeline stage by simulated rank.
+    """
+    first_of_stage = {stages[rank]: rank for rank in sorted(passes, reverse=True) if rank in stages}
+    shown = choose(sorted(first_of_stage), MAX_STAGES)
+    seen = {(one.kind, one.chunk) for stage in shown for one in passes[first_of_stage[stage]]}
+    n_chunks = 1 + max((chunk for _, chunk in seen), default=0)
+    ops: list[list[Any]] = []
+    categories: list[dict[str, str]] = []
+    index: dict[tuple[str, int], int] = {}
+    for kind, (label, _, _) in _SHADES.items():
+        for chunk in range(n_chunks):
+            if (kind, chunk) in seen:
+                name = f"{label}, chunk {chunk}" if n_chunks > 1 else label
+                index[kind, chunk] = len(ops)
+                ops.append([name, len(categories), -1, 0])
+                legend = label + (", darker from chunk to chunk" if n_chunks > 1 else "")
+                categories.append({"label": name, "colour": _shade(kind, chunk, n_chunks), "legend": legend})
+    index["O", 0] = len(ops)
+    ops.append(["optimizer", len(categories), -1, 0])
+    categories.append({"label": "optimizer", "colour": GREEN})
+    unit_ps = max(makespan_ps / _STEPS, 1.0)
+    rows, notes = [], []
+    limit = MAX_SPANS // max(len(shown), 1)
+    for stage in shown:
+        boxes = passes[first_of_stage[stage]]
+        if len(boxes) > limit:
+            notes = [f"Only the first and last {limit // 2:,} passes of each stage are drawn."]
+            boxes = [*boxes[: limit // 2], *boxes[-limit // 2 :]]
+        pieces = [Piece(one.start_ps, one.end_ps, index[one.kind, one.chunk], one.micro_batch) for one in boxes]
+        rows.append(
+            {
+                "rank": first_of_stage[stage],
+                "stream": "compute",
+                "label": f"stage {stage}",
+                "spans": encode(pieces, unit_ps),
+            }
+        )
+    if len(shown) < len(first_of_stage):
+        notes.append(f"{len(shown)} of {len(first_of_stage)} stages are drawn, evenly chosen.")
+    return {
+        "unit_s": unit_ps / PS_PER_S,
+        "steps": round(makespan_ps / unit_ps),
+        "categories": categories,
+        "rows": rows,
+        "ops": ops,
+        "insides": [],
+        "notes": notes,
+        "labels": True,
+        "start": _warm_up(passes, first_of_stage, makespan_ps),
+    }
+
+
+def _warm_up(passes: Mapping[int, list[Pass]], first_of_stage: Mapping[int, int], makespan_ps: int) -> float:
+    """Return the share of the step to show first: until the first stage is steady, a few passes more."""
+    boxes = passes[first_of_stage[min(first_of_stage)]]
+    first_backward = next((i for i, one in enumerate(boxes) if one.kind != "F"), len(boxes) - 1)
+    last = min(len(boxes) - 1, max(first_backward + 8, 24))
+    share = boxes[last].end_ps / makespan_ps if makespan_ps else 1.0
+    return 1.0 if share > 0.6 else round(share, 4)
+
+
+# -- as still pictures, for image files and notebooks: the page itself draws them for every zoom ------------------
+
+#: columns of a still picture; what is shorter than one becomes a bar as high as the share of time that it takes
+COLUMNS = 500
+_HALF = 0.42
+
+Box = tuple[float, float, float, float]
+
+
+def stream_chart(key: str, title: str, data: Mapping[str, Any]) -> Chart:
+    """Return a zoomable picture as it looks at first.
+
+    Parameters
+    ----------
+    key, title : str
+    data : mapping
+        As :func:`timeline_data` or :func:`pipeline_data` returns it.
+    """
+    rows = [row for row in data["rows"] if row["spans"]]
+    last = data["steps"] * data.get("start", 1.0)
+    boxes: dict[int, list[Box]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        for category, box in _row_boxes(row["spans"], data["ops"], last, place):
+            boxes[category].append(box)
+    seconds = data["unit_s"]
+    traces = tuple(_trace(data["categories"][category], boxes[category], seconds) for category in sorted(boxes))
+    names = {"tickvals": list(range(len(rows))), "ticktext": [row["label"] for row in rows]}
+    lanes = {"range": [len(rows) - 0.4, -0.6], "automargin": True, "showgrid": False, "zeroline": False}
+    made = layout(axis("seconds", range=[0, last * seconds]), lanes | names, showlegend=True)
+    summary = f"{len(rows)} streams over {last * seconds:.4g} s; {' '.join(data['notes'])}".rstrip("; ")
+    height = max(160, 120 + 24 * len(rows))
+    return Chart(key=key, title=title, traces=traces, layout=made, summary=summary, height_px=height)
+
+
+def _row_boxes(
+    spans: Sequence[int], ops: Sequence[Sequence[Any]], last: float, place: int
+) -> Iterator[tuple[int, Box]]:
+    """Yield the boxes of one row as (category, (left, right, bottom, top)) in steps and rows."""
+    width = last / COLUMNS
+    shares: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    cursor = 0
+    for gap, length, op, _ in zip(*(iter(spans),) * 4, strict=True):
+        start, cursor = cursor + gap, cursor + gap + length
+        if start >= last:
+            break
+        category = ops[op][1]
+        if length >= width:
+            yield category, (start, min(cursor, last), place + _HALF, place - _HALF)
+            continue
+        column = int(start / width)
+        first = min(length, (column + 1) * width - start)
+        shares[column][category] += first / width
+        if first < length and column + 1 < COLUMNS:
+            shares[column + 1][category] += (length - first) / width
+    for column, parts in shares.items():
+        bottom = place + _HALF
+        for category, share in sorted(parts.items()):
+            top = max(bottom - 2 * _HALF * share, place - _HALF)
+            yield category, (column * width, (column + 1) * width, bottom, top)
+            bottom = top
+
+
+def _trace(category: Mapping[str, str], boxes: Sequence[Box], seconds: float) -> dict[str, Any]:
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for left, right, bottom, top in boxes:
+        x += [
+            round(left * seconds, 9),
+            round(left * seconds, 9),
+            round(right * seconds, 9),
+            round(right * seconds, 9),
+            None,
+        ]
+        y += [round(bottom, 3), round(top, 3), round(top, 3), round(bottom, 3), None]
+    return {
+        "type": "scatter", "mode": "lines", "fill": "toself", "name": category["label"], "x": x, "y": y, "hoverinfo": "skip",
+        "fillcolor": category["colour"], "line": {"width": 0},
+    }  # fmt: skip

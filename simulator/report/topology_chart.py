@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.report.charts import Chart
+from simulator.analysis.link_use import nic_shares
+from simulator.report.charts import SEQUENTIAL, Chart
 from simulator.topology import LINK_KINDS, Topology
 from simulator.units import format_bandwidth
 
 #: height of each kind of vertex in the drawing
 _LEVELS = {"nvswitch": -1.0, "gpu": 0.0, "pcie-switch": 1.0, "cpu": 1.7, "nic": 2.4, "switch": 3.3}
 _MAX_SWITCHES = 8
+_MAX_NODES = 64
 _FABRIC_STEP = 0.9
 #: from little to much: blue to orange, which everybody tells apart, both visible on light and on dark; width says it too
 _STOPS = ((91, 143, 217), (140, 110, 190), (205, 95, 120), (230, 100, 30))
@@ -52,7 +54,7 @@ def topology_chart(topology: Topology, shares: NDArray[np.float64]) -> Chart:
     ----------
     topology : Topology
     shares : array of float
-        As :func:`utilisation` returns it.
+        As :func:`simulator.analysis.link_use.utilization` returns it.
     """
     node = _busiest_node(topology, shares)
     drawing = _Drawing()
@@ -336,3 +338,46 @@ def _vertices(drawing: _Drawing) -> list[dict[str, Any]]:
         }
         for name, (x, y) in drawing.places.items()
     ]
+
+
+def nic_chart(topology: Topology, shares: NDArray[np.float64]) -> Chart | None:
+    """Return the utilisation of every NIC of every node as a heat map; None where there is one node or none."""
+    values = nic_shares(topology, shares)
+    if values is None:
+        return None
+    n_nics = values.shape[1]
+    group = -(-topology.n_nodes // _MAX_NODES)
+    padded = np.pad(values, ((0, -topology.n_nodes % group), (0, 0)))
+    binned = padded.reshape(-1, group, n_nics).max(axis=1)
+    names = [
+        f"node {i * group}" + (f"–{min((i + 1) * group, topology.n_nodes) - 1}" if group > 1 else "")
+        for i in range(len(binned))
+    ]
+    trace = {
+        "type": "heatmap",
+        "z": np.round(100 * binned.T, 2).tolist(),
+        "x": names,
+        "y": [f"NIC {i}" for i in range(n_nics)],
+        "colorscale": SEQUENTIAL,
+        "zmin": 0,
+        "zmax": round(100 * float(max(values.max(), 1e-4)), 2),
+        "xgap": 1,
+        "ygap": 1,
+        "colorbar": {"ticksuffix": " %", "thickness": 10},
+        "hovertemplate": "%{x} %{y}: %{z} % of the iteration<extra></extra>",
+    }
+    layout = {
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 40},
+        "xaxis": {"automargin": True, "nticks": 8, "showgrid": False},
+        "yaxis": {"automargin": True, "autorange": "reversed", "fixedrange": True, "showgrid": False, "nticks": 8},
+    }
+    title = "NICs of all nodes" + (f", the busiest of every {group}" if group > 1 else "")
+    summary = f"between {values.min():.1%} and {values.max():.1%} of the iteration at full rate"
+    return Chart(
+        key="nics",
+        title=title,
+        traces=(trace,),
+        layout=layout,
+        summary=summary,
+        height_px=110 + 22 * min(n_nics, 12),
+    )

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.cli.warnings import without_effect, write_warnings
+from simulator.analysis.idle_inputs import idle_choices, idle_inputs
+from simulator.cli.inputs import write_warnings
+from simulator.models.catalog import CATALOG
 from simulator.plan import ParallelPlan
+from simulator.scenario import Scenario
+from simulator.topology import load_topology
 
 
 def plan(**settings):
     return ParallelPlan(**({"gpus": 8, "dp": 8, "micro_batch": 1, "global_batch": 8} | settings))
+
+
+def without_effect(settings, n_nodes, *, given=(), **chosen):
+    scenario = Scenario(topology="bigred200", model="gpt2", plan=plan(**settings), **chosen)
+    topology = load_topology("bigred200", 4 * n_nodes)
+    return idle_inputs(scenario, topology, CATALOG["gpt2"], link_busy_s={}, given=given)
 
 
 @pytest.mark.parametrize(
@@ -26,9 +36,9 @@ def plan(**settings):
     ],
 )
 def test_settings_whose_degree_leaves_them_nothing_to_do(settings, words):
-    found = without_effect(plan(**settings), 1, 8, given=settings)
+    found = without_effect(settings, 1, given=settings)
     assert any(message.startswith(words) for message in found)
-    assert without_effect(plan(**settings), 1, 8) == []  # nobody asked for it
+    assert without_effect(settings, 1) == []  # nobody asked for it
 
 
 def test_settings_with_effect_are_not_named():
@@ -41,12 +51,12 @@ def test_settings_with_effect_are_not_named():
         "sharding": "zero1",
         "global_batch": 8,
     }
-    assert without_effect(plan(**settings), 2, 8, given=settings, transport="tcp", nccl_algo="ring") == []
+    assert without_effect(settings, 2, given=settings, transport="tcp", algorithm="ring") == []
 
 
 def test_choices_of_the_network():
-    assert without_effect(None, 1, 8, transport="tcp") == ["--transport tcp has no effect: all GPUs are on one node"]
-    assert without_effect(None, 1, 1, nccl_algo="ring", nccl_proto="ll") == [
+    assert idle_choices(1, 8, transport="tcp") == ["--transport tcp has no effect: all GPUs are on one node"]
+    assert idle_choices(1, 1, nccl_algo="ring", nccl_proto="ll") == [
         "--nccl-algo ring has no effect on one GPU", "--nccl-proto ll has no effect on one GPU",
     ]  # fmt: skip
 

@@ -21,7 +21,7 @@ from simulator.explore.objectives import answer_of, differences_s, explain, sear
 from simulator.explore.space import search_space
 from simulator.explore.sweeps import run_sweep
 from simulator.plan import ParallelPlan
-from simulator.report.write_sweep import search_rows
+from simulator.report.sweep_page import search_rows
 from simulator.simulation import simulate_on
 
 SETTINGS = {"topology": "bigred200", "model": "gpt2", "gpus": 8, "global_batch": 8, "sequence_length": 256}

@@ -34,7 +34,8 @@ from simulator.explore.trials import ChangedCosts, n_hops
 from simulator.models.catalog import find_spec
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Transfer
-from simulator.report.requirements_chart import check_plot, requirements_chart, write_requirements_chart
+from simulator.report.network_charts import requirements_charts, requirements_page
+from simulator.report.page import check_page
 from simulator.scenario import Scenario
 from simulator.simulation import resolve, simulate_on
 from simulator.topology import load_topology
@@ -243,21 +244,21 @@ def test_the_verdict_says_what_differs():
 
 def test_the_chart_has_a_line_per_number_of_gpus_and_the_rule(tmp_path):
     found = [one.to_dict() for one in requirements(scenario_of(), (8, 16), target=0.7)]
-    chart = requirements_chart("gpt2-medium", "bigred200", 0.7, found)
-    names = [trace["name"] for trace in chart.traces]
+    traces = [trace for chart in requirements_charts(0.7, found) for trace in chart.traces]
+    names = [trace["name"] for trace in traces]
     assert names[:2] == ["8 GPUs", "16 GPUs"]
     assert {"needed", "present", "rule of thumb, N x P"} <= set(names)
-    needed = next(trace for trace in chart.traces if trace["name"] == "needed")
+    needed = next(trace for trace in traces if trace["name"] == "needed")
     assert needed["y"] == [one["least_bytes_per_s"] * 8e-9 for one in found]
     path = tmp_path / "plot.html"
-    write_requirements_chart(path, "gpt2-medium", "bigred200", 0.7, found)
+    requirements_page("gpt2-medium", "bigred200", 0.7, found).save(path)
     assert "plotly" in path.read_text(encoding="utf-8").lower()
 
 
 @pytest.mark.parametrize("path", ["plot.doc", "plot", "no/such/folder/plot.html"])
 def test_plots_that_cannot_be_written_are_refused_before_the_work(path):
     with pytest.raises(ConfigError):
-        check_plot(path)
+        check_page(path)
 
 
 # -- the command -------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from simulator.explore.named_settings import (
     scenario_of,
 )
 from simulator.explore.sweeps import columns_of, run_sweep, usable, write_rows
-from simulator.report.write_sweep import check_output, write_sweep
+from simulator.report.sweep_page import check_output, write_sweep
 from simulator.topology import load_topology
 
 BASE = {"topology": "bigred200", "model": "gpt2", "micro_batch": 2, "framework": "deepspeed"}

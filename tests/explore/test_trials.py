@@ -1,11 +1,9 @@
 """Ranking needs no simulator; the trials behind it do what their names say."""
 
-import io
 import json
 import math
 
 import pytest
-from rich.console import Console
 
 from simulator.analysis.explain import SMALL, Knob, Option, Outcome, explain
 from simulator.changes import MachineChange
@@ -14,7 +12,7 @@ from simulator.explore.neighbourhood import Neighbour
 from simulator.explore.trials import Trials, advise, knobs_of, options_of
 from simulator.explore.trials import explain as explain_result
 from simulator.report import answer_page
-from simulator.report.explain_console import print_explanation
+from simulator.report.terminal import print_explanation
 
 BASE = Outcome(iteration_time_s=10.0, n_samples=5)
 
@@ -171,11 +169,10 @@ def test_options_name_the_flags_that_set_them(piped):
     assert all(name.startswith("--") for name in names)
 
 
-def test_explanation_is_json_and_prints(explained):
+def test_explanation_is_json_and_prints(explained, capsys):
     assert json.loads(json.dumps(explained)) == explained
-    out = io.StringIO()
-    print_explanation(explained, Console(file=out, width=100))
-    text = out.getvalue()
+    print_explanation(explained)
+    text = capsys.readouterr().out
     assert "critical path" in text
     assert "1. " in text
     assert "saves" in text

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import typer.main
 
+from simulator.cli.inputs import settings_of
 from simulator.cli.main import app
-from simulator.cli.run import collect_settings
 from simulator.errors import ConfigError
 from simulator.explore.named_settings import parse_axis, scenario_of
 from simulator.plan import SETTINGS
@@ -45,7 +45,7 @@ def test_a_value_means_the_same_in_files_set_axes_and_flags(tmp_path, name, text
     (key,) = load_plan(path)
     base = {"topology": "bigred200", "model": "gpt2"}
     assert load_plan(path) == {key: meant}
-    assert collect_settings({"set_": [f"{name}={text}"]})[0] == {key: meant}
+    assert settings_of({"set_": [f"{name}={text}"]})[0] == {key: meant}
     assert parse_axis(f"{name}={text}") == (key, (meant,))
     assert getattr(scenario_of(base | {key: meant}).plan, key) == meant
     if key != "overlap":  # a switch, which is left out

@@ -10,7 +10,7 @@ from simulator.explore.evaluation import Store
 from simulator.explore.named_settings import Sweep
 from simulator.explore.sweeps import run_sweep
 from simulator.report import answer_page
-from simulator.report.write_sweep import write_sweep
+from simulator.report.sweep_page import write_sweep
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

@@ -4,14 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.analysis.link_use import link_classes, utilization
 from simulator.analysis.passes import Pass, in_flight, passes_of
-from simulator.report import stream_chart, timeline_chart
+from simulator.answer import bottleneck, memory_over_time
+from simulator.report import answer_charts, timeline_chart
 from simulator.report.constants import constants_of
-from simulator.report.link_use import link_table, nic_chart, utilisation
-from simulator.report.memory_chart import MAX_POINTS, memory_over_time
-from simulator.report.pipeline_chart import pipeline_data
-from simulator.report.timeline_chart import Piece, choose, encode, timeline_data
-from simulator.report.topology_chart import topology_chart
+from simulator.report.timeline_chart import Piece, choose, encode, pipeline_data, stream_chart, timeline_data
+from simulator.report.topology_chart import nic_chart, topology_chart
 from simulator.topology import load_topology
 
 
@@ -89,15 +88,13 @@ def test_gpipe_holds_all_micro_batches():
 
 
 def test_memory_over_time_peaks_at_the_answers_peak(large):
-    from simulator.answer import to_json
-
-    memory, passes = to_json(large)["memory"], passes_of(large.timeline)[large.memory.rank]
-    traces = memory_over_time(memory, passes, large.timeline.makespan_ps).traces
+    memory, points = large.answer["memory"], memory_over_time(large)[large.memory.rank]
+    traces = answer_charts.memory_over_time(memory, points).traces
     activations = traces[-1]
     top = max(activations["y"]) + sum(trace["y"][0] for trace in traces[:-1])
     assert {"parameters", "gradients", "optimizer states", "activations"} <= {trace["name"] for trace in traces}
     assert top * 2**30 == pytest.approx(memory["peak_bytes"], rel=1e-3)
-    assert len(activations["x"]) <= MAX_POINTS + 2
+    assert len(activations["x"]) <= answer_charts.MAX_POINTS + 2
 
 
 def test_pipeline_has_a_row_per_stage_and_a_box_per_pass(piped):
@@ -122,21 +119,19 @@ def test_pipeline_has_a_row_per_stage_and_a_box_per_pass(piped):
 )
 def test_machines_can_be_drawn(name, n_gpus):
     topology = load_topology(name, n_gpus)
-    shares = utilisation(topology, {0: 0.5, topology.layout.n_links - 1: 0.25}, 1.0)
+    shares = utilization(topology, {0: 0.5, topology.layout.n_links - 1: 0.25}, 1.0)
     chart = topology_chart(topology, shares)
     labels = [note["text"] for note in chart.layout["annotations"]]
     assert sum(label.startswith("gpu") for label in labels) == topology.node.gpus
     heat = nic_chart(topology, shares)
     assert (heat is None) == (topology.n_nodes < 2)
-    assert sum(row["n_links"] for row in link_table(topology, shares)) == topology.layout.n_links
+    assert sum(row.n_links for row in link_classes(topology, shares)) == topology.layout.n_links
 
 
 def test_busiest_link_of_the_answer_is_the_largest_share(small):
-    from simulator.answer import bottleneck
-
-    shares = utilisation(small.topology, small.link_busy_s, small.metrics.iteration_time_s)
+    shares = utilization(small.topology, small.link_busy_s, small.metrics.iteration_time_s)
     assert shares.max() == pytest.approx(bottleneck(small)["utilization"])
-    assert max(row["most"] for row in link_table(small.topology, shares)) == pytest.approx(shares.max())
+    assert max(row.most for row in link_classes(small.topology, shares)) == pytest.approx(shares.max())
 
 
 @pytest.mark.parametrize("name", ["selene", "bigred200", "emulated-1g", "kestrel"])
@@ -158,9 +153,9 @@ def areas(chart):
 
 @pytest.mark.parametrize("columns", [40, 500])
 def test_still_pictures_cover_as_much_as_the_spans_take(piped, monkeypatch, columns):
-    monkeypatch.setattr(stream_chart, "COLUMNS", columns)
+    monkeypatch.setattr(timeline_chart, "COLUMNS", columns)
     data = timeline_data(piped.timeline)
-    chart = stream_chart.stream_chart("timeline", "Timeline", data)
+    chart = stream_chart("timeline", "Timeline", data)
     busy = {}
     for span in piped.timeline.spans:
         label = data["categories"][timeline_chart.category_of(span.op)]["label"]

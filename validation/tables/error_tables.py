@@ -10,7 +10,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from simulator.errors import ConfigError
 from simulator.report.agreement import PageTable, Point, agreement_page
 from validation.tables.kinds import KINDS, WORDS
 from validation.tables.outcome import Outcome
@@ -258,7 +257,4 @@ def write_agreement(
     ConfigError
         If the file cannot be written.
     """
-    try:
-        Path(path).write_text(agreement_page(title, note, points, tables), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+    agreement_page(title, note, points, tables).save(path)

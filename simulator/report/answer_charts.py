@@ -1,4 +1,4 @@
-"""Charts of the answer's own numbers: where time and memory go, and scaling.
+"""Charts of the answer's own numbers: where time and memory go, memory over the step, and scaling.
 
 Every bar is labelled with its number, so that nobody has to match colours with a legend, and the numbers are those
 of the answer unchanged.
@@ -6,21 +6,25 @@ of the answer unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from simulator.analysis.metrics import PARTS
 from simulator.answer import MEMORY_PARTS, Answer, Memory
+from simulator.explore.full_answer import ScalingRow
 from simulator.report.charts import (
     BLUE,
     GREY,
     MEMORY_COLOURS,
     ORANGE,
     PART_COLOURS,
-    VERMILLION,
     Chart,
+    axis,
+    layout,
+    limit_line,
     round_values,
 )
+from simulator.timeline import MemoryPoint
 from simulator.units import format_bytes, format_time
 
 GIB = 2**30
@@ -53,22 +57,16 @@ def _staircase(bars: Sequence[Bar], axis_title: str, reach: float) -> tuple[dict
             "pattern": {"shape": ["/" if bar.hatched else "" for bar in bars]},
         },
     }
-    layout = {
-        "showlegend": False,
-        "bargap": 0.3,
-        "margin": {"l": 8, "r": 16, "t": 8, "b": 40},
-        "xaxis": {"title": {"text": axis_title}, "range": [0, reach], "automargin": True},
-        "yaxis": {
-            "range": [len(bars) - 0.5, -0.5],
-            "automargin": True,
-            "fixedrange": True,
-            "showgrid": False,
-            "zeroline": False,
-            "tickvals": list(range(len(bars))),
-            "ticktext": [f"{bar.label}<br><b>{bar.text}</b>" for bar in bars],
-        },
+    ticks = {"tickvals": trace["y"], "ticktext": [f"{bar.label}<br><b>{bar.text}</b>" for bar in bars]}
+    rows = {
+        "range": [len(bars) - 0.5, -0.5],
+        "automargin": True,
+        "fixedrange": True,
+        "showgrid": False,
+        "zeroline": False,
     }
-    return trace, layout
+    made = layout(axis(axis_title, range=[0, reach]), rows | ticks, showlegend=False, bargap=0.3)
+    return trace, made
 
 
 def breakdown_chart(answer: Answer) -> Chart:
@@ -84,14 +82,15 @@ def breakdown_chart(answer: Answer) -> Chart:
     hidden_s = answer["breakdown"]["overlapped_communication_s"]
     if hidden_s > 0:
         bars.append(Bar("hidden communication", f"{format_time(hidden_s)}", 0.0, hidden_s, ORANGE, hatched=True))
-    trace, layout = _staircase(bars, "seconds, mean over all ranks", total_s * 1.02)
+    trace, made = _staircase(bars, "seconds, mean over all ranks", total_s * 1.02)
     return Chart(
         key="breakdown",
         title="Where the time goes",
         traces=(trace,),
-        layout=layout,
+        layout=made,
         summary="; ".join(f"{bar.label} {bar.text}" for bar in bars),
         height_px=60 + _ROW_PX * len(bars),
+        is_labelled=True,
     )
 
 
@@ -105,34 +104,96 @@ def memory_chart(memory: Memory) -> Chart:
             bars.append(Bar(label, format_bytes(n_bytes), start / GIB, n_bytes / GIB, MEMORY_COLOURS[key]))
             start += n_bytes
     capacity = memory["capacity_bytes"] / GIB
-    trace, layout = _staircase(bars, "GiB on the fullest rank", max(capacity, start / GIB) * 1.06)
-    layout["shapes"] = [capacity_line(capacity, "x")]
+    trace, made = _staircase(bars, "GiB on the fullest rank", max(capacity, start / GIB) * 1.06)
+    made["shapes"] = [limit_line(capacity, "x")]
     verdict = "fits in" if memory["fits"] else "does not fit in"
     peak, limit = format_bytes(memory["peak_bytes"]), format_bytes(memory["capacity_bytes"])
     return Chart(
         key="memory",
         title="Memory by category",
         traces=(trace,),
-        layout=layout,
+        layout=made,
         summary=f"{peak} {verdict} {limit} (dashed line)",
         height_px=60 + _ROW_PX * len(bars),
     )
 
 
-def capacity_line(value: float, axis: str) -> dict[str, Any]:
-    """Return a dashed line across the plot at a value of the ``x`` or ``y`` axis."""
-    other = "y" if axis == "x" else "x"
-    ends = {f"{axis}0": value, f"{axis}1": value, f"{other}0": 0, f"{other}1": 1, f"{other}ref": "paper"}
-    return {"type": "line", **ends, "line": {"color": VERMILLION, "width": 2, "dash": "dash"}}
+#: points of a curve over the step beyond which it is thinned
+MAX_POINTS = 1200
 
 
-def scaling_chart(answers: Sequence[Mapping[str, Any]]) -> Chart:
+def memory_over_time(memory: Memory, points: Sequence[MemoryPoint]) -> Chart:
+    """Return the memory of one rank over the step: what stays, and activations as the schedule holds them.
+
+    Parameters
+    ----------
+    memory : Memory
+        Its verdict.
+    points : sequence of MemoryPoint
+        As :func:`simulator.analysis.memory_trace.memory_points` returns them.
+    """
+    held = _thin([(point.time_s, point.activations_bytes / GIB) for point in points])
+    seconds = [time_s for time_s, _ in held]
+    traces = [
+        _area(label, [seconds[0], seconds[-1]], [n_bytes / GIB] * 2, colour, "%{y:.3g} GiB all the time")
+        for label, colour, n_bytes in _steady(memory)
+    ]
+    label, colour = MEMORY_PARTS["activations_bytes"], MEMORY_COLOURS["activations_bytes"]
+    traces.append(_area(label, seconds, [gib for _, gib in held], colour, "%{y:.2f} GiB of activations at %{x:.4g} s"))
+    capacity, peak = memory["capacity_bytes"] / GIB, memory["peak_bytes"] / GIB
+    activations, steady = memory["activations_bytes"], memory["peak_bytes"] - memory["activations_bytes"]
+    return Chart(
+        key="memory-time",
+        title="Memory over the step",
+        traces=tuple(traces),
+        layout=layout(
+            axis("seconds", range=[0, seconds[-1]]), axis("GiB", range=[0, max(capacity, peak) * 1.05]),
+            hovermode="closest", shapes=[limit_line(capacity, "y")],
+        ),
+        summary=f"up to {format_bytes(activations)} of activations on top of {format_bytes(steady)} that stay; "
+        "the capacity is the dashed line",
+        height_px=300,
+    )  # fmt: skip
+
+
+def _steady(memory: Memory) -> list[tuple[str, str, int]]:
+    """Return what stays all the time as (label, colour, bytes): categories that share a colour are one area."""
+    found: dict[str, tuple[list[str], int]] = {}
+    for key, label in MEMORY_PARTS.items():
+        n_bytes, colour = memory[key], MEMORY_COLOURS[key]
+        if n_bytes > 0 and key != "activations_bytes":
+            labels, total = found.get(colour, ([], 0))
+            found[colour] = ([*labels, label], total + n_bytes)
+    return [(", ".join(labels), colour, total) for colour, (labels, total) in found.items()]
+
+
+def _area(name: str, x: Sequence[float], y: Sequence[float], colour: str, hover: str) -> dict[str, Any]:
+    return {
+        "type": "scatter", "name": name, "mode": "lines", "stackgroup": "memory", "stackgaps": "interpolate",
+        "x": [round(v, 6) for v in x], "y": [round(v, 4) for v in y],
+        "line": {"color": colour, "width": 1}, "hovertemplate": hover + "<extra></extra>",
+    }  # fmt: skip
+
+
+def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Keep the lowest and the highest point of each of equal stretches, so that no peak is lost."""
+    if len(points) <= MAX_POINTS:
+        return list(points)
+    size = -(-2 * len(points) // MAX_POINTS)
+    kept: list[tuple[float, float]] = []
+    for start in range(0, len(points), size):
+        stretch = points[start : start + size]
+        kept += sorted({min(stretch, key=lambda p: p[1]), max(stretch, key=lambda p: p[1])})
+    return sorted({points[0], *kept, points[-1]})
+
+
+def scaling_chart(answers: Sequence[ScalingRow]) -> Chart:
     """Return throughput against GPUs beside ideal scaling from the first point, on logarithmic axes.
 
     Parameters
     ----------
-    answers : sequence of dict
-        Answers with ``gpus`` added, ascending.
+    answers : sequence of ScalingRow
+        Ascending.
     """
     gpus = [answer["gpus"] for answer in answers]
     rates = [answer["tokens_per_s"] for answer in answers]
@@ -156,32 +217,21 @@ def scaling_chart(answers: Sequence[Mapping[str, Any]]) -> Chart:
             "error_y": _interval(answers),
         },
     )
-    layout = {
-        "margin": {"l": 8, "r": 36, "t": 8, "b": 44},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        "xaxis": {
-            "type": "log",
-            "automargin": True,
-            "title": {"text": "GPUs"},
-            "tickvals": gpus,
-            "ticktext": [f"{n:,}" for n in gpus],
-        },
-        "yaxis": {
-            "type": "log",
-            "automargin": True,
-            "title": {"text": "tokens/s"},
-            "tickformat": "~s",
-            "tickvals": round_values(min(rates) / 2, 2 * max(ideal)),
-        },
-    }
+    ticks = {"tickvals": gpus, "ticktext": [f"{n:,}" for n in gpus]}
+    rounded = round_values(min(rates) / 2, 2 * max(ideal))
+    made = layout(
+        axis("GPUs", type="log", **ticks), axis("tokens/s", type="log", tickformat="~s", tickvals=rounded), right_px=36
+    )
     summary = (
         ", ".join(f"{n:,} GPUs {share}" for n, share in zip(gpus, shares, strict=True))
         + " of ideal scaling from the first"
     )
-    return Chart(key="scaling", title="Scaling", traces=traces, layout=layout, summary=summary, height_px=380)
+    return Chart(
+        key="scaling", title="Scaling", traces=traces, layout=made, summary=summary, height_px=380, is_labelled=True
+    )
 
 
-def _interval(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _interval(answers: Sequence[ScalingRow]) -> dict[str, Any]:
     """Return error bars of the throughput from the intervals of the iteration times."""
     rates = [answer["tokens_per_s"] for answer in answers]
     slow = [r * a["iteration_time_s"] / a["confidence"]["high_s"] for a, r in zip(answers, rates, strict=True)]

@@ -1,0 +1,154 @@
+"""What was asked for and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from simulator.faults import Faults
+from simulator.models.recorded import RecordedModule
+from simulator.models.spec import ModelSpec
+from simulator.parallel.idle import idle_settings
+from simulator.plan import ParallelPlan
+from simulator.scenario import Scenario
+from simulator.topology import Topology
+from simulator.topology.device import Device
+
+
+def idle_inputs(
+    scenario: Scenario,
+    topology: Topology,
+    spec: ModelSpec | RecordedModule,
+    *,
+    link_busy_s: Mapping[int, float],
+    given: Collection[str] = (),
+) -> list[str]:
+    """Name the inputs of a run that have no effect on it, one sentence each.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        With its plan resolved.
+    topology, spec
+        That it ran on, and what it ran.
+    link_busy_s : mapping
+        Seconds by number of the link, of those that carried anything.
+    given : collection of str
+        Settings of the plan that the user made: defaults are nobody's mistake.
+    """
+    plan = scenario.plan
+    network = scenario.network if scenario.network != "flow" else ""
+    has_experts = getattr(spec, "n_experts", 0) > 0
+    has_shared = getattr(spec, "shared_expert_hidden", 0) > 0
+    idle = idle_settings(plan, has_experts=has_experts, has_shared_expert=has_shared, given=given)
+    return [
+        *idle_choices(
+            topology.n_nodes, plan.gpus, transport=scenario.transport, nccl_algo=scenario.algorithm,
+            nccl_proto=scenario.protocol, network=network,
+        ),
+        *(f"{flag_of(name)} has no effect: {reason}" for name, reason in idle),
+        *_nearly_idle(plan, topology.n_nodes, given),
+        *_idle_faults(scenario.faults, topology, link_busy_s),
+        *idle_release(plan, topology.device(0)),
+        *idle_loading(plan, has_storage=topology.storage is not None, given=given),
+    ]  # fmt: skip
+
+
+def flag_of(setting: str) -> str:
+    """Return a setting as the command line has it."""
+    return "--" + setting.replace("_", "-")
+
+
+def idle_choices(n_nodes: int, n_gpus: int, **chosen: str) -> list[str]:
+    """Name choices of the network that have no effect on so few nodes or GPUs.
+
+    Parameters
+    ----------
+    n_nodes, n_gpus : int
+        How many take part.
+    **chosen : str
+        By flag; empty where no choice was made.
+
+    Examples
+    --------
+    >>> idle_choices(1, 8, transport="tcp", nccl_algo="ring")
+    ['--transport tcp has no effect: all GPUs are on one node']
+    """
+    if n_gpus == 1:
+        return [f"{flag_of(name)} {value} has no effect on one GPU" for name, value in chosen.items() if value]
+    if chosen.get("transport") and n_nodes == 1:
+        return [f"--transport {chosen['transport']} has no effect: all GPUs are on one node"]
+    return []
+
+
+def _nearly_idle(plan: ParallelPlan, n_nodes: int, given: Collection[str]) -> list[str]:
+    found = []
+    has_default_group = plan.sharding == "hsdp" and not plan.sharding_group
+    if has_default_group and n_nodes == 1 and "sharding" in given and plan.dp * plan.cp > 1:
+        found.append("--sharding hsdp is the same as zero3: all GPUs are on one node")
+    if "schedule" in given and plan.pp > 1 and plan.micro_batch and plan.n_micro_batches == 1:
+        found.append("--schedule makes little difference: there is one micro-batch per step")
+    return found
+
+
+def _idle_faults(faults: Faults, topology: Topology, link_busy_s: Mapping[int, float]) -> list[str]:
+    found = [f"--slow-rank {rank}={factor:g} has no effect" for rank, factor in faults.slow_ranks if factor == 1.0]
+    for name, factor in faults.slow_links:
+        links = Faults(slow_links=((name, factor),)).links(topology)
+        if factor == 1.0:
+            found.append(f"--slow-link {name}={factor:g} has no effect")
+        elif not any(link in link_busy_s for link in links):
+            found.append(f"--slow-link {name}={factor:g} has no effect: nothing crosses it in this run")
+    return found
+
+
+def idle_loading(plan: ParallelPlan, *, has_storage: bool, given: Collection[str]) -> list[str]:
+    """Name settings of the input pipeline that change nothing.
+
+    Parameters
+    ----------
+    plan : ParallelPlan
+    has_storage : bool
+        Whether the cluster says how fast its storage is.
+    given : collection of str
+        Settings that the user made.
+
+    Examples
+    --------
+    >>> idle_loading(ParallelPlan(loader_workers=8), has_storage=False, given={"loader_workers"})
+    ['--loader-workers has no effect: reading data is not modelled without storage (--set storage.node_bandwidth=...)']
+    """
+    if has_storage:
+        return []
+    names = ["sample_bytes"] if plan.sample_time_s else ["sample_bytes", "loader_workers"]
+    why = "reading data is not modelled without storage (--set storage.node_bandwidth=...)"
+    return [f"{flag_of(name)} has no effect: {why}" for name in names if name in given]
+
+
+def idle_release(plan: ParallelPlan, device: Device) -> list[str]:
+    """Name a CUDA release that makes no difference on a device.
+
+    Parameters
+    ----------
+    plan : ParallelPlan
+    device : Device
+
+    Examples
+    --------
+    >>> from simulator.topology.device import load_device
+    >>> idle_release(ParallelPlan(cuda="12.1"), load_device("h100-sxm5-80g"))
+    []
+    >>> idle_release(ParallelPlan(cuda="12.1"), load_device("a100-sxm4-80g"))
+    ['cuda=12.1 has no effect: the matrix libraries of a100-sxm4-80g are known at one speed (kernels.gemm.release_efficiency)']
+    """
+    from simulator.kernels.constants import read_constants
+    from simulator.kernels.gemm import GemmConstants, under_release
+
+    constants = read_constants(device, "gemm", GemmConstants)
+    if not plan.cuda or under_release(constants, plan.cuda) is not constants:
+        return []
+    if constants.release_efficiency:
+        latest = max(constants.release_efficiency, key=lambda release: [int(part) for part in release.split(".")])
+        why = f"the matrix libraries of {device.name} are at full speed after {latest}"
+    else:
+        why = f"the matrix libraries of {device.name} are known at one speed (kernels.gemm.release_efficiency)"
+    return [f"cuda={plan.cuda} has no effect: {why}"]

@@ -1,0 +1,148 @@
+"""``simulate sweep``, ``simulate search`` and ``simulate requirements``: many plans, the best one, and what a network must be."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from simulator.cli.options import PLAIN_JSON, Text, Texts, option
+
+Jobs = Annotated[int, typer.Option(help="Processes; 0 means one per core.", min=0)]
+Scheduler = Annotated[str, option("Dask scheduler that does the work: tcp://..., or a Slurm file.")]
+Formats = Annotated[str, typer.Option("--format", help="Tables to write: csv, jsonl, parquet.")]
+
+
+def sweep(
+    axis: Annotated[
+        Texts, typer.Option(help="Values of one setting: name=value,value. Repeatable; all combinations are simulated.")
+    ] = None,
+    spec: Annotated[Text, option("Sweep file (YAML) with 'base' and 'axes'; flags win over it.")] = None,
+    out: Annotated[str, typer.Option(help="Folder of the store and the tables.")] = "sweep",
+    formats: Formats = "csv,jsonl",
+    jobs: Jobs = 0,
+    scheduler: Scheduler = "",
+    plot: Annotated[
+        Text,
+        option(
+            "Plots: .html for a page, .svg, .png or .pdf for one file each, or none; sweep.html in the folder by default."
+        ),
+    ] = None,
+    json_output: Annotated[bool, PLAIN_JSON] = False,
+    **scenario: Any,
+) -> None:
+    """Simulate every combination of some settings; interrupted and started again, it does only the rest."""
+    from simulator.cli.inputs import settings_of
+    from simulator.cli.shared import Progress, after_the_answer, keeping, progress_line, say_who_works
+    from simulator.explore.evaluation import open_store
+    from simulator.explore.named_settings import Sweep, merge_sweeps, parse_axes, read_sweep
+    from simulator.explore.sweeps import run_sweep, usable
+    from simulator.report.sweep_page import check_output, write_sweep
+    from simulator.report.terminal import print_sweep
+
+    base, counts = settings_of(scenario)
+    axes = ({"gpus": counts} if counts else {}) | parse_axes(axis or ())
+    given = merge_sweeps(read_sweep(spec) if spec else Sweep(), Sweep(base=base, axes=axes))
+    check_output(formats, plot, out)
+    say_who_works(scheduler)
+    store = open_store(out)
+    with keeping(store, out), progress_line() as say:
+        result = run_sweep(given, store, n_jobs=jobs, scheduler=scheduler, observe=Progress(say).sweep)
+    files = write_sweep(result, out, formats, plot)
+    if json_output:
+        print(json.dumps({**result.to_dict(), "files": [str(file) for file in files]}, allow_nan=False))
+    else:
+        print_sweep(result, files)
+    with after_the_answer(is_json=json_output):
+        usable(result)
+
+
+def search(
+    axis: Annotated[Texts, option("Restrict a choice: tp=4,8, recompute=none,full ... Repeatable.")] = None,
+    top: Annotated[int, typer.Option(help="Plans to rank.", min=1)] = 10,
+    emit: Annotated[Text, option("Folder for the best plan in the words of training frameworks.")] = None,
+    objective: Annotated[
+        str, typer.Option(help="What the choice minimises: time, gpu-hours, cost, energy, memory or gpus.")
+    ] = "time",
+    gpu_hour_price: Annotated[Text, option("Price of a GPU hour, e.g. 2.50 or '2.50 USD'.")] = None,
+    jobs: Jobs = 0,
+    scheduler: Scheduler = "",
+    out: Annotated[Text, option("Folder for answers, tables and plots; started again, it does only the rest.")] = None,
+    formats: Formats = "csv,jsonl",
+    plot: Annotated[Text, option("Plots: .html for a page, .svg, .png or .pdf for one file each.")] = None,
+    json_output: Annotated[bool, PLAIN_JSON] = False,
+    **scenario: Any,
+) -> None:
+    """Find the fastest plans that fit: every valid one is simulated, or ruled out by a proven lower bound."""
+    from simulator.cli.inputs import settings_of
+    from simulator.cli.shared import Progress, keeping, progress_line, say_who_works
+    from simulator.explore.best_plans import describe
+    from simulator.explore.energy import parse_price
+    from simulator.explore.evaluation import open_store
+    from simulator.explore.named_settings import parse_axes, scenario_of
+    from simulator.explore.objectives import answer_of, check_objective, search_counts
+    from simulator.interop.writing import write_all
+    from simulator.report.sweep_page import check_output, write_search
+    from simulator.report.terminal import print_emitted, print_files, print_search
+    from simulator.simulation import topology_of
+
+    base, counts = settings_of(scenario)
+    axes = parse_axes(axis or ())
+    counts = axes.pop("gpus", counts)
+    price = parse_price(gpu_hour_price) if gpu_hour_price else None
+    is_priced = price is not None or (objective == "cost" and topology_of(scenario_of(base)).spec.price is not None)
+    check_objective(objective, has_price=is_priced)
+    check_output(formats, plot, out, emit)
+    say_who_works(scheduler)
+    store = open_store(out) if out else None
+    with keeping(store, out), progress_line() as say:
+        found = search_counts(
+            base, axes, counts, top=top, n_jobs=jobs, scheduler=scheduler, observe=Progress(say).search, store=store,
+            objective=objective,
+        )  # fmt: skip
+    answer, space, plans = answer_of(found, objective, price=price)
+    per_node = space.topology.gpus_per_node
+    written = write_all(plans, space.spec, Path(emit), gpus_per_node=per_node, describe=describe) if emit else []
+    files = write_search(answer, out, formats, plot)
+    if json_output:
+        emitted = [one.to_dict() for one in written]
+        print(json.dumps({**answer, "emitted": emitted, "files": [str(file) for file in files]}, allow_nan=False))
+    else:
+        print_search(answer)
+        print_emitted(written)
+        print_files(files)
+
+
+def requirements(
+    target: Annotated[
+        float, typer.Option(help="Share of the throughput that a free network between nodes gives.")
+    ] = 0.9,
+    plot: Annotated[Text, option("Draw efficiency by bandwidth and GPUs: .html, .png, .svg or .pdf.")] = None,
+    json_output: Annotated[bool, PLAIN_JSON] = False,
+    **scenario: Any,
+) -> None:
+    """Find the least bandwidth between nodes, and the largest latency, with which a plan scales to so many GPUs."""
+    from simulator.cli.inputs import settings_of
+    from simulator.cli.shared import progress_line
+    from simulator.explore.named_settings import scenario_of
+    from simulator.explore.network_needs import requirements as solve
+    from simulator.report.network_charts import requirements_page
+    from simulator.report.page import check_page
+    from simulator.report.terminal import print_requirements
+
+    base, counts = settings_of(scenario)
+    if plot:
+        check_page(plot)
+    with progress_line() as say:
+        found = solve(scenario_of(base), counts, target=target, say=say)
+    rows = [one.to_dict() for one in found]
+    if plot:
+        files = requirements_page(found[0].scenario.model, base["topology"], target, rows).save(plot)
+        print(f"wrote {', '.join(map(str, files))}", file=sys.stderr)
+    if json_output:
+        print(json.dumps({"requirements": rows}, allow_nan=False))
+    else:
+        print_requirements(found)

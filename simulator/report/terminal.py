@@ -1,0 +1,415 @@
+"""Everything that the terminal shows: answers, explanations, whole runs, sweeps, searches and requirements."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from simulator.analysis.critical_path import PathRow
+from simulator.analysis.explain import Change, Explanation
+from simulator.analysis.metrics import CommunicationRow
+from simulator.answer import Answer, Memory, categories_of, describe_interval, describe_link, describe_plan, parts_of
+from simulator.plan import ParallelPlan
+from simulator.report.tables import whole_run_rows
+from simulator.scenario import Scenario
+from simulator.units import format_bandwidth, format_bytes, format_time
+
+if TYPE_CHECKING:
+    from simulator.explore.network_needs import Requirement
+    from simulator.explore.out_of_memory import WayOut
+    from simulator.explore.sweeps import SweepResult
+    from simulator.interop.writing import Written
+
+
+def make_console() -> Console:
+    """Return a console on standard output that is never so narrow that tables lose columns."""
+    console = Console()
+    return console if console.is_terminal and console.width >= 80 else Console(width=max(console.width, 180))
+
+
+def new_table(*columns: str, n_left: int = 1, title: str | None = None) -> Table:
+    """Return an empty table, the first columns left-aligned."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < n_left else "right", overflow="fold")
+    return table
+
+
+# -- one answer --------------------------------------------------------------------------------------------------
+
+
+def print_answer(scenario: Scenario, answer: Answer) -> None:
+    """Print one answer: headline, where the time goes, communication, memory, bottleneck.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        With its plan resolved.
+    answer : Answer
+    """
+    out = make_console()
+    plan = scenario.plan
+    out.print(
+        f"[bold]{scenario.model}[/bold] on [bold]{scenario.topology}[/bold], {describe_plan(plan)}", highlight=False
+    )
+    if scenario.faults:
+        out.print(f"with {scenario.faults.describe()}", highlight=False)
+    sure = answer["confidence"]
+    out.print(
+        f"\n[bold]iteration {format_time(answer['iteration_time_s'])}[/bold]  ({describe_interval(sure)}; {sure['basis']})",
+        highlight=False,
+    )
+    out.print(
+        f"{answer['tokens_per_s']:,.0f} tokens/s   {answer['samples_per_s']:.4g} samples/s   "
+        f"{answer['tflops_per_gpu']:.1f} TFLOP/s per GPU   MFU {answer['mfu']:.1%}\n",
+        highlight=False,
+    )
+    _print_breakdown(out, answer)
+    for what in answer["provenance"].get("not_modelled", ()):
+        out.print(f"[dim]not modelled: {what}[/dim]", highlight=False)
+    if answer["communication"]:
+        _print_communication(out, answer["communication"])
+    _print_memory(out, answer["memory"])
+    _print_bottleneck(out, answer)
+
+
+def _print_breakdown(out: Console, answer: Answer) -> None:
+    table = new_table("where the time goes", "time", "share")
+    iteration_s = answer["iteration_time_s"]
+    for label, seconds in parts_of(answer["breakdown"]):
+        bar = "█" * round(30 * seconds / iteration_s)
+        table.add_row(label, format_time(seconds), f"{seconds / iteration_s:.1%}", bar)
+    table.columns[-1].justify = "left"
+    overlapped_s = answer["breakdown"]["overlapped_communication_s"]
+    if overlapped_s > 0:
+        table.add_row(
+            "[dim]overlapped communication[/dim]", f"[dim]{format_time(overlapped_s)}[/dim]", "[dim]hidden[/dim]"
+        )
+    out.print(table, highlight=False)
+
+
+def _print_communication(out: Console, rows: Sequence[CommunicationRow]) -> None:
+    out.print()
+    table = new_table("communication per rank", "axis", "ranks", "count", "bytes", "time", "algbw", "busbw")
+    for row in rows:
+        table.add_row(
+            row["collective"], row["axis"], str(row["group_size"]), f"{row['count']:.4g}", format_bytes(row["bytes"]),
+            format_time(row["total_s"]), format_bandwidth(row["algbw_bytes_per_s"]), format_bandwidth(row["busbw_bytes_per_s"]),
+        )  # fmt: skip
+    out.print(table, highlight=False)
+
+
+def _print_memory(out: Console, memory: Memory) -> None:
+    out.print()
+    table = new_table("memory of the fullest rank", "bytes")
+    for label, n_bytes in categories_of(memory):
+        table.add_row(label, format_bytes(n_bytes))
+    verdict = "[green]fits[/green]" if memory["fits"] else "[red]does not fit[/red]"
+    table.add_row("[bold]peak[/bold]", f"[bold]{format_bytes(memory['peak_bytes'])}[/bold]")
+    out.print(table, highlight=False)
+    out.print(f"{verdict} in {format_bytes(memory['capacity_bytes'])}", highlight=False)
+
+
+def _print_bottleneck(out: Console, answer: Answer) -> None:
+    if answer["bottleneck"] is not None:
+        out.print(f"\nbusiest link: {describe_link(answer['bottleneck'])}", highlight=False)
+
+
+def print_scaling(plans: Sequence[ParallelPlan], answers: Sequence[Answer]) -> None:
+    """Print one row per number of GPUs; efficiency is relative to the first."""
+    out = make_console()
+    table = new_table(
+        "GPUs", "iteration", "tokens/s", "tokens/s/GPU", "efficiency", "communication", "MFU", "memory", title="scaling"
+    )
+    first = answers[0]["tokens_per_s"] / plans[0].gpus
+    for plan, answer in zip(plans, answers, strict=True):
+        per_gpu = answer["tokens_per_s"] / plan.gpus
+        table.add_row(
+            str(plan.gpus), format_time(answer["iteration_time_s"]), f"{answer['tokens_per_s']:,.0f}", f"{per_gpu:,.0f}",
+            f"{per_gpu / first:.1%}", f"{answer['communication_fraction']:.1%}", f"{answer['mfu']:.1%}",
+            format_bytes(answer["memory"]["peak_bytes"]) + ("" if answer["memory"]["fits"] else " (does not fit)"),
+        )  # fmt: skip
+    out.print(table, highlight=False)
+
+
+def print_advice(rows: Sequence[dict[str, Any]]) -> None:
+    """Print what single change would save most, as far as it was simulated.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        ``change``, ``saving`` and ``iteration_time_s``, the most useful first.
+    """
+    out = make_console()
+    if not rows or rows[0]["saving"] < 0.001:
+        out.print("--explain simulates what would help", highlight=False)
+        return
+    best = rows[0]
+    out.print(
+        f"what would help most: {best['change']} saves {best['saving']:.1%} (iteration {format_time(best['iteration_time_s'])}); "
+        "--explain tries more",
+        highlight=False,
+    )
+
+
+# -- explanations and whole runs ---------------------------------------------------------------------------------
+
+_WIDTH = 24
+
+
+def print_explanation(explanation: Explanation) -> None:
+    """Print the critical path, the best changes, all changes with derivatives, and what has no effect.
+
+    Parameters
+    ----------
+    explanation : Explanation
+    """
+    out = make_console()
+    out.print()
+    out.print(_path_table(explanation["critical_path"]), highlight=False)
+    best = explanation["best"]
+    out.print(
+        "\n[bold]best single changes, each simulated[/bold]" if best else "\nno single change saves anything",
+        highlight=False,
+    )
+    for i, row in enumerate(best, start=1):
+        saving, time = f"{row['saving']:.1%}", format_time(row["iteration_time_s"])
+        out.print(f"{i}. {escape(row['change'])} saves {saving} (iteration {time})", highlight=False)
+    out.print()
+    out.print(_change_table(explanation["changes"]), highlight=False)
+    if explanation["without_effect"]:
+        out.print(f"\nwithout effect here: {escape(', '.join(explanation['without_effect']))}", highlight=False)
+    for one in explanation["impossible"]:
+        out.print(f"[dim]not possible: {escape(one['change'])} ({escape(one['reason'])})[/dim]", highlight=False)
+
+
+#: ways out of memory that are printed
+_MOST_WAYS = 10
+
+
+def print_ways_out(rows: Sequence[WayOut]) -> None:
+    """Print the changes with which a plan that does not fit would, the fastest first.
+
+    Parameters
+    ----------
+    rows : sequence of WayOut
+        As :func:`simulator.explore.out_of_memory.ways_out` returns them.
+    """
+    fitting = [row for row in rows if row["fits"]]
+    if not fitting:
+        return
+    table = new_table("ways out of memory", "peak", "iteration", "GPU hours per 1e9 tokens")
+    for row in fitting[:_MOST_WAYS]:
+        seconds, hours = row["iteration_time_s"], row["gpu_hours_per_billion_tokens"]
+        name = escape(row["change"]) + ("" if row["same_training"] else " (other training)")
+        table.add_row(
+            name,
+            format_bytes(row["peak_bytes"]),
+            format_time(seconds) if seconds else "",
+            f"{hours:.4g}" if hours else "",
+        )
+    out = make_console()
+    out.print()
+    out.print(table, highlight=False)
+    if len(fitting) > _MOST_WAYS:
+        out.print(f"[dim]and {len(fitting) - _MOST_WAYS} more with --json[/dim]", highlight=False)
+
+
+def _path_table(rows: Sequence[PathRow]) -> Table:
+    table = new_table("critical path", "time", "share", "")
+    table.columns[-1].justify = "left"
+    for row in rows:
+        if row["share"] >= 5e-4:
+            bar = "█" * round(_WIDTH * row["share"])
+            table.add_row(escape(row["kind"]), format_time(row["seconds"]), f"{row['share']:.1%}", bar)
+    return table
+
+
+def _change_table(rows: Sequence[Change]) -> Table:
+    table = new_table("single change", "saves", "iteration", "per 1 % more")
+    for row in rows:
+        elasticity = "" if row["elasticity"] is None else f"{row['elasticity']:.3f} %"
+        name = escape(row["change"]) + ("" if row["same_training"] else " (other training)")
+        table.add_row(name, f"{row['saving']:+.1%}", format_time(row["iteration_time_s"]), elasticity)
+    return table
+
+
+def print_whole_run(run: Mapping[str, Any], *, gpus: int = 0) -> None:
+    """Print the whole run and what it takes for granted.
+
+    Parameters
+    ----------
+    run : mapping
+        ``whole_run`` of the documented answer.
+    gpus : int
+        Named in the heading; 0 where there is only one number.
+    """
+    out = make_console()
+    out.print(f"\n[bold]the whole run{f' on {gpus} GPUs' if gpus else ''}[/bold]", highlight=False)
+    lines = Table(box=None, pad_edge=False, show_header=False)
+    for what, _, _, words in whole_run_rows(run):
+        lines.add_row(what, escape(words))
+    out.print(lines, highlight=False)
+    out.print("\ntaken for granted", highlight=False)
+    for row in run["assumptions"]:
+        out.print(f"  {row['what']}: {escape(row['value'])} [dim]({escape(row['source'])})[/dim]", highlight=False)
+
+
+# -- many answers ------------------------------------------------------------------------------------------------
+
+
+def print_sweep(result: SweepResult, files: Sequence[Path]) -> None:
+    """Print one line per combination, why some failed, and where the tables are."""
+    out = make_console()
+    axes = list(result.sweep.axes)
+    table = new_table(*axes, "iteration", "tokens/s", "MFU", "communication", "memory", "", n_left=len(axes))
+    table.columns[-1].justify = "left"
+    for row in result.rows:
+        status = "" if row["status"] == "ok" else row["status"]
+        table.add_row(*(str(row[name]) for name in axes), *_figures(row), status)
+    out.print(table, highlight=False)
+    reasons = Counter(row["reason"] for row in result.rows if row["status"] != "ok")
+    for reason, count in reasons.items():
+        out.print(f"{count} failed: {reason}", highlight=False, markup=False)
+    counts = f"{result.n_computed} simulated, {result.n_stored} from the store, {result.n_failed} failed"
+    where = ", ".join(str(file) for file in files)
+    out.print(f"\n{len(result.rows)} rows: {counts}; {where}", highlight=False, markup=False)
+
+
+def _figures(row: dict[str, Any]) -> tuple[str, ...]:
+    if "iteration_time_s" not in row:
+        return ("-",) * 5
+    return (
+        format_time(row["iteration_time_s"]), f"{row['tokens_per_s']:,.0f}", f"{row['mfu']:.1%}",
+        f"{row['communication_fraction']:.1%}", format_bytes(row["peak_bytes"]),
+    )  # fmt: skip
+
+
+def print_search(answer: dict[str, Any]) -> None:
+    """Print the ranking of every number of GPUs, and the choice where there are several."""
+    out = make_console()
+    searches, shared = answer.get("searches", [answer]), answer["scenario"]
+    for one in searches:
+        batch = f", global batch {one['global_batch']}" if "global_batch" in one else ""
+        where = f"{shared['model']} on {one['gpus']} GPUs of {shared['topology']}{batch}\n"
+        out.print(where, style="bold", highlight=False, markup=False)
+        if "reason" in one:
+            out.print(one["reason"] + "\n", highlight=False, markup=False)
+        else:
+            _print_ranking(out, one)
+    choice = answer["choice"]
+    if len(searches) > 1 or choice["objective"] != "time":
+        costs = choice["cost_per_billion_tokens"]
+        cost = f", a cost of {costs:,.4g} {choice['currency']}".rstrip() if costs is not None else ""
+        out.print(
+            f"best by {choice['objective']}: {choice['gpus']} GPUs, {choice['summary']}; a billion tokens take "
+            f"{format_time(choice['s_per_billion_tokens'])}, {choice['gpu_hours_per_billion_tokens']:,.4g} GPU hours{cost}, "
+            f"{choice['kwh_per_billion_tokens']:,.4g} kWh",
+            highlight=False,
+        )
+
+
+def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
+    """Print the ranking, why each plan wins or loses, plain data parallelism, the given plan, and what was looked at."""
+    table = new_table("", "plan", "iteration", "tokens/s", "MFU", "memory", "why", n_left=2)
+    table.columns[-1].justify = "left"
+    beside = answer["plain"] | ({"yours": answer["given"]} if "given" in answer else {})
+    labels: dict[str, list[str]] = {}
+    for label, row in beside.items():
+        labels.setdefault(row.get("summary", ""), []).append(label)
+    for index, row in enumerate(answer["plans"], start=1):
+        names = f" ({', '.join(labels[row['summary']])})" if row["summary"] in labels else ""
+        best = "" if index > 1 else "best; " if row["why"] else "best"
+        table.add_row(str(index), row["summary"] + names, *_plan_figures(row), best + row["why"])
+    listed = [row["summary"] for row in answer["plans"]]
+    for label, row in beside.items():
+        if "reason" in row:
+            table.add_row("", label, "-", "-", "-", "-", row["reason"])
+        elif row["summary"] not in listed:
+            table.add_row("", f"{label}: {row['summary']}", *_plan_figures(row), row["why"])
+    out.print(table, highlight=False)
+    if answer["best"]["choices"]:
+        out.print(f"\nThe best plan has {answer['best']['choices']} of the runner-up.", highlight=False, markup=False)
+    failed = f", {answer['n_failed']} could not be simulated" if answer["n_failed"] else ""
+    stored = f" ({answer['n_stored']} of them taken from the store)" if answer["n_stored"] else ""
+    out.print(
+        f"\n{answer['n_plans']} valid plans: {answer['n_unfit']} do not fit, {answer['n_pruned']} are ruled out by a lower "
+        f"bound, {answer['n_simulated']} simulated{stored}{failed}\n",
+        highlight=False,
+    )
+
+
+def _plan_figures(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        format_time(row["iteration_time_s"]), f"{row['tokens_per_s']:,.0f}", f"{row['mfu']:.1%}", format_bytes(row["peak_bytes"]),
+    )  # fmt: skip
+
+
+def print_requirements(found: Sequence[Requirement]) -> None:
+    """Print one line per number of GPUs, the curve of each, and the rule of thumb."""
+    out = make_console()
+    target = found[0].target
+    out.print(f"{target:.0%} of the throughput that a free network between nodes would give needs\n", highlight=False)
+    table = new_table("GPUs", "nodes", "bandwidth per node", "present", "efficiency now", "additional latency per hop", "storage",
+                      "rule of thumb", "its assumptions", n_left=0)  # fmt: skip
+    for one in found:
+        rule = one.rule
+        latency = "-" if one.most_latency_s is None else f"up to {format_time(one.most_latency_s)}"
+        table.add_row(
+            str(one.scenario.plan.gpus), str(one.n_nodes), _gigabits(one.least_bytes_per_s) if one.present_bytes_per_s else "none",
+            _gigabits(one.present_bytes_per_s), f"{one.efficiency:.1%}", latency,
+            _storage(one),
+            _gigabits(rule.rule_bytes_per_s) if rule else "-", _simulated(rule.simulated_bytes_per_s) if rule else "-",
+        )  # fmt: skip
+    out.print(table, highlight=False)
+    for one in found:
+        if one.loader_workers:
+            workers = f"{one.loader_workers} loader workers per GPU; there are {one.scenario.plan.loader_workers}"
+            out.print(f"\n{one.scenario.plan.gpus} GPUs need {workers}", highlight=False)
+        if one.verdict:
+            out.print(f"\n{one.scenario.plan.gpus} GPUs: {one.verdict}", highlight=False, markup=False)
+    curves = [one for one in found if one.curve]
+    if curves:
+        out.print("\nefficiency by bandwidth per node", highlight=False)
+        curve = new_table("GPUs", *(_gigabits(rate) for rate, _ in curves[0].curve), n_left=0)
+        for one in curves:
+            curve.add_row(str(one.scenario.plan.gpus), *(f"{value:.1%}" for _, value in one.curve))
+        out.print(curve, highlight=False)
+
+
+def _storage(one: Requirement) -> str:
+    needed = f"{format_bytes(one.storage_bytes_per_s)}/s"
+    present = one.present_storage_bytes_per_s
+    return needed if present is None else f"{needed} of {format_bytes(present)}/s"
+
+
+def _simulated(bytes_per_s: float) -> str:
+    return _gigabits(bytes_per_s) if math.isfinite(bytes_per_s) else "no bandwidth"
+
+
+def _gigabits(bytes_per_s: float) -> str:
+    if not bytes_per_s:
+        return "any"
+    rate = bytes_per_s * 8e-9
+    return f"{rate:,.0f} Gb/s" if rate >= 1000 else f"{rate:.4g} Gb/s"
+
+
+def print_emitted(written: Sequence[Written]) -> None:
+    """Print which files were written, what they do not say, and what could not be written."""
+    out = make_console()
+    for one in written:
+        what = f"{one.path}" if one.path else f"no {one.kind}"
+        out.print(f"{what}: {one.note}", highlight=False, markup=False)
+
+
+def print_files(files: Sequence[Path]) -> None:
+    """Print which tables and plots were written."""
+    if files:
+        make_console().print(f"written: {', '.join(map(str, files))}", highlight=False, markup=False)
