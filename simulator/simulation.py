@@ -25,7 +25,6 @@ from simulator.network import NETWORKS, FlowNetwork, NetworkModel
 from simulator.network.even import Evenness, EvenNetwork, UnevenError
 from simulator.parallel.classes import Classes, classes_of, fills_nodes, nic_sharers, routes_of
 from simulator.parallel.expert import expert_load
-from simulator.parallel.gradients import gradient_bytes
 from simulator.parallel.loading import loading_of
 from simulator.parallel.lower import Lowered, lower
 from simulator.parallel.mesh import Mesh
@@ -114,7 +113,7 @@ def lower_scenario(
     )
     memory = estimate(
         lowered.chunks, peak_in_flight(lowered.table, lowered.placement.n_chunks), plan, topology.device(0),
-        gradient_bytes=gradient_bytes(plan), shard_size=lowered.mesh.sharding_group,
+        shard_size=lowered.mesh.sharding_group,
         first_ranks=[lowered.mesh.stage_ranks(stage)[0] for stage in range(plan.pp)],
     )  # fmt: skip
     return model, lowered, memory

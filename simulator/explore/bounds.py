@@ -38,14 +38,12 @@ from simulator.network.base import Flow, capacities
 from simulator.parallel.classes import fills_nodes
 from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.data import DataParallel
-from simulator.parallel.gradients import gradient_bytes, split_parameters
-from simulator.parallel.lower import split_layers
+from simulator.parallel.lower import data_parallel, split_layers
 from simulator.parallel.mesh import Communicators, Mesh
-from simulator.parallel.optimizer import optimizer_run
 from simulator.parallel.replicated import Replicated
 from simulator.parallel.sharded import FullySharded
 from simulator.parallel.stage import StageLayers
-from simulator.parallel.strategies import data_parallel
+from simulator.parallel.states import optimizer_run, split_parameters
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Transfer
 from simulator.program.program import COMPUTE, HOST, Block, Task, TaskList
@@ -210,7 +208,7 @@ class Bounds:
         stages = _fullest(layout, in_flight)
         report = estimate(
             [layout.chunks[stage] for stage in stages], [in_flight[stage] for stage in stages], plan,
-            self.topology.device(0), gradient_bytes=gradient_bytes(plan), shard_size=mesh.sharding_group,
+            self.topology.device(0), shard_size=mesh.sharding_group,
             first_ranks=[mesh.rank(pp=stage) for stage in stages],
         )  # fmt: skip
         return replace(report, stage=stages[report.stage])
@@ -376,7 +374,7 @@ class Bounds:
         has_copies = placement.stage(0) != placement.stage(placement.n_parts - 1) and not placement.shares_vocabulary
         if layout.model.tied_embedding and has_copies:
             largest = max((p.n_elements for p in layout.model.layers[0].parameters), default=1)
-            embedding_s = self._all_reduce_s("embedding", largest * gradient_bytes(plan), communicators, durations)
+            embedding_s = self._all_reduce_s("embedding", largest * plan.reduced_bytes, communicators, durations)
         if plan.pp * plan.tp > 1:
             norm_s = self._all_reduce_s("model", 4, communicators, durations)
         return embedding_s, norm_s

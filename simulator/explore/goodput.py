@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from simulator.errors import InfeasiblePlanError
 from simulator.explore.energy import operation_defaults
 from simulator.memory.estimate import state_bytes
-from simulator.parallel.gradients import gradient_bytes
 from simulator.parallel.mesh import Mesh
 from simulator.plan import ParallelPlan
 from simulator.topology import Topology
@@ -184,7 +183,7 @@ def checkpoint_of(plan: ParallelPlan, topology: Topology, n_parameters: int) -> 
     n_parameters : int
         Of the whole model.
     """
-    state = state_bytes(plan, gradient_bytes(plan))
+    state = state_bytes(plan)
     n_bytes = n_parameters * (state.parameter + state.optimizer)
     writers = writers_of(plan, topology.gpus_per_node)
     busiest = max(Counter(topology.node_of(rank) for rank in writers).values())

@@ -21,7 +21,6 @@ from simulator.explore.trials import ChangedCosts
 from simulator.interop import load_model
 from simulator.models.spec import ModelSpec
 from simulator.network import NETWORKS
-from simulator.parallel.gradients import gradient_bytes
 from simulator.parallel.loading import batch_bytes, readers_of, worker_s
 from simulator.parallel.lower import Lowered
 from simulator.plan import ParallelPlan
@@ -317,7 +316,7 @@ class Requirement:
             f"a GPU computes {tokens:,.0f} tokens per step, not {TOKENS_PER_GPU:,}": not 0.8
             <= tokens / TOKENS_PER_GPU
             <= 1.25,
-            f"gradients travel in {gradient_bytes(plan)} bytes, not {GRADIENT_BYTES}": gradient_bytes(plan)
+            f"gradients travel in {plan.reduced_bytes} bytes, not {GRADIENT_BYTES}": plan.reduced_bytes
             != GRADIENT_BYTES,
             f"tp={plan.tp} pp={plan.pp} cp={plan.cp} is not plain data parallelism": plan.model_parallel > 1,
             f"{plan.sharding} also gathers parameters": plan.sharding != "none",

@@ -89,7 +89,7 @@ class StateBytes:
     optimizer: int
 
 
-def state_bytes(plan: ParallelPlan, gradient_bytes: int) -> StateBytes:
+def state_bytes(plan: ParallelPlan) -> StateBytes:
     """Bytes per parameter of weights, gradients and optimizer states (Adam) in a precision.
 
     16-bit training keeps 16-bit weights and fp32 master weights with two fp32 moments, or, where the optimizer steps
@@ -100,7 +100,7 @@ def state_bytes(plan: ParallelPlan, gradient_bytes: int) -> StateBytes:
     if half and plan.precision_spec.quantisation is None and not plan.framework_spec.master_weights:
         return StateBytes(parameter=2, gradient=2, optimizer=4)
     if half:
-        main_gradient = 4 if gradient_bytes == 4 else 2
+        main_gradient = 4 if plan.reduced_bytes == 4 else 2
         return StateBytes(parameter=2, gradient=main_gradient, optimizer=12)
     return StateBytes(parameter=4, gradient=4, optimizer=8)
 
@@ -111,7 +111,6 @@ def estimate(
     plan: ParallelPlan,
     device: Device,
     *,
-    gradient_bytes: int,
     shard_size: int,
     first_ranks: Sequence[int],
 ) -> MemoryReport:
@@ -125,8 +124,6 @@ def estimate(
         ``in_flight[stage][chunk]`` is the most micro-batches whose activations are held at once.
     plan : ParallelPlan
     device : Device
-    gradient_bytes : int
-        Bytes of a reduced gradient element.
     shard_size : int
         Ranks that share one sharded state.
     first_ranks : sequence of int
@@ -134,7 +131,7 @@ def estimate(
     """
     reports = [
         MemoryReport(
-            by_category=_stage_bytes(stage_chunks, in_flight[stage], plan, gradient_bytes, shard_size),
+            by_category=_stage_bytes(stage_chunks, in_flight[stage], plan, shard_size),
             rank=first_ranks[stage], stage=stage, capacity_bytes=int(device.memory_bytes),
             peak_at=_peak_at([layer for chunk in stage_chunks for layer in chunk]),
         )
@@ -158,12 +155,11 @@ def _stage_bytes(
     chunks: Sequence[Sequence[Layer]],
     in_flight: Sequence[int],
     plan: ParallelPlan,
-    gradient_bytes: int,
     shard_size: int,
 ) -> dict[str, int]:
     layers = [layer for chunk in chunks for layer in chunk]
     n_parameters = sum(layer.n_parameters for layer in layers)
-    state = state_bytes(plan, gradient_bytes)
+    state = state_bytes(plan)
     shards_parameters = plan.sharding in ("zero3", "hsdp")
     shards_gradients = shards_parameters or plan.sharding == "zero2"
     n_experts = sum(layer.n_expert_parameters for layer in layers) if plan.ep > 1 else 0
@@ -185,7 +181,7 @@ def _stage_bytes(
         "activations": sum(saved),
         "transient": max((layer.transient_bytes for layer in layers), default=0),
         "buffers": _gathered_bytes(layers, plan)
-        + _bucket_bytes(n_parameters, plan, gradient_bytes, shards_parameters=shards_parameters),
+        + _bucket_bytes(n_parameters, plan, shards_parameters=shards_parameters),
         "context": CONTEXT_BYTES,
         "communicators": NCCL_COMMUNICATOR_BYTES
         * sum(1 for n in (plan.dp * plan.cp, plan.tp, plan.pp, plan.ep) if n > 1),
@@ -237,14 +233,14 @@ def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan) -> int:
     return 2 * (unit + ahead)
 
 
-def _bucket_bytes(n_parameters: int, plan: ParallelPlan, gradient_bytes: int, *, shards_parameters: bool) -> int:
+def _bucket_bytes(n_parameters: int, plan: ParallelPlan, *, shards_parameters: bool) -> int:
     """Flat communication buffers: DDP's buckets copy all gradients, DeepSpeed keeps one or two buckets."""
     facts = plan.framework_spec.data_parallel
     if plan.dp * plan.cp == 1:
         return 0
     if facts.holds_buckets:
-        bucket_bytes = round(min(n_parameters * gradient_bytes, plan.bucket_sizes(plan.dp * plan.cp)[1]))
+        bucket_bytes = round(min(n_parameters * plan.reduced_bytes, plan.bucket_sizes(plan.dp * plan.cp)[1]))
         return bucket_bytes * (2 if plan.overlaps and not shards_parameters else 1)
     if facts.copies_into_buckets and not plan.gradient_as_bucket_view:
-        return n_parameters * gradient_bytes
+        return n_parameters * plan.reduced_bytes
     return 0

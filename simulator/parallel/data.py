@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.models.layer import Layer, PointwiseShape
-from simulator.parallel.gradients import split_parameters
 from simulator.parallel.mesh import Communicators, Groups
+from simulator.parallel.states import split_parameters
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Kernel, KernelRun, Phase
 from simulator.program.program import COMPUTE, TaskList

@@ -3,26 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from simulator.errors import InfeasiblePlanError
 from simulator.models.layer import Layer, Model
-from simulator.parallel.checkpoint import checkpointed
 from simulator.parallel.classes import Classes
-from simulator.parallel.gradients import gradient_bytes
+from simulator.parallel.data import DataParallel
 from simulator.parallel.loading import Loading
 from simulator.parallel.mesh import Communicators, Mesh
-from simulator.parallel.optimizer import optimizer_run
 from simulator.parallel.pipeline import StageLowering
 from simulator.parallel.repetition import ShortTable, shorten
+from simulator.parallel.replicated import Replicated
+from simulator.parallel.sharded import FullySharded, Zero3
 from simulator.parallel.stage import StageLayers
-from simulator.parallel.strategies import data_parallel
+from simulator.parallel.states import optimizer_run
 from simulator.parallel.vocabulary import share
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective
 from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
 from simulator.schedules import Placement, Table, build_table, placement_of
+
+
+def checkpointed(layers: Sequence[Layer], plan: ParallelPlan, known: dict[tuple[int, int], Layer]) -> tuple[Layer, ...]:
+    """Return the layers of one virtual stage as a plan recomputes them.
+
+    ``recompute_method: block`` recomputes the first ``recompute_layers`` blocks and keeps what the others save;
+    ``uniform`` keeps one input for that many blocks, and holds all that they save while it runs them again.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+        Blocks with full recomputation, and what lies around them.
+    plan : ParallelPlan
+    known : dict
+        Layers made before, so that equal ones stay one object.
+
+    References
+    ----------
+    Megatron-LM, ``--recompute-method`` and ``--recompute-num-layers``.
+    """
+    count = plan.recompute_layers
+    if plan.recompute != "full" or not count:
+        return tuple(layers)
+    found: list[Layer] = []
+    position = 0
+    for layer in layers:
+        plain = layer.plain
+        if plain is None:
+            found.append(layer)
+            continue
+        if plan.recompute_method == "block":
+            found.append(layer if position < count else plain)
+        else:
+            place = position % count
+            key = (id(layer), min(place, 1))
+            if key not in known:
+                kept = 0 if place else layer.saved_bytes
+                more = (count - 1) * plain.saved_bytes
+                known[key] = replace(layer, saved_bytes=kept, transient_bytes=layer.transient_bytes + more)
+            found.append(known[key])
+        position += 1
+    return tuple(found)
+
+
+def data_parallel(layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> DataParallel:
+    """Return the strategy of a plan for one stage's layers (all chunks in order)."""
+    if communicators.size("dp") == 1:
+        return DataParallel(layers, plan, communicators)
+    if not plan.shards_parameters:
+        return Replicated(layers, plan, communicators)
+    strategy = Zero3 if plan.framework_spec.data_parallel.units == "tensor" else FullySharded
+    return strategy(layers, plan, communicators)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,12 +300,12 @@ def _finish_step(lowering: StageLowering, model: Model, done: tuple[int, ...]) -
     ends = _ends(lowering.placement)
     has_copies = ends[0] != ends[1] and not lowering.placement.shares_vocabulary
     if model.tied_embedding and has_copies and lowering.stage in ends:
-        n_bytes = max(
-            (p.n_elements for layer in model.layers[:1] for p in layer.parameters), default=1
-        ) * gradient_bytes(plan)
+        n_bytes = (
+            max((p.n_elements for layer in model.layers[:1] for p in layer.parameters), default=1) * plan.reduced_bytes
+        )
         done = (_collective(tasks, communicators, "embedding", n_bytes, done),)
     if lowering.placement.layout == "bidirectional" and plan.pp > 1:
-        n_bytes = lowering.data.n_reduced_elements * gradient_bytes(plan)
+        n_bytes = lowering.data.n_reduced_elements * plan.reduced_bytes
         done = (_collective(tasks, communicators, "copies", n_bytes, done),)
     if plan.pp * plan.tp > 1 and plan.framework_spec.clips_gradients:
         done = (_collective(tasks, communicators, "model", 4, done),)

@@ -9,15 +9,65 @@ arXiv:2101.06840. DeepSpeed: ``runtime/zero/stage_1_and_2.py``; Megatron-LM: ``c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from simulator.models.layer import Layer
-from simulator.parallel.buckets import Bucket, fill_buckets
 from simulator.parallel.data import DataParallel
-from simulator.parallel.gradients import gradient_bytes, parameter_bytes, split_parameters
 from simulator.parallel.mesh import Communicators
+from simulator.parallel.states import parameter_bytes, split_parameters
 from simulator.plan import ParallelPlan
 from simulator.program.program import TaskList
 from simulator.schedules import Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Gradients that are reduced together.
+
+    Parameters
+    ----------
+    n_elements : int
+    trigger : int
+        Position (in the stage, over all chunks) of the layer whose backward completes the bucket.
+    """
+
+    n_elements: int
+    trigger: int
+
+
+def fill_buckets(
+    layers: Sequence[Layer], cap_bytes: float, first_bytes: float, element_bytes: int, *, experts: bool = True
+) -> list[Bucket]:
+    """Fill buckets with parameters in reverse order, as DDP and Megatron do.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+        In forward order.
+    cap_bytes, first_bytes : float
+        A bucket is closed once it holds at least this much; the first one may be smaller.
+    element_bytes : int
+        Bytes of one gradient element.
+    experts : bool
+        Whether experts are reduced with the rest; under expert parallelism they have fewer replicas.
+
+    Returns
+    -------
+    list of Bucket
+        In the order in which backward completes them; the sizes sum to all these parameters.
+    """
+    buckets: list[Bucket] = []
+    filled = 0
+    for index in reversed(range(len(layers))):
+        for parameter in reversed(layers[index].parameters):
+            filled += parameter.n_elements if experts or not parameter.is_expert else 0
+            limit = first_bytes if not buckets else cap_bytes
+            if filled and filled * element_bytes >= limit:
+                buckets.append(Bucket(n_elements=filled, trigger=index))
+                filled = 0
+    if filled:
+        buckets.append(Bucket(n_elements=filled, trigger=0))
+    return buckets
 
 
 class Replicated(DataParallel):
@@ -30,7 +80,7 @@ class Replicated(DataParallel):
     def __init__(self, layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> None:
         super().__init__(layers, plan, communicators)
         self.facts = plan.framework_spec.data_parallel
-        self.element_bytes = gradient_bytes(plan)
+        self.element_bytes = plan.reduced_bytes
         self.every_micro_batch = plan.sharding in self.facts.reduces_every_micro_batch
         self.overlaps = plan.overlaps
         self._reduced: list[int] = []

@@ -1,16 +1,194 @@
-"""One pipeline stage's layers as tasks: one at a time, as a block, or two passes in turns."""
+"""One pipeline stage's layers as tasks: what a layer launches and sends, one at a time, as a block, or two passes in turns.
+
+References
+----------
+Shoeybi et al., arXiv:1909.08053, section 3 (f and g); Korthikanti et al., arXiv:2205.05198, section 4.2.2 (sequence
+parallelism turns them into all-gather and reduce-scatter).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
+from typing import NamedTuple
 
-from simulator.models.layer import Layer
+from simulator.models.layer import CommunicationPoint, KernelShape, Layer, LayerItem, PointwiseShape
+from simulator.parallel.context import Exchange, exchange_context
+from simulator.parallel.expert import exchange_experts
 from simulator.parallel.mesh import Communicators
-from simulator.parallel.template import Template, template_of
+from simulator.parallel.states import accumulation_traffic
 from simulator.plan import ParallelPlan
-from simulator.program.op import Collective
+from simulator.program.op import Collective, Kernel, KernelRun, Phase
 from simulator.program.program import COMPUTE, Block, Occurrence, TaskList
 from simulator.schedules import Kind
+
+#: (operator, pass, sequence parallel) -> collective over the tensor-parallel group
+_CONJUGATES = {
+    ("f", "forward", False): None,
+    ("f", "forward", True): "all_gather",
+    ("f", "backward", False): "all_reduce",
+    ("f", "backward", True): "reduce_scatter",
+    ("g", "forward", False): "all_reduce",
+    ("g", "forward", True): "reduce_scatter",
+    ("g", "backward", False): None,
+    ("g", "backward", True): "all_gather",
+    ("embedding", "forward", False): "all_reduce",
+    ("embedding", "forward", True): "reduce_scatter",
+    ("embedding", "backward", False): None,
+    ("embedding", "backward", True): "all_gather",
+    ("vocabulary", "forward", False): "all_reduce",
+    ("vocabulary", "forward", True): "all_reduce",
+    ("vocabulary", "backward", False): None,
+    ("vocabulary", "backward", True): None,
+    ("logits", "forward", False): "all_gather",
+    ("logits", "forward", True): "all_gather",
+    ("logits", "backward", False): None,
+    ("logits", "backward", True): None,
+}
+
+
+def at_point(point: CommunicationPoint, plan: ParallelPlan) -> Exchange | None:
+    """Return the collective that a plan performs at a point, or None.
+
+    Parameters
+    ----------
+    point : CommunicationPoint
+    plan : ParallelPlan
+
+    Returns
+    -------
+    Exchange or None
+        With ``n_bytes`` as nccl-tests counts it.
+    """
+    if plan.tp == 1:
+        return None
+    name = _CONJUGATES[point.operator, point.kernel_pass, plan.sequence_parallel]
+    return Exchange(name, "tp", point.n_bytes, point.operator, point.overlaps) if name else None
+
+
+def items_of(layer: Layer, kind: Kind) -> list[tuple[Phase, tuple[LayerItem, ...]]]:
+    """Return what a layer launches for one kind of pass, with the phase that each part is accounted to."""
+    if kind == "F":
+        return [("forward", layer.forward)]
+    if kind == "B":
+        return [("recompute", layer.recompute), ("backward", layer.backward)]
+    is_weight = [not isinstance(i, CommunicationPoint) and i.kernel_pass == "wgrad" for i in layer.backward]
+    chosen = tuple(i for i, weight in zip(layer.backward, is_weight, strict=True) if weight == (kind == "W"))
+    return [("backward", chosen)] if kind == "W" else [("recompute", layer.recompute), ("backward", chosen)]
+
+
+class Entry(NamedTuple):
+    """A task of a layer; ``after`` counts from the layer's first task."""
+
+    op: KernelRun | Collective
+    stream: str
+    after: tuple[int, ...]
+
+
+class Template(NamedTuple):
+    """A layer's tasks for one kind of pass, and those that must end before its output is complete."""
+
+    entries: tuple[Entry, ...]
+    tails: tuple[int, ...]
+
+
+class _Builder:
+    """Collects kernels into runs and cuts them where communication must be waited for."""
+
+    def __init__(self, layer: Layer, plan: ParallelPlan, communicators: Communicators) -> None:
+        self.layer = layer
+        self.plan = plan
+        self.communicators = communicators
+        self.entries: list[Entry] = []
+        self.run: list[Kernel] = []
+        self.waits: tuple[int, ...] = ()
+        self.last_compute: tuple[int, ...] = ()
+        self.pending: list[list[int]] = []  # [entry, kernels that may still run beside it]
+
+    def kernel(self, shape: KernelShape, phase: Phase) -> None:
+        """Append a kernel, behind the communication that may not run beside it."""
+        due = tuple(entry for entry, left in self.pending if left == 0)
+        if due:
+            self.flush(phase)
+            self.waits += due
+            self.pending = [p for p in self.pending if p[1] > 0]
+        self.run.append(Kernel(name=shape.name, phase=phase, shape=shape, layer=self.layer.name))
+        for p in self.pending:
+            p[1] -= 1
+
+    def exchange(self, found: Exchange, phase: Phase) -> None:
+        """Append a collective.
+
+        Asynchronous tensor parallelism decomposes the product next to a collective: a gather runs beside the product
+        that consumes it, a scatter beside the one that produces it.
+        """
+        is_async = self.plan.asynchronous_tp and found.axis == "tp"
+        produced = [self.run.pop()] if is_async and found.collective == "reduce_scatter" and self.run else []
+        self.flush(phase)
+        after = self.last_compute + self.waits
+        if produced:
+            self.run = produced
+            self.flush(phase)
+        op = Collective(
+            collective=found.collective, axis=found.axis, n_bytes=found.n_bytes, name=found.name,
+            groups=self.communicators.groups(found.axis), phase=phase,
+        )  # fmt: skip
+        self.entries.append(Entry(op, found.axis, after))
+        overlaps = max(found.overlaps, int(is_async and found.collective == "all_gather"))
+        self.pending.append([len(self.entries) - 1, overlaps])
+
+    def flush(self, phase: Phase) -> None:
+        """Close the open run."""
+        if not self.run:
+            return
+        run = KernelRun(name=f"{self.layer.name} {phase}", phase=phase, kernels=tuple(self.run))
+        self.entries.append(Entry(run, COMPUTE, self.waits))
+        self.last_compute, self.waits, self.run = (len(self.entries) - 1,), (), []
+
+    def result(self) -> Template:
+        """Return the layer."""
+        return Template(tuple(self.entries), self.last_compute + tuple(entry for entry, _ in self.pending))
+
+
+def template_of(layer: Layer, kind: Kind, plan: ParallelPlan, communicators: Communicators) -> Template:
+    """Return a layer's tasks for one kind of pass.
+
+    Parameters
+    ----------
+    layer : Layer
+    kind : str
+        ``F``, ``B``, ``I`` or ``W``.
+    plan : ParallelPlan
+    communicators : Communicators
+        Who takes part in the collectives.
+    """
+    builder = _Builder(layer, plan, communicators)
+    phase: Phase = "forward"
+    for phase, items in items_of(layer, kind):
+        for item in exchange_experts(exchange_context(items, plan), plan, communicators):
+            found = at_point(item, plan) if isinstance(item, CommunicationPoint) else item
+            if isinstance(found, Exchange):
+                builder.exchange(found, phase)
+            elif found is not None:
+                builder.kernel(found, phase)
+        builder.flush(phase)
+    if kind in ("B", "W"):
+        builder.run += _accumulation(layer, plan)
+        builder.flush(phase)
+    return builder.result()
+
+
+def _accumulation(layer: Layer, plan: ParallelPlan) -> list[Kernel]:
+    """Add a layer's gradients to those of earlier micro-batches."""
+    traffic = accumulation_traffic(plan)
+    n_elements = layer.n_parameters
+    if not n_elements or traffic == (0, 0):
+        return []
+    shape = PointwiseShape(
+        name="add", n_elements=n_elements, dtype="fp32",
+        read_bytes=float(n_elements * traffic.read_bytes), written_bytes=float(n_elements * traffic.written_bytes),
+    )  # fmt: skip
+    return [Kernel(name="accumulate gradients", phase="backward", shape=shape, layer=layer.name)]
+
 
 #: a pass that is being written down: it stops behind every communication and returns what must end before its output is complete
 Steps = Generator[None, None, tuple[int, ...]]

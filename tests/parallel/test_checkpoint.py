@@ -7,8 +7,7 @@ import pytest
 from simulator.errors import ConfigError
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
-from simulator.parallel.checkpoint import checkpointed
-from simulator.parallel.lower import split_layers
+from simulator.parallel.lower import checkpointed, split_layers
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.schedules import placement_of

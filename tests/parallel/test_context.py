@@ -10,8 +10,7 @@ from simulator.models.catalog import find_spec
 from simulator.models.layer import AttentionShape
 from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.mesh import Communicators, Mesh
-from simulator.parallel.stage import StageLayers
-from simulator.parallel.template import items_of
+from simulator.parallel.stage import StageLayers, items_of
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, KernelRun
 from simulator.program.program import TaskList

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.models.layer import Layer, Parameter, PointwiseShape
-from simulator.parallel.buckets import fill_buckets
+from simulator.parallel.lower import data_parallel
 from simulator.parallel.mesh import Communicators, Mesh
-from simulator.parallel.replicated import owned_tensors
-from simulator.parallel.strategies import data_parallel
+from simulator.parallel.replicated import fill_buckets, owned_tensors
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective
 from simulator.program.program import TaskList

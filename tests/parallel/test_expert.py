@@ -12,7 +12,7 @@ from simulator.models.layer import CommunicationPoint, GemmShape
 from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.expert import FP8_SHARE, exchange_experts, expected_distinct, expert_load
 from simulator.parallel.mesh import Communicators, Mesh
-from simulator.parallel.template import items_of
+from simulator.parallel.stage import items_of
 from simulator.plan import ParallelPlan
 
 SPEC = find_spec("mixtral-8x7b")

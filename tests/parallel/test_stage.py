@@ -7,11 +7,10 @@ import pytest
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.layer import CommunicationPoint
-from simulator.parallel.gradients import accumulation_traffic
 from simulator.parallel.mesh import Communicators, Mesh
-from simulator.parallel.stage import StageLayers
-from simulator.parallel.template import items_of
-from simulator.parallel.zero3 import released_before_reuse
+from simulator.parallel.sharded import released_before_reuse
+from simulator.parallel.stage import StageLayers, items_of
+from simulator.parallel.states import accumulation_traffic
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, KernelRun
 from simulator.program.program import TaskList

@@ -1,4 +1,4 @@
-"""The optimizer step as kernels: bytes of every state that is read and written.
+"""Parameters, gradients and optimizer states: bytes as they are gathered, reduced and accumulated, and the optimizer step.
 
 References
 ----------
@@ -7,10 +7,50 @@ Rajbhandari et al., ZeRO, arXiv:1910.02054, section 3.1 (K = 12 bytes of optimiz
 
 from __future__ import annotations
 
-from simulator.models.layer import PointwiseShape
-from simulator.parallel.gradients import gradient_bytes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from simulator.models.layer import Layer, PointwiseShape
+from simulator.models.styles import STYLES
 from simulator.plan import ParallelPlan
 from simulator.program.op import Kernel, KernelRun
+
+
+def parameter_bytes(plan: ParallelPlan) -> int:
+    """Bytes of one parameter element as it is gathered."""
+    if plan.precision_spec.is_16_bit:
+        return 2
+    return 2 if plan.precision_spec.is_autocast and plan.sharding in ("zero3", "hsdp") else 4
+
+
+def split_parameters(layers: Sequence[Layer], plan: ParallelPlan) -> tuple[int, int]:
+    """Return dense and expert parameters of one rank; without expert parallelism experts are dense."""
+    total = sum(layer.n_parameters for layer in layers)
+    experts = sum(layer.n_expert_parameters for layer in layers) if plan.ep > 1 else 0
+    return total - experts, experts
+
+
+class Traffic(NamedTuple):
+    """Bytes per parameter that a pass reads from and writes to device memory."""
+
+    read_bytes: int
+    written_bytes: int
+
+
+def accumulation_traffic(plan: ParallelPlan) -> Traffic:
+    """Traffic of adding one micro-batch's gradient to the sum of those before it, per parameter.
+
+    Sixteen-bit gradients are added to fp32 ones where the framework keeps such (Megatron's main gradients, DeepSpeed's bf16
+    optimizer, which also clears the former), otherwise in place by autograd. Fused kernels accumulate in the epilogue of the
+    weight-gradient product; full sharding accumulates shards only.
+    """
+    framework = plan.framework_spec
+    if STYLES[framework.kernels].accumulates_in_product or plan.sharding in ("zero3", "hsdp"):
+        return Traffic(0, 0)
+    n_bytes = plan.reduced_bytes
+    if plan.precision_spec.is_16_bit and n_bytes == 4:
+        return Traffic(6, 6 if framework.data_parallel.clears_gradients else 4)
+    return Traffic(2 * n_bytes, n_bytes) if plan.n_micro_batches > 1 else Traffic(0, 0)
 
 
 def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan) -> KernelRun:
@@ -21,7 +61,7 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan) -> Kernel
     reads all gradients once more for their norm. An offloaded optimizer runs on the host's processors.
     """
     half = plan.precision_spec.is_16_bit
-    grad = gradient_bytes(plan)
+    grad = plan.reduced_bytes
     kernels: list[Kernel] = []
 
     def add(name: str, read_bytes: float, written_bytes: float, dtype: str = "fp32") -> None:
