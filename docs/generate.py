@@ -33,9 +33,9 @@ from simulator.explore.sweeps import SweepRow
 from simulator.interop import FORMATS
 from simulator.interop.table import table_page
 from simulator.plan import GROUPS, SETTINGS, Setting
+from simulator.topology.cluster_spec import ClusterSpec
 from simulator.topology.device import DeviceFile
-from simulator.topology.explicit import EdgeSpec, GraphSpec, VertexSpec
-from simulator.topology.spec import ClusterSpec
+from simulator.topology.given_graph import EdgeSpec, GraphSpec, VertexSpec
 
 FOLDER = Path(__file__).parent
 NOTE = "<!-- written by docs/generate.py; do not edit -->\n"

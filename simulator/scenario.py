@@ -1,4 +1,4 @@
-"""A Scenario: everything that determines one answer, as plain data."""
+"""A Scenario: everything that determines one answer."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from typing import Any
 
 from simulator.faults import Faults
 from simulator.plan import ParallelPlan
+from simulator.topology import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What is simulated: names and numbers only, so that it can be stored, compared and sent to another machine.
+    """What is simulated, so that it can be stored, compared and sent to another machine.
 
     Parameters
     ----------
-    topology, model : str
-        Shipped names or paths.
+    topology : str or Topology
+        A shipped name or a path, or the topology itself; a networkx graph becomes one, see
+        :meth:`~simulator.topology.Topology.from_graph`.
+    model : str
+        A shipped name or a path.
     plan : ParallelPlan
     network, kernels : str
         Names of the cost models.
@@ -33,7 +37,7 @@ class Scenario:
         Slow GPUs and links.
     """
 
-    topology: str
+    topology: str | Topology
     model: str
     plan: ParallelPlan = field(default_factory=ParallelPlan)
     network: str = "flow"
@@ -46,10 +50,16 @@ class Scenario:
     unfold: bool = False
     faults: Faults = field(default_factory=Faults)
 
+    def __post_init__(self) -> None:
+        given: Any = self.topology
+        if not isinstance(given, str | Topology):
+            object.__setattr__(self, "topology", Topology.from_graph(given))
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data that JSON can hold."""
+        """Return plain data that JSON can hold; of a topology that is in no file, its name and digest."""
+        topology = self.topology
         return {
-            "topology": self.topology,
+            "topology": topology if isinstance(topology, str) else f"{topology.name}@{topology.digest}",
             "model": self.model,
             "plan": self.plan.to_dict(),
             "network": self.network,

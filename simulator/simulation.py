@@ -154,8 +154,21 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
 
 
 def topology_of(scenario: Scenario) -> Topology:
-    """Return the scenario's topology, cut to its GPUs."""
-    return _topology(scenario.topology, scenario.plan.gpus, scenario.overrides, scenario.faults)
+    """Return the scenario's topology, cut to its GPUs.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such topology, or not so many GPUs, or values of a file are replaced and there is no file.
+    """
+    topology, n_gpus = scenario.topology, scenario.plan.gpus
+    if isinstance(topology, str):
+        return _topology(topology, n_gpus, scenario.overrides, scenario.faults)
+    if scenario.overrides:
+        raise ConfigError(
+            f"{topology}: overrides replace values of a file, and this is a graph", hint="change the graph"
+        )
+    return scenario.faults.apply(topology.subset(n_gpus) if n_gpus else topology)
 
 
 def simulate(

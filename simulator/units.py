@@ -41,8 +41,9 @@ _LANE_BITS_PER_S = {
     "NDR": 100e9,
     "XDR": 200e9,
 }
-_PCIE_LANE_BYTES_PER_S = {"1": 0.25e9, "2": 0.5e9, "3": 0.985e9, "4": 1.969e9, "5": 3.938e9, "6": 7.563e9}
-_NVLINK_BYTES_PER_S = {"1": 20e9, "2": 25e9, "3": 25e9, "4": 25e9, "5": 50e9}
+#: generation of PCI Express -> raw rate of 16 lanes, per direction, after line coding (PCI-SIG base specifications)
+PCIE_X16_BYTES_PER_S = {1: 4.0e9, 2: 8.0e9, 3: 15.75e9, 4: 31.5e9, 5: 63.0e9, 6: 121.0e9}
+_NVLINK_BYTES_PER_S = {1: 20e9, 2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
 _NAMED = re.compile(r"(\d+)x ?([A-Z]DR)|(PCIe|NVLink) ?(\d) ?x ?(\d+)")
 
 
@@ -55,8 +56,8 @@ def _named_rate(text: str) -> float | None:
     if infiniband is not None:
         rate = _LANE_BITS_PER_S.get(infiniband)
         return None if rate is None else int(n_lanes) * rate / 8.0
-    rate = (_PCIE_LANE_BYTES_PER_S if family == "PCIe" else _NVLINK_BYTES_PER_S).get(generation)
-    return None if rate is None else int(width) * rate
+    lanes, rates = (16, PCIE_X16_BYTES_PER_S) if family == "PCIe" else (1, _NVLINK_BYTES_PER_S)
+    return int(width) * rates[int(generation)] / lanes if int(generation) in rates else None
 
 
 def _byte_scale(unit: str) -> float | None:

@@ -24,7 +24,7 @@ GOOD = [
     ("4x HDR", "bandwidth", 25e9),
     ("4x EDR", "bandwidth", 12.5e9),
     ("NVLink4 x18", "bandwidth", 450e9),
-    ("PCIe 5 x16", "bandwidth", 63.008e9),
+    ("PCIe 5 x16", "bandwidth", 63.0e9),
     ("1.5 us", "time", 1.5e-6),
     ("3 µs", "time", 3e-6),
     ("2 min", "time", 120.0),

@@ -25,6 +25,9 @@ FALLBACK = {
     "cpu": "ampere",
 }
 
+#: newest generation with constants of its own: stands in for those that nobody measured
+NEWEST_GENERATION = "hopper"
+
 Triple = tuple[float, float, float]
 
 
@@ -296,7 +299,8 @@ def constants_for(
         ``{"inside": ..., "between": ...}`` of a cluster, laid over everything.
     """
     generation, wiring, protocol = classes
-    inside = layered(table["inside"], generation, wiring, nccl)
+    measured = generation in table["inside"] or generation in FALLBACK
+    inside = layered(table["inside"], generation if measured else NEWEST_GENERATION, wiring, nccl)
     between = layered(table["between"], protocol, generation, nccl)
     if overrides:
         inside = merge(inside, overrides.get("inside", {}))

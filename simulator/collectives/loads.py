@@ -110,7 +110,7 @@ class _Regular:
         """Messages between the same two places of some nodes."""
         layout = self.topology.layout
         first = len(layout.fabric.links) + nodes * len(layout.node.links)
-        for link, share in layout.node.gpu_routes[gpus]:
+        for link, share in layout.node.route(f"gpu{gpus[0]}", f"gpu{gpus[1]}"):
             self.add(first + link, amount * share)
 
     def between(self, gpus: tuple[int, int], nodes: tuple[IntArray, IntArray], amount: FloatArray) -> None:

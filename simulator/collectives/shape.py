@@ -191,7 +191,7 @@ def link_matrix(node: Any) -> Sequence[Sequence[int]]:
     if nvlink.kind == "mesh":
         return [[0 if i == j else nvlink.links_per_peer for j in range(node.gpus)] for i in range(node.gpus)]
     if nvlink.kind == "hybrid-cube-mesh":
-        from simulator.topology.spec import HYBRID_CUBE_MESH
+        from simulator.topology.cluster_spec import HYBRID_CUBE_MESH
 
         return HYBRID_CUBE_MESH
     return nvlink.matrix  # type: ignore[no-any-return]

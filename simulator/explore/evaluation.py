@@ -57,8 +57,12 @@ def store_key(scenario: Scenario) -> str | None:
         None if a name means nothing; the scenario then fails at once.
     """
     try:
-        modified_ns = resolve_name(scenario.topology, "clusters").stat().st_mtime_ns
-        topology = _topology_text(scenario.topology, scenario.overrides, modified_ns)
+        named = scenario.topology
+        if isinstance(named, str):
+            modified_ns = resolve_name(named, "clusters").stat().st_mtime_ns
+            topology = _topology_text(named, scenario.overrides, modified_ns)
+        else:
+            topology = named.digest
         model = load_model(scenario.model)
     except SimulatorError:
         return None

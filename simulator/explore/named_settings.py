@@ -14,7 +14,7 @@ from simulator.interop import open_topology
 from simulator.interop.plan_files import PLAN_FILES, needs_ranks, plan_settings
 from simulator.plan import SETTINGS, ParallelPlan, declared, setting_named
 from simulator.scenario import Scenario
-from simulator.topology.spec import ClusterSpec
+from simulator.topology.cluster_spec import ClusterSpec
 
 #: names of the command line for settings of a scenario
 _FLAGS = {"nccl_algo": "algorithm", "nccl_proto": "protocol"}

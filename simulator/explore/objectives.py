@@ -240,7 +240,7 @@ def search_counts(
                 scenario, space, top=top, n_jobs=n_jobs, scheduler=scheduler, observe=observe, store=store, given=given,
                 whole_front=objective == "memory", least_energy=objective == "energy",
             )  # fmt: skip
-            names = {"topology": scenario.topology, "model": scenario.model}
+            names = {"topology": str(scenario.topology), "model": scenario.model}
             found.append(CountResult(gpus=space.n_gpus, space=space, result=result, **names))
         except InfeasiblePlanError as error:
             last = error

@@ -13,9 +13,9 @@ from simulator.config import parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.format import Account, ImportReport
 from simulator.topology import Topology
-from simulator.topology.explicit import GraphSpec, topology_of_graph
+from simulator.topology.cluster_spec import ClusterSpec
+from simulator.topology.given_graph import GraphSpec, topology_of_graph
 from simulator.topology.load import spec_of, topology_of
-from simulator.topology.spec import ClusterSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from simulator.topology.spec import HYBRID_CUBE_MESH
+from simulator.topology.cluster_spec import HYBRID_CUBE_MESH
 
 #: pattern of the driver's product name, least memory in GB, shipped device; first match wins
 _PRODUCTS = (

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from simulator.config import Bandwidth, Bytes, Compute, Frequency, Power, Spec, load_spec, resolve_name
 
-Architecture = Literal["volta", "ampere", "hopper", "blackwell", "cpu"]
 KernelBasis = Literal["measured", "generation", "datasheet"]
 
 #: relative error assumed for kernel times where a device file states none
@@ -26,7 +25,8 @@ class Device:
     Parameters
     ----------
     name, vendor, architecture, compute_capability : str
-        Identity; ``architecture`` is the generation, lower case.
+        Identity; ``architecture`` is the generation in lower case, such as ``hopper`` or ``cdna3``, or ``cpu``. One that
+        no constants were measured on is priced like the newest that was.
     n_sms : int
         Streaming multiprocessors that are enabled.
     memory_bytes : float
@@ -54,7 +54,7 @@ class Device:
 
     name: str
     vendor: str = "NVIDIA"
-    architecture: Architecture
+    architecture: str
     compute_capability: str = ""
     n_sms: int
     memory_bytes: float
@@ -96,16 +96,16 @@ class DeviceFile(Spec):
 
     name: str
     vendor: str = "NVIDIA"
-    architecture: Architecture
+    architecture: str = Field(pattern="^[a-z0-9-]+$")
     compute_capability: str = ""
     n_sms: int = Field(gt=0)
-    memory: Bytes = Field(gt=0)
-    memory_bandwidth: Bandwidth = Field(gt=0)
-    l2: Bytes = Field(gt=0)
-    clock: Frequency = Field(gt=0)
-    power_limit: Power = Field(gt=0)
-    peak: dict[Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"], Compute]
-    pcie_bandwidth: Bandwidth = Field(gt=0)
+    memory_bytes: Bytes = Field(alias="memory", gt=0)
+    memory_bandwidth_bytes_per_s: Bandwidth = Field(alias="memory_bandwidth", gt=0)
+    l2_bytes: Bytes = Field(alias="l2", gt=0)
+    clock_hz: Frequency = Field(alias="clock", gt=0)
+    power_limit_w: Power = Field(alias="power_limit", gt=0)
+    peak_flops_per_s: dict[Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"], Compute] = Field(alias="peak")
+    pcie_bandwidth_bytes_per_s: Bandwidth = Field(alias="pcie_bandwidth", gt=0)
     kernels: dict[str, Any] = Field(default_factory=dict)
     host: dict[str, Any] = Field(default_factory=dict)
     interference: dict[str, Any] = Field(default_factory=dict)
@@ -138,23 +138,5 @@ def load_device(name_or_path: str | Path) -> Device:
 @lru_cache(maxsize=64)
 def _load(path: Path, _modified_ns: int) -> Device:
     spec = load_spec(path, DeviceFile)
-    return Device(
-        name=spec.name,
-        vendor=spec.vendor,
-        architecture=spec.architecture,
-        compute_capability=spec.compute_capability,
-        n_sms=spec.n_sms,
-        memory_bytes=spec.memory,
-        memory_bandwidth_bytes_per_s=spec.memory_bandwidth,
-        l2_bytes=spec.l2,
-        clock_hz=spec.clock,
-        power_limit_w=spec.power_limit,
-        peak_flops_per_s={str(dtype): value for dtype, value in spec.peak.items()},
-        pcie_bandwidth_bytes_per_s=spec.pcie_bandwidth,
-        kernels=spec.kernels,
-        host=spec.host,
-        interference=spec.interference,
-        kernel_basis=spec.kernel_basis,
-        kernel_error=spec.kernel_error or DEFAULT_KERNEL_ERROR[spec.kernel_basis],
-        sources=spec.sources,
-    )
+    values = {name: getattr(spec, name) for name in DeviceFile.model_fields}
+    return Device(**{**values, "kernel_error": spec.kernel_error or DEFAULT_KERNEL_ERROR[spec.kernel_basis]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulator.errors import ConfigError
+from simulator.topology.cluster_spec import ClusterSpec, NodeSpec, TransportSpec
 from simulator.topology.device import Device, load_device
-from simulator.topology.fabric_spec import FabricSpec
-from simulator.topology.layout import Layout, LinkArrays, RegularLayout, build_layout
-from simulator.topology.link import LINK_KINDS, Link, LinkView
+from simulator.topology.fabrics import Fabric
+from simulator.topology.layout import Layout, RegularLayout, build_layout
+from simulator.topology.link import LINK_KINDS, Graph, Link, LinkArrays, LinkView, graph_of
 from simulator.topology.operation_spec import StorageSpec
 from simulator.topology.routing import Route
-from simulator.topology.spec import ClusterSpec, NodeSpec, TransportSpec
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -53,6 +54,52 @@ class Topology:
     scale: Mapping[str | int, float] = field(default_factory=dict)
     _routes: dict[tuple[int, int, bool], Route] = field(default_factory=dict, repr=False)
 
+    @classmethod
+    def from_graph(cls, graph: nx.Graph[Any], **settings: Any) -> Topology:
+        """Build a topology from a networkx graph, directed or not, with parallel edges or without.
+
+        Parameters
+        ----------
+        graph : networkx.Graph
+            Vertices have a ``kind`` (``gpu``, ``nvswitch``, ``pcie-switch``, ``cpu``, ``nic``, ``switch``), GPUs
+            also ``node`` and ``device``, and ``nics`` where they do not take the shortest way out. Edges have
+            ``bandwidth`` (``"200 Gb/s"``) or ``bandwidth_bytes_per_s``, ``latency`` or ``latency_s``, ``n_lanes``, and a
+            ``kind`` of :data:`LINK_KINDS` where their ends do not tell. Whatever is called ``label``, ``pos``, ``x``, ``y``,
+            ``color``, ``weight`` or ``id`` is not read.
+        **settings
+            What a cluster file may say beside its vertices: ``name``, ``device``, ``gpus_per_node``, ``transports``,
+            ``collectives`` ...; attributes of the graph itself mean the same.
+
+        Raises
+        ------
+        ConfigError
+            With all faults at once, each naming the vertex or the edge, and the key.
+
+        Examples
+        --------
+        >>> import networkx as nx
+        >>> ring = nx.cycle_graph(4)
+        >>> nx.set_node_attributes(ring, "gpu", "kind")
+        >>> nx.set_edge_attributes(ring, "100 GB/s", "bandwidth")
+        >>> topology = Topology.from_graph(ring, device="a100-sxm4-40g")
+        >>> [(topology.links[index].target, share) for index, share in topology.route(0, 1)]
+        [('1', 1.0)]
+        """
+        from simulator.topology.given_graph import graph_spec, topology_of_graph
+
+        return topology_of_graph(graph_spec(graph, settings))
+
+    def __str__(self) -> str:
+        return self.name
+
+    @cached_property
+    def digest(self) -> str:
+        """Content address of the graph: equal for equal vertices, links and device."""
+        vertices = sorted((name, sorted(map(str, data.items()))) for name, data in self.graph.nodes(data=True))
+        links = sorted(str(edge) for edge in self.graph.edges(keys=True, data=True))
+        text = repr((self.name, self.device(0), self.n_gpus, self.gpus_per_node, vertices, links))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
     @property
     def name(self) -> str:
         """Name of the cluster."""
@@ -69,7 +116,7 @@ class Topology:
         return self.spec.node
 
     @property
-    def fabric(self) -> FabricSpec:
+    def fabric(self) -> Fabric:
         """Description of the network between nodes."""
         return self.spec.fabric
 
@@ -147,16 +194,13 @@ class Topology:
         )
 
     @cached_property
-    def graph(self) -> nx.MultiDiGraph[str]:
-        """The graph: vertices by name with ``kind``, edges keyed by link number with ``link``."""
-        import networkx as nx
+    def graph(self) -> Graph[str]:
+        """The topology itself: vertices by name with their ``kind``, edges keyed by the number of their link.
 
-        graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=self.name)
-        vertices = [self.layout.vertex(index) for index in range(self.layout.n_vertices)]
-        graph.add_nodes_from((name, {"kind": kind}) for name, kind in vertices)
-        for link in self.links:
-            graph.add_edge(link.source, link.target, link.index, link=link)
-        return graph
+        :meth:`from_graph` takes it back. Regular fabrics make it when somebody looks at it.
+        """
+        attributes = {"name": self.name, "device": self.node.device} | ({"pxn": True} if self.layout.pxn else {})
+        return graph_of(self.layout.attributes(), self.arrays, **attributes)
 
     def route(self, src_rank: int, dst_rank: int, *, by_host: bool = False) -> Route:
         """Links that traffic between two ranks takes.

@@ -5,47 +5,28 @@ The number of a link does not depend on how many nodes are used: a subset shares
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import UnroutableError
-from simulator.topology.fabrics import FABRICS, FabricGraph, FabricSize
-from simulator.topology.link import LinkTable
+from simulator.topology.cluster_spec import ClusterSpec
+from simulator.topology.fabrics import FabricGraph, FabricSize
+from simulator.topology.link import LinkArrays
 from simulator.topology.node import NodeGraph, build_node
 from simulator.topology.routing import Route, combine, shifted
-from simulator.topology.spec import ClusterSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkArrays:
-    """All links as arrays of length ``n_links``.
-
-    Parameters
-    ----------
-    source, target : array of int
-        Vertex numbers.
-    kind : array of int
-        Positions in :data:`simulator.topology.link.LINK_KINDS`.
-    bandwidth_bytes_per_s, latency_s : array of float
-        Of each direction.
-    n_lanes : array of int
-        Parallel physical links in each.
-    """
-
-    source: NDArray[np.int64]
-    target: NDArray[np.int64]
-    kind: NDArray[np.int64]
-    bandwidth_bytes_per_s: NDArray[np.float64]
-    latency_s: NDArray[np.float64]
-    n_lanes: NDArray[np.int64]
 
 
 class Layout(Protocol):
     """The structure behind a :class:`Topology`: vertices, links and routes."""
+
+    @property
+    def pxn(self) -> bool:
+        """Whether traffic to another rail goes over NVLink to the GPU of that rail first."""
+        ...
 
     @property
     def n_vertices(self) -> int:
@@ -59,6 +40,10 @@ class Layout(Protocol):
 
     def vertex(self, index: int) -> tuple[str, str]:
         """Name and kind of a vertex."""
+        ...
+
+    def attributes(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Name and attributes of each vertex, as the networkx graph has them."""
         ...
 
     def vertices_of(self, node: int) -> Sequence[int]:
@@ -88,7 +73,7 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegularLayout:
-    """Equal nodes on a fabric with a known structure."""
+    """Equal nodes on a fabric with a known structure: routes are computed without the graph of the whole."""
 
     node: NodeGraph
     fabric: FabricGraph
@@ -113,6 +98,15 @@ class RegularLayout:
         name, kind = self.node.vertices[local]
         return f"node{node}.{name}", kind
 
+    def attributes(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Name and attributes of each vertex, as the networkx graph has them."""
+        yield from ((switch, {"kind": "switch"}) for switch in self.fabric.vertices)
+        for node in range(self.n_nodes):
+            for local, (name, kind) in enumerate(self.node.vertices):
+                nics = [f"node{node}.nic{nic}" for nic in self.nics_of(local)] if kind == "gpu" else []
+                own = {"node": node, "nics": tuple(nics)} if nics else {"node": node}
+                yield f"node{node}.{name}", {**self.node.graph.nodes[name], **own}
+
     def vertices_of(self, node: int) -> Sequence[int]:
         """Vertices inside a node."""
         first = len(self.fabric.vertices) + node * len(self.node.vertices)
@@ -120,7 +114,7 @@ class RegularLayout:
 
     def arrays(self) -> LinkArrays:
         """All links: the node's block is repeated, and its NIC links get their switch."""
-        fabric, node = link_arrays(self.fabric.links), link_arrays(self.node.links)
+        fabric, node = self.fabric.links.arrays(), self.node.links.arrays()
         n_vertices, n_local = len(self.fabric.vertices), len(self.node.vertices)
         first = n_vertices + n_local * np.arange(self.n_nodes, dtype=np.int64)[:, None]
         sources, targets = first + node.source[None, :], first + node.target[None, :]
@@ -158,7 +152,7 @@ class RegularLayout:
         """Over NVLink or the host inside a node; over each of the GPU's NICs in equal parts between nodes."""
         (node_a, gpu_a), (node_b, gpu_b) = source, target
         if node_a == node_b:
-            return shifted(self.node.gpu_routes[gpu_a, gpu_b], self.block(node_a)) if gpu_a != gpu_b else ()
+            return shifted(self.node.route(f"gpu{gpu_a}", f"gpu{gpu_b}"), self.block(node_a)) if gpu_a != gpu_b else ()
         nics_a, nics_b = self.nics_of(gpu_a), self.nics_of(gpu_b)
         if not nics_a:
             raise UnroutableError(self._no_path(source, target), hint="give the nodes NICs: node.nics")
@@ -172,7 +166,7 @@ class RegularLayout:
         start: Route = ()
         if self.pxn and nic_a != nic_b:
             proxy = next(g for g in range(self.node.n_gpus) if nic_b in self.nics_of(g))
-            start = self.node.gpu_routes[gpu_a, proxy]
+            start = self.node.route(f"gpu{gpu_a}", f"gpu{proxy}")
             gpu_a, nic_a = proxy, nic_b
         through = self.fabric.path(self.fabric.attach(node_a, nic_a), self.fabric.attach(node_b, nic_b))
         if through is None:
@@ -180,10 +174,10 @@ class RegularLayout:
                 self._no_path(source, target),
                 hint="choose a fabric that joins the nodes: fabric.kind is 'none' or one level",
             )
-        to_nic = self.node.to_nic_by_host if by_host else self.node.to_nic
-        from_nic = self.node.from_nic_by_host if by_host else self.node.from_nic
-        out = (*start, *to_nic[gpu_a, nic_a], (self.node.nic_up[nic_a], 1.0))
-        back = ((self.node.nic_down[nic_b], 1.0), *from_nic[nic_b, gpu_b])
+        to_nic = self.node.route(f"gpu{gpu_a}", f"nic{nic_a}", by_host=by_host)
+        from_nic = self.node.route(f"nic{nic_b}", f"gpu{gpu_b}", by_host=by_host)
+        out = (*start, *to_nic, (self.node.nic_up[nic_a], 1.0))
+        back = ((self.node.nic_down[nic_b], 1.0), *from_nic)
         return (*shifted(out, self.block(node_a)), *through, *shifted(back, self.block(node_b)))
 
     def _no_path(self, source: tuple[int, int], target: tuple[int, int]) -> str:
@@ -210,19 +204,7 @@ def build_layout(spec: ClusterSpec, n_nodes: int) -> RegularLayout:
     pxn = bool(getattr(spec.fabric, "pxn", False)) and spec.node.nvlink is not None
     return RegularLayout(
         node=build_node(spec.node),
-        fabric=FABRICS[spec.fabric.kind](spec.fabric, size),
+        fabric=spec.fabric.build(size),
         n_nodes=n_nodes,
         pxn=pxn,
-    )
-
-
-def link_arrays(links: LinkTable) -> LinkArrays:
-    """Turn a table into arrays."""
-    return LinkArrays(
-        source=np.array(links.sources, dtype=np.int64),
-        target=np.array(links.targets, dtype=np.int64),
-        kind=np.array(links.kinds, dtype=np.int64),
-        bandwidth_bytes_per_s=np.array(links.bandwidths, dtype=np.float64),
-        latency_s=np.array(links.latencies, dtype=np.float64),
-        n_lanes=np.array(links.lanes, dtype=np.int64),
     )

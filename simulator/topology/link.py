@@ -1,13 +1,21 @@
-"""Directed links, and tables of many of them as arrays."""
+"""Directed links: one by one, as columns of many, and as the edges of a networkx graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import Any, overload
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
 
 #: kinds of links, from the inside of a node outwards
 LINK_KINDS = ("nvlink", "nvswitch", "pcie", "socket", "nic", "fabric")
+NVLINK_KINDS = ("nvlink", "nvswitch")
+HOST_KINDS = ("pcie", "socket")
+
+Graph = nx.MultiDiGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,13 +25,12 @@ class Link:
     Parameters
     ----------
     index : int
-        Position in ``Topology.links``.
+        Position in ``Topology.links``, and key of the edge in ``Topology.graph``.
     source, target : str
         Names of the vertices.
     kind : str
-        One of :data:`LINK_KINDS`: ``nvlink`` between two GPUs, ``nvswitch`` between a GPU and the node's
-        NVSwitches, ``pcie`` and ``socket`` inside the host, ``nic`` between a NIC and its switch, ``fabric``
-        between switches.
+        One of :data:`LINK_KINDS`: ``nvlink`` between two GPUs, ``nvswitch`` between a GPU and NVSwitches,
+        ``pcie`` and ``socket`` inside the host, ``nic`` between a NIC and its switch, ``fabric`` between switches.
     bandwidth_bytes_per_s : float
         Of this direction, of all lanes together.
     latency_s : float
@@ -41,6 +48,40 @@ class Link:
     n_lanes: int = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkArrays:
+    """All links as arrays of length ``n_links``.
+
+    Parameters
+    ----------
+    source, target : array of int
+        Vertex numbers.
+    kind : array of int
+        Positions in :data:`LINK_KINDS`.
+    bandwidth_bytes_per_s, latency_s : array of float
+        Of each direction.
+    n_lanes : array of int
+        Parallel physical links in each.
+    """
+
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    bandwidth_bytes_per_s: NDArray[np.float64]
+    latency_s: NDArray[np.float64]
+    n_lanes: NDArray[np.int64]
+
+    def edges(self, names: Sequence[str]) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
+        """Return all links as edges of a networkx graph: both ends, the number of the link as key, and attributes."""
+        columns = (self.source, self.target, self.kind, self.bandwidth_bytes_per_s, self.latency_s, self.n_lanes)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for index, (source, target, kind, bandwidth, latency, n_lanes) in enumerate(rows):
+            attributes = {
+                "kind": LINK_KINDS[kind], "bandwidth_bytes_per_s": bandwidth, "latency_s": latency, "n_lanes": n_lanes,
+            }  # fmt: skip
+            yield names[source], names[target], index, attributes
+
+
 @dataclass(slots=True)
 class LinkTable:
     """Links under construction: parallel lists with integer vertices."""
@@ -56,14 +97,7 @@ class LinkTable:
         return len(self.sources)
 
     def add(
-        self,
-        source: int,
-        target: int,
-        kind: str,
-        bandwidth_bytes_per_s: float,
-        latency_s: float,
-        *,
-        n_lanes: int = 1,
+        self, source: int, target: int, kind: str, bandwidth_bytes_per_s: float, latency_s: float, *, n_lanes: int = 1
     ) -> int:
         """Append one direction and return its index."""
         self.sources.append(source)
@@ -75,19 +109,33 @@ class LinkTable:
         return len(self.sources) - 1
 
     def add_pair(
-        self,
-        source: int,
-        target: int,
-        kind: str,
-        bandwidth_bytes_per_s: float,
-        latency_s: float,
-        *,
-        n_lanes: int = 1,
+        self, source: int, target: int, kind: str, bandwidth_bytes_per_s: float, latency_s: float, *, n_lanes: int = 1
     ) -> int:
         """Append both directions; the one back has the index that follows the returned one."""
         there = self.add(source, target, kind, bandwidth_bytes_per_s, latency_s, n_lanes=n_lanes)
         self.add(target, source, kind, bandwidth_bytes_per_s, latency_s, n_lanes=n_lanes)
         return there
+
+    def arrays(self) -> LinkArrays:
+        """Return the links as arrays."""
+        return LinkArrays(
+            source=np.array(self.sources, dtype=np.int64),
+            target=np.array(self.targets, dtype=np.int64),
+            kind=np.array(self.kinds, dtype=np.int64),
+            bandwidth_bytes_per_s=np.array(self.bandwidths, dtype=np.float64),
+            latency_s=np.array(self.latencies, dtype=np.float64),
+            n_lanes=np.array(self.lanes, dtype=np.int64),
+        )
+
+
+def graph_of(vertices: Iterable[tuple[str, dict[str, Any]]], links: LinkArrays, **attributes: Any) -> Graph[str]:
+    """Build the networkx graph of vertices, given by name and attributes, and the links between them."""
+    named = list(vertices)
+    graph: Graph[str] = nx.MultiDiGraph(**attributes)
+    graph.add_nodes_from(named)
+    for source, target, number, link in links.edges([name for name, _ in named]):
+        graph.add_edge(source, target, number, **link)
+    return graph
 
 
 class LinkView(Sequence[Link]):

@@ -9,10 +9,10 @@ from typing import Any
 
 from simulator.config import Locator, load_yaml, parse_yaml, resolve_name, shipped_names, validate
 from simulator.errors import ConfigError
-from simulator.topology.explicit import GraphSpec, topology_of_graph
+from simulator.topology.cluster_spec import ClusterSpec, TransportSpec
+from simulator.topology.given_graph import GraphSpec, topology_of_graph
 from simulator.topology.graph import Topology, check_size
 from simulator.topology.layout import build_layout
-from simulator.topology.spec import ClusterSpec, TransportSpec
 
 
 def list_topologies() -> list[str]:

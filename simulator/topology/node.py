@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from simulator.topology.link import LinkTable
-from simulator.topology.routing import Adjacency, Route
-from simulator.topology.spec import (
+from simulator.topology.cluster_spec import (
     HYBRID_CUBE_MESH,
     NodeSpec,
     NvHybridCubeMeshSpec,
@@ -14,9 +13,9 @@ from simulator.topology.spec import (
     NvMeshSpec,
     NvSwitchSpec,
 )
+from simulator.topology.link import HOST_KINDS, NVLINK_KINDS, Graph, LinkTable, graph_of
+from simulator.topology.routing import Route, Router
 
-NVLINK_KINDS = ("nvlink", "nvswitch")
-HOST_KINDS = ("pcie", "socket")
 #: What devices reach in the memory or the devices of another socket, whatever the sockets' own links carry: NCCL counts
 #: 16 GB/s on AMD and 22 on Intel (NVIDIA/nccl, src/graph/topo.h), which are effective rates, here over the 0.75 of the
 #: raw rate that collectives get on PCIe.
@@ -24,9 +23,56 @@ SOCKET_PEER_BYTES_PER_S = {"amd": 21e9, "intel": 29e9}
 MAX_NVLINK_HOPS = 2  # through one GPU between, or through the NVSwitch
 
 
+class InnerRoutes:
+    """Routes inside nodes as NCCL's path search finds them: NVLink where two hops reach, otherwise the host.
+
+    Parameters
+    ----------
+    graph : networkx.MultiDiGraph
+        Of one node or of many; vertices have ``kind``.
+    """
+
+    def __init__(self, graph: Graph[str]) -> None:
+        self._gpus = {vertex for vertex in graph if graph.nodes[vertex]["kind"] == "gpu"}
+        self._cpus = [vertex for vertex in graph if graph.nodes[vertex]["kind"] == "cpu"]
+        self._nvlink = Router(graph, NVLINK_KINDS)
+        self._host = Router(graph, HOST_KINDS, dead_ends=self._gpus)
+        self._known: dict[tuple[str, str, bool], Route | None] = {}
+
+    def route(self, source: str, target: str, *, by_host: bool = False) -> Route | None:
+        """Links between two GPUs, or a GPU and a NIC, of a node; None where there is no way.
+
+        Parameters
+        ----------
+        source, target : str
+            Vertices.
+        by_host : bool
+            Through the memory of the CPU nearest to the GPU, for transports that cannot read GPU memory.
+        """
+        key = source, target, by_host
+        if key not in self._known:
+            self._known[key] = self._via_cpu(source, target) if by_host else self._direct(source, target)
+        return self._known[key]
+
+    def _direct(self, source: str, target: str) -> Route | None:
+        if {source, target} <= self._gpus:
+            n_hops = self._nvlink.n_hops(source, target)
+            if n_hops is not None and n_hops <= MAX_NVLINK_HOPS:
+                return self._nvlink.route(source, target)
+        return self._host.route(source, target)
+
+    def _via_cpu(self, source: str, target: str) -> Route | None:
+        _, n_hops = self._host.towards(source if source in self._gpus else target)
+        nearest = min((cpu for cpu in self._cpus if cpu in n_hops), key=n_hops.__getitem__, default=None)
+        if nearest is None:
+            return None
+        there, onward = self._host.route(source, nearest), self._host.route(nearest, target)
+        return None if there is None or onward is None else (*there, *onward)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGraph:
-    """Vertices, links and routes of one node, with local numbers.
+    """Vertices and links of one node, with local numbers.
 
     The last ``2 * n_nics`` links join NICs and fabric (``nic_up[i]``, ``nic_down[i]``), whose end is -1.
 
@@ -34,12 +80,8 @@ class NodeGraph:
     ----------
     vertices : tuple of (str, str)
         Local name and kind of each vertex; GPUs come first.
-    gpu_routes : dict
-        Route between two GPUs of the node.
-    to_nic, from_nic : dict
-        Routes between a GPU and a NIC, without the links beyond the NIC.
-    to_nic_by_host, from_nic_by_host : dict
-        The same through host memory, for transports that cannot read GPU memory.
+    inner : InnerRoutes
+        Routes between its GPUs and NICs.
     """
 
     vertices: tuple[tuple[str, str], ...]
@@ -48,11 +90,14 @@ class NodeGraph:
     n_nics: int
     nic_up: tuple[int, ...]
     nic_down: tuple[int, ...]
-    gpu_routes: dict[tuple[int, int], Route]
-    to_nic: dict[tuple[int, int], Route]
-    from_nic: dict[tuple[int, int], Route]
-    to_nic_by_host: dict[tuple[int, int], Route]
-    from_nic_by_host: dict[tuple[int, int], Route]
+    graph: Graph[str]
+    inner: InnerRoutes = field(repr=False)
+
+    def route(self, source: str, target: str, *, by_host: bool = False) -> Route:
+        """Route between two vertices by their local names; see :meth:`InnerRoutes.route`."""
+        found = self.inner.route(source, target, by_host=by_host)
+        assert found is not None, f"a node is connected, but {source} does not reach {target}"
+        return found
 
     def nics_of(self, gpu: int) -> tuple[int, ...]:
         """NICs that a GPU uses: the one at its place in order, several where there are more than GPUs."""
@@ -78,7 +123,7 @@ def socket_of(spec: NodeSpec, gpu: int) -> int:
 
 
 def build_node(spec: NodeSpec) -> NodeGraph:
-    """Lay out one node: GPUs, NVSwitch, PCIe switches, CPUs, NICs, and the routes between them."""
+    """Lay out one node: GPUs, NVSwitch, PCIe switches, CPUs, NICs, and the links between them."""
     n_nics = spec.nics.count if spec.nics else 0
     vertices = [(f"gpu{i}", "gpu") for i in range(spec.gpus)]
     if isinstance(spec.nvlink, NvSwitchSpec):
@@ -92,13 +137,12 @@ def build_node(spec: NodeSpec) -> NodeGraph:
     links = LinkTable()
     _add_nvlinks(spec, links)
     _add_host(spec, links, pcie, cpu, nic)
-    adjacency = Adjacency(len(vertices), links)
+    graph = graph_of(((name, {"kind": kind, **_facts(spec, kind)}) for name, kind in vertices), links.arrays())
     up, down = [], []
     for i in range(n_nics):
         assert spec.nics is not None
         up.append(links.add(nic + i, -1, "nic", spec.nics.bandwidth_bytes_per_s, spec.nics.latency_s))
         down.append(links.add(-1, nic + i, "nic", spec.nics.bandwidth_bytes_per_s, spec.nics.latency_s))
-    gpus, nics = range(spec.gpus), range(n_nics)
     return NodeGraph(
         vertices=tuple(vertices),
         links=links,
@@ -106,12 +150,16 @@ def build_node(spec: NodeSpec) -> NodeGraph:
         n_nics=n_nics,
         nic_up=tuple(up),
         nic_down=tuple(down),
-        gpu_routes={(a, b): _gpu_route(adjacency, a, b, spec.gpus) for a in gpus for b in gpus if a != b},
-        to_nic={(g, i): _host_route(adjacency, g, nic + i, spec.gpus) for g in gpus for i in nics},
-        from_nic={(i, g): _host_route(adjacency, nic + i, g, spec.gpus) for g in gpus for i in nics},
-        to_nic_by_host={(g, i): _via_cpu(adjacency, g, nic + i, cpu, spec) for g in gpus for i in nics},
-        from_nic_by_host={(i, g): _via_cpu(adjacency, nic + i, g, cpu, spec) for g in gpus for i in nics},
+        graph=graph,
+        inner=InnerRoutes(graph),
     )
+
+
+def _facts(spec: NodeSpec, kind: str) -> dict[str, Any]:
+    """What collectives depend on beside links: switches that reduce and multicast, and the vendor of the host."""
+    if kind == "nvswitch" and isinstance(spec.nvlink, NvSwitchSpec) and spec.nvlink.multicast:
+        return {"multicast": True}
+    return {"vendor": spec.cpu.vendor} if kind == "cpu" else {}
 
 
 def _add_nvlinks(spec: NodeSpec, links: LinkTable) -> None:
@@ -154,24 +202,3 @@ def _add_host(spec: NodeSpec, links: LinkTable, pcie: int, cpu: int, nic: int) -
     for a in range(sockets):
         for b in range(a + 1, sockets):
             links.add_pair(cpu + a, cpu + b, "socket", between_sockets, spec.cpu.socket_latency_s)
-
-
-def _gpu_route(adjacency: Adjacency, a: int, b: int, n_gpus: int) -> Route:
-    """Over NVLink where two hops reach, otherwise through the host, as NCCL's path search does."""
-    hops = adjacency.hops_to(b, NVLINK_KINDS)
-    if hops.get(a, MAX_NVLINK_HOPS + 1) <= MAX_NVLINK_HOPS:
-        return adjacency.spread(a, hops, NVLINK_KINDS)
-    return _host_route(adjacency, a, b, n_gpus)
-
-
-def _host_route(adjacency: Adjacency, a: int, b: int, n_gpus: int) -> Route:
-    gpus = range(n_gpus)
-    return adjacency.spread(a, adjacency.hops_to(b, HOST_KINDS, gpus), HOST_KINDS, gpus)
-
-
-def _via_cpu(adjacency: Adjacency, a: int, b: int, cpu: int, spec: NodeSpec) -> Route:
-    """Through the memory of the CPU nearest to the GPU end."""
-    gpu = a if a < spec.gpus else b
-    hops = adjacency.hops_to(gpu, HOST_KINDS, range(spec.gpus))
-    nearest = min(range(cpu, cpu + spec.cpu.sockets), key=lambda vertex: hops[vertex])
-    return (*_host_route(adjacency, a, nearest, spec.gpus), *_host_route(adjacency, nearest, b, spec.gpus))

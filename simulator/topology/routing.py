@@ -1,4 +1,4 @@
-"""Shortest paths with equal-cost spreading, on plain adjacency lists.
+"""Routes on a graph: networkx's shortest paths by hops, and the traffic spread over all of them.
 
 References
 ----------
@@ -7,97 +7,85 @@ RFC 2992 (equal-cost multi-path); here as a fluid: every next hop on a shortest 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
+from typing import cast
 
-from simulator.topology.link import LINK_KINDS, LinkTable
+import networkx as nx
+
+from simulator.topology.link import LINK_KINDS, Graph
 
 #: what :meth:`Topology.route` returns: index of a link and the share of the traffic on it
 Route = tuple[tuple[int, float], ...]
+#: the next vertices on all shortest paths to a target, and the hops that are left, by vertex
+Onward = tuple[dict[str, list[str]], dict[str, int]]
 
 
-class Adjacency:
-    """Links into and out of each vertex.
+class Router:
+    """Shortest ways over the links of a graph; those towards one target are found at once and kept.
 
     Parameters
     ----------
-    n_vertices : int
-        Vertices are numbered from 0.
-    links : LinkTable
-        The directed links.
+    graph : networkx.MultiDiGraph
+        Edges are keyed by the number of their link and have ``kind`` and ``bandwidth_bytes_per_s``.
+    kinds : collection of str
+        Kinds of links that may be used.
+    dead_ends : collection of str
+        Vertices at which ways begin and end, but which they do not pass through.
     """
 
-    def __init__(self, n_vertices: int, links: LinkTable) -> None:
-        self.links = links
-        self.out: list[list[int]] = [[] for _ in range(n_vertices)]
-        self.into: list[list[int]] = [[] for _ in range(n_vertices)]
-        for index, (source, target) in enumerate(zip(links.sources, links.targets, strict=True)):
-            self.out[source].append(index)
-            self.into[target].append(index)
+    def __init__(self, graph: Graph[str], kinds: Collection[str] = LINK_KINDS, dead_ends: Collection[str] = ()) -> None:
+        self._graph = graph
+        self._kinds = frozenset(kinds)
+        self._backward: nx.DiGraph[str] = nx.DiGraph()
+        self._backward.add_nodes_from(graph)
+        self._into_dead_ends: dict[str, list[tuple[str, str]]] = {vertex: [] for vertex in dead_ends}
+        usable = [ends for *ends, link in graph.edges(data=True) if link["kind"] in self._kinds]
+        for source, target in usable:
+            if target in self._into_dead_ends:
+                self._into_dead_ends[target].append((target, source))
+            else:
+                self._backward.add_edge(target, source)
+        self._towards: dict[str, Onward] = {}
 
-    def hops_to(self, target: int, kinds: Collection[str] = LINK_KINDS, closed: Collection[int] = ()) -> dict[int, int]:
-        """Return hops to ``target`` of every vertex that reaches it.
+    def towards(self, target: str) -> Onward:
+        """Return the next vertices on all shortest paths to ``target``, and how many hops are left, by vertex."""
+        found = self._towards.get(target)
+        if found is None:
+            own = self._into_dead_ends.get(target, ())
+            self._backward.add_edges_from(own)
+            found = self._towards[target] = cast(Onward, nx.predecessor(self._backward, target, return_seen=True))
+            self._backward.remove_edges_from(own)
+        return found
 
-        Parameters
-        ----------
-        target : int
-            Where paths end.
-        kinds : collection of str
-            Kinds of links that may be used.
-        closed : collection of int
-            Vertices that paths may start from but not pass through.
+    def n_hops(self, source: str, target: str) -> int | None:
+        """Return the length of a shortest path; None where there is none."""
+        return self.towards(target)[1].get(source)
+
+    def route(self, source: str, target: str) -> Route | None:
+        """Split one unit of traffic over all shortest paths; None where there is none.
+
+        At each vertex the links to the next ones share in proportion to their bandwidth.
         """
-        allowed = {LINK_KINDS.index(kind) for kind in kinds}
-        hops = {target: 0}
-        queue = deque([target])
-        while queue:
-            vertex = queue.popleft()
-            if vertex in closed and vertex != target:
-                continue
-            for index in self.into[vertex]:
-                source = self.links.sources[index]
-                if source not in hops and self.links.kinds[index] in allowed:
-                    hops[source] = hops[vertex] + 1
-                    queue.append(source)
-        return hops
-
-    def spread(
-        self,
-        source: int,
-        hops: dict[int, int],
-        kinds: Collection[str] = LINK_KINDS,
-        closed: Collection[int] = (),
-    ) -> Route:
-        """Split one unit of traffic from ``source`` over all shortest paths.
-
-        At each vertex the next hops share in proportion to their bandwidth.
-
-        Parameters
-        ----------
-        source : int
-            Where the traffic starts; must be in ``hops``.
-        hops : dict
-            What :meth:`hops_to` returned, with the same ``kinds`` and ``closed``.
-        """
-        allowed = {LINK_KINDS.index(kind) for kind in kinds}
-        amount = {source: 1.0}
+        onward_of, n_hops = self.towards(target)
+        if source not in n_hops:
+            return None
+        amounts: dict[str, float] = {source: 1.0}
         shares: dict[int, float] = {}
-        for distance in range(hops[source], 0, -1):
-            onward: dict[int, float] = {}
-            for vertex, arriving in amount.items():
-                usable = [
-                    index
-                    for index in self.out[vertex]
-                    if self.links.kinds[index] in allowed
-                    and hops.get(self.links.targets[index]) == distance - 1
-                    and (distance == 1 or self.links.targets[index] not in closed)
-                ]
-                total = sum(self.links.bandwidths[index] for index in usable)
-                for index in usable:
-                    part = arriving * self.links.bandwidths[index] / total
+        for _ in range(n_hops[source]):
+            onward: dict[str, float] = {}
+            for vertex, arriving in amounts.items():
+                usable: list[tuple[int, float, str]] = sorted(
+                    (int(index), link["bandwidth_bytes_per_s"], neighbour)
+                    for neighbour in onward_of[vertex]
+                    for index, link in self._graph.adj[vertex][neighbour].items()
+                    if link["kind"] in self._kinds
+                )
+                total = sum(bandwidth for _, bandwidth, _ in usable)
+                for index, bandwidth, neighbour in usable:
+                    part = arriving * bandwidth / total
                     shares[index] = shares.get(index, 0.0) + part
-                    onward[self.links.targets[index]] = onward.get(self.links.targets[index], 0.0) + part
-            amount = onward
+                    onward[neighbour] = onward.get(neighbour, 0.0) + part
+            amounts = onward
         return tuple(shares.items())
 
 
@@ -115,6 +103,16 @@ def shifted(route: Route, offset: int) -> Route:
     return tuple((index + offset, share) for index, share in route)
 
 
-def bottleneck_bytes_per_s(route: Route, bandwidths: Sequence[float]) -> float:
-    """Largest rate at which a route can carry traffic when it is alone."""
-    return min((bandwidths[index] / share for index, share in route if share > 0), default=float("inf"))
+def maximum_flow_bytes_per_s(
+    graph: Graph[str], sources: Iterable[str], targets: Iterable[str], kinds: Collection[str] = LINK_KINDS
+) -> float:
+    """Rate at which some vertices together can send to others over links of some kinds, by networkx's maximum flow."""
+    capacities: nx.DiGraph[str] = nx.DiGraph()
+    for source, target, link in graph.edges(data=True):
+        if link["kind"] in kinds:
+            before = capacities.edges[source, target]["capacity"] if capacities.has_edge(source, target) else 0.0
+            capacities.add_edge(source, target, capacity=before + link["bandwidth_bytes_per_s"])
+    ends = (" all sources", " all targets")
+    capacities.add_edges_from((ends[0], source) for source in sources)
+    capacities.add_edges_from((target, ends[1]) for target in targets)
+    return float(nx.maximum_flow_value(capacities, *ends)) if all(end in capacities for end in ends) else 0.0

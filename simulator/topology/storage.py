@@ -16,7 +16,7 @@ def node_rate_bytes_per_s(storage: StorageSpec, topology: Topology, *, writes: b
     known = next((rate for rate in rates if rate is not None), None)
     if known is not None:
         return known
-    nics = topology.node.nics if hasattr(topology.node, "nics") else None
+    nics = topology.node.nics
     return nics.count * nics.bandwidth_bytes_per_s if nics is not None else math.inf
 
 

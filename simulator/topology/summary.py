@@ -11,8 +11,8 @@ import numpy as np
 from simulator.config import Spec
 from simulator.topology.graph import Topology
 from simulator.topology.layout import RegularLayout
-from simulator.topology.link import LINK_KINDS
-from simulator.topology.node import HOST_KINDS, NVLINK_KINDS
+from simulator.topology.link import HOST_KINDS, LINK_KINDS, NVLINK_KINDS
+from simulator.topology.routing import maximum_flow_bytes_per_s
 from simulator.topology.storage import node_rate_bytes_per_s, total_rate_bytes_per_s
 from simulator.units import format_bandwidth, format_time
 
@@ -104,7 +104,7 @@ def describe(topology: Topology) -> TopologySummary:
     spec, layout = topology.spec, topology.layout
     injection = _injection_bytes_per_s(topology)
     sources = dict(_sources(spec))
-    kinds = [layout.vertex(index)[1] for index in range(min(layout.n_vertices, _n_switch_vertices(topology)))]
+    n_first = len(layout.fabric.vertices) if isinstance(layout, RegularLayout) else layout.n_vertices
     return TopologySummary(
         name=topology.name,
         description=spec.description,
@@ -114,7 +114,7 @@ def describe(topology: Topology) -> TopologySummary:
         gpus_per_node=topology.gpus_per_node,
         nodes_available=spec.nodes,
         fabric=topology.fabric.kind if isinstance(layout, RegularLayout) else "graph",
-        n_switches=kinds.count("switch"),
+        n_switches=sum(layout.vertex(index)[1] == "switch" for index in range(n_first)),
         transports=tuple(topology.transports),
         nvlink_bytes_per_s=_nvlink_bytes_per_s(topology),
         node_injection_bytes_per_s=injection,
@@ -179,41 +179,26 @@ def _injection_bytes_per_s(topology: Topology) -> float:
 
 def _inside_bisection_bytes_per_s(topology: Topology) -> float:
     """Maximum flow between the halves of one node's GPUs, over its own links."""
-    import networkx as nx
-
     used = min(topology.n_gpus, topology.gpus_per_node)
     if used < 2:
         return 0.0
-    if not isinstance(topology.layout, RegularLayout):
-        return topology.layout.cut_bytes_per_s(1)
-    graph: nx.DiGraph[int | str] = nx.DiGraph()
-    links = topology.layout.node.links
-    usable = NVLINK_KINDS if topology.node.nvlink else HOST_KINDS
-    for index, kind in enumerate(links.kinds):
-        if LINK_KINDS[kind] in usable:
-            graph.add_edge(links.sources[index], links.targets[index], capacity=links.bandwidths[index])
-    graph.add_edges_from(("from", gpu) for gpu in range(used // 2))
-    graph.add_edges_from((gpu, "to") for gpu in range(used // 2, used))
-    graph.remove_nodes_from(range(used, topology.layout.node.n_gpus))
-    return float(nx.maximum_flow_value(graph, "from", "to"))
+    layout = topology.layout
+    if not isinstance(layout, RegularLayout):
+        return layout.cut_bytes_per_s(1)
+    gpus = [f"gpu{number}" for number in range(layout.node.n_gpus)]
+    graph = layout.node.graph.copy()
+    graph.remove_nodes_from(gpus[used:])
+    kinds = NVLINK_KINDS if topology.node.nvlink else HOST_KINDS
+    return maximum_flow_bytes_per_s(graph, gpus[: used // 2], gpus[used // 2 : used], kinds)
 
 
 def _nvlink_bytes_per_s(topology: Topology) -> float:
     arrays = topology.arrays
     kinds = [LINK_KINDS.index(kind) for kind in NVLINK_KINDS]
-    first = _first_gpu(topology)
-    out = (arrays.source == first) & np.isin(arrays.kind, kinds)
+    layout = topology.layout
+    first_gpu = next(vertex for vertex in layout.vertices_of(0) if layout.vertex(vertex)[1] == "gpu")
+    out = (arrays.source == first_gpu) & np.isin(arrays.kind, kinds)
     return float(arrays.bandwidth_bytes_per_s[out].sum())
-
-
-def _first_gpu(topology: Topology) -> int:
-    layout = topology.layout
-    return next(index for index in range(layout.n_vertices) if layout.vertex(index)[1] == "gpu")
-
-
-def _n_switch_vertices(topology: Topology) -> int:
-    layout = topology.layout
-    return len(layout.fabric.vertices) if isinstance(layout, RegularLayout) else layout.n_vertices
 
 
 def _sources(spec: Spec, path: str = "") -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from simulator.interop import FORMATS, import_topology, open_topology, recognise
 from simulator.interop.hardware import device_of_product, nvlink_section
 from simulator.interop.hostlist import expand_hostlist
 from simulator.interop.nvml import import_nvml
-from simulator.topology.spec import HYBRID_CUBE_MESH
+from simulator.topology.cluster_spec import HYBRID_CUBE_MESH
 
 
 def gpu_xml(index, links):

@@ -199,8 +199,12 @@ def test_the_graph_is_the_links():
     graph = topology.graph
     assert graph.number_of_edges() == len(topology.links)
     assert graph.nodes["node0.gpu0"]["kind"] == "gpu"
-    for source, target, key, link in graph.edges(keys=True, data="link"):
-        assert (link.source, link.target, link.index) == (source, target, key)
+    for source, target, number, attributes in graph.edges(keys=True, data=True):
+        link = topology.links[number]
+        assert (link.source, link.target) == (source, target)
+        assert attributes == {
+            name: getattr(link, name) for name in ("kind", "bandwidth_bytes_per_s", "latency_s", "n_lanes")
+        }
         assert link.kind in LINK_KINDS
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulator.errors import ConfigError, UnroutableError
 from simulator.topology import describe, load_topology
-from simulator.topology.spec import ClusterSpec
+from simulator.topology.cluster_spec import ClusterSpec
 
 THOUSAND_NODES = """\
 nodes: 1000
@@ -210,7 +210,7 @@ def test_random_graphs_route_or_name_the_ends(n_vertices, data):
     import networkx as nx
 
     from simulator.config import parse_yaml, validate
-    from simulator.topology.explicit import GraphSpec, topology_of_graph
+    from simulator.topology.given_graph import GraphSpec, topology_of_graph
 
     pairs = st.tuples(st.integers(0, n_vertices - 1), st.integers(0, n_vertices - 1)).filter(lambda p: p[0] != p[1])
     edges = data.draw(st.lists(pairs, max_size=12))

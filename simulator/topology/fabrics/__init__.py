@@ -1,26 +1,23 @@
-"""Builders of fabrics: one dict, one file per family."""
+"""Fabrics between nodes: one class and one file per family, one line each here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from simulator.topology.fabrics.base import Fabric, FabricGraph, FabricSize
+from simulator.topology.fabrics.dragonfly import Dragonfly, DragonflyPlus
+from simulator.topology.fabrics.simple import NoFabric, OneSwitch
+from simulator.topology.fabrics.torus import Torus
+from simulator.topology.fabrics.tree import Clos, FatTree, RailOptimised
 
-from simulator.topology.fabrics.base import FabricGraph, FabricSize
-from simulator.topology.fabrics.dragonfly import build_dragonfly, build_dragonfly_plus
-from simulator.topology.fabrics.simple import build_none, build_one_switch
-from simulator.topology.fabrics.torus import build_torus
-from simulator.topology.fabrics.tree import build_tree
-
-#: kind in the file -> builder of (spec, size)
-FABRICS: dict[str, Callable[[Any, FabricSize], FabricGraph]] = {
-    "none": build_none,
-    "one-switch": build_one_switch,
-    "fat-tree": build_tree,
-    "clos": build_tree,
-    "rail-optimised": build_tree,
-    "dragonfly": build_dragonfly,
-    "dragonfly+": build_dragonfly_plus,
-    "torus": build_torus,
+#: kind in the file -> its keys, and what it builds
+FABRICS: dict[str, type[Fabric]] = {
+    "none": NoFabric,
+    "one-switch": OneSwitch,
+    "fat-tree": FatTree,
+    "clos": Clos,
+    "rail-optimised": RailOptimised,
+    "dragonfly": Dragonfly,
+    "dragonfly+": DragonflyPlus,
+    "torus": Torus,
 }
 
-__all__ = ["FABRICS", "FabricGraph", "FabricSize"]
+__all__ = ["FABRICS", "Fabric", "FabricGraph", "FabricSize"]

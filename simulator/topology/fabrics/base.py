@@ -1,10 +1,13 @@
-"""What every fabric builder takes and returns."""
+"""What every fabric is in a cluster file, and what it builds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pydantic import Field
+
+from simulator.config import Bandwidth, Spec, Time
 from simulator.topology.link import LinkTable
 from simulator.topology.routing import Route
 
@@ -47,6 +50,28 @@ class FabricGraph:
     attach: Callable[[int, int], int]
     path: Callable[[int, int], Route | None]
     cut_bytes_per_s: Callable[[int], float]
+
+
+class Fabric(Spec):
+    """The ``fabric`` section of a cluster file; each kind adds its keys and builds its switches and links."""
+
+    kind: str
+    source: str = ""
+
+    def n_nodes_max(self, n_nics: int) -> int | None:
+        """Nodes with ``n_nics`` NICs that fit; None where the fabric grows with them."""
+        return None
+
+    def build(self, size: FabricSize) -> FabricGraph:
+        """Lay out the fabric."""
+        raise NotImplementedError
+
+
+class SwitchedFabric(Fabric):
+    """What all fabrics with switches share."""
+
+    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+    link_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="link_bandwidth", gt=0)
 
 
 def lanes(bandwidth_bytes_per_s: float, link_bandwidth_bytes_per_s: float) -> int:

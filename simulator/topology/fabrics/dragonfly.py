@@ -11,11 +11,75 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Literal
 
-from simulator.topology.fabric_spec import Dragonfly, DragonflyPlus
-from simulator.topology.fabrics.base import FabricGraph, FabricSize, lanes
+from pydantic import Field, model_validator
+
+from simulator.config import Bandwidth, Time, complaint
+from simulator.errors import ConfigError
+from simulator.topology.fabrics.base import FabricGraph, FabricSize, SwitchedFabric, lanes
 from simulator.topology.link import LinkTable
 from simulator.topology.routing import Route, combine
+
+
+class Dragonfly(SwitchedFabric):
+    """Groups of fully connected switches, and links between each two groups."""
+
+    kind: Literal["dragonfly"]
+    groups: int | None = Field(default=None, gt=0, le=1024)
+    switches_per_group: int = Field(gt=0, le=256)
+    nics_per_switch: int = Field(gt=0)
+    local_links: int = Field(default=1, gt=0, le=256)
+    global_links: int = Field(default=1, gt=0, le=16384)
+    global_ports_per_switch: int | None = Field(default=None, gt=0, le=256)
+    global_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="global_bandwidth", gt=0)
+    global_latency_s: Time | None = Field(default=None, alias="global_latency", ge=0)
+    routing: Literal["minimal", "adaptive"] = "minimal"
+    nonminimal_share: float | None = Field(default=None, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Dragonfly:
+        if (self.routing == "adaptive") != (self.nonminimal_share is not None):
+            raise complaint(
+                ConfigError(
+                    "adaptive routing and nonminimal_share go together",
+                    hint="give the share of the traffic that takes detours, such as nonminimal_share: 0.3",
+                ),
+                "routing",
+            )
+        return self
+
+    def n_groups(self, n_nics: int) -> int:
+        """Groups that there are, or that ``n_nics`` NICs in all need."""
+        return self.groups or max(1, -(-n_nics // (self.switches_per_group * self.nics_per_switch)))
+
+    def trunk_links(self, n_groups: int) -> int:
+        """Links between each two of the groups."""
+        if self.global_ports_per_switch is None or n_groups < 2:
+            return self.global_links
+        return max(1, self.switches_per_group * self.global_ports_per_switch // (n_groups - 1))
+
+    def n_nodes_max(self, n_nics: int) -> int | None:
+        """Nodes whose NICs find a port."""
+        if self.groups is None or not n_nics:
+            return None
+        return self.groups * self.switches_per_group * self.nics_per_switch // n_nics
+
+    def build(self, size: FabricSize) -> FabricGraph:
+        """Build all groups; NICs fill the switches in order."""
+        bandwidth = self.link_bandwidth_bytes_per_s or size.nic_bandwidth_bytes_per_s
+        n_groups = self.n_groups(size.n_nodes * size.n_nics)
+        trunk = self.global_bandwidth_bytes_per_s or bandwidth
+        groups = _Groups(self, n_groups, self.trunk_links(n_groups), bandwidth, trunk)
+        groups.build()
+        width = self.switches_per_group
+        return FabricGraph(
+            vertices=tuple(f"group{g}.switch{s}" for g in range(n_groups) for s in range(width)),
+            links=groups.links,
+            attach=lambda node, nic: (node * size.n_nics + nic) // self.nics_per_switch,
+            path=groups.path,
+            cut_bytes_per_s=lambda n_nodes: groups.cut_bytes_per_s(n_nodes * size.n_nics),
+        )
 
 
 @dataclass(slots=True)
@@ -110,25 +174,32 @@ class _Groups:
         return pairs * self.n_trunk * self.global_bandwidth_bytes_per_s
 
 
-def build_dragonfly(spec: Dragonfly, size: FabricSize) -> FabricGraph:
-    """Build all groups; NICs fill the switches in order."""
-    bandwidth = spec.link_bandwidth_bytes_per_s or size.nic_bandwidth_bytes_per_s
-    n_groups = spec.n_groups(size.n_nodes * size.n_nics)
-    n_trunk = spec.trunk_links(n_groups)
-    groups = _Groups(spec, n_groups, n_trunk, bandwidth, spec.global_bandwidth_bytes_per_s or bandwidth)
-    groups.build()
-    width = spec.switches_per_group
-    return FabricGraph(
-        vertices=tuple(f"group{g}.switch{s}" for g in range(n_groups) for s in range(width)),
-        links=groups.links,
-        attach=lambda node, nic: (node * size.n_nics + nic) // spec.nics_per_switch,
-        path=groups.path,
-        cut_bytes_per_s=lambda n_nodes: groups.cut_bytes_per_s(n_nodes * size.n_nics),
-    )
+class DragonflyPlus(SwitchedFabric):
+    """Groups that are two-level fat trees; the spines of each two groups are linked."""
+
+    kind: Literal["dragonfly+"]
+    groups: int | None = Field(default=None, gt=0, le=1024)
+    leaves_per_group: int = Field(gt=0, le=1024)
+    nodes_per_leaf: int = Field(gt=0)
+    oversubscription: float = Field(default=1.0, gt=0)
+    global_links: int = Field(default=1, gt=0, le=16384)
+    global_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="global_bandwidth", gt=0)
+    global_latency_s: Time | None = Field(default=None, alias="global_latency", ge=0)
+
+    def n_groups(self, n_nodes: int) -> int:
+        """Groups that there are, or that the nodes need."""
+        return self.groups or max(1, -(-n_nodes // (self.leaves_per_group * self.nodes_per_leaf)))
+
+    def n_nodes_max(self, n_nics: int) -> int | None:
+        """Nodes that the leaves hold."""
+        return None if self.groups is None else self.groups * self.leaves_per_group * self.nodes_per_leaf
+
+    def build(self, size: FabricSize) -> FabricGraph:
+        """Build groups of leaves under one bundle of spines, and a trunk between each two groups."""
+        return _build_dragonfly_plus(self, size)
 
 
-def build_dragonfly_plus(spec: DragonflyPlus, size: FabricSize) -> FabricGraph:
-    """Build groups of leaves under one bundle of spines, and a trunk between each two groups."""
+def _build_dragonfly_plus(spec: DragonflyPlus, size: FabricSize) -> FabricGraph:
     port = spec.link_bandwidth_bytes_per_s or size.nic_bandwidth_bytes_per_s
     trunk = spec.global_links * (spec.global_bandwidth_bytes_per_s or port)
     uplink = spec.nodes_per_leaf * size.injection_bytes_per_s / spec.oversubscription

@@ -10,11 +10,41 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Literal
 
-from simulator.topology.fabric_spec import Torus
-from simulator.topology.fabrics.base import FabricGraph, FabricSize
+from pydantic import Field, model_validator
+
+from simulator.config import complaint
+from simulator.errors import ConfigError
+from simulator.topology.fabrics.base import FabricGraph, FabricSize, SwitchedFabric
 from simulator.topology.link import LinkTable
 from simulator.topology.routing import Route
+
+MOST_SWITCHES = 100_000
+
+
+class Torus(SwitchedFabric):
+    """Switches on a grid with wrap-around; dimension-order routing, half each way where both are as short."""
+
+    kind: Literal["torus"]
+    dims: tuple[int, ...] = Field(min_length=1)
+    nodes_per_switch: int = Field(default=1, gt=0)
+
+    @model_validator(mode="after")
+    def _positive(self) -> Torus:
+        if any(dim < 1 for dim in self.dims):
+            raise complaint(ConfigError(f"every dimension must be at least 1: {self.dims}"), "dims")
+        if math.prod(self.dims) > MOST_SWITCHES:
+            raise complaint(ConfigError(f"more than {MOST_SWITCHES} switches: {self.dims}"), "dims")
+        return self
+
+    def n_nodes_max(self, n_nics: int) -> int | None:
+        """Nodes that the grid holds."""
+        return math.prod(self.dims) * self.nodes_per_switch
+
+    def build(self, size: FabricSize) -> FabricGraph:
+        """Build the grid; a dimension of two has one link between its switches and no wrap-around beside it."""
+        return _build_torus(self, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +85,7 @@ class _Grid:
         return tuple(shares)
 
 
-def build_torus(spec: Torus, size: FabricSize) -> FabricGraph:
-    """Build a torus; a dimension of two has one link between its switches and no wrap-around beside it."""
+def _build_torus(spec: Torus, size: FabricSize) -> FabricGraph:
     bandwidth = spec.link_bandwidth_bytes_per_s or size.nic_bandwidth_bytes_per_s
     grid = _Grid(spec.dims, LinkTable(), {})
     n_switches = math.prod(spec.dims)

@@ -12,13 +12,73 @@ Al-Fares et al., "A Scalable, Commodity Data Center Network Architecture", SIGCO
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
-from simulator.topology.fabric_spec import RailOptimised, TreeSpec
-from simulator.topology.fabrics.base import FabricGraph, FabricSize, lanes
+from pydantic import Field, model_validator
+
+from simulator.config import complaint
+from simulator.errors import ConfigError
+from simulator.topology.fabrics.base import FabricGraph, FabricSize, SwitchedFabric, lanes
 from simulator.topology.link import LinkTable
 from simulator.topology.routing import Route
+
+
+class TreeSpec(SwitchedFabric):
+    """A folded Clos network of ``levels`` levels of switches.
+
+    ``oversubscription`` is the ratio of bandwidth below to bandwidth above a switch: of the leaves, or one
+    number per level from the leaves up. Uplinks of a switch are one bundle, over which routing spreads
+    traffic evenly; with ``bundled: false`` every spine of a two-level tree is a vertex of its own.
+    """
+
+    levels: Literal[1, 2, 3] = 2
+    nodes_per_leaf: int = Field(gt=0)
+    leaves_per_pod: int | None = Field(default=None, gt=0)
+    oversubscription: float | tuple[float, ...] = 1.0
+    bundled: bool = True
+    spines: int | None = Field(default=None, gt=0, le=1024)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TreeSpec:
+        ratios = self.oversubscription if isinstance(self.oversubscription, tuple) else (self.oversubscription,)
+        if any(ratio <= 0 for ratio in ratios) or len(ratios) > max(1, self.levels - 1):
+            limit = f"at most {self.levels - 1}: one per upper level"
+            raise complaint(ConfigError(f"must be positive ratios, {limit}"), "oversubscription")
+        if self.levels == 3 and self.leaves_per_pod is None:
+            raise complaint(ConfigError("three levels need leaves_per_pod"), "levels")
+        if not self.bundled and self.levels != 2:
+            raise complaint(ConfigError("only a two-level tree can be unbundled"), "bundled")
+        return self
+
+    def ratio(self, level: int) -> float:
+        """Oversubscription between switches of this level (0 is the leaves) and the next."""
+        if isinstance(self.oversubscription, tuple):
+            return self.oversubscription[level] if level < len(self.oversubscription) else 1.0
+        return self.oversubscription if level == 0 else 1.0
+
+    def build(self, size: FabricSize) -> FabricGraph:
+        """Build one to three levels of switches for ``size.n_nodes`` nodes."""
+        return _build_tree(self, size)
+
+
+class FatTree(TreeSpec):
+    """All NICs of a node on the same leaf."""
+
+    kind: Literal["fat-tree"]
+
+
+class Clos(TreeSpec):
+    """An Ethernet Clos network; as a fat tree, with equal-cost multipath."""
+
+    kind: Literal["clos"]
+
+
+class RailOptimised(TreeSpec):
+    """NIC i of every node on rail switch i of its block; other rails by that rail's GPU (PXN) or a spine."""
+
+    kind: Literal["rail-optimised"]
+    pxn: bool = True
 
 
 @dataclass(slots=True)
@@ -126,23 +186,15 @@ class _Tree:
         return cut
 
 
-def build_tree(spec: TreeSpec, size: FabricSize) -> FabricGraph:
-    """Build a tree of one to three levels for ``size.n_nodes`` nodes."""
-    rail = isinstance(spec, RailOptimised)
-    n_rails = size.n_nics if rail else 1
+def _build_tree(spec: TreeSpec, size: FabricSize) -> FabricGraph:
+    n_rails = size.n_nics if isinstance(spec, RailOptimised) else 1
     tree = _Tree(spec, size, n_rails)
     tree.add_leaves()
     if spec.levels > 1:
         tree.add_spines()
-    attach: Callable[[int, int], int]
-    if rail:
 
-        def attach(node: int, nic: int) -> int:
-            return node // spec.nodes_per_leaf * n_rails + nic
-    else:
-
-        def attach(node: int, nic: int) -> int:
-            return node // spec.nodes_per_leaf
+    def attach(node: int, nic: int) -> int:
+        return node // spec.nodes_per_leaf * n_rails + (nic if n_rails > 1 else 0)
 
     return FabricGraph(
         vertices=tuple(tree.vertices),

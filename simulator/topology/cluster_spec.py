@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from simulator.config import Bandwidth, Bytes, Spec, Time, complaint, did_you_mean, resolve_name
 from simulator.errors import ConfigError
 from simulator.topology.device import load_device
-from simulator.topology.fabric_spec import FabricSpec, NoFabric
+from simulator.topology.fabrics import FABRICS, Fabric
 from simulator.topology.operation_spec import OperatedSpec
+from simulator.units import PCIE_X16_BYTES_PER_S
 
-PCIE_X16_BYTES_PER_S = {3: 15.75e9, 4: 31.5e9, 5: 63.0e9, 6: 121.0e9}
-"""Raw rate of 16 lanes, per direction, after line coding (PCI-SIG base specifications)."""
+if TYPE_CHECKING:
+    FabricSpec = Fabric
+else:
+    FabricSpec = Annotated[Union[tuple(FABRICS.values())], Field(discriminator="kind")]  # noqa: UP007
 
 #: links between the eight GPUs of a DGX-1 with V100: each has six, and reaches any other through at most one
 HYBRID_CUBE_MESH = (
@@ -103,6 +106,12 @@ class NvMatrixSpec(Sourced):
 NvlinkSpec = Annotated[NvSwitchSpec | NvMeshSpec | NvHybridCubeMeshSpec | NvMatrixSpec, Field(discriminator="kind")]
 
 
+def pcie_generation(x16_bytes_per_s: float) -> int:
+    """Return the generation of PCI Express, of those that a node can have, whose 16 lanes are nearest to a rate."""
+    known = (3, 4, 5, 6)
+    return min(known, key=lambda generation: abs(math.log(PCIE_X16_BYTES_PER_S[generation] / x16_bytes_per_s)))
+
+
 class PcieSpec(Sourced):
     """PCI Express: GPUs and NICs hang on switches (or straight on the CPU when ``switches`` is 0).
 
@@ -140,29 +149,20 @@ class NicSpec(Sourced):
     model: str = ""
 
 
-def _pcie() -> PcieSpec:
-    return PcieSpec()
-
-
-def _cpu() -> CpuSpec:
-    return CpuSpec()
-
-
 class NodeSpec(Sourced):
     """One node: devices and how they reach each other and the network."""
 
     device: DeviceName
     gpus: int = Field(gt=0, le=1024)
     nvlink: NvlinkSpec | None = None
-    pcie: PcieSpec = Field(default_factory=_pcie)
-    cpu: CpuSpec = Field(default_factory=_cpu)
+    pcie: PcieSpec = PcieSpec()
+    cpu: CpuSpec = CpuSpec()
     nics: NicSpec | None = None
 
     @model_validator(mode="after")
     def _with_generation(self) -> NodeSpec:
         if self.pcie.generation is None:
-            of_device = load_device(self.device).pcie_bandwidth_bytes_per_s
-            generation = min(PCIE_X16_BYTES_PER_S, key=lambda g: abs(math.log(PCIE_X16_BYTES_PER_S[g] / of_device)))
+            generation = pcie_generation(load_device(self.device).pcie_bandwidth_bytes_per_s)
             said = f"{self.pcie.source}; " if self.pcie.source else ""
             changes = {"generation": generation, "source": f"{said}generation {generation} taken from the device"}
             object.__setattr__(self, "pcie", self.pcie.model_copy(update=changes))
@@ -197,7 +197,7 @@ class ClusterSpec(OperatedSpec, Sourced):
     description: str = ""
     nodes: int = Field(gt=0, le=1_000_000)
     node: NodeSpec
-    fabric: FabricSpec = Field(default_factory=lambda: NoFabric(kind="none"))
+    fabric: FabricSpec = Field(default_factory=lambda: FABRICS["none"](kind="none"))
     transports: dict[str, TransportSpec] = Field(default_factory=dict)
     default_transport: str | None = None
     efficiency: dict[str, Any] = Field(default_factory=dict)
@@ -214,7 +214,7 @@ class ClusterSpec(OperatedSpec, Sourced):
             text = f"a {self.fabric.kind} fabric between {self.nodes} nodes needs node.nics"
             raise complaint(ConfigError(text), "node")
         n_nics = self.node.nics.count if self.node.nics else 0
-        room = None if isinstance(self.fabric, NoFabric) else self.fabric.n_nodes_max(n_nics)
+        room = self.fabric.n_nodes_max(n_nics)
         if room is not None and self.nodes > room:
             text = f"the {self.fabric.kind} fabric has room for {room} nodes, not {self.nodes}"
             raise complaint(ConfigError(text, hint="enlarge the fabric, or take fewer nodes"), "nodes")
