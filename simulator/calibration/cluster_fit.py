@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from simulator.calibration.cluster_rows import hold_out
 from simulator.calibration.collectives import (
     Block,
-    Errors,
-    FloatArray,
     Measured,
     errors_of,
     fit_block,
     get_path,
+    measured_of,
     predicted_s,
+    read_table,
     with_values,
 )
+from simulator.calibration.robust import FloatArray, Residuals, standard_deviations
+from simulator.calibration.tables import plain_yaml
+from simulator.collectives import COLLECTIVES
 from simulator.collectives.constants import layered, merge, shipped
 from simulator.collectives.shape import GroupShape
-from simulator.errors import CalibrationError
+from simulator.config import did_you_mean, read_text, resolve_name
+from simulator.errors import CalibrationError, ConfigError
+from simulator.interop.nccl_tests import import_nccl_tests, is_nccl_tests
+from simulator.interop import import_topology, is_foreign
+from simulator.topology.graph import Topology
 
 Place = tuple[str | int, ...]
 
@@ -85,8 +93,8 @@ class ClusterFit:
     nccl: str
     constants: tuple[FittedConstant, ...]
     undetermined: Mapping[str, str]
-    before: Mapping[str, Errors]
-    after: Mapping[str, Errors]
+    before: Mapping[str, Residuals]
+    after: Mapping[str, Residuals]
     n_fitted: int
     n_held_out: int
     notes: tuple[str, ...] = ()
@@ -291,7 +299,7 @@ def determined(
     }
     free = [index for index, place in enumerate(places) if place not in reasons]
     while free:
-        errors = _EXPECTED_SCATTER * _deviations(jacobian[:, free])
+        errors = _EXPECTED_SCATTER * standard_deviations(jacobian[:, free])
         worst = int(np.argmax(errors))
         if errors[worst] <= LARGEST_ERROR:
             break
@@ -300,21 +308,14 @@ def determined(
     return [places[index] for index in free], reasons
 
 
-def _deviations(jacobian: FloatArray) -> FloatArray:
-    """Standard errors for rows with a scatter of one: roots of the diagonal of the inverse normal matrix."""
-    normal = jacobian.T @ jacobian
-    normal += np.eye(len(normal)) * 1e-9
-    return np.sqrt(np.maximum(np.diag(np.linalg.inv(normal)), 0.0))
-
-
 def _standard_errors(table: Mapping[str, Any], places: Sequence[Place], rows: Sequence[Measured]) -> list[float]:
     residuals = np.log(predicted_s(rows, table) / np.array([row.time_s for row in rows]))
     scatter = max(0.01, 1.4826 * float(np.median(np.abs(residuals - np.median(residuals)))))
-    return [float(error) for error in scatter * _deviations(_sensitivity(table, places, rows))]
+    return [float(error) for error in scatter * standard_deviations(_sensitivity(table, places, rows))]
 
 
-def _grouped(fit: Sequence[Measured], test: Sequence[Measured], table: Mapping[str, Any]) -> dict[str, Errors]:
-    found: dict[str, Errors] = {}
+def _grouped(fit: Sequence[Measured], test: Sequence[Measured], table: Mapping[str, Any]) -> dict[str, Residuals]:
+    found: dict[str, Residuals] = {}
     for name, rows in (("fitted", fit), ("held out", test)):
         for collective in sorted({row.collective for row in rows}):
             for sizes, is_large in (("from 1 MiB", True), ("below 1 MiB", False)):
@@ -322,3 +323,188 @@ def _grouped(fit: Sequence[Measured], test: Sequence[Measured], table: Mapping[s
                 if chosen:
                     found[f"{name}, {collective}, {sizes}"] = errors_of(chosen, table)
     return found
+
+
+# -- its rows ----------------------------------------------------------------------------------------------------------
+
+
+def read_measurements(
+    paths: Sequence[str | Path], topology: Topology, name: str, *, transport: str = "", collective: str | None = None
+) -> list[Measured]:
+    """Read logs of nccl-tests and measurement tables of one cluster.
+
+    Parameters
+    ----------
+    paths : sequence of str or Path
+        Logs as text or JSON, or CSV in the columns of ``collectives.csv``, in any mixture.
+    topology : Topology
+        The whole cluster.
+    name : str
+        Its name or file; rows of a table that name another cluster are left out.
+    transport : str
+        What carried the logs between nodes, and which rows of tables count; the cluster's default for logs.
+    collective : str, optional
+        What the logs measured, where they do not tell.
+
+    Raises
+    ------
+    CalibrationError
+        If a file has no rows of this cluster, or cannot be understood.
+    """
+    found: list[Measured] = []
+    for path in paths:
+        try:
+            text = read_text(path)
+            if is_nccl_tests(text) or text.lstrip().startswith("{"):
+                rows = _log_rows(path, topology, name, transport, collective)
+            elif "size_bytes" in text.splitlines()[0] if text.strip() else False:
+                rows = _table_rows(Path(path), topology, name, transport)
+            else:
+                raise CalibrationError(
+                    f"{path}: neither a log of nccl-tests nor a table with a column size_bytes",
+                    hint="was the job cut off before its first result?",
+                )
+        except ConfigError as error:
+            raise CalibrationError(error.message, hint=error.hint) from None
+        _check_names(rows, str(path), topology)
+        found += measured_of(rows, str(path))
+    return found
+
+
+def _log_rows(
+    path: str | Path, topology: Topology, name: str, transport: str, collective: str | None
+) -> list[dict[str, str]]:
+    table = import_nccl_tests(path, collective=collective)
+    found: list[dict[str, str]] = []
+    for run in table.runs:
+        n_nodes = run.n_nodes or -(-run.n_ranks // topology.gpus_per_node)
+        rows = replace(run, later=()).measurements(name, transport=transport if n_nodes > 1 else "", split="")
+        found += [row | {"row_id": f"{Path(path).stem}-{len(found) + i}", "nodes": str(n_nodes)}
+                  for i, row in enumerate(rows)]  # fmt: skip
+    return found
+
+
+def _table_rows(path: Path, topology: Topology, name: str, transport: str) -> list[dict[str, str]]:
+    names = {"", topology.name, name, Path(name).stem}
+    rows = read_table(path)
+    ours = [row for row in rows if row["topology"] in names]
+    if not ours:
+        others = sorted({row["topology"] for row in rows})
+        raise CalibrationError(
+            f"{path}: no rows of {topology.name}",
+            hint=f"its rows are of {', '.join(others)}" if others else "it is empty",
+        )
+    kept = [row for row in ours if not transport or row["transport"] in ("", transport)]
+    if not kept:
+        raise CalibrationError(f"{path}: no rows of {topology.name} over {transport}")
+    single = {"nodes": "1"} if topology.n_nodes == 1 else {}
+    return [row | {"topology": name} | ({} if row["nodes"] else single or _nodes(row, topology)) for row in kept]
+
+
+def _nodes(row: Mapping[str, str], topology: Topology) -> dict[str, str]:
+    n_gpus = int(row["gpus"]) if row["gpus"].isdecimal() else 1
+    return {"nodes": str(max(1, -(-n_gpus // topology.gpus_per_node)))}
+
+
+def _check_names(rows: Iterable[Mapping[str, str]], file: str, topology: Topology) -> None:
+    for row in rows:
+        if row["collective"] not in COLLECTIVES:
+            guess = did_you_mean(row["collective"], COLLECTIVES)
+            raise CalibrationError(f"{file}: collective {row['collective']!r} is unknown.{guess}")
+        if row["gpus"].isdecimal() and int(row["gpus"]) > topology.n_gpus:
+            raise CalibrationError(f"{file}: {row['gpus']} GPUs ran, {topology.name} has {topology.n_gpus}")
+
+
+def hold_out(rows: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
+    """Split rows into those to fit to and those to judge by.
+
+    Where the rows say which is which, that holds; otherwise every fourth size of a series is held out.
+    """
+    fit: list[Measured] = []
+    test: list[Measured] = []
+    series: dict[tuple[Any, ...], list[Measured]] = {}
+    for row in rows:
+        if row.split in ("fit", "test"):
+            (fit if row.split == "fit" else test).append(row)
+        else:
+            series.setdefault((row.collective, row.shape, row.algorithm, row.source), []).append(row)
+    for members in series.values():
+        for index, row in enumerate(sorted(members, key=lambda r: r.n_bytes)):
+            (test if index % 4 == 2 else fit).append(row)
+    return fit, test
+
+
+# -- its file ----------------------------------------------------------------------------------------------------------
+
+
+def fitted_cluster_text(name_or_path: str, fit: ClusterFit, files: Sequence[str | Path]) -> str:
+    """Return the cluster's file with the fitted constants in it.
+
+    Parameters
+    ----------
+    name_or_path : str
+        The cluster: a shipped name, our own file, or another tool's.
+    fit : ClusterFit
+    files : sequence of str or Path
+        Where the rows came from, for the source.
+
+    Raises
+    ------
+    CalibrationError
+        If the cluster is an explicit graph, which has no place for constants.
+    """
+    path = resolve_name(name_or_path, "clusters")
+    text = import_topology(path).to_yaml() if is_foreign(path) else read_text(path)
+    yaml = plain_yaml()
+    data = yaml.load(text)
+    if "vertices" in data:
+        raise CalibrationError(f"{name_or_path} is a graph of vertices and edges, which has no constants")
+    if "extends" in data and (path.parent / str(data["extends"])).is_file():
+        data["extends"] = str((path.parent / str(data["extends"])).resolve())
+    source = _source(fit, files)
+    inside, between = fit.section("inside"), fit.section("between")
+    section = data.setdefault("collectives", {})
+    if fit.nccl and not section.get("nccl"):
+        section["nccl"] = fit.nccl
+    if inside:
+        known = section.get("constants") or {}
+        section["constants"] = _on_lines(merge(known, {"source": source, "inside": inside}))
+    if between:
+        transports = data.setdefault("transports", {})
+        transport = transports.setdefault(fit.transport, {} if "extends" in data else {"protocol": "rdma"})
+        transport["constants"] = _on_lines(merge(transport.get("constants") or {}, {"source": source, **between}))
+    section["fit"] = {
+        "source": source,
+        "held_out": _residuals(fit.after),
+        "one_standard_deviation": {constant.name: f"{constant.relative_error:.1%}" for constant in fit.constants},
+    }
+    out = io.StringIO()
+    yaml.dump(data, out)
+    return out.getvalue()
+
+
+def _on_lines(tree: Any) -> Any:
+    """Write each list on one line."""
+    from ruamel.yaml.comments import CommentedSeq
+
+    if isinstance(tree, Mapping):
+        return {key: _on_lines(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        line = CommentedSeq(tree)
+        line.fa.set_flow_style()
+        return line
+    return tree
+
+
+def _source(fit: ClusterFit, files: Sequence[str | Path]) -> str:
+    names = ", ".join(Path(file).name for file in files)
+    version = f", NCCL {fit.nccl}" if fit.nccl else ""
+    return f"simulate calibrate collectives: {fit.n_fitted} rows of {names}{version}"
+
+
+def _residuals(after: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        name.removeprefix("held out, "): f"n={e.n} median {e.median:.1%} p90 {e.p90:.1%} bias {e.bias:+.1%}"
+        for name, e in after.items()
+        if name.startswith("held out")
+    }

@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simulator.calibration.table import read_rows
+from simulator.calibration.robust import AT_BOUND, FloatArray, Residuals, minimise
+from simulator.calibration.tables import read_rows
 from simulator.collectives.benchmark import Conditions, benchmark_time_s, conditions_of
 from simulator.collectives.shape import GroupShape, shape_of
 from simulator.collectives.tuner import table_constants
 from simulator.errors import CalibrationError
 from simulator.interop import open_topology
-
-FloatArray = NDArray[np.float64]
 
 _NEEDED = ("collective", "gpus", "size_bytes", "time_us")
 _OPTIONAL = ("topology", "nodes", "transport", "algorithm", "split", "source", "notes")
@@ -226,31 +224,22 @@ def fit_block(
     dict
         A new table.
     """
-    from scipy.optimize import least_squares
-
     chosen = [row for row in rows if block.rows(row)]
     if not chosen:
         return dict(table)
     target = np.log([row.time_s for row in chosen])
     weight = np.sqrt([row.weight for row in chosen])
-    start = np.log([max(1e-9, float(get_path(table, path))) for path in block.paths])
+    origin = np.log([max(1e-9, float(get_path(table, path))) for path in block.paths])
 
     def residuals(x: FloatArray) -> FloatArray:
         times = predicted_s(chosen, with_values(table, block.paths, np.exp(x)))
-        return np.concatenate([weight * (np.log(times) - target), ridge * math.sqrt(len(chosen)) * (x - start)])
+        return np.concatenate([weight * (np.log(times) - target), ridge * math.sqrt(len(chosen)) * (x - origin)])
 
-    upper = [0.0 if {"efficiency", "across"} & set(path) else np.inf for path in block.paths]
-    inner = np.minimum(start, np.array(upper) - 1e-3)
-    found = least_squares(
-        residuals,
-        inner,
-        bounds=(-np.inf, upper),
-        loss="soft_l1",
-        f_scale=0.1,
-        diff_step=np.full(len(start), 1e-3),
-        max_nfev=30,
-    )
-    return with_values(table, block.paths, np.exp(found.x))
+    upper = np.array([0.0 if {"efficiency", "across"} & set(path) else np.inf for path in block.paths])
+    bounds = (np.full(len(upper), -np.inf), upper)
+    start = np.minimum(origin, upper - AT_BOUND)
+    best, _, _ = minimise(residuals, start, bounds, scale=0.1, max_evaluations=30, step=1e-3)
+    return with_values(table, block.paths, np.exp(best))
 
 
 def rounded(tree: Any) -> Any:
@@ -290,16 +279,6 @@ def _flow(value: Any) -> str:
     return "null" if value is None else f"{value}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
-    """Relative errors of some rows: median and 90th percentile of the absolute value, and mean."""
-
-    n: int
-    median: float
-    p90: float
-    bias: float
-
-
 def relative_errors(rows: Sequence[Measured], table: Mapping[str, Any]) -> FloatArray:
     """Predicted over measured minus one, each row as often as it was measured."""
     if not rows:
@@ -308,22 +287,9 @@ def relative_errors(rows: Sequence[Measured], table: Mapping[str, Any]) -> Float
     return np.repeat(relative, [int(row.weight) for row in rows])
 
 
-def summarise(relative: FloatArray) -> Errors:
-    """Summary of relative errors; zeros where there are none."""
-    if not len(relative):
-        return Errors(n=0, median=0.0, p90=0.0, bias=0.0)
-    absolute = np.abs(relative)
-    return Errors(
-        n=len(relative),
-        median=float(np.median(absolute)),
-        p90=float(np.quantile(absolute, 0.9)),
-        bias=float(relative.mean()),
-    )
-
-
-def errors_of(rows: Sequence[Measured], table: Mapping[str, Any]) -> Errors:
+def errors_of(rows: Sequence[Measured], table: Mapping[str, Any]) -> Residuals:
     """Summary of the errors of the predictions of some rows."""
-    return summarise(relative_errors(rows, table))
+    return Residuals.of(relative_errors(rows, table))
 
 
 def fit_all(table: Mapping[str, Any], blocks: Sequence[Block], rows: Sequence[Measured]) -> dict[str, Any]:
@@ -340,7 +306,7 @@ def leave_one_out(
     rows: Sequence[Measured],
     *,
     smallest_bytes: int = 2**20,
-) -> dict[str, Errors]:
+) -> dict[str, Residuals]:
     """Fit without one cluster at a time and predict it.
 
     A class that only the left-out cluster has measured keeps the constants of the starting table.
@@ -357,13 +323,13 @@ def leave_one_out(
     dict
         Cluster to errors, and ``"all"`` for all of them together.
     """
-    result: dict[str, Errors] = {}
+    result: dict[str, Residuals] = {}
     everything: list[FloatArray] = []
     for cluster in sorted({row.topology for row in rows}):
         kept = [row for row in rows if row.topology != cluster and row.split == "fit"]
         left = [row for row in rows if row.topology == cluster and row.n_bytes >= smallest_bytes]
         relative = relative_errors(left, fit_all(table, blocks, kept))
         everything.append(relative)
-        result[cluster] = summarise(relative)
-    result["all"] = summarise(np.concatenate(everything) if everything else np.zeros(0))
+        result[cluster] = Residuals.of(relative)
+    result["all"] = Residuals.of(np.concatenate(everything) if everything else np.zeros(0))
     return result

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from simulator.calibration.table import read_rows
+from simulator.calibration.tables import read_rows
 from simulator.errors import CalibrationError
 from simulator.kernels.conditions import Conditions, conditions_of, library_kernel
 from simulator.models.layer import DTYPE_BYTES, AttentionShape, GemmShape, KernelShape, Pass, PointwiseShape

@@ -1,4 +1,4 @@
-"""Fits the kernel constants of one device to a table of timed kernels and writes them into its file."""
+"""Fits the kernel constants of one device to a table of timed kernels, and writes them into its file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from simulator.calibration.kernel_rows import KernelRow, read_kernel_rows
 from simulator.calibration.robust import Fitted, Free, Residuals, fit_constants
+from simulator.calibration.tables import plain_yaml
 from simulator.errors import CalibrationError
 from simulator.kernels.attention import AttentionConstants, attention_times_s
 from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s
@@ -224,7 +225,7 @@ def residuals_of(rows: Sequence[KernelRow], device: Device, constants: KernelCon
         groups.setdefault(family, []).append(row)
         groups.setdefault(f"{family} / {row.source} {row.implementation}".rstrip(), []).append(row)
     return {
-        name: Residuals.of(predict_rows_s(members, device, constants), _measured(members))
+        name: Residuals.of(predict_rows_s(members, device, constants) / _measured(members) - 1.0)
         for name, members in sorted(groups.items())
     }
 
@@ -370,3 +371,62 @@ def _plain(constants: Any, defaults: Any) -> dict[str, Any]:
         return float(f"{value:.4g}") if isinstance(value, float) else value
 
     return {k: rounded(v) for k, v in asdict(constants).items() if v != skip.get(k) and v not in ({}, None)}
+
+
+def undetermined_kernels(csv: str | Path, device: Device, fit: KernelFit) -> dict[str, str]:
+    """Name what the rows with ``split=fit`` do not determine, and why.
+
+    Returns
+    -------
+    dict
+        ``"gemm"``, ``"attention, flash_attention_3 backward"``, ``"pointwise, gelu"`` -> reason.
+    """
+    rows = read_kernel_rows(csv, device.name, splits=("fit",))
+    kept = f"keeps what the device file says ({device.kernel_basis})"
+    found = {family: f"no rows; {kept}" for family in ("gemm", "attention", "pointwise") if family not in fit.sections}
+    for row in rows:
+        if isinstance(row.shape, AttentionShape):
+            name = implementation_name(row.implementation, device)
+            way = "forward" if row.shape.kernel_pass == "forward" else "backward"
+            if way not in fit.sections.get("attention", {}).get(name, {}):
+                found[f"attention, {name} {way}"] = f"too few rows; {kept}"
+                found.pop("attention", None)
+    measured = set(fit.sections.get("pointwise", {}).get("efficiency", {}))
+    rest = sorted(set(device.kernels.get("pointwise", {}).get("efficiency", {})) - measured)
+    if measured and rest:
+        found["pointwise, " + ", ".join(rest)] = f"no rows; {kept}"
+    return found
+
+
+def write_kernels(path: str | Path, fit: KernelFit, *, source: str, basis: str = "measured") -> None:
+    """Write a fit into a device file, in place; comments and all other sections stay as they are.
+
+    Parameters
+    ----------
+    path : str or Path
+        The device file.
+    fit : KernelFit
+    source : str
+        Where the rows come from.
+    basis : str
+        ``kernel_basis`` of the device from now on.
+    """
+    yaml = plain_yaml()
+    data = yaml.load(Path(path).read_text(encoding="utf-8"))
+    kernels = data.setdefault("kernels", {})
+    for family, section in fit.sections.items():
+        errors = {
+            name: f"n={r.n} median {r.median:.1%} p90 {r.p90:.1%} bias {r.bias:+.1%}"
+            for name, r in fit.held_out.items()
+            if name.split(" / ")[0] == family
+        }
+        sure = {
+            name.removeprefix(f"{family}."): f"{error:.1%}" if error < float("inf") else "not determined"
+            for name, error in fit.uncertainty.items()
+            if name.startswith(f"{family}.")
+        }
+        kernels[family] = {**section, "source": source, "fit": {"held_out": errors, "one_standard_deviation": sure}}
+    data["kernel_basis"] = basis
+    data["kernel_error"] = round(max(fit.relative_error, 0.03), 3)
+    with Path(path).open("w", encoding="utf-8") as file:
+        yaml.dump(data, file)

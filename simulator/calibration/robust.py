@@ -1,4 +1,4 @@
-"""Robust least squares on the logarithm of times, over dotted names of constants."""
+"""Robust least squares on the logarithm of times: for constants of kernels, by dotted name, and of collectives, by place."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from simulator.errors import CalibrationError
 
 FloatArray = npt.NDArray[np.float64]
 ConstantsT = TypeVar("ConstantsT")
+
+#: assumed: how the minimum is searched, in logarithms of constants; other values move constants by less than their errors
+INSIDE = 1e-6  # starts keep so far away from bounds, where the minimiser could not move
+AT_BOUND = 1e-3  # nearer to a bound than this, a constant has run into it
+START_SPREAD = 0.2  # standard deviation of the further starts about the first
+PRIOR_WEIGHT = 0.1  # of the pull towards start values beside all rows together, at the scale of the loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,27 +44,21 @@ class Free:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residuals:
-    """Relative errors ``predicted / measured - 1`` of a fit, summed up."""
+    """Relative errors ``predicted / measured - 1``, summed up: median and 90th percentile of the size, and the mean."""
 
     n: int
-    median: float
-    mean: float
-    p90: float
-    maximum: float
-    bias: float
+    median: float = 0.0
+    p90: float = 0.0
+    bias: float = 0.0
 
     @classmethod
-    def of(cls, predicted: FloatArray, measured: FloatArray) -> Residuals:
-        """Compare two columns of times."""
-        error = predicted / measured - 1.0
-        size = np.abs(error)
+    def of(cls, errors: FloatArray) -> Residuals:
+        """Sum up relative errors; zeros where there are none."""
+        if not len(errors):
+            return cls(n=0)
+        size = np.abs(errors)
         return cls(
-            n=len(error),
-            median=float(np.median(size)),
-            mean=float(size.mean()),
-            p90=float(np.percentile(size, 90)),
-            maximum=float(size.max()),
-            bias=float(np.median(error)),
+            n=len(errors), median=float(np.median(size)), p90=float(np.quantile(size, 0.9)), bias=float(errors.mean())
         )
 
 
@@ -139,8 +139,8 @@ def fit_constants(
     if len(measured_s) < len(free):
         raise CalibrationError(f"{len(measured_s)} rows cannot determine {len(free)} constants")
     names, low, high = [f.name for f in free], np.log([f.low for f in free]), np.log([f.high for f in free])
-    origin = np.clip([log(max(get_value(start, name), 1e-30)) for name in names], low + 1e-6, high - 1e-6)
-    pull = np.array([1.0 / f.prior for f in free]) * scale * np.sqrt(len(measured_s)) * 0.1
+    origin = np.clip([log(max(get_value(start, name), 1e-30)) for name in names], low + INSIDE, high - INSIDE)
+    pull = np.array([1.0 / f.prior for f in free]) * scale * np.sqrt(len(measured_s)) * PRIOR_WEIGHT
     root = np.sqrt(weights) if weights is not None else 1.0
     log_measured = np.log(measured_s)
 
@@ -150,7 +150,7 @@ def fit_constants(
 
     best, best_cost, slopes = _best_of(residuals, origin, (low, high), n_starts, scale, max_evaluations)
     n_left = len(measured_s) - len(free)
-    spread = _spread(slopes, 2.0 * best_cost / n_left if n_left else float("inf"))
+    spread = standard_deviations(slopes, 2.0 * best_cost / n_left if n_left else float("inf"))
     spread[_undetermined(spread, best, low, high)] = np.inf
     return Fitted(
         constants=with_values(start, dict(zip(names, np.exp(best).tolist(), strict=True))),
@@ -160,7 +160,7 @@ def fit_constants(
 
 def _undetermined(spread: FloatArray, best: FloatArray, low: FloatArray, high: FloatArray) -> npt.NDArray[np.bool_]:
     """Tell which constants the rows leave open: no curvature, or a value that ran into its bounds."""
-    undetermined: npt.NDArray[np.bool_] = ~np.isfinite(spread) | (best - low < 1e-3) | (high - best < 1e-3)
+    undetermined: npt.NDArray[np.bool_] = ~np.isfinite(spread) | (best - low < AT_BOUND) | (high - best < AT_BOUND)
     return undetermined
 
 
@@ -173,29 +173,60 @@ def _best_of(
     max_evaluations: int,
 ) -> tuple[FloatArray, float, FloatArray]:
     """Minimise from several starts; return the best parameters, their cost and the slopes there."""
-    from scipy.optimize import least_squares
-
-    low, high = bounds
     rng = np.random.default_rng(0)
     best, best_cost, slopes = origin, float("inf"), np.zeros((0, len(origin)))
     for attempt in range(n_starts):
-        x0 = origin + (0.2 * rng.standard_normal(len(origin)) if attempt else 0.0)
-        found = least_squares(
-            residuals,
-            np.clip(x0, low + 1e-6, high - 1e-6),
-            loss="soft_l1",
-            f_scale=scale,
-            diff_step=[3e-3] * len(origin),
-            bounds=bounds,
-            max_nfev=max_evaluations,
-        )
-        if found.cost < best_cost:
-            best, best_cost, slopes = found.x, float(found.cost), np.asarray(found.jac)
+        x0 = origin + (START_SPREAD * rng.standard_normal(len(origin)) if attempt else 0.0)
+        found = minimise(residuals, x0, bounds, scale=scale, max_evaluations=max_evaluations)
+        if found[1] < best_cost:
+            best, best_cost, slopes = found
     return best, best_cost, slopes
 
 
-def _spread(slopes: FloatArray, variance: float) -> FloatArray:
-    """Return standard deviations of the parameters; infinite where no row depends on one."""
+def minimise(
+    residuals: Callable[[FloatArray], FloatArray],
+    start: FloatArray,
+    bounds: tuple[FloatArray, FloatArray],
+    *,
+    scale: float,
+    max_evaluations: int,
+    step: float = 3e-3,
+) -> tuple[FloatArray, float, FloatArray]:
+    """Minimise a soft-L1 loss: quadratic below ``scale``, linear above, so that outliers do not pull.
+
+    Parameters
+    ----------
+    residuals : callable
+        From parameters to residuals.
+    start : ndarray
+    bounds : tuple of ndarray
+    scale : float
+    max_evaluations : int
+        Jacobians not counted.
+    step : float
+        Of finite differences, relative: above the noise that waves of tiles and choices of algorithms make.
+
+    Returns
+    -------
+    parameters, cost, slopes
+    """
+    from scipy.optimize import least_squares
+
+    low, high = bounds
+    found = least_squares(
+        residuals,
+        np.clip(start, low + INSIDE, high - INSIDE),
+        loss="soft_l1",
+        f_scale=scale,
+        diff_step=[step] * len(start),
+        bounds=bounds,
+        max_nfev=max_evaluations,
+    )
+    return found.x, float(found.cost), np.asarray(found.jac)
+
+
+def standard_deviations(slopes: FloatArray, variance: float = 1.0) -> FloatArray:
+    """Return standard deviations of parameters from the slopes of residuals; infinite where no row depends on one."""
     curvature = slopes.T @ slopes
     found = np.full(len(curvature), np.inf)
     moved = np.diag(curvature) > 0

@@ -14,7 +14,6 @@ from simulator.cli.options import PLAIN_JSON, Text, Texts, option
 
 if TYPE_CHECKING:
     from simulator.calibration.cluster_fit import ClusterFit
-    from simulator.calibration.collectives import Errors
     from simulator.calibration.kernels import KernelFit
     from simulator.calibration.robust import Residuals
 
@@ -52,9 +51,7 @@ def collectives(
         return
     if leave_one_out:
         raise CalibrationError("--leave-one-out takes a table of several clusters", hint="leave --topology out")
-    from simulator.calibration.cluster_file import fitted_cluster_text
-    from simulator.calibration.cluster_fit import fit_cluster
-    from simulator.calibration.cluster_rows import read_measurements
+    from simulator.calibration.cluster_fit import fit_cluster, fitted_cluster_text, read_measurements
     from simulator.interop import open_topology
 
     machine = open_topology(topology)
@@ -75,9 +72,7 @@ def kernels(
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Fit the kernel constants of a device to a table of timed kernels."""
-    from simulator.calibration.kernel_file import write_kernels
-    from simulator.calibration.kernel_gaps import undetermined_kernels
-    from simulator.calibration.kernels import fit_kernels
+    from simulator.calibration.kernels import fit_kernels, undetermined_kernels, write_kernels
     from simulator.config import read_text, resolve_name
     from simulator.topology.device import load_device
     from validation.tables.reader import find_table
@@ -178,11 +173,11 @@ def _all_clusters(path: Path, out: str | None, *, leave_one_out: bool, json_outp
     _say_written(out)
 
 
-def _plain(found: Errors | Residuals) -> dict[str, float]:
+def _plain(found: Residuals) -> dict[str, float]:
     return {"n": found.n, "median_absolute": found.median, "p90_absolute": found.p90, "bias": found.bias}
 
 
-def _error_table(errors: Mapping[str, Errors | Residuals]) -> str:
+def _error_table(errors: Mapping[str, Residuals]) -> str:
     width = max([28, *map(len, errors)])
     lines = [f"{'':<{width}} {'n':>5} {'median':>8} {'p90':>8} {'bias':>8}"]
     for name, found in errors.items():

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.calibration.collective_blocks import all_blocks
-from simulator.calibration.collective_fit import main, starting_table
+from simulator.calibration.collective_fit import all_blocks, starting_table
 from simulator.calibration.collectives import get_path
 from simulator.collectives.constants import shipped
 from simulator.config import load_yaml
@@ -24,10 +23,11 @@ def test_the_starting_table_has_every_constant():
 
 
 @NEEDS_TABLE
-def test_the_shipped_constants_are_what_the_command_writes(tmp_path, capsys):
+def test_the_shipped_constants_are_what_the_command_writes(tmp_path, simulate):
     file = tmp_path / "nccl.yaml"
-    assert main([str(TABLE), "--write", str(file)]) == 0
-    assert "test, from 1 MiB" in capsys.readouterr().out
+    status, out, err = simulate("calibrate", "collectives", TABLE, "--out", file)
+    assert status == 0, err
+    assert "test, from 1 MiB" in out
     written, _ = load_yaml(file)
     for block in all_blocks():
         for path in block.paths:
@@ -35,7 +35,7 @@ def test_the_shipped_constants_are_what_the_command_writes(tmp_path, capsys):
 
 
 @NEEDS_TABLE
-def test_clusters_left_out_are_predicted_too(tmp_path, capsys):
+def test_clusters_left_out_are_predicted_too(tmp_path, simulate):
     """Five clusters of three generations and three transports, a quarter of their rows each."""
     clusters = ("abci2-v100", "bigred200", "dgx-a100-80g", "marenostrum5", "polaris")
     with TABLE.open(encoding="utf-8", newline="") as file:
@@ -45,6 +45,7 @@ def test_clusters_left_out_are_predicted_too(tmp_path, capsys):
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-    assert main([str(some), "--leave-one-out"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1].split()
+    status, out, err = simulate("calibrate", "collectives", some, "--leave-one-out")
+    assert status == 0, err
+    last = out.splitlines()[-1].split()
     assert last[0] == "all" and float(last[2].rstrip("%")) < 15.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.calibration.collective_blocks import all_blocks
+from simulator.calibration.collective_fit import all_blocks
 from simulator.calibration.collectives import (
     Measured,
     errors_of,

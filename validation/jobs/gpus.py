@@ -127,8 +127,7 @@ def _write(folder: Path, kind: str, rows: Sequence[Row], name: str) -> Path:
 
 def _fit_device(folder: Path, name: str, run: Run) -> Path:
     """Time kernels of the calibration models and return a device file with constants fitted to them."""
-    from simulator.calibration.kernel_file import write_kernels
-    from simulator.calibration.kernels import fit_kernels
+    from simulator.calibration.kernels import fit_kernels, write_kernels
     from simulator.config import read_text, resolve_name
 
     rows = [{**row, "split": "fit"} for model in CALIBRATED for row in run(_job("kernels", name, model), 1)]
@@ -141,9 +140,7 @@ def _fit_device(folder: Path, name: str, run: Run) -> Path:
 
 def _fit_collectives(folder: Path, path: Path, n_gpus: int, run: Run) -> list[str]:
     """Fit the cluster file's constants to its own collectives; return why not where they do not determine any."""
-    from simulator.calibration.cluster_file import fitted_cluster_text
-    from simulator.calibration.cluster_fit import fit_cluster
-    from simulator.calibration.cluster_rows import read_measurements
+    from simulator.calibration.cluster_fit import fit_cluster, fitted_cluster_text, read_measurements
     from simulator.interop import open_topology
 
     rows = run(replace(_job("collectives", path), sizes_bytes=_SIZES_BYTES, collectives=_COLLECTIVES), n_gpus)

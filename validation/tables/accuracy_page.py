@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from simulator import __version__
 from simulator.analysis.confidence import LEVEL, ResidualTable, coverage
-from simulator.calibration.collectives import Errors
+from simulator.calibration.robust import Residuals
 from simulator.report.agreement import PageTable
 from validation.emulation.judged import targets_table
 from validation.tables.error_tables import group_table, markdown, percent, plans_table, reasons_table, rows_table
@@ -118,7 +118,7 @@ class Extras:
     """
 
     published: Sequence[dict[str, str]]
-    clusters: Mapping[str, Errors]
+    clusters: Mapping[str, Residuals]
     emulated: Sequence[Group]
     emulated_before: Sequence[Group]
 
@@ -147,7 +147,7 @@ def _left_out_sources(found: Validation) -> list[str]:
     ]
 
 
-def _left_out_clusters(clusters: Mapping[str, Errors]) -> list[str]:
+def _left_out_clusters(clusters: Mapping[str, Residuals]) -> list[str]:
     text = (
         "Every cluster predicted with constants fitted to all others, sizes from 1 MiB "
         "(`simulate calibrate collectives collectives.csv --leave-one-out`)."

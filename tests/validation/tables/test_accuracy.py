@@ -16,7 +16,7 @@ from simulator.analysis.confidence import (
     interval,
     shipped_table,
 )
-from simulator.calibration.collectives import Errors
+from simulator.calibration.robust import Residuals
 from simulator.errors import ThresholdError
 from tests.validation.tables.rows import outcome, training_row
 from validation.emulation.judged import groups_of, read_rows
@@ -127,7 +127,7 @@ class TestPage:
         rows = read_rows(accuracy.EMULATED / "suites.csv")[:3]
         extras = Extras(
             published=accuracy.published_errors(),
-            clusters={"polaris": Errors(n=3, median=0.1, p90=0.2, bias=-0.05)},
+            clusters={"polaris": Residuals(n=3, median=0.1, p90=0.2, bias=-0.05)},
             emulated=groups_of([with_prediction(row) for row in rows]),
             emulated_before=(),
         )

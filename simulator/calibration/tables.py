@@ -1,12 +1,16 @@
-"""Tables of measurements as CSV files: columns that must be there, columns that may."""
+"""Tables of measurements that are read, and YAML files that are changed and written back."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from simulator.errors import CalibrationError
+
+if TYPE_CHECKING:
+    from ruamel.yaml import YAML
 
 
 def read_rows(path: Path, needed: Sequence[str], optional: Sequence[str]) -> list[dict[str, str]]:
@@ -38,3 +42,13 @@ def read_rows(path: Path, needed: Sequence[str], optional: Sequence[str]) -> lis
         raise CalibrationError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error):
         raise CalibrationError(f"{path}: is not a CSV table in UTF-8") from None
+
+
+def plain_yaml() -> YAML:
+    """Return a reader and writer that keeps comments, order and long lines of our own files."""
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    yaml.width = 4096  # a wrapped key would not be read back
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    return yaml
