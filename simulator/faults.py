@@ -179,7 +179,7 @@ def _find_links(name: str, topology: Topology) -> tuple[int, ...]:
         if not between.any():
             raise ConfigError(f"--slow-link {name}: no link of {topology.name} joins them")
         return tuple(between.nonzero()[0].tolist())
-    matched = re.fullmatch(r"node(\d+)\.(\w+)", name)
+    matched = re.fullmatch(r"(?:node|rack)(\d+)\.(\w+)", name)
     if matched is None or matched[2] not in LINK_KINDS:
         hint = f"write nodeN.KIND with a KIND of {', '.join(LINK_KINDS)}, or 'A -> B' as the bottleneck is printed"
         raise ConfigError(f"--slow-link {name}: not a link", hint=hint)

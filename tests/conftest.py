@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
-from simulator.simulation import simulate as simulate_scenario
+from simulator.simulation import simulate
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,7 +33,7 @@ def shared() -> Path:
 
 def result(topology, model, **plan):
     """Simulate with every kernel in the timeline."""
-    return simulate_scenario(Scenario(topology=topology, model=model, plan=ParallelPlan(**plan)), detail=True)
+    return simulate(Scenario(topology=topology, model=model, plan=ParallelPlan(**plan)), detail=True)
 
 
 @pytest.fixture(scope="session")
@@ -59,19 +59,3 @@ def large():
     """GPT-3 175B on 1,024 GPUs."""
     degrees = {"gpus": 1024, "tp": 8, "pp": 8, "virtual_pp": 6}
     return result("selene", "gpt3-175b", **degrees, micro_batch=1, global_batch=1536, recompute="full")
-
-
-@pytest.fixture
-def simulate(monkeypatch, capsys):
-    """Run one command line, as a user does: exit status, standard output, standard error."""
-    from simulator.cli.main import main
-
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["simulate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        printed = capsys.readouterr()
-        assert "Traceback" not in printed.out + printed.err
-        return int(exit_.value.code or 0), printed.out, printed.err
-
-    return run

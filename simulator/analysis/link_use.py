@@ -73,7 +73,7 @@ def nic_shares(topology: Topology, shares: NDArray[np.float64]) -> NDArray[np.fl
     values = np.zeros((topology.n_nodes, nics.count))
     for index in np.flatnonzero(arrays.kind == LINK_KINDS.index("nic")):
         for end in (arrays.source[index], arrays.target[index]):
-            found = re.match(r"node(\d+)\.nic(\d+)$", topology.layout.vertex(int(end))[0])
+            found = re.match(r"(?:node|rack)(\d+)\.nic(\d+)$", topology.layout.vertex(int(end))[0])
             if found and int(found[1]) < topology.n_nodes and int(found[2]) < nics.count:
                 at = int(found[1]), int(found[2])
                 values[at] = max(values[at], shares[index])

@@ -30,8 +30,8 @@ from simulator.collectives.constants import layered, merge, shipped
 from simulator.collectives.shape import GroupShape
 from simulator.config import did_you_mean, read_text, resolve_name
 from simulator.errors import CalibrationError, ConfigError
-from simulator.interop.nccl_tests import import_nccl_tests, is_nccl_tests
 from simulator.interop import import_topology, is_foreign
+from simulator.interop.nccl_tests import import_nccl_tests, is_nccl_tests
 from simulator.topology.graph import Topology
 
 Place = tuple[str | int, ...]

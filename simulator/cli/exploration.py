@@ -104,7 +104,7 @@ def search(
             objective=objective,
         )  # fmt: skip
     answer, space, plans = answer_of(found, objective, price=price)
-    per_node = space.topology.gpus_per_node
+    per_node = space.topology.gpus_per_host
     written = write_all(plans, space.spec, Path(emit), gpus_per_node=per_node, describe=describe) if emit else []
     files = write_search(answer, out, formats, plot)
     if json_output:

@@ -58,13 +58,18 @@ class Sourced(Spec):
 
 
 class NvSwitchSpec(Sourced):
-    """GPUs that meet in NVSwitches; modelled as one switch, since traffic spreads evenly over all of them."""
+    """GPUs that meet in NVSwitches; modelled as one switch, since traffic spreads evenly over all of them.
+
+    With ``nodes`` above one, the GPUs of so many nodes meet in the same switches: an NVLink domain that spans nodes, such as
+    the 18 trays of a GB200 NVL72 rack.
+    """
 
     kind: Literal["switch"]
     links_per_gpu: int = Field(gt=0)
     bandwidth_per_link_bytes_per_s: Bandwidth = Field(alias="bandwidth_per_link", gt=0)
     latency_s: Time = Field(default=0.0, alias="latency", ge=0)
     switches: int = Field(default=1, gt=0, le=1024)
+    nodes: int = Field(default=1, gt=0, le=256)
     multicast: bool = False
 
 
@@ -138,6 +143,7 @@ class CpuSpec(Sourced):
     memory_bytes: Bytes | None = Field(default=None, alias="memory", gt=0)
     socket_bandwidth_bytes_per_s: Bandwidth = Field(default=32e9, alias="socket_bandwidth", gt=0)
     socket_latency_s: Time = Field(default=0.0, alias="socket_latency", ge=0)
+    c2c_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="c2c_bandwidth", gt=0)
 
 
 class NicSpec(Sourced):
@@ -176,6 +182,19 @@ class NodeSpec(Sourced):
             rows = len(self.nvlink.matrix)
             raise complaint(ConfigError(f"the NVLink matrix has {rows} rows for {self.gpus} GPUs"), "gpus")
         return self
+
+    @property
+    def hosts(self) -> int:
+        """Nodes of the file whose GPUs one NVLink domain joins; 1 where NVLink ends at the node."""
+        return self.nvlink.nodes if isinstance(self.nvlink, NvSwitchSpec) else 1
+
+    def domain(self) -> NodeSpec:
+        """Return all nodes of one NVLink domain as one: what ranks are placed on, and what NCCL calls a node."""
+        n = self.hosts
+        nics = self.nics and self.nics.model_copy(update={"count": n * self.nics.count})
+        pcie = self.pcie.model_copy(update={"switches": n * self.pcie.switches})
+        cpu = self.cpu.model_copy(update={"sockets": n * self.cpu.sockets})
+        return self.model_copy(update={"gpus": n * self.gpus, "pcie": pcie, "cpu": cpu, "nics": nics})
 
 
 class TransportSpec(Sourced):
@@ -219,3 +238,9 @@ class ClusterSpec(OperatedSpec, Sourced):
             text = f"the {self.fabric.kind} fabric has room for {room} nodes, not {self.nodes}"
             raise complaint(ConfigError(text, hint="enlarge the fabric, or take fewer nodes"), "nodes")
         return self
+
+    def by_domain(self) -> ClusterSpec:
+        """Return the same cluster counted in NVLink domains where these span nodes."""
+        if self.node.hosts == 1:
+            return self
+        return self.model_copy(update={"node": self.node.domain(), "nodes": -(-self.nodes // self.node.hosts)})

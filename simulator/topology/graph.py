@@ -30,7 +30,8 @@ Transport = TransportSpec
 class Topology:
     """A cluster, or the first GPUs of one.
 
-    Rank ``r`` is GPU ``r % gpus_per_node`` of node ``r // gpus_per_node``. Link numbers are those of the
+    Rank ``r`` is GPU ``r % gpus_per_node`` of node ``r // gpus_per_node``. A node is what one NVLink domain joins: a host with
+    its GPUs, or a rack of hosts (trays) whose GPUs meet in the same NVSwitches. Link numbers are those of the
     whole cluster: a :meth:`subset` has fewer links but gives the same number to the same link.
 
     Parameters
@@ -148,6 +149,17 @@ class Topology:
     def node_of(self, rank: int) -> int:
         """Node on which a rank runs."""
         return rank // self.gpus_per_node
+
+    @property
+    def gpus_per_host(self) -> int:
+        """GPUs of one host: those of the node, or of one tray where the node is a rack."""
+        return min(self.gpus_per_node, self.node.gpus // self.node.hosts)
+
+    @property
+    def n_hosts(self) -> int:
+        """Hosts in use."""
+        whole, rest = divmod(self.n_gpus, self.gpus_per_node)
+        return whole * -(-self.gpus_per_node // self.gpus_per_host) + -(-rest // self.gpus_per_host)
 
     def device(self, rank: int) -> Device:
         """Device of a rank."""
@@ -319,8 +331,9 @@ def check_size(spec: ClusterSpec, n_gpus: int, gpus_per_node: int) -> None:
     """Complain when a cluster does not have so many GPUs."""
     limit = spec.nodes * gpus_per_node
     if not 1 <= n_gpus <= limit:
-        needed = -(-n_gpus // gpus_per_node)
+        needed = -(-n_gpus // gpus_per_node) * spec.node.hosts
+        kind = "nodes" if spec.node.hosts == 1 else "racks"
         raise ConfigError(
-            f"{n_gpus} GPUs asked for, but {spec.name} has {limit}: {spec.nodes} nodes of {gpus_per_node}",
+            f"{n_gpus} GPUs asked for, but {spec.name} has {limit}: {spec.nodes} {kind} of {gpus_per_node}",
             hint=f"ask for 1 to {limit}, or enlarge the cluster: --set nodes={max(needed, 1)}",
         )

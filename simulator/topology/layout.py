@@ -96,16 +96,16 @@ class RegularLayout:
             return self.fabric.vertices[index], "switch"
         node, local = divmod(index - len(self.fabric.vertices), len(self.node.vertices))
         name, kind = self.node.vertices[local]
-        return f"node{node}.{name}", kind
+        return f"{self.node.name}{node}.{name}", kind
 
     def attributes(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Name and attributes of each vertex, as the networkx graph has them."""
         yield from ((switch, {"kind": "switch"}) for switch in self.fabric.vertices)
         for node in range(self.n_nodes):
             for local, (name, kind) in enumerate(self.node.vertices):
-                nics = [f"node{node}.nic{nic}" for nic in self.nics_of(local)] if kind == "gpu" else []
+                nics = [f"{self.node.name}{node}.nic{nic}" for nic in self.nics_of(local)] if kind == "gpu" else []
                 own = {"node": node, "nics": tuple(nics)} if nics else {"node": node}
-                yield f"node{node}.{name}", {**self.node.graph.nodes[name], **own}
+                yield f"{self.node.name}{node}.{name}", {**self.node.graph.nodes[name], **own}
 
     def vertices_of(self, node: int) -> Sequence[int]:
         """Vertices inside a node."""
@@ -181,7 +181,7 @@ class RegularLayout:
         return (*shifted(out, self.block(node_a)), *through, *shifted(back, self.block(node_b)))
 
     def _no_path(self, source: tuple[int, int], target: tuple[int, int]) -> str:
-        ends = [f"node{node}.gpu{gpu}" for node, gpu in (source, target)]
+        ends = [f"{self.node.name}{node}.gpu{gpu}" for node, gpu in (source, target)]
         return f"no path from {ends[0]} to {ends[1]}"
 
     def resized(self, n_nodes: int) -> RegularLayout:

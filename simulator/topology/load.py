@@ -14,6 +14,9 @@ from simulator.topology.given_graph import GraphSpec, topology_of_graph
 from simulator.topology.graph import Topology, check_size
 from simulator.topology.layout import build_layout
 
+#: assumed: nobody takes more than a quarter more racks than the job needs
+MOST_SPREAD = 4
+
 
 def list_topologies() -> list[str]:
     """Names of the shipped clusters."""
@@ -55,13 +58,31 @@ def load_topology(
 
 def topology_of(spec: ClusterSpec, n_gpus: int | None = None, *, gpus_per_node: int | None = None) -> Topology:
     """Build the topology of a cluster description."""
-    per_node = spec.node.gpus if gpus_per_node is None else gpus_per_node
+    spec = spec.by_domain()
+    per_node = gpus_used_of_node(spec, n_gpus) if gpus_per_node is None else gpus_per_node
     if not 1 <= per_node <= spec.node.gpus:
         raise ConfigError(f"{per_node} GPUs per node asked for, but nodes of {spec.name} have {spec.node.gpus}")
     wanted = spec.nodes * per_node if n_gpus is None else n_gpus
     check_size(spec, wanted, per_node)
     layout = build_layout(spec, -(-wanted // per_node))
     return Topology(spec=spec, layout=layout, n_gpus=wanted, gpus_per_node=per_node)
+
+
+def gpus_used_of_node(spec: ClusterSpec, n_gpus: int | None) -> int:
+    """Return how many GPUs of a node are used: all, but of a rack as many as divide the job evenly by whole trays.
+
+    A job of 256 on racks of 72 takes 64 of each: communicators of 8, 16, 32 and 64 then end where racks do, as
+    schedulers place them (Slurm's topology/block) and as published runs have it (MLPerf Training 5.1: 512 to 5,120 GB200 in
+    racks of 64 of 72).
+    """
+    whole, tray = spec.node.gpus, spec.node.gpus // spec.node.hosts
+    if spec.node.hosts == 1 or n_gpus is None or n_gpus <= whole:
+        return whole
+    fewest = -(-n_gpus // whole)
+    for n_racks in range(fewest, min(spec.nodes, fewest + fewest // MOST_SPREAD + 1) + 1):
+        if n_gpus % (n_racks * tray) == 0:
+            return n_gpus // n_racks
+    return whole
 
 
 @lru_cache(maxsize=256)

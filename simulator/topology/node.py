@@ -1,4 +1,7 @@
-"""The inside of one node as a small graph, built once and repeated for every node of a cluster."""
+"""The inside of one node as a small graph, built once and repeated for every node of a cluster.
+
+Where NVLink spans nodes, what is repeated is one NVLink domain: a rack whose trays share NVSwitches, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -78,12 +81,15 @@ class NodeGraph:
 
     Parameters
     ----------
+    name : str
+        ``node``, or ``rack`` where an NVLink domain spans nodes: with its number, the first part of the names of vertices.
     vertices : tuple of (str, str)
         Local name and kind of each vertex; GPUs come first.
     inner : InnerRoutes
         Routes between its GPUs and NICs.
     """
 
+    name: str
     vertices: tuple[tuple[str, str], ...]
     links: LinkTable
     n_gpus: int
@@ -144,6 +150,7 @@ def build_node(spec: NodeSpec) -> NodeGraph:
         up.append(links.add(nic + i, -1, "nic", spec.nics.bandwidth_bytes_per_s, spec.nics.latency_s))
         down.append(links.add(-1, nic + i, "nic", spec.nics.bandwidth_bytes_per_s, spec.nics.latency_s))
     return NodeGraph(
+        name="node" if spec.hosts == 1 else "rack",
         vertices=tuple(vertices),
         links=links,
         n_gpus=spec.gpus,
@@ -190,8 +197,9 @@ def _add_host(spec: NodeSpec, links: LinkTable, pcie: int, cpu: int, nic: int) -
     bandwidth, latency_s = spec.pcie.bandwidth_bytes_per_s, spec.pcie.latency_s
     n_switches, sockets = spec.pcie.switches, spec.cpu.sockets
     roots, n_roots = (pcie, n_switches) if n_switches else (cpu, sockets)
+    to_gpu = spec.cpu.c2c_bandwidth_bytes_per_s or bandwidth
     for gpu in range(spec.gpus):
-        links.add_pair(gpu, roots + gpu * n_roots // spec.gpus, "pcie", bandwidth, latency_s)
+        links.add_pair(gpu, roots + gpu * n_roots // spec.gpus, "pcie", to_gpu, latency_s)
     n_nics = spec.nics.count if spec.nics else 0
     for i in range(n_nics):
         links.add_pair(nic + i, roots + i * n_roots // n_nics, "pcie", bandwidth, latency_s)
@@ -199,6 +207,7 @@ def _add_host(spec: NodeSpec, links: LinkTable, pcie: int, cpu: int, nic: int) -
         links.add_pair(pcie + switch, cpu + switch * sockets // n_switches, "pcie", bandwidth, latency_s)
     limit = SOCKET_PEER_BYTES_PER_S.get(spec.cpu.vendor, spec.cpu.socket_bandwidth_bytes_per_s)
     between_sockets = min(spec.cpu.socket_bandwidth_bytes_per_s, limit)
+    per_host = sockets // spec.hosts
     for a in range(sockets):
-        for b in range(a + 1, sockets):
+        for b in range(a + 1, (a // per_host + 1) * per_host):
             links.add_pair(cpu + a, cpu + b, "socket", between_sockets, spec.cpu.socket_latency_s)

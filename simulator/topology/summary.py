@@ -47,6 +47,8 @@ class TopologySummary:
         the two halves of its GPUs.
     storage_bytes_per_s, node_storage_bytes_per_s : float or None
         Rate at which all nodes together, and one node, read from storage; None where nothing limits it or says it.
+    n_nodes, n_hosts : int
+        Nodes, and hosts: more than nodes where an NVLink domain spans several.
     caveats : tuple of str
         Sections of the file whose source says that something was assumed.
     """
@@ -56,6 +58,7 @@ class TopologySummary:
     device: str
     n_gpus: int
     n_nodes: int
+    n_hosts: int
     gpus_per_node: int
     nodes_available: int
     fabric: str
@@ -73,9 +76,11 @@ class TopologySummary:
 
     def __str__(self) -> str:
         network = f"{self.fabric}, {self.n_switches} switches"
+        racks = f"{self.n_hosts} trays in {self.n_nodes} of {self.nodes_available} racks"
+        nodes = racks if self.n_hosts > self.n_nodes else f"{self.n_nodes} of {self.nodes_available} nodes"
         lines = [
             f"{self.name}: {self.description}" if self.description else self.name,
-            f"  devices     {self.n_gpus} x {self.device} on {self.n_nodes} of {self.nodes_available} nodes",
+            f"  devices     {self.n_gpus} x {self.device} on {nodes}",
             f"  fabric      {network}; transports {', '.join(self.transports) or 'none'}",
             f"  NVLink      {format_bandwidth(self.nvlink_bytes_per_s)} per GPU and direction",
             f"  network     {format_bandwidth(self.node_injection_bytes_per_s)} per node, "
@@ -111,6 +116,7 @@ def describe(topology: Topology) -> TopologySummary:
         device=topology.node.device,
         n_gpus=topology.n_gpus,
         n_nodes=topology.n_nodes,
+        n_hosts=topology.n_hosts,
         gpus_per_node=topology.gpus_per_node,
         nodes_available=spec.nodes,
         fabric=topology.fabric.kind if isinstance(layout, RegularLayout) else "graph",

@@ -55,6 +55,18 @@ NAMED = [
     "kestrel",
     "hgx-h200",
     "gcp-a3-ultra",
+    "gb200-nvl72",
+    "gb300-nvl72",
+    "dgx-b200",
+    "dgx-b300",
+    "dgx-h200",
+    "dgx-h800",
+    "mi300x-8",
+    "mi325x-8",
+    "mi350x-8",
+    "mi355x-8",
+    "meta-h100-roce",
+    "h200-nvl-pcie",
 ]
 
 #: name -> GPUs per node, device, NVLink per GPU and network per node in GB/s, fabric
@@ -84,6 +96,17 @@ FACTS = {
     "marenostrum5": (4, "h100-64g", 450, 100, "fat-tree"),
     "kestrel": (4, "h100-sxm5-80g", 450, 50, "dragonfly"),
     "hgx-h200": (8, "h200-sxm", 450, 400, "clos"),
+    "gb200-nvl72": (72, "gb200", 900, 3600, "fat-tree"),
+    "gb300-nvl72": (72, "gb300", 900, 7200, "fat-tree"),
+    "dgx-b200": (8, "b200", 900, 400, "rail-optimised"),
+    "dgx-b300": (8, "b300", 900, 800, "rail-optimised"),
+    "dgx-h200": (8, "h200-sxm", 450, 400, "rail-optimised"),
+    "dgx-h800": (8, "h800-sxm", 200, 400, "rail-optimised"),
+    "mi300x-8": (8, "mi300x", 448, 400, "clos"),
+    "mi325x-8": (8, "mi325x", 448, 400, "clos"),
+    "mi350x-8": (8, "mi350x", 537.6, 400, "clos"),
+    "mi355x-8": (8, "mi355x", 537.6, 400, "clos"),
+    "meta-h100-roce": (8, "h100-sxm5-80g", 450, 400, "clos"),
     "emulated-1g": (1, "cpu-host", 0, 0.99268 / 8, "one-switch"),
 }
 
@@ -167,10 +190,10 @@ def test_routes_carry_one_unit_from_end_to_end(data):
         for vertex, amount in balance(topology, route).items()
         if abs(amount) > 1e-9
     }
-    per_node = topology.gpus_per_node
+    per_node, kind = topology.gpus_per_node, "rack" if topology.node.hosts > 1 else "node"
     ends = {
-        f"node{a // per_node}.gpu{a % per_node}": pytest.approx(-1.0),
-        f"node{b // per_node}.gpu{b % per_node}": pytest.approx(1.0),
+        f"{kind}{a // per_node}.gpu{a % per_node}": pytest.approx(-1.0),
+        f"{kind}{b // per_node}.gpu{b % per_node}": pytest.approx(1.0),
     }
     assert net == ends
 

@@ -1,0 +1,5 @@
+"""Fits are also driven through the command line."""
+
+from tests.cli.conftest import simulate
+
+__all__ = ["simulate"]
