@@ -7,6 +7,7 @@ from typing import TypedDict
 import numpy as np
 
 from simulator.analysis.usage import StepTime, analyse, step_time
+from simulator.trace_io.join import Joins
 from simulator.trace_io.trace_record import COMMUNICATION, COMPUTE, COPY, HOST_NODE, StageTimes, Trace
 
 
@@ -68,6 +69,7 @@ class TraceFacts(TypedDict):
 def facts_of(trace: Trace) -> TraceFacts:
     """Summarise a trace."""
     analysis = analyse(trace) if trace.ranks else None
+    timed = not any(rank.operators for rank in trace.ranks)
     kinds = {"compute": COMPUTE, "communication": COMMUNICATION, "copy": COPY, "host": HOST_NODE}
     return TraceFacts(
         format=trace.format,
@@ -80,10 +82,10 @@ def facts_of(trace: Trace) -> TraceFacts:
         operations={
             name: sum(int((rank.ops.kind == kind).sum()) for rank in trace.ranks) for name, kind in kinds.items()
         },
-        collectives=_collectives(trace),
+        collectives=_collectives(trace, analysis.joins if analysis else None),
         joined_collectives=len(analysis.joins.joined) if analysis else 0,
         joined_by=analysis.joins.basis if analysis else "",
-        clock_offsets_us=[offset / 1e3 for offset in analysis.joins.offset_ns] if analysis else [],
+        clock_offsets_us=[offset / 1e3 for offset in analysis.joins.offset_ns] if analysis and timed else [],
         steps=[step_time(usage) for usage in (analysis.usages if analysis else ())],
         stage_times=None if trace.stage_times is None else _stages(trace.stage_times),
         notes=[*trace.notes, *(note for rank in trace.ranks for note in rank.notes)],
@@ -99,12 +101,15 @@ def _stages(times: StageTimes) -> StageFacts:
     )
 
 
-def _collectives(trace: Trace) -> list[CollectiveFacts]:
+def _collectives(trace: Trace, joins: Joins | None) -> list[CollectiveFacts]:
+    """Kinds of communication; where a trace does not say who takes part, those that were joined tell it."""
     totals: dict[tuple[str, int, int], list[int]] = {}
-    for rank in trace.ranks:
+    joined = {member: len(found.members) for found in (joins.joined if joins else ()) for member in found.members}
+    for index, rank in enumerate(trace.ranks):
         for op in np.flatnonzero(rank.ops.kind == COMMUNICATION).tolist():
             call = rank.calls[rank.ops.call[op]]
-            entry = totals.setdefault((call.collective, call.n_bytes, call.group_size), [0, 0])
+            size = call.group_size or joined.get((index, op), 0)
+            entry = totals.setdefault((call.collective, call.n_bytes, size), [0, 0])
             entry[0] += 1
             entry[1] += int(rank.ops.end_ns[op] - rank.ops.start_ns[op])
     ranked = sorted(totals.items(), key=lambda item: -item[1][1])

@@ -79,6 +79,10 @@ class Usage:
     rank, step : int
     start_ns, end_ns : int
         The device window.
+    work_end_ns : int
+        End of the last kernel that belongs to the step.
+    partial : bool
+        Whether the recording holds only a part of the step.
     compute_ns, communication_ns, copy_ns : int
         Time with at least one such operation.
     exposed_ns, overlapped_ns, idle_ns : int
@@ -97,6 +101,7 @@ class Usage:
     step: int
     start_ns: int
     end_ns: int
+    work_end_ns: int
     compute_ns: int
     communication_ns: int
     copy_ns: int
@@ -107,6 +112,7 @@ class Usage:
     transfer_ns: int = 0
     waited_for: Mapping[int, int] = field(default_factory=dict)
     estimated: bool = False
+    partial: bool = False
 
     @property
     def duration_ns(self) -> int:
@@ -136,6 +142,13 @@ class StepTime(RecordedTime):
     """Rank -> seconds."""
     estimated: bool
     """Whether waiting was estimated, for lack of the other ranks."""
+    partial: bool
+    """Whether the recording holds only a part of the step."""
+
+
+def _whole_steps(usages: Sequence[Usage]) -> Sequence[Usage]:
+    """Leave out a last step that is partial; the end of a first one counts. What is all there is stays."""
+    return usages[:-1] if len(usages) > 1 and usages[-1].partial else usages
 
 
 def recorded_time(usages: Sequence[Usage]) -> RecordedTime:
@@ -163,6 +176,7 @@ def step_time(usage: Usage) -> StepTime:
         **recorded_time((usage,)),
         waited_for={str(rank): ns / 1e9 for rank, ns in usage.waited_for.items()},
         estimated=usage.estimated,
+        partial=usage.partial,
     )
 
 
@@ -178,19 +192,42 @@ class Analysis:
         One per rank from the start of its first step to the end of its last (``step`` is -1).
     joins : Joins
         Collectives across ranks.
+    offset_ns : mapping
+        Rank with steps -> offset of its clock.
     """
 
     usages: tuple[Usage, ...]
     windows: tuple[Usage, ...]
     joins: Joins
+    offset_ns: Mapping[int, int]
 
     @property
     def iteration_s(self) -> float:
-        """Mean over the steps of the slowest rank's length; 0 without any step."""
-        steps: dict[int, int] = {}
-        for usage in self.usages:
-            steps[usage.step] = max(steps.get(usage.step, 0), usage.duration_ns)
-        return float(np.mean(list(steps.values()))) / 1e9 if steps else 0.0
+        """Seconds per step, end to end: from the end of the first step to the end of the last, over all ranks.
+
+        Of a single step its length on the slowest rank; 0 without any step. A last step that was cut does not count.
+        """
+        return self._between_ends_s(self.offset_ns)
+
+    def iteration_of_s(self, rank: int) -> float:
+        """Return the same for one rank alone."""
+        return self._between_ends_s({rank: 0})
+
+    def _between_ends_s(self, offset_ns: Mapping[int, int]) -> float:
+        """Seconds per step of some ranks, whose clocks differ by offsets."""
+        whole = [_whole_steps(self.of(rank)) for rank in offset_ns]
+        common = set.intersection(*({usage.step for usage in usages} for usages in whole)) if whole else set()
+        if not common:
+            return float(np.mean([self.iteration_of_s(rank) for rank in offset_ns])) if len(offset_ns) > 1 else 0.0
+        if len(common) == 1:
+            return max(usage.duration_ns for usages in whole for usage in usages if usage.step in common) / 1e9
+        ends: dict[int, int] = {}
+        for usages, offset in zip(whole, offset_ns.values(), strict=True):
+            for usage in usages:
+                if usage.step in common:
+                    ends[usage.step] = max(ends.get(usage.step, usage.work_end_ns - offset), usage.work_end_ns - offset)
+        ordered = sorted(ends.values())
+        return (ordered[-1] - ordered[0]) / (len(ordered) - 1) / 1e9
 
     def of(self, rank: int) -> tuple[Usage, ...]:
         """Return the steps of one rank."""
@@ -230,6 +267,8 @@ def _usage(rank: int, window: StepWindow, sets: _Sets) -> Usage:
         step=window.number,
         start_ns=start,
         end_ns=end,
+        work_end_ns=window.work_end_ns,
+        partial=window.partial,
         compute_ns=compute,
         communication_ns=communication,
         copy_ns=covered(sets.copy, start, end),
@@ -252,15 +291,18 @@ def analyse(trace: Trace, joins: Joins | None = None) -> Analysis:
     found = join(trace) if joins is None else joins
     waits = _waits(trace, found)
     usages, windows = [], []
+    by_rank = {rank.rank: offset for rank, offset in zip(trace.ranks, found.offset_ns, strict=True)}
     for index, rank in enumerate(trace.ranks):
         sets = _sets(rank)
         steps = step_windows(rank)
         for window in steps:
             usages.append(_with_waits(_usage(rank.rank, window, sets), waits[index]))
         if steps:
-            whole = StepWindow(number=-1, start_ns=steps[0].start_ns, end_ns=steps[-1].end_ns)
+            end = steps[-1].end_ns
+            whole = StepWindow(number=-1, start_ns=steps[0].start_ns, end_ns=end, work_end_ns=end)
             windows.append(_with_waits(_usage(rank.rank, whole, sets), waits[index]))
-    return Analysis(usages=tuple(usages), windows=tuple(windows), joins=found)
+    offsets = {window.rank: by_rank[window.rank] for window in windows}
+    return Analysis(usages=tuple(usages), windows=tuple(windows), joins=found, offset_ns=offsets)
 
 
 @dataclass(frozen=True, slots=True)

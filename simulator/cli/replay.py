@@ -25,7 +25,9 @@ def replay(
     measured_on: Annotated[Text, option("Cluster of the trace: scales measured transfers.")] = None,
     gpu: Annotated[Text, option("Run the kernels on this device.")] = None,
     measured_gpu: Annotated[Text, option("Device of the trace; found by its name if possible.")] = None,
-    bandwidth: Annotated[float, option("Factor on the bandwidth of every transfer.")] = 1.0,
+    bandwidth: Annotated[
+        Text, option("Factor on the bandwidth of every link, or of some kinds of a cluster's: nic=2,nvlink=1.5.")
+    ] = None,
     latency: Annotated[Text, option("Added to every transfer, like 5us.")] = None,
     kernels: Annotated[float, option("Factor on the duration of every kernel.")] = 1.0,
     host: Annotated[float, option("Factor on all host time.")] = 1.0,
@@ -34,7 +36,12 @@ def replay(
     overlap: Annotated[Switch, option("Gradient reductions beside compute, or nothing.")] = None,
     bucket_bytes: Annotated[Text, option("Merge gradient all-reduces up to this size, like 100MB.")] = None,
     dp: Annotated[Number, option("Ranks of the largest group.")] = None,
-    ideal: Annotated[bool, option("No stragglers: every operation takes the mean of its type.", "--ideal")] = False,
+    ideal: Annotated[
+        bool, option("No stragglers and no host time: every operation takes the mean of its type.", "--ideal")
+    ] = False,
+    ideal_peers: Annotated[
+        bool, option("The same with the host's time evened out over ranks and steps, not removed.", "--ideal-peers")
+    ] = False,
     missing_ranks: Annotated[bool, option("Recorded ranks stand for the others.", "--missing-ranks")] = False,
     schedule: Annotated[str, option("Pipeline schedule for stage times.")] = "1f1b",
     message: Annotated[Text, option("Stage times: time of a message, or its size with --topology.")] = None,
@@ -55,7 +62,8 @@ def replay(
     what = _what_if(
         recorded, topology=topology, measured_on=measured_on, gpu=gpu, measured_gpu=measured_gpu, bandwidth=bandwidth,
         latency_s=_seconds(latency), kernels=kernels, host=host, remove=remove_straggler, add=add_straggler,
-        overlap=overlap, bucket_bytes=_bytes(bucket_bytes), dp=dp, ideal=ideal, missing_ranks=missing_ranks,
+        overlap=overlap, bucket_bytes=_bytes(bucket_bytes), dp=dp, ideal=ideal, ideal_peers=ideal_peers,
+        missing_ranks=missing_ranks,
     )  # fmt: skip
     found = what_if(recorded, what, schedule=schedule, messages=_messages(message))
     document = answer_of(found)
@@ -91,6 +99,8 @@ def _bytes(text: str | None) -> int | None:
 
 
 def _what_if(recorded: Trace, **given: Any) -> WhatIf:
+    from simulator.changes import MachineChange
+    from simulator.faults import Faults
     from simulator.interop import open_topology
     from simulator.replay.what_if import WhatIf
     from simulator.topology.device import load_device
@@ -99,23 +109,51 @@ def _what_if(recorded: Trace, **given: Any) -> WhatIf:
         return None if name is None else open_topology(name, None)
 
     device = None if given["gpu"] is None else load_device(given["gpu"])
+    late = [_straggler(text) for text in given["add"] or ()]
     return WhatIf(
+        machine=MachineChange(
+            bandwidth=_bandwidths(given["bandwidth"]),
+            device=device,
+            kernel_speed=_speed(given["kernels"], "--kernels"),
+            host_speed=_speed(given["host"], "--host"),
+            faults=Faults(slow_ranks=tuple((rank, factor) for rank, factor, delay in late if not delay)),
+        ),
         topology=machine(given["topology"]),
         measured_on=machine(given["measured_on"]),
-        device=device,
         measured_device=_recorded_device(recorded, given["measured_gpu"], wanted=device is not None),
-        bandwidth=given["bandwidth"],
         latency_s=given["latency_s"],
-        kernels=given["kernels"],
-        host=given["host"],
         remove_straggler=tuple(given["remove"] or ()),
-        add_straggler=tuple(_straggler(text) for text in given["add"] or ()),
-        overlap=given["overlap"],
-        bucket_bytes=given["bucket_bytes"],
-        dp=given["dp"],
-        ideal=given["ideal"],
-        missing_ranks=given["missing_ranks"],
+        delays=tuple((rank, delay) for rank, _, delay in late if delay),
+        **{name: given[name] for name in ("overlap", "bucket_bytes", "dp", "ideal", "ideal_peers", "missing_ranks")},
     )
+
+
+def _speed(times_as_long: float, flag: str) -> float:
+    """The speed of what takes so many times as long; 0 takes no time."""
+    from simulator.errors import ConfigError
+
+    if not times_as_long >= 0:
+        raise ConfigError(f"{flag} {times_as_long:g}: is no factor on a time", hint="2 takes twice as long")
+    return 1 / times_as_long if times_as_long else float("inf")
+
+
+def _bandwidths(text: str | None) -> dict[str, float]:
+    """A factor for all kinds of links, or KIND=FACTOR separated by commas."""
+    from simulator.errors import ConfigError
+    from simulator.topology import LINK_KINDS
+
+    if text is None:
+        return {}
+    try:
+        if "=" not in text:
+            return {} if float(text) == 1.0 else dict.fromkeys(LINK_KINDS, float(text))
+        found = {kind.strip(): float(factor) for kind, factor in (part.split("=", 1) for part in text.split(","))}
+    except ValueError:
+        found = {"": 0.0}
+    if not set(found) <= set(LINK_KINDS):
+        kinds = ", ".join(LINK_KINDS)
+        raise ConfigError(f"--bandwidth {text}: not a factor or KIND=FACTOR", hint=f"like 2 or nic=2; kinds: {kinds}")
+    return found
 
 
 def _recorded_device(recorded: Trace, name: str | None, *, wanted: bool) -> Any:

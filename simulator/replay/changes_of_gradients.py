@@ -251,7 +251,7 @@ class _Merger:
 
     n_bytes: int
     fixed_ns: float
-    transfers: list[int | None]
+    transfers: list[int]
     calls: list[CollectiveCall]
     done: set[int] = field(default_factory=set)
     n_merged: int = 0
@@ -293,7 +293,7 @@ class _Merger:
 
     def _time_ns(self, plan: RankPlan, durations: Int64, op: int) -> int:
         number = plan.key.get(op)
-        return int(durations[op]) if number is None else self.transfers[number] or 0
+        return int(durations[op]) if number is None else self.transfers[number]
 
     def _set(self, plan: RankPlan, durations: Int64, op: int, size: int, duration_ns: int) -> None:
         number = plan.key.get(op)
@@ -315,7 +315,7 @@ class _Splitter:
 
     n_bytes: int
     fixed_ns: float
-    transfers: list[int | None]
+    transfers: list[int]
     calls: list[CollectiveCall]
     numbers: dict[tuple[int, int], int] = field(default_factory=dict)
     n_parts: int = 0
@@ -360,7 +360,7 @@ class _Splitter:
         """Transfer of a joined all-reduce before any rank split it."""
         first = self.numbers.get((number, -1))
         if first is None:
-            self.numbers[number, -1] = first = self.transfers[number] or 0
+            self.numbers[number, -1] = first = self.transfers[number]
         return first
 
     def _number(self, number: int, place: int, part: CollectiveCall, part_ns: int) -> int:

@@ -27,9 +27,7 @@ TransferChange = Callable[[CollectiveCall, int, int], int]
 
 def transfers(whole: Reconstruction) -> Iterable[tuple[CollectiveCall, int]]:
     """Yield every communication with its time in nanoseconds: of joined ones the transfer, of others the kernel."""
-    for call, duration in zip(whole.calls, whole.transfer_ns, strict=True):
-        if duration is not None:
-            yield call, duration
+    yield from zip(whole.calls, whole.transfer_ns, strict=True)
     for plan in whole.plans:
         for op in plan.alone:
             yield plan.call(op), int(plan.duration_ns[op])
@@ -58,10 +56,7 @@ def change_transfers(whole: Reconstruction, change: TransferChange, text: str) -
     def new(call: CollectiveCall, duration: int) -> int:
         return change(call, duration, fixed[(call.collective, call.ranks)])
 
-    changed = tuple(
-        None if duration is None else new(call, duration)
-        for call, duration in zip(whole.calls, whole.transfer_ns, strict=True)
-    )
+    changed = tuple(new(call, duration) for call, duration in zip(whole.calls, whole.transfer_ns, strict=True))
     plans = []
     for plan in whole.plans:
         durations = plan.duration_ns.copy()

@@ -7,19 +7,33 @@ from dataclasses import replace
 
 import numpy as np
 
+from simulator.analysis.usage import recorded_time
 from simulator.errors import TraceError
 from simulator.replay.changes_of_kernels import scale_kernels
 from simulator.replay.changes_of_links import alone_s, change_transfers, transfers
+from simulator.replay.replayed import Replay
 from simulator.topology import Topology
 from simulator.trace_io.causes import RankPlan
 from simulator.trace_io.reconstruct import Reconstruction, noted
 from simulator.trace_io.trace_record import COMMUNICATION, COMPUTE, CollectiveCall, Int64
+from simulator.units import format_time
 
 
-def add_straggler(
-    whole: Reconstruction, rank: int, *, compute_factor: float = 1.0, delay_s: float = 0.0
-) -> Reconstruction:
-    """Make one rank slow: its kernels by a factor, and its host by a delay at the start of every step.
+def slow_down(whole: Reconstruction, rank: int, factor: float) -> Reconstruction:
+    """Let the kernels of one rank take longer by a factor.
+
+    Raises
+    ------
+    TraceError
+        If the rank was not recorded.
+    """
+    _index(whole, rank)
+    text = f"kernels of rank {rank} take {factor:g} times as long"
+    return scale_kernels(whole, lambda r, _: factor if r == rank else 1.0, text)
+
+
+def delay(whole: Reconstruction, rank: int, delay_s: float) -> Reconstruction:
+    """Let the host of one rank be late at the start of every step.
 
     Raises
     ------
@@ -27,17 +41,33 @@ def add_straggler(
         If the rank was not recorded.
     """
     index = _index(whole, rank)
-    edited = scale_kernels(whole, lambda r, _: compute_factor if r == rank else 1.0, "")
-    plan = edited.plans[index]
+    plan = whole.plans[index]
     issue = plan.issue_ns.copy()
     position = np.empty(len(plan.order), np.int64)
     position[plan.order] = np.arange(len(plan.order))
     for _, op in plan.first:
         issue[position[op]] += round(delay_s * 1e9)
-    plans = list(edited.plans)
+    plans = list(whole.plans)
     plans[index] = replace(plan, issue_ns=issue)
-    text = f"rank {rank} computes {compute_factor:g} times as long and starts each step {delay_s:g} s late"
-    return replace(whole, plans=tuple(plans), notes=(*whole.notes, text))
+    return noted(whole, f"the host of rank {rank} is late by {delay_s:g} s in every step", plans=tuple(plans))
+
+
+def absorbed(before: Replay, after: Replay, rank: int, delay_s: float) -> str:
+    """Say how much of a delay the iteration shows, and what absorbed the rest."""
+    grown_s = after.iteration_s(before) - before.simulated_usage.iteration_s
+    text = (
+        f"of the {format_time(delay_s)} that rank {rank} is late per step, the iteration shows {format_time(grown_s)}"
+    )
+    if grown_s > 0.99 * delay_s:
+        return text
+    old, new = (recorded_time(found.simulated_usage.of(rank)) for found in (before, after))
+    slack = {
+        "waiting for other ranks, which it does less": old["waiting_s"] - new["waiting_s"],
+        "its device, which was idle anyway": old["idle_s"] - new["idle_s"],
+    }
+    shown = [f"{format_time(s)} by {what}" for what, s in slack.items() if s > 0.01 * delay_s]
+    queued = "its host runs ahead of its device, so that the launch queue hides it"
+    return f"{text}; absorbed: {', '.join(shown) or queued}"
 
 
 def _index(whole: Reconstruction, rank: int) -> int:
@@ -138,48 +168,88 @@ def _shrink(plan: RankPlan, positions: Int64, issue: Int64, work: dict[int, int]
 
 
 def ideal(whole: Reconstruction) -> Reconstruction:
-    """Let every operation take the mean time of its type, every transfer the median, and nothing be late.
+    """Let every operation take the typical time of its type, and nothing be late: no gaps and no host time.
 
-    The mean over ranks, stages, micro-batches and steps: what the job would do without any straggler, uneven stages
-    included.
+    The mean over ranks, stages, micro-batches and steps for computation, the median for transfers: what the job would do
+    without any straggler, uneven stages included.
 
     References
     ----------
     Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025, section 3.
     """
-    types = [[name.rstrip("0123456789 ") for name in plan.rank.names] for plan in whole.plans]
-    samples: dict[str, list[Int64]] = {}
-    for plan, kinds in zip(whole.plans, types, strict=True):
-        for name_index, kind in enumerate(kinds):
-            mask = (plan.rank.ops.name == name_index) & (plan.rank.ops.kind != COMMUNICATION)
-            if mask.any():
-                samples.setdefault(kind, []).append(plan.duration_ns[mask])
-    mean = {kind: int(np.concatenate(parts).mean()) for kind, parts in samples.items()}
-    labels = _labels(whole, types)
-    durations: dict[str, list[int]] = {}
-    for number, label in labels.items():
-        measured = whole.transfer_ns[number]
-        if measured is not None:
-            durations.setdefault(label, []).append(measured)
-    median = {label: int(np.median(values)) for label, values in durations.items()}
-    plans = []
-    for plan, kinds in zip(whole.plans, types, strict=True):
-        typical = np.array([mean.get(kind, 0) for kind in kinds], np.int64)[plan.rank.ops.name]
-        alone = plan.rank.ops.kind == COMMUNICATION
-        typical[alone] = plan.duration_ns[alone]
-        nothing = np.zeros(len(typical), np.int64)
-        plans.append(
-            replace(plan, duration_ns=typical, lead_ns=nothing, tail_ns=nothing, issue_ns=nothing.copy(), waits=())
-        )
-    transfers = tuple(median[labels[n]] if n in labels else t for n, t in enumerate(whole.transfer_ns))
+    plans = [
+        replace(plan, lead_ns=0 * plan.lead_ns, tail_ns=0 * plan.tail_ns, issue_ns=0 * plan.issue_ns, waits=())
+        for plan in _evened(whole)
+    ]
     text = "every operation takes the mean of its type, every transfer the median, and nothing starts late"
-    return noted(whole, text, plans=tuple(plans), transfer_ns=transfers)
+    return noted(whole, text, plans=tuple(plans), transfer_ns=_median_transfers(whole))
 
 
-def _labels(whole: Reconstruction, types: Sequence[Sequence[str]]) -> dict[int, str]:
+def as_peers(whole: Reconstruction) -> Reconstruction:
+    """Let every operation take the typical time of its type as :func:`ideal` does, but keep the host's time, evened out.
+
+    Gaps before operations and host time before each issue take the mean of their type as well: evened out over ranks,
+    micro-batches and steps, not removed. What is left is what evening out alone would give.
+    """
+    gaps = _by_type(whole, [plan.lead_ns for plan in whole.plans])
+    issues = []
+    for plan in whole.plans:
+        issues.append(np.empty_like(plan.issue_ns))
+        issues[-1][plan.order] = plan.issue_ns
+    hosts = _by_type(whole, issues)
+    plans = [
+        replace(plan, lead_ns=gap, tail_ns=0 * plan.tail_ns, issue_ns=host[plan.order])
+        for plan, gap, host in zip(_evened(whole), gaps, hosts, strict=True)
+    ]
+    text = "every operation takes the mean of its type, every transfer the median; host time and gaps are evened out"
+    return noted(whole, text, plans=tuple(plans), transfer_ns=_median_transfers(whole))
+
+
+def _types(plan: RankPlan) -> list[str]:
+    """Type of the operations of each name: the name without what counts them."""
+    return [name.rstrip("0123456789 ") for name in plan.rank.names]
+
+
+def _by_type(whole: Reconstruction, values: Sequence[Int64]) -> list[Int64]:
+    """Replace values, one per operation and rank, by the mean over all operations of the same type."""
+    totals: dict[str, list[int]] = {}
+    for plan, column in zip(whole.plans, values, strict=True):
+        sums = np.bincount(plan.rank.ops.name, column, minlength=len(plan.rank.names))
+        counts = np.bincount(plan.rank.ops.name, minlength=len(plan.rank.names))
+        for kind, total, count in zip(_types(plan), sums.tolist(), counts.tolist(), strict=True):
+            known = totals.setdefault(kind, [0, 0])
+            known[0] += round(total)
+            known[1] += count
+    return [
+        np.array([totals[kind][0] // max(totals[kind][1], 1) for kind in _types(plan)], np.int64)[plan.rank.ops.name]
+        for plan in whole.plans
+    ]
+
+
+def _evened(whole: Reconstruction) -> list[RankPlan]:
+    """Plans whose computations take the mean of their type."""
+    means = _by_type(whole, [plan.duration_ns for plan in whole.plans])
+    return [
+        replace(plan, duration_ns=np.where(plan.rank.ops.kind == COMMUNICATION, plan.duration_ns, mean))
+        for plan, mean in zip(whole.plans, means, strict=True)
+    ]
+
+
+def _median_transfers(whole: Reconstruction) -> tuple[int, ...]:
+    """Transfer times of joined communication, each the median of its type."""
+    labels = _labels(whole)
+    found: dict[str, list[int]] = {}
+    for number, label in labels.items():
+        found.setdefault(label, []).append(whole.transfer_ns[number])
+    median = {label: int(np.median(values)) for label, values in found.items()}
+    return tuple(median[labels[n]] if n in labels else t for n, t in enumerate(whole.transfer_ns))
+
+
+def _labels(whole: Reconstruction) -> dict[int, str]:
     """Joined collective -> type of operation; sends and receives of one direction are one."""
     labels: dict[int, str] = {}
-    for plan, kinds in zip(whole.plans, types, strict=True):
+    for plan in whole.plans:
+        kinds = _types(plan)
         for op, number in plan.key.items():
             labels[number] = kinds[plan.rank.ops.name[op]].removesuffix("-send").removesuffix("-recv")
     return labels

@@ -38,6 +38,14 @@ class ReplayStep(RecordedTime):
     """Rank -> seconds."""
 
 
+class RankIteration(TypedDict):
+    """What one rank alone says of the iteration."""
+
+    rank: int
+    measured_iteration_time_s: float
+    """From the end of its first step to the end of its last, over the steps between."""
+
+
 class ReplayedPath(TypedDict):
     """The critical path of a replay."""
 
@@ -55,9 +63,9 @@ class _Replayed(TypedDict):
     world_size: int
     """Ranks of the run."""
     iteration_time_s: float
-    """Mean over the steps of the slowest rank's length, replayed."""
+    """Seconds per step in steady state, replayed."""
     measured_iteration_time_s: float | None
-    """The same, as recorded; null where nothing was."""
+    """From the end of the first step to the end of the last, over the steps between; null where nothing was recorded."""
     notes: list[str]
     """What the reader had to repair, and what the replay and each change assume."""
 
@@ -79,6 +87,7 @@ class ReplayAnswer(_Replayed):
     """Of the replay: means over ranks and steps."""
     measured_breakdown: RecordedTime
     """Of the recording."""
+    ranks: list[RankIteration]
     steps: list[ReplayStep]
     critical_path: ReplayedPath
 
@@ -124,7 +133,7 @@ def answer_of(found: Outcome) -> ReplayAnswer | OperatorAnswer | StageAnswer:
         return _of_operators(found.trace, found.operators)
     assert found.identity is not None
     result, before = found.result, found.identity.measured_usage
-    simulated, measured = result.simulated_usage.iteration_s, before.iteration_s
+    simulated, measured = found.iteration_s, before.iteration_s
     whole = result.compiled.reconstruction
     notes = (*found.trace.notes, *(n for rank in found.trace.ranks for n in rank.notes))
     return ReplayAnswer(
@@ -141,9 +150,10 @@ def answer_of(found: Outcome) -> ReplayAnswer | OperatorAnswer | StageAnswer:
         },
         breakdown=recorded_time(result.simulated_usage.usages),
         measured_breakdown=recorded_time(before.usages),
+        ranks=[RankIteration(rank=r, measured_iteration_time_s=before.iteration_of_s(r)) for r in before.offset_ns],
         steps=_steps(found.identity, result),
         critical_path=_path(result),
-        notes=[*dict.fromkeys((*notes, *whole.notes))],
+        notes=[*dict.fromkeys((*notes, *whole.notes, *found.notes))],
     )
 
 

@@ -38,10 +38,8 @@ def scale_waiting(whole: Reconstruction, factor: float) -> Reconstruction:
         plans.append(replace(plan, duration_ns=durations))
     longer = list(whole.transfer_ns)
     for number, joined in enumerate(whole.joins.joined if factor > 1 else ()):
-        transfer_ns = longer[number]
-        if transfer_ns is not None:
-            late = max(joined.arrival_ns) - float(np.mean(joined.arrival_ns))
-            longer[number] = transfer_ns + round((factor - 1) * late)
+        late = max(joined.arrival_ns) - float(np.mean(joined.arrival_ns))
+        longer[number] += round((factor - 1) * late)
     return replace(whole, plans=tuple(plans), transfer_ns=tuple(longer))
 
 
@@ -49,6 +47,7 @@ def replay_confidence(
     edited: Reconstruction,
     result: Replay,
     *,
+    unchanged: Replay,
     groups: tuple[int, int],
     devices: tuple[Device | None, Device | None] = (None, None),
 ) -> Confidence | None:
@@ -64,6 +63,8 @@ def replay_confidence(
         With all changes.
     result : Replay
         Of ``edited``.
+    unchanged : Replay
+        Of the run as it was measured.
     groups : (int, int)
         Ranks of the largest group, recorded and asked for.
     devices : (Device, Device), optional
@@ -94,10 +95,10 @@ def replay_confidence(
         bases.append(f"kernels rescaled to {device.name} are off by {error:.0%} together")
     if not bases:
         return None
-    times = [result.simulated_usage.iteration_s]
+    times = [result.iteration_s(unchanged)]
     for wait, kernels in zip(waiting, (1 - error, 1 + error), strict=True):
         whole = scale_waiting(edited, wait)
         if error:
             whole = scale_kernels(whole, lambda rank, name, factor=kernels: factor)  # type: ignore[misc]
-        times.append(replay(whole).simulated_usage.iteration_s)
+        times.append(replay(whole).iteration_s(unchanged))
     return Confidence(low_s=min(times), high_s=max(times), basis="; ".join(bases))

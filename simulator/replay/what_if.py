@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 
 from simulator.analysis.confidence import Confidence
+from simulator.changes import MachineChange
 from simulator.errors import TraceError
+from simulator.faults import Faults
 from simulator.replay.changes_of_gradients import buckets, overlap, serialise
 from simulator.replay.changes_of_kernels import on_device, scale_host, scale_kernels, shipped_device
 from simulator.replay.changes_of_links import on_topology, scale_communication
 from simulator.replay.changes_of_ranks import (
-    add_straggler,
+    absorbed,
+    as_peers,
     data_parallel,
+    delay,
     ideal,
     infer_missing,
     largest_group,
     remove_straggler,
+    slow_down,
 )
 from simulator.replay.operator_replay import OperatorReplay, replay_operators
 from simulator.replay.replayed import Replay, replay
 from simulator.replay.stage_replay import StageMessages, StageReplay, replay_stages
 from simulator.replay.waiting import replay_confidence
-from simulator.topology import Topology
+from simulator.topology import LINK_KINDS, Topology
 from simulator.topology.device import Device
 from simulator.trace_io.reconstruct import Reconstruction, noted, reconstruct
 from simulator.trace_io.trace_record import MAX_RANKS, Trace
@@ -37,20 +42,19 @@ class WhatIf:
 
     Parameters
     ----------
+    machine : MachineChange
+        Links, GPU, kernels, host, slow ranks; factors are improvements. Of links, one factor on all of them needs no
+        cluster, factors on some kinds need ``topology`` or ``measured_on``.
     topology, measured_on : Topology, optional
         New machine for the communication, and the one that was recorded.
-    device, measured_device : Device, optional
-        New accelerator for the kernels, and the one that was recorded; both or neither.
-    bandwidth : float
-        Factor on the bandwidth of every transfer.
+    measured_device : Device, optional
+        The recorded accelerator, where ``machine`` has another.
     latency_s : float
         Added to every transfer.
-    kernels, host : float
-        Factors on kernel durations and host time.
     remove_straggler : tuple of int
         Ranks made as fast as the median of the others.
-    add_straggler : tuple of (int, float, float)
-        (rank, factor on its kernels, seconds of delay per step).
+    delays : tuple of (int, float)
+        (rank, seconds by which its host is late at the start of every step).
     overlap : bool, optional
         True: gradient reductions only block the optimizer; False: nothing overlaps.
     bucket_bytes : int, optional
@@ -58,7 +62,9 @@ class WhatIf:
     dp : int, optional
         Ranks of the largest group.
     ideal : bool
-        Every operation takes the mean of its type.
+        Every operation takes the mean of its type, and nothing starts late: no host time.
+    ideal_peers : bool
+        Every operation takes the mean or median of its peers; host time stays, as even as theirs.
     missing_ranks : bool
         Recorded ranks stand for those that were not.
 
@@ -68,33 +74,34 @@ class WhatIf:
         If a number cannot be meant, or a choice has no effect without another.
     """
 
+    machine: MachineChange = field(default_factory=MachineChange)
     topology: Topology | None = None
     measured_on: Topology | None = None
-    device: Device | None = None
     measured_device: Device | None = None
-    bandwidth: float = 1.0
     latency_s: float = 0.0
-    kernels: float = 1.0
-    host: float = 1.0
     remove_straggler: tuple[int, ...] = ()
-    add_straggler: tuple[tuple[int, float, float], ...] = ()
+    delays: tuple[tuple[int, float], ...] = ()
     overlap: bool | None = None
     bucket_bytes: int | None = None
     dp: int | None = None
     ideal: bool = False
+    ideal_peers: bool = False
     missing_ranks: bool = False
 
     def __post_init__(self) -> None:
-        longer = {"kernels": self.kernels, "host": self.host}
-        for name, factor in longer.items():
-            if not 0 <= factor <= _MOST:
-                raise TraceError(f"{name} {factor:g}: is no factor from 0 to {_MOST:g}", hint="2 takes twice as long")
-        if not (self.bandwidth >= 1 / _MOST and isfinite(self.bandwidth)):
-            raise TraceError(f"bandwidth {self.bandwidth:g}: is no factor from {1 / _MOST:g}", hint="2 doubles it")
-        for rank, factor, delay_s in self.add_straggler:
-            if not (0 <= factor <= _MOST and 0 <= delay_s <= _MOST):
+        machine = self.machine
+        for name, speed in (("kernels", machine.kernel_speed), ("host", machine.host_speed)):
+            if not speed >= 1 / _MOST:
+                raise TraceError(f"{name}: {speed:g} is no factor on their speed", hint="0.5 takes twice as long")
+        for kind, factor in machine.bandwidth.items():
+            if not (factor >= 1 / _MOST and isfinite(factor)):
                 raise TraceError(
-                    f"a straggler on rank {rank} is late by a factor or a time, not by {factor:g} and {delay_s:g} s"
+                    f"bandwidth {factor:g} of {kind}: is no factor from {1 / _MOST:g}", hint="2 doubles it"
+                )
+        for rank, amount in (*machine.faults.slow_ranks, *self.delays):
+            if not 0 <= amount <= _MOST:
+                raise TraceError(
+                    f"a straggler on rank {rank} is late by a factor or a time in seconds, not by {amount:g}"
                 )
         if not abs(self.latency_s) <= _MOST:
             raise TraceError(f"latency {self.latency_s:g} s: is no time that a transfer takes")
@@ -102,17 +109,38 @@ class WhatIf:
             raise TraceError(f"buckets of {self.bucket_bytes} bytes: a bucket holds something", hint="like 25MB")
         if self.dp is not None and not 2 <= self.dp <= MAX_RANKS:
             raise TraceError(f"dp {self.dp}: a group of ranks that communicates has at least two, at most {MAX_RANKS}")
-        if self.measured_on is not None and self.topology is None:
+        if self.measured_on is not None and self.topology is None and not self._some_links:
             raise TraceError(
                 "the cluster of the trace matters only where another takes its place", hint="add --topology"
             )
-        if self.measured_device is not None and self.device is None:
+        if self.measured_device is not None and machine.device is None:
             raise TraceError("the device of the trace matters only where another takes its place", hint="add --gpu")
+        known = MachineChange(
+            bandwidth=machine.bandwidth, device=machine.device, kernel_speed=machine.kernel_speed,
+            host_speed=machine.host_speed, faults=Faults(slow_ranks=machine.faults.slow_ranks),
+        )  # fmt: skip
+        if machine != known:
+            raise TraceError(
+                "a recorded run can change its links' bandwidth, GPU, kernels, host and slow ranks, no other part of a machine"
+            )
+
+    @property
+    def _some_links(self) -> bool:
+        """Whether some kinds of links differ from the others."""
+        kinds = self.machine.bandwidth
+        return bool(kinds) and (len(set(kinds.values())) > 1 or set(kinds) != set(LINK_KINDS))
 
     @property
     def changes(self) -> bool:
         """Whether anything differs from the measured run."""
-        return any(getattr(self, f.name) != f.default for f in fields(self) if not f.name.startswith("measured"))
+        nothing = WhatIf()
+        return any(getattr(self, f.name) != getattr(nothing, f.name) for f in fields(self) if "measured" not in f.name)
+
+    @property
+    def only_pricing(self) -> bool:
+        """Whether nothing differs but the machine that an execution trace is priced on."""
+        bare = replace(self.machine, device=None)
+        return not replace(self, topology=None, measured_on=None, measured_device=None, machine=bare).changes
 
 
 def edit(whole: Reconstruction, what: WhatIf) -> Reconstruction:
@@ -127,22 +155,17 @@ def edit(whole: Reconstruction, what: WhatIf) -> Reconstruction:
         whole = infer_missing(whole)
     if what.ideal:
         whole = ideal(whole)
+    if what.ideal_peers:
+        whole = as_peers(whole)
     for rank in what.remove_straggler:
         whole = remove_straggler(whole, rank)
-    for rank, factor, delay_s in what.add_straggler:
-        whole = add_straggler(whole, rank, compute_factor=factor, delay_s=delay_s)
-    if what.device is not None:
-        if what.measured_device is None:
-            raise TraceError("rescaling kernels needs the device of the trace", hint="name it with --measured-gpu")
-        whole = on_device(whole, what.device, what.measured_device)
-    if what.kernels != 1.0:
-        whole = scale_kernels(whole, lambda rank, name: what.kernels, f"kernels take {what.kernels:g} times as long")
-    if what.host != 1.0:
-        whole = scale_host(whole, what.host)
-    if what.topology is not None:
-        whole = on_topology(whole, what.topology, measured_on=what.measured_on)
-    if what.bandwidth != 1.0 or what.latency_s:
-        whole = scale_communication(whole, bandwidth=what.bandwidth, latency_s=what.latency_s)
+    for rank, factor in what.machine.faults.slow_ranks:
+        whole = slow_down(whole, rank, factor)
+    for rank, delay_s in what.delays:
+        whole = delay(whole, rank, delay_s)
+    whole = _on_machine(whole, what)
+    if what.latency_s:
+        whole = scale_communication(whole, latency_s=what.latency_s)
     if what.bucket_bytes is not None:
         whole = buckets(whole, what.bucket_bytes)
     if what.dp is not None:
@@ -152,10 +175,38 @@ def edit(whole: Reconstruction, what: WhatIf) -> Reconstruction:
     return _with_warnings(whole, what)
 
 
+def _on_machine(whole: Reconstruction, what: WhatIf) -> Reconstruction:
+    """Apply what is different about the machine."""
+    machine, cluster = what.machine, what.topology
+    if machine.device is not None:
+        if what.measured_device is None:
+            raise TraceError("rescaling kernels needs the device of the trace", hint="name it with --measured-gpu")
+        whole = on_device(whole, machine.device, what.measured_device)
+    if machine.kernel_speed != 1.0:
+        times = 1 / machine.kernel_speed
+        whole = scale_kernels(whole, lambda rank, name: times, f"kernels take {times:g} times as long")
+    if machine.host_speed != 1.0:
+        whole = scale_host(whole, 1 / machine.host_speed)
+    measured_on = what.measured_on
+    if what._some_links:
+        cluster = cluster or measured_on
+        if cluster is None:
+            raise TraceError(
+                "which transfers use which links, only a cluster tells", hint="name it with --measured-on or --topology"
+            )
+        measured_on = measured_on or cluster
+        cluster = MachineChange(bandwidth=machine.bandwidth).apply(cluster)
+    if cluster is not None:
+        whole = on_topology(whole, cluster, measured_on=measured_on)
+    if machine.bandwidth and not what._some_links:
+        whole = scale_communication(whole, bandwidth=next(iter(machine.bandwidth.values())))
+    return whole
+
+
 def _with_warnings(whole: Reconstruction, what: WhatIf) -> Reconstruction:
     """Note what a change left as it was though one might expect otherwise."""
     recorded = next((rank.device for rank in whole.trace.ranks if rank.device), "")
-    if what.topology is not None and what.device is None:
+    if what.topology is not None and what.machine.device is None:
         new, old = what.topology.device(0).name, shipped_device(recorded) if recorded else None
         if old is None or old.name != new:
             return noted(whole, f"kernels keep the times measured on {recorded or 'the recorded device'}: --gpu {new} "
@@ -181,6 +232,8 @@ class Outcome:
         For traces that hold stage times only.
     operators : OperatorReplay, optional
         For execution traces, which hold no times.
+    notes : tuple of str
+        What became of the changes.
     """
 
     trace: Trace
@@ -189,6 +242,13 @@ class Outcome:
     confidence: Confidence | None = None
     stages: StageReplay | None = None
     operators: OperatorReplay | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds per step of the replay that was asked for, in steady state."""
+        assert self.identity is not None, "stage times have no operations"
+        return self.result.iteration_s(self.identity)
 
     @property
     def result(self) -> Replay:
@@ -230,22 +290,25 @@ def what_if(
             hint="--schedule and --message are for stage times",
         )
     if any(rank.operators for rank in trace.ranks):
-        if what.device is None:
+        if what.machine.device is None:
             raise TraceError(
                 "an execution trace holds no durations",
                 hint="price it with --gpu DEVICE --topology CLUSTER, or give the Kineto files of the same step beside it",
             )
-        if replace(what, topology=None, measured_on=None, device=None, measured_device=None).changes:
+        if not what.only_pricing:
             raise TraceError(
                 "an execution trace holds no times that could be changed", hint="only --gpu and --topology apply to it"
             )
-        return Outcome(trace=trace, operators=replay_operators(trace, what.device, what.topology))
+        return Outcome(trace=trace, operators=replay_operators(trace, what.machine.device, what.topology))
     whole = reconstruct(trace)
     identity = replay(whole)
     if not what.changes:
         return Outcome(trace=trace, identity=identity)
     edited = edit(whole, what)
     changed = replay(edited)
+    notes = tuple(absorbed(identity, changed, rank, delay_s) for rank, delay_s in what.delays)
     groups = (largest_group(whole), what.dp or largest_group(whole))
-    sure = replay_confidence(edited, changed, groups=groups, devices=(what.device, what.measured_device))
-    return Outcome(trace=trace, identity=identity, changed=changed, confidence=sure)
+    sure = replay_confidence(
+        edited, changed, unchanged=identity, groups=groups, devices=(what.machine.device, what.measured_device)
+    )
+    return Outcome(trace=trace, identity=identity, changed=changed, confidence=sure, notes=notes)

@@ -60,6 +60,8 @@ VERSION = "0.0.4"
 GROUPS_NODE = "## process_group:init ##"
 _NUMBER = re.compile(r"[1-9]\d{0,8}")
 _COPIES = ("memcpy", "memset")
+_ON_HOST = re.compile(r"(aten|autograd|c10d|torch|prim|profiler|nccl|gloo)::?|cuda[A-Z]|cu[A-Z]|hip[A-Z]|ProfilerStep|Optimizer\.|"
+                      r"nn\.Module|\[pytorch\||\[param\||record_param_comms|## ")  # fmt: skip
 
 
 def is_chakra(head: bytes) -> bool:
@@ -96,9 +98,16 @@ class _Node:
 
     @property
     def on_host(self) -> bool:
-        """Whether a host thread runs it; a collective's host side has no ``comm_type``."""
+        """Whether a host thread runs it; a collective's host side has no ``comm_type``.
+
+        Where nothing says so, the name of a PyTorch operator or a runtime call does, unless a stream is named.
+        """
         said = self.attributes.get("is_cpu_op")
-        return (said is True or bool(integer(said, 0))) and self.attributes.get("comm_type") is None
+        if self.attributes.get("comm_type") is not None:
+            return False
+        if said is None:
+            return self.attributes.get("stream") is None and _ON_HOST.match(self.name) is not None
+        return said is True or str(said).lower() == "true" or bool(integer(said, 0))
 
     @property
     def kind(self) -> int:
@@ -240,11 +249,12 @@ def _order(by_id: Mapping[int, _Node], notes: list[str]) -> list[_Node]:
     ready = [node_id for node_id, count in waiting.items() if not count]
     heapq.heapify(ready)
     done: dict[int, None] = {}
+    dropped: list[tuple[int, int]] = []
     while len(done) < len(by_id):
         if not ready:
             stuck = min(node_id for node_id in waiting if node_id not in done)
             blocker = next(d for d in by_id[stuck].after if d in by_id and d not in done)
-            notes.append(f"the graph has a cycle: the dependency of node {stuck} on node {blocker} was dropped")
+            dropped.append((stuck, blocker))
             heapq.heappush(ready, stuck)
         node_id = heapq.heappop(ready)
         if node_id in done:
@@ -254,6 +264,10 @@ def _order(by_id: Mapping[int, _Node], notes: list[str]) -> list[_Node]:
             waiting[later] -= 1
             if waiting[later] == 0 and later not in done:
                 heapq.heappush(ready, later)
+    if dropped:
+        some = ", ".join(f"of node {stuck} on node {blocker}" for stuck, blocker in dropped[:3])
+        more = f" and {len(dropped) - 3} more" if len(dropped) > 3 else ""
+        notes.append(f"the graph has cycles: the dependency {some}{more} was dropped")
     return [by_id[node_id] for node_id in done]
 
 

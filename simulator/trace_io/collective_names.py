@@ -54,6 +54,7 @@ KERNEL_NAMES = (
     ("Send", "send"),
     ("Recv", "recv"),
 )
+_ANONYMOUS = "(anonymous namespace)::"
 #: NCCL runs these as sends and receives
 _AS_SEND_RECV = ("all_to_all", "send", "recv", "send_recv")
 
@@ -105,8 +106,10 @@ def kernel_operation(name: str) -> str:
     --------
     >>> kernel_operation("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
     'reduce_scatter'
+    >>> kernel_operation("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)")
+    'all_reduce'
     """
-    head = name.split("(", 1)[0].lower().replace("_", "").replace("sumpostdiv", "")
+    head = name.replace(_ANONYMOUS, "").split("(", 1)[0].lower().replace("_", "").replace("sumpostdiv", "")
     return next((operation for word, operation in KERNEL_NAMES if word.lower() in head), "unknown")
 
 

@@ -12,12 +12,14 @@ from simulator.program.program import COMPUTE, HOST, Program, RankProgram, TaskL
 from simulator.timeline import Span, Timeline
 from simulator.trace_io.causes import HostWait, RankPlan
 from simulator.trace_io.reconstruct import Reconstruction
-from simulator.trace_io.steps import step_windows
+from simulator.trace_io.steps import step_operations, step_windows
 from simulator.trace_io.trace_record import COMMUNICATION, CollectiveCall, Int64, Step, Trace, no_host
 from simulator.trace_io.trace_record import COMPUTE as COMPUTES
 
 #: layer of the zero-length kernels that mark when a rank arrives at a communication
 ARRIVAL = "arrival"
+#: name and stream of the kernels that mark the end of a lap
+LAP = "lap"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,46 +44,127 @@ class Compiled:
 
 def compile_program(reconstruction: Reconstruction) -> Compiled:
     """Write the tasks of every rank."""
-    place: dict[int, tuple[int, int]] = {}
-    number: dict[int, int] = {}
-    joined: dict[int, Collective | Transfer] = {}
+    return _compiled(reconstruction, n_laps=0)
+
+
+def compile_laps(reconstruction: Reconstruction, n_laps: int) -> Program:
+    """Write the tasks of every rank with the steps behind the first one repeated, and a mark at the end of every lap.
+
+    The first lap is the recording. What waited for an operation of
+    before the repeated steps waits for its counterpart in the lap before: as many operations from the end of its stream
+    as the operation was from the first repeated one. Marks are kernels of no length named
+    ``lap``, one per rank and lap, in order.
+    """
+    return _compiled(reconstruction, n_laps=n_laps).program
+
+
+def _compiled(reconstruction: Reconstruction, *, n_laps: int) -> Compiled:
+    shared = _Shared(reconstruction)
     ranks = []
     for index, plan in enumerate(reconstruction.plans):
-        tasks = _Builder(reconstruction, index, place, number, joined).build()
-        ranks.append(RankProgram(rank=plan.rank.rank, members=reconstruction.members[index], tasks=tuple(tasks.tasks)))
-    return Compiled(reconstruction=reconstruction, program=Program(ranks=tuple(ranks)), place=place, number=number)
+        tasks = _Builder(shared, index).build(n_laps).tasks
+        ranks.append(RankProgram(rank=plan.rank.rank, members=reconstruction.members[index], tasks=tuple(tasks)))
+    program = Program(ranks=tuple(ranks))
+    return Compiled(reconstruction=reconstruction, program=program, place=shared.place, number=shared.number)
+
+
+class _Shared:
+    """What the builders of all ranks share."""
+
+    def __init__(self, reconstruction: Reconstruction) -> None:
+        self.reconstruction = reconstruction
+        self.everybody = tuple(range(reconstruction.trace.world_size))
+        self.place: dict[int, tuple[int, int]] = {}
+        self.number: dict[int, int] = {}
+        #: (lap, number) -> operation
+        self.joined: dict[tuple[int, int], Collective | Transfer] = {}
+        #: where the repeated steps begin in each rank's issue order
+        self.begins = [_second_step(plan) for plan in reconstruction.plans]
+        inside: set[int] = set()
+        outside: set[int] = set()
+        for plan, begin in zip(reconstruction.plans, self.begins, strict=True):
+            repeated = set(plan.order[begin:].tolist())
+            for op, number in plan.key.items():
+                (inside if op in repeated else outside).add(number)
+        #: joined communication that every member repeats
+        self.repeated = inside - outside
+
+
+def _second_step(plan: RankPlan) -> int:
+    """Position in issue order at which the second step begins.
+
+    Where the host marks steps, that is the first operation it launches in the step, copies included.
+    """
+    if len(plan.first) < 2:
+        return 0
+    number, op = plan.first[1]
+    ops, host = plan.rank.ops, plan.rank.host
+    step = next((step for step in plan.rank.steps if step.number == number and not step.on_device), None)
+    launched = np.flatnonzero(ops.launch >= 0)
+    if step is not None and len(launched):
+        inside = launched[host.start_ns[ops.launch[launched]] >= step.start_ns]
+        return int(np.flatnonzero(np.isin(plan.order, inside)).min()) if len(inside) else 0
+    return int(np.flatnonzero(plan.order == op)[0])
+
+
+def _counterparts(plan: RankPlan, begin: int) -> dict[int, int]:
+    """Operation of before a position that something behind it waits for -> the one that stands for it in another lap."""
+    lanes: dict[str, list[int]] = {}
+    n_before: dict[str, int] = {}
+    for position, op in enumerate(plan.order.tolist()):
+        lanes.setdefault(plan.lane[op], []).append(op)
+        n_before[plan.lane[op]] = n_before.get(plan.lane[op], 0) + (position < begin)
+    place = {op: index for members in lanes.values() for index, op in enumerate(members)}
+    result = {}
+    waited_for = {dep for op in plan.order[begin:].tolist() for dep in plan.after[op]}
+    for op in waited_for | {wait.op for wait in plan.waits if wait.before >= begin}:
+        lane = plan.lane[op]
+        from_begin = n_before[lane] - place[op]
+        if from_begin > 0:
+            result[op] = lanes[lane][max(-from_begin, n_before[lane] - len(lanes[lane]), -len(lanes[lane]))]
+    return result
 
 
 class _Builder:
     """Writes the tasks of one rank, kernels that nothing interrupts as one run."""
 
-    def __init__(
-        self,
-        reconstruction: Reconstruction,
-        index: int,
-        place: dict[int, tuple[int, int]],
-        number: dict[int, int],
-        joined: dict[int, Collective | Transfer],
-    ) -> None:
-        self.reconstruction, self.index = reconstruction, index
-        self.plan = reconstruction.plans[index]
-        self.place, self.number, self.joined = place, number, joined
+    def __init__(self, shared: _Shared, index: int) -> None:
+        self.shared, self.index = shared, index
+        self.plan = shared.reconstruction.plans[index]
         self.main = self.plan.main
         self.tasks = TaskList()
+        self.lap = 0
         self.task_of: dict[int, int] = {}
+        self.task_before: dict[int, int] = {}
+        self.counterpart: dict[int, int] = {}
+        self.last: dict[str, int] = {}
         self.run: list[Kernel] = []
         self.run_ops: list[int] = []
         self.run_after: tuple[int, ...] = ()
 
-    def build(self) -> TaskList:
-        """Return the tasks in issue order."""
+    def build(self, n_laps: int) -> TaskList:
+        """Return the tasks in issue order: those of the recording, then as often as asked the repeated steps."""
+        begin = self.shared.begins[self.index]
+        self.counterpart = _counterparts(self.plan, begin) if n_laps else {}
+        self._steps(0)
+        for lap in range(n_laps + 1 if n_laps else 0):
+            if lap:
+                self.lap, self.task_before, self.task_of = lap, self.task_of, {}
+                self._steps(begin)
+            ended = tuple(sorted(set(self.last.values())))
+            self.tasks.add(Kernel(name=LAP, phase="forward", duration_s=0.0, issue_s=0.0), LAP, ended)
+        return self.tasks
+
+    def _steps(self, begin: int) -> None:
+        """Write everything from a position of the issue order on."""
         plan = self.plan
         waited_for = {dep for deps in plan.after for dep in deps} | {wait.op for wait in plan.waits}
+        waited_for.update(self.counterpart.values())
         waits: dict[int, list[HostWait]] = {}
         for wait in plan.waits:
             waits.setdefault(wait.before, []).append(wait)
         issue, kinds = plan.issue_ns.tolist(), plan.rank.ops.kind.tolist()
-        for position, op in enumerate(plan.order.tolist()):
+        for position, op in enumerate(plan.order[begin:].tolist(), start=begin):
             for wait in waits.get(position, ()):
                 self._flush()
                 self._host_wait(wait)
@@ -90,7 +173,7 @@ class _Builder:
                 self._communication(op, issue[position])
             elif plan.lane[op] != self.main:
                 self._flush()
-                self.task_of[op] = self.tasks.add(self._kernel(op, issue[position]), self._stream(op), self._after(op))
+                self._done(op, self.tasks.add(self._kernel(op, issue[position]), self._stream(op), self._after(op)))
             else:
                 if plan.after[op]:
                     self._flush()
@@ -100,10 +183,20 @@ class _Builder:
                 if op in waited_for:
                     self._flush()
         self._flush()
-        return self.tasks
+
+    def _done(self, op: int, task: int) -> None:
+        """Remember which task an operation is."""
+        self.task_of[op] = self.last[self.plan.lane[op]] = task
+
+    def _task(self, op: int) -> tuple[int, ...]:
+        """The task of an operation, or of its counterpart in the lap before."""
+        found = self.task_of.get(op)
+        if found is None:
+            found = self.task_before.get(self.counterpart.get(op, -1), self.last.get(self.plan.lane[op]))
+        return () if found is None else (found,)
 
     def _after(self, op: int) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(self.task_of[dep] for dep in self.plan.after[op]))
+        return tuple(dict.fromkeys(task for dep in self.plan.after[op] for task in self._task(dep)))
 
     def _kernel(self, op: int, issue_ns: int) -> Kernel:
         plan = self.plan
@@ -114,7 +207,7 @@ class _Builder:
             issue_s=issue_ns / 1e9,
             lead_s=int(plan.lead_ns[op]) / 1e9,
         )
-        self.place[id(kernel)] = (self.index, op)
+        self.shared.place[id(kernel)] = (self.index, op)
         return kernel
 
     def _stream(self, op: int) -> str:
@@ -129,13 +222,14 @@ class _Builder:
         if len(self.run) > 1:
             op = KernelRun(name=f"{len(self.run)} kernels", phase=self.run[0].phase, kernels=tuple(self.run))
         task = self.tasks.add(op, COMPUTE, self.run_after)
-        self.task_of.update(dict.fromkeys(self.run_ops, task))
+        for done in self.run_ops:
+            self._done(done, task)
         self.run, self.run_ops, self.run_after = [], [], ()
 
     def _host_wait(self, wait: HostWait) -> None:
         if wait.work_ns:
             self.tasks.add(HostWork(name="host", duration_s=wait.work_ns / 1e9), HOST)
-        self.tasks.add(HostWork(name="wait for device", duration_s=0.0), HOST, (self.task_of[wait.op],))
+        self.tasks.add(HostWork(name="wait for device", duration_s=0.0), HOST, self._task(wait.op))
 
     def _communication(self, op: int, issue_ns: int) -> None:
         plan, stream = self.plan, self._stream(op)
@@ -147,36 +241,35 @@ class _Builder:
             lead_s=int(plan.lead_ns[op]) / 1e9,
             layer=ARRIVAL,
         )
-        self.place[id(arrival)] = (self.index, op)
+        self.shared.place[id(arrival)] = (self.index, op)
         self.tasks.add(arrival, stream, self._after(op))
-        message, number = self._message(op)
-        self.task_of[op] = self.tasks.add(message, stream, (), number)
-
-    def _message(self, op: int) -> tuple[Collective | Transfer, int | None]:
-        plan, whole = self.plan, self.reconstruction
         number = plan.key.get(op)
-        known = None if number is None else self.joined.get(number)
+        if self.lap and number not in self.shared.repeated:
+            number = None
+        message = self._message(op, number)
+        key = None if number is None else (self.lap, number)
+        self._done(op, self.tasks.add(message, stream, (), key))
+
+    def _message(self, op: int, number: int | None) -> Collective | Transfer:
+        """The operation of a communication: one for all ranks that it joins."""
+        plan, shared = self.plan, self.shared
+        known = None if number is None else shared.joined.get((self.lap, number))
         if known is not None:
-            return known, number
-        duration_ns: int | None
-        if number is None:
-            call = plan.call(op)
-            duration_ns = None if (self.index, op) in whole.priced else int(plan.duration_ns[op])
-        else:
-            call, duration_ns = whole.calls[number], whole.transfer_ns[number]
+            return known
+        whole = shared.reconstruction
         message = communication(
-            call,
+            plan.call(op) if number is None else whole.calls[number],
             plan.rank.rank,
-            everybody=tuple(range(whole.trace.world_size)),
+            everybody=shared.everybody,
             name=plan.rank.names[plan.rank.ops.name[op]],
-            duration_s=None if duration_ns is None else duration_ns / 1e9,
+            duration_s=(int(plan.duration_ns[op]) if number is None else whole.transfer_ns[number]) / 1e9,
             phase=plan.phase[op],
         )
         if number is None:
-            self.place[id(message)] = (self.index, op)
+            shared.place[id(message)] = (self.index, op)
         else:
-            self.number[id(message)], self.joined[number] = number, message
-        return message, number
+            shared.number[id(message)], shared.joined[self.lap, number] = number, message
+        return message
 
 
 def communication(
@@ -185,10 +278,10 @@ def communication(
     *,
     everybody: tuple[int, ...],
     name: str,
-    duration_s: float | None,
+    duration_s: float,
     phase: Phase,
 ) -> Collective | Transfer:
-    """Return the operation that a call describes, with its measured transfer time if it has one."""
+    """Return the operation that a call describes, with its measured transfer time."""
     n_bytes = max(call.n_bytes, 0)
     if call.collective in ("send", "recv") and call.peer >= 0:
         pair = call.ranks if len(call.ranks) == 2 else tuple(sorted((rank, call.peer)))
@@ -261,14 +354,14 @@ def simulated_trace(reconstruction: Reconstruction, times: Times) -> Trace:
                 ops=ops.take(order),
                 host=no_host(),
                 threads=(),
-                steps=_steps(plan, start, end),
+                steps=_replayed_steps(plan, start, end),
                 syncs=(),
                 dependencies=None,
                 epoch_ns=0,
                 notes=(),
             )
         )
-    return replace(reconstruction.trace, ranks=tuple(ranks), notes=reconstruction.notes)
+    return replace(reconstruction.trace, ranks=tuple(ranks), notes=reconstruction.notes, common_clock=True)
 
 
 def _operations(
@@ -297,13 +390,13 @@ def _operations(
     return result
 
 
-def _steps(plan: RankPlan, start: Int64, end: Int64) -> tuple[Step, ...]:
+def _replayed_steps(plan: RankPlan, start: Int64, end: Int64) -> tuple[Step, ...]:
     """Step windows of the replay: each as far from its first operation as the measured window was."""
     windows = step_windows(plan.rank)
-    measured = plan.rank.ops.start_ns
+    ops, measured, work = plan.rank.ops, plan.rank.ops.start_ns, step_operations(plan.rank)
     by_number = {window.number: window for window in windows}
     begins = {number: int(start[op]) + by_number[number].start_ns - int(measured[op]) for number, op in plan.first}
-    ops, last = plan.rank.ops, windows[-1] if windows else None
+    last = windows[-1] if windows else None
     if last is None or not begins:
         return ()
     busy = ((ops.kind == COMPUTES) | (ops.kind == COMMUNICATION)) & (ops.start_ns < last.end_ns)
@@ -316,6 +409,14 @@ def _steps(plan: RankPlan, start: Int64, end: Int64) -> tuple[Step, ...]:
         if following is not None and following.number in begins:
             bound = begins[following.number] - (following.start_ns - window.end_ns)
         begin = begins[window.number]
-        name = f"ProfilerStep#{window.number}"
-        steps.append(Step(number=window.number, start_ns=begin, end_ns=max(bound, begin), name=name))
+        mine = work.get(window.number, ())
+        steps.append(
+            Step(
+                number=window.number,
+                start_ns=begin,
+                end_ns=max(bound, begin),
+                name=f"ProfilerStep#{window.number}",
+                work_end_ns=int(end[mine].max()) if len(mine) else -1,
+            )
+        )
     return tuple(steps)

@@ -1,6 +1,7 @@
-"""Reads PyTorch execution traces (ET): operators with inputs and parents, without any time.
+"""Reads PyTorch execution traces (ET): operators with inputs and parents, usually without any time.
 
-What they are good for: message sizes that an older Kineto file of the same step lacks, and the order of operations.
+What they are good for: message sizes that an older Kineto file of the same step lacks, and the order of operations. Those
+that carry ``ts`` and ``dur`` (microseconds), as tools write that link them with a profile, are timelines of their own.
 
 References
 ----------
@@ -10,6 +11,7 @@ PyTorch ``execution_trace_observer.cpp``; schemas 1.0.1 to 1.1.1-chakra.0.0.4.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,23 +20,36 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from simulator.errors import TraceError
-from simulator.trace_io.collective_names import element_bytes, merge_calls, message_bytes, operation_name
+from simulator.trace_io.collective_names import (
+    CommunicationNames,
+    element_bytes,
+    kernel_operation,
+    merge_calls,
+    message_bytes,
+    operation_name,
+)
 from simulator.trace_io.json_stream import JsonObjects
 from simulator.trace_io.trace_record import (
     COMMUNICATION,
+    COMPUTE,
+    COPY,
     HOST_NODE,
     MAX_RANKS,
     CollectiveCall,
     Operator,
     OpRow,
     RankTrace,
+    Step,
     columns_of,
     integer,
+    number,
     rank_tuple,
 )
 
 _KNOWN = ("1.0.1", "1.0.2", "1.0.3", "1.1.0", "1.1.1")
 _COMMS = "record_param_comms"
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
 
 
 class _Node(NamedTuple):
@@ -47,6 +62,11 @@ class _Node(NamedTuple):
     thread: int
     operator: Operator
     call: CollectiveCall | None
+    #: start and end in nanoseconds, category and stream of nodes that carry times; the end is -1 for others
+    start_ns: int = 0
+    end_ns: int = -1
+    category: str = ""
+    stream: str = ""
 
 
 def read(stream: IO[bytes], source: str, *, rank: int | None = None) -> RankTrace:
@@ -64,7 +84,8 @@ def read(stream: IO[bytes], source: str, *, rank: int | None = None) -> RankTrac
         raise TraceError(f"{source}: holds no 'nodes'")
     if not nodes:
         raise TraceError(f"{source}: {values.damage or 'holds no operator'}")
-    notes = ["an execution trace holds no durations: pair it with the Kineto file of the same step"]
+    timed = any(node.end_ns > node.start_ns for node in nodes)
+    notes = [] if timed else ["an execution trace holds no durations: pair it with the Kineto file of the same step"]
     schema = str(values.header.get("schema", ""))
     if not schema.startswith(_KNOWN):
         notes.append(f"schema {schema!r} is not among {', '.join(_KNOWN)}; read as the newest")
@@ -72,23 +93,44 @@ def read(stream: IO[bytes], source: str, *, rank: int | None = None) -> RankTrac
         notes.append(f"{values.damage}; the {len(nodes)} nodes before were read")
     nodes.sort(key=lambda node: node.order)
     parents = {node.parent for node in nodes}
-    # no clock: operations stand one nanosecond apart so that their order survives
+    found = _timeline(nodes, parents, groups) if timed else _order(nodes, parents, groups)
+    return replace(found, rank=-1 if rank is None else rank, groups=groups, source=source, notes=tuple(notes))
+
+
+def _order(nodes: list[_Node], parents: set[int], groups: Mapping[str, tuple[int, ...]]) -> RankTrace:
+    """No clock: operations stand one nanosecond apart so that their order survives."""
     rows = [
         OpRow(i, i, node.name, f"thread {node.thread}", HOST_NODE if node.call is None else COMMUNICATION,
               None if node.call is None else _in_group(node.call, groups))
         for i, node in enumerate(nodes)
     ]  # fmt: skip
-    return RankTrace(
-        rank=-1 if rank is None else rank,
-        **columns_of(rows)._asdict(),
-        groups=groups,
-        # the work of a parent is that of its children
-        operators=tuple(
-            node.operator if node.name == _COMMS or node.id not in parents else Operator() for node in nodes
-        ),
-        source=source,
-        notes=tuple(notes),
-    )
+    # the work of a parent is that of its children
+    operators = (n.operator if n.name == _COMMS or n.id not in parents else Operator() for n in nodes)
+    return RankTrace(rank=-1, **columns_of(rows)._asdict(), operators=tuple(operators))
+
+
+def _timeline(nodes: list[_Node], parents: set[int], groups: Mapping[str, tuple[int, ...]]) -> RankTrace:
+    """Kernels on their streams, or, where there are none, the leaf operators of the threads as computation."""
+    timed = [node for node in nodes if node.end_ns >= 0]
+    on_device = any(node.category in _DEVICE for node in timed)
+    communicates = CommunicationNames()
+    rows, steps = [], []
+    for node in timed:
+        match = _STEP.match(node.name)
+        if match:
+            steps.append(Step(number=int(match[1]), start_ns=node.start_ns, end_ns=node.end_ns, name=node.name))
+            continue
+        device = node.category in _DEVICE
+        if not device and (node.id in parents or (on_device and node.call is not None)):
+            continue
+        call = None if node.call is None else _in_group(node.call, groups)
+        if device and node.category == "kernel" and communicates(node.name):
+            call = call or CollectiveCall(collective=kernel_operation(node.name))
+        kind = COPY if device and node.category != "kernel" else HOST_NODE if on_device and not device else COMPUTE
+        stream = f"stream {node.stream}" if device else f"thread {node.thread}"
+        rows.append(OpRow(node.start_ns, node.end_ns, node.name, stream, kind if call is None else COMMUNICATION, call))
+    rows.sort(key=lambda row: row[:2])
+    return RankTrace(rank=-1, **columns_of(rows)._asdict(), steps=tuple(sorted(steps, key=lambda s: s.start_ns)))
 
 
 def _kept(node: dict[str, Any], groups: dict[str, tuple[int, ...]]) -> _Node | None:
@@ -107,7 +149,20 @@ def _kept(node: dict[str, Any], groups: dict[str, tuple[int, ...]]) -> _Node | N
         thread=integer(attributes.get("tid"), 0),
         operator=_operator(node),
         call=_call(node),
+        **_times(node, attributes),
     )
+
+
+def _times(node: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """When a node ran, and where, as far as it says."""
+    said = {**attributes, **node}
+    start = number(said.get("ts"))
+    length = next((n for key in ("dur", "inclusive_dur") if (n := number(said.get(key))) is not None), None)
+    if start is None or length is None or length < 0:
+        return {}
+    begin = round(start * 1000)
+    category, stream = str(said.get("cat") or "").lower(), str(said.get("stream") or "")
+    return {"start_ns": begin, "end_ns": begin + round(length * 1000), "category": category, "stream": stream}
 
 
 def _operator(node: Mapping[str, Any]) -> Operator:

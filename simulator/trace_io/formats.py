@@ -214,6 +214,8 @@ class Format:
     loses: tuple[str, ...] = ()
 
 
+#: recordings of one run that do not overlap are at most this far apart: hosts that keep time agree within seconds
+_LATEST_S = 600.0
 _PERFETTO = (".pftrace", ".perfetto-trace", ".pftrace.gz")
 #: the formats; the order is the preference where a folder holds several of one run
 FORMATS: dict[str, Format] = {
@@ -231,6 +233,8 @@ FORMATS: dict[str, Format] = {
     "stage_times": Format(read_job=_stage_times),
     "execution_trace": Format(read_ranks=_execution_trace),
 }
+#: formats in which all ranks of one file are on one clock
+_ONE_CLOCK = ("nsys", "chrome")
 #: those that can be written
 WRITTEN: dict[str, Format] = {name: form for name, form in FORMATS.items() if form.write is not None} | {
     "perfetto": Format(write=_write_perfetto, suffixes=_PERFETTO, loses=_VIEWERS_LOSE)
@@ -289,7 +293,13 @@ def read(
     ranks = _number([(member, tuple(read_ranks(member, progress, communication))) for member in by_format[chosen]])
     ranks = _with_sizes(ranks, sizing, progress, notes)
     notes += _apart(ranks)
-    return Trace(format=chosen, ranks=ranks, world_size=_world_size(ranks), notes=tuple(dict.fromkeys(notes)))
+    return Trace(
+        format=chosen,
+        ranks=ranks,
+        world_size=_world_size(ranks),
+        notes=tuple(dict.fromkeys(notes)),
+        common_clock=chosen in _ONE_CLOCK and len(by_format[chosen]) == 1,
+    )
 
 
 def _by_format(found: Iterable[Member], as_format: str | None, notes: list[str]) -> dict[str, list[Member]]:
@@ -312,17 +322,30 @@ def _only(files: Sequence[Member]) -> Member:
 
 
 def _apart(ranks: Sequence[RankTrace]) -> list[str]:
-    """Name ranks whose recordings end before others begin: files of several runs, or clocks that differ."""
-    windows = [(int(rank.ops.start_ns.min()), int(rank.ops.end_ns.max()), rank.rank) for rank in ranks if len(rank.ops)]
+    """Name ranks whose recordings end before others begin: clocks that differ, or files of several runs.
+
+    Raises
+    ------
+    TraceError
+        If more lies between them than clocks of one cluster differ by.
+    """
+    windows = [
+        (rank.epoch_ns + int(rank.ops.start_ns.min()), rank.epoch_ns + int(rank.ops.end_ns.max()), rank)
+        for rank in ranks
+        if len(rank.ops)
+    ]
     if not windows:
         return []
-    first, last = min(windows, key=lambda window: window[1]), max(windows)
-    if last[0] <= first[1]:
+    first, last = min(windows, key=lambda window: window[1]), max(windows, key=lambda window: window[0])
+    gap_s = (last[0] - first[1]) / 1e9
+    if gap_s <= 0:
         return []
-    return [
-        f"the recording of rank {last[2]} begins {(last[0] - first[1]) / 1e9:.3g} s after that of rank {first[2]} ended: "
-        "the files are of different runs, or the clocks of their hosts differ"
-    ]
+    text = f"the recording of rank {last[2].rank} begins {gap_s:.3g} s after that of rank {first[2].rank} ended"
+    if gap_s > _LATEST_S:
+        raise TraceError(
+            f"{first[2].source} and {last[2].source} are of different runs: {text}", hint="give the files of one run"
+        )
+    return [f"{text}: the files are of different runs, or the clocks of their hosts differ"]
 
 
 def _number(found: Sequence[tuple[Member, tuple[RankTrace, ...]]]) -> tuple[RankTrace, ...]:

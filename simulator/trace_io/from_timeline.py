@@ -59,6 +59,7 @@ def from_timeline(
         ranks=ranks,
         world_size=world_size or max(accounted, max(by_rank, default=0) + 1),
         notes=tuple(stands),
+        common_clock=True,
     )
 
 

@@ -15,7 +15,10 @@ from simulator.trace_io.collective_names import merge_calls
 from simulator.trace_io.trace_record import COMMUNICATION, CollectiveCall, Int64, Trace
 
 _TOLERANCE_NS = 500_000
+#: ends that scatter by more are not those of one collective: sends that are buffered, ranks that poll
 _SCATTER_NS = 200_000
+#: differences of ends that are kept for a pair of ranks
+_MOST_DIFFERENCES = 4096
 _POINT_TO_POINT = ("send", "recv")
 
 
@@ -214,16 +217,20 @@ def _merge_by_end(
 
 
 def _offsets(trace: Trace, sets: Sequence[tuple[tuple[int, int], ...]]) -> tuple[int, ...]:
-    """Median difference of ends to an already aligned rank, spreading from the first rank."""
-    differences: dict[tuple[int, int], list[int]] = {}
+    """Offset of each rank's clock to an already aligned rank, spreading from the first rank."""
+    if trace.common_clock:
+        return (0,) * len(trace.ranks)
+    evidence: dict[tuple[int, int], dict[int, list[int]]] = {}
     for members in sets:
         ends = [int(trace.ranks[index].ops.end_ns[op]) for index, op in members]
+        sender = _sender(trace, members)
         for (a, _), end_a in zip(members, ends, strict=True):
             for (b, _), end_b in zip(members, ends, strict=True):
-                if a != b and len(differences.setdefault((a, b), [])) < 4096:
-                    differences[(a, b)].append(end_b - end_a)
+                known = evidence.setdefault((a, b), {}).setdefault(sender, []) if a != b else None
+                if known is not None and len(known) < _MOST_DIFFERENCES:
+                    known.append(end_b - end_a)
     neighbours: dict[int, list[int]] = {}
-    for a, b in differences:
+    for a, b in evidence:
         neighbours.setdefault(a, []).append(b)
     offsets: dict[int, int] = {}
     for root in range(len(trace.ranks)):
@@ -234,15 +241,32 @@ def _offsets(trace: Trace, sets: Sequence[tuple[tuple[int, int], ...]]) -> tuple
         for a in queue:
             for b in neighbours.get(a, ()):
                 if b not in offsets:
-                    offsets[b] = offsets[a] + _offset(np.array(differences[(a, b)]))
+                    offsets[b] = offsets[a] + _offset(evidence[(a, b)])
                     queue.append(b)
     return tuple(offsets[index] for index in range(len(trace.ranks)))
 
 
-def _offset(differences: Int64) -> int:
-    """Median difference of ends, unless they scatter so much that they do not end together at all (buffered sends)."""
-    median, spread = _spread(differences)
-    return 0 if spread > _SCATTER_NS and abs(median) < 20 * spread else round(median)
+def _sender(trace: Trace, members: tuple[tuple[int, int], ...]) -> int:
+    """Index of the rank that sends a message, -1 for a collective."""
+    calls = {index: trace.ranks[index].calls[trace.ranks[index].ops.call[op]].collective for index, op in members}
+    return next((index for index, word in calls.items() if word == "send"), -1) if "recv" in calls.values() else -1
+
+
+def _offset(by_sender: dict[int, list[int]]) -> int:
+    """How far one clock is ahead of another, 0 where that does not stand out from the spread of what tells it.
+
+    The ends of collectives tell it, which all ranks leave together. A message may end later where it is received: its two
+    directions tell it together, as two-way time transfer does, and what they disagree by is spread.
+    """
+    if -1 in by_sender:
+        offset, spread = _spread(np.array(by_sender[-1]))
+        buffered = spread > _SCATTER_NS and abs(offset) < 20 * spread
+        return 0 if buffered or abs(offset) <= spread else round(offset)
+    if len(by_sender) < 2:
+        return 0
+    (there, spread_there), (back, spread_back) = (_spread(np.array(found)) for found in by_sender.values())
+    offset, spread = (there + back) / 2, abs(there - back) / 2 + max(spread_there, spread_back)
+    return 0 if abs(offset) <= spread else round(offset)
 
 
 def _joined(trace: Trace, members: tuple[tuple[int, int], ...], offsets: tuple[int, ...]) -> Joined:

@@ -226,6 +226,7 @@ def read_documents(
         raise TraceError(f"{source}: is empty", hint="the profiler may have been stopped before it wrote the file")
     if buffer.damage:
         documents[-1].notes.append(buffer.damage)
+        documents[-1].truncated = True
     return documents
 
 

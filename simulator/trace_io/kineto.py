@@ -305,6 +305,7 @@ def _rank_trace(columns: _Columns, documents: list[Document], rank: int, source:
         epoch_ns=integer(header.get("baseTimeNanoseconds"), 0),
         source=source,
         notes=_notes(columns, documents),
+        cut=any(document.truncated for document in documents),
     )
 
 

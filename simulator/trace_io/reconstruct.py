@@ -28,10 +28,8 @@ class Reconstruction:
         In the order of ``trace.ranks``.
     calls : tuple of CollectiveCall
         Of the joined collectives, by number.
-    transfer_ns : tuple of int or None
-        Measured transfer time of the joined collectives; None lets the network price it.
-    priced : frozenset of (int, int)
-        (index of rank, operation) of unjoined communication that the network prices.
+    transfer_ns : tuple of int
+        Transfer time of the joined collectives.
     members : tuple of tuple of int
         Ranks that each plan stands for.
     origin_ns : int
@@ -44,8 +42,7 @@ class Reconstruction:
     joins: Joins
     plans: tuple[RankPlan, ...]
     calls: tuple[CollectiveCall, ...]
-    transfer_ns: tuple[int | None, ...]
-    priced: frozenset[tuple[int, int]] = frozenset()
+    transfer_ns: tuple[int, ...]
     members: tuple[tuple[int, ...], ...]
     origin_ns: int = 0
     notes: tuple[str, ...] = ()
@@ -119,7 +116,7 @@ def _coverage(trace: Trace, joins: Joins, keys: list[dict[int, int]], *, alone: 
     return tuple(notes)
 
 
-def _keys(trace: Trace, joins: Joins) -> tuple[list[dict[int, int]], list[dict[int, int]], tuple[int | None, ...]]:
+def _keys(trace: Trace, joins: Joins) -> tuple[list[dict[int, int]], list[dict[int, int]], tuple[int, ...]]:
     """Per rank: operation -> number of its joined collective, and operation -> its common end; transfer times.
 
     A member whose kernel ended before the last one arrived did not wait for it (the root of a broadcast, a wrong
@@ -127,7 +124,7 @@ def _keys(trace: Trace, joins: Joins) -> tuple[list[dict[int, int]], list[dict[i
     """
     keys: list[dict[int, int]] = [{} for _ in trace.ranks]
     ends: list[dict[int, int]] = [{} for _ in trace.ranks]
-    transfers: list[int | None] = []
+    transfers: list[int] = []
     for number, joined in enumerate(joins.joined):
         members = [
             (index, op, arrival, int(trace.ranks[index].ops.end_ns[op]) - joins.offset_ns[index])
@@ -145,5 +142,5 @@ def _keys(trace: Trace, joins: Joins) -> tuple[list[dict[int, int]], list[dict[i
             continue
         for index, op, _, _ in members:
             keys[index][op] = number
-            ends[index][op] = start + (transfers[-1] or 0)
+            ends[index][op] = start + transfers[-1]
     return keys, ends, tuple(transfers)

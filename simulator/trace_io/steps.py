@@ -1,26 +1,42 @@
-"""Cuts a rank's device timeline into training steps.
+"""Cuts a rank's device timeline into training steps, and says when each step's work was done.
 
 A step on the device runs from the first compute kernel that the host launched inside ``ProfilerStep i`` to the same of
 the next one; the last one ends with the last kernel that computes or communicates. The host's own windows cut the
-device's timeline in the wrong place, because the device runs behind.
+device's timeline in the wrong place, because the device runs behind. Where streams overlap, these windows do too: a
+kernel of the next step may start on a side stream while this one is still at work. What a step takes in steady state is
+therefore measured between the ends of work: the last kernel that the host launched inside each step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from simulator.trace_io.trace_record import COMMUNICATION, COMPUTE, RankTrace
+from simulator.trace_io.trace_record import COMMUNICATION, COMPUTE, Int64, RankTrace, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWindow:
-    """One step on the device's timeline."""
+    """One step on the device's timeline.
+
+    Parameters
+    ----------
+    number : int
+    start_ns, end_ns : int
+    work_end_ns : int
+        End of the last kernel that belongs to the step.
+    partial : bool
+        Whether the recording holds only a part of it: work of before ran into the first step, or a file was cut in
+        the last one.
+    """
 
     number: int
     start_ns: int
     end_ns: int
+    work_end_ns: int
+    partial: bool = False
 
 
 def step_windows(rank: RankTrace) -> tuple[StepWindow, ...]:
@@ -29,41 +45,81 @@ def step_windows(rank: RankTrace) -> tuple[StepWindow, ...]:
     A step in which the host launched no compute kernel (a stub at the end of the recording) is dropped. Where nothing
     marks steps, the whole recording is one step with number 0.
     """
-    ops = rank.ops
-    busy = (ops.kind == COMPUTE) | (ops.kind == COMMUNICATION)
-    if not busy.any():
-        return ()
+    bounds = _bounds(rank)
+    work = step_operations(rank)
+    said = {step.number: step.work_end_ns for step in rank.steps if step.work_end_ns >= 0}
+    before = _work_from_before(rank)
+    windows = []
+    for place, (number, start, end) in enumerate(bounds):
+        ops = work.get(number, ())
+        first, last = place == 0, place == len(bounds) - 1
+        windows.append(
+            StepWindow(
+                number=number,
+                start_ns=start,
+                end_ns=end,
+                work_end_ns=int(rank.ops.end_ns[ops].max()) if len(ops) else said.get(number, end),
+                partial=(last and rank.cut) or (first and before),
+            )
+        )
+    return tuple(windows)
+
+
+def _busy(rank: RankTrace) -> Int64:
+    """Operations that compute or communicate."""
+    found: Int64 = np.flatnonzero((rank.ops.kind == COMPUTE) | (rank.ops.kind == COMMUNICATION))
+    return found
+
+
+def _bounds(rank: RankTrace) -> list[tuple[int, int, int]]:
+    """(number, start, end) of each step."""
+    ops, busy = rank.ops, _busy(rank)
+    if not len(busy) or rank.operators:  # operators without times have an order only
+        return []
     end = int(ops.end_ns[busy].max())
     if rank.steps and not (ops.launch >= 0).any():
-        return tuple(StepWindow(number=step.number, start_ns=step.start_ns, end_ns=step.end_ns) for step in rank.steps)
-    firsts: list[tuple[int, int]] = []
+        return [(step.number, step.start_ns, step.end_ns) for step in rank.steps]
     compute = np.flatnonzero((ops.kind == COMPUTE) & (ops.launch >= 0))
-    launched = rank.host.start_ns[ops.launch[compute]]
+    firsts = []
     for step in rank.steps:
-        if step.on_device:
-            inside = compute[(ops.start_ns[compute] >= step.start_ns) & (ops.start_ns[compute] < step.end_ns)]
-        else:
-            inside = compute[(launched >= step.start_ns) & (launched < step.end_ns)]
+        inside = compute[_inside(rank, compute, step)]
         if len(inside):
-            firsts.append((step.number, int(ops.start_ns[inside].min())))
-    firsts.sort(key=lambda entry: entry[1])
+            firsts.append((int(ops.start_ns[inside].min()), step.number))
+    firsts.sort()
     if not firsts:
-        return (StepWindow(number=0, start_ns=int(ops.start_ns[busy].min()), end_ns=end),)
-    bounds = [start for _, start in firsts[1:]] + [max(end, firsts[-1][1])]
-    return tuple(
-        StepWindow(number=number, start_ns=start, end_ns=bound)
-        for (number, start), bound in zip(firsts, bounds, strict=True)
-        if bound > start
-    )
+        return [(0, int(ops.start_ns[busy].min()), end)]
+    starts = [*firsts, (max(end, firsts[-1][0]), -1)]
+    return [(number, start, following) for (start, number), (following, _) in pairwise(starts) if following > start]
+
+
+def _inside(rank: RankTrace, ops: Int64, step: Step) -> Int64:
+    """Which of some launched operations belong to a step: by their launch, or by their start where the device marks it."""
+    at = rank.ops.start_ns[ops] if step.on_device else rank.host.start_ns[rank.ops.launch[ops]]
+    found: Int64 = np.flatnonzero((at >= step.start_ns) & (at < step.end_ns))
+    return found
+
+
+def step_operations(rank: RankTrace) -> dict[int, Int64]:
+    """Return the operations that each step's host window launched, by the step's number; empty without launches."""
+    launched = _busy(rank)
+    launched = launched[rank.ops.launch[launched] >= 0]
+    found = {step.number: launched[_inside(rank, launched, step)] for step in rank.steps} if len(launched) else {}
+    return {number: ops for number, ops in found.items() if len(ops)}
+
+
+def _work_from_before(rank: RankTrace) -> bool:
+    """Whether work that was launched before the recording still ran when the first step began."""
+    launch, busy = rank.ops.launch, _busy(rank)
+    known = busy[launch[busy] >= 0]
+    if not len(known) or not rank.steps:
+        return False
+    first_launch = min(step.start_ns for step in rank.steps)
+    before = busy[(launch[busy] < 0) & (rank.ops.start_ns[busy] < rank.ops.start_ns[known].min())]
+    return bool((rank.ops.end_ns[before] > first_launch).any())
 
 
 def step_starts(rank: RankTrace) -> tuple[tuple[int, int], ...]:
     """Return (number, first operation) of each step."""
-    starts = rank.ops.start_ns
-    result = []
-    for window in step_windows(rank):
-        at = int(np.searchsorted(starts, window.start_ns, side="left"))
-        busy = np.flatnonzero((rank.ops.kind[at:] == COMPUTE) | (rank.ops.kind[at:] == COMMUNICATION))
-        if len(busy):
-            result.append((window.number, at + int(busy[0])))
-    return tuple(result)
+    starts, busy = rank.ops.start_ns, _busy(rank)
+    places = ((number, int(np.searchsorted(starts[busy], start, side="left"))) for number, start, _ in _bounds(rank))
+    return tuple((number, int(busy[at])) for number, at in places if at < len(busy))

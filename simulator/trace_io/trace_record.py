@@ -180,7 +180,8 @@ class Operator(NamedTuple):
 class Step:
     """One training step as the host marked it; ``end_ns`` of the last one may cut its GPU work short.
 
-    ``on_device`` says that the window was marked on the device's timeline instead.
+    ``on_device`` says that the window was marked on the device's timeline instead, ``work_end_ns`` when its last kernel
+    ended where that is known otherwise than from launches (-1 elsewhere).
     """
 
     number: int
@@ -188,6 +189,7 @@ class Step:
     end_ns: int
     name: str = ""
     on_device: bool = False
+    work_end_ns: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +252,8 @@ class RankTrace:
         File it came from.
     notes : tuple of str
         What the reader had to assume, skip or repair.
+    cut : bool
+        Whether the file ended early.
     """
 
     rank: int
@@ -269,6 +273,7 @@ class RankTrace:
     epoch_ns: int = 0
     source: str = ""
     notes: tuple[str, ...] = ()
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +317,8 @@ class Trace:
         Degrees ``dp``, ``pp``, ``tp`` where the format states them.
     stage_times : StageTimes, optional
         For formats that hold durations only.
+    common_clock : bool
+        Whether all ranks' times are on one clock, so that there is nothing to align.
     """
 
     format: str
@@ -320,6 +327,7 @@ class Trace:
     layout: Mapping[str, int] = field(default_factory=dict)
     stage_times: StageTimes | None = None
     notes: tuple[str, ...] = ()
+    common_clock: bool = False
 
     @property
     def n_ops(self) -> int:

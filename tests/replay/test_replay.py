@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simulator.changes import MachineChange
 from simulator.errors import TraceError
 from simulator.replay import changes_of_gradients, changes_of_kernels, changes_of_links, changes_of_ranks, replay
 from simulator.replay.operator_replay import shape_of
@@ -99,7 +100,7 @@ def test_removing_the_late_rank_gives_the_fast_shape():
 def test_adding_a_straggler_costs_what_it_computes():
     whole = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer_4"))
     before = replay(whole)
-    after = replay(changes_of_ranks.add_straggler(whole, 1, compute_factor=1.0, delay_s=0.1))
+    after = replay(changes_of_ranks.delay(whole, 1, 0.1))
     assert all(b > a for a, b in zip(_by_step_ms(before).values(), _by_step_ms(after).values(), strict=True))
     assert _mean_s(after) <= _mean_s(before) + 0.105
 
@@ -107,8 +108,7 @@ def test_adding_a_straggler_costs_what_it_computes():
 def test_a_straggler_that_was_added_can_be_removed():
     whole = reconstruct(read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer_4"))
     base = replay(whole).simulated_usage.iteration_s
-    for more in ({"delay_s": 0.2}, {"compute_factor": 1.5}):
-        late = changes_of_ranks.add_straggler(whole, 1, **more)
+    for late in (changes_of_ranks.delay(whole, 1, 0.2), changes_of_ranks.slow_down(whole, 1, 1.5)):
         assert replay(late).simulated_usage.iteration_s > 1.1 * base
         assert replay(changes_of_ranks.remove_straggler(late, 1)).simulated_usage.iteration_s == pytest.approx(
             base, rel=5e-3
@@ -165,7 +165,7 @@ def test_buckets_merge_and_need_sizes():
 def test_unknown_rank_and_durationless_traces_are_refused():
     whole = reconstruct(read(SHARED / "hta"))
     with pytest.raises(TraceError, match="was not recorded"):
-        changes_of_ranks.add_straggler(whole, 5)
+        changes_of_ranks.delay(whole, 5, 1.0)
     with pytest.raises(TraceError, match="no operation has a duration"):
         reconstruct(read(SHARED / "megatron-tp2" / "tp2" / "pytorch_et_0.json"))
 
@@ -197,14 +197,17 @@ def test_execution_traces_are_priced_on_a_device():
         answer(trace)
     v100, a100 = load_device("v100-sxm2-32g"), load_device("a100-sxm4-80g")
     with pytest.raises(TraceError, match="need links"):
-        answer(trace, WhatIf(device=v100))
-    found = answer(trace, WhatIf(device=v100, topology=load_topology("dgx1-v100-32g", 8)))
+        answer(trace, WhatIf(machine=MachineChange(device=v100)))
+    found = answer(trace, WhatIf(machine=MachineChange(device=v100), topology=load_topology("dgx1-v100-32g", 8)))
     document = to_json(found)
     assert document["n_communications"] == 64
     assert 0.2e-3 < document["breakdown"]["compute_s"] < 2e-3  # 1.03 ms measured in the Kineto trace of the step
     with pytest.raises(TraceError, match="holds no times that could be changed"):
-        answer(trace, WhatIf(device=v100, topology=load_topology("dgx1-v100-32g", 8), kernels=2.0))
-    other = answer(trace, WhatIf(device=a100, topology=load_topology("dgx1-v100-32g", 8)))
+        answer(
+            trace,
+            WhatIf(machine=MachineChange(device=v100, kernel_speed=0.5), topology=load_topology("dgx1-v100-32g", 8)),
+        )
+    other = answer(trace, WhatIf(machine=MachineChange(device=a100), topology=load_topology("dgx1-v100-32g", 8)))
     assert to_json(other)["iteration_time_s"] != document["iteration_time_s"]
 
 

@@ -159,8 +159,29 @@ def test_recordings_that_never_ran_together_are_named(tmp_path):
     save(tmp_path / "a.json", document(rank=0))
     save(tmp_path / "b.json", document(rank=1))
     assert not any("different runs" in note for note in read(tmp_path).notes)
-    save(tmp_path / "b.json", document(rank=1, shift=5e9))
-    assert any("begins 5e+03 s after that of rank 0 ended" in note for note in read(tmp_path).notes)
+    save(tmp_path / "b.json", document(rank=1, shift=5e8))
+    assert any("begins 500 s after that of rank 0 ended" in note for note in read(tmp_path).notes)
+
+
+def test_recordings_of_different_dates_are_refused_by_name(tmp_path):
+    save(tmp_path / "a.json", document(rank=0))
+    save(tmp_path / "b.json", document(rank=1, shift=3.69e12))
+    with pytest.raises(TraceError, match=r"a\.json and .*b\.json are of different runs"):
+        read(tmp_path)
+
+
+def test_a_cut_last_step_does_not_count(tmp_path):
+    """Ten steps of 100 us; the file ends in the ninth: its stub is said to be partial, and the iteration stays 100 us."""
+    whole = json.dumps(document(n=10, steps=10) | {"traceEvents": _in_time(document(n=10, steps=10)["traceEvents"])})
+    assert analyse(read(save(tmp_path / "a.json", whole.encode()))).iteration_s == pytest.approx(100e-6, rel=1e-3)
+    cut = whole[: whole.rindex('"ncclDevKernel_AllReduce"', 0, whole.rindex('"ncclDevKernel_AllReduce"'))].encode()
+    found = analyse(read(save(tmp_path / "a.json", cut)))
+    assert [usage.partial for usage in found.usages] == [False] * (len(found.usages) - 1) + [True]
+    assert found.iteration_s == pytest.approx(100e-6, rel=1e-3)
+
+
+def _in_time(events):
+    return sorted(events, key=lambda entry: entry["ts"])
 
 
 def test_what_else_lies_in_a_folder(tmp_path):
@@ -328,6 +349,53 @@ def test_a_chakra_cycle_is_broken_and_reported(tmp_path):
     ]
     trace = read(save(tmp_path / "a.0.json", "\n".join(json.dumps(n) for n in nodes).encode()))
     assert any("cycle" in note for note in trace.ranks[0].notes)
+
+
+def test_execution_traces_with_times_are_timelines(tmp_path):
+    """Two steps of 100 us: an operator launches a kernel of 40 us and an all-reduce of 30 us."""
+    nodes = []
+    for step in range(3):
+        at = 1000.0 + 100 * step
+        for name, more in (
+            (f"ProfilerStep#{step}", {"ts": at, "dur": 95.0}),
+            ("aten::mm", {"ts": at + 1, "dur": 10.0}),
+            ("ampere_sgemm", {"ts": at + 20, "dur": 40.0, "cat": "kernel", "stream": 7}),
+            ("ncclDevKernel_AllReduce", {"ts": at + 60, "dur": 30.0, "cat": "kernel", "stream": 20}),
+        ):
+            nodes.append({"id": len(nodes) + 1, "name": name, "ctrl_deps": 0, "attrs": [], **more})
+    trace = read(save(tmp_path / "rank0.json", {"schema": "1.1.1-chakra.0.0.4", "nodes": nodes}))
+    found = analyse(trace)
+    assert found.iteration_s == pytest.approx(100e-6)
+    assert [round(usage.compute_ns / 1e3) for usage in found.usages] == [40, 40, 40]
+    assert [round(usage.exposed_ns / 1e3) for usage in found.usages] == [30, 30, 30]
+    for node in nodes:
+        node.pop("dur", None)
+    summary = info(read(save(tmp_path / "rank0.json", {"schema": "1.1.1-chakra.0.0.4", "nodes": nodes})))
+    assert (summary["steps"], summary["clock_offsets_us"]) == ([], [])
+
+
+def test_many_cycles_are_one_note(tmp_path):
+    pairs = [(2 * i, 2 * i + 1) for i in range(300)]
+    nodes = [
+        {"id": str(a), "name": "a", "type": "COMP_NODE", "dataDeps": [str(b)], "durationMicros": "5"}
+        for pair in pairs
+        for a, b in (pair, pair[::-1])
+    ]
+    (note,) = (n for n in read(save(tmp_path / "a.0.json", "\n".join(map(json.dumps, nodes)).encode())).ranks[0].notes
+               if "cycles" in n)  # fmt: skip
+    assert "and 297 more" in note
+
+
+def test_operators_of_a_chakra_trace_are_the_hosts(tmp_path):
+    nodes = [
+        {"id": "1", "name": "aten::mm", "type": "COMP_NODE", "durationMicros": "9"},
+        {"id": "2", "name": "cudaLaunchKernel", "type": "COMP_NODE", "durationMicros": "4"},
+        {"id": "3", "name": "ampere_sgemm", "type": "COMP_NODE", "dataDeps": ["2"], "durationMicros": "5"},
+        {"id": "4", "name": "aten::add", "type": "COMP_NODE", "durationMicros": "1",
+         "attr": [{"name": "is_cpu_op", "stringVal": "True"}]},
+    ]  # fmt: skip
+    (rank,) = read(save(tmp_path / "a.0.json", "\n".join(map(json.dumps, nodes)).encode())).ranks
+    assert sorted(rank.ops.kind.tolist()) == [0, 3, 3, 3]
 
 
 @pytest.mark.parametrize("n_bytes", [10, 32, 91, 123])
