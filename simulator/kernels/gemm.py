@@ -126,7 +126,7 @@ class GemmColumns:
 
     Parameters
     ----------
-    m, n, k, batch, element_bytes : ndarray of shape [products]
+    m, n, k, batch, element_bytes, result_bytes : ndarray of shape [products]
         As in :class:`~simulator.models.layer.GemmShape`.
     peak_flops_per_s : ndarray of shape [products]
         Peak of one SM in the product's dtype, times the factors of dtype, pass and alignment.
@@ -139,6 +139,7 @@ class GemmColumns:
     k: FloatArray
     batch: FloatArray
     element_bytes: FloatArray
+    result_bytes: FloatArray
     peak_flops_per_s: FloatArray
     flop_energy: FloatArray
 
@@ -151,6 +152,7 @@ class GemmColumns:
             k=_column(s.k for s in shapes),
             batch=_column(s.batch for s in shapes),
             element_bytes=_column(DTYPE_BYTES[s.dtype] for s in shapes),
+            result_bytes=_column(s.result_bytes for s in shapes),
             peak_flops_per_s=_column(_sm_peak_flops_per_s(s, device, constants) for s in shapes),
             flop_energy=_column(_flop_energy(s.dtype, device, constants) for s in shapes),
         )
@@ -240,7 +242,7 @@ def _memory(
     columns: GemmColumns, device: Device, c: GemmConstants, conditions: Conditions
 ) -> tuple[FloatArray, FloatArray]:
     m, n, k = columns.m, columns.n, columns.k
-    n_bytes = columns.element_bytes * columns.batch * (m * k + k * n + m * n)
+    n_bytes = columns.batch * (columns.element_bytes * (m * k + k * n) + columns.result_bytes * m * n)
     warm = np.minimum(n_bytes, 0.0 if conditions.is_cold else c.warm_share * device.l2_bytes)
     bandwidth = device.memory_bandwidth_bytes_per_s
     seconds = warm / (c.warm_bandwidth * bandwidth) + (n_bytes - warm) / (c.dram_bandwidth * bandwidth)

@@ -39,7 +39,8 @@ class GemmShape:
 
     The three numbers are those of the product that runs: the weight gradient of ``y[t, o] = x[t, i] w[i,
     o]`` is ``m=o, n=i, k=t`` with ``kernel_pass="wgrad"``, its input gradient ``m=t, n=i, k=o`` with
-    ``"dgrad"``.
+    ``"dgrad"``. ``output_bytes`` is the traffic per element of the result: 8 where a gradient is added to an fp32 sum in the
+    epilogue; 0 for the width of ``dtype``, but at least 16 bits.
     """
 
     m: int
@@ -49,6 +50,7 @@ class GemmShape:
     dtype: str = "bf16"
     kernel_pass: Pass = "forward"
     name: str = "gemm"
+    output_bytes: float = 0.0
 
     @property
     def n_flops(self) -> float:
@@ -56,9 +58,15 @@ class GemmShape:
         return 2.0 * self.batch * self.m * self.n * self.k
 
     @property
+    def result_bytes(self) -> float:
+        """Bytes written (and read, where it is added to a sum) per element of the result."""
+        return self.output_bytes or max(2, DTYPE_BYTES[self.dtype])
+
+    @property
     def n_bytes(self) -> float:
         """Bytes of both inputs and the output, each touched once."""
-        return float(self.batch * (self.m * self.k + self.k * self.n + self.m * self.n) * DTYPE_BYTES[self.dtype])
+        operands = (self.m * self.k + self.k * self.n) * DTYPE_BYTES[self.dtype]
+        return float(self.batch * (operands + self.m * self.n * self.result_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,7 +155,7 @@ def _grouped(style: Style, x: Tensor, *, n_local: int, n_rows: int, rows: int, c
         forward=[shape],
         backward=[
             replace(shape, m=each, n=columns, k=rows, kernel_pass="dgrad"),
-            replace(shape, m=rows, n=columns, k=each, kernel_pass="wgrad"),
+            replace(shape, m=rows, n=columns, k=each, kernel_pass="wgrad", output_bytes=style.wgrad_bytes),
         ],
         saves=[x],
         kept=True,

@@ -245,6 +245,7 @@ def product(
     after: Sequence[LayerItem] = (),
     saves: Sequence[Tensor] | None = None,
     bias: Tensor | None = None,
+    wgrad_bytes: float = 0.0,
 ) -> Tensor:
     """Append ``y[tokens, rows] = x[tokens, columns] w[columns, rows]``.
 
@@ -270,13 +271,17 @@ def product(
         What is held for backward; both operands unless given.
     bias : Tensor, optional
         Added in the epilogue; its gradient is a reduction over tokens, launched last.
+    wgrad_bytes : float
+        Traffic per element of the weight gradient; see :class:`GemmShape`.
     """
     n_tokens = x.n_elements // columns
     if bias is not None:
         after = [*after, bias_gradient(n_tokens, rows, bias.dtype)]
     forward = GemmShape(m=n_tokens, n=rows, k=columns, dtype=dtype, name=name)
     input_gradient = GemmShape(m=n_tokens, n=columns, k=rows, dtype=dtype, kernel_pass="dgrad", name=name)
-    weight_gradient = GemmShape(m=rows, n=columns, k=n_tokens, dtype=dtype, kernel_pass="wgrad", name=name)
+    weight_gradient = GemmShape(
+        m=rows, n=columns, k=n_tokens, dtype=dtype, kernel_pass="wgrad", name=name, output_bytes=wgrad_bytes
+    )
     first: list[LayerItem] = [input_gradient] if x.needs_gradient else []
     return tape.record(
         [x, weight, *([bias] if bias is not None else [])],

@@ -55,6 +55,11 @@ class Style(ABC):
         """Whether there is fused attention for a model."""
         return True
 
+    @property
+    def wgrad_bytes(self) -> float:
+        """Traffic per element of a weight gradient: read and written in fp32 where it is added to a sum, or its own width (0)."""
+        return 8.0 if self.accumulates_in_product else 0.0
+
     def __init__(self, spec: ModelSpec, setting: Setting, tape: Tape) -> None:
         self.spec = spec
         self.setting = setting
@@ -166,6 +171,7 @@ class Style(ABC):
             between=between,
             saves=None if saved_input is None else [saved_input, weight],
             bias=vector,
+            wgrad_bytes=self.wgrad_bytes,
         )
 
     def quantised_product(
@@ -198,7 +204,9 @@ class Style(ABC):
                 *before,
                 replace(narrow, n=shape.k, k=shape.n, kernel_pass="dgrad"),
                 *between,
-                replace(shape, m=shape.n, n=shape.k, k=shape.m, kernel_pass="wgrad", dtype=wgrad),
+                replace(
+                    shape, m=shape.n, n=shape.k, k=shape.m, kernel_pass="wgrad", dtype=wgrad, output_bytes=self.wgrad_bytes
+                ),
             ],
             saves=[] if self.saves_quantised else [x],
             saved_bytes=round(x.n_elements * narrowing.element_bytes) if self.saves_quantised else 0,
