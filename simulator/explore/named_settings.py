@@ -104,7 +104,7 @@ def scenario_of(settings: Mapping[str, Any]) -> Scenario:
     plan = {name: value for name, value in settings.items() if name in SETTINGS}
     own = {name: value for name, value in settings.items() if name in SCENARIO_SETTINGS}
     rest = {name: str(value) for name, value in settings.items() if name not in plan and name not in own}
-    return Scenario(plan=ParallelPlan(**plan), overrides=tuple(sorted(rest.items())), **own)
+    return Scenario(plan=ParallelPlan.of(plan), overrides=tuple(sorted(rest.items())), **own)
 
 
 def given_in(settings: Mapping[str, Any]) -> set[str]:

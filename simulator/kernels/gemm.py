@@ -73,7 +73,8 @@ class GemmConstants:
     pass_efficiency : dict
         Factors for ``dgrad`` and ``wgrad``, whose operands lie in other layouts.
     release_efficiency : dict
-        Factors on the rate of the k loop under the matrix libraries of a CUDA release and those before it.
+        Factors on the rate of the k loop under the matrix libraries of a CUDA release and those before it; ``12.5/fp8`` is
+        that of one dtype.
     alignment_efficiency : dict
         Factors where the contiguous dimensions are only multiples of 4, 2 or 1 16-bit elements.
     """
@@ -109,11 +110,20 @@ def under_release(constants: GemmConstants, cuda: str) -> GemmConstants:
     >>> [under_release(early, cuda).tile_efficiency["256x128"] for cuda in ("12.4", "12.6", "")]
     [0.6000000000000001, 0.8, 0.8]
     """
-    later = [release for release in constants.release_efficiency if cuda and _version(cuda) <= _version(release)]
+    table = constants.release_efficiency
+    later = [key for key in table if "/" not in key and cuda and _version(cuda) <= _version(key)]
     if not later:
         return constants
-    factor = constants.release_efficiency[min(later, key=_version)]
-    return replace(constants, tile_efficiency={tile: x * factor for tile, x in constants.tile_efficiency.items()})
+    release = min(later, key=_version)
+    own = {key.partition("/")[2]: x / table[release] for key, x in table.items() if key.startswith(f"{release}/")}
+    return replace(
+        constants,
+        tile_efficiency={tile: x * table[release] for tile, x in constants.tile_efficiency.items()},
+        dtype_efficiency={
+            **constants.dtype_efficiency,
+            **{d: constants.dtype_efficiency.get(d, 1.0) * x for d, x in own.items()},
+        },
+    )
 
 
 def _version(release: str) -> tuple[int, ...]:

@@ -42,6 +42,7 @@ def build_model(
     recompute: str = "none",
     stops_early: bool = False,
     expert_load: float = 1.0,
+    gradient_bytes: int = 4,
 ) -> Model:
     """Return the layers of one rank for one micro-batch.
 
@@ -53,6 +54,7 @@ def build_model(
     precision, kernels, attention, recompute : str
     stops_early : bool
     expert_load : float
+    gradient_bytes : int
         As in :class:`Setting`.
 
     Returns
@@ -80,6 +82,7 @@ def build_model(
         recompute=recompute,  # type: ignore[arg-type]
         stops_early=stops_early,
         expert_load=expert_load,
+        gradient_bytes=gradient_bytes,
     )
     _check_names(setting)
     setting.check(spec)

@@ -37,6 +37,8 @@ class Setting:
         Whether recomputation ends as soon as all that was saved is there again.
     expert_load : float
         Tokens of this rank's experts relative to an even share of all routed ones.
+    gradient_bytes : int
+        Of one element of the gradients that micro-batches add up.
     """
 
     micro_batch: int
@@ -51,6 +53,7 @@ class Setting:
     recompute: Literal["none", "selective", "full"] = "none"
     stops_early: bool = False
     expert_load: float = 1.0
+    gradient_bytes: int = 4
 
     @property
     def recipe(self) -> Precision:

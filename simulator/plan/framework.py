@@ -11,9 +11,10 @@ PyTorch, ``torch/nn/parallel/distributed.py`` and ``torch/distributed/fsdp``; De
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 MIB = 2**20
 
@@ -240,6 +241,12 @@ class Framework:
         Whether under full sharding gradients are reduced in a process group of their own, beside gathers.
     sharded_by : str
         The framework that runs the same modules with sharded parameters, where this one cannot.
+    recipe : mapping
+        Settings of a plan that the framework's recipes turn on, where nothing else is said.
+    parallel_recipe : mapping
+        The same of those that need tensor parallelism.
+    aliases : tuple of str
+        Other names that people type.
     """
 
     name: str
@@ -262,6 +269,15 @@ class Framework:
     keeps_last_unit: bool = False
     scatters_apart: bool = False
     sharded_by: str = ""
+    recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    parallel_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    aliases: tuple[str, ...] = ()
+
+    def defaults(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the framework's recipes set beside ``settings``, which win."""
+        is_split = int(settings.get("tp") or 1) > 1
+        found = {**self.recipe, **(self.parallel_recipe if is_split else {})}
+        return {key: value for key, value in found.items() if key not in settings}
 
 
 FRAMEWORKS: dict[str, Framework] = {
@@ -281,6 +297,18 @@ FRAMEWORKS: dict[str, Framework] = {
             data_parallel=MEGATRON,
             gradient_bytes_bf16=4,
             overlaps_interleaved_p2p=True,
+        ),
+        Framework(
+            # NVIDIA's recipes (NeMo, Megatron Bridge: scripts/performance/configs): distributed optimizer with both of its
+            # overlaps, sequence parallelism and Transformer Engine's user buffers
+            # wherever tensors are split, gradients reduced in 16 bits (grad_reduce_in_fp32=False)
+            name="megatron-bridge",
+            kernels="fused",
+            data_parallel=MEGATRON,
+            overlaps_interleaved_p2p=True,
+            recipe={"sharding": "zero1", "overlap": True, "overlap_parameter_gather": True},
+            parallel_recipe={"sequence_parallel": True, "asynchronous_tp": True},
+            aliases=("nemo",),
         ),
         Framework(
             name="megatron-deepspeed",
@@ -357,3 +385,6 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(name="fused", kernels="fused", data_parallel=replace(DDP, copies_into_buckets=False), host="graphs"),
     )
 }
+
+#: what people type -> name of the framework
+FRAMEWORK_ALIASES = {alias: f.name for f in FRAMEWORKS.values() for alias in f.aliases} | {"ddp": "hf-eager"}

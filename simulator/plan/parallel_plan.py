@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import gcd
@@ -9,7 +10,7 @@ from typing import Any, Literal
 
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.plan.fields import Setting, check_settings, declared, setting
-from simulator.plan.framework import FRAMEWORKS, Framework, Zero3Limits
+from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, Zero3Limits
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
 from simulator.plan.rules import check_combination, check_words
 
@@ -122,7 +123,7 @@ class ParallelPlan:
     )  # fmt: skip
     framework: str = setting(
         "software", "megatron, megatron-deepspeed, fsdp, hf-eager, torchtitan-compile ...", default="megatron",
-        words=FRAMEWORKS, is_common=True, changes=("time", "memory"),
+        words=FRAMEWORKS, synonyms=FRAMEWORK_ALIASES, is_common=True, changes=("time", "memory"),
     )  # fmt: skip
     overlap: bool | None = setting(
         "overlap", "Run gradient communication beside compute.", unset="the framework's default", is_common=True,
@@ -264,6 +265,20 @@ class ParallelPlan:
     def __post_init__(self) -> None:
         check_settings(SETTINGS, self.__getattribute__)
         check_words(self)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> ParallelPlan:
+        """Return the plan of these settings, with what the recipes of its framework turn on where nothing is said.
+
+        Examples
+        --------
+        >>> ParallelPlan.of({"framework": "megatron-bridge", "tp": 2}).sequence_parallel
+        True
+        >>> ParallelPlan.of({"framework": "megatron-bridge", "sharding": "none"}).sharding
+        'none'
+        """
+        framework = FRAMEWORKS.get(settings.get("framework", SETTINGS["framework"].default))
+        return cls(**{**(framework.defaults(settings) if framework else {}), **settings})
 
     # -- what follows from other settings where one is left out
 

@@ -69,3 +69,26 @@ def test_other_spellings(written, meant):
 def test_what_is_stored():
     assert ParallelPlan(precision="nvfp4").precision_spec.is_16_bit, "masters are kept beside 16-bit weights"
     assert PRECISIONS["amp_bf16"].is_autocast and not PRECISIONS["tf32"].is_autocast
+
+
+def test_gradients_are_added_to_sums_in_the_epilogue():
+    """Megatron-Core's gradient_accumulation_fusion reads and writes the sum: 8 bytes an element in fp32, 4 in 16 bits."""
+    spec = rename(CATALOG["llama3-8b"], "x", layers=2)
+    for gradient_bytes, traffic in ((4, 8.0), (2, 4.0)):
+        model = build_model(spec, micro_batch=1, sequence_length=1024, kernels="fused", gradient_bytes=gradient_bytes)
+        wgrads = [item for item in kernels(model, GemmShape) if item.kernel_pass == "wgrad"]
+        assert {item.result_bytes for item in wgrads} == {traffic}
+    unfused = build_model(spec, micro_batch=1, sequence_length=1024, kernels="megatron")
+    assert {item.result_bytes for item in kernels(unfused, GemmShape) if item.kernel_pass == "wgrad"} == {2}
+
+
+def test_products_of_eight_bits_write_sixteen():
+    shape = GemmShape(m=100, n=10, k=20, dtype="fp8")
+    assert shape.n_bytes == 100 * 20 + 20 * 10 + 2 * 100 * 10
+
+
+def test_recipes_turn_settings_on_where_nothing_is_said():
+    plan = ParallelPlan.of({"framework": "megatron-bridge", "tp": 4})
+    assert (plan.sharding, plan.sequence_parallel, plan.asynchronous_tp, plan.overlap) == ("zero1", True, True, True)
+    plan = ParallelPlan.of({"framework": "megatron-bridge", "sharding": "none", "overlap": False})
+    assert (plan.sharding, plan.sequence_parallel, plan.overlap) == ("none", False, False)

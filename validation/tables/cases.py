@@ -21,7 +21,9 @@ from validation.tables.reader import Row
 _PRECISIONS = {"amp_fp8": "fp8", "fp8+bf16": "fp8", "bfloat16": "bf16", "float16": "fp16", "amp": "amp_fp16"}
 _SHARDINGS = {"": "none", "ddp": "none", "fsdp": "zero3", "full_shard": "zero3", "zero-1": "zero1", "zero-3": "zero3"}
 _SCHEDULES = {"interleaved": "1f1b-interleaved", "interleaved-1f1b": "1f1b-interleaved", "zb-h1": "zb-1p"}
-_MEGATRON = ("megatron", "megatron-core", "megatron-deepspeed")
+#: Megatron-Core by itself, and under NVIDIA's recipes
+_CORE = ("megatron-core", "megatron-bridge")
+_MEGATRON = ("megatron", *_CORE, "megatron-deepspeed")
 #: Megatron's guidance: the bubble (pp - 1) / n_micro_batches stays small when there are several per stage
 _MICRO_BATCHES_PER_STAGE = 6
 #: largest micro_batch x hidden of published Megatron runs, with full recomputation and without
@@ -106,7 +108,7 @@ def _sharding(row: Row, framework_text: str, assumed: list[str]) -> dict[str, An
 def _attention(row: Row, framework: str, assumed: list[str]) -> str:
     flash = row.flag("flash_attention")
     if flash is None:
-        flash = framework in ("megatron-core", "torchtitan", "torchtitan-compile", "fsdp", "llm-foundry", "fused")
+        flash = framework in (*_CORE, "torchtitan", "torchtitan-compile", "fsdp", "llm-foundry", "fused")
         assumed.append(f"attention {'flash' if flash else 'eager'}: usual for {framework}")
     return "flash" if flash else "eager"
 
@@ -138,13 +140,13 @@ def _virtual_pp(row: Row, degrees: Mapping[str, int], layers: int, framework: st
     if stated or degrees["pp"] == 1:
         return max(stated, 1)
     said = f"{row.text('framework')} {row.text('schedule')}".lower()
-    interleaves = "interleav" in said or framework == "megatron-core"
+    interleaves = "interleav" in said or framework in _CORE
     counted = layers + 2 if layers % degrees["pp"] else layers
     per_stage = counted // degrees["pp"]
     divisors = [n for n in range(2, per_stage + 1) if per_stage % n == 0]
     if not interleaves or counted % degrees["pp"] or not divisors:
         chunks = 1
-    elif framework == "megatron-core":
+    elif framework in _CORE:
         chunks = max(n for n in divisors if n <= max(_MAX_CHUNKS, divisors[0]))
     else:
         chunks = divisors[0]
@@ -203,7 +205,7 @@ def _sequence_parallel(row: Row, tp: int, framework: str, recompute: str, assume
         return True
     if stated is not None:
         return stated
-    chosen = framework in ("megatron-core", "torchtitan", "torchtitan-compile")
+    chosen = framework in (*_CORE, "torchtitan", "torchtitan-compile")
     chosen = chosen or (framework == "megatron" and recompute == "selective")
     assumed.append(f"sequence_parallel {'on' if chosen else 'off'}: usual for {framework}, recompute {recompute}")
     return chosen
@@ -231,13 +233,10 @@ def _said(row: Row, degrees: Mapping[str, int], framework: str, assumed: list[st
         facts["scatter_gather"] = True
     if re.search(r"cuda_launch_blocking=1|no dp gradient bucketing|all-reduce once per accumulated step", said):
         facts["overlap"] = False
-    if re.search(r"nemo|nvidia .*release", said) and framework == "megatron-core":
-        facts["gradient_bytes"] = 2
-        assumed.append("gradients reduced in 16 bits: NeMo's performance recipes")
     if degrees["cp"] > 1 and framework.startswith("torchtitan"):
         facts["cp_load_balance"] = False
         assumed.append("cp_load_balance off: torchtitan's tables are older than its balancer")
-    if framework == "megatron-core" and degrees["dp"] > 1:
+    if framework in _CORE and degrees["dp"] > 1:
         facts["overlap_parameter_gather"] = True
         assumed.append("parameter gather overlapped: usual for megatron-core")
     return facts
@@ -293,7 +292,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     if not fields["global_batch"] and fields["micro_batch"]:
         fields["global_batch"] = fields["micro_batch"] * degrees["dp"]
         assumed.append(f"global_batch {fields['global_batch']}: one micro-batch per replica")
-    plan = ParallelPlan(**fields)
+    plan = ParallelPlan.of(fields)
     case = Case(
         topology=row.text("topology"),
         transport=row.text("transport"),

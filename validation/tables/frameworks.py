@@ -36,7 +36,9 @@ RULES: tuple[Rule, ...] = (
         why="before Megatron's fused bias, dropout and softmax kernels",
     ),
     Rule(words=("nemo megatron 2022",), framework="megatron", why="NeMo before Megatron-Core"),
-    Rule(words=("nemo",), framework="megatron-core"),
+    Rule(
+        words=("nemo",), framework="megatron-bridge", why="NVIDIA's recipes: tensor-parallel overlap, 16-bit gradients"
+    ),
     Rule(words=("megatron-core",), framework="megatron-core"),
     Rule(words=("megatron core",), framework="megatron-core"),
     Rule(words=("mcore",), framework="megatron-core"),
@@ -89,7 +91,8 @@ def framework_of(name: str, *, model_parallel: int, sharding: str, flash: bool) 
             chosen = rule.framework
             return chosen, f"framework {chosen}: {rule.why}" if rule.why else ""
     if model_parallel > 1:
-        chosen = "megatron-core" if flash else "megatron"
+        of_nvidia = "nvidia" in text and "release" in text
+        chosen = "megatron-bridge" if of_nvidia and flash else "megatron-core" if flash else "megatron"
     elif sharding in ("zero3", "hsdp"):
         chosen = "fsdp"
     else:

@@ -57,8 +57,8 @@ class Style(ABC):
 
     @property
     def wgrad_bytes(self) -> float:
-        """Traffic per element of a weight gradient: read and written in fp32 where it is added to a sum, or its own width (0)."""
-        return 8.0 if self.accumulates_in_product else 0.0
+        """Traffic per element of a weight gradient: read and written where it is added to a sum, else its own width (0)."""
+        return 2.0 * self.setting.gradient_bytes if self.accumulates_in_product else 0.0
 
     def __init__(self, spec: ModelSpec, setting: Setting, tape: Tape) -> None:
         self.spec = spec
@@ -205,7 +205,13 @@ class Style(ABC):
                 replace(narrow, n=shape.k, k=shape.n, kernel_pass="dgrad"),
                 *between,
                 replace(
-                    shape, m=shape.n, n=shape.k, k=shape.m, kernel_pass="wgrad", dtype=wgrad, output_bytes=self.wgrad_bytes
+                    shape,
+                    m=shape.n,
+                    n=shape.k,
+                    k=shape.m,
+                    kernel_pass="wgrad",
+                    dtype=wgrad,
+                    output_bytes=self.wgrad_bytes,
                 ),
             ],
             saves=[] if self.saves_quantised else [x],

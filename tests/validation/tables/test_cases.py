@@ -29,7 +29,7 @@ class TestCases:
     def test_blank_recompute_tries_the_lightest_first(self):
         case, assumed = case_of(training_row(recompute="", framework="NeMo/Megatron-Core"))
         assert [plan.recompute for plan in (case.plan, *case.alternatives)] == ["none", "selective", "full"]
-        assert case.plan.framework == "megatron-core"
+        assert case.plan.framework == "megatron-bridge"
         assert any("lightest" in text for text in assumed)
 
     def test_blank_micro_batch_keeps_the_bubble_small(self):
@@ -50,7 +50,7 @@ class TestCases:
             ("torchtitan FSDP + torch.compile + Float8", "torchtitan-compile"),
             ("torchtitan", "torchtitan"),
             ("Composer/llm-foundry + FSDP (MP mode PURE)", "llm-foundry"),
-            ("NVIDIA NeMo Framework Release 25.01", "megatron-core"),
+            ("NVIDIA NeMo Framework Release 25.01", "megatron-bridge"),
             ("llm.c (CUDA, cuDNN flash attention)", "fused"),
             ("torch eager, Hugging Face transformers", "hf-eager"),
             ("DeepSpeed ZeRO-3", "deepspeed"),
