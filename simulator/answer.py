@@ -6,8 +6,8 @@ main command, replays, rows of sweeps and searches. ``docs/answer.schema.json`` 
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from typing import Any, Literal, TypedDict, cast
@@ -17,7 +17,7 @@ from simulator.analysis.confidence import Confidence, confidence_of
 from simulator.analysis.idle_inputs import idle_inputs
 from simulator.analysis.memory_trace import memory_points
 from simulator.analysis.metrics import PARTS, Breakdown, CommunicationRow, Metrics
-from simulator.analysis.passes import passes_of
+from simulator.analysis.passes import passes_of, table_of
 from simulator.memory import MemoryReport
 from simulator.models.layer import Model
 from simulator.models.recorded import RecordedModule
@@ -107,6 +107,8 @@ class Provenance(TypedDict):
     """The GPU."""
     n_events: int
     """Events that the engine processed."""
+    chosen: dict[str, str]
+    """Settings that were left open, and how each was chosen."""
     not_modelled: list[str]
     """What the answer leaves out because an input does not say it."""
 
@@ -118,12 +120,17 @@ class Answer(TypedDict):
     """Of one optimizer step."""
     samples_per_s: float
     """Sequences."""
-    tokens_per_s: float
-    """Of all GPUs together."""
+    tokens_per_s: float | None
+    """Of all GPUs together; null for models that know no tokens."""
     tflops_per_gpu: float
     """Model FLOPs per second and GPU, in units of 1e12."""
     mfu: float
-    """Model FLOPs utilization: ``tflops_per_gpu`` over the peak of the device in the plan's precision."""
+    """Model FLOPs utilization: ``tflops_per_gpu`` over the peak of the device in the plan's precision. The model's FLOPs are
+    those of forward and twice as many of backward, without recomputation; attention counts whole, as in PaLM (arXiv
+    2204.02311, appendix B), although causal kernels skip half of it. Of a long sequence it may therefore exceed 1."""
+    hfu: float
+    """Hardware FLOPs utilization: FLOPs of all kernels that ran, recomputation included and what a causal mask skips left
+    out, over the same peak; never above 1."""
     breakdown: Breakdown
     """Where the time goes."""
     communication_fraction: float
@@ -145,9 +152,10 @@ class Figures(TypedDict):
 
     iteration_time_s: float
     samples_per_s: float
-    tokens_per_s: float
+    tokens_per_s: float | None
     tflops_per_gpu: float
     mfu: float
+    hfu: float
     communication_fraction: float
     peak_bytes: int
     capacity_bytes: int
@@ -160,7 +168,7 @@ def figures_of(answer: Answer) -> Figures:
     memory, sure = answer["memory"], answer["confidence"]
     return Figures(
         iteration_time_s=answer["iteration_time_s"], samples_per_s=answer["samples_per_s"],
-        tokens_per_s=answer["tokens_per_s"], tflops_per_gpu=answer["tflops_per_gpu"], mfu=answer["mfu"],
+        tokens_per_s=answer["tokens_per_s"], tflops_per_gpu=answer["tflops_per_gpu"], mfu=answer["mfu"], hfu=answer["hfu"],
         communication_fraction=answer["communication_fraction"], peak_bytes=memory["peak_bytes"],
         capacity_bytes=memory["capacity_bytes"], low_s=sure["low_s"], high_s=sure["high_s"],
     )  # fmt: skip
@@ -182,6 +190,8 @@ class Result:
     metrics : Metrics
     link_busy_s : dict
         Seconds that each link needs for its bytes at its full rate, by link index.
+    chosen : dict of str to str
+        Settings that were left open and how each was chosen, by name.
     """
 
     scenario: Scenario
@@ -192,6 +202,7 @@ class Result:
     memory: MemoryReport
     metrics: Metrics
     link_busy_s: dict[int, float]
+    chosen: dict[str, str] = field(default_factory=dict)
 
     @property
     def plan(self) -> ParallelPlan:
@@ -226,13 +237,18 @@ def to_json(result: Result) -> Answer:
     plan, metrics = result.plan, result.metrics
     seconds = metrics.iteration_time_s
     device = result.topology.device(0)
+    peak_flops_per_s = device.peak(plan.precision_spec.products)
     per_gpu = result.model.model_flops_per_sequence * plan.global_batch / seconds / plan.gpus
+    hfu = metrics.n_flops / seconds / peak_flops_per_s
+    assert hfu <= 1.0, f"{metrics.n_flops:.4g} FLOPs in {seconds:.4g} s are more than {device.name} can do"
+    has_tokens = not isinstance(result.spec, RecordedModule) or result.spec.has_tokens
     return Answer(
         iteration_time_s=seconds,
         samples_per_s=plan.global_batch / seconds,
-        tokens_per_s=plan.global_batch * plan.sequence_length / seconds,
+        tokens_per_s=plan.global_batch * plan.sequence_length / seconds if has_tokens else None,
         tflops_per_gpu=per_gpu / 1e12,
-        mfu=per_gpu / device.peak(plan.precision_spec.products),
+        mfu=per_gpu / peak_flops_per_s,
+        hfu=hfu,
         breakdown=metrics.breakdown,
         communication_fraction=metrics.communication_fraction,
         communication=metrics.communication,
@@ -246,6 +262,7 @@ def to_json(result: Result) -> Answer:
             model_parameters=result.spec.n_parameters,
             device=device.name,
             n_events=result.timeline.n_events,
+            chosen=result.chosen,
             not_modelled=not_modelled(result),
         ),
     )
@@ -261,11 +278,24 @@ def _memory(report: MemoryReport) -> Memory:
 
 def memory_over_time(result: Result) -> dict[int, list[MemoryPoint]]:
     """Return the memory over the step of the first rank of every pipeline stage, by rank."""
-    passes = passes_of(result.timeline)
+    timeline, stages = result.timeline, {report.rank: report.stage for report in result.memory.stages}
+    passes = passes_of(timeline, table_of(result.plan), stages)
     return {
-        report.rank: memory_points(_memory(report), passes.get(report.rank, ()), result.timeline.makespan_ps)
+        report.rank: memory_points(_memory(report), passes[report.rank], timeline.makespan_ps)
         for report in result.memory.stages
     }
+
+
+def chosen(asked: ParallelPlan, plan: ParallelPlan, memory: MemoryReport) -> dict[str, str]:
+    """Say how the settings that a plan leaves open were chosen."""
+    largest = "the largest that fits" if memory.fits else "the smallest, though even that does not fit"
+    reasons = {
+        "gpus": "all of the cluster",
+        "micro_batch": largest,
+        "global_batch": f"{plan.n_micro_batches} micro-batch{'es' * (plan.n_micro_batches > 1)} per replica",
+        "sequence_length": "the model's own",
+    }
+    return {name: why for name, why in reasons.items() if not getattr(asked, name) and getattr(plan, name)}
 
 
 def not_modelled(result: Result) -> list[str]:
@@ -316,6 +346,46 @@ def describe_plan(plan: ParallelPlan) -> str:
     return ", ".join([*parts, f"{plan.attention} attention", plan.framework])
 
 
+def throughput(answer: Answer) -> tuple[float, str]:
+    """Return tokens per second where the model knows any, else samples per second, and the unit."""
+    tokens_per_s = answer["tokens_per_s"]
+    return (answer["samples_per_s"], "samples/s") if tokens_per_s is None else (tokens_per_s, "tokens/s")
+
+
+def describe_scaling(plans: Sequence[ParallelPlan]) -> str:
+    """Say which settings differ between the plans of a scaling table, and that the others do not.
+
+    Examples
+    --------
+    >>> describe_scaling([ParallelPlan(gpus=n, dp=n, micro_batch=2, global_batch=2 * n) for n in (2, 4)])
+    'differs between the rows: dp 2, 4; global batch 4, 8; all else is the same'
+    """
+    rows = [plan.to_dict() for plan in plans]
+    changed = [name for name in rows[0] if name != "gpus" and len({str(row[name]) for row in rows}) > 1]
+    values = (f"{name.replace('_', ' ')} {', '.join(str(row[name]) for row in rows)}" for name in changed)
+    return f"differs between the rows: {'; '.join(values)}; all else is the same"
+
+
+def describe_throughput(answer: Answer) -> str:
+    """Say tokens per second, where the model knows any, and samples per second."""
+    tokens = "" if answer["tokens_per_s"] is None else f"{answer['tokens_per_s']:,.0f} tokens/s, "
+    return f"{tokens}{answer['samples_per_s']:.4g} samples/s"
+
+
+def describe_utilization(answer: Answer) -> str:
+    """Say model FLOPs per second, MFU and HFU."""
+    why = " (counts attention whole; causal kernels skip half)" if answer["mfu"] > 1 else ""
+    return f"{answer['tflops_per_gpu']:.1f} TFLOP/s per GPU, MFU {answer['mfu']:.1%}{why}, HFU {answer['hfu']:.1%}"
+
+
+def describe_chosen(answer: Answer) -> str:
+    """Say which settings were chosen for the user, and how; nothing where none was left open."""
+    origin = answer["provenance"]
+    plan = origin["scenario"]["plan"]
+    chosen = (f"{name.replace('_', ' ')} {plan[name]} ({why})" for name, why in origin["chosen"].items())
+    return f"chosen for you: {', '.join(chosen)}" if origin["chosen"] else ""
+
+
 def describe_interval(confidence: Confidence) -> str:
     """Say an interval in a few words.
 
@@ -359,8 +429,8 @@ def _summary(result: Result) -> tuple[str, list[tuple[str, str]]]:
     rows = [
         ("plan", describe_plan(scenario.plan)),
         ("iteration", f"{format_time(seconds)} ({describe_interval(answer['confidence'])})"),
-        ("throughput", f"{answer['tokens_per_s']:,.0f} tokens/s, {answer['samples_per_s']:.4g} samples/s"),
-        ("utilization", f"{answer['tflops_per_gpu']:.1f} TFLOP/s per GPU, MFU {answer['mfu']:.1%}"),
+        ("throughput", describe_throughput(answer)),
+        ("utilization", describe_utilization(answer)),
         ("time", ", ".join(parts)),
         ("communication", f"{answer['communication_fraction']:.1%} exposed"),
         ("memory", describe_verdict(answer["memory"])),

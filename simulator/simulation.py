@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from simulator.analysis.metrics import measure
-from simulator.answer import Result
+from simulator.answer import Result, chosen
 from simulator.costs import ModelCosts
 from simulator.engine import run
 from simulator.errors import ConfigError, InfeasiblePlanError
@@ -207,7 +207,9 @@ def simulate(
         raise ConfigError(f"network '{scenario.network}' is unknown", hint=f"one of {', '.join(NETWORKS)}")
     topology = topology_of(scenario)
     spec = spec or load_model(scenario.model)
-    return simulate_on(resolve(scenario, topology, spec), topology, spec, detail=detail, say=say)
+    resolved = resolve(scenario, topology, spec)
+    result = simulate_on(resolved, topology, spec, detail=detail, say=say)
+    return replace(result, chosen=chosen(scenario.plan, result.plan, result.memory))
 
 
 def _networks(scenario: Scenario, topology: Topology, costs: ModelCosts) -> Callable[[], NetworkModel]:

@@ -60,3 +60,74 @@ def test_a_notebook_shows_the_same_lines(small):
     assert html.startswith("<table>")
     assert html.count("<tr>") == 9
     assert "&lt;" not in small.scenario.model
+
+
+# -- utilization -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("recompute", "passes"), [("none", 3), ("full", 4)])
+def test_hfu_counts_the_flops_of_the_published_formula(simulated, recompute, passes):
+    """Narayanan et al. (arXiv 2104.04473, appendix): 24 B s l h^2 (1 + s / 6h) per pass of the blocks, 6 B s h V of the head.
+
+    Backward is two passes, recomputation of all blocks one more; eager attention computes what a causal mask hides.
+    """
+    result = simulated("dgx-a100-40g", "gpt2", gpus=1, micro_batch=2, attention="eager", recompute=recompute)
+    s, h, layers, vocab = 1024, 768, 12, 50257
+    blocks = 24 * 2 * s * layers * h**2 * (1 + s / (6 * h))
+    flops = passes * blocks + 6 * 2 * s * h * vocab
+    seconds = result.answer["iteration_time_s"]
+    assert result.answer["hfu"] == pytest.approx(flops / seconds / 312e12, rel=1e-3)
+    model_flops = 3 * blocks + 6 * 2 * s * h * vocab
+    assert result.answer["mfu"] == pytest.approx(model_flops / seconds / 312e12, rel=1e-3)
+
+
+def test_hfu_leaves_out_what_causal_kernels_skip(simulated):
+    """Flash attention: half of the scores, but five products in backward where the model counts four."""
+    eager, flash = (
+        simulated("dgx-a100-40g", "gpt2", gpus=1, micro_batch=2, attention=attention)
+        for attention in ("eager", "flash")
+    )
+    scores = 4 * 2 * 1024**2 * 768 * 12  # both products of forward, whole
+    skipped = 3 * scores - (0.5 * scores + 0.5 * 2.5 * scores)
+    assert eager.metrics.n_flops - flash.metrics.n_flops == pytest.approx(skipped, rel=1e-9)
+
+
+def test_hfu_is_the_same_folded_and_unfolded(simulated):
+    from simulator.scenario import Scenario
+    from simulator.simulation import simulate
+
+    plan = simulated("dgx-a100-40g", "gpt2", gpus=8, tp=2, pp=2, micro_batch=1, global_batch=16).plan
+    folded, unfolded = (
+        simulate(Scenario(topology="dgx-a100-40g", model="gpt2", plan=plan, unfold=unfold)) for unfold in (False, True)
+    )
+    assert folded.metrics.n_flops == pytest.approx(unfolded.metrics.n_flops, rel=1e-12)
+
+
+# -- what was chosen ---------------------------------------------------------------------------------------------
+
+
+def test_the_answer_says_what_was_chosen_for_the_user(simulated):
+    chosen = simulated("dgx-a100-40g", "gpt2").answer["provenance"]["chosen"]
+    assert set(chosen) == {"gpus", "micro_batch", "global_batch", "sequence_length"}
+    asked = {"gpus": 8, "micro_batch": 1, "global_batch": 8, "sequence_length": 512}
+    assert simulated("dgx-a100-40g", "gpt2", **asked).answer["provenance"]["chosen"] == {}
+
+
+def test_models_without_tokens_have_samples_only():
+    torch = pytest.importorskip("torch")
+    from simulator.answer import describe_throughput
+    from simulator.models.recorded import InputTensor, RecordedModule
+    from simulator.plan import ParallelPlan
+    from simulator.scenario import Scenario
+    from simulator.simulation import simulate
+
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 30 * 30, 10)
+    )
+    module = RecordedModule(name="net", module=net, inputs=(InputTensor(name="", shape=("B", "3", "32", "32")),))
+    plan = ParallelPlan(gpus=2, micro_batch=4, framework="hf-eager")
+    answer = simulate(Scenario(topology="dgx-a100-40g", model="net", plan=plan), spec=module).answer
+    assert answer["tokens_per_s"] is None
+    assert describe_throughput(answer).endswith(" samples/s")
+    assert "tokens" not in describe_throughput(answer)
+    assert fits(json.loads(json.dumps(answer)), Answer)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypedDict, cast
 
-from simulator.program.op import COMMUNICATIONS, COMPUTE_OPS, Collective, HostWork, Transfer
+from simulator.program.op import COMMUNICATIONS, COMPUTE_OPS, Collective, HostWork, Kernel, KernelRun, Transfer
 from simulator.program.program import COMPUTE, HOST, LOADER, Block
 from simulator.timeline import Span, Timeline, merge, subtract, total_ps
 from simulator.units import PS_PER_S
@@ -87,6 +87,7 @@ class _Tally:
     exposed_ps: int = 0
     overlapped_ps: int = 0
     idle_ps: int = 0
+    n_flops: float = 0.0
     communication: dict[CommunicationKind, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0, 0]))
 
     def add(self, other: _Tally, times: int = 1) -> None:
@@ -95,6 +96,7 @@ class _Tally:
         self.exposed_ps += times * other.exposed_ps
         self.overlapped_ps += times * other.overlapped_ps
         self.idle_ps += times * other.idle_ps
+        self.n_flops += times * other.n_flops
         for kind, (count, n_bytes, ps) in other.communication.items():
             entry = self.communication[kind]
             entry[0] += times * count
@@ -110,6 +112,7 @@ class _Tally:
             stretch = span.duration_ps - (inner.compute_ps + inner.optimizer_ps + inner.exposed_ps + inner.idle_ps)
             self.compute_ps += times * stretch  # interference slows the block as a whole
         elif isinstance(op, COMPUTE_OPS):
+            self.n_flops += times * flops_of(op)
             self.idle_ps += times * span.host_idle_ps
             if op.phase == "optimizer":
                 self.optimizer_ps += times * (span.duration_ps - span.host_idle_ps)
@@ -120,6 +123,13 @@ class _Tally:
             entry[0] += times
             entry[1] += times * op.n_bytes
             entry[2] += times * span.duration_ps
+
+
+def flops_of(op: Kernel | KernelRun) -> float:
+    """Return the floating-point operations of kernels; those of which only the time is known count none."""
+    if isinstance(op, KernelRun):
+        return sum(map(flops_of, op.kernels))
+    return op.shape.n_flops if op.shape is not None else 0.0
 
 
 def bus_factor(collective: str, group_size: int) -> float:
@@ -231,12 +241,15 @@ class Metrics:
         Seconds from the first to the last span of ``forward`` and so on, on the simulated rank with the lowest number.
     communication : list of CommunicationRow
         One row per collective, axis and group size.
+    n_flops : float
+        Floating-point operations of all kernels that ran, recomputation included, per rank.
     """
 
     iteration_time_s: float
     breakdown: Breakdown
     phase_s: dict[str, float]
     communication: list[CommunicationRow]
+    n_flops: float
 
     @property
     def communication_fraction(self) -> float:
@@ -263,12 +276,14 @@ def measure(timeline: Timeline, *, pipelined: bool) -> Metrics:
     world = sum(len(members) for members in timeline.members.values())
     totals: dict[str, float] = defaultdict(float)
     table: dict[CommunicationKind, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    n_flops = 0.0
     late_data_ps = _late_data_ps(timeline)
     for rank, members in timeline.members.items():
         weight = len(members) / world
         times, tally = _rank_breakdown(
             simulated[rank], period[rank], timeline, late_data_ps, cache, pipelined=pipelined
         )
+        n_flops += weight * tally.n_flops
         for name, ps in times.items():
             totals[f"{name}_s"] += weight * ps / PS_PER_S
         for kind, entry in tally.communication.items():
@@ -279,6 +294,7 @@ def measure(timeline: Timeline, *, pipelined: bool) -> Metrics:
         breakdown=cast(Breakdown, dict(totals)),
         phase_s=_phases(timeline.of_rank(min(timeline.members))),
         communication=[_row(kind, *entry) for kind, entry in sorted(table.items())],
+        n_flops=n_flops,
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from simulator.plan import ParallelPlan
 from simulator.program.program import COMPUTE, Block
+from simulator.schedules import Action, Row, Table, build_table, placement_of
 from simulator.timeline import Span, Timeline
 
 #: kinds of passes as schedules name them
@@ -42,43 +43,76 @@ class Pass(NamedTuple):
     chunk: int = 0
 
 
-def passes_of(timeline: Timeline) -> dict[int, list[Pass]]:
-    """Return the passes of every simulated rank in order of time."""
-    by_rank: dict[int, list[Span]] = defaultdict(list)
+def table_of(plan: ParallelPlan) -> Table:
+    """Return the schedule of a resolved plan: the actions of every stage in order."""
+    placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
+    return build_table(plan.schedule, plan.pp, plan.n_micro_batches, n_chunks=placement.n_chunks)
+
+
+def passes_of(timeline: Timeline, table: Table, stages: Mapping[int, int]) -> dict[int, list[Pass]]:
+    """Return the passes of simulated ranks in the order of their schedule, its optimizer step last.
+
+    Parameters
+    ----------
+    timeline : Timeline
+    table : Table
+        Of the schedule that ran.
+    stages : mapping
+        Pipeline stage by rank.
+    """
+    by_rank: dict[int, list[Span]] = {rank: [] for rank in sorted(stages)}
     for span in timeline.spans:
-        if span.stream == COMPUTE:
+        if span.stream == COMPUTE and span.rank in by_rank and _kind(span):
             by_rank[span.rank].append(span)
-    return {rank: _passes(sorted(spans, key=lambda span: span.start_ps)) for rank, spans in sorted(by_rank.items())}
+    return {
+        rank: _passes(sorted(spans, key=lambda span: span.start_ps), table[stages[rank]])
+        for rank, spans in by_rank.items()
+    }
 
 
-def _passes(spans: Sequence[Span]) -> list[Pass]:
-    """Join what belongs to one pass; blocks are whole passes already and tell their chunk by their identity."""
-    blocks: dict[str, list[int]] = {"F": [], "B": [], "I": [], "W": [], "P": []}
-    for span in spans:
-        kind = _kind(span)
-        if isinstance(span.op, Block) and kind in blocks and id(span.op) not in blocks[kind]:
-            blocks[kind].append(id(span.op))
+def _passes(spans: Sequence[Span], row: Row) -> list[Pass]:
+    """Give spans to the actions of a row, which a stage runs in their order; a pair that runs in turns is one pass."""
     found: list[Pass] = []
-    last_is_block = True
+    steps = [Pass(0, 0, "O", -1)]
+    actions, place = list(_joined(row)), -1
+    reach_ps = 0
     for span in spans:
         kind = _kind(span)
-        if not kind:
+        if kind == "O":
+            steps.append(Pass(span.start_ps, span.end_ps, "O", -1))
             continue
+        if span.micro_batch < 0:
+            continue  # what belongs to all of them, such as the copies of a gradient bucket
         is_block = isinstance(span.op, Block)
-        if (
-            found
-            and not is_block
-            and not last_is_block
-            and (found[-1].kind, found[-1].micro_batch) == (kind, span.micro_batch)
-        ):
-            found[-1] = found[-1]._replace(end_ps=span.end_ps)
-        else:
-            order = blocks.get(kind, [])
-            position = order.index(id(span.op)) if is_block else 0
-            chunk = position if kind in ("F", "P") or not is_block else len(order) - 1 - position
-            found.append(Pass(span.start_ps, span.end_ps, kind, span.micro_batch, chunk))
-        last_is_block = is_block
-    return found
+        while place < 0 or is_block or not _belongs(kind, span.micro_batch, actions[place]):
+            if place + 1 == len(actions):
+                break
+            place += 1
+            found.append(Pass(max(reach_ps, span.start_ps), span.start_ps, actions[place][0].kind, -1))
+            if _belongs(kind, span.micro_batch, actions[place]):
+                break
+        action, *pair = actions[place]
+        start_ps = min(found[-1].start_ps, span.start_ps)
+        found[-1] = Pass(start_ps, span.end_ps, "P" if pair else action.kind, action.micro_batch, action.chunk)
+        reach_ps = span.end_ps
+    ran = steps[1:]
+    return found + ([Pass(ran[0].start_ps, ran[-1].end_ps, "O", -1)] if ran else [])
+
+
+def _joined(row: Row) -> Iterator[tuple[Action, ...]]:
+    """Yield the actions of a row, pairs that run in turns together."""
+    actions = iter(row)
+    for action in actions:
+        if action.kind != "V":
+            yield (action, next(actions)) if action.is_paired else (action,)
+
+
+def _belongs(kind: str, micro_batch: int, actions: Sequence[Action]) -> bool:
+    """Whether a span may be part of an action: backward that is split is told apart in blocks only."""
+    if kind == "P":
+        return len(actions) == 2 and actions[0].micro_batch == micro_batch
+    halves = {"F": "F", "B": "BIW", "I": "I", "W": "W"}[kind]
+    return any(action.kind in halves and action.micro_batch == micro_batch for action in actions)
 
 
 def _kind(span: Span) -> str:
@@ -86,11 +120,15 @@ def _kind(span: Span) -> str:
     return KINDS.get(str(phase), "")
 
 
+#: how many passes' activations a stage holds more after one: until the end of backward, weight gradient included
+_HELD = {"F": 1.0, "B": -1.0, "W": -1.0}
+
+
 def in_flight(passes: Sequence[Pass]) -> list[tuple[int, float]]:
     """Return how many passes' activations a stage holds over time: (picoseconds, count), straight lines between.
 
     A forward saves its activations layer by layer, the backward of the same micro-batch releases them in the opposite
-    order: both are taken as straight lines over the pass.
+    order: both are taken as straight lines over the pass. Of a pair in turns one saves what the other releases.
 
     Examples
     --------
@@ -100,9 +138,7 @@ def in_flight(passes: Sequence[Pass]) -> list[tuple[int, float]]:
     points: list[tuple[int, float]] = []
     held = 0.0
     for one in passes:
-        step = {"F": 1.0, "B": -1.0, "I": -1.0}.get(one.kind)
-        if step is None:
-            continue
-        points += [(one.start_ps, held), (one.end_ps, held + step)]
-        held += step
+        if one.kind in _HELD:
+            points += [(one.start_ps, held), (one.end_ps, held + _HELD[one.kind])]
+            held += _HELD[one.kind]
     return points

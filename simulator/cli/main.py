@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -162,6 +163,7 @@ def register_commands() -> None:
 
 def main() -> None:
     """Run the command line: a user's mistake prints one message and never a traceback."""
+    gc.set_threshold(200_000, 10, 10)  # starting up makes many objects and no garbage
     wants_json = "--json" in sys.argv
     try:
         register_commands()

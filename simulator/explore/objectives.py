@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -160,7 +161,7 @@ def totals(one: Ranked, topology: Topology, price: Price | None = None) -> dict[
         ``gpus``, ``peak_bytes``, ``currency``, and per billion tokens seconds, GPU hours, cost (None without a price) and
         kWh, as :mod:`simulator.explore.training_run` counts them.
     """
-    seconds = _TOKENS / float(one.answer["tokens_per_s"])
+    seconds = _TOKENS / (one.answer["tokens_per_s"] or math.nan)
     gpu_hours = one.plan.gpus * seconds / 3600.0
     power, said = power_model(topology), price_of(topology, price)
     watts = power.facility_w(power.gpu_w(one.answer["breakdown"]))

@@ -193,6 +193,27 @@ def _convolution_backward(
     return [to_image, to_weight] if needs_image else [to_weight]
 
 
+def _transposed(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> list[KernelShape]:
+    """Return the product of a transposed convolution: pixels of its image, each spread over all taps."""
+    image, weight = [t for t in call.inputs if len(t.shape) >= 3][-2:]
+    groups = max(1, call.outputs[0].shape[1] // weight.shape[1])
+    pixels = image.shape[0] * math.prod(image.shape[2:])
+    rows, depth = weight.shape[0] // groups, math.prod(weight.shape[1:])
+    return [GemmShape(m=pixels, n=depth, k=rows, batch=groups, dtype=image.dtype, name="convolution")]
+
+
+def _transposed_backward(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> list[KernelShape]:
+    gradient, image, weight = [t for t in call.inputs if len(t.shape) >= 3][:3]
+    groups = max(1, gradient.shape[1] // weight.shape[1])
+    pixels = image.shape[0] * math.prod(image.shape[2:])
+    rows, depth = weight.shape[0] // groups, math.prod(weight.shape[1:])
+    common = {"batch": groups, "dtype": image.dtype, "name": "convolution"}
+    to_image = GemmShape(m=pixels, n=rows, k=depth, kernel_pass="dgrad", **common)  # type: ignore[arg-type]
+    to_weight = GemmShape(m=rows, n=depth, k=pixels, kernel_pass="wgrad", **common)  # type: ignore[arg-type]
+    needs_image = any(t.shape == image.shape for t in call.outputs)
+    return [to_image, to_weight] if needs_image else [to_weight]
+
+
 def _lookup(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> list[KernelShape]:
     """Return a gather, which reads the rows it returns and not the whole table."""
     output = call.outputs[0]
@@ -231,6 +252,8 @@ _SPECIAL: dict[str, Callable[[Call, bool, frozenset[tuple[int, ...]]], list[Kern
     "baddbmm": _product,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
+    "convolution_transposed": _transposed,
+    "convolution_transposed_backward": _transposed_backward,
     "embedding": _lookup,
     "gather": _lookup,
     "index": _lookup,

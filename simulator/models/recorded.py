@@ -106,6 +106,11 @@ class RecordedModule:
         return 0 if self.inputs[0].shape[0] == "B" else int(self.inputs[0].shape[0])
 
     @property
+    def has_tokens(self) -> bool:
+        """Whether its samples are sequences of tokens: an argument has an open length, or whole numbers in rows."""
+        return any("S" in t.shape or (t.dtype.startswith("int") and len(t.shape) > 1) for t in self.inputs)
+
+    @property
     def max_positions(self) -> int:
         """Tokens per sequence: what the arguments fix, otherwise the default."""
         if any("S" in tensor.shape for tensor in self.inputs):

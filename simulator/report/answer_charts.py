@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from simulator.analysis.metrics import PARTS
-from simulator.answer import MEMORY_PARTS, Answer, Memory
+from simulator.answer import MEMORY_PARTS, Answer, Memory, throughput
 from simulator.explore.full_answer import ScalingRow
 from simulator.report.charts import (
     BLUE,
@@ -196,7 +196,7 @@ def scaling_chart(answers: Sequence[ScalingRow]) -> Chart:
         Ascending.
     """
     gpus = [answer["gpus"] for answer in answers]
-    rates = [answer["tokens_per_s"] for answer in answers]
+    rates, unit = [throughput(answer)[0] for answer in answers], throughput(answers[0])[1]
     ideal = [rates[0] / gpus[0] * n for n in gpus]
     shares = [f"{rate / best:.0%}" for rate, best in zip(rates, ideal, strict=True)]
     traces = (
@@ -213,14 +213,14 @@ def scaling_chart(answers: Sequence[ScalingRow]) -> Chart:
             "text": shares,
             "textposition": "bottom right",
             "cliponaxis": False,
-            "hovertemplate": "%{x} GPUs: %{y:,.0f} tokens/s, %{text} of ideal<extra></extra>",
+            "hovertemplate": f"%{{x}} GPUs: %{{y:,.4g}} {unit}, %{{text}} of ideal<extra></extra>",
             "error_y": _interval(answers),
         },
     )
     ticks = {"tickvals": gpus, "ticktext": [f"{n:,}" for n in gpus]}
     rounded = round_values(min(rates) / 2, 2 * max(ideal))
     made = layout(
-        axis("GPUs", type="log", **ticks), axis("tokens/s", type="log", tickformat="~s", tickvals=rounded), right_px=36
+        axis("GPUs", type="log", **ticks), axis(unit, type="log", tickformat="~s", tickvals=rounded), right_px=36
     )
     summary = (
         ", ".join(f"{n:,} GPUs {share}" for n, share in zip(gpus, shares, strict=True))
@@ -233,7 +233,7 @@ def scaling_chart(answers: Sequence[ScalingRow]) -> Chart:
 
 def _interval(answers: Sequence[ScalingRow]) -> dict[str, Any]:
     """Return error bars of the throughput from the intervals of the iteration times."""
-    rates = [answer["tokens_per_s"] for answer in answers]
+    rates = [throughput(answer)[0] for answer in answers]
     slow = [r * a["iteration_time_s"] / a["confidence"]["high_s"] for a, r in zip(answers, rates, strict=True)]
     fast = [r * a["iteration_time_s"] / a["confidence"]["low_s"] for a, r in zip(answers, rates, strict=True)]
     return {

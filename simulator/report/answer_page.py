@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from simulator.analysis.critical_path import path_rows
 from simulator.analysis.explain import Explanation
 from simulator.analysis.link_use import link_classes, utilization
-from simulator.analysis.passes import passes_of
+from simulator.analysis.passes import passes_of, table_of
 from simulator.answer import Result, memory_over_time
 from simulator.explore.full_answer import Document, Scaling, ScalingRow, document
 from simulator.explore.out_of_memory import WayOut
@@ -113,7 +113,8 @@ def _pipeline(shown: Shown) -> list[Part]:
     if len(set(shown.stages.values())) == 1:
         return []
     timeline = shown.result.timeline
-    data = pipeline_data(passes_of(timeline), timeline.makespan_ps, stages=shown.stages)
+    passes = passes_of(timeline, table_of(shown.result.plan), shown.stages)
+    data = pipeline_data(passes, timeline.makespan_ps, stages=shown.stages)
     return [Stream("pipeline", "The pipeline", data, "Numbers are micro-batches.")]
 
 

@@ -9,9 +9,10 @@ from simulator.analysis.critical_path import PathRow
 from simulator.analysis.explain import Change, Explanation
 from simulator.analysis.link_use import LinkClass
 from simulator.analysis.metrics import CommunicationRow
-from simulator.answer import Answer, describe_plan
+from simulator.answer import Answer, describe_chosen, describe_plan, describe_scaling, throughput
 from simulator.explore.full_answer import ScalingRow
 from simulator.explore.out_of_memory import WayOut
+from simulator.plan import ParallelPlan
 from simulator.report.constants import Section, write_value
 from simulator.report.markup import Markup, element, number, share_bar, table
 from simulator.scenario import Scenario
@@ -36,6 +37,7 @@ def headline(answer: Answer, scenario: Scenario) -> Markup:
     big = element("p", time, element("small", " per iteration"), class_="big")
     return Markup(
         element("p", describe_plan(scenario.plan), class_="plan")
+        + (element("p", describe_chosen(answer), class_="plan") if answer["provenance"]["chosen"] else "")
         + element("div", big, interval, class_="answer")
         + element("dl", *_figures(answer), class_="kpis")
         + _busiest_link(answer)
@@ -47,13 +49,16 @@ def _figures(answer: Answer) -> list[Markup]:
     exposed, peak = answer["communication_fraction"], memory["peak_bytes"]
     verdict = f"{'fits in' if memory['fits'] else 'does not fit in'} {format_bytes(memory['capacity_bytes'])}"
     tokens, samples = answer["tokens_per_s"], answer["samples_per_s"]
+    rates = [_figure("samples", number("samples_per_s", samples, f"{samples:.4g}"), "samples/s")]
+    if tokens is not None:
+        rates.insert(0, _figure("throughput", number("tokens_per_s", tokens, f"{tokens:,.0f}"), "tokens/s"))
     return [
-        _figure("throughput", number("tokens_per_s", tokens, f"{tokens:,.0f}"), "tokens/s"),
-        _figure("samples", number("samples_per_s", samples, f"{samples:.4g}"), "samples/s"),
+        *rates,
         _figure(
             "per GPU", number("tflops_per_gpu", answer["tflops_per_gpu"], f"{answer['tflops_per_gpu']:.1f}"), "TFLOP/s"
         ),
-        _figure("model FLOPs utilisation", number("mfu", answer["mfu"], f"{answer['mfu']:.1%}"), "of peak"),
+        _figure("MFU", number("mfu", answer["mfu"], f"{answer['mfu']:.1%}"), "model FLOPs of the peak"),
+        _figure("HFU", number("hfu", answer["hfu"], f"{answer['hfu']:.1%}"), "FLOPs that ran of the peak"),
         _figure(
             "exposed communication", number("communication_fraction", exposed, f"{exposed:.1%}"), "of the iteration"
         ),
@@ -120,17 +125,19 @@ def link_table(classes: Sequence[LinkClass]) -> Markup:
 
 def scaling_table(answers: Sequence[ScalingRow]) -> Markup:
     """Return one row per number of GPUs."""
-    first = answers[0]["tokens_per_s"] / answers[0]["gpus"]
+    rate, unit = throughput(answers[0])
+    first, key = rate / answers[0]["gpus"], unit.replace("/", "_per_")
     cells = []
     for i, answer in enumerate(answers):
-        per_gpu = answer["tokens_per_s"] / answer["gpus"]
+        rate, _ = throughput(answer)
+        per_gpu = rate / answer["gpus"]
         at, memory = f"scaling.{i}", answer["memory"]
         cells.append(
             (
                 number(f"{at}.gpus", answer["gpus"], f"{answer['gpus']:,}"),
                 number(f"{at}.iteration_time_s", answer["iteration_time_s"], format_time(answer["iteration_time_s"])),
-                number(f"{at}.tokens_per_s", answer["tokens_per_s"], f"{answer['tokens_per_s']:,.0f}"),
-                f"{per_gpu:,.0f}",
+                number(f"{at}.{key}", rate, f"{rate:,.4g}" if rate < 100 else f"{rate:,.0f}"),
+                f"{per_gpu:,.4g}" if per_gpu < 100 else f"{per_gpu:,.0f}",
                 f"{per_gpu / first:.1%}",
                 number(
                     f"{at}.communication_fraction",
@@ -141,8 +148,10 @@ def scaling_table(answers: Sequence[ScalingRow]) -> Markup:
                 format_bytes(memory["peak_bytes"]) + ("" if memory["fits"] else " (does not fit)"),
             )
         )
-    columns = ("GPUs", "iteration", "tokens/s", "tokens/s/GPU", "efficiency", "exposed communication", "MFU", "memory")
-    return table("Scaling; efficiency is relative to the first row", columns, cells)
+    columns = ("GPUs", "iteration", unit, f"{unit}/GPU", "efficiency", "exposed communication", "MFU", "memory")
+    plans = [ParallelPlan(**answer["provenance"]["scenario"]["plan"]) for answer in answers]
+    caption = f"Scaling; efficiency is relative to the first row; {describe_scaling(plans)}"
+    return table(caption, columns, cells)
 
 
 def input_table(scenario: Scenario, given: Collection[str]) -> Markup:

@@ -15,7 +15,20 @@ from rich.table import Table
 from simulator.analysis.critical_path import PathRow
 from simulator.analysis.explain import Change, Explanation
 from simulator.analysis.metrics import CommunicationRow
-from simulator.answer import Answer, Memory, categories_of, describe_interval, describe_link, describe_plan, parts_of
+from simulator.answer import (
+    Answer,
+    Memory,
+    categories_of,
+    describe_chosen,
+    describe_interval,
+    describe_link,
+    describe_plan,
+    describe_scaling,
+    describe_throughput,
+    describe_utilization,
+    parts_of,
+    throughput,
+)
 from simulator.plan import ParallelPlan
 from simulator.report.tables import whole_run_rows
 from simulator.scenario import Scenario
@@ -59,6 +72,8 @@ def print_answer(scenario: Scenario, answer: Answer) -> None:
     out.print(
         f"[bold]{scenario.model}[/bold] on [bold]{scenario.topology}[/bold], {describe_plan(plan)}", highlight=False
     )
+    if answer["provenance"]["chosen"]:
+        out.print(f"[dim]{describe_chosen(answer)}[/dim]", highlight=False)
     if scenario.faults:
         out.print(f"with {scenario.faults.describe()}", highlight=False)
     sure = answer["confidence"]
@@ -67,8 +82,7 @@ def print_answer(scenario: Scenario, answer: Answer) -> None:
         highlight=False,
     )
     out.print(
-        f"{answer['tokens_per_s']:,.0f} tokens/s   {answer['samples_per_s']:.4g} samples/s   "
-        f"{answer['tflops_per_gpu']:.1f} TFLOP/s per GPU   MFU {answer['mfu']:.1%}\n",
+        f"{describe_throughput(answer)}; {describe_utilization(answer)}\n",
         highlight=False,
     )
     _print_breakdown(out, answer)
@@ -125,18 +139,21 @@ def _print_bottleneck(out: Console, answer: Answer) -> None:
 def print_scaling(plans: Sequence[ParallelPlan], answers: Sequence[Answer]) -> None:
     """Print one row per number of GPUs; efficiency is relative to the first."""
     out = make_console()
+    rate, unit = throughput(answers[0])
     table = new_table(
-        "GPUs", "iteration", "tokens/s", "tokens/s/GPU", "efficiency", "communication", "MFU", "memory", title="scaling"
+        "GPUs", "iteration", unit, f"{unit}/GPU", "efficiency", "exposed", "MFU", "memory", title="scaling"
     )
-    first = answers[0]["tokens_per_s"] / plans[0].gpus
+    first = rate / plans[0].gpus
     for plan, answer in zip(plans, answers, strict=True):
-        per_gpu = answer["tokens_per_s"] / plan.gpus
+        rate, _ = throughput(answer)
+        per_gpu = rate / plan.gpus
         table.add_row(
-            str(plan.gpus), format_time(answer["iteration_time_s"]), f"{answer['tokens_per_s']:,.0f}", f"{per_gpu:,.0f}",
+            str(plan.gpus), format_time(answer["iteration_time_s"]), f"{rate:,.0f}", f"{per_gpu:,.0f}",
             f"{per_gpu / first:.1%}", f"{answer['communication_fraction']:.1%}", f"{answer['mfu']:.1%}",
             format_bytes(answer["memory"]["peak_bytes"]) + ("" if answer["memory"]["fits"] else " (does not fit)"),
         )  # fmt: skip
     out.print(table, highlight=False)
+    out.print(f"[dim]{describe_scaling(plans)}[/dim]", highlight=False)
 
 
 def print_advice(rows: Sequence[dict[str, Any]]) -> None:

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from simulator.analysis.memory_trace import memory_points, write_memory_trace
-from simulator.analysis.passes import passes_of
+from simulator.analysis.passes import passes_of, table_of
 from simulator.answer import memory_over_time, to_json
 from simulator.errors import ConfigError
 from simulator.plan import ParallelPlan
@@ -23,8 +23,8 @@ def traced():
     plan = ParallelPlan(gpus=4, pp=4, micro_batch=1, global_batch=8)
     result = simulate(Scenario(topology="polaris", model="gpt2", plan=plan))
     memory = to_json(result)["memory"]
-    passes = passes_of(result.timeline)[result.memory.rank]
-    return result, memory, memory_points(memory, passes, result.timeline.makespan_ps)
+    passes = passes_of(result.timeline, table_of(result.plan), {result.memory.rank: result.memory.stage})
+    return result, memory, memory_points(memory, passes[result.memory.rank], result.timeline.makespan_ps)
 
 
 def test_the_highest_point_is_the_peak(traced):
@@ -36,6 +36,35 @@ def test_the_highest_point_is_the_peak(traced):
     assert all(point.total_bytes == point.steady_bytes + point.activations_bytes for point in points)
     assert max(point.allocated_bytes for point in points) == memory["allocated_bytes"]
     assert all(point.reserved_bytes == memory["reserved_bytes"] >= point.allocated_bytes for point in points)
+
+
+RUNS = {
+    "FSDP": ("bigred200", "gpt-350m", {"gpus": 16, "micro_batch": 4, "sharding": "zero3", "framework": "fsdp"}),
+    "compiled DDP": ("bigred200", "gpt-350m", {"gpus": 8, "micro_batch": 2, "global_batch": 32, "framework": "compiled-ddp"}),
+    "ZeRO-3": ("bigred200", "gpt2", {"gpus": 8, "micro_batch": 2, "global_batch": 64, "sharding": "zero3", "framework": "deepspeed"}),
+    "DualPipe": ("dgx-a100-80g", "gpt-350m", {"gpus": 16, "pp": 4, "schedule": "dualpipe", "micro_batch": 1, "global_batch": 64}),
+    "zero bubble": ("dgx-a100-80g", "gpt-350m", {"gpus": 8, "pp": 4, "schedule": "zb-1p", "micro_batch": 1, "global_batch": 16}),
+    "interleaved": ("dgx-a100-80g", "gpt-350m", {"gpus": 8, "pp": 4, "virtual_pp": 3, "micro_batch": 1, "global_batch": 16}),
+    "DualPipe with experts": (
+        "dgx-h100", "mixtral-8x7b", {"gpus": 64, "pp": 4, "ep": 8, "schedule": "dualpipe", "micro_batch": 1, "global_batch": 256,
+        "sequence_length": 2048, "sharding": "zero1", "framework": "megatron-core", "recompute": "full"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("unfold", [False, True])
+@pytest.mark.parametrize("run", RUNS)
+def test_the_curve_stays_between_nothing_and_the_peak(run, unfold):
+    topology, model, plan = RUNS[run]
+    if unfold and plan["gpus"] > 16:
+        pytest.skip("minutes")
+    result = simulate(Scenario(topology=topology, model=model, plan=ParallelPlan(**plan), unfold=unfold))
+    reports = {report.rank: report for report in result.memory.stages}
+    for rank, points in memory_over_time(result).items():
+        assert min(point.activations_bytes for point in points) == 0
+        assert points[-1].activations_bytes == 0
+        assert max(point.activations_bytes for point in points) == reports[rank].by_category["activations"]
+        assert max(point.total_bytes for point in points) == reports[rank].peak_bytes
 
 
 def test_counter_tracks_of_every_stage(traced, tmp_path):

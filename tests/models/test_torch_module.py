@@ -111,6 +111,27 @@ def test_convolutions():
     assert sorted(back) == ["dgrad", "wgrad", "wgrad"]  # the image needs no gradient
 
 
+@pytest.mark.parametrize("arguments", [(8, 4, 4, 2, 1), (8, 8, 3, 1, 1), (8, 8, 2, 2, 0)])
+def test_transposed_convolutions_count_what_torch_counts(arguments):
+    """Forward and both gradients, against PyTorch's own counter."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ConvTranspose2d(*arguments))
+    image = torch.zeros(2, 3, 9, 9)
+    with FlopCounterMode(display=False) as counter:
+        net(image).sum().backward()
+    model = record_module(net, image)
+    items = [k for layer in model.layers for k in (*layer.forward, *layer.backward) if isinstance(k, GemmShape)]
+    assert sum(k.n_flops for k in items) == counter.get_total_flops()
+
+
+def test_groups_of_a_transposed_convolution():
+    """Each of 162 pixels of 8 channels goes to 2 channels at 9 taps; forward and both gradients are alike."""
+    model = record_module(nn.ConvTranspose2d(8, 4, 3, 2, 1, 1, 2), torch.zeros(2, 8, 9, 9, requires_grad=True))
+    items = [k for layer in model.layers for k in (*layer.forward, *layer.backward) if isinstance(k, GemmShape)]
+    assert {k.n_flops for k in items} == {2.0 * 162 * 8 * 2 * 9}
+
+
 def test_control_flow_on_data_is_explained():
     class Branch(nn.Module):
         def __init__(self):

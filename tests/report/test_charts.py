@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.analysis.link_use import link_classes, utilization
-from simulator.analysis.passes import Pass, in_flight, passes_of
+from simulator.analysis.passes import Pass, in_flight, passes_of, table_of
 from simulator.answer import bottleneck, memory_over_time
 from simulator.report import answer_charts, timeline_chart
 from simulator.report.constants import constants_of
@@ -65,8 +65,13 @@ def test_choice_is_spread_and_keeps_the_ends(count, limit):
     assert (chosen[0], chosen[-1]) == (0, count - 1)
 
 
+def all_passes(result):
+    stages = {report.rank: report.stage for report in result.memory.stages}
+    return passes_of(result.timeline, table_of(result.plan), stages)
+
+
 def test_passes_are_those_of_the_schedule(piped):
-    for passes in passes_of(piped.timeline).values():
+    for passes in all_passes(piped).values():
         counts = {kind: sum(one.kind == kind for one in passes) for kind in "FBO"}
         assert counts["F"] == counts["B"] == piped.plan.n_micro_batches * piped.plan.virtual_pp
         assert counts["O"] == 1
@@ -74,7 +79,7 @@ def test_passes_are_those_of_the_schedule(piped):
 
 
 def test_activations_in_flight_return_to_nothing(piped):
-    for passes in passes_of(piped.timeline).values():
+    for passes in all_passes(piped).values():
         points = in_flight(passes)
         assert min(count for _, count in points) == 0
         assert points[-1][1] == 0
@@ -98,8 +103,8 @@ def test_memory_over_time_peaks_at_the_answers_peak(large):
 
 
 def test_pipeline_has_a_row_per_stage_and_a_box_per_pass(piped):
-    passes = passes_of(piped.timeline)
-    stages = {rank: i for i, rank in enumerate(passes)}
+    passes = all_passes(piped)
+    stages = {report.rank: report.stage for report in piped.memory.stages}
     data = pipeline_data(passes, piped.timeline.makespan_ps, stages=stages)
     assert [row["label"] for row in data["rows"]] == [f"stage {i}" for i in range(4)]
     assert [len(row["spans"]) // 4 for row in data["rows"]] == [len(one) for one in passes.values()]

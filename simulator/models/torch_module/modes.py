@@ -30,6 +30,10 @@ _WIDE_NAMES = (
 WIDE = frozenset(_WIDE_NAMES.split())
 
 
+#: operator -> place among its arguments that says whether a convolution is transposed
+_TRANSPOSED = {"convolution": (6,), "convolution_backward": (7,)}
+
+
 def recording_modes(torch: Any, recorder: Recorder, attention: str) -> tuple[Any, Any]:
     """Return the dispatch mode and the function mode, bound to a recorder.
 
@@ -49,6 +53,8 @@ def recording_modes(torch: Any, recorder: Recorder, attention: str) -> tuple[Any
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.__name__.split(".", maxsplit=1)[0]
+        if any(args[place : place + 1] == (True,) for place in _TRANSPOSED.get(name, ())):
+            name = name.replace("convolution", "convolution_transposed")
         recorder.call(name, tensors((args, kwargs or {})), tensors(result), is_view=bool(func.is_view))
         return result
 
