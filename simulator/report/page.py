@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 from simulator import __version__
 from simulator.errors import ConfigError
-from simulator.report.charts import CONFIG, Chart, image_ending, library, write_images
+from simulator.report.charts import CONFIG, Chart, image_ending, library, packed, write_images
 from simulator.report.markup import Markup, chart_place, element, embedded_json, safe, section, stream_place
 from simulator.report.timeline_chart import stream_chart
 
@@ -161,9 +162,9 @@ def make_page(
     data = {
         "answer": document,
         "charts": {key: chart.to_dict() for key, chart in charts.items()},
-        "streams": {key: stream.data for key, stream in streams.items()},
         "config": CONFIG,
     }
+    lanes = json.dumps({key: stream.data for key, stream in streams.items()}, separators=(",", ":"))
     html = Template(_asset("page.html")).substitute(
         title=escape(title),
         style=_asset("page.css"),
@@ -173,6 +174,7 @@ def make_page(
         footer=element("p", f"simulate {__version__}{foot}", class_="note"),
         data="".join(embedded_json(key, value) for key, value in data.items()),
         library=library() if charts or streams else "",
+        lanes=packed(lanes),
         streams=_asset("streams.js"),
         script=_asset("page.js"),
     )

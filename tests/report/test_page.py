@@ -15,7 +15,7 @@ from simulator.report.charts import CONFIG, figure, library, write_image
 from simulator.report.page import Report
 from simulator.units import format_bytes, format_time
 
-MAX_BYTES = 6_000_000
+MAX_BYTES = 2_000_000
 
 
 @pytest.fixture(scope="module")
