@@ -142,9 +142,13 @@ def hybrid_group(plan: ParallelPlan, site: Site) -> int:
 
 
 def sequence_rule(plan: ParallelPlan, site: Site) -> str:
-    """Sequence parallelism splits over tensor-parallel ranks."""
-    del site
-    return "sequence parallelism needs tensor-parallel ranks: tp=1" if plan.sequence_parallel and plan.tp == 1 else ""
+    """Sequence parallelism splits the sequence over tensor-parallel ranks."""
+    if not plan.sequence_parallel:
+        return ""
+    if plan.tp == 1:
+        return "sequence parallelism needs tensor-parallel ranks: tp=1"
+    length = plan.sequence_length or site.spec.max_positions
+    return f"tp={plan.tp} does not divide the sequence of {length} tokens" if length % plan.tp else ""
 
 
 def chunk_rule(plan: ParallelPlan, site: Site) -> str:

@@ -16,6 +16,7 @@ from simulator.analysis.explain import explain as rank_changes
 from simulator.answer import Result
 from simulator.changes import Improvement, MachineChange, improvements
 from simulator.costs import ModelCosts
+from simulator.errors import InfeasiblePlanError
 from simulator.explore.neighbourhood import Neighbour, Site, nearest
 from simulator.network.base import Flow
 from simulator.parallel.lower import Lowered
@@ -123,7 +124,10 @@ class Trials:
         if neighbour.reason:
             return Outcome(reason=neighbour.reason)
         scenario = replace(self.result.scenario, plan=neighbour.plan)
-        parts = lower_scenario(scenario, self.result.topology, self.result.spec)
+        try:
+            parts = lower_scenario(scenario, self.result.topology, self.result.spec)
+        except InfeasiblePlanError as error:  # the layers or the schedule do not allow it
+            return Outcome(reason=error.message)
         memory = parts[2]
         if not memory.fits:
             need = f"needs {format_bytes(memory.peak_bytes)} of {format_bytes(memory.capacity_bytes)} memory"

@@ -180,7 +180,7 @@ def _stage_bytes(
         "optimizer": 0 if is_offloaded else held(state.optimizer, is_sharded=plan.sharding != "none"),
         "activations": sum(saved),
         "transient": max((layer.transient_bytes for layer in layers), default=0),
-        "buffers": _gathered_bytes(layers, plan)
+        "buffers": _gathered_bytes(layers, plan, shard_size)
         + _bucket_bytes(n_parameters, plan, shards_parameters=shards_parameters),
         "context": CONTEXT_BYTES,
         "communicators": NCCL_COMMUNICATOR_BYTES
@@ -219,17 +219,22 @@ def _parameter_bytes(held: int, n_parameters: int, plan: ParallelPlan, shard_siz
     return held + 2 * n_parameters // min(plan.secondary_group, shard_size)
 
 
-def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan) -> int:
-    """Bytes of gathered units that are alive at once: the current one and what is gathered ahead of it."""
+def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan, shard_size: int) -> int:
+    """Bytes of gathered units that are alive at once: the current one and what is gathered ahead of it.
+
+    Experts without replicas of their own are not sharded, so that nothing of them is gathered.
+    """
     if plan.sharding not in ("zero3", "hsdp"):
         return 0
-    unit = max((layer.n_parameters for layer in layers), default=0)
+    has_whole_experts = plan.ep > 1 and shard_size // plan.ep <= 1
+    units = [layer.n_parameters - (layer.n_expert_parameters if has_whole_experts else 0) for layer in layers]
+    unit = max(units, default=0)
     ahead = unit
     limits = plan.zero3_limits
     if limits is not None:
         ahead = max(ahead, min(limits.prefetch_elements, limits.max_live_elements))
     elif not plan.limit_all_gathers:  # the gathers may run to the end of the pass before the first unit is done
-        ahead = sum(layer.n_parameters for layer in layers) - unit
+        ahead = sum(units) - unit
     return 2 * (unit + ahead)
 
 

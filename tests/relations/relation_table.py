@@ -1,0 +1,444 @@
+"""The table of relations that must hold between answers: what, within which tolerance, why, and where it is known not to."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from command_checks import (
+    exit_status_says_whether_it_fits,
+    exports_come_back,
+    hash_seed_changes_nothing,
+    jobs_change_nothing,
+    traces_replay_in_the_same_time,
+    ways_to_say_it_are_one,
+)
+from draws import Case, InapplicableError, n_gpus_of, unfaulted
+
+from simulator.analysis.metrics import PARTS
+from simulator.answer import MEMORY_PARTS, Result
+from simulator.changes import MachineChange, improvements
+from simulator.collectives import ALGORITHMS
+from simulator.explore.neighbourhood import Site, neighbours, objection
+from simulator.faults import Faults
+
+#: times are whole picoseconds: a step of thousands of operations is off by nanoseconds
+ROUNDING = 1e-6
+
+#: layers of a stage below which units that are gathered ahead hold a large part of it
+FEW_UNITS = 12
+
+Violations = Iterator[str]
+Check = Callable[[Case, float], Violations]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exemption:
+    """Where a relation does not hold, and why that is right.
+
+    Parameters
+    ----------
+    reason : str
+    applies : callable
+        Whether a case is one of them.
+    """
+
+    reason: str
+    applies: Callable[[Case], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relation:
+    """One line of the table.
+
+    Parameters
+    ----------
+    name : str
+    why : str
+    check : callable
+        Of a case and the tolerance: yields what is wrong.
+    tolerance : float
+        Relative.
+    is_cheap : bool
+        Whether it needs no further simulation: checked on every scenario.
+    exemptions : tuple of Exemption
+    """
+
+    name: str
+    why: str
+    check: Check
+    tolerance: float = ROUNDING
+    is_cheap: bool = False
+    exemptions: tuple[Exemption, ...] = ()
+
+    def violations(self, case: Case) -> list[str]:
+        """Return what is wrong with a case; nothing where the relation does not apply."""
+        if any(one.applies(case) for one in self.exemptions):
+            return []
+        try:
+            return list(self.check(case, self.tolerance))
+        except InapplicableError:
+            return []
+
+
+def longer(name: str, seconds: float, limit_s: float, tolerance: float) -> Violations:
+    """Complain where a time exceeds another."""
+    if seconds > limit_s * (1 + tolerance):
+        yield f"{name}: {seconds:.9g} s > {limit_s:.9g} s ({seconds / limit_s - 1:+.3%})"
+
+
+def larger(name: str, n_bytes: float, limit_bytes: float, tolerance: float) -> Violations:
+    """Complain where a size exceeds another."""
+    if n_bytes > limit_bytes * (1 + tolerance):
+        yield f"{name}: {n_bytes / 2**30:.4f} GiB > {limit_bytes / 2**30:.4f} GiB ({n_bytes / limit_bytes - 1:+.3%})"
+
+
+def seconds_of(result: Result) -> float:
+    """Return the time of a step."""
+    return result.metrics.iteration_time_s
+
+
+# -- one answer: its parts add up ---------------------------------------------------------------------------------
+
+
+def breakdown_adds_up(case: Case, tolerance: float) -> Violations:
+    answer = case.result.answer
+    total = sum(answer["breakdown"][part] for part in PARTS)
+    if not math.isclose(total, answer["iteration_time_s"], rel_tol=tolerance):
+        yield f"parts {total} of {answer['iteration_time_s']}"
+    for part, value in answer["breakdown"].items():
+        if value < -1e-12:  # type: ignore[operator]
+            yield f"{part} is {value}"
+
+
+def interval_contains(case: Case, tolerance: float) -> Violations:
+    del tolerance
+    sure, seconds = case.result.answer["confidence"], case.seconds
+    if not 0 < sure["low_s"] <= seconds <= sure["high_s"] < math.inf:
+        yield f"{seconds} is not in [{sure['low_s']}, {sure['high_s']}]"
+
+
+def memory_adds_up(case: Case, tolerance: float) -> Violations:
+    del tolerance
+    memory = case.result.answer["memory"]
+    total = sum(memory[part] for part in MEMORY_PARTS)
+    if total != memory["peak_bytes"]:
+        yield f"parts {total} of {memory['peak_bytes']}"
+    if memory["fits"] != (memory["peak_bytes"] <= memory["capacity_bytes"]):
+        yield f"fits={memory['fits']} with {memory['peak_bytes']} of {memory['capacity_bytes']}"
+    yield from (f"{part} is {memory[part]}" for part in MEMORY_PARTS if memory[part] < 0)
+
+
+def shares_are_at_most_one(case: Case, tolerance: float) -> Violations:
+    answer = case.result.answer
+    shares = {"mfu": answer["mfu"], "communication_fraction": answer["communication_fraction"]}
+    if "hfu" in answer:
+        shares["hfu"] = answer["hfu"]
+    if answer["bottleneck"] is not None:
+        shares[f"use of {answer['bottleneck']['link']}"] = answer["bottleneck"]["utilization"]
+    yield from (f"{name} is {share:.4f}" for name, share in shares.items() if not 0 <= share <= 1 + tolerance)
+
+
+def throughput_is_the_batch(case: Case, tolerance: float) -> Violations:
+    answer, plan = case.result.answer, case.plan
+    samples = answer["samples_per_s"] * answer["iteration_time_s"]
+    if not math.isclose(samples, plan.global_batch, rel_tol=tolerance):
+        yield f"{samples} samples per step, not {plan.global_batch}"
+    tokens = answer.get("tokens_per_s")
+    if tokens is not None and not math.isclose(tokens, answer["samples_per_s"] * plan.sequence_length, rel_tol=1e-9):
+        yield f"{tokens} tokens/s"
+
+
+# -- another machine ----------------------------------------------------------------------------------------------
+
+
+def better_machine_is_never_slower(case: Case, tolerance: float) -> Violations:
+    one = case.draw.choice(list(improvements(case.result.topology)))
+    factor = case.draw.choice((1.25, 2.0, 8.0))
+    yield from longer(f"{one.name} x {factor:g}", case.on(one.by(factor)), case.seconds, tolerance)
+
+
+def worse_machine_is_never_faster(case: Case, tolerance: float) -> Violations:
+    one = case.draw.choice(list(improvements(case.result.topology)))
+    factor = case.draw.choice((0.8, 0.5, 0.125))
+    yield from longer(f"as is, against {one.name} x {factor:g}", case.seconds, case.on(one.by(factor)), tolerance)
+
+
+def slow_rank_costs_at_most_its_factor(case: Case, tolerance: float) -> Violations:
+    healthy = unfaulted(case)
+    factor = case.draw.choice((1.05, 1.3, 2.0))
+    faults = Faults(slow_ranks=((case.draw.randrange(case.plan.gpus), factor),))
+    slow_s = seconds_of(healthy.with_scenario(faults=faults))
+    name = faults.describe()
+    yield from longer(f"healthy, against {name}", healthy.seconds, slow_s, tolerance)
+    yield from longer(f"{name}, against {factor:g} x healthy", slow_s, factor * healthy.seconds, tolerance)
+
+
+def slow_link_costs_at_most_its_factor(case: Case, tolerance: float) -> Violations:
+    healthy = unfaulted(case)
+    factor, kind = case.draw.choice((1.3, 2.0, 8.0)), case.draw.choice(("nic", "nvlink", "pcie", "fabric"))
+    node = case.draw.randrange(case.result.topology.n_nodes)
+    faults = Faults(slow_links=((f"node{node}.{kind}", factor),))
+    slow_s = seconds_of(healthy.with_scenario(faults=faults))
+    name = faults.describe()
+    yield from longer(f"healthy, against {name}", healthy.seconds, slow_s, tolerance)
+    yield from longer(f"{name}, against {factor:g} x healthy", slow_s, factor * healthy.seconds, tolerance)
+
+
+# -- the same scenario, said or computed otherwise ------------------------------------------------------------------
+
+
+def folded_is_unfolded(case: Case, tolerance: float) -> Violations:
+    if case.plan.gpus > 16 or case.plan.n_micro_batches > 16:
+        raise InapplicableError
+    whole = case.with_scenario(unfold=True)
+    if not math.isclose(seconds_of(whole), case.seconds, rel_tol=tolerance):
+        yield f"folded {case.seconds:.9g} s, unfolded {seconds_of(whole):.9g} s ({case.seconds / seconds_of(whole) - 1:+.3%})"
+    for part, value in case.result.answer["breakdown"].items():
+        other = whole.answer["breakdown"][part]  # type: ignore[literal-required]
+        if abs(other - value) > tolerance * case.seconds:  # type: ignore[operator]
+            yield f"{part}: folded {value:.9g} s, unfolded {other:.9g} s"
+    if whole.memory.by_category != case.result.memory.by_category:
+        yield f"memory: folded {case.result.memory.peak_bytes}, unfolded {whole.memory.peak_bytes}"
+
+
+def flow_is_chunk(case: Case, tolerance: float) -> Violations:
+    """Times of steps; the networks themselves are compared message by message in tests/network."""
+    if case.plan.gpus > 8 or case.plan.global_batch > 8 * case.plan.dp or case.result.spec.n_parameters > 3e9:
+        raise InapplicableError
+    flow_s, chunk_s = (seconds_of(case.with_scenario(network=name)) for name in ("flow", "chunk"))
+    if abs(flow_s / chunk_s - 1) > tolerance:
+        yield f"flow {flow_s:.6g} s, chunk {chunk_s:.6g} s ({flow_s / chunk_s - 1:+.2%})"
+
+
+def seed_changes_nothing(case: Case, tolerance: float) -> Violations:
+    del tolerance
+    if seconds_of(case.with_scenario(seed=case.draw.randrange(1, 1000))) != case.seconds:
+        yield "another seed, another time"
+
+
+def units_do_not_matter(case: Case, tolerance: float) -> Violations:
+    nics = case.result.topology.spec.node.nics if hasattr(case.result.topology.spec, "node") else None
+    if nics is None:
+        raise InapplicableError
+    rate = nics.bandwidth_bytes_per_s
+    texts = (f"{rate * 8e-9!r} Gb/s", f"{rate * 1e-9!r} GB/s", f"{rate * 8e-6!r} Mb/s")
+    times = [seconds_of(case.with_scenario(overrides=(("node.nics.bandwidth", text),))) for text in texts]
+    if any(not math.isclose(time, case.seconds, rel_tol=tolerance) for time in times):
+        yield f"{dict(zip(texts, times, strict=True))}, not {case.seconds}"
+
+
+def relabelled_ranks_take_the_same_time(case: Case, tolerance: float) -> Violations:
+    """In plain data parallelism within a node every rank is like every other one: whichever is slow."""
+    healthy, plan = unfaulted(case), case.plan
+    if plan.model_parallel > 1 or plan.ep > 1 or case.result.topology.n_nodes > 1 or plan.gpus < 2:
+        raise InapplicableError
+    ranks = case.draw.sample(range(plan.gpus), 2)
+    times = [seconds_of(healthy.with_scenario(faults=Faults(slow_ranks=((rank, 1.5),)))) for rank in ranks]
+    if not math.isclose(*times, rel_tol=tolerance):
+        yield f"ranks {ranks} slow: {times}"
+
+
+# -- another plan ---------------------------------------------------------------------------------------------------
+
+
+def larger_batch_takes_longer_but_not_in_proportion(case: Case, tolerance: float) -> Violations:
+    twice_s = seconds_of(case.with_plan(global_batch=2 * case.plan.global_batch))
+    yield from longer("one batch, against two", case.seconds, twice_s, tolerance)
+    yield from longer("twice the batch, against twice the time", twice_s, 2 * case.seconds, tolerance)
+
+
+def longer_sequence_takes_longer(case: Case, tolerance: float) -> Violations:
+    length = case.plan.sequence_length // 2
+    if length % (2 * case.plan.cp * case.plan.tp) or length < 64:
+        raise InapplicableError
+    half = case.with_plan(sequence_length=length)
+    yield from longer("half the sequence", seconds_of(half), case.seconds, tolerance)
+    yield from larger("memory of half the sequence", half.memory.peak_bytes, case.result.memory.peak_bytes, 0.0)
+
+
+def micro_batches_of_twice_the_size(case: Case, tolerance: float) -> Violations:
+    """Twice the work in one pass takes at least as long as one, and no longer than two passes."""
+    plan = case.plan
+    twice = case.with_plan(micro_batch=2 * plan.micro_batch, global_batch=2 * plan.global_batch)
+    yield from longer("a micro-batch, against one of twice the size", case.seconds, seconds_of(twice), tolerance)
+    yield from longer(
+        "a micro-batch of twice the size, against two steps", seconds_of(twice), 2 * case.seconds, tolerance
+    )
+    yield from larger("memory of one micro-batch", case.result.memory.peak_bytes, twice.memory.peak_bytes, 0.0)
+
+
+def weak_scaling_is_never_faster(case: Case, tolerance: float) -> Violations:
+    plan, healthy = case.plan, unfaulted(case)
+    is_offloaded = "cpu" in (plan.offload_optimizer, plan.offload_parameters)
+    fills_nodes = plan.gpus % case.result.topology.gpus_per_node == 0  # a part of a node may have fewer links per GPU
+    if 2 * plan.gpus > n_gpus_of(case) or plan.pp > 1 or is_offloaded or not fills_nodes:
+        raise InapplicableError
+    twice = healthy.with_plan(gpus=2 * plan.gpus, dp=2 * plan.dp, global_batch=2 * plan.global_batch)
+    times = [seconds_of(one) - one.answer["breakdown"]["optimizer_s"] for one in (healthy.result, twice)]
+    yield from longer("on half the GPUs, the optimizer left out: more ranks shard its work", *times, tolerance)
+
+
+def recompute_trades_time_for_memory(case: Case, tolerance: float) -> Violations:
+    runs = {word: case.with_plan(recompute=word) for word in ("none", "selective", "full")}
+    for less, more in (("none", "selective"), ("selective", "full")):
+        yield from longer(f"{less}, against {more}", seconds_of(runs[less]), seconds_of(runs[more]), tolerance)
+        # the block that is computed again holds all its activations at once: of small models that is nearly all there is
+        yield from larger(f"{more}, against {less}", runs[more].memory.peak_bytes, runs[less].memory.peak_bytes, 0.02)
+
+
+def sharding_more_needs_less(case: Case, tolerance: float) -> Violations:
+    plan = case.plan
+    framework = plan.framework_spec.data_parallel
+    known = [word for word in (framework.shardings if plan.pp == 1 else framework.pipeline_shardings) if word != "hsdp"]
+    if plan.dp * plan.cp == 1 or len(known) < 2:
+        raise InapplicableError
+    base = {"offload_optimizer": "none", "offload_parameters": "none", "gradient_collective": None, "secondary_group": None,
+            "sharding_group": None}  # fmt: skip
+    if case.result.spec.layers // plan.pp < FEW_UNITS and "zero3" in known:
+        known.remove("zero3")  # two gathered units are more of so few than sharding saves
+    peaks = {word: case.with_plan(sharding=word, **base).memory.peak_bytes for word in known}
+    for less, more in itertools.pairwise(known):
+        yield from larger(f"{more}, against {less}", peaks[more], peaks[less], tolerance)
+
+
+def sequence_parallelism_needs_less(case: Case, tolerance: float) -> Violations:
+    if case.plan.tp == 1:
+        raise InapplicableError
+    runs = {split: case.with_plan(sequence_parallel=split).memory.by_category["activations"] for split in (False, True)}
+    yield from larger("activations with sequence parallelism", runs[True], runs[False], tolerance)
+
+
+def offloading_needs_less(case: Case, tolerance: float) -> Violations:
+    runs = {where: case.with_plan(offload_optimizer=where).memory.peak_bytes for where in ("none", "cpu")}
+    yield from larger("with offload", runs["cpu"], runs["none"], tolerance)
+
+
+def flash_needs_less(case: Case, tolerance: float) -> Violations:
+    runs = {kind: case.with_plan(attention=kind) for kind in ("eager", "flash")}
+    yield from larger("flash", runs["flash"].memory.peak_bytes, runs["eager"].memory.peak_bytes, tolerance)
+    yield from longer("flash", seconds_of(runs["flash"]), seconds_of(runs["eager"]), tolerance)
+
+
+def narrower_numbers_are_faster(case: Case, tolerance: float) -> Violations:
+    peaks = case.result.topology.device(0).peak_flops_per_s
+    order = [word for word in ("bf16", "tf32", "fp32") if word in peaks or word == "fp32"]
+    runs = {word: case.with_plan(precision=word) for word in order}
+    times = {word: seconds_of(run) for word, run in runs.items()}
+    if any(run.answer["breakdown"]["host_s"] > 0.01 * times[word] for word, run in runs.items()):
+        raise InapplicableError("casts are kernels that a host must issue: where it is the limit, 16 bits take longer")
+    for less, more in itertools.pairwise(order):
+        yield from longer(f"{less}, against {more}", times[less], times[more], tolerance)
+
+
+def fewer_bytes_are_never_slower(case: Case, tolerance: float) -> Violations:
+    if case.plan.dp * case.plan.cp == 1 or case.plan.gradient_compression:
+        raise InapplicableError
+    times = {size: seconds_of(case.with_plan(gradient_bytes=size)) for size in (2, 4)}
+    yield from longer("gradients of 2 bytes, against 4", times[2], times[4], tolerance)
+
+
+def the_librarys_choice_is_not_beaten(case: Case, tolerance: float) -> Violations:
+    forced = {
+        "algorithm": case.draw.choice(tuple(ALGORITHMS)),
+        "protocol": case.draw.choice(("", "ll", "ll128", "simple")),
+    }
+    other = case.with_scenario(**forced)
+    yield from longer(f"chosen, against {forced}", case.seconds, seconds_of(other), tolerance)
+
+
+def advice_is_what_the_search_allows(case: Case, tolerance: float) -> Violations:
+    """What advice recommends runs, takes the time that it says, and no rule of the search refuses it."""
+    result = case.result
+    site = Site(topology=result.topology, spec=result.spec)
+    some = [one for one in neighbours(result.plan, site) if not one.reason and one.plan.n_micro_batches <= 16]
+    if not some:
+        raise InapplicableError
+    one = case.draw.choice(some)
+    outcome = case.trials.plan(one)
+    if outcome.reason:
+        raise InapplicableError
+    if objection(one.plan, site, than=result.plan):
+        yield f"{one.name}: {objection(one.plan, site, than=result.plan)}"
+    other_s = seconds_of(case.with_plan(**one.plan.to_dict()))
+    if not math.isclose(outcome.iteration_time_s, other_s, rel_tol=tolerance):
+        yield f"{one.name}: advised {outcome.iteration_time_s:.9g} s, simulated {other_s:.9g} s"
+
+
+def free_network_changes_nothing_but_communication(case: Case, tolerance: float) -> Violations:
+    """Compute does not get longer where links are free."""
+    change = MachineChange.of_all_links(1e6, latency={"inside": 1e6, "between": 1e6})
+    yield from longer("free network", case.on(change), case.seconds, tolerance)
+
+
+#: open defects: each exemption goes with its defect
+SPLIT_EXPERTS = Exemption(
+    reason="experts under tensor parallelism compute 1/tp of their work (issue 13, defect 1)",
+    applies=lambda case: case.plan.tp > 1 and getattr(case.result.spec, "n_experts", 0) > 0,
+)
+FOLDED_ALPHA_BETA = Exemption(
+    reason="alpha-beta prices groups that share a NIC only where they are folded (issue 13, defect 3)",
+    applies=lambda case: case.scenario.network == "alpha-beta",
+)
+
+RELATIONS: tuple[Relation, ...] = (
+    Relation(name="breakdown adds up", why="its parts divide the step", check=breakdown_adds_up, is_cheap=True),
+    Relation(name="interval contains the prediction", why="it is an interval around it", check=interval_contains, is_cheap=True),
+    Relation(name="memory adds up", why="categories divide the peak; fits means at most the capacity", check=memory_adds_up,
+             is_cheap=True),
+    Relation(name="shares are at most one", why="nothing computes or sends above its peak", check=shares_are_at_most_one,
+             is_cheap=True, exemptions=(SPLIT_EXPERTS,)),
+    Relation(name="throughput x time is the batch", why="definition", check=throughput_is_the_batch, is_cheap=True),
+    Relation(name="a better machine is never slower", why="monotone: less time for every part", tolerance=1e-3,
+             check=better_machine_is_never_slower),
+    Relation(name="a worse machine is never faster", why="monotone: more time for every part", tolerance=1e-3,
+             check=worse_machine_is_never_faster),
+    Relation(name="a slow GPU", why="only its kernels take longer, by its factor", tolerance=1e-3,
+             check=slow_rank_costs_at_most_its_factor),
+    Relation(name="a slow link", why="only its bytes take longer, by its factor", tolerance=1e-3,
+             check=slow_link_costs_at_most_its_factor),
+    Relation(name="a free network", why="communication only takes time", tolerance=1e-3,
+             check=free_network_changes_nothing_but_communication),
+    Relation(name="folded = unfolded", why="folding is exact", tolerance=1e-9, check=folded_is_unfolded,
+             exemptions=(FOLDED_ALPHA_BETA,)),
+    Relation(name="flow ~ chunk", why="both model the same messages; 1 % where nothing is in the way, less where flows share",
+             tolerance=0.05, check=flow_is_chunk),
+    Relation(name="seed", why="nothing is random", check=seed_changes_nothing),
+    Relation(name="units", why="200 Gb/s = 25 GB/s", check=units_do_not_matter),
+    Relation(name="relabelled ranks", why="equal ranks are interchangeable", check=relabelled_ranks_take_the_same_time),
+    Relation(name="twice the global batch", why="more work, the end of the step once", tolerance=1e-3,
+             check=larger_batch_takes_longer_but_not_in_proportion),
+    Relation(name="half the sequence", why="less work", tolerance=1e-3, check=longer_sequence_takes_longer),
+    Relation(name="twice the micro-batch", why="larger operations are at least as efficient", tolerance=0.02,
+             check=micro_batches_of_twice_the_size),
+    Relation(name="weak scaling", why="more ranks to wait for, more to reduce", tolerance=1e-3,
+             check=weak_scaling_is_never_faster),
+    Relation(name="recomputation", why="computes again what it does not keep", tolerance=1e-3,
+             check=recompute_trades_time_for_memory),
+    Relation(name="zero stages", why="each shards what the one before keeps whole", tolerance=0.0, check=sharding_more_needs_less),
+    Relation(name="sequence parallelism", why="shards what tensor parallelism keeps whole", tolerance=0.0,
+             check=sequence_parallelism_needs_less),
+    Relation(name="offload", why="moves states to the host", tolerance=0.0, check=offloading_needs_less),
+    Relation(name="flash attention", why="keeps no scores", tolerance=1e-3, check=flash_needs_less, exemptions=(
+        Exemption(reason="before Ampere there is no FlashAttention 2: the memory-efficient kernel computes scores again in backward",
+                  applies=lambda case: case.result.topology.device(0).compute_capability < "8.0"),
+        Exemption(reason="FlashAttention computes in 16 bits: of 32, the memory-efficient kernel is taken, which is slower",
+                  applies=lambda case: case.plan.precision in ("fp32", "tf32")),
+        Exemption(reason="short sequences: fused softmax over small scores is faster",
+                  applies=lambda case: case.plan.sequence_length <= 512))),
+    Relation(name="precision", why="fewer bytes, faster units; casts are kernels", tolerance=0.01, check=narrower_numbers_are_faster),
+    Relation(name="fewer gradient bytes", why="less to move", tolerance=1e-3, check=fewer_bytes_are_never_slower),
+    Relation(name="forced algorithm", why="the library takes what it estimates to be fastest, which is an estimate", tolerance=0.2,
+             check=the_librarys_choice_is_not_beaten),
+    Relation(name="file = flags = --set = Python", why="one parser, one scenario", check=ways_to_say_it_are_one),
+    Relation(name="exit status", why="4 means that it does not fit", check=exit_status_says_whether_it_fits),
+    Relation(name="hash seed", why="no answer depends on the order of a set", check=hash_seed_changes_nothing),
+    Relation(name="jobs", why="workers only share the work", check=jobs_change_nothing),
+    Relation(name="trace and replay", why="the same program; a trace begins with its first kernel, not with its launch",
+             tolerance=2e-3, check=traces_replay_in_the_same_time),
+    Relation(name="export and import", why="a file says the plan that it was written from", check=exports_come_back),
+    Relation(name="advice and search", why="one set of rules, one simulator", tolerance=1e-9,
+             check=advice_is_what_the_search_allows),
+)  # fmt: skip
