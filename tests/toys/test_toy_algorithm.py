@@ -137,9 +137,11 @@ def test_an_iteration_runs_with_it(simulate, cluster, network):
     assert direct["communication"][0]["total_s"] < ring["communication"][0]["total_s"]  # 2 hops rather than 14
 
 
-def test_sweeps_searches_and_explanations_take_it(simulate, cluster):
+def test_sweeps_searches_and_explanations_take_it(simulate, cluster, tmp_path):
     job = ("-t", cluster, "-m", "gpt2", "--gpus", 4, "--json")
-    code, out, _ = simulate("sweep", *job, "--micro-batch", 1, "--jobs", 1, "--axis", "nccl-algo=ring,direct")
+    code, out, _ = simulate(
+        "sweep", *job, "--micro-batch", 1, "--jobs", 1, "--out", tmp_path, "--axis", "nccl-algo=ring,direct"
+    )
     ring, direct = json.loads(out)["rows"]
     assert code == 0 and direct["iteration_time_s"] < ring["iteration_time_s"]
     axes = ("--axis", "micro_batch=1", "--axis", "tp=1", "--axis", "pp=1")
