@@ -39,22 +39,19 @@ class Terms:
     Parameters
     ----------
     latency_s : float
-        Everything that does not scale with bytes over bandwidth, except for the latency of routes.
+        Everything that does not scale with bytes over bandwidth.
     scales : Scales
         What raw links see per byte of the algorithm's traffic, shares of the wire that are lost included.
     sent : tuple of float
         Bytes that the busiest GPU sends in its node, and the busiest node over all its NICs, in that traffic.
     cap_bytes_per_s : float
         Largest rate of progress whatever the links allow.
-    n_trips : float
-        Trips from a rank to its neighbour that follow one another, each as long as the latency of the route.
     """
 
     latency_s: float
     scales: Scales
     sent: tuple[float, float]
     cap_bytes_per_s: float = math.inf
-    n_trips: float = 0.0
 
     @property
     def inside_load(self) -> float:

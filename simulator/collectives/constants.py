@@ -8,7 +8,7 @@ that version on); a refinement states only what differs. A cluster file may over
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ class Path:
     base_s : tuple of float
         Once per collective.
     hop_s : tuple of float
-        Per step of a ring or level of a tree.
+        Per step of a ring or level of a tree: in the file what the protocol takes, and :meth:`over` a route.
     efficiency : tuple of float
         Payload over raw link rate.
     """
@@ -48,6 +48,11 @@ class Path:
     hop_s: Triple
     efficiency: Triple
     base_s: Triple = (0.0, 0.0, 0.0)
+
+    def over(self, route_s: float) -> Path:
+        """Return the constants of steps that also take a route's latency."""
+        low, middle, high = self.hop_s
+        return replace(self, hop_s=(low + route_s, middle + route_s, high + route_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,11 @@ class Messages:
     handshake_bytes: float = 1.0
     fill_s: float = 0.0
     fill_bytes: float = 1.0
+
+    def over(self, route_s: float) -> Messages:
+        """Return the constants of messages that also take a route's latency."""
+        low, high = self.base_s
+        return replace(self, base_s=(low + route_s, high + route_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +151,13 @@ class Inside:
     launch_grouped_s: float
     sockets_bytes_per_s: float
 
+    def over(self, route_s: float) -> Inside:
+        """Return the constants where GPUs are a route's latency apart; NVLS goes to the switch and back twice."""
+        nvls = replace(self.nvls, base_s=self.nvls.base_s + 2.0 * route_s)
+        return replace(
+            self, ring=self.ring.over(route_s), tree=self.tree.over(route_s), p2p=self.p2p.over(route_s), nvls=nvls
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Between:
@@ -150,6 +167,10 @@ class Between:
     tree: Path
     p2p: Messages
     rendezvous: Rendezvous
+
+    def over(self, route_s: float) -> Between:
+        """Return the constants where nodes are a route's latency apart."""
+        return replace(self, ring=self.ring.over(route_s), tree=self.tree.over(route_s), p2p=self.p2p.over(route_s))
 
 
 #: unit at the end of a key of the file -> that of the attribute, and the factor between them

@@ -41,8 +41,6 @@ class Job:
 
     Parameters
     ----------
-    latency_s : float
-        Of the whole collective, with that of its routes.
     rate_bytes_per_s : float
         Progress of its flow alone in the network.
     by_host : bool
@@ -53,7 +51,6 @@ class Job:
     n_bytes: float
     shape: GroupShape
     terms: Terms
-    latency_s: float
     rate_bytes_per_s: float
     topology: Any
     by_host: bool
@@ -191,7 +188,7 @@ def rounds_of_messages(job: Job, groups: Sequence[Sequence[int]], make: Callable
     for group in groups:
         placed = Placed(
             table=table, n_bytes=job.n_bytes, ranks=group, loads=lambda a, b: job.load(a, b, job.terms.scales),
-            latency_s=job.latency_s / max(1, n_rounds),
+            latency_s=job.terms.latency_s / max(1, n_rounds),
             rate_cap_bytes_per_s=job.terms.cap_bytes_per_s * (job.terms.sent[0] or 1.0),
         )  # fmt: skip
         steps += placed.steps(len(steps))
@@ -212,7 +209,7 @@ def messages_at_once(job: Job, phases: Iterable[Phase]) -> tuple[Step, ...]:
             links, weights = job.load(source, target, job.terms.scales)
             steps.append(
                 Step(
-                    latency_s=job.latency_s,
+                    latency_s=job.terms.latency_s,
                     n_bytes=job.n_bytes * amount,
                     links=links,
                     weights=weights,
@@ -270,8 +267,8 @@ def pipeline(job: Job, depth: int) -> tuple[int, float]:
     the latency of a hop, where it was measured (or is priced apart: LL between nodes, chains of nodes).
     """
     wire_s = job.n_bytes / job.rate_bytes_per_s
-    share = wire_s / (wire_s + job.latency_s) if wire_s + job.latency_s > 0.0 else 0.0
-    return max(1, math.ceil(MOST_PIECES * share)), job.latency_s / depth
+    share = wire_s / (wire_s + job.terms.latency_s) if wire_s + job.terms.latency_s > 0.0 else 0.0
+    return max(1, math.ceil(MOST_PIECES * share)), job.terms.latency_s / depth
 
 
 def by_node(group: Sequence[int], per_node: int) -> Nodes:

@@ -67,5 +67,5 @@ class Pat(Algorithm):
         order = [members[0] for members in nodes]
         table = self.tables[job.collective](len(order))
         loads = Hops(job, nodes, channel, job.terms.scales.per(hop_bytes(job.collective, len(order))))
-        latency_s = job.latency_s / len(table.rounds)
+        latency_s = job.terms.latency_s / len(table.rounds)
         return [Placed(table=table, n_bytes=job.n_bytes, ranks=order, loads=loads, latency_s=latency_s)]

@@ -22,8 +22,6 @@ from simulator.network.base import Flow, capacities
 Ranks = tuple[tuple[int, ...], ...]
 Pairs = tuple[tuple[int, int], ...]
 
-#: groups of a collective, or messages, of which the longest route is looked for
-_LOOKED_AT = 8
 _NOTHING = Flow(latency_s=0.0, n_bytes=0.0, label="none")
 
 
@@ -137,9 +135,8 @@ def _job_and_flow(
     """Scale unit loads by traffic over efficiency and add them up; phases that follow one another wait for links."""
     price = described.terms
     weights, rate, waiting_s_per_byte = _weights(unit, price.scales)
-    latency_s = price.latency_s + (price.n_trips * _trip_s(groups, topology) if price.n_trips else 0.0)
     flow = Flow(
-        latency_s=latency_s + n_bytes * waiting_s_per_byte,
+        latency_s=price.latency_s + n_bytes * waiting_s_per_byte,
         n_bytes=float(n_bytes),
         links=unit.links,
         weights=weights,
@@ -152,7 +149,6 @@ def _job_and_flow(
         n_bytes=flow.n_bytes,
         shape=described.shape,
         terms=price,
-        latency_s=latency_s,
         rate_bytes_per_s=flow.alone_bytes_per_s,
         topology=topology,
         by_host=_by_host(topology, described.shape),
@@ -168,18 +164,6 @@ def _shape(groups: Ranks, topology: Any, transport: str | None, nccl: str | None
     per_node = topology.gpus_per_node
     widest = max(groups[:64], key=lambda group: (len({rank // per_node for rank in group}), len(group)))
     return shape_of(widest, topology, transport, nccl=nccl)
-
-
-@lru_cache(maxsize=4096)  # a route for each rank
-def _trip_s(groups: Ranks, topology: Any) -> float:
-    """Longest time for a first byte between neighbours of a group."""
-    longest_s: float = max(
-        topology.route_latency_s(topology.route(a, b))
-        for group in groups[:_LOOKED_AT]
-        for a, b in zip(group, (*group[1:], group[0]), strict=True)
-        if a != b
-    )
-    return longest_s
 
 
 def _by_host(topology: Any, shape: GroupShape) -> bool:

@@ -232,7 +232,7 @@ class Ring(Algorithm):
             cap = job.rate_bytes_per_s / n_channels
         else:
             table = self.tables[job.collective](n)
-            latency_s = job.latency_s / len(table.rounds)
+            latency_s = job.terms.latency_s / len(table.rounds)
             cap = job.terms.cap_bytes_per_s * traffic / n_channels
         return [
             Placed(

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from simulator.collectives.constants import merge
@@ -14,6 +15,9 @@ from simulator.topology.node import socket_of
 
 #: Wirings of the GPUs of a node as NCCL's graph search tells them apart.
 WIRINGS = ("switch", "mesh", "cube", "pcie")
+
+#: pairs of neighbouring nodes of which the routes are looked at
+_LOOKED_AT = 64
 
 _WIRING_OF_KIND = {"switch": "switch", "mesh": "mesh", "hybrid-cube-mesh": "cube", "matrix": "cube"}
 
@@ -42,6 +46,8 @@ class GroupShape:
         NICs per node that the group uses: those of its members.
     nic_bytes_per_s : float
         Rate of one NIC under the chosen transport.
+    inside_latency_s, between_latency_s : float
+        Latency of a route from GPU to GPU in a node, and from node to node under the transport.
     cpu_vendor : str
         NCCL's constants depend on it.
     transport : str
@@ -70,6 +76,8 @@ class GroupShape:
     multicast: bool = False
     n_nics: int = 0
     nic_bytes_per_s: float = 0.0
+    inside_latency_s: float = 0.0
+    between_latency_s: float = 0.0
     cpu_vendor: str = "other"
     transport: str = ""
     protocol: str = "rdma"
@@ -136,6 +144,8 @@ def shape_of(
         multicast=bool(getattr(node.nvlink, "multicast", False)),
         n_nics=n_nics,
         nic_bytes_per_s=nic_rate,
+        inside_latency_s=_inside_latency_s(topology) if local > 1 else 0.0,
+        between_latency_s=_between_latency_s(topology, name) if len(per_node) > 1 else 0.0,
         cpu_vendor=node.cpu.vendor,
         transport=name,
         protocol=protocol,
@@ -165,6 +175,36 @@ def _transport(topology: Any, transport: str | None) -> tuple[str, str, float]:
         raise ConfigError(f"{topology.name} has no transport '{name}'", hint=f"one of {', '.join(transports)}")
     spec = transports[name]
     return name, spec.protocol, spec.bandwidth_bytes_per_s or nic_rate
+
+
+@lru_cache(maxsize=64)  # a route for each pair of GPUs of a node
+def _inside_latency_s(topology: Any) -> float:
+    """Mean latency of the routes along a chain over the GPUs of a node, each time to the nearest one left.
+
+    It is one figure for the whole machine, as is that between nodes: groups that are equal but for where they lie stay
+    equal, and one can stand for all.
+    """
+    left = list(range(1, min(topology.gpus_per_node, topology.n_gpus)))
+    at, n_hops = 0, len(left)
+    total_s = 0.0
+    while left:
+        latency_s, after = min((topology.route_latency_s(topology.route(at, gpu)), gpu) for gpu in left)
+        left.remove(after)
+        at, total_s = after, total_s + latency_s
+    return float(total_s / max(1, n_hops))
+
+
+@lru_cache(maxsize=64)  # as above
+def _between_latency_s(topology: Any, transport: str) -> float:
+    """Mean latency from node to next node, with what the transport adds; of many nodes some are looked at."""
+    spec = topology.transports.get(transport)
+    by_host = spec is not None and not spec.gpu_direct
+    n_pairs = topology.n_nodes - 1
+    firsts = [k * n_pairs // min(n_pairs, _LOOKED_AT) for k in range(min(n_pairs, _LOOKED_AT))]
+    pairs = [(node * topology.gpus_per_node, (node + 1) * topology.gpus_per_node) for node in firsts]
+    routes_s = [topology.route_latency_s(topology.route(a, b, by_host=by_host)) for a, b in pairs]
+    transport_s = (spec.latency_s or 0.0) if spec is not None else 0.0
+    return float(sum(routes_s)) / max(1, len(routes_s)) + transport_s
 
 
 def _inside(node: Any, locals_: list[int]) -> tuple[str, float]:

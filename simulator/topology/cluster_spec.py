@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 else:
     FabricSpec = Annotated[Union[tuple(FABRICS.values())], Field(discriminator="kind")]  # noqa: UP007
 
+# of links whose latency a file does not state: assumed, of the order of what the shipped clusters state
+NVLINK_LATENCY_S, PCIE_LATENCY_S, NIC_LATENCY_S = 0.5e-6, 0.25e-6, 0.6e-6
+
 #: links between the eight GPUs of a DGX-1 with V100: each has six, and reaches any other through at most one
 HYBRID_CUBE_MESH = (
     (0, 1, 1, 2, 2, 0, 0, 0),
@@ -67,7 +70,7 @@ class NvSwitchSpec(Sourced):
     kind: Literal["switch"]
     links_per_gpu: int = Field(gt=0)
     bandwidth_per_link_bytes_per_s: Bandwidth = Field(alias="bandwidth_per_link", gt=0)
-    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+    latency_s: Time = Field(default=NVLINK_LATENCY_S, alias="latency", ge=0)
     switches: int = Field(default=1, gt=0, le=1024)
     nodes: int = Field(default=1, gt=0, le=256)
     multicast: bool = False
@@ -79,7 +82,7 @@ class NvMeshSpec(Sourced):
     kind: Literal["mesh"]
     links_per_peer: int = Field(gt=0)
     bandwidth_per_link_bytes_per_s: Bandwidth = Field(alias="bandwidth_per_link", gt=0)
-    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+    latency_s: Time = Field(default=NVLINK_LATENCY_S, alias="latency", ge=0)
 
 
 class NvHybridCubeMeshSpec(Sourced):
@@ -87,7 +90,7 @@ class NvHybridCubeMeshSpec(Sourced):
 
     kind: Literal["hybrid-cube-mesh"]
     bandwidth_per_link_bytes_per_s: Bandwidth = Field(alias="bandwidth_per_link", gt=0)
-    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+    latency_s: Time = Field(default=NVLINK_LATENCY_S, alias="latency", ge=0)
 
 
 class NvMatrixSpec(Sourced):
@@ -96,7 +99,7 @@ class NvMatrixSpec(Sourced):
     kind: Literal["matrix"]
     matrix: tuple[tuple[int, ...], ...]
     bandwidth_per_link_bytes_per_s: Bandwidth = Field(alias="bandwidth_per_link", gt=0)
-    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+    latency_s: Time = Field(default=NVLINK_LATENCY_S, alias="latency", ge=0)
 
     @model_validator(mode="after")
     def _symmetric(self) -> NvMatrixSpec:
@@ -126,7 +129,7 @@ class PcieSpec(Sourced):
     generation: Literal[3, 4, 5, 6] | None = None
     lanes: Literal[1, 2, 4, 8, 16] = 16
     switches: int = Field(default=0, ge=0, le=1024)
-    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+    latency_s: Time = Field(default=PCIE_LATENCY_S, alias="latency", ge=0)
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
@@ -151,7 +154,7 @@ class NicSpec(Sourced):
 
     count: int = Field(gt=0, le=1024)
     bandwidth_bytes_per_s: Bandwidth = Field(alias="bandwidth", gt=0)
-    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+    latency_s: Time = Field(default=NIC_LATENCY_S, alias="latency", ge=0)
     model: str = ""
 
 

@@ -203,7 +203,7 @@ def build_layout(spec: ClusterSpec, n_nodes: int) -> RegularLayout:
     )
     pxn = bool(getattr(spec.fabric, "pxn", False)) and spec.node.nvlink is not None
     return RegularLayout(
-        node=build_node(spec.node),
+        node=build_node(spec.node, getattr(spec.fabric, "latency_s", 0.0)),
         fabric=spec.fabric.build(size),
         n_nodes=n_nodes,
         pxn=pxn,

@@ -128,8 +128,11 @@ def socket_of(spec: NodeSpec, gpu: int) -> int:
     return (gpu * roots // spec.gpus) * spec.cpu.sockets // roots
 
 
-def build_node(spec: NodeSpec) -> NodeGraph:
-    """Lay out one node: GPUs, NVSwitch, PCIe switches, CPUs, NICs, and the links between them."""
+def build_node(spec: NodeSpec, switch_latency_s: float = 0.0) -> NodeGraph:
+    """Lay out one node: GPUs, NVSwitch, PCIe switches, CPUs, NICs, and the links between them.
+
+    The links between NICs and the fabric share the latency of the switch that joins them.
+    """
     n_nics = spec.nics.count if spec.nics else 0
     vertices = [(f"gpu{i}", "gpu") for i in range(spec.gpus)]
     if isinstance(spec.nvlink, NvSwitchSpec):
@@ -147,8 +150,9 @@ def build_node(spec: NodeSpec) -> NodeGraph:
     up, down = [], []
     for i in range(n_nics):
         assert spec.nics is not None
-        up.append(links.add(nic + i, -1, "nic", spec.nics.bandwidth_bytes_per_s, spec.nics.latency_s))
-        down.append(links.add(-1, nic + i, "nic", spec.nics.bandwidth_bytes_per_s, spec.nics.latency_s))
+        bandwidth, latency_s = spec.nics.bandwidth_bytes_per_s, spec.nics.latency_s + switch_latency_s / 2
+        up.append(links.add(nic + i, -1, "nic", bandwidth, latency_s))
+        down.append(links.add(-1, nic + i, "nic", bandwidth, latency_s))
     return NodeGraph(
         name="node" if spec.hosts == 1 else "rack",
         vertices=tuple(vertices),

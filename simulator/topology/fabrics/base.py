@@ -67,10 +67,14 @@ class Fabric(Spec):
         raise NotImplementedError
 
 
+#: of a switch whose latency a file does not state: NVIDIA Quantum HDR datasheet
+SWITCH_LATENCY_S = 0.13e-6
+
+
 class SwitchedFabric(Fabric):
     """What all fabrics with switches share."""
 
-    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+    latency_s: Time = Field(default=SWITCH_LATENCY_S, alias="latency", ge=0)
     link_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="link_bandwidth", gt=0)
 
 
