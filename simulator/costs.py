@@ -38,13 +38,13 @@ class ModelCosts:
         self.kernels = KERNEL_MODELS[scenario.kernels](cuda=scenario.plan.cuda or "")
         self.framework = scenario.plan.framework_spec
         self.slowdown = slowest_of(scenario.plan.gpus)
-        self._kernel_ps: dict[tuple[int, str], int] = {}
-        self._flows: dict[int, tuple[Collective | Transfer, Flow]] = {}
-        self._origins: dict[int, Collective | Transfer] = {}
-        self._issue_ps: dict[tuple[str, str], int] = {}
         self._mesh = Mesh(scenario.plan, topology.gpus_per_node)
+        self._issue_ps: dict[tuple[str, str], int] = {}
+        # by identity, for comparing an operation's groups takes longer than pricing it; what is kept stays alive
+        self._flows: dict[int, tuple[Collective | Transfer, Flow]] = {}
         self._nvlink_uses: dict[int, tuple[Collective, float]] = {}
-        self._uses_of_flows: dict[tuple[int, int], tuple[Flow, float]] = {}
+        self._uses_of_loads: dict[tuple[int, int], float] = {}
+        self._contents = Contents()
 
     def kind(self, rank: int) -> Hashable:
         """Ranks on equal devices, equally healthy, share kernel and issue times."""
@@ -87,19 +87,7 @@ class ModelCosts:
         else:
             flow = self._planned(op, op.groups)
         self._flows[id(op)] = (op, flow)
-        self._origins[id(flow)] = op
         return flow
-
-    def parts(self, flow: Flow) -> tuple[Flow, ...]:
-        """Return the flows of the single groups or messages whose loads a flow adds up."""
-        op = self._origins[id(flow)]
-        if isinstance(op, Transfer):
-            transport = self.scenario.transport or None
-            pairs = [(a, b) for a, b in op.pairs if a != b]
-            return tuple(plan_transfer(op.n_bytes, (pair,), self.topology, transport=transport) for pair in pairs)
-        if op.axis == "host":
-            return (flow,)
-        return tuple(self._planned(op, (group,)) for group in op.groups)
 
     def _planned(self, op: Collective, groups: Groups) -> Flow:
         scenario = self.scenario
@@ -144,40 +132,61 @@ class ModelCosts:
             where = placement(op.groups[0], per_node)
             groups = self._mesh.groups(op.axis, self._mesh.stage_of(op.groups[0][0]))
             flow = self._planned(op, tuple(group for group in groups if placement(group, per_node) == where))
-        key = (id(flow.links), id(flow.weights))  # flows of one group share them
-        if key not in self._uses_of_flows:
+        loads_of = self._contents.number(flow.links), self._contents.number(flow.weights)
+        if loads_of not in self._uses_of_loads:
             arrays = self.topology.arrays
             links = np.array(flow.links, dtype=np.intp)
             loads = np.array(flow.weights) / arrays.bandwidth_bytes_per_s[links]
             inside = loads[np.isin(arrays.kind[links], _NVLINKS)].max(initial=0.0)
             slowest = loads.max(initial=0.0)
-            self._uses_of_flows[key] = flow, float(inside / slowest) if slowest else 0.0
-        self._nvlink_uses[id(op)] = op, self._uses_of_flows[key][1]
-        return self._nvlink_uses[id(op)][1]
+            self._uses_of_loads[loads_of] = float(inside / slowest) if slowest else 0.0
+        self._nvlink_uses[id(op)] = op, self._uses_of_loads[loads_of]
+        return self._uses_of_loads[loads_of]
 
     def link_busy_s(self, timeline: Timeline) -> dict[int, float]:
-        """Seconds that every link would need for its bytes at its own rate, over the whole timeline."""
+        """Seconds that every link would need for its bytes at its own rate, over the whole timeline.
+
+        Every participant has a span of each operation, and operations of its own where all ranks are simulated: what
+        the same groups load alike is counted once, as often as one participant takes part.
+        """
+        moved: dict[tuple[int, ...], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        flows: dict[tuple[int, ...], Flow] = {}
+        inner: dict[int, list[Collective | Transfer]] = {}
         counts: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         seen: dict[int, Collective | Transfer] = {}
-        inner: dict[int, list[Collective | Transfer]] = {}
         for span, n_times in timeline.counted:
             for op in _communications(span, inner):
                 counts[id(op)][span.rank] += n_times
                 seen[id(op)] = op
-        bandwidth = self.topology.arrays.bandwidth_bytes_per_s
-        loads = np.zeros(len(bandwidth))
-        n_bytes: dict[tuple[int, int], float] = defaultdict(float)
-        flows: dict[tuple[int, int], Flow] = {}
         for key, op in seen.items():
             flow = self.flow(op)
-            place = (id(flow.links), id(flow.weights))
+            ranks = op.pairs if isinstance(op, Transfer) else op.groups
+            place = tuple(self._contents.number(each) for each in (ranks, flow.links, flow.weights))
             flows[place] = flow
-            times = max(counts[key].values())  # every participant has a span of the same operation
-            n_bytes[place] += times * flow.n_bytes
+            for rank, times in counts[key].items():
+                moved[place][rank] += times * flow.n_bytes
+        loads = np.zeros(len(self.topology.arrays.bandwidth_bytes_per_s))
         for place, flow in flows.items():
-            loads[np.array(flow.links, dtype=np.intp)] += n_bytes[place] * np.array(flow.weights)
+            loads[np.array(flow.links, dtype=np.intp)] += max(moved[place].values()) * np.array(flow.weights)
         used = np.flatnonzero(loads)
-        return dict(zip(used.tolist(), (loads[used] / bandwidth[used]).tolist(), strict=True))
+        busy_s = loads[used] / self.topology.arrays.bandwidth_bytes_per_s[used]
+        return dict(zip(used.tolist(), busy_s.tolist(), strict=True))
+
+
+class Contents:
+    """Numbers tuples by what they hold, and compares each object once: groups of many ranks are long."""
+
+    def __init__(self) -> None:
+        self._of_objects: dict[int, tuple[Hashable, int]] = {}
+        self._of_contents: dict[Hashable, int] = {}
+
+    def number(self, thing: Hashable) -> int:
+        """Return a number that equal tuples share."""
+        known = self._of_objects.get(id(thing))
+        if known is None:
+            known = thing, self._of_contents.setdefault(thing, len(self._of_contents))
+            self._of_objects[id(thing)] = known
+        return known[1]
 
 
 def _communications(span: Span, cache: dict[int, list[Collective | Transfer]]) -> list[Collective | Transfer]:

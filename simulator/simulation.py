@@ -212,13 +212,14 @@ def simulate(
     return replace(result, chosen=chosen(scenario.plan, result.plan, result.memory))
 
 
-def _networks(scenario: Scenario, topology: Topology, costs: ModelCosts) -> Callable[[], NetworkModel]:
+def _networks(scenario: Scenario, topology: Topology) -> Callable[[], NetworkModel]:
     """Return what makes idle networks; where every rank could be simulated, those that tell when a class is uneven."""
     new = NETWORKS[scenario.network]
-    if scenario.unfold or new is not FlowNetwork or scenario.plan.gpus > MAX_UNFOLDED:
-        return lambda: new(topology)
-    evenness = Evenness(topology, costs.parts)
-    return lambda: EvenNetwork(topology, evenness)
+    is_foldable = not scenario.unfold and scenario.plan.gpus <= MAX_UNFOLDED
+    if is_foldable and isinstance(new, type) and issubclass(new, FlowNetwork):
+        evenness = Evenness(topology, contends=new.contends)
+        return lambda: EvenNetwork(topology, evenness)
+    return lambda: new(topology)
 
 
 @contextmanager
@@ -284,13 +285,13 @@ def run_scenario(
         say("simulating")
         costs = costs_of(topology, scenario)
         try:
-            timeline = run(lowered.program, costs, _networks(scenario, topology, costs), detail=detail)
+            timeline = run(lowered.program, costs, _networks(scenario, topology), detail=detail)
         except UnevenError:
             scenario = replace(scenario, unfold=True)
             say("lowering every rank, for those of a class share links unequally")
             model, lowered, memory = lower_scenario(scenario, topology, spec)
             say("simulating")
-            timeline = run(lowered.program, costs, _networks(scenario, topology, costs), detail=detail)
+            timeline = run(lowered.program, costs, _networks(scenario, topology), detail=detail)
     return Run(scenario=scenario, model=model, lowered=lowered, memory=memory, costs=costs, timeline=timeline)
 
 

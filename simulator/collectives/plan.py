@@ -99,8 +99,14 @@ def _collective(
     )  # fmt: skip
     chosen = described.choice.algorithm
     unit = _unit_loads(chosen, "" if chosen.has_one_pattern else collective, groups, topology, transport)
-    job, flow = _job_and_flow(collective, described, n_bytes, unit, groups, topology)
-    return replace(flow, expand=partial(chosen.messages, job, groups))
+    job, flow = _job_and_flow(collective, described, n_bytes, unit, topology)
+
+    def apart(at_most: int | None) -> list[Flow]:
+        each = ((group,) for group in groups[:at_most])
+        rest = (topology, transport, forced, eight_bit_float, nccl, pipelined)
+        return [_collective(known, collective, n_bytes, one, *rest) for one in each]
+
+    return replace(flow, expand=partial(chosen.messages, job, groups), apart=apart if len(groups) > 1 else None)
 
 
 def plan_transfer(n_bytes: int, pairs: Pairs, topology: Any, *, transport: str | None = None) -> Flow:
@@ -125,12 +131,16 @@ def _transfer(n_bytes: int, pairs: Pairs, topology: Any, transport: str | None) 
     groups = Groups(pairs, described.shape, topology)
     phase = Phase(*groups.split(groups.given[:, 0], groups.given[:, 1], np.ones(len(pairs))))
     unit = _routed([phase], topology, described.shape)
-    job, flow = _job_and_flow("send_recv", described, n_bytes, unit, pairs, topology)
-    return replace(flow, expand=partial(messages_at_once, job, [phase]))
+    job, flow = _job_and_flow("send_recv", described, n_bytes, unit, topology)
+
+    def apart(at_most: int | None) -> list[Flow]:
+        return [_transfer(n_bytes, (pair,), topology, transport) for pair in pairs[:at_most]]
+
+    return replace(flow, expand=partial(messages_at_once, job, [phase]), apart=apart if len(pairs) > 1 else None)
 
 
 def _job_and_flow(
-    collective: str, described: Described, n_bytes: int, unit: UnitLoads, groups: Ranks, topology: Any
+    collective: str, described: Described, n_bytes: int, unit: UnitLoads, topology: Any
 ) -> tuple[Job, Flow]:
     """Scale unit loads by traffic over efficiency and add them up; phases that follow one another wait for links."""
     price = described.terms

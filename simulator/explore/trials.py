@@ -59,9 +59,8 @@ class ChangedCosts(ModelCosts):
     def __init__(self, topology: Topology, scenario: Scenario, change: MachineChange) -> None:
         super().__init__(topology, scenario)
         self._change = change
-        # by identity, as the cost models keep one flow per operation: both sides live as long as these costs
+        # by identity: the cost models keep one flow per operation, and both sides live as long as these costs
         self._changed: dict[int, tuple[Flow, Flow]] = {}
-        self._plain: dict[int, Flow] = {}
 
     def issue_ps(self, op: Op, rank: int) -> int:
         """Host time to issue one operation on the changed host."""
@@ -79,15 +78,20 @@ class ChangedCosts(ModelCosts):
         known = self._changed.get(id(plain))
         if known is None:
             crosses = any(int(self.topology.arrays.kind[link]) in _OUTSIDE for link in plain.links)
-            latency_s = plain.latency_s / self._change.latency.get("between" if crosses else "inside", 1.0)
-            latency_s += self._change.hop_latency_s * n_hops(op, plain.label, self.topology)
-            known = self._changed[id(plain)] = (plain, replace(plain, latency_s=latency_s))
-            self._plain[id(known[1])] = plain
+            factor = self._change.latency.get("between" if crosses else "inside", 1.0)
+            extra_s = self._change.hop_latency_s * n_hops(op, plain.label, self.topology)
+            known = self._changed[id(plain)] = (plain, _later(plain, factor, extra_s))
         return known[1]
 
-    def parts(self, flow: Flow) -> tuple[Flow, ...]:
-        """Return the flows of the single groups or messages whose loads a flow adds up."""
-        return super().parts(self._plain.get(id(flow), flow))
+
+def _later(flow: Flow, factor: float, extra_s: float) -> Flow:
+    """Return a flow, and the parts that it may be taken into, with another latency."""
+
+    def apart(at_most: int | None) -> list[Flow]:
+        return [_later(part, factor, extra_s) for part in flow.parts(at_most)]
+
+    latency_s = flow.latency_s / factor + extra_s
+    return replace(flow, latency_s=latency_s, apart=apart if flow.apart is not None else None)
 
 
 class Trials:

@@ -88,6 +88,8 @@ class Flow:
         Rate that it reaches alone in the network, if whoever made it has worked that out; 0 if not.
     expand : callable, optional
         Makes the messages that the flow stands for; without it the flow is one message.
+    apart : callable, optional
+        Makes the flows of the first so many single groups or messages (of all without a number), where it adds up several.
 
     References
     ----------
@@ -103,6 +105,11 @@ class Flow:
     label: str = ""
     alone_bytes_per_s: float = 0.0
     expand: Callable[[], Sequence[Step]] | None = field(default=None, compare=False, repr=False)
+    apart: Callable[[int | None], Sequence[Flow]] | None = field(default=None, compare=False, repr=False)
+
+    def parts(self, at_most: int | None = None) -> Sequence[Flow]:
+        """Return the flows of the single groups or messages whose loads it adds up: itself if there is one."""
+        return (self,) if self.apart is None else self.apart(at_most)
 
     def steps(self) -> Sequence[Step]:
         """Return the messages that the flow stands for."""

@@ -13,7 +13,7 @@ are the rates that the parts would get by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ class _Parts(NamedTuple):
 
     number: int
     whole: Flow
-    flows: tuple[Flow, ...]
+    flows: Sequence[Flow]
 
 
 class Evenness:
@@ -44,13 +44,13 @@ class Evenness:
     Parameters
     ----------
     topology : LinkSource
-    parts_of : callable
-        Takes a flow apart.
+    contends : bool
+        Whether flows share links.
     """
 
-    def __init__(self, topology: LinkSource, parts_of: Callable[[Flow], tuple[Flow, ...]]) -> None:
+    def __init__(self, topology: LinkSource, *, contends: bool = True) -> None:
         self._capacity = capacities(topology)
-        self._parts_of = parts_of
+        self.contends = contends
         self._known: dict[tuple[int, int, float], _Parts] = {}
         self._seen: set[tuple[tuple[int, float], ...]] = set()
 
@@ -77,7 +77,8 @@ class Evenness:
         counts = [len(parts.flows) for parts in known]
         if sum(counts) > len(flows):
             each = [(part, factor) for parts, factor in zip(known, factors, strict=True) for part in parts.flows]
-            if not np.allclose(self._rates(each), np.repeat(rates, counts), rtol=ROUNDING, atol=0.0):
+            found = self._rates(each) if self.contends else [rate for one in each for rate in self._rates([one])]
+            if not np.allclose(found, np.repeat(rates, counts), rtol=ROUNDING, atol=0.0):
                 raise UnevenError
         self._seen.add(key)
 
@@ -86,7 +87,7 @@ class Evenness:
         key = (id(flow.links), id(flow.weights), flow.rate_cap_bytes_per_s)
         known = self._known.get(key)
         if known is None:
-            parts = self._parts_of(flow)
+            parts = flow.parts()
             if any(part.latency_s != flow.latency_s or part.n_bytes != flow.n_bytes for part in parts):
                 raise UnevenError
             known = self._known[key] = _Parts(len(self._known), flow, parts)
@@ -112,6 +113,7 @@ class EvenNetwork(FlowNetwork):
 
     def __init__(self, topology: LinkSource, evenness: Evenness) -> None:
         super().__init__(topology)
+        self.contends = evenness.contends
         self._evenness = evenness
 
     def _profile(self, flow: Flow) -> Profile:

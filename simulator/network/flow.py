@@ -6,7 +6,6 @@ import heapq
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,8 @@ from simulator.units import PS_PER_S, to_ps
 _MEMO_LIMIT = 65_536
 #: flows in flight beyond which finding out who shares with whom costs more than solving for all of them
 CROWDED = 256
+#: groups of a flow of which the slowest is looked for, where nothing contends
+MOST_PARTS = 64
 
 
 @dataclass(slots=True)
@@ -96,7 +97,8 @@ class FlowNetwork:
     Casanova et al., JPDC 2014 (SimGrid); Bertsekas and Gallager, "Data Networks", section 6.5.2.
     """
 
-    contends: ClassVar[bool] = True
+    #: whether flows share links
+    contends: bool = True
 
     def __init__(self, topology: LinkSource) -> None:
         self._topology = topology
@@ -245,9 +247,7 @@ class FlowNetwork:
         if profile is None or profile.flow is not flow:
             if len(self._profiles) >= _MEMO_LIMIT:
                 self._forget()
-            profile = Profile(flow, self._next_profile, flow.alone_bytes_per_s)
-            if not profile.lone_rate_bytes_per_s:
-                profile.lone_rate_bytes_per_s = self._flow_rate(profile)
+            profile = Profile(flow, self._next_profile, self._rate_alone(flow))
             self._next_profile += 1
             self._profiles[id(flow)] = profile
         return profile
@@ -259,10 +259,14 @@ class FlowNetwork:
         self._sharing.clear()
         self._solved.clear()
 
-    def _flow_rate(self, profile: Profile) -> float:
-        links, weights = profile.arrays()
-        levels = self._capacity[links] / weights
-        return min(profile.flow.rate_cap_bytes_per_s, float(levels.min(initial=np.inf)))
+    def _rate_alone(self, flow: Flow) -> float:
+        """Return the rate where nothing else is in flight; without contention, that of its slowest group by itself."""
+        if not self.contends and flow.apart is not None:
+            return min(self._rate_alone(part) for part in flow.parts(MOST_PARTS))
+        if flow.alone_bytes_per_s:
+            return flow.alone_bytes_per_s
+        levels = self._capacity[np.asarray(flow.links, dtype=np.intp)] / np.asarray(flow.weights, dtype=np.float64)
+        return min(flow.rate_cap_bytes_per_s, float(levels.min(initial=np.inf)))
 
     def _shares(self, first: Profile, second: Profile) -> bool:
         a, b = first.flow.links, second.flow.links

@@ -247,3 +247,15 @@ def test_a_crowd_is_served_as_the_same_flows_are_apart(rows):
     finally:
         flow_module.CROWDED = before
     assert crowded == pytest.approx(apart, abs=300)
+
+
+def test_without_contention_a_flow_of_several_groups_is_as_fast_as_its_slowest_group_alone():
+    """Two messages of 1 MB over one link of 1 GB/s, of which one also passes a link of 0.5 GB/s."""
+    parts = [
+        Flow(latency_s=0.0, n_bytes=1e6, links=(0,), weights=(1.0,)),
+        Flow(latency_s=0.0, n_bytes=1e6, links=(0, 1), weights=(1.0, 1.0)),
+    ]
+    both = Flow(latency_s=0.0, n_bytes=1e6, links=(0, 1), weights=(2.0, 1.0), apart=lambda at_most: parts[:at_most])
+    links = topology(1e9, 0.5e9)
+    assert run(NETWORKS["alpha-beta"](links), [(0, both)]) == {0: 2000 * US}
+    assert run(NETWORKS["alpha-beta"](links), [(0, parts[0]), (0, parts[1])]) == {0: 1000 * US, 1: 2000 * US}

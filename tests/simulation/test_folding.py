@@ -46,12 +46,12 @@ def faults(draw, n_gpus):
     return Faults(slow_ranks=tuple(sorted(ranks.items())), slow_links=slow_links)
 
 
-def simulated(plan, wrong=NOTHING, *, cluster="bigred200", unfold):
-    return answer(plan, wrong, cluster=cluster, unfold=unfold).timeline
+def simulated(plan, wrong=NOTHING, **settings):
+    return answer(plan, wrong, **settings).timeline
 
 
-def answer(plan, wrong=NOTHING, *, cluster="bigred200", unfold=False):
-    return simulate(Scenario(topology=cluster, model="gpt2", plan=ParallelPlan(**plan), faults=wrong, unfold=unfold))
+def answer(plan, wrong=NOTHING, *, cluster="bigred200", **settings):
+    return simulate(Scenario(topology=cluster, model="gpt2", plan=ParallelPlan(**plan), faults=wrong, **settings))
 
 
 def rows(timeline, rank):
@@ -66,12 +66,20 @@ def assert_equal(folded, unfolded, n_gpus):
         assert all(rows(unfolded, member) == expected for member in members)
 
 
-@given(data=st.data(), plan=plans(), cluster=st.sampled_from(CLUSTERS), is_healthy=st.booleans())
+@given(
+    data=st.data(),
+    plan=plans(),
+    cluster=st.sampled_from(CLUSTERS),
+    network=st.sampled_from(["flow", "flow", "alpha-beta"]),
+    is_healthy=st.booleans(),
+)
 @settings(max_examples=12, deadline=None, phases=[Phase.reuse, Phase.generate], suppress_health_check=list(HealthCheck))
-def test_folded_equals_unfolded(data, plan, cluster, is_healthy):
+def test_folded_equals_unfolded(data, plan, cluster, network, is_healthy):
     wrong = NOTHING if is_healthy else data.draw(faults(plan["gpus"]))
     try:
-        folded, unfolded = (simulated(plan, wrong, cluster=cluster, unfold=unfold) for unfold in (False, True))
+        folded, unfolded = (
+            simulated(plan, wrong, cluster=cluster, network=network, unfold=unfold) for unfold in (False, True)
+        )
     except SimulatorError:
         assume(False)
     assert_equal(folded, unfolded, plan["gpus"])
@@ -105,6 +113,15 @@ def test_a_slow_gpu_holds_everybody_up_by_no_more_than_its_own_delay():
         slow = simulated(plan, Faults(slow_ranks=((rank, 2.0),)), unfold=False)
         assert healthy.makespan_ps < slow.makespan_ps < 2 * healthy.makespan_ps
         assert len(slow.members) > len(healthy.members)
+
+
+@pytest.mark.parametrize("network", ["flow", "alpha-beta", "chunk"])
+def test_a_slow_gpu_is_never_faster_where_groups_share_a_nic(network):
+    plan = {"gpus": 8, "tp": 2, "dp": 4, "micro_batch": 1, "global_batch": 4}
+    healthy = simulated(plan, cluster="polaris", network=network, unfold=False)
+    assert_equal(healthy, simulated(plan, cluster="polaris", network=network, unfold=True), 8)
+    slow = simulated(plan, Faults(slow_ranks=((3, 1.5),)), cluster="polaris", network=network, unfold=False)
+    assert healthy.makespan_ps < slow.makespan_ps < 1.5 * healthy.makespan_ps
 
 
 def test_nobody_is_told_apart_where_all_are_equally_slow():

@@ -153,6 +153,8 @@ def test_one_rank_per_class_gives_what_all_ranks_give(name):
     assert folded.timeline.makespan_ps == unfolded.timeline.makespan_ps
     assert folded.metrics.iteration_time_s == unfolded.metrics.iteration_time_s
     assert folded.metrics.breakdown == pytest.approx(unfolded.metrics.breakdown, rel=1e-9, abs=1e-12)
+    assert folded.link_busy_s == pytest.approx(unfolded.link_busy_s)
+    assert max(unfolded.link_busy_s.values(), default=0.0) <= unfolded.metrics.iteration_time_s
     for rank, members in folded.timeline.members.items():
         expected = [(s.stream, s.start_ps, s.end_ps) for s in folded.timeline.of_rank(rank)]
         for member in members:
