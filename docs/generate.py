@@ -26,6 +26,7 @@ from pydantic import BaseModel
 from simulator.cli.main import app, register_commands
 from simulator.cli.options import words_of
 from simulator.config import load_yaml
+from simulator.explore.comparison import Comparison
 from simulator.explore.full_answer import Document, Scaling
 from simulator.explore.objectives import PlanRow
 from simulator.explore.slurm_workers import SlurmSpec
@@ -273,6 +274,7 @@ ANSWERS: dict[str, tuple[type, ...]] = {
     "simulate --json": (Document, Scaling),
     "simulate sweep --json, a row of `rows`": (SweepRow,),
     "simulate search --json, a row of `plans`": (PlanRow,),
+    "simulate compare --json": (Comparison,),
 }
 
 

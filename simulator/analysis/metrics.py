@@ -7,7 +7,7 @@ the iteration; the reported numbers are means over all ranks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypedDict, cast
 
@@ -227,6 +227,44 @@ def _rank_breakdown(
         "data": data_ps,
     }
     return times_ps, tally
+
+
+def exposed_by_axis(timeline: Timeline) -> dict[str, float]:
+    """Return the exposed communication of an iteration by axis of the mesh, in seconds, as means over all ranks.
+
+    Where communication over several axes is exposed at the same time, it counts for the first of them in the alphabet: the
+    sum is that of the breakdown.
+    """
+    world = sum(len(members) for members in timeline.members.values())
+    totals: dict[str, float] = defaultdict(float)
+    inside: dict[int, dict[str, int]] = {}
+    for rank, members in timeline.members.items():
+        found = _exposed([span for span in timeline.simulated if span.rank == rank], timeline.length_ps)
+        for span, times in timeline.counted:
+            if span.rank != rank or not isinstance(span.op, Block):
+                continue
+            if id(span.inner) not in inside:
+                inside[id(span.inner)] = _exposed(span.inner, total_ps)
+            for axis, ps in inside[id(span.inner)].items():
+                found[axis] = found.get(axis, 0) + times * ps
+        for axis, ps in found.items():
+            totals[axis] += len(members) / world * ps / PS_PER_S
+    return dict(sorted(totals.items()))
+
+
+def _exposed(spans: Sequence[Span], length_ps: Callable[[list[tuple[int, int]]], int]) -> dict[str, int]:
+    """Return how long each axis communicates while nothing computes."""
+    covered, _ = _intervals(spans)
+    talking: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for span in spans:
+        if isinstance(span.op, COMMUNICATIONS):
+            talking[span.op.axis].append((span.start_ps, span.end_ps))
+    found = {}
+    for axis, intervals in sorted(talking.items()):
+        own = merge(intervals)
+        found[axis] = length_ps(subtract(own, covered))
+        covered = merge(covered + own)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

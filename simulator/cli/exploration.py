@@ -116,6 +116,41 @@ def search(
         print_files(files)
 
 
+def compare(
+    a: Annotated[
+        str, typer.Argument(help="Settings like gpus=16,tp=4, a plan file, or an answer that --json printed.")
+    ],
+    b: Annotated[str, typer.Argument(help="The same for what it is compared with.")],
+    report: Annotated[
+        Text, option("Write a page with a waterfall (.html), or the picture alone (.svg, .png, .pdf).")
+    ] = None,
+    json_output: Annotated[bool, PLAIN_JSON] = False,
+    **scenario: Any,
+) -> None:
+    """Compare two plans, clusters or sizes: what differs, and which part of the time explains the difference."""
+    from simulator.cli.inputs import settings_of
+    from simulator.cli.shared import progress_line
+    from simulator.explore.comparison import compare as run
+    from simulator.explore.comparison import side_of
+    from simulator.report.page import check_page
+    from simulator.report.terminal import print_comparison
+
+    if report:
+        check_page(report)
+    shared, _ = settings_of(scenario)
+    with progress_line(is_quiet=json_output) as say:
+        found = run(side_of(a, shared, say=say), side_of(b, shared, say=say))
+    if report:
+        from simulator.report.comparison_page import comparison_page
+
+        files = comparison_page(found).save(report)
+        print(f"wrote {', '.join(map(str, files))}", file=sys.stderr)
+    if json_output:
+        print(json.dumps(found, allow_nan=False))
+    else:
+        print_comparison(found)
+
+
 def requirements(
     target: Annotated[
         float, typer.Option(help="Share of the throughput that a free network between nodes gives.")

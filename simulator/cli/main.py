@@ -155,6 +155,9 @@ def register_commands() -> None:
         with_scenario(exploration.sweep, main_command)
     )
     app.command("search", help="Find the fastest plans that fit.")(with_scenario(exploration.search, main_command))
+    app.command("compare", help="Compare two plans, clusters or sizes.")(
+        with_scenario(exploration.compare, main_command)
+    )
     needs = with_scenario(exploration.requirements, main_command)
     app.command("requirements", help="Find the network between nodes that a target needs.")(needs)
     app.command("replay", help="Replay a trace, as measured or with changes.")(replay.replay)

@@ -18,6 +18,7 @@ from simulator.report.charts import (
     Chart,
     axis,
     layout,
+    round_values,
 )
 from simulator.report.markup import element
 from simulator.report.page import Report, Section, make_page
@@ -138,12 +139,15 @@ def _needed_chart(target: float, requirements: Sequence[Mapping[str, Any]]) -> C
         values = [one["rule_of_thumb"][key] * _GBPS for one in known]
         lines.append(_line(name, [one["gpus"] for one in known], values, colour, hover, dash="dot"))
     worst = max(needed, default=0.0)
+    low, high = (choose((y for line in lines for y in line["y"] if y > 0), default=1.0) for choose in (min, max))
     return Chart(
         key="needed",
         title=f"Bandwidth that {target:.0%} efficiency needs",
         summary=f"up to {worst:,.4g} Gb/s per node",
         traces=tuple(lines),
-        layout=layout(_log_axis("GPUs", counts), axis("bandwidth per node, Gb/s", type="log")),
+        layout=layout(
+            _log_axis("GPUs", counts), _log_axis("bandwidth per node, Gb/s", round_values(low / 1.5, high * 1.5))
+        ),
         height_px=380,
     )
 

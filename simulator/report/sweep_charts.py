@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from simulator.analysis.metrics import PARTS
+from simulator.plan import FRAMEWORKS, SETTINGS
 from simulator.report.charts import (
     BLUE,
     GREEN,
@@ -23,8 +24,10 @@ from simulator.report.charts import (
     Chart,
     axis,
     layout,
+    limit_line,
     round_values,
 )
+from simulator.schedules import SCHEDULES
 from simulator.units import format_bytes, format_time
 
 Row = Mapping[str, Any]
@@ -34,8 +37,11 @@ MAX_SERIES = 8
 MAX_BARS = 24
 MAX_POINTS = 3000
 _GIB = 2**30
+_MAX_NAMED = 8
 _COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, "#8C6D00", GREY)
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
+#: values that say by themselves what they are a value of
+_PLAIN_WORDS = {*SETTINGS["sharding"].words, *SETTINGS["precision"].words, *SCHEDULES, *FRAMEWORKS} - {"none"}
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(\D.*)?$")
 
 
@@ -69,7 +75,7 @@ def name_of(axis: str) -> str:
 def _words(name: str, value: Any) -> str:
     if name == "gpus":
         return f"{value:,} GPU{'s' if value != 1 else ''}"
-    return f"{name_of(name)} {value}" if isinstance(value, bool | int | float) or value is None else str(value)
+    return str(value) if isinstance(value, str) and value in _PLAIN_WORDS else f"{name_of(name)} {value}"
 
 
 def per_gpu(row: Row) -> float:
@@ -184,10 +190,16 @@ def curve(along: str, others: Sequence[str], rows: Sequence[Row]) -> Chart:
     made = layout(x, y, showlegend=len(traces) > 1)
     left = f"; the best {len(shown)} of {len(series)} series are drawn" if len(shown) < len(series) else ""
     top = max(rows, key=height)
-    where = label_of(top, [along, *others])
+    where = label_of(top, [along, *others]) if _differ(rows, height) else "any of them"
     summary = f"most with {where}: {height(top):,.0f} {unit}{left}"
     title = "Scaling" if scaling else f"Throughput over {name_of(along)}"
     return Chart(key="curve", title=title, traces=tuple(traces), layout=made, summary=summary, height_px=400)
+
+
+def _differ(rows: Sequence[Row], figure: Callable[[Row], float]) -> bool:
+    """Whether rows have different figures, so that one of them can be the best."""
+    values = [figure(row) for row in rows]
+    return max(values) - min(values) > 1e-6 * abs(max(values))
 
 
 def _line(index: int, name: str, along: str, rows: Sequence[Row], height: Callable[[Row], float]) -> dict[str, Any]:
@@ -257,7 +269,8 @@ def heat_map(first: str, second: str, axes: Axes, rows: Sequence[Row]) -> Chart:
     good = [row for row in rows if is_ok(row)]
     top = max(good, key=per_gpu)
     n_failed = len(rows) - len(good)
-    summary = f"most with {label_of(top, [first, second, *others])}: {per_gpu(top):,.0f} tokens/s per GPU"
+    where = label_of(top, [first, second, *others]) if _differ(good, per_gpu) else "any of them"
+    summary = f"most with {where}: {per_gpu(top):,.0f} tokens/s per GPU"
     summary += f"; {n_failed} of {len(rows)} combinations have no answer" if n_failed else ""
     title = "Tokens per second and GPU" + (f", the best of {' and '.join(map(name_of, others))}" if others else "")
     height = min(900, 110 + 42 * len(axes[second]))
@@ -371,9 +384,19 @@ def pareto(named: Sequence[tuple[str, Row]]) -> Chart:
         trace("Pareto front", front, mode="lines+markers", line={"color": BLUE, "shape": "hv"})
         | {"marker": {"color": BLUE, "size": 10}},
     )
+    named_points = [
+        {"x": p[0], "y": p[1], "text": p[2], "showarrow": False, "xanchor": "left", "yanchor": "bottom", "font": {"size": 11}}
+        for p in front[:_MAX_NAMED]
+    ]  # fmt: skip
+    capacities = {row.get("capacity_bytes", 0) for _, row in named}
+    capacity = capacities.pop() / _GIB if len(capacities) == 1 and not costs_gpus else 0.0
     what = "GPU hours per billion tokens" if costs_gpus else "memory of the fullest rank in GiB"
-    made = layout(axis("hours per billion tokens", rangemode="tozero"), axis(what, rangemode="tozero"))
+    reach = {"range": [0, 1.05 * capacity]} if capacity else {"rangemode": "tozero"}
+    made = layout(axis("hours per billion tokens"), axis(what, **reach), right_px=90, annotations=named_points)
+    if capacity:
+        made["shapes"] = [limit_line(capacity, "y")]
     title = "Time against GPU hours" if costs_gpus else "Time against memory"
     names = "; ".join(point[2] for point in front[:6]) + (" ..." if len(front) > 6 else "")
-    summary = f"{len(front)} of {len(points)} are on the Pareto front: {names}"
+    line = "; the dashed line is the capacity" if capacity else ""
+    summary = f"{len(front)} of {len(points)} are on the Pareto front: {names}{line}"
     return Chart(key="pareto", title=title, traces=traces, layout=made, summary=summary, height_px=380)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,28 @@ def _head(lead: str, named: Sequence[tuple[str, Row]]) -> Markup:
         return first
     fastest, cheapest = max(good, key=lambda one: one[1]["tokens_per_s"]), max(good, key=lambda one: per_gpu(one[1]))
     leanest = min(good, key=lambda one: one[1]["peak_bytes"])
+
+    def where(found: str, figure: Callable[[Row], float]) -> str:
+        values = [figure(row) for _, row in good]
+        return found if max(values) - min(values) > 1e-6 * max(values) else "any of them"
+
     figures = [
-        ("most throughput", f"{fastest[1]['tokens_per_s']:,.0f}", f"tokens/s with {fastest[0]}"),
+        (
+            "most throughput",
+            f"{fastest[1]['tokens_per_s']:,.0f}",
+            f"tokens/s with {where(fastest[0], lambda row: row['tokens_per_s'])}",
+        ),
         ("its iteration", format_time(fastest[1]["iteration_time_s"]), f"MFU {fastest[1]['mfu']:.1%}"),
-        ("fewest GPU hours", f"{1e9 / per_gpu(cheapest[1]) / 3600:,.4g}", f"per billion tokens with {cheapest[0]}"),
-        ("least memory", format_bytes(leanest[1]["peak_bytes"]), f"with {leanest[0]}"),
+        (
+            "fewest GPU hours",
+            f"{1e9 / per_gpu(cheapest[1]) / 3600:,.4g}",
+            f"per billion tokens with {where(cheapest[0], per_gpu)}",
+        ),
+        (
+            "least memory",
+            format_bytes(leanest[1]["peak_bytes"]),
+            f"with {where(leanest[0], lambda row: row['peak_bytes'])}",
+        ),
     ]
     boxes = [
         element("div", element("dt", name), element("dd", element("b", value), " ", what), class_="kpi")
@@ -78,7 +95,7 @@ def _head(lead: str, named: Sequence[tuple[str, Row]]) -> Markup:
 def _rows(named: Sequence[tuple[str, Row]]) -> Markup:
     shown = named[:MAX_ROWS]
     columns = {
-        "why": [str(row.get("why", "")) for _, row in shown],
+        "against the best": [_against(row) for _, row in shown],
         "no answer": ["" if is_ok(row) else f"{row['status']}: {row['reason']}" for _, row in shown],
     }
     kept = {name: texts for name, texts in columns.items() if any(texts)}
@@ -86,6 +103,12 @@ def _rows(named: Sequence[tuple[str, Row]]) -> Markup:
     caption = "Every combination" + (f" (the first {MAX_ROWS} of {len(named)})" if len(named) > MAX_ROWS else "")
     heads = ("combination", *kept, "iteration", "tokens/s", "tokens/s/GPU", "MFU", "communication", "memory")
     return table(caption, heads, cells, text_columns=1 + len(kept))
+
+
+def _against(row: Row) -> str:
+    """Return how a plan compares with the best, and the best with the runner-up."""
+    why = str(row.get("why", ""))
+    return f"against the runner-up {why}" if why and row.get("rank") == 1 else why
 
 
 def _figures(row: Row) -> tuple[str, ...]:

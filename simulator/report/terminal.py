@@ -35,6 +35,7 @@ from simulator.scenario import Scenario
 from simulator.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:
+    from simulator.explore.comparison import Comparison
     from simulator.explore.network_needs import Requirement
     from simulator.explore.out_of_memory import WayOut
     from simulator.explore.sweeps import SweepResult
@@ -335,7 +336,7 @@ def print_search(answer: dict[str, Any]) -> None:
 
 def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
     """Print the ranking, why each plan wins or loses, plain data parallelism, the given plan, and what was looked at."""
-    table = new_table("", "plan", "iteration", "tokens/s", "MFU", "memory", "why", n_left=2)
+    table = new_table("", "plan", "iteration", "tokens/s", "MFU", "memory", "against the best", n_left=2)
     table.columns[-1].justify = "left"
     beside = answer["plain"] | ({"yours": answer["given"]} if "given" in answer else {})
     labels: dict[str, list[str]] = {}
@@ -343,8 +344,8 @@ def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
         labels.setdefault(row.get("summary", ""), []).append(label)
     for index, row in enumerate(answer["plans"], start=1):
         names = f" ({', '.join(labels[row['summary']])})" if row["summary"] in labels else ""
-        best = "" if index > 1 else "best; " if row["why"] else "best"
-        table.add_row(str(index), row["summary"] + names, *_plan_figures(row), best + row["why"])
+        why = "the best" + (f"; against the runner-up {row['why']}" if row["why"] else "") if index == 1 else row["why"]
+        table.add_row(str(index), row["summary"] + names, *_plan_figures(row), why)
     listed = [row["summary"] for row in answer["plans"]]
     for label, row in beside.items():
         if "reason" in row:
@@ -367,6 +368,27 @@ def _plan_figures(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         format_time(row["iteration_time_s"]), f"{row['tokens_per_s']:,.0f}", f"{row['mfu']:.1%}", format_bytes(row["peak_bytes"]),
     )  # fmt: skip
+
+
+def print_comparison(found: Comparison) -> None:
+    """Print two answers side by side: what differs, where the difference comes from, and memory."""
+    from simulator.report.comparison_page import PART_COLUMNS, part_cells
+
+    out = make_console()
+    out.print(f"A: {found['a']}\nB: {found['b']}\n", highlight=False, markup=False)
+    out.print(found["summary"] + "\n", highlight=False, markup=False)
+    inputs = new_table("setting", "A", "B", n_left=3)
+    for change in found["inputs"]:
+        inputs.add_row(change["setting"], change["a"], change["b"])
+    parts = new_table(f"time of {found['basis']}", *PART_COLUMNS[1:])
+    for part in found["parts"]:
+        parts.add_row(*part_cells(part))
+    memory = new_table("memory of the fullest rank", "A", "B")
+    for row in found["memory"]:
+        memory.add_row(row["category"], format_bytes(row["a_bytes"]), format_bytes(row["b_bytes"]))
+    for table in (inputs, parts, memory):
+        out.print(table, highlight=False)
+        out.print()
 
 
 def print_requirements(found: Sequence[Requirement]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.analysis.link_use import nic_shares
-from simulator.report.charts import SEQUENTIAL, Chart
+from simulator.report.charts import Chart, layout
 from simulator.topology import LINK_KINDS, Topology
 from simulator.units import format_bandwidth
 
@@ -20,8 +20,11 @@ from simulator.units import format_bandwidth
 _LEVELS = {"nvswitch": -1.0, "gpu": 0.0, "pcie-switch": 1.0, "cpu": 1.7, "nic": 2.4, "switch": 3.3}
 _MAX_SWITCHES = 8
 _MAX_NODES = 64
+#: NICs below which, and a spread of their use within which, a picture says no more than the table
+_FEW_NICS, _ALIKE = 8, 0.005
 _FABRIC_STEP = 0.9
-#: from little to much: blue to orange, which everybody tells apart, both visible on light and on dark; width says it too
+#: from an idle link to one that is busy all the time: blue to orange, which everybody tells apart, on light and on dark;
+#: the same on every page, so that a little never looks like much
 _STOPS = ((91, 143, 217), (140, 110, 190), (205, 95, 120), (230, 100, 30))
 _PLURALS = {"leaf": "leaves", "switch": "switches"}
 
@@ -60,14 +63,10 @@ def topology_chart(topology: Topology, shares: NDArray[np.float64]) -> Chart:
     drawing = _Drawing()
     _draw_node(drawing, topology, node)
     _add_loads(drawing, topology, shares, node)
-    top = max((load.most for load in drawing.loads.values()), default=0.0)
-    scale = _round_up(top)
-    traces = [
-        _edge(drawing, ends, load, scale) for ends, load in sorted(drawing.loads.items(), key=lambda item: item[1].most)
-    ]
-    traces.append(_midpoints(drawing, scale))
+    traces = [_edge(drawing, ends, load) for ends, load in sorted(drawing.loads.items(), key=lambda item: item[1].most)]
+    traces.append(_midpoints(drawing))
     heights = [height for trace in traces for height in trace["y"]] or [0.0]
-    layout = {
+    made = {
         "showlegend": False,
         "hovermode": "closest",
         "annotations": _vertices(drawing),
@@ -88,7 +87,7 @@ def topology_chart(topology: Topology, shares: NDArray[np.float64]) -> Chart:
         key="links",
         title=f"Links of node {node} and the fabric",
         traces=tuple(traces),
-        layout=layout,
+        layout=made,
         summary=f"busiest here: {between} ({load.kind}), {load.most:.1%} of the iteration",
         height_px=int(110 + 88 * (max(heights) - min(heights))),
     )
@@ -237,16 +236,16 @@ def _line(a: Place, b: Place) -> tuple[list[float], list[float]]:
     ]
 
 
-def _edge(drawing: _Drawing, ends: tuple[str, str], load: Load, scale: float) -> dict[str, Any]:
+def _edge(drawing: _Drawing, ends: tuple[str, str], load: Load) -> dict[str, Any]:
     x, y = _line(drawing.places[ends[0]], drawing.places[ends[1]])
-    width = 1.5 + 6.5 * min(load.most / scale, 1.0)
+    width = 1.5 + 6.5 * min(load.most, 1.0)
     return {
         "type": "scatter",
         "mode": "lines",
         "x": x,
         "y": y,
         "hoverinfo": "skip",
-        "line": {"width": round(width, 2), "color": _colour(load.most / scale)},
+        "line": {"width": round(width, 2), "color": _colour(load.most)},
     }
 
 
@@ -264,21 +263,7 @@ def _hex(colour: Iterable[float]) -> str:
     return "#" + "".join(f"{round(part):02x}" for part in colour)
 
 
-def _round_up(share: float) -> float:
-    """Return the end of a scale that holds a share and little more.
-
-    Examples
-    --------
-    >>> [_round_up(share) for share in (0.0, 0.117, 0.31, 0.9)]
-    [0.01, 0.125, 0.4, 1.0]
-    """
-    steps = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
-    return next(
-        (step * 10**power for power in (-2, -1) for step in steps if share <= step * 10**power), max(1.0, share)
-    )
-
-
-def _midpoints(drawing: _Drawing, scale: float) -> dict[str, Any]:
+def _midpoints(drawing: _Drawing) -> dict[str, Any]:
     """Return points that tell what a link carries, and hold the colour bar."""
     xs, ys, texts, values = [], [], [], []
     for (a, b), load in drawing.loads.items():
@@ -303,8 +288,8 @@ def _midpoints(drawing: _Drawing, scale: float) -> dict[str, Any]:
             "opacity": 0,
             "color": values,
             "cmin": 0,
-            "cmax": 100 * scale,
-            "colorscale": [[i / (len(_STOPS) - 1), _hex(stop)] for i, stop in enumerate(_STOPS)],
+            "cmax": 100,
+            "colorscale": _SCALE,
             "showscale": True,
             "colorbar": {
                 "orientation": "h",
@@ -340,10 +325,14 @@ def _vertices(drawing: _Drawing) -> list[dict[str, Any]]:
     ]
 
 
+#: the stops as plotly has them
+_SCALE = [[i / (len(_STOPS) - 1), _hex(stop)] for i, stop in enumerate(_STOPS)]
+
+
 def nic_chart(topology: Topology, shares: NDArray[np.float64]) -> Chart | None:
-    """Return the utilisation of every NIC of every node as a heat map; None where there is one node or none."""
+    """Return the utilization of every NIC of every node as a heat map; None where there is nothing to compare."""
     values = nic_shares(topology, shares)
-    if values is None:
+    if values is None or values.size < _FEW_NICS or np.ptp(values) < _ALIKE:
         return None
     n_nics = values.shape[1]
     group = -(-topology.n_nodes // _MAX_NODES)
@@ -358,26 +347,23 @@ def nic_chart(topology: Topology, shares: NDArray[np.float64]) -> Chart | None:
         "z": np.round(100 * binned.T, 2).tolist(),
         "x": names,
         "y": [f"NIC {i}" for i in range(n_nics)],
-        "colorscale": SEQUENTIAL,
+        "colorscale": _SCALE,
         "zmin": 0,
-        "zmax": round(100 * float(max(values.max(), 1e-4)), 2),
+        "zmax": 100,
         "xgap": 1,
         "ygap": 1,
         "colorbar": {"ticksuffix": " %", "thickness": 10},
         "hovertemplate": "%{x} %{y}: %{z} % of the iteration<extra></extra>",
     }
-    layout = {
-        "margin": {"l": 8, "r": 8, "t": 8, "b": 40},
-        "xaxis": {"automargin": True, "nticks": 8, "showgrid": False},
-        "yaxis": {"automargin": True, "autorange": "reversed", "fixedrange": True, "showgrid": False, "nticks": 8},
-    }
+    plain = {"automargin": True, "nticks": 8, "showgrid": False}
+    made = layout(plain, {**plain, "autorange": "reversed", "fixedrange": True}, right_px=8)
     title = "NICs of all nodes" + (f", the busiest of every {group}" if group > 1 else "")
     summary = f"between {values.min():.1%} and {values.max():.1%} of the iteration at full rate"
     return Chart(
         key="nics",
         title=title,
         traces=(trace,),
-        layout=layout,
+        layout=made,
         summary=summary,
         height_px=110 + 22 * min(n_nics, 12),
     )

@@ -1,0 +1,258 @@
+"""Two answers side by side: what differs between their inputs, and which part of the time explains the difference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+from simulator.analysis.metrics import PARTS, exposed_by_axis
+from simulator.answer import MEMORY_PARTS, Answer, Result, describe_plan, throughput
+from simulator.errors import ConfigError
+from simulator.explore.named_settings import canonical_name, convert, scenario_of
+from simulator.plan import ParallelPlan
+from simulator.simulation import simulate
+from simulator.units import format_bytes, format_time
+
+#: share of the larger time below which two answers take the same
+SAME = 5e-4
+
+
+class InputChange(TypedDict):
+    """An input that differs."""
+
+    setting: str
+    """Its name; a dotted key for one of the cluster."""
+    a: str
+    """Its value in the first answer."""
+    b: str
+    """Its value in the second."""
+
+
+class PartChange(TypedDict):
+    """A part of the time in both answers."""
+
+    part: str
+    """In words, exposed communication by axis where it is known."""
+    a_s: float
+    """Seconds in the first answer."""
+    b_s: float
+    """Seconds in the second, for the same number of samples where the batches differ."""
+    difference_s: float
+    """Second less first; all add up to the difference of the times."""
+    share: float | None
+    """Of the whole difference; negative where the part went the other way, null where there is none."""
+
+
+class MemoryChange(TypedDict):
+    """A category of memory in both answers."""
+
+    category: str
+    """In words."""
+    a_bytes: int
+    """In the first answer."""
+    b_bytes: int
+    """In the second."""
+
+
+class Comparison(TypedDict):
+    """Two answers side by side."""
+
+    a: str
+    """The first scenario in words."""
+    b: str
+    """The second."""
+    basis: str
+    """What the times are of: an iteration, or a number of samples."""
+    inputs: list[InputChange]
+    """What differs between the scenarios."""
+    a_s: float
+    """Time of the first."""
+    b_s: float
+    """Time of the second."""
+    difference_s: float
+    """Second less first."""
+    parts: list[PartChange]
+    """Where the difference comes from, the largest first."""
+    memory: list[MemoryChange]
+    """Memory of the fullest rank by category, then the peak."""
+    summary: str
+    """The comparison in one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One side of a comparison.
+
+    Parameters
+    ----------
+    answer : Answer
+    exposed_s : dict of str to float
+        Exposed communication by axis; empty where only the answer is known.
+    """
+
+    answer: Answer
+    exposed_s: Mapping[str, float]
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The plan as it ran."""
+        return cast(dict[str, Any], self.answer["provenance"]["scenario"]["plan"])
+
+    @property
+    def parts_s(self) -> dict[str, float]:
+        """Seconds by part in words; they add up to the iteration."""
+        breakdown = self.answer["breakdown"]
+        parts: dict[str, float] = {label: breakdown[key] for key, label in PARTS.items()}
+        if self.exposed_s:
+            del parts[PARTS["exposed_communication_s"]]
+            parts |= {f"exposed communication over {axis}": s for axis, s in self.exposed_s.items()}
+        return parts
+
+    def describe(self) -> str:
+        """Say the scenario in one line."""
+        scenario = self.answer["provenance"]["scenario"]
+        return f"{scenario['model']} on {scenario['topology']}, {describe_plan(ParallelPlan(**self.plan))}"
+
+
+def side_of(text: str, shared: Mapping[str, Any], *, say: Callable[[str], None] = lambda _: None) -> Side:
+    """Read or simulate one side.
+
+    Parameters
+    ----------
+    text : str
+        A file that ``--json`` printed, a plan file, or settings ``name=value,name=value`` that differ from the shared ones.
+    shared : mapping
+        Settings of both sides, by canonical name.
+    say : callable
+        Told what is being done.
+
+    Raises
+    ------
+    ConfigError
+        If it is none of these.
+    """
+    if text.endswith(".json") and Path(text).is_file():
+        return side_of_answer(text)
+    if text.endswith((".yaml", ".yml")):
+        return side_of_result(simulate(scenario_of({**shared, "plan": text}), progress=say))
+    settings: dict[str, Any] = {}
+    for item in text.split(","):
+        name, separator, value = item.partition("=")
+        if not separator:
+            raise ConfigError(
+                f"'{text}' is nothing to compare",
+                hint="settings like gpus=16, a plan.yaml, or an answer that --json printed",
+            )
+        key = canonical_name(name)
+        settings[key] = convert(key, value)
+    return side_of_result(simulate(scenario_of({**shared, **settings}), progress=say))
+
+
+def side_of_result(result: Result) -> Side:
+    """Return a simulated result as a side."""
+    return Side(answer=result.answer, exposed_s=exposed_by_axis(result.timeline))
+
+
+def side_of_answer(path: str) -> Side:
+    """Read an answer that ``--json`` printed.
+
+    Raises
+    ------
+    ConfigError
+        If the file holds anything else.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from None
+    if not isinstance(data, dict) or not {"iteration_time_s", "breakdown", "memory", "provenance"} <= set(data):
+        raise ConfigError(f"{path}: no answer of one run", hint="what simulate --json prints")
+    return Side(answer=cast(Answer, data), exposed_s={})
+
+
+def compare(a: Side, b: Side) -> Comparison:
+    """Say what differs between two answers, and where the difference of their times comes from.
+
+    Times are those of an iteration where both train on as many samples, in all or per GPU (weak scaling); else the second's
+    are scaled to the samples of the first.
+    """
+    if not (a.exposed_s and b.exposed_s):
+        a, b = (Side(answer=one.answer, exposed_s={}) for one in (a, b))
+    batches = [one.plan["global_batch"] for one in (a, b)]
+    per_gpu = [one.plan["global_batch"] / one.plan["gpus"] for one in (a, b)]
+    is_same_work = batches[0] == batches[1] or per_gpu[0] == per_gpu[1]
+    scale = 1.0 if is_same_work else batches[0] / batches[1]
+    basis = "an iteration" if is_same_work else f"{batches[0]:,} samples"
+    before, after = a.answer["iteration_time_s"], scale * b.answer["iteration_time_s"]
+    parts = _parts(a.parts_s, {name: scale * s for name, s in b.parts_s.items()}, after - before)
+    found = Comparison(
+        a=a.describe(), b=b.describe(), basis=basis, inputs=_inputs(a, b), a_s=before, b_s=after,
+        difference_s=after - before, parts=parts, memory=_memory(a.answer, b.answer), summary="",
+    )  # fmt: skip
+    found["summary"] = _summary(found, a.answer, b.answer)
+    return found
+
+
+def _inputs(a: Side, b: Side) -> list[InputChange]:
+    first, second = (_flat(one.answer["provenance"]["scenario"]) for one in (a, b))
+    names = dict.fromkeys([*first, *second])
+    return [
+        InputChange(setting=name, a=first.get(name, "default"), b=second.get(name, "default"))
+        for name in names
+        if first.get(name) != second.get(name)
+    ]
+
+
+def _flat(scenario: Mapping[str, Any]) -> dict[str, str]:
+    found = {name: str(value) for name, value in scenario["plan"].items()}
+    found |= {str(name): str(value) for name, value in scenario["overrides"]}
+    rest = {name: value for name, value in scenario.items() if name not in ("plan", "overrides")}
+    return {name: str(value) for name, value in rest.items()} | found
+
+
+def _parts(first: Mapping[str, float], second: Mapping[str, float], difference_s: float) -> list[PartChange]:
+    rows = [
+        PartChange(
+            part=name, a_s=first.get(name, 0.0), b_s=second.get(name, 0.0),
+            difference_s=second.get(name, 0.0) - first.get(name, 0.0), share=None,
+        )
+        for name in dict.fromkeys([*first, *second])
+        if first.get(name) or second.get(name)
+    ]  # fmt: skip
+    if abs(difference_s) > SAME * max(sum(first.values()), sum(second.values())):
+        for row in rows:
+            row["share"] = row["difference_s"] / difference_s
+    return sorted(rows, key=lambda row: (-abs(row["difference_s"]), row["part"]))
+
+
+def _memory(a: Answer, b: Answer) -> list[MemoryChange]:
+    rows = [(label, a["memory"][key], b["memory"][key]) for key, label in MEMORY_PARTS.items()]
+    rows.append(("peak", a["memory"]["peak_bytes"], b["memory"]["peak_bytes"]))
+    return [MemoryChange(category=label, a_bytes=x, b_bytes=y) for label, x, y in rows if x or y]
+
+
+def _summary(found: Comparison, a: Answer, b: Answer) -> str:
+    """Return who is faster by how much, why, and what becomes of throughput and memory."""
+    before, after, change = found["a_s"], found["b_s"], found["difference_s"]
+    if abs(change) <= SAME * max(before, after):
+        verdict = f"both take {format_time(before)} for {found['basis']}"
+    else:
+        words = "longer" if change > 0 else "less"
+        verdict = (
+            f"B takes {format_time(abs(change))} ({abs(change) / before:.1%}) {words} than A for {found['basis']}: "
+            f"{format_time(after)} instead of {format_time(before)}"
+        )
+        causes = [row for row in found["parts"] if abs(row["share"] or 0.0) >= 0.1][:3]
+        named = (f"{row['part']} {_signed(row['difference_s'])} ({row['share'] or 0.0:.0%})" for row in causes)
+        verdict += f"; {', '.join(named)}"
+    (rate_a, unit), (rate_b, _) = throughput(a), throughput(b)
+    peaks = [one["memory"]["peak_bytes"] for one in (a, b)]
+    memory = f"peak memory {format_bytes(peaks[0])} and {format_bytes(peaks[1])}"
+    return f"{verdict}. Throughput {rate_a:,.4g} and {rate_b:,.4g} {unit}; {memory}."
+
+
+def _signed(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else '+'}{format_time(abs(seconds))}"

@@ -1,0 +1,87 @@
+"""The page of two answers side by side: a waterfall from the time of the first to that of the second."""
+
+from __future__ import annotations
+
+from simulator.explore.comparison import Comparison, PartChange
+from simulator.report.charts import BLUE, GREEN, GREY, VERMILLION, Chart, axis, layout
+from simulator.report.markup import Markup, element, table
+from simulator.report.page import Report, Section, make_page
+from simulator.units import format_bytes, format_time
+
+#: parts that change the time by less than this share of it stand in one bar
+_SMALL = 0.002
+
+
+def waterfall(found: Comparison) -> Chart:
+    """Return steps from the first time to the second, the largest difference first."""
+    whole = max(found["a_s"], found["b_s"])
+    shown = [row for row in found["parts"] if abs(row["difference_s"]) >= _SMALL * whole]
+    rest_s = found["difference_s"] - sum(row["difference_s"] for row in shown)
+    steps = [(row["part"], row["difference_s"]) for row in shown]
+    if abs(rest_s) > 1e-9 * whole:
+        steps.append(("all else", rest_s))
+    labels, bases, lengths, colours = ["A"], [0.0], [found["a_s"]], [BLUE]
+    level = found["a_s"]
+    for part, change_s in steps:
+        labels.append(part)
+        bases.append(min(level, level + change_s))
+        lengths.append(abs(change_s))
+        colours.append(VERMILLION if change_s > 0 else GREEN)
+        level += change_s
+    labels, bases, lengths, colours = [*labels, "B"], [*bases, 0.0], [*lengths, found["b_s"]], [*colours, GREY]
+    texts = [format_time(found["a_s"]), *(_signed(s) for _, s in steps), format_time(found["b_s"])]
+    trace = {
+        "type": "bar", "orientation": "h", "y": list(range(len(labels))), "base": bases, "x": lengths,
+        "marker": {"color": colours}, "customdata": [f"{label}: {text}" for label, text in zip(labels, texts, strict=True)],
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }  # fmt: skip
+    names = {
+        "tickvals": trace["y"],
+        "ticktext": [f"{label}<br><b>{text}</b>" for label, text in zip(labels, texts, strict=True)],
+    }
+    rows = {"range": [len(labels) - 0.5, -0.5], "automargin": True, "fixedrange": True, "showgrid": False}
+    return Chart(
+        key="waterfall",
+        title="From A to B",
+        traces=(trace,),
+        layout=layout(axis("seconds", rangemode="tozero"), rows | names, showlegend=False, bargap=0.3),
+        summary=found["summary"],
+        height_px=60 + 42 * len(labels),
+        is_labelled=True,
+    )
+
+
+def _signed(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else '+'}{format_time(abs(seconds))}"
+
+
+def part_cells(row: PartChange) -> tuple[str, ...]:
+    """Return a part of the time as the cells of a table."""
+    share = "" if row["share"] is None else f"{row['share']:.1%}"
+    return row["part"], format_time(row["a_s"]), format_time(row["b_s"]), _signed(row["difference_s"]), share
+
+
+PART_COLUMNS = ("part", "A", "B", "difference", "share of it")
+
+
+def comparison_page(found: Comparison) -> Report:
+    """Return the page of a comparison."""
+    sides = Markup(
+        element("p", element("b", "A: "), found["a"], class_="plan")
+        + element("p", element("b", "B: "), found["b"], class_="plan")
+    )
+    head = Markup(sides + element("p", found["summary"], class_="verdict"))
+    inputs = table(
+        "Inputs that differ", ("setting", "A", "B"), [tuple(row.values()) for row in found["inputs"]], text_columns=3
+    )
+    parts = table(f"Time of {found['basis']}", PART_COLUMNS, [part_cells(row) for row in found["parts"]])
+    memory = table(
+        "Memory of the fullest rank", ("category", "A", "B"),
+        [(row["category"], format_bytes(row["a_bytes"]), format_bytes(row["b_bytes"])) for row in found["memory"]],
+    )  # fmt: skip
+    sections = [
+        Section("difference", "Difference", "Where the difference comes from", [waterfall(found), parts]),
+        Section("inputs", "Inputs", "What differs", [inputs]),
+        Section("memory", "Memory", "Memory", [memory]),
+    ]
+    return make_page("A against B", head, sections, document=found, summary=parts)

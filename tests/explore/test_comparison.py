@@ -1,0 +1,122 @@
+"""Two answers side by side: the parts add up to the difference, which is that of the answers."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from simulator.analysis.metrics import exposed_by_axis
+from simulator.cli.main import app, register_commands
+from simulator.errors import ConfigError
+from simulator.explore.comparison import compare, side_of, side_of_result
+from simulator.program.op import Collective, Kernel
+from simulator.program.program import COMPUTE
+from simulator.report.charts import figure
+from simulator.report.comparison_page import comparison_page, waterfall
+from simulator.timeline import Span, Timeline
+
+SHARED = {"topology": "dgx-a100-40g", "model": "gpt2", "micro_batch": 1, "gpus": 8}
+
+
+@pytest.mark.parametrize("which", ["small", "piped", "large"])
+def test_exposed_communication_by_axis_adds_up_to_that_of_the_breakdown(request, which):
+    result = request.getfixturevalue(which)
+    found = exposed_by_axis(result.timeline)
+    assert sum(found.values()) == pytest.approx(result.answer["breakdown"]["exposed_communication_s"], rel=1e-9)
+    assert set(found) <= {row["axis"] for row in result.answer["communication"]}
+
+
+def test_exposed_communication_of_a_hand_made_step():
+    """Compute until 10 and from 20; dp talks from 5 to 18, tp from 8 to 25: dp exposes 8, tp alone 2 more."""
+    kernel = Kernel(name="k", phase="forward", duration_s=1.0)
+    dp, tp = (Collective(collective="all_reduce", axis=axis, n_bytes=8, groups=((0, 1),)) for axis in ("dp", "tp"))
+    spans = (
+        Span(kernel, 0, COMPUTE, 0, 10), Span(dp, 0, "dp", 5, 18), Span(tp, 0, "tp", 8, 25), Span(kernel, 0, COMPUTE, 20, 30),
+    )  # fmt: skip
+    line = Timeline(simulated=spans, members={0: (0, 1)}, simulated_ps=30)
+    assert exposed_by_axis(line) == {"dp": 8e-12, "tp": 2e-12}
+
+
+@pytest.fixture(scope="module")
+def compared():
+    a, b = (side_of(text, SHARED) for text in ("tp=1,global_batch=16", "tp=2,global_batch=16"))
+    return a, b, compare(a, b)
+
+
+def test_parts_add_up_to_the_difference(compared):
+    a, b, found = compared
+    assert found["basis"] == "an iteration"
+    assert found["difference_s"] == pytest.approx(b.answer["iteration_time_s"] - a.answer["iteration_time_s"])
+    assert sum(row["difference_s"] for row in found["parts"]) == pytest.approx(found["difference_s"])
+    assert sum(row["share"] for row in found["parts"]) == pytest.approx(1.0)
+    assert {row["setting"]: (row["a"], row["b"]) for row in found["inputs"]} == {"tp": ("1", "2"), "dp": ("8", "4")}
+    assert sum(row["b_bytes"] for row in found["memory"][:-1]) == b.answer["memory"]["peak_bytes"]
+
+
+def test_another_batch_is_scaled_to_the_same_samples():
+    a, b = (side_of(text, SHARED) for text in ("global_batch=16", "global_batch=64"))
+    found = compare(a, b)
+    assert found["basis"] == "16 samples"
+    assert found["b_s"] == pytest.approx(b.answer["iteration_time_s"] / 4)
+
+
+def test_weak_scaling_compares_iterations():
+    found = compare(*(side_of(text, {**SHARED, "gpus": 8}) for text in ("gpus=8", "gpus=16")))
+    assert found["basis"] == "an iteration"
+    assert {row["setting"] for row in found["inputs"]} == {"gpus", "dp", "global_batch"}
+
+
+def test_equal_answers_have_no_shares(small):
+    found = compare(side_of_result(small), side_of_result(small))
+    assert found["difference_s"] == 0
+    assert all(row["share"] is None for row in found["parts"])
+    assert "both take" in found["summary"]
+
+
+def test_an_answer_that_was_printed_is_a_side(small, tmp_path):
+    path = tmp_path / "answer.json"
+    path.write_text(json.dumps(small.answer))
+    found = compare(side_of(str(path), {}), side_of_result(small))
+    assert found["difference_s"] == 0
+    assert "exposed communication" in {row["part"] for row in found["parts"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense", "nothing to compare"),
+        ("shardin=zero1", "Did you mean 'sharding'"),
+        ("{}.json", "no answer of one run"),
+    ],
+)
+def test_what_is_no_side_is_refused(tmp_path, text, message):
+    (tmp_path / "{}.json").write_text("{}")
+    with pytest.raises(ConfigError, match=message):
+        side_of(str(tmp_path / text) if text.endswith(".json") else text, SHARED)
+
+
+def test_the_waterfall_leads_from_one_time_to_the_other(compared):
+    _, _, found = compared
+    chart = waterfall(found)
+    trace = chart.traces[0]
+    assert trace["x"][0] == found["a_s"]
+    assert trace["x"][-1] == found["b_s"]
+    level = found["a_s"]
+    for base, length in zip(trace["base"][1:-1], trace["x"][1:-1], strict=True):
+        assert level == pytest.approx(base) or level == pytest.approx(base + length)
+        level = base + length if level == pytest.approx(base) else base
+    assert level == pytest.approx(found["b_s"])
+    assert len(figure(chart).data) == 1
+    assert found["summary"] in comparison_page(found).html
+
+
+def test_the_command(tmp_path):
+    register_commands()
+    page = tmp_path / "page.html"
+    shared = ["-t", "dgx-a100-40g", "-m", "gpt2", "--micro-batch", "1", "--gpus", "8"]
+    done = CliRunner().invoke(app, ["compare", "tp=1", "tp=2", *shared, "--json", "--report", str(page)])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["inputs"]
+    assert page.is_file()
+    shown = CliRunner().invoke(app, ["compare", "tp=1", "tp=2", *shared])
+    assert "share of it" in shown.stdout
