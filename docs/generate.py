@@ -23,6 +23,9 @@ import msgspec
 import typer.main
 from pydantic import BaseModel
 
+from simulator.analysis.recorded_kernels import IdleRow, KernelRow, LaunchRow, PatternRow
+from simulator.analysis.recorded_transfers import CommunicationTime, CopyRow, CounterRow, StepRow
+from simulator.analysis.trace_facts import TraceFacts
 from simulator.cli.main import app, register_commands
 from simulator.cli.options import words_of
 from simulator.config import load_yaml
@@ -34,6 +37,9 @@ from simulator.explore.sweeps import SweepRow
 from simulator.interop import FORMATS
 from simulator.interop.table import table_page
 from simulator.plan import GROUPS, SETTINGS, Setting
+from simulator.replay.recorded_tables import RecordedTable
+from simulator.replay.replay_answer import OperatorAnswer, ReplayAnswer, StageAnswer
+from simulator.replay.straggler_slowdowns import SlowdownRow
 from simulator.topology.cluster_spec import ClusterSpec
 from simulator.topology.device import DeviceFile
 from simulator.topology.given_graph import EdgeSpec, GraphSpec, VertexSpec
@@ -272,6 +278,20 @@ def _default(value: Any) -> str:
 #: what prints them -> types of answers
 ANSWERS: dict[str, tuple[type, ...]] = {
     "simulate --json": (Document, Scaling),
+    "simulate replay --json": (ReplayAnswer, OperatorAnswer, StageAnswer),
+    "simulate trace info --json": (TraceFacts,),
+    "simulate trace kernels --json, and the other analyses": (
+        RecordedTable,
+        KernelRow,
+        IdleRow,
+        LaunchRow,
+        CopyRow,
+        CommunicationTime,
+        SlowdownRow,
+        PatternRow,
+        CounterRow,
+        StepRow,
+    ),
     "simulate sweep --json, a row of `rows`": (SweepRow,),
     "simulate search --json, a row of `plans`": (PlanRow,),
     "simulate compare --json": (Comparison,),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -84,6 +84,19 @@ class OperatorDifference:
         return self.simulated_s - self.measured_s
 
 
+class WorkDifference(TypedDict):
+    """Device time of one kind of work, as a mean over steps and ranks."""
+
+    work: str
+    """Such as ``matrix products``, ``attention`` or ``all_reduce``."""
+    measured_s: float
+    simulated_s: float
+    difference_s: float
+    """Simulated minus measured."""
+    of_step: float
+    """The difference over the measured step."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """The whole comparison.
@@ -93,6 +106,8 @@ class Difference:
     steps : tuple of StepDifference
     parts_s : mapping
         Mean over steps and ranks, largest magnitude first.
+    works : tuple of WorkDifference
+        By kind of work or collective, largest difference first: which part of a model is off.
     operators : tuple of OperatorDifference
         Largest magnitude first. Operators of one name are aligned by their order within a step; those without a
         namesake, as all kernels of a simulation, by the kind of work they do.
@@ -100,6 +115,7 @@ class Difference:
 
     steps: tuple[StepDifference, ...]
     parts_s: Mapping[str, float]
+    works: tuple[WorkDifference, ...]
     operators: tuple[OperatorDifference, ...]
 
     @property
@@ -142,6 +158,7 @@ def diff(measured: Trace, simulated: Trace) -> Difference:
     return Difference(
         steps=tuple(steps),
         parts_s=dict(sorted(means.items(), key=lambda item: -abs(item[1]))),
+        works=totals.works(len(steps), float(np.mean([step.measured_s for step in steps]))),
         operators=totals.ranked(),
     )
 
@@ -194,9 +211,13 @@ class _Totals:
 
     def __init__(self) -> None:
         self._rows: dict[str, list[float]] = {}
+        self._works: dict[str, list[int]] = {}
 
     def add(self, measured: Mapping[str, _Occurrences], simulated: Mapping[str, _Occurrences]) -> None:
         """Add one step: name -> occurrences on either side."""
+        for side, found in enumerate((measured, simulated)):
+            for occurrences in found.values():
+                self._works.setdefault(occurrences.work, [0, 0])[side] += sum(occurrences.durations_ns)
         nothing = _Occurrences(work="", durations_ns=())
         kinds: dict[str, list[list[int]]] = {}
         for name in {**measured, **simulated}:
@@ -217,6 +238,20 @@ class _Totals:
         row = self._rows.setdefault(name, [0, 0, 0, 0.0, 0.0])
         for place, value in enumerate((n, *only, sum(durations[0]), sum(durations[1]))):
             row[place] += value
+
+    def works(self, n_steps: int, step_s: float) -> tuple[WorkDifference, ...]:
+        """Return kinds of work, largest difference first."""
+        rows = [
+            WorkDifference(
+                work=work,
+                measured_s=a / n_steps / 1e9,
+                simulated_s=b / n_steps / 1e9,
+                difference_s=(b - a) / n_steps / 1e9,
+                of_step=(b - a) / n_steps / 1e9 / step_s if step_s else 0.0,
+            )
+            for work, (a, b) in self._works.items()
+        ]
+        return tuple(sorted(rows, key=lambda row: (-abs(row["difference_s"]), row["work"])))
 
     def ranked(self) -> tuple[OperatorDifference, ...]:
         """Return the rows, largest difference first."""

@@ -30,9 +30,13 @@ class StageFacts(TypedDict):
     """What a file of stage times holds."""
 
     ranks: int
+    """Ranks with times."""
     iterations: int
+    """Recorded iterations."""
     micro_batches: int
+    """Micro-batches of an iteration."""
     mean_iteration_s: float | None
+    """Mean length of an iteration; null where it was not recorded."""
 
 
 class TraceFacts(TypedDict):
@@ -49,10 +53,13 @@ class TraceFacts(TypedDict):
     devices: list[str]
     """Names of the accelerators."""
     n_device_operations: int
+    """Kernels, copies and communication over all ranks."""
     n_host_events: int
+    """Operators, runtime calls and annotations over all ranks."""
     operations: dict[str, int]
     """Device operations by kind."""
     collectives: list[CollectiveFacts]
+    """Communication by kind, size and group."""
     joined_collectives: int
     """Collectives found on more than one rank."""
     joined_by: str
@@ -60,6 +67,7 @@ class TraceFacts(TypedDict):
     clock_offsets_us: list[float]
     """What is subtracted from each rank's clock."""
     steps: list[StepTime]
+    """Every step of every rank."""
     stage_times: StageFacts | None
     """For formats that hold durations only."""
     notes: list[str]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -81,8 +82,8 @@ class Usage:
         The device window.
     work_end_ns : int
         End of the last kernel that belongs to the step.
-    partial : bool
-        Whether the recording holds only a part of the step.
+    partial, is_cut : bool
+        Whether the recording holds only a part of the step, and whether that is because the file was cut.
     compute_ns, communication_ns, copy_ns : int
         Time with at least one such operation.
     exposed_ns, overlapped_ns, idle_ns : int
@@ -113,6 +114,7 @@ class Usage:
     waited_for: Mapping[int, int] = field(default_factory=dict)
     estimated: bool = False
     partial: bool = False
+    is_cut: bool = False
 
     @property
     def duration_ns(self) -> int:
@@ -135,7 +137,9 @@ class StepTime(RecordedTime):
     """How one rank spent one step."""
 
     rank: int
+    """Global rank."""
     step: int
+    """Number of the step."""
     duration_s: float
     """Length of the step."""
     waited_for: dict[str, float]
@@ -146,9 +150,17 @@ class StepTime(RecordedTime):
     """Whether the recording holds only a part of the step."""
 
 
-def _whole_steps(usages: Sequence[Usage]) -> Sequence[Usage]:
-    """Leave out a last step that is partial; the end of a first one counts. What is all there is stays."""
-    return usages[:-1] if len(usages) > 1 and usages[-1].partial else usages
+def _whole_steps(usages: Sequence[Usage]) -> list[Usage]:
+    """Steps up to the first one of which a part is missing; of a first one into which earlier work ran, the end counts."""
+    return list(takewhile(lambda usage: not usage.is_cut, usages))
+
+
+def _host_iteration_s(rank: RankTrace) -> float:
+    """Seconds per step between the ends of the host's steps; of one step its length."""
+    ends = sorted(step.end_ns for step in rank.steps)
+    if len(ends) > 1:
+        return (ends[-1] - ends[0]) / (len(ends) - 1) / 1e9
+    return sum(step.end_ns - step.start_ns for step in rank.steps) / 1e9
 
 
 def recorded_time(usages: Sequence[Usage]) -> RecordedTime:
@@ -194,18 +206,22 @@ class Analysis:
         Collectives across ranks.
     offset_ns : mapping
         Rank with steps -> offset of its clock.
+    host_iteration_s : mapping
+        Rank -> seconds per step as the host marked them.
     """
 
     usages: tuple[Usage, ...]
     windows: tuple[Usage, ...]
     joins: Joins
     offset_ns: Mapping[int, int]
+    host_iteration_s: Mapping[int, float]
 
     @property
     def iteration_s(self) -> float:
         """Seconds per step, end to end: from the end of the first step to the end of the last, over all ranks.
 
-        Of a single step its length on the slowest rank; 0 without any step. A last step that was cut does not count.
+        Of a single step its length on the slowest rank; 0 without any step. Steps of a file that was cut do not count
+        where a part of them is missing; where fewer than two are whole, the host's steps tell.
         """
         return self._between_ends_s(self.offset_ns)
 
@@ -217,6 +233,8 @@ class Analysis:
         """Seconds per step of some ranks, whose clocks differ by offsets."""
         whole = [_whole_steps(self.of(rank)) for rank in offset_ns]
         common = set.intersection(*({usage.step for usage in usages} for usages in whole)) if whole else set()
+        if len(common) < 2 and any(usage.is_cut for rank in offset_ns for usage in self.of(rank)):
+            return max(self.host_iteration_s[rank] for rank in offset_ns)
         if not common:
             return float(np.mean([self.iteration_of_s(rank) for rank in offset_ns])) if len(offset_ns) > 1 else 0.0
         if len(common) == 1:
@@ -269,6 +287,7 @@ def _usage(rank: int, window: StepWindow, sets: _Sets) -> Usage:
         end_ns=end,
         work_end_ns=window.work_end_ns,
         partial=window.partial,
+        is_cut=window.is_cut,
         compute_ns=compute,
         communication_ns=communication,
         copy_ns=covered(sets.copy, start, end),
@@ -301,8 +320,11 @@ def analyse(trace: Trace, joins: Joins | None = None) -> Analysis:
             end = steps[-1].end_ns
             whole = StepWindow(number=-1, start_ns=steps[0].start_ns, end_ns=end, work_end_ns=end)
             windows.append(_with_waits(_usage(rank.rank, whole, sets), waits[index]))
+    hosts = {rank.rank: _host_iteration_s(rank) for rank in trace.ranks}
     offsets = {window.rank: by_rank[window.rank] for window in windows}
-    return Analysis(usages=tuple(usages), windows=tuple(windows), joins=found, offset_ns=offsets)
+    return Analysis(
+        usages=tuple(usages), windows=tuple(windows), joins=found, offset_ns=offsets, host_iteration_s=hosts
+    )
 
 
 @dataclass(frozen=True, slots=True)

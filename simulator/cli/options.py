@@ -16,6 +16,7 @@ Number = Optional[int]  # noqa: UP045
 Real = Optional[float]  # noqa: UP045
 Switch = Optional[bool]  # noqa: UP045
 Texts = Optional[list[str]]  # noqa: UP045
+Ranks = Optional[list[int]]  # noqa: UP045
 
 PLAIN_JSON = typer.Option("--json", help="Print one JSON document and nothing else.")
 

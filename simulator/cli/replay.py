@@ -6,17 +6,15 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
-from simulator.cli.options import PLAIN_JSON, Number, Switch, Text, Texts, option
+from simulator.cli.options import PLAIN_JSON, Number, Ranks, Switch, Text, Texts, option
 from simulator.cli.trace import Paths, show_progress
 
 if TYPE_CHECKING:
     from simulator.replay.stage_replay import StageMessages
     from simulator.replay.what_if import Outcome, WhatIf
     from simulator.trace_io.trace_record import Trace
-
-Ranks = Optional[list[int]]  # noqa: UP045 - Typer reads Optional at run time
 
 
 def replay(
@@ -33,6 +31,9 @@ def replay(
     host: Annotated[float, option("Factor on all host time.")] = 1.0,
     remove_straggler: Annotated[Ranks, option("Make this rank as fast as the median; repeatable.")] = None,
     add_straggler: Annotated[Texts, option("RANK:FACTOR or RANK:DELAY like 3:1.2 or 3:10ms; repeatable.")] = None,
+    cuda_graphs: Annotated[
+        bool, option("Launch kernels between two waits of the host as one CUDA graph.", "--cuda-graphs")
+    ] = False,
     overlap: Annotated[Switch, option("Gradient reductions beside compute, or nothing.")] = None,
     bucket_bytes: Annotated[Text, option("Merge gradient all-reduces up to this size, like 100MB.")] = None,
     dp: Annotated[Number, option("Ranks of the largest group.")] = None,
@@ -62,7 +63,7 @@ def replay(
     what = _what_if(
         recorded, topology=topology, measured_on=measured_on, gpu=gpu, measured_gpu=measured_gpu, bandwidth=bandwidth,
         latency_s=_seconds(latency), kernels=kernels, host=host, remove=remove_straggler, add=add_straggler,
-        overlap=overlap, bucket_bytes=_bytes(bucket_bytes), dp=dp, ideal=ideal, ideal_peers=ideal_peers,
+        cuda_graphs=cuda_graphs, overlap=overlap, bucket_bytes=_bytes(bucket_bytes), dp=dp, ideal=ideal, ideal_peers=ideal_peers,
         missing_ranks=missing_ranks,
     )  # fmt: skip
     found = what_if(recorded, what, schedule=schedule, messages=_messages(message))
@@ -124,7 +125,10 @@ def _what_if(recorded: Trace, **given: Any) -> WhatIf:
         latency_s=given["latency_s"],
         remove_straggler=tuple(given["remove"] or ()),
         delays=tuple((rank, delay) for rank, _, delay in late if delay),
-        **{name: given[name] for name in ("overlap", "bucket_bytes", "dp", "ideal", "ideal_peers", "missing_ranks")},
+        **{
+            name: given[name]
+            for name in ("cuda_graphs", "overlap", "bucket_bytes", "dp", "ideal", "ideal_peers", "missing_ranks")
+        },
     )
 
 

@@ -65,7 +65,7 @@ def _write_files(options: dict[str, Any], results: Sequence[Result], extras: Ext
         from simulator.trace_io.tracks import memory_counters
 
         counters = {rank: memory_counters(points) for rank, points in memory_over_time(last).items()}
-        write(last.timeline, options["trace"], memory=counters)
+        write(last.timeline, options["trace"], memory=counters, device=last.topology.device(0).name)
     if options["memory_trace"]:
         from simulator.analysis.memory_trace import write_memory_trace
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simulator.cli.options import PLAIN_JSON, Text, option
+from simulator.cli.options import PLAIN_JSON, Ranks, Text, option
 
 trace_app = typer.Typer(no_args_is_help=True, help="Look into traces, convert and compare them.")
 
@@ -74,14 +74,15 @@ def _short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-@trace_app.command("diff")
-def diff(
+@trace_app.command("diff", hidden=True)
+@trace_app.command("compare")
+def compare(
     measured: Annotated[str, typer.Argument(help="The measured trace.")],
     simulated: Annotated[str, typer.Argument(help="The simulated trace, or another one.")],
     top: Annotated[int, typer.Option(min=1, help="Operators to show.")] = 15,
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
-    """Compare two traces: operators aligned, the residual split into compute, transfer, wait, copy and host."""
+    """Compare two traces: the residual by compute, transfer, wait, copy and host, by kind of work, and by operator."""
     from simulator.analysis.trace_difference import diff as run
     from simulator.trace_io import read
 
@@ -93,6 +94,10 @@ def diff(
     print(f"mean absolute error of a step: {found.mean_absolute_error:.2%}")
     for part, seconds in found.parts_s.items():
         print(f"{part:<9} {seconds * 1e3:+10.3f} ms per step")
+    print("by kind of work per step:     measured    simulated   difference")
+    for work in found.works[:top]:
+        times = f"{work['measured_s'] * 1e3:10.3f} ms {work['simulated_s'] * 1e3:9.3f} ms {work['difference_s'] * 1e3:+9.3f} ms"
+        print(f"  {work['work']:<24} {times}  {work['of_step']:+.1%} of the step")
     print(
         "largest differences of operators, summed over the steps (occurrences: both, measured alone, simulated alone)"
     )
@@ -105,6 +110,7 @@ def _difference(found: Any) -> dict[str, Any]:
     return {
         "mean_absolute_error": found.mean_absolute_error,
         "parts_s": dict(found.parts_s),
+        "works": list(found.works),
         "steps": [
             {
                 "rank": s.rank, "step": s.step, "measured_s": s.measured_s, "simulated_s": s.simulated_s,
@@ -121,3 +127,166 @@ def _difference(found: Any) -> dict[str, Any]:
             for o in found.operators
         ],
     }  # fmt: skip
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be written.
+    """
+    from pathlib import Path
+
+    from simulator.errors import ConfigError
+
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as fault:
+        raise ConfigError(f"{path}: cannot be written: {fault.strerror or fault}") from fault
+
+
+def _look(
+    analysis: str,
+    traces: list[str],
+    *,
+    page: str | None = None,
+    as_format: str | None = None,
+    rank: list[int] | None = None,
+    step: list[int] | None = None,
+    csv: str | None = None,
+    json_output: bool = False,
+    overlay: str | None = None,
+    **asked: Any,
+) -> None:
+    """Look into traces and show what was found in the ways that were asked for."""
+    from simulator.replay.recorded_tables import Question, look_into, write_overlay
+    from simulator.report.recorded_view import as_csv, print_recorded, recorded_page
+    from simulator.trace_io import read
+
+    recorded = read(traces, as_format=as_format, progress=show_progress())
+    found = look_into(recorded, analysis, ranks=rank or (), steps=step or (), question=Question(**asked))
+    if csv == "-":
+        print(as_csv(found), end="")
+    elif json_output:
+        print(json.dumps(found, allow_nan=False))
+    else:
+        print_recorded(found)
+    written: list[object] = []
+    if csv not in (None, "-"):
+        write_text(csv or "", as_csv(found))
+        written.append(csv)
+    if page:
+        written += recorded_page(found).save(page)
+    if overlay:
+        write_overlay(recorded, analysis, overlay)
+        written.append(overlay)
+    for path in written:
+        print(f"wrote {path}", file=sys.stderr)
+
+
+Rank = Annotated[Ranks, option("Look at this rank only; repeatable.")]
+Step = Annotated[
+    Ranks, option("Look at this step only; repeatable. Without it, warm-up and partial steps are left out.")
+]
+Csv = Annotated[Text, option("Write the rows as CSV into this file; - prints them.", "--csv")]
+Page = Annotated[Text, option("Write a page with a picture (.html), or the picture alone (.svg, .png).")]
+AsFormat = Annotated[Text, option("Read the files as this format.", "--as")]
+Json = Annotated[bool, PLAIN_JSON]
+Overlay = Annotated[Text, option("Write the trace with what was found drawn into it (.pftrace, .json).", "--trace")]
+
+
+@trace_app.command("kernels")
+def kernels(
+    traces: Paths,
+    by: Annotated[str, option("kernel, operator, annotation or phase.")] = "kernel",
+    rank: Rank = None,
+    step: Step = None,
+    csv: Csv = None,
+    page: Page = None,
+    as_format: AsFormat = None,
+    json_output: Json = False,
+) -> None:
+    """Add up kernels by name, operator, annotation or phase: count, total, percentiles."""
+    _look(
+        "kernels", traces, rank=rank, step=step, csv=csv, page=page, as_format=as_format, json_output=json_output, by=by
+    )
+
+
+@trace_app.command("communication")
+def communication(
+    traces: Paths,
+    measured_on: Annotated[Text, option("Cluster of the run: what its network is expected to take.")] = None,
+    rank: Rank = None,
+    step: Step = None,
+    csv: Csv = None,
+    page: Page = None,
+    as_format: AsFormat = None,
+    json_output: Json = False,
+) -> None:
+    """Add up communication by group and size: transfer and waiting, algbw, busbw, against what is expected."""
+    from simulator.interop import open_topology
+
+    cluster = None if measured_on is None else open_topology(measured_on, None)
+    _look("communication", traces, rank=rank, step=step, csv=csv, page=page, as_format=as_format, json_output=json_output,
+          cluster=cluster)  # fmt: skip
+
+
+@trace_app.command("patterns")
+def patterns(
+    traces: Paths,
+    operator: Annotated[str, option("Part of the name of the operators; all outermost ones without it.")] = "",
+    rank: Rank = None,
+    step: Step = None,
+    csv: Csv = None,
+    page: Page = None,
+    as_format: AsFormat = None,
+    json_output: Json = False,
+) -> None:
+    """Find sequences of kernels that operators launch again and again."""
+    _look("patterns", traces, rank=rank, step=step, csv=csv, page=page, as_format=as_format, json_output=json_output,
+          operator=operator)  # fmt: skip
+
+
+def _plain(analysis: str, about: str, *, draws: bool = False) -> None:
+    """Add the command of an analysis without a question of its own."""
+
+    def command(
+        traces: Paths,
+        rank: Rank = None,
+        step: Step = None,
+        csv: Csv = None,
+        page: Page = None,
+        as_format: AsFormat = None,
+        json_output: Json = False,
+    ) -> None:
+        _look(analysis, traces, rank=rank, step=step, csv=csv, page=page, as_format=as_format, json_output=json_output)
+
+    def drawing(
+        traces: Paths,
+        rank: Rank = None,
+        step: Step = None,
+        csv: Csv = None,
+        page: Page = None,
+        overlay: Overlay = None,
+        as_format: AsFormat = None,
+        json_output: Json = False,
+    ) -> None:
+        _look(analysis, traces, rank=rank, step=step, csv=csv, page=page, overlay=overlay, as_format=as_format,
+              json_output=json_output)  # fmt: skip
+
+    chosen = drawing if draws else command
+    chosen.__doc__ = about
+    trace_app.command(analysis)(chosen)
+
+
+_plain("idle", "Divide idle time of each stream: waiting for the host, between kernels, for communication, other.")
+_plain(
+    "launches", "Look at launches: delay, queue depth, time blocked on a full queue, kernels shorter than their launch."
+)
+_plain("memory", "Add up copies and fills: bytes, time, bandwidth.")
+_plain("stragglers", "Say how much each rank, stage and kind of operation slows the job down.")
+_plain("critical-path", "Say what the run would be shorter without, and draw it into the trace.", draws=True)
+_plain("counters", "Sum up launch queues and bandwidth over time, and draw them into the trace.", draws=True)
+_plain("steps", "Show every step of every rank, partial ones and outliers marked.")

@@ -73,6 +73,30 @@ def scale_host(whole: Reconstruction, factor: float) -> Reconstruction:
     return noted(whole, f"host time was multiplied by {factor:g}", plans=tuple(plans))
 
 
+def capture(whole: Reconstruction) -> Reconstruction:
+    """Launch what lies between two waits of the host, within a step, as one CUDA graph.
+
+    The host's time up to the first kernel of a graph stays; kernels behind it cost no host time. Gaps on the device between
+    them stay as they were measured: a graph may shorten them, which a recording without graphs does not tell.
+
+    Raises
+    ------
+    TraceError
+        If no rank launches anything.
+    """
+    plans = []
+    for plan in whole.plans:
+        if not (plan.rank.ops.launch >= 0).any():
+            raise TraceError(f"rank {plan.rank.rank} launches nothing that a graph could hold")
+        kept = np.zeros(len(plan.order), bool)
+        kept[[wait.before for wait in plan.waits]] = True
+        kept[np.isin(plan.order, [op for _, op in plan.first])] = True
+        kept[:1] = True
+        plans.append(replace(plan, issue_ns=np.where(kept, plan.issue_ns, 0)))
+    text = "kernels between two waits of the host are launched as one CUDA graph: only its first one costs host time"
+    return noted(whole, text, plans=tuple(plans))
+
+
 def on_device(whole: Reconstruction, device: Device, measured_on: Device) -> Reconstruction:
     """Rescale every compute kernel from one device to another through the kernel model.
 

@@ -70,6 +70,28 @@ def absorbed(before: Replay, after: Replay, rank: int, delay_s: float) -> str:
     return f"{text}; absorbed: {', '.join(shown) or queued}"
 
 
+def hidden(before: Replay, after: Replay, rank: int) -> str:
+    """Say why a run without a straggler takes longer than the recorded one less what was taken from the straggler.
+
+    Empty where it does not: while the others waited for it, their hosts ran ahead; now that shows.
+    """
+    old, new = (found.compiled.reconstruction for found in (before, after))
+    index = _index(old, rank)
+    taken_ns = sum(int((_host_cost(whole.plans[index]) + _device_cost(whole.plans[index])).sum()) * sign
+                   for whole, sign in ((old, 1), (new, -1)))  # fmt: skip
+    n_steps = max(len(old.plans[index].first), 1)
+    naive_s = before.simulated_usage.iteration_s - taken_ns / n_steps / 1e9
+    left_s = after.iteration_s(before)
+    if left_s <= 1.05 * naive_s:
+        return ""
+    idle_s = recorded_time(after.simulated_usage.usages)["idle_s"]
+    return (
+        f"less what was taken from rank {rank} a step would take {format_time(max(naive_s, 0.0))}; it takes "
+        f"{format_time(left_s)}, because the other ranks' hosts need their time, too, which waiting for rank {rank} hid: "
+        f"devices now idle for {format_time(idle_s)} of a step"
+    )
+
+
 def _index(whole: Reconstruction, rank: int) -> int:
     for index, plan in enumerate(whole.plans):
         if plan.rank.rank == rank:
@@ -205,7 +227,7 @@ def as_peers(whole: Reconstruction) -> Reconstruction:
     return noted(whole, text, plans=tuple(plans), transfer_ns=_median_transfers(whole))
 
 
-def _types(plan: RankPlan) -> list[str]:
+def types_of(plan: RankPlan) -> list[str]:
     """Type of the operations of each name: the name without what counts them."""
     return [name.rstrip("0123456789 ") for name in plan.rank.names]
 
@@ -216,12 +238,12 @@ def _by_type(whole: Reconstruction, values: Sequence[Int64]) -> list[Int64]:
     for plan, column in zip(whole.plans, values, strict=True):
         sums = np.bincount(plan.rank.ops.name, column, minlength=len(plan.rank.names))
         counts = np.bincount(plan.rank.ops.name, minlength=len(plan.rank.names))
-        for kind, total, count in zip(_types(plan), sums.tolist(), counts.tolist(), strict=True):
+        for kind, total, count in zip(types_of(plan), sums.tolist(), counts.tolist(), strict=True):
             known = totals.setdefault(kind, [0, 0])
             known[0] += round(total)
             known[1] += count
     return [
-        np.array([totals[kind][0] // max(totals[kind][1], 1) for kind in _types(plan)], np.int64)[plan.rank.ops.name]
+        np.array([totals[kind][0] // max(totals[kind][1], 1) for kind in types_of(plan)], np.int64)[plan.rank.ops.name]
         for plan in whole.plans
     ]
 
@@ -249,7 +271,7 @@ def _labels(whole: Reconstruction) -> dict[int, str]:
     """Joined collective -> type of operation; sends and receives of one direction are one."""
     labels: dict[int, str] = {}
     for plan in whole.plans:
-        kinds = _types(plan)
+        kinds = types_of(plan)
         for op, number in plan.key.items():
             labels[number] = kinds[plan.rank.ops.name[op]].removesuffix("-send").removesuffix("-recv")
     return labels

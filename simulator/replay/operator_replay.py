@@ -20,6 +20,7 @@ from simulator.network.base import Flow
 from simulator.network.flow import FlowNetwork
 from simulator.program.op import Collective, HostWork, Kernel, Op, Phase, Transfer
 from simulator.program.program import COMPUTE, HOST, Program, RankProgram, TaskList
+from simulator.replay.replayed import NoLinks
 from simulator.timeline import Timeline
 from simulator.topology import Topology
 from simulator.topology.device import Device
@@ -137,14 +138,10 @@ def replay_operators(trace: Trace, device: Device, topology: Topology | None = N
         )
         for writer in writers
     )
-    network = topology if topology is not None else _Unlinked()
+    network = topology if topology is not None else NoLinks()
     timeline = run(Program(ranks=programs), OperatorCosts(device, topology), lambda: FlowNetwork(network), detail=True)
     n_kernels = sum(writer.n_kernels for writer in writers)
     return OperatorReplay(timeline=timeline, n_kernels=n_kernels, n_communications=n_communications, device=device.name)
-
-
-class _Unlinked:
-    links = ()
 
 
 def _together(trace: Trace) -> bool:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TypedDict
+from collections.abc import Callable
+from itertools import groupby
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
 from simulator.analysis.confidence import Confidence
-from simulator.analysis.critical_path import IDLE_KIND, Kind, PathRow, critical_path, kind_of, rows_of
+from simulator.analysis.critical_path import HOST_KIND, IDLE_KIND, Kind, PathRow, critical_path, kind_of, rows_of
 from simulator.analysis.usage import RecordedTime, Usage, analyse, recorded_time
-from simulator.program.op import Kernel, Op
+from simulator.program.op import Kernel, KernelRun, Op
 from simulator.program.program import Block
 from simulator.replay.operator_replay import OperatorReplay
 from simulator.replay.replayed import Replay
@@ -19,7 +21,7 @@ from simulator.replay.what_if import Outcome
 from simulator.trace_io.compile import ARRIVAL
 from simulator.trace_io.from_timeline import from_timeline
 from simulator.trace_io.trace_record import COPY, HOST_NODE, Trace
-from simulator.units import PS_PER_S, to_s
+from simulator.units import PS_PER_S, to_ps, to_s
 
 #: operations by name that an answer lists
 _LONGEST = 10
@@ -29,7 +31,9 @@ class ReplayStep(RecordedTime):
     """How one rank spends one step of the replay."""
 
     rank: int
+    """Global rank."""
     step: int
+    """Number of the step."""
     measured_s: float | None
     """Length of the step in the recording."""
     simulated_s: float
@@ -42,6 +46,7 @@ class RankIteration(TypedDict):
     """What one rank alone says of the iteration."""
 
     rank: int
+    """Global rank."""
     measured_iteration_time_s: float
     """From the end of its first step to the end of its last, over the steps between."""
 
@@ -88,8 +93,11 @@ class ReplayAnswer(_Replayed):
     measured_breakdown: RecordedTime
     """Of the recording."""
     ranks: list[RankIteration]
+    """Each recorded rank alone."""
     steps: list[ReplayStep]
+    """Every step of every recorded rank."""
     critical_path: ReplayedPath
+    """What the replay would be shorter without."""
 
 
 class OperatorAnswer(_Replayed):
@@ -100,15 +108,20 @@ class OperatorAnswer(_Replayed):
     breakdown: RecordedTime
     """Means over ranks."""
     n_kernels: int
+    """Kernels that were priced, over all ranks."""
     n_communications: int
+    """Collectives that were priced, over all ranks."""
 
 
 class StageStep(TypedDict):
     """One iteration of a job of which only stage times are known."""
 
     step: int
+    """Number of the iteration."""
     measured_s: float
+    """As recorded."""
     simulated_s: float
+    """As replayed."""
 
 
 class StageAnswer(_Replayed):
@@ -123,6 +136,7 @@ class StageAnswer(_Replayed):
     message_s: float
     """What a message between stages adds."""
     steps: list[StageStep]
+    """The iterations that were predicted."""
 
 
 def answer_of(found: Outcome) -> ReplayAnswer | OperatorAnswer | StageAnswer:
@@ -174,8 +188,17 @@ def _steps(identity: Replay, result: Replay) -> list[ReplayStep]:
     return [row(usage) for usage in result.simulated_usage.usages]
 
 
-def _path(result: Replay) -> ReplayedPath:
-    """Walk the engine's timeline; unexplained gaps before kernels are part of their spans there, and are waiting here."""
+class Stretch(NamedTuple):
+    """A stretch of the critical path; the stretches follow each other from the end of the run to its start."""
+
+    rank: int
+    kind: Kind
+    name: str
+    ps: int
+
+
+def path_pieces(result: Replay) -> list[Stretch]:
+    """Walk the critical path of a replay; unexplained gaps before kernels are part of their spans, and are waiting here."""
     compiled = result.compiled
     kinds = {COPY: Kind("copies"), HOST_NODE: Kind("host work")}
 
@@ -187,15 +210,46 @@ def _path(result: Replay) -> ReplayedPath:
             return Kind(IDLE_KIND)
         return kinds.get(int(compiled.reconstruction.plans[place[0]].rank.ops.kind[place[1]]), kind_of(op))
 
+    found: list[Stretch] = []
+    pieces = groupby(critical_path(result.timeline, classify), key=lambda piece: (piece.rank, id(piece.op)))
+    for (rank, _), members in pieces:
+        same = list(members)
+        op = same[0].op
+        if isinstance(op, KernelRun):
+            found += _of_run(op, rank, sum(piece.ps for piece in same), classify)
+            continue
+        for kind, ps, _, _ in same:
+            name = getattr(op, "name", kind.name) or kind.name
+            found += _with_lead(op, Stretch(rank, kind, name, ps))
+    return found
+
+
+def _of_run(run: KernelRun, rank: int, length_ps: int, classify: Callable[[Op | Block], Kind]) -> list[Stretch]:
+    """The kernels of a run from the last to the first; what is left of its length is the host issuing too late."""
+    found: list[Stretch] = []
+    left_ps = length_ps
+    for kernel in reversed(run.kernels):
+        whole_ps = to_ps(kernel.duration_s or 0.0) + to_ps(kernel.lead_s)
+        found += _with_lead(kernel, Stretch(rank, classify(kernel), kernel.name, min(left_ps, whole_ps)))
+        left_ps -= min(left_ps, whole_ps)
+    return [*found, Stretch(rank, Kind(HOST_KIND), HOST_KIND, left_ps)] if left_ps else found
+
+
+def _with_lead(op: Op | Block | None, stretch: Stretch) -> list[Stretch]:
+    """Divide a kernel's span from the gap before it, which is part of it."""
+    lead_ps = min(stretch.ps, round(op.lead_s * PS_PER_S)) if isinstance(op, Kernel) else 0
+    kernel = stretch._replace(ps=stretch.ps - lead_ps)
+    return [kernel, Stretch(stretch.rank, Kind(IDLE_KIND), f"before {stretch.name}", lead_ps)] if lead_ps else [kernel]
+
+
+def _path(result: Replay) -> ReplayedPath:
     by_kind: dict[Kind, int] = defaultdict(int)
     by_rank: dict[str, int] = defaultdict(int)
     by_name: dict[str, int] = defaultdict(int)
-    for kind, ps, rank, op in critical_path(result.timeline, classify):
-        lead_ps = min(ps, round(op.lead_s * PS_PER_S)) if isinstance(op, Kernel) else 0
-        by_kind[kind] += ps - lead_ps
-        by_kind[Kind(IDLE_KIND)] += lead_ps
+    for rank, kind, name, ps in path_pieces(result):
+        by_kind[kind] += ps
         by_rank[str(rank)] += ps
-        by_name[getattr(op, "name", kind.name) or kind.name] += ps
+        by_name[name] += ps
     return ReplayedPath(
         kinds=rows_of(by_kind, result.timeline.makespan_ps),
         by_rank_s=_longest(by_rank),

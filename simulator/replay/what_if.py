@@ -10,13 +10,14 @@ from simulator.changes import MachineChange
 from simulator.errors import TraceError
 from simulator.faults import Faults
 from simulator.replay.changes_of_gradients import buckets, overlap, serialise
-from simulator.replay.changes_of_kernels import on_device, scale_host, scale_kernels, shipped_device
+from simulator.replay.changes_of_kernels import capture, on_device, scale_host, scale_kernels, shipped_device
 from simulator.replay.changes_of_links import on_topology, scale_communication
 from simulator.replay.changes_of_ranks import (
     absorbed,
     as_peers,
     data_parallel,
     delay,
+    hidden,
     ideal,
     infer_missing,
     largest_group,
@@ -55,6 +56,8 @@ class WhatIf:
         Ranks made as fast as the median of the others.
     delays : tuple of (int, float)
         (rank, seconds by which its host is late at the start of every step).
+    cuda_graphs : bool
+        Kernels between two waits of the host cost no host time but the first.
     overlap : bool, optional
         True: gradient reductions only block the optimizer; False: nothing overlaps.
     bucket_bytes : int, optional
@@ -81,6 +84,7 @@ class WhatIf:
     latency_s: float = 0.0
     remove_straggler: tuple[int, ...] = ()
     delays: tuple[tuple[int, float], ...] = ()
+    cuda_graphs: bool = False
     overlap: bool | None = None
     bucket_bytes: int | None = None
     dp: int | None = None
@@ -164,6 +168,8 @@ def edit(whole: Reconstruction, what: WhatIf) -> Reconstruction:
     for rank, delay_s in what.delays:
         whole = delay(whole, rank, delay_s)
     whole = _on_machine(whole, what)
+    if what.cuda_graphs:
+        whole = capture(whole)
     if what.latency_s:
         whole = scale_communication(whole, latency_s=what.latency_s)
     if what.bucket_bytes is not None:
@@ -306,9 +312,11 @@ def what_if(
         return Outcome(trace=trace, identity=identity)
     edited = edit(whole, what)
     changed = replay(edited)
-    notes = tuple(absorbed(identity, changed, rank, delay_s) for rank, delay_s in what.delays)
+    notes = [absorbed(identity, changed, rank, delay_s) for rank, delay_s in what.delays]
+    if len(what.remove_straggler) == 1:
+        notes.append(hidden(identity, changed, what.remove_straggler[0]))
     groups = (largest_group(whole), what.dp or largest_group(whole))
     sure = replay_confidence(
         edited, changed, unchanged=identity, groups=groups, devices=(what.machine.device, what.measured_device)
     )
-    return Outcome(trace=trace, identity=identity, changed=changed, confidence=sure, notes=notes)
+    return Outcome(trace=trace, identity=identity, changed=changed, confidence=sure, notes=tuple(filter(None, notes)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 from simulator.errors import TraceError
@@ -107,25 +108,15 @@ def _nsys(member: Member, progress: Progress | None, communication: Sequence[str
     return nsys.read(member, communication=communication)
 
 
-def _chakra(member: Member, progress: Progress | None, communication: Sequence[str]) -> Iterable[RankTrace]:
-    from simulator.trace_io import chakra
+def _one_rank(module: str, function: str = "read") -> _ReadRanks:
+    """Return the reader of a format with one rank in a file; its module is loaded when it is needed."""
 
-    with member.open(progress) as stream:
-        return (chakra.read(stream, member.name, rank=member.rank),)
+    def read_file(member: Member, progress: Progress | None, communication: Sequence[str]) -> Iterable[RankTrace]:
+        found = getattr(import_module(f"simulator.trace_io.{module}"), function)
+        with member.open(progress) as stream:
+            return (found(stream, member.name, rank=member.rank),)
 
-
-def _chakra_json(member: Member, progress: Progress | None, communication: Sequence[str]) -> Iterable[RankTrace]:
-    from simulator.trace_io import chakra
-
-    with member.open(progress) as stream:
-        return (chakra.read_json(stream, member.name, rank=member.rank),)
-
-
-def _execution_trace(member: Member, progress: Progress | None, communication: Sequence[str]) -> Iterable[RankTrace]:
-    from simulator.trace_io import execution_trace
-
-    with member.open(progress) as stream:
-        return (execution_trace.read(stream, member.name, rank=member.rank),)
+    return read_file
 
 
 def _pipeline_ops(member: Member) -> Trace:
@@ -224,14 +215,14 @@ FORMATS: dict[str, Format] = {
     "chrome": Format(read_ranks=_chrome, write=_write_chrome, suffixes=(".json", ".json.gz"), loses=_VIEWERS_LOSE),
     "nsys": Format(read_ranks=_nsys),
     "chakra": Format(
-        read_ranks=_chakra,
+        read_ranks=_one_rank("chakra"),
         write=_write_chakra,
         suffixes=(".et", ".et.gz"),
         loses=("host threads and their events", "launches"),
     ),
-    "chakra_json": Format(read_ranks=_chakra_json),
+    "chakra_json": Format(read_ranks=_one_rank("chakra", "read_json")),
     "stage_times": Format(read_job=_stage_times),
-    "execution_trace": Format(read_ranks=_execution_trace),
+    "execution_trace": Format(read_ranks=_one_rank("execution_trace")),
 }
 #: formats in which all ranks of one file are on one clock
 _ONE_CLOCK = ("nsys", "chrome")
@@ -391,7 +382,7 @@ def _with_sizes(
         return ranks
     from simulator.trace_io.execution_trace import fill_sizes
 
-    sized = {rank.rank: rank for member in files for rank in _execution_trace(member, progress, ())}
+    sized = {rank.rank: rank for member in files for rank in _one_rank("execution_trace")(member, progress, ())}
     notes += [f"message sizes of rank {r.rank} completed from {sized[r.rank].source}" for r in ranks if r.rank in sized]
     return tuple(fill_sizes(rank, sized[rank.rank]) if rank.rank in sized else rank for rank in ranks)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from simulator.program.op import Collective, Kernel, KernelRun, Transfer
 from simulator.program.program import COMPUTE as COMPUTE_STREAM
 from simulator.program.program import Block
@@ -21,9 +19,12 @@ from simulator.trace_io.trace_record import (
 )
 from simulator.trace_io.tracks import op_name
 
+#: ranks that are written out one by one; of larger runs those that were simulated stand for the others
+MOST_RANKS = 512
+
 
 def from_timeline(
-    timeline: Timeline, *, world_size: int = 0, devices: Mapping[int, str] | None = None, step: int = 1
+    timeline: Timeline, *, world_size: int = 0, device: str = "", step: int = 1, everybody: bool = False
 ) -> Trace:
     """Lay the innermost spans of a timeline out as device operations.
 
@@ -33,32 +34,35 @@ def from_timeline(
         Of one training step.
     world_size : int
         Ranks of the run; 0 takes those that the timeline accounts for.
-    devices : mapping of int to str, optional
-        Name of the accelerator by rank.
+    device : str
+        Name of the accelerator.
     step : int
         Number of the step.
+    everybody : bool
+        Whether ranks that others stand for are laid out, too, up to :data:`MOST_RANKS` of them.
     """
     by_rank: dict[int, list[Span]] = {}
     for span in timeline.spans:
         by_rank.setdefault(span.rank, []).extend(span.expand())
     accounted = sum(len(members) for members in timeline.members.values())
+    alike = timeline.members if everybody and accounted <= MOST_RANKS else {}
     window = Step(number=step, start_ns=0, end_ns=timeline.makespan_ps // 1000, name=f"ProfilerStep#{step}")
-    ranks = tuple(
-        RankTrace(
-            rank=rank,
-            **columns_of(_rows(rank, spans), streams=(COMPUTE_STREAM,))._asdict(),
-            steps=(window,),
-            device=(devices or {}).get(rank, ""),
-            source="simulated",
-        )
-        for rank, spans in sorted(by_rank.items())
-    )
+    ranks = []
+    for simulated, spans in by_rank.items():
+        for rank in alike.get(simulated, (simulated,)):
+            columns = columns_of(_rows(rank, spans), streams=(COMPUTE_STREAM,))
+            groups = {call.group: call.ranks for call in columns.calls if call.peer < 0}
+            ranks.append(
+                RankTrace(
+                    rank=rank, **columns._asdict(), steps=(window,), groups=groups, device=device, source="simulated"
+                )
+            )
     stands = [f"rank {r} stands for {len(m)} ranks" for r, m in sorted(timeline.members.items()) if len(m) > 1]
     return Trace(
         format="simulated",
-        ranks=ranks,
+        ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
         world_size=world_size or max(accounted, max(by_rank, default=0) + 1),
-        notes=tuple(stands),
+        notes=() if alike else tuple(stands),
         common_clock=True,
     )
 

@@ -37,6 +37,7 @@ from simulator.trace_io.trace_record import (
     MAX_RANKS,
     OPERATOR,
     RUNTIME,
+    Allocations,
     CollectiveCall,
     DeviceOps,
     HostEvents,
@@ -92,6 +93,8 @@ class _Columns:
         self.host_args: dict[int, Args | None] = {}
         self.gpu_steps: list[tuple[float, float, str]] = []
         self.syncs: list[tuple[float, float, str, Args]] = []
+        #: time in microseconds, bytes, totals allocated and reserved
+        self.memory: tuple[array[Any], ...] = tuple(array(code) for code in "dqqq")
         self.n_bad = 0
         self.n_untimed = 0
 
@@ -100,6 +103,8 @@ class _Columns:
         categories = CATEGORIES
         for event in events:
             if event.ph != "X" or event.cat is None:
+                if event.name == "[memory]" and event.args is not None:
+                    self._allocation(event, event.args)
                 continue
             found = categories.get(event.cat) or categories.get(event.cat.lower())
             if found is None:
@@ -150,6 +155,14 @@ class _Columns:
         for column, value in zip(self.host, row, strict=True):
             column.append(value)
 
+    def _allocation(self, event: Event, args: Args) -> None:
+        """Take what an allocator of a device did; type 0 is the host's."""
+        time = number(event.ts)
+        if time is not None and integer(args.device_type, 0) > 0:
+            totals = integer(args.total_allocated), integer(args.total_reserved)
+            for column, value in zip(self.memory, (time, integer(args.allocated_by, 0), *totals), strict=True):
+                column.append(value)
+
     def append(self, other: _Columns) -> None:
         """Append the columns of a further document of the same rank."""
         names, streams, threads = (
@@ -167,6 +180,8 @@ class _Columns:
                 column.extend(more if table is None else array("i", (table[i] for i in more)))
         self.device_args.update({n_device + i: args for i, args in other.device_args.items()})
         self.host_args.update({n_host + i: args for i, args in other.host_args.items()})
+        for column, more in zip(self.memory, other.memory, strict=True):
+            column.extend(more)
         self.gpu_steps += other.gpu_steps
         self.syncs += other.syncs
         self.n_bad += other.n_bad
@@ -306,7 +321,15 @@ def _rank_trace(columns: _Columns, documents: list[Document], rank: int, source:
         source=source,
         notes=_notes(columns, documents),
         cut=any(document.truncated for document in documents),
+        memory=_allocations(columns.memory),
     )
+
+
+def _allocations(columns: tuple[array[Any], ...]) -> Allocations | None:
+    time = to_ns(np.array(columns[0], np.float64))
+    order = np.argsort(time, kind="stable")
+    rest = (np.array(column, np.int64)[order] for column in columns[1:])
+    return Allocations(time[order], *rest) if len(time) else None
 
 
 def _notes(columns: _Columns, documents: list[Document]) -> tuple[str, ...]:
@@ -444,6 +467,8 @@ def _enclosing(host: HostEvents, ops: DeviceOps, described: Mapping[int, object]
 _HOST_CATEGORIES = {RUNTIME: "cuda_runtime", OPERATOR: "cpu_op", ANNOTATION: "user_annotation"}
 #: correlation ids from here on are made up
 _EXTRA_CORRELATION = 1 << 40
+#: length of launches that are made up for operations without any: an assumption, the shortest that profilers record
+_LAUNCH_NS = 2_000
 #: process ids of hosts, far from those of devices
 _HOST_PID = 1_000_000
 
@@ -479,7 +504,7 @@ def write(trace: Trace, directory: str | Path, *, compress: bool = True) -> tupl
 def _write_rank(rank: RankTrace, world_size: int, file: IO[bytes]) -> None:
     header = {
         "schemaVersion": 1,
-        "deviceProperties": [{"id": 0, "name": rank.device}] if rank.device else [],
+        "deviceProperties": [{"id": rank.rank, "name": rank.device}] if rank.device else [],
         "distributedInfo": {
             "backend": "nccl",
             "rank": rank.rank,
@@ -567,8 +592,9 @@ def _written_ops(rank: RankTrace) -> Iterator[dict[str, Any]]:
             args["correlation"] = 2 * _EXTRA_CORRELATION + index
         else:
             args["correlation"] = index + 1
-            launched = {"correlation": index + 1}
-            yield _box("cuda_runtime", "cudaLaunchKernel", _HOST_PID + rank.rank, 1, (start, start), launched)
+            before = max(0, start - _LAUNCH_NS)
+            times, launched = (before, before + _LAUNCH_NS), {"correlation": index + 1}
+            yield _box("cuda_runtime", "cudaLaunchKernel", _HOST_PID + rank.rank, 1, times, launched)
         category = "kernel"
         if kind == COPY:
             category = "gpu_memset" if name.lower().startswith("memset") else "gpu_memcpy"

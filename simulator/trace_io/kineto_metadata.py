@@ -40,6 +40,10 @@ class Args(msgspec.Struct, gc=False):
     input_dims: Any = msgspec.field(default=None, name="Input Dims")
     input_type: Any = msgspec.field(default=None, name="Input type")
     concrete_inputs: Any = msgspec.field(default=None, name="Concrete Inputs")
+    allocated_by: Number = msgspec.field(default=None, name="Bytes")
+    device_type: Number = msgspec.field(default=None, name="Device Type")
+    total_allocated: Number = msgspec.field(default=None, name="Total Allocated")
+    total_reserved: Number = msgspec.field(default=None, name="Total Reserved")
     wait_on_stream: Number = None
     wait_on_record: Number = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
 

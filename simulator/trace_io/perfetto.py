@@ -21,7 +21,7 @@ from simulator.errors import TraceError
 from simulator.timeline import Timeline
 from simulator.trace_io import chakra, chrome_json, kineto
 from simulator.trace_io.from_timeline import from_timeline
-from simulator.trace_io.tracks import Counter, Process, Slice, Track, timeline_processes
+from simulator.trace_io.tracks import Counter, Process, Slice, Track, thinned, timeline_processes
 
 _SEQUENCE = 1
 _SEQ_CLEARED, _SEQ_NEEDS_STATE = 1, 2
@@ -35,6 +35,7 @@ def write(
     labels: Mapping[int, str] | None = None,
     counters: Iterable[Counter] = (),
     memory: Mapping[int, Iterable[Counter]] | None = None,
+    device: str = "",
 ) -> None:
     """Write a timeline in the format that the file name asks for.
 
@@ -44,13 +45,16 @@ def write(
         What to write.
     path : str or Path
         ``*.json`` or ``*.json.gz`` gives Chrome JSON, ``*.pftrace`` Perfetto protobuf, ``*.et`` a Chakra trace of
-        each rank; a name without suffix is a folder of Kineto files, which Holistic Trace Analysis reads.
+        each rank; a name without suffix is a folder of Kineto files, which Holistic Trace Analysis reads. Both hold every
+        rank, those that others stood for included.
     labels : mapping of int to str, optional
         Text added to the name of a rank.
     counters : iterable of Counter
         Shown as a process of its own named ``fabric``.
     memory : mapping of int to iterable of Counter, optional
         Shown below the tracks of a rank.
+    device : str
+        Name of the GPU, for formats that say it.
 
     Raises
     ------
@@ -63,9 +67,10 @@ def write(
         as_json = name.endswith((".json", ".json.gz"))
         (chrome_json.write if as_json else write_processes)(processes, path)
     elif name.endswith(".et"):
-        chakra.write(from_timeline(timeline), Path(path).parent, prefix=Path(path).stem)
+        trace = from_timeline(timeline, device=device, everybody=True)
+        chakra.write(trace, Path(path).parent, prefix=Path(path).stem)
     elif not Path(path).suffix:
-        kineto.write(from_timeline(timeline), path)
+        kineto.write(from_timeline(timeline, device=device, everybody=True), path)
     else:
         raise TraceError(
             f"{name}: the suffix names no trace format",
@@ -84,10 +89,13 @@ def _with_counters(
 
 
 def write_processes(processes: Iterable[Process], path: str | Path) -> None:
-    """Write processes as Perfetto protobuf, in the given order, gzipped where the name ends in ``.gz``."""
+    """Write processes as Perfetto protobuf, in the given order, gzipped where the name ends in ``.gz``.
+
+    Of very many slices those that are too short to see are drawn together (:func:`~simulator.trace_io.tracks.thinned`).
+    """
     opener = gzip.open if str(path).endswith(".gz") else open
     with opener(path, "wb") as file:
-        _ProtoWriter(file).write(processes)  # type: ignore[arg-type]
+        _ProtoWriter(file).write(thinned(tuple(processes)))  # type: ignore[arg-type]
 
 
 class _ProtoWriter:

@@ -85,7 +85,14 @@ def read_trace(member: Member) -> Trace:
         by_rank.setdefault(row.rank, []).append(row)
     ranks = tuple(_rank(rank, by_rank[rank], windows, place, pp, member.name) for rank in sorted(by_rank))
     layout = {"dp": dp, "pp": pp, "tp": max(1, len(ranks) // (dp * pp))}
-    return Trace(format="pipeline_ops", ranks=ranks, world_size=len(ranks), layout=layout, common_clock=True)
+    return Trace(
+        format="pipeline_ops",
+        ranks=ranks,
+        world_size=len(ranks),
+        layout=layout,
+        stage_of={rank: stage for (_, stage), rank in place.items()},
+        common_clock=True,
+    )
 
 
 def _csv(member: Member) -> list[_Row]:

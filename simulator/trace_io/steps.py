@@ -16,6 +16,9 @@ import numpy as np
 
 from simulator.trace_io.trace_record import COMMUNICATION, COMPUTE, Int64, RankTrace, Step
 
+#: share of the operations of the fullest step that a whole step has at least: steps of one job differ by a few
+_FULL = 0.95
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWindow:
@@ -28,8 +31,9 @@ class StepWindow:
     work_end_ns : int
         End of the last kernel that belongs to the step.
     partial : bool
-        Whether the recording holds only a part of it: work of before ran into the first step, or a file was cut in
-        the last one.
+        Whether the recording holds only a part of it: work of before ran into the first step, or the file was cut.
+    is_cut : bool
+        The latter alone.
     """
 
     number: int
@@ -37,6 +41,7 @@ class StepWindow:
     end_ns: int
     work_end_ns: int
     partial: bool = False
+    is_cut: bool = False
 
 
 def step_windows(rank: RankTrace) -> tuple[StepWindow, ...]:
@@ -49,20 +54,36 @@ def step_windows(rank: RankTrace) -> tuple[StepWindow, ...]:
     work = step_operations(rank)
     said = {step.number: step.work_end_ns for step in rank.steps if step.work_end_ns >= 0}
     before = _work_from_before(rank)
+    cut = _cut_steps(rank, [number for number, _, _ in bounds], work)
     windows = []
     for place, (number, start, end) in enumerate(bounds):
         ops = work.get(number, ())
-        first, last = place == 0, place == len(bounds) - 1
         windows.append(
             StepWindow(
                 number=number,
                 start_ns=start,
                 end_ns=end,
                 work_end_ns=int(rank.ops.end_ns[ops].max()) if len(ops) else said.get(number, end),
-                partial=(last and rank.cut) or (first and before),
+                partial=number in cut or (place == 0 and before),
+                is_cut=number in cut,
             )
         )
     return tuple(windows)
+
+
+def _cut_steps(rank: RankTrace, numbers: list[int], work: dict[int, Int64]) -> set[int]:
+    """Steps of a file that ended early of which events are missing; files do not keep the order of time.
+
+    The last step is one; so are those with clearly fewer operations than the fullest, and those whose successor has none,
+    whose end is therefore unknown.
+    """
+    if not rank.cut:
+        return set()
+    most = max((len(ops) for ops in work.values()), default=0)
+    few = {number for number in numbers if work and len(work.get(number, ())) < _FULL * most}
+    marked = [step.number for step in rank.steps]
+    gaps = {a for a, b in pairwise(numbers) if marked and marked.index(b) != marked.index(a) + 1}
+    return {*few, *gaps, *numbers[-1:]}
 
 
 def _busy(rank: RankTrace) -> Int64:

@@ -152,6 +152,24 @@ def no_host() -> HostEvents:
     )
 
 
+class Allocations(NamedTuple):
+    """What the allocator of a rank's device did, ascending by time: arrays of int64 [n].
+
+    ``n_bytes`` is positive where memory was given out and negative where it came back; ``allocated`` and ``reserved`` are the
+    totals then, -1 where the trace does not say.
+    """
+
+    time_ns: Int64
+    n_bytes: Int64
+    allocated: Int64
+    reserved: Int64
+
+    @property
+    def in_use(self) -> Int64:
+        """Bytes in use: the allocator's totals, or, where the trace has none, what was given out since it began."""
+        return self.allocated if (self.allocated >= 0).any() else np.cumsum(self.n_bytes)
+
+
 class Operator(NamedTuple):
     """What a trace says about one operator's work where it holds no time.
 
@@ -254,6 +272,8 @@ class RankTrace:
         What the reader had to assume, skip or repair.
     cut : bool
         Whether the file ended early.
+    memory : Allocations, optional
+        Where the profiler recorded them.
     """
 
     rank: int
@@ -274,6 +294,7 @@ class RankTrace:
     source: str = ""
     notes: tuple[str, ...] = ()
     cut: bool = False
+    memory: Allocations | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +336,8 @@ class Trace:
         Ranks of the run, recorded or not.
     layout : mapping
         Degrees ``dp``, ``pp``, ``tp`` where the format states them.
+    stage_of : mapping
+        Rank -> pipeline stage, where the format states it.
     stage_times : StageTimes, optional
         For formats that hold durations only.
     common_clock : bool
@@ -325,6 +348,7 @@ class Trace:
     ranks: tuple[RankTrace, ...]
     world_size: int
     layout: Mapping[str, int] = field(default_factory=dict)
+    stage_of: Mapping[int, int] = field(default_factory=dict)
     stage_times: StageTimes | None = None
     notes: tuple[str, ...] = ()
     common_clock: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -69,6 +69,64 @@ class Process:
     rank: int = -1
     tracks: tuple[Track, ...] = ()
     counters: tuple[Counter, ...] = field(default=())
+
+
+#: slices of a file beyond which those that are too short to see are drawn together
+MOST_SLICES = 400_000
+#: the longest run of short slices that is drawn as one, as a share of the whole
+_COARSEST = 1e-3
+
+
+def thinned(processes: Sequence[Process], most: int = MOST_SLICES) -> tuple[Process, ...]:
+    """Draw neighbours that are too short to see as one slice where there are more slices than a viewer can take.
+
+    A slice counts as too short up to a limit, which begins at a millionth of the whole and doubles until the file has at
+    most ``most`` slices or a thousandth is reached. What is drawn together says how many operations it holds and what the
+    limit was; slices that hold others, and long ones, stay.
+    """
+    ends = [piece.end_ps for process in processes for track in process.tracks for piece in track.slices]
+    if len(ends) <= most:
+        return tuple(processes)
+    starts = [track.slices[0].start_ps for process in processes for track in process.tracks if track.slices]
+    length, share = max(ends) - min(starts), 1e-6
+    while True:
+        limit_ps = round(length * share)
+        found = tuple(
+            replace(p, tracks=tuple(replace(t, slices=_together(t.slices, limit_ps)) for t in p.tracks))
+            for p in processes
+        )
+        if share >= _COARSEST or sum(len(t.slices) for p in found for t in p.tracks) <= most:
+            return found
+        share *= 2
+
+
+def _together(slices: Sequence[Slice], limit_ps: int) -> tuple[Slice, ...]:
+    """Join runs of short neighbours on one level, gaps between them short as well."""
+    found: list[Slice] = []
+    run: list[Slice] = []
+
+    def close() -> None:
+        if len(run) > 1:
+            args = {"operations": len(run), "shorter_than_us": limit_ps / 1e6}
+            name = f"{len(run)} operations shorter than {limit_ps / 1e6:g} us"
+            found.append(Slice(name, run[0].category, run[0].start_ps, run[-1].end_ps, args, 0, run[0].depth))
+        else:
+            found.extend(run)
+        run.clear()
+
+    for place, piece in enumerate(slices):
+        following = slices[place + 1] if place + 1 < len(slices) else None
+        holds = following is not None and following.depth > piece.depth
+        short = piece.end_ps - piece.start_ps < limit_ps and not holds
+        joins = run and piece.depth == run[-1].depth and piece.start_ps - run[-1].end_ps < limit_ps
+        if not (short and joins and piece.category == run[-1].category):
+            close()
+        if short:
+            run.append(piece)
+        else:
+            found.append(piece)
+    close()
+    return tuple(found)
 
 
 def memory_counters(points: Sequence[MemoryPoint]) -> tuple[Counter, ...]:

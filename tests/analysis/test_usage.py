@@ -1,3 +1,4 @@
+import gzip
 import math
 
 import numpy as np
@@ -41,6 +42,23 @@ def test_every_step_of_every_rank_equals_the_measured_breakdown(name):
                 assert close(value, detail[key]), (rank, usage.step, key)
 
 
+# steps of the run as each file's host marks them: their mean, which a device in steady state keeps
+HOST_STEP_MS = {
+    "torchrec/trace/sst_long_a2a_optimizer_4": 142.0,
+    "hta": 222.4,
+    "torchrec/trace/sst_long_a2a_optimizer": 1113.3,
+}
+
+
+@needs_shared
+@pytest.mark.parametrize("name", HOST_STEP_MS)
+def test_the_iteration_is_end_to_end_and_the_same_on_all_ranks(name):
+    found = analyse(read(SHARED / name))
+    assert 1e3 * found.iteration_s == pytest.approx(HOST_STEP_MS[name], rel=0.02)
+    for rank in found.offset_ns:
+        assert found.iteration_of_s(rank) == pytest.approx(found.iteration_s, rel=1e-3)
+
+
 @pytest.mark.parametrize("name", KINETO)
 def test_shares_of_the_whole_window(name):
     entry = expected()[name]
@@ -82,6 +100,26 @@ def test_a_textbook_straggler_is_named():
             assert usage.waiting_ns > 0.9 * usage.communication_ns
         else:
             assert usage.waiting_ns < 0.05 * usage.duration_ns
+
+
+CUT = [
+    "hta/nccl_parser_config/nccl_data.json.gz",
+    "torchrec/trace/sst_long_a2a_optimizer_4/ip-172-31-16-248.us-east-2.compute.internal_44237.1698957662168769395.pt.trace.json",
+    "kineto/tb_plugin/samples/resnet50_num_workers_0/worker0.1623143089861.pt.trace.json.gz",
+]
+
+
+@needs_shared
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("name", CUT)
+def test_a_trace_that_was_cut_says_of_the_iteration_what_the_whole_one_says(name, share, tmp_path):
+    """Events do not stand in the order of time in files, so that any of them may be missing in any step."""
+    stored = (SHARED / name).read_bytes()
+    content = gzip.decompress(stored) if name.endswith(".gz") else stored
+    (tmp_path / "rank0.json").write_bytes(content[: int(len(content) * share)])
+    found = analyse(read(tmp_path / "rank0.json"))
+    assert found.usages[-1].partial
+    assert found.iteration_s == pytest.approx(analyse(read(SHARED / name)).iteration_s, rel=0.05)
 
 
 @needs_shared

@@ -16,7 +16,7 @@ from simulator.replay.changes_of_ranks import data_parallel, grown, infer_missin
 from simulator.replay.replay_answer import answer_of as to_json
 from simulator.replay.stage_replay import StageMessages
 from simulator.replay.waiting import scale_waiting
-from simulator.replay.what_if import WhatIf
+from simulator.replay.what_if import WhatIf, what_if
 from simulator.replay.what_if import what_if as answer
 from simulator.topology import load_topology
 from simulator.topology.device import load_device
@@ -270,3 +270,38 @@ def test_choices_without_effect_are_refused(tmp_path):
         WhatIf(measured_device=load_device("a100-sxm4-80g"))
     with pytest.raises(TraceError, match="no rank is missing"):
         infer_missing(reconstruct(read(OWN / "ddp-2")))
+
+
+def test_what_a_change_leaves_as_it_was_is_explained(tmp_path):
+    """Rank 1 waits 200 us for rank 0 in its all-reduce: a delay of its host by 100 us costs nothing, and it is said why."""
+    for rank, late in ((0, 300.0), (1, 100.0)):
+        path = recording(tmp_path / f"rank{rank}.json", reductions=[(10, MILLION, 50.0)], rank=rank, world=2)
+        document = json.loads(path.read_text())
+        for event in document["traceEvents"]:
+            if event["ts"] >= 2000.0:
+                event["ts"] += late
+            if "AllReduce" in event["name"]:
+                event["dur"] += 300.0 - late
+        path.write_text(json.dumps(document))
+    found = what_if(read(tmp_path), WhatIf(delays=((1, 100e-6),)))
+    (note,) = found.notes
+    assert found.iteration_s == pytest.approx(found.identity.simulated_usage.iteration_s, rel=1e-6)
+    assert note.startswith("of the 100 us that rank 1 is late per step, the iteration shows 0 s")
+    assert "100 us by waiting for other ranks" in note
+
+
+def test_graphs_take_the_launches_of_a_host_bound_run_away(tmp_path):
+    """Two steps of ten kernels of 10 us that the host launches every 50 us: in a graph each step takes 100 us."""
+    events = [{"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "pid": 1, "tid": 1,
+               "ts": 1000.0 + 500 * step, "dur": 500.0} for step in range(3)]  # fmt: skip
+    for number in range(30):
+        at = 1000.0 + 50 * number
+        for cat, name, pid, tid, ts, dur in (("cuda_runtime", "cudaLaunchKernel", 1, 1, at, 4.0),
+                                             ("kernel", "gemm", 0, 7, at + 5, 10.0)):  # fmt: skip
+            events.append({"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur,
+                           "args": {"correlation": number + 1, "stream": 7, "device": 0}})  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps({"traceEvents": events}))
+    found = what_if(read(tmp_path / "a.json"), WhatIf(cuda_graphs=True))
+    assert found.identity.simulated_usage.iteration_s == pytest.approx(500e-6)
+    # the host's 50 us before the first kernel of a step stay, and lie beside the kernels of the step before
+    assert found.iteration_s == pytest.approx(100e-6, rel=0.01)

@@ -43,8 +43,10 @@ def test_a_timeline_comes_back_from_its_chrome_json(tmp_path):
 def test_a_timeline_is_written_in_formats_of_others(tmp_path, name):
     write_timeline(_timeline(), tmp_path / name)
     trace = read(sorted(tmp_path.iterdir()))
-    on_device = sum(int((rank.ops.kind != HOST_NODE).sum()) for rank in from_timeline(_timeline()).ranks)
-    assert sum(int((rank.ops.kind != HOST_NODE).sum()) for rank in trace.ranks) == on_device
+    # three kernels and a reduction on each simulated rank; formats with a file per rank hold those it stands for, too
+    ranks = 2 if name == "both.json" else 4
+    assert [rank.rank for rank in trace.ranks] == list(range(ranks))
+    assert sum(int((rank.ops.kind != HOST_NODE).sum()) for rank in trace.ranks) == 4 * ranks
     with pytest.raises(TraceError, match="names no trace format"):
         write_timeline(_timeline(), tmp_path / "x.bin")
 
@@ -71,6 +73,20 @@ def test_the_cause_is_ranked_first():
     network = diff(trace, replay(scale_communication(whole, bandwidth=0.2)).simulated)
     assert next(iter(network.parts_s)) == "transfer"
     assert network.operators[0].name == "gloo:all_reduce"
+
+
+def test_the_part_of_the_model_that_is_off_is_ranked_first():
+    """Kernels take four times as long: kinds of computation differ by three times what they took, communication by nothing."""
+    trace = read(OWN / "ddp-2")
+    found = diff(trace, replay(scale_kernels(reconstruct(trace), lambda rank, name: 4.0)).simulated)
+    works = {row["work"]: row for row in found.works}
+    assert found.works[0]["work"] not in ("all_reduce", "barrier")
+    for row in found.works:
+        assert row["difference_s"] == pytest.approx(row["simulated_s"] - row["measured_s"], abs=1e-12)
+    computed = [row for work, row in works.items() if work != "all_reduce" and row["measured_s"] > 1e-4]
+    assert sum(row["difference_s"] for row in computed) == pytest.approx(
+        3 * sum(r["measured_s"] for r in computed), rel=0.05
+    )
 
 
 def test_operators_without_a_namesake_are_compared_by_their_work(tmp_path):

@@ -64,6 +64,36 @@ def test_clock_offsets_are_found_and_taken_out(tmp_path, shift):
     assert [joined.last for joined in joins.joined] == [1, 1, 1]
 
 
+@pytest.mark.parametrize(("late", "offset"), [((40.0, -40.0, 60.0, -60.0), 0), ((440.0, 360.0, 460.0, 340.0), 400_000)])
+def test_an_offset_within_the_spread_of_what_tells_it_is_none(tmp_path, late, offset):
+    times = [1000.0, 2500.0, 4500.0, 7000.0]
+    save(tmp_path, 0, 2, [(s, 50.0, group(i)) for i, s in enumerate(times)])
+    save(tmp_path, 1, 2, [(s + d, 50.0, group(i)) for i, (s, d) in enumerate(zip(times, late, strict=True))])
+    assert join(read(tmp_path)).offset_ns == (0, offset)
+
+
+def test_messages_tell_an_offset_by_both_directions_only(tmp_path):
+    """Rank 1's clock is 5 ms ahead, and a message ends 100 us later where it is received."""
+
+    def both(sends):
+        place = {}
+        rows = {0: [], 1: []}
+        for number, sender in enumerate(sends):
+            for rank in (0, 1):
+                side = ("send", "Dst Rank") if rank == sender else ("recv", "Src Rank")
+                place[sender] = number
+                args = {"Collective name": side[0], side[1]: 1 - rank, "Process Group Name": "0", "Group size": 2,
+                        "Seq": number}  # fmt: skip
+                late = (5000.0 if rank else 0.0) + (0.0 if rank == sender else 100.0)
+                rows[rank].append((1000.0 * (number + 1) + late, 50.0, args))
+        for rank, kernels in rows.items():
+            save(tmp_path, rank, 2, kernels)
+        return join(read(tmp_path)).offset_ns
+
+    assert both([0, 1, 0, 1]) == (0, 5_000_000)
+    assert both([0, 0, 0, 0]) == (0, 0)
+
+
 def test_sends_meet_their_receives_in_order(tmp_path):
     def message(name, peer, place):
         side = "Dst Rank" if name == "send" else "Src Rank"

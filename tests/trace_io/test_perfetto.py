@@ -11,7 +11,16 @@ from simulator.timeline import Span, Timeline
 from simulator.trace_io.perfetto import write, write_beside
 from simulator.trace_io.trace_record import COMMUNICATION, CollectiveCall, DeviceOps, RankTrace, no_host
 from simulator.trace_io.trace_record import Trace as TraceRecord
-from simulator.trace_io.tracks import Counter, throughput_counters, timeline_processes, trace_processes
+from simulator.trace_io.tracks import (
+    Counter,
+    Process,
+    Slice,
+    Track,
+    thinned,
+    throughput_counters,
+    timeline_processes,
+    trace_processes,
+)
 
 US = 1_000_000
 
@@ -109,6 +118,23 @@ def test_beside_as_one_file_and_as_archive(tmp_path):
     write_beside(simulated, measured, tmp_path / "both.tar")
     with tarfile.open(tmp_path / "both.tar") as archive:
         assert archive.getnames() == ["perfetto_manifest.json", "simulated.pftrace", "measured.pftrace"]
+
+
+def test_what_is_too_short_to_see_is_drawn_together_and_says_so():
+    """A second with 10,000 slices of 1 us in 10 bursts, a long one between them: ten bursts and ten long ones remain."""
+    slices = []
+    for burst in range(10):
+        at = burst * 100_000 * US
+        slices += [Slice("short", "kernel", at + 2 * i * US, at + (2 * i + 1) * US) for i in range(1000)]
+        slices.append(Slice("long", "kernel", at + 50_000 * US, at + 90_000 * US))
+    process = Process(name="rank 0", rank=0, tracks=(Track(name="compute", slices=tuple(slices)),))
+    assert thinned([process]) == (process,), "a viewer takes ten thousand"
+    (drawn,) = thinned([process], most=100)
+    found = drawn.tracks[0].slices
+    assert [piece.name == "long" for piece in found] == [False, True] * 10
+    assert [piece.args["operations"] for piece in found[::2]] == [1000] * 10
+    assert all(piece.name.endswith("us") for piece in found[::2])
+    assert found[0].end_ps - found[0].start_ps == 1999 * US
 
 
 def test_communication_of_a_trace_is_counted(tmp_path):

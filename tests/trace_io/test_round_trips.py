@@ -1,3 +1,5 @@
+import gzip
+import json
 import re
 from pathlib import Path
 
@@ -11,9 +13,10 @@ from simulator.errors import TraceError
 from simulator.trace_io import detect, read
 from simulator.trace_io.formats import convert, target_format, write
 from simulator.trace_io.kineto import write as write_kineto
+from simulator.trace_io.perfetto import write as write_timeline
 from simulator.trace_io.steps import step_windows
 
-from .test_perfetto import _slices
+from .test_perfetto import _slices, _timeline
 
 OWN = Path(__file__).resolve().parents[2] / "traces"
 KINETO = ["megatron-tp2/tp2/result", "torchrec/trace/sst_long_a2a_optimizer_4", "hta", "kineto"]
@@ -56,6 +59,21 @@ def test_rank_is_written_with_a_blank_before_the_events(shared_traces, tmp_path)
         head = path.read_text()[:4000]
         assert re.search(r'"rank":\s+(\d+)', head).group(1) == str(rank)
         assert head.index('"rank":') < head.index('"traceEvents"')
+
+
+def test_a_simulated_run_is_exported_with_every_rank_device_and_group(tmp_path):
+    """What Holistic Trace Analysis looks for: a file per rank, the device, the groups, launches that take time."""
+    write_timeline(_timeline(), tmp_path / "run", device="a100-sxm4-80g")
+    files = sorted((tmp_path / "run").iterdir())
+    documents = [json.loads(gzip.decompress(path.read_bytes())) for path in files]
+    assert [one["distributedInfo"]["rank"] for one in documents] == [0, 1, 2, 3]
+    for one in documents:
+        assert one["deviceProperties"][0]["name"] == "a100-sxm4-80g"
+        assert [group["pg_name"] for group in one["distributedInfo"]["pg_config"]] == ["dp"]
+        launches = [event for event in one["traceEvents"] if event.get("cat") == "cuda_runtime"]
+        assert len(launches) == 4
+        assert all(event["dur"] >= 1 for event in launches)
+        assert any(event["name"] == "ProfilerStep#1" for event in one["traceEvents"])
 
 
 @pytest.mark.parametrize("name", ["hta", "megatron-tp2/tp2/result", "straggler/data/trace-ST.csv.gz", "nsys-ai"])

@@ -1,0 +1,258 @@
+"""The analyses of a recorded trace as tables: one entry of :data:`ANALYSES` each, and one call for all of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+from simulator.analysis.recorded_kernels import idle_rows, kernel_rows, launch_rows, pattern_rows
+from simulator.analysis.recorded_transfers import (
+    CommunicationTime,
+    allocation_figures,
+    communication_rows,
+    copy_rows,
+    counter_rows,
+    counters_of,
+    step_rows,
+)
+from simulator.analysis.usage import analyse
+from simulator.errors import TraceError
+from simulator.replay.changes_of_links import alone_s
+from simulator.replay.replay_answer import path_pieces
+from simulator.replay.replayed import Replay, replay
+from simulator.replay.straggler_slowdowns import slowdowns
+from simulator.topology import Topology
+from simulator.trace_io import chrome_json, perfetto
+from simulator.trace_io.reconstruct import reconstruct
+from simulator.trace_io.selection import Selection, select
+from simulator.trace_io.trace_record import CollectiveCall, Trace
+from simulator.trace_io.tracks import Process, Slice, Track, earliest_ns, trace_processes
+
+
+class RecordedTable(TypedDict):
+    """What an analysis of a recorded trace found."""
+
+    analysis: str
+    """A key of :data:`ANALYSES`."""
+    format: str
+    """Of the trace."""
+    ranks: list[int]
+    """Ranks that were looked at."""
+    steps: list[int]
+    """Steps that were looked at."""
+    left_out: str
+    """Steps that were left out without being asked, and why."""
+    figures: dict[str, float | None]
+    """Sums that belong to no row."""
+    rows: list[dict[str, Any]]
+    """One of the types below each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What to look at, beside ranks and steps.
+
+    Parameters
+    ----------
+    by : str
+        How kernels are grouped.
+    operator : str
+        Part of the name of operators whose kernels are looked at for repeated sequences.
+    cluster : Topology, optional
+        On which the run was recorded, for what its network is expected to take.
+    """
+
+    by: str = "kernel"
+    operator: str = ""
+    cluster: Topology | None = None
+
+
+Rows = Sequence[Mapping[str, Any]]
+Found = tuple[Rows, Mapping[str, float | None]]
+
+
+def _kernels(selection: Selection, question: Question) -> Found:
+    rows = kernel_rows(selection, question.by)
+    return rows, {"total_s": sum(row["total_s"] for row in rows)}
+
+
+def _idle(selection: Selection, question: Question) -> Found:
+    return idle_rows(selection), {}
+
+
+def _launches(selection: Selection, question: Question) -> Found:
+    return launch_rows(selection), {}
+
+
+def _memory(selection: Selection, question: Question) -> Found:
+    return copy_rows(selection), allocation_figures(selection)
+
+
+def _communication(selection: Selection, question: Question) -> Found:
+    rows = communication_rows(selection, analyse(selection.trace))
+    if question.cluster is not None:
+        everybody = tuple(range(selection.trace.world_size))
+        rows = [_with_expected(row, question.cluster, everybody) for row in rows]
+    return rows, {"total_s": sum(row["total_s"] for row in rows)}
+
+
+def _with_expected(row: CommunicationTime, cluster: Topology, everybody: tuple[int, ...]) -> CommunicationTime:
+    """Add what the network model says of a transfer between the first ranks of the cluster."""
+    if row["bytes"] is None or not row["group_size"] or row["group_size"] > cluster.n_gpus:
+        return row
+    ranks = everybody[: row["group_size"]]
+    call = CollectiveCall(collective=row["collective"], n_bytes=row["bytes"], ranks=ranks)
+    found = alone_s(call, cluster, everybody)
+    return CommunicationTime(**{**row, "expected_s": found})
+
+
+def _stragglers(selection: Selection, question: Question) -> Found:
+    whole = reconstruct(selection.trace, stand_for_all=False)
+    if len(whole.plans) < 2:
+        raise TraceError("one rank has no stragglers beside it", hint="give the traces of the other ranks too")
+    found = slowdowns(whole, analyse(selection.trace).iteration_s)
+    figures = {key: value for key, value in found.items() if isinstance(value, float)}
+    return found["groups"], figures
+
+
+def _critical_path(selection: Selection, question: Question) -> Found:
+    pieces = path_pieces(replay(reconstruct(selection.trace)))
+    total = sum(piece.ps for piece in pieces) or 1
+    sums: dict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for piece in pieces:
+        entry = sums[piece.rank, piece.kind.name, piece.name]
+        entry[0] += 1
+        entry[1] += piece.ps
+    ranked = sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
+    rows = [
+        {"rank": rank, "kind": kind, "name": name, "count": count, "seconds": ps / 1e12, "share": ps / total}
+        for (rank, kind, name), (count, ps) in ranked
+    ]
+    return rows, {"total_s": total / 1e12}
+
+
+def _patterns(selection: Selection, question: Question) -> Found:
+    return pattern_rows(selection, question.operator), {}
+
+
+def _counters(selection: Selection, question: Question) -> Found:
+    return counter_rows(selection), {}
+
+
+def _steps(selection: Selection, question: Question) -> Found:
+    analysis = analyse(selection.trace)
+    return step_rows(selection, analysis), {"iteration_time_s": analysis.iteration_s}
+
+
+#: analysis -> what makes its rows and figures
+ANALYSES: dict[str, Callable[[Selection, Question], Found]] = {
+    "kernels": _kernels,
+    "idle": _idle,
+    "launches": _launches,
+    "memory": _memory,
+    "communication": _communication,
+    "stragglers": _stragglers,
+    "critical-path": _critical_path,
+    "patterns": _patterns,
+    "counters": _counters,
+    "steps": _steps,
+}
+#: analyses of the whole recording: of a selection of steps they would be another run
+_WHOLE = ("stragglers", "critical-path")
+
+
+def look_into(
+    trace: Trace,
+    analysis: str,
+    *,
+    ranks: Collection[int] = (),
+    steps: Collection[int] = (),
+    question: Question | None = None,
+) -> RecordedTable:
+    """Analyse a recorded trace.
+
+    Parameters
+    ----------
+    trace : Trace
+    analysis : str
+        A key of :data:`ANALYSES`.
+    ranks, steps : collection of int
+        What to look at; without steps, warm-up and partial steps are left out.
+    question : Question, optional
+
+    Raises
+    ------
+    TraceError
+        If the trace has no times, or lacks what was asked for.
+    """
+    if not trace.ranks or any(rank.operators for rank in trace.ranks):
+        raise TraceError(f"a {trace.format} trace has no timeline to look into", hint="give a profile of the run")
+    whole = analysis in _WHOLE
+    if whole and (ranks or steps):
+        raise TraceError(f"{analysis} is of the whole recording", hint="leave out --rank and --step")
+    everything = None if whole else () if analysis == "steps" and not steps else steps
+    selection = select(trace, ranks=ranks, steps=everything)
+    if analysis == "steps" and not steps:
+        selection = replace(select(trace, ranks=ranks, steps=None), left_out="")
+    rows, figures = ANALYSES[analysis](selection, question or Question())
+    return RecordedTable(
+        analysis=analysis,
+        format=trace.format,
+        ranks=[chosen.rank.rank for chosen in selection.ranks],
+        steps=list(selection.steps),
+        left_out=selection.left_out,
+        figures=dict(figures),
+        rows=[dict(row) for row in rows],
+    )
+
+
+def write_overlay(trace: Trace, analysis: str, path: str | Path) -> None:
+    """Write the trace for a viewer with what an analysis found: the critical path as a track, counters as counters.
+
+    Raises
+    ------
+    TraceError
+        If the analysis has nothing to draw, or the suffix names no format for viewers.
+    """
+    name = str(path)
+    if not name.endswith((".pftrace", ".perfetto-trace", ".pftrace.gz", ".json", ".json.gz")):
+        raise TraceError(f"{name}: the suffix names no format for viewers", hint="use .pftrace or .json")
+    if analysis == "critical-path":
+        found = replay(reconstruct(trace))
+        offsets = found.compiled.reconstruction.joins.offset_ns
+        first = earliest_ns(trace, offsets)
+        tracks = _path_tracks(found, first)
+        processes = [
+            replace(
+                process, tracks=(tracks[process.rank], *process.tracks) if process.rank in tracks else process.tracks
+            )
+            for process in trace_processes(trace, origin_ns=first, offsets_ns=offsets)
+        ]
+    elif analysis == "counters":
+        first = earliest_ns(trace)
+        drawn = {c.rank.rank: counters_of(c, first) for c in select(trace, steps=None).ranks}
+        processes = [
+            replace(p, counters=drawn.get(p.rank, p.counters)) for p in trace_processes(trace, origin_ns=first)
+        ]
+    else:
+        raise TraceError(f"{analysis} draws nothing into a trace", hint="critical-path and counters do")
+    _write(processes, name)
+
+
+def _write(processes: Sequence[Process], name: str) -> None:
+    (chrome_json.write if name.endswith((".json", ".json.gz")) else perfetto.write_processes)(processes, name)
+
+
+def _path_tracks(found: Replay, first_ns: int) -> dict[int, Track]:
+    """The critical path as one track on each rank, on a clock that starts at a time of the first rank's."""
+    shift_ps = 1000 * (found.compiled.reconstruction.origin_ns - first_ns)
+    at = found.timeline.makespan_ps + shift_ps
+    slices: dict[int, list[Slice]] = defaultdict(list)
+    for piece in path_pieces(found):
+        if piece.ps:
+            slices[piece.rank].append(Slice(piece.name, piece.kind.name, at - piece.ps, at))
+        at -= piece.ps
+    return {rank: Track(name="critical path", slices=tuple(reversed(own))) for rank, own in slices.items()}

@@ -1,0 +1,146 @@
+"""Analyses of recorded traces for people: in the terminal, as CSV, and as one page with a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from simulator.replay.recorded_tables import RecordedTable
+from simulator.report.charts import BLUE, GREY, ORANGE, VERMILLION, Chart, axis, layout
+from simulator.report.markup import Markup, element, table
+from simulator.report.page import Report, Section, make_page
+from simulator.report.terminal import make_console, new_table
+from simulator.units import format_bandwidth, format_bytes, format_time
+
+#: rows in the terminal, and on a page
+_SHOWN, _ON_PAGE = 25, 500
+#: bars of a picture
+_BARS = 15
+#: characters of a name that are shown
+_NAME = 70
+#: analysis -> title, (columns that name a row), columns that are drawn on top of each other
+_DRAWN: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "kernels": ("Time by kernel", ("name",), ("total_s",)),
+    "idle": ("Idle time by cause", ("rank", "stream"), ("host_s", "kernel_s", "communication_s", "other_s")),
+    "launches": ("Delay from launch to start", ("rank", "stream"), ("mean_delay_s",)),
+    "memory": ("Copies", ("rank", "kind"), ("total_s",)),
+    "communication": ("Communication", ("collective", "group", "bytes"), ("transfer_s", "waiting_s")),
+    "stragglers": ("Slowdown by rank, stage and operation", ("group", "name"), ("slowdown",)),
+    "critical-path": ("Critical path", ("rank", "kind", "name"), ("seconds",)),
+    "patterns": ("Repeated kernel sequences", ("operator", "count"), ("device_s",)),
+    "counters": ("Counters", ("rank", "counter"), ("max",)),
+    "steps": ("Steps", ("rank", "step"), ("compute_s", "exposed_communication_s", "idle_s")),
+}
+
+
+def shown(key: str, value: object) -> str:
+    """Write a cell as its column's name says.
+
+    Examples
+    --------
+    >>> shown("total_s", 0.0125), shown("share", 0.25), shown("count", 7), shown("bytes", None)
+    ('12.5 ms', '25.0%', '7', '-')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if isinstance(value, list):
+        return " | ".join(map(str, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {format_time(seconds)}" for name, seconds in value.items())
+    if isinstance(value, int | float):
+        if key.endswith("bytes_per_s"):
+            return format_bandwidth(float(value))
+        if key.endswith("_s") or key == "seconds":
+            return format_time(float(value))
+        if key == "bytes" or key.endswith("_bytes"):
+            return format_bytes(int(value))
+        if key in ("share", "explains", "of_typical"):
+            return f"{value:.1%}"
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return str(value)
+
+
+def heading(found: RecordedTable) -> str:
+    """Say what was looked at."""
+    ranks, steps = found["ranks"], found["steps"]
+    text = f"{found['analysis']}: {_list('rank', ranks)}, {_list('step', steps)}"
+    return f"{text}; left out: {found['left_out']}" if found["left_out"] else text
+
+
+def _list(what: str, numbers: Sequence[int]) -> str:
+    if len(numbers) > 8:
+        return f"{len(numbers)} {what}s {numbers[0]} to {numbers[-1]}"
+    return f"{what}{'s' if len(numbers) != 1 else ''} {', '.join(map(str, numbers)) or 'none'}"
+
+
+def print_recorded(found: RecordedTable) -> None:
+    """Print a table to the terminal."""
+    out = make_console()
+    out.print(heading(found), highlight=False)
+    for key, value in found["figures"].items():
+        out.print(f"{_words(key)}: {shown(key, value)}", highlight=False)
+    rows = found["rows"]
+    if not rows:
+        out.print("nothing of the kind was recorded")
+        return
+    columns = new_table(*(_words(key) for key in rows[0]))
+    for row in rows[:_SHOWN]:
+        columns.add_row(*(shown(key, value)[:_NAME] for key, value in row.items()))
+    out.print(columns)
+    if len(rows) > _SHOWN:
+        out.print(f"and {len(rows) - _SHOWN} more: --csv or --json has all")
+
+
+def as_csv(found: RecordedTable) -> str:
+    """Return the rows as CSV, lists joined by bars."""
+    text = io.StringIO()
+    rows = found["rows"]
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: " | ".join(map(str, v)) if isinstance(v, list) else v for key, v in row.items()})
+    return text.getvalue()
+
+
+def recorded_page(found: RecordedTable) -> Report:
+    """Return the picture and the whole table as one page."""
+    title, names, drawn = _DRAWN[found["analysis"]]
+    rows = found["rows"]
+    cells = [[shown(key, value) for key, value in row.items()] for row in rows[:_ON_PAGE]]
+    caption = title + (f" (the first {_ON_PAGE} of {len(rows)})" if len(rows) > _ON_PAGE else "")
+    boxes = [
+        element("div", element("dt", _words(key)), element("dd", element("b", shown(key, value))), class_="kpi")
+        for key, value in found["figures"].items()
+    ]
+    head = Markup(element("p", heading(found), class_="plan") + element("dl", *boxes, class_="kpis"))
+    listed = table(caption, [_words(key) for key in (rows[0] if rows else {})], cells, text_columns=len(names))
+    sections = [Section("rows", "Rows", "All rows", [listed])]
+    if rows:
+        sections.insert(0, Section("picture", "Picture", title, [_chart(title, rows[:_BARS], names, drawn)]))
+    document = dict(found)
+    return make_page(f"simulate trace {found['analysis']}", head, sections, document=document, summary=listed)
+
+
+def _words(key: str) -> str:
+    return key.removesuffix("_s").replace("_", " ")
+
+
+def _chart(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str], drawn: Sequence[str]) -> Chart:
+    """Bars, one per row, in the order of the table."""
+    labels = [f"{i + 1}. " + " ".join(shown(key, row[key])[:_NAME] for key in names) for i, row in enumerate(rows)]
+    bars = tuple(
+        {
+            "type": "bar", "orientation": "h", "name": _words(key), "y": labels, "x": [row[key] for row in rows],
+            "marker": {"color": colour},
+        }
+        for key, colour in zip(drawn, (BLUE, ORANGE, VERMILLION, GREY), strict=False)
+    )  # fmt: skip
+    unit = "seconds" if drawn[0].endswith("_s") or drawn[0] == "seconds" else _words(drawn[0])
+    first = f"{labels[0]}: " + ", ".join(f"{_words(key)} {shown(key, rows[0][key])}" for key in drawn)
+    height = 120 + 26 * len(rows)
+    bounds = layout(axis(unit), axis("", autorange="reversed"), barmode="stack")
+    return Chart(key="picture", title=title, summary=first, traces=bars, layout=bounds, height_px=height)
