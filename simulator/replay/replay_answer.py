@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple, TypedDict
 
@@ -210,8 +211,11 @@ def path_pieces(result: Replay) -> list[Stretch]:
             return Kind(IDLE_KIND)
         return kinds.get(int(compiled.reconstruction.plans[place[0]].rank.ops.kind[place[1]]), kind_of(op))
 
+    # runs of kernels are divided below, by kernel: nothing inside spans needs to be walked
+    whole = tuple(span._replace(inner=()) for span in result.timeline.simulated)
+    path = critical_path(replace(result.timeline, simulated=whole), classify)
     found: list[Stretch] = []
-    pieces = groupby(critical_path(result.timeline, classify), key=lambda piece: (piece.rank, id(piece.op)))
+    pieces = groupby(path, key=lambda piece: (piece.rank, id(piece.op)))
     for (rank, _), members in pieces:
         same = list(members)
         op = same[0].op

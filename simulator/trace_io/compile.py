@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Phase, Transfer
 from simulator.program.program import COMPUTE, HOST, Program, RankProgram, TaskList
-from simulator.timeline import Span, Timeline
+from simulator.timeline import Timeline
 from simulator.trace_io.causes import HostWait, RankPlan
 from simulator.trace_io.reconstruct import Reconstruction
 from simulator.trace_io.steps import step_operations, step_windows
 from simulator.trace_io.trace_record import COMMUNICATION, CollectiveCall, Int64, Step, Trace, no_host
 from simulator.trace_io.trace_record import COMPUTE as COMPUTES
+from simulator.units import PS_PER_S
 
 #: layer of the zero-length kernels that mark when a rank arrives at a communication
 ARRIVAL = "arrival"
@@ -317,20 +317,33 @@ class Times:
 
 
 def operation_times(compiled: Compiled, timeline: Timeline) -> Times:
-    """Find every operation of the trace in the timeline of its replay, which was run with ``detail=True``."""
+    """Find every operation of the trace in the timeline of its replay, which was run with ``detail=True``.
+
+    A communication starts at the end of its rank's arrival.
+    """
     plans = compiled.reconstruction.plans
-    starts = [np.zeros(len(plan.rank.ops), np.int64) for plan in plans]
-    ends = [np.zeros(len(plan.rank.ops), np.int64) for plan in plans]
+    starts = [[0] * len(plan.rank.ops) for plan in plans]
+    ends = [[0] * len(plan.rank.ops) for plan in plans]
     by_number = [{number: op for op, number in plan.key.items()} for plan in plans]
     index_of = {plan.rank.rank: index for index, plan in enumerate(plans)}
-    for span in timeline.spans:
-        index = index_of[span.rank]
-        for op, start_ps, end_ps in _operations(span, compiled, by_number[index]):
-            if start_ps is not None:
-                starts[index][op] = start_ps // 1000
-            if end_ps is not None:
-                ends[index][op] = end_ps // 1000
-    return Times(start=tuple(starts), end=tuple(ends))
+    for span in timeline.simulated:
+        index, begin_ps = index_of[span.rank], span.start_ps
+        start, end = starts[index], ends[index]
+        inside = [(one.op, begin_ps + one.start_ps, begin_ps + one.end_ps) for one in span.inner]
+        for op, start_ps, end_ps in inside or ((span.op, begin_ps, span.end_ps),):
+            number, place = compiled.number.get(id(op)), compiled.place.get(id(op))
+            if number is not None:
+                end[by_number[index][number]] = end_ps // 1000
+            elif place is not None and isinstance(op, Kernel) and op.layer == ARRIVAL:
+                start[place[1]] = end_ps // 1000
+            elif place is not None:
+                if isinstance(op, Kernel):
+                    start[place[1]] = min(start_ps + round(op.lead_s * PS_PER_S), end_ps) // 1000
+                end[place[1]] = end_ps // 1000
+    return Times(
+        start=tuple(np.array(column, np.int64) for column in starts),
+        end=tuple(np.array(column, np.int64) for column in ends),
+    )
 
 
 def simulated_trace(reconstruction: Reconstruction, times: Times) -> Trace:
@@ -362,32 +375,6 @@ def simulated_trace(reconstruction: Reconstruction, times: Times) -> Trace:
             )
         )
     return replace(reconstruction.trace, ranks=tuple(ranks), notes=reconstruction.notes, common_clock=True)
-
-
-def _operations(
-    span: Span, compiled: Compiled, by_number: Mapping[int, int]
-) -> list[tuple[int, int | None, int | None]]:
-    """(operation, start, end) of what a span holds; a communication's start is the end of its arrival."""
-    result: list[tuple[int, int | None, int | None]] = []
-    for inner in span.expand():
-        op = inner.op
-        if isinstance(op, Kernel):
-            found = compiled.place.get(id(op))
-            if found is None:
-                continue
-            if op.layer == ARRIVAL:
-                result.append((found[1], inner.end_ps, None))
-            else:
-                start_ps = min(inner.start_ps + round(op.lead_s * 1e12), inner.end_ps)
-                result.append((found[1], start_ps, inner.end_ps))
-        elif isinstance(op, Collective | Transfer):
-            number = compiled.number.get(id(op))
-            place = compiled.place.get(id(op))
-            if number is not None:
-                result.append((by_number[number], None, inner.end_ps))
-            elif place is not None:
-                result.append((place[1], None, inner.end_ps))
-    return result
 
 
 def _replayed_steps(plan: RankPlan, start: Int64, end: Int64) -> tuple[Step, ...]:
