@@ -18,6 +18,7 @@ import numpy as np
 
 from simulator.calibration.robust import AT_BOUND, FloatArray, Residuals, minimise
 from simulator.calibration.tables import read_rows
+from simulator.collectives import COLLECTIVES
 from simulator.collectives.benchmark import Conditions, benchmark_time_s, conditions_of
 from simulator.collectives.shape import GroupShape, shape_of
 from simulator.collectives.tuner import table_constants
@@ -52,10 +53,11 @@ class Measured:
     source: str
     gpus_per_process: int = 1
     weight: float = 1.0
+    protocol: str | None = None
 
 
 def read_measured(path: Path, splits: Iterable[str] = ("fit", "test")) -> list[Measured]:
-    """Read a table in the columns of ``collectives.csv``.
+    """Read a table in the columns of ``collectives.csv``; what is no collective, such as expert dispatch, is left out.
 
     Raises
     ------
@@ -63,7 +65,7 @@ def read_measured(path: Path, splits: Iterable[str] = ("fit", "test")) -> list[M
         If the file has no rows of these splits.
     """
     wanted = set(splits)
-    rows = [row for row in read_table(path) if row["split"] in wanted]
+    rows = [row for row in read_table(path) if row["split"] in wanted and row["collective"] in COLLECTIVES]
     if not rows:
         raise CalibrationError(f"{path} has no rows with split in {sorted(wanted)}")
     return measured_of(rows, str(path))
@@ -112,6 +114,7 @@ class _Case:
     n_nodes: int
     transport: str | None
     algorithm: str | None
+    protocol: str | None
     split: str
     source: str
     how: Conditions
@@ -125,7 +128,8 @@ def _case(row: Mapping[str, str]) -> _Case:
         n_gpus=int(row["gpus"]),
         n_nodes=int(row["nodes"] or 1),
         transport=row["transport"] or None,
-        algorithm=row["algorithm"] or None,
+        algorithm=row["algorithm"].split("/")[0] or None,
+        protocol=row["algorithm"].partition("/")[2] or None,
         split=row["split"],
         source=row["source"],
         how=conditions_of(row["source"], row["notes"]),
@@ -140,6 +144,7 @@ def _measured(case: _Case, times: Sequence[float]) -> Measured:
         n_bytes=case.n_bytes,
         shape=_shape(case.topology, case.n_gpus, per_node, case.transport, case.how.nccl),
         algorithm=case.algorithm,
+        protocol=case.protocol,
         time_s=math.exp(sum(map(math.log, times)) / len(times)),
         split=case.split,
         source=case.source,
@@ -166,6 +171,7 @@ def predicted_s(rows: Sequence[Measured], table: Mapping[str, Any]) -> FloatArra
             row.n_bytes,
             row.shape,
             algorithm=row.algorithm,
+            protocol=row.protocol,
             gpus_per_process=row.gpus_per_process,
             constants=known[row.shape],
         )

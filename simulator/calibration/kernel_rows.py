@@ -1,58 +1,364 @@
-"""Rows of a kernel measurement table as kernel shapes, with the conditions under which each was timed."""
+"""Rows of tables of timed kernels: the kernels that ran, and how they were timed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from simulator.calibration.tables import read_rows
-from simulator.errors import CalibrationError
-from simulator.kernels.conditions import Conditions, conditions_of, library_kernel
-from simulator.models.layer import DTYPE_BYTES, AttentionShape, GemmShape, KernelShape, Pass, PointwiseShape
+from simulator.errors import CalibrationError, ConfigError
+from simulator.kernels.conditions import CONDITIONS, Conditions, conditions_of, library_kernel
+from simulator.models.layer import (
+    DTYPE_BYTES,
+    AttentionShape,
+    GemmShape,
+    KernelShape,
+    Pass,
+    PointwiseShape,
+    ScanShape,
+)
 
-_DTYPES = {"f32": "fp32", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_DTYPES = {
+    "f32": "fp32",
+    "float32": "fp32",
+    "float": "fp32",
+    "f16": "fp16",
+    "half": "fp16",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8": "fp8",
+    "fp8_e4m3": "fp8",
+    "e4m3": "fp8",
+    "fp8_rowwise": "fp8",
+}
+#: types written as activation/weight and scaling -> ours; the activation decides what the matrix units compute in
+_OPERANDS = (
+    (re.compile(r"^float4\w*/"), "mxfp4"),
+    (re.compile(r"^float8\w*/\w+ per_1x128"), "fp8_block"),
+    (re.compile(r"^float8\w*/\w+ per_1x32|^w4a8_mxfp4_mxfp8"), "mxfp8"),
+    (re.compile(r"^float8\w*/"), "fp8"),
+    (re.compile(r"^bfloat16/"), "bf16"),
+)
+#: pass names of the tables -> of the shapes; "nn" is a product of two plain matrices, as a forward runs it
 _PASSES: dict[str, Pass] = {
     "": "forward",
     "nn": "forward",
     "forward": "forward",
+    "fwd": "forward",
     "dgrad": "dgrad",
     "wgrad": "wgrad",
     "backward": "backward",
+    "bwd": "backward",
 }
+#: bytes per element of operands with scales for blocks: one of 8 bits for 32 elements (mxfp8), for 16 (nvfp4), for 32 of
+#: 4 bits (mxfp4), one of 32 bits for 128 (fp8_block)
+_SCALED_BYTES = {"fp8": 1.0, "fp8_block": 1.03, "mxfp8": 1.03, "nvfp4": 0.5625, "mxfp4": 0.53}
+#: host time of an FP8 block-scaled linear layer of vLLM without CUDA graphs, by machine: medians of rows with split=fit
+#: below 30 GFLOP, ai-dynamo/aiconfigurator@095f58a51c
+EAGER_LINEAR_S = {"b200": 180e-6, "gb200": 308e-6, "gb300": 315e-6, "h100-sxm5-80g": 86e-6, "h200-sxm": 85e-6}
 
-#: operation -> bytes read and written per element forward, and backward; rows are reduced where True
-_TRAFFIC: dict[str, tuple[float, float, float, float, bool]] = {
-    "layer_norm": (2, 2, 4, 2, True),
-    "rms_norm": (2, 2, 4, 2, True),
-    "gelu": (2, 2, 4, 2, False),
-    "silu": (2, 2, 4, 2, False),
-    "add": (4, 2, 0, 0, False),
-    "mul": (4, 2, 4, 2, False),
-    "dropout": (2, 3, 3, 2, False),
-    "to_f32": (2, 4, 4, 2, False),
-    "cross_entropy": (2, 2, 2, 2, True),
-    "softmax": (2, 2, 4, 2, True),
-}
-
-
-#: operations with a rule of their own
-_OTHERS = ("gemm", "flash_attention", "bmm_qk", "bmm_pv", "adamw_fused", "clip_grad_norm", "embedding")
-_BATCHED = ("batch", "heads", "seq_len", "head_dim")
-#: operation -> sizes that it must have; ``m`` for all others
-_SIZES = {
-    "gemm": ("m", "n", "k"),
-    "flash_attention": (*_BATCHED, "kv_heads"),
-    "bmm_qk": _BATCHED,
-    "bmm_pv": _BATCHED,
-    "softmax": ("batch", "heads", "seq_len"),
-}
 _NEEDED = ("device", "op", "time_us")
 _OPTIONAL = (
     "row_id", "source", "pass", "m", "n", "k", "batch", "heads", "kv_heads", "seq_len", "head_dim", "causal", "dtype",
     "split", "notes",
 )  # fmt: skip
+
+
+class Cells:
+    """The cells of one row by column; blank ones raise, naming the column."""
+
+    def __init__(self, cells: Mapping[str, str], place: str = "") -> None:
+        self._cells = cells
+        self._place = f"{place}:" if place else ""
+
+    def text(self, column: str) -> str:
+        """Return a cell, empty where there is none."""
+        return self._cells.get(column, "").strip()
+
+    def integer(self, column: str, default: int | None = None) -> int:
+        """Return a whole number above zero.
+
+        Raises
+        ------
+        ConfigError
+            If the cell is blank and there is no default, or is no such number.
+        """
+        text = self.text(column)
+        if not text:
+            if default is None:
+                raise ConfigError(f"{self._place}{column}: the cell is blank, and nothing can stand in for it")
+            return default
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not 1 <= number < math.inf:
+            raise ConfigError(f"{self._place}{column}={text}: {self.text('op')} needs a number above zero")
+        return int(number)
+
+    @property
+    def dtype(self) -> str:
+        """Type of the operands, by our names.
+
+        Raises
+        ------
+        ConfigError
+            If it is unknown.
+        """
+        name = self.text("dtype").lower() or "bf16"
+        name = next((ours for words, ours in _OPERANDS if words.search(name)), _DTYPES.get(name, name))
+        if name not in DTYPE_BYTES:
+            raise ConfigError(f"dtype '{self.text('dtype')}' is unknown", hint=f"one of {', '.join(DTYPE_BYTES)}")
+        return name
+
+    @property
+    def kernel_pass(self) -> Pass:
+        """Pass by our names.
+
+        Raises
+        ------
+        ConfigError
+            If it is unknown.
+        """
+        name = self.text("pass").lower()
+        if name not in _PASSES:
+            raise ConfigError(f"pass '{name}' is unknown", hint="forward, dgrad, wgrad or backward")
+        return _PASSES[name]
+
+
+def _gemm(row: Cells) -> GemmShape:
+    kernel_pass = row.kernel_pass
+    if kernel_pass == "backward":
+        raise ConfigError("the pass of a GEMM is forward, dgrad or wgrad; backward is two of them")
+    return gemm_shape(row.integer("m"), row.integer("n"), row.integer("k"), kernel_pass, row.dtype)
+
+
+def gemm_shape(m: int, n: int, k: int, kernel_pass: Pass, dtype: str, *, batch: int = 1) -> GemmShape:
+    """Turn a layer's sizes (``y[m, n] = x[m, k] w[n, k]^T``) into the product that a pass runs.
+
+    Examples
+    --------
+    >>> shape = gemm_shape(4096, 3072, 1024, "wgrad", "bf16")
+    >>> shape.m, shape.n, shape.k
+    (3072, 1024, 4096)
+    """
+    if kernel_pass == "dgrad":
+        n, k = k, n
+    elif kernel_pass == "wgrad":
+        m, n, k = n, k, m
+    return GemmShape(m=m, n=n, k=k, batch=batch, dtype=dtype, kernel_pass=kernel_pass)
+
+
+def _grouped(row: Cells) -> GemmShape:
+    """Return products of equal groups of rows, one for each expert; ``m`` counts the rows of all."""
+    stated = re.search(r"(\d+) groups", row.text("notes"))
+    groups = row.integer("batch", int(stated[1]) if stated else 1)
+    rows = max(1, row.integer("m") // groups)
+    return gemm_shape(rows, row.integer("n"), row.integer("k"), row.kernel_pass, row.dtype, batch=groups)
+
+
+def _attention(row: Cells) -> AttentionShape:
+    heads, seq, notes = row.integer("heads"), row.integer("seq_len"), row.text("notes")
+    window = re.search(r"sliding window (\d+)", notes)
+    latent = row.text("op") == "mla_attention"
+    return AttentionShape(
+        batch=row.integer("batch", 1),
+        heads=heads,
+        kv_heads=row.integer("kv_heads", heads),
+        seq_q=seq,
+        seq_k=seq,
+        # keys of 192 and values of 128 elements are as much work as two of 160 (DeepSeek-V3)
+        head_dim=160 if latent else row.integer("head_dim"),
+        causal=row.text("causal").lower() not in ("0", "no", "false", "off"),
+        dtype=row.dtype,
+        kernel_pass=row.kernel_pass,
+        name="mla" if latent else library_kernel(notes) or "flash_attention",
+        window=int(window[1]) if window else 0,
+    )
+
+
+def _batched(row: Cells) -> GemmShape:
+    """Return eager attention's products over ``batch x heads``: scores, or probabilities times values."""
+    seq, head_dim, op = row.integer("seq_len"), row.integer("head_dim"), row.text("op")
+    n, k = (seq, head_dim) if op == "bmm_qk" else (head_dim, seq)
+    batch = row.integer("batch", 1) * row.integer("heads")
+    return GemmShape(m=seq, n=n, k=k, batch=batch, dtype=row.dtype, kernel_pass=row.kernel_pass, name=op)
+
+
+def _scan(row: Cells) -> ScanShape:
+    chunk = re.search(r"chunk (\d+)", row.text("notes"))
+    delta = row.text("op").startswith("gdn")
+    head_dim = row.integer("head_dim")
+    return ScanShape(
+        name="gated_delta_rule" if delta else "mamba2_ssd",
+        batch=row.integer("batch", 1),
+        seq=row.integer("seq_len"),
+        heads=row.integer("heads"),
+        groups=row.integer("kv_heads"),
+        head_dim=head_dim,
+        state=head_dim if delta else row.integer("k"),
+        chunk=int(chunk[1]) if chunk else 64,
+        dtype=row.dtype,
+        kernel_pass=row.kernel_pass,
+    )
+
+
+def _convolution(row: Cells) -> PointwiseShape:
+    """Return the short convolution along the sequence before a recurrence: each channel is read and written once."""
+    width, groups = row.integer("heads") * row.integer("head_dim"), row.integer("kv_heads")
+    delta = row.text("op").startswith("gdn")
+    channels = width + 2 * groups * (row.integer("head_dim") if delta else row.integer("k"))
+    elements = row.integer("batch", 1) * row.integer("seq_len") * channels
+    return _traffic(row, row.text("op"), elements, 2.0 * elements, 2.0 * elements)
+
+
+def _experts(row: Cells) -> GemmShape:
+    """Return the first product of the experts of one GPU: tokens times the gate and the up projection of each."""
+    found = re.search(r"top-(\d+) of (\d+) experts(?:, experts split over (\d+))?", row.text("notes"))
+    if found is None:
+        raise ConfigError("the notes of an expert block say 'top-8 of 256 experts'")
+    top_k, n_experts, split = int(found[1]), int(found[2]), int(found[3] or 1)
+    rows = max(1, round(row.integer("m") * top_k / n_experts))
+    n_local = max(1, n_experts // split)
+    return GemmShape(m=rows, n=2 * row.integer("n"), k=row.integer("k"), batch=n_local, dtype=row.dtype, name="experts")
+
+
+def _beside_experts(first: GemmShape) -> tuple[KernelShape, ...]:
+    """Return what an expert block runs beside its first product: permutation, gated activation, second product, weighted sum."""
+    tokens, inner, hidden = first.m * first.batch, first.n // 2, first.k
+
+    def pointwise(name: str, n_elements: int, read: float, written: float) -> PointwiseShape:
+        return PointwiseShape(name=name, n_elements=n_elements, read_bytes=read, written_bytes=written)
+
+    return (
+        pointwise("expert_block", tokens * hidden, 2.0 * tokens * hidden, 2.0 * tokens * hidden),
+        pointwise("swiglu", tokens * inner, 4.0 * tokens * inner, 2.0 * tokens * inner),
+        GemmShape(m=first.m, n=hidden, k=inner, batch=first.batch, dtype=first.dtype, name="experts"),
+        pointwise("add", tokens * hidden, 2.0 * tokens * hidden, 2.0 * tokens * hidden),
+    )
+
+
+def _traffic(row: Cells, name: str, elements: int, read: float, written: float, row_length: int = 0) -> PointwiseShape:
+    return PointwiseShape(
+        name=name, n_elements=elements, read_bytes=read, written_bytes=written, row_length=row_length,
+        dtype=row.dtype, kernel_pass=row.kernel_pass,
+    )  # fmt: skip
+
+
+#: op -> reduces over a row, tensors read and written forward, read and written backward
+_TENSORS: dict[str, tuple[bool, float, float, float, float]] = {
+    "layer_norm": (True, 1, 1, 2, 1),
+    "rms_norm": (True, 1, 1, 2, 1),
+    "gelu": (False, 1, 1, 2, 1),
+    "silu": (False, 1, 1, 2, 1),
+    "relu": (False, 1, 1, 2, 1),
+    "add": (False, 2, 1, 0, 0),
+    "mul": (False, 2, 1, 2, 1),
+    "copy": (False, 1, 1, 1, 1),
+    "cross_entropy": (True, 1, 1, 1, 1),
+    "softmax": (True, 1, 1, 2, 1),
+}
+#: op -> bytes read and written per element, whatever the type
+_BYTES: dict[str, tuple[float, float]] = {
+    "adamw_fused": (16.0, 12.0),
+    "clip_grad_norm": (8.0, 4.0),
+    "fp8_static_quantize": (2.0, 1.0),
+    "fp8_compute_scale": (2.0, 1e-3),
+    "mxfp8_quantize": (2.0, 1.03),
+    "nvfp4_quantize_2d_weight": (2.0, 1.125),
+    "nvfp4_quantize_hadamard_row_col": (2.0, 1.125),
+    "nvfp4_amax_hadamard": (2.0, 1e-3),
+}
+
+
+def _elementwise(row: Cells) -> PointwiseShape:
+    op = row.text("op").lower()
+    if op == "softmax":
+        columns = row.integer("seq_len")
+        elements = row.integer("batch", 1) * row.integer("heads") * columns * columns
+    else:
+        columns = row.integer("n", 1)
+        elements = row.integer("m") * (1 if op in ("adamw_fused", "clip_grad_norm") else columns)
+    if op in _BYTES:
+        read, written = _BYTES[op]
+        return _traffic(row, op, elements, read * elements, written * elements)
+    reduces, *forward_and_back = _TENSORS[op]
+    read, written = forward_and_back[2:] if row.kernel_pass == "backward" else forward_and_back[:2]
+    if not written:
+        raise ConfigError(f"the backward of '{op}' launches no kernel: what was timed is the host")
+    size = DTYPE_BYTES[row.dtype]
+    return _traffic(row, op, elements, read * elements * size, written * elements * size, columns if reduces else 0)
+
+
+def _dropout(row: Cells) -> PointwiseShape:
+    """Return dropout with its byte mask: forward writes it, backward reads it."""
+    elements, size = row.integer("m") * row.integer("n", 1), DTYPE_BYTES[row.dtype]
+    forward = row.kernel_pass == "forward"
+    return _traffic(
+        row, "dropout", elements, float(elements * (size + (not forward))), float(elements * (size + forward))
+    )
+
+
+def _cast(row: Cells) -> PointwiseShape:
+    elements = row.integer("m") * row.integer("n", 1)
+    return _traffic(row, row.text("op"), elements, float(elements * DTYPE_BYTES[row.dtype]), 4.0 * elements)
+
+
+def _embedding(row: Cells) -> PointwiseShape:
+    """Return the lookup ``[tokens, hidden]``; backward zeroes the whole table's gradient and adds to it."""
+    tokens, hidden, size = row.integer("m"), row.integer("n"), DTYPE_BYTES[row.dtype]
+    moved = float(tokens * hidden * size)
+    table = 0.0 if row.kernel_pass == "forward" else float(row.integer("vocab", 50304) * hidden * size)
+    return _traffic(row, "embedding", tokens * hidden, moved, moved + table, hidden)
+
+
+#: operations of several kernels, or of one that is in no model here: not fitted to
+WHOLE_BLOCKS = ("moe_layer", "dsv4_attention", "stream_copy")
+
+#: op of the tables -> the kernel that it is
+SHAPES: dict[str, Callable[[Cells], KernelShape]] = {
+    "gemm": _gemm,
+    "grouped_gemm": _grouped,
+    "moe_mlp": _experts,
+    "flash_attention": _attention,
+    "mla_attention": _attention,
+    "bmm_qk": _batched,
+    "bmm_pv": _batched,
+    "dropout": _dropout,
+    "to_f32": _cast,
+    "cast": _cast,
+    "embedding": _embedding,
+    "mamba2_ssd": _scan,
+    "gdn_chunk_gated_delta_rule": _scan,
+    "causal_conv1d": _convolution,
+    "gdn_causal_conv1d_fn": _convolution,
+    **dict.fromkeys((*_TENSORS, *_BYTES), _elementwise),
+}
+
+
+def shape_of(cells: Mapping[str, str], place: str = "") -> KernelShape:
+    """Return the kernel that a row timed.
+
+    Parameters
+    ----------
+    cells : mapping
+        By column.
+    place : str
+        What messages about cells begin with.
+
+    Raises
+    ------
+    ConfigError
+        If its op, pass or dtype is unknown, or a size that the op needs is not stated.
+    """
+    row = Cells(cells, place)
+    op = row.text("op").lower()
+    if op not in SHAPES:
+        raise ConfigError(f"op '{op}' is unknown", hint=f"one of {', '.join(sorted(SHAPES))}")
+    return SHAPES[op](row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +377,10 @@ class KernelRow:
         How it was timed.
     implementation : str
         Name of the library kernel where the table states it, otherwise empty.
+    beside : tuple of KernelShape
+        Other kernels that were timed with it: the quantisation of an operand, the rest of an expert block.
+    issue_s : float
+        Time that the host took to issue it, which nothing shorter shows.
     """
 
     source: str
@@ -79,6 +389,63 @@ class KernelRow:
     split: str
     conditions: Conditions
     implementation: str = ""
+    beside: tuple[KernelShape, ...] = ()
+    issue_s: float = 0.0
+
+
+def row_of(cells: Mapping[str, str], place: str = "") -> KernelRow:
+    """Return the kernels and conditions of one row.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`shape_of`, or if its time is no measurement.
+    """
+    shape, notes, source = shape_of(cells, place), cells.get("notes") or "", cells.get("source") or ""
+    try:
+        time_s = 1e-6 * float(cells["time_us"])
+    except ValueError:
+        time_s = math.nan
+    if not 0.0 < time_s < math.inf:
+        raise ConfigError(f"time_us={cells['time_us']} is no measurement")
+    beside: tuple[KernelShape, ...] = ()
+    if cells["op"] == "moe_mlp" and isinstance(shape, GemmShape):
+        beside = _beside_experts(shape)
+    elif isinstance(shape, GemmShape) and "quantisation of the activation" in notes:
+        elements = shape.m * shape.k * shape.batch
+        written = _SCALED_BYTES.get(shape.dtype, 1.0) * elements
+        beside = (
+            PointwiseShape(
+                name="dynamic_quantize", n_elements=elements, read_bytes=2.0 * elements, written_bytes=written,
+                dtype=shape.dtype, row_length=shape.k,
+            ),
+        )  # fmt: skip
+    return KernelRow(
+        source=source.split("@")[0].split(",")[0],
+        shape=shape,
+        time_s=time_s,
+        split=cells.get("split") or "",
+        conditions=_conditions(cells["device"], source, notes, cells.get("pass") or ""),
+        implementation="mla" if cells["op"] == "mla_attention" else library_kernel(notes),
+        beside=beside,
+        issue_s=EAGER_LINEAR_S.get(cells["device"], 0.0) if "no CUDA graph" in notes else 0.0,
+    )
+
+
+def _conditions(device: str, source: str, notes: str, kernel_pass: str) -> Conditions:
+    found = conditions_of(source, notes, kernel_pass)
+    throttled = device == "gb200" and source.startswith("ai-dynamo/") and found.name == "graph_replay"
+    return CONDITIONS["graph_replay_throttled"] if throttled else found
+
+
+def _is_one_kernel(row: Mapping[str, str]) -> bool:
+    """Whether a row timed one kernel, rather than a whole block, two passes at once, or nothing but the host."""
+    return (
+        row["op"] not in WHOLE_BLOCKS
+        and "top--1" not in row["notes"]  # a placeholder: how many experts see a token is not known
+        and row["pass"] != "forward+backward"
+        and (row["op"], row["pass"]) != ("add", "backward")
+    )
 
 
 def read_kernel_rows(path: str | Path, device: str, *, splits: Iterable[str] = ("fit",)) -> list[KernelRow]:
@@ -115,116 +482,14 @@ def read_kernel_rows(path: str | Path, device: str, *, splits: Iterable[str] = (
         raise CalibrationError(f"{path}: no rows of {device}", hint=f"its 'device' column has {others}")
     for number, row in enumerate(ours):
         row["split"] = row["split"] or ("test" if number % 4 == 3 else "fit")
-    rows = [row for row in ours if row["split"] in wanted]
+    rows = [row for row in ours if row["split"] in wanted and _is_one_kernel(row)]
     if not rows:
         raise CalibrationError(f"{path}: no rows of {device} with split {' or '.join(sorted(wanted))}")
     found = []
     for row in rows:
         try:
-            shape = _shape(row)
-            if shape is not None:
-                found.append(_row(row, shape))
-        except (ValueError, OverflowError) as error:
+            found.append(row_of(row))
+        except ConfigError as error:
             name = row["row_id"] or "without row_id"
-            raise CalibrationError(f"{path}: row {name}: {error}") from None
+            raise CalibrationError(f"{path}: row {name}: {error.message}", hint=error.hint) from None
     return found
-
-
-def _row(row: dict[str, str], shape: KernelShape) -> KernelRow:
-    notes = row["notes"]
-    time_s = 1e-6 * float(row["time_us"])
-    if not 0.0 < time_s < math.inf:
-        raise ValueError(f"time_us={row['time_us']} is no measurement")
-    return KernelRow(
-        source=row["source"].split("@")[0].split(",")[0],
-        shape=shape,
-        time_s=time_s,
-        split=row["split"],
-        conditions=conditions_of(row["source"], notes, row["pass"]),
-        implementation=library_kernel(notes),
-    )
-
-
-def _number(row: dict[str, str], key: str, default: int = 0) -> int:
-    return int(float(row[key])) if row.get(key) else default
-
-
-def _shape(row: dict[str, str]) -> KernelShape | None:
-    op = row["op"]
-    if row["pass"] not in _PASSES:
-        raise ValueError(f"pass '{row['pass']}' is unknown; one of {', '.join(filter(None, _PASSES))}")
-    kernel_pass = _PASSES[row["pass"]]
-    sizes = _SIZES.get(op, ("m",))
-    if any(_number(row, name) < 1 for name in sizes):
-        raise ValueError(f"{op} needs {', '.join(sizes)} above zero")
-    dtype = _DTYPES.get(row["dtype"], row["dtype"])
-    if op == "gemm":
-        return gemm_shape(_number(row, "m"), _number(row, "n"), _number(row, "k"), kernel_pass, dtype)
-    if op == "flash_attention":
-        return AttentionShape(
-            batch=_number(row, "batch"),
-            heads=_number(row, "heads"),
-            kv_heads=_number(row, "kv_heads"),
-            seq_q=_number(row, "seq_len"),
-            seq_k=_number(row, "seq_len"),
-            head_dim=_number(row, "head_dim"),
-            causal=row["causal"] == "1",
-            dtype=dtype,
-            kernel_pass=kernel_pass,
-        )
-    seq = _number(row, "seq_len")
-    products = _number(row, "batch", 1) * _number(row, "heads", 1)
-    if op in ("bmm_qk", "bmm_pv"):
-        width = _number(row, "head_dim")
-        n, k = (seq, width) if op == "bmm_qk" else (width, seq)
-        return GemmShape(m=seq, n=n, k=k, batch=products, dtype=dtype, kernel_pass=kernel_pass, name=op)
-    if op == "softmax":
-        return _pointwise(op, products * seq, seq, dtype, kernel_pass)
-    return _pointwise(op, _number(row, "m"), _number(row, "n", 1), dtype, kernel_pass)
-
-
-def gemm_shape(m: int, n: int, k: int, kernel_pass: Pass, dtype: str) -> GemmShape:
-    """Turn a layer's sizes (``y[m, n] = x[m, k] w[n, k]^T``) into the product that a pass runs.
-
-    Examples
-    --------
-    >>> shape = gemm_shape(4096, 3072, 1024, "wgrad", "bf16")
-    >>> shape.m, shape.n, shape.k
-    (3072, 1024, 4096)
-    """
-    if kernel_pass == "dgrad":
-        n, k = k, n
-    elif kernel_pass == "wgrad":
-        m, n, k = n, k, m
-    return GemmShape(m=m, n=n, k=k, dtype=dtype, kernel_pass=kernel_pass)
-
-
-def _pointwise(op: str, rows: int, columns: int, dtype: str, kernel_pass: Pass) -> PointwiseShape | None:
-    elements = rows * columns
-    row_length = 0
-    if op == "adamw_fused":
-        elements, read, written = rows, 16.0, 12.0
-    elif op == "clip_grad_norm":
-        elements, read, written = rows, 8.0, 4.0
-    elif op == "embedding":
-        width = DTYPE_BYTES[dtype]
-        table = 50304 * columns * width if kernel_pass == "backward" else 0
-        read, written, row_length = float(width), width + table / elements, columns
-    else:
-        if op not in _TRAFFIC:
-            raise ValueError(f"operation '{op}' is unknown; one of {', '.join((*_OTHERS, *_TRAFFIC))}")
-        forward_read, forward_written, back_read, back_written, reduces = _TRAFFIC[op]
-        is_backward = kernel_pass == "backward"
-        read, written = (back_read, back_written) if is_backward else (forward_read, forward_written)
-        row_length = columns if reduces else 0
-    if not written:
-        return None
-    return PointwiseShape(
-        name=op,
-        n_elements=elements,
-        read_bytes=read * elements,
-        written_bytes=written * elements,
-        row_length=row_length,
-        dtype=dtype,
-        kernel_pass=kernel_pass,
-    )

@@ -15,10 +15,12 @@ from simulator.calibration.robust import Fitted, Free, Residuals, fit_constants
 from simulator.calibration.tables import plain_yaml
 from simulator.errors import CalibrationError
 from simulator.kernels.attention import AttentionConstants, attention_times_s
+from simulator.kernels.constants import NOTES
 from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s
 from simulator.kernels.pointwise import ALIASES, PointwiseConstants, pointwise_time_s
-from simulator.kernels.roofline import KernelConstants
-from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape
+from simulator.kernels.roofline import ExpertConstants, KernelConstants
+from simulator.kernels.scan import ScanConstants, scan_time_s
+from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape, ScanShape
 from simulator.topology.device import Device, load_device
 
 FloatArray = npt.NDArray[np.float64]
@@ -48,6 +50,15 @@ _ATTENTION_FREE = (
 )
 _ACCUMULATOR = Free(name="accumulator_bytes", low=1.0, high=60.0, prior=0.5)
 
+#: types of operands that carry scales; fitted after the plain ones, whose constants they share
+SCALED_TYPES = ("fp8", "fp8_block", "mxfp8", "nvfp4", "mxfp4")
+#: name of the products of expert blocks, which are fitted after all others
+EXPERTS = "experts"
+#: fewest rows that a scaled type is fitted to: four constants
+FEWEST_NARROW = 8
+#: rows this much longer than what the host takes to issue them are bound by the device
+HOST_MARGIN = 1.1
+
 #: library kernel in the table -> implementation in device files, by architecture; others keep their names
 IMPLEMENTATIONS = {
     "ampere": {"flash_attention": "default"},
@@ -70,7 +81,7 @@ class KernelFit:
     uncertainty : dict
         ``"<family>.<constant>"`` -> one standard deviation of the constant as a share of it; infinite where rows do not say.
     relative_error : float
-        One standard deviation of the logarithm of predicted over measured, all families, tails clipped.
+        One standard deviation of the logarithm of predicted over measured, all single kernels, tails clipped.
     """
 
     device: str
@@ -95,20 +106,29 @@ def predict_rows_s(rows: Sequence[KernelRow], device: Device, constants: KernelC
     ndarray of shape [rows]
         Seconds.
     """
-    found = np.empty(len(rows))
-    groups: dict[tuple[object, ...], list[int]] = {}
+    found = np.zeros(len(rows))
+    groups: dict[tuple[object, ...], list[tuple[int, KernelRow]]] = {}
     for index, row in enumerate(rows):
-        groups.setdefault(_group_of(row), []).append(index)
-    for indices in groups.values():
-        found[indices] = _predict_group([rows[i] for i in indices], device, constants)
-    return found
+        for shape in (row.shape, *row.beside):
+            one = row if shape is row.shape else replace(row, shape=shape, beside=())
+            groups.setdefault(_group_of(one), []).append((index, one))
+    for members in groups.values():
+        times = _predict_group([row for _, row in members], device, constants)
+        np.add.at(found, [index for index, _ in members], times)
+    for index, row in enumerate(rows):
+        if row.shape.name == EXPERTS:
+            experts, dtype = constants.experts, row.shape.dtype
+            key = next((key for key in (_block_key(row), dtype) if key in experts.factor), "")
+            found[index] = found[index] * experts.factor.get(key, 1.0) + experts.fixed_s.get(key, 0.0)
+    return np.maximum(found, [row.issue_s for row in rows])
 
 
 def _group_of(row: KernelRow) -> tuple[object, ...]:
     shape = row.shape
     if isinstance(shape, AttentionShape):
         return (row.conditions.name, "attention", shape.kernel_pass, row.implementation)
-    return (row.conditions.name, "gemm" if isinstance(shape, GemmShape) else "pointwise")
+    family = {GemmShape: "gemm", ScanShape: "scan"}.get(type(shape), "pointwise")
+    return (row.conditions.name, EXPERTS if shape.name == EXPERTS else family)
 
 
 def _predict_group(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> FloatArray:
@@ -124,13 +144,14 @@ def _predict_group(rows: Sequence[KernelRow], device: Device, constants: KernelC
         name = implementation_name(rows[0].implementation, device)
         of_direction = constants.attention.of(name, "backward" if is_backward else "forward")
         return attention_times_s(calls, device, of_direction, conditions, is_backward=is_backward)
-    return np.array(
-        [
-            pointwise_time_s(r.shape, device, constants.pointwise, conditions)
-            for r in rows
-            if isinstance(r.shape, PointwiseShape)
-        ]
-    )
+    return np.array([_one_s(row, device, constants) for row in rows])
+
+
+def _one_s(row: KernelRow, device: Device, constants: KernelConstants) -> float:
+    if isinstance(row.shape, ScanShape):
+        return scan_time_s(row.shape, device, constants.scan)
+    assert isinstance(row.shape, PointwiseShape)
+    return pointwise_time_s(row.shape, device, constants.pointwise, row.conditions)
 
 
 def implementation_name(library_kernel: str, device: Device) -> str:
@@ -188,11 +209,17 @@ def fit_kernel_rows(
     constants = KernelConstants.of(start_from)
     sections: dict[str, Any] = {}
     unsure: dict[str, float] = {}
-    gemms = [r for r in rows if isinstance(r.shape, GemmShape)]
-    if gemms:
-        gemm = _fit_gemm(gemms, known, constants.gemm)
+    gemms = [r for r in rows if isinstance(r.shape, GemmShape) and r.shape.name != EXPERTS]
+    plain = [r for r in gemms if r.shape.dtype not in SCALED_TYPES]
+    if plain:
+        gemm = _fit_gemm(plain, known, constants.gemm)
         unsure |= {f"gemm.{name}": error for name, error in gemm.relative_errors.items()}
         constants = replace(constants, gemm=gemm.constants)
+    for dtype in SCALED_TYPES:
+        narrow = [r for r in gemms if r.shape.dtype == dtype]
+        if len(narrow) >= FEWEST_NARROW:
+            constants = _fit_scaled(narrow, dtype, known, constants, unsure)
+    if gemms:
         sections["gemm"] = _plain(constants.gemm, GemmConstants())
     attention = _fit_attention(rows, known, constants, unsure)
     if attention:
@@ -206,14 +233,23 @@ def fit_kernel_rows(
     pointwise = [r for r in rows if isinstance(r.shape, PointwiseShape)]
     if pointwise:
         constants = replace(constants, pointwise=_fit_pointwise(pointwise, known, constants, unsure))
+    if pointwise or any(row.beside for row in rows):
         sections["pointwise"] = _plain(constants.pointwise, None)
+    scans = [r for r in rows if isinstance(r.shape, ScanShape)]
+    if scans:
+        constants = replace(constants, scan=_fit_scan(scans, known, constants, unsure))
+        sections["scan"] = _plain(constants.scan, ScanConstants())
+    blocks = [r for r in rows if r.shape.name == EXPERTS]
+    if blocks:
+        constants = replace(constants, experts=_fit_experts(blocks, known, constants, unsure))
+        sections["experts"] = _plain(constants.experts, None)
     return KernelFit(
         device=known.name,
         sections=sections,
         residuals=residuals_of(rows, known, constants),
         held_out=residuals_of(test, known, constants),
         uncertainty=unsure,
-        relative_error=_relative_error(rows, known, constants),
+        relative_error=_relative_error([row for row in rows if row.shape.name != EXPERTS], known, constants),
     )
 
 
@@ -277,6 +313,108 @@ def _fit_gemm(rows: Sequence[KernelRow], device: Device, start: GemmConstants) -
         return times
 
     return fit_constants(start, free, predict, _measured(rows), weights=weights, n_starts=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Narrow:
+    """What is fitted for products of one scaled type: rate and energy, and the quantisation that was timed with them."""
+
+    efficiency: float = 0.9
+    energy: float = 0.9
+    quantize: float = 0.5
+    quantize_s: float = 5e-6
+    quantize_row_s: float = 1e-10
+
+    def within(self, constants: KernelConstants, dtype: str) -> KernelConstants:
+        """Return constants with these in their places."""
+        gemm, pointwise, key = constants.gemm, constants.pointwise, f"dynamic_quantize.{dtype}"
+        return replace(
+            constants,
+            gemm=replace(
+                gemm,
+                dtype_efficiency={**gemm.dtype_efficiency, dtype: self.efficiency},
+                dtype_energy={**gemm.dtype_energy, dtype: self.energy},
+            ),
+            pointwise=replace(
+                pointwise,
+                efficiency={**pointwise.efficiency, key: self.quantize},
+                fixed_s={**pointwise.fixed_s, key: self.quantize_s},
+                row_s={**pointwise.row_s, key: self.quantize_row_s},
+            ),
+        )
+
+
+def _fit_scaled(
+    rows: Sequence[KernelRow], dtype: str, device: Device, constants: KernelConstants, unsure: dict[str, float]
+) -> KernelConstants:
+    """Fit what 8 and 4 bits change: tiles, launches and memory stay those of 16 bits."""
+    shown = [row for row in rows if row.time_s > HOST_MARGIN * row.issue_s]
+    if len(shown) < FEWEST_NARROW:
+        return constants
+    free = [Free(name="efficiency", low=0.15, high=1.3, prior=0.5), Free(name="energy", low=0.1, high=4.0, prior=0.3)]
+    if any(row.beside for row in shown):
+        free.append(Free(name="quantize", low=0.02, high=1.0, prior=1.0))
+        free.append(Free(name="quantize_s", low=1e-8, high=40e-6, prior=1.0))
+        free.append(Free(name="quantize_row_s", low=1e-12, high=20e-9, prior=3.0))
+
+    def predict(narrow: _Narrow) -> FloatArray:
+        return predict_rows_s(shown, device, narrow.within(constants, dtype))
+
+    fitted = fit_constants(_Narrow(), free, predict, _measured(shown), n_starts=2)
+    places = {
+        "efficiency": f"gemm.dtype_efficiency.{dtype}", "energy": f"gemm.dtype_energy.{dtype}",
+        "quantize": f"pointwise.efficiency.dynamic_quantize.{dtype}", "quantize_s": f"pointwise.fixed_s.dynamic_quantize.{dtype}",
+        "quantize_row_s": f"pointwise.row_s.dynamic_quantize.{dtype}",
+    }  # fmt: skip
+    unsure |= {places[name]: error for name, error in fitted.relative_errors.items()}
+    kept = replace(fitted.constants, **({} if len(free) > 2 else {"quantize": 0.6, "quantize_s": 1e-9}))
+    return kept.within(constants, dtype)
+
+
+def _fit_scan(
+    rows: Sequence[KernelRow], device: Device, constants: KernelConstants, unsure: dict[str, float]
+) -> ScanConstants:
+    """Fit the rate of each recurrence, and the fixed part of all."""
+    names = sorted({row.shape.name for row in rows if isinstance(row.shape, ScanShape)})
+    free = [Free(name="launch_s", low=1e-6, high=200e-6, prior=1.0)]
+    free += [Free(name=f"efficiency.{name}", low=1e-3, high=1.0, prior=1.0) for name in names]
+
+    def predict(scan: ScanConstants) -> FloatArray:
+        return predict_rows_s(rows, device, replace(constants, scan=scan))
+
+    fitted = fit_constants(constants.scan, free, predict, _measured(rows))
+    unsure |= {f"scan.{name}": error for name, error in fitted.relative_errors.items()}
+    return fitted.constants
+
+
+def _block_key(row: KernelRow) -> str:
+    """Key of the constants of an expert block: its type, and the library that ran it."""
+    dtype = row.shape.dtype
+    return f"{dtype} {row.implementation}" if row.implementation else dtype
+
+
+def _fit_experts(
+    rows: Sequence[KernelRow], device: Device, constants: KernelConstants, unsure: dict[str, float]
+) -> ExpertConstants:
+    """Fit a factor and a fixed part of whole expert blocks for each type, and each library and type, with rows enough."""
+    found = ExpertConstants()
+    for dtype in sorted({key for row in rows for key in (row.shape.dtype, _block_key(row))}):
+        members = [row for row in rows if dtype in (row.shape.dtype, _block_key(row))]
+        if len(members) < FEWEST_NARROW:
+            continue
+        kernels_s = predict_rows_s(members, device, replace(constants, experts=ExpertConstants()))
+        free = [
+            Free(name=f"factor.{dtype}", low=0.1, high=10.0), Free(name=f"fixed_s.{dtype}", low=1e-7, high=500e-6),
+        ]  # fmt: skip
+        start = ExpertConstants(factor={**found.factor, dtype: 1.0}, fixed_s={**found.fixed_s, dtype: 20e-6})
+
+        def predict(c: ExpertConstants, dtype: str = dtype, kernels_s: FloatArray = kernels_s) -> FloatArray:
+            return kernels_s * c.factor[dtype] + c.fixed_s[dtype]
+
+        fitted = fit_constants(start, free, predict, _measured(members))
+        found = fitted.constants
+        unsure |= {f"experts.{name}": error for name, error in fitted.relative_errors.items()}
+    return found
 
 
 def _fit_attention(
@@ -399,7 +537,7 @@ def undetermined_kernels(csv: str | Path, device: Device, fit: KernelFit) -> dic
 
 
 def write_kernels(path: str | Path, fit: KernelFit, *, source: str, basis: str = "measured") -> None:
-    """Write a fit into a device file, in place; comments and all other sections stay as they are.
+    """Write a fit into a device file, in place; comments, other sections and unmeasured kinds of attention stay as they are.
 
     Parameters
     ----------
@@ -425,7 +563,13 @@ def write_kernels(path: str | Path, fit: KernelFit, *, source: str, basis: str =
             for name, error in fit.uncertainty.items()
             if name.startswith(f"{family}.")
         }
-        kernels[family] = {**section, "source": source, "fit": {"held_out": errors, "one_standard_deviation": sure}}
+        before = kernels.get(family, {})
+        kept = (
+            {name: before[name] for name in before if name not in (*NOTES, *section)} if family == "attention" else {}
+        )
+        said = f"{', '.join(kept)}: {before.get('source', 'not stated')}; others: {source}" if kept else source
+        notes = {"source": said, "fit": {"held_out": errors, "one_standard_deviation": sure}}
+        kernels[family] = {**kept, **section, **notes}
     data["kernel_basis"] = basis
     data["kernel_error"] = round(max(fit.relative_error, 0.03), 3)
     with Path(path).open("w", encoding="utf-8") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,16 +38,12 @@ def collectives(
 ) -> None:
     """Fit what collectives cost on one cluster to its own nccl-tests runs, or judge the shipped constants.
 
-    Without --topology, all clusters of one table are fitted together, class by class, as the shipped constants were.
+    Without --topology, all clusters of the tables are fitted together, class by class, as the shipped constants were.
     """
     from simulator.errors import CalibrationError
 
     if topology is None:
-        if len(files) != 1:
-            raise CalibrationError(
-                f"{len(files)} files, and no cluster", hint="which one was measured? give --topology"
-            )
-        _all_clusters(Path(files[0]), out, leave_one_out=leave_one_out, json_output=json_output)
+        _all_clusters([Path(file) for file in files], out, leave_one_out=leave_one_out, json_output=json_output)
         return
     if leave_one_out:
         raise CalibrationError("--leave-one-out takes a table of several clusters", hint="leave --topology out")
@@ -149,12 +145,12 @@ def _say_written(out: str | None) -> None:
 # ---- all clusters --------------------------------------------------------------------------
 
 
-def _all_clusters(path: Path, out: str | None, *, leave_one_out: bool, json_output: bool) -> None:
+def _all_clusters(paths: Sequence[Path], out: str | None, *, leave_one_out: bool, json_output: bool) -> None:
     from simulator.calibration.collective_fit import describe, fitted_table, left_out, write_fitted
     from simulator.calibration.collectives import read_measured
     from validation.tables.reader import find_table
 
-    rows = read_measured(find_table(path))
+    rows = [row for path in paths for row in read_measured(find_table(path))]
     n_clusters = len({row.topology for row in rows})
     times = f"{n_clusters} times, each time without one cluster" if leave_one_out else "once, all clusters together"
     print(f"fitting {times} ...", file=sys.stderr)

@@ -22,6 +22,7 @@ FALLBACK = {
     "ipoib": "tcp",
     "gloo": "tcp",
     "blackwell": "hopper",
+    "cdna4": "cdna3",
     "cpu": "ampere",
 }
 

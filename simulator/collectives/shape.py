@@ -59,7 +59,7 @@ class GroupShape:
     collnet : bool
         Whether the switches between nodes reduce (SHARP with its plug-in).
     full_node : bool
-        Whether all GPUs of the node take part (NVLS needs no less, but in racks whose switches are set up by job).
+        Whether all GPUs of the node take part (NVLS needs no less, but in racks, where any three do).
     nccl : str
         NCCL version, empty when not known: a current one.
     overrides : str
@@ -151,7 +151,7 @@ def shape_of(
         protocol=protocol,
         sockets=len({socket_of(node, gpu) for gpu in places}) if wiring == "pcie" else 1,
         collnet=bool(section.get("collnet", False)),
-        full_node=local == node.gpus or node.hosts > 1,
+        full_node=local == node.gpus or (node.hosts > 1 and local > 2),
         nccl=str(section.get("nccl", "")) if nccl is None else nccl,
         overrides=overrides,
     )

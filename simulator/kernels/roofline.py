@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from simulator.errors import ConfigError
@@ -18,12 +18,29 @@ from simulator.topology.device import Device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertConstants:
+    """What whole expert blocks of serving stacks add to their kernels priced one by one, by type of their operands.
+
+    Parameters
+    ----------
+    factor : dict
+        On the sum of the kernels' times: how well small products of many experts share a launch.
+    fixed_s : dict
+        Routing, permutation and launches.
+    """
+
+    factor: Mapping[str, float] = field(default_factory=dict)
+    fixed_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelConstants:
     """The constants of all families on one device."""
 
     gemm: GemmConstants
     attention: AttentionFamily
     pointwise: PointwiseConstants
+    experts: ExpertConstants = field(default_factory=ExpertConstants)
     scan: ScanConstants
 
     @classmethod
@@ -39,6 +56,7 @@ class KernelConstants:
             gemm=under_release(read_constants(device, "gemm", GemmConstants), cuda),
             attention=_attention(device),
             pointwise=read_constants(device, "pointwise", PointwiseConstants),
+            experts=read_constants(device, "experts", ExpertConstants),
             scan=read_constants(device, "scan", ScanConstants),
         )
 

@@ -26,6 +26,7 @@ DTYPE_BYTES: dict[str, int] = {
     "fp8_block": 1,
     "mxfp8": 1,
     "nvfp4": 1,  # half a byte and a scale: whole bytes where operands are counted
+    "mxfp4": 1,
     "int64": 8,
     "int32": 4,
     "bool": 1,

@@ -115,7 +115,7 @@ def _draw_node(drawing: _Drawing, topology: Topology, node: int) -> None:
     for kind, names in by_kind.items():
         for name, x in zip(names, _spread(len(names)), strict=True):
             drawing.places[name] = (x, _LEVELS.get(kind, 3.3))
-            drawing.labels[name] = re.sub(r"^node\d+\.", "", name)
+            drawing.labels[name] = re.sub(r"^(node|rack)\d+\.", "", name)
 
 
 def _spread(count: int) -> list[float]:

@@ -6,12 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from simulator.config import Bandwidth, Bytes, Compute, Frequency, Power, Spec, load_spec, resolve_name
+from simulator.config import (
+    Bandwidth,
+    Bytes,
+    Compute,
+    Frequency,
+    Power,
+    Spec,
+    complaint,
+    did_you_mean,
+    load_spec,
+    near_misses,
+    resolve_name,
+)
+from simulator.errors import ConfigError
 
+#: generations that something here is fitted to or known of; a device file may name others
+ARCHITECTURES = ("volta", "ampere", "hopper", "blackwell", "cdna3", "cdna4", "cpu")
 KernelBasis = Literal["measured", "generation", "datasheet"]
 
 #: relative error assumed for kernel times where a device file states none
@@ -88,7 +103,14 @@ class Device:
 
 
 #: products of scaled blocks -> type of their elements
-_ELEMENTS = {"fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+_ELEMENTS = {"fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
+
+
+def _architecture(name: str) -> str:
+    """Refuse a generation that is but a known one misspelt; any other may be new."""
+    if name not in ARCHITECTURES and name.isalpha() and near_misses(name, ARCHITECTURES):
+        raise complaint(ConfigError(f"{name!r} is no generation of GPUs.{did_you_mean(name, ARCHITECTURES)}"))
+    return name
 
 
 class DeviceFile(Spec):
@@ -96,7 +118,7 @@ class DeviceFile(Spec):
 
     name: str
     vendor: str = "NVIDIA"
-    architecture: str = Field(pattern="^[a-z0-9-]+$")
+    architecture: Annotated[str, AfterValidator(_architecture)] = Field(pattern="^[a-z0-9-]+$")
     compute_capability: str = ""
     n_sms: int = Field(gt=0)
     memory_bytes: Bytes = Field(alias="memory", gt=0)

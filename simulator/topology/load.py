@@ -39,7 +39,7 @@ def load_topology(
     n_gpus : int, optional
         Use the first so many GPUs; all of the cluster by default.
     gpus_per_node : int, optional
-        Use only so many on each node.
+        Use only so many on each node; of racks, so many on each rack, where it is more than a tray has.
     overrides : mapping, optional
         Values that replace those of the file, by dotted key: ``{"node.nics.bandwidth": "400 Gb/s"}``.
 
@@ -59,7 +59,10 @@ def load_topology(
 def topology_of(spec: ClusterSpec, n_gpus: int | None = None, *, gpus_per_node: int | None = None) -> Topology:
     """Build the topology of a cluster description."""
     spec = spec.by_domain()
-    per_node = gpus_used_of_node(spec, n_gpus) if gpus_per_node is None else gpus_per_node
+    if gpus_per_node is None or (spec.node.hosts > 1 and gpus_per_node <= spec.node.gpus // spec.node.hosts):
+        per_node = gpus_used_of_node(spec, n_gpus)
+    else:
+        per_node = gpus_per_node
     if not 1 <= per_node <= spec.node.gpus:
         raise ConfigError(f"{per_node} GPUs per node asked for, but nodes of {spec.name} have {spec.node.gpus}")
     wanted = spec.nodes * per_node if n_gpus is None else n_gpus

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.calibration.kernel_rows import KernelRow, gemm_shape, read_kernel_rows
+from simulator.calibration.kernel_rows import KernelRow, gemm_shape, read_kernel_rows, row_of
 from simulator.calibration.kernel_transfer import sustained_scale, transfer_kernels
 from simulator.calibration.kernels import (
     KernelFit,
@@ -19,6 +19,7 @@ from simulator.calibration.kernels import (
     write_kernels,
 )
 from simulator.calibration.robust import Free, Residuals, fit_constants, with_values
+from simulator.config import resolve_name
 from simulator.errors import CalibrationError
 from simulator.kernels import RooflineKernels
 from simulator.kernels.attention import AttentionConstants
@@ -195,3 +196,64 @@ def test_rows_are_predicted_in_their_order(made_rows: list[KernelRow]) -> None:
     mixed = [replace(r, conditions=CONDITIONS["profiler"]) if i % 2 else r for i, r in enumerate(made_rows)]
     whole = predict_rows_s(mixed, device, constants)
     assert whole[3] == predict_rows_s(mixed[3:4], device, constants)[0]
+
+
+def test_writing_keeps_kinds_of_attention_that_no_row_timed(tmp_path: Path) -> None:
+    """Only one library kernel was timed: the default, which training uses, stays."""
+    device = load_device("a100-sxm4-80g")
+    file = tmp_path / "own.yaml"
+    file.write_text(Path(resolve_name("a100-sxm4-80g", "devices")).read_text(encoding="utf-8"), encoding="utf-8")
+    before = device.kernels["attention"]["default"]
+    timed = {"timed_kernel": {"forward": {"efficiency": 0.5}}}
+    zero = Residuals(n=9, median=0.01, p90=0.05, bias=0.0)
+    fit = KernelFit(
+        device=device.name, sections={"attention": timed}, residuals={"attention": zero}, held_out={"attention": zero},
+        uncertainty={}, relative_error=0.05,
+    )  # fmt: skip
+    write_kernels(file, fit, source="a test")
+    after = load_device(file).kernels["attention"]
+    assert after["default"] == before
+    assert after["timed_kernel"] == timed["timed_kernel"]
+
+
+LINEAR = {
+    "device": "gb200", "op": "gemm", "m": "1024", "n": "512", "k": "256", "dtype": "nvfp4", "time_us": "20",
+    "notes": "linear layer, CUDA graph; includes NVFP4 quantisation of the activation",
+}  # fmt: skip
+
+
+def test_a_quantised_layer_is_a_product_and_the_quantisation_of_its_input() -> None:
+    row = row_of(LINEAR)
+    (quantize,) = row.beside
+    assert quantize.read_bytes == 2 * 1024 * 256  # bf16
+    assert quantize.written_bytes == (0.5 + 1 / 16) * 1024 * 256  # four bits, and eight bits for sixteen of them
+    plain = row_of({**LINEAR, "notes": ""})
+    device = load_device("gb200")
+    constants = KernelConstants.of(device)
+    with_it, without = predict_rows_s([row, plain], device, constants)
+    assert with_it > without + quantize.n_bytes / device.memory_bandwidth_bytes_per_s
+
+
+def test_what_the_host_issues_slowly_is_no_faster_than_that() -> None:
+    row = row_of({**LINEAR, "dtype": "fp8_block", "notes": "includes quantisation of the activation; no CUDA graph"})
+    device = load_device("gb200")
+    assert predict_rows_s([row], device, KernelConstants.of(device))[0] == row.issue_s > 0
+
+
+@pytest.mark.parametrize(
+    ("cells", "flops"),
+    [
+        ({"op": "grouped_gemm", "m": "4096", "n": "512", "k": "256", "batch": "8"}, 2 * 4096 * 512 * 256),
+        # two products over half of the scores, keys of 192 and values of 128 elements
+        (
+            {"op": "mla_attention", "batch": "1", "heads": "2", "seq_len": "1024", "head_dim": "192", "causal": "1"},
+            2 * (192 + 128) * 2 * 1024**2 / 2,
+        ),
+        (
+            {"op": "flash_attention", "batch": "1", "heads": "1", "seq_len": "64", "head_dim": "32", "causal": "0"},
+            4 * 32 * 64 * 64,
+        ),
+    ],
+)
+def test_work_of_what_was_timed(cells: dict[str, str], flops: float) -> None:
+    assert row_of({"device": "b200", "dtype": "bf16", "time_us": "1", **cells}).shape.n_flops == pytest.approx(flops)

@@ -2,15 +2,15 @@
 
 import pytest
 
+from simulator.calibration.kernel_rows import shape_of
 from simulator.errors import ConfigError
 from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape
-from validation.tables.kernel_shapes import shape_of
-from validation.tables.reader import MEASUREMENTS, Row, read_table
+from validation.tables.reader import MEASUREMENTS, read_table
 
 
 class TestKernelShapes:
     def row(self, **cells):
-        return Row(kind="kernels", file="k.csv", line=2, cells={"dtype": "bf16", "pass": "forward", **cells})
+        return {"dtype": "bf16", "pass": "forward", **cells}
 
     @pytest.mark.parametrize(
         ("kernel_pass", "product"), [("forward", (64, 32, 16)), ("dgrad", (64, 16, 32)), ("wgrad", (32, 16, 64))]
@@ -50,4 +50,4 @@ class TestKernelShapes:
     def test_every_shipped_kernel_row_has_a_shape_or_a_reason(self):
         for row in read_table(MEASUREMENTS / "kernels.csv"):
             if (row.text("op"), row.text("pass")) != ("add", "backward"):
-                shape_of(row)
+                shape_of(row.cells)
