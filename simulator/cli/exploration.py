@@ -68,6 +68,10 @@ def search(
         str, typer.Option(help="What the choice minimises: time, gpu-hours, cost, energy, memory or gpus.")
     ] = "time",
     gpu_hour_price: Annotated[Text, option("Price of a GPU hour, e.g. 2.50 or '2.50 USD'.")] = None,
+    memory_margin: Annotated[
+        float,
+        typer.Option(help="Share of the memory that should stay free: plans that leave less are marked.", min=0, max=1),
+    ] = 0.05,
     jobs: Jobs = 0,
     scheduler: Scheduler = "",
     out: Annotated[Text, option("Folder for answers, tables and plots; started again, it does only the rest.")] = None,
@@ -103,7 +107,7 @@ def search(
             base, axes, counts, top=top, n_jobs=jobs, scheduler=scheduler, observe=Progress(say).search, store=store,
             objective=objective,
         )  # fmt: skip
-    answer, space, plans = answer_of(found, objective, price=price)
+    answer, space, plans = answer_of(found, objective, price=price, margin=memory_margin)
     per_node = space.topology.gpus_per_host
     written = write_all(plans, space.spec, Path(emit), gpus_per_node=per_node, describe=describe) if emit else []
     files = write_search(answer, out, formats, plot)

@@ -24,6 +24,8 @@ from simulator.units import format_bytes, format_time
 CHOICES = ("dp", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "sharding", "recompute", "sequence_parallel")
 
 
+#: share of the device's memory that a plan should leave free, for what no model sees: an assumption
+MEMORY_MARGIN = 0.05
 #: plans whose times differ by less than this share are as fast as one another
 SAME = 5e-4
 
@@ -90,9 +92,22 @@ class PlanRow(Figures):
     """Which settings differ from that one's."""
     compared_with: str
     """``best``, or ``runner-up`` for the best."""
+    is_tight: bool
+    """Whether it leaves less of the device's memory free than the margin."""
 
 
-def row(one: Ranked, best: Ranked, runner_up: Ranked | None) -> PlanRow:
+def is_tight(peak_bytes: int, capacity_bytes: int, margin: float) -> bool:
+    """Whether less than a share of the memory stays free.
+
+    Examples
+    --------
+    >>> is_tight(77, 80, 0.05), is_tight(75, 80, 0.05)
+    (True, False)
+    """
+    return peak_bytes > (1.0 - margin) * capacity_bytes
+
+
+def row(one: Ranked, best: Ranked, runner_up: Ranked | None, margin: float = MEMORY_MARGIN) -> PlanRow:
     """Return one line of the answer as plain data."""
     is_best = one is best
     other = runner_up if is_best else best
@@ -102,27 +117,28 @@ def row(one: Ranked, best: Ranked, runner_up: Ranked | None) -> PlanRow:
         "bound_s": one.bound_s, **figures_of(answer), "breakdown": answer["breakdown"],
         "why": explain(one, other) if other is not None else "", "choices": choices(one.plan, other.plan) if other else "",
         "compared_with": "runner-up" if is_best else "best",
+        "is_tight": is_tight(one.peak_bytes, answer["memory"]["capacity_bytes"], margin),
     }  # fmt: skip
 
 
-def to_dict(result: SearchResult) -> dict[str, Any]:
-    """Return a search's result as plain data."""
+def to_dict(result: SearchResult, margin: float = MEMORY_MARGIN) -> dict[str, Any]:
+    """Return a search's result as plain data; plans that leave less than a share of the memory free are marked."""
     best = result.ranked[0]
     runner_up = result.ranked[1] if len(result.ranked) > 1 else None
-    plain = {label: _account(found, best, runner_up) for label, found in result.plain.items()}
+    plain = {label: _account(found, best, runner_up, margin) for label, found in result.plain.items()}
     return {
-        "best": row(best, best, runner_up),
-        "plans": [row(one, best, runner_up) for one in result.ranked],
+        "best": row(best, best, runner_up, margin),
+        "plans": [row(one, best, runner_up, margin) for one in result.ranked],
         "plain": plain,
-        **({} if result.given is None else {"given": _account(result.given, best, runner_up)}),
+        **({} if result.given is None else {"given": _account(result.given, best, runner_up, margin)}),
         "pareto": _pareto(result.pareto),
         "n_plans": result.n_plans, "n_unfit": result.n_unfit, "n_pruned": result.n_pruned,
         "n_simulated": result.n_simulated, "n_stored": result.n_stored, "n_failed": result.n_failed,
     }  # fmt: skip
 
 
-def _account(found: Ranked | str, best: Ranked, runner_up: Ranked | None) -> PlanRow | dict[str, str]:
-    return {"reason": found} if isinstance(found, str) else row(found, best, runner_up)
+def _account(found: Ranked | str, best: Ranked, runner_up: Ranked | None, margin: float) -> PlanRow | dict[str, str]:
+    return {"reason": found} if isinstance(found, str) else row(found, best, runner_up, margin)
 
 
 def _pareto(front: Sequence[Ranked]) -> list[dict[str, Any]]:
@@ -289,7 +305,7 @@ def check_objective(objective: str, *, has_price: bool) -> None:
 
 
 def answer_of(
-    found: Sequence[CountResult], objective: str, *, price: Price | None = None
+    found: Sequence[CountResult], objective: str, *, price: Price | None = None, margin: float = MEMORY_MARGIN
 ) -> tuple[dict[str, Any], Space, list[ParallelPlan]]:
     """Return the answer as plain data, and the chosen plan with its rivals for files.
 
@@ -300,6 +316,8 @@ def answer_of(
         One of :data:`OBJECTIVES`.
     price : Price, optional
         Of a GPU hour; wins over the cluster file's.
+    margin : float
+        Share of the memory that a plan should leave free: those that leave less are marked.
 
     Returns
     -------
@@ -318,7 +336,7 @@ def answer_of(
     """
     known = [one.space.topology for one in found if one.space is not None]
     check_objective(objective, has_price=all(price_of(topology, price) for topology in known))
-    searches = [_answer(one, price) for one in found]
+    searches = [_answer(one, price, margin) for one in found]
     chosen, best = best_by_objective(found, objective, price=price)
     assert chosen.space is not None and chosen.result is not None
     plans = [best.plan, *(one.plan for one in chosen.result.ranked if one.plan != best.plan)]
@@ -330,14 +348,15 @@ def answer_of(
     answer = {"scenario": shared, **(searches[0] if len(searches) == 1 else {"searches": searches})}
     totals_of_best = totals(best, chosen.space.topology, price)
     choice = {"objective": objective, "summary": describe(best.plan), "plan": best.plan.to_dict(), **totals_of_best,
-              "iteration_time_s": best.iteration_time_s}  # fmt: skip
+              "iteration_time_s": best.iteration_time_s, "memory_margin": margin,
+              "is_tight": is_tight(best.peak_bytes, best.answer["memory"]["capacity_bytes"], margin)}  # fmt: skip
     return {**answer, "choice": choice}, chosen.space, plans
 
 
-def _answer(one: CountResult, price: Price | None) -> dict[str, Any]:
+def _answer(one: CountResult, price: Price | None, margin: float) -> dict[str, Any]:
     if one.result is None or one.space is None:
         return {"gpus": one.gpus, "reason": one.reason}
-    data = to_dict(one.result)
+    data = to_dict(one.result, margin)
     for row, plan in zip(data["plans"], one.result.ranked, strict=True):
         row["totals"] = totals(plan, one.space.topology, price)
     data["best"]["totals"] = data["plans"][0]["totals"]

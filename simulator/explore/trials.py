@@ -5,6 +5,7 @@ The machine changes are those of :mod:`simulator.changes`, the plans those of :m
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from simulator.analysis.explain import explain as rank_changes
 from simulator.answer import Result
 from simulator.changes import Improvement, MachineChange, improvements
 from simulator.costs import ModelCosts
-from simulator.errors import InfeasiblePlanError
+from simulator.errors import InfeasiblePlanError, SimulatorError
 from simulator.explore.neighbourhood import Neighbour, Site, nearest
 from simulator.network.base import Flow
 from simulator.parallel.lower import Lowered
@@ -41,6 +42,8 @@ _FIRST = {
     "storage bandwidth": "data",
     "processor speed of the loader's workers": "data",
 }
+#: choices of the collectives that an explanation forces, to see whether the library's own is a poor one
+_FORCED_ALGORITHMS, _FORCED_PROTOCOLS = ("ring", "tree"), ("simple", "ll128")
 _OUTSIDE = [LINK_KINDS.index(kind) for kind in ("nic", "fabric")]
 
 
@@ -138,6 +141,13 @@ class Trials:
             return Outcome(reason=need)
         return self._run(scenario, self.result.topology, MachineChange(), parts)
 
+    def scenario(self, scenario: Scenario) -> Outcome:
+        """Run the same plan with other cost models or choices of the collectives."""
+        try:
+            return self._run(scenario, self.result.topology, MachineChange(), self._parts)
+        except SimulatorError as error:  # an algorithm that does not run here
+            return Outcome(reason=error.message)
+
     def _run(
         self, scenario: Scenario, topology: Topology, change: MachineChange, parts: tuple[Any, Lowered, Any] | None
     ) -> Outcome:
@@ -219,6 +229,19 @@ def options_of(trials: Trials) -> Iterator[Option]:
         )
 
 
+def collectives_of(trials: Trials) -> Iterator[Option]:
+    """Yield forced algorithms and protocols of the collectives: the library's own choice is an estimate, and may be poor."""
+    scenario = trials.result.scenario
+    if trials.result.plan.gpus == 1 or scenario.algorithm or scenario.protocol:
+        return
+    for algorithm, protocol in itertools.product(_FORCED_ALGORITHMS, _FORCED_PROTOCOLS):
+        forced = replace(scenario, algorithm=algorithm, protocol=protocol)
+        yield Option(
+            name=f"--nccl-algo {algorithm} --nccl-proto {protocol}",
+            simulate=lambda forced=forced: trials.scenario(forced),  # type: ignore[misc]
+        )
+
+
 def explain(result: Result, *, say: Callable[[str], None] = lambda _: None) -> Explanation:
     """Say what decides the time and what would change it, every change simulated.
 
@@ -234,7 +257,9 @@ def explain(result: Result, *, say: Callable[[str], None] = lambda _: None) -> E
     Explanation
     """
     trials = Trials(result)
-    ranked = rank_changes(trials.baseline, list(knobs_of(trials)), list(options_of(trials)), say=say)
+    ranked = rank_changes(
+        trials.baseline, list(knobs_of(trials)), [*options_of(trials), *collectives_of(trials)], say=say
+    )
     return {"critical_path": path_rows(result.timeline), **ranked}
 
 

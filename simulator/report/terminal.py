@@ -323,6 +323,11 @@ def print_search(answer: dict[str, Any]) -> None:
         else:
             _print_ranking(out, one)
     choice = answer["choice"]
+    if any(row["is_tight"] for one in searches for row in one.get("plans", ())):
+        margin = f"{choice['memory_margin']:.0%}"
+        out.print(
+            f"tight: less than {margin} of the memory stays free (--memory-margin)", highlight=False, markup=False
+        )
     if len(searches) > 1 or choice["objective"] != "time":
         costs = choice["cost_per_billion_tokens"]
         cost = f", a cost of {costs:,.4g} {choice['currency']}".rstrip() if costs is not None else ""
@@ -366,7 +371,8 @@ def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
 
 def _plan_figures(row: dict[str, Any]) -> tuple[str, ...]:
     return (
-        format_time(row["iteration_time_s"]), f"{row['tokens_per_s']:,.0f}", f"{row['mfu']:.1%}", format_bytes(row["peak_bytes"]),
+        format_time(row["iteration_time_s"]), f"{row['tokens_per_s']:,.0f}", f"{row['mfu']:.1%}",
+        format_bytes(row["peak_bytes"]) + (" (tight)" if row["is_tight"] else ""),
     )  # fmt: skip
 
 

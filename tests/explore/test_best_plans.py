@@ -344,3 +344,14 @@ def test_the_front_holds_every_plan_up_to_its_slowdown_that_nothing_beats():
     )
     found = search(scenario, space, top=1, n_jobs=1)
     assert [(one.iteration_time_s, one.peak_bytes) for one in found.pareto] == expected
+
+
+def test_plans_that_leave_little_memory_free_are_marked():
+    scenario, space = request_of(gpus=4)
+    found = search(scenario, space, top=3, n_jobs=1)
+    capacity = found.ranked[0].answer["memory"]["capacity_bytes"]
+    least, most = sorted(one.peak_bytes for one in found.ranked)[:: len(found.ranked) - 1]
+    margin = 1.0 - (least + most) / 2 / capacity
+    marks = [row["is_tight"] for row in to_dict(found, margin)["plans"]]
+    assert marks == [capacity - one.peak_bytes < margin * capacity for one in found.ranked]
+    assert not any(row["is_tight"] for row in to_dict(found, 0.0)["plans"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from simulator.explore.trials import Trials, advise, knobs_of, options_of
 from simulator.explore.trials import explain as explain_result
 from simulator.report import answer_page
 from simulator.report.terminal import print_explanation
+from simulator.simulation import simulate
 
 BASE = Outcome(iteration_time_s=10.0, n_samples=5)
 
@@ -182,3 +184,14 @@ def test_report_and_json_hold_the_explanation(small, explained):
     assert documents.document([small], explained)["explanation"] == explained
     html = answer_page.report([small], explanation=explained).html
     assert explained["best"][0]["change"] in html
+
+
+def test_a_poor_choice_of_the_library_is_found(simulated):
+    """An algorithm that is faster when it is forced is among the changes, with the time that forcing it takes."""
+    fast = simulated("polaris", "gpt2", gpus=8, micro_batch=2, sharding="zero3", framework="torchtitan")
+    rows = {row["change"]: row for row in explain_result(fast)["changes"] if "--nccl-algo" in row["change"]}
+    for change, row in rows.items():
+        _, algorithm, _, protocol = change.split()
+        forced = simulate(replace(fast.scenario, algorithm=algorithm, protocol=protocol))
+        assert row["iteration_time_s"] == forced.metrics.iteration_time_s
+    assert rows
