@@ -116,6 +116,8 @@ class Bounds:
         self.spec = spec
         self.scenario = scenario
         self.costs = ModelCosts(topology, scenario)
+        # A search asks for the same parts of thousands of plans. Layers, groups and meshes are keyed by identity, because hashing
+        # their contents takes longer than the answer; each value keeps its key alive, and all go with this object.
         self._layer_times: dict[tuple[object, ...], tuple[Layer, LayerTime]] = {}
         self._meshes: dict[tuple[object, ...], Mesh] = {}
         self._communicators: dict[tuple[int, ...], Communicators] = {}

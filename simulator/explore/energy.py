@@ -21,7 +21,7 @@ from simulator.topology import Topology
 from simulator.topology.operation_spec import OperationDefaults, PowerSpec
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # a file that every search asks for
 def operation_defaults() -> OperationDefaults:
     """Return ``topologies/operation/defaults.yaml``."""
     return load_spec(resolve_name("defaults", "operation"), OperationDefaults)

@@ -25,21 +25,21 @@ from simulator.simulation import simulate
 Record = dict[str, Any]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # one cluster stands in most scenarios of a sweep; a changed file has another time stamp
 def _topology_text(name: str, overrides: tuple[tuple[str, str], ...], _modified_ns: int) -> str:
     topology = open_topology(name, 1, overrides=dict(overrides))
     file = resolve_name(name, "clusters").read_bytes()
     return topology.spec.model_dump_json() + repr(topology.device(0)) + hashlib.sha256(file).hexdigest()
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # reads every file of the program
 def _program() -> str:
     """Return a digest of this very program: answers of another state of it are not taken for its own."""
     files = sorted(Path(simulator.__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # reads every file of constants
 def _constants() -> str:
     files = sorted(file for folder in data_folders("network") for file in folder.glob("*.yaml"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -170,7 +170,7 @@ def closed_form_bytes_per_s(n_nodes: int, n_parameters: int) -> float:
     return n_bytes / compute_s(n_parameters)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # twenty simulations, asked for again by every plan of as many nodes
 def simulated_bytes_per_s(n_nodes: int, n_parameters: int) -> float:
     """Least bandwidth of a node, on the simulator, that hides the reduction behind the compute of a step.
 
