@@ -318,7 +318,8 @@ def offloading_needs_less(case: Case, tolerance: float) -> Violations:
 
 def flash_needs_less(case: Case, tolerance: float) -> Violations:
     runs = {kind: case.with_plan(attention=kind) for kind in ("eager", "flash")}
-    yield from larger("flash", runs["flash"].memory.peak_bytes, runs["eager"].memory.peak_bytes, tolerance)
+    # eager attention that is recomputed keeps no scores either, and flash keeps a sum per row
+    yield from larger("flash", runs["flash"].memory.peak_bytes, runs["eager"].memory.peak_bytes, 0.01)
     yield from longer("flash", seconds_of(runs["flash"]), seconds_of(runs["eager"]), tolerance)
 
 
