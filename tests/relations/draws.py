@@ -179,7 +179,7 @@ def _scenario(draw: random.Random) -> Scenario:
     return Scenario(
         topology=draw.choice(CLUSTERS),
         model=model,
-        plan=ParallelPlan(**settings),
+        plan=ParallelPlan.of(settings),
         network=network,
         faults=_faults(draw, settings["gpus"]) if draw.random() < 0.15 else Faults(),
     )
