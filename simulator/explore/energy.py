@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypedDict
 
 from simulator.analysis.metrics import PARTS, Breakdown
 from simulator.config import load_spec, resolve_name
@@ -80,6 +81,33 @@ def price_of(topology: Topology, given: Price | None = None) -> Price | None:
     return Price(
         gpu_hour=said.gpu_hour, currency=said.currency, source=f"cluster file: {said.source or 'no source given'}"
     )
+
+
+class Training(TypedDict):
+    """What training on a billion tokens takes."""
+
+    gpu_hours_per_billion_tokens: float
+    """GPUs times hours."""
+    cost_per_billion_tokens: float | None
+    """At the price of a GPU hour; null without one."""
+    currency: str
+    """Of the cost."""
+
+
+def training_of(gpus: int, tokens_per_s: float, price: Price | None) -> Training:
+    """Return what training on a billion tokens takes at a throughput.
+
+    Examples
+    --------
+    >>> training_of(8, 1e6, Price(gpu_hour=2.0))["cost_per_billion_tokens"]
+    4.444444444444445
+    """
+    gpu_hours = gpus * 1e9 / tokens_per_s / 3600.0
+    return {
+        "gpu_hours_per_billion_tokens": gpu_hours,
+        "cost_per_billion_tokens": gpu_hours * price.gpu_hour if price else None,
+        "currency": price.currency if price else "",
+    }
 
 
 J_PER_KWH = 3.6e6

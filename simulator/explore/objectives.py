@@ -12,7 +12,7 @@ from simulator.answer import Figures, figures_of
 from simulator.config import did_you_mean
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
 from simulator.explore.best_plans import Observer, Ranked, SearchResult, describe, search
-from simulator.explore.energy import Price, power_model, price_of
+from simulator.explore.energy import Price, power_model, price_of, training_of
 from simulator.explore.evaluation import Store
 from simulator.explore.space import Space, search_space
 from simulator.interop.plan_files import PLAN_FILES
@@ -157,7 +157,6 @@ OBJECTIVES = {
     "memory": "peak_bytes",
     "gpus": "gpus",
 }
-_TOKENS = 1e9
 
 
 def totals(one: Ranked, topology: Topology, price: Price | None = None) -> dict[str, Any]:
@@ -177,18 +176,15 @@ def totals(one: Ranked, topology: Topology, price: Price | None = None) -> dict[
         ``gpus``, ``peak_bytes``, ``currency``, and per billion tokens seconds, GPU hours, cost (None without a price) and
         kWh, as :mod:`simulator.explore.training_run` counts them.
     """
-    seconds = _TOKENS / (one.answer["tokens_per_s"] or math.nan)
-    gpu_hours = one.plan.gpus * seconds / 3600.0
-    power, said = power_model(topology), price_of(topology, price)
+    tokens_per_s, power = one.answer["tokens_per_s"] or math.nan, power_model(topology)
+    training = training_of(one.plan.gpus, tokens_per_s, price_of(topology, price))
     watts = power.facility_w(power.gpu_w(one.answer["breakdown"]))
     return {
         "gpus": one.plan.gpus,
         "peak_bytes": one.peak_bytes,
-        "s_per_billion_tokens": seconds,
-        "gpu_hours_per_billion_tokens": gpu_hours,
-        "cost_per_billion_tokens": gpu_hours * said.gpu_hour if said else None,
-        "currency": said.currency if said else "",
-        "kwh_per_billion_tokens": gpu_hours * watts / 1e3,
+        "s_per_billion_tokens": 1e9 / tokens_per_s,
+        **training,
+        "kwh_per_billion_tokens": training["gpu_hours_per_billion_tokens"] * watts / 1e3,
     }
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypedDict
 from simulator.answer import Result
 from simulator.errors import InfeasiblePlanError
 from simulator.explore.bounds import Bounds
-from simulator.explore.energy import Price, price_of
+from simulator.explore.energy import Price, price_of, training_of
 from simulator.explore.neighbourhood import Neighbour, Site, neighbours
 from simulator.explore.trials import Trials
 from simulator.memory import MemoryReport
@@ -18,7 +18,6 @@ from simulator.units import format_bytes, format_time
 
 #: ways out that are simulated, in the order of their lower bounds
 MOST_SIMULATED = 12
-_TOKENS = 1e9
 
 
 class WayOut(TypedDict):
@@ -158,11 +157,13 @@ def _pairs(ways: Sequence[_Way], site: Site, memory_of: _Memory) -> list[_Way]:
 
 def _row(way: _Way, seconds: float | None, price: Price | None) -> WayOut:
     plan = way.neighbour.plan
-    tokens = plan.global_batch * plan.sequence_length
-    gpu_hours = None if seconds is None else plan.gpus * seconds / 3600.0 * _TOKENS / tokens
+    training = (
+        None if seconds is None else training_of(plan.gpus, plan.global_batch * plan.sequence_length / seconds, price)
+    )
     return {
         "change": way.neighbour.name, "fits": way.memory.fits, "peak_bytes": way.memory.peak_bytes,
-        "capacity_bytes": way.memory.capacity_bytes, "iteration_time_s": seconds, "gpu_hours_per_billion_tokens": gpu_hours,
-        "cost_per_billion_tokens": None if gpu_hours is None or price is None else gpu_hours * price.gpu_hour,
+        "capacity_bytes": way.memory.capacity_bytes, "iteration_time_s": seconds,
+        "gpu_hours_per_billion_tokens": training and training["gpu_hours_per_billion_tokens"],
+        "cost_per_billion_tokens": training and training["cost_per_billion_tokens"],
         "currency": price.currency if price else "", "same_training": way.neighbour.same_training,
     }  # fmt: skip
