@@ -27,9 +27,6 @@ from simulator.faults import Faults
 #: times are whole picoseconds: a step of thousands of operations is off by nanoseconds
 ROUNDING = 1e-6
 
-#: layers of a stage below which units that are gathered ahead hold a large part of it
-FEW_UNITS = 12
-
 Violations = Iterator[str]
 Check = Callable[[Case, float], Violations]
 
@@ -136,7 +133,7 @@ def shares_are_at_most_one(case: Case, tolerance: float) -> Violations:
     shares = {"mfu": answer["mfu"], "communication_fraction": answer["communication_fraction"]}
     if "hfu" in answer:
         shares["hfu"] = answer["hfu"]
-    if answer["bottleneck"] is not None:
+    if answer["bottleneck"] is not None and case.scenario.network != "alpha-beta":  # which lets flows overlap on a link
         shares[f"use of {answer['bottleneck']['link']}"] = answer["bottleneck"]["utilization"]
     yield from (f"{name} is {share:.4f}" for name, share in shares.items() if not 0 <= share <= 1 + tolerance)
 
@@ -297,9 +294,9 @@ def sharding_more_needs_less(case: Case, tolerance: float) -> Violations:
         raise InapplicableError
     base = {"offload_optimizer": "none", "offload_parameters": "none", "gradient_collective": None, "secondary_group": None,
             "sharding_group": None}  # fmt: skip
-    if case.result.spec.layers // plan.pp < FEW_UNITS and "zero3" in known:
-        known.remove("zero3")  # two gathered units are more of so few than sharding saves
-    peaks = {word: case.with_plan(sharding=word, **base).memory.peak_bytes for word in known}
+    reports = {word: case.with_plan(sharding=word, **base).memory for word in known}
+    # units that are gathered when they are needed: of a small or a shallow model they are more than sharding saves
+    peaks = {word: report.peak_bytes - report.by_category["buffers"] for word, report in reports.items()}
     for less, more in itertools.pairwise(known):
         yield from larger(f"{more}, against {less}", peaks[more], peaks[less], tolerance)
 
@@ -379,6 +376,10 @@ SPLIT_EXPERTS = Exemption(
     reason="experts under tensor parallelism compute 1/tp of their work (issue 13, defect 1)",
     applies=lambda case: case.plan.tp > 1 and getattr(case.result.spec, "n_experts", 0) > 0,
 )
+HOST_STEPS = Exemption(
+    reason="a trace shows the optimizer's work on the host as work of the device (5 % of a small model's step)",
+    applies=lambda case: "cpu" in (case.plan.offload_optimizer, case.plan.offload_parameters),
+)
 FOLDED_ALPHA_BETA = Exemption(
     reason="alpha-beta prices groups that share a NIC only where they are folded (issue 13, defect 3)",
     applies=lambda case: case.scenario.network == "alpha-beta",
@@ -409,7 +410,7 @@ RELATIONS: tuple[Relation, ...] = (
     Relation(name="seed", why="nothing is random", check=seed_changes_nothing),
     Relation(name="units", why="200 Gb/s = 25 GB/s", check=units_do_not_matter),
     Relation(name="relabelled ranks", why="equal ranks are interchangeable", check=relabelled_ranks_take_the_same_time),
-    Relation(name="twice the global batch", why="more work, the end of the step once", tolerance=1e-3,
+    Relation(name="twice the global batch", why="more work, the end of the step once; chunks of two steps may meet", tolerance=0.01,
              check=larger_batch_takes_longer_but_not_in_proportion),
     Relation(name="half the sequence", why="less work", tolerance=1e-3, check=longer_sequence_takes_longer),
     Relation(name="twice the micro-batch", why="larger operations are at least as efficient", tolerance=0.02,
@@ -438,7 +439,7 @@ RELATIONS: tuple[Relation, ...] = (
     Relation(name="hash seed", why="no answer depends on the order of a set", check=hash_seed_changes_nothing),
     Relation(name="jobs", why="workers only share the work", check=jobs_change_nothing),
     Relation(name="trace and replay", why="the same program; a trace begins with its first kernel, not with its launch",
-             tolerance=2e-3, check=traces_replay_in_the_same_time),
+             tolerance=2e-3, check=traces_replay_in_the_same_time, exemptions=(HOST_STEPS,)),
     Relation(name="export and import", why="a file says the plan that it was written from", check=exports_come_back),
     Relation(name="advice and search", why="one set of rules, one simulator", tolerance=1e-9,
              check=advice_is_what_the_search_allows),
