@@ -380,10 +380,6 @@ HOST_STEPS = Exemption(
     reason="a trace shows the optimizer's work on the host as work of the device (5 % of a small model's step)",
     applies=lambda case: "cpu" in (case.plan.offload_optimizer, case.plan.offload_parameters),
 )
-FOLDED_ALPHA_BETA = Exemption(
-    reason="alpha-beta prices groups that share a NIC only where they are folded (issue 13, defect 3)",
-    applies=lambda case: case.scenario.network == "alpha-beta",
-)
 
 RELATIONS: tuple[Relation, ...] = (
     Relation(name="breakdown adds up", why="its parts divide the step", check=breakdown_adds_up, is_cheap=True),
@@ -403,8 +399,7 @@ RELATIONS: tuple[Relation, ...] = (
              check=slow_link_costs_at_most_its_factor),
     Relation(name="a free network", why="communication only takes time", tolerance=1e-3,
              check=free_network_changes_nothing_but_communication),
-    Relation(name="folded = unfolded", why="folding is exact", tolerance=1e-9, check=folded_is_unfolded,
-             exemptions=(FOLDED_ALPHA_BETA,)),
+    Relation(name="folded = unfolded", why="folding is exact", tolerance=1e-9, check=folded_is_unfolded),
     Relation(name="flow ~ chunk", why="both model the same messages; 1 % where nothing is in the way, less where flows share",
              tolerance=0.05, check=flow_is_chunk),
     Relation(name="seed", why="nothing is random", check=seed_changes_nothing),
