@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from command_checks import (
     exit_status_says_whether_it_fits,
@@ -23,6 +23,8 @@ from simulator.changes import MachineChange, improvements
 from simulator.collectives import ALGORITHMS
 from simulator.explore.neighbourhood import Site, neighbours, objection
 from simulator.faults import Faults
+from simulator.models.spec import ModelSpec
+from simulator.simulation import model_for
 
 #: times are whole picoseconds: a step of thousands of operations is off by nanoseconds
 ROUNDING = 1e-6
@@ -146,6 +148,23 @@ def throughput_is_the_batch(case: Case, tolerance: float) -> Violations:
     tokens = answer.get("tokens_per_s")
     if tokens is not None and not math.isclose(tokens, answer["samples_per_s"] * plan.sequence_length, rel_tol=1e-9):
         yield f"{tokens} tokens/s"
+
+
+def degrees_share_the_work(case: Case, tolerance: float) -> Violations:
+    """The products of all tensor-parallel ranks are those of one rank that computes alone; experts' degrees share tokens evenly."""
+    plan, spec = case.plan, case.result.spec
+    if not isinstance(spec, ModelSpec):
+        raise InapplicableError
+
+    def flops(**degrees: int) -> float:
+        model = model_for(spec, replace(plan, **degrees))
+        return sum(layer.n_forward_flops for layer in model.layers)
+
+    alone = flops(tp=1, ep=1, sequence_parallel=False)
+    for degrees in ({"tp": plan.tp, "ep": 1}, {"tp": plan.tp, "ep": plan.ep}):
+        shared = plan.tp * flops(**degrees)
+        if not math.isclose(shared, alone, rel_tol=tolerance):
+            yield f"{degrees}: {shared:.6g} FLOPs forward, alone {alone:.6g} ({shared / alone - 1:+.2%})"
 
 
 # -- another machine ----------------------------------------------------------------------------------------------
@@ -389,6 +408,8 @@ RELATIONS: tuple[Relation, ...] = (
     Relation(name="shares are at most one", why="nothing computes or sends above its peak", check=shares_are_at_most_one,
              is_cheap=True, exemptions=(SPLIT_EXPERTS,)),
     Relation(name="throughput x time is the batch", why="definition", check=throughput_is_the_batch, is_cheap=True),
+    Relation(name="degrees share the work", why="they divide products among ranks; heads of encoders are computed by all", tolerance=0.05,
+             check=degrees_share_the_work, is_cheap=True, exemptions=(SPLIT_EXPERTS,)),
     Relation(name="a better machine is never slower", why="monotone: less time for every part", tolerance=1e-3,
              check=better_machine_is_never_slower),
     Relation(name="a worse machine is never faster", why="monotone: more time for every part", tolerance=1e-3,
