@@ -17,17 +17,16 @@ from simulator.changes import BETWEEN, MachineChange
 from simulator.costs import ModelCosts
 from simulator.engine import Interference, run
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.trials import ChangedCosts
+from simulator.explore.trials import Trials
 from simulator.interop import load_model
 from simulator.models.spec import ModelSpec
 from simulator.network import NETWORKS
 from simulator.parallel.loading import batch_bytes, readers_of, worker_s
-from simulator.parallel.lower import Lowered
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Kernel
 from simulator.program.program import COMPUTE, Program, RankProgram, Task
 from simulator.scenario import Scenario
-from simulator.simulation import lower_scenario, model_for, resolve, sample_bytes_of, topology_of
+from simulator.simulation import resolve, sample_bytes_of, simulate_on, topology_of
 from simulator.topology import Topology, load_topology
 from simulator.topology.storage import node_rate_bytes_per_s, total_rate_bytes_per_s
 
@@ -55,25 +54,16 @@ class NetworkNeeds:
     """
 
     def __init__(self, scenario: Scenario, topology: Topology, spec: ModelSpec) -> None:
-        self.scenario = scenario
-        self.topology = topology
-        self.spec = spec
-        self._known: dict[tuple[float, float], float] = {}
-
-    @cached_property
-    def lowered(self) -> Lowered:
-        """The program, which does not depend on the network."""
-        return lower_scenario(self.scenario, self.topology, self.spec)[1]
+        self.result = simulate_on(scenario, topology, spec)
+        self._trials = Trials(self.result)
+        self._known: dict[tuple[float, float], float] = {(1.0, 0.0): self.result.metrics.iteration_time_s}
 
     def iteration_s(self, factor: float = 1.0, extra_s: float = 0.0) -> float:
         """Simulate with the bandwidth between nodes times ``factor`` and hops longer by ``extra_s``."""
         key = (factor, extra_s)
         if key not in self._known:
             change = MachineChange(bandwidth=dict.fromkeys(BETWEEN, factor), hop_latency_s=extra_s)
-            topology = change.apply(self.topology)
-            costs = ChangedCosts(topology, self.scenario, change)
-            timeline = run(self.lowered.program, costs, lambda: NETWORKS[self.scenario.network](topology))
-            self._known[key] = timeline.makespan_ps * 1e-12
+            self._known[key] = self._trials.machine(change).iteration_time_s
         return self._known[key]
 
     @cached_property
@@ -88,15 +78,8 @@ class NetworkNeeds:
     @property
     def tokens_per_s(self) -> float:
         """Throughput on the network as it is."""
-        plan = self.scenario.plan
-        length = plan.sequence_length or self.spec.max_positions
-        return plan.global_batch * length / self.iteration_s()
-
-    @property
-    def flops_per_gpu(self) -> float:
-        """FLOPs of the mathematical model per GPU and iteration."""
-        model = model_for(self.spec, self.scenario.plan)
-        return model.model_flops_per_sequence * self.scenario.plan.global_batch / self.scenario.plan.gpus
+        plan = self.result.plan
+        return plan.global_batch * plan.sequence_length / self.iteration_s()
 
 
 #: the cluster on which the assumptions are simulated: eight A100 and eight NICs to a node, no oversubscription
@@ -365,11 +348,12 @@ def requirement(scenario: Scenario, *, target: float = 0.9, with_curve: bool = T
     topology = topology_of(scenario)
     spec = load_model(scenario.model)
     resolved = resolve(scenario, topology, spec)
-    memory = lower_scenario(resolved, topology, spec)[2]
-    if not memory.fits:
-        hint = "the same plan without 'requirements' lists the ways out"
-        raise InfeasiblePlanError(f"on {topology.n_gpus} GPUs the plan does not fit: {memory.explain()}", hint=hint)
     needs = NetworkNeeds(_reads_nothing(resolved), without_storage(topology), spec)
+    if not needs.result.memory.fits:
+        hint = "the same plan without 'requirements' lists the ways out"
+        raise InfeasiblePlanError(
+            f"on {topology.n_gpus} GPUs the plan does not fit: {needs.result.memory.explain()}", hint=hint
+        )
     nics = topology.node.nics
     present = nics.count * nics.bandwidth_bytes_per_s if nics is not None and topology.n_nodes > 1 else 0.0
     factor = least_factor(needs.efficiency, target) if present else 0.0
