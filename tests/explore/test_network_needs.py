@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from simulator.changes import BETWEEN, MachineChange
 from simulator.costs import ModelCosts
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.network_needs import (
     FREE,
     LATENCY_TOLERANCE,
@@ -283,3 +283,10 @@ def test_the_command():
     assert [row["gpus"] for row in rows] == [4, 8]
     assert rows[1]["least_bytes_per_s"] > 0
     assert "70% of the throughput" in texts[0]
+
+
+def test_plans_that_do_not_fit_need_no_network():
+    plan = ParallelPlan(gpus=8, micro_batch=64, sequence_length=1024)
+    with pytest.raises(InfeasiblePlanError, match="on 8 GPUs the plan does not fit: rank 0") as refused:
+        requirement(Scenario(topology="bigred200", model="gpt2-xl", plan=plan))
+    assert refused.value.exit_code == 4
