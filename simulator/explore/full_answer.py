@@ -10,7 +10,7 @@ from simulator.analysis.explain import Explanation
 from simulator.answer import Answer, Result
 from simulator.explore.named_settings import given_in, scenario_of
 from simulator.explore.out_of_memory import WayOut
-from simulator.explore.training_run import RunRequest, whole_run
+from simulator.explore.training_run import RunRequest, TrainingRun, whole_run
 from simulator.faults import Faults
 from simulator.models.recorded import RecordedModule, fit_plan
 from simulator.simulation import simulate
@@ -19,7 +19,7 @@ from simulator.simulation import simulate
 class Document(Answer):
     """What ``--json`` prints for one number of GPUs."""
 
-    whole_run: NotRequired[dict[str, Any]]
+    whole_run: NotRequired[TrainingRun]
     """Days, GPU hours, cost, energy and goodput, where the length of a run is given."""
     explanation: NotRequired[Explanation]
     """With ``--explain``."""

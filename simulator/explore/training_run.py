@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypedDict
 
+from simulator.answer import Answer
 from simulator.errors import ConfigError
 from simulator.explore.energy import PowerModel, Price, energy_kwh, operation_defaults, power_model, price_of
 from simulator.explore.goodput import (
@@ -214,6 +214,114 @@ def parse_time(text: str, flag: str, *, least_s: float = 0.0) -> float:
 S_PER_DAY = 86400.0
 
 
+class RunSeconds(TypedDict):
+    """What the time of a run is spent on."""
+
+    useful_s: float
+    """Iterations that count."""
+    checkpoint_s: float
+    """Writing checkpoints that were finished."""
+    lost_s: float
+    """Work, and begun checkpoints, that failures undid."""
+    restart_s: float
+    """From failures until the job runs again."""
+
+
+class RunEnergy(TypedDict):
+    """What a run draws."""
+
+    kwh: float
+    """Energy of the building."""
+    gpu_w: float
+    """Mean power of a board during iterations."""
+    host_w_per_gpu: float
+    """Power of the rest of the node, per GPU."""
+    pue: float
+    """Energy of the building over that of its computers."""
+    mean_w: float
+    """Mean power of the building."""
+
+
+class RunCheckpoint(TypedDict):
+    """One checkpoint, and how often it is written."""
+
+    bytes: int
+    """Its size."""
+    writers: int
+    """Ranks that write."""
+    write_s: float
+    """How long training stands still for it."""
+    interval_iterations: int
+    """Optimizer steps between two."""
+    interval_s: float
+    """The same as time."""
+    count: int
+    """How many are written."""
+    young_interval_s: float | None
+    """The optimum after Young; null where nothing fails."""
+    daly_interval_s: float | None
+    """The optimum after Daly; null where nothing fails."""
+
+
+class RunFailures(TypedDict):
+    """What failures are reckoned with."""
+
+    mtbf_s: float | None
+    """Mean time between failures of the job; null for none."""
+    expected: float
+    """How many there are."""
+    restart_s: float
+    """From a failure to the first iteration after it."""
+
+
+class RunAssumption(TypedDict):
+    """A figure that a training run rests on."""
+
+    what: str
+    """Its name."""
+    value: str
+    """In words."""
+    source: str
+    """Where it comes from."""
+
+
+class TrainingRun(TypedDict):
+    """What a training run takes."""
+
+    tokens: int
+    """To train on."""
+    samples: int
+    """Sequences."""
+    iterations: int
+    """Optimizer steps."""
+    total_s: float
+    """From start to end, interruptions included."""
+    days: float
+    """The same in days."""
+    low_days: float
+    """Where an iteration is at the low end of its interval."""
+    high_days: float
+    """Where it is at the high end."""
+    goodput: float
+    """Share of the time that makes progress."""
+    time: RunSeconds
+    """What the time is spent on."""
+    gpu_hours: float
+    """GPUs times hours."""
+    cost: float | None
+    """At the price of a GPU hour; null without one."""
+    currency: str
+    """Of the cost."""
+    energy: RunEnergy
+    """What it draws."""
+    checkpoint: RunCheckpoint
+    """How often a checkpoint is written."""
+    failures: RunFailures
+    """What failures cost."""
+    assumptions: list[RunAssumption]
+    """Every figure that was taken from a file or a default."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRun:
     """What a run takes.
@@ -276,7 +384,7 @@ class WholeRun:
         boards_kwh = energy_kwh(self.gpu_w, running_s) + energy_kwh(self.power.idle_w, self.time.total_s - running_s)
         return self.n_gpus * (boards_kwh + energy_kwh(self.power.host_w, self.time.total_s)) * self.power.pue
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> TrainingRun:
         """Return plain data: ``whole_run`` of the documented answer."""
         time = self.time
         fails = math.isfinite(self.mtbf_s)
@@ -284,7 +392,9 @@ class WholeRun:
             "tokens": self.n_iterations * self.tokens_per_iteration, "samples": self.n_iterations * self.samples_per_iteration,
             "iterations": self.n_iterations, "total_s": time.total_s, "days": time.total_s / S_PER_DAY,
             "low_days": self.low_s / S_PER_DAY, "high_days": self.high_s / S_PER_DAY, "goodput": time.goodput,
-            "time": {name: value for name, value in asdict(time).items() if name.endswith("_s")},
+            "time": {
+                "useful_s": time.useful_s, "checkpoint_s": time.checkpoint_s, "lost_s": time.lost_s, "restart_s": time.restart_s,
+            },
             "gpu_hours": self.gpu_hours, "cost": self.cost, "currency": self.price.currency if self.price else "",
             "energy": {
                 "kwh": self.kwh, "gpu_w": self.gpu_w, "host_w_per_gpu": self.power.host_w, "pue": self.power.pue,
@@ -305,14 +415,14 @@ class WholeRun:
 
 
 def whole_run(
-    request: RunRequest, answer: Mapping[str, Any], plan: ParallelPlan, topology: Topology, n_parameters: int
+    request: RunRequest, answer: Answer, plan: ParallelPlan, topology: Topology, n_parameters: int
 ) -> WholeRun:
     """Return what a run takes.
 
     Parameters
     ----------
     request : RunRequest
-    answer : mapping
+    answer : Answer
         The documented answer about one iteration.
     plan : ParallelPlan
         Resolved.
