@@ -37,6 +37,7 @@ class ModelCosts:
         self.scenario = scenario
         self.kernels = KERNEL_MODELS[scenario.kernels](cuda=scenario.plan.cuda or "")
         self.framework = scenario.plan.framework_spec
+        self.flash = scenario.plan.attention_kernel or self.framework.flash
         self.slowdown = slowest_of(scenario.plan.gpus)
         self._mesh = Mesh(scenario.plan, topology.gpus_per_node)
         self._issue_ps: dict[tuple[str, str], int] = {}
@@ -61,7 +62,7 @@ class ModelCosts:
             n_ranks = min(self.topology.gpus_per_node, self.scenario.plan.gpus)
             return to_ps(cpu_adam_s(self.topology.device(rank), shape.n_elements, n_ranks))
         if isinstance(shape, AttentionShape) and shape.name == "flash_attention":
-            shape = replace(shape, name=self.framework.flash)
+            shape = replace(shape, name=self.flash)
         return to_ps(slowdown * self.slowdown * self.kernels.duration_s(shape, self.topology.device(rank)))
 
     def issue_ps(self, op: Op, rank: int) -> int:

@@ -26,7 +26,7 @@ from simulator.errors import CalibrationError
 from simulator.interop import open_topology
 
 _NEEDED = ("collective", "gpus", "size_bytes", "time_us")
-_OPTIONAL = ("topology", "nodes", "transport", "algorithm", "split", "source", "notes")
+_OPTIONAL = ("topology", "nodes", "transport", "algorithm", "split", "source", "nccl", "gpus_per_process")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def _case(row: Mapping[str, str]) -> _Case:
         protocol=row["algorithm"].partition("/")[2] or None,
         split=row["split"],
         source=row["source"],
-        how=conditions_of(row["source"], row["notes"]),
+        how=conditions_of(row["source"], nccl=row["nccl"], gpus_per_process=row["gpus_per_process"]),
     )
 
 

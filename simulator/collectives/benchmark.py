@@ -29,8 +29,9 @@ DTYPE_BYTES = {
 _SHARED = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
 _ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 
-_VERSION = re.compile(r"nccl[_ -]?v?(\d+)[._](\d+)", re.IGNORECASE)
-_PER_PROCESS = re.compile(r"nGpus (\d+)|-g (\d+)")
+_VERSION = re.compile(r"nccl[/_ -]?v?(\d+)[._](\d+)", re.IGNORECASE)
+#: sources whose benchmarks drive so many GPUs from one process
+_PER_PROCESS = {"microsoft/superbenchmark": 8, "public GitHub file id 33201577724": 8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,21 +50,20 @@ class Conditions:
     gpus_per_process: int = 1
 
 
-def conditions_of(source: str, notes: str) -> Conditions:
-    """Read the conditions of a benchmark from what is said about it.
+def conditions_of(source: str, *, nccl: str = "", gpus_per_process: str = "") -> Conditions:
+    """Tell how the benchmark behind a row was run: from the row's own cells, else from its source.
 
     Examples
     --------
-    >>> conditions_of("results/nccl_2_18/n2.g4/all_reduce.dat", "")
+    >>> conditions_of("results/nccl_2_18/n2.g4/all_reduce.dat")
     Conditions(nccl='2.18', gpus_per_process=1)
-    >>> conditions_of("", "nThread 1 nGpus 8 (single process)").gpus_per_process
+    >>> conditions_of("microsoft/superbenchmark@700d6501f1:tests/data/nccl_allreduce.log").gpus_per_process
     8
     """
-    version = _VERSION.search(source) or _VERSION.search(notes)
-    per_process = _PER_PROCESS.search(notes) if "single process" in notes else None
+    version = _VERSION.search(source)
     return Conditions(
-        nccl=f"{version[1]}.{version[2]}" if version else None,
-        gpus_per_process=int(per_process[1] or per_process[2]) if per_process else 1,
+        nccl=nccl or (f"{version[1]}.{version[2]}" if version else None),
+        gpus_per_process=int(gpus_per_process or next((n for s, n in _PER_PROCESS.items() if source.startswith(s)), 1)),
     )
 
 

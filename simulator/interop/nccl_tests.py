@@ -93,8 +93,6 @@ class CollectiveTable:
         return found
 
     def _measurements(self, topology: str, transport: str, split: str, first: int) -> list[dict[str, str]]:
-        version = f"; NCCL version {self.nccl}" if self.nccl else ""
-        single = f"; nGpus {self.gpus_per_process} (single process)" if self.gpus_per_process > 1 else ""
         return [
             {
                 "row_id": f"{Path(self.file).stem}-{number}",
@@ -110,7 +108,9 @@ class CollectiveTable:
                 "in_place": str(int(row.in_place)),
                 "time_us": f"{row.time_s * 1e6:.6g}",
                 "split": split,
-                "notes": f"dtype={row.dtype}{version}{single}",
+                "dtype": row.dtype,
+                "nccl": ".".join(str(self.nccl or "").split(".")[:2]),
+                "gpus_per_process": str(self.gpus_per_process or ""),
             }
             for number, row in enumerate(self.rows, start=first)
         ]

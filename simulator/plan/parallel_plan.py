@@ -18,6 +18,7 @@ Sharding = Literal["none", "zero1", "zero2", "zero3", "hsdp"]
 Recompute = Literal["none", "selective", "full"]
 RecomputeMethod = Literal["uniform", "block"]
 Attention = Literal["flash", "eager"]
+AttentionKernel = Literal["flash_attention", "flash_attention_1", "flash_attention_2"]
 GradientCollective = Literal["all_reduce", "reduce_scatter", "reduce"]
 Compression = Literal["none", "fp16", "bf16"]
 Prefetch = Literal["pre", "post", "none"]
@@ -117,6 +118,11 @@ class ParallelPlan:
     )  # fmt: skip
     attention: Attention = setting(
         "software", "flash or eager.", default="flash", is_common=True, changes=("time", "memory")
+    )  # fmt: skip
+    attention_kernel: AttentionKernel | None = setting(
+        "software", "Which fused attention kernel runs: `flash_attention_1` (also its Triton port), `flash_attention_2`, or "
+        "`flash_attention` (the device's best: cuDNN or FlashAttention 3 on Hopper, FlashAttention 2 before).",
+        unset="the framework's own",
     )  # fmt: skip
     sequence_parallel: bool = setting(
         "degrees", "Megatron sequence parallelism.", default=False, is_common=True, changes=("time", "memory")

@@ -67,7 +67,7 @@ def test_old_text_without_root_in_one_process_needs_the_collective(tmp_path):
 
 def test_rows_for_validation(tmp_path):
     rows = import_nccl_tests(write(tmp_path, OLD), collective="all_reduce").measurements("dgx1-v100-16g")
-    assert rows[0]["time_us"] == "60.1" and rows[0]["gpus"] == "2" and "single process" in rows[0]["notes"]
+    assert rows[0]["time_us"] == "60.1" and rows[0]["gpus"] == "2" and rows[0]["gpus_per_process"] == "2"
 
 
 def test_ranks_and_collective_from_the_numbers(tmp_path):

@@ -119,13 +119,6 @@ def probes(size: GptSize, settings: Settings, device: torch.device) -> Iterator[
     yield from _optimizer(size, device)
 
 
-def _conditions(probe: Probe, device: torch.device) -> str:
-    """Say how a kernel was timed, in the words that predictions know."""
-    if device.type != "cuda":
-        return ""
-    return "L2 flushed" + ("; through autograd.grad" if probe.kernel_pass == "backward" else "")
-
-
 def run_kernels(settings: Settings, launch: Launch, device: torch.device) -> list[Row]:
     """Time every kernel, with caches flushed in between on a GPU; return rows as in kernels.csv."""
     size = size_of(settings)
@@ -149,22 +142,19 @@ def run_kernels(settings: Settings, launch: Launch, device: torch.device) -> lis
             synchronize(device)
 
         record_steps(settings.profile, settings.job, launch.rank, device, one_of_each)
+    flushed = ", L2 flushed, backward by autograd" if flush is not None else ""
     return [
         make_row(
             "kernels",
             {
-                "source": f"own measurement, torch {torch.__version__}",
+                "source": f"own measurement, torch {torch.__version__}{flushed}",
                 "device": settings.topology,
                 "op": probe.op,
                 "pass": probe.kernel_pass,
                 "dtype": settings.precision.removeprefix("amp_"),
                 **probe.columns,
                 "time_us": round(statistics_.median_s * 1e6, 3),
-                "notes": "; ".join(
-                    filter(
-                        None, (f"{size.name}, {statistics_.describe()}", _conditions(probe, device), monitor.describe())
-                    )
-                ),
+                "notes": "; ".join(filter(None, (f"{size.name}, {statistics_.describe()}", monitor.describe()))),
             },
         )
         for probe, statistics_ in found

@@ -1,4 +1,4 @@
-"""Who am I among how many: torchrun, Slurm, or ranks started here; a clear message when that fails."""
+"""Who am I among how many: torchrun, Slurm, MPI, or ranks started here; a clear message when that fails."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from simulator.errors import ConfigError, SimulatorError
 from validation.emulation.ranks import run_ranks
 
 _DEFAULT_PORT = 29500
+#: what MPI launchers set: rank, ranks, rank on the node, ranks on the node; PALS (Polaris, Aurora), Open MPI, MPICH
+_MPI = (
+    ("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
 
 
 class JobError(SimulatorError):
@@ -35,7 +41,7 @@ class Launch:
     address, port : str, int
         Where rank 0 listens.
     launcher : str
-        ``torchrun``, ``slurm`` or ``here``.
+        ``torchrun``, ``slurm``, ``mpi`` or ``here``.
     """
 
     rank: int
@@ -75,7 +81,7 @@ def find_launch(environment: Mapping[str, str]) -> Launch | None:
             port=_number(environment, "MASTER_PORT", _DEFAULT_PORT),
             launcher="torchrun",
         )
-    if "SLURM_PROCID" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1:
+    if "SLURM_PROCID" in environment and (environment.get("SLURM_NTASKS") or "1") != "1":
         world = _number(environment, "SLURM_NTASKS")
         nodes = _number(environment, "SLURM_NNODES", 1)
         per_node = environment.get("SLURM_NTASKS_PER_NODE", "").partition("(")[0]
@@ -88,6 +94,17 @@ def find_launch(environment: Mapping[str, str]) -> Launch | None:
             port=_number(environment, "MASTER_PORT", _DEFAULT_PORT),
             launcher="slurm",
         )
+    for rank, world_size, local_rank, local_world_size in _MPI:
+        if rank in environment and _number(environment, world_size, 1) > 1:
+            return Launch(
+                rank=_number(environment, rank),
+                world_size=_number(environment, world_size),
+                local_rank=_number(environment, local_rank),
+                local_world_size=_number(environment, local_world_size),
+                address=_required(environment, "MASTER_ADDR", "the script that calls mpiexec"),
+                port=_number(environment, "MASTER_PORT", _DEFAULT_PORT),
+                launcher="mpi",
+            )
     return None
 
 

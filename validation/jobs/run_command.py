@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -81,8 +82,10 @@ def _runner(job: str) -> Callable[[Settings, Launch, Any], list[Row]]:
     return run_collectives
 
 
-def choose_device(settings: Settings, launch: Launch) -> Any:
-    """Device of a rank: its GPU where there is one for every rank of the node, otherwise the CPU.
+def choose_device(settings: Settings, launch: Launch, environment: Mapping[str, str] = os.environ) -> Any:
+    """Device of a rank: its GPU where there is one for every rank of the node, otherwise the CPU, which is said.
+
+    A launcher may show every rank a GPU of its own (``srun --gpus-per-task=1``): then it is the only one there.
 
     Raises
     ------
@@ -94,11 +97,37 @@ def choose_device(settings: Settings, launch: Launch) -> Any:
     n_gpus = torch.cuda.device_count() if settings.device != "cpu" else 0
     if n_gpus >= launch.local_world_size:
         return torch.device("cuda", launch.local_rank)
+    if n_gpus == 1 and launch.launcher in ("slurm", "mpi") and _has_own_gpu(environment):
+        return torch.device("cuda", 0)
     if settings.device == "cuda":
         raise ConfigError(
-            f"{launch.local_world_size} ranks on this node, but {n_gpus} GPUs", hint="fewer ranks, or --device cpu"
+            f"{launch.local_world_size} ranks on this node, but {n_gpus} GPUs",
+            hint="fewer ranks, one GPU per task, or --device cpu",
         )
+    if n_gpus:
+        print(f"rank {launch.rank}: {n_gpus} GPUs for {launch.local_world_size} ranks: on the CPU", file=sys.stderr)
     return torch.device("cpu")
+
+
+def _has_own_gpu(environment: Mapping[str, str]) -> bool:
+    """Whether the launcher shows each rank one GPU: it says so, or names the only one that this rank may see."""
+    if environment.get("SLURM_GPUS_PER_TASK") or environment.get("SLURM_TRES_PER_TASK"):
+        return True
+    return len(list(filter(None, environment.get("CUDA_VISIBLE_DEVICES", "").split(",")))) == 1
+
+
+def describe_run(settings: Settings, launch: Launch) -> str:
+    """Say what a rank would run, where, and on which device, without running it."""
+    from validation.jobs.timed_training import size_of
+
+    size = size_of(settings)
+    check_ranks(settings, launch.world_size, size.layers, size.heads)
+    device = choose_device(settings, launch)
+    what = f"{settings.job}, {size.name} ({size.layers} layers), {settings.precision}"
+    return (
+        f"rank {launch.rank} of {launch.world_size} (launched by {launch.launcher}) on {socket.gethostname()}, {device}: "
+        f"{what}, {settings.n_micro_batches} x {settings.micro_batch} sequences"
+    )
 
 
 def run(
@@ -123,6 +152,7 @@ def run(
     profile: Annotated[Optional[Path], typer.Option(help="Folder for one Kineto trace per rank.")] = None,  # noqa: UP045
     csv: Annotated[Optional[Path], typer.Option("--csv", help="Write the rows to a file.")] = None,  # noqa: UP045
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document: kind, rows.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run on which device, and stop.")] = False,
 ) -> None:
     """Run a real job and print what it measured, in the columns of the measurement tables."""
     launch = find_launch(os.environ)
@@ -147,9 +177,18 @@ def run(
         profile=profile,
         timeout_s=timeout,
     )
+    if dry_run:
+        require_torch()
+        for rank in [launch] if launch else [_here(index, n_here) for index in range(n_here)]:
+            print(describe_run(settings, rank))
+        return
     rows = _execute(settings, launch, n_here, port)
     if launch is None or launch.rank == 0:
         _report(settings, rows, csv, json_)
+
+
+def _here(rank: int, n_ranks: int) -> Launch:
+    return Launch(rank=rank, world_size=n_ranks, local_rank=rank, local_world_size=n_ranks)
 
 
 def _execute(settings: Settings, launch: Launch | None, n_here: int, port: int) -> list[Row]:
@@ -159,7 +198,7 @@ def _execute(settings: Settings, launch: Launch | None, n_here: int, port: int) 
         if launch is not None:
             return run_job(settings, launch)
         if n_here == 1:
-            return run_job(settings, Launch(rank=0, world_size=1, local_rank=0, local_world_size=1))
+            return run_job(settings, _here(0, 1))
         answers = start_here(n_here, lambda one: run_job(settings, one), port=port, timeout_s=settings.timeout_s)
         rows: list[Row] = answers[0]
         return rows

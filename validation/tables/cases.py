@@ -14,11 +14,13 @@ from typing import Any
 from simulator.errors import ConfigError
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan, Recompute
-from validation.tables.frameworks import cuda_of, framework_of
+from simulator.plan.parallel_plan import SETTINGS
+from validation.tables.frameworks import cuda_of, framework_of, who_ran
 from validation.tables.models import spec_of
 from validation.tables.reader import Row
+from validation.tables.recipes import precision_of, read_task, recipe_fields, recomputed_modules, schedule_of
 
-_PRECISIONS = {"amp_fp8": "fp8", "fp8+bf16": "fp8", "bfloat16": "bf16", "float16": "fp16", "amp": "amp_fp16"}
+_PRECISIONS = {"amp_fp8": "fp8", "fp8+bf16": "fp8", "amp": "amp_fp16"}
 _SHARDINGS = {"": "none", "ddp": "none", "fsdp": "zero3", "full_shard": "zero3", "zero-1": "zero1", "zero-3": "zero3"}
 _SCHEDULES = {"interleaved": "1f1b-interleaved", "interleaved-1f1b": "1f1b-interleaved", "zb-h1": "zb-1p"}
 #: Megatron-Core by itself, and under NVIDIA's recipes
@@ -30,8 +32,15 @@ _MICRO_BATCHES_PER_STAGE = 6
 _WIDTH_LIMITS = {True: 65536, False: 16384}
 #: chunks per stage of published Megatron-Core recipes go up to about this
 _MAX_CHUNKS = 8
-#: 141 GB against 80 GB: tables that call both "H100 class" name the H200 in their notes only
-_H200_OVER_H100 = 1.76
+#: attention kernel of the column ``kernels`` -> attention and kernel of the plan
+_ATTENTIONS: dict[str, tuple[str, str | None]] = {
+    "flash1": ("flash", "flash_attention_1"),
+    "flash2": ("flash", "flash_attention_2"),
+    "flash": ("flash", None),
+    "torch": ("eager", None),
+    "megatron_kernel": ("eager", None),
+}
+_NORM_KERNEL = "rms_norm_kernel"
 #: lightest first: a run that was timed ran with what fits
 _RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 
@@ -49,8 +58,6 @@ class Case:
         Unresolved.
     alternatives : tuple of ParallelPlan
         Tried in turn while the plan before does not fit in memory.
-    memory_scale : float
-        Memory of the GPUs that the notes name over that of the topology's, for choosing among alternatives.
     """
 
     topology: str
@@ -58,7 +65,6 @@ class Case:
     spec: ModelSpec
     plan: ParallelPlan
     alternatives: tuple[ParallelPlan, ...] = ()
-    memory_scale: float = 1.0
 
 
 def _degrees(row: Row, assumed: list[str]) -> dict[str, int]:
@@ -81,9 +87,11 @@ def _precision(row: Row, framework: str, assumed: list[str]) -> str:
     if not text:
         assumed.append("precision bf16: not stated")
         return "bf16"
-    known = _PRECISIONS.get(text, text)
-    if known not in ("fp16", "bf16", "amp_fp16", "amp_bf16", "tf32", "fp32", "fp8"):
-        raise ConfigError(f"precision '{text}' is unknown", hint="fp16, bf16, amp_fp16, amp_bf16, tf32, fp32, fp8")
+    setting = SETTINGS["precision"]
+    known = _PRECISIONS.get(text, setting.synonyms.get(text, text))
+    if known not in setting.words:
+        raise ConfigError(f"precision '{text}' is unknown", hint=", ".join(setting.words))
+    known = precision_of(row, known, assumed)
     if framework == "apex-ddp" and known == "amp_fp16":
         assumed.append("precision fp16 for amp_fp16: apex's O2 keeps weights and activations in 16 bits")
         return "fp16"
@@ -95,7 +103,10 @@ def _precision(row: Row, framework: str, assumed: list[str]) -> str:
 def _sharding(row: Row, framework_text: str, assumed: list[str]) -> dict[str, Any]:
     text = row.text("sharding").lower()
     kind, _, group = text.partition(":")
-    if not text:
+    if not text and row.flag("fsdp") is not None:
+        kind = "zero3" if row.flag("fsdp") else "zero1"
+        assumed += [] if row.flag("fsdp") else ["sharding zero1: Megatron's recipes distribute the optimizer"]
+    elif not text:
         stage = re.search(r"zero[- ]?([123])", framework_text)
         kind = f"zero{stage[1]}" if stage else "zero3" if "fsdp" in framework_text else "none"
         assumed.append(f"sharding {kind}: not stated")
@@ -105,33 +116,34 @@ def _sharding(row: Row, framework_text: str, assumed: list[str]) -> dict[str, An
     return {"sharding": kind, "sharding_group": int(group) if group.isdigit() else None}
 
 
-def _attention(row: Row, framework: str, assumed: list[str]) -> str:
+def _attention(row: Row, framework: str, assumed: list[str]) -> dict[str, str | None]:
+    kernel = row.text("kernels").lower().split("+")[0]
+    if kernel:
+        if kernel not in _ATTENTIONS:
+            raise ConfigError(f"kernels '{kernel}' is unknown", hint=", ".join(_ATTENTIONS))
+        if kernel == "megatron_kernel":
+            assumed.append("kernels megatron_kernel: softmax as an unfused kernel")
+        attention, name = _ATTENTIONS[kernel]
+        return {"attention": attention, "attention_kernel": name}
     flash = row.flag("flash_attention")
     if flash is None:
         flash = framework in (*_CORE, "torchtitan", "torchtitan-compile", "fsdp", "llm-foundry", "fused")
         assumed.append(f"attention {'flash' if flash else 'eager'}: usual for {framework}")
-    return "flash" if flash else "eager"
+    return {"attention": "flash" if flash else "eager"}
 
 
-def _recompute(row: Row, layers: int, assumed: list[str]) -> tuple[Recompute, tuple[Recompute, ...]]:
-    """Return the mode, and what to try next should the run not fit."""
+def _recompute(row: Row, layers: int, stages: int, assumed: list[str]) -> tuple[dict[str, Any], tuple[Recompute, ...]]:
+    """Return what is recomputed, and what to try next should the run not fit."""
+    some = recomputed_modules(row, layers, stages, assumed)
+    if some is not None:
+        return some, ()
     text = row.text("recompute").lower()
     if not text:
         assumed.append("recompute: the lightest that fits, not stated")
-        return _RECOMPUTES[0], _RECOMPUTES[1:]
-    mode, _, detail = text.partition(":")
-    some = re.match(r"(\d+)-?layers", detail)
-    if mode == "full" and some:
-        nearest: Recompute = "full" if 2 * int(some[1]) > layers else "none"
-        assumed.append(f"recompute {nearest}: {some[1]} of {layers} layers is nearer to that")
-        return nearest, ()
-    chosen: dict[str, Recompute] = {known: known for known in _RECOMPUTES}
-    mode = "selective" if mode.startswith("selective") else mode
-    if mode not in chosen:
-        raise ConfigError(f"recompute '{text}' is unknown", hint="none, selective or full")
-    if mode != text:
-        assumed.append(f"recompute {mode} for {text}")
-    return chosen[mode], ()
+        return {"recompute": _RECOMPUTES[0]}, _RECOMPUTES[1:]
+    if text not in _RECOMPUTES:
+        raise ConfigError(f"recompute '{text}' is unknown", hint="none, selective, full or full:4-layers")
+    return {"recompute": text}, ()
 
 
 def _virtual_pp(row: Row, degrees: Mapping[str, int], layers: int, framework: str, assumed: list[str]) -> int:
@@ -158,8 +170,8 @@ def _schedule(row: Row, virtual_pp: int) -> str:
     text = row.text("schedule").lower()
     text = _SCHEDULES.get(text, text)
     if text in ("", "1f1b"):
-        return "1f1b-interleaved" if virtual_pp > 1 else "1f1b"
-    return text
+        text = "1f1b-interleaved" if virtual_pp > 1 else "1f1b"
+    return schedule_of(row, text, virtual_pp)
 
 
 def _micro_batch(
@@ -198,11 +210,8 @@ def _sequence_parallel(row: Row, tp: int, framework: str, recompute: str, assume
     2022), later recipes have both; torchtitan's tensor parallelism always shards the sequence.
     """
     stated = row.flag("sequence_parallel")
-    said = f"{row.text('framework')} {row.text('notes')}".lower()
     if tp == 1:
         return False
-    if "sequence parallel on" in said or "rs_ag" in said:
-        return True
     if stated is not None:
         return stated
     chosen = framework in (*_CORE, "torchtitan", "torchtitan-compile")
@@ -223,16 +232,15 @@ def _ends(layers: int, pp: int, virtual_pp: int, assumed: list[str]) -> dict[str
     return {"first_stage_layers": ends, "last_stage_layers": ends}
 
 
-def _said(row: Row, degrees: Mapping[str, int], framework: str, assumed: list[str]) -> dict[str, Any]:
-    """Return what framework name and notes say about overlap."""
-    said = f"{row.text('framework')} {row.text('notes')}".lower()
+def _usual(row: Row, degrees: Mapping[str, int], framework: str, assumed: list[str]) -> dict[str, Any]:
+    """Return what a framework, by the name that the row gives it, is known to do with such a plan."""
+    said = row.text("framework").lower()
     facts: dict[str, Any] = {}
-    if degrees["tp"] > 1 and re.search(r"async[ -]?tp|tp[ _-]comm[ _-]overlap", said):
+    if degrees["tp"] > 1 and re.search(r"async[ -]?tp", said):
         facts["asynchronous_tp"] = True
-    if re.search(r"scatter[/ -]gather", said):
-        facts["scatter_gather"] = True
-    if re.search(r"cuda_launch_blocking=1|no dp gradient bucketing|all-reduce once per accumulated step", said):
+    if "apex" in said or "paddle" in said:
         facts["overlap"] = False
+        assumed.append("overlap off: these trainers reduce once, after accumulation")
     if degrees["cp"] > 1 and framework.startswith("torchtitan"):
         facts["cp_load_balance"] = False
         assumed.append("cp_load_balance off: torchtitan's tables are older than its balancer")
@@ -253,9 +261,10 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     if not row.text("topology"):
         raise ConfigError("the row names no topology")
     assumed: list[str] = []
+    read_task(row, assumed)
     degrees = _degrees(row, assumed)
-    framework_text = row.text("framework").lower()
-    if "fused rmsnorm" in row.text("notes").lower():
+    framework_text = who_ran(row)
+    if row.text("kernels").lower().endswith(f"+{_NORM_KERNEL}"):
         framework_text += " fused rmsnorm"
     sharding = _sharding(row, framework_text, assumed)
     framework, why = framework_of(
@@ -270,24 +279,25 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     assumed += about_model
     cuda, when = cuda_of(row.text("source"), row.text("framework"))
     assumed += [when] if when else []
-    recompute, heavier = _recompute(row, spec.layers, assumed)
+    recompute, heavier = _recompute(row, spec.layers, degrees["pp"], assumed)
     virtual_pp = _virtual_pp(row, degrees, spec.layers, framework, assumed)
     fields: dict[str, Any] = {
         **degrees,
         **sharding,
         **_ends(spec.layers, degrees["pp"], virtual_pp, assumed),
-        **_said(row, degrees, framework, assumed),
+        **_usual(row, degrees, framework, assumed),
+        **recipe_fields(row, assumed),
+        **recompute,
+        **_attention(row, framework, assumed),
         "framework": framework,
         "cuda": cuda or None,
         "virtual_pp": virtual_pp,
         "schedule": _schedule(row, virtual_pp),
-        "micro_batch": _micro_batch(row, degrees, spec.hidden, framework, recompute, assumed),
+        "micro_batch": _micro_batch(row, degrees, spec.hidden, framework, recompute["recompute"], assumed),
         "global_batch": row.integer("global_batch", 0) or None,
         "sequence_length": row.integer("seq_len", spec.max_positions),
         "precision": _precision(row, framework, assumed),
-        "recompute": recompute,
-        "attention": _attention(row, framework, assumed),
-        "sequence_parallel": _sequence_parallel(row, degrees["tp"], framework, recompute, assumed),
+        "sequence_parallel": _sequence_parallel(row, degrees["tp"], framework, recompute["recompute"], assumed),
     }
     if not fields["global_batch"] and fields["micro_batch"]:
         fields["global_batch"] = fields["micro_batch"] * degrees["dp"]
@@ -299,6 +309,5 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         spec=spec,
         plan=plan,
         alternatives=tuple(replace(plan, recompute=mode) for mode in heavier),
-        memory_scale=_H200_OVER_H100 if "h200" in row.text("notes").lower() else 1.0,
     )
     return case, tuple(assumed)

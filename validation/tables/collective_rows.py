@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simulator.errors import ConfigError, SimulatorError
 from validation.tables.many_jobs import Progress
 from validation.tables.outcome import Outcome
 from validation.tables.reader import Row
+
+if TYPE_CHECKING:
+    from simulator.collectives.benchmark import Conditions
 
 _NAMES = {
     "allreduce": "all_reduce",
@@ -20,17 +22,6 @@ _NAMES = {
     "sendrecv": "send_recv",
     "bcast": "broadcast",
 }
-
-
-def is_eight_bit_float(notes: str) -> bool:
-    """Return whether a row's notes state an 8-bit float as type.
-
-    Examples
-    --------
-    >>> is_eight_bit_float("dtype=fp8_e4m3"), is_eight_bit_float("dtype=half; bw derived")
-    (True, False)
-    """
-    return bool(re.search(r"\b(fp8|float8|f8e)", notes))
 
 
 def lone_time_s(flow: Any, topology: Any) -> float:
@@ -47,7 +38,6 @@ def lone_time_s(flow: Any, topology: Any) -> float:
 def _plan(row: Row) -> tuple[Any, Any]:
     """Return the planned flow of a row and its topology."""
     from simulator.collectives import plan_collective
-    from simulator.collectives.benchmark import conditions_of
 
     gpus = row.integer("gpus")
     if gpus < 2:
@@ -55,30 +45,38 @@ def _plan(row: Row) -> tuple[Any, Any]:
     nodes = row.integer("nodes", 1)
     topology = _load(row.text("topology"), gpus, row.integer("gpus_per_node", max(gpus // nodes, 1)))
     name = row.text("collective").lower().replace("-", "_")
+    algorithm, _, protocol = row.text("algorithm").lower().partition("/")
     flow = plan_collective(
         _NAMES.get(name.replace("_", ""), name),
         row.integer("size_bytes"),
         (tuple(range(gpus)),),
         topology,
         transport=row.text("transport") or None,
-        algorithm=row.text("algorithm").lower().split("/")[0] or None,
-        protocol=row.text("protocol").lower() or row.text("algorithm").lower().partition("/")[2] or None,
-        eight_bit_float=is_eight_bit_float(row.text("notes")),
-        nccl=conditions_of(row.text("source"), row.text("notes")).nccl,
+        algorithm=algorithm or None,
+        protocol=protocol or row.text("protocol").lower() or None,
+        eight_bit_float=row.text("dtype").lower().startswith(("fp8", "float8", "f8e")),
+        nccl=_conditions(row).nccl,
         pipelined=True,
     )
     return flow, topology
 
 
+def _conditions(row: Row) -> Conditions:
+    """Return how the benchmark was run, as far as columns and source say it."""
+    from simulator.collectives.benchmark import conditions_of
+
+    return conditions_of(row.text("source"), nccl=row.text("nccl"), gpus_per_process=row.text("gpus_per_process"))
+
+
 def _launch_floor_s(row: Row, flow: Any, topology: Any) -> float:
     """Least time between operations when one process drives all GPUs (``nccl-tests -g``)."""
-    from simulator.collectives.benchmark import conditions_of, launch_floor_s
+    from simulator.collectives.benchmark import launch_floor_s
     from simulator.collectives.shape import shape_of
     from simulator.collectives.tuner import constants_of
 
-    how = conditions_of(row.text("source"), row.text("notes"))
+    per_process = _conditions(row).gpus_per_process
     inside, _ = constants_of(shape_of(range(topology.n_gpus), topology, row.text("transport") or None))
-    return launch_floor_s(flow.label, how.gpus_per_process, inside)
+    return launch_floor_s(flow.label, per_process, inside)
 
 
 @lru_cache(maxsize=256)

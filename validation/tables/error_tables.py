@@ -77,6 +77,8 @@ _FIGURES: dict[str, Callable[[Group], str]] = {
     "p90:": lambda group: percent(group.p90_absolute),
     "max:": lambda group: percent(group.max_absolute),
     "bias:": lambda group: percent(group.bias, sign=True),
+    "weighted mean:": lambda group: percent(group.weighted_mean_absolute),
+    "weighted bias:": lambda group: percent(group.weighted_bias, sign=True),
     "right:": lambda group: percent(group.verdicts.get("accuracy")),
     "false fits:": lambda group: percent(group.verdicts.get("false_fits")),
     "false OOM:": lambda group: percent(group.verdicts.get("false_oom")),

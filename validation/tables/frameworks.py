@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from validation.tables.reader import Row
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
@@ -36,6 +38,13 @@ RULES: tuple[Rule, ...] = (
         why="before Megatron's fused bias, dropout and softmax kernels",
     ),
     Rule(words=("nemo megatron 2022",), framework="megatron", why="NeMo before Megatron-Core"),
+    Rule(words=("automodel",), framework="torchtitan", why="NeMo AutoModel: Hugging Face models under fully_shard"),
+    Rule(words=("nvidia/megatron-lm", "deepseek"), framework="megatron-core"),
+    Rule(words=("megatron-bridge",), framework="megatron-bridge"),
+    Rule(words=("dgxc-benchmarking",), framework="megatron-bridge", why="NVIDIA's recipes"),
+    Rule(words=("training_results_v5",), framework="megatron-bridge", why="submitters train with NVIDIA's recipes"),
+    Rule(words=("primus",), framework="megatron-core", why="AMD Primus runs Megatron-Core"),
+    Rule(words=("pytorch/ao",), framework="torchtitan-compile", why="float8 of torchao needs compile"),
     Rule(
         words=("nemo",), framework="megatron-bridge", why="NVIDIA's recipes: tensor-parallel overlap, 16-bit gradients"
     ),
@@ -64,6 +73,11 @@ RULES: tuple[Rule, ...] = (
     Rule(words=("eager",), framework="hf-eager"),
     Rule(words=("accelerate",), framework="hf-eager"),
 )
+
+
+def who_ran(row: Row) -> str:
+    """Return what names the framework of a row: its own column, or in tables without it the source and the release."""
+    return (row.text("framework") or f"{row.text('source')} {row.text('release')}").lower()
 
 
 def framework_of(name: str, *, model_parallel: int, sharding: str, flash: bool) -> tuple[str, str]:

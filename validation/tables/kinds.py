@@ -30,6 +30,8 @@ class TableKind:
         Columns that say in a few words what a row measured; those in :data:`WORDS` without their name.
     predictor : str
         Module whose ``predict`` predicts the rows.
+    also : tuple of str
+        Columns beside those, which some tables have; any other column is noted as not used.
     """
 
     name: str
@@ -39,6 +41,7 @@ class TableKind:
     groups: tuple[str, ...]
     described_by: tuple[str, ...]
     predictor: str
+    also: tuple[str, ...] = ()
 
 
 #: kind -> what it is; of kinds whose marks a header has, the first wins
@@ -56,6 +59,7 @@ KINDS: dict[str, TableKind] = {
             groups=("source", "topology", "collective", "nodes", "size_class", "metric"),
             described_by=("collective", "size_bytes", "gpus", "nodes", "topology", "transport"),
             predictor="validation.tables.collective_rows",
+            also=("protocol", "dtype", "nccl", "gpus_per_process"),
         ),
         TableKind(
             name="kernels",
@@ -68,6 +72,20 @@ KINDS: dict[str, TableKind] = {
             groups=("source", "device", "op", "pass", "metric"),
             described_by=("op", "pass", "m", "n", "k", "batch", "heads", "seq_len", "head_dim", "device"),
             predictor="validation.tables.kernel_shapes",
+            also=("vocab", "rel_uncertainty"),
+        ),
+        TableKind(
+            name="moe_all_to_all",
+            columns=names_of(
+                "source topology op gpus nodes gpus_per_node tokens_per_gpu hidden topk experts sms transmit_us notify_us "
+                "version"
+            ),
+            marks=("op", "tokens_per_gpu", "transmit_us"),
+            measured="transmit_us",
+            groups=("source", "topology", "op", "nodes", "metric"),
+            described_by=("op", "tokens_per_gpu", "hidden", "topk", "experts", "sms", "gpus", "nodes", "topology"),
+            predictor="validation.tables.dispatch_rows",
+            also=("row_id", "split", "notes", "rel_uncertainty"),
         ),
         TableKind(
             name="training",
@@ -82,6 +100,11 @@ KINDS: dict[str, TableKind] = {
             groups=("source", "topology", "metric"),
             described_by=names_of("model topology gpus dp tp pp virtual_pp cp micro_batch seq_len"),
             predictor="validation.tables.training_rows",
+            also=names_of(
+                "release task fsdp pp_layout dispatcher moe_a2a_overlap token_drop mtp cuda_graph_impl cuda_graph_scope "
+                "recompute_modules recompute_num_layers offload_modules nccl_ub fused_grouped_mlp recipe recipe_commit "
+                "recipe_matches tokens_per_s_per_gpu tflops_per_gpu transport experts top_k head_dim"
+            ),
         ),
     )
 }
@@ -89,9 +112,10 @@ KINDS: dict[str, TableKind] = {
 INTEGERS = frozenset(
     names_of(
         "layers hidden heads kv_heads ffn vocab seq_len gpus dp tp pp virtual_pp cp ep micro_batch "
-        "global_batch nodes gpus_per_node size_bytes m n k batch head_dim experts top_k"
+        "global_batch nodes gpus_per_node size_bytes m n k batch head_dim experts top_k mtp recompute_num_layers "
+        "gpus_per_process tokens_per_gpu topk sms"
     )
 )
-NUMBERS = frozenset(("value", "time_us", "rel_uncertainty"))
+NUMBERS = frozenset(("value", "time_us", "transmit_us", "notify_us", "rel_uncertainty"))
 #: columns whose cells need no name beside them
 WORDS = frozenset(("op", "pass", "device", "collective", "topology", "transport", "model"))

@@ -118,8 +118,8 @@ def spec_of(row: Row, *, pad_vocab_to: int = 1, fused_style: bool = False) -> tu
         If neither the architecture nor the name is known, or sizes are missing.
     """
     spec, assumed = _stated_spec(row)
-    if "alibi" in row.text("notes").lower() and spec.positions == "learned":
-        spec = replace(spec, positions="alibi")
+    if row.text("mtp"):
+        spec = replace(spec, mtp_layers=row.integer("mtp"))
     if fused_style and spec.architecture == "gpt" and spec.dropout:
         spec = replace(spec, dropout=0.0)
         assumed.append("dropout 0: this trainer's default")

@@ -56,7 +56,13 @@ def predict_rows(rows: Sequence[Row], *, n_processes: int = 1, quiet: bool = Tru
 
 
 def _judged(outcome: Outcome) -> Outcome:
-    """Say why a predicted row has no relative error."""
+    """Say why a predicted row has no relative error, and which of its cells nothing reads."""
+    row = outcome.row
+    kind = KINDS[row.kind]
+    unread = [name for name, cell in row.cells.items() if cell and name not in kind.columns and name not in kind.also]
+    if unread:
+        note = f"columns not known here: {', '.join(unread)}"
+        outcome = replace(outcome, note="; ".join(filter(None, (outcome.note, note))))
     if outcome.predicted is None or outcome.relative_error is not None:
         return outcome
     return replace(outcome, reason="the measured value is 0, to which nothing is relative")

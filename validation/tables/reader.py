@@ -107,6 +107,9 @@ def short_source(source: str) -> str:
     'arXiv 2402.15627'
     """
     source = re.sub(r"^https?://(?:www\.)?(?:github\.com/)?", "", source.strip())
+    repository = re.match(r"[\w.-]+/[\w.-]+(?=[:@])", source)
+    if repository:
+        return repository[0]
     source = re.split(r"@[0-9a-f]{6,}|#L\d|\s+\((?:full text|table)\b|,\s*(?:table|Table|row|one)\b|\s+/\s+", source)[0]
     source = re.split(r"\s(?:table|Table|row|Fig\.|Figure)\s*\S*$", source)[0]
     source = re.sub(r"^([\w.-]+/[\w.-]+)/(?:issues|pull|blob|tree)/.*$", r"\1", source)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from validation.tables.kinds import names_of
 from validation.tables.outcome import Outcome
+from validation.tables.reader import Row
 
 #: plans compete that agree in these columns
 _JOB_COLUMNS = names_of(
@@ -20,6 +21,10 @@ _JOB_COLUMNS = names_of(
     "global_batch metric"
 )
 _MIN_PLANS = 4
+#: error at which a measurement's own uncertainty halves what it counts
+_AIM = 0.05
+#: assumed uncertainty of what a row leaves to be guessed, by its grade: nothing, small things, something that matters
+_GUESSED = {"": 0.0, "A": 0.0, "B": 0.05, "C": 0.2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +67,8 @@ class Group:
         Of the absolute relative errors.
     bias : float
         Mean of the signed relative errors: positive predicts too much.
+    weighted_mean_absolute, weighted_bias : float
+        The same means with every row weighted by :func:`weight_of`.
     n_unpredicted : int
         Rows without a prediction.
     coverage : float or None
@@ -77,6 +84,8 @@ class Group:
     p90_absolute: float | None = None
     max_absolute: float | None = None
     bias: float | None = None
+    weighted_mean_absolute: float | None = None
+    weighted_bias: float | None = None
     n_unpredicted: int = 0
     coverage: float | None = None
     verdicts: dict[str, float] = field(default_factory=dict)
@@ -87,6 +96,34 @@ class Group:
         for name in ("key", "verdicts", *(["coverage"] if self.coverage is None else [])):
             del figures[name]
         return {**self.key, **figures, **self.verdicts}
+
+
+def weight_of(row: Row) -> float:
+    """Return how much a row counts where errors are summed up, from its uncertainty and its grade: at most 1.
+
+    Notes
+    -----
+    ``a^2 / (a^2 + u^2 + g^2)`` with the error ``a`` = 5 % that is aimed at, the row's ``rel_uncertainty`` u and what its
+    grade leaves to be guessed, g.
+    """
+    stated = row.number("rel_uncertainty") if row.text("rel_uncertainty") else 0.0
+    guessed = _GUESSED.get(row.text("grade").upper(), max(_GUESSED.values()))
+    return _AIM**2 / (_AIM**2 + stated**2 + guessed**2)
+
+
+def weighted(errors: Sequence[float], weights: Sequence[float]) -> dict[str, float]:
+    """Return the weighted mean of the absolute errors, and of the signed ones.
+
+    Examples
+    --------
+    >>> weighted([-0.1, 0.3], [3, 1])
+    {'weighted_mean_absolute': 0.15, 'weighted_bias': 0.0}
+    """
+    signed = np.asarray(errors, dtype=float)
+    return {
+        "weighted_mean_absolute": round(float(np.average(np.abs(signed), weights=weights)), 12),
+        "weighted_bias": round(float(np.average(signed, weights=weights)), 12),
+    }
 
 
 def describe(errors: Sequence[float]) -> dict[str, float]:
@@ -162,6 +199,7 @@ def _group(key: dict[str, str], outcomes: Sequence[Outcome]) -> Group:
         coverage=sum(covered) / len(covered) if covered else None,
         verdicts=verdicts,
         **describe([error for _, error in judged]),
+        **weighted([error for _, error in judged], [weight_of(o.row) for o, _ in judged]),
     )
 
 

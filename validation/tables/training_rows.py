@@ -110,7 +110,7 @@ def _fitting(case: Case) -> tuple[Case, MemoryReport]:
         topology = simulation.topology_of(_scenario(case))
         scenario = simulation.resolve(_scenario(case), topology, case.spec)
         memory = simulation.lower_scenario(scenario, topology, case.spec)[2]
-        if memory.peak_bytes <= memory.capacity_bytes * _SLACK * case.memory_scale:
+        if memory.peak_bytes <= memory.capacity_bytes * _SLACK:
             break
     return case, memory
 

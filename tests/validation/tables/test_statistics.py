@@ -19,6 +19,7 @@ from validation.tables.statistics import (
     rank_correlation,
     rank_plans,
     verdict_figures,
+    weight_of,
 )
 
 
@@ -44,6 +45,16 @@ class TestStatistics:
         assert figures == {"accuracy": 0.25, "false_fits": 0.5, "false_oom": 0.25}
         (group,) = group_outcomes([outcome(1.0, 0, "fits"), outcome(0.0, 0, "fits")], ["metric"])
         assert (group.mean_absolute, group.bias, group.verdicts["false_fits"]) == (0.5, 0.5, 0.5)
+
+    def test_uncertain_rows_count_less(self):
+        assert weight_of(training_row(grade="A")) == 1.0
+        assert weight_of(training_row(grade="A", rel_uncertainty="0.05")) == pytest.approx(0.5)
+        assert weight_of(training_row(grade="B", rel_uncertainty="0.05")) == pytest.approx(1 / 3)
+        assert weight_of(training_row(grade="C")) == pytest.approx(1 / 17)
+        rows = [outcome(1.1, 1.0, grade="A"), outcome(1.7, 1.0, grade="C")]
+        (group,) = group_outcomes(rows, ["metric"])
+        assert group.mean_absolute == pytest.approx(0.4)
+        assert group.weighted_mean_absolute == pytest.approx((0.1 + 0.7 / 17) / (1 + 1 / 17))
 
     @given(st.permutations(range(8)))
     def test_rank_correlation_is_spearman(self, order):

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from tests.validation.tables.rows import write
-from validation.tables.collective_rows import is_eight_bit_float
+from simulator.errors import ConfigError
+from tests.validation.tables.rows import training_row, write
+from validation.tables.cases import case_of
 from validation.tables.error_tables import document
 from validation.tables.many_jobs import run_all
 from validation.tables.predicting import validate
@@ -51,9 +52,42 @@ class TestPredicting:
         assert run_all(abs, [-3, 2, -1]) == [3, 2, 1]
         assert run_all(abs, list(range(-60, 0)), n_processes=2) == list(range(60, 0, -1))
 
-    def test_eight_bit_floats_in_notes(self):
-        notes = ("dtype=half", "int32; median", "", "dtype=fp8_e4m3", "float8_e5m2")
-        assert [is_eight_bit_float(text) for text in notes] == [False, False, False, True, True]
+    def test_notes_steer_no_prediction(self, tmp_path):
+        header = "topology,gpus,model,metric,value,micro_batch,framework,global_batch,notes"
+        said = "CUDA_LAUNCH_BLOCKING=1; h200; sequence parallel on; scatter/gather; alibi; fused RMSNorm"
+        rows = "".join(f"\nselene,16,gpt2-large,iteration_time_s,1,4,Megatron-LM,64,{notes}" for notes in ("", said))
+        silent, talking = validate([write(tmp_path, f"{header}{rows}\n")]).outcomes
+        assert silent.predicted == talking.predicted
+
+    def test_a_column_that_nothing_reads_is_noted(self, tmp_path):
+        path = write(tmp_path, "op,device,m,n,k,time_us,flavour\ngemm,h200-sxm,64,64,64,10,sweet\n")
+        (found,) = validate([path]).outcomes
+        assert "flavour" in found.note
+
+    @pytest.mark.parametrize(
+        ("cells", "said"),
+        [
+            ({"kernels": "flash9"}, "kernels 'flash9' is unknown"),
+            ({"vocabulary_parallel": "vocab-7"}, "vocabulary_parallel 'vocab-7'"),
+            ({"precision": "fp8", "float8_recipe": "columnwise"}, "float8_recipe 'columnwise'"),
+            ({"task": "lora"}, "task 'lora'"),
+            ({"pp_layout": "Et|(tt|)*30L"}, "pp_layout"),
+        ],
+    )
+    def test_what_a_row_states_and_nothing_simulates_is_the_reason(self, cells, said):
+        with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
+            case_of(training_row(**cells))
+
+    def test_what_a_row_states_is_simulated(self):
+        case, _ = case_of(training_row(kernels="flash1+rms_norm_kernel", framework="Aleph Alpha Scaling"))
+        assert (case.plan.attention, case.plan.attention_kernel) == ("flash", "flash_attention_1")
+        assert case.plan.framework == "torch-3d-fused-norm"
+        case, _ = case_of(training_row(recompute="full:4-layers"))
+        assert (case.plan.recompute, case.plan.recompute_method, case.plan.recompute_layers) == ("full", "block", 4)
+        case, _ = case_of(training_row(precision="fp8", float8_recipe="rowwise"))
+        assert case.plan.precision == "fp8_rowwise"
+        case, _ = case_of(training_row(cuda_graph_impl="full_iteration", dispatcher="deepep"))
+        assert (case.plan.host, case.plan.moe_dispatcher) == ("graphs", "deepep")
 
 
 class TestCommand:
