@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +43,33 @@ def test_time_is_launch_plus_bytes_at_the_share_of_bandwidth(plain_device: Devic
     constants = PointwiseConstants(launch_s=3e-6, efficiency={"default": 0.8, "gelu": 0.5})
     found = pointwise_time_s(shape_of("gelu", 1 << 20), plain_device, constants, CONDITIONS["training"])
     assert found == pytest.approx(3e-6 + 6 * (1 << 20) / (0.5 * 2e12))
+
+
+def test_what_an_operation_costs_once_and_per_row_is_added(plain_device: Device) -> None:
+    constants = PointwiseConstants(
+        launch_s=3e-6, warm_share=0.0, efficiency={"default": 0.5}, fixed_s={"softmax": 7e-6}, row_s={"softmax": 2e-9},
+        row_elements=100,
+    )  # fmt: skip
+    timing = CONDITIONS["events_flushed"]
+    n, rows = 1 << 20, 1 << 14
+    found = pointwise_time_s(shape_of("softmax", n, row=n // rows), plain_device, constants, timing)
+    assert found == pytest.approx(3e-6 + timing.overhead_s + 7e-6 + 2e-9 * rows + 6 * n / (0.5 * 2e12))
+    # rows longer than row_elements are read once more, two bytes an element
+    longer = pointwise_time_s(shape_of("softmax", n, row=256), plain_device, constants, timing)
+    assert longer == pytest.approx(3e-6 + timing.overhead_s + 7e-6 + 2e-9 * n / 256 + 8 * n / (0.5 * 2e12))
+
+
+def test_power_limits_what_runs_long() -> None:
+    """Half-way at ``burst_s``: there the share of the power limit is 1 / (1 + 1)."""
+    for timing in CONDITIONS.values():
+        if not timing.burst_s:
+            assert timing.limited(np.array(1e-3), np.array(2e-3)) == 2e-3
+            continue
+        assert timing.burst_s < 1e-3, "benchmarks repeat a kernel for some hundred microseconds before power acts"
+        at = timing.burst_s
+        assert timing.limited(np.array(at / 2), np.array(at)) == pytest.approx(0.75 * at)
+        assert timing.limited(np.array(1.0), np.array(2.0)) == pytest.approx(2.0, rel=1e-6)
+        assert timing.limited(np.array(1e-6), np.array(2e-6)) == pytest.approx(1e-6, rel=1e-3)
 
 
 def test_operands_in_cache_move_faster_unless_flushed(plain_device: Device) -> None:

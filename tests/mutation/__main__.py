@@ -8,7 +8,9 @@ operators second, so that an expression counts once however many operators fit i
 from __future__ import annotations
 
 import argparse
+import ast
 import configparser
+import itertools
 import json
 import os
 import random
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -102,10 +105,37 @@ def sample(rooms: dict[str, str], operators: list[str], n: int, seed: int) -> li
         for start, mutant in mutants_of(room, operators):
             places.setdefault((mutant.path, start), []).append(mutant)
         count = n // len(rooms) + (number < n % len(rooms))
-        chosen = generator.sample(sorted(places), min(count, len(places)))
-        drawn += [generator.choice(places[place]) for place in chosen]
+        shuffled = generator.sample(sorted(places), len(places))
+        candidates = (generator.choice(places[place]) for place in shuffled)
+        drawn += itertools.islice((mutant for mutant in candidates if is_error(mutant)), count)
     generator.shuffle(drawn)
     return drawn
+
+
+def is_error(mutant: Mutant) -> bool:
+    """Whether a mutant changes what runs: not a decorator's words, nor a ``*`` that multiplies nothing."""
+    text = (ROOT / mutant.path).read_text(encoding="utf-8")
+    if text.splitlines()[mutant.line - 1].lstrip().startswith("@"):
+        return False
+    try:
+        changed = ast.parse(mutated(text, mutant))
+    except SyntaxError:
+        return False
+    return not mutant.operator.startswith("ReplaceBinary") or _operations(changed) != _operations(ast.parse(text))
+
+
+def _operations(tree: ast.AST) -> Counter[str]:
+    return Counter(type(node.op).__name__ for node in ast.walk(tree) if isinstance(node, ast.BinOp | ast.AugAssign))
+
+
+def mutated(text: str, mutant: Mutant) -> str:
+    """Return a file's text with a mutant in it."""
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
+
+    changed: str | None = mutate_code(text, get_operator(f"core/{mutant.operator}")(), mutant.occurrence)
+    assert changed is not None, mutant
+    return changed
 
 
 def nearest(mutant: Mutant, tests: str, root: Path) -> list[str]:
@@ -121,13 +151,9 @@ def _files(path: Path) -> list[Path]:
 
 def judge(mutant: Mutant, tests: list[str], root: Path, timeout_s: float) -> Found:
     """Plant a mutant in the copy, run tests, take it out again."""
-    from cosmic_ray.mutating import mutate_code
-    from cosmic_ray.plugins import get_operator
-
     file = root / mutant.path
     text = file.read_text(encoding="utf-8")
-    changed = mutate_code(text, get_operator(f"core/{mutant.operator}")(), mutant.occurrence)
-    assert changed is not None, mutant
+    changed = mutated(text, mutant)
     lines = [(a, b) for a, b in zip(text.splitlines(), changed.splitlines(), strict=False) if a != b] or [("", "")]
     file.write_text(changed, encoding="utf-8")
     start_s = time.monotonic()
@@ -155,13 +181,14 @@ def _environment(root: Path) -> dict[str, str]:
 
 
 def table(found: list[Found]) -> str:
-    """Return the figures by room as Markdown: mutants that ran out of time count as killed."""
-    lines = ["| room | mutants | killed | survived |", "|---|---:|---:|---:|"]
+    """Return the figures by room as Markdown; what ran out of time is neither killed nor alive."""
+    lines = ["| room | mutants | killed | survived | out of time |", "|---|---:|---:|---:|---:|"]
     rooms = sorted({one.mutant.room for one in found})
     for room in [*rooms, "all"]:
         mine = [one for one in found if room in ("all", one.mutant.room)]
-        alive = sum(one.outcome == "survived" for one in mine)
-        lines.append(f"| {room} | {len(mine)} | {(len(mine) - alive) / len(mine):.0%} | {alive} |")
+        killed, alive = (sum(one.outcome == outcome for one in mine) for outcome in ("killed", "survived"))
+        share = f"{killed / (killed + alive):.0%}" if killed + alive else "-"
+        lines.append(f"| {room} | {len(mine)} | {share} | {alive} | {len(mine) - killed - alive} |")
     return "\n".join(lines)
 
 
@@ -172,7 +199,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--room", action="append", default=[], help="only this room; repeatable")
     parser.add_argument("--minutes", type=float, default=60.0, help="stop when they have passed")
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one mutant; more counts as killed")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one mutant")
     parser.add_argument("--out", type=Path, help="write every outcome as a line of JSON")
     options = parser.parse_args()
     rooms, operators = settings()
