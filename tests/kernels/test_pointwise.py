@@ -62,6 +62,8 @@ def test_what_an_operation_costs_once_and_per_row_is_added(plain_device: Device)
 def test_power_limits_what_runs_long() -> None:
     """Half-way at ``burst_s``: there the share of the power limit is 1 / (1 + 1)."""
     for timing in CONDITIONS.values():
+        if timing.power_share < 1.0:  # a throttled board: its limit is another one
+            continue
         if not timing.burst_s:
             assert timing.limited(np.array(1e-3), np.array(2e-3)) == 2e-3
             continue

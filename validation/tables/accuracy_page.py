@@ -15,7 +15,7 @@ from validation.tables.outcome import Outcome
 from validation.tables.predicting import Validation
 from validation.tables.residuals import residuals_of
 from validation.tables.shares import fit_shares
-from validation.tables.statistics import Group, group_outcomes
+from validation.tables.statistics import APART, Group, decisions, group_outcomes
 
 _WORST = 25
 _BY_MACHINE = ("topology", "transport", "collective", "nodes", "size_class")
@@ -37,6 +37,39 @@ def _select(found: Validation, kind: str, keep: Callable[[Outcome], bool]) -> li
 
 def _split(name: str) -> Callable[[Outcome], bool]:
     return lambda outcome: outcome.row.text("split") == name
+
+
+def _summary(found: Validation, table: ResidualTable) -> list[str]:
+    """Say in one table what a stranger wants to know first."""
+    rows = []
+    kinds = (
+        ("whole iterations", "training", lambda o: o.row.metric == "iteration_time_s"),
+        ("collectives from 1 MiB", "collectives", lambda o: o.row.key("size_class") == "from 1 MiB"),
+        ("single kernels", "kernels", lambda o: True),
+    )
+    for title, kind, keep in kinds:
+        for split in ("test", "fit"):
+            chosen = [o for o in _select(found, kind, _split(split)) if keep(o)]
+            sources = [g for g in group_outcomes(chosen, ("source",)) if g.mean_absolute is not None]
+            if not sources:
+                continue
+            mean = sum(g.mean_absolute or 0.0 for g in sources) / len(sources)
+            weighted = sum(g.weighted_mean_absolute or 0.0 for g in sources) / len(sources)
+            (whole,) = group_outcomes(chosen, ())
+            figures = (percent(mean), percent(weighted), percent(whole.median_absolute), percent(whole.bias, sign=True))
+            rows.append([title, f"`{split}`", str(len(sources)), str(whole.n), *figures, percent(whole.coverage)])
+    columns = ("what", "rows of", "sources", "n", "mean of sources' means", "the same, weighted", "median over rows", "bias",
+               "in the 80 % interval")  # fmt: skip
+    unseen = [residual for residual, _ in residuals_of(found.outcomes)]
+    found_decisions = decisions(_select(found, "training", lambda outcome: True))
+    text = (
+        f"Of {found_decisions.n_pairs:,} pairs of layouts of one job that ran at least {APART:.0%} apart, "
+        f"{found_decisions.ordered:.1%} are predicted in the right order; the layout predicted fastest ran "
+        f"{found_decisions.regret:.1%} slower than the fastest, in the mean over {found_decisions.n_jobs} jobs. With its own source "
+        f"left out of the table behind the intervals, {coverage(table, unseen):.0%} of the measured iterations lie in their 80 % interval. "
+        "Weights come from each row's uncertainty and grade ([how](validation.md))."
+    )
+    return [*markdown(columns, rows), text, ""]
 
 
 def _training(found: Validation) -> list[str]:
@@ -217,6 +250,7 @@ def render(found: Validation, table: ResidualTable, budgets: dict[str, float], e
         "signed mean. Rows of one source are strongly correlated: read the tables per source, never a mean",
         "over sources.",
         "",
+        *_summary(found, table),
         *_training(found),
         *_left_out_sources(found),
         *_worst(training),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ _JOB_COLUMNS = names_of(
     "global_batch metric"
 )
 _MIN_PLANS = 4
+#: plans whose times differ by less may be in either order: runs of equal settings differ by so much
+APART = 0.03
 #: error at which a measurement's own uncertainty halves what it counts
 _AIM = 0.05
 #: assumed uncertainty of what a row leaves to be guessed, by its grade: nothing, small things, something that matters
@@ -272,6 +275,54 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     return round(float(np.corrcoef(a, b)[0, 1]), 12)
 
 
+def _jobs(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], list[Outcome]]:
+    """Return the timed plans of every job, by the job's columns."""
+    jobs: dict[tuple[str, ...], list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.relative_error is not None and outcome.row.metric == "iteration_time_s":
+            jobs.setdefault(tuple(outcome.row.key(column) for column in _JOB_COLUMNS), []).append(outcome)
+    return jobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decisions:
+    """How well predictions decide between plans of one job.
+
+    Parameters
+    ----------
+    n_pairs : int
+        Pairs whose measured times are apart by at least :data:`APART`.
+    ordered : float
+        Share of them that is predicted in the measured order.
+    n_jobs : int
+        Jobs with at least two such plans.
+    regret : float
+        Mean over the jobs of how much slower the plan predicted fastest ran than the fastest.
+    """
+
+    n_pairs: int
+    ordered: float
+    n_jobs: int
+    regret: float
+
+
+def decisions(outcomes: Sequence[Outcome]) -> Decisions:
+    """Return how well predictions order pairs of plans, and what their choice costs."""
+    n_pairs = n_right = 0
+    regrets: list[float] = []
+    for plans in _jobs(outcomes).values():
+        known = [(plan.predicted or 0.0, plan.row.measured) for plan in plans]
+        before = n_pairs
+        for (first_s, first), (second_s, second) in itertools.combinations(known, 2):
+            if max(first, second) >= (1.0 + APART) * min(first, second):
+                n_pairs += 1
+                n_right += (first_s < second_s) == (first < second)
+        if n_pairs > before:
+            regrets.append(min(known)[1] / min(measured for _, measured in known) - 1.0)
+    ordered, regret = n_right / max(n_pairs, 1), sum(regrets) / max(len(regrets), 1)
+    return Decisions(n_pairs=n_pairs, ordered=ordered, n_jobs=len(regrets), regret=regret)
+
+
 def rank_plans(outcomes: Sequence[Outcome], min_plans: int = _MIN_PLANS) -> list[dict[str, Any]]:
     """Compare the order of plans that compete for the same job: same model, machine, GPUs, batch and metric.
 
@@ -282,12 +333,8 @@ def rank_plans(outcomes: Sequence[Outcome], min_plans: int = _MIN_PLANS) -> list
         (Spearman), ``best_found`` (whether the plan predicted fastest is the one measured fastest) and
         ``regret`` (how much slower the plan predicted fastest was measured than the fastest).
     """
-    jobs: dict[tuple[str, ...], list[Outcome]] = {}
-    for outcome in outcomes:
-        if outcome.relative_error is not None and outcome.row.metric == "iteration_time_s":
-            jobs.setdefault(tuple(outcome.row.key(column) for column in _JOB_COLUMNS), []).append(outcome)
     ranked = []
-    for key, plans in jobs.items():
+    for key, plans in _jobs(outcomes).items():
         if len(plans) < min_plans:
             continue
         predicted = [plan.predicted or 0.0 for plan in plans]

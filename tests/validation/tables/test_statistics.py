@@ -14,6 +14,7 @@ from validation.tables.predicting import check_threshold, validate
 from validation.tables.reader import MEASUREMENTS
 from validation.tables.statistics import (
     assumptions_of,
+    decisions,
     describe,
     group_outcomes,
     rank_correlation,
@@ -69,6 +70,13 @@ class TestStatistics:
         assert (job["n"], job["best_found"]) == (4, False)
         assert job["regret"] == pytest.approx(0.2)
         assert not rank_plans(plans[:3])
+
+    def test_pairs_apart_count_and_the_pick_costs_what_it_ran_longer(self):
+        times = [(1.0, 1.2), (2.0, 1.0), (3.0, 3.0), (4.0, 1.01)]  # predicted, measured; 1.0 and 1.01 are not apart
+        found = decisions([outcome(p, m, row_id=str(i)) for i, (p, m) in enumerate(times)])
+        assert (found.n_pairs, found.n_jobs) == (5, 1)
+        assert found.ordered == pytest.approx(2 / 5)
+        assert found.regret == pytest.approx(0.2)
 
     def test_groups_are_worst_first_and_count_what_is_missing(self):
         rows = [
