@@ -138,6 +138,9 @@ class _Builder:
         self.task_before: dict[int, int] = {}
         self.counterpart: dict[int, int] = {}
         self.last: dict[str, int] = {}
+        #: operations of a lap, which later laps share: they may be a million
+        self.kernels: dict[int, Kernel] = {}
+        self.runs: dict[tuple[int, int], KernelRun] = {}
         self.run: list[Kernel] = []
         self.run_ops: list[int] = []
         self.run_after: tuple[int, ...] = ()
@@ -200,7 +203,9 @@ class _Builder:
 
     def _kernel(self, op: int, issue_ns: int) -> Kernel:
         plan = self.plan
-        kernel = Kernel(
+        if op in self.kernels:
+            return self.kernels[op]
+        kernel = self.kernels[op] = Kernel(
             name=plan.rank.names[plan.rank.ops.name[op]],
             phase=plan.phase[op],
             duration_s=int(plan.duration_ns[op]) / 1e9,
@@ -220,7 +225,11 @@ class _Builder:
             return
         op: Kernel | KernelRun = self.run[0]
         if len(self.run) > 1:
-            op = KernelRun(name=f"{len(self.run)} kernels", phase=self.run[0].phase, kernels=tuple(self.run))
+            key = self.run_ops[0], len(self.run)
+            if key not in self.runs:
+                name = f"{len(self.run)} kernels"
+                self.runs[key] = KernelRun(name=name, phase=self.run[0].phase, kernels=tuple(self.run))
+            op = self.runs[key]
         task = self.tasks.add(op, COMPUTE, self.run_after)
         for done in self.run_ops:
             self._done(done, task)
