@@ -69,7 +69,7 @@ def _commands(words: str, command: Any) -> Iterator[tuple[str, Any]]:
     inner = getattr(command, "commands", {})
     if command.params or not inner:
         yield words, command
-    for name, one in sorted(inner.items()):
+    for name, one in sorted((name, one) for name, one in inner.items() if not one.hidden):
         yield from _commands(f"{words} {name}", one)
 
 

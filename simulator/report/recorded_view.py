@@ -126,7 +126,7 @@ def recorded_page(found: RecordedTable) -> Report:
 
 
 def _words(key: str) -> str:
-    return key.removesuffix("_s").replace("_", " ")
+    return key.removesuffix("_bytes_per_s").removesuffix("_bytes").removesuffix("_s").replace("_", " ")
 
 
 def _chart(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str], drawn: Sequence[str]) -> Chart:
