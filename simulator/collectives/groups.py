@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.collectives.loads import FloatArray, IntArray, Traffic
+from simulator.collectives.loads import FloatArray, IntArray, Traffic, combine
 from simulator.collectives.shape import GroupShape, link_matrix
 from simulator.errors import ConfigError
 
@@ -69,13 +69,26 @@ class Groups:
     def between(self, a: IntArray, b: IntArray, amounts: FloatArray) -> Traffic:
         """Traffic from nodes ``a`` to nodes ``b`` of each group, spread over the ranks of a node."""
         if self.ranks is None:
-            heads = self._heads()
-            source, target = heads[:, a], heads[:, b]
-            amount = np.broadcast_to(amounts, source.shape)
-        else:
-            source, target = self.ranks[:, a, :], self.ranks[:, b, :]
-            amount = np.broadcast_to(amounts[None, :, None] / self.ranks.shape[2], source.shape)
+            return self._between_unequal(a, b, amounts)
+        source, target = self.ranks[:, a, :], self.ranks[:, b, :]
+        amount = np.broadcast_to(amounts[None, :, None] / self.ranks.shape[2], source.shape)
         return Traffic(source=source.ravel(), target=target.ravel(), amount=amount.ravel())
+
+    def _between_unequal(self, a: IntArray, b: IntArray, amounts: FloatArray) -> Traffic:
+        """The same where nodes have unequally many ranks: as many of them meet as the smaller node has.
+
+        Every channel of NCCL enters and leaves a node at another rank, and so at another NIC.
+        """
+        parts = []
+        for row in self.flat:
+            nodes = row // self.topology.gpus_per_node
+            members = np.split(row, np.flatnonzero(np.diff(nodes)) + 1)
+            for here, there, amount in zip(a.tolist(), b.tolist(), amounts.tolist(), strict=True):
+                ends = members[here], members[there]
+                n = min(map(len, ends))
+                source, target = (end[np.arange(n) * len(end) // n] for end in ends)
+                parts.append(Traffic(source=source, target=target, amount=np.full(n, amount / n)))
+        return combine(parts) if parts else nothing()
 
     def node_ring(self) -> Traffic:
         """One byte from every node to the next."""
@@ -91,13 +104,6 @@ class Groups:
             Traffic(source=source[same], target=target[same], amount=amount[same]),
             Traffic(source=source[~same], target=target[~same], amount=amount[~same]),
         )
-
-    def _heads(self) -> IntArray:
-        """First rank of each node, for groups with unequal nodes."""
-        nodes = self.flat // self.topology.gpus_per_node
-        first = np.ones_like(nodes, dtype=bool)
-        first[:, 1:] = nodes[:, 1:] != nodes[:, :-1]
-        return np.array([row[mask] for row, mask in zip(self.flat, first, strict=True)])
 
 
 def nothing() -> Traffic:

@@ -88,3 +88,13 @@ def test_the_graph_of_racks_routes_as_the_cluster_does():
     given_back = Topology.from_graph(regular.graph)
     for a, b in ((0, 3), (0, 4), (5, 71), (0, 72), (7, 143), (100, 2)):
         assert dict(given_back.route(a, b)) == pytest.approx(dict(regular.route(a, b)))
+
+
+@pytest.mark.parametrize(("n_gpus", "n_meet"), [(12, 4), (10, 2), (16, 8)])
+def test_nodes_with_unequal_shares_of_a_group_meet_over_the_nics_of_the_smaller(n_gpus, n_meet):
+    """Eight GPUs of one node and some of the next, a 400 Gb/s NIC each: a ring crosses over as many NICs as both have."""
+    topology = load_topology("dgx-h100", n_gpus)
+    size = 2**33
+    flow = plan_collective("all_gather", size, (tuple(range(n_gpus)),), topology, algorithm="ring", protocol="simple")
+    rate = size * (n_gpus - 1) / n_gpus / lone_flow_s(flow, topology)
+    assert 0.7 * min(n_meet * 50e9, 450e9) < rate <= min(n_meet * 50e9, 450e9)
