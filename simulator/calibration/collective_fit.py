@@ -23,7 +23,10 @@ from simulator.errors import CalibrationError
 LARGE_BYTES = 2**20
 _HEADER = """What a collective costs once NCCL has chosen algorithm and protocol, by class of GPU and network.
 Lists are per protocol: LL, LL128, Simple (two values: LL and Simple). Efficiencies are payload over raw
-link rate; those of LL between nodes are far below one, since few threads wait for each line. Refit with
+link rate; those of LL between nodes are far below one, since few threads wait for each line. Latencies of hops and
+messages are without the route's, which the cluster file gives. socket_gb_per_s is what the host's threads copy for a
+NIC (fitted on Polaris, where they are the limit, not its NICs); efficiencies of sockets are wire shares: 5 % for
+headers (assumed), of the rest half under LL and 120/128 under LL128. Refit with
 simulate calibrate collectives TABLE.csv --out FILE."""
 _SOURCE = (
     "fitted by simulate calibrate collectives to the fit rows of measurements/collectives.csv and "
@@ -93,14 +96,20 @@ def _network_paths(name: str) -> tuple[Place, ...]:
     return _lists("between", name, "ring") + _lists("between", name, "tree")
 
 
+def _socket_paths(name: str) -> tuple[Place, ...]:
+    """Constants of sockets, whose efficiency is a share of the wire and whose limit is the host."""
+    keys = ("base_us", "hop_us", "socket_gb_per_s")
+    return _lists("between", name, "ring", keys=keys) + _lists("between", name, "tree", keys=keys)
+
+
 def _handshake_paths(name: str) -> tuple[Place, ...]:
     return tuple(("between", name, "rendezvous", key) for key in ("extra_us", "ring_kib", "tree_kib"))
 
 
-def _p2p_paths(name: str) -> tuple[Place, ...]:
+def _p2p_paths(name: str, rate: str = "efficiency") -> tuple[Place, ...]:
     return (
         ("between", name, "p2p", "base_us", 1),
-        ("between", name, "p2p", "efficiency", 1),
+        ("between", name, "p2p", rate, 1),
         ("between", name, "p2p", "peer_us"),
     )
 
@@ -180,12 +189,12 @@ NETWORK_BLOCKS: tuple[Block, ...] = (
     ),
     Block(
         name="tcp",
-        paths=_network_paths("tcp"),
+        paths=_socket_paths("tcp"),
         rows=_between("tcp", lambda r: not _new(r) and SLINGSHOT_10_RUN not in r.source),
     ),
     Block(
         name="tcp from 2.21",
-        paths=_network_paths("tcp@2.21"),
+        paths=_socket_paths("tcp@2.21"),
         rows=_between("tcp", _new),
     ),
     Block(
@@ -205,7 +214,11 @@ NETWORK_BLOCKS: tuple[Block, ...] = (
         + tuple(("between", "slingshot", "p2p", key) for key in ("inject_factor", "handshake_us", "handshake_kib")),
         rows=_exchange(lambda r: r.shape.protocol == "slingshot"),
     ),
-    Block(name="tcp messages", paths=_p2p_paths("tcp"), rows=_exchange(lambda r: r.shape.protocol == "tcp")),
+    Block(
+        name="tcp messages",
+        paths=_p2p_paths("tcp", "socket_gb_per_s"),
+        rows=_exchange(lambda r: r.shape.protocol == "tcp"),
+    ),
 )
 
 

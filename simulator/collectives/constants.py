@@ -7,6 +7,7 @@ that version on); a refinement states only what differs. A cluster file may over
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -29,6 +30,9 @@ FALLBACK = {
 #: newest generation with constants of its own: stands in for those that nobody measured
 NEWEST_GENERATION = "hopper"
 
+#: payload of a line of LL128: 120 of 128 bytes
+LL128_WIRE_SHARE = 120 / 128
+
 Triple = tuple[float, float, float]
 
 
@@ -44,11 +48,14 @@ class Path:
         Per step of a ring or level of a tree: in the file what the protocol takes, and :meth:`over` a route.
     efficiency : tuple of float
         Payload over raw link rate.
+    socket_bytes_per_s : tuple of float
+        What the threads of the host copy for each NIC, where bytes go through sockets, whatever the link could take.
     """
 
     hop_s: Triple
     efficiency: Triple
     base_s: Triple = (0.0, 0.0, 0.0)
+    socket_bytes_per_s: Triple = (math.inf, math.inf, math.inf)
 
     def over(self, route_s: float) -> Path:
         """Return the constants of steps that also take a route's latency."""
@@ -58,7 +65,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
-    """Point-to-point messages.
+    """Point-to-point messages; ``socket_bytes_per_s`` as for :class:`Path`.
 
     Parameters
     ----------
@@ -83,6 +90,7 @@ class Messages:
     handshake_bytes: float = 1.0
     fill_s: float = 0.0
     fill_bytes: float = 1.0
+    socket_bytes_per_s: tuple[float, float] = (math.inf, math.inf)
 
     def over(self, route_s: float) -> Messages:
         """Return the constants of messages that also take a route's latency."""
@@ -169,9 +177,28 @@ class Between:
     p2p: Messages
     rendezvous: Rendezvous
 
-    def over(self, route_s: float) -> Between:
-        """Return the constants where nodes are a route's latency apart."""
-        return replace(self, ring=self.ring.over(route_s), tree=self.tree.over(route_s), p2p=self.p2p.over(route_s))
+    def __post_init__(self) -> None:
+        """Keep LL128 within its share of what Simple reaches: measured where it is chosen, it is asked for elsewhere."""
+        for name in ("ring", "tree"):
+            path: Path = getattr(self, name)
+            low, middle, high = path.efficiency
+            allowed = (low, min(middle, LL128_WIRE_SHARE * high), high)
+            object.__setattr__(self, name, replace(path, efficiency=allowed))
+
+    def over(self, route_s: float, nic_bytes_per_s: float = 0.0) -> Between:
+        """Return the constants where nodes are a route's latency apart and a NIC has a rate; 0 where it is not known."""
+        ring, tree, p2p = self.ring.over(route_s), self.tree.over(route_s), self.p2p.over(route_s)
+        if nic_bytes_per_s:
+            ring = replace(ring, efficiency=_through_sockets(ring, nic_bytes_per_s))
+            tree = replace(tree, efficiency=_through_sockets(tree, nic_bytes_per_s))
+            p2p = replace(p2p, efficiency=_through_sockets(p2p, nic_bytes_per_s))
+        return replace(self, ring=ring, tree=tree, p2p=p2p)
+
+
+def _through_sockets(path: Path | Messages, nic_bytes_per_s: float) -> Any:
+    """Shares of a NIC's rate that are left when the threads behind its sockets are the limit."""
+    limits = zip(path.efficiency, path.socket_bytes_per_s, strict=True)
+    return tuple(min(share, socket / nic_bytes_per_s) for share, socket in limits)
 
 
 #: unit at the end of a key of the file -> that of the attribute, and the factor between them

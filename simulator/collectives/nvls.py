@@ -79,11 +79,10 @@ class Nvls(MessagesAtOnce):
 
     def estimate_us(self, question: Question, protocol: str) -> float:
         """NCCL's estimate: what the switch leaves of the NVLinks, or the network."""
-        shape = question.shape
-        bus = self._bus(question)
-        return question.time_us(
-            self.latency_of(question), bus * shape.n_ranks / n_steps(question.collective, shape.n_ranks)
-        )
+        n, bus = question.shape.n_ranks, self._bus(question)
+        if question.collective == "all_reduce":  # gathers and scatters keep the bus bandwidth
+            bus *= n / n_steps("all_reduce", n)
+        return question.time_us(self.latency_of(question), bus)
 
     def latency_of(self, question: Question) -> float:
         """Microseconds: through the switch, and through the network if there is one."""

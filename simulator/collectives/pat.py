@@ -39,10 +39,9 @@ class Pat(Algorithm):
 
     def estimate_us(self, question: Question, protocol: str) -> float:
         """NCCL's estimate."""
-        n = question.shape.n_ranks
-        latency_us = _LATENCY_US.base[SIMPLE] + 2.8 * n
+        latency_us = _LATENCY_US.base[SIMPLE] + 2.8 * question.shape.n_ranks
         latency_us += log_nodes(question.shape) * question.inter_us(_LATENCY_US, "simple") / 3.5
-        return question.time_us(latency_us, _RING_SHARE * question.bus * n / max(1, n - 1))
+        return question.time_us(latency_us, _RING_SHARE * question.bus)
 
     def terms(self, case: Case) -> Terms:
         """Levels of a tree, bytes of a ring."""

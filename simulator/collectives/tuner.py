@@ -202,4 +202,4 @@ def table_constants(shape: GroupShape, table: Mapping[str, Any]) -> tuple[Inside
     overrides = json.loads(shape.overrides) if shape.overrides else None
     classes = (shape.generation, shape.wiring, shape.protocol)
     inside, between = constants_for(table, classes, shape.nccl, overrides)
-    return inside.over(shape.inside_latency_s), between.over(shape.between_latency_s)
+    return inside.over(shape.inside_latency_s), between.over(shape.between_latency_s, shape.nic_bytes_per_s)

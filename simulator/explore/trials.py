@@ -5,7 +5,6 @@ The machine changes are those of :mod:`simulator.changes`, the plans those of :m
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +15,9 @@ from simulator.analysis.explain import NEARLY, Explanation, Knob, Option, Outcom
 from simulator.analysis.explain import explain as rank_changes
 from simulator.answer import Result
 from simulator.changes import Improvement, MachineChange, improvements
+from simulator.collectives import ALGORITHMS
+from simulator.collectives.shape import shape_of
+from simulator.collectives.tuner import is_tunable
 from simulator.costs import ModelCosts
 from simulator.errors import InfeasiblePlanError, SimulatorError
 from simulator.explore.neighbourhood import Neighbour, Site, nearest
@@ -42,8 +44,6 @@ _FIRST = {
     "storage bandwidth": "data",
     "processor speed of the loader's workers": "data",
 }
-#: choices of the collectives that an explanation forces, to see whether the library's own is a poor one
-_FORCED_ALGORITHMS, _FORCED_PROTOCOLS = ("ring", "tree"), ("simple", "ll128")
 _OUTSIDE = [LINK_KINDS.index(kind) for kind in ("nic", "fabric")]
 
 
@@ -231,15 +231,22 @@ def options_of(trials: Trials) -> Iterator[Option]:
 
 def collectives_of(trials: Trials) -> Iterator[Option]:
     """Yield forced algorithms and protocols of the collectives: the library's own choice is an estimate, and may be poor."""
-    scenario = trials.result.scenario
-    if trials.result.plan.gpus == 1 or scenario.algorithm or scenario.protocol:
+    result, scenario = trials.result, trials.result.scenario
+    used = {row["collective"] for row in result.metrics.communication if is_tunable(row["collective"])}
+    if not used or scenario.algorithm or scenario.protocol:
         return
-    for algorithm, protocol in itertools.product(_FORCED_ALGORITHMS, _FORCED_PROTOCOLS):
-        forced = replace(scenario, algorithm=algorithm, protocol=protocol)
-        yield Option(
-            name=f"--nccl-algo {algorithm} --nccl-proto {protocol}",
-            simulate=lambda forced=forced: trials.scenario(forced),  # type: ignore[misc]
-        )
+    sizes = {result.plan.gpus, min(result.plan.gpus, result.topology.gpus_per_node)} - {1}
+    shapes = [shape_of(range(size), result.topology, scenario.transport or None) for size in sorted(sizes)]
+    for algorithm in ALGORITHMS.values():
+        is_known = algorithm.is_tunable and algorithm.is_automatic and used <= set(algorithm.tables)
+        if not is_known or not any(algorithm.is_enabled(name, shape) for name in used for shape in shapes):
+            continue
+        for protocol in algorithm.protocols:
+            forced = replace(scenario, algorithm=algorithm.name, protocol=protocol)
+            yield Option(
+                name=f"--nccl-algo {algorithm.name} --nccl-proto {protocol}",
+                simulate=lambda forced=forced: trials.scenario(forced),  # type: ignore[misc]
+            )
 
 
 def explain(result: Result, *, say: Callable[[str], None] = lambda _: None) -> Explanation:

@@ -220,3 +220,22 @@ def test_reducing_switches_between_nodes(tmp_path):
         tree = plan_collective("all_reduce", 2**30, group, topology, algorithm="tree", protocol="simple")
         assert flow.label == f"{name}/simple"
         assert flow.alone_bytes_per_s > 1.2 * tree.alone_bytes_per_s  # now NVLink is the limit
+
+
+@pytest.mark.parametrize(("transport", "link_bytes_per_s"), [("tcp-10g", 9e9 / 8), ("ipoib", 20e9 / 8)])
+def test_sockets_fill_a_slow_link(transport, link_bytes_per_s):
+    """What the host copies, some GB/s a NIC, is no limit for links of 9 and 20 Gb/s: they carry 90 to 100 % (issue of Pinnacles)."""
+    topology = load_topology("pinnacles", 4)
+    size = 2**30
+    flow = plan_collective("all_reduce", size, ((0, 1, 2, 3),), topology, transport=transport)
+    busbw = 1.5 * size / alone_s(flow, topology)
+    assert 0.9 * link_bytes_per_s < busbw < link_bytes_per_s
+
+
+def test_sockets_do_not_fill_a_fast_link():
+    """NCCL over sockets of Polaris: 4.5 GB/s of each of two NICs of 25 GB/s (argonne-lcf/alcf-nccl-tests)."""
+    topology = load_topology("polaris", 8)
+    flow = plan_collective(
+        "all_reduce", 2**30, (tuple(range(8)),), topology, transport="tcp", algorithm="ring", protocol="simple"
+    )
+    assert 8e9 < 1.75 * flow.alone_bytes_per_s < 9.5e9

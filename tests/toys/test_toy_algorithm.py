@@ -72,6 +72,15 @@ class Favourite(Direct):
         return 0.0 if protocol == "simple" else 1.0
 
 
+class Outsider(Direct):
+    """One that the library takes for the slowest."""
+
+    name = "outsider"
+
+    def estimate_us(self, question, protocol):
+        return 1e9
+
+
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "direct", Direct())
@@ -149,3 +158,12 @@ def test_sweeps_searches_and_explanations_take_it(simulate, cluster, tmp_path):
     assert code == 0 and json.loads(out)["best"]["iteration_time_s"] <= direct["iteration_time_s"] * 1.001
     code, out, _ = simulate(*job, "--micro-batch", 1, "--nccl-algo", "direct", "--explain")
     assert code == 0 and json.loads(out)["iteration_time_s"] == pytest.approx(direct["iteration_time_s"])
+
+
+def test_an_explanation_tries_what_the_library_knows(simulate, cluster, monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "outsider", Outsider())
+    code, out, _ = simulate("-t", cluster, "-m", "gpt2", "--gpus", 4, "--micro-batch", 1, "--explain", "--json")
+    assert code == 0
+    named = {change["change"]: change["saving"] for change in json.loads(out)["explanation"]["changes"]}
+    assert named["--nccl-algo outsider --nccl-proto simple"] > named["--nccl-algo ring --nccl-proto ll"]
+    assert not any("direct" in name for name in named)

@@ -1,0 +1,212 @@
+"""What NCCL estimates, worked out by hand from its tables for named communicators.
+
+Lines are those of NVIDIA/nccl v2.30.7, ``src/graph/tuning.cc``: constants 139-212, bandwidth 306-380, latency 384-436, time 632-655.
+"""
+
+from __future__ import annotations
+
+from math import log2
+
+import pytest
+
+from simulator.collectives import ALGORITHMS
+from simulator.collectives.nccl import Question, find_channels
+from simulator.collectives.shape import GroupShape
+from simulator.collectives.tuner import candidates, choose
+
+GIB = 2**30
+
+#: eight A100 on NVSwitch: 12 links of 25 GB/s, which NCCL takes for 20: 12 channels of 20, doubled to 24 of 10
+A100 = {"generation": "ampere", "wiring": "switch", "nvlink_bytes_per_s": 300e9, "cpu_vendor": "amd"}
+ONE_A100 = GroupShape(n_ranks=8, n_nodes=1, ranks_per_node=8, **A100)
+#: four nodes with eight HDR 200: 8 channels of 24, doubled to 16 of 12
+FOUR_A100 = GroupShape(n_ranks=32, n_nodes=4, ranks_per_node=8, n_nics=8, nic_bytes_per_s=25e9, **A100)
+#: eight V100 of two nodes, wired directly, one EDR each: 6 links of 25 GB/s
+V100 = {"generation": "volta", "wiring": "mesh", "nvlink_bytes_per_s": 150e9, "cpu_vendor": "intel"}
+TWO_V100 = GroupShape(n_ranks=8, n_nodes=2, ranks_per_node=4, n_nics=1, nic_bytes_per_s=12.5e9, **V100)
+#: eight H100: 18 links of 25 GB/s, which NCCL takes for 20.6
+H100 = {
+    "generation": "hopper",
+    "wiring": "switch",
+    "nvlink_bytes_per_s": 450e9,
+    "multicast": True,
+    "cpu_vendor": "intel",
+}
+ONE_H100 = GroupShape(n_ranks=8, n_nodes=1, ranks_per_node=8, **H100)
+TWO_H100 = GroupShape(n_ranks=16, n_nodes=2, ranks_per_node=8, n_nics=8, nic_bytes_per_s=50e9, **H100)
+SHARP_H100 = GroupShape(n_ranks=32, n_nodes=4, ranks_per_node=8, n_nics=8, nic_bytes_per_s=50e9, collnet=True, **H100)
+#: one GPU on each of eight nodes, HDR
+SPREAD_A100 = GroupShape(n_ranks=8, n_nodes=8, ranks_per_node=1, n_nics=1, nic_bytes_per_s=25e9, **A100)
+#: four A100 on PCIe 4 of one socket: 31.5 GB/s, of which NCCL takes 24
+PCIE = GroupShape(n_ranks=4, n_nodes=1, ranks_per_node=4, generation="ampere", wiring="pcie", nvlink_bytes_per_s=31.5e9)
+
+
+def estimate_us(shape, collective, algorithm, protocol, n_bytes):
+    question = Question(collective=collective, n_bytes=n_bytes, shape=shape, channels=find_channels(shape))
+    return ALGORITHMS[algorithm].estimate_us(question, protocol)
+
+
+@pytest.mark.parametrize(
+    ("shape", "n_channels", "bus"),
+    [
+        (ONE_A100, 24, 240.0),
+        (FOUR_A100, 16, 192.0),
+        (TWO_V100, 2, 12.0),
+        (SPREAD_A100, 2, 24.0),
+        (PCIE, 2, 23.94),
+        (TWO_H100, 16, 384.0),
+    ],
+)
+def test_channels(shape, n_channels, bus):
+    found = find_channels(shape)
+    assert found.n_channels == n_channels
+    assert found.n_channels * found.intra == pytest.approx(bus) == pytest.approx(found.n_channels * found.inter)
+
+
+#: shape, collective, algorithm, protocol, bytes -> latency in us, bandwidth in GB/s
+CASES = {
+    # one node: 14 steps of NVLink hops; llMaxBw of Ampere 87.7
+    "ring LL": (ONE_A100, "all_reduce", "ring", "ll", GIB, 6.6 + 14 * 0.6, 87.7 * 8 / 14),
+    "ring LL128": (ONE_A100, "all_reduce", "ring", "ll128", GIB, 14.0 + 14 * 1.9, 0.92 * 240 * 8 / 14),
+    "ring Simple": (ONE_A100, "all_reduce", "ring", "simple", GIB, 8.4 + 14 * 3.4, 240 * 8 / 14),
+    "gather Simple": (ONE_A100, "all_gather", "ring", "simple", GIB, 8.4 + 7 * 3.4, 240 * 8 / 7),
+    "scatter LL": (ONE_A100, "reduce_scatter", "ring", "ll", GIB, 6.6 + 7 * 0.6, 87.7 * 8 / 7),
+    # a switch makes all rings alike: one hop; directly wired V100: a hop for each rank, Simple as trees
+    "broadcast on a switch": (ONE_A100, "broadcast", "ring", "simple", GIB, 8.4 + 3.4, 240.0),
+    "broadcast LL128 over nodes": (TWO_V100, "broadcast", "ring", "ll128", GIB, 14.0 + 8 * 4.0, 0.92 * 12.0),
+    "reduce Simple over nodes": (TWO_V100, "reduce", "ring", "simple", GIB, 8.4 + 8 * 14.0, 12.0),
+    "broadcast Simple over PCIe": (PCIE, "broadcast", "ring", "simple", GIB, 8.4 + 4 * 4.0, 23.94),
+    "ring LL over PCIe": (PCIE, "all_reduce", "ring", "ll", GIB, 6.6 + 6 * 1.0, 0.5 * 23.94 * 4 / 6),
+    "ring Simple over PCIe": (PCIE, "all_reduce", "ring", "simple", GIB, 8.4 + 6 * 5.7, 23.94 * 4 / 6),
+    # tree on one node: chains up and down, 1 / 3.8 under LL, 7 / 9 under LL128; correction of the last column
+    "tree LL": (ONE_A100, "all_reduce", "tree", "ll", GIB, 6.8 + 2 * 7 * 0.6, 0.5 * 0.92 * 240 / 3.8),
+    "tree LL128": (ONE_A100, "all_reduce", "tree", "ll128", GIB, 14.0 + 2 * 7 * 1.25, 0.5 * 0.92 * 240 * 7 / 9),
+    "tree Simple": (ONE_A100, "all_reduce", "tree", "simple", GIB, 8.4 + 2 * 7 * 4.0, 0.9 * 0.5 * 0.92 * 240),
+    # 8 KiB is column 7, 1 MiB column 14
+    "tree LL of 8 KiB": (ONE_A100, "all_reduce", "tree", "ll", 2**13, 15.2, 0.7 * 0.5 * 0.92 * 240 / 3.8),
+    "tree LL128 of 1 MiB": (ONE_A100, "all_reduce", "tree", "ll128", 2**20, 31.5, 0.6 * 0.5 * 0.92 * 240 * 7 / 9),
+    "tree Simple of 8 B": (ONE_A100, "all_reduce", "tree", "simple", 8, 64.4, 0.9 * 0.5 * 0.92 * 240),
+    # four nodes, AMD: a hop inside posts for 2 us, 6 under Simple, which is on the plateau (1.4); llMaxBw 19
+    "ring LL, 4 nodes": (FOUR_A100, "all_reduce", "ring", "ll", GIB, 6.6 + 56 * 2.0 + 6 * 2.7, 19.0 * 32 / 62),
+    "ring LL128, 4 nodes": (
+        FOUR_A100, "all_reduce", "ring", "ll128", GIB, 14.0 + 56 * 2.0 + 6 * 4.0, 0.92 * 192 * 32 / 62,
+    ),
+    "ring Simple, 4 nodes": (
+        FOUR_A100, "all_reduce", "ring", "simple", GIB, 1.4 * (8.4 + 56 * 6.0 + 6 * 14.0), 192 * 32 / 62,
+    ),
+    "ring Simple below the plateau": (
+        FOUR_A100, "all_reduce", "ring", "simple", 64 * 16 * 32 - 1, 8.4 + 56 * 6.0 + 6 * 14.0, 192 * 32 / 62,
+    ),
+    "ring Simple at the plateau": (
+        FOUR_A100, "all_reduce", "ring", "simple", 64 * 16 * 32, 1.4 * (8.4 + 56 * 6.0 + 6 * 14.0), 192 * 32 / 62,
+    ),
+    "gather Simple, 4 nodes": (
+        FOUR_A100, "all_gather", "ring", "simple", GIB, 8.4 + 28 * 6.0 + 3 * 14.0, 192 * 32 / 31,
+    ),
+    "tree LL, 4 nodes": (
+        FOUR_A100, "all_reduce", "tree", "ll", GIB, 6.8 + 2 * (7 * 0.6 + 2 * 5.0), 0.5 * 19.0,
+    ),
+    "tree LL128, 4 nodes": (
+        FOUR_A100, "all_reduce", "tree", "ll128", GIB, 14.0 + 2 * (7 * 1.25 + 2 * 8.5), 0.5 * 0.92 * 192 * 120 / 128,
+    ),
+    "tree Simple, 4 nodes": (
+        FOUR_A100, "all_reduce", "tree", "simple", GIB, 8.4 + 2 * (7 * 4.0 + 2 * 14.0), 0.9 * 0.5 * 0.92 * 192,
+    ),
+    # two nodes with Volta and Intel: posting 1 us, 3 under Simple; the plateau is 1.9; LL takes half of the bus
+    "ring LL, V100": (TWO_V100, "all_reduce", "ring", "ll", GIB, 6.6 + 12 * 1.0 + 2 * 2.7, 0.5 * 12 * 8 / 14),
+    "ring Simple, V100": (
+        TWO_V100, "all_reduce", "ring", "simple", GIB, 1.9 * (8.4 + 12 * 3.4 + 2 * 14.0), 12.0 * 8 / 14,
+    ),
+    "tree Simple, V100": (
+        TWO_V100, "all_reduce", "tree", "simple", GIB, 8.4 + 2 * (3 * 4.0 + 14.0), 0.9 * 0.5 * 0.92 * 12,
+    ),
+    # switches that multicast: 16 channels; all-reduce twice the traffic, the others 7/8 and no conversion of bandwidth
+    "NVLS": (ONE_H100, "all_reduce", "nvls", "simple", GIB, 25.0, 370.8 * 0.85 * 15 / 16 * 2 * 8 / 14),
+    "NVLS gather": (ONE_H100, "all_gather", "nvls", "simple", GIB, 25.0, 370.8 * 0.85 * 15 / 16 * 7 / 8),
+    # twice the network on two nodes: min(39.4 * .85.., 48, 57.7) a channel
+    "NVLSTree": (
+        TWO_H100, "all_reduce", "nvls_tree", "simple", GIB, 25.0 + 2 * 20.9,
+        16 * min(370.8 / 16 * 0.85 * 15 / 16 * 2, 2 * 384 / 16, 57.7) * 16 / 30,
+    ),
+    # CollNet: two GPUs a channel, so factor 0.5 - (0.5 - 1) / 2 with 16 channels for 8 GPUs; 0.85 from Hopper on
+    "CollNetDirect": (
+        SHARP_H100, "all_reduce", "collnet_direct", "simple", GIB, 2 * (3.7 + 0.4 * 7) + 31.0,
+        0.5 * 0.85 * 384 / (0.5 + 0.25),
+    ),
+    "CollNetDirect gather": (
+        SHARP_H100, "all_gather", "collnet_direct", "simple", GIB, 2 * (3.7 + 0.4 * 7) + 31.0, 8 * 0.9 * 24.0,
+    ),
+    "CollNetChain": (SHARP_H100, "all_reduce", "collnet_chain", "simple", GIB, 2 * 7 * 2.8 + 30.0, 0.5 * 384),
+    # one GPU per node: the network's latency is that of trees; PAT has no conversion of bandwidth
+    "PAT": (SPREAD_A100, "all_gather", "pat", "simple", GIB, 8.0 + 3 * 14.0 / 3.5 + 2.8 * 8, 0.75 * 24),
+    "ring LL, one GPU a node": (
+        SPREAD_A100, "all_gather", "ring", "ll", GIB, 6.6 + 7 * 5.0, 0.5 * 24 * 8 / 7,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_estimates(name):
+    shape, collective, algorithm, protocol, n_bytes, latency_us, bandwidth = CASES[name]
+    expected = latency_us + n_bytes / (1000 * bandwidth)
+    assert estimate_us(shape, collective, algorithm, protocol, n_bytes) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_plug_in_of_efa_adds_its_latency_twice_under_simple():
+    """75 us on A100, 35 us from Hopper on: 6 hops of a ring over four nodes."""
+    aws = GroupShape(n_ranks=32, n_nodes=4, ranks_per_node=8, n_nics=4, nic_bytes_per_s=12.5e9, protocol="efa", **A100)
+    hopper = GroupShape(n_ranks=32, n_nodes=4, ranks_per_node=8, n_nics=4, nic_bytes_per_s=50e9, protocol="efa", **H100)
+    plain = {shape.generation: GroupShape(**{**fields(shape), "protocol": "rdma"}) for shape in (aws, hopper)}
+    for shape, each_us in ((aws, 75.0), (hopper, 35.0)):
+        for protocol, twice in (("ll", 1), ("ll128", 1), ("simple", 2)):
+            more_us = estimate_us(shape, "all_gather", "ring", protocol, 8) - estimate_us(
+                plain[shape.generation], "all_gather", "ring", protocol, 8
+            )
+            assert more_us == pytest.approx(3 * each_us * twice)
+        level_us = estimate_us(shape, "all_reduce", "tree", "ll", 8) - estimate_us(
+            plain[shape.generation], "all_reduce", "tree", "ll", 8
+        )
+        assert level_us == pytest.approx(2 * log2(4) * each_us)
+
+
+def fields(shape):
+    return {name: getattr(shape, name) for name in shape.__slots__}
+
+
+def test_what_is_enabled():
+    """Lines 515-536: LL128 not over PCIe; NVLS within a node or with CollNet; PAT with one GPU per node."""
+
+    def names(collective, shape):
+        return {(a.name, p) for a, p in candidates(collective, shape) if a.is_automatic}
+
+    ring = {("ring", protocol) for protocol in ("ll", "ll128", "simple")}
+    tree = {("tree", protocol) for protocol in ("ll", "ll128", "simple")}
+    assert names("all_reduce", ONE_A100) == ring | tree
+    assert names("all_reduce", PCIE) == {(a, p) for a, p in ring | tree if p != "ll128"}
+    assert names("all_reduce", ONE_H100) == ring | tree | {("nvls", "simple")}
+    assert names("all_reduce", TWO_H100) == ring | tree | {("nvls_tree", "simple")}
+    assert names("all_gather", TWO_H100) == ring
+    assert names("all_gather", SPREAD_A100) == ring | {("pat", "simple")}
+    collnet = {("collnet_direct", "simple"), ("collnet_chain", "simple")}
+    assert names("all_reduce", SHARP_H100) == ring | tree | collnet | {("nvls", "simple"), ("nvls_tree", "simple")}
+    part = GroupShape(**{**fields(ONE_H100), "n_ranks": 4, "ranks_per_node": 4, "full_node": False})
+    assert names("all_reduce", part) == ring | tree
+    old = GroupShape(**{**fields(ONE_A100), "nccl": "2.11"})
+    assert names("broadcast", old) == {("ring", "ll"), ("ring", "simple")}
+
+
+@pytest.mark.parametrize(
+    ("shape", "n_bytes", "expected"),
+    [
+        # 15.0 + 0.0 us under LL against 15.2 of the tree; at 1 GiB Simple has the most of the bus
+        (ONE_A100, 1024, "ring/ll"),
+        (ONE_A100, GIB, "ring/simple"),
+        # trees of 35.2 us against a ring of 134.8
+        (FOUR_A100, 1024, "tree/ll"),
+        (FOUR_A100, GIB, "ring/simple"),
+        # 25 us and 675 GB/s against 411
+        (ONE_H100, GIB, "nvls/simple"),
+    ],
+)
+def test_the_least_estimate_is_chosen(shape, n_bytes, expected):
+    assert choose("all_reduce", n_bytes, shape).label == expected

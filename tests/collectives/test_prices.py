@@ -1,0 +1,199 @@
+"""What a chosen algorithm costs, worked out by hand with round constants for small communicators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simulator.collectives.constants import Between, Inside, Messages, Nvls, Path, Rendezvous
+from simulator.collectives.shape import GroupShape
+from simulator.collectives.tuner import describe_collective
+
+MIB = 2**20
+US = 1e-6
+INSIDE = Inside(
+    ring=Path(base_s=(10 * US, 20 * US, 30 * US), hop_s=(1 * US, 2 * US, 3 * US), efficiency=(0.25, 0.5, 0.8)),
+    tree=Path(base_s=(11 * US, 21 * US, 31 * US), hop_s=(1.5 * US, 2.5 * US, 3.5 * US), efficiency=(0.2, 0.4, 0.5)),
+    nvls=Nvls(base_s=40 * US, efficiency=0.5, fill_s=60 * US, fill_bytes=3 * MIB, across=0.5),
+    p2p=Messages(base_s=(12 * US, 50 * US), efficiency=(0.01, 0.5), peer_s=2 * US, fill_s=8 * US, fill_bytes=3 * MIB),
+    line_bytes_per_s=4.096e9, tail=0.5, copy_reduce=0.4, copy_gather=0.8, launch_s=0.0, launch_grouped_s=0.0,
+    sockets_bytes_per_s=5e9,
+)  # fmt: skip
+BETWEEN = Between(
+    ring=Path(base_s=(5 * US, 6 * US, 7 * US), hop_s=(10 * US, 20 * US, 40 * US), efficiency=(0.1, 0.6, 0.8)),
+    tree=Path(base_s=(4 * US, 5 * US, 6 * US), hop_s=(9 * US, 19 * US, 39 * US), efficiency=(0.05, 0.3, 0.4)),
+    p2p=Messages(
+        base_s=(15 * US, 25 * US), efficiency=(0.9, 0.5), peer_s=1 * US, inject_bytes=100.0, inject_factor=3.0,
+        handshake_s=10 * US, handshake_bytes=MIB,
+    ),
+    rendezvous=Rendezvous(extra_s=100 * US, ring_bytes=MIB, tree_bytes=MIB),
+)  # fmt: skip
+
+NODE = {"generation": "ampere", "wiring": "switch", "nvlink_bytes_per_s": 300e9}
+#: eight GPUs of one node, 24 channels; two and four nodes with four GPUs and two NICs of 25 GB/s, 4 channels
+ONE = GroupShape(n_ranks=8, n_nodes=1, ranks_per_node=8, **NODE)
+TWO = GroupShape(n_ranks=8, n_nodes=2, ranks_per_node=4, n_nics=2, nic_bytes_per_s=25e9, **NODE)
+FOUR = GroupShape(n_ranks=16, n_nodes=4, ranks_per_node=4, n_nics=2, nic_bytes_per_s=25e9, **NODE)
+SPREAD = GroupShape(n_ranks=8, n_nodes=8, ranks_per_node=1, n_nics=1, nic_bytes_per_s=25e9, **NODE)
+SWITCHES = {**NODE, "generation": "hopper", "multicast": True, "collnet": True, "n_nics": 2, "nic_bytes_per_s": 25e9}
+NVLS_ONE = GroupShape(n_ranks=8, n_nodes=1, ranks_per_node=8, **SWITCHES)
+NVLS_FOUR = GroupShape(n_ranks=16, n_nodes=4, ranks_per_node=4, **SWITCHES)
+PCIE = GroupShape(
+    n_ranks=4, n_nodes=1, ranks_per_node=4, generation="ampere", wiring="pcie", nvlink_bytes_per_s=32e9, sockets=2
+)
+FREE = replace(BETWEEN, rendezvous=Rendezvous())
+
+
+def terms(shape, collective, n_bytes, algorithm=None, protocol=None, *, between=FREE, pipelined=False):
+    return describe_collective(
+        collective, n_bytes, shape, algorithm=algorithm, protocol=protocol, pipelined=pipelined,
+        constants=(INSIDE, between),
+    ).terms  # fmt: skip
+
+
+#: communicator, collective, bytes, algorithm, protocol -> latency in us, bytes on the NVLinks of a GPU, on the NICs of a node
+CASES = {
+    # 14 steps; one line of LL a step: 1 MiB / 8 is more than 4096 B, at 4.096 GB/s 1 us
+    "ring LL": (ONE, "all_reduce", MIB, "ring", "ll", 10 + 14 * 1 + 14 * 1, 1.75 / 0.25, 0.0),
+    "ring LL, little": (ONE, "all_reduce", 8 * 512, "ring", "ll", 10 + 14 * 1 + 14 * 0.125, 1.75 / 0.25, 0.0),
+    # the own eighth is copied besides, at 0.4 of its bytes
+    "ring LL128": (ONE, "all_reduce", MIB, "ring", "ll128", 20 + 14 * 2, (1.75 + 0.4 / 8) / 0.5, 0.0),
+    "gather LL128": (ONE, "all_gather", MIB, "ring", "ll128", 20 + 7 * 2, (0.875 + 0.8 / 8) / 0.5, 0.0),
+    # half a chunk of 24 x 2 MiB at 240 GB/s to drain
+    "ring Simple": (
+        ONE, "all_reduce", 2**30, "ring", "simple", 30 + 14 * 3 + 0.5 * 24 * 2 * MIB / 240e3, (1.75 + 0.05) / 0.8, 0.0,
+    ),
+    "scatter Simple": (
+        ONE, "reduce_scatter", 8 * MIB, "ring", "simple", 30 + 7 * 3 + 0.5 * MIB / 240e3, (0.875 + 0.1) / 0.8, 0.0,
+    ),
+    "broadcast LL128": (ONE, "broadcast", MIB, "ring", "ll128", 20 + 7 * 2, 1 / 0.5, 0.0),
+    "broadcast LL": (ONE, "broadcast", MIB, "ring", "ll", 10 + 7 * 1 + 8 * 1, 1 / 0.25, 0.0),
+    "reduce Simple": (
+        ONE, "reduce", 12 * MIB, "ring", "simple", 30 + 7 * 3 + 0.5 * 12 * MIB / 240e3, 1 / 0.8, 0.0,
+    ),
+    # two nodes: 12 steps inside, 2 between; three quarters of the hops stay inside
+    "ring LL128, 2 nodes": (
+        TWO, "all_reduce", MIB, "ring", "ll128", 20 + 12 * 2 + 6 + 2 * 20, (1.75 * 0.75 + 0.05) / 0.5, 1.75 / 0.6,
+    ),
+    "gather LL, 2 nodes": (
+        TWO, "all_gather", MIB, "ring", "ll", 10 + 6 * 1 + 5 + 1 * 10 + 7 * 1, 0.875 * 0.75 / 0.25, 0.875 / 0.1,
+    ),
+    # 6 + 1 hops, and a node takes in a chunk of 0.5 MiB on 4 channels at 0.6 of two NICs before it passes it on
+    "broadcast LL128, 2 nodes": (
+        TWO, "broadcast", 64 * MIB, "ring", "ll128", 20 + 6 * 2 + 6 + 20 + 2 * MIB / (0.6 * 50e3), 0.75 / 0.5, 1 / 0.6,
+    ),
+    "tree LL128": (ONE, "all_reduce", MIB, "tree", "ll128", 21 + 14 * 2.5, 1.75 / 0.4, 0.0),
+    # two levels up and down; the busiest of four nodes sends two bytes
+    "tree Simple, 4 nodes": (
+        FOUR, "all_reduce", MIB, "tree", "simple", 31 + 6 * 3.5 + 6 + 4 * 39, 1.5 / 0.5, 2.0 / 0.4,
+    ),
+    # LL stores 1 MiB / 4 a level at 0.05 of two NICs, and half of the wire is flags
+    "tree LL, 4 nodes": (
+        FOUR, "all_reduce", 2**16, "tree", "ll", 11 + 6 * 1.5 + 4 + 4 * 9 + 4 * 2**16 / (0.05 * 50e3), 1.5 / 0.2, 4.0,
+    ),
+    "NVLS": (NVLS_ONE, "all_reduce", MIB, "nvls", "simple", 40 + 60 / 4, (1 + 1 / 8) / 0.5, 0.0),
+    "NVLS gather": (NVLS_ONE, "all_gather", 9 * MIB, "nvls", "simple", 40 + 60 * 0.75, 1 / 0.5, 0.0),
+    "NVLS over CollNet": (
+        NVLS_FOUR, "all_reduce", MIB, "nvls", "simple", 40 + 15 + 6 + 39, (1 + 1 / 4) / 0.25, 1 / 0.4,
+    ),
+    "NVLSTree": (
+        NVLS_FOUR, "all_reduce", MIB, "nvls_tree", "simple", 40 + 15 + 6 + 4 * 39, (1 + 1 / 4) / 0.25, 2 / 0.4,
+    ),
+    # 31 us through the reducing switches
+    "CollNetDirect": (
+        NVLS_FOUR, "all_reduce", MIB, "collnet_direct", "simple", 31 + 2 * 3.5 + 6 + 31, 1.5 / 0.5, 1 / 0.4,
+    ),
+    "CollNetDirect gather": (
+        NVLS_FOUR, "all_gather", MIB, "collnet_direct", "simple", 31 + 2 * 3.5 + 6 + 31, 0.75 / 0.5, 1 / 0.4,
+    ),
+    "CollNetChain": (
+        NVLS_FOUR, "all_reduce", MIB, "collnet_chain", "simple", 31 + 6 * 3.5 + 6 + 31, 1.5 / 0.5, 1 / 0.4,
+    ),
+    "PAT": (SPREAD, "all_gather", MIB, "pat", "simple", 30 + 6 + 3 * 39, 0.0, 0.875 / (0.75 * 0.8)),
+    # three rounds of whole messages, all between nodes
+    "binomial": (SPREAD, "broadcast", MIB, "binomial", "ll128", 20 + 6 + 3 * 20, 0.0, 3 / 0.6),
+    # messages: seven peers, six of them posted while the first is under way; the better protocol
+    "exchange inside": (ONE, "all_to_all", 64 * MIB, None, None, 50 + 6 * 2 + 8 * 64 / 67, 0.875 / 0.5, 0.0),
+    "exchange inside, little": (ONE, "all_to_all", 8, None, None, 12 + 6 * 2, 0.875 / 0.01, 0.0),
+    "exchange": (TWO, "all_to_all", 8 * MIB, None, None, 25, 0.375 / 0.5, 4 * 0.5 / 0.5),
+    "gather": (TWO, "gather", 8 * MIB, None, None, 25, 0.375 / 0.5, 0.5 / 0.5),
+    "send": (TWO, "send_recv", MIB, None, None, 25, 1 / 0.5, 1 / 0.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_latency_and_loads(name):
+    shape, collective, n_bytes, algorithm, protocol, latency_us, inside, between = CASES[name]
+    found = terms(shape, collective, n_bytes, algorithm, protocol)
+    assert found.latency_s == pytest.approx(latency_us * US, rel=1e-9)
+    assert found.inside_load == pytest.approx(inside)
+    assert found.between_load == pytest.approx(between)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "protocol", "n_hops", "message_bytes"),
+    [
+        ("ring", "ll", 0, 0), ("ring", "ll128", 6, 64 * MIB / 16 / 4), ("ring", "simple", 6, 64 * MIB / 16 / 4),
+        ("tree", "ll", 0, 0), ("tree", "ll128", 4, 64 * MIB / 4 / 2), ("tree", "simple", 4, 64 * MIB / 4 / 2),
+    ],
+)  # fmt: skip
+def test_a_rendezvous_adds_to_each_hop_what_the_message_deserves(algorithm, protocol, n_hops, message_bytes):
+    """Half of 100 us at 1 MiB a message of one of four channels, none under LL."""
+    with_it, without = (
+        terms(FOUR, "all_reduce", 64 * MIB, algorithm, protocol, between=between).latency_s
+        for between in (BETWEEN, FREE)
+    )
+    assert with_it - without == pytest.approx(n_hops * 100 * US * message_bytes / (message_bytes + MIB))
+
+
+def test_the_root_of_many_broadcasts_in_a_row_waits_for_no_hops():
+    """Within a node always, between nodes while the buffers of LL hold all: 16 KiB on each of four channels."""
+    assert terms(ONE, "broadcast", MIB, "ring", "ll128", pipelined=True).latency_s == pytest.approx(20 * US)
+    for n_bytes, hops_us in ((2**16 - 1, 0), (2**16, 6 * 1 + 1 * 10)):
+        lines_us = 8 * 4096 / 4.096e3
+        found = terms(TWO, "broadcast", n_bytes, "ring", "ll", pipelined=True)
+        assert found.latency_s == pytest.approx((10 + 5 + hops_us + lines_us) * US)
+    assert terms(TWO, "all_reduce", 2**14, "ring", "ll128", pipelined=True).latency_s == pytest.approx(90 * US)
+
+
+def test_caps():
+    """Credits of a chain under LL, posting of messages, and rings that pass from socket to socket."""
+    trip_s = 6 * 1 * US + 1 * 10 * US
+    assert terms(TWO, "broadcast", MIB, "ring", "ll").cap_bytes_per_s == pytest.approx(4 * 2**14 / (0.6 * trip_s))
+    assert terms(TWO, "broadcast", MIB, "ring", "ll128").cap_bytes_per_s == float("inf")
+    assert terms(PCIE, "all_reduce", MIB, "ring", "simple").cap_bytes_per_s == pytest.approx(5e9 / 1.5)
+    assert terms(PCIE, "all_reduce", MIB, "tree", "simple").cap_bytes_per_s == pytest.approx(5e9)
+    # four peers elsewhere: 1 us each and 10 us times 1 / 2 for a message of 1 MiB; two more peers here: 2 us each
+    posting_s = 4 * (1 + 10 * 0.5) * US + 2 * 2 * US
+    assert terms(TWO, "all_to_all", 8 * MIB).cap_bytes_per_s == pytest.approx(8 * MIB / posting_s)
+    tiny_s = 4 * (3 + 10 * 64 / (64 + MIB)) * US + 2 * 2 * US
+    assert terms(TWO, "all_to_all", 8 * 64).cap_bytes_per_s == pytest.approx(8 * 64 / tiny_s)
+    by_threads = terms(replace(TWO, protocol="tcp"), "all_to_all", 8 * MIB)
+    assert (by_threads.latency_s, by_threads.cap_bytes_per_s) == (pytest.approx(25 * US + posting_s), float("inf"))
+
+
+def test_time_alone_is_latency_and_the_slowest_of_links_and_cap():
+    found = terms(TWO, "all_reduce", 2**30, "ring", "ll128")
+    wire_s = 2**30 * max((1.75 * 0.75 + 0.05) / 0.5 / 300e9, 1.75 / 0.6 / 50e9)
+    assert found.lone_time_s(2**30, TWO) == pytest.approx(90 * US + wire_s)
+    inside = terms(ONE, "all_reduce", 2**30, "ring", "ll128")
+    assert inside.lone_time_s(2**30, ONE) == pytest.approx(48 * US + 2**30 * 1.8 / 0.5 / 300e9)
+
+
+def test_routes_add_their_latency_to_each_hop():
+    inside, between = INSIDE.over(1 * US), BETWEEN.over(10 * US)
+    assert inside.ring.hop_s == pytest.approx((2 * US, 3 * US, 4 * US))
+    assert inside.tree.hop_s == pytest.approx((2.5 * US, 3.5 * US, 4.5 * US))
+    assert inside.p2p.base_s == pytest.approx((13 * US, 51 * US))
+    assert inside.nvls.base_s == pytest.approx(42 * US)
+    assert between.ring.hop_s == pytest.approx((20 * US, 30 * US, 50 * US))
+    assert between.tree.hop_s == pytest.approx((19 * US, 29 * US, 49 * US))
+    assert between.p2p.base_s == pytest.approx((25 * US, 35 * US))
+    assert (inside.ring.base_s, between.ring.base_s) == (INSIDE.ring.base_s, BETWEEN.ring.base_s)
+
+
+def test_ll128_stays_behind_simple():
+    """A line carries 120 of 128 bytes."""
+    fast = Path(base_s=(0, 0, 0), hop_s=(0, 0, 0), efficiency=(0.1, 1.0, 0.8))
+    assert replace(BETWEEN, ring=fast, tree=fast).ring.efficiency == pytest.approx((0.1, 0.75, 0.8))
