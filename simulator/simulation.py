@@ -24,7 +24,7 @@ from simulator.models.styles import STYLES
 from simulator.network import NETWORKS, FlowNetwork, NetworkModel
 from simulator.network.even import Evenness, EvenNetwork, UnevenError
 from simulator.parallel.classes import Classes, classes_of, fills_nodes, nic_sharers, routes_of
-from simulator.parallel.expert import expert_load
+from simulator.parallel.expert import expert_load, expert_refusal
 from simulator.parallel.loading import loading_of
 from simulator.parallel.lower import Lowered, lower
 from simulator.parallel.mesh import Mesh
@@ -56,7 +56,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
     sequence_length = plan.sequence_length or spec.max_positions
     framework = plan.framework_spec
     return build_model(
-        spec, micro_batch=plan.micro_batch, sequence_length=sequence_length, tp=plan.tp, cp=plan.cp, ep=plan.ep,
+        spec, micro_batch=plan.micro_batch, sequence_length=sequence_length, tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp,
         sequence_parallel=plan.sequence_parallel, precision=plan.precision, kernels=framework.kernels,
         attention=plan.attention, recompute=plan.recompute, stops_early=framework.stops_recompute_early,
         expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,
@@ -131,6 +131,9 @@ def resolve(scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedMo
     device = topology.device(0)
     if plan.precision_spec.quantisation is not None and not device.computes(plan.precision_spec.products):
         raise InfeasiblePlanError(f"{device.name} does not compute in {plan.precision}", hint="use --precision bf16")
+    refusal = expert_refusal(plan, has_experts=isinstance(spec, ModelSpec) and spec.n_experts > 0)
+    if refusal:
+        raise InfeasiblePlanError(refusal, hint="use --sequence-parallel")
     if not plan.sequence_length:
         plan = replace(plan, sequence_length=spec.max_positions)
     if isinstance(spec, ModelSpec) and not STYLES[plan.framework_spec.kernels].fuses_attention(spec):

@@ -17,6 +17,11 @@ def compute_rate(rank: RankState) -> float:
     return min((factors.compute for factors in rank.collectives.values()), default=1.0)
 
 
+def computes(rank: RankState, now_ps: int) -> bool:
+    """Whether a rank's compute stream is at work: not where its next task still waits for the host."""
+    return rank.running is not None and rank.running.since_ps <= now_ps
+
+
 def settle(running: Running, rate: float, now_ps: int) -> None:
     """Book the work done at the old rate, and go on at ``rate``."""
     if now_ps > running.since_ps:
@@ -45,5 +50,5 @@ def slow_collectives(
     """Scale the rank's collectives by whether any of their participants computes."""
     for handle, factors in rank.collectives.items():
         if factors.communication != 1.0:
-            busy = any(other.running is not None for other, _ in in_flight[handle].participants)
+            busy = any(computes(other, now_ps) for other, _ in in_flight[handle].participants)
             network.set_slowdown(handle, factors.communication if busy else 1.0, now_ps)

@@ -133,6 +133,7 @@ class Machine:
             if rank.collectives:
                 change_rate(rank, stream, self.clock.now_ps, self._schedule_end)
                 self._slow_collectives(rank)
+                self._look_again_when_computing(rank)
         self._schedule_end(rank, stream, running)
 
     def _load(self, rank: RankState, index: int, task: Task) -> Running:
@@ -243,6 +244,7 @@ class Machine:
                     participant.collectives[handle] = factors
                     self._change_rate(participant)
                     self._slow_collectives(participant)
+                    self._look_again_when_computing(participant)
         self._set_alarm()
 
     def _set_alarm(self) -> None:
@@ -275,6 +277,11 @@ class Machine:
     def _change_rate(self, rank: RankState) -> None:
         if rank.running is not None:
             change_rate(rank, rank.streams[COMPUTE], self.clock.now_ps, self._schedule_end)
+
+    def _look_again_when_computing(self, rank: RankState) -> None:
+        """Slow collectives down once the host has issued what the compute stream is waiting for."""
+        if rank.running is not None and rank.running.since_ps > self.clock.now_ps:
+            self.clock.call_at(rank.running.since_ps, self._slow_collectives, rank)
 
     def _slow_collectives(self, rank: RankState) -> None:
         slow_collectives(rank, self.network, self.in_flight, self.clock.now_ps)

@@ -149,6 +149,7 @@ class Bounds:
             plan.pp,
             plan.cp,
             plan.ep,
+            plan.expert_tp,
             shards,
             plan.sharding,
             plan.secondary_group,
@@ -352,7 +353,7 @@ class Bounds:
 
     def _is_uniform(self, plan: ParallelPlan) -> bool:
         """Tell whether groups inside a stage look the same on every stage of whole nodes: they stay within nodes."""
-        return plan.cp * plan.ep == 1 and self.topology.gpus_per_node % plan.tp == 0
+        return plan.cp == 1 and not plan.has_expert_axes and self.topology.gpus_per_node % plan.tp == 0
 
     def _transfer_s(self, plan: ParallelPlan, source: int, target: int) -> float:
         """Least time of a message between stages: only the first node's pairs load the network, or the first pair."""
@@ -391,7 +392,7 @@ class Bounds:
         layers = layout.stage_layers(stage)
         dense, experts = split_parameters(layers, plan)
         shards = self.communicators(plan, stage).size("shard") if plan.sharding != "none" else 1
-        n_elements = -(-dense // shards) + -(-experts // max(1, shards // plan.ep))
+        n_elements = -(-dense // shards) + -(-experts // plan.expert_shards(shards))
         n_tensors = sum(len(layer.parameters) for layer in layers)
         return durations.op_s(optimizer_run(n_elements, n_tensors, plan))[0]
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from simulator.errors import SimulatorError
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
+from simulator.parallel.expert import expert_refusal
 from simulator.parallel.idle import idle_settings
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.schedules import SCHEDULES, plain_name
@@ -114,8 +115,10 @@ def expert_rule(plan: ParallelPlan, site: Site) -> str:
         return "the model has no experts"
     if site.spec.n_experts % plan.ep:
         return f"ep={plan.ep} does not divide the {site.spec.n_experts} experts"
-    replicas = plan.dp * plan.cp
-    return f"ep={plan.ep} does not divide the {replicas} data-parallel ranks" if replicas % plan.ep else ""
+    n_ranks = plan.tp * plan.cp * plan.dp
+    if n_ranks % (plan.expert_tp * plan.ep):
+        return f"etp x ep = {plan.expert_tp} x {plan.ep} does not divide the {n_ranks} ranks of a stage"
+    return ""
 
 
 def sharding_rule(plan: ParallelPlan, site: Site) -> str:
@@ -142,9 +145,9 @@ def hybrid_group(plan: ParallelPlan, site: Site) -> int:
 
 
 def sequence_rule(plan: ParallelPlan, site: Site) -> str:
-    """Sequence parallelism splits the sequence over tensor-parallel ranks."""
+    """Sequence parallelism splits the sequence over tensor-parallel ranks, and some frameworks' experts need it."""
     if not plan.sequence_parallel:
-        return ""
+        return expert_refusal(plan, has_experts=isinstance(site.spec, ModelSpec) and site.spec.n_experts > 0)
     if plan.tp == 1:
         return "sequence parallelism needs tensor-parallel ranks: tp=1"
     length = plan.sequence_length or site.spec.max_positions
@@ -323,7 +326,7 @@ def _degrees(plan: ParallelPlan) -> Iterator[_Change]:
             without |= {"sequence_parallel": False} if axis == "tp" and plan.sequence_parallel and other == 1 else {}
             yield _Change(settings | without, other / degree, name=f"--{axis} {other} --dp {settings['dp']}")
     if plan.ep > 1:
-        for other in divisors(plan.dp * plan.cp):
+        for other in divisors(plan.expert_dp * plan.ep):
             if other != plan.ep:
                 yield _Change({"ep": other}, other / plan.ep)
 

@@ -78,6 +78,7 @@ KEYS = Table(
         key("pipeline-model-parallel-size", "count", plan="pp", default=1),
         key("context-parallel-size ds-sequence-parallel-size", "count", plan="cp", default=1),
         key("expert-model-parallel-size moe-expert-parallel-size", "count", plan="ep", default=1),
+        key("expert-tensor-parallel-size", plan="etp"),
         key("num-virtual-stages-per-pipeline-rank", "count", plan="virtual_pp", default=1),
         key("num-layers-per-virtual-pipeline-stage", note="`virtual_pp` = layers / pp / this"),
         key("decoder-first-pipeline-num-layers", plan="first_stage_layers"),
@@ -167,7 +168,6 @@ KEYS = Table(
     },
     missed={
         "multi-token prediction layers": "mtp-num-layers",
-        "experts with a tensor-parallel degree of their own": "expert-tensor-parallel-size",
         "activations on the host": "cpu-offloading*",
         "a layout of layers by hand": "pipeline-model-parallel-layout",
         "layers that are not attention": "hybrid-* is-hybrid-model mamba-* *ssm*",

@@ -162,14 +162,16 @@ def _stage_bytes(
     state = state_bytes(plan)
     shards_parameters = plan.sharding in ("zero3", "hsdp")
     shards_gradients = shards_parameters or plan.sharding == "zero2"
-    n_experts = sum(layer.n_expert_parameters for layer in layers) if plan.ep > 1 else 0
+    n_experts = sum(layer.n_expert_parameters for layer in layers) if plan.has_expert_axes else 0
     is_offloaded = plan.offload_optimizer == "cpu"
 
     def held(n_bytes: int, *, is_sharded: bool) -> int:
-        """Bytes of a state on one rank: experts have ep times fewer replicas to be sharded over."""
+        """Bytes of a state on one rank: experts have replicas of their own, mostly fewer, to be sharded over."""
         if not is_sharded:
             return n_parameters * n_bytes
-        return (n_parameters - n_experts) * n_bytes // shard_size + n_experts * n_bytes // max(1, shard_size // plan.ep)
+        return (n_parameters - n_experts) * n_bytes // shard_size + n_experts * n_bytes // plan.expert_shards(
+            shard_size
+        )
 
     saved = [sum(layer.saved_bytes for layer in chunk) * n for chunk, n in zip(chunks, in_flight, strict=True)]
     categories = {
@@ -184,7 +186,11 @@ def _stage_bytes(
         + _bucket_bytes(n_parameters, plan, shards_parameters=shards_parameters),
         "context": CONTEXT_BYTES,
         "communicators": NCCL_COMMUNICATOR_BYTES
-        * sum(1 for n in (plan.dp * plan.cp, plan.tp, plan.pp, plan.ep) if n > 1),
+        * sum(
+            1
+            for n in (plan.dp * plan.cp, plan.tp, plan.pp, plan.ep, plan.expert_tp * (plan.expert_tp != plan.tp))
+            if n > 1
+        ),
     }
     dynamic = categories["activations"] + categories["transient"]
     if plan.framework_spec.data_parallel.frees_gradients and plan.n_micro_batches == 1:

@@ -36,6 +36,7 @@ def build_model(
     sequence_parallel: bool = False,
     cp: int = 1,
     ep: int = 1,
+    etp: int | None = None,
     precision: str = "bf16",
     kernels: str = "megatron",
     attention: str = "flash",
@@ -76,6 +77,7 @@ def build_model(
         sequence_parallel=sequence_parallel,
         cp=cp,
         ep=ep,
+        etp=etp,
         precision=precision,
         kernels=kernels,  # type: ignore[arg-type]
         attention=attention,  # type: ignore[arg-type]
@@ -164,7 +166,9 @@ def _block_layer(
     if decoder:
         encoded = style.tape.shared(n_elements, style.residual_dtype, needs_gradient=True)
     output = block(style, x, sublayers, causal=causal, encoded=encoded)
-    parameters = block_parameters(spec, sublayers, tp=setting.tp, ep=setting.ep, cross_attention=decoder)
+    parameters = block_parameters(
+        spec, sublayers, tp=setting.tp, ep=setting.ep, etp=setting.expert_tp, cross_attention=decoder
+    )
     layer = style.tape.finish(
         name,
         output,
@@ -187,7 +191,10 @@ def _mtp_layer(spec: ModelSpec, setting: Setting) -> Layer:
     x = style.linear(joined, spec.hidden, 2 * spec.hidden, name="mtp_projection")
     head(style, block(style, x, spec.blocks[-1], causal=spec.causal))
     return style.tape.finish(
-        "mtp", stream, parameters=mtp_parameters(spec, tp=setting.tp, ep=setting.ep), checkpoint=_checkpoint(setting)
+        "mtp",
+        stream,
+        parameters=mtp_parameters(spec, tp=setting.tp, ep=setting.ep, etp=setting.expert_tp),
+        checkpoint=_checkpoint(setting),
     )
 
 

@@ -212,7 +212,8 @@ class CommunicationPoint:
         with sequence parallelism ``f`` gathers and ``g`` reduce-scatters). ``"vocabulary"`` is the
         vocabulary-parallel loss, ``"embedding"`` the vocabulary-parallel embedding, ``"context"`` the
         exchange of keys and values of context parallelism, ``"dispatch"`` and ``"combine"`` the token
-        exchange of experts, ``"shared"`` begin and end of a shared expert, ``"logits"`` the gathering of
+        exchange of experts, ``"expert_f"`` and ``"expert_g"`` where tokens of the ranks that share an expert are gathered
+        and its output scattered again, ``"shared"`` begin and end of a shared expert, ``"logits"`` the gathering of
         vocabulary-parallel logits for a loss that wants them whole.
     n_bytes : int
         Bytes of the full (not sequence-sharded) tensor of this rank's tensor-parallel group.
@@ -227,7 +228,19 @@ class CommunicationPoint:
     4.2.2.
     """
 
-    operator: Literal["f", "g", "vocabulary", "embedding", "context", "dispatch", "combine", "shared", "logits"]
+    operator: Literal[
+        "f",
+        "g",
+        "vocabulary",
+        "embedding",
+        "context",
+        "dispatch",
+        "combine",
+        "expert_f",
+        "expert_g",
+        "shared",
+        "logits",
+    ]
     n_bytes: int
     kernel_pass: Literal["forward", "backward"] = "forward"
     overlaps: int = 0

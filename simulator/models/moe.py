@@ -9,8 +9,9 @@ without padding).
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
-from simulator.models.layer import CommunicationPoint, GemmShape
+from simulator.models.layer import DTYPE_BYTES, CommunicationPoint, GemmShape
 from simulator.models.liveness import Tensor
 from simulator.models.ops import kernel, map_kernel
 from simulator.models.styles.base import Style
@@ -38,8 +39,26 @@ def moe(style: Style, x: Tensor) -> Tensor:
     gates = _gates(style, x)
     if spec.expert_latent:
         low = style.linear(x, spec.expert_latent, spec.hidden, name="latent_down")
-        return style.linear(_routed(style, low, gates, n_sent), spec.hidden, spec.expert_latent, name="latent_up")
-    return _routed(style, x, gates, n_sent)
+        done = _region(style, _routed(style, _region(style, low, "f"), gates, n_sent), "g")
+        return style.linear(done, spec.hidden, spec.expert_latent, name="latent_up")
+    return _region(style, _routed(style, _region(style, x, "f"), gates, n_sent), "g")
+
+
+def _region(style: Style, x: Tensor, operator: Literal["f", "g"]) -> Tensor:
+    """Enter or leave the experts where all tensor-parallel ranks have the same tokens and a part of each expert.
+
+    Each then has a part of the output's sum. That the sum is taken over tokens, behind their return, and not over their routed
+    copies, is an assumption (frameworks differ).
+    """
+    setting = style.setting
+    if setting.expert_tp == 1 or setting.gathers_expert_tokens:
+        return x
+    n_bytes = setting.tokens * style.spec.expert_input * DTYPE_BYTES[x.dtype]
+    point = CommunicationPoint(operator=operator, n_bytes=n_bytes)
+    back = replace(point, kernel_pass="backward")
+    return style.tape.record(
+        [x], x.n_elements, x.dtype, forward=[point], backward=[back], view=x, gradient="alias", kept=operator == "g"
+    )
 
 
 def _routed(style: Style, x: Tensor, gates: Tensor, n_sent: int) -> Tensor:
@@ -54,8 +73,8 @@ def _routed(style: Style, x: Tensor, gates: Tensor, n_sent: int) -> Tensor:
         forward=[map_kernel("permute", [sent], [sent])],
         backward=[map_kernel("permute", [sent], [x], in_pass="backward")],
     )
-    arrived = _exchange(style, routed, "dispatch")
-    done = _exchange(style, _expert_products(style, arrived), "combine")
+    arrived = _across_expert(style, _exchange(style, routed, "dispatch"), "expert_f")
+    done = _exchange(style, _across_expert(style, _expert_products(style, arrived), "expert_g"), "combine")
     return tape.record(
         [done, gates],
         x.n_elements,
@@ -112,12 +131,30 @@ def _exchange(style: Style, x: Tensor, operator: str) -> Tensor:
     return style.tape.record([x], x.n_elements, x.dtype, forward=[point], backward=[back])
 
 
+def _across_expert(style: Style, x: Tensor, operator: Literal["expert_f", "expert_g"]) -> Tensor:
+    """Gather the tokens of all ranks that share an expert, or sum and scatter what its parts made of them.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/transformer/moe/token_dispatcher.py``: the all-to-all dispatcher gathers over the expert
+    tensor-parallel group behind its all-to-all, and reduce-scatters before the one back.
+    """
+    setting = style.setting
+    if not setting.gathers_expert_tokens:
+        return x
+    is_gather = operator == "expert_f"
+    n_elements = x.n_elements * setting.expert_tp if is_gather else x.n_elements // setting.expert_tp
+    point = CommunicationPoint(operator=operator, n_bytes=max(x.n_elements, n_elements) * DTYPE_BYTES[x.dtype])
+    back = replace(point, kernel_pass="backward")
+    return style.tape.record([x], n_elements, x.dtype, forward=[point], backward=[back])
+
+
 def _expert_products(style: Style, x: Tensor) -> Tensor:
     """Append both grouped products and the activation over the experts of this rank."""
     spec, setting = style.spec, style.setting
     n_local = max(1, spec.n_experts // setting.ep)
     n_rows = x.n_elements // spec.expert_input
-    width = spec.expert_hidden // setting.tp
+    width = spec.expert_hidden // setting.expert_tp
     up = _grouped(
         style,
         x,

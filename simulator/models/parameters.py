@@ -109,18 +109,19 @@ def mlp_parameters(spec: ModelSpec, tp: int = 1, name: str = "mlp", width: int =
     ]
 
 
-def moe_parameters(spec: ModelSpec, tp: int = 1, ep: int = 1) -> list[Parameter]:
-    """Return router, the experts of this rank (``n_experts / ep`` of them) and the shared expert."""
+def moe_parameters(spec: ModelSpec, tp: int = 1, ep: int = 1, etp: int | None = None) -> list[Parameter]:
+    """Return router, the experts of this rank (``n_experts / ep``, ``1 / etp`` of each) and the shared expert."""
+    etp = tp if etp is None else etp
     tensors = _linear("router", spec.n_experts, spec.hidden, bias=spec.router_bias, tp=tp, split="none")
     if spec.expert_latent:
         tensors += _linear("latent.down", spec.expert_latent, spec.hidden, bias=False, tp=tp, split="none")
         tensors += _linear("latent.up", spec.hidden, spec.expert_latent, bias=False, tp=tp, split="none")
     n_up = 2 if spec.gated_mlp else 1
     local = spec.n_experts // ep
-    each = (n_up + 1) * spec.expert_input * spec.expert_hidden // tp
-    tensors += [Parameter(name="experts.weight", n_elements=local * each, is_expert=True, is_tensor_parallel=tp > 1)]
+    each = (n_up + 1) * spec.expert_input * spec.expert_hidden // etp
+    tensors += [Parameter(name="experts.weight", n_elements=local * each, is_expert=True, is_tensor_parallel=etp > 1)]
     if spec.expert_bias:
-        biases = local * (n_up * spec.expert_hidden // tp + spec.expert_input)
+        biases = local * (n_up * spec.expert_hidden // etp + spec.expert_input)
         tensors.append(Parameter(name="experts.bias", n_elements=biases, is_expert=True))
     if spec.shared_expert_hidden:
         tensors += mlp_parameters(spec, tp, "shared_expert", spec.shared_expert_hidden)
@@ -196,16 +197,24 @@ def delta_parameters(spec: ModelSpec, tp: int = 1) -> list[Parameter]:
     ]
 
 
-def sublayer_parameters(spec: ModelSpec, kind: str, *, tp: int = 1, ep: int = 1) -> list[Parameter]:
+def sublayer_parameters(
+    spec: ModelSpec, kind: str, *, tp: int = 1, ep: int = 1, etp: int | None = None
+) -> list[Parameter]:
     """Return the tensors of one sublayer, by its letter in :data:`simulator.models.spec.SUBLAYERS`, without norms."""
     if kind == "E":
-        return moe_parameters(spec, tp, ep)
+        return moe_parameters(spec, tp, ep, etp)
     make = {"-": mlp_parameters, "M": mamba2_parameters, "m": mamba1_parameters, "G": delta_parameters}
     return make.get(kind, attention_parameters)(spec, tp)
 
 
 def block_parameters(
-    spec: ModelSpec, sublayers: str = "*-", *, tp: int = 1, ep: int = 1, cross_attention: bool = False
+    spec: ModelSpec,
+    sublayers: str = "*-",
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    etp: int | None = None,
+    cross_attention: bool = False,
 ) -> tuple[Parameter, ...]:
     """Return the tensors of one transformer block on one rank.
 
@@ -215,8 +224,8 @@ def block_parameters(
         The model.
     sublayers : str
         Letters of :data:`simulator.models.spec.SUBLAYERS`.
-    tp, ep : int
-        Tensor- and expert-parallel degrees.
+    tp, ep, etp : int
+        Tensor- and expert-parallel degrees, and the tensor-parallel degree of experts where it is another.
     cross_attention : bool
         A decoder block of an encoder-decoder model.
     """
@@ -226,13 +235,13 @@ def block_parameters(
             tensors += norm_parameters(spec, f"norm_{index + 1}")
         if spec.norm_position == "around":
             tensors += norm_parameters(spec, f"norm_after_{index + 1}")
-        tensors += sublayer_parameters(spec, kind, tp=tp, ep=ep)
+        tensors += sublayer_parameters(spec, kind, tp=tp, ep=ep, etp=etp)
         if cross_attention and index == 0:
             tensors += norm_parameters(spec, "norm_cross") + attention_parameters(spec, tp, "cross_attention")
     return tuple(tensors)
 
 
-def mtp_parameters(spec: ModelSpec, *, tp: int = 1, ep: int = 1) -> tuple[Parameter, ...]:
+def mtp_parameters(spec: ModelSpec, *, tp: int = 1, ep: int = 1, etp: int | None = None) -> tuple[Parameter, ...]:
     """Return the tensors of one multi-token-prediction module: two norms, a projection, a block and a final norm.
 
     Embedding and output projection are the model's own.
@@ -243,7 +252,7 @@ def mtp_parameters(spec: ModelSpec, *, tp: int = 1, ep: int = 1) -> tuple[Parame
     """
     tensors = norm_parameters(spec, "mtp.norm_embedding") + norm_parameters(spec, "mtp.norm_hidden")
     tensors += _linear("mtp.projection", spec.hidden, 2 * spec.hidden, bias=False, tp=tp, split="none")
-    tensors += block_parameters(spec, spec.blocks[-1], tp=tp, ep=ep)
+    tensors += block_parameters(spec, spec.blocks[-1], tp=tp, ep=ep, etp=etp)
     return (*tensors, *norm_parameters(spec, "mtp.final_norm"))
 
 

@@ -22,6 +22,8 @@ class Setting:
         Tokens of one whole sequence, before context parallelism splits it.
     tp, cp, ep : int
         Degrees of tensor, context and expert parallelism.
+    etp : int, optional
+        Degree of the experts' own tensor parallelism; by default ``tp``.
     sequence_parallel : bool
         Whether the tensor-parallel ranks split the tokens between tensor-parallel regions.
     precision : str
@@ -47,6 +49,7 @@ class Setting:
     sequence_parallel: bool = False
     cp: int = 1
     ep: int = 1
+    etp: int | None = None
     precision: str = "bf16"
     kernels: Literal["hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused"] = "megatron"
     attention: Literal["flash", "eager"] = "flash"
@@ -86,6 +89,16 @@ class Setting:
         return self.sequence_parallel and self.tp > 1
 
     @property
+    def expert_tp(self) -> int:
+        """Degree of the experts' tensor parallelism."""
+        return self.tp if self.etp is None else self.etp
+
+    @property
+    def gathers_expert_tokens(self) -> bool:
+        """Whether the ranks that share an expert bring different tokens, which each of them needs all of."""
+        return self.expert_tp > 1 and (self.tp == 1 or self.is_sequence_parallel)
+
+    @property
     def sequence(self) -> int:
         """Tokens of one sequence on this context-parallel rank."""
         return self.sequence_length // self.cp
@@ -117,6 +130,7 @@ class Setting:
             raise InfeasiblePlanError(f"ep={self.ep}: {spec.name} has no experts to distribute", hint="use --ep 1")
         if spec.n_experts:
             rules.append(("experts", spec.n_experts, "ep", self.ep))
+            rules.append(("expert_hidden", spec.expert_hidden, "etp", self.expert_tp))
         if self.is_sequence_parallel:
             rules.append(("sequence_length / cp", self.sequence, "tp", self.tp))
         for name, size, axis, degree in rules:

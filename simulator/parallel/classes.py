@@ -23,9 +23,9 @@ from simulator.topology import Topology
 #: ranks of a group beyond which only neighbours are looked at
 LONG_GROUP = 64
 #: axes along which a layer communicates
-PASS_AXES = ("tp", "cp", "ep")
+PASS_AXES = ("tp", "cp", "ep", "etp")
 #: axes in whose groups ranks of one stage meet
-AXES = ("tp", "cp", "ep", "dp", "shard", "replicate", "secondary", "expert_dp")
+AXES = ("tp", "cp", "ep", "etp", "dp", "shard", "replicate", "secondary", "expert_dp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +67,11 @@ def placement(group: tuple[int, ...], gpus_per_node: int) -> tuple[int, ...]:
 def fills_nodes(mesh: Mesh) -> bool:
     """Whether every run of ranks fills whole nodes or an equal part of one, so that all ranks of a stage are placed alike."""
     plan, per_node = mesh.plan, mesh.gpus_per_node
-    runs = (1, plan.cp, plan.ep, mesh.sharding_group, mesh.secondary_group or 1, mesh.n_replicas)
+    runs = [plan.tp * n for n in (1, plan.cp, mesh.sharding_group, mesh.secondary_group or 1, mesh.n_replicas)]
+    runs += [plan.expert_tp, plan.expert_tp * plan.ep]
     if plan.gpus <= per_node:
         return True
-    return plan.rank_order == DEFAULT_ORDER and all(
-        plan.tp * run % per_node == 0 or per_node % (plan.tp * run) == 0 for run in runs
-    )
+    return plan.rank_order == DEFAULT_ORDER and all(run % per_node == 0 or per_node % run == 0 for run in runs)
 
 
 def nic_sharers(topology: Topology) -> Groups:

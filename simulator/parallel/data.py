@@ -43,7 +43,7 @@ class DataParallel:
         dense, experts = split_parameters(self.layers, self.plan)
         if self.plan.sharding == "none":
             return dense + experts
-        n_expert_shards = max(1, self.communicators.size("shard") // self.plan.ep)
+        n_expert_shards = self.plan.expert_shards(self.communicators.size("shard"))
         return -(-dense // self.communicators.size("shard")) + -(-experts // n_expert_shards)
 
     @property

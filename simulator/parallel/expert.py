@@ -101,6 +101,13 @@ def _exchanges(point: CommunicationPoint, plan: ParallelPlan, communicators: Com
             yield Exchange("all_to_all", "ep:local", inside, point.operator, point.overlaps)
 
 
+def expert_refusal(plan: ParallelPlan, *, has_experts: bool) -> str:
+    """Return why a framework does not run a mixture of experts with a plan's tensor parallelism, or nothing."""
+    if has_experts and plan.framework_spec.experts_need_split_tokens and not plan.splits_tokens:
+        return f"{plan.framework} runs experts under tensor parallelism with sequence parallelism only: tp={plan.tp}"
+    return ""
+
+
 def expert_load(plan: ParallelPlan) -> float:
     """Return the tokens of the busiest rank's experts, relative to an even share of all routed ones.
 

@@ -99,7 +99,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
 def _idle_experts(plan: ParallelPlan, has_experts: bool, has_shared_expert: bool) -> Idle:
     exchange = ("moe_dispatcher", "moe_fp8_dispatch", "moe_shared_expert_overlap")
     return [
-        (_MOE, not has_experts, "the model has no experts"),
+        ((*_MOE, "etp"), not has_experts, "the model has no experts"),
         (("moe_shared_expert_overlap",), not has_shared_expert, "the model has no shared expert"),
         (exchange, plan.ep == 1, "ep=1"),
         (("moe_imbalance",), plan.ep == 1, "ep=1: one rank has all experts"),

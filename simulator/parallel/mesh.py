@@ -2,9 +2,9 @@
 
 ``rank_order`` names the axes from the nearest ranks to the farthest. Megatron-Core's ``tp-cp-ep-dp-pp`` is also what
 DeepSpeed's grid (axes pipe, data, model) and torch's DeviceMesh (pp, dp_replicate, dp_shard, cp, tp) make of their ranks:
-tensor-parallel neighbours are adjacent, pipeline stages furthest apart. Experts share the joint (dp, cp) axis: their groups
-are consecutive runs of it, or, where ``ep`` stands behind ``dp``, its strided complement (DeepSpeed's
-``use_data_before_expert_parallelism``).
+tensor-parallel neighbours are adjacent, pipeline stages furthest apart. Experts lie over the ranks of a pipeline stage on axes of
+their own (Megatron-Core's parallel folding): their tensor-parallel degree, ``ep`` and the replicas that remain, in the places
+of ``tp``, ``ep`` and ``dp``; ``ep`` behind ``dp`` is DeepSpeed's ``use_data_before_expert_parallelism``.
 
 References
 ----------
@@ -25,6 +25,8 @@ Groups = tuple[tuple[int, ...], ...]
 DEFAULT_ORDER = "tp-cp-ep-dp-pp"
 #: axes whose groups cross pipeline stages
 CROSSING = ("embedding", "model", "copies", "pipe")
+#: axes of the experts, and the names in ``rank_order`` in whose place they stand
+EXPERT_AXES = {"etp": "tp", "ep": "ep", "expert_dp": "dp"}
 
 
 @dataclass(frozen=True)
@@ -122,21 +124,28 @@ class Mesh:
 
     def _groups(self, axis: str, stage: int) -> Groups:
         plan, n_replicas = self.plan, self.n_replicas
-        order = plan.rank_order.split("-")
         if axis == "tp":
             return tuple(tuple(self.rank(tp=t, replica=r, pp=stage) for t in range(plan.tp)) for r in range(n_replicas))
-        if axis in ("ep", "expert_dp") and "ep" in order and order.index("ep") > order.index("dp"):
-            n_copies = n_replicas // plan.ep
-            return self._strided(stage, n_copies) if axis == "ep" else self._runs(stage, n_copies)
-        runs = {
-            "dp": n_replicas, "shard": self.sharding_group, "secondary": self.secondary_group or 1, "ep": plan.ep, "cp": plan.cp,
-        }  # fmt: skip
+        if axis in EXPERT_AXES:
+            return self._expert_groups(axis, stage)
+        runs = {"dp": n_replicas, "shard": self.sharding_group, "secondary": self.secondary_group or 1, "cp": plan.cp}
         if axis in runs:
             return self._runs(stage, runs[axis])
-        strides = {"replicate": self.sharding_group, "expert_dp": plan.ep}
-        if axis in strides:
-            return self._strided(stage, strides[axis])
-        return self._crossing(axis, stage)
+        return self._strided(stage, self.sharding_group) if axis == "replicate" else self._crossing(axis, stage)
+
+    def _expert_groups(self, axis: str, stage: int) -> Groups:
+        """Groups of the experts' axes, which cut the ranks of a stage anew, in the same order as the dense layers' axes."""
+        plan, ranks = self.plan, self.stage_ranks(stage)
+        sizes = {"tp": plan.expert_tp, "ep": plan.ep, "dp": plan.expert_dp}
+        order = plan.rank_order if "ep" in plan.rank_order else plan.rank_order.replace("dp", "ep-dp")
+        stride = 1
+        for name in order.split("-"):
+            if name == EXPERT_AXES[axis]:
+                break
+            stride *= sizes.get(name, 1)
+        size = sizes[EXPERT_AXES[axis]]
+        starts = (start for start in range(len(ranks)) if start // stride % size == 0)
+        return tuple(tuple(ranks[start + place * stride] for place in range(size)) for start in starts)
 
     def _crossing(self, axis: str, stage: int) -> Groups:
         """Return groups of ranks in equal places of several stages."""

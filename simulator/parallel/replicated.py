@@ -97,7 +97,9 @@ class Replicated(DataParallel):
 
     def _make_buckets(self) -> list[Bucket]:
         first_bytes, cap_bytes = self.plan.bucket_sizes(self.communicators.size("dp"))
-        return fill_buckets(self.layers, cap_bytes, first_bytes, self.element_bytes, experts=self.plan.ep == 1)
+        return fill_buckets(
+            self.layers, cap_bytes, first_bytes, self.element_bytes, experts=not self.plan.has_expert_axes
+        )
 
     @property
     def collective_name(self) -> str:

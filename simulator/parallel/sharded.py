@@ -116,11 +116,13 @@ class FullySharded(DataParallel):
 
     def _dense(self, position: int) -> list[int]:
         """Elements of a layer's tensors that all data-parallel ranks share."""
-        return [p.n_elements for p in self.layers[position].parameters if self.plan.ep == 1 or not p.is_expert]
+        return [
+            p.n_elements for p in self.layers[position].parameters if not (self.plan.has_expert_axes and p.is_expert)
+        ]
 
     def _experts(self, position: int) -> int:
         """Elements of a layer's experts that have replicas of their own to be sharded over."""
-        has_replicas = self.plan.ep > 1 and self.communicators.size("expert_dp") > 1
+        has_replicas = self.plan.has_expert_axes and self.communicators.size("expert_dp") > 1
         return self.layers[position].n_expert_parameters if has_replicas else 0
 
     def backward_elements(self, position: int) -> list[int]:

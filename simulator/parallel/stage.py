@@ -45,6 +45,14 @@ _CONJUGATES = {
     ("logits", "backward", True): None,
 }
 
+#: the same over the group that shares an expert
+_EXPERTS = {
+    ("expert_f", "forward"): "all_gather",
+    ("expert_f", "backward"): "reduce_scatter",
+    ("expert_g", "forward"): "reduce_scatter",
+    ("expert_g", "backward"): "all_gather",
+}
+
 
 def at_point(point: CommunicationPoint, plan: ParallelPlan) -> Exchange | None:
     """Return the collective that a plan performs at a point, or None.
@@ -59,6 +67,9 @@ def at_point(point: CommunicationPoint, plan: ParallelPlan) -> Exchange | None:
     Exchange or None
         With ``n_bytes`` as nccl-tests counts it.
     """
+    among_experts = _EXPERTS.get((point.operator, point.kernel_pass))
+    if among_experts is not None:
+        return Exchange(among_experts, "etp", point.n_bytes, "expert tokens", point.overlaps)
     if plan.tp == 1:
         return None
     name = _CONJUGATES[point.operator, point.kernel_pass, plan.sequence_parallel]

@@ -24,9 +24,9 @@ def parameter_bytes(plan: ParallelPlan) -> int:
 
 
 def split_parameters(layers: Sequence[Layer], plan: ParallelPlan) -> tuple[int, int]:
-    """Return dense and expert parameters of one rank; without expert parallelism experts are dense."""
+    """Return dense and expert parameters of one rank; without axes of their own experts are dense."""
     total = sum(layer.n_parameters for layer in layers)
-    experts = sum(layer.n_expert_parameters for layer in layers) if plan.ep > 1 else 0
+    experts = sum(layer.n_expert_parameters for layer in layers) if plan.has_expert_axes else 0
     return total - experts, experts
 
 

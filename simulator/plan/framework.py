@@ -239,6 +239,9 @@ class Framework:
         Whether under full sharding the last unit stays gathered from forward to backward.
     scatters_apart : bool
         Whether under full sharding gradients are reduced in a process group of their own, beside gathers.
+    experts_need_split_tokens : bool
+        Whether it refuses experts under tensor parallelism without sequence parallelism (Megatron-LM, ``arguments.py``: "When
+        using MoE and tensor parallelism, sequence parallelism must be used").
     sharded_by : str
         The framework that runs the same modules with sharded parameters, where this one cannot.
     recipe : mapping
@@ -269,6 +272,7 @@ class Framework:
     keeps_last_unit: bool = False
     scatters_apart: bool = False
     sharded_by: str = ""
+    experts_need_split_tokens: bool = False
     recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
     parallel_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
     aliases: tuple[str, ...] = ()
@@ -289,6 +293,7 @@ FRAMEWORKS: dict[str, Framework] = {
             kernels="megatron",
             data_parallel=MEGATRON,
             gradient_bytes_bf16=4,
+            experts_need_split_tokens=True,
             overlap=False,
         ),
         Framework(
@@ -297,6 +302,7 @@ FRAMEWORKS: dict[str, Framework] = {
             data_parallel=MEGATRON,
             gradient_bytes_bf16=4,
             overlaps_interleaved_p2p=True,
+            experts_need_split_tokens=True,
         ),
         Framework(
             # NVIDIA's recipes (NeMo, Megatron Bridge: scripts/performance/configs): distributed optimizer with both of its
@@ -306,6 +312,7 @@ FRAMEWORKS: dict[str, Framework] = {
             kernels="fused",
             data_parallel=MEGATRON,
             overlaps_interleaved_p2p=True,
+            experts_need_split_tokens=True,
             recipe={"sharding": "zero1", "overlap": True, "overlap_parameter_gather": True},
             parallel_recipe={"sequence_parallel": True, "asynchronous_tp": True},
             aliases=("nemo",),

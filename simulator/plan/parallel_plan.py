@@ -76,6 +76,11 @@ class ParallelPlan:
         "degrees", "Expert-parallel degree.", default=1, least=1, is_common=True, changes=("time", "memory"),
         aliases=("expert_parallel", "expert_model_parallel_size"),
     )  # fmt: skip
+    etp: int | None = setting(
+        "degrees", "Tensor-parallel degree of the experts, which lie over tp x cp x dp independently of the dense layers.",
+        unset="tp", least=1, changes=("time", "memory"),
+        aliases=("expert_tensor_parallel", "expert_tensor_parallel_size"),
+    )  # fmt: skip
     sharding: Sharding = setting(
         "sharding", "none (DDP), zero1, zero2, zero3 (FSDP's full shard) or hsdp (full shard within a group of ranks).",
         default="none", is_common=True, changes=("time", "memory"), aliases=("zero", "zero_stage"),
@@ -308,6 +313,30 @@ class ParallelPlan:
         return gcd(n_replicas, max(1, gpus_per_node // self.tp))
 
     @property
+    def expert_tp(self) -> int:
+        """Tensor-parallel degree of the experts."""
+        return self.tp if self.etp is None else self.etp
+
+    @property
+    def expert_dp(self) -> int:
+        """Replicas of an expert: what ep and the experts' tensor parallelism leave of a stage's ranks."""
+        return self.tp * self.cp * self.dp // (self.expert_tp * self.ep)
+
+    @property
+    def has_expert_axes(self) -> bool:
+        """Whether experts are spread over the ranks in another way than the dense layers."""
+        return self.ep > 1 or self.expert_tp != self.tp
+
+    @property
+    def splits_tokens(self) -> bool:
+        """Whether the tensor-parallel ranks bring different tokens to the experts."""
+        return self.tp == 1 or self.sequence_parallel
+
+    def expert_shards(self, n_shards: int) -> int:
+        """Ranks over which the states of an expert are sharded, where those of dense layers are over ``n_shards``."""
+        return max(1, n_shards * self.expert_dp // (self.dp * self.cp))
+
+    @property
     def n_micro_batches(self) -> int:
         """Micro-batches that one data-parallel replica runs per step."""
         return self.global_batch // (self.micro_batch * self.dp)
@@ -390,14 +419,28 @@ class ParallelPlan:
                 f"dp x tp x pp x cp = {dp} x {self.tp} x {self.pp} x {self.cp} = {dp * self.model_parallel}, but there are {gpus} GPUs",
                 hint=f"leave --dp out, or set it to {gpus // self.model_parallel}",
             )
-        if (dp * self.cp) % self.ep:
-            raise InfeasiblePlanError(
-                f"ep={self.ep} does not divide dp x cp = {dp * self.cp}",
-                hint="expert parallelism splits data-parallel ranks",
-            )
+        self._check_experts(dp)
         plan = replace(self, gpus=gpus, dp=dp)._with_batch()
         check_combination(plan)
         return plan
+
+    def _check_experts(self, dp: int) -> None:
+        if self.etp in (None, self.tp):
+            if (dp * self.cp) % self.ep:
+                raise InfeasiblePlanError(
+                    f"ep={self.ep} does not divide dp x cp = {dp * self.cp}",
+                    hint="experts that are not split themselves (--etp 1) may lie over the tensor-parallel ranks, too",
+                )
+        elif not self.splits_tokens:
+            raise InfeasiblePlanError(
+                f"etp={self.etp} beside tp={self.tp}: without sequence parallelism all tensor-parallel ranks have the same tokens",
+                hint="use --sequence-parallel",
+            )
+        elif (self.tp * self.cp * dp) % (self.expert_tp * self.ep):
+            raise InfeasiblePlanError(
+                f"etp x ep = {self.etp} x {self.ep} does not divide tp x cp x dp = {self.tp * self.cp * dp}",
+                hint="experts lie over the ranks of a pipeline stage",
+            )
 
     def _with_batch(self) -> ParallelPlan:
         if not self.micro_batch:

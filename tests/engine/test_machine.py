@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -154,3 +155,111 @@ def test_a_block_is_exact_however_far_the_host_is_ahead(lengths, issue, before):
 def test_the_same_program_gives_the_same_timeline():
     program = one_rank(Task(collective(4, "c"), "dp"), Task(kernel(10, "a")), Task(kernel(3, "b"), after=(0,)))
     assert execute(program) == execute(program)
+
+
+# -- interference in closed form --------------------------------------------------------------------------------------
+#
+# Alone the collective takes C and the kernel K. While both run, the kernel keeps the share a of its speed and the collective b.
+# Both from 0 on: if C / b <= K / a the collective ends at C / b, and the kernel at C / b + K - a C / b; otherwise the kernel
+# ends at K / a, and the collective at K / a + C - b K / a.
+
+SHARES = [(0.5, 0.8), (0.8, 0.5), (1.0, 0.5), (0.5, 1.0), (0.25, 0.25)]
+
+
+def both_ends(c, k, a, b):
+    if c / b <= k / a:
+        return c / b, c / b + k - a * c / b
+    return k / a + c - b * k / a, k / a
+
+
+def seconds(timeline):
+    return {span.op.name: (span.start_ps / US, span.end_ps / US) for span in timeline.spans}
+
+
+@pytest.mark.parametrize(("a", "b"), SHARES)
+@pytest.mark.parametrize(("c", "k"), [(4, 10), (10, 4), (8, 8)])
+def test_both_slow_each_other_down_by_their_own_shares(a, b, c, k):
+    costs = FakeCosts(factors=Interference(compute=a, communication=b))
+    found = seconds(execute(one_rank(Task(collective(c, "c"), "dp"), Task(kernel(k, "k"))), costs))
+    ends = both_ends(c, k, a, b)
+    assert found["c"] == (0, pytest.approx(ends[0], abs=1e-5)) and found["k"] == (0, pytest.approx(ends[1], abs=1e-5))
+
+
+def test_a_kernel_inside_a_slowed_collective_runs_at_its_share_from_the_start():
+    # 3 us of host work, then a kernel of 2 us at half speed: 3 to 7; the collective has lost 20 % of these 4 us
+    costs = FakeCosts(factors=Interference(compute=0.5, communication=0.8))
+    tasks = (Task(collective(20, "c"), "dp"), Task(HostWork(name="h", duration_s=3e-6), "host"), Task(kernel(2, "k")))
+    found = seconds(execute(one_rank(*tasks), costs))
+    assert found["k"] == (3, 7)
+    assert found["c"] == (0, pytest.approx(20 + 4 * 0.2))
+
+
+def test_a_kernel_behind_a_slowed_one_is_slow_until_the_collective_ends():
+    # collective of 6 us at 0.75 while computing: 8 us; kernels do 4 us of work until then: 3 + 1, and 2 us at full speed
+    costs = FakeCosts(factors=Interference(compute=0.5, communication=0.75))
+    found = seconds(
+        execute(one_rank(Task(collective(6, "c"), "dp"), Task(kernel(3, "a")), Task(kernel(3, "b"))), costs)
+    )
+    assert found == {"c": (0, 8), "a": (0, 6), "b": (6, 10)}
+
+
+def test_of_two_collectives_the_worse_share_counts_and_both_are_slowed():
+    costs = FakeCosts()
+    costs.interference = lambda op: (
+        Interference(compute=0.5, communication=0.5) if op.name == "c" else Interference(0.25, 1.0)
+    )
+    # to 4: d (4 us, not slowed), kernel at 0.25 does 1; c has done 2 of 3, ends at 6, kernel has done 2; 8 us more
+    tasks = (Task(collective(3, "c"), "dp"), Task(collective(4, "d"), "tp"), Task(kernel(10, "k")))
+    assert seconds(execute(one_rank(*tasks), costs)) == {"c": (0, 6), "d": (0, 4), "k": (0, 14)}
+
+
+def test_a_collective_is_slow_while_any_of_its_ranks_computes():
+    costs = FakeCosts(factors=Interference(compute=0.5, communication=0.5))
+    first = (Task(collective(10, "c"), "dp", key="x"),)
+    second = (Task(collective(10, "c"), "dp", key="x"), Task(kernel(2, "k")))
+    program = Program(
+        ranks=(RankProgram(rank=0, members=(0,), tasks=first), RankProgram(rank=1, members=(1,), tasks=second))
+    )
+    spans = execute(program, costs).spans
+    assert [(s.op.name, s.rank, s.end_ps / US) for s in spans] == [("k", 1, 4), ("c", 0, 12), ("c", 1, 12)]
+
+
+def test_messages_between_two_ranks_slow_nothing_down():
+    costs = FakeCosts(factors=Interference(compute=0.5, communication=0.5))
+    message = Task(Transfer(n_bytes=8, pairs=((0, 1),), name="send"), "p2p")
+    assert seconds(execute(one_rank(message, Task(kernel(6, "k"))), costs)) == {"send": (0, 8), "k": (0, 6)}
+
+
+def test_a_run_of_kernels_is_slowed_like_a_kernel_but_never_ahead_of_its_host():
+    costs = FakeCosts(factors=Interference(compute=0.5, communication=1.0))
+    run_of = KernelRun(name="run", phase="forward", kernels=(kernel(3), kernel(3)))
+    assert seconds(execute(one_rank(Task(collective(4, "c"), "dp"), Task(run_of)), costs))["run"] == (0, 8)
+    # a host of 5 us a launch: collective 5 to 9; kernels issued at 10 and 15, the second ends at 18 as it would alone
+    costs = FakeCosts(issue=5 * US, factors=Interference(compute=0.5, communication=1.0))
+    found = seconds(execute(one_rank(Task(collective(4, "c"), "dp"), Task(run_of)), costs))
+    assert found == {"c": (5, 9), "run": (10, 18)}
+
+
+def test_a_lagging_host_sets_the_start_of_a_collective():
+    # launches at 2, 4 and 6 us; the collective needs the first kernel (2 to 12) and so starts at 12, the third launch waits for none
+    tasks = (Task(kernel(10, "a")), Task(collective(4, "c"), "dp", (0,)), Task(kernel(1, "b")))
+    assert seconds(execute(one_rank(*tasks), FakeCosts(issue=2 * US))) == {"a": (2, 12), "c": (12, 16), "b": (12, 13)}
+    late = (Task(kernel(1, "a")), Task(kernel(1, "b")), Task(collective(4, "c"), "dp", (0,)))
+    assert seconds(execute(one_rank(*late), FakeCosts(issue=2 * US)))["c"] == (6, 10)
+
+
+def test_a_collective_that_all_ranks_reach_at_different_times_starts_with_the_last_launch():
+    def tasks(n):
+        return (*[Task(kernel(1, f"k{i}")) for i in range(n)], Task(collective(4, "c"), "dp", key="x"))
+
+    program = Program(ranks=tuple(RankProgram(rank=r, members=(r,), tasks=tasks(n)) for r, n in enumerate((1, 3))))
+    spans = [s for s in execute(program, FakeCosts(issue=2 * US)).spans if s.op.name == "c"]
+    assert {(s.start_ps // US, s.end_ps // US) for s in spans} == {(8, 12)}  # the fourth launch of rank 1
+
+
+def test_waiting_for_the_host_is_told_apart_from_work():
+    run_of = KernelRun(name="run", phase="forward", kernels=(kernel(1), kernel(1), kernel(1)))
+    (span,) = execute(one_rank(Task(run_of)), FakeCosts(issue=4 * US)).spans
+    # launches at 4, 8 and 12: starts at 4, computes 3 us, ends at 13
+    assert (span.start_ps // US, span.end_ps // US, span.host_wait_ps // US) == (4, 13, 4)
+    assert span.host_idle_ps // US == 6

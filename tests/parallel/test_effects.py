@@ -26,7 +26,9 @@ MOE = {"ep": 16}
 
 EFFECTS = [
     ("gpus", 8, {}), ("tp", 2, {}), ("pp", 2, {}), ("cp", 2, {}),
-    ("ep", 8, {"experts": True}), ("virtual_pp", 2, PIPE), ("sharding", "zero1", {}), ("sharding", "zero2", {"framework": "deepspeed"}),
+    ("ep", 8, {"experts": True}),
+    ("etp", 1, {"experts": True, "tp": 4, "ep": 2, "sequence_parallel": True}),
+    ("virtual_pp", 2, PIPE), ("sharding", "zero1", {}), ("sharding", "zero2", {"framework": "deepspeed"}),
     ("sharding_group", 8, {"sharding": "zero1"}), ("schedule", "zb-v", PIPE), ("schedule", "dualpipe", PIPE),
     ("micro_batch", 2, {}), ("global_batch", 128, {}), ("sequence_length", 512, {}), ("precision", "fp32", {}),
     ("recompute", "full", {}), ("attention", "eager", {}), ("sequence_parallel", True, {"tp": 4}), ("framework", "hf-eager", {}),

@@ -6,14 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from simulator.errors import InfeasiblePlanError
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.layer import CommunicationPoint, GemmShape
 from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.expert import FP8_SHARE, exchange_experts, expected_distinct, expert_load
 from simulator.parallel.mesh import Communicators, Mesh
-from simulator.parallel.stage import items_of
+from simulator.parallel.stage import items_of, template_of
 from simulator.plan import ParallelPlan
+from simulator.program.op import Collective
+from simulator.scenario import Scenario
+from simulator.simulation import simulate
 
 SPEC = find_spec("mixtral-8x7b")
 TOKENS = 2 * 1024
@@ -109,3 +113,109 @@ def test_the_shared_expert_runs_beside_the_first_exchange(kind):
     assert {"mlp_up", "mlp_down"} <= set(names)
     kernels = [sorted(repr(i) for i in some if not isinstance(i, Exchange)) for some in (plain, beside)]
     assert kernels[0] == kernels[1]
+
+
+# -- axes of their own ------------------------------------------------------------------------------------------------
+
+MIXTRAL = find_spec("mixtral-8x7b")
+
+
+def expert_products(spec, **settings):
+    """Grouped products of one block of one rank, forward and backward."""
+    layer = next(
+        one
+        for one in build_model(spec, micro_batch=1, sequence_length=4096, **settings).layers
+        if one.name.endswith("block")
+    )
+    return [k for k in (*layer.forward, *layer.backward) if isinstance(k, GemmShape) and k.name == "grouped_gemm"]
+
+
+@pytest.mark.parametrize(
+    ("tp", "cp", "ep", "etp", "split"),
+    [(1, 1, 1, None, False), (2, 1, 1, None, True), (8, 1, 1, None, True), (2, 1, 1, None, False), (8, 1, 4, None, False),
+     (4, 1, 8, 1, True), (4, 2, 4, 2, True), (1, 1, 2, 2, False), (2, 1, 8, 4, True)],
+)  # fmt: skip
+def test_experts_compute_the_same_however_they_are_laid_over_the_ranks(tp, cp, ep, etp, split):
+    """Mixtral 8x7B (arXiv:2401.04088): 2 of 8 SwiGLU experts of 4,096 x 14,336 per token, three passes of 2 FLOPs a weight."""
+    a_sequence = 4096 * 2 * 3 * (3 * 2 * 4096 * 14336)
+    each = sum(k.n_flops for k in expert_products(MIXTRAL, tp=tp, cp=cp, ep=ep, etp=etp, sequence_parallel=split))
+    assert each * tp * cp == pytest.approx(a_sequence, rel=1e-3)
+
+
+def moved(spec, plan, **settings):
+    """Collectives of experts and tensors in forward, by axis, in elements of 16 bits."""
+    layer = next(
+        one
+        for one in build_model(spec, micro_batch=1, sequence_length=4096, **settings).layers
+        if one.name.endswith("block")
+    )
+    template = template_of(layer, "F", plan, Communicators(Mesh(plan), 0, folded=True))
+    ops = [entry.op for entry in template.entries if isinstance(entry.op, Collective)]
+    return [(op.collective, op.axis, op.n_bytes // 2) for op in ops]
+
+
+def test_tokens_of_ranks_that_share_an_expert_are_gathered_and_scattered():
+    """Megatron-Core's all-to-all dispatcher: to the experts, gather over their tensor-parallel group, and back."""
+    settings = {"tp": 4, "ep": 2, "sequence_parallel": True}
+    plan = ParallelPlan(gpus=8, dp=2, micro_batch=1, sequence_length=4096, framework="megatron-core", **settings)
+    routed = 4096 // 4 * 2 * 4096  # tokens of a rank, two experts each, hidden size
+    assert moved(MIXTRAL, plan, **settings)[-4:] == [
+        ("all_to_all", "ep", routed), ("all_gather", "etp", 4 * routed),
+        ("reduce_scatter", "etp", 4 * routed), ("all_to_all", "ep", routed),
+    ]  # fmt: skip
+
+
+def test_experts_whole_on_a_rank_gather_nothing():
+    settings = {"tp": 4, "ep": 8, "etp": 1, "sequence_parallel": True}
+    plan = ParallelPlan(gpus=8, dp=2, micro_batch=1, sequence_length=4096, framework="megatron-core", **settings)
+    assert {axis for _, axis, _ in moved(MIXTRAL, plan, **settings)} == {"tp", "ep"}
+
+
+def test_parts_of_an_expert_are_summed_where_all_ranks_have_the_same_tokens():
+    settings = {"tp": 4}
+    plan = ParallelPlan(gpus=8, dp=2, micro_batch=1, sequence_length=4096, framework="torch-3d", **settings)
+    assert moved(MIXTRAL, plan, **settings)[-1] == ("all_reduce", "tp", 4096 * 4096)
+
+
+def test_expert_groups_are_megatrons():
+    """``RankGenerator(tp=1, ep=4, dp=2, pp=2, cp=1, order="tp-cp-ep-dp-pp")`` beside tp = 2, dp = 4 on 16 ranks, by hand."""
+    mesh = Mesh(ParallelPlan(gpus=16, tp=2, dp=4, pp=2, ep=4, etp=1, sequence_parallel=True).resolve(16))
+    assert mesh.groups("ep", 1) == ((8, 9, 10, 11), (12, 13, 14, 15))
+    assert mesh.groups("expert_dp", 0) == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert mesh.groups("etp", 0) == tuple((rank,) for rank in range(8))
+    assert mesh.groups("dp", 0) == ((0, 2, 4, 6), (1, 3, 5, 7))
+
+
+def test_every_rank_is_in_one_group_of_every_expert_axis():
+    for tp, cp, dp, ep, etp in ((4, 2, 4, 8, 2), (2, 2, 3, 6, 1), (1, 2, 4, 2, 2), (8, 1, 2, 16, 1)):
+        for order in ("tp-cp-ep-dp-pp", "tp-cp-dp-ep-pp", "tp-cp-ep-pp-dp", "cp-tp-dp-pp"):
+            settings = {"tp": tp, "cp": cp, "dp": dp, "pp": 2, "ep": ep, "etp": etp}
+            mesh = Mesh(
+                ParallelPlan(gpus=2 * tp * cp * dp, rank_order=order, sequence_parallel=True, **settings).resolve(
+                    2 * tp * cp * dp
+                )
+            )
+            for axis, size in (("etp", etp), ("ep", ep), ("expert_dp", tp * cp * dp // (ep * etp))):
+                groups = mesh.groups(axis, 1)
+                assert {len(group) for group in groups} == {size}
+                assert sorted(rank for group in groups for rank in group) == sorted(mesh.stage_ranks(1))
+
+
+def test_megatron_refuses_experts_under_tensor_parallelism_without_sequence_parallelism():
+    scenario = Scenario(topology="hgx-h200", model="mixtral-8x7b", plan=ParallelPlan(gpus=8, tp=8, micro_batch=1))
+    with pytest.raises(InfeasiblePlanError, match="sequence parallelism only"):
+        simulate(scenario)
+
+
+def test_qwen3_235b_runs_as_nvidia_runs_it():
+    """tp 2, pp 8, ep 32 on 256 GPUs (dgxc-benchmarking): experts lie over the tensor-parallel ranks, too."""
+    plan = ParallelPlan(tp=2, pp=8, virtual_pp=4, ep=32, etp=1, sequence_parallel=True, micro_batch=1, global_batch=2048,
+                        sequence_length=4096, framework="megatron-core", sharding="zero1")  # fmt: skip
+    spec = find_spec("qwen3-235b-a22b")
+    result = simulate(Scenario(topology="dgx-h100", model=spec.name, plan=replace(plan, gpus=256)))
+    sizes = {row["axis"]: row["group_size"] for row in result.metrics.communication}
+    assert (sizes["ep"], sizes["tp"], "etp" in sizes) == (32, 2, False)
+    # 94 layers and both ends over 32 parts: the last stage has 11 layers and the output projection
+    experts, attention, router = 128 // 32 * 3 * 4096 * 1536, (2 * 4096 * 8192 + 2 * 4096 * 512) // 2, 128 * 4096
+    elements = 11 * (experts + attention + router) + 151936 * 4096 // 2
+    assert result.memory.stages[-1].by_category["parameters"] / 2 == pytest.approx(elements, rel=1e-3)

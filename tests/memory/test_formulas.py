@@ -1,0 +1,193 @@
+"""Bytes by category against the published formulas, on layers small enough to count by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.memory.estimate import CONTEXT_BYTES, MIB, MemoryReport, estimate
+from simulator.models.layer import Layer, Parameter
+from simulator.plan import ParallelPlan
+from simulator.topology.device import load_device
+
+A100 = load_device("a100-sxm4-80g")
+#: parameters of a dense part and of the experts of one layer, per rank
+DENSE, EXPERTS = 6_000_000, 4_000_000
+
+
+def layer(dense=DENSE, experts=0, saved=0, transient=0):
+    parameters = [Parameter(name="w", n_elements=dense)]
+    parameters += [Parameter(name="experts", n_elements=experts, is_expert=True)] if experts else []
+    return Layer(
+        name="block",
+        forward=(),
+        backward=(),
+        parameters=tuple(parameters),
+        saved_bytes=saved,
+        transient_bytes=transient,
+    )
+
+
+def memory(layers, *, shard_size=None, in_flight=1, **settings):
+    """Categories of the only stage; ``dp`` ranks share the states unless another size is given."""
+    plan = ParallelPlan(**({"dp": 1, "micro_batch": 1, "global_batch": 64 * settings.get("dp", 1)} | settings))
+    n_shards = shard_size or (plan.dp * plan.cp if plan.sharding != "none" else 1)
+    report = estimate([[layers]], [[in_flight]], plan, A100, shard_size=n_shards, first_ranks=[0])
+    return report.by_category
+
+
+@pytest.mark.parametrize(
+    ("sharding", "expected"),
+    [("none", (2, 2, 12)), ("zero1", (2, 2, 12 / 64)), ("zero2", (2, 2 / 64, 12 / 64)), ("zero3", (2 / 64, 2 / 64, 12 / 64))],
+)  # fmt: skip
+def test_states_are_those_of_zero(sharding, expected):
+    """Rajbhandari et al., arXiv:1910.02054, figure 1: 16 bytes a parameter, K = 12 of them Adam's, over 64 ranks."""
+    found = memory([layer(64_000_000)], dp=64, sharding=sharding, framework="deepspeed", precision="fp16")
+    held = tuple(found[key] / 64_000_000 for key in ("parameters", "gradients", "optimizer"))
+    assert held == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"framework": "megatron", "precision": "bf16"},
+            (2, 4, 12),
+        ),  # fp32 main gradients: 18 bytes (Megatron-LM, README)
+        ({"framework": "megatron", "precision": "fp32"}, (4, 4, 8)),
+        ({"framework": "deepspeed", "precision": "amp_bf16"}, (4, 4, 8)),
+        ({"framework": "torchtitan", "precision": "bf16"}, (2, 4, 12)),
+    ],
+)
+def test_bytes_of_a_parameter_follow_from_the_precision(settings, expected):
+    found = memory([layer()], **settings)
+    assert tuple(found[key] / DENSE for key in ("parameters", "gradients", "optimizer")) == expected
+
+
+def test_without_masters_the_moments_have_16_bits():
+    """hf-eager in pure bf16: torch.optim.AdamW keeps its states in the dtype of the parameters."""
+    found = memory([layer()], framework="hf-eager", precision="bf16", global_batch=4)
+    assert (found["parameters"], found["gradients"], found["optimizer"]) == (2 * DENSE, 2 * DENSE, 4 * DENSE)
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero3"])
+@pytest.mark.parametrize(
+    ("settings", "n_replicas"), [({"ep": 4}, 2), ({"ep": 8}, 1), ({"tp": 2, "ep": 8, "etp": 1}, 2)]
+)
+def test_experts_are_sharded_over_their_own_replicas(sharding, settings, n_replicas):
+    """Of 8 data-parallel ranks (times tp), ep x etp share one copy of the experts (Rajbhandari et al., DeepSpeed-MoE, section 4)."""
+    found = memory(
+        [layer(experts=EXPERTS)], dp=8, sharding=sharding, framework="megatron", sequence_parallel=True, **settings
+    )
+    assert found["optimizer"] == 12 * (DENSE // 8 + EXPERTS // n_replicas)
+    parameters = DENSE // 8 + EXPERTS // n_replicas if sharding == "zero3" else DENSE + EXPERTS
+    assert found["parameters"] == 2 * parameters
+
+
+def test_experts_that_lie_like_dense_layers_are_sharded_like_them():
+    found = memory([layer(experts=EXPERTS)], dp=8, sharding="zero1", framework="megatron")
+    assert found["optimizer"] == 12 * (DENSE + EXPERTS) // 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "n_units"),
+    [({"framework": "fsdp"}, 2), ({"framework": "torchtitan"}, 2), ({"framework": "fsdp", "limit_all_gathers": False}, 5)],
+)  # fmt: skip
+def test_fsdp_holds_the_unit_that_runs_and_the_next_one(settings, n_units):
+    """Zhao et al., arXiv:2304.11277, section 3.4: at most two units gathered, all of them without the rate limiter."""
+    found = memory([layer()] * 5, dp=8, sharding="zero3", **settings)
+    assert found["buffers"] == 2 * n_units * DENSE
+
+
+@pytest.mark.parametrize(
+    ("settings", "ahead"),
+    [({}, 50_000_000), ({"prefetch_elements": 9_000_000}, 9_000_000), ({"prefetch_elements": 0}, DENSE),
+     ({"max_live_elements": 20_000_000}, 20_000_000)],
+)  # fmt: skip
+def test_deepspeed_holds_the_unit_that_runs_and_its_prefetch_bucket(settings, ahead):
+    """stage3_prefetch_bucket_size 5e7, within stage3_max_live_parameters (1e9); one gradient bucket beside, here of all gradients."""
+    found = memory([layer()] * 4, dp=8, sharding="zero3", framework="deepspeed", **settings)
+    assert found["buffers"] == 2 * (DENSE + ahead) + 2 * 4 * DENSE
+
+
+def test_only_full_sharding_gathers():
+    assert memory([layer()] * 4, dp=8, sharding="zero1", framework="megatron")["buffers"] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"framework": "hf-eager"}, 2 * DENSE),  # DDP's buckets hold a copy of all gradients
+        ({"framework": "hf-eager", "gradient_as_bucket_view": True}, 0),
+        ({"framework": "hf-eager", "precision": "fp32"}, 4 * DENSE),
+        ({"framework": "deepspeed", "bucket_bytes": 1_000_000, "overlap": False}, 1_000_000),
+        ({"framework": "deepspeed", "bucket_bytes": 1_000_000, "overlap": True}, 2_000_000),
+        ({"framework": "deepspeed", "overlap": True}, 2 * 2 * DENSE),  # 5e8 elements hold them all
+        ({"framework": "megatron"}, 0),
+        ({"framework": "deepspeed", "dp": 1}, 0),
+    ],
+)
+def test_buckets(settings, expected):
+    assert memory([layer()], **({"dp": 8} | settings))["buffers"] == expected
+
+
+def test_a_bucket_of_deepspeed_has_5e8_elements():
+    found = memory([layer(900_000_000)], dp=8, framework="deepspeed", overlap=False)
+    assert found["buffers"] == 2 * 500_000_000
+
+
+@pytest.mark.parametrize(
+    ("degrees", "n"),
+    [({}, 0), ({"dp": 2}, 1), ({"cp": 2}, 1), ({"tp": 2}, 1), ({"pp": 2}, 1), ({"dp": 4, "ep": 2}, 2), ({"dp": 2, "tp": 2, "pp": 2}, 3),
+     ({"tp": 4, "dp": 2, "etp": 2, "ep": 2, "sequence_parallel": True}, 4)],
+)  # fmt: skip
+def test_every_axis_with_several_ranks_has_a_communicator(degrees, n):
+    found = memory([layer()], **({"dp": 1} | degrees))
+    assert found["communicators"] == n * 500 * MIB
+    assert found["context"] == CONTEXT_BYTES
+
+
+def test_activations_are_held_per_micro_batch_in_flight_and_the_largest_transient_once():
+    found = memory(
+        [layer(saved=100, transient=7_000), layer(saved=50, transient=9_000)], in_flight=4, framework="torch-3d"
+    )
+    assert (found["activations"], found["transient"]) == (4 * 150, 9_000)
+    assert found["fragmentation"] == round(0.3 * (600 + 9_000))  # measured for unfused modules: GMLake, ASPLOS 2024
+
+
+def test_each_chunk_has_its_own_number_in_flight():
+    plan = ParallelPlan(dp=1, micro_batch=1, global_batch=8)
+    chunks = [[[layer(saved=10)], [layer(saved=100)]]]
+    assert estimate(chunks, [[3, 2]], plan, A100, shard_size=1, first_ranks=[0]).by_category["activations"] == 230
+
+
+def test_what_is_offloaded_is_not_on_the_device():
+    states = memory([layer()], dp=8, sharding="zero2", framework="deepspeed", offload_optimizer="cpu")
+    assert (states["optimizer"], states["gradients"], states["parameters"]) == (0, 0, 2 * DENSE)
+    both = memory(
+        [layer()], dp=8, sharding="zero3", framework="deepspeed", offload_optimizer="cpu", offload_parameters="cpu"
+    )
+    assert both["parameters"] == 0
+    first = memory([layer()], dp=8, sharding="zero1", framework="deepspeed", offload_optimizer="cpu")
+    assert first["gradients"] == 2 * DENSE  # ZeRO-1 keeps all gradients where they were made
+
+
+def test_a_second_copy_is_sharded_over_its_own_group():
+    """ZeRO++ hpZ (arXiv:2306.10209, section 3.2): a second 16-bit copy over the ranks of a node."""
+    found = memory([layer()], dp=16, sharding="zero3", framework="deepspeed", secondary_group=8)
+    assert found["parameters"] == 2 * DENSE // 16 + 2 * DENSE // 8
+    capped = memory([layer()], dp=4, sharding="zero3", framework="deepspeed", secondary_group=8)
+    assert capped["parameters"] == 2 * DENSE // 4 + 2 * DENSE // 4
+
+
+def test_the_fullest_stage_decides():
+    plan = ParallelPlan(dp=1, pp=3, micro_batch=1, global_batch=8)
+    chunks = [[[layer(saved=n)]] for n in (10, 30, 20)]
+    report = estimate(chunks, [[1], [1], [1]], plan, A100, shard_size=1, first_ranks=[0, 4, 8])
+    assert (report.stage, report.rank, len(report.stages)) == (1, 4, 3)
+
+
+def test_the_verdict_is_exact_and_pytorchs_figures_leave_out_what_is_not_its_own():
+    parts = {"parameters": 60, "activations": 30, "fragmentation": 4, "context": 5, "communicators": 1}
+    full = MemoryReport(by_category=parts, rank=0, stage=0, capacity_bytes=100)
+    assert (full.peak_bytes, full.allocated_bytes, full.reserved_bytes, full.fits) == (100, 90, 94, True)
+    assert not MemoryReport(by_category=parts, rank=0, stage=0, capacity_bytes=99).fits
