@@ -263,3 +263,11 @@ def test_waiting_for_the_host_is_told_apart_from_work():
     # launches at 4, 8 and 12: starts at 4, computes 3 us, ends at 13
     assert (span.start_ps // US, span.end_ps // US, span.host_wait_ps // US) == (4, 13, 4)
     assert span.host_idle_ps // US == 6
+
+
+def test_a_collective_starts_with_the_latest_launch_though_it_was_noted_first():
+    costs = FakeCosts()
+    costs.kind, costs.issue_ps = (lambda rank: rank), (lambda op, rank: (5 if rank == 0 else 1) * US)
+    task = Task(collective(4, "c"), "dp", key="x")
+    program = Program(ranks=tuple(RankProgram(rank=rank, members=(rank,), tasks=(task,)) for rank in (0, 1)))
+    assert {(s.start_ps // US, s.end_ps // US) for s in execute(program, costs).spans} == {(5, 9)}

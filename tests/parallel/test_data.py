@@ -10,6 +10,7 @@ from simulator.models.layer import Layer, Parameter, PointwiseShape
 from simulator.parallel.lower import data_parallel
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.replicated import fill_buckets, owned_tensors
+from simulator.parallel.states import optimizer_run
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective
 from simulator.program.program import TaskList
@@ -277,3 +278,92 @@ def test_on_processors_nothing_is_issued_before_the_compute_before_it_has_ended(
     tasks.add(KERNEL, after=(message,))
     tasks.issue_in_turn()
     assert [task.after for task in tasks.tasks] == [(), (first,), (message,)]
+
+
+# -- what waits for what -----------------------------------------------------------------------------------------------
+
+
+def step_tasks(plan, sizes, n_micro_batches=1):
+    """The tasks of one step, and what its optimizer waits for."""
+    stage = layers(sizes)
+    strategy = data_parallel(stage, plan, Communicators(Mesh(plan, 8), 0, folded=True))
+    tasks, last = TaskList(), ()
+    strategy.start_step(tasks)
+    for micro_batch in range(n_micro_batches):
+        for kind, order in (("F", range(len(stage))), ("B", reversed(range(len(stage))))):
+            for position in order:
+                needs = strategy.before_layer(tasks, position, kind, micro_batch)
+                last = (tasks.add(KERNEL, after=needs),)
+                is_last = micro_batch == n_micro_batches - 1
+                strategy.after_layer(tasks, position, kind, micro_batch, last, is_last=is_last)
+    return tasks.tasks, strategy.finish_backward(tasks, last)
+
+
+@pytest.mark.parametrize(
+    ("framework", "sharding"), [("hf-eager", "none"), ("megatron", "zero1"), ("deepspeed", "zero2"), ("fsdp", "zero3")]
+)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_optimizer_waits_for_every_reduction(framework, sharding, overlap):
+    plan = ParallelPlan(
+        dp=8, gpus=8, sharding=sharding, framework=framework, overlap=overlap, micro_batch=1, global_batch=8
+    )
+    tasks, done = step_tasks(plan, SIZES)
+    reduced = {
+        i for i, task in enumerate(tasks) if isinstance(task.op, Collective) and task.op.collective != "all_gather"
+    }
+    waited, reached = list(done), set()
+    while waited:
+        index = waited.pop()
+        if index not in reached:
+            reached.add(index)
+            waited += tasks[index].after
+    assert reduced and reduced <= reached
+
+
+def test_zero2_of_deepspeed_reduces_in_every_micro_batch_without_overlap_too():
+    """deepspeed/runtime/zero/stage_1_and_2.py: partitioned gradients are reduced at each accumulation step."""
+    for overlap in (False, True):
+        plan = ParallelPlan(
+            dp=8, gpus=8, sharding="zero2", framework="deepspeed", overlap=overlap, micro_batch=1, global_batch=32
+        )
+        assert sent_bytes(plan, SIZES, 4)["all_reduce"] == 4 * 2 * PSI
+
+
+def test_groups_of_a_distributed_optimizer_sum_their_shards():
+    """Megatron-Core with two optimizer instances of four ranks: reduce-scatter inside, all-reduce of a quarter across."""
+    plan = ParallelPlan(
+        dp=8, gpus=8, sharding="zero1", sharding_group=4, framework="megatron", micro_batch=1, global_batch=8
+    )
+    assert sent_bytes(plan, SIZES) == {"reduce_scatter": 4 * PSI, "all_reduce": 4 * PSI // 4, "all_gather": 2 * PSI}
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "ahead"),
+    [(False, "pre", "B"), (True, "pre", "FB"), (True, "post", "F"), (False, "none", "")],
+)
+def test_fsdp_issues_the_next_gather_before_or_behind_a_units_kernels(forward, backward, ahead):
+    """torch/distributed/fsdp: ``forward_prefetch`` and ``BackwardPrefetch.BACKWARD_PRE`` issue it before the unit computes."""
+    plan = ParallelPlan(dp=8, gpus=8, sharding="zero3", framework="fsdp", micro_batch=1, global_batch=8, forward_prefetch=forward,
+                        backward_prefetch=backward, limit_all_gathers=False)  # fmt: skip
+    tasks, _ = step_tasks(plan, SIZES)
+    launches = [
+        t.op.collective if isinstance(t.op, Collective) else "kernel"
+        for t in tasks
+        if t.op is KERNEL or isinstance(t.op, Collective)
+    ]
+    kernels = [i for i, what in enumerate(launches) if what == "kernel"]
+    # what is issued between the passes of two units: in forward before the first, in backward before the last unit's
+    first, turn = launches[: kernels[0]], launches[kernels[len(SIZES) - 1] + 1 : kernels[len(SIZES)]]
+    assert (first.count("all_gather"), turn.count("all_gather")) == (1 + ("F" in ahead), 1 + ("B" in ahead))
+
+
+@pytest.mark.parametrize(
+    ("settings", "read", "written"),
+    [({"framework": "megatron", "precision": "bf16"}, 4 + 12, 12 + 2), ({"framework": "torchtitan", "precision": "bf16"}, 4 + 12, 12),
+     ({"framework": "hf-eager", "precision": "fp32"}, 4 + 12, 12)],
+)  # fmt: skip
+def test_adam_reads_gradient_weight_and_moments_and_writes_what_it_changed(settings, read, written):
+    """Kingma and Ba, arXiv:1412.6980: two moments; masters in fp32 and the 16-bit weight where there is one besides."""
+    run = optimizer_run(1000, 4, ParallelPlan(dp=8, **settings))
+    adam = next(kernel for kernel in run.kernels if kernel.shape.name == "adamw_fused")
+    assert (adam.shape.read_bytes / 1000, adam.shape.written_bytes / 1000) == (read, written)

@@ -197,3 +197,19 @@ def test_bytes_between_stages(changes, sent, gathered):
         ops = [op for t in rank.tasks for op in ([i.op for i in t.op.tasks] if isinstance(t.op, Block) else [t.op])]
         assert [op.n_bytes for op in ops if isinstance(op, Transfer)] == [sent] * 6
         assert [op.n_bytes for op in ops if getattr(op, "name", "") == "boundary"] == [gathered] * 3 * (gathered > 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "blocks"),
+    [({"framework": "megatron"}, True), ({"framework": "megatron", "overlap_p2p": True}, False),
+     ({"framework": "megatron", "schedule": "zb-1p"}, False), ({"framework": "torchtitan", "sharding": "zero3"}, False)],
+)  # fmt: skip
+def test_the_pass_behind_a_blocking_send_waits_for_it(settings, blocks):
+    """megatron/core/pipeline_parallel/p2p_communication.py: ``batch_p2p_sync`` waits for the message before going on."""
+    plan = ParallelPlan(pp=2, dp=1, micro_batch=1, global_batch=4, gpus=2, precision="fp16", **settings)
+    (first, _) = lower(model_of(4), plan, gpus_per_node=8, boundary_bytes=1, unfold=True).program.ranks
+    sends = {
+        i for i, task in enumerate(first.tasks) if isinstance(task.op, Transfer) and task.op.name.startswith("send")
+    }
+    waits = [task for task in first.tasks if task.stream == "compute" and sends.intersection(task.after)]
+    assert bool(waits) == blocks
