@@ -93,7 +93,7 @@ def pipeline_rule(plan: ParallelPlan, site: Site) -> str:
         return "a recorded module is not cut into pipeline stages"
     if site.spec.encoder_layers:
         return "an encoder-decoder is not cut into pipeline stages"
-    is_uneven = plan.first_stage_layers or plan.last_stage_layers
+    is_uneven = plan.first_stage_layers or plan.last_stage_layers or plan.pipeline_layout
     return (
         f"pp={plan.pp} does not divide the {site.spec.layers} layers"
         if site.spec.layers % plan.pp and not is_uneven
@@ -160,8 +160,10 @@ def chunk_rule(plan: ParallelPlan, site: Site) -> str:
         return ""
     if plan.pp == 1:
         return "virtual stages need a pipeline: pp=1"
-    if isinstance(site.spec, ModelSpec) and site.spec.layers // plan.pp % plan.virtual_pp:
-        return f"virtual_pp={plan.virtual_pp} does not divide the {site.spec.layers // plan.pp} layers of a stage"
+    if plan.pipeline_layout is None and isinstance(site.spec, ModelSpec):
+        per_stage = site.spec.layers // plan.pp
+        if per_stage % plan.virtual_pp:
+            return f"virtual_pp={plan.virtual_pp} does not divide the {per_stage} layers of a stage"
     if SCHEDULES[plan.schedule].takes_chunks and plan.micro_batch and plan.n_micro_batches % plan.pp:
         return f"{plan.n_micro_batches} micro-batches are not groups of one per stage: pp={plan.pp}"
     return ""

@@ -83,6 +83,7 @@ KEYS = Table(
         key("num-layers-per-virtual-pipeline-stage", note="`virtual_pp` = layers / pp / this"),
         key("decoder-first-pipeline-num-layers", plan="first_stage_layers"),
         key("decoder-last-pipeline-num-layers", plan="last_stage_layers"),
+        key("pipeline-model-parallel-layout", "text", plan="pipeline_layout"),
         key("sequence-parallel", "switch", plan="sequence_parallel"),
         key("tp-comm-overlap", "switch", plan="asynchronous_tp"),
         key("micro-batch-size batch-size", "count", plan="micro_batch", default=1),
@@ -169,7 +170,6 @@ KEYS = Table(
     missed={
         "multi-token prediction layers": "mtp-num-layers",
         "activations on the host": "cpu-offloading*",
-        "a layout of layers by hand": "pipeline-model-parallel-layout",
         "layers that are not attention": "hybrid-* is-hybrid-model mamba-* *ssm*",
         "a window of attention": "window-size window-attn*",
         "the recipe of fp8": "fp8-recipe first-last-layers-bf16",
@@ -524,7 +524,7 @@ def write_megatron(request: Request) -> Emission:
         f"schedule {plan.schedule}": plan.schedule not in ("1f1b", "1f1b-interleaved", "1f1b-combined"),
         f"an {spec.architecture} model": spec.architecture not in ("gpt", "llama") or spec.encoder_layers > 0,
         f"chunks of {spec.layers} layers over {plan.pp} x {plan.virtual_pp}": spec.layers % (plan.pp * plan.virtual_pp) > 0
-        and plan.virtual_pp > 1,
+        and plan.virtual_pp > 1 and plan.pipeline_layout is None,
     })  # fmt: skip
     per_node = min(request.gpus_per_node, plan.gpus)
     launch = f"torchrun --nnodes {-(-plan.gpus // per_node)} --nproc-per-node {per_node} pretrain_gpt.py"
@@ -576,6 +576,11 @@ def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
         "bf16": plan.precision in ("bf16", "fp8"),
         "fp16": plan.precision == "fp16",
     }
+    if plan.pipeline_layout is not None:  # quoted, for the shell
+        flags |= {
+            "pipeline-model-parallel-layout": f"'{plan.pipeline_layout}'",
+            "num-virtual-stages-per-pipeline-rank": False,
+        }
     if plan.precision == "fp8":
         flags["fp8-format"] = "hybrid"
     if is_deepspeed:

@@ -14,7 +14,15 @@ _FSDP = ("backward_prefetch", "forward_prefetch", "limit_all_gathers")
 _MOE = ("moe_dispatcher", "moe_capacity_factor", "moe_pad_to_capacity", "moe_imbalance", "moe_fp8_dispatch")
 _SHARED = ("gradient_collective", "gradient_compression", "gradient_as_bucket_view", "sharding", "bucket_bytes",
            "quantized_weights", "quantized_gradients", "secondary_group")  # fmt: skip
-_PIPELINE = ("schedule", "virtual_pp", "first_stage_layers", "last_stage_layers", "overlap_p2p", "scatter_gather")
+_PIPELINE = (
+    "schedule",
+    "virtual_pp",
+    "first_stage_layers",
+    "last_stage_layers",
+    "pipeline_layout",
+    "overlap_p2p",
+    "scatter_gather",
+)
 
 #: settings, whether they change nothing, why
 Idle = list[tuple[tuple[str, ...], bool, str]]

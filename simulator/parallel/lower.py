@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, pairwise
 
 from simulator.errors import InfeasiblePlanError
 from simulator.models.layer import Layer, Model
@@ -20,6 +21,7 @@ from simulator.parallel.stage import StageLayers
 from simulator.parallel.states import optimizer_run
 from simulator.parallel.vocabulary import share
 from simulator.plan import ParallelPlan
+from simulator.plan.stage_layout import parse_layout
 from simulator.program.op import Collective
 from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
 from simulator.schedules import Placement, Table, build_table, placement_of
@@ -113,17 +115,11 @@ def split_layers(model: Model, plan: ParallelPlan, placement: Placement) -> tupl
         first += 1
     while not model.layers[last - 1].name.endswith("block"):
         last -= 1
-    n_parts = placement.n_parts
-    counts = _counts(last - first, n_parts, plan)
-    spans: list[tuple[Layer, ...]] = []
     known: dict[tuple[int, int], Layer] = {}
-    start = first
-    for part, count in enumerate(counts):
-        end = start + count
-        begin = 0 if part == 0 and not placement.shares_vocabulary else start
-        stop = len(model.layers) if part == n_parts - 1 and not placement.shares_vocabulary else end
-        spans.append(checkpointed(model.layers[begin:stop], plan, known))
-        start = end
+    spans = [
+        checkpointed(model.layers[begin:stop], plan, known)
+        for begin, stop in _cuts(model, plan, placement, first, last)
+    ]
     by_stage: list[list[tuple[Layer, ...]]] = [
         [() for _ in range(placement.n_chunks)] for _ in range(placement.n_stages)
     ]
@@ -134,6 +130,38 @@ def split_layers(model: Model, plan: ParallelPlan, placement: Placement) -> tupl
         shares = tuple(share(layer, placement.n_stages) for layer in ends)
         return tuple((*chunks, shares) for chunks in by_stage)
     return tuple(tuple(chunks) for chunks in by_stage)
+
+
+def _cuts(model: Model, plan: ParallelPlan, placement: Placement, first: int, last: int) -> list[tuple[int, int]]:
+    """Return where every part of the model begins and ends; its blocks are the layers from ``first`` to ``last``."""
+    n_parts, n_layers = placement.n_parts, len(model.layers)
+    if plan.pipeline_layout is not None and n_parts > 1:
+        return _cuts_of_layout(parse_layout(plan.pipeline_layout), model, placement, first, last)
+    ends = list(accumulate(_counts(last - first, n_parts, plan), initial=first))
+    if not placement.shares_vocabulary:
+        ends = [0, *ends[1:-1], n_layers]
+    return list(pairwise(ends))
+
+
+def _cuts_of_layout(
+    layout: tuple[str, ...], model: Model, placement: Placement, first: int, last: int
+) -> list[tuple[int, int]]:
+    predicting = sum(layer.name == "mtp" for layer in model.layers)
+    said = [sum(stage.count(letter) for stage in layout) for letter in "tm"]
+    if (
+        placement.shares_vocabulary
+        or len(layout) != placement.n_parts
+        or said not in ([last - first, predicting], [last - first, 0])
+    ):
+        raise InfeasiblePlanError(
+            f"pipeline_layout has {len(layout)} stages with {said[0]} transformer and {said[1]} prediction layers, "
+            f"the model {last - first} and {predicting}, the schedule {placement.n_parts} stages",
+            hint="E, all layers and L, each once",
+        )
+    sizes = [stage.count("t") + stage.count("m") for stage in layout]
+    sizes[0] += first
+    sizes[-1] += len(model.layers) - sum(sizes)  # the loss, and prediction layers that the layout does not name
+    return list(pairwise(accumulate(sizes, initial=0)))
 
 
 def _counts(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:

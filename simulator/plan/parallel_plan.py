@@ -13,6 +13,7 @@ from simulator.plan.fields import Setting, check_settings, declared, setting
 from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, Zero3Limits
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
 from simulator.plan.rules import check_combination, check_words
+from simulator.plan.stage_layout import parse_layout
 
 Sharding = Literal["none", "zero1", "zero2", "zero3", "hsdp"]
 Recompute = Literal["none", "selective", "full"]
@@ -160,6 +161,11 @@ class ParallelPlan:
     )  # fmt: skip
     last_stage_layers: int | None = setting(
         "pipeline", "Layers on the last pipeline stage.", unset="an even split", least=1, changes=("time", "memory")
+    )  # fmt: skip
+    pipeline_layout: str | None = setting(
+        "pipeline", "Layers of every virtual stage as in Megatron-Core: `E` embedding, `t` transformer layer, `m` multi-token "
+        "prediction, `L` loss, `|` between stages, `*` repeats: `Et*4|(t*4|)*14tmL`.", unset="an even split",
+        changes=("time", "memory"), aliases=("pipeline_model_parallel_layout",),
     )  # fmt: skip
     rank_order: str = setting(
         "degrees", "Axes from the nearest ranks to the farthest, as in Megatron-Core: `tp-cp-ep-dp-pp` (also DeepSpeed's and "
@@ -420,9 +426,21 @@ class ParallelPlan:
                 hint=f"leave --dp out, or set it to {gpus // self.model_parallel}",
             )
         self._check_experts(dp)
-        plan = replace(self, gpus=gpus, dp=dp)._with_batch()
+        plan = replace(self, gpus=gpus, dp=dp, virtual_pp=self._chunks_of_layout())._with_batch()
         check_combination(plan)
         return plan
+
+    def _chunks_of_layout(self) -> int:
+        """Return the chunks per stage, which a layout of the pipeline tells by its length."""
+        if self.pipeline_layout is None:
+            return self.virtual_pp
+        n_parts = len(parse_layout(self.pipeline_layout))
+        if n_parts % self.pp or self.virtual_pp not in (1, n_parts // self.pp):
+            raise InfeasiblePlanError(
+                f"pipeline_layout has {n_parts} stages, which are not pp x virtual_pp = {self.pp} x {self.virtual_pp}",
+                hint="leave --virtual-pp out, and choose a --pp that divides them",
+            )
+        return n_parts // self.pp
 
     def _check_experts(self, dp: int) -> None:
         if self.etp in (None, self.tp):

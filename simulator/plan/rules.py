@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.plan.stage_layout import parse_layout
 
 if TYPE_CHECKING:
     from simulator.plan.parallel_plan import ParallelPlan
@@ -26,6 +27,8 @@ def check_words(plan: ParallelPlan) -> None:
         raise ConfigError(
             f"cuda '{plan.cuda}' is not a release", hint="write it like 12.4, or leave it out for a current one"
         )
+    if plan.pipeline_layout is not None:
+        parse_layout(plan.pipeline_layout)
     axes = plan.rank_order.split("-")
     if sorted(axes if "ep" in axes else [*axes, "ep"]) != sorted(RANK_AXES):
         raise ConfigError(

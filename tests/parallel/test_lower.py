@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from simulator.engine import Interference, run
-from simulator.errors import InfeasiblePlanError
+from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.models.layer import GemmShape, Layer, Model, Parameter
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.network.base import Flow
 from simulator.parallel.lower import lower, split_layers
 from simulator.plan import ParallelPlan
+from simulator.plan.stage_layout import parse_layout
 from simulator.program.check import check
 from simulator.program.op import Transfer
 from simulator.program.program import Block
@@ -213,3 +214,72 @@ def test_the_pass_behind_a_blocking_send_waits_for_it(settings, blocks):
     }
     waits = [task for task in first.tasks if task.stream == "compute" and sends.intersection(task.after)]
     assert bool(waits) == blocks
+
+
+# -- layouts -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_published_layout_of_deepseek_v3():
+    """Megatron Bridge's recipe for 16 stages of two chunks: 61 layers, one prediction layer, embedding and loss apart."""
+    stages = parse_layout("Et*3|(tt|)*29m|L")
+    assert (len(stages), stages[0], stages[1], stages[-2:]) == (32, "Ettt", "tt", ("m", "L"))
+    assert sum(stage.count("t") for stage in stages) == 61
+
+
+@pytest.mark.parametrize(("text", "stages"), [("EttL", ("EttL",)), ("E|t*2|,L", ("E", "tt", "L")), ("E(t|)*2 tL", ("Et", "t", "tL")),
+                                              ("E((t|)*2t)*2L", ("Et", "t", "tt", "t", "tL"))])  # fmt: skip
+def test_layouts_are_read(text, stages):
+    assert parse_layout(text) == stages
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tt",
+        "Et",
+        "tEL",
+        "EtLt",
+        "Etxl",
+        "E(tL",
+        "E" + "(" * 500,
+        "E(((t*9999)*9999)*9999)L",
+        "Emt|L",
+        "E t*999999999999 L",
+    ],
+)
+def test_what_is_no_layout_is_refused(text):
+    with pytest.raises(ConfigError, match="pipeline_layout"):
+        ParallelPlan(pp=2, pipeline_layout=text)
+
+
+def layout_of(n_layers, layout, *, pp, n_predicting=0, **settings):
+    plan = ParallelPlan(pp=pp, gpus=pp, pipeline_layout=layout, micro_batch=1, **settings).resolve(pp)
+    plain = model_of(n_layers)
+    extra = tuple(replace(plain.layers[1], name="mtp") for _ in range(n_predicting))
+    model = replace(plain, layers=(*plain.layers[:-1], *extra, plain.layers[-1]))
+    chunks = split_layers(model, plan, placement_of(plan.schedule, pp, plan.virtual_pp))
+    return plan.virtual_pp, [["".join(one.name[0] for one in chunk) for chunk in stage] for stage in chunks]
+
+
+def test_a_layout_places_every_layer():
+    assert layout_of(5, "Et|tt|t|tL", pp=2) == (2, [["eb", "b"], ["bb", "bh"]])
+    assert layout_of(3, "E|tt|tm|L", pp=4, n_predicting=1) == (1, [["e"], ["bb"], ["bm"], ["h"]])
+    assert layout_of(3, "Et|t|tL", pp=3, n_predicting=2)[1][-1] == ["bmmh"]
+    assert layout_of(4, "Ett|ttL", pp=2, schedule="dualpipe")[1] == [["ebb", "bbh"], ["bbh", "ebb"]]
+
+
+@pytest.mark.parametrize(("n_layers", "layout", "pp"), [(4, "Ett|tL", 2), (3, "Ett|tL", 3), (3, "Ett|tmL", 2)])
+def test_a_layout_that_does_not_fit_is_refused(n_layers, layout, pp):
+    with pytest.raises(InfeasiblePlanError, match="pipeline_layout"):
+        layout_of(n_layers, layout, pp=pp)
+
+
+def test_a_layout_of_even_parts_is_an_even_split():
+    times = []
+    for settings in ({"virtual_pp": 2}, {"pipeline_layout": "Et|t|t|tL"}):
+        plan = ParallelPlan(
+            pp=2, dp=1, micro_batch=1, global_batch=8, gpus=2, framework="megatron-core", **settings
+        ).resolve(2)
+        lowered = lower(model_of(4), plan, gpus_per_node=8, boundary_bytes=1)
+        times.append(run(lowered.program, UnitCosts(), lambda: AlphaBetaNetwork(NoLinks())).makespan_ps)
+    assert times[0] == times[1]
