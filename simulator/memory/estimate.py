@@ -241,7 +241,7 @@ def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan, shard_size: int
         ahead = max(ahead, min(limits.prefetch_elements, limits.max_live_elements))
     elif not plan.limit_all_gathers:  # the gathers may run to the end of the pass before the first unit is done
         ahead = sum(units) - unit
-    return 2 * (unit + ahead)
+    return 2 * min(unit + ahead, sum(layer.n_parameters for layer in layers))
 
 
 def _bucket_bytes(n_parameters: int, plan: ParallelPlan, *, shards_parameters: bool) -> int:

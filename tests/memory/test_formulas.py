@@ -105,8 +105,14 @@ def test_fsdp_holds_the_unit_that_runs_and_the_next_one(settings, n_units):
 )  # fmt: skip
 def test_deepspeed_holds_the_unit_that_runs_and_its_prefetch_bucket(settings, ahead):
     """stage3_prefetch_bucket_size 5e7, within stage3_max_live_parameters (1e9); one gradient bucket beside, here of all gradients."""
-    found = memory([layer()] * 4, dp=8, sharding="zero3", framework="deepspeed", **settings)
-    assert found["buffers"] == 2 * (DENSE + ahead) + 2 * 4 * DENSE
+    found = memory([layer()] * 40, dp=8, sharding="zero3", framework="deepspeed", **settings)
+    assert found["buffers"] == 2 * (DENSE + ahead) + 2 * 40 * DENSE
+
+
+def test_no_more_is_gathered_than_there_is():
+    """A stage of two units under a bucket of 5e7 elements: ZeRO-3 holds them whole beside its shards, ZeRO-2 the same without."""
+    found = memory([layer()] * 2, dp=8, sharding="zero3", framework="deepspeed")
+    assert found["buffers"] == 2 * 2 * DENSE + 2 * 2 * DENSE
 
 
 def test_only_full_sharding_gathers():
