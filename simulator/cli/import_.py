@@ -34,10 +34,15 @@ def import_(
     ] = None,
     out: Annotated[Text, option("Write plan.yaml, cluster.yaml or measurements.csv.", "--out", "-o")] = None,
     device: Annotated[Text, option("Clusters: the GPU, where the file does not name it.")] = None,
-    nodes: Annotated[Number, option("Clusters: how many such nodes.")] = None,
+    nodes: Annotated[Number, option("Clusters: how many such nodes; scripts: nodes of the launch.")] = None,
     nic_bandwidth: Annotated[Text, option("Clusters: rate of a NIC, e.g. '200 Gb/s'.")] = None,
     node_of: Annotated[Text, option("Slurm: cluster whose nodes these are.")] = None,
     links: Annotated[Texts, option("Slurm: uplinks of a switch, e.g. leaf-spine='400 Gb/s x 8'; repeatable.")] = None,
+    args: Annotated[
+        Texts, option("Scripts: positional arguments, '8B 4 ...' or 4=VALUE; repeatable.", "--args", "--argument")
+    ] = None,
+    define: Annotated[Texts, option("Scripts: variables, NAME=VALUE; repeatable.", "--define", "-D")] = None,
+    gpus_per_node: Annotated[Number, option("Scripts: GPUs that are launched on a node.")] = None,
     gpus: Annotated[Number, option("Logs: GPUs that ran; DeepSpeed: data-parallel ranks.")] = None,
     collective: Annotated[Text, option("Logs: the collective, where the log does not tell.")] = None,
     topology: Annotated[Text, option("Logs: cluster that was measured.", "--topology", "-t")] = None,
@@ -55,6 +60,7 @@ def import_(
     options = {
         "device": device, "nodes": nodes, "nic_bandwidth": nic_bandwidth, "node_of": node_of,
         "links": _pairs(links) if links else None, "gpus": gpus, "collective": collective,
+        "args": args, "define": define, "gpus_per_node": gpus_per_node,
     }  # fmt: skip
     found = import_any(path, kind, options)
     if isinstance(found, CollectiveTable):
@@ -113,6 +119,8 @@ def _of_settings(found: Imported) -> tuple[dict[str, Any], str]:
     if found.settings:
         use = f"--{found.kind if found.kind in ('megatron', 'deepspeed') else 'plan'} {found.file}"
         document["plan"] = found.settings
+        if found.accumulation is not None and "global_batch" not in found.settings:
+            document["plan"] = {**found.settings, "gradient_accumulation": found.accumulation}
     else:
         use = f"--model {found.file}"
     if found.spec is not None:

@@ -215,11 +215,23 @@ def load_yaml(path: str | Path) -> tuple[Any, Locator]:
     return parse_yaml(read_text(path), str(path), as_json=str(path).endswith(".json"))
 
 
-def parse_yaml(text: str, name: str, *, as_json: bool = False) -> tuple[Any, Locator]:
-    """Parse the text of a YAML or JSON file; see :func:`load_yaml`."""
+def parse_yaml(text: str, name: str, *, as_json: bool = False, later_wins: bool = False) -> tuple[Any, Locator]:
+    """Parse the text of a YAML or JSON file; see :func:`load_yaml`.
+
+    Parameters
+    ----------
+    text : str
+        Content of the file.
+    name : str
+        The name that messages carry.
+    as_json : bool
+        Whether it is JSON.
+    later_wins : bool
+        Whether of a key that stands twice the later counts, as many tools' readers have it.
+    """
     locator = Locator(name, text)
     data = _parse_json(text, locator) if as_json else _parse_yaml(text, locator)
-    if locator.duplicates:
+    if locator.duplicates and not later_wins:
         raise_faults(
             [Fault(place=place, path=path, message="key appears twice") for path, place in locator.duplicates],
             locator,

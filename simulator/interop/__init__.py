@@ -22,6 +22,7 @@ from simulator.interop.lstopo import LSTOPO
 from simulator.interop.megatron import MEGATRON
 from simulator.interop.nccl_tests import NCCL_TESTS, CollectiveTable
 from simulator.interop.nccl_topo import NCCL_TOPO
+from simulator.interop.nemo import NEMO
 from simulator.interop.node_link import NODE_LINK
 from simulator.interop.nvidia_smi import NVIDIA_SMI
 from simulator.interop.nvml import NVML
@@ -35,6 +36,7 @@ from simulator.topology import Topology, load_topology
 FORMATS: dict[str, Format] = {
     "hf-config": HF_CONFIG,
     "megatron": MEGATRON,
+    "nemo": NEMO,
     "deepspeed": DEEPSPEED,
     "torchtitan": TORCHTITAN,
     "accelerate": ACCELERATE,

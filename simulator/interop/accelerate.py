@@ -130,6 +130,7 @@ def _precision(found: Found) -> str:
 def _fsdp(found: Found) -> dict[str, Any]:
     strategy, reshard = found[_F + "fsdp_sharding_strategy"], found[_F + "fsdp_reshard_after_forward"]
     known = list(_STRATEGIES)
+    is_second = found[_F + "fsdp_version"] == 2
     if isinstance(strategy, int) and not isinstance(strategy, bool) and 1 <= strategy <= len(known):
         strategy = known[strategy - 1]
     if strategy is None and isinstance(reshard, str) and reshard in known:
@@ -140,7 +141,11 @@ def _fsdp(found: Found) -> dict[str, Any]:
         found.reader.fault(
             _F + "fsdp_sharding_strategy", f"{strategy!r:.80} is not known", hint=f"one of {', '.join(known)}"
         )
-    settings = {"framework": "fsdp", "sharding": _STRATEGIES[strategy], "backward_prefetch": "pre"}
+    settings = {
+        "framework": "fsdp2" if is_second else "fsdp",
+        "sharding": _STRATEGIES[strategy],
+        "backward_prefetch": "pre",
+    }
     settings |= KEYS.fields(found, "plan")
     if found[_F + "fsdp_activation_checkpointing"]:
         settings["recompute"] = "full"
@@ -209,6 +214,8 @@ def _mesh(found: Found) -> dict[str, Any]:
         message = "context and sequence parallelism together are not modelled"
         found.reader.fault(_P + "sp_size", message, hint="one of the two")
     settings: dict[str, Any] = {"tp": found[_P + "tp_size"], "cp": ring * ulysses}
+    if found["distributed_type"] in (None, "FSDP") or found[_P + "dp_shard_size"] > 1:
+        settings["framework"] = "fsdp2"  # a device mesh is of the second version
     if ulysses > 1:
         settings["cp_comm_type"] = "a2a"
     elif ring > 1:
@@ -255,7 +262,8 @@ def write_accelerate(request: Request) -> Emission:
     }  # fmt: skip
     text = io.StringIO()
     YAML().dump(nested(head | flat), text)
-    plan = under(plan, ("fsdp",) if is_fsdp else ("megatron",))
+    has_mesh = any(name.startswith(_P) for name in flat)
+    plan = under(plan, ("fsdp2",) if has_mesh else ("fsdp", "fsdp2") if is_fsdp else ("megatron",))
     elsewhere = dict.fromkeys(_TRAINER, "the training script") | {
         "micro_batch": f"per_device_train_batch_size {plan.micro_batch}",
         "global_batch": f"gradient_accumulation_steps {plan.n_micro_batches}",
@@ -282,6 +290,7 @@ def _written_fsdp(request: Request) -> tuple[str, dict[str, Any], dict[str, str]
     flat = {
         _F + "fsdp_sharding_strategy": _WRITTEN_STRATEGIES[plan.sharding],
         _F + "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        **({_F + "fsdp_version": 2} if plan.framework == "fsdp2" else {}),
         **KEYS.written(said(plan), "plan"),
         _F + "fsdp_offload_params": plan.offload_parameters == "cpu",
         _F + "fsdp_activation_checkpointing": plan.recompute == "full",

@@ -8,6 +8,7 @@ deepspeedai/DeepSpeed, ``deepspeed/runtime/config.py`` and ``runtime/zero/config
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from simulator.plan import ParallelPlan
 
 _WIDTHS = {"fp32": 4, "float32": 4, "fp16": 2, "bf16": 2, "bfp16": 2, "float16": 2, "bfloat16": 2}
 #: optimizers with two fp32 moments and gradients reduced as they are
-_ADAM_LIKE = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam", "torch_adam", "lamb", "fusedlamb", "auto")
+_ADAM_LIKE = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam", "torch_adam", "lamb", "fusedlamb")
 _Z = "zero_optimization."
 
 KEYS = Table(
@@ -30,6 +31,14 @@ KEYS = Table(
         key("gradient_accumulation_steps", "count", note="`dp` = batch / micro-batch / this"),
         key("bf16.enabled bfloat16.enabled", "switch", note="precision"),
         key("fp16.enabled", "switch", note="precision"),
+        key("amp.enabled", "switch", note="precision amp_fp16"),
+        key("torch_autocast.enabled", "switch", note="precision amp_bf16 or amp_fp16"),
+        key("torch_autocast.dtype", words={"bfloat16": "amp_bf16", "float16": "amp_fp16", "bf16": "amp_bf16", "fp16": "amp_fp16"},
+            default="bfloat16"),
+        key("compile.enabled", "switch", note="`host` compiled"),
+        key("compile.backend", "any"),
+        key("compile.disable", "any", note="`host` compiled if false"),
+        key("optimizer.type", "text", default="Adam", note="Adam's states are taken"),
         key("data_types.grad_accum_dtype", "text", note="`gradient_bytes`"),
         key("communication_data_type", words=_WIDTHS, note="`gradient_bytes`"),
         key(_Z + "stage", default=0, note="`sharding`"),
@@ -58,12 +67,12 @@ KEYS = Table(
     irrelevant={
         "logging and checks": "steps_per_print wall_clock_breakdown flops_profiler comms_logger tensorboard wandb csv_monitor "
         "dump_state monitor_config memory_breakdown timers autotuning eigenvalue",
-        "learning": "optimizer scheduler gradient_clipping prescale_gradients gradient_predivide_factor train_iters seed "
-        "gradient_allreduce_op zero_allow_untested_optimizer zero_force_ds_cpu_optimizer curriculum_learning "
-        "fp16 bf16 bfloat16 data_efficiency amp",
+        "learning": "optimizer.params optimizer.legacy_fusion scheduler gradient_clipping prescale_gradients seed train_iters "
+        "gradient_predivide_factor "
+        "gradient_allreduce_op zero_allow_untested_optimizer zero_force_ds_cpu_optimizer fp16 bf16 bfloat16 amp",
         "files and elasticity": "checkpoint elasticity dataloader_drop_last hybrid_engine",
         "what only moves memory around, checks, saves, or is used where the backend lacks a collective":
-        "aio compression_training sparse_gradients seq_parallel_communication_data_type torch_autocast compile "
+        "aio seq_parallel_communication_data_type torch_autocast "
         "disable_allgather use_data_before_expert_parallelism tensor_parallel activation_checkpointing "
         + " ".join(_Z + name for name in (
             "allgather_partitions", "allgather_bucket_size", "contiguous_gradients", "round_robin_gradients",
@@ -75,7 +84,14 @@ KEYS = Table(
             "mics_hierarchical_params_gather", "save_muon_momentum_buffer_in_memory", "offload_optimizer", "offload_param",
         )),
     },
-    missed={},
+    missed={
+        "tokens left out, or sequences that grow": "data_efficiency curriculum_learning",
+        "compressed weights": "compression_training",
+        "gradients sent as rows and values": "sparse_gradients",
+        "layers left out": "progressive_layer_drop",
+        "experts": "moe use_moe",
+        "a pipeline that the model's own code cuts": "pipeline",
+    },
 )  # fmt: skip
 
 
@@ -123,6 +139,9 @@ def read_deepspeed(reader: Reader, *, n_ranks: int = 0) -> Imported:
         | _zero(found)
     )
     settings |= _reduction(found, settings)
+    _check_optimizer(found)
+    if found["compile.enabled"] or found["compile.disable"] is False:
+        settings["host"] = "compiled"
     settings["tp"] = max(1, found["tensor_parallel.autotp_size"])
     if settings.get("cp", 1) > 1:
         settings["cp_comm_type"] = "a2a"
@@ -130,7 +149,10 @@ def read_deepspeed(reader: Reader, *, n_ranks: int = 0) -> Imported:
         reader.assume("recompute", "full", "activation_checkpointing is configured; the model must call it")
         settings["recompute"] = "full"
     KEYS.finish(found)
-    return Imported(kind="deepspeed", file=reader.file, settings=settings, report=reader.account.report())
+    return Imported(
+        kind="deepspeed", file=reader.file, settings=settings, accumulation=found["gradient_accumulation_steps"],
+        report=reader.account.report(),
+    )  # fmt: skip
 
 
 def _left_to_the_trainer(reader: Reader) -> set[str]:
@@ -176,13 +198,29 @@ def _batch(found: Found, automatic: set[str], n_ranks: int) -> dict[str, Any]:
     return {}
 
 
+def _check_optimizer(found: Found) -> None:
+    """Note an optimizer that communicates or keeps something else than Adam."""
+    name = found["optimizer.type"]
+    if re.search(r"one_?bit|zero_?one", name, re.IGNORECASE):
+        found.reader.miss("optimizer.type", f"{name} compresses gradients to one bit after its warm-up: taken as Adam")
+    elif name.lower() not in _ADAM_LIKE:
+        found.reader.miss("optimizer.type", f"the states of {name} are taken as Adam's")
+
+
 def _precision(found: Found, automatic: set[str]) -> dict[str, Any]:
     bf16, fp16 = found["bf16.enabled"], found["fp16.enabled"]
     if bf16 and fp16:
         found.reader.fault("bf16", "bf16 and fp16 are both enabled")
-    if not bf16 and not fp16:
-        found.reader.assume("precision", "fp32", "neither bf16 nor fp16 is enabled")
-    return {"precision": "bf16" if bf16 else "fp16" if fp16 else "fp32"}
+    if bf16 or fp16:
+        return {"precision": "bf16" if bf16 else "fp16"}
+    if found["torch_autocast.enabled"]:
+        return {"precision": KEYS.named("torch_autocast.dtype").ours(found["torch_autocast.dtype"])}
+    if found["amp.enabled"]:
+        return {"precision": "amp_fp16"}
+    if automatic & {"bf16.enabled", "fp16.enabled", "bfloat16.enabled"}:
+        return {}
+    found.reader.assume("precision", "fp32", "neither bf16 nor fp16 is enabled")
+    return {"precision": "fp32"}
 
 
 def _zero(found: Found) -> dict[str, Any]:

@@ -116,6 +116,8 @@ class Imported:
         The model, where the file describes one.
     settings : dict
         Plan settings in the keys of :class:`simulator.plan.ParallelPlan`.
+    accumulation : int, optional
+        Micro-batches of a step, where the global batch follows from them and the ranks.
     report : ImportReport
         What was done with every key.
     """
@@ -124,6 +126,7 @@ class Imported:
     file: str
     spec: ModelSpec | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    accumulation: int | None = None
     report: ImportReport = field(default_factory=ImportReport)
 
     def plan(self) -> ParallelPlan:

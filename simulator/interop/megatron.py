@@ -10,17 +10,23 @@ NVIDIA/Megatron-LM, ``megatron/training/arguments.py``, ``megatron/core/model_pa
 from __future__ import annotations
 
 import ast
+import json
+import posixpath
 import re
+import shlex
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from simulator.config import load_yaml, read_text
+from simulator.errors import ConfigError
+from simulator.interop.deepspeed import read_deepspeed
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.format import Format, Imported
-from simulator.interop.reader import Reader
-from simulator.interop.shell import script_words
-from simulator.interop.table import Found, Table, key
+from simulator.interop.reader import Reader, is_unknown, readable
+from simulator.interop.shell import Script, read_script
+from simulator.interop.table import Found, Table, flattened, key
 from simulator.models.catalog import BERT_STYLE, MEGATRON_STYLE, T5_STYLE
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
@@ -32,6 +38,11 @@ _POSITIONS = {
     "absolute": "learned", "rotary": "rotary", "yarn": "rotary", "mrope": "rotary",
 }  # fmt: skip
 _NORMS = {"LayerNorm": "layer_norm", "RMSNorm": "rms_norm", "layernorm": "layer_norm", "rmsnorm": "rms_norm"}
+#: vocabulary of tokenizers, by a pattern of their type or path
+_VOCABULARIES = {
+    r"Llama-?3|LLama3": 128256, r"Llama-?2": 32000, r"GPT2BPE": 50257, r"BertWordPieceLowerCase": 30522,
+    r"BertWordPieceCase": 28996, r"Mi[sx]tral": 32000, r"DeepSeek-?V[23]": 129280, r"Qwen2\.?5?|Qwen3": 151936,
+}  # fmt: skip
 _DISPATCHERS = {"alltoall": "alltoall", "allgather": "allgather", "flex": "deepep", "alltoall_seq": "alltoall"}
 
 KEYS = Table(
@@ -50,6 +61,10 @@ KEYS = Table(
         key("max-position-embeddings", "count", model="max_positions", note="`seq-length` unless given"),
         key("position-embedding-type", model="positions", words=_POSITIONS, default="learned_absolute"),
         key("use-rotary-position-embeddings", "switch", note="rotary positions"),
+        key("embed-layernorm", "switch", model="embedding_norm"),
+        key("quick-geglu", "switch", note="a gated MLP with gelu"),
+        key("glu-activation", "text", note="a gated MLP: swiglu, geglu ..."),
+        key("mlp-type", "text"),
         key("no-position-embedding", "switch", note="positions: none, unless others are named"),
         key("normalization", model="norm", words=_NORMS, default="LayerNorm"),
         key("disable-bias-linear", "switch"),
@@ -57,15 +72,18 @@ KEYS = Table(
         key("qk-layernorm", "switch", model="qk_norm"),
         key("vocab-size", note="padded to a multiple of `make-vocab-size-divisible-by` x tp"),
         key("padded-vocab-size", note="as it is"),
+        key("pad-vocab-size-to", note="as it is"),
         key("make-vocab-size-divisible-by", "count", default=128),
         key("tokenizer-type", "any", note="tells the vocabulary where it is of a known tokenizer"),
         key("tokenizer-model tokenizer-name-or-path", "any", note="the same"),
+        key("patch-tokenizer-type", "any", note="the same"),
         key("untie-embeddings-and-output-weights", "switch"),
         key("hidden-dropout", "number", model="dropout", default=0.1),
         key("num-experts", "any", note="`n_experts` of the model; 1 is a dense model"),
         key("moe-router-topk topk", note="`top_k` of the model: 2, with DeepSpeed's experts 1"),
         key("moe-ffn-hidden-size", note="`expert_hidden` of the model"),
         key("moe-shared-expert-intermediate-size", note="`shared_expert_hidden` of the model"),
+        key("expert-interval", note="of Megatron-DeepSpeed: every second layer unless given"),
         key("moe-layer-freq", "any", default="1", note="4, or ([0]*3+[1]*29)"),
         key("multi-latent-attention", "switch"),
         key("q-lora-rank", note="of latent attention"),
@@ -92,7 +110,7 @@ KEYS = Table(
         key(
             "cp-comm-type",
             plan="cp_comm_type",
-            words={"p2p": "p2p", "all_gather": "all_gather", "a2a": "a2a"},
+            words={"p2p": "p2p", "all_gather": "all_gather", "a2a": "a2a", "a2a+p2p": "p2p", "allgather": "all_gather"},
             default="p2p",
             needs="cp",
         ),
@@ -118,6 +136,7 @@ KEYS = Table(
         key("use-torch-fsdp2", "switch", note="sharding zero3"),
         key("use-megatron-fsdp use-custom-fsdp", "switch", note="with `data-parallel-sharding-strategy`"),
         key("data-parallel-sharding-strategy", words=_FSDP, default="no_shard"),
+        key("enable-zbh1-pipeline", "switch", note="`schedule` zb-1p"),
         key("zero-stage", note="sharding, of Megatron-DeepSpeed"),
         key("num-distributed-optimizer-instances", "count", default=1, note="`sharding_group` = ranks / this"),
         key(
@@ -134,6 +153,9 @@ KEYS = Table(
         key("recompute-granularity", words={"none": "none", "full": "full", "selective": "selective"}),
         key("recompute-activations", "switch", note="selective recomputation"),
         key("checkpoint-activations", "switch", note="full recomputation"),
+        key(
+            "activations-checkpoint-method", words={"uniform": "uniform", "block": "block"}, note="full, of old scripts"
+        ),
         key("recompute-method", words={"uniform": "uniform", "block": "block"}),
         key("recompute-num-layers checkpoint-num-layers", note="of full recomputation"),
         key("transformer-impl", words={"local": "local", "transformer_engine": "transformer_engine"}),
@@ -141,8 +163,8 @@ KEYS = Table(
         key("use-flash-attn use-flash-attn-v1 use-flash-attn-v2 use-flash-attn-triton", "switch"),
         key("cuda-graph-impl", words=dict.fromkeys(("none", "local", "transformer_engine", "full_iteration"))),
         key("enable-cuda-graph external-cuda-graph", "switch", note="`host`: graphs"),
-        key("nnodes", "any", note="of the launcher: GPUs"),
-        key("nproc-per-node", "any", note="of the launcher: GPUs"),
+        key("nnodes num-nodes", "any", note="of the launcher: GPUs"),
+        key("nproc-per-node num-gpus", "any", note="of the launcher: GPUs"),
         key("world-size", "any", note="GPUs"),
         key("deepspeed", "any", note="framework megatron-deepspeed"),
         key("deepspeed-config", "any"),
@@ -159,7 +181,7 @@ KEYS = Table(
         "no-weight-decay* min-loss* log-likelihood* perform-init* use-checkpoint-*",
         "logging and checks": "log* tensorboard* wandb* timing* timers* profile* check-for* rerun* exit* use-pytorch-prof* "
         "inprocess* distributed-timeout* *-memory-history* one-logger* no-one-logger",
-        "kernels that every answer takes as fused": "*-fusion *fusion-impl no-masked-softmax-fusion moe-permute-fusion "
+        "kernels that every answer takes as fused": "recompute-modules *-fusion *fusion-impl no-masked-softmax-fusion moe-permute-fusion "
         "moe-grouped-gemm cross-entropy-* gradient-accumulation-fusion* bias-* empty-unused* manual-gc* no-bias* "
         "no-gradient* openai-gelu onnx-safe overlap-p2p-communication* defer-embedding* use-mcore* use-legacy* "
         "use-dist* async-* distributed-backend use-fused* no-async* distributed-b* variable-seq-lengths "
@@ -179,13 +201,26 @@ KEYS = Table(
 )
 
 
-def import_megatron(path: str | Path) -> Imported:
-    """Read a launch script, a file of flags, or the YAML that ``--yaml-cfg`` takes.
+def import_megatron(
+    path: str | Path,
+    *,
+    args: Sequence[str] = (),
+    define: Sequence[str] = (),
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+) -> Imported:
+    """Read a launch script, a file of flags, or a YAML file of them.
 
     Parameters
     ----------
     path : str or Path
-        The file. It is read, never run; a command substitution is an error only in a value that matters.
+        The file. It is read, never run; what only a run would tell is an error only in a value that matters.
+    args : sequence of str
+        Positional arguments of the script, several in one text or ``4=value``.
+    define : sequence of str
+        Variables of its environment, ``NAME=value``.
+    nodes, gpus_per_node : int, optional
+        What the launcher would be told.
 
     Raises
     ------
@@ -195,89 +230,264 @@ def import_megatron(path: str | Path) -> Imported:
     path = Path(path)
     if path.suffix in (".yaml", ".yml"):
         data, locator = load_yaml(path)
-        reader = Reader(data, str(path))
-        reader = Reader(_hyphened(reader.data), str(path), locator=locator)
-        return _imported(reader, "gpt")
-    return parse_megatron(read_text(path), str(path))
+        flags = _of_yaml(flattened(data, str(path)))
+        return read_flags(Reader(flags, str(path), locator=locator), "gpt", nodes, gpus_per_node, written={})
+    variables = dict(one.partition("=")[::2] for one in define)
+    return parse_megatron(
+        read_text(path),
+        str(path),
+        arguments=_positional(args),
+        variables=variables,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+    )
 
 
-def parse_megatron(text: str, file: str = "command line") -> Imported:
+def parse_megatron(
+    text: str,
+    file: str = "command line",
+    *,
+    arguments: Mapping[int, str] | None = None,
+    variables: Mapping[str, str] | None = None,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+) -> Imported:
     """Read flags from text; see :func:`import_megatron`."""
-    tokens = [word for word, _ in script_words(text, file)]
-    entry = next((w for w in tokens if re.search(r"pretrain_\w+\.py", w)), "pretrain_gpt.py")
-    family = next((f for f in ("bert", "t5") if f in entry.rsplit("/", 1)[-1]), "gpt")
-    return _imported(Reader(_flags(tokens), file), family)
+    script = read_script(text, file, arguments=arguments, variables=variables)
+    tokens = _launch(script, file)
+    entry = next((posixpath.basename(word) for word in tokens if word.endswith(".py")), "pretrain_gpt.py")
+    family = next((one for one in ("bert", "t5") if one in entry), "gpt")
+    reader = Reader(_flags(tokens), file)
+    for note in script.assumed:
+        reader.account.assume(readable(note))
+    return read_flags(reader, family, nodes, gpus_per_node, written=script.files)
 
 
 def is_megatron(text: str) -> bool:
-    """Whether a text has the flags, or the YAML keys, of a model of Megatron's."""
-    flags = bool(re.search(r"--num[-_]layers\b", text) and re.search(r"--hidden[-_]size\b", text))
+    """Whether a text has the flags, or the YAML keys, of a model of Megatron's, or is a script that may launch one."""
+    flags = bool(re.search(r"--(?:encoder[-_])?num[-_]layers\b", text) and re.search(r"--hidden[-_]size\b", text))
     keys = re.search(r"(?m)^\s*num_layers\s*:", text) and re.search(r"(?m)^\s*hidden_size\s*:", text)
-    return flags or bool(keys)
+    if re.search(r"(?m)^(MODEL_ARGS|modules|trainer)\s*:", text):
+        return False  # a recipe around Megatron
+    return flags or bool(keys) or bool(re.match(r"#!.*\b(?:ba)?sh\b", text))
 
 
-def _hyphened(data: dict[str, Any]) -> dict[str, Any]:
-    """Flatten the sections of a YAML file and write its keys as flags."""
-    flat: dict[str, Any] = {}
-    for name, value in data.items():
-        if isinstance(value, dict):
-            flat |= _hyphened(value)
+def _positional(args: Sequence[str]) -> dict[int, str]:
+    """Return the arguments of a script by their places, from ``8B 4 ...`` or ``2=4``."""
+    found: dict[int, str] = {}
+    for text in args:
+        placed = re.fullmatch(r"(\d{1,3})=(.*)", text, re.DOTALL)
+        if placed:
+            found[int(placed[1])] = placed[2]
         else:
-            flat[str(name).removeprefix("--").replace("_", "-")] = value
-    return flat
+            found |= dict(enumerate(shlex.split(text), start=len(found) + 1))
+    return found
+
+
+def _launch(script: Script, file: str) -> list[str]:
+    """Return the words of the command that trains; of the variables that list its options where there is none."""
+
+    def has_model(words: Sequence[str]) -> bool:
+        names = {word.partition("=")[0].replace("_", "-") for word in words}
+        return bool(names & {"--num-layers", "--encoder-num-layers"}) and "--hidden-size" in names
+
+    launches = [command.words for command in script.commands if has_model(command.words)]
+    if launches:
+        if len(set(launches)) > 1:
+            script.assumed.append(f"the first of {len(set(launches))} launches is read")
+        return list(launches[0])
+    held = [
+        " ".join(value) if isinstance(value, list) else value
+        for value in script.variables.values()
+        if not isinstance(value, dict)
+    ]
+    options = [text for text in held if has_model(text.split())]
+    if options:
+        longest = max(options, key=len)
+        return longest.split() + [
+            word for text in held if text.strip().startswith("--") and text not in longest for word in text.split()
+        ]
+    what = f"ends in line {script.ended} (exit)" if script.ended else "ends"
+    raise ConfigError(
+        f"{file}: {what} and launches no training of Megatron's: no command has --num-layers and --hidden-size",
+        hint="give its arguments with --args, and variables with -D NAME=value, if it needs some",
+    )
+
+
+def _of_yaml(flat: dict[str, Any]) -> dict[str, Any]:
+    """Write the keys of a YAML file as flags, whatever section they stand in."""
+    return {name.rpartition(".")[2].removeprefix("--").replace("_", "-"): value for name, value in flat.items()}
+
+
+#: flags that take several values
+_LISTS = ("num-experts", "window-size", "recompute-modules")
 
 
 def _flags(tokens: list[str]) -> dict[str, Any]:
-    """Return flag -> value; a flag followed by another one is a switch."""
+    """Return flag -> value; a flag followed by another one is a switch, several values are a list."""
     switches = {name for one in KEYS.keys if one.kind == "switch" for name in one.names}
     flags: dict[str, Any] = {}
-    for index, word in enumerate(tokens):
-        if not word.startswith("--") or word == "--":
-            continue
-        name, equals, value = word[2:].partition("=")
-        name = name.replace("_", "-")
-        following = tokens[index + 1] if index + 1 < len(tokens) else "--"
-        if equals:
-            flags[name] = value
-        elif name in switches or following.startswith("--") or following in ("&&", "|", "2>&1", ";", "&"):
-            flags[name] = True
-        else:
-            flags[name] = following
+    name = ""
+    for word in tokens:
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("_", "-")
+            flags[name] = value if equals else True
+            if equals or name in switches:
+                name = ""
+        elif name and (name in _LISTS or flags[name] is True) and word not in ("&&", "|", "2>&1", ";", "&"):
+            before = flags[name]
+            flags[name] = word if before is True else [*(before if isinstance(before, list) else [before]), word]
     return flags
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
-def _imported(reader: Reader, family: str) -> Imported:
+def read_flags(
+    reader: Reader,
+    family: str = "gpt",
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    *,
+    written: Mapping[str, str] | None = None,
+    is_partial: bool = False,
+) -> Imported:
+    """Read flags that are already a mapping; see :func:`import_megatron`.
+
+    Parameters
+    ----------
+    reader : Reader
+        Of flags, without their hyphens in front.
+    family : str
+        ``gpt``, ``bert`` or ``t5``.
+    nodes, gpus_per_node : int, optional
+        What the launcher would be told.
+    written : mapping, optional
+        Files that the script writes itself.
+    is_partial : bool
+        Whether the flags change a recipe that is not here: what they do not name stays unset.
+    """
     found = KEYS.read(reader)
-    settings = _settings(found)
-    spec = _spec(found, family, settings)
-    settings |= _stages(found, settings, spec.layers)
+    _refuse_unmodelled(found)
+    settings = _settings(found, nodes, gpus_per_node)
+    if found["deepspeed-config"] is not None:
+        settings |= _beside(found, written or {}, settings)
+    has_model = found.given("num-layers", "encoder-num-layers") and found.given("hidden-size")
+    spec = _spec(found, family, settings) if has_model or not (is_partial or written is None) else None
+    settings |= _stages(found, settings, spec.layers if spec is not None else 0)
+    if is_partial:
+        settings = _said_only(found, settings)
     KEYS.finish(found)
     return Imported(kind="megatron", file=reader.file, spec=spec, settings=settings, report=reader.account.report())
 
 
-def _settings(found: Found) -> dict[str, Any]:
+#: what several keys decide -> those that say it
+_SAID_BY = {
+    "precision": ("bf16", "fp16", "fp8-format"),
+    "gradient_bytes": ("bf16", "fp16", "fp8-format", "grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32"),
+    "recompute": ("recompute-granularity", "recompute-activations", "checkpoint-activations"),
+    "recompute_method": ("recompute-method",),
+    "sharding": ("use-distributed-optimizer", "use-torch-fsdp2", "use-megatron-fsdp", "zero-stage"),
+    "attention": ("attention-backend", "use-flash-attn"),
+    "moe_dispatcher": ("moe-token-dispatcher-type",),
+}
+
+
+def _said_only(found: Found, settings: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what the flags do not say themselves."""
+    said_by = {one.plan: one.names for one in KEYS.keys if one.plan} | _SAID_BY
+    kept = {name: value for name, value in settings.items() if name not in said_by or found.given(*said_by[name])}
+    found.reader.assume("what is not named", "as in the recipe", "the file changes a recipe that is not in it")
+    return kept
+
+
+def _refuse_unmodelled(found: Found) -> None:
+    """End the import where the model or its execution is of a kind that is not modelled."""
+    reader = found.reader
+    for name in ("hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model", "fp4-format"):
+        if reader.has(name):
+            reader.fault(
+                name,
+                "is not modelled for Megatron's scripts",
+                hint="give the model as --model, and this file as --megatron",
+            )
+    if found["mlp-type"] not in (None, "standard"):
+        reader.fault("mlp-type", f"{found['mlp-type']} experts (PR-MoE) are not modelled")
+    if isinstance(found["num-experts"], list) and len(set(found["num-experts"])) > 1:
+        reader.fault("num-experts", "layers with different numbers of experts are not modelled", hint="give one number")
+
+
+def _settings(found: Found, nodes: int | None, gpus_per_node: int | None) -> dict[str, Any]:
     """Return the settings of the plan."""
     settings = KEYS.fields(found, "plan")
-    is_deepspeed = found.given("deepspeed", "deepspeed-config", "zero-stage")
-    is_local = found["transformer-impl"] == "local"
+    is_deepspeed = _is_deepspeed(found)
+    is_old = any(found.reader.has(name) for name in _BEFORE_CORE) and not found.given("transformer-impl")
+    is_local = found["transformer-impl"] == "local" or is_old
+    if is_old and not is_deepspeed:
+        found.reader.assume(
+            "attention", "eager", "flags of Megatron-LM before Megatron-Core: flash attention needs one of its own"
+        )
     framework = "megatron" if is_local or found.given("use-flash-attn") else "megatron-core"
     settings["framework"] = "megatron-deepspeed" if is_deepspeed else framework
-    settings["attention"] = _attention(found, is_local=is_local)
-    graphs = found["cuda-graph-impl"] not in (None, "none")
-    if found["enable-cuda-graph"] or graphs:
+    settings["attention"] = _attention(found, is_local=is_local or is_deepspeed)
+    if found["cuda-graph-impl"] not in (None, "none") or found["enable-cuda-graph"]:
         settings["host"] = "graphs"
+    if settings.get("cp", 1) > 1 and (is_deepspeed or found["cp-comm-type"] == "a2a+p2p"):
+        settings["cp_comm_type"] = "a2a" if is_deepspeed else "p2p"
     settings |= _recompute(found) | _precision(found) | {"sharding": _sharding(found)} | _experts_travel(found)
     if found["no-overlap-p2p-communication"]:
         settings["overlap_p2p"] = False
+    if found["enable-zbh1-pipeline"]:
+        settings["schedule"] = "zb-1p"
     if settings.get("offload_optimizer") == "cpu" and found["optimizer-offload-fraction"] not in (1.0, 0.0):
         found.reader.fault("optimizer-offload-fraction", "a partial offload is not modelled", hint="1.0")
-    world = _world(found.reader)
+    if settings["tp"] == 1:
+        settings["sequence_parallel"] = False  # as Megatron does
+    world = _world(found, nodes, gpus_per_node)
     if world:
         settings["gpus"] = world
     return settings | _groups(found, settings, world)
+
+
+#: flags of Megatron-LM that were gone when its layers became Transformer Engine's
+_BEFORE_CORE = ("data-impl", "DDP-impl", "activations-checkpoint-method", "checkpoint-activations", "local-rank")
+
+
+def _is_deepspeed(found: Found) -> bool:
+    """Whether the tool is Megatron-DeepSpeed."""
+    names = (
+        "deepspeed",
+        "deepspeed-config",
+        "zero-stage",
+        "deepspeed-activation-checkpointing",
+        "enable-zbh1-pipeline",
+    )
+    return found.given(*names) or any(name in found.reader.data for name in names)
+
+
+def _beside(found: Found, written: Mapping[str, str], settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what the DeepSpeed file decides that the script writes itself, or that lies beside it."""
+    name, reader = str(found["deepspeed-config"]), found.reader
+    file = Path(reader.file).parent / posixpath.basename(name)
+    text = written.get(name) or (read_text(file) if file.is_file() and not is_unknown(name) else "")
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = None
+    if not isinstance(data, dict) and found.given("zero-stage"):
+        reader.assume(
+            "all but ZeRO's stage", "DeepSpeed's defaults", f"{readable(name)} is not here: give it with --deepspeed"
+        )
+        return {}
+    if not isinstance(data, dict):
+        reader.account.miss("deepspeed-config", f"{readable(name)} is not here: give it with --deepspeed")
+        return {}
+    inner = read_deepspeed(Reader(flattened(data, name), name))
+    reader.account.include(inner.report, f"{posixpath.basename(readable(name))}: ")
+    names = ["overlap", "bucket_bytes", "offload_optimizer", "offload_parameters", "gradient_collective"]
+    names += ["sharding"] * (not found.given("zero-stage"))
+    return {name: inner.settings[name] for name in names if name in inner.settings}
 
 
 def _attention(found: Found, *, is_local: bool) -> str:
@@ -289,17 +499,19 @@ def _attention(found: Found, *, is_local: bool) -> str:
 
 def _recompute(found: Found) -> dict[str, Any]:
     """Return what is recomputed; Megatron's own default of full recomputation is one block a checkpoint."""
-    granularity = found["recompute-granularity"] or "none"
-    if found["recompute-activations"]:
-        granularity = "selective"
-    elif found["checkpoint-activations"]:
-        granularity = "full"
-    found.reader.irrelevant(["recompute-modules"])
+    named, method = found["recompute-granularity"], found["recompute-method"] or found["activations-checkpoint-method"]
+    is_old = found["checkpoint-activations"] or found["activations-checkpoint-method"]
+    granularity = "selective" if found["recompute-activations"] else "full" if is_old else named or "none"
+    count = found["recompute-num-layers"]
     if granularity != "full":
         return {"recompute": granularity}
-    method, count = found["recompute-method"] or "uniform", found["recompute-num-layers"] or 0
-    layers = None if method == "uniform" and count == 1 else count or None
-    return {"recompute": granularity, "recompute_method": method, "recompute_layers": layers}
+    if method == "block":
+        return {"recompute": "full", "recompute_method": method, "recompute_layers": count}
+    return {
+        "recompute": "full",
+        "recompute_method": "uniform",
+        "recompute_layers": None if count == 1 else count or None,
+    }
 
 
 def _precision(found: Found) -> dict[str, Any]:
@@ -317,7 +529,7 @@ def _precision(found: Found) -> dict[str, Any]:
 def _sharding(found: Found) -> str:
     if found["zero-stage"]:
         return f"zero{found['zero-stage']}"
-    if found["use-megatron-fsdp"]:
+    if found["use-megatron-fsdp"] and found["data-parallel-sharding-strategy"] != "no_shard":
         return _FSDP[found["data-parallel-sharding-strategy"]]
     if found["use-torch-fsdp2"]:
         return "zero3"
@@ -356,7 +568,7 @@ def _stages(found: Found, settings: dict[str, Any], layers: int) -> dict[str, An
     """Return the schedule, and how many chunks of layers a stage has."""
     virtual, pp = settings["virtual_pp"], settings["pp"]
     per_chunk = found["num-layers-per-virtual-pipeline-stage"]
-    if per_chunk:
+    if per_chunk and layers:
         if layers % (pp * per_chunk):
             message = f"{layers} layers do not divide into {pp} stages of chunks of {per_chunk}"
             found.reader.fault("num-layers-per-virtual-pipeline-stage", message)
@@ -373,16 +585,20 @@ def _stages(found: Found, settings: dict[str, Any], layers: int) -> dict[str, An
     return stages
 
 
-def _world(r: Reader) -> int:
+def _world(found: Found, nodes: int | None, gpus_per_node: int | None) -> int:
     """Return the GPUs that the launcher starts; 0 where they are known at run time only."""
-    nodes, per_node = r.raw("nnodes"), r.raw("nproc-per-node")
-    world = r.integer("world-size", default=0)
-    if world or (nodes is None and per_node is None):
-        return world
+    given = (nodes or found["nnodes"], gpus_per_node or found["nproc-per-node"])
+    if found["world-size"] is not None:
+        return found.reader.integer("world-size")
+    if given == (None, None):
+        return 0
     try:
-        return int(str(nodes or 1)) * int(str(per_node or 1))
+        return int(str(given[0] or 1)) * int(str(given[1] or 1))
     except ValueError:
-        r.assume("gpus", "that of the topology", f"--nnodes {nodes} --nproc-per-node {per_node} is set at run time")
+        shown = " and ".join(readable(str(one)) for one in given if one is not None)
+        found.reader.assume(
+            "gpus", "that of the topology", f"{shown} are set at run time: give --nodes and --gpus-per-node"
+        )
         return 0
 
 
@@ -392,28 +608,31 @@ def _spec(found: Found, family: str, settings: dict[str, Any]) -> ModelSpec:
     for name in ("hidden-size", "num-attention-heads", "num-layers"):
         if found[name] is None:
             r.missing(KEYS.named(name).names)
-    bias, gated = not found["disable-bias-linear"], found["swiglu"]
+    glu = found["glu-activation"] or ("swiglu" if found["swiglu"] else "geglu" if found["quick-geglu"] else "")
+    bias, gated = not found["disable-bias-linear"], bool(glu)
     fields: dict[str, Any] = {"gpt": MEGATRON_STYLE, "bert": BERT_STYLE, "t5": T5_STYLE}[family].copy()
-    if family == "gpt":
+    if family != "bert":
         fields |= {
-            "architecture": "llama" if gated and given["norm"] == "rms_norm" else "gpt",
-            "activation": "silu" if gated else "relu2" if found["squared-relu"] else "gelu",
+            "architecture": "t5" if family == "t5" else "llama" if gated and given["norm"] == "rms_norm" else "gpt",
+            "activation": "silu" if glu == "swiglu" else "relu2" if found["squared-relu"] else "gelu",
             "positions": _positions(found, given["positions"]),
             "norm": given["norm"],
             "attention_bias": bias or found["add-qkv-bias"],
             "attention_output_bias": bias,
             "mlp_bias": bias,
             "qk_norm": given["qk_norm"],
+            "embedding_norm": given["embedding_norm"],
         }
     if not found["ffn-hidden-size"]:
         given["ffn_hidden"] = int(8 * given["hidden"] / 3 / 64) * 64 if gated else 4 * given["hidden"]
         r.assume("ffn-hidden-size", given["ffn_hidden"], "Megatron's default")
     layers = given["layers"]
     heads = found["num-query-groups"] or given["heads"]
-    fields |= {name: given[name] for name in ("hidden", "heads", "ffn_hidden", "gated_mlp", "dropout")} | {
+    fields |= {name: given[name] for name in ("hidden", "heads", "ffn_hidden", "dropout")} | {
+        "gated_mlp": gated,
         "layers": found["decoder-num-layers"] or layers if family == "t5" else layers,
         "encoder_layers": layers if family == "t5" else 0,
-        "kv_heads": heads if found["group-query-attention"] else 0,
+        "kv_heads": heads if found["group-query-attention"] or found.given("num-key-value-heads") else 0,
         "head_dim": given.get("head_dim", 0),
         "max_positions": given.get("max_positions", settings["sequence_length"]),
         "vocab": _vocab(found, settings["tp"]),
@@ -423,22 +642,41 @@ def _spec(found: Found, family: str, settings: dict[str, Any]) -> ModelSpec:
 
 
 def _positions(found: Found, named: str) -> str:
-    return "rotary" if found["use-rotary-position-embeddings"] else named
+    if found["use-rotary-position-embeddings"]:
+        return "rotary"
+    return "none" if found["no-position-embedding"] and not found.given("position-embedding-type") else named
 
 
 def _vocab(found: Found, tp: int) -> int:
-    size = found["vocab-size"] or found["padded-vocab-size"]
+    """Return the rows of the embedding: the vocabulary, padded."""
+    if found["padded-vocab-size"] or found["pad-vocab-size-to"]:
+        return int(found["padded-vocab-size"] or found["pad-vocab-size-to"])
+    size = found["vocab-size"] or _of_tokenizer(found)
     if not size:
         size = 50257
-        found.reader.assume(
-            "vocab-size", size, "GPT-2's tokenizer; the real one is read from the tokenizer at run time"
-        )
+        if found["tokenizer-type"] in (None, True):
+            found.reader.assume(
+                "vocab-size", size, "GPT-2's tokenizer; the real one is read from the tokenizer at run time"
+            )
+        else:
+            found.reader.account.miss("tokenizer-type", "the file does not hold its vocabulary: that of GPT-2 is taken")
     multiple: int = found["make-vocab-size-divisible-by"] * tp
     return int(-(-size // multiple) * multiple)
 
 
+def _of_tokenizer(found: Found) -> int:
+    """Return the vocabulary of a known tokenizer; 0 where it is not known."""
+    names = " ".join(
+        readable(str(found[name] or "")) for name in ("tokenizer-type", "tokenizer-model", "patch-tokenizer-type")
+    )
+    return next((size for pattern, size in _VOCABULARIES.items() if re.search(pattern, names, re.IGNORECASE)), 0)
+
+
 def _n_experts(found: Found) -> int:
-    return found.reader.integer("num-experts", default=0)
+    value = found["num-experts"]
+    if isinstance(value, list):
+        found.reader.data["num-experts"] = value[0]
+    return found.reader.integer("num-experts", default=0) if found.reader.has("num-experts") else 0
 
 
 def _experts(found: Found, layers: int) -> dict[str, Any]:
@@ -446,11 +684,17 @@ def _experts(found: Found, layers: int) -> dict[str, Any]:
         return {}
     return {
         "n_experts": _n_experts(found),
-        "top_k": found["moe-router-topk"] or 2,
+        "top_k": found["moe-router-topk"] or (1 if _is_deepspeed(found) else 2),
         "expert_hidden": found["moe-ffn-hidden-size"] or 0,
         "shared_expert_hidden": found["moe-shared-expert-intermediate-size"] or 0,
-        "dense_blocks": _dense_blocks(found, layers),
+        "dense_blocks": _every(found, layers) if _is_deepspeed(found) else _dense_blocks(found, layers),
     }
+
+
+def _every(found: Found, layers: int) -> tuple[int, ...]:
+    """Return the blocks without experts of Megatron-DeepSpeed: all but every second one, unless it says otherwise."""
+    every = found["expert-interval"] or 2
+    return tuple(i for i in range(layers) if (i + 1) % every)
 
 
 def _latent(found: Found) -> dict[str, Any]:
@@ -620,6 +864,7 @@ MEGATRON = Format(
     what="a Megatron-LM launch script, its flags, or `--yaml-cfg`",
     sniff=is_megatron,
     read=import_megatron,
+    options=("args", "define", "nodes", "gpus_per_node"),
     table=KEYS,
     write=write_megatron,
     file="train.sh",

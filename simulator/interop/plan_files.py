@@ -38,14 +38,14 @@ def plan_settings(options: Mapping[str, Any], n_gpus: int = 0) -> dict[str, Any]
     settings: dict[str, Any] = {}
     if options.get("megatron"):
         settings |= import_settings(options["megatron"], "megatron").settings
-    own = _own_plan(options)
+    own = _own_plan(options, n_gpus)
     for path in deepspeed_files(options):
         given = {name: options[name] for name in _DEGREES if options.get(name)}
         settings = _lay_deepspeed_over(settings, str(path), {**own, **given}, n_gpus)
     return settings | own
 
 
-def _own_plan(options: Mapping[str, Any]) -> dict[str, Any]:
+def _own_plan(options: Mapping[str, Any], n_gpus: int = 0) -> dict[str, Any]:
     """Return the settings of ``--plan``, unless it is DeepSpeed's, whose batch rule needs the ranks."""
     path = options.get("plan")
     if not path:
@@ -58,7 +58,11 @@ def _own_plan(options: Mapping[str, Any]) -> dict[str, Any]:
     imported = import_settings(path)
     if not imported.settings:
         raise ConfigError(f"{path} ({imported.kind}) describes a model and no plan", hint=f"give it as --model {path}")
-    return imported.settings
+    settings = dict(imported.settings)
+    if imported.accumulation and "global_batch" not in settings and "micro_batch" in settings and n_gpus:
+        ranks = n_gpus // (settings.get("tp", 1) * settings.get("pp", 1) * settings.get("cp", 1))
+        settings["global_batch"] = settings["micro_batch"] * imported.accumulation * max(1, ranks)
+    return settings
 
 
 def deepspeed_files(options: Mapping[str, Any]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any, NoReturn
@@ -12,12 +13,53 @@ from simulator.interop.format import Account
 
 #: no size, count or batch of any job is beyond this
 MOST = 10**15
+#: marks around the name of a value that only a run would tell
+_OPEN, _CLOSE = "\ue000", "\ue001"
+#: a blank inside, which ends no word
+_BLANK = "\ue002"
+UNKNOWN = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 
 
 def words(text: str) -> tuple[str, ...]:
     """Return the words of a blank-separated list of key names."""
     return tuple(text.split())
+
+
+def unknown(name: str) -> str:
+    """Return the stand-in of a value that only a run would tell."""
+    return _OPEN + re.sub(r"\s", _BLANK, readable(name)) + _CLOSE
+
+
+def is_unknown(text: str) -> bool:
+    """Whether a text has a part that only a run would tell."""
+    return _OPEN in text
+
+
+def readable(text: str) -> str:
+    """Write what is not known as the script has it."""
+    return UNKNOWN.sub(lambda m: m[1] if m[1].startswith("$") else f"${{{m[1]}}}", text).replace(_BLANK, " ")
+
+
+def how_to_give(text: str) -> str:
+    """Say how a user can give what a text does not know."""
+    names = dict.fromkeys(UNKNOWN.findall(text))
+    hints = []
+    for name in names:
+        if name.isdigit():
+            hints.append(
+                f"argument {name} of the script: give its arguments with --args, or this one with --args {name}=VALUE"
+            )
+        elif name.startswith("$"):
+            hints.append("commands of a script are not run: write the value in its place")
+        else:
+            hints.append(f"give it with -D {name}=VALUE")
+    return "; ".join(dict.fromkeys(hints))
+
+
+def _shown(value: object) -> str:
+    """Write a value for a message; what is not known keeps its marks."""
+    return f"'{value[:80]}'" if isinstance(value, str) else f"{value!r:.80}"
 
 
 class Reader:
@@ -35,6 +77,8 @@ class Reader:
         Where the mapping stands inside the file.
     account : Account, optional
         Shared with the reader of the enclosing mapping.
+    names : mapping, optional
+        How the file itself names a key, where the mapping has been rewritten.
     """
 
     def __init__(
@@ -45,8 +89,10 @@ class Reader:
         locator: Locator | None = None,
         path: tuple[str, ...] = (),
         account: Account | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.file = file
+        self.names = names or {}
         self.locator = locator
         self.path = path
         self.account = account if account is not None else Account()
@@ -57,14 +103,16 @@ class Reader:
 
     def fault(self, key: str, message: str, *, hint: str = "") -> NoReturn:
         """Raise the error of a key, with file, line and column."""
-        path = (*self.path, *key.split(".")) if key else self.path
+        path = (*self.path, *self.names.get(key, key).split(".")) if key else self.path
         place = str(self.locator.value(path)) if self.locator is not None else self.file
         name = ".".join(path)
-        raise ConfigError(f"{place}: {name + ': ' if name else ''}{message}", hint=hint)
+        raise ConfigError(
+            readable(f"{place}: {name + ': ' if name else ''}{message}"), hint=how_to_give(message) or hint
+        )
 
     def name(self, key: str) -> str:
         """Return the dotted name of a key."""
-        return ".".join((*self.path, key))
+        return ".".join((*self.path, self.names.get(key, key)))
 
     def has(self, *keys: str) -> bool:
         """Whether any of several spellings is given and not null."""
@@ -96,10 +144,9 @@ class Reader:
             try:
                 value = float(value) if "e" in value.lower() or "." in value else int(value)
             except ValueError:
-                hint = "commands of a script are not run: write the number in its place" if value[:1] in "$`" else ""
-                self.fault(self.spelling(keys), f"{value!r:.80} is not a whole number", hint=hint)
+                self.fault(self.spelling(keys), f"{_shown(value)} is not a whole number")
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
-            self.fault(self.spelling(keys), f"{value!r:.80} is not a whole number")
+            self.fault(self.spelling(keys), f"{_shown(value)} is not a whole number")
         if abs(value) > MOST:
             self.fault(self.spelling(keys), f"{value!r:.40} is beyond anything that can be meant")
         return int(value)
@@ -118,9 +165,9 @@ class Reader:
             return default
         if isinstance(value, str) and value.lower() in (*_TRUE, *_FALSE):
             return value.lower() in _TRUE
-        if not isinstance(value, bool):
-            self.fault(self.spelling(keys), f"{value!r:.80} is neither true nor false")
-        return value
+        if value not in (0, 1, True, False) or not isinstance(value, int):
+            self.fault(self.spelling(keys), f"{_shown(value)} is neither true nor false")
+        return bool(value)
 
     def text(self, *keys: str, default: str | None = None, one_of: Iterable[str] = ()) -> str:
         """Return a string, checked against the known words where they are given."""
@@ -133,7 +180,7 @@ class Reader:
         if not isinstance(value, str) or (known and value not in known):
             near = near_misses(str(value), known)
             hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(known)}" if known else ""
-            self.fault(self.spelling(keys), f"{value!r:.80} is not known here", hint=hint)
+            self.fault(self.spelling(keys), f"{_shown(value)} is not known here", hint=hint)
         return value
 
     def number(self, *keys: str, default: float) -> float:
@@ -146,7 +193,7 @@ class Reader:
         except (TypeError, ValueError, OverflowError):
             number = float("nan")
         if not isfinite(number):
-            self.fault(self.spelling(keys), f"{value!r:.80} is not a number")
+            self.fault(self.spelling(keys), f"{_shown(value)} is not a number")
         return number
 
     def section(self, *keys: str) -> Reader:

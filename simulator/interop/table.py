@@ -216,8 +216,11 @@ class Table:
         reader, known = found.reader, {name for key in self.keys for name in key.names}
         for name in reader.rest():
             reasons = [why for why, patterns in self.missed.items() if _matches(name, patterns)]
-            if reasons and reader.data[name] not in _HARMLESS:
+            is_off = any(reader.data.get(f"{section}.enabled", True) in _HARMLESS for section in _sections(name))
+            if reasons and reader.data[name] not in _HARMLESS and not is_off:
                 reader.miss(name, reasons[0])
+            elif reasons and not is_off:
+                reader.raw(name)  # switched off, or a part of what is missed
             elif reasons or any(_matches(name, patterns) for patterns in self.irrelevant.values()):
                 reader.irrelevant([name])
             elif re.search(self.suspicious, name) and not near_misses(name, known):

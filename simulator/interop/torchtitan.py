@@ -46,15 +46,18 @@ KEYS = Table(
         key("training.mixed_precision_reduce", words={"float32": 4, "bfloat16": 2}, default="float32", note="`gradient_bytes`"),
         key("training.enable_cpu_offload", "switch", note="both offloads"),
         key("training.compile", "switch", note="of old files"),
-        key("compile.enable", "switch", note="framework torchtitan-compile"),
-        key("parallelism.data_parallel_replicate_degree", "count", default=1),
-        key("parallelism.data_parallel_shard_degree", default=-1),
-        key("parallelism.tensor_parallel_degree", "count", plan="tp", default=1),
-        key("parallelism.pipeline_parallel_degree", "count", plan="pp", default=1),
-        key("parallelism.context_parallel_degree", "count", plan="cp", default=1),
+        key("training.gradient_accumulation_steps", "count", note="of forks"),
+        key("compile.enable", "switch", note="framework torchtitan-compile, where `compile.components` has the model"),
+        key("compile.components", "any"),
+        key("parallelism.data_parallel_replicate_degree training.data_parallel_replicate_degree", "count", default=1),
+        key("parallelism.data_parallel_shard_degree training.data_parallel_shard_degree training.data_parallel_degree", default=-1),
+        key("parallelism.tensor_parallel_degree training.tensor_parallel_degree", "count", plan="tp", default=1),
+        key("parallelism.pipeline_parallel_degree experimental.pipeline_parallel_degree", "count", plan="pp", default=1),
+        key("parallelism.context_parallel_degree experimental.context_parallel_degree", "count", plan="cp", default=1),
         key("parallelism.expert_parallel_degree", "count", plan="ep", default=1),
-        key("parallelism.enable_async_tensor_parallel", "switch", plan="asynchronous_tp"),
-        key("parallelism.pipeline_parallel_schedule", plan="schedule", words=_SCHEDULES, default="1F1B", needs="pp"),
+        key("parallelism.enable_async_tensor_parallel experimental.enable_async_tensor_parallel", "switch", plan="asynchronous_tp"),
+        key("parallelism.pipeline_parallel_schedule experimental.pipeline_parallel_schedule", plan="schedule", words=_SCHEDULES,
+            default="1F1B", needs="pp"),
         key("parallelism.pipeline_parallel_microbatch_size", "count", default=1, note="`micro_batch` where pp is above 1"),
         key("parallelism.fsdp_reshard_after_forward", words=dict.fromkeys(("default", "always", "never")), default="default"),
         key("parallelism.context_parallel_rotate_method", plan="cp_comm_type",
@@ -77,7 +80,7 @@ KEYS = Table(
         "parallelism.module_fqns_per_model_part parallelism.pipeline_parallel_expert_parallel_overlap "
         "parallelism.enable_approx_mid_reduce_scatter activation_checkpoint.selective_ac_option "
         "activation_checkpoint.memory_budget activation_checkpoint.early_stop activation_checkpoint.visualize_* "
-        "activation_checkpoint.per_op_sac_* compile.components compile.backend quantize float8 mx",
+        "activation_checkpoint.per_op_sac_* compile.backend quantize float8 mx",
     },
 )  # fmt: skip
 
@@ -107,19 +110,31 @@ def import_torchtitan(path: str | Path, *, overrides: tuple[str, ...] = ()) -> I
             settings["global_batch"] = settings["micro_batch"] * settings["dp"]
         settings["micro_batch"] = found["parallelism.pipeline_parallel_microbatch_size"]
     settings["sequence_parallel"] = settings["tp"] > 1
-    is_compiled = found["compile.enable"] or found["training.compile"]
+    parts = found["compile.components"]
+    is_compiled = found["training.compile"] or (
+        found["compile.enable"] and (not isinstance(parts, list) or "model" in parts)
+    )
     settings["framework"] = "torchtitan-compile" if is_compiled else "torchtitan"
     if _is_float8(found):
         settings["precision"] = "fp8"
     KEYS.finish(found)
-    return Imported(kind="torchtitan", file=str(path), spec=spec, settings=settings, report=reader.account.report())
+    steps = found["training.gradient_accumulation_steps"]
+    return Imported(
+        kind="torchtitan",
+        file=str(path),
+        spec=spec,
+        settings=settings,
+        accumulation=steps,
+        report=reader.account.report(),
+    )
 
 
 def is_torchtitan(text: str) -> bool:
     """Whether a text has torchtitan's sections, as TOML or as JSON."""
     if {"training", "parallelism"} <= json_keys(text):
         return True
-    return all(re.search(rf"(?m)^\[{section}\]", text) for section in ("training", "parallelism"))
+    sections = set(re.findall(r"(?m)^\s*\[(\w+)\]", text))
+    return "training" in sections and bool(sections & {"parallelism", "experimental", "activation_checkpoint"})
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------
@@ -139,11 +154,15 @@ def _spec(found: Found) -> ModelSpec | None:
     name, flavor = found["model.name"], found["model.flavor"]
     if not name:
         return None
-    known = {"deepseek_v3 671B": "deepseek-v3"}
+    known = {
+        "deepseek_v3 671B": "deepseek-v3", "deepseek_v3 16B": "deepseek-v2-lite", "llama4 17bx16e": "llama4-scout",
+        "llama4 17bx128e": "llama4-maverick-400b",
+    }  # fmt: skip
     try:
         return find_spec(known.get(f"{name} {flavor}", f"{name}-{flavor}"))
     except ConfigError as error:
-        found.reader.fault("model.flavor", f"no catalogue model for {name} {flavor}", hint=error.hint)
+        found.reader.miss("model.flavor", f"no catalogue model for {name} {flavor}: give --model. {error.hint}")
+        return None
 
 
 def _sharding(found: Found) -> dict[str, Any]:

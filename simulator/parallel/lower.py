@@ -46,7 +46,7 @@ def checkpointed(layers: Sequence[Layer], plan: ParallelPlan, known: dict[tuple[
     Megatron-LM, ``--recompute-method`` and ``--recompute-num-layers``.
     """
     count = plan.recompute_layers
-    if plan.recompute != "full" or not count:
+    if plan.recompute != "full" or count is None or (not count and plan.recompute_method == "uniform"):
         return tuple(layers)
     found: list[Layer] = []
     position = 0

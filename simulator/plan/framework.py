@@ -333,6 +333,13 @@ FRAMEWORKS: dict[str, Framework] = {
             flash="flash_attention_2",
         ),
         Framework(
+            name="fsdp2",
+            kernels="hf-eager",
+            data_parallel="fsdp2",
+            stops_recompute_early=True,
+            flash="flash_attention_2",
+        ),
+        Framework(
             name="llm-foundry",
             kernels="hf-eager",
             data_parallel=FSDP,

@@ -119,7 +119,7 @@ class ParallelPlan:
         "one input for so many blocks.", default="uniform", changes=("time", "memory"),
     )  # fmt: skip
     recompute_layers: int | None = setting(
-        "recompute", "How many blocks that are; see recompute_method.", least=1, changes=("time", "memory"),
+        "recompute", "How many blocks that are; see recompute_method. 0 with block: none.", least=0, changes=("time", "memory"),
         unset="every block is recomputed from an input of its own",
     )  # fmt: skip
     attention: Attention = setting(

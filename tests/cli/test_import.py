@@ -183,7 +183,7 @@ def test_inputs_without_effect_are_named(simulate, files):
         (["--model", "gpt2", "--plan", "config.json"], "give it as --model config.json"),
         (["--model", "gpt2", "--deepspeed", "absent.json"], "cannot be read"),
         (["--model", "gpt2", "--deepspeed", "."], "cannot be read"),
-        (["--megatron", "notes.txt"], "'hidden-size' is missing"),
+        (["--megatron", "notes.txt"], "no command has --num-layers and --hidden-size"),
         (["--model", "gpt2", "--batch", "4x4"], "--module"),
     ],
 )

@@ -103,7 +103,7 @@ def test_megatron_pads_the_vocabulary():
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        ("--hidden-size 64", "'num-attention-heads' is missing"),
+        ("--hidden-size 64", "no command has --num-layers"),
         ("--hidden-size 64 --num-attention-heads 4 --num-layers $(cat n)", "is not a whole number"),
         ("--hidden-size 64 --num-attention-heads 4 --num-layers 'x", "No closing quotation"),
         ("--hidden-size 64 --num-attention-heads 4 --num-layers 2 --normalization rms", "'rms' is not known"),
@@ -159,7 +159,7 @@ def test_deepspeed_defaults(ds):
 
 def test_deepspeed_auto(ds):
     imported = ds({"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "bf16": {"enabled": "auto"}})
-    assert len(imported.report.assumed) == 4
+    assert len(imported.report.assumed) == 3 and "precision" not in imported.settings
 
 
 @pytest.mark.parametrize(
@@ -237,11 +237,18 @@ def test_torchtitan_hybrid_and_dumped(tmp_path):
     assert plan.precision == "fp8"
 
 
+def test_a_model_of_torchtitan_that_is_not_known_leaves_the_plan(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(TITAN.replace("8B", "9B"))
+    imported = import_torchtitan(path)
+    assert imported.spec is None and imported.settings["tp"] == 2
+    assert "no catalogue model for llama3 9B" in imported.report.unknown[0]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[model\n", "not TOML"),
-        ('[model]\nname="llama3"\nflavor="9B"\n', "no catalogue model for llama3 9B"),
         ("[training]\nseq_len = 'long'\n", "training.seq_len: 'long' is not a whole number"),
         ("[activation_checkpoint]\nmode = 'selectiv'\n", "'selectiv' is not known(.|\n)*'selective'"),
     ],

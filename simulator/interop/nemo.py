@@ -1,0 +1,290 @@
+"""Recipes around Megatron-Core in YAML: NeMo's, Megatron Bridge's overrides, Primus' and Megatron's functional tests.
+
+All of them name Megatron's own settings in sections of theirs: each is rewritten as Megatron's flags, and read by the table
+of :mod:`simulator.interop.megatron`.
+
+References
+----------
+NVIDIA/NeMo, ``examples/nlp/language_modeling/conf`` (1.x) and ``nemo/lightning`` (2.x); NVIDIA-NeMo/Megatron-Bridge,
+``src/megatron/bridge/training/config.py``; AMD-AGI/Primus, ``examples/megatron/configs``; NVIDIA/Megatron-LM,
+``tests/functional_tests/test_cases``; omry/omegaconf (interpolations).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from simulator.config import parse_yaml, read_text
+from simulator.errors import ConfigError
+from simulator.interop.format import Format, Imported
+from simulator.interop.megatron import KEYS, read_flags
+from simulator.interop.reader import Reader, unknown
+from simulator.interop.table import flattened
+from simulator.models.catalog import find_spec
+from simulator.models.spec import ModelSpec
+
+#: NeMo's name -> Megatron's, where they differ by more than hyphens
+_NAMES = {
+    "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
+    "num_moe_experts": "num-experts",
+    "ub_tp_comm_overlap": "tp-comm-overlap",
+    "overlap_grad_sync": "overlap-grad-reduce",
+    "overlap_param_sync": "overlap-param-gather",
+    "activations_checkpoint_granularity": "recompute-granularity",
+    "activations_checkpoint_num_layers": "recompute-num-layers",
+    "encoder_seq_length": "seq-length",
+    "sequence_length": "seq-length",
+    "num_nodes": "nnodes",
+    "devices": "nproc-per-node",
+    "num_nodes_per_job": "nnodes",
+    "fp8": "fp8-format",
+    "num_layers_in_first_pipeline_stage": "decoder-first-pipeline-num-layers",
+    "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
+    "layernorm_zero_centered_gamma": "apply-layernorm-1p",
+    "persist_layer_norm": "no-persist-layer-norm",
+}
+_ACTIVATIONS = {"swiglu": "swiglu", "geglu": "geglu", "reglu": "reglu"}
+_PRECISIONS = {
+    "bf16": "bf16",
+    "bf16-mixed": "bf16",
+    "bf16-true": "bf16",
+    "16": "fp16",
+    "16-mixed": "fp16",
+    "fp16": "fp16",
+}
+#: sections whose keys are no settings of the model or of its parallelism
+_OTHER = (
+    "exp_manager",
+    "run",
+    "hydra",
+    "log",
+    "logger",
+    "checkpoint",
+    "scheduler",
+    "data",
+    "nsys_profile",
+    "ENV_VARS",
+    "METRICS",
+)
+_INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
+
+
+def import_recipe(
+    path: str | Path, *, define: list[str] | None = None, nodes: int | None = None, gpus_per_node: int | None = None
+) -> Imported:
+    """Read a recipe.
+
+    Parameters
+    ----------
+    path : str or Path
+        The YAML file. What a Python recipe that it changes would say is not in it, and is not made up.
+    define : list of str, optional
+        Variables of its environment, ``NAME=value``.
+    nodes, gpus_per_node : int, optional
+        What the launcher would be told.
+
+    Raises
+    ------
+    ConfigError
+        If a value cannot be understood.
+    """
+    data, locator = parse_yaml(read_text(path), str(path), later_wins=True)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a mapping of settings, found {type(data).__name__}")
+    variables = dict(one.partition("=")[::2] for one in define or ())
+    flat = resolved(flattened(data, str(path)), variables)
+    flags, places = _flags(flat)
+    reader = Reader(flags, str(path), locator=locator, names=places)
+    family = (
+        "t5"
+        if any(name.startswith("model.encoder.") for name in flat) or "mcore_t5" in str(data.get("model", ""))
+        else "gpt"
+    )
+    if family == "t5" and flags.get("recompute-method") == "block" and not flags.get("recompute-num-layers"):
+        reader.data["recompute-granularity"] = "none"  # none of the blocks
+    is_primus = "modules" in data
+    is_whole = (
+        reader.has("num-layers") and reader.has("hidden-size") and "MODEL_ARGS" not in data
+    ) or "--num-layers" in str(data)
+    named = _named_model(flat, reader) if is_primus else None
+    if is_primus and not reader.has("bf16", "fp16"):
+        reader.assume("precision", "bf16", "the default of Primus")
+        reader.data["bf16"] = True
+    imported = read_flags(reader, family, nodes, gpus_per_node, is_partial=not is_whole and not is_primus)
+    buckets = next((value for name, value in flat.items() if name.endswith("optim.bucket_cap_mb")), None)
+    if isinstance(buckets, int) and not isinstance(buckets, bool) and 0 < buckets < 10**6:
+        imported.settings["bucket_bytes"] = buckets << 20
+    return Imported(
+        kind="nemo",
+        file=str(path),
+        spec=imported.spec or named,
+        settings=imported.settings,
+        report=reader.account.report(),
+    )
+
+
+def is_recipe(text: str) -> bool:
+    """Whether a text has the sections of one of these recipes."""
+
+    def has(*patterns: str) -> bool:
+        return all(re.search(rf"(?m)^\s*[\"']?{pattern}[\"']?\s*:", text) for pattern in patterns)
+
+    is_nemo = has("trainer", "model", "micro_batch_size") and has("tensor_model_parallel_size")
+    is_test = has("MODEL_ARGS") and (has("trainer\\.num_nodes") or has("--num-layers"))
+    is_primus = has("modules", "pre_trainer")
+    is_bridge = has("train") and bool(
+        re.search(r"(?m)^train:\s*\n(?:\s+.*\n)*?\s+(train_iters|global_batch_size)\s*:", text)
+    )
+    return (
+        is_nemo
+        or is_test
+        or is_primus
+        or (is_bridge and bool(re.search(r"(?m)^(model|dataset|scheduler|checkpoint)\s*:", text)))
+    )
+
+
+def resolved(flat: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+    """Replace the interpolations of OmegaConf: references, the environment, and NeMo's arithmetic.
+
+    Parameters
+    ----------
+    flat : mapping
+        Dotted keys and their values.
+    variables : mapping
+        The environment.
+    """
+    done: dict[str, Any] = dict(flat)
+
+    def value_of(text: str, name: str, depth: int) -> Any:
+        function, colon, rest = text.partition(":")
+        if colon and function in ("multiply", "divide_floor", "divide_ceil", "oc.env", "add"):
+            parts = [one.strip() for one in rest.split(",")]
+            if function == "oc.env":
+                return variables.get(parts[0], parts[1] if len(parts) > 1 else unknown(parts[0]))
+            if not all(re.fullmatch(r"-?\d{1,12}", one) for one in parts) or len(parts) != 2 or parts[1] == "0":
+                return unknown(text)
+            a, b = map(int, parts)
+            return {"multiply": a * b, "add": a + b, "divide_floor": a // b, "divide_ceil": -(-a // b)}[function]
+        if colon:  # ${NAME:default} of Primus
+            return variables.get(function, None if rest == "null" else rest)
+        if text.startswith("."):
+            dots = len(text) - len(text.lstrip("."))
+            parent = name.split(".")[:-dots]
+            target = ".".join([*parent, text.lstrip(".")])
+        else:
+            target = text
+        for one in (target, target.partition(".")[2]):
+            if one in done and one != name:
+                return settled(one, depth + 1)
+        return variables.get(text, unknown(text))
+
+    def replaced(name: str, depth: int, match: re.Match[str]) -> str:
+        return str(value_of(match[1], name, depth))
+
+    def settled(name: str, depth: int = 0) -> Any:
+        value = done[name]
+        for _ in range(20 - depth):
+            if not (isinstance(value, str) and _INTERPOLATION.search(value)):
+                break
+            whole = _INTERPOLATION.fullmatch(value)
+            replace = partial(replaced, name, depth)
+            value = value_of(whole[1], name, depth) if whole else _INTERPOLATION.sub(replace, value)
+        done[name] = value
+        return value
+
+    for name in flat:
+        settled(name)
+    return done
+
+
+def _flags(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings as Megatron's flags, and where each stands."""
+    flags: dict[str, Any] = {}
+    places: dict[str, str] = {}
+
+    def take(flag: str, value: Any, name: str) -> None:
+        if flag not in flags or name.count(".") < places[flag].count("."):
+            flags[flag], places[flag] = value, name
+
+    for name, value in flat.items():
+        parts = name.removeprefix("MODEL_ARGS.").split(".")
+        leaf = parts[-1].removeprefix("--")
+        is_aside = any(part in _OTHER for part in parts[:-1]) and leaf not in (
+            "micro_batch_size",
+            "global_batch_size",
+            "seq_length",
+        )
+        if is_aside or value is None or (parts[0] == "model" and "data" in parts[1:-1]):
+            continue
+        if "tokenizer" in parts[:-1]:
+            leaf = {"type": "tokenizer-model", "model": "tokenizer-model", "library": "tokenizer-type"}.get(
+                leaf, "tokenizer-" + leaf
+            )
+        if "decoder" in parts[:-1]:
+            if leaf == "num_layers":
+                take("decoder-num-layers", value, name)
+            continue
+        for flag, given in _flag(leaf, value, parts).items():
+            take(flag, given, name)
+    return flags, places
+
+
+def _flag(leaf: str, value: Any, parts: list[str]) -> dict[str, Any]:
+    """Return the flags that say what one setting of a recipe says."""
+    text = str(value).lower()
+    if leaf == "activation":
+        word = text.removeprefix("fast-")
+        return {"glu-activation": word} if word in _ACTIVATIONS else {"squared-relu": text == "squared-relu"}
+    if leaf in ("bias", "add_bias_linear"):
+        return {"disable-bias-linear": value is False}
+    if leaf == "share_embeddings_and_output_weights":
+        return {"untie-embeddings-and-output-weights": value is False}
+    if leaf == "precision" and "trainer" in parts:
+        return {_PRECISIONS[text]: True} if text in _PRECISIONS else {}
+    if leaf == "name" and "optim" in parts:
+        return {"use-distributed-optimizer": "distributed" in text}
+    if leaf == "fp8":
+        return {"fp8-format": value} if value not in (False, "null", "none") else {}
+    if leaf in ("fp8_e4m3", "fp8_hybrid", "mcore_gpt", "mcore_t5"):
+        return {}
+    if leaf == "transformer_engine":
+        return {"transformer-impl": "transformer_engine" if value else "local"}
+    if leaf == "activations_checkpoint_method":  # without a granularity, NeMo takes the full one
+        return {"activations-checkpoint-method" if "encoder" not in parts else "recompute-method": value}
+    if leaf == "use_flash_attention":
+        return {"attention-backend": "flash" if value else "auto"}
+    if leaf == "position_embedding_type":
+        return {"position-embedding-type": text}
+    if leaf == "normalization":
+        return {"normalization": text.removesuffix("1p") if text.startswith("layernorm") else value}
+    flag = _NAMES.get(leaf, leaf.replace("_", "-"))
+    return {flag: value, **({"group-query-attention": True} if flag == "num-query-groups" else {})}
+
+
+def _named_model(flat: Mapping[str, Any], reader: Reader) -> ModelSpec | None:
+    """Return the catalogue's model for the preset that a file of Primus names."""
+    preset = next((str(value) for name, value in flat.items() if name.endswith(".model")), "")
+    name = preset.removesuffix(".yaml").lower().replace("_", "-")
+    for one in (name, re.sub(r"^llama3\.[13]-", "llama3-", name)):
+        try:
+            spec = find_spec(one)
+        except ConfigError:
+            continue
+        reader.assume("model", spec.name, f"the preset {preset} of Primus is not in the file")
+        return spec
+    reader.account.miss("model", f"the preset {preset} of Primus is not in the file: give --model")
+    return None
+
+
+NEMO = Format(
+    gives="plan and model",
+    what="YAML of NeMo, Megatron Bridge, Primus, or a functional test of Megatron-LM",
+    sniff=is_recipe,
+    read=import_recipe,
+    options=("define", "nodes", "gpus_per_node"),
+    table=KEYS,
+)

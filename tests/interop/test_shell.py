@@ -1,0 +1,137 @@
+"""Scripts are read as bash runs them: expectations are what bash 5 prints for the same text."""
+
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.errors import ConfigError
+from simulator.interop.reader import is_unknown, readable
+from simulator.interop.shell import read_script
+from simulator.interop.shell_arithmetic import UnknownError, arithmetic
+
+
+def words(text, **more):
+    """Return the words of all commands."""
+    return [word for command in read_script(text, "run.sh", **more).commands for word in command.words]
+
+
+def run_by_bash(text, *arguments):
+    script = text + '\nrun() { printf "%s\\0" "$@"; }\n'
+    lines = text.splitlines()
+    script = "run() { printf '%s\\0' run \"$@\"; }\n" + "\n".join(lines)
+    done = subprocess.run(["bash", "-c", script, "run.sh", *arguments], capture_output=True, check=True, timeout=10)
+    return done.stdout.decode().split("\0")[:-1]
+
+
+SCRIPTS = {
+    "elements of several words": 'A=("--fp8-format hybrid" --x)\nA+=("--y 1")\nrun ${A[@]}',
+    "quoted elements stay whole": 'A=("a b" c)\nrun "${A[@]}" "${A[*]}" ${#A[@]} ${A[1]}',
+    "an array of itself": 'A=(1 2)\nA=("${A[@]}" 3)\nrun "${A[@]}"',
+    "comments and lines in an array": "A=(\n  --a 1  # one\n  # --b 2\n  --c\n)\nrun ${A[@]}",
+    "defaults": 'X=\nrun ${X:-a} ${X-b} ${Y:-c d} "${Y:-c d}" ${Z:=e} $Z ${Z:+f} "${X:+g}"',
+    "a default with a minus": "run ${X:--1} ${Y:-1}",
+    "cut at the ends": "P=/a/b/c.tar.gz\nrun ${P##*/} ${P#*/} ${P%.*} ${P%%.*} ${P/b/x} ${P//a/y} ${P:3:1} ${#P}",
+    "arithmetic": "T=4\nP=2\nrun $((T*P)) $(( (T > 1) ? 1 : 0 )) $(($T/3)) $((T%3)) $((2**3)) $(( -7 / 2 ))",
+    "if": "S=8B\nif [ $S = 7B ]; then X=1\nelif [[ $S == *B && $S != 9B ]]; then X=2\nelse X=3\nfi\nrun $X",
+    "numbers in tests": "T=4\nif [ $T -gt 1 ] && [ $T -lt 5 ]; then run yes; fi\n[[ $T -eq 5 ]] || run no",
+    "case": 'case "a1" in\n  b*) run b ;;\n  a? | c) run a ;;\n  *) run other ;;\nesac',
+    "for": 'X=""\nfor i in 1 2 3; do X="$X --n $i"; done\nrun $X',
+    "while with shift": """set -- --a 1 --b 2
+while [ $# -gt 0 ]; do
+  case $1 in
+    --a) A=$2; shift ;;
+    --b) B=$2; shift ;;
+  esac
+  shift
+done
+run $A $B""",
+    "functions": 'f() { local x=$1; Y="$x$2"; }\nf a b\nrun $Y $#',
+    "positional arguments": 'run $1 ${2} ${3:-x} $# "$@"',
+    "strings over several lines": 'O=" \\\n   --a 1 \\\n   --b"\nO="$O --c"\nrun $O',
+    "eval": "C=\"run --a 'b c'\"\neval $C",
+    "quotations": "run 'a $X' \"b\\\"c\" d\\ e $'f\\tg' \"it's\"",
+    "and, or, not": "true && A=1\nfalse || B=2\n! false && C=3\nrun $A $B $C",
+    "length and substitution": 'X=abc\nrun ${X^^} "${X:1}" $(echo $X d) $(basename /a/b) $(expr 3 + 4)',
+    "let and increments": "i=1\n((i++))\nlet i=i*5\nrun $i",
+    "declared arrays": 'declare -A M\nM[a]=1\nM["b"]=2\nexport N=3\nrun ${M[a]} ${M[b]} $N',
+}
+
+
+@pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS)
+def test_words_are_those_that_bash_makes(text):
+    assert words(text, arguments={1: "p", 2: "q"}) == run_by_bash(text, "p", "q")
+
+
+def test_what_nobody_sets_keeps_its_name():
+    first, second, third = words("run $NOBODY ${12} $(hostname -f)")[1:]
+    assert all(map(is_unknown, (first, second, third)))
+    assert [readable(one) for one in (first, second, third)] == ["${NOBODY}", "${12}", "$(hostname -f)"]
+    assert words("run $NOBODY ${2}", variables={"NOBODY": "x"}, arguments={2: "y"}) == ["run", "x", "y"]
+
+
+def test_a_branch_on_what_is_not_known_is_told():
+    script = read_script("if [ $ENV = prod ]; then X=1; else X=2; fi\nrun $X", "run.sh")
+    assert script.commands[-1].words == ("run", "2")
+    assert "line 1" in script.assumed[0]
+
+
+def test_here_documents_are_kept_with_their_variables():
+    text = "S=1\nF=./ds_$ID.json\ncat <<EOT > $F\n{\"stage\": $S}\nEOT\ncat <<'E' > plain\n$S\nE\nrun --deepspeed_config $F"
+    script = read_script(text, "run.sh")
+    assert script.files[script.commands[-1].words[2]] == '{"stage": 1}'
+    assert script.files["plain"] == "$S"
+
+
+def test_scripts_for_other_shells_and_sourced_files(tmp_path):
+    (tmp_path / "common.sh").write_text("L=24\n")
+    path = tmp_path / "run.sh"
+    text = (
+        "source common.sh\nCMD=\"train --layers $L\"\nsrun --label bash -c '$LAUNCH --rank $RANK $CMD' 2>&1 | tee log"
+    )
+    found = read_script(text, str(path)).commands[-1].words
+    assert [readable(word) for word in found] == ["${LAUNCH}", "--rank", "${RANK}", "train", "--layers", "24"]
+
+
+def test_slurm_tells_the_nodes():
+    text = "#!/bin/bash\n#SBATCH --nodes=16\n#SBATCH --gres=gpu:4\nrun $SLURM_NNODES $SLURM_GPUS_ON_NODE"
+    assert words(text) == ["run", "16", "4"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "X=aaaaaaaaaa\n" + 'X="$X$X"\n' * 40,
+        "while true; do :; done",
+        "f() { f; }\nf",
+        "for i in 1 2 3 4 5 6 7 8 9; do " * 12 + ":" + "; done" * 12,
+        "(" * 20_000,
+        "run 'a",
+        "if true; then\n",
+    ],
+)
+def test_what_would_eat_the_machine_is_refused(text):
+    with pytest.raises(ConfigError):
+        read_script(text, "run.sh")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="X1=\"'$(){}[]<>|&;#\\ \nif fi do esac", max_size=80))
+def test_any_text_is_read_or_refused(text):
+    try:
+        read_script(text, "run.sh")
+    except ConfigError:
+        return
+
+
+@given(st.integers(0, 50), st.integers(1, 20), st.integers(0, 9))
+def test_arithmetic_has_the_precedence_of_c(a, b, c):
+    assert arithmetic(f"{a} + {b} * {c} - {a} % {b}", {}.get) == a + b * c - a % b
+    assert arithmetic(f"{a} > {b} && {c} || 0", {}.get) == int((a > b and c > 0) or 0)
+
+
+def test_arithmetic_on_what_is_not_known():
+    with pytest.raises(UnknownError) as error:
+        arithmetic("2 * GPUS", {}.get)
+    assert error.value.name == "GPUS"
