@@ -34,7 +34,7 @@ def import_(
     ] = None,
     out: Annotated[Text, option("Write plan.yaml, cluster.yaml or measurements.csv.", "--out", "-o")] = None,
     device: Annotated[Text, option("Clusters: the GPU, where the file does not name it.")] = None,
-    nodes: Annotated[Number, option("Clusters: how many such nodes; scripts: nodes of the launch.")] = None,
+    nodes: Annotated[Number, option("Clusters: how many such nodes; scripts and logs: nodes of the job.")] = None,
     nic_bandwidth: Annotated[Text, option("Clusters: rate of a NIC, e.g. '200 Gb/s'.")] = None,
     node_of: Annotated[Text, option("Slurm: cluster whose nodes these are.")] = None,
     links: Annotated[Texts, option("Slurm: uplinks of a switch, e.g. leaf-spine='400 Gb/s x 8'; repeatable.")] = None,
@@ -65,6 +65,8 @@ def import_(
     found = import_any(path, kind, options)
     if isinstance(found, CollectiveTable):
         document, text = _of_log(found, topology or "", transport or "")
+        if out and any(not run.n_nodes for run in found.runs):
+            raise ConfigError(f"{found.file}: the log does not tell how many nodes took part", hint="give --nodes")
     elif isinstance(found, ImportedCluster):
         document, text = _of_cluster(found)
     else:

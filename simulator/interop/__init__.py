@@ -28,6 +28,7 @@ from simulator.interop.nvidia_smi import NVIDIA_SMI
 from simulator.interop.nvml import NVML
 from simulator.interop.slurm_topology import SLURM
 from simulator.interop.torchtitan import TORCHTITAN
+from simulator.interop.trainer import TRAINER
 from simulator.models.catalog import CATALOG, find_spec
 from simulator.models.spec import ModelSpec
 from simulator.topology import Topology, load_topology
@@ -40,6 +41,7 @@ FORMATS: dict[str, Format] = {
     "deepspeed": DEEPSPEED,
     "torchtitan": TORCHTITAN,
     "accelerate": ACCELERATE,
+    "trainer": TRAINER,
     "nccl-topo": NCCL_TOPO,
     "nvidia-smi": NVIDIA_SMI,
     "slurm": SLURM,

@@ -30,6 +30,13 @@ _PRODUCTS = (
     (r"V100", 0, "v100-sxm2-16g"),
 )
 
+_PCI_IDS = {
+    "1db1": "v100-sxm2-16g", "1db5": "v100-sxm2-32g", "1db8": "v100-sxm3-32g", "20b0": "a100-sxm4-40g",
+    "20b2": "a100-sxm4-80g", "20b5": "a100-pcie-80g", "20f1": "a100-pcie-40g", "2330": "h100-sxm5-80g",
+    "2331": "h100-pcie", "2335": "h200-sxm", "2901": "b200", "74a1": "mi300x", "74a5": "mi325x", "75a0": "mi350x",
+    "75a3": "mi355x",
+}  # fmt: skip
+
 #: NVLinks that one GPU can have at most, of the generations that are shipped
 MOST_NVLINKS = 18
 
@@ -50,6 +57,20 @@ def device_of_product(product: str, memory_bytes: float | None = None) -> str | 
         if re.search(pattern, product, re.IGNORECASE) and memory_gb >= least_gb:
             return device
     return None
+
+
+#: GB/s per Infinity Fabric link and direction (AMD Instinct MI300X data sheet: 7 links of 128 GB/s both ways)
+XGMI_GB_PER_S = 64.0
+
+
+def device_of_pci_id(identity: str) -> str | None:
+    """Return the shipped device of a PCI device id of NVIDIA's or AMD's (``0x20b5``).
+
+    References
+    ----------
+    The PCI ID Repository, pci-ids.ucw.cz, vendors 10de and 1002.
+    """
+    return _PCI_IDS.get(identity.lower().removeprefix("0x"))
 
 
 def device_of_sm(compute_capability: int, *, has_nvlink: bool) -> str | None:

@@ -25,14 +25,14 @@ IRRELEVANT = words(
     "summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens "
     "task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p "
     "transformers_version typical_p unk_token_id use_bfloat16 use_cache dtype torch_dtype n_ctx "
-    "output_past relative_attention_max_distance position_embedding_type ep_size num_nextn_predict_layers "
+    "output_past relative_attention_max_distance ep_size num_nextn_predict_layers "
     "num_mtp_layers aux_loss_alpha seq_aux scoring_func topk_method topk_group n_group norm_topk_prob "
     "routed_scaling_factor expert_dropout learned_pos_emb logit_scale verbose init_device "
     "init_config embedding_fraction loss_fn "
-    "use_qk_norm partial_rotary_factor max_sequence_length word_embed_proj_dim "
-    "do_layer_norm_before _remove_final_layer_norm layerdrop activation_dropout attention_dropout "
-    "hidden_dropout attention_probs_dropout_prob attn_pdrop prefix add_cross_attention dense_act_fn is_gated_act "
-    "scale_decoder_outputs rope_interleave qk_head_dim emb_pdrop norm_type init_std enable_bias norm_epsilon "
+    "use_qk_norm partial_rotary_factor max_sequence_length "
+    "layerdrop activation_dropout attention_dropout "
+    "hidden_dropout attention_probs_dropout_prob attn_pdrop prefix dense_act_fn is_gated_act "
+    "scale_decoder_outputs rope_interleave qk_head_dim emb_pdrop norm_type init_std norm_epsilon "
     "layer_norm_elementwise_affine apply_residual_connection_post_layernorm slow_but_exact hidden_activation "
     "original_max_position_embeddings resid_pdrop embedding_dropout residual_dropout use_bias query_pre_attn_scalar "
     "attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size max_sequence_length "
@@ -56,7 +56,14 @@ def activation(reader: Reader, *keys: str, default: str) -> Activation:
     return _ACTIVATIONS[reader.text(*keys, default=default, one_of=_ACTIVATIONS)]
 
 
+def _refuse_if(r: Reader, key: str, what: str) -> None:
+    """End the import where a switch of the configuration means something that is not modelled."""
+    if r.boolean(key):
+        r.fault(key, f"{what} is not modelled for this family", hint=RECORD)
+
+
 def _gpt2(r: Reader) -> dict[str, Any]:
+    _refuse_if(r, "add_cross_attention", "cross-attention in a decoder")
     hidden = r.positive("n_embd", "hidden_size")
     return GPT2_STYLE | {
         "layers": r.positive("n_layer", "num_hidden_layers"),
@@ -210,6 +217,10 @@ def deepseek(r: Reader) -> dict[str, Any]:
 
 def _bert(r: Reader) -> dict[str, Any]:
     r.irrelevant(["tie_word_embeddings"])  # the published models have no head
+    _refuse_if(r, "add_cross_attention", "cross-attention")
+    kind = r.text("position_embedding_type", default="absolute")
+    if kind != "absolute":
+        r.fault("position_embedding_type", f"{kind!r} is not modelled for this family", hint=RECORD)
     return BERT_STYLE | {
         "layers": r.positive("num_hidden_layers", default=12),
         "hidden": r.positive("hidden_size"),
@@ -272,7 +283,15 @@ def _mpt(r: Reader) -> dict[str, Any]:
 
 
 def _opt(r: Reader) -> dict[str, Any]:
+    hidden, bias = r.positive("hidden_size"), r.boolean("enable_bias", default=True)
+    width = r.positive("word_embed_proj_dim", default=hidden)
+    norm_first, no_final = r.boolean("do_layer_norm_before", default=True), r.boolean("_remove_final_layer_norm")
     return MEGATRON_STYLE | {
+        "embedding_width": 0 if width == hidden else width,
+        "final_norm": norm_first and not no_final,
+        "attention_bias": bias,
+        "attention_output_bias": bias,
+        "mlp_bias": bias,
         "layers": r.positive("num_hidden_layers"),
         "hidden": r.positive("hidden_size"),
         "heads": r.positive("num_attention_heads"),

@@ -27,7 +27,7 @@ PROGRAMS = {
     "alltoall": "all_to_all", "alltoallv": "all_to_all", "broadcast": "broadcast", "reduce": "reduce",
     "sendrecv": "send_recv", "gather": "gather", "scatter": "scatter", "hypercube": "all_gather",
 }  # fmt: skip
-_PREFIX = r"^(?:\[?[\w.,\- ]*\]?(?:<\w+>:|:\s))?\s*"
+_PREFIX = r"^\s*(?:\[?[\w.,\- ]*\]?(?:<\w+>:|:\s))?\s*"
 _PROGRAM = re.compile(r"\b(" + "|".join(sorted(PROGRAMS, key=len, reverse=True)) + r")_perf\b")
 _DEVICE = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)")
 _VERSION = re.compile(r"NCCL version\s+(\d+\.\d+)|nccl-library=(\d)(\d\d)\d\d|nccl[_-](\d+)[._](\d+)", re.IGNORECASE)
@@ -136,14 +136,16 @@ def is_nccl_tests(text: str) -> bool:
     return "# nccl-tests version" in head or bool(_HEADER.search(head))
 
 
-def import_nccl_tests(path: str | Path, *, collective: str | None = None, gpus: int | None = None) -> CollectiveTable:
+def import_nccl_tests(
+    path: str | Path, *, collective: str | None = None, gpus: int | None = None, nodes: int | None = None
+) -> CollectiveTable:
     """Read a log of nccl-tests, as text or as its JSON (``-J``).
 
     Parameters
     ----------
     path : str or Path
         The log; other programs' lines may be mixed in.
-    collective, gpus : optional
+    collective, gpus, nodes : optional
         What the log does not tell; they win over what it tells, except for the collectives of a log of several runs.
 
     Raises
@@ -153,8 +155,12 @@ def import_nccl_tests(path: str | Path, *, collective: str | None = None, gpus: 
     """
     text = read_text(path)
     if text.lstrip().startswith("{"):
-        return _from_json(text, str(path), collective, gpus)
-    return _from_text(text, str(path), collective, gpus)
+        table = _from_json(text, str(path), collective, gpus)
+    else:
+        table = _from_text(text, str(path), collective, gpus)
+    if nodes:
+        return replace(table, n_nodes=nodes, later=tuple(replace(one, n_nodes=nodes) for one in table.later))
+    return table
 
 
 def _from_text(text: str, file: str, collective: str | None, n_ranks: int | None) -> CollectiveTable:
@@ -379,5 +385,5 @@ NCCL_TESTS = Format(
     what="a log of nccl-tests, as text or JSON",
     sniff=is_nccl_tests,
     read=import_nccl_tests,
-    options=("gpus", "collective"),
+    options=("gpus", "collective", "nodes"),
 )

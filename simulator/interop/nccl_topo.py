@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,24 +13,32 @@ from simulator.config import read_text
 from simulator.errors import ConfigError
 from simulator.interop.cluster import ImportedCluster, imported
 from simulator.interop.format import Account, Format, refuse
-from simulator.interop.hardware import NCCL_NVLINK_GB_PER_S, device_of_sm, nvlink_section
+from simulator.interop.hardware import (
+    NCCL_NVLINK_GB_PER_S,
+    XGMI_GB_PER_S,
+    device_of_pci_id,
+    device_of_sm,
+    nvlink_section,
+)
 from simulator.interop.syntax import parse_xml
 
 _USED = {
     "system": {"version"},
     "cpu": {"host_hash", "numaid", "arch", "vendor"},
-    "pci": {"busid", "class", "link_speed", "link_width"},
+    "pci": {"busid", "class", "link_speed", "link_width", "device"},
     "gpu": {"dev", "sm"},
     "nvlink": {"target", "count", "tclass"},
+    "xgmi": {"target", "count", "tclass"},
     "nic": set[str](),
     "net": {"dev", "speed", "latency"},
 }
 _IRRELEVANT = {
     "system": {"name"},
     "cpu": {"affinity", "familyid", "modelid"},
-    "pci": {"vendor", "device", "subsystem_vendor", "subsystem_device"},
+    "pci": {"vendor", "subsystem_vendor", "subsystem_device"},
     "gpu": {"rank", "gdr", "mlopart", "gcn", "arch"},
     "nvlink": set[str](),
+    "xgmi": set[str](),
     "nic": set[str](),
     "net": {
         "name", "port", "guid", "maxconn", "gdr", "coll", "gin", "rma", "net", "rail", "plane", "keep",
@@ -42,13 +51,14 @@ _GENERATION = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
 _VENDOR = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
 _ARCH = {"arm64": "arm", "ppc64": "power"}
 OLDEST_GENERATION = 3
-_VERSION = "1"
+#: NCCL writes 1, RCCL 2
+_VERSIONS = ("1", "2")
 
 
 def sniff(text: str) -> bool:
     """Tell whether a text is one of NCCL's topology files."""
-    head = text.lstrip()[:400]
-    return head.startswith(("<system", "<graphs", "<?xml")) and ("<system" in head or "<graphs" in head)
+    head = re.sub(r"<!--.*?-->|<\?xml.*?\?>", "", text[:4000], flags=re.DOTALL).lstrip()
+    return head.startswith(("<system", "<graphs"))
 
 
 @dataclass(slots=True)
@@ -58,6 +68,7 @@ class _Node:
     gpus: list[tuple[int, Element, str, str]] = field(default_factory=list)  # dev, element, busid, switch
     nets: list[tuple[Element, str]] = field(default_factory=list)
     cpus: list[Element] = field(default_factory=list)
+    identity: str = ""  # PCI device id of a GPU
     slots: list[Element] = field(default_factory=list)
 
 
@@ -93,10 +104,12 @@ def import_nccl_topology(
     node = _collect(root, path, account)
     counts, switches = _nvlinks(node, path)
     compute_capability = _number(node.gpus[0][1], "sm", path)
-    name = device or _device(compute_capability, any(map(any, counts)), path, account)
+    name = device or _device(node, compute_capability, any(map(any, counts)), path, account)
     source = f"NCCL topology file {Path(path).name}"
     each = NCCL_NVLINK_GB_PER_S.get(compute_capability, 20.0) if rates == "nccl" else 25.0
-    if rates == "datasheet" and compute_capability >= 100:
+    if any(True for _ in root.iter("xgmi")):
+        each = XGMI_GB_PER_S
+    elif rates == "datasheet" and compute_capability >= 100:
         each = 50.0
     description: dict[str, Any] = {"device": name, "gpus": len(node.gpus), "source": source}
     nvlink = nvlink_section(counts, f"{each} GB/s", source, switches=switches)
@@ -121,10 +134,9 @@ def _root(text: str, path: str | Path) -> Element:
         what = "a dump of the rings and trees that NCCL found, not of" if root.tag == "graphs" else "not a dump of"
         hint = "NCCL_TOPO_DUMP_FILE writes the right one"
         raise refuse(path, 1, f"the root is <{root.tag}>: {what} the machine", hint=hint)
-    if root.get("version", _VERSION) != _VERSION:
-        raise refuse(
-            path, 1, f"version {root.get('version')} of NCCL's topology file; version {_VERSION} is known here"
-        )
+    if root.get("version", "1") not in _VERSIONS:
+        known = " and ".join(_VERSIONS)
+        raise refuse(path, 1, f"version {root.get('version')} of NCCL's topology file; known are {known}")
     return root
 
 
@@ -163,6 +175,8 @@ def _walk(element: Element, busid: str, switch: str, node: _Node, path: str | Pa
             bridge = child.get("class", "").startswith(_BRIDGE)
             if any(inner.tag in ("gpu", "nic") for inner in child):
                 node.slots.append(child)
+            if any(inner.tag == "gpu" for inner in child):
+                node.identity = child.get("device", "")
             _walk(child, own, own if bridge and not busid else switch, node, path)
         elif child.tag == "gpu":
             node.gpus.append((_number(child, "dev", path), child, busid.lower(), switch))
@@ -179,7 +193,7 @@ def _nvlinks(node: _Node, path: str | Path) -> tuple[list[list[int]], int | None
     through = []
     for index, (_, gpu, _, _) in enumerate(node.gpus):
         mine = 0
-        for link in gpu.iter("nvlink"):
+        for link in (*gpu.iter("nvlink"), *gpu.iter("xgmi")):
             target, n_links = link.get("target", "").lower(), _number(link, "count", path)
             if link.get("tclass", "").startswith(_NVSWITCH):
                 switches.add(target)
@@ -194,7 +208,15 @@ def _nvlinks(node: _Node, path: str | Path) -> tuple[list[list[int]], int | None
     return symmetric, len(switches) or None
 
 
-def _device(compute_capability: int, has_nvlink: bool, path: str | Path, account: Account) -> str:
+def _device(node: _Node, compute_capability: int, has_nvlink: bool, path: str | Path, account: Account) -> str:
+    """Return the device that PCI ids or the compute capability tell."""
+    by_identity = device_of_pci_id(node.identity)
+    if by_identity:
+        return by_identity
+    graphics = node.gpus[0][1].get("gcn")
+    if graphics:
+        name = graphics if graphics.startswith("gfx") else f"gfx{graphics}"
+        raise ConfigError(f"{path}: its GPUs are AMD's {name}, of which none is shipped", hint="give --device FILE")
     found = device_of_sm(compute_capability, has_nvlink=has_nvlink)
     if found is None:
         raise ConfigError(

@@ -20,7 +20,7 @@ from simulator.interop.hostlist import expand_hostlist
 from simulator.topology.load import load_layers
 from simulator.units import parse_quantity
 
-_KEYS = ("SwitchName", "Switches", "Nodes", "LinkSpeed", "BlockName", "BlockSizes", "RingName")
+_KEYS = ("SwitchName", "Switches", "Nodes", "LinkSpeed", "BlockName", "BlockSizes", "RingName", "Level")
 _KINDS = ("tree", "block", "flat", "ring", "torus3d")
 _LINK = re.compile(r"\s*(?P<rate>.+?)\s*(?:x\s*(?P<count>\d+))?\s*")
 
@@ -120,7 +120,7 @@ def _from_conf(job: _Job, text: str) -> Fabric:
                 guess = did_you_mean(key, _KEYS)
                 raise refuse(path, number, f"{word!r} is not a setting of topology.conf.{guess}")
             settings[name] = value
-            (account.skip if name in ("LinkSpeed", "BlockSizes") else account.use)(name)
+            (account.skip if name in ("LinkSpeed", "BlockSizes", "Level") else account.use)(name)
         try:
             if "SwitchName" in settings:
                 for switch in expand_hostlist(settings["SwitchName"]):
@@ -194,6 +194,12 @@ def _tree_fabric(job: _Job, tree: SlurmTree) -> Fabric:
     names = {child for children in tree.children.values() for child in children} - set(tree.nodes)
     if names:
         raise ConfigError(f"{path}: switches without a line of their own: {', '.join(sorted(names))}")
+    _once_each(tree, account)
+    tops = set(tree.nodes) - {child for children in tree.children.values() for child in children}
+    if len(tops) > 1 and len(tree.nodes) > 1:
+        shown = ", ".join(sorted(tops)[:8])
+        hint = "add a line for the switch that joins them: SwitchName=core Switches=..."
+        raise ConfigError(f"{path}: {len(tops)} switches are joined by no switch: {shown}", hint=hint)
     leaves = tree.leaves()
     if not leaves:
         raise ConfigError(f"{path}: no switch has nodes")
@@ -215,6 +221,19 @@ def _tree_fabric(job: _Job, tree: SlurmTree) -> Fabric:
         ratios.append(_ratio(job, "spine-core", below))
     fabric["oversubscription"] = ratios
     return n_nodes, fabric
+
+
+def _once_each(tree: SlurmTree, account: Account) -> None:
+    """Count each node on the lowest switch that names it: scontrol shows those of a switch on all above it too."""
+    seen: dict[str, str] = {}
+    for switch in sorted(tree.nodes, key=tree.level):
+        kept = []
+        for node in tree.nodes[switch]:
+            if seen.setdefault(node, switch) == switch:
+                kept.append(node)
+            elif not tree.children.get(switch):
+                account.assume(f"node {node} is on the switches {seen[node]} and {switch}: it counts on the first")
+        tree.nodes[switch] = kept
 
 
 def _block_fabric(job: _Job, blocks: dict[str, list[str]]) -> Fabric:

@@ -1,0 +1,229 @@
+"""Fine-tuning files around the Hugging Face Trainer: Axolotl's, LLaMA-Factory's, and its own arguments as YAML or JSON.
+
+References
+----------
+axolotl-ai-cloud/axolotl, ``src/axolotl/utils/schemas``; hiyouga/LLaMA-Factory, ``src/llamafactory/hparams``;
+huggingface/transformers, ``training_args.py`` (names and defaults).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from simulator.config import load_yaml
+from simulator.errors import ConfigError
+from simulator.interop.deepspeed import import_deepspeed
+from simulator.interop.format import Format, Imported
+from simulator.interop.reader import Reader
+from simulator.interop.table import Found, Table, flattened, key
+from simulator.models.catalog import find_spec
+from simulator.models.spec import ModelSpec
+
+KEYS = Table(
+    keys=(
+        key("micro_batch_size per_device_train_batch_size", "count", plan="micro_batch", note="8 in the Trainer, 1 in Axolotl"),
+        key("gradient_accumulation_steps", "count", default=1, note="`global_batch` = micro-batch x this x dp"),
+        key("sequence_len cutoff_len max_seq_length max_length", "count", plan="sequence_length"),
+        key("bf16", "any", note="`precision`"),
+        key("fp16", "any", note="`precision`"),
+        key("tf32", "any", note="`precision`, where neither is on"),
+        key("gradient_checkpointing", "any", note="`recompute` full"),
+        key("disable_gradient_checkpointing", "switch", note="of LLaMA-Factory, which recomputes unless told"),
+        key("flash_attention flash_attn attn_implementation", "any", note="`attention`"),
+        key("xformers_attention sdp_attention", "switch", note="`attention` flash"),
+        key("eager_attention", "switch", note="`attention` eager"),
+        key("fsdp", "any", note="`sharding`"),
+        key("fsdp_version fsdp_config.fsdp_version", default=1),
+        key("fsdp_config.sharding_strategy fsdp_config.fsdp_sharding_strategy", "any", note="`sharding`"),
+        key("fsdp_config.reshard_after_forward fsdp_config.fsdp_reshard_after_forward", "any", note="`sharding`: false is zero2"),
+        key("fsdp_config.offload_params fsdp_config.fsdp_offload_params", "switch", note="both offloads"),
+        key("fsdp_config.activation_checkpointing fsdp_config.fsdp_activation_checkpointing", "switch", note="`recompute` full"),
+        key("deepspeed", "any", note="read too, where it lies beside the file"),
+        key("torch_compile", "any", note="`host` compiled"),
+        key("tensor_parallel_size", "count", plan="tp", default=1),
+        key("context_parallel_size sequence_parallel_degree", "count", plan="cp", default=1),
+        key("expert_parallel_size", "count", plan="ep", default=1),
+        key("dp_shard_size", "count", note="of Axolotl: ranks that share one copy"),
+        key("dp_replicate_size", "count", default=1),
+        key("base_model model_name_or_path", "text", default="", note="a model of the catalogue where it is one"),
+    ),
+    irrelevant={
+        "the task and its data": "*dataset* data* *prompt* chat_template template *token* val_set_size *split* stage do_train do_eval "
+        "sample_packing* pad_to_sequence_len eval* metric* load_best* remove_unused* group_by_length preprocess* packing "
+        "dataloader* *workers train_on_* roles* trust_remote_code model_type tokenizer* is_* *revision* plugins strict neat_packing "
+        "shuffle* streaming mask_history image_* video_* rl beta *_processing* special_tokens* type_of_model cls_model_config",
+        "learning": "learning_rate lr_* *warmup* weight_decay max_grad_norm num_* max_steps *epoch* *_steps adam_* seed loss* cosine_* "
+        "noisy_* neftune* resume* save* auto_resume* early_stopping* optim_* optimizer optim ddp_timeout",
+        "logging": "logging* wandb* report_to output_dir overwrite* plot_loss hub_* mlflow* use_tensorboard comet* debug push_to* "
+        "run_name local_rank profiler* swanlab*",
+        "how it is done, not what": "fsdp_config fsdp_final* gradient_checkpointing_kwargs torch_compile_* experts_implementation "
+        "torch_dtype low_cpu* cut_cross* ddp_find* ddp_bucket* unfreeze* lora_* peft_* pissa* use_reentrant* ray_* device_map",
+    },
+    missed={
+        "only adapters are trained: taken as training of all weights": "adapter finetuning_type peft*_type",
+        "quantized weights: taken as 16 bits": "load_in_4bit load_in_8bit quantization_bit quantization_method",
+        "fused or other kernels": "liger_* lora_*_kernel unsloth use_unsloth* enable_liger*",
+        "an optimizer of its own": "use_galore use_badam use_apollo use_muon use_adam_mini galore_*",
+        "precision": "fp8* use_fp8*",
+    },
+)  # fmt: skip
+
+_FULL = {
+    "full_shard": "zero3",
+    "shard_grad_op": "zero2",
+    "no_shard": "none",
+    "hybrid_shard": "hsdp",
+    "hybrid_shard_zero2": "hsdp",
+}
+
+
+def import_trainer(path: str | Path) -> Imported:
+    """Read a fine-tuning file.
+
+    Parameters
+    ----------
+    path : str or Path
+        YAML or JSON. A DeepSpeed file that it names is read too, where it lies beside it.
+
+    Raises
+    ------
+    ConfigError
+        If a value cannot be understood.
+    """
+    path = Path(path)
+    data, locator = load_yaml(path)
+    found = KEYS.read(Reader(flattened(data, str(path)), str(path), locator=locator))
+    settings = (
+        {"framework": "hf-eager"} | KEYS.fields(found, "plan") | _precision(found) | _attention(found) | _fsdp(found)
+    )
+    if _is_on(found["gradient_checkpointing"]) or found["fsdp_config.activation_checkpointing"]:
+        settings["recompute"] = "full"
+    elif found.given("finetuning_type") and not found["disable_gradient_checkpointing"]:
+        settings["recompute"] = "full"
+        found.reader.assume("recompute", "full", "LLaMA-Factory's default")
+    if _is_on(found["torch_compile"]):
+        settings["host"] = "compiled"
+    settings |= _deepspeed(found, path)
+    _check_optimizer(found)
+    spec = _model(found)
+    KEYS.finish(found)
+    return Imported(
+        kind="trainer", file=str(path), spec=spec, settings=settings, accumulation=found["gradient_accumulation_steps"],
+        report=found.reader.account.report(),
+    )  # fmt: skip
+
+
+def is_trainer(text: str) -> bool:
+    """Whether a text names a model to be trained, and its batch or its data."""
+
+    def has(*names: str) -> bool:
+        return any(re.search(rf"(?m)^[\s{{]*[\"']?{name}[\"']?\s*:", text) for name in names)
+
+    model = has("base_model", "model_name_or_path")
+    return has("per_device_train_batch_size") or (
+        model and has("micro_batch_size", "cutoff_len", "finetuning_type", "sequence_len")
+    )
+
+
+def _is_on(value: Any) -> bool:
+    return value not in (None, False, "false", "", "no", "none", "disabled", "None")
+
+
+def _precision(found: Found) -> dict[str, Any]:
+    """Return the precision: 16-bit working weights under FSDP or DeepSpeed, autocast without them."""
+    is_sharded = found["fsdp"] is not None or found["deepspeed"] is not None or _has_fsdp_config(found)
+    prefix = "" if is_sharded else "amp_"
+    if found["bf16"] in (True, "auto", "full", "true", "pure_bf16") and found["bf16"] is not False:
+        if found["bf16"] == "auto":
+            found.reader.assume("precision", "bf16", "'auto' takes it on GPUs of Ampere and later")
+        return {"precision": f"{prefix}bf16"}
+    if found["fp16"] in (True, "auto", "true"):
+        return {"precision": f"{prefix}fp16"}
+    return {"precision": "tf32" if found["tf32"] is True else "fp32"}
+
+
+def _attention(found: Found) -> dict[str, Any]:
+    named = str(found["flash_attention"]).lower()
+    if found["eager_attention"] or named in ("eager", "disabled"):
+        return {"attention": "eager"}
+    return {"attention": "flash"}  # scaled_dot_product_attention is the default of transformers
+
+
+def _has_fsdp_config(found: Found) -> bool:
+    return any(name.startswith("fsdp_config") and value is not None for name, value in found.reader.data.items())
+
+
+def _fsdp(found: Found) -> dict[str, Any]:
+    options = found["fsdp"]
+    words = [str(one).lower() for one in options] if isinstance(options, list) else str(options or "").lower().split()
+    if not words and not _has_fsdp_config(found):
+        return {}
+    strategy, reshard = (
+        str(found["fsdp_config.sharding_strategy"] or "").lower(),
+        found["fsdp_config.reshard_after_forward"],
+    )
+    named = next(
+        (word for word in (*words, strategy) if word in _FULL), "shard_grad_op" if reshard is False else "full_shard"
+    )
+    settings: dict[str, Any] = {
+        "framework": "fsdp2" if found["fsdp_version"] == 2 or (found.given("dp_shard_size")) else "fsdp",
+        "sharding": _FULL[named],
+    }
+    if found["dp_shard_size"] and found["dp_replicate_size"] > 1:
+        settings |= {"sharding": "hsdp", "sharding_group": found["dp_shard_size"]}
+    if found["fsdp_config.offload_params"] or "offload" in words:
+        settings |= {"offload_parameters": "cpu", "offload_optimizer": "cpu"}
+    return settings
+
+
+def _deepspeed(found: Found, path: Path) -> dict[str, Any]:
+    """Return the settings of the DeepSpeed file that is named."""
+    name = found["deepspeed"]
+    if not isinstance(name, str) or not name:
+        return {}
+    file = next((one for one in (path.parent / name, path.parent / Path(name).name) if one.is_file()), None)
+    if file is None:
+        found.reader.miss("deepspeed", f"{name} is not here: give it with --deepspeed")
+        return {"framework": "deepspeed"}
+    inner = import_deepspeed(file)
+    found.reader.account.include(inner.report, f"{file.name}: ")
+    taken = {"micro_batch", "global_batch", "dp"} if found.given("micro_batch_size") else set()
+    return {one: value for one, value in inner.settings.items() if one not in taken}
+
+
+def _check_optimizer(found: Found) -> None:
+    """Note an optimizer whose states are not Adam's in 32 bits."""
+    for name in ("optimizer", "optim"):
+        value = str(found.reader.data.get(name) or "adamw").lower()
+        if not value.startswith(("adamw", "adam")) or "8bit" in value or "4bit" in value:
+            found.reader.miss(name, f"the states of {value} are taken as Adam's in 32 bits")
+
+
+def _model(found: Found) -> ModelSpec | None:
+    """Return the model of the catalogue that is named, where it is one."""
+    name = found["base_model"].rsplit("/", 1)[-1].lower()
+    short = re.sub(r"[-_](hf|instruct|chat|base|it|v\d[\d.]*|\d{4})\b", "", name.replace("meta-", "")).replace(
+        "llama-", "llama"
+    )
+    for one in (name, short):
+        try:
+            spec = find_spec(one) if one else None
+        except ConfigError:
+            continue
+        if spec is not None:
+            found.reader.assume("model", spec.name, f"the catalogue's for {found['base_model']}")
+            return spec
+    if name:
+        found.reader.miss("base_model", f"{found['base_model']} is not in the catalogue: give --model")
+    return None
+
+
+TRAINER = Format(
+    gives="plan and model",
+    what="YAML of Axolotl or LLaMA-Factory, or arguments of the Hugging Face Trainer",
+    sniff=is_trainer,
+    read=import_trainer,
+    table=KEYS,
+)
