@@ -103,7 +103,9 @@ class _Reader:
                 self.devices[str(item["name"])] = (("devices", index), item)
             else:
                 self.complain(("devices", index), "a device is an object with a 'name'")
-        instances = self.data.get("instances") or [{"name": name, "device": name, "count": 1} for name in self.devices]
+        instances = self.listed(self.data, "instances", ()) or [
+            {"name": name, "device": name, "count": 1} for name in self.devices
+        ]
         if not self.data.get("instances"):
             self.account.assume("one instance of every device, as the file has no 'instances'")
         for index, item in enumerate(instances):
@@ -124,7 +126,7 @@ class _Reader:
     def instance(self, name: str, device: str, node: int | None = None, depth: int = 0) -> None:
         """Add the components of one instance of a device, and the edges between them."""
         path, described = self.devices[device]
-        components = described.get("components") or []
+        components = self.listed(described, "components", path)
         is_node = any(_KINDS.get(_choice(item)) == "gpu" for item in components if isinstance(item, Mapping))
         if is_node and node is None:
             node, self.n_nodes = self.n_nodes, self.n_nodes + 1
@@ -164,9 +166,11 @@ class _Reader:
     def connect(self, owner: Mapping[str, Any], path: KeyPath, name: str) -> None:
         """Add the edges that a device or the infrastructure lists."""
         links = {
-            str(link["name"]): link for link in owner.get("links") or () if isinstance(link, Mapping) and "name" in link
+            str(link["name"]): link
+            for link in self.listed(owner, "links", path)
+            if isinstance(link, Mapping) and "name" in link
         }
-        for index, edge in enumerate(owner.get("edges") or ()):
+        for index, edge in enumerate(self.listed(owner, "edges", path)):
             here = (*path, "edges", index)
             if not isinstance(edge, Mapping) or not {"ep1", "ep2", "link"} <= set(edge):
                 self.complain(here, "an edge has 'ep1', 'ep2' and 'link'")
@@ -179,7 +183,7 @@ class _Reader:
             pairs = [(a, b) for a in ends[0] for b in ends[1]] if all_to_all else list(zip(*ends, strict=True))
             for a, b in dict.fromkeys(tuple(sorted(pair)) for pair in pairs if pair[0] != pair[1]):
                 self.edge(a, b, links, str(edge["link"]), here)
-        for index, text in enumerate(owner.get("connections") or ()):
+        for index, text in enumerate(self.listed(owner, "connections", path)):
             here = (*path, "connections", index)
             parts = str(text).split(".")
             half = (len(parts) - 1) // 2
@@ -230,6 +234,9 @@ class _Reader:
             return
         kind = _link_kind(self.vertices[a], self.vertices[b])
         physical = links[link].get("physical", links[link])
+        if not isinstance(physical, Mapping):
+            self.complain(path, f"link {link!r}: physical is no object with a bandwidth")
+            return
         rate = _measure(physical.get("bandwidth"), _BANDWIDTHS, "_per_second")
         if rate is None:
             self.complain(path, f"link {link!r} has no bandwidth: give it physical.bandwidth")
@@ -241,6 +248,14 @@ class _Reader:
         if latency_s is not None:
             found["latency"] = f"{latency_s!r} s"
         self.edges.append(found)
+
+    def listed(self, owner: Mapping[str, Any], key: str, path: KeyPath) -> list[Any]:
+        """Read a list; empty where it is left out."""
+        value = owner.get(key)
+        if value is None or isinstance(value, list):
+            return value or []
+        self.complain((*path, key), f"expected a list, found {type(value).__name__}")
+        return []
 
     def number(self, item: Mapping[str, Any], key: str, path: KeyPath) -> int:
         """Read a positive count; 1 where it is left out."""

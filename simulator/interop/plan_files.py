@@ -38,6 +38,8 @@ def plan_settings(options: Mapping[str, Any], n_gpus: int = 0) -> dict[str, Any]
     settings: dict[str, Any] = {}
     if options.get("megatron"):
         settings |= import_settings(options["megatron"], "megatron").settings
+    if not options.get("gpus"):
+        n_gpus = settings.get("gpus") or n_gpus  # the launch of the script, not all of the cluster
     own = _own_plan(options, n_gpus)
     for path in deepspeed_files(options):
         given = {name: options[name] for name in _DEGREES if options.get(name)}

@@ -45,8 +45,8 @@ def _check(value: object, file: str, depth: int) -> None:
     if isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
             _check(inner, file, depth + 1)
-    is_number = isinstance(value, int | float)
-    if is_number and (not math.isfinite(value) or abs(value) >= 10**MOST_DIGITS):  # type: ignore[arg-type]
+    is_odd = isinstance(value, float) and not math.isfinite(value)
+    if is_odd or (isinstance(value, int | float) and abs(value) >= 10**MOST_DIGITS):
         raise ConfigError(f"{file}: a number is not finite, or has more than {MOST_DIGITS} digits")
 
 

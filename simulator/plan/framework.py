@@ -335,7 +335,7 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(
             name="fsdp2",
             kernels="hf-eager",
-            data_parallel="fsdp2",
+            data_parallel=FSDP2,
             stops_recompute_early=True,
             flash="flash_attention_2",
         ),

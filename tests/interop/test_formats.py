@@ -9,6 +9,7 @@ FILES = {
     "hf-config": '{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2}',
     "megatron": "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 2 --bf16",
     "nemo": "trainer:\n  devices: 8\nmodel:\n  tensor_model_parallel_size: 2\n  micro_batch_size: 1\n",
+    "trainer": "base_model: x/y\nmicro_batch_size: 1\nsequence_len: 512\n",
     "deepspeed": '{"train_batch_size": 8}',
     "torchtitan": "[training]\nseq_len = 2048\n[parallelism]\n",
     "accelerate": "distributed_type: FSDP\n",

@@ -582,7 +582,7 @@ def test_faults_of_an_infragraph_come_at_once(brought):
     ("text", "said"),
     [
         ('<graphs version="1"><graph id="0"/></graphs>', "rings and trees"),
-        ('<system version="2"></system>', "version 2"),
+        ('<system version="3"></system>', "version 3"),
     ],
 )
 def test_other_files_of_nccl_are_refused_by_name(brought, text, said):

@@ -1,0 +1,311 @@
+"""Files around Megatron, DeepSpeed and the Trainer: small ones after the pattern of real ones, read by hand for what they mean."""
+
+import json
+
+import pytest
+
+from simulator.errors import ConfigError
+from simulator.interop import import_settings, recognise
+from simulator.interop.megatron import import_megatron
+from simulator.interop.nemo import resolved
+
+NEMO = """
+run: {name: llama}
+trainer: {num_nodes: 4, devices: 8, precision: bf16, accumulate_grad_batches: 1}
+exp_manager:
+  checkpoint_callback_params: {model_parallel_size: "${multiply:${model.tensor_model_parallel_size}, 2}"}
+model:
+  micro_batch_size: 1
+  global_batch_size: 128
+  tensor_model_parallel_size: 4
+  pipeline_model_parallel_size: 2
+  virtual_pipeline_model_parallel_size: 4
+  encoder_seq_length: 8192
+  max_position_embeddings: ${.encoder_seq_length}
+  num_layers: 32
+  hidden_size: 4096
+  ffn_hidden_size: ${multiply:3, ${.hidden_size}}
+  num_attention_heads: 32
+  num_query_groups: 8
+  normalization: rmsnorm
+  bias: false
+  activation: fast-swiglu
+  position_embedding_type: rope
+  share_embeddings_and_output_weights: false
+  tokenizer: {library: huggingface, type: meta-llama/Meta-Llama-3-8B}
+  activations_checkpoint_granularity: null
+  fp8: False
+  fp8_hybrid: False
+  sequence_parallel: true
+  use_flash_attention: true
+  optim: {name: distributed_fused_adam, overlap_grad_sync: true, bucket_cap_mb: 125}
+  data: {seq_length: 4096}
+"""
+
+
+def read(tmp_path, text, name="file.yaml", **options):
+    path = tmp_path / name
+    path.write_text(text)
+    kinds = recognise(path)
+    assert len(kinds) == 1, kinds
+    return import_settings(path, options=options)
+
+
+def test_nemo(tmp_path):
+    found = read(tmp_path, NEMO)
+    spec, plan = found.spec, found.plan()
+    assert (spec.layers, spec.hidden, spec.kv_heads, spec.ffn_hidden, spec.vocab) == (32, 4096, 8, 12288, 128512)
+    assert (spec.gated_mlp, spec.activation, spec.norm, spec.positions, spec.tied) == (
+        True,
+        "silu",
+        "rms_norm",
+        "rotary",
+        False,
+    )
+    assert spec.max_positions == 8192  # of the model, not of the data
+    assert (plan.gpus, plan.tp, plan.pp, plan.virtual_pp, plan.schedule) == (32, 4, 2, 4, "1f1b-interleaved")
+    assert (plan.precision, plan.sharding, plan.overlap, plan.sequence_length) == ("bf16", "zero1", True, 8192)
+    assert plan.bucket_bytes == 125 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("${multiply:4, ${.b}}", 12),
+        ("${divide_floor:${a.b}, 2}", 1),
+        ("${oc.env:HERE,7}", "9"),
+        ("${PRIMUS_TP:8}", "8"),
+        ("x-${a.b}", "x-3"),
+    ],
+)
+def test_interpolations(value, expected):
+    assert resolved({"a.b": 3, "a.c": value}, {"HERE": "9"})["a.c"] == expected
+
+
+def test_interpolations_that_go_round_end():
+    assert set(resolved({"a": "${b}", "b": "${a}"}, {})) == {"a", "b"}
+
+
+def test_overrides_leave_what_they_do_not_name(tmp_path):
+    text = "model:\n  tensor_model_parallel_size: 2\n  seq_length: 2048\ntrain:\n  train_iters: 20\n  global_batch_size: 8\n"
+    found = read(tmp_path, text)
+    assert found.spec is None
+    assert found.settings == {"tp": 2, "sequence_length": 2048, "global_batch": 8, "framework": "megatron-core"}
+
+
+def test_primus_takes_its_variables(tmp_path):
+    text = (
+        "modules:\n  pre_trainer:\n    framework: megatron\n    model: ${PRIMUS_MODEL:llama3_8B}.yaml\n    overrides:\n"
+        "      micro_batch_size: 2\n      global_batch_size: 64\n      tensor_model_parallel_size: ${PRIMUS_TP:1}\n"
+        "      fp8: hybrid\n      use_torch_fsdp2: true\n      sequence_parallel: 1\n      moe_router_force_load_balancing: true\n"
+    )
+    plan = read(tmp_path, text, define=["PRIMUS_TP=4"]).plan()
+    assert (plan.tp, plan.micro_batch, plan.precision, plan.sharding, plan.sequence_parallel) == (
+        4,
+        2,
+        "fp8",
+        "zero3",
+        True,
+    )
+
+
+def test_a_functional_test_lists_flags(tmp_path):
+    text = (
+        "ENV_VARS: {NVTE_FLASH_ATTN: 1}\nMODEL_ARGS:\n  --num-layers: 12\n  --hidden-size: 512\n  --num-attention-heads: 8\n"
+        "  --swiglu: true\n  --bf16: true\n  --pipeline-model-parallel-size: 4\n  --micro-batch-size: 4\n  --global-batch-size: 32\n"
+        "  --attention-backend: unfused\n  --untie-embeddings-and-output-weights: true\n  --untie-embeddings-and-output-weights: true\n"
+    )
+    found = read(tmp_path, text)
+    assert (found.spec.ffn_hidden, found.spec.tied) == (1344, False)  # 8/3 of 512 in multiples of 64
+    assert (found.settings["pp"], found.settings["attention"], found.settings["sharding"]) == (4, "eager", "none")
+
+
+# ---- scripts ----------------------------------------------------------------------------------------------------
+
+PATCH = """#!/bin/bash
+ENV=$1
+MODEL_SIZE=$2
+TP=${10}
+FP8=$3
+if [ $ENV = dsw ]; then
+NNODES=1
+GPUS_PER_NODE=8
+fi
+if [ $MODEL_SIZE = 8B ]; then
+  LAYERS=32; HIDDEN=4096
+elif [ $MODEL_SIZE = 70B ]; then
+  LAYERS=80; HIDDEN=8192
+fi
+DTYPE_ARGS=()
+if [[ "$FP8" == "true" ]]; then
+  DTYPE_ARGS+=("--fp8-format hybrid" "--fp8-param-gather")
+fi
+COMM=$(( ($TP > 1) ? 1 : 0 ))
+if [ $COMM -eq 1 ]; then comm="--tp-comm-overlap --sequence-parallel"; fi
+run_cmd="torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NNODES pretrain_llama.py --bf16 --swiglu
+ --num-layers ${LAYERS} --hidden-size ${HIDDEN} --num-attention-heads $((HIDDEN / 128)) --normalization RMSNorm
+ --tensor-model-parallel-size ${TP} --micro-batch-size 1 --global-batch-size 64 ${DTYPE_ARGS[@]} ${comm} $EXTRA_ARGS"
+eval ${run_cmd}
+"""
+
+
+def test_a_script_with_positional_arguments(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(PATCH)
+    found = import_megatron(path, args=["dsw 70B true", "10=4"])
+    assert (found.spec.layers, found.spec.heads) == (80, 64)
+    assert (found.settings["precision"], found.settings["tp"], found.settings["gpus"]) == ("fp8", 4, 8)
+    assert found.settings["asynchronous_tp"] and found.settings["sequence_parallel"]
+    with pytest.raises(ConfigError, match="LAYERS") as error:
+        import_megatron(path)
+    assert "-D LAYERS=VALUE" in error.value.hint
+    with pytest.raises(ConfigError, match="10") as error:
+        import_megatron(path, args=["dsw", "8B"])
+    assert "--args 10=VALUE" in error.value.hint
+
+
+DEEPSPEED = """#!/bin/bash
+#SBATCH --nodes=4
+CONFIG=./ds_config.$SLURM_JOBID.json
+cat <<EOT > $CONFIG
+{"train_micro_batch_size_per_gpu": 2, "train_batch_size": 64, "zero_optimization": {"stage": 1}, "fp16": {"enabled": true}}
+EOT
+export CMD=" \\
+  `pwd`/pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --fp16 \\
+  --max-position-embeddings 2048 --position-embedding-type alibi --embed-layernorm --pad-vocab-size-to 250880 \\
+  --micro-batch-size 2 --global-batch-size 64 --checkpoint-activations --vocab-file <PATH TO vocab.json> \\
+  --deepspeed --deepspeed_config $CONFIG"
+srun bash -c 'python -m torch.distributed.run --nproc_per_node 4 --nnodes $SLURM_NNODES --node_rank $SLURM_PROCID $CMD' 2>&1 | tee log
+"""
+
+
+def test_megatron_deepspeed_with_a_file_that_the_script_writes(tmp_path):
+    path = tmp_path / "run.slurm"
+    path.write_text(DEEPSPEED)
+    found = import_megatron(path)
+    assert (found.spec.positions, found.spec.vocab, found.spec.embedding_norm) == ("alibi", 250880, True)
+    wanted = {
+        "framework": "megatron-deepspeed",
+        "sharding": "zero1",
+        "attention": "eager",
+        "recompute": "full",
+        "gpus": 16,
+    }
+    assert {name: found.settings[name] for name in wanted} == wanted
+
+
+def test_experts_of_megatron_deepspeed(tmp_path):
+    path = tmp_path / "run.sh"
+    flags = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --fp16 --deepspeed --zero-stage 0 --num-experts 8"
+    path.write_text(
+        f"#!/bin/bash\ndeepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py {flags} --moe-expert-parallel-size 8\n"
+    )
+    found = import_megatron(path)
+    assert (found.spec.n_experts, found.spec.top_k, found.spec.dense_blocks) == (8, 1, (0, 2))
+    assert (found.settings["ep"], found.settings["gpus"], found.settings["attention"]) == (8, 16, "eager")
+    path.write_text(path.read_text().replace("--num-experts 8", "--num-experts 8 8 16 16"))
+    with pytest.raises(ConfigError, match="different numbers of experts"):
+        import_megatron(path)
+    path.write_text(path.read_text().replace("--num-experts 8 8 16 16", "--num-experts 1"))
+    assert import_megatron(path).spec.n_experts == 0
+
+
+def test_a_script_that_trains_nothing_says_so(tmp_path):
+    path = tmp_path / "sync.sh"
+    path.write_text("#!/bin/bash\nif [ $# -lt 1 ]; then\n  echo usage\n  exit 1\nfi\n")
+    with pytest.raises(ConfigError, match=r"line 4 \(exit\) and launches no training"):
+        import_settings(path)
+
+
+# ---- DeepSpeed ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, {"precision": "amp_bf16"}),
+        ({"amp": {"enabled": True, "opt_level": "O1"}}, {"precision": "amp_fp16"}),
+        ({"bf16": {"enabled": True}, "compile": {"disable": False, "backend": "inductor"}}, {"host": "compiled"}),
+        ({}, {"precision": "fp32"}),
+    ],
+)
+def test_precision_and_host_of_deepspeed(tmp_path, more, expected):
+    text = json.dumps({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}} | more)
+    settings = read(tmp_path, text, "ds.json").settings
+    assert {name: settings[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ({"optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-4}}}, "optimizer.type"),
+        ({"data_efficiency": {"enabled": True, "data_routing": {"enabled": True}}}, "data_efficiency.enabled"),
+        ({"curriculum_learning": {"enabled": True}}, "curriculum_learning.enabled"),
+    ],
+)
+def test_what_changes_the_answer_is_not_called_irrelevant(tmp_path, more, key):
+    report = read(tmp_path, json.dumps({"train_batch_size": 8} | more), "ds.json").report
+    assert any(entry.startswith(f"{key}: not understood, changes the answer") for entry in report.unknown)
+    assert not any(entry.startswith(key.split(".")[0] + ".type") for entry in report.irrelevant)
+
+
+def test_what_is_switched_off_changes_nothing(tmp_path):
+    text = json.dumps({"train_batch_size": 8, "curriculum_learning": {"enabled": False, "max_difficulty": 1024}})
+    assert read(tmp_path, text, "ds.json").report.unknown == ()
+
+
+def test_accumulation_waits_for_the_ranks(tmp_path):
+    text = json.dumps(
+        {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": 8, "bf16": {"enabled": True}}
+    )
+    found = read(tmp_path, text.replace("}}", '}, "zero_optimization": {"stage": 2}}'), "ds.json")
+    assert found.accumulation == 8 and "micro_batch" not in found.settings and "global_batch" not in found.settings
+
+
+# ---- files of the trainer ----------------------------------------------------------------------------------------
+
+AXOLOTL = """
+base_model: meta-llama/Llama-2-7b-hf
+load_in_4bit: true
+adapter: qlora
+lora_r: 32
+sequence_len: 512
+gradient_accumulation_steps: 4
+micro_batch_size: 2
+optimizer: adamw_torch_fused
+bf16: auto
+gradient_checkpointing: true
+attn_implementation: flash_attention_2
+fsdp: [full_shard, auto_wrap]
+fsdp_config: {fsdp_offload_params: true, fsdp_state_dict_type: FULL_STATE_DICT}
+"""
+
+
+def test_axolotl(tmp_path):
+    found = read(tmp_path, AXOLOTL)
+    wanted = {
+        "framework": "fsdp", "sharding": "zero3", "micro_batch": 2, "sequence_length": 512, "precision": "bf16",
+        "recompute": "full", "attention": "flash", "offload_parameters": "cpu", "offload_optimizer": "cpu",
+    }  # fmt: skip
+    assert {name: found.settings[name] for name in wanted} == wanted
+    assert found.accumulation == 4 and found.spec.name == "llama2-7b"
+    assert {entry.split(":")[0] for entry in found.report.unknown} == {"load_in_4bit", "adapter"}
+
+
+def test_llama_factory_with_a_deepspeed_file(tmp_path):
+    (tmp_path / "z3.json").write_text(json.dumps({"train_batch_size": "auto", "zero_optimization": {"stage": 3}}))
+    text = (
+        "model_name_or_path: nobody/none\nfinetuning_type: full\nper_device_train_batch_size: 1\ncutoff_len: 2048\nbf16: true\n"
+        "deepspeed: examples/z3.json\nlearning_rate: 1.0e-5\n"
+    )
+    found = read(tmp_path, text)
+    assert (found.settings["sharding"], found.settings["framework"], found.settings["recompute"]) == (
+        "zero3",
+        "deepspeed",
+        "full",
+    )
+    assert found.spec is None and any(
+        entry.startswith("base_model") or "nobody" in entry for entry in found.report.unknown
+    )
+    (tmp_path / "z3.json").unlink()
+    assert any(entry.startswith("deepspeed") for entry in read(tmp_path, text).report.unknown)

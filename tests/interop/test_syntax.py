@@ -1,0 +1,125 @@
+"""Files that would eat the machine, or hold numbers that nothing can mean, are refused within a second."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.config import load_yaml, parse_yaml
+from simulator.errors import ConfigError
+from simulator.interop import import_any
+from simulator.interop.accelerate import import_accelerate
+from simulator.interop.syntax import load_toml, parse_xml
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
+)
+MERGE = "a0: &a0 {k0: 1}\n" + "".join(
+    f"a{i}: &a{i}\n  <<: [{', '.join([f'*a{i - 1}'] * 9)}]\n  k{i}: 1\n" for i in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BOMB, "aliases repeat"),
+        (MERGE, "aliases repeat"),
+        ("a: &a [*a]", "refers to itself"),
+        ("a: " + "9" * 400, "1:4: .*not a number that can be meant"),
+        ("a: .nan", "not a number that can be meant"),
+        ("a: -.inf", "not a number that can be meant"),
+        ("a: 1e999", "not a number that can be meant"),
+        ("[" * 5000, "not YAML"),
+    ],
+)
+def test_yaml_that_blows_up(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_yaml(text, "file.yaml")
+
+
+@pytest.mark.parametrize("text", ['{"a": ' + "9" * 400 + "}", '{"a": NaN}', '{"a": 1e999}', '{"a": ' + "[" * 100_000])
+def test_json_that_blows_up(text):
+    with pytest.raises(ConfigError, match="not JSON"):
+        parse_yaml(text, "file.json", as_json=True)
+
+
+def test_ordinary_aliases_are_read():
+    data, _ = parse_yaml("base: &b {x: 1, y: 2}\na: {<<: *b, x: 3}\nc: *b\n", "file.yaml")
+    assert data["a"] == {"x": 3, "y": 2} and data["c"] == {"x": 1, "y": 2}
+
+
+@pytest.mark.parametrize("text", ["a = " + "9" * 400, "a = nan", "a = " + "[" * 3000, "a = 1\na = 2"])
+def test_toml_that_is_broken(tmp_path, text):
+    path = tmp_path / "file.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"TOML|number"):
+        load_toml(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<a>" * 20_000, "nested more than"),
+        ('<!DOCTYPE x [<!ENTITY a "aaa">]><x>&a;</x>', "defines entities"),
+        ("<a><b></a>", r"1:\d+: not XML"),
+    ],
+)
+def test_xml_that_is_broken(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_xml(text, "file.xml")
+
+
+def test_files_that_are_no_files(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_yaml(tmp_path)
+
+
+WRONG = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(
+    key=st.sampled_from(
+        [
+            "distributed_type",
+            "mixed_precision",
+            "num_processes",
+            "fsdp_config",
+            "deepspeed_config",
+            "parallelism_config",
+        ]
+    ),
+    inner=st.sampled_from(
+        ["", "fsdp_sharding_strategy", "zero_stage", "offload_optimizer_device", "parallelism_config_cp_size"]
+    ),
+    value=WRONG,
+)
+def test_values_of_any_type_end_in_errors_of_ours(tmp_path_factory, key, inner, value):
+    path = tmp_path_factory.mktemp("any") / "a.yaml"
+    path.write_text(json.dumps({key: {inner: value} if inner else value}))
+    try:
+        import_accelerate(path)
+    except ConfigError:
+        return
+
+
+@given(key=st.sampled_from(["devices", "instances", "links", "edges", "components", "choice", "count"]), value=WRONG)
+def test_infragraphs_of_any_type_end_in_errors_of_ours(tmp_path_factory, key, value):
+    part = {"name": "g", "choice": "npu", "count": 1}
+    graph = {
+        "name": "x",
+        "devices": [{"name": "d", "components": [part], "links": [], "edges": []}],
+        "instances": [{"name": "d", "device": "d", "count": 1}],
+    }
+    target = part if key in part else graph["devices"][0] if key in ("components", "edges", "links") else graph
+    target[key] = value
+    path = tmp_path_factory.mktemp("any") / "a.json"
+    path.write_text(json.dumps(graph))
+    try:
+        import_any(path, "infragraph")
+    except ConfigError:
+        return
