@@ -356,6 +356,8 @@ DENSE: dict[str, Callable[[Reader], dict[str, Any]]] = {
     "mistral": llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "qwen3_vl": _qwen3,
+    "qwen3_vl_moe": _qwen3_moe,
     "bert": _bert,
     "roberta": _bert,
     "xlm-roberta": _bert,
