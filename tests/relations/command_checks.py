@@ -25,7 +25,7 @@ from simulator.interop import FORMATS
 from simulator.interop.emission import Request
 from simulator.interop.writing import emit
 from simulator.models.spec import ModelSpec
-from simulator.plan import SETTINGS
+from simulator.plan import SETTINGS, ParallelPlan
 from simulator.scenario import Scenario
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,8 +49,11 @@ def run(*argv: str) -> tuple[int, dict[str, Any]]:
 
 
 def given(case: Case) -> dict[str, object]:
-    """Return the settings of a case's plan that are not defaults."""
-    return {key: value for key, one in SETTINGS.items() if (value := getattr(case.scenario.plan, key)) != one.default}
+    """Return the settings of a case's plan that are not defaults, nor what the framework's recipe makes of the others."""
+    plan = case.scenario.plan
+    said = {key: value for key, one in SETTINGS.items() if (value := getattr(plan, key)) != one.default}
+    recipe = ParallelPlan.of(said)
+    return said | {key: getattr(plan, key) for key in SETTINGS if getattr(plan, key) != getattr(recipe, key)}
 
 
 def machine(case: Case) -> list[str]:
