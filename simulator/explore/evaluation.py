@@ -17,6 +17,7 @@ import simulator
 from simulator.answer import to_json
 from simulator.config import data_folders, resolve_name
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
+from simulator.explore.neighbourhood import Site, objection
 from simulator.interop import load_model, open_topology
 from simulator.models.spec import ModelSpec
 from simulator.scenario import Scenario
@@ -279,7 +280,9 @@ def failure(error: Exception) -> Record:
 
 
 def evaluate(scenario: Scenario) -> Record:
-    """Simulate one scenario and return what is stored: its status, a reason and the documented answer.
+    """Simulate one scenario and return what is stored: its status, a reason, a remark and the documented answer.
+
+    The remark says which rule of the search refuses a plan that can be simulated all the same.
 
     Nothing that goes wrong inside one scenario ends a sweep or a search: it becomes the reason of its row.
     """
@@ -288,9 +291,10 @@ def evaluate(scenario: Scenario) -> Record:
         answer = to_json(result)
     except Exception as error:
         return failure(error)
+    remark = objection(result.plan, Site(topology=result.topology, spec=result.spec))
     if result.memory.fits:
-        return {"status": "ok", "reason": "", "answer": answer}
-    return {"status": "does not fit", "reason": result.memory.explain(), "answer": answer}
+        return {"status": "ok", "reason": "", "remark": remark, "answer": answer}
+    return {"status": "does not fit", "reason": result.memory.explain(), "remark": remark, "answer": answer}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

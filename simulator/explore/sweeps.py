@@ -44,6 +44,8 @@ class SweepRow(Figures, Breakdown, total=False):
     """Sequences per optimizer step, as resolved."""
     sequence_length: int
     """Tokens per sequence."""
+    remark: str
+    """Why a search would leave this plan out, such as a sharding that the framework does not run; mostly empty."""
     digest: str
     """Content address of the scenario."""
 
@@ -160,7 +162,7 @@ def _row(point: Point, record: Record) -> dict[str, Any]:
     plan = answer["provenance"]["scenario"]["plan"]
     row |= {name: plan[name] for name in RESOLVED if name not in row}
     row |= {**figures_of(answer), **answer["breakdown"]}
-    row["digest"] = answer["provenance"]["digest"]
+    row |= {"remark": record.get("remark", ""), "digest": answer["provenance"]["digest"]}
     return row
 
 

@@ -348,3 +348,19 @@ def test_the_command_resumes(tmp_path):
     assert (one["n_computed"], two["n_computed"], two["n_stored"]) == (4, 0, 4)
     assert one["rows"] == two["rows"]
     assert "4/4 scenarios" in first.stderr
+
+
+def test_rows_say_what_the_search_would_refuse(tmp_path):
+    """One set of rules: ZeRO-2 is not Megatron's, with or without a pipeline, and can be simulated all the same."""
+    base = {
+        "topology": "bigred200",
+        "model": "gpt2",
+        "gpus": 4,
+        "micro_batch": 1,
+        "global_batch": 8,
+        "sequence_length": 256,
+    }
+    axes = {"sharding": ("zero1", "zero2"), "pp": (1, 2)}
+    rows = run_sweep(Sweep(base=base, axes=axes), Store(tmp_path), n_jobs=1).rows
+    assert [row["remark"] for row in rows] == ["", "", *["megatron does not run zero2"] * 2]
+    assert {row["status"] for row in rows} == {"ok"}
