@@ -390,6 +390,15 @@ def free_network_changes_nothing_but_communication(case: Case, tolerance: float)
     yield from longer("free network", case.on(change), case.seconds, tolerance)
 
 
+#: rows of queries that one block of FlashAttention 2 works on (Dao, 2023, arXiv:2307.08691)
+_TILE_ROWS = 128
+
+
+def _n_attention_tiles(case: Case) -> float:
+    heads = getattr(case.result.spec, "heads", 0) / case.plan.tp
+    return case.plan.micro_batch * heads * case.plan.sequence_length / case.plan.cp / _TILE_ROWS
+
+
 LATE_STAGES = Exemption(
     reason="a rank's step in a trace begins with its first kernel: on later stages, behind the first pass of those before",
     applies=lambda case: case.plan.pp > 1,
@@ -449,7 +458,9 @@ RELATIONS: tuple[Relation, ...] = (
         Exemption(reason="FlashAttention computes in 16 bits: of 32, the memory-efficient kernel is taken, which is slower",
                   applies=lambda case: case.plan.precision in ("fp32", "tf32")),
         Exemption(reason="short sequences: fused softmax over small scores is faster",
-                  applies=lambda case: case.plan.sequence_length <= 512))),
+                  applies=lambda case: case.plan.sequence_length <= 512),
+        Exemption(reason="few heads: a fused kernel has fewer tiles than the GPU has multiprocessors, three products have more",
+                  applies=lambda case: _n_attention_tiles(case) < case.result.topology.device(0).n_sms))),
     Relation(name="precision", why="fewer bytes, faster units; casts are kernels", tolerance=0.01, check=narrower_numbers_are_faster),
     Relation(name="fewer gradient bytes", why="less to move", tolerance=1e-3, check=fewer_bytes_are_never_slower),
     Relation(name="forced algorithm", why="the library takes what it estimates to be fastest, which is an estimate", tolerance=0.2,
