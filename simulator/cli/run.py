@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from simulator.analysis.explain import Explanation
@@ -11,11 +11,9 @@ from simulator.answer import Result, memory_over_time
 from simulator.cli.inputs import recorded_module, run_request, settings_of, write_notes, write_warnings
 from simulator.cli.shared import after_the_answer, progress_line
 from simulator.errors import InfeasiblePlanError
-from simulator.explore.full_answer import document, simulate_counts, to_json
+from simulator.explore.full_answer import WayOut, document, simulate_counts, to_json
 from simulator.explore.named_settings import given_in
-from simulator.explore.out_of_memory import WayOut, in_words, ways_out
 from simulator.explore.training_run import RunRequest
-from simulator.explore.trials import advise, explain
 from simulator.faults import Faults
 from simulator.report import terminal
 
@@ -34,20 +32,22 @@ def run_main(options: dict[str, Any]) -> None:
             settings, counts, module=module, faults=Faults.parse(options["slow_rank"] or (), options["slow_link"] or ()),
             detail=bool(options["trace"] or options["report"] or options["explain"]), say=say,
         )  # fmt: skip
-        explanation = explain(results[-1], say=say) if options["explain"] else None
-        unfit = next((result for result in results if not result.memory.fits), None)
-        out = ways_out(unfit, say=say) if unfit is not None else None
+        extras = _extras(options, results, request, say)
     given = given_in(settings)
     write_warnings(results[-1].idle_inputs(given), said=said)
-    extras = Extras(request=request, explanation=explanation, ways_out=out)
     _write_files(options, results, extras, {*given, *(["gpus"] if options["gpus"] else [])})
     if options["json_output"]:
-        print(json.dumps(document(results, explanation, request=request, ways_out=out)))
+        print(json.dumps(document(results, **extras._asdict())))
     else:
         _print(results, extras)
-    if unfit is not None:
+    if extras.ways_out is not None:
+        from simulator.explore.out_of_memory import in_words
+
+        unfit = next(result for result in results if not result.memory.fits)
         with after_the_answer(is_json=options["json_output"]):
-            raise InfeasiblePlanError(f"the plan does not fit: {unfit.memory.explain()}", hint=in_words(out or []))
+            raise InfeasiblePlanError(
+                f"the plan does not fit: {unfit.memory.explain()}", hint=in_words(extras.ways_out)
+            )
 
 
 class Extras(NamedTuple):
@@ -56,6 +56,23 @@ class Extras(NamedTuple):
     request: RunRequest | None
     explanation: Explanation | None
     ways_out: list[WayOut] | None
+
+
+def _extras(
+    options: dict[str, Any], results: Sequence[Result], request: RunRequest | None, say: Callable[[str], None]
+) -> Extras:
+    """Find what needs further simulations; what does it is loaded only then."""
+    explanation, found = None, None
+    if options["explain"]:
+        from simulator.explore.trials import explain
+
+        explanation = explain(results[-1], say=say)
+    unfit = next((result for result in results if not result.memory.fits), None)
+    if unfit is not None:
+        from simulator.explore.out_of_memory import ways_out
+
+        found = ways_out(unfit, say=say)
+    return Extras(request=request, explanation=explanation, ways_out=found)
 
 
 def _write_files(options: dict[str, Any], results: Sequence[Result], extras: Extras, given: Collection[str]) -> None:
@@ -91,4 +108,6 @@ def _print(results: Sequence[Result], extras: Extras) -> None:
     if extras.ways_out is not None:
         terminal.print_ways_out(extras.ways_out)
     elif extras.explanation is None and len(results) == 1:
+        from simulator.explore.trials import advise
+
         terminal.print_advice(advise(results[0]))

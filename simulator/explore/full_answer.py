@@ -9,11 +9,33 @@ from typing import Any, NotRequired, TypedDict, cast
 from simulator.analysis.explain import Explanation
 from simulator.answer import Answer, Result
 from simulator.explore.named_settings import given_in, scenario_of
-from simulator.explore.out_of_memory import WayOut
 from simulator.explore.training_run import RunRequest, TrainingRun, whole_run
 from simulator.faults import Faults
 from simulator.models.recorded import RecordedModule, fit_plan
 from simulator.simulation import simulate
+
+
+class WayOut(TypedDict):
+    """A change, or two, of a plan that does not fit."""
+
+    change: str
+    """As flags."""
+    fits: bool
+    """Whether it suffices."""
+    peak_bytes: int
+    """Memory of the fullest rank with it."""
+    capacity_bytes: int
+    """What the device has."""
+    iteration_time_s: float | None
+    """Simulated time of a step with it; null where it does not suffice, or slower ones were not simulated any more."""
+    gpu_hours_per_billion_tokens: float | None
+    """What training takes with it."""
+    cost_per_billion_tokens: float | None
+    """The same at the price of a GPU hour, where the cluster file has one."""
+    currency: str
+    """Of the cost."""
+    same_training: bool
+    """Whether training computes the same, to the last bit of its rounding."""
 
 
 class Document(Answer):

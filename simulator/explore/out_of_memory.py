@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 from simulator.answer import Result
 from simulator.errors import InfeasiblePlanError
 from simulator.explore.bounds import Bounds
 from simulator.explore.energy import Price, price_of, training_of
+from simulator.explore.full_answer import WayOut
 from simulator.explore.neighbourhood import Neighbour, Site, neighbours
 from simulator.explore.trials import Trials
 from simulator.memory import MemoryReport
@@ -21,29 +22,6 @@ from simulator.units import format_bytes, format_time
 MOST_SIMULATED = 12
 #: pairs are tried where the fastest single change makes a step take so many times as long as if memory were no limit
 SLOW = 1.25
-
-
-class WayOut(TypedDict):
-    """A change, or two, of a plan that does not fit."""
-
-    change: str
-    """As flags."""
-    fits: bool
-    """Whether it suffices."""
-    peak_bytes: int
-    """Memory of the fullest rank with it."""
-    capacity_bytes: int
-    """What the device has."""
-    iteration_time_s: float | None
-    """Simulated time of a step with it; null where it does not suffice, or slower ones were not simulated any more."""
-    gpu_hours_per_billion_tokens: float | None
-    """What training takes with it."""
-    cost_per_billion_tokens: float | None
-    """The same at the price of a GPU hour, where the cluster file has one."""
-    currency: str
-    """Of the cost."""
-    same_training: bool
-    """Whether training computes the same, to the last bit of its rounding."""
 
 
 class _Way(NamedTuple):

@@ -19,8 +19,7 @@ from simulator.analysis.explain import Explanation
 from simulator.analysis.link_use import link_classes, utilization
 from simulator.analysis.passes import passes_of, table_of
 from simulator.answer import Result, memory_over_time
-from simulator.explore.full_answer import Document, Scaling, ScalingRow, document
-from simulator.explore.out_of_memory import WayOut
+from simulator.explore.full_answer import Document, Scaling, ScalingRow, WayOut, document
 from simulator.explore.training_run import RunRequest
 from simulator.parallel.mesh import Mesh
 from simulator.report import answer_charts, tables

@@ -36,8 +36,8 @@ from simulator.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:
     from simulator.explore.comparison import Comparison
+    from simulator.explore.full_answer import WayOut
     from simulator.explore.network_needs import Requirement
-    from simulator.explore.out_of_memory import WayOut
     from simulator.explore.sweeps import SweepResult
     from simulator.interop.writing import Written
 
