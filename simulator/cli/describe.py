@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from simulator.errors import ConfigError
 from simulator.report.terminal import make_console, new_table
 
 
-def topology(action: str, name: str | None, *, json_output: bool) -> None:
+def topology(action: str, name: str | None, *, plot: str | None = None, json_output: bool) -> None:
     """Run ``simulate topology show NAME`` or ``simulate topology list``."""
     from simulator.interop import open_topology
     from simulator.topology import describe, list_topologies
@@ -22,7 +23,12 @@ def topology(action: str, name: str | None, *, json_output: bool) -> None:
         raise ConfigError(f"topology {action}: unknown action", hint="show NAME or list")
     if name is None:
         raise ConfigError("topology show: which one?", hint="simulate topology list prints the shipped ones")
-    summary = describe(open_topology(name))
+    shown = open_topology(name)
+    summary = describe(shown)
+    if plot:
+        from simulator.report.still_pages import topology_page
+
+        print(f"wrote {', '.join(map(str, topology_page(shown).save(plot)))}", file=sys.stderr)
     if json_output:
         from dataclasses import asdict
 
@@ -53,9 +59,14 @@ def models(action: str, *, json_output: bool) -> None:
     make_console().print(table, highlight=False)
 
 
-def schedule(name: str, n_stages: int, n_micro_batches: int, n_chunks: int) -> None:
+def schedule(name: str, n_stages: int, n_micro_batches: int, n_chunks: int, plot: str | None = None) -> None:
     """Run ``simulate schedule``."""
     from simulator.schedules import build_table, placement_of, render
 
     table = build_table(name, n_stages, n_micro_batches, n_chunks=n_chunks)
-    print(render(table, placement_of(name, n_stages, n_chunks)))
+    placement = placement_of(name, n_stages, n_chunks)
+    print(render(table, placement))
+    if plot:
+        from simulator.report.still_pages import schedule_page
+
+        print(f"wrote {', '.join(map(str, schedule_page(name, table, placement).save(plot)))}", file=sys.stderr)

@@ -6,12 +6,14 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from simulator import __version__
-from simulator.cli.options import Number, Real, Text, Texts, with_plan_flags
+from simulator.cli.completion import files, models, networks, schedules, topologies
+from simulator.cli.options import PLAIN_JSON, Number, Real, Text, Texts, option, our_flags, with_plan_flags
 from simulator.errors import SimulatorError
 
 app = typer.Typer(
@@ -31,25 +33,38 @@ def _version(value: bool) -> None:
 _MODEL, _PLAN, _COST, _RUN, _OUT = "What to run", "Plan files", "Cost models", "Whole run", "Output"
 
 
-def _option(help_text: str, panel: str, *names: str) -> Any:
-    return typer.Option(*names, help=help_text, rich_help_panel=panel, show_default=False)
+def _option(help_text: str, panel: str, *names: str, words: Callable[[str], list[str]] | None = None) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel=panel, show_default=False, autocompletion=words)
 
 
 @app.callback(invoke_without_command=True)
 @with_plan_flags
 def main_command(
     context: typer.Context,
-    topology: Annotated[Text, _option("Cluster: a file or a shipped name.", _MODEL, "--topology", "-t")] = None,
-    model: Annotated[Text, _option("Model: a catalogue name, a config.json, hf:NAME.", _MODEL, "--model", "-m")] = None,
+    topology: Annotated[
+        Text, _option("Cluster: a file or a shipped name.", _MODEL, "--topology", "-t", words=topologies)
+    ] = None,
+    model: Annotated[
+        Text, _option("Model: a catalogue name, a config.json, hf:NAME.", _MODEL, "--model", "-m", words=models)
+    ] = None,
     module: Annotated[Text, _option("Your torch module instead: package.module:name or file.py:name.", _MODEL)] = None,
-    batch: Annotated[Texts, _option("An argument of its forward, e.g. BxS:int64; repeatable.", _MODEL)] = None,
+    batch: Annotated[Texts, _option("Shape of an input of its forward(), e.g. BxS:int64; repeatable.", _MODEL)] = None,
     gpus: Annotated[Text, _option("GPUs to use; a list 1,2,4,8 gives a scaling table.", _MODEL)] = None,
     plan: Annotated[
-        Text, _option("Plan file, ours or another tool's; flags win. Each of its keys is a flag, too.", _PLAN)
+        Text,
+        _option(
+            "Plan file, ours or another tool's; flags win. Each of its keys is a flag, too.",
+            _PLAN,
+            words=files(".yaml", ".yml", ".json", ".toml"),
+        ),
     ] = None,
-    deepspeed: Annotated[Text, _option("DeepSpeed's ds_config.json.", _PLAN)] = None,
-    megatron: Annotated[Text, _option("A Megatron-LM launch script: model and plan.", _PLAN)] = None,
-    network: Annotated[str, _option("flow (max-min sharing), alpha-beta or chunk (every message).", _COST)] = "flow",
+    deepspeed: Annotated[Text, _option("DeepSpeed's ds_config.json.", _PLAN, words=files(".json"))] = None,
+    megatron: Annotated[
+        Text, _option("A Megatron-LM launch script: model and plan.", _PLAN, words=files(".sh"))
+    ] = None,
+    network: Annotated[
+        str, _option("flow (max-min sharing), alpha-beta or chunk (every message).", _COST, words=networks)
+    ] = "flow",
     transport: Annotated[Text, _option("Transport across nodes, e.g. rdma, tcp, ipoib.", _COST)] = None,
     nccl_algo: Annotated[Text, _option("Force the collective algorithm.", _COST)] = None,
     nccl_proto: Annotated[Text, _option("Force the protocol: ll, ll128, simple.", _COST)] = None,
@@ -72,7 +87,7 @@ def main_command(
     ] = None,
     checkpoint_interval: Annotated[Text, _option("'30 min' or '500 steps'; Daly's optimum by default.", _RUN)] = None,
     checkpoint_time: Annotated[
-        Text, _option("How long training stands still for one; over the storage link by default.", _RUN)
+        Text, _option("How long a checkpoint stops training; over the storage link by default.", _RUN)
     ] = None,
     restart_time: Annotated[Text, _option("From a failure until the checkpoint is read; 10 min.", _RUN)] = None,
     pue: Annotated[Real, _option("Energy of the building over that of its computers; 1.1.", _RUN)] = None,
@@ -92,13 +107,15 @@ def main_command(
     if context.invoked_subcommand is not None:
         return
     named = model or megatron or module
-    if topology is None or named is None:
+    if len(sys.argv) == 1:
         print(context.get_help())
-        missing = [name for name, value in (("--topology", topology), ("--model", named)) if value is None]
-        given = len(sys.argv) > 1
-        if given:
-            print(f"\nmissing: {' and '.join(missing)}", file=sys.stderr)
-        raise typer.Exit(2 if given else 0)
+        raise typer.Exit
+    lists = {"--topology": "simulate topology list", "--model": "simulate models list"}
+    missing = [name for name, value in zip(lists, (topology, named), strict=True) if value is None]
+    if missing:
+        what = " and ".join(f"{name} NAME (`{lists[name]}` prints the shipped ones)" for name in missing)
+        print(f"missing: {what}; `simulate --help` lists all flags", file=sys.stderr)
+        raise typer.Exit(2)
     from simulator.cli.run import run_main
 
     run_main(dict(context.params))
@@ -107,13 +124,14 @@ def main_command(
 @app.command("topology", help="Show a cluster or list the shipped ones.")
 def topology_command(
     action: Annotated[str, typer.Argument(help="show or list")],
-    name: Annotated[Text, typer.Argument(help="cluster file or shipped name")] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    name: Annotated[Text, typer.Argument(help="cluster file or shipped name", autocompletion=topologies)] = None,
+    plot: Annotated[Text, option("Draw a node and the fabric: .html, .svg, .png or .pdf.")] = None,
+    json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Show nodes, links, bandwidths and bisection of a cluster, or list the shipped clusters."""
     from simulator.cli.describe import topology
 
-    topology(action, name, json_output=json_output)
+    topology(action, name, plot=plot, json_output=json_output)
 
 
 @app.command("models", help="List the catalogue.")
@@ -129,15 +147,16 @@ def models_command(
 
 @app.command("schedule", help="Print and draw a pipeline schedule.")
 def schedule_command(
-    name: Annotated[str, typer.Argument(help="1f1b, gpipe, 1f1b-interleaved, zb-1p ...")],
+    name: Annotated[str, typer.Argument(help="1f1b, gpipe, 1f1b-interleaved, zb-1p ...", autocompletion=schedules)],
     stages: Annotated[int, typer.Option("--stages", help="Pipeline stages.")] = 4,
     micro_batches: Annotated[int, typer.Option("--micro-batches", help="Micro-batches.")] = 8,
     chunks: Annotated[int, typer.Option("--chunks", help="Model chunks per stage.")] = 1,
+    plot: Annotated[Text, option("Draw it with unit times: .html, .svg, .png or .pdf.")] = None,
 ) -> None:
     """Print the table of a pipeline schedule and draw it with unit times."""
     from simulator.cli.describe import schedule
 
-    schedule(name, stages, micro_batches, chunks)
+    schedule(name, stages, micro_batches, chunks, plot)
 
 
 def register_commands() -> None:
@@ -170,6 +189,7 @@ def main() -> None:
     wants_json = "--json" in sys.argv
     try:
         register_commands()
+        sys.argv[1:] = our_flags(sys.argv[1:])
         try:
             app()
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Optional
 
 import typer
@@ -24,6 +24,24 @@ PLAIN_JSON = typer.Option("--json", help="Print one JSON document and nothing el
 def option(help_text: str, *names: str) -> Any:
     """Return an option that does not print its default."""
     return typer.Option(*names, help=help_text, show_default=False)
+
+
+def our_flags(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with flags of other tools replaced by ours, where a setting has such a name.
+
+    Examples
+    --------
+    >>> our_flags(["--tensor-model-parallel-size", "8", "--zero=1", "--json"])
+    ['--tp', '8', '--sharding=1', '--json']
+    """
+    return [_our_flag(word) for word in words]
+
+
+def _our_flag(word: str) -> str:
+    flag, equals, value = word.partition("=")
+    name = flag.removeprefix("--").replace("-", "_")
+    one = next((one for one in SETTINGS.values() if name in one.aliases), None) if flag.startswith("--") else None
+    return word if one is None else f"--{one.key.replace('_', '-')}{equals}{value}"
 
 
 def words_of(setting: Setting) -> tuple[str, ...]:

@@ -251,7 +251,8 @@ def _summary(found: Comparison, a: Answer, b: Answer) -> str:
     (rate_a, unit), (rate_b, _) = throughput(a), throughput(b)
     peaks = [one["memory"]["peak_bytes"] for one in (a, b)]
     memory = f"peak memory {format_bytes(peaks[0])} and {format_bytes(peaks[1])}"
-    return f"{verdict}. Throughput {rate_a:,.4g} and {rate_b:,.4g} {unit}; {memory}."
+    digits = ",.0f" if min(rate_a, rate_b) >= 100 else ".4g"
+    return f"{verdict}. Throughput {rate_a:{digits}} and {rate_b:{digits}} {unit}; {memory}."
 
 
 def _signed(seconds: float) -> str:

@@ -1,0 +1,70 @@
+"""Pages of what stands by itself: a cluster with nothing running on it, and a schedule with unit times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from simulator.analysis.link_use import link_classes
+from simulator.analysis.passes import Pass
+from simulator.report.constants import write_value
+from simulator.report.markup import element, table
+from simulator.report.page import Report, Section, Stream, make_page
+from simulator.report.timeline_chart import pipeline_data
+from simulator.report.topology_chart import topology_chart
+from simulator.schedules import Placement, Table
+from simulator.schedules.check import unit_time_execution
+from simulator.topology import Topology
+from simulator.units import PS_PER_S, format_time
+
+
+def topology_page(topology: Topology) -> Report:
+    """Return the page of a cluster: a node, the fabric above it, and its links by class."""
+    idle = np.zeros(topology.layout.n_links)
+    head = element(
+        "p", f"{topology.n_gpus:,} GPUs on {topology.n_nodes:,} nodes: {topology.device(0).name}", class_="plan"
+    )
+    classes = link_classes(topology, idle)
+    chart = topology_chart(topology, idle)
+    *edges, points = chart.traces
+    points = {**points, "marker": {**points["marker"], "showscale": False}}
+    summary = "switches of one kind behind those of the node are drawn as one"
+    chart = replace(chart, title="A node and the fabric", traces=(*edges, points), summary=summary)
+    cells = [
+        (
+            one.kind,
+            f"{one.n_links:,}",
+            write_value("_bytes_per_s", one.bandwidth_bytes_per_s),
+            format_time(one.latency_s),
+        )
+        for one in classes
+    ]
+    rows = table("Links by class", ("links", "number", "bandwidth each way", "latency"), cells)
+    sections = [Section("links", "Links", "A node and the fabric", [chart, rows])]
+    document = {"topology": topology.name, "links": [one._asdict() for one in classes]}
+    return make_page(topology.name, head, sections, document=document)
+
+
+def schedule_page(name: str, actions: Table, placement: Placement) -> Report:
+    """Return the page of a schedule whose passes take one second, whole backwards two."""
+    execution = unit_time_execution(actions, placement, vocabulary=1.0)
+    passes = {
+        stage: [
+            Pass(round(start * PS_PER_S), round(end * PS_PER_S), action.kind, action.micro_batch, action.chunk)
+            for action, start, end in zip(row, execution.starts[stage], execution.ends[stage], strict=True)
+            if action.kind != "V"
+        ]
+        for stage, row in enumerate(actions)
+    }
+    length_ps = round(execution.makespan * PS_PER_S)
+    data = pipeline_data(passes, length_ps, stages={stage: stage for stage in passes})
+    data["start"] = 1.0
+    stream = Stream("pipeline", "The schedule", data, "A forward takes one second, a whole backward two.")
+    n_stages, busy_s = len(actions), sum(one.end_ps - one.start_ps for row in passes.values() for one in row) / PS_PER_S
+    idle = 1.0 - busy_s / (n_stages * execution.makespan)
+    words = f"{n_stages} stages, {execution.makespan:g} units, {idle:.1%} of the time idle"
+    sections = [Section("schedule", "Schedule", "The schedule", [stream])]
+    return make_page(
+        name, element("p", words, class_="plan"), sections, document={"schedule": name, "makespan": execution.makespan}
+    )
