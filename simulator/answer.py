@@ -6,7 +6,7 @@ main command, replays, rows of sweeps and searches. ``docs/answer.schema.json`` 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -16,7 +16,7 @@ from simulator import __version__
 from simulator.analysis.confidence import Confidence, confidence_of
 from simulator.analysis.idle_inputs import idle_inputs
 from simulator.analysis.memory_trace import memory_points
-from simulator.analysis.metrics import PARTS, Breakdown, CommunicationRow, Metrics
+from simulator.analysis.metrics import AXES, PARTS, Breakdown, CommunicationRow, Metrics
 from simulator.analysis.passes import passes_of, table_of
 from simulator.memory import MemoryReport
 from simulator.models.layer import Model
@@ -414,6 +414,12 @@ def describe_link(link: Bottleneck | None) -> str:
 def parts_of(breakdown: Breakdown) -> list[tuple[str, float]]:
     """Return the parts of an iteration that take any time, by their names in words, with their seconds."""
     return [(label, breakdown[key]) for key, label in PARTS.items() if breakdown[key] > 0]
+
+
+def describe_axes(rows: Iterable[CommunicationRow]) -> str:
+    """Explain the axes of a table whose names do not speak for themselves; nothing where all do."""
+    known = dict.fromkeys(row["axis"] for row in rows if row["axis"] in AXES)
+    return "; ".join(f"{axis}: {AXES[axis]}" for axis in known)
 
 
 def categories_of(memory: Memory) -> list[tuple[str, int]]:

@@ -25,6 +25,20 @@ PARTS: dict[Part, str] = {
 }  # fmt: skip
 
 
+#: axes whose name does not say who communicates
+AXES = {
+    "shard": "the ranks that share one sharded state",
+    "replicate": "the copies of a sharded state (HSDP)",
+    "secondary": "the ranks that share the second copy of the parameters (ZeRO++)",
+    "expert_dp": "the replicas of the same experts",
+    "embedding": "the first and the last stage, which share the embedding",
+    "copies": "the two copies of the model of a bidirectional pipeline",
+    "model": "all ranks of one replica (norm of the gradients)",
+    "pipe": "all stages",
+    "host": "a GPU and its processor",
+}
+
+
 class DeviceTime(TypedDict):
     """Seconds of one iteration in which a device computes or communicates, as a mean over all ranks."""
 

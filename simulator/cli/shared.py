@@ -100,13 +100,17 @@ def progress_line(*, is_quiet: bool = False) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
     from rich.markup import escape
 
-    with Console(stderr=True).status("") as status:
+    with Console(stderr=True).status("working") as status:
         yield lambda what: status.update(escape(what))
 
 
 def is_due(last_s: float, *, is_terminal: bool) -> bool:
     """Whether it is time to say how far it is: ten times a second on a terminal, every ten seconds in a log."""
     return time.monotonic() - last_s >= (0.1 if is_terminal else 10.0)
+
+
+#: scenarios after which the time that is left can be told
+_ENOUGH = 3
 
 
 class Progress:
@@ -131,7 +135,7 @@ class Progress:
         if n_failed:
             parts.append(f"{n_failed} failed")
         is_last = n_done + n_stored == n_total
-        if n_done and not is_last:
+        if n_done >= max(_ENOUGH, n_total // 20) and not is_last:
             left_s = (time.monotonic() - self._started_s) / n_done * (n_total - n_done - n_stored)
             parts.append(f"about {clock(left_s)} left")
         self._show(", ".join(parts), is_last=is_last)

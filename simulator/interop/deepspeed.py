@@ -161,8 +161,7 @@ def _left_to_the_trainer(reader: Reader) -> set[str]:
     for name in names:
         reader.raw(name)
         del reader.data[name]
-        if name not in _HALVES:
-            reader.assume(name, "unset", "'auto' is filled in by the Hugging Face trainer")
+        reader.assume(name, "unset", "'auto' is filled in by the Hugging Face trainer")
     return names
 
 

@@ -137,5 +137,5 @@ class Setting:
             if size % degree:
                 raise InfeasiblePlanError(
                     f"{axis}={degree} does not divide {name}={size} of {spec.name}",
-                    hint=f"use a {axis} that divides {size}",
+                    hint=f"{axis} must divide {size}",
                 )

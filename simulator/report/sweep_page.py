@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from simulator.report.sweep_charts import Axes, Row, is_ok, label_of, name_of, p
 from simulator.units import format_bytes, format_time
 
 MAX_ROWS = 1000
+MAX_REASONS = 20
 _NAMES = {"curve": "Curve", "heat": "Map", "breakdown": "Time", "pareto": "Pareto"}
 
 
@@ -96,13 +98,16 @@ def _rows(named: Sequence[tuple[str, Row]]) -> Markup:
     shown = named[:MAX_ROWS]
     columns = {
         "against the best": [_against(row) for _, row in shown],
-        "no answer": ["" if is_ok(row) else f"{row['status']}: {row['reason']}" for _, row in shown],
+        "no answer": ["" if is_ok(row) else str(row["status"]) for _, row in shown],
     }
     kept = {name: texts for name, texts in columns.items() if any(texts)}
     cells = [(label, *(texts[i] for texts in kept.values()), *_figures(row)) for i, (label, row) in enumerate(shown)]
     caption = "Every combination" + (f" (the first {MAX_ROWS} of {len(named)})" if len(named) > MAX_ROWS else "")
     heads = ("combination", *kept, "iteration", "tokens/s", "tokens/s/GPU", "MFU", "communication", "memory")
-    return table(caption, heads, cells, text_columns=1 + len(kept))
+    reasons = Counter(f"{row['status']}: {row['reason']}" for _, row in named if not is_ok(row))
+    items = (element("li", f"{count:,} x {reason}") for reason, count in reasons.most_common(MAX_REASONS))
+    why = element("p", element("b", "Why there is no answer")) + element("ul", *items) if reasons else ""
+    return Markup(table(caption, heads, cells, text_columns=1 + len(kept)) + why)
 
 
 def _against(row: Row) -> str:

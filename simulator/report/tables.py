@@ -9,8 +9,9 @@ from simulator.analysis.critical_path import PathRow
 from simulator.analysis.explain import Change, Explanation
 from simulator.analysis.link_use import LinkClass
 from simulator.analysis.metrics import CommunicationRow
-from simulator.answer import Answer, describe_chosen, describe_plan, describe_scaling, throughput
-from simulator.explore.full_answer import ScalingRow, WayOut
+from simulator.answer import Answer, describe_axes, describe_chosen, describe_plan, describe_scaling, throughput
+from simulator.explore.full_answer import ScalingRow
+from simulator.explore.out_of_memory import WayOut
 from simulator.plan import ParallelPlan
 from simulator.report.constants import Section, write_value
 from simulator.report.markup import Markup, element, number, share_bar, table
@@ -103,7 +104,7 @@ def communication_table(rows: Sequence[CommunicationRow]) -> Markup:
         )
         cells.append((row["collective"].replace("_", "-"), row["axis"], *shown))
     columns = ("collective", "axis", *(column for column, _, _ in _COMMUNICATION))
-    caption = "Communication per rank and iteration; bandwidths as nccl-tests defines them"
+    caption = f"Communication per rank and iteration; bandwidths as nccl-tests defines them. {describe_axes(rows)}"
     return table(caption, columns, cells, text_columns=2)
 
 
@@ -274,7 +275,7 @@ def _changes_table(caption: str, rows: Sequence[Change]) -> Markup:
         )
         for row in rows
     ]
-    columns = ("single change", "", "saves", "iteration", "saved per 1 % more of it")
+    columns = ("single change", "", "saves", "iteration", "saved per 1 % more of what changes")
     return table(caption, columns, cells, text_columns=2)
 
 

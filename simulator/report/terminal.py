@@ -19,6 +19,7 @@ from simulator.answer import (
     Answer,
     Memory,
     categories_of,
+    describe_axes,
     describe_chosen,
     describe_interval,
     describe_link,
@@ -48,9 +49,11 @@ def make_console() -> Console:
     return console if console.is_terminal and console.width >= 80 else Console(width=max(console.width, 180))
 
 
-def new_table(*columns: str, n_left: int = 1, title: str | None = None) -> Table:
+def new_table(
+    *columns: str, n_left: int = 1, title: str | None = None, padding: tuple[int, int, int, int] = (0, 1, 0, 1)
+) -> Table:
     """Return an empty table, the first columns left-aligned."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=padding)
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index < n_left else "right", overflow="fold")
     return table
@@ -112,13 +115,16 @@ def _print_breakdown(out: Console, answer: Answer) -> None:
 
 def _print_communication(out: Console, rows: Sequence[CommunicationRow]) -> None:
     out.print()
-    table = new_table("communication per rank", "axis", "ranks", "count", "bytes", "time", "algbw", "busbw")
+    columns = ("collective", "axis", "ranks", "count", "bytes", "time", "algbw", "busbw")
+    table = new_table(*columns, title="communication per rank", padding=(0, 1, 0, 0))
     for row in rows:
         table.add_row(
             row["collective"], row["axis"], str(row["group_size"]), f"{row['count']:.4g}", format_bytes(row["bytes"]),
             format_time(row["total_s"]), format_bandwidth(row["algbw_bytes_per_s"]), format_bandwidth(row["busbw_bytes_per_s"]),
         )  # fmt: skip
     out.print(table, highlight=False)
+    if describe_axes(rows):
+        out.print(f"[dim]{describe_axes(rows)}[/dim]", highlight=False)
 
 
 def _print_memory(out: Console, memory: Memory) -> None:
@@ -202,6 +208,10 @@ def print_explanation(explanation: Explanation) -> None:
         out.print(f"{i}. {escape(row['change'])} saves {saving} (iteration {time})", highlight=False)
     out.print()
     out.print(_change_table(explanation["changes"]), highlight=False)
+    out.print(
+        "[dim]saved per 1 % more: per cent of the time, for one per cent more of what the row changes[/dim]",
+        highlight=False,
+    )
     if explanation["without_effect"]:
         out.print(f"\nwithout effect here: {escape(', '.join(explanation['without_effect']))}", highlight=False)
     for one in explanation["impossible"]:
@@ -251,7 +261,7 @@ def _path_table(rows: Sequence[PathRow]) -> Table:
 
 
 def _change_table(rows: Sequence[Change]) -> Table:
-    table = new_table("single change", "saves", "iteration", "per 1 % more")
+    table = new_table("single change", "saves", "iteration", "saved per 1 % more")
     for row in rows:
         elasticity = "" if row["elasticity"] is None else f"{row['elasticity']:.3f} %"
         name = escape(row["change"]) + ("" if row["same_training"] else " (other training)")
