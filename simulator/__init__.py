@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from simulator.interop import load_model, open_topology
     from simulator.models.spec import ModelSpec
     from simulator.plan import ParallelPlan
-    from simulator.report.answer_page import report
+    from simulator.report.answer_page import report as make_report
     from simulator.scenario import Scenario
     from simulator.simulation import simulate
     from simulator.timeline import Timeline
@@ -46,7 +46,7 @@ _PLACES = {
     "TraceError": "errors", "UnroutableError": "errors",
     "search": "explore.best_plans", "Sweep": "explore.named_settings", "sweep": "explore.sweeps:run_sweep",
     "explain": "explore.trials", "Faults": "faults", "load_model": "interop", "open_topology": "interop",
-    "ModelSpec": "models.spec", "ParallelPlan": "plan", "report": "report.answer_page", "Scenario": "scenario",
+    "ModelSpec": "models.spec", "ParallelPlan": "plan", "make_report": "report.answer_page:report", "Scenario": "scenario",
     "simulate": "simulation", "Timeline": "timeline", "Topology": "topology", "load_topology": "topology",
 }  # fmt: skip
 
@@ -70,8 +70,8 @@ __all__ = [
     "explain",
     "load_model",
     "load_topology",
+    "make_report",
     "open_topology",
-    "report",
     "search",
     "simulate",
     "sweep",

@@ -22,6 +22,7 @@ def test_every_public_name_can_be_imported(name):
     assert name in simulator.__all__
     assert name in dir(simulator)
     assert getattr(simulator, name).__doc__
+    assert callable(getattr(simulator, name))
 
 
 def test_every_public_name_has_a_place():

@@ -112,7 +112,10 @@ class _Memory:
                 continue
             try:
                 bounds = self._of(one.plan)
-                memory = bounds.memory(bounds.layout(one.plan))
+                layout = bounds.layout(one.plan)
+                memory = bounds.memory(layout)
+                if one.plan.cp > 1:
+                    bounds.compute_s(layout)  # the heads may not allow the degree
             except InfeasiblePlanError:
                 continue
             if memory.peak_bytes < below:

@@ -107,3 +107,12 @@ def test_advice_does_not_contradict_the_search():
     assert refused["--sharding zero2"] == "megatron does not run zero2"
     assert refused["--sharding zero3"] == "megatron does not run zero3 with a pipeline"
     assert all(not objection(one.plan, site) for one in neighbours(plan, site) if not one.reason)
+
+
+def test_degrees_that_the_heads_do_not_allow_are_no_way_out(simulated):
+    """gpt2-large has 20 heads, which context parallelism of 8 by all-to-all cannot divide."""
+    result = simulated("dgx-a100-40g", "gpt2-large", gpus=8, micro_batch=64, framework="deepspeed", cp_comm_type="a2a")
+    assert not result.memory.fits
+    rows = ways_out(result)
+    assert any(row["fits"] for row in rows)
+    assert not any("--cp 8" in row["change"] for row in rows)
