@@ -71,32 +71,32 @@ def passes_of(timeline: Timeline, table: Table, stages: Mapping[int, int]) -> di
 
 
 def _passes(spans: Sequence[Span], row: Row) -> list[Pass]:
-    """Give spans to the actions of a row, which a stage runs in their order; a pair that runs in turns is one pass."""
-    found: list[Pass] = []
-    steps = [Pass(0, 0, "O", -1)]
-    actions, place = list(_joined(row)), -1
-    reach_ps = 0
+    """Give spans to the actions of a row, which a stage runs in their order; a pair that runs in turns is one pass.
+
+    An action that no span tells from the one before it takes no time.
+    """
+    actions = list(_joined(row))
+    windows: dict[int, tuple[int, int]] = {}
+    steps: list[Span] = []
+    place = -1
     for span in spans:
         kind = _kind(span)
         if kind == "O":
-            steps.append(Pass(span.start_ps, span.end_ps, "O", -1))
-            continue
-        if span.micro_batch < 0:
-            continue  # what belongs to all of them, such as the copies of a gradient bucket
-        is_block = isinstance(span.op, Block)
-        while place < 0 or is_block or not _belongs(kind, span.micro_batch, actions[place]):
-            if place + 1 == len(actions):
-                break
-            place += 1
-            found.append(Pass(max(reach_ps, span.start_ps), span.start_ps, actions[place][0].kind, -1))
-            if _belongs(kind, span.micro_batch, actions[place]):
-                break
-        action, *pair = actions[place]
-        start_ps = min(found[-1].start_ps, span.start_ps)
-        found[-1] = Pass(start_ps, span.end_ps, "P" if pair else action.kind, action.micro_batch, action.chunk)
-        reach_ps = span.end_ps
-    ran = steps[1:]
-    return found + ([Pass(ran[0].start_ps, ran[-1].end_ps, "O", -1)] if ran else [])
+            steps.append(span)
+        if kind == "O" or span.micro_batch < 0:
+            continue  # the rest belongs to all micro-batches, such as the copies of a gradient bucket
+        first = place + 1 if place < 0 or isinstance(span.op, Block) else place
+        fitting = (i for i in range(first, len(actions)) if _belongs(kind, span.micro_batch, actions[i]))
+        place = next(fitting, place)
+        start_ps, _ = windows.get(place, (span.start_ps, 0))
+        windows[place] = start_ps, span.end_ps
+    found, end_ps = [], 0
+    for i, (action, *pair) in enumerate(actions):
+        start_ps, end_ps = windows.get(i, (end_ps, end_ps))
+        found.append(Pass(start_ps, end_ps, "P" if pair else action.kind, action.micro_batch, action.chunk))
+    if steps:
+        found.append(Pass(steps[0].start_ps, max(span.end_ps for span in steps), "O", -1))
+    return found
 
 
 def _joined(row: Row) -> Iterator[tuple[Action, ...]]:
