@@ -107,7 +107,7 @@ def main_command(
     if context.invoked_subcommand is not None:
         return
     named = model or megatron or module
-    if len(sys.argv) == 1:
+    if topology is None and named is None and len(sys.argv) == 1:
         print(context.get_help())
         raise typer.Exit
     lists = {"--topology": "simulate topology list", "--model": "simulate models list"}

@@ -160,7 +160,7 @@ def test_page_says_where_constants_come_from(reports, small):
     device = small.topology.device(0)
     assert device.sources["datasheet"] in html
     assert small.topology.node.nics.source in html
-    assert "nccl-tests tables" in html
+    assert "fitted by simulate calibrate collectives" in html
 
 
 def test_scaling_shows_every_number_of_gpus(small, simulated):
