@@ -10,8 +10,7 @@ from simulator.analysis.explain import Change, Explanation
 from simulator.analysis.link_use import LinkClass
 from simulator.analysis.metrics import CommunicationRow
 from simulator.answer import Answer, describe_axes, describe_chosen, describe_plan, describe_scaling, throughput
-from simulator.explore.full_answer import ScalingRow
-from simulator.explore.out_of_memory import WayOut
+from simulator.explore.full_answer import ScalingRow, WayOut
 from simulator.plan import ParallelPlan
 from simulator.report.constants import Section, write_value
 from simulator.report.markup import Markup, element, number, share_bar, table
