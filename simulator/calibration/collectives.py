@@ -132,7 +132,7 @@ def _case(row: Mapping[str, str]) -> _Case:
         protocol=row["algorithm"].partition("/")[2] or None,
         split=row["split"],
         source=row["source"],
-        how=conditions_of(row["source"], nccl=row["nccl"], gpus_per_process=row["gpus_per_process"]),
+        how=conditions_of(row["source"], nccl=row.get("nccl", ""), gpus_per_process=row.get("gpus_per_process", "")),
     )
 
 

@@ -34,6 +34,7 @@ from simulator.memory import MemoryReport, estimate
 from simulator.models.layer import CommunicationPoint, Layer, Model
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
+from simulator.network import NETWORKS
 from simulator.network.base import Flow, capacities
 from simulator.parallel.classes import fills_nodes
 from simulator.parallel.context import Exchange, exchange_context
@@ -589,10 +590,15 @@ def _awaited_s(tasks: Sequence[Task], durations: Durations) -> float:
 SLACK = 1.0 - 1e-7
 
 
-def alone_s(flow: Flow, topology: Topology) -> float:
-    """Return the time of a flow that has the network to itself: no flow is ever faster."""
+def alone_s(flow: Flow, topology: Topology, *, contends: bool = True) -> float:
+    """Return the time of a flow that has the network to itself: no flow is ever faster.
+
+    Where nothing contends, the groups whose loads a flow adds up do not either: one of them by itself is no slower.
+    """
     if not flow.n_bytes:
         return flow.latency_s
+    if not contends and flow.apart is not None:
+        return alone_s(flow.parts(1)[0], topology)
     rate = flow.alone_bytes_per_s
     if not rate:
         levels = capacities(topology)[np.asarray(flow.links, dtype=np.intp)] / np.asarray(flow.weights)
@@ -617,6 +623,7 @@ class Durations:
     def __init__(self, costs: ModelCosts, rank: int = 0) -> None:
         self.costs = costs
         self.rank = rank
+        self.contends: bool = getattr(NETWORKS[costs.scenario.network], "contends", True)
         self._known: dict[int, tuple[object, float, float]] = {}
         #: shared between instances where the groups are the same objects
         self.collectives: dict[tuple[str, int, int], tuple[object, float]] = {}
@@ -645,11 +652,14 @@ class Durations:
     def communication_s(self, op: Collective | Transfer) -> float:
         """Return the seconds of a communication alone in the network."""
         if isinstance(op, Transfer):
-            return alone_s(self.costs.flow(op), self.costs.topology)
+            return alone_s(self.costs.flow(op), self.costs.topology, contends=self.contends)
         key = (op.collective, op.n_bytes, id(op.groups))
         known = self.collectives.get(key)
         if known is None:
-            known = self.collectives[key] = (op.groups, alone_s(self.costs.flow(op), self.costs.topology))
+            known = self.collectives[key] = (
+                op.groups,
+                alone_s(self.costs.flow(op), self.costs.topology, contends=self.contends),
+            )
         return known[1]
 
     def tasks_s(self, tasks: Sequence[Task]) -> tuple[float, float]:

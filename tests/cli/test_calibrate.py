@@ -128,7 +128,7 @@ def test_kernels_of_a_device(simulate, tmp_path, monkeypatch):
     ("change", "message"),
     [
         (lambda text: text.replace("a100-sxm4-80g", "abacus"), "its 'device' column has abacus"),
-        (lambda text: text.replace(",gemm,", ",gamm,"), "operation 'gamm' is unknown"),
+        (lambda text: text.replace(",gemm,", ",gamm,"), "op 'gamm' is unknown"),
         (lambda text: text.replace(",nn,", ",sideways,"), "pass 'sideways' is unknown"),
         (lambda text: text.replace(",1024,", ",wide,"), "row r"),
         (lambda text: text.replace("time_us", "time"), "no column time_us"),

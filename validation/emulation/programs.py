@@ -5,7 +5,8 @@ A training step is a model of timed layers and a plan; what its framework does w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from simulator.models.layer import Layer, Model, Parameter, PointwiseShape
@@ -19,15 +20,26 @@ from validation.emulation.job import FLOAT_BYTES, Job, buffer_bytes
 #: the kernel of a pass of a timed layer
 TIMED = "timed layer"
 _ZERO3 = Framework(name="timed-zero3", kernels="hf-eager", data_parallel=FSDP, keeps_last_unit=True)
-#: the jobs that are loops of their own, beside the frameworks that users have
-FRAMEWORKS.update(
-    (one.name, one)
+#: the jobs that are loops of their own, and no framework that users have
+_LOOPS = {
+    one.name: one
     for one in (
         Framework(name="timed-zero1", kernels="hf-eager", data_parallel=MEGATRON, gathers_buckets=True),
         _ZERO3,
         replace(_ZERO3, name="timed-zero3-two-groups", scatters_apart=True),
     )
-)
+}
+
+
+@contextmanager
+def _loops_known() -> Iterator[None]:
+    """Count the loops among the frameworks while a job is lowered, and no longer."""
+    FRAMEWORKS.update(_LOOPS)
+    try:
+        yield
+    finally:
+        for name in _LOOPS:
+            del FRAMEWORKS[name]
 
 
 def timed_model(n_layers: int, layer_bytes: int) -> Model:
@@ -68,12 +80,12 @@ def plan_of(job: Job, n_ranks: int) -> ParallelPlan:
 
 def _step(job: Job, n_ranks: int) -> Program:
     """Lower a training step; a pipeline posts all receives first, whatever its processors do."""
-    plan = plan_of(job, n_ranks)
     model = timed_model(n_ranks, 0) if job.is_pipeline else timed_model(job.n_layers, job.layer_bytes)
-    return lower(
-        model, plan, gpus_per_node=1, boundary_bytes=job.activation_bytes, unfold=True,
-        collectives_at_once=job.gloo_threads, on_processors=not job.is_pipeline,
-    ).program  # fmt: skip
+    with _loops_known():
+        return lower(
+            model, plan_of(job, n_ranks), gpus_per_node=1, boundary_bytes=job.activation_bytes, unfold=True,
+            collectives_at_once=job.gloo_threads, on_processors=not job.is_pipeline,
+        ).program  # fmt: skip
 
 
 def _ring(order: Sequence[int]) -> list[tuple[int, int]]:
