@@ -28,3 +28,5 @@ autodoc_mock_imports = ["torch"]
 autosummary_generate = False
 napoleon_google_docstring = False
 napoleon_use_rtype = False
+# keys of answers may have the names of builtin types ("bytes"), which annotations then find twice
+suppress_warnings = ["ref.python"]

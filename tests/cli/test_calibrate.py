@@ -49,9 +49,10 @@ def test_a_cluster_from_its_logs(simulate, logs):
     assert fitted["value"] == pytest.approx(fitted["before"] / 1.4, rel=0.1)
     assert 0 < fitted["relative_error"] < 0.3
     large = "held out, all_reduce, from 1 MiB"
-    assert (
-        document["errors_before"][large]["p90_absolute"] > 0.2 > 4 * document["errors_after"][large]["median_absolute"]
-    )
+    before, after = document["errors_before"][large], document["errors_after"][large]
+    assert before["p90_absolute"] > 0.25
+    assert after["p90_absolute"] < 0.2
+    assert after["median_absolute"] < 0.06
     assert any("depends on it" in why for why in document["undetermined"].values())
     mine = benchmark_table("all_reduce", open_topology("mine.yaml", 8), [2**30])[0]
     shipped = benchmark_table("all_reduce", open_topology("polaris", 8), [2**30])[0]

@@ -20,6 +20,15 @@ class Rule:
 
 #: first match wins; names that match nothing are judged by their plan (see :func:`framework_of`)
 RULES: tuple[Rule, ...] = (
+    Rule(
+        words=("training results v5", "amd/results"), framework="megatron-core", why="AMD's submissions run Megatron-LM"
+    ),
+    Rule(
+        words=("training results v5",),
+        framework="megatron-bridge",
+        why="NVIDIA's code of MLPerf 5, which others submit too",
+    ),
+    Rule(words=("llama 3 herd",), framework="megatron-core", why="Meta's own 4D parallelism: fused and overlapped"),
     Rule(words=("pytorch ddp",), framework="torch-ddp"),
     Rule(words=("pytorch fsdp2",), framework="torch-fsdp2"),
     Rule(words=("pytorch dtensor",), framework="torch-tp"),
@@ -42,7 +51,7 @@ RULES: tuple[Rule, ...] = (
     Rule(words=("nvidia/megatron-lm", "deepseek"), framework="megatron-core"),
     Rule(words=("megatron-bridge",), framework="megatron-bridge"),
     Rule(words=("dgxc-benchmarking",), framework="megatron-bridge", why="NVIDIA's recipes"),
-    Rule(words=("training_results_v5",), framework="megatron-bridge", why="submitters train with NVIDIA's recipes"),
+    Rule(words=("training results v5",), framework="megatron-bridge", why="submitters train with NVIDIA's recipes"),
     Rule(words=("primus",), framework="megatron-core", why="AMD Primus runs Megatron-Core"),
     Rule(words=("pytorch/ao",), framework="torchtitan-compile", why="float8 of torchao needs compile"),
     Rule(
