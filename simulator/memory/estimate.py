@@ -161,7 +161,7 @@ def _stage_bytes(
     n_parameters = sum(layer.n_parameters for layer in layers)
     state = state_bytes(plan)
     shards_parameters = plan.sharding in ("zero3", "hsdp")
-    shards_gradients = shards_parameters or plan.sharding == "zero2"
+    shards_gradients = (shards_parameters or plan.sharding == "zero2") and not plan.synchronises_once
     n_experts = sum(layer.n_expert_parameters for layer in layers) if plan.has_expert_axes else 0
     is_offloaded = plan.offload_optimizer == "cpu"
 
@@ -232,6 +232,8 @@ def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan, shard_size: int
     """
     if plan.sharding not in ("zero3", "hsdp"):
         return 0
+    if plan.synchronises_once:
+        return 2 * sum(layer.n_parameters for layer in layers)
     has_whole_experts = plan.ep > 1 and shard_size // plan.ep <= 1
     units = [layer.n_parameters - (layer.n_expert_parameters if has_whole_experts else 0) for layer in layers]
     unit = max(units, default=0)

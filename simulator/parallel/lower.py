@@ -16,7 +16,7 @@ from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.pipeline import StageLowering
 from simulator.parallel.repetition import ShortTable, shorten
 from simulator.parallel.replicated import Replicated
-from simulator.parallel.sharded import FullySharded, Zero3
+from simulator.parallel.sharded import FullySharded, ShardedOnce, Zero3
 from simulator.parallel.stage import StageLayers
 from simulator.parallel.states import optimizer_run
 from simulator.parallel.vocabulary import share
@@ -75,6 +75,8 @@ def data_parallel(layers: Sequence[Layer], plan: ParallelPlan, communicators: Co
         return DataParallel(layers, plan, communicators)
     if not plan.shards_parameters:
         return Replicated(layers, plan, communicators)
+    if plan.synchronises_once:
+        return ShardedOnce(layers, plan, communicators)
     strategy = Zero3 if plan.framework_spec.data_parallel.units == "tensor" else FullySharded
     return strategy(layers, plan, communicators)
 

@@ -247,9 +247,10 @@ class Replicated(DataParallel):
 
     def _broadcast_parameters(self, tasks: TaskList, optimizer: int) -> None:
         groups = self.communicators.groups("shard")
+        flat = self.plan.framework_spec.owners_broadcast == "ranks"
         for owner, tensors in enumerate(self._owned()):
             from_owner = tuple((group[owner], *group[:owner], *group[owner + 1 :]) for group in groups)
-            for n_elements in tensors:
+            for n_elements in [sum(tensors)] if flat and tensors else tensors:
                 n_bytes = n_elements * parameter_bytes(self.plan)
                 self.collective(tasks, "broadcast", "shard", n_bytes, (optimizer,), "optimizer", from_owner)
 

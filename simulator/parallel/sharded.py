@@ -92,7 +92,12 @@ class FullySharded(DataParallel):
             self._ends.setdefault((kind, micro_batch), {})[position] = last[-1]
         if position in self._units and kind != "W":
             self._gather_following(tasks, position, kind, micro_batch, self.n_behind(kind))
-        if kind in ("F", "I") or (position in self._roots and position != min(self._roots)):
+        if kind not in ("F", "I"):
+            self._reduce_unit(tasks, position, last)
+
+    def _reduce_unit(self, tasks: TaskList, position: int, last: tuple[int, ...]) -> None:
+        """Reduce-scatter the gradients of a unit; those of the root go together, when its first layer is through."""
+        if position in self._roots and position != min(self._roots):
             return
         members = sorted(self._roots) if position in self._roots else [position]
         # gradients into the flat buffer that is reduced, in its precision
@@ -209,6 +214,27 @@ class FullySharded(DataParallel):
         if places[0] != places[1]:
             n_bytes = self.n_optimizer_elements * parameter_bytes(self.plan)
             self.copy(tasks, "from_host" if places[0] == "cpu" else "to_host", n_bytes, (optimizer,), "optimizer")
+
+
+class ShardedOnce(FullySharded):
+    """`fully_shard` under a pipeline: the first forward gathers for the whole step, the last backward reduces the sum."""
+
+    def is_quiet(self, kind: Kind, micro_batch: int, *, is_last: bool) -> bool:
+        """Whatever is neither the first forward nor the last backward."""
+        return micro_batch != 0 if kind == "F" else kind == "I" or not is_last
+
+    def before_layer(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int) -> tuple[int, ...]:
+        """Gather this unit in the first forward."""
+        return super().before_layer(tasks, position, kind, micro_batch) if kind == "F" and micro_batch == 0 else ()
+
+    def after_layer(
+        self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool
+    ) -> None:
+        """Reduce-scatter the unit's gradients in the last backward."""
+        if kind == "F" and micro_batch == 0:
+            super().after_layer(tasks, position, kind, micro_batch, last, is_last=is_last)
+        elif kind in ("B", "W") and is_last:
+            self._reduce_unit(tasks, position, last)
 
 
 #: Host time per rank of the group and message in DeepSpeed, which slices every gathered or scattered buffer rank by rank in

@@ -45,7 +45,8 @@ def accumulation_traffic(plan: ParallelPlan) -> Traffic:
     weight-gradient product; full sharding accumulates shards only.
     """
     framework = plan.framework_spec
-    if STYLES[framework.kernels].accumulates_in_product or plan.sharding in ("zero3", "hsdp"):
+    shards = plan.sharding in ("zero3", "hsdp") and not plan.synchronises_once
+    if STYLES[framework.kernels].accumulates_in_product or shards:
         return Traffic(0, 0)
     n_bytes = plan.reduced_bytes
     if plan.precision_spec.is_16_bit and n_bytes == 4:

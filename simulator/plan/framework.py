@@ -79,6 +79,9 @@ class DataParallelism:
         Whether gathered parameters are copied out of the flat buffer into tensors of their own.
     orders_gathers : bool
         Whether prefetching is a matter of the order in which gathers are issued (``backward_prefetch`` and its like).
+    once_under_pipelines : bool
+        Whether under a pipeline the first forward gathers for the whole step and the last backward reduces its sum
+        (``torch.distributed.pipelining``, ``backward_maybe_with_nosync``; torchtitan does not reshard after forward then).
     zero3_limits : Zero3Limits, optional
         How far gathers run ahead where that is a matter of elements.
     quantizes : bool
@@ -114,6 +117,7 @@ class DataParallelism:
     gathers_by_bucket: bool = False
     copies_gathered: bool = True
     orders_gathers: bool = False
+    once_under_pipelines: bool = False
     zero3_limits: Zero3Limits | None = None
     quantizes: bool = False
     frees_gradients: bool = False
@@ -176,6 +180,8 @@ DEEPSPEED = DataParallelism(
     quantizes=True,
     clears_gradients=True,
 )
+#: InternEvo's: ``reduce_bucket_size``
+INTERNEVO = replace(MEGATRON, bucket_bytes=512 * MIB, scatters_gradients=False, gathers_by_bucket=False)
 #: the wrapper, ``FullyShardedDataParallel``
 FSDP = DataParallelism(
     shardings=("none", "zero2", "zero3", "hsdp"),
@@ -189,7 +195,7 @@ FSDP = DataParallelism(
     shards_masters=True,
 )
 #: ``fully_shard``, which copies what it gathered into tensors of their own
-FSDP2 = replace(FSDP, copies_gathered=True)
+FSDP2 = replace(FSDP, copies_gathered=True, once_under_pipelines=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,9 +236,10 @@ class Framework:
         FlashAttention 2 before), ``flash_attention_2``, or ``flash_attention_1`` (also its Triton port).
     clips_gradients : bool
         Whether the step clips gradients by their global norm: a kernel over them, and a sum over model-parallel ranks.
-    owners_broadcast : bool
-        Whether with a sharded optimizer every rank owns whole tensors and broadcasts them one by one after the step
-        (``ZeroRedundancyOptimizer``), instead of gathering equal shards.
+    owners_broadcast : str
+        Whether with a sharded optimizer every rank owns whole tensors and broadcasts them after the step, instead of
+        gathering equal shards: ``tensors`` one by one (``ZeroRedundancyOptimizer``), ``ranks`` flattened, one broadcast
+        for each rank (InternEvo's ``HybridZeroOptimizer``), empty not at all.
     gathers_buckets : bool
         Whether updated parameters are gathered bucket by bucket even where that does not overlap the next forward.
     keeps_last_unit : bool
@@ -267,7 +274,7 @@ class Framework:
     cp_comm_type: Literal["p2p", "all_gather", "a2a"] = "p2p"
     flash: str = "flash_attention"
     clips_gradients: bool = True
-    owners_broadcast: bool = False
+    owners_broadcast: Literal["", "tensors", "ranks"] = ""
     gathers_buckets: bool = False
     keeps_last_unit: bool = False
     scatters_apart: bool = False
@@ -366,12 +373,24 @@ FRAMEWORKS: dict[str, Framework] = {
             flash="flash_attention_2",
         ),
         Framework(
+            # Llama 3 (arXiv:2407.21783, section 3.3.2): FSDP whose parameters stay gathered, fp32 gradients, interleaved
+            # pipeline with asynchronous messages, context parallelism by all-gather, no activation checkpointing
+            name="llama3-4d",
+            kernels="fused",
+            data_parallel=FSDP2,
+            gradient_bytes_bf16=4,
+            overlaps_interleaved_p2p=True,
+            cp_comm_type="all_gather",
+            recipe={"sharding": "zero3", "overlap": True},
+            parallel_recipe={"sequence_parallel": True},
+        ),
+        Framework(
             name="torch-ddp",
             kernels="hf-eager",
             data_parallel=DDP,
             master_weights=False,
             clips_gradients=False,
-            owners_broadcast=True,
+            owners_broadcast="tensors",
         ),
         Framework(
             name="torch-fsdp2",
@@ -392,6 +411,15 @@ FRAMEWORKS: dict[str, Framework] = {
             data_parallel=MEGATRON,
             overlap=False,
             fragmentation=0.3,
+        ),
+        Framework(
+            # InternEvo (HybridZeroOptimizer): eager modules with FlashAttention's fused norms, 16-bit gradients reduced in
+            # buckets of 512 MB beside backward, every rank's parameters broadcast by it after the step
+            name="internevo",
+            kernels="eager-fused-norm",
+            data_parallel=INTERNEVO,
+            flash="flash_attention_2",
+            owners_broadcast="ranks",
         ),
         Framework(name="apex-ddp", kernels="eager-fused-norm", data_parallel=DDP),
         Framework(name="apex-ddp-fused", kernels="megatron", data_parallel=DDP),

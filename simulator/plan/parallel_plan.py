@@ -374,6 +374,11 @@ class ParallelPlan:
         return self.sharding in self.framework_spec.data_parallel.gathers_units
 
     @property
+    def synchronises_once(self) -> bool:
+        """Whether sharded parameters are gathered, and gradients reduced, once per step: `fully_shard` under a pipeline."""
+        return self.pp > 1 and self.shards_parameters and self.framework_spec.data_parallel.once_under_pipelines
+
+    @property
     def overlaps(self) -> bool:
         """Whether gradient communication runs beside backward: the plan's word, or the framework's default."""
         return self.framework_spec.overlap if self.overlap is None else self.overlap

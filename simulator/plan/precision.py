@@ -90,8 +90,10 @@ PRECISIONS: dict[str, Precision] = {
         Precision(name="fp32", activations="fp32", weights="fp32", products="fp32"),
         _quantised("fp8", "fp8", Quantisation(kernel="quantize", element_bytes=1.0)),
         _quantised("fp8_current", "fp8", Quantisation(kernel="quantize", element_bytes=1.0, reads=2)),
-        _quantised("fp8_rowwise", "fp8", Quantisation(kernel="quantize", element_bytes=1.0)),
-        _quantised("fp8_rowwise_gw_hp", "fp8", Quantisation(kernel="quantize", element_bytes=1.0, wide_wgrad=True)),
+        _quantised("fp8_rowwise", "fp8", Quantisation(kernel="quantize", element_bytes=1.0, reads=3)),
+        _quantised(
+            "fp8_rowwise_gw_hp", "fp8", Quantisation(kernel="quantize", element_bytes=1.0, reads=3, wide_wgrad=True)
+        ),
         _quantised("fp8_block", "fp8_block", Quantisation(kernel="quantize", element_bytes=1.0 + 4 / 128)),
         _quantised("mxfp8", "mxfp8", Quantisation(kernel="quantize_mxfp8", element_bytes=1.0 + 1 / 32)),
         _quantised("nvfp4", "nvfp4", Quantisation(kernel="quantize_nvfp4", element_bytes=0.5 + 1 / 16, reads=2)),

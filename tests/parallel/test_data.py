@@ -367,3 +367,35 @@ def test_adam_reads_gradient_weight_and_moments_and_writes_what_it_changed(setti
     run = optimizer_run(1000, 4, ParallelPlan(dp=8, **settings))
     adam = next(kernel for kernel in run.kernels if kernel.shape.name == "adamw_fused")
     assert (adam.shape.read_bytes / 1000, adam.shape.written_bytes / 1000) == (read, written)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 5])
+def test_fully_shard_under_a_pipeline_gathers_and_reduces_once(micro_batches):
+    """torch.distributed.pipelining synchronises in the last backward; torchtitan does not reshard after forward then."""
+    settings = {
+        "dp": 4,
+        "pp": 2,
+        "gpus": 8,
+        "sharding": "zero3",
+        "precision": "bf16",
+        "micro_batch": 1,
+        "global_batch": 20,
+    }
+    plan = ParallelPlan(framework="torchtitan", **settings)
+    assert sent_bytes(plan, SIZES, micro_batches) == {"all_gather": 2 * PSI, "reduce_scatter": 4 * PSI}
+    wrapper = ParallelPlan(framework="fsdp", **settings)
+    once_each = {"all_gather": 4 * PSI * micro_batches, "reduce_scatter": 2 * PSI * micro_batches}
+    assert sent_bytes(wrapper, SIZES, micro_batches) == once_each
+
+
+def test_each_rank_broadcasts_what_it_owns_at_once():
+    """InternEvo flattens: as many broadcasts as ranks that own something, and every parameter travels once."""
+    plan = ParallelPlan(
+        dp=8, gpus=8, framework="internevo", sharding="zero1", precision="bf16", micro_batch=1, global_batch=8
+    )
+    stage = layers(SIZES * 4)
+    strategy = data_parallel(stage, plan, Communicators(Mesh(plan, 8), 0, folded=True))
+    tasks = TaskList()
+    strategy.after_step(tasks, tasks.add(KERNEL))
+    sent = [task.op.n_bytes for task in tasks.tasks if isinstance(task.op, Collective)]
+    assert len(sent) == 8 and sum(sent) == 2 * 4 * PSI

@@ -15,7 +15,7 @@ from simulator.errors import ConfigError
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan, Recompute
 from simulator.plan.parallel_plan import SETTINGS
-from validation.tables.frameworks import cuda_of, framework_of, who_ran
+from validation.tables.frameworks import cuda_of, framework_of, machine_of, who_ran
 from validation.tables.models import spec_of
 from validation.tables.reader import Row
 from validation.tables.recipes import precision_of, read_task, recipe_fields, recomputed_modules, schedule_of
@@ -25,6 +25,8 @@ _SHARDINGS = {"": "none", "ddp": "none", "fsdp": "zero3", "full_shard": "zero3",
 _SCHEDULES = {"interleaved": "1f1b-interleaved", "interleaved-1f1b": "1f1b-interleaved", "zb-h1": "zb-1p"}
 #: Megatron-Core by itself, and under NVIDIA's recipes
 _CORE = ("megatron-core", "megatron-bridge")
+#: fused kernels, sequence parallelism and interleaved pipelines as a matter of course
+_MODERN = (*_CORE, "llama3-4d")
 _MEGATRON = ("megatron", *_CORE, "megatron-deepspeed")
 #: Megatron's guidance: the bubble (pp - 1) / n_micro_batches stays small when there are several per stage
 _MICRO_BATCHES_PER_STAGE = 6
@@ -40,7 +42,10 @@ _ATTENTIONS: dict[str, tuple[str, str | None]] = {
     "torch": ("eager", None),
     "megatron_kernel": ("eager", None),
 }
+#: NeMo container from which Transformer Engine prefers cuDNN's fused attention to FlashAttention 2 on Hopper
+_CUDNN_ATTENTION = "24.05"
 _NORM_KERNEL = "rms_norm_kernel"
+_RECOMPUTES_NOTHING = {"llama3-4d": "arXiv:2407.21783, section 3.3.2, trains without activation checkpointing"}
 #: lightest first: a run that was timed ran with what fits
 _RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 
@@ -127,17 +132,31 @@ def _attention(row: Row, framework: str, assumed: list[str]) -> dict[str, str | 
         return {"attention": attention, "attention_kernel": name}
     flash = row.flag("flash_attention")
     if flash is None:
-        flash = framework in (*_CORE, "torchtitan", "torchtitan-compile", "fsdp", "llm-foundry", "fused")
+        flash = framework in (*_MODERN, "torchtitan", "torchtitan-compile", "fsdp", "llm-foundry", "fused")
         assumed.append(f"attention {'flash' if flash else 'eager'}: usual for {framework}")
     return {"attention": "flash" if flash else "eager"}
 
 
-def _recompute(row: Row, layers: int, stages: int, assumed: list[str]) -> tuple[dict[str, Any], tuple[Recompute, ...]]:
+def _attention_kernel(row: Row, assumed: list[str]) -> dict[str, str | None]:
+    """Return the attention kernel of NVIDIA's containers of old, where the row names one."""
+    release = re.fullmatch(r"2\d\.\d\d", row.text("release"))
+    if not release or "nvidia/nemo" not in row.text("source").lower() or release[0] >= _CUDNN_ATTENTION:
+        return {}
+    assumed.append(f"attention_kernel flash_attention_2: Transformer Engine's before container {_CUDNN_ATTENTION}")
+    return {"attention_kernel": "flash_attention_2"}
+
+
+def _recompute(
+    row: Row, layers: int, stages: int, framework: str, assumed: list[str]
+) -> tuple[dict[str, Any], tuple[Recompute, ...]]:
     """Return what is recomputed, and what to try next should the run not fit."""
     some = recomputed_modules(row, layers, stages, assumed)
     if some is not None:
         return some, ()
     text = row.text("recompute").lower()
+    if not text and framework in _RECOMPUTES_NOTHING:
+        assumed.append(f"recompute none: {_RECOMPUTES_NOTHING[framework]}")
+        return {"recompute": "none"}, ()
     if not text:
         assumed.append("recompute: the lightest that fits, not stated")
         return {"recompute": _RECOMPUTES[0]}, _RECOMPUTES[1:]
@@ -152,13 +171,13 @@ def _virtual_pp(row: Row, degrees: Mapping[str, int], layers: int, framework: st
     if stated or degrees["pp"] == 1:
         return max(stated, 1)
     said = f"{row.text('framework')} {row.text('schedule')}".lower()
-    interleaves = "interleav" in said or framework in _CORE
+    interleaves = "interleav" in said or framework in _MODERN
     counted = layers + 2 if layers % degrees["pp"] else layers
     per_stage = counted // degrees["pp"]
     divisors = [n for n in range(2, per_stage + 1) if per_stage % n == 0]
     if not interleaves or counted % degrees["pp"] or not divisors:
         chunks = 1
-    elif framework in _CORE:
+    elif framework in _MODERN:
         chunks = max(n for n in divisors if n <= max(_MAX_CHUNKS, divisors[0]))
     else:
         chunks = divisors[0]
@@ -214,7 +233,7 @@ def _sequence_parallel(row: Row, tp: int, framework: str, recompute: str, assume
         return False
     if stated is not None:
         return stated
-    chosen = framework in (*_CORE, "torchtitan", "torchtitan-compile")
+    chosen = framework in (*_MODERN, "torchtitan", "torchtitan-compile")
     chosen = chosen or (framework == "megatron" and recompute == "selective")
     assumed.append(f"sequence_parallel {'on' if chosen else 'off'}: usual for {framework}, recompute {recompute}")
     return chosen
@@ -277,9 +296,11 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     pad = 128 * degrees["tp"] if framework in _MEGATRON else 1
     spec, about_model = spec_of(row, pad_vocab_to=pad, fused_style=framework in ("fused", "compiled-ddp"))
     assumed += about_model
-    cuda, when = cuda_of(row.text("source"), row.text("framework"))
+    topology, where = machine_of(row.text("source"), row.text("topology"))
+    assumed += [where] if where else []
+    cuda, when = cuda_of(row.text("source"), row.text("framework"), row.text("release"))
     assumed += [when] if when else []
-    recompute, heavier = _recompute(row, spec.layers, degrees["pp"], assumed)
+    recompute, heavier = _recompute(row, spec.layers, degrees["pp"], framework, assumed)
     virtual_pp = _virtual_pp(row, degrees, spec.layers, framework, assumed)
     fields: dict[str, Any] = {
         **degrees,
@@ -289,6 +310,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         **recipe_fields(row, assumed),
         **recompute,
         **_attention(row, framework, assumed),
+        **_attention_kernel(row, assumed),
         "framework": framework,
         "cuda": cuda or None,
         "virtual_pp": virtual_pp,
@@ -304,7 +326,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         assumed.append(f"global_batch {fields['global_batch']}: one micro-batch per replica")
     plan = ParallelPlan.of(fields)
     case = Case(
-        topology=row.text("topology"),
+        topology=topology,
         transport=row.text("transport"),
         spec=spec,
         plan=plan,

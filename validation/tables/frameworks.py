@@ -28,7 +28,7 @@ RULES: tuple[Rule, ...] = (
         framework="megatron-bridge",
         why="NVIDIA's code of MLPerf 5, which others submit too",
     ),
-    Rule(words=("llama 3 herd",), framework="megatron-core", why="Meta's own 4D parallelism: fused and overlapped"),
+    Rule(words=("llama 3 herd",), framework="llama3-4d", why="Meta's own: FSDP under pipelines, fused kernels"),
     Rule(words=("pytorch ddp",), framework="torch-ddp"),
     Rule(words=("pytorch fsdp2",), framework="torch-fsdp2"),
     Rule(words=("pytorch dtensor",), framework="torch-tp"),
@@ -61,13 +61,18 @@ RULES: tuple[Rule, ...] = (
     Rule(words=("megatron core",), framework="megatron-core"),
     Rule(words=("mcore",), framework="megatron-core"),
     Rule(words=("transformer engine",), framework="megatron-core"),
-    Rule(words=("internevo",), framework="megatron-core", why="flash attention, fused norms, overlapped ZeRO-1"),
-    Rule(words=("internlm",), framework="megatron-core", why="as InternEvo"),
+    Rule(words=("internevo",), framework="internevo"),
+    Rule(words=("internlm",), framework="internevo", why="InternLM is trained with InternEvo"),
+    Rule(words=("nanotron",), framework="torch-3d-fused-norm", why="eager modules, Triton's norms, FlashAttention"),
     Rule(words=("megascale",), framework="megatron-core"),
     Rule(words=("megatron",), framework="megatron"),
     Rule(words=("aleph alpha", "fused rmsnorm"), framework="torch-3d-fused-norm"),
     Rule(words=("aleph alpha",), framework="torch-3d"),
-    Rule(words=("colossal",), framework="megatron"),
+    Rule(words=("colossal",), framework="torch-3d", why="Shardformer over Hugging Face's modules"),
+    Rule(words=("torchtune", "compile"), framework="torchtitan-compile", why="fully_shard with torch.compile"),
+    Rule(words=("torchtune",), framework="fsdp2", why="fully_shard over eager modules"),
+    Rule(words=("olmo-core",), framework="torchtitan-compile", why="fully_shard with torch.compile"),
+    Rule(words=("olmo",), framework="fsdp", why="FSDP over eager modules"),
     Rule(words=("gpt-neox",), framework="megatron-deepspeed"),
     Rule(words=("fsdp", "compile"), framework="torchtitan-compile", why="FSDP with torch.compile"),
     Rule(words=("fsdp",), framework="fsdp"),
@@ -115,7 +120,7 @@ def framework_of(name: str, *, model_parallel: int, sharding: str, flash: bool) 
             return chosen, f"framework {chosen}: {rule.why}" if rule.why else ""
     if model_parallel > 1:
         of_nvidia = "nvidia" in text and "release" in text
-        chosen = "megatron-bridge" if of_nvidia and flash else "megatron-core" if flash else "megatron"
+        chosen = "megatron-bridge" if of_nvidia and flash else "megatron" if of_nvidia else "torch-3d"
     elif sharding in ("zero3", "hsdp"):
         chosen = "fsdp"
     else:
@@ -123,8 +128,37 @@ def framework_of(name: str, *, model_parallel: int, sharding: str, flash: bool) 
     return chosen, f"framework {chosen}: '{name or 'not stated'}' is unknown, judged by its plan"
 
 
+#: sources whose rows name the board, not the machine: words of the source, topology of the row, machine, and how it is known
+_MACHINES = (
+    (
+        ("pytorch/ao",),
+        "dgx-h100",
+        "grand-teton-h100-96g",
+        "torchtitan's authors state 500 W for the H100s that they and torchao are measured on",
+    ),
+)
+
+
+def machine_of(source: str, topology: str) -> tuple[str, str]:
+    """Return the machine behind a row, and what was assumed about it (empty where the row's own name holds).
+
+    Examples
+    --------
+    >>> machine_of("pytorch/ao@1", "dgx-h100")[0]
+    'grand-teton-h100-96g'
+    >>> machine_of("NVIDIA/NeMo@1", "dgx-h100")
+    ('dgx-h100', '')
+    """
+    for words, named, machine, why in _MACHINES:
+        if topology == named and all(word in source.lower() for word in words):
+            return machine, f"topology {machine} for {named}: {why}"
+    return topology, ""
+
+
 #: first NGC container of a CUDA release, newest first (NVIDIA frameworks support matrix)
 _CONTAINERS = (((24, 6), ""), ((24, 2), "12.4"), ((23, 6), "12.2"), ((23, 1), "12.1"), ((22, 9), "11.8"))
+#: months by which the PyTorch container under NeMo's own is older (NeMo's release notes: 24.07 is built on PyTorch 2.3)
+_NEMO_LAG = 3
 #: what PyTorch's wheels and NVIDIA's containers of a month came with, newest first; from CUDA 12.6 on it is current
 _MONTHS = (((2024, 10), ""), ((2024, 3), "12.4"), ((2023, 1), "12.1"), ((2022, 9), "11.8"), ((2020, 1), "11.3"))
 #: projects whose tables carry no date in the row: words of source and framework, and the month they were measured
@@ -143,27 +177,32 @@ def _latest(moment: tuple[int, int], table: tuple[tuple[tuple[int, int], str], .
     return next((release for first, release in table if moment >= first), table[-1][1])
 
 
-def cuda_of(source: str, framework: str) -> tuple[str, str]:
+def cuda_of(source: str, framework: str, release: str = "") -> tuple[str, str]:
     """Return the CUDA release of a run, empty for a current one, and what was assumed (empty where nothing was).
 
     Parameters
     ----------
-    source, framework : str
+    source, framework, release : str
         Cells of the row.
 
     Examples
     --------
     >>> cuda_of("mlcommons/training_results_v3.1@1", "NVIDIA NeMo Framework Release 23.09")
     ('12.2', 'cuda 12.2: container 23.09')
+    >>> cuda_of("NVIDIA/NeMo@1", "", "24.07")
+    ('12.4', 'cuda 12.4: container 24.07')
     >>> cuda_of("arXiv 2402.15627", "Megatron-LM")
     ('12.1', 'cuda 12.1: published 2024-02')
     >>> cuda_of("somebody", "NeMo")
     ('', '')
     """
     text = f"{source} {framework}".lower()
-    container = re.search(r"release (2\d)\.(\d\d)\b", text)
+    named = re.search(r"release (2\d)\.(\d\d)\b", text)
+    of_nemo = re.fullmatch(r"(2\d)\.(\d\d)", release.strip()) if "nvidia/nemo" in text else None
+    container = named or of_nemo
     if container:
-        found = _latest((int(container[1]), int(container[2])), _CONTAINERS)
+        behind = 12 * int(container[1]) + int(container[2]) - 1 - (0 if named else _NEMO_LAG)
+        found = _latest((behind // 12, behind % 12 + 1), _CONTAINERS)
         return found, f"cuda {found or 'current'}: container {container[1]}.{container[2]}"
     month = next((month for words, month in _PROJECTS if all(word in text for word in words)), None)
     paper = re.search(r"arxiv[: ]*(\d\d)(0[1-9]|1[0-2])\.\d{4,5}", text)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from simulator.memory import MemoryReport
 
 #: predicted peaks may exceed the device by this much before a heavier alternative is taken: the run was measured,
-#: and published recipes recompute as little as they can
-_SLACK = 1.15
+#: published recipes recompute as little as they can, and some keep 2 of 16 bytes of state less (apex's remainders of masters)
+_SLACK = 1.2
 #: metrics that need no timeline
 _MEMORY_METRICS = frozenset(("fits", "peak_memory_bytes"))
 

@@ -58,6 +58,10 @@ class TestCases:
             ("PyTorch FSDP2", "torch-fsdp2"),
             ("PyTorch DTensor tensor parallel", "torch-tp"),
             ("Aleph Alpha Scaling (AdamW, 1F1B) fused rmsnorm", "torch-3d-fused-norm"),
+            ("InternEvo 0.2", "internevo"),
+            ("nanotron", "torch-3d-fused-norm"),
+            ("torchtune, torch.compile", "torchtitan-compile"),
+            ("The Llama 3 Herd of Models", "llama3-4d"),
         ],
     )
     def test_frameworks(self, name, expected):
@@ -67,6 +71,29 @@ class TestCases:
         chosen, why = framework_of("Thing 3000", model_parallel=1, sharding="zero3", flash=True)
         assert chosen == "fsdp"
         assert "unknown" in why
+        assert framework_of("Thing 3000", model_parallel=8, sharding="zero1", flash=True)[0] == "torch-3d"
+
+    def test_a_container_of_old_brings_old_libraries(self):
+        """NeMo 24.03 of March 2024: CUDA 12.4 came out that month, cuDNN's attention later; 24.07 is still before 12.6."""
+        row = {"framework": "", "source": "NVIDIA/NeMo@1", "flash_attention": ""}
+        plans = {r: case_of(training_row(**row, release=r))[0].plan for r in ("24.03", "24.07", "25.04")}
+        assert plans["24.03"].attention_kernel == "flash_attention_2"
+        assert plans["24.07"].attention_kernel is None
+        assert plans["24.03"].cuda <= plans["24.07"].cuda == "12.4"
+        assert plans["25.04"].cuda is None
+
+    def test_boards_that_are_known_by_their_owner(self):
+        row = {
+            "framework": "",
+            "source": "pytorch/ao@1",
+            "topology": "dgx-h100",
+            "tp": "1",
+            "pp": "1",
+            "dp": "",
+            "cp": "1",
+        }
+        case, assumed = case_of(training_row(**row))
+        assert case.topology == "grand-teton-h100-96g" and any("500 W" in text for text in assumed)
 
     @pytest.mark.parametrize(
         ("cells", "said"),
