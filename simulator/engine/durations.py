@@ -24,11 +24,15 @@ class RunCost(NamedTuple):
 
 
 class BlockResult(NamedTuple):
-    """What a block does when its host has at least ``needed_lead_ps`` of lead at its start."""
+    """What a block does when its host has at least ``needed_lead_ps`` of lead at its start.
+
+    ``issued_ps`` is when the host has issued all of it, counted from its start.
+    """
 
     duration_ps: int
     needed_lead_ps: int
     spans: tuple[Span, ...]
+    issued_ps: int = 0
 
 
 #: runs a block on the device of a rank whose host has a lead: ``(rank, block, lead_ps) -> result``
@@ -55,6 +59,7 @@ class Durations:
         self._runs: dict[tuple[int, int], RunCost] = {}
         self._hosts: dict[int, dict[int, int]] = {}
         self._blocks: dict[tuple[int, int, int], BlockResult] = {}
+        self._waits: dict[int, bool] = {}
 
     def kind(self, rank: int) -> int:
         """Return a number that ranks of one kind share."""
@@ -77,6 +82,13 @@ class Durations:
                 cost_ps = self.costs.issue_ps(op, rank)
             known[id(op)] = cost_ps
         return cost_ps
+
+    def waits(self, block: Block) -> bool:
+        """Return :attr:`Block.waits`, asked for once per block."""
+        known = self._waits.get(id(block))
+        if known is None:
+            known = self._waits[id(block)] = block.waits
+        return known
 
     def run(self, op: KernelRun, rank: int, kind: int) -> RunCost:
         """Return the map of a run of kernels."""

@@ -79,7 +79,7 @@ class Machine:
     def issue(self, rank: RankState) -> None:
         """Let the host run ahead until it must wait or has nothing left."""
         tasks, known = rank.program.tasks, self.durations.hosts(rank.kind)
-        while rank.n_issued < len(tasks):
+        while rank.n_issued < len(tasks) and rank.held < 0:
             index = rank.n_issued
             task = tasks[index]
             if task.stream == HOST:
@@ -92,10 +92,13 @@ class Machine:
             if stream is None:
                 stream = rank.streams[task.stream] = Stream()
             rank.issued_ps[index] = rank.host_ps
-            cost_ps = known.get(id(task.op))
-            if cost_ps is None:
-                cost_ps = self.durations.host_ps(task.op, rank.program.rank, rank.kind)
-            rank.host_ps += cost_ps
+            if isinstance(task.op, Block) and self.durations.waits(task.op):
+                rank.held = index
+            else:
+                cost_ps = known.get(id(task.op))
+                if cost_ps is None:
+                    cost_ps = self.durations.host_ps(task.op, rank.program.rank, rank.kind)
+                rank.host_ps += cost_ps
             stream.queue.append(index)
             if not stream.busy and len(stream.queue) == 1 and not rank.n_waiting[index]:
                 self.start_next(rank, stream)
@@ -103,12 +106,25 @@ class Machine:
     def _host_work(self, rank: RankState, index: int, task: Task) -> None:
         assert isinstance(task.op, HostWork)
         start_ps = max(rank.host_ps, rank.ready_ps[index])
+        if task.after:
+            self._tighten(rank, rank.host_ps - rank.ready_ps[index])
+            rank.has_waited = True
         rank.host_ps = start_ps + to_ps(task.op.duration_s)
         rank.n_issued += 1
         self.latest_ps = max(self.latest_ps, rank.host_ps)
         if rank.host_ps > start_ps:
             self.spans.append(Span(task.op, rank.program.rank, HOST, start_ps, rank.host_ps, task.micro_batch))
         assert index not in rank.dependents, "what follows a host task is ordered by the host itself"
+
+    def _release(self, rank: RankState) -> None:
+        """Let the host go on behind a block whose inner waits are known now."""
+        rank.held = -1
+        self.issue(rank)
+
+    def _tighten(self, rank: RankState, ps: int) -> None:
+        """Note how much later the host was than the device; what follows a wait does not depend on the lead before it."""
+        if not rank.has_waited:
+            self.tightest_ps = max(self.tightest_ps, ps)
 
     # -- streams ----------------------------------------------------------------------------------------------
 
@@ -120,7 +136,7 @@ class Machine:
         if isinstance(task.op, COMMUNICATIONS):
             now_ps = self.clock.now_ps
             issued_ps = rank.issued_ps[index] + self.durations.host_ps(task.op, rank.program.rank, rank.kind)
-            self.tightest_ps = max(self.tightest_ps, issued_ps - now_ps)
+            self._tighten(rank, issued_ps - now_ps)
             self._arrive(rank, index, max(issued_ps, now_ps))
         else:
             self._start_compute(rank, stream, index, task)
@@ -146,13 +162,16 @@ class Machine:
             start_ps = max(now_ps, host_ps)
             result = self.durations.block(op, number, rank.kind, start_ps - host_ps)
             work_ps, inner = result.duration_ps, result.spans
-            self.tightest_ps = max(self.tightest_ps, host_ps + result.needed_lead_ps - start_ps)
+            if rank.held == index:
+                rank.host_ps = start_ps + result.issued_ps
+                self.clock.call_at(now_ps, self._release, rank)
+            self._tighten(rank, host_ps + result.needed_lead_ps - start_ps)
         elif isinstance(op, KernelRun):
             cost = self.durations.run(op, number, rank.kind)
             start_ps = max(now_ps, host_ps + cost.first_issue_ps)
             work_ps = cost.device_ps
             floor_ps = host_ps + cost.both_ps
-            self.tightest_ps = max(self.tightest_ps, floor_ps - work_ps - now_ps)
+            self._tighten(rank, floor_ps - work_ps - now_ps)
             inner = self.durations.kernel_spans(op, number, start_ps, host_ps)
         elif isinstance(op, HostWork):  # of other processes than the one that issues
             start_ps = max(now_ps, host_ps)
@@ -162,7 +181,7 @@ class Machine:
             issued_ps = host_ps + self.costs.issue_ps(op, number)
             start_ps = max(now_ps, issued_ps)
             work_ps = self.costs.kernel_ps(op, number)
-            self.tightest_ps = max(self.tightest_ps, issued_ps - now_ps)
+            self._tighten(rank, issued_ps - now_ps)
         span = Span(op, number, task.stream, start_ps, 0, task.micro_batch, start_ps - now_ps, 0, inner)
         return Running(index, work_ps, start_ps, floor_ps, span)
 
@@ -326,7 +345,8 @@ def run(program: Program, costs: Costs, new_network: Callable[[], NetworkModel],
         inside = Program(ranks=(RankProgram(rank=rank, members=(rank,), tasks=block.tasks),))
         machine = Machine(inside, durations, new_network(), host_start_ps=-lead_ps)
         machine.execute()
-        return BlockResult(machine.latest_ps, machine.tightest_ps + lead_ps, tuple(machine.spans))
+        issued_ps = machine.ranks[0].host_ps
+        return BlockResult(machine.latest_ps, machine.tightest_ps + lead_ps, tuple(machine.spans), issued_ps)
 
     durations = Durations(costs, run_block, detail=detail)
     while True:

@@ -80,12 +80,16 @@ class RankState:
         On the compute stream.
     collectives : dict
         Those in flight that slow compute down or are slowed down by it, by handle.
+    held : int
+        Block in which the host waits for the device and which has not begun: the host is stuck in it; -1 for none.
+    has_waited : bool
+        Whether the host has waited for the device: however far ahead it began, it no longer is.
     beat : int
         Task at whose end the machine looks for its steady state; -1 for none.
     """
 
-    __slots__ = ("beat", "collectives", "dependents", "host_ps", "issued_ps", "kind", "n_issued", "n_waiting", "number",
-                 "program", "ready_ps", "running", "streams")  # fmt: skip
+    __slots__ = ("beat", "collectives", "dependents", "has_waited", "held", "host_ps", "issued_ps", "kind", "n_issued",
+                 "n_waiting", "number", "program", "ready_ps", "running", "streams")  # fmt: skip
 
     def __init__(self, number: int, program: RankProgram, kind: int, host_ps: int) -> None:
         n_tasks = len(program.tasks)
@@ -95,6 +99,8 @@ class RankState:
         self.host_ps = host_ps
         self.n_issued = 0
         self.beat = -1
+        self.held = -1
+        self.has_waited = False
         self.n_waiting = [len(task.after) for task in program.tasks]
         self.issued_ps = [0] * n_tasks
         self.ready_ps = [0] * n_tasks

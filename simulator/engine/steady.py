@@ -161,4 +161,5 @@ def _rank_state(rank: RankState, stretch: Stretch, now_ps: int) -> Hashable | No
         streams.append((stream.busy, state, queue))
     if oldest < stretch.start or position > stretch.end:
         return None
-    return (rank.host_ps - now_ps, tuple(streams))
+    held = rank.held - position if rank.held >= 0 else 1
+    return (rank.host_ps - now_ps, held, tuple(streams))

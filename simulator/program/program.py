@@ -31,6 +31,11 @@ class Block:
     name: str
     tasks: tuple[Task, ...]
 
+    @property
+    def waits(self) -> bool:
+        """Whether the host waits for the device inside, and thus cannot issue what follows the block ahead of it."""
+        return any(task.stream == HOST and task.after for task in self.tasks)
+
 
 class Task(NamedTuple):
     """One entry of a rank's program.

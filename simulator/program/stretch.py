@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from simulator.program.program import HOST, Occurrence, Program, RankProgram, Stretch, Task
+from simulator.program.program import HOST, Block, Occurrence, Program, RankProgram, Stretch, Task
 
 
 def shifted(task: Task, n_tasks: int, n_micro_batches: int, first: int = 0) -> Task:
@@ -54,7 +54,7 @@ def find_stretch(tasks: Sequence[Task], period_starts: Sequence[int], end: int, 
         At least two periods; None if there are fewer, if a task behind them waits for one in front of them, or if the host
         waits for nothing in a period: it then runs ever further ahead, and no state occurs twice.
     """
-    if not period_starts or all(task.stream != HOST for task in tasks[period_starts[-1] : end]):
+    if not period_starts or not any(_makes_host_wait(task) for task in tasks[period_starts[-1] : end]):
         return None
     length = end - period_starts[-1]
     start = end
@@ -71,6 +71,10 @@ def find_stretch(tasks: Sequence[Task], period_starts: Sequence[int], end: int, 
     if any(index < start for task in tasks[end:] for index in task.after):
         return None
     return Stretch(start, end, length)
+
+
+def _makes_host_wait(task: Task) -> bool:
+    return task.stream == HOST or (isinstance(task.op, Block) and task.op.waits)
 
 
 def insert_periods(program: Program, n_periods: int) -> Program:

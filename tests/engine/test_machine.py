@@ -152,6 +152,44 @@ def test_a_block_is_exact_however_far_the_host_is_ahead(lengths, issue, before):
     assert folded == unfolded
 
 
+@given(
+    head=st.lists(st.integers(1, 20), min_size=1, max_size=4),
+    tail=st.lists(st.integers(1, 20), max_size=4),
+    issue=st.integers(0, 15),
+    before=st.integers(1, 40),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_block_in_which_the_host_waits_is_exact_too(head, tail, issue, before):
+    def written(first, previous):
+        """Kernels, a wait for the last of them, a collective beside and further kernels, behind what came before."""
+        kernels = [Task(kernel(us), after=previous) for us in head[:1]] + [Task(kernel(us)) for us in head[1:]]
+        last = first + len(kernels) - 1
+        wait = Task(HostWork(name="wait", duration_s=0.0), "host", (last,))
+        return (
+            *kernels,
+            wait,
+            Task(collective(4), "ep", (last,)),
+            *(Task(kernel(us), after=(last + 2,)) for us in tail),
+        )
+
+    block = Block(name="block", tasks=written(0, ()))
+    n_tasks = len(block.tasks)
+    costs = FakeCosts(issue=issue * US)
+    folded = execute(one_rank(Task(kernel(before)), Task(block), Task(block), Task(kernel(1))), costs).makespan_ps
+    ends = tuple(range(n_tasks - len(tail), n_tasks + 1)) if tail else (n_tasks,)
+    second = written(1 + n_tasks, ends)
+    unfolded = (Task(kernel(before)), *written(1, (0,)), *second, Task(kernel(1), after=(2 * n_tasks,)))
+    assert folded == execute(one_rank(*unfolded), costs).makespan_ps
+
+
+def test_a_host_that_waits_in_a_block_issues_nothing_behind_it_before():
+    wait = Task(HostWork(name="wait", duration_s=0.0), "host", (0,))
+    block = Block(name="block", tasks=(Task(kernel(10, "a")), wait, Task(kernel(1, "b"))))
+    timeline = execute(one_rank(Task(block), Task(kernel(2, "end"))), FakeCosts(issue=4 * US))
+    # a is issued at 4 and ends at 14; then b is issued until 18 and ends at 19, and the end is issued from 18 to 22
+    assert times(timeline)["end"] == (22, 24)
+
+
 def test_the_same_program_gives_the_same_timeline():
     program = one_rank(Task(collective(4, "c"), "dp"), Task(kernel(10, "a")), Task(kernel(3, "b"), after=(0,)))
     assert execute(program) == execute(program)

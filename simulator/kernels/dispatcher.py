@@ -1,0 +1,204 @@
+"""Kernels that carry tokens to their experts and back: DeepEP's, which take some SMs and copy with these.
+
+A token goes once to every rank that has one of its experts. The SMs of the kernel read it, and write it as often as it
+goes; NVLink carries what leaves the rank. Whichever is slower bounds the time, and near the crossing both count. Between nodes
+a token goes once to every node over the network card, and the SMs that forward it set another bound.
+
+References
+----------
+deepseek-ai/DeepEP, README (normal kernels: 153 GB/s dispatch in fp8 and 158 GB/s combine in bf16 over 160 GB/s NVLink, with 20
+SMs); DeepSeek-AI, arXiv:2412.19437, section 3.2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import comb
+from typing import Any, NamedTuple
+
+from simulator.errors import ConfigError
+from simulator.kernels.constants import NOTES, build_constants, section_of
+from simulator.topology.device import Device
+
+#: sharpness of the maximum of the two bounds
+_NORM = 4.0
+#: nodes up to which the network's share holds; beyond it falls by ``crowding``
+_FEW_NODES = 4
+_GB = 1e9
+
+
+class Routed(NamedTuple):
+    """Tokens of one rank on their way to or from their experts.
+
+    Parameters
+    ----------
+    n_tokens : int
+    token_bytes : float
+        Of one token with its scales.
+    n_places : float
+        Ranks (between nodes: nodes) that a token goes to on average.
+    n_all : int
+        Ranks (nodes) that there are.
+    """
+
+    n_tokens: int
+    token_bytes: float
+    n_places: float
+    n_all: int
+
+    @property
+    def n_bytes(self) -> float:
+        """Bytes of all copies, those that stay on the rank counted."""
+        return self.n_tokens * self.token_bytes * self.n_places
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchConstants:
+    """Constants of one direction on one device; the defaults are those of the H200.
+
+    Parameters
+    ----------
+    launch_s : float
+        Of an exchange without tokens: launch, notification, barriers.
+    sm_bytes_per_s, link_bytes_per_s : float
+        What one SM copies, and what the links of the rank carry.
+    reads : float
+        Work of the SMs on a token beside its copies, in copies.
+    header_bytes : float
+        What a copy costs beside its bytes, in bytes.
+    """
+
+    launch_s: float = 2.7e-5
+    sm_bytes_per_s: float = 33.6 * _GB
+    link_bytes_per_s: float = 537 * _GB
+    reads: float = 1.67
+    header_bytes: float = 2817.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkConstants:
+    """Constants of one direction between nodes.
+
+    Parameters
+    ----------
+    launch_s, sm_bytes_per_s, reads, header_bytes : float
+        As in :class:`DispatchConstants`.
+    nic_share : float
+        Share of the network card's rate.
+    crowding : float
+        Exponent by which that share falls with the number of nodes beyond four.
+    """
+
+    launch_s: float
+    sm_bytes_per_s: float
+    nic_share: float
+    crowding: float
+    reads: float = 1.0
+    header_bytes: float = 500.0
+
+
+#: 276 rows each of 4 and 8 nodes of hgx-h200 (sglang 0.5.6.post2), hidden size 7,168, top 8: median 6.4 and 8.5 % off
+_NETWORK = {
+    "dispatch": NetworkConstants(launch_s=4.2e-5, sm_bytes_per_s=8.08 * _GB, nic_share=1.0, crowding=0.96),
+    "combine": NetworkConstants(launch_s=6.2e-5, sm_bytes_per_s=6.03 * _GB, nic_share=0.92, crowding=0.12),
+}
+_DEFAULTS: Mapping[str, Mapping[str, float]] = {
+    "dispatch": {},
+    "combine": {
+        "launch_s": 3.66e-5,
+        "sm_bytes_per_s": 30.9 * _GB,
+        "link_bytes_per_s": 324 * _GB,
+        "reads": 3.43,
+        "header_bytes": 16.0,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatcher:
+    """Both directions on one device."""
+
+    dispatch: DispatchConstants = field(default_factory=DispatchConstants)
+    combine: DispatchConstants
+
+    @classmethod
+    def of(cls, device: Device) -> Dispatcher:
+        """Read the constants from ``kernels.dispatcher`` of a device file.
+
+        Raises
+        ------
+        ConfigError
+            If a key is unknown.
+        """
+        section = section_of(device, "dispatcher")
+        unknown = set(section) - {*_DEFAULTS, *NOTES}
+        if unknown:
+            raise ConfigError(
+                f"device {device.name}: kernels.dispatcher.{min(unknown)} is unknown", hint="dispatch, combine"
+            )
+        parts: dict[str, DispatchConstants] = {}
+        for name, default in _DEFAULTS.items():
+            own: Mapping[str, Any] = section.get(name, {})
+            parts[name] = build_constants(device, f"dispatcher.{name}", {**default, **own}, DispatchConstants)
+        return cls(**parts)
+
+    def launch_s(self, operator: str) -> float:
+        """Seconds of an exchange without tokens."""
+        return self._constants(operator).launch_s
+
+    def copying_s(self, operator: str, routed: Routed, n_sms: int) -> float:
+        """Seconds in which ``n_sms`` SMs and the links of a rank move its tokens, beside :meth:`launch_s`.
+
+        Parameters
+        ----------
+        operator : str
+            ``dispatch`` or ``combine``.
+        routed : Routed
+        n_sms : int
+        """
+        constants = self._constants(operator)
+        copy_bytes = routed.n_tokens * (routed.token_bytes + constants.header_bytes)
+        by_sms = copy_bytes * (routed.n_places + constants.reads) / (n_sms * constants.sm_bytes_per_s)
+        leaving = copy_bytes * routed.n_places * (1.0 - 1.0 / routed.n_all)
+        return _larger(by_sms, leaving / constants.link_bytes_per_s)
+
+    def _constants(self, operator: str) -> DispatchConstants:
+        return self.dispatch if operator == "dispatch" else self.combine
+
+
+def network_s(operator: str, routed: Routed, n_sms: int, nic_bytes_per_s: float) -> float:
+    """Seconds of an exchange between nodes, its launch included; ``routed`` counts nodes.
+
+    Parameters
+    ----------
+    operator : str
+    routed : Routed
+    n_sms : int
+    nic_bytes_per_s : float
+        Of the network card of one rank.
+    """
+    constants = _NETWORK[operator]
+    copy_bytes = routed.n_tokens * (routed.token_bytes + constants.header_bytes)
+    by_sms = copy_bytes * (routed.n_places + constants.reads) / (n_sms * constants.sm_bytes_per_s)
+    crowd = max(1.0, routed.n_all / _FEW_NODES) ** constants.crowding
+    leaving = copy_bytes * routed.n_places * (1.0 - 1.0 / routed.n_all)
+    return constants.launch_s + _larger(by_sms, leaving * crowd / (constants.nic_share * nic_bytes_per_s))
+
+
+def _larger(a: float, b: float) -> float:
+    return float((a**_NORM + b**_NORM) ** (1.0 / _NORM))
+
+
+def places_of(n_places: int, top_k: int, n_experts: int) -> float:
+    """Return how many of ``n_places`` equal shares of the experts hold one of ``top_k`` distinct ones.
+
+    Examples
+    --------
+    >>> places_of(8, 1, 256), places_of(2, 2, 2)
+    (1.0, 2.0)
+    >>> round(places_of(8, 8, 256), 3)
+    5.295
+    """
+    outside = n_experts - n_experts // n_places
+    return n_places * (1.0 - comb(outside, top_k) / comb(n_experts, top_k))

@@ -1,0 +1,73 @@
+"""Kernels that carry tokens to their experts: bytes by hand, bounds, and measured exchanges."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.kernels.dispatcher import Dispatcher, Routed, network_s, places_of
+from simulator.topology.device import load_device
+from validation.tables.dispatch_rows import predict
+from validation.tables.reader import Row
+
+H100 = load_device("h100-sxm5-80g")
+
+
+def test_places_are_counted_over_all_choices_of_experts():
+    """Four experts on two ranks, two chosen: of the six pairs two lie on one rank."""
+    assert places_of(2, 2, 4) == pytest.approx((2 * 1 + 4 * 2) / 6)
+    assert places_of(4, 3, 4) == 3.0
+
+
+def test_with_ample_sms_the_links_bound_the_time():
+    dispatcher = Dispatcher.of(H100)
+    routed = Routed(n_tokens=65536, token_bytes=14336.0, n_places=4.0, n_all=8)
+    leaving = 65536 * (14336 + dispatcher.combine.header_bytes) * 4 * 7 / 8
+    expected = leaving / dispatcher.combine.link_bytes_per_s
+    assert dispatcher.copying_s("combine", routed, 10**6) == pytest.approx(expected, rel=1e-6)
+
+
+@given(n_sms=st.integers(1, 100), tokens=st.integers(1, 10**5))
+def test_more_sms_are_never_slower_and_few_share_the_work(n_sms, tokens):
+    dispatcher = Dispatcher.of(H100)
+    routed = Routed(n_tokens=tokens, token_bytes=7168.0, n_places=5.3, n_all=8)
+    for operator in ("dispatch", "combine"):
+        once, twice = (dispatcher.copying_s(operator, routed, n) for n in (n_sms, 2 * n_sms))
+        assert once / 2 <= twice <= once
+        across = [network_s(operator, Routed(tokens, 7168.0, 3.6, nodes), n_sms, 5e10) for nodes in (4, 8)]
+        assert across[0] <= across[1]
+
+
+#: ai-dynamo/aiconfigurator@095f58a51c, DeepEP under SGLang: (topology, GPUs, nodes, op, tokens, hidden, top k, experts, SMs), us
+MEASURED = [
+    (("dgx-h100", 8, 1, "moe_dispatch", 4096, 7168, 8, 256, 20), 491.2),
+    (("dgx-h100", 8, 1, "moe_combine", 4096, 7168, 8, 256, 20), 972.5),
+    (("gb200-nvl72", 4, 1, "moe_dispatch", 4, 7168, 8, 256, 16), 33.3),
+    (("gb200-nvl72", 4, 1, "moe_combine", 8192, 7168, 8, 256, 8), 2687.6),
+    (("hgx-h200", 32, 4, "moe_dispatch", 4096, 7168, 8, 256, 24), 1791.0),
+]
+
+
+@pytest.mark.parametrize(("cells", "measured_us"), MEASURED)
+def test_rows_are_predicted_as_measured(cells, measured_us):
+    names = ("topology", "gpus", "nodes", "op", "tokens_per_gpu", "hidden", "topk", "experts", "sms")
+    texts = {name: str(value) for name, value in zip(names, cells, strict=True)}
+    row = Row(cells={**texts, "transmit_us": str(measured_us)}, kind="moe_all_to_all", file="m.csv", line=2)
+    (outcome,) = predict([row])
+    assert outcome.predicted == pytest.approx(measured_us, rel=0.15)
+
+
+def test_a_direction_that_does_not_exist_is_refused():
+    row = Row(
+        cells={"topology": "dgx-h100", "gpus": "8", "nodes": "1", "op": "moe_shuffle", "tokens_per_gpu": "1"},
+        kind="moe_all_to_all", file="m.csv", line=2,
+    )  # fmt: skip
+    assert "moe_shuffle" in predict([row])[0].reason
+
+
+def test_every_device_can_be_asked():
+    for name, operator in product(("h100-sxm5-80g", "gb300", "mi300x", "a100-sxm4-80g"), ("dispatch", "combine")):
+        assert Dispatcher.of(load_device(name)).launch_s(operator) > 0
