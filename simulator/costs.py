@@ -40,7 +40,7 @@ class ModelCosts:
         self.flash = scenario.plan.attention_kernel or self.framework.flash
         self.slowdown = slowest_of(scenario.plan.gpus)
         self._mesh = Mesh(scenario.plan, topology.gpus_per_node)
-        self._issue_ps: dict[tuple[str, str], int] = {}
+        self._issue_ps: dict[tuple[str, str, str], int] = {}
         # by identity, for comparing an operation's groups takes longer than pricing it; what is kept stays alive
         self._flows: dict[int, tuple[Collective | Transfer, Flow]] = {}
         self._nvlink_uses: dict[int, tuple[Collective, float]] = {}
@@ -69,9 +69,11 @@ class ModelCosts:
         """Host time to issue one operation in the framework's mode."""
         if isinstance(op, HostWork):
             return 0
-        key = (op.phase, self.topology.device(rank).name)
+        is_captured = isinstance(op, Kernel) and op.shape is not None and op.shape.is_captured
+        mode = "graphs" if is_captured else self.framework.host
+        key = (op.phase, self.topology.device(rank).name, mode)
         if key not in self._issue_ps:
-            self._issue_ps[key] = to_ps(issue_s(self.topology.device(rank), self.framework.host, op.phase))
+            self._issue_ps[key] = to_ps(issue_s(self.topology.device(rank), mode, op.phase))
         return self._issue_ps[key]
 
     def flow(self, op: Collective | Transfer) -> Flow:

@@ -196,7 +196,7 @@ class Bounds:
         items = [item for item in all_items if not isinstance(item, CommunicationPoint | Exchange)]
         kernels = [Kernel(name=item.name, phase=phase, shape=item) for item in items]  # type: ignore[arg-type]
         device_ps = sum(self.costs.kernel_ps(kernel, 0) for kernel in kernels)
-        issue_ps = self.costs.issue_ps(kernels[0], 0) * len(kernels) if kernels else 0
+        issue_ps = sum(self.costs.issue_ps(kernel, 0) for kernel in kernels)
         return device_ps * 1e-12, issue_ps * 1e-12
 
     # -- memory ---------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from simulator.interop.table import Found, Table, flattened, key
 from simulator.models.catalog import BERT_STYLE, MEGATRON_STYLE, T5_STYLE
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
+from simulator.plan.parallel_plan import SETTINGS
 from simulator.schedules import sends_block
 
 _FSDP = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
@@ -156,12 +157,14 @@ KEYS = Table(
         key(
             "activations-checkpoint-method", words={"uniform": "uniform", "block": "block"}, note="full, of old scripts"
         ),
+        key("recompute-modules", "any", note="`recompute_modules`"),
         key("recompute-method", words={"uniform": "uniform", "block": "block"}),
         key("recompute-num-layers checkpoint-num-layers", note="of full recomputation"),
         key("transformer-impl", words={"local": "local", "transformer_engine": "transformer_engine"}),
         key("attention-backend", words=dict.fromkeys(("auto", "flash", "fused", "unfused", "local"))),
         key("use-flash-attn use-flash-attn-v1 use-flash-attn-v2 use-flash-attn-triton", "switch"),
         key("cuda-graph-impl", words=dict.fromkeys(("none", "local", "transformer_engine", "full_iteration"))),
+        key("cuda-graph-scope", "any", note="`cuda_graphs`"),
         key("enable-cuda-graph external-cuda-graph", "switch", note="`host`: graphs"),
         key("nnodes num-nodes", "any", note="of the launcher: GPUs"),
         key("nproc-per-node num-gpus", "any", note="of the launcher: GPUs"),
@@ -181,11 +184,12 @@ KEYS = Table(
         "no-weight-decay* min-loss* log-likelihood* perform-init* use-checkpoint-*",
         "logging and checks": "log* tensorboard* wandb* timing* timers* profile* check-for* rerun* exit* use-pytorch-prof* "
         "inprocess* distributed-timeout* *-memory-history* one-logger* no-one-logger",
-        "kernels that every answer takes as fused": "recompute-modules *-fusion *fusion-impl no-masked-softmax-fusion moe-permute-fusion "
+        "kernels that every answer takes as fused": "*-fusion *fusion-impl no-masked-softmax-fusion moe-permute-fusion "
         "moe-grouped-gemm cross-entropy-* gradient-accumulation-fusion* bias-* empty-unused* manual-gc* no-bias* "
         "no-gradient* openai-gelu onnx-safe overlap-p2p-communication* defer-embedding* use-mcore* use-legacy* "
         "use-dist* async-* distributed-backend use-fused* no-async* distributed-b* variable-seq-lengths "
-        "ddp-average-in-collective ddp-pad* ddp-num-buckets cuda-graph-* fp8-amax* fp8-margin fp8-interval "
+        "ddp-average-in-collective ddp-pad* ddp-num-buckets cuda-graph-warmup* "
+        "cuda-graph-num* cuda-graph-use* cuda-graph-share* fp8-amax* fp8-margin fp8-interval "
         "moe-enable-deepep moe-flex-dispatcher-backend delay-wgrad-compute fp8-param-gather deepspeed-* "
         "create-moe-param-group no-pipeline-parallel scattered-embeddings partition-activations distribute-saved-*",
     },
@@ -320,7 +324,7 @@ def _of_yaml(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 #: flags that take several values
-_LISTS = ("num-experts", "window-size", "recompute-modules")
+_LISTS = ("num-experts", "window-size", "recompute-modules", "cuda-graph-scope")
 
 
 def _flags(tokens: list[str]) -> dict[str, Any]:
@@ -431,8 +435,7 @@ def _settings(found: Found, nodes: int | None, gpus_per_node: int | None) -> dic
     framework = "megatron" if is_local or found.given("use-flash-attn") else "megatron-core"
     settings["framework"] = "megatron-deepspeed" if is_deepspeed else framework
     settings["attention"] = _attention(found, is_local=is_local or is_deepspeed)
-    if found["cuda-graph-impl"] not in (None, "none") or found["enable-cuda-graph"]:
-        settings["host"] = "graphs"
+    settings |= _graphs(found)
     if settings.get("cp", 1) > 1 and (is_deepspeed or found["cp-comm-type"] == "a2a+p2p"):
         settings["cp_comm_type"] = "a2a" if is_deepspeed else "p2p"
     settings |= _recompute(found) | _precision(found) | {"sharding": _sharding(found)} | _experts_travel(found)
@@ -497,6 +500,16 @@ def _attention(found: Found, *, is_local: bool) -> str:
     return "eager" if backend in ("unfused", "local") or (is_local and backend == "auto") else "flash"
 
 
+def _graphs(found: Found) -> dict[str, Any]:
+    """Return what is captured; without a scope whole layers are."""
+    impl, scope = found["cuda-graph-impl"], found["cuda-graph-scope"]
+    if impl == "none" or not (impl or found["enable-cuda-graph"]):
+        return {}
+    if impl == "full_iteration" or scope not in (None, "", [], "full"):
+        return {"cuda_graphs": SETTINGS["cuda_graphs"].parse("full_iteration" if impl == "full_iteration" else scope)}
+    return {"host": "graphs"}
+
+
 def _recompute(found: Found) -> dict[str, Any]:
     """Return what is recomputed; Megatron's own default of full recomputation is one block a checkpoint."""
     named, method = found["recompute-granularity"], found["recompute-method"] or found["activations-checkpoint-method"]
@@ -504,7 +517,9 @@ def _recompute(found: Found) -> dict[str, Any]:
     granularity = "selective" if found["recompute-activations"] else "full" if is_old else named or "none"
     count = found["recompute-num-layers"]
     if granularity != "full":
-        return {"recompute": granularity}
+        modules = found["recompute-modules"] if granularity == "selective" else None
+        told = {"recompute_modules": SETTINGS["recompute_modules"].parse(modules)} if modules else {}
+        return {"recompute": granularity} | told
     if method == "block":
         return {"recompute": "full", "recompute_method": method, "recompute_layers": count}
     return {
@@ -852,6 +867,12 @@ def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
         flags |= {"recompute-method": plan.recompute_method, "recompute-num-layers": plan.recompute_layers or 1}
     if plan.recompute != "none":
         flags["recompute-granularity"] = plan.recompute
+    if plan.recompute_modules:
+        flags["recompute-modules"] = plan.recompute_modules.replace("+", " ")
+    if plan.captured_modules:
+        flags |= {"cuda-graph-impl": "transformer_engine", "cuda-graph-scope": " ".join(plan.captured_modules)}
+    elif plan.cuda_graphs == "full_iteration":
+        flags["cuda-graph-impl"] = "full_iteration"
     if is_local:
         flags |= {"transformer-impl": "local", "use-flash-attn": plan.attention == "flash"}
     elif plan.attention == "eager":

@@ -41,6 +41,8 @@ def build_model(
     kernels: str = "megatron",
     attention: str = "flash",
     recompute: str = "none",
+    recompute_modules: tuple[str, ...] = (),
+    captured_modules: tuple[str, ...] = (),
     stops_early: bool = False,
     expert_load: float = 1.0,
     gradient_bytes: int = 4,
@@ -53,6 +55,7 @@ def build_model(
         The model. For an encoder-decoder model both sides have the sequence length.
     micro_batch, sequence_length, tp, sequence_parallel, cp, ep : int, bool
     precision, kernels, attention, recompute : str
+    recompute_modules, captured_modules : tuple of str
     stops_early : bool
     expert_load : float
     gradient_bytes : int
@@ -82,6 +85,8 @@ def build_model(
         kernels=kernels,  # type: ignore[arg-type]
         attention=attention,  # type: ignore[arg-type]
         recompute=recompute,  # type: ignore[arg-type]
+        recompute_modules=recompute_modules,
+        captured_modules=captured_modules,
         stops_early=stops_early,
         expert_load=expert_load,
         gradient_bytes=gradient_bytes,
@@ -145,7 +150,8 @@ def _embedding_layer(spec: ModelSpec, setting: Setting) -> Layer:
 def _checkpoint(setting: Setting) -> Checkpoint:
     if setting.recompute == "full":
         return "full"
-    is_operators = setting.recompute == "selective" and STYLES[setting.kernels].recomputes_operators
+    is_told = bool(setting.recompute_modules)
+    is_operators = setting.recompute == "selective" and not is_told and STYLES[setting.kernels].recomputes_operators
     return "operators" if is_operators else "none"
 
 

@@ -7,6 +7,7 @@ DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434, section 2.1.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from simulator.models.layer import AttentionShape, GemmShape
@@ -32,25 +33,28 @@ def latent_attention(style: Style, x: Tensor, *, causal: bool) -> Tensor:
     spec, tape = style.spec, style.tape
     query_dim = spec.head_dim + spec.qk_rope_head_dim
     if spec.q_lora_rank:
-        low = style.norm(_down(style, x, spec.q_lora_rank), width=spec.q_lora_rank)
-        (q,) = style.columns(low, [style.heads * query_dim], name="q_up", columns=spec.q_lora_rank)
+        low = _down(style, x, spec.q_lora_rank)
+        with _up_projection(style):
+            low = style.norm(low, width=spec.q_lora_rank)
+            (q,) = style.columns(low, [style.heads * query_dim], name="q_up", columns=spec.q_lora_rank)
     else:
         (q,) = style.columns(x, [style.heads * query_dim], name="query")
     latent = _down(style, x, spec.kv_lora_rank + spec.qk_rope_head_dim)
     n_rows = latent.n_elements // (spec.kv_lora_rank + spec.qk_rope_head_dim)
     sizes = [n_rows * spec.kv_lora_rank, n_rows * spec.qk_rope_head_dim]
     compressed, shared_key = tape.split(latent, sizes, [map_kernel("cat", [latent], [latent], in_pass="backward")])
-    compressed = style.norm(compressed, width=spec.kv_lora_rank)
-    up = style.heads * (spec.head_dim + spec.v_head_dim)
-    (kv,) = style.columns(compressed, [up], name="kv_up", columns=spec.kv_lora_rank)
-    n_tokens = style.setting.tokens
-    keys, values = tape.split(
-        kv,
-        [n_tokens * style.heads * spec.head_dim, n_tokens * style.heads * spec.v_head_dim],
-        [map_kernel("cat", [kv], [kv], in_pass="backward")],
-    )
-    q = style.rotary(q)
-    k = _join(style, keys, style.rotary(shared_key), n_tokens * style.heads * query_dim)
+    with _up_projection(style):
+        compressed = style.norm(compressed, width=spec.kv_lora_rank)
+        up = style.heads * (spec.head_dim + spec.v_head_dim)
+        (kv,) = style.columns(compressed, [up], name="kv_up", columns=spec.kv_lora_rank)
+        n_tokens = style.setting.tokens
+        keys, values = tape.split(
+            kv,
+            [n_tokens * style.heads * spec.head_dim, n_tokens * style.heads * spec.v_head_dim],
+            [map_kernel("cat", [kv], [kv], in_pass="backward")],
+        )
+        q = style.rotary(q)
+        k = _join(style, keys, style.rotary(shared_key), n_tokens * style.heads * query_dim)
     shape = style.attention_shape(causal=causal, head_dim=(query_dim + spec.v_head_dim) // 2)
     shape = replace(shape, kv_heads=style.heads)
     if spec.index_top_k:
@@ -58,6 +62,11 @@ def latent_attention(style: Style, x: Tensor, *, causal: bool) -> Tensor:
         shape = replace(shape, window=spec.index_top_k if spec.index_top_k < shape.seq_k else 0)
     width = style.heads * spec.v_head_dim
     return style.row(style.core_attention(q, k, values, shape), width, name="attention_output")
+
+
+def _up_projection(style: Style) -> AbstractContextManager[None]:
+    """Recompute norms, up-projections and rotations where a plan says so; only the latents are kept then."""
+    return style.recomputed("mla_up_proj", is_discarding=True)
 
 
 def _chosen(style: Style, x: Tensor, k: Tensor, shape: AttentionShape) -> Tensor:

@@ -35,7 +35,14 @@ DTYPE_BYTES: dict[str, int] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GemmShape:
+class Launch:
+    """How a kernel is launched, whatever it computes: ``is_captured`` where a CUDA graph does it and not the host."""
+
+    is_captured: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmShape(Launch):
     """A (batched) matrix product ``y[m, n] = x[m, k] w[k, n]``, computed in ``dtype``.
 
     The three numbers are those of the product that runs: the weight gradient of ``y[t, o] = x[t, i] w[i,
@@ -71,7 +78,7 @@ class GemmShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionShape:
+class AttentionShape(Launch):
     """A fused (flash) attention kernel: ``q[batch, seq_q, heads, head_dim]`` against ``seq_k`` keys.
 
     Eager attention is not this shape: it is two batched :class:`GemmShape` and :class:`PointwiseShape`
@@ -110,7 +117,7 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PointwiseShape:
+class PointwiseShape(Launch):
     """A kernel bound by memory traffic: norms, activations, dropout, casts, embedding, loss, optimizer.
 
     Parameters
@@ -150,7 +157,7 @@ class PointwiseShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScanShape:
+class ScanShape(Launch):
     """A recurrence along the sequence, computed in chunks: Mamba-2's SSD, Mamba-1's scan, the gated delta rule.
 
     Every head carries a state ``[head_dim, state]``; ``groups`` heads share their B and C (their keys and queries). With

@@ -21,10 +21,13 @@ class Storage:
     owner : str
         ``layer`` counts as an activation of the layer; a ``parameter`` and what the ``model`` shares
         between layers are counted elsewhere.
+    is_rebuilt : bool
+        Whether it is dropped after forward although others need it, and made again before backward.
     """
 
     n_bytes: int
     owner: Literal["layer", "parameter", "model"] = "layer"
+    is_rebuilt: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +75,8 @@ class Node:
         The recompute region it belongs to.
     is_kept : bool
         Whether selective checkpointing by operator keeps its output.
+    is_captured : bool
+        Whether a CUDA graph launches it.
     """
 
     inputs: tuple[Tensor, ...]
@@ -82,6 +87,7 @@ class Node:
     is_alias: bool = False
     region: str = ""
     is_kept: bool = False
+    is_captured: bool = False
 
 
 def forward_extra_bytes(

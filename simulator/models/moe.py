@@ -36,7 +36,8 @@ def moe(style: Style, x: Tensor) -> Tensor:
     n_tokens = x.n_elements // spec.hidden
     n_routed = n_tokens * spec.top_k
     n_sent = round(n_routed * style.setting.expert_load)
-    gates = _gates(style, x)
+    with style.captured("moe_router"):
+        gates = _gates(style, x)
     if spec.expert_latent:
         low = style.linear(x, spec.expert_latent, spec.hidden, name="latent_down")
         done = _region(style, _routed(style, _region(style, low, "f"), gates, n_sent), "g")
@@ -82,9 +83,13 @@ def _routed(style: Style, x: Tensor, gates: Tensor, n_sent: int) -> Tensor:
         forward=[map_kernel("unpermute", [done, gates], [x])],
         backward=[
             map_kernel("unpermute", [x, gates], [done], in_pass="backward"),
-            map_kernel("sum", [x, done], [gates], row=width, in_pass="backward"),
+            *(
+                []
+                if style.weighs_inside_experts
+                else [map_kernel("sum", [x, done], [gates], row=width, in_pass="backward")]
+            ),
         ],
-        saves=[done, gates],
+        saves=[gates] if style.weighs_inside_experts else [done, gates],
     )
 
 
@@ -163,17 +168,18 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
         rows=width * (2 if spec.gated_mlp else 1),
         columns=spec.expert_input,
     )
-    if spec.gated_mlp:
-        gated = style.tape.record(
-            [up],
-            n_rows * width,
-            up.dtype,
-            forward=[kernel("swiglu", n_rows * width, up.n_bytes, up.n_bytes / 2, up.dtype)],
-            backward=[kernel("swiglu", up.n_elements, 1.5 * up.n_bytes, up.n_bytes, up.dtype, in_pass="backward")],
-            saves=[up],
-        )
-    else:
-        gated = style.activation(up, bias=False)
+    with style.recomputed("moe_act", is_discarding=True):
+        if spec.gated_mlp:
+            gated = style.tape.record(
+                [up],
+                n_rows * width,
+                up.dtype,
+                forward=[kernel("swiglu", n_rows * width, up.n_bytes, up.n_bytes / 2, up.dtype)],
+                backward=[kernel("swiglu", up.n_elements, 1.5 * up.n_bytes, up.n_bytes, up.dtype, in_pass="backward")],
+                saves=[up],
+            )
+        else:
+            gated = style.activation(up, bias=False)
     return _grouped(style, gated, n_local=n_local, n_rows=n_rows, rows=spec.expert_input, columns=width)
 
 

@@ -35,6 +35,10 @@ class Setting:
     recompute : str
         ``none``, ``selective`` (core attention; with ``compiled``: all but every second matrix product and the
         attention kernel), ``full`` (everything but the block's input).
+    recompute_modules : tuple of str
+        What selective recomputation recomputes; where empty what it is in this style.
+    captured_modules : tuple of str
+        What runs as CUDA graphs of its own.
     stops_early : bool
         Whether recomputation ends as soon as all that was saved is there again.
     expert_load : float
@@ -54,6 +58,8 @@ class Setting:
     kernels: Literal["hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused"] = "megatron"
     attention: Literal["flash", "eager"] = "flash"
     recompute: Literal["none", "selective", "full"] = "none"
+    recompute_modules: tuple[str, ...] = ()
+    captured_modules: tuple[str, ...] = ()
     stops_early: bool = False
     expert_load: float = 1.0
     gradient_bytes: int = 4

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from simulator.models.layer import DTYPE_BYTES, GemmShape, Layer, LayerItem, Parameter, PointwiseShape
+from simulator.models.layer import DTYPE_BYTES, GemmShape, Launch, Layer, LayerItem, Parameter, PointwiseShape
 from simulator.models.liveness import Node, Storage, Tensor, backward_extra_bytes, forward_extra_bytes
 
 #: what a layer keeps: everything autograd saves, its inputs only, or inputs and the outputs of costly
@@ -34,11 +34,17 @@ class Tape:
         What comes from the previous layer.
     region : str
         Name of the open recompute region; empty outside.
+    is_discarding : bool
+        Whether the open region does not even keep what it returns.
+    is_captured : bool
+        Whether what is launched now is part of a CUDA graph.
     """
 
     nodes: list[Node] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
     region: str = ""
+    is_discarding: bool = False
+    is_captured: bool = False
 
     def input(self, n_elements: int, dtype: str) -> Tensor:
         """Return the tensor that comes from the previous layer."""
@@ -56,16 +62,35 @@ class Tape:
         return Tensor(n_elements, dtype, storage, needs_gradient)
 
     @contextmanager
-    def recomputed(self, region: str) -> Iterator[None]:
+    def recomputed(self, region: str, *, is_discarding: bool = False) -> Iterator[None]:
         """Drop what the operations inside save, and launch them again.
 
-        Before the layer's backward; or, in the region ``inline``, where backward first needs their result.
+        Before the layer's backward; or, in the region ``inline``, where backward first needs their result. A region inside
+        another one is part of it.
+
+        Parameters
+        ----------
+        region : str
+            Its name.
+        is_discarding : bool
+            Whether what the region returns is dropped, too (Megatron-Core's ``CheckpointWithoutOutput``).
         """
-        outer, self.region = self.region, region
+        outer = self.region, self.is_discarding
+        if not self.region:
+            self.region, self.is_discarding = region, is_discarding
         try:
             yield
         finally:
-            self.region = outer
+            self.region, self.is_discarding = outer
+
+    @contextmanager
+    def captured(self, *, is_captured: bool = True) -> Iterator[None]:
+        """Launch what the operations inside launch, in both passes, from a CUDA graph."""
+        outer, self.is_captured = self.is_captured, self.is_captured or is_captured
+        try:
+            yield
+        finally:
+            self.is_captured = outer
 
     def record(
         self,
@@ -105,7 +130,8 @@ class Tape:
         kept : bool
             Whether selective checkpointing by operator keeps the output.
         """
-        storage = view.storage if view is not None else Storage(n_elements * DTYPE_BYTES[dtype])
+        n_bytes = n_elements * DTYPE_BYTES[dtype]
+        storage = view.storage if view is not None else Storage(n_bytes, is_rebuilt=self.is_discarding)
         needs_gradient = gradient != "none" and any(t.needs_gradient for t in inputs)
         output = Tensor(n_elements, dtype, storage, needs_gradient)
         held: list[Storage] = []
@@ -116,20 +142,29 @@ class Tape:
             Node(
                 inputs=tuple(inputs),
                 outputs=(output,),
-                forward=tuple(forward),
-                backward=tuple(backward) if needs_gradient else (),
+                forward=self._launched(forward),
+                backward=self._launched(backward) if needs_gradient else (),
                 saved=tuple(s for s in dict.fromkeys(held) if s.owner == "layer"),
                 is_alias=gradient == "alias",
                 region=self.region,
                 is_kept=kept,
+                is_captured=self.is_captured,
             )
         )
         return output
 
+    def _launched(self, items: Sequence[LayerItem]) -> tuple[LayerItem, ...]:
+        if not self.is_captured:
+            return tuple(items)
+        return tuple(replace(item, is_captured=True) if isinstance(item, Launch) else item for item in items)
+
     def split(self, source: Tensor, sizes: Sequence[int], backward: Sequence[LayerItem]) -> tuple[Tensor, ...]:
         """Append views of the parts of a tensor, whose gradients ``backward`` gathers into one buffer."""
         outputs = tuple(Tensor(n, source.dtype, source.storage, source.needs_gradient) for n in sizes)
-        self.nodes.append(Node(inputs=(source,), outputs=outputs, backward=tuple(backward), region=self.region))
+        launched = self._launched(backward)
+        self.nodes.append(
+            Node(inputs=(source,), outputs=outputs, backward=launched, region=self.region, is_captured=self.is_captured)
+        )
         return outputs
 
     def finish(
@@ -224,7 +259,7 @@ class Tape:
                 if not tensor.needs_gradient or tensor.storage.owner == "parameter":
                     continue
                 if tensor in reached or tensor.storage.owner == "model":
-                    items.append(gradient_addition(tensor))
+                    items.append(replace(gradient_addition(tensor), is_captured=node.is_captured))
                 reached.add(tensor)
         return tuple(items)
 
@@ -251,7 +286,7 @@ def _is_dropped(maker: Node, user: Node, checkpoint: Checkpoint) -> bool:
     if not _is_recomputed(maker, checkpoint):
         return False
     is_returned = maker.region not in ("", "inline", user.region) and checkpoint == "none"
-    return not is_returned
+    return not is_returned or any(output.storage.is_rebuilt for output in maker.outputs)
 
 
 def _until_all_is_saved(nodes: Sequence[Node]) -> Sequence[Node]:

@@ -89,7 +89,11 @@ def experts(style: Style, x: Tensor) -> Tensor:
     """Append a mixture-of-experts MLP: routed experts and, where there is one, the shared one."""
     if not style.spec.shared_expert_hidden:
         return routed_experts(style, x)
-    shared = _shared_mark(style, mlp(style, _shared_mark(style, x), style.spec.shared_expert_hidden))
+    with style.captured("moe_router"):
+        inside = _shared_mark(style, x)
+        with style.recomputed("shared_experts"):
+            inside = mlp(style, inside, style.spec.shared_expert_hidden)
+        shared = _shared_mark(style, inside)
     if style.spec.shared_expert_gate:
         gate = pointwise(
             style.tape,
@@ -110,13 +114,13 @@ def _shared_mark(style: Style, x: Tensor) -> Tensor:
     return style.tape.record([x], x.n_elements, x.dtype, forward=[point], backward=[back], view=x, gradient="alias")
 
 
-#: letter -> how a sublayer that is not attention runs
-_SUBLAYERS: dict[str, Callable[[Style, Tensor], Tensor]] = {
-    "-": mlp,
-    "E": experts,
-    "M": mamba2,
-    "m": mamba1,
-    "G": gated_delta_net,
+#: letter -> how a sublayer that is not attention runs, and the module that plans mean by it
+_SUBLAYERS: dict[str, tuple[Callable[[Style, Tensor], Tensor], str]] = {
+    "-": (mlp, "mlp"),
+    "E": (experts, "moe"),
+    "M": (mamba2, "mamba"),
+    "m": (mamba1, "mamba"),
+    "G": (gated_delta_net, "attn"),
 }
 
 
@@ -143,22 +147,37 @@ def block(
         return _parallel_block(style, x, causal=causal)
     for kind in sublayers:
         if kind not in ATTENTION:
-            x = _added(style, x, _SUBLAYERS[kind], has_bias=spec.mlp_bias and kind == "-")
+            sublayer, module = _SUBLAYERS[kind]
+            x = _added(style, x, sublayer, module, has_bias=spec.mlp_bias and kind == "-")
             continue
-        x = _added(style, x, partial(attention, causal=causal, kind=kind), has_bias=spec.attention_output_bias)
+        inner = partial(attention, causal=causal, kind=kind)
+        x = _added(style, x, inner, "attn", has_bias=spec.attention_output_bias)
         if encoded is not None:
-            x = _added(style, x, partial(cross_attention, encoded=encoded), has_bias=spec.attention_output_bias)
+            inner = partial(cross_attention, encoded=encoded)
+            x = _added(style, x, inner, "attn", has_bias=spec.attention_output_bias)
     return x
 
 
-def _added(style: Style, x: Tensor, sublayer: Callable[[Style, Tensor], Tensor], *, has_bias: bool) -> Tensor:
-    """Append one sublayer with its norms and its residual."""
+def _added(
+    style: Style, x: Tensor, sublayer: Callable[[Style, Tensor], Tensor], module: str, *, has_bias: bool
+) -> Tensor:
+    """Append one sublayer with its norms and its residual; ``module`` is what plans call it."""
     position = style.spec.norm_position
-    branch = sublayer(style, style.norm(x) if position in ("before", "around") else x)
-    if position in ("after", "around"):
-        branch = style.norm(branch)
-    x = style.residual(x, branch, bias=has_bias and style.adds_bias_late())
-    return style.norm(x) if position == "after_residual" else x
+    with style.captured(module):
+        branch = x
+        if position in ("before", "around"):
+            with style.recomputed("layernorm", is_discarding=True), style.captured(_FIRST.get(module, module)):
+                branch = style.norm(x)
+        with style.recomputed(module):
+            branch = sublayer(style, branch)
+        if position in ("after", "around"):
+            branch = style.norm(branch)
+        x = style.residual(x, branch, bias=has_bias and style.adds_bias_late())
+        return style.norm(x) if position == "after_residual" else x
+
+
+#: module -> the part of it that begins with the norm before it
+_FIRST = {"moe": "moe_router"}
 
 
 def _parallel_block(style: Style, x: Tensor, *, causal: bool) -> Tensor:

@@ -14,6 +14,7 @@ _FSDP = ("backward_prefetch", "forward_prefetch", "limit_all_gathers")
 _MOE = ("moe_dispatcher", "moe_capacity_factor", "moe_pad_to_capacity", "moe_imbalance", "moe_fp8_dispatch")
 _SHARED = ("gradient_collective", "gradient_compression", "gradient_as_bucket_view", "sharding", "bucket_bytes",
            "quantized_weights", "quantized_gradients", "secondary_group")  # fmt: skip
+_OF_EXPERTS = frozenset(("moe", "moe_act", "shared_experts"))
 _PIPELINE = (
     "schedule",
     "virtual_pp",
@@ -82,7 +83,8 @@ def _idle_data(plan: ParallelPlan) -> Idle:
 
 def _idle_axes(plan: ParallelPlan) -> Idle:
     n_axes = sum(degree > 1 for degree in (plan.tp, plan.cp, plan.dp, plan.pp))
-    keeps_no_scores = plan.attention == "flash" and not STYLES[plan.framework_spec.kernels].recomputes_operators
+    style = STYLES[plan.framework_spec.kernels]
+    keeps_no_scores = plan.attention == "flash" and not (style.recomputes_operators or style.recomputes_flash)
     return [
         (_PIPELINE, plan.pp == 1, "pp=1"),
         (("sequence_parallel", "asynchronous_tp", "scatter_gather"), plan.tp == 1, "tp=1"),
@@ -98,7 +100,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         (("recompute_method",), plan.recompute_layers is None, "recompute_layers is not given: every block by itself"),
         (
             ("recompute",),
-            plan.recompute == "selective" and keeps_no_scores,
+            plan.recompute == "selective" and keeps_no_scores and not plan.recompute_modules,
             "fused attention keeps no scores that could be dropped",
         ),
     ]
@@ -108,6 +110,11 @@ def _idle_experts(plan: ParallelPlan, has_experts: bool, has_shared_expert: bool
     exchange = ("moe_dispatcher", "moe_fp8_dispatch", "moe_shared_expert_overlap")
     return [
         ((*_MOE, "etp"), not has_experts, "the model has no experts"),
+        (
+            ("recompute_modules",),
+            not has_experts and _OF_EXPERTS.issuperset(plan.recomputed_modules),
+            "the model has no experts",
+        ),
         (("moe_shared_expert_overlap",), not has_shared_expert, "the model has no shared expert"),
         (exchange, plan.ep == 1, "ep=1"),
         (("moe_imbalance",), plan.ep == 1, "ep=1: one rank has all experts"),

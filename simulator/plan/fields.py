@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from types import NoneType
@@ -52,6 +53,10 @@ class Setting:
         Other names that mean exactly the same.
     is_common : bool
         Whether ``--help`` shows its flag.
+    takes_none : bool
+        Whether nothing may be given.
+    takes_several : bool
+        Whether several of the words may be given, written with ``+`` between them; blanks and commas are read, too.
     """
 
     key: str
@@ -69,6 +74,7 @@ class Setting:
     aliases: tuple[str, ...] = ()
     is_common: bool = False
     takes_none: bool = False
+    takes_several: bool = False
 
     @property
     def flag(self) -> str:
@@ -113,7 +119,15 @@ class Setting:
                 self._refuse(value, "not a whole number")
             return int(number) if is_whole else number
         word = "none" if value is False else text
+        if self.takes_several:
+            return self._joined(value if isinstance(value, list | tuple) else re.split(r"[\s,+]+", word))
         return self.synonyms.get(word, word)
+
+    def _joined(self, parts: Collection[object]) -> str:
+        """Return several words as one text, each once, in the order in which they are declared."""
+        words = {self.synonyms.get(str(part), str(part)) for part in parts if str(part)}
+        order = list(self.words)
+        return "+".join(sorted(words, key=lambda word: (order.index(word) if word in order else len(order), word)))
 
     def checked(self, value: Any) -> Any:
         """Return a value of the setting's own type, if it is one and within bounds.
@@ -132,11 +146,13 @@ class Setting:
             self._refuse(value, f"not {what}")
         if isinstance(value, int | float):
             self._check_range(value)
-        if self.words and value not in self.words:
-            from simulator.config.names import did_you_mean
+        for word in str(value).split("+") if self.takes_several else [value]:
+            if self.words and word not in self.words:
+                from simulator.config.names import did_you_mean
 
-            guess, known = did_you_mean(str(value), self.words), ", ".join(self.words)
-            raise ConfigError(f"{self.key} '{_short(value)}' is unknown.{guess}", hint=f"one of {known}")
+                guess, known = did_you_mean(str(word), self.words), ", ".join(self.words)
+                some = "some" if self.takes_several else "one"
+                raise ConfigError(f"{self.key} '{_short(word)}' is unknown.{guess}", hint=f"{some} of {known}")
         return value
 
     def _check_range(self, value: float) -> None:

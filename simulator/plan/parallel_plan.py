@@ -27,6 +27,10 @@ Offload = Literal["none", "cpu"]
 ContextExchange = Literal["p2p", "all_gather", "a2a"]
 Dispatcher = Literal["alltoall", "allgather", "deepep"]
 Host = Literal["eager", "compiled", "graphs"]
+#: what Megatron-Core's ``--recompute-modules`` names
+RECOMPUTE_MODULES = ("core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "moe", "shared_experts")
+#: what Megatron-Core's ``--cuda-graph-scope`` names, and the whole iteration
+GRAPH_SCOPES = ("none", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full_iteration")
 
 #: groups of settings, as people think of them, and their headings
 GROUPS = {
@@ -113,6 +117,13 @@ class ParallelPlan:
     recompute: Recompute = setting(
         "recompute", "Activation recomputation: none, selective (core attention, or every second matrix product) or full.",
         default="none", is_common=True, changes=("time", "memory"),
+    )  # fmt: skip
+    recompute_modules: str | None = setting(
+        "recompute", "What selective recomputation of Megatron-Core recomputes, joined by `+`: `core_attn`, `mlp`, `moe` and "
+        "`shared_experts` keep input and output, `layernorm`, `moe_act` and `mla_up_proj` their input only.",
+        unset="what the framework's selective recomputation is",
+        words=RECOMPUTE_MODULES, synonyms={"up_proj": "mla_up_proj", "core_attention": "core_attn"}, takes_several=True,
+        changes=("time", "memory"),
     )  # fmt: skip
     recompute_method: RecomputeMethod = setting(
         "recompute", "Of full recomputation: block recomputes the first so many blocks of every virtual stage, uniform keeps "
@@ -262,6 +273,12 @@ class ParallelPlan:
         "software", "How kernels are issued: one by one from Python (`eager`), from compiled code (`compiled`), as CUDA graphs "
         "(`graphs`). Which kernels there are depends on the framework alone.", unset="the framework's own",
     )  # fmt: skip
+    cuda_graphs: str | None = setting(
+        "software", "What is captured in CUDA graphs, which costs the host almost nothing and some memory: `none`, modules joined "
+        "by `+` as Megatron-Core's `--cuda-graph-scope` names them (`attn`, `mlp`, `mamba`, `moe_router`, `moe_preprocess`; `moe` "
+        "needs experts padded to a capacity), or `full_iteration`.", unset="as `host` says", words=GRAPH_SCOPES,
+        takes_several=True, changes=("time", "memory"), aliases=("cuda_graph_scope",),
+    )  # fmt: skip
     cuda: str | None = setting(
         "software", "CUDA release whose matrix libraries run, such as `12.1`. It matters on devices whose file says how much "
         "faster they became (`kernels.gemm.release_efficiency`).", unset="a current one",
@@ -302,7 +319,19 @@ class ParallelPlan:
     @property
     def framework_spec(self) -> Framework:
         """The entry of :data:`FRAMEWORKS` that the plan names, with the plan's own way to issue kernels."""
-        return FRAMEWORKS[self.framework] if self.host is None else _hosted(FRAMEWORKS[self.framework], self.host)
+        host: Host | None = "graphs" if self.cuda_graphs == "full_iteration" else self.host
+        return FRAMEWORKS[self.framework] if host is None else _hosted(FRAMEWORKS[self.framework], host)
+
+    @property
+    def captured_modules(self) -> tuple[str, ...]:
+        """Modules that run as CUDA graphs of their own: words of :data:`GRAPH_SCOPES`."""
+        scopes = tuple((self.cuda_graphs or "none").split("+"))
+        return scopes if scopes[0] not in ("none", "full_iteration") else ()
+
+    @property
+    def recomputed_modules(self) -> tuple[str, ...]:
+        """Modules that selective recomputation is told to recompute: words of :data:`RECOMPUTE_MODULES`."""
+        return tuple(self.recompute_modules.split("+")) if self.recompute_modules else ()
 
     @property
     def model_parallel(self) -> int:

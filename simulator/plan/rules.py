@@ -47,7 +47,8 @@ def check_combination(plan: ParallelPlan) -> None:
     InfeasiblePlanError
         Naming both and the way out.
     """
-    for is_so, message, hint in (*_axis_conflicts(plan), *_gradient_conflicts(plan), *_offload_conflicts(plan)):
+    found = (*_axis_conflicts(plan), *_gradient_conflicts(plan), *_offload_conflicts(plan), *_module_conflicts(plan))
+    for is_so, message, hint in found:
         if is_so:
             raise InfeasiblePlanError(message, hint=hint)
 
@@ -123,5 +124,33 @@ def _offload_conflicts(plan: ParallelPlan) -> Conflicts:
             plan.offload_parameters == "cpu" and not plan.shards_parameters,
             "offload_parameters=cpu: parameters that are not sharded are needed whole on the device",
             "--sharding zero3",
+        ),
+    ]
+
+
+def _module_conflicts(plan: ParallelPlan) -> Conflicts:
+    scopes = (plan.cuda_graphs or "").split("+")
+    alone = [scope for scope in scopes if scope in ("none", "full_iteration")]
+    return [
+        (
+            plan.recompute_modules and plan.recompute != "selective",
+            f"recompute_modules={plan.recompute_modules} with recompute={plan.recompute}: modules are what selective "
+            "recomputation recomputes",
+            "--recompute selective",
+        ),
+        (
+            alone and len(scopes) > 1,
+            f"cuda_graphs={plan.cuda_graphs}: {''.join(alone[:1])} goes with nothing else",
+            "modules, or full_iteration",
+        ),
+        (
+            "moe_preprocess" in scopes and "moe_router" not in scopes,
+            "cuda_graphs=moe_preprocess without moe_router, behind which it runs",
+            "--set cuda_graphs=moe_router+moe_preprocess",
+        ),
+        (
+            "moe" in scopes and not (plan.moe_capacity_factor and plan.moe_pad_to_capacity),
+            "cuda_graphs=moe: graphs need static shapes, but how many tokens an expert gets varies",
+            "--set moe_capacity_factor=1 --set moe_pad_to_capacity=true, or cuda_graphs=moe_router+moe_preprocess",
         ),
     ]

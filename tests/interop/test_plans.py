@@ -431,13 +431,17 @@ def test_a_wrong_pattern_of_experts_is_refused():
         ),
         ("--recompute-granularity selective --recompute-num-layers 1", ("selective", "uniform", None, None)),
         ("--enable-cuda-graph", ("none", "uniform", None, "graphs")),
-        ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn", ("none", "uniform", None, "graphs")),
+        (
+            "--cuda-graph-impl transformer_engine --cuda-graph-scope moe_router attn",
+            ("none", "uniform", None, "attn+moe_router"),
+        ),
+        ("--cuda-graph-impl full_iteration", ("none", "uniform", None, "full_iteration")),
     ],
 )
 def test_partial_recomputation_and_graphs_of_megatron(flags, expected):
     imported = parse_megatron(f"--num-layers 8 --hidden-size 64 --num-attention-heads 4 --bf16 {flags}")
     plan = ParallelPlan(**imported.settings)
-    assert (plan.recompute, plan.recompute_method, plan.recompute_layers, plan.host) == expected
+    assert (plan.recompute, plan.recompute_method, plan.recompute_layers, plan.cuda_graphs or plan.host) == expected
     assert imported.report.unknown == ()
 
 

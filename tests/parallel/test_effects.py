@@ -53,7 +53,9 @@ EFFECTS = [
     ("moe_dispatcher", "allgather", {"experts": True, **MOE}), ("moe_dispatcher", "deepep", {"experts": True, **MOE}),
     ("moe_capacity_factor", 0.5, {"experts": True}), ("moe_imbalance", 1.5, {"experts": True, **MOE}),
     ("moe_pad_to_capacity", True, {"experts": True, "moe_capacity_factor": 2.0}), ("moe_fp8_dispatch", True, {"experts": True, **MOE}),
-    ("moe_shared_expert_overlap", True, {"experts": True, **MOE}),
+    ("moe_shared_expert_overlap", True, {"experts": True, **MOE}), ("cuda_graphs", "attn+mlp", {}), ("cuda_graphs", "full_iteration", {}),
+    ("recompute_modules", "mlp", {"recompute": "selective"}), ("recompute_modules", "layernorm", {"recompute": "selective"}),
+    ("recompute_modules", "moe_act", {"recompute": "selective", "experts": True}),
 ]  # fmt: skip
 #: dp follows from the others; the data loader's, partial recomputation's, the host's and the CUDA version's tests are elsewhere
 ELSEWHERE = {

@@ -18,6 +18,8 @@ _FLOAT8 = {"tensorwise": "fp8_current", "rowwise": "fp8_rowwise", "rowwise_with_
 #: value of ``vocabulary_parallel`` -> schedule that computes the vocabulary's layers so
 _VOCABULARY = {"interlaced": "interlaced"}
 _TASKS = {"": "", "pretrain": "", "sft": "task sft: as pretraining, which updates all parameters, too"}
+#: what graphs by layer capture of any model
+_LAYER_SCOPES = "attn mlp mamba moe_router moe_preprocess"
 #: column -> what is left out where it is 1
 _LEFT_OUT = {
     "moe_a2a_overlap": "experts' communication beside other micro-batches",
@@ -93,13 +95,20 @@ def recipe_fields(row: Row, assumed: list[str]) -> dict[str, Any]:
         fields["moe_dispatcher"] = _word(
             "moe_dispatcher", dispatcher, "dispatcher", dispatcher, assumed, stands_in="deepep"
         )
-    graphs, scope = row.text("cuda_graph_impl").lower(), row.text("cuda_graph_scope")
-    if graphs not in ("", "none"):
-        fields["host"] = "graphs"
-        if scope not in ("", "full_iteration") or graphs in ("partial", "layer"):
-            assumed.append(f"cuda_graph_scope {scope or graphs}: as graphs of the whole iteration")
+    fields |= _graphs(row, assumed)
     assumed += [f"{column} 1: without {what}" for column, what in _LEFT_OUT.items() if row.flag(column)]
     return fields
+
+
+def _graphs(row: Row, assumed: list[str]) -> dict[str, Any]:
+    """Return what is captured: the stated scope, or what an implementation captures where none is stated."""
+    graphs, scope = row.text("cuda_graph_impl").lower(), row.text("cuda_graph_scope").lower()
+    if graphs in ("", "none"):
+        return {"cuda_graphs": "none"} if graphs else {}
+    if not scope:
+        scope = "full_iteration" if graphs in ("full_iteration", "full") else _LAYER_SCOPES
+        assumed.append(f"cuda_graph_scope {scope}: not stated, graphs by {graphs}")
+    return {"cuda_graphs": SETTINGS["cuda_graphs"].parse(scope)}
 
 
 def recomputed_modules(row: Row, layers: int, stages: int, assumed: list[str]) -> dict[str, Any] | None:
@@ -125,8 +134,9 @@ def recomputed_modules(row: Row, layers: int, stages: int, assumed: list[str]) -
     if modules == "full block":
         count = row.integer("recompute_num_layers", 0)
         return {"recompute": "full", "recompute_method": "block" if count else None, "recompute_layers": count or None}
-    assumed.append(f"recompute_modules {modules}: as selective recomputation")
-    return {"recompute": "selective"}
+    if modules.startswith("selective"):
+        return {"recompute": "selective"}
+    return {"recompute": "selective", "recompute_modules": SETTINGS["recompute_modules"].parse(modules)}
 
 
 def _word(key: str, word: str, column: str, stated: str, assumed: list[str], *, stands_in: str) -> str:

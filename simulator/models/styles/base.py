@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from simulator.models.layer import (
@@ -47,8 +48,13 @@ class Style(ABC):
     keeps_quantised_weights = False
     #: whether the quantised operand is saved for backward, not the 16-bit one (torchao)
     saves_quantised = True
+    #: whether the activation of an expert multiplies by the gate, so that what experts return need not be held for its gradient
+    #: (Megatron-Core from 0.12 on)
+    weighs_inside_experts = False
     #: whether selective recomputation is torch's, every second matrix product, instead of Megatron's core attention
     recomputes_operators = False
+    #: whether Megatron's runs a fused attention kernel a second time
+    recomputes_flash = False
 
     @classmethod
     def fuses_attention(cls, spec: ModelSpec) -> bool:
@@ -77,6 +83,18 @@ class Style(ABC):
         if self.spec.gated_mlp and self.spec.activation == "silu":
             return "swiglu"
         return {"gelu_new": "gelu"}.get(self.spec.activation, self.spec.activation)
+
+    # ---- modules that a plan names --------------------
+
+    def recomputed(self, module: str, *, is_discarding: bool = False) -> AbstractContextManager[None]:
+        """Recompute what is appended inside, if the plan names the module; see :meth:`Tape.recomputed`."""
+        modules = self.setting.recompute_modules or ("core_attn",)
+        is_named = self.setting.recompute == "selective" and module in modules
+        return self.tape.recomputed(module, is_discarding=is_discarding) if is_named else nullcontext()
+
+    def captured(self, module: str) -> AbstractContextManager[None]:
+        """Capture what is appended inside in a CUDA graph, if the plan names the module."""
+        return self.tape.captured(is_captured=module in self.setting.captured_modules)
 
     # ---- what implementations differ in --------------------
 
@@ -158,7 +176,7 @@ class Style(ABC):
             weight = cast(self.tape, weight, self.dtype)
         if is_narrow and setting.recipe.quantisation is not None:
             shape = GemmShape(m=x.n_elements // columns, n=rows, k=columns, name=name)
-            return self.quantised_product(x, weight, shape, before=before, between=between)
+            return self.quantised_product(x, weight, shape, before=before, between=between, saved_input=saved_input)
         return product(
             self.tape,
             x,
@@ -182,8 +200,13 @@ class Style(ABC):
         *,
         before: Sequence[LayerItem] = (),
         between: Sequence[LayerItem] = (),
+        saved_input: Tensor | None = None,
     ) -> Tensor:
-        """Append ``shape``, forward and backward, on operands that the precision's recipe narrows."""
+        """Append ``shape``, forward and backward, on operands that the precision's recipe narrows.
+
+        What is saved of the input is narrow, unless it is rebuilt before backward (Megatron-Core's ``save_original_input``);
+        under sequence parallelism it is this rank's share ``saved_input``, which backward gathers again.
+        """
         recipe = self.setting.recipe
         narrowing = recipe.quantisation
         assert narrowing is not None
@@ -191,6 +214,8 @@ class Style(ABC):
         casts: list[LayerItem] = [self._quantise(x)]
         if not self.keeps_quantised_weights:
             casts.append(self._quantise(weight))
+        held = x if saved_input is None else saved_input
+        is_narrow = self.saves_quantised and not held.storage.is_rebuilt
         gradient = Tensor(n_out, self.dtype, x.storage)
         narrow = replace(shape, dtype=recipe.products)
         wgrad = recipe.wide_products if narrowing.wide_wgrad else recipe.products
@@ -214,8 +239,8 @@ class Style(ABC):
                     output_bytes=self.wgrad_bytes,
                 ),
             ],
-            saves=[] if self.saves_quantised else [x],
-            saved_bytes=round(x.n_elements * narrowing.element_bytes) if self.saves_quantised else 0,
+            saves=[] if is_narrow else [held],
+            saved_bytes=round(held.n_elements * narrowing.element_bytes) if is_narrow else 0,
             kept=True,
         )
 
@@ -269,7 +294,7 @@ class Style(ABC):
                 name=name,
                 before=[again] if self.setting.is_sequence_parallel else [],
                 between=[reduce],
-                saved_input=x if self.setting.recipe.quantisation is None or not is_narrow else None,
+                saved_input=x,
                 is_narrow=is_narrow,
             )
         ]

@@ -8,8 +8,6 @@ Korthikanti et al., arXiv:2205.05198, section 4 (what is saved: 34 s b h + 5 a s
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 from simulator.models.layer import DTYPE_BYTES, AttentionShape, CommunicationPoint, LayerItem
 from simulator.models.liveness import Tensor
 from simulator.models.ops import (
@@ -62,8 +60,7 @@ class Megatron(Style):
 
     def eager_attention(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
         """Append scaled product, fused softmax, dropout and product; selective recompute drops these."""
-        selective = self.setting.recompute == "selective"
-        with self.tape.recomputed("core_attention") if selective else nullcontext():
+        with self.recomputed("core_attn"):
             scores = self.scores(q, k, shape)
             weights = pointwise(self.tape, "softmax", [scores], saves_output=True, row=shape.seq_k)
             weights = dropout(self.tape, weights, self.spec.dropout)
@@ -150,10 +147,12 @@ class Fused(Megatron):
     late_up_bias = False
     accumulates_in_product = True
     keeps_quantised_weights = True
+    weighs_inside_experts = True
+    recomputes_flash = True
 
     def flash(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
         """Append the fused kernel; selective recompute launches it a second time."""
-        with self.tape.recomputed("core_attention") if self.setting.recompute == "selective" else nullcontext():
+        with self.recomputed("core_attn"):
             return flash_attention(self.tape, q, k, v, shape)
 
     def loss(self, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:

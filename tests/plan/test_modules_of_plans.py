@@ -1,0 +1,60 @@
+"""Modules that a plan names: how several words are read, and what cannot be had together."""
+
+import pytest
+
+from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.plan import ParallelPlan
+from simulator.plan.parallel_plan import parse_setting
+from simulator.simulation import Scenario, simulate
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "meant"),
+    [
+        ("cuda_graphs", "moe_router, attn", "attn+moe_router"),
+        ("cuda-graph-scope", ["moe_preprocess", "moe_router"], "moe_router+moe_preprocess"),
+        ("cuda_graphs", "none", "none"),
+        ("cuda_graphs", None, None),
+        ("recompute_modules", "mlp up_proj", "mla_up_proj+mlp"),
+        ("recompute_modules", "layernorm+moe_act+layernorm", "layernorm+moe_act"),
+    ],
+)
+def test_several_words_are_one_value_however_they_are_written(name, text, meant):
+    assert parse_setting(name, text)[1] == meant
+
+
+def test_every_word_is_checked():
+    with pytest.raises(ConfigError, match="recompute_modules 'atn' is unknown"):
+        parse_setting("recompute_modules", "mlp+atn")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"recompute_modules": "mlp"}, "modules are what selective"),
+        ({"recompute_modules": "mlp", "recompute": "full"}, "modules are what selective"),
+        ({"cuda_graphs": "attn+full_iteration"}, "full_iteration goes with nothing else"),
+        ({"cuda_graphs": "moe_preprocess"}, "without moe_router"),
+        ({"cuda_graphs": "moe"}, "static shapes"),
+    ],
+)
+def test_what_excludes_one_another(settings, message):
+    with pytest.raises(InfeasiblePlanError, match=message):
+        ParallelPlan(micro_batch=1, **settings).resolve(8)
+
+
+def test_what_is_captured_costs_the_host_next_to_nothing():
+    """One sequence of 512 tokens on an H100 is bound by the host, which a graph of the iteration frees, one of a module in part."""
+    times = {
+        scope: simulate(
+            Scenario(
+                topology="dgx-h100",
+                model="gpt2-large",
+                plan=ParallelPlan(
+                    gpus=1, micro_batch=1, sequence_length=512, framework="megatron-core", cuda_graphs=scope
+                ),
+            )
+        ).metrics.iteration_time_s
+        for scope in (None, "none", "attn", "attn+mlp", "full_iteration")
+    }
+    assert times[None] == times["none"] > times["attn"] > times["attn+mlp"] > times["full_iteration"]
