@@ -21,9 +21,9 @@ Ranks = Optional[list[int]]  # noqa: UP045
 PLAIN_JSON = typer.Option("--json", help="Print one JSON document and nothing else.")
 
 
-def option(help_text: str, *names: str) -> Any:
+def option(help_text: str, *names: str, panel: str | None = None) -> Any:
     """Return an option that does not print its default."""
-    return typer.Option(*names, help=help_text, show_default=False)
+    return typer.Option(*names, help=help_text, show_default=False, rich_help_panel=panel)
 
 
 def our_flags(words: Sequence[str]) -> list[str]:

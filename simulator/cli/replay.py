@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from simulator.cli.options import PLAIN_JSON, Number, Ranks, Switch, Text, Texts, option
 from simulator.cli.trace import Paths, show_progress
 
+PLAN = "Another plan or model"
+
 if TYPE_CHECKING:
+    from simulator.replay.changes_of_plan import PlanChange
     from simulator.replay.stage_replay import StageMessages
     from simulator.replay.what_if import Outcome, WhatIf
     from simulator.trace_io.trace_record import Trace
@@ -36,7 +39,20 @@ def replay(
     ] = False,
     overlap: Annotated[Switch, option("Gradient reductions beside compute, or nothing.")] = None,
     bucket_bytes: Annotated[Text, option("Merge gradient all-reduces up to this size, like 100MB.")] = None,
-    dp: Annotated[Number, option("Ranks of the largest group.")] = None,
+    dp: Annotated[
+        Number, option("Data-parallel ranks; with nothing else of the plan, ranks of the largest group.")
+    ] = None,
+    tp: Annotated[Number, option("Tensor-parallel degree.", panel=PLAN)] = None,
+    pp: Annotated[Number, option("Pipeline stages.", panel=PLAN)] = None,
+    layers: Annotated[Number, option("Blocks of the model.", panel=PLAN)] = None,
+    hidden_size: Annotated[Number, option("Width of the model.", panel=PLAN)] = None,
+    sequence_length: Annotated[Number, option("Tokens per sequence.", panel=PLAN)] = None,
+    micro_batches: Annotated[Number, option("Micro-batches per replica and step.", panel=PLAN)] = None,
+    set_: Annotated[Texts, option("Any other setting of the plan, KEY=VALUE; repeatable.", "--set", panel=PLAN)] = None,
+    model: Annotated[Text, option("The model that was recorded, where shapes do not tell it.", panel=PLAN)] = None,
+    recorded: Annotated[
+        Texts, option("A setting of the plan that was recorded, KEY=VALUE; repeatable.", panel=PLAN)
+    ] = None,
     ideal: Annotated[
         bool, option("No stragglers and no host time: every operation takes the mean of its type.", "--ideal")
     ] = False,
@@ -53,20 +69,26 @@ def replay(
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Replay a trace as measured, then with changes."""
+    from dataclasses import replace as replaced
+
     from simulator.replay.replay_answer import answer_of
     from simulator.replay.what_if import what_if
     from simulator.trace_io import read
 
     if trace:
         _check_target(trace, traces)
-    recorded = read(traces, as_format=as_format, progress=show_progress())
+    run = read(traces, as_format=as_format, progress=show_progress())
+    plan = _plan_change(set_, tp=tp, pp=pp, sequence_length=sequence_length)
+    plan = replaced(plan, layers=layers, hidden=hidden_size, micro_batches=micro_batches)
+    if dp is not None and plan:
+        plan, dp = replaced(plan, settings={**plan.settings, "dp": dp}), None
     what = _what_if(
-        recorded, topology=topology, measured_on=measured_on, gpu=gpu, measured_gpu=measured_gpu, bandwidth=bandwidth,
+        run, topology=topology, measured_on=measured_on, gpu=gpu, measured_gpu=measured_gpu, bandwidth=bandwidth,
         latency_s=_seconds(latency), kernels=kernels, host=host, remove=remove_straggler, add=add_straggler,
         cuda_graphs=cuda_graphs, overlap=overlap, bucket_bytes=_bytes(bucket_bytes), dp=dp, ideal=ideal, ideal_peers=ideal_peers,
-        missing_ranks=missing_ranks,
+        missing_ranks=missing_ranks, plan=plan, recorded=_settings(recorded, sizes=True), model=model,
     )  # fmt: skip
-    found = what_if(recorded, what, schedule=schedule, messages=_messages(message))
+    found = what_if(run, what, schedule=schedule, messages=_messages(message))
     document = answer_of(found)
     if json_output:
         print(json.dumps(document, allow_nan=False))
@@ -99,7 +121,7 @@ def _bytes(text: str | None) -> int | None:
     return None if text is None else round(parse_quantity(text, "bytes"))
 
 
-def _what_if(recorded: Trace, **given: Any) -> WhatIf:
+def _what_if(run: Trace, **given: Any) -> WhatIf:
     from simulator.changes import MachineChange
     from simulator.faults import Faults
     from simulator.interop import open_topology
@@ -121,15 +143,53 @@ def _what_if(recorded: Trace, **given: Any) -> WhatIf:
         ),
         topology=machine(given["topology"]),
         measured_on=machine(given["measured_on"]),
-        measured_device=_recorded_device(recorded, given["measured_gpu"], wanted=device is not None),
+        measured_device=_recorded_device(run, given["measured_gpu"], wanted=device is not None),
         latency_s=given["latency_s"],
         remove_straggler=tuple(given["remove"] or ()),
         delays=tuple((rank, delay) for rank, _, delay in late if delay),
         **{
             name: given[name]
-            for name in ("cuda_graphs", "overlap", "bucket_bytes", "dp", "ideal", "ideal_peers", "missing_ranks")
+            for name in (
+                "cuda_graphs",
+                "overlap",
+                "bucket_bytes",
+                "dp",
+                "ideal",
+                "ideal_peers",
+                "missing_ranks",
+                "plan",
+                "recorded",
+                "model",
+            )
         },
     )
+
+
+def _plan_change(texts: Sequence[str] | None, **degrees: int | None) -> PlanChange:
+    from simulator.replay.changes_of_plan import PlanChange
+
+    return PlanChange(
+        settings={**_settings(texts), **{key: value for key, value in degrees.items() if value is not None}}
+    )
+
+
+def _settings(texts: Sequence[str] | None, *, sizes: bool = False) -> dict[str, Any]:
+    """Settings of a plan as KEY=VALUE; with ``sizes`` also numbers of layers and micro-batches."""
+    from simulator.errors import ConfigError
+    from simulator.plan.parallel_plan import parse_setting
+
+    found: dict[str, Any] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        key = name.strip().replace("-", "_")
+        if sizes and key in ("layers", "micro_batches") and value.isdecimal():
+            found[key] = int(value)
+            continue
+        setting = parse_setting(name, value) if equals else None
+        if setting is None:
+            raise ConfigError(f"'{text}' is no setting of a plan", hint="KEY=VALUE, like tp=2 or overlap=false")
+        found[setting[0]] = setting[1]
+    return found
 
 
 def _speed(times_as_long: float, flag: str) -> float:
@@ -194,7 +254,11 @@ def _print(document: Mapping[str, Any]) -> None:
     print(f"iteration   {known}replayed {format_time(simulated)}")
     if "message_s" in document:
         compute, message = format_time(document["compute_only_s"]), format_time(document["message_s"])
-        print(f"error       {document['relative_error']:+.2%}   a message takes {message}; without any {compute}")
+        error = document["relative_error"]
+        known = "error       " + (f"{error:+.2%}   " if error is not None else "not known, that did not run   ")
+        print(f"{known}a message takes {message}; without any {compute}")
+    if "explained" in document:
+        _print_plan(document)
     if "identity_error" in document:
         print(f"identity    largest error of a step {document['identity_error']:.2%}")
         print(f"speedup     {document['speedup']:.4g}")
@@ -209,6 +273,21 @@ def _print(document: Mapping[str, Any]) -> None:
         print(f"critical path: {kinds}")
     for note in document["notes"]:
         print(f"note: {note}")
+
+
+def _print_plan(document: Mapping[str, Any]) -> None:
+    from simulator.units import format_time
+
+    before, after = document["recorded_plan"], document["plan"]
+    for key in {**before, **after}:
+        old, new = before.get(key, "default"), after.get(key, "default")
+        print(f"{key:<18} {old}" + (f" -> {new}" if new != old else ""))
+    print(f"speedup     {document['speedup']:.4g}")
+    sure = document["confidence"]
+    print(f"between     {format_time(sure['low_s'])} and {format_time(sure['high_s'])}: {sure['basis']}")
+    for row in document["parts"]:
+        times = [format_time(row[f"{name}_s"]) for name in ("recorded", "modelled", "new")]
+        print(f"{row['part']:<28} recorded {times[0]:>9}   by the models {times[1]:>9}   new {times[2]:>9}")
 
 
 def _check_target(path: str, sources: list[str]) -> None:
@@ -240,7 +319,7 @@ def _write_as(found: Outcome, path: str) -> None:
     from simulator.trace_io import chrome_json
     from simulator.trace_io.perfetto import write, write_beside
 
-    timed = found.stages or found.operators
+    timed = found.stages or found.operators or found.planned
     if timed is not None:
         write(timed.timeline, path)
     elif path.endswith((".et", "/")) or not Path(path).suffix:

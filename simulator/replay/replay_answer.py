@@ -6,15 +6,18 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
 from simulator.analysis.confidence import Confidence
 from simulator.analysis.critical_path import HOST_KIND, IDLE_KIND, Kind, PathRow, critical_path, kind_of, rows_of
 from simulator.analysis.usage import RecordedTime, Usage, analyse, recorded_time
+from simulator.models.recorded import RecordedModule
+from simulator.plan import ParallelPlan
 from simulator.program.op import Kernel, KernelRun, Op
 from simulator.program.program import Block
+from simulator.replay.changes_of_plan import PlannedJob, PlanPrediction
 from simulator.replay.operator_replay import OperatorReplay
 from simulator.replay.replayed import Replay
 from simulator.replay.stage_replay import StageReplay
@@ -114,6 +117,38 @@ class OperatorAnswer(_Replayed):
     """Collectives that were priced, over all ranks."""
 
 
+class PlanPart(TypedDict):
+    """What a mean rank spends in a step on one kind of work or communication."""
+
+    part: str
+    """Kind of work and phase, or collective and ranks of the group."""
+    recorded_s: float
+    """In the recording."""
+    modelled_s: float
+    """In the recorded job as the models price it: what they are off by, the new job is corrected by."""
+    new_s: float
+    """In the new job."""
+
+
+class PlanAnswer(_Replayed):
+    """A recorded job under another plan."""
+
+    recorded_ranks: list[int]
+    """Ranks in the files."""
+    speedup: float
+    """Recorded over predicted."""
+    confidence: Confidence
+    """Interval of the iteration."""
+    explained: float
+    """Share of the recorded step that the recorded job takes when it is simulated with the efficiency of the recording."""
+    recorded_plan: dict[str, Any]
+    """Settings of the plan that ran, those that differ from their defaults, with ``layers`` and ``hidden``."""
+    plan: dict[str, Any]
+    """The same of the new plan."""
+    parts: list[PlanPart]
+    """The longest first."""
+
+
 class StageStep(TypedDict):
     """One iteration of a job of which only stage times are known."""
 
@@ -130,8 +165,8 @@ class StageAnswer(_Replayed):
 
     layout: dict[str, int]
     """Degrees ``dp``, ``pp``, ``tp``."""
-    relative_error: float
-    """Mean replayed over mean measured iteration, minus one."""
+    relative_error: float | None
+    """Mean replayed over mean measured iteration, minus one; null where something else was asked for than what ran."""
     compute_only_s: float
     """Iteration with messages that take no time."""
     message_s: float
@@ -140,8 +175,10 @@ class StageAnswer(_Replayed):
     """The iterations that were predicted."""
 
 
-def answer_of(found: Outcome) -> ReplayAnswer | OperatorAnswer | StageAnswer:
+def answer_of(found: Outcome) -> ReplayAnswer | OperatorAnswer | StageAnswer | PlanAnswer:
     """Return the documented answer as plain data."""
+    if found.planned is not None:
+        return _of_plan(found.trace, found.planned)
     if found.stages is not None:
         return _of_stages(found.trace, found.stages)
     if found.operators is not None:
@@ -282,6 +319,33 @@ def _of_operators(trace: Trace, operators: OperatorReplay) -> OperatorAnswer:
     )
 
 
+def _of_plan(trace: Trace, found: PlanPrediction) -> PlanAnswer:
+    return PlanAnswer(
+        format=trace.format,
+        world_size=found.after.plan.gpus,
+        recorded_ranks=[rank.rank for rank in trace.ranks],
+        iteration_time_s=found.iteration_s,
+        measured_iteration_time_s=found.recorded_s,
+        speedup=found.recorded_s / found.iteration_s,
+        confidence=found.confidence,
+        explained=found.explained,
+        recorded_plan=_job_words(found.before),
+        plan=_job_words(found.after),
+        parts=[
+            PlanPart(part=name, recorded_s=recorded, modelled_s=modelled, new_s=new)
+            for name, (recorded, modelled, new) in found.parts_s.items()
+        ],
+        notes=[*dict.fromkeys((*trace.notes, *(n for rank in trace.ranks for n in rank.notes), *found.notes))],
+    )
+
+
+def _job_words(job: PlannedJob) -> dict[str, Any]:
+    nothing = ParallelPlan().to_dict()
+    said = {key: value for key, value in job.plan.to_dict().items() if value != nothing[key]}
+    sizes = {} if isinstance(job.spec, RecordedModule) else {"layers": job.spec.layers, "hidden": job.spec.hidden}
+    return {"model": job.spec.name, **sizes, **said, "cluster": job.topology.name}
+
+
 def _of_stages(trace: Trace, stages: StageReplay) -> StageAnswer:
     return StageAnswer(
         format=trace.format,
@@ -289,7 +353,7 @@ def _of_stages(trace: Trace, stages: StageReplay) -> StageAnswer:
         layout=dict(trace.layout),
         iteration_time_s=float(np.mean(stages.simulated_s)),
         measured_iteration_time_s=float(np.mean(stages.measured_s)),
-        relative_error=stages.error,
+        relative_error=stages.error if stages.as_recorded else None,
         compute_only_s=stages.compute_only_s,
         message_s=stages.message_s,
         steps=[

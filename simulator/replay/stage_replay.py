@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from simulator.engine import run
 from simulator.errors import TraceError
@@ -11,6 +14,7 @@ from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.program.op import Kernel, Transfer
 from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
 from simulator.replay.changes_of_links import alone_s
+from simulator.replay.changes_of_plan import PlanChange
 from simulator.replay.replayed import NoLinks, ReplayCosts
 from simulator.schedules import Action, Placement, Table, build_table, placement_of
 from simulator.timeline import Timeline
@@ -42,6 +46,8 @@ class StageReplay:
         Mean iteration time with messages that take no time.
     timeline : Timeline
         Of the last iteration.
+    as_recorded : bool
+        Whether that many stages, layers and micro-batches ran.
     """
 
     iterations: tuple[int, ...]
@@ -51,6 +57,7 @@ class StageReplay:
     basis: str
     compute_only_s: float
     timeline: Timeline
+    as_recorded: bool = True
 
     @property
     def error(self) -> float:
@@ -118,8 +125,66 @@ def _pairs(n_stages: int) -> list[tuple[int, int]]:
     return [(a, b) for a in range(n_stages) for b in range(n_stages) if a != b]
 
 
+def regrouped(times: StageTimes, change: PlanChange, recorded: Mapping[str, Any]) -> StageTimes:
+    """Return the stage times of another number of stages, layers or micro-batches.
+
+    What the last stage takes longer than the median of the others is its head (logits and loss). The rest of all stages is
+    cut anew into equal shares; a share is an integral over the recorded stages, so that stages merge and split. Layers
+    scale that rest. Micro-batches repeat in order.
+
+    Raises
+    ------
+    TraceError
+        If another change was asked for, or other layers and nobody said how many there were.
+    """
+    settings = dict(change.settings)
+    pp = int(settings.pop("pp", times.pp))
+    if settings or change.hidden:
+        raise TraceError(
+            f"stage times hold no {', '.join([*settings, *(['hidden size'] if change.hidden else [])])}",
+            hint="--pp, --layers, --micro-batches",
+        )
+    layers = int(recorded.get("layers", 0))
+    if change.layers and not layers:
+        raise TraceError("stage times do not say of how many layers", hint="--recorded layers=24")
+    factor = change.layers / layers if change.layers else 1.0
+    stride = len(times.forward_s) // times.pp
+
+    recorded_batches = min(len(row) for rank in times.forward_s for row in rank)
+    forward = [
+        [
+            [one + _load(load, i, recorded_batches) for i, one in enumerate(row)]
+            for row, load in zip(rank, loads, strict=True)
+        ]
+        for rank, loads in zip(times.forward_s, times.load_s or [[()] * len(r) for r in times.forward_s], strict=True)
+    ]
+
+    def new(rows: Sequence[Sequence[Sequence[float]]]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        stages = np.array([[one[:recorded_batches] for one in rank] for rank in rows[::stride]])
+        head = max(0.0, float(np.median(stages[-1]) - np.median(stages[:-1]))) if len(stages) > 1 else 0.0
+        stages[-1] -= head
+        reach = np.concatenate((0 * stages[:1], np.cumsum(stages * factor, axis=0)))
+        at = np.linspace(0, times.pp, pp + 1)
+        low = np.minimum(at.astype(int), times.pp - 1)
+        cut = reach[low] + (at - low)[:, None, None] * (reach[low + 1] - reach[low])
+        shares = np.diff(cut, axis=0)
+        shares[-1] += head
+        chosen = shares[:, :, np.arange(change.micro_batches or recorded_batches) % recorded_batches]
+        return tuple(tuple(tuple(one) for one in stage) for stage in chosen.tolist())
+
+    return StageTimes(
+        forward_s=new(forward), backward_s=new(times.backward_s),
+        iteration_s=tuple(times.iteration_s[i % len(times.iteration_s)] for i in range(pp)), pp=pp,
+    )  # fmt: skip
+
+
 def replay_stages(
-    times: StageTimes, *, schedule: str = "1f1b", messages: StageMessages | None = None, skip: int = 2
+    times: StageTimes,
+    *,
+    schedule: str = "1f1b",
+    messages: StageMessages | None = None,
+    skip: int = 2,
+    changed: StageTimes | None = None,
 ) -> StageReplay:
     """Run every iteration of a pipelined job through a schedule.
 
@@ -135,6 +200,8 @@ def replay_stages(
         to have run 1F1B, whatever schedule is asked for.
     skip : int
         Iterations left out at the beginning.
+    changed : StageTimes, optional
+        What runs instead of what was recorded, see :func:`regrouped`.
 
     Raises
     ------
@@ -147,13 +214,13 @@ def replay_stages(
         raise TraceError("the iteration times of some ranks are missing")
     measured = tuple(max(row[i] for row in times.iteration_s) for i in chosen)
     known = dict(zip(chosen, measured, strict=True))
-    pipeline = _Pipeline(times, schedule)
-    given, predicted = (messages or StageMessages()).of(times), chosen
+    pipeline = _Pipeline(changed or times, schedule)
+    given, predicted = (messages or StageMessages()).of(changed or times), chosen
     if given is None:
         fitted, predicted = chosen[::2], chosen[1::2] or chosen
         inferred_s = _infer(_Pipeline(times, MEASURED), fitted[:: max(1, len(fitted) // 6)], known)
         basis = f"inferred from {len(fitted)} other iterations under {MEASURED}: stage times hold no communication"
-        given = {}.fromkeys(_pairs(times.pp), inferred_s), basis
+        given = {}.fromkeys(_pairs(pipeline.n_stages), inferred_s), basis
     message_s, basis = given
     timelines = [pipeline.run(i, message_s) for i in predicted]
     return StageReplay(
@@ -164,6 +231,7 @@ def replay_stages(
         basis=basis,
         compute_only_s=to_s(pipeline.run(predicted[-1], {}).makespan_ps),
         timeline=timelines[-1],
+        as_recorded=changed is None,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
+from typing import Any
 
 from simulator.analysis.confidence import Confidence
 from simulator.changes import MachineChange
@@ -12,6 +14,7 @@ from simulator.faults import Faults
 from simulator.replay.changes_of_gradients import buckets, overlap, serialise
 from simulator.replay.changes_of_kernels import capture, on_device, scale_host, scale_kernels, shipped_device
 from simulator.replay.changes_of_links import on_topology, scale_communication
+from simulator.replay.changes_of_plan import PlanChange, PlannedJob, PlanPrediction, predict_plan
 from simulator.replay.changes_of_ranks import (
     absorbed,
     as_peers,
@@ -25,8 +28,9 @@ from simulator.replay.changes_of_ranks import (
     slow_down,
 )
 from simulator.replay.operator_replay import OperatorReplay, replay_operators
+from simulator.replay.recorded_job import recorded_job, typical_cluster
 from simulator.replay.replayed import Replay, replay
-from simulator.replay.stage_replay import StageMessages, StageReplay, replay_stages
+from simulator.replay.stage_replay import StageMessages, StageReplay, regrouped, replay_stages
 from simulator.replay.waiting import replay_confidence
 from simulator.topology import LINK_KINDS, Topology
 from simulator.topology.device import Device
@@ -70,6 +74,10 @@ class WhatIf:
         Every operation takes the mean or median of its peers; host time stays, as even as theirs.
     missing_ranks : bool
         Recorded ranks stand for those that were not.
+    plan : PlanChange
+        Another plan or other sizes of the model.
+    recorded, model : mapping, str
+        What is known of the plan and the model that were recorded, where the trace does not tell.
 
     Raises
     ------
@@ -91,6 +99,9 @@ class WhatIf:
     ideal: bool = False
     ideal_peers: bool = False
     missing_ranks: bool = False
+    plan: PlanChange = field(default_factory=PlanChange)
+    recorded: Mapping[str, Any] = field(default_factory=dict)
+    model: str | None = None
 
     def __post_init__(self) -> None:
         machine = self.machine
@@ -113,7 +124,7 @@ class WhatIf:
             raise TraceError(f"buckets of {self.bucket_bytes} bytes: a bucket holds something", hint="like 25MB")
         if self.dp is not None and not 2 <= self.dp <= MAX_RANKS:
             raise TraceError(f"dp {self.dp}: a group of ranks that communicates has at least two, at most {MAX_RANKS}")
-        if self.measured_on is not None and self.topology is None and not self._some_links:
+        if self.measured_on is not None and self.topology is None and not self._some_links and not self.plan:
             raise TraceError(
                 "the cluster of the trace matters only where another takes its place", hint="add --topology"
             )
@@ -123,6 +134,11 @@ class WhatIf:
             bandwidth=machine.bandwidth, device=machine.device, kernel_speed=machine.kernel_speed,
             host_speed=machine.host_speed, faults=Faults(slow_ranks=machine.faults.slow_ranks),
         )  # fmt: skip
+        if (self.recorded or self.model) and not self.plan:
+            raise TraceError(
+                "what ran matters only where another plan takes its place",
+                hint="--tp, --pp, --layers, --set KEY=VALUE ...",
+            )
         if machine != known:
             raise TraceError(
                 "a recorded run can change its links' bandwidth, GPU, kernels, host and slow ranks, no other part of a machine"
@@ -137,8 +153,14 @@ class WhatIf:
     @property
     def changes(self) -> bool:
         """Whether anything differs from the measured run."""
+        return bool(self.without("measured_on", "measured_device"))
+
+    def without(self, *names: str) -> list[str]:
+        """Return the names of what differs, but for some."""
         nothing = WhatIf()
-        return any(getattr(self, f.name) != getattr(nothing, f.name) for f in fields(self) if "measured" not in f.name)
+        return [
+            f.name for f in fields(self) if f.name not in names and getattr(self, f.name) != getattr(nothing, f.name)
+        ]
 
     @property
     def only_pricing(self) -> bool:
@@ -238,6 +260,8 @@ class Outcome:
         For traces that hold stage times only.
     operators : OperatorReplay, optional
         For execution traces, which hold no times.
+    planned : PlanPrediction, optional
+        Where another plan was asked for.
     notes : tuple of str
         What became of the changes.
     """
@@ -248,6 +272,7 @@ class Outcome:
     confidence: Confidence | None = None
     stages: StageReplay | None = None
     operators: OperatorReplay | None = None
+    planned: PlanPrediction | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -283,13 +308,19 @@ def what_if(
     """
     what = what or WhatIf()
     if trace.stage_times is not None:
-        if replace(what, topology=None).changes:
+        if what.without("topology", "plan", "recorded", "measured_on", "measured_device"):
             raise TraceError(
-                "stage times can be replayed through other schedules and over other links only",
-                hint="--schedule, --message, --topology",
+                "stage times can be replayed through other schedules, numbers of stages, layers and micro-batches, and over "
+                "other links only",
+                hint="--schedule, --pp, --layers, --micro-batches, --message, --topology",
             )
         sent = replace(messages or StageMessages(), topology=what.topology)
-        return Outcome(trace=trace, stages=replay_stages(trace.stage_times, schedule=schedule, messages=sent))
+        stages = regrouped(trace.stage_times, what.plan, what.recorded) if what.plan else None
+        return Outcome(
+            trace=trace, stages=replay_stages(trace.stage_times, schedule=schedule, messages=sent, changed=stages)
+        )
+    if what.plan:
+        return Outcome(trace=trace, planned=_planned(trace, what))
     if messages is not None or schedule != "1f1b":
         raise TraceError(
             f"a {trace.format} trace holds its own schedule and messages",
@@ -320,3 +351,32 @@ def what_if(
         edited, changed, unchanged=identity, groups=groups, devices=(what.machine.device, what.measured_device)
     )
     return Outcome(trace=trace, identity=identity, changed=changed, confidence=sure, notes=tuple(filter(None, notes)))
+
+
+def _planned(trace: Trace, what: WhatIf) -> PlanPrediction:
+    """Predict another plan of the recorded job, on its machine or on another."""
+    rest = what.without("plan", "recorded", "model", "topology", "measured_on", "measured_device", "machine")
+    machine = what.machine
+    if rest or machine.faults.slow_ranks:
+        raise TraceError(
+            f"{', '.join(name.replace('_', '-') for name in rest) or 'slow ranks'}: not together with another plan",
+            hint="the plan has settings for overlap, buckets and graphs: --set overlap=false, --set host=graphs",
+        )
+    before = recorded_job(trace, given=what.recorded, model=what.model, cluster=what.measured_on)
+    plan = what.plan.plan(before.plan)
+    cluster = what.topology or what.measured_on
+    if cluster is None:
+        cluster = typical_cluster(trace, plan.gpus)
+    if cluster.n_gpus < plan.gpus:
+        raise TraceError(
+            f"the new plan has {plan.gpus} ranks, {cluster.name} has {cluster.n_gpus} GPUs", hint="--topology CLUSTER"
+        )
+    change = MachineChange(bandwidth=machine.bandwidth, device=machine.device)
+    after = PlannedJob(
+        spec=what.plan.spec(before.spec, plan.sequence_length or 0),
+        plan=plan,
+        topology=change.apply(cluster.subset(plan.gpus)),
+    )
+    return predict_plan(
+        reconstruct(trace), before, after, kernels=1 / machine.kernel_speed, host=1 / machine.host_speed
+    )

@@ -15,6 +15,7 @@ import gzip
 import json
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,7 @@ from simulator.trace_io.trace_record import (
     Int32,
     Int64,
     Names,
+    OperatorCall,
     RankTrace,
     Step,
     Sync,
@@ -76,6 +78,10 @@ CATEGORIES = {
     "cuda_sync": (_SYNC, 0),
 }
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)?$")
+#: operators whose shapes tell a model's width, heads, vocabulary and batch
+_TELLING = re.compile(
+    r"^(aten::(embedding|linear|addmm|scaled_dot_product_attention|_softmax|silu|rms_norm)|flash_attn::_flash_attn_forward)$"
+)
 _COMMUNICATION_OPERATOR = re.compile(r"^(record_param_comms|c10d::|nccl:|gloo:|mpi:|ucc:|xccl:|hccl:)")
 
 
@@ -95,6 +101,7 @@ class _Columns:
         self.syncs: list[tuple[float, float, str, Args]] = []
         #: time in microseconds, bytes, totals allocated and reserved
         self.memory: tuple[array[Any], ...] = tuple(array(code) for code in "dqqq")
+        self.operator_calls: Counter[OperatorCall] = Counter()
         self.n_bad = 0
         self.n_untimed = 0
 
@@ -151,6 +158,8 @@ class _Columns:
             external = integer(args.external_id if args.external_id is not None else args.external_id_2021)
         if kind != RUNTIME and _COMMUNICATION_OPERATOR.match(name):
             self.host_args[len(self.host[0])] = args
+        elif args is not None and args.input_dims is not None and _TELLING.match(name):
+            self.operator_calls[_operator_call(name, args)] += 1
         row = (start, length, self.names(name), self.threads(f"{event.pid}:{event.tid}"), kind, correlation, external)
         for column, value in zip(self.host, row, strict=True):
             column.append(value)
@@ -182,9 +191,17 @@ class _Columns:
         self.host_args.update({n_host + i: args for i, args in other.host_args.items()})
         for column, more in zip(self.memory, other.memory, strict=True):
             column.extend(more)
+        self.operator_calls.update(other.operator_calls)
         self.gpu_steps += other.gpu_steps
         self.syncs += other.syncs
         self.n_bad += other.n_bad
+
+
+def _operator_call(name: str, args: Args) -> OperatorCall:
+    dims = args.input_dims if isinstance(args.input_dims, list) else []
+    shapes = (tuple(n for n in shape if type(n) is int) if isinstance(shape, list) else () for shape in dims)
+    first = args.input_type[0] if isinstance(args.input_type, list) and args.input_type else ""
+    return OperatorCall(name, tuple(shapes), first if isinstance(first, str) else "")
 
 
 def to_ns(microseconds: NDArray[np.float64]) -> Int64:
@@ -322,6 +339,7 @@ def _rank_trace(columns: _Columns, documents: list[Document], rank: int, source:
         notes=_notes(columns, documents),
         cut=any(document.truncated for document in documents),
         memory=_allocations(columns.memory),
+        operator_calls=columns.operator_calls,
     )
 
 

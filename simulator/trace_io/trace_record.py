@@ -170,6 +170,14 @@ class Allocations(NamedTuple):
         return self.allocated if (self.allocated >= 0).any() else np.cumsum(self.n_bytes)
 
 
+class OperatorCall(NamedTuple):
+    """An operator with the shapes and the type of its inputs, where the profiler recorded them."""
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+
+
 class Operator(NamedTuple):
     """What a trace says about one operator's work where it holds no time.
 
@@ -274,6 +282,8 @@ class RankTrace:
         Whether the file ended early.
     memory : Allocations, optional
         Where the profiler recorded them.
+    operator_calls : mapping
+        How often operators that tell the sizes of a model were called, by their shapes; empty where none were recorded.
     """
 
     rank: int
@@ -295,6 +305,7 @@ class RankTrace:
     notes: tuple[str, ...] = ()
     cut: bool = False
     memory: Allocations | None = None
+    operator_calls: Mapping[OperatorCall, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

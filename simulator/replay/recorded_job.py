@@ -1,0 +1,221 @@
+"""Which job a trace recorded: its model from the shapes of its operators, its plan from its groups, its cluster from its GPU.
+
+What the trace does not tell is taken from the user: ``given`` settings win, and a model by name needs no shapes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from simulator.config.names import shipped_names
+from simulator.errors import TraceError
+from simulator.interop import load_model, open_topology
+from simulator.models.recorded import RecordedModule
+from simulator.models.spec import ModelSpec
+from simulator.plan import ParallelPlan
+from simulator.replay.changes_of_kernels import shipped_device
+from simulator.replay.changes_of_plan import PlannedJob
+from simulator.topology import Topology, load_topology
+from simulator.trace_io.trace_record import OperatorCall, Trace
+
+#: what stands for a run on CPUs over gloo
+_CPU_CLUSTER = "emulated-10g"
+#: clusters that stand for a GPU where nobody names one
+_TYPICAL = ("dgx", "hgx", "gb", "mi")
+#: all-reduces up to this size carry losses and norms, not buckets of gradients: an assumption
+_NO_BUCKET = 4096
+#: how much larger than the smallest the largest bucket of one size is at most: an assumption
+_EVEN = 4
+_PRECISIONS = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32"}
+
+
+def recorded_job(
+    trace: Trace, *, given: Mapping[str, Any] | None = None, model: str | None = None, cluster: Topology | None = None
+) -> PlannedJob:
+    """Return the job of a trace.
+
+    Parameters
+    ----------
+    trace : Trace
+    given : mapping
+        Settings of the plan that ran, as far as the user knows them.
+    model : str, optional
+        Name or file of the model.
+    cluster : Topology, optional
+        Where it ran.
+
+    Raises
+    ------
+    TraceError
+        If the trace does not tell the model and nobody names it, or its sizes contradict each other.
+    """
+    settings = {**_layout(trace), **(given or {})}
+    shapes = _Shapes(trace)
+    spec: ModelSpec | RecordedModule | None = None if model is None else load_model(model)
+    tp, pp = int(settings.get("tp", 1)), int(settings.get("pp", 1))
+    if spec is None:
+        spec = shapes.spec(tp, pp)
+    settings = {**(shapes.settings() if shapes.tells else {}), **settings}
+    settings.setdefault("sequence_length", spec.max_positions)
+    settings.setdefault("micro_batch", 1)
+    world = trace.world_size
+    dp = max(1, world // (tp * pp * int(settings.get("cp", 1))))
+    n_micro_batches = settings.pop("micro_batches", None) or shapes.micro_batches or 1
+    settings.setdefault("global_batch", n_micro_batches * int(settings["micro_batch"]) * dp)
+    plan = ParallelPlan.of({"gpus": world, **settings})
+    topology = cluster or typical_cluster(trace)
+    if topology.n_gpus < world:
+        raise TraceError(
+            f"the trace has {world} ranks, {topology.name} has {topology.n_gpus} GPUs", hint="--measured-on"
+        )
+    return PlannedJob(spec=spec, plan=plan.resolve(world), topology=topology.subset(world))
+
+
+def typical_cluster(trace: Trace, n_gpus: int = 0) -> Topology:
+    """Return a shipped cluster of the trace's GPUs, large enough for ``n_gpus`` or its ranks.
+
+    Raises
+    ------
+    TraceError
+        If no shipped cluster has such GPUs.
+    """
+    recorded = next((rank.device for rank in trace.ranks if rank.device), "")
+    device = shipped_device(recorded) if recorded else None
+    size = n_gpus or trace.world_size
+    if device is None and not recorded and any(rank.operator_calls or len(rank.host) for rank in trace.ranks):
+        return open_topology(_CPU_CLUSTER, size)
+    typical = [name for name in shipped_names("clusters") if name.startswith(_TYPICAL)]
+    fitting = (name for name in typical if device is not None and load_topology(name).device(0).name == device.name)
+    found = next(fitting, None)
+    if found is not None:
+        return open_topology(found, size)
+    raise TraceError(
+        f"the trace names {recorded or 'no GPU'}, of which no shipped cluster is made",
+        hint="name it with --measured-on",
+    )
+
+
+def _layout(trace: Trace) -> dict[str, Any]:
+    """Degrees and sharding, as the format states them or the collectives show them."""
+    if trace.layout:
+        return {key: size for key, size in trace.layout.items() if key in ("dp", "tp", "pp") and size}
+    kinds = Counter(call.collective for rank in trace.ranks for call in rank.calls)
+    messages = kinds["send"] + kinds["recv"]
+    if messages and not (kinds["all_reduce"] or kinds["reduce_scatter"] or kinds["all_gather"]):
+        return {"pp": trace.world_size, "framework": "torch-pp"}
+    if kinds["all_gather"] and kinds["reduce_scatter"] and not messages:
+        return {"sharding": "zero3", "framework": "torch-fsdp2"}
+    if not kinds["all_reduce"] or messages:
+        return {}
+    found: dict[str, Any] = {"framework": "torch-ddp"}
+    calls = (call for rank in trace.ranks for call in rank.calls if call.collective == "all_reduce")
+    sizes = sorted(call.n_bytes for call in calls if call.n_bytes > _NO_BUCKET)
+    # buckets of one size were asked for; DDP's own are a small one and large ones
+    is_even = bool(sizes) and sizes[0] != sizes[-1] < _EVEN * sizes[0]
+    return {**found, "bucket_bytes": sizes[0]} if is_even else found
+
+
+class _Shapes:
+    """What the shapes of operators tell."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.n_ranks = len(trace.ranks)
+        self.n_steps = max(1, max((len(rank.steps) for rank in trace.ranks), default=1))
+        self.calls: Counter[OperatorCall] = Counter()
+        for rank in trace.ranks:
+            self.calls.update(rank.operator_calls)
+        embeddings = [(call, n) for call, n in self._named("aten::embedding") if len(call.shapes) > 1]
+        # positions have one index per place of a sequence, tokens one per sequence and place
+        self.token = max(embeddings, key=lambda item: (len(item[0].shapes[1]), item[0].shapes[0][0]), default=None)
+        self.positions = next((c.shapes[0][0] for c, _ in embeddings if len(c.shapes[1]) == 1), 0)
+        with_tokens = [
+            n for rank in trace.ranks for call, n in rank.operator_calls.items() if self.token and call == self.token[0]
+        ]
+        self.micro_batches = max(with_tokens, default=0) // self.n_steps
+        weights = ((self._weight(call), call, n) for call, n in self.calls.items())
+        self.weights = [(weight, call, n) for weight, call, n in weights if weight is not None]
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are tokens, projections and attention."""
+        return self.token is not None and bool(self.weights) and self._attention() is not None
+
+    def _named(self, name: str) -> list[tuple[OperatorCall, int]]:
+        return [(call, n) for call, n in self.calls.items() if call.name == name]
+
+    @staticmethod
+    def _weight(call: OperatorCall) -> tuple[int, int] | None:
+        """(rows out, columns in) of a projection's weight."""
+        if call.name == "aten::linear" and len(call.shapes) > 1 and len(call.shapes[1]) == 2:
+            return call.shapes[1][0], call.shapes[1][1]
+        if call.name == "aten::addmm" and len(call.shapes) > 2 and len(call.shapes[2]) == 2:
+            return call.shapes[2][1], call.shapes[2][0]
+        return None
+
+    def _attention(self) -> tuple[int, int, int, int] | None:
+        """(heads, heads of keys, size of a head, calls): 0 for what eager attention does not show."""
+        fused = [(c, n) for c, n in self._named("aten::scaled_dot_product_attention") if len(c.shapes[0]) == 4]
+        if fused:
+            call = max(fused, key=lambda item: item[1])[0]
+            return call.shapes[0][1], call.shapes[1][1], call.shapes[0][3], sum(n for _, n in fused)
+        flash = [(c, n) for c, n in self._named("flash_attn::_flash_attn_forward") if len(c.shapes[0]) == 4]
+        if flash:
+            call = max(flash, key=lambda item: item[1])[0]
+            return call.shapes[0][2], call.shapes[1][2], call.shapes[0][3], sum(n for _, n in flash)
+        eager = [(c, n) for c, n in self._named("aten::_softmax") if len(c.shapes[0]) == 4]
+        if eager:
+            call = max(eager, key=lambda item: item[1])[0]
+            return call.shapes[0][1], 0, 0, sum(n for _, n in eager)
+        return None
+
+    def settings(self) -> dict[str, Any]:
+        """Batch, length and precision."""
+        assert self.token is not None
+        batch, length = (
+            self.token[0].shapes[1][-2:] if len(self.token[0].shapes[1]) > 1 else (1, self.token[0].shapes[1][0])
+        )
+        types = Counter({call.dtype: 0 for _, call, _ in self.weights})
+        for _, call, n in self.weights:
+            types[call.dtype] += n
+        found: dict[str, Any] = {"micro_batch": batch, "sequence_length": length}
+        precision = _PRECISIONS.get(types.most_common(1)[0][0])
+        wide = self.token[0].dtype == "float" and precision in ("bf16", "fp16")
+        if precision:
+            found["precision"] = f"amp_{precision}" if wide else precision
+        if not self._named("aten::scaled_dot_product_attention") and not self._named("flash_attn::_flash_attn_forward"):
+            found["attention"] = "eager"
+        return found
+
+    def spec(self, tp: int, pp: int) -> ModelSpec:
+        """Return the model: a decoder of the kind that the operators show.
+
+        Raises
+        ------
+        TraceError
+            If they show none.
+        """
+        attention = self._attention()
+        if self.token is None or attention is None or not self.weights:
+            raise TraceError(
+                "the trace does not tell the model: no shapes of embeddings, projections and attention",
+                hint="name it with --model, or record with record_shapes=True",
+            )
+        vocab, hidden = self.token[0].shapes[0]
+        heads, kv_heads, head_dim, n_calls = attention
+        n_forwards = self.micro_batches * self.n_steps * self.n_ranks
+        down = [
+            columns for (rows, columns), _, _ in self.weights if rows == hidden and columns * tp not in (hidden, vocab)
+        ]
+        gated = bool(self._named("aten::silu"))
+        length = self.settings()["sequence_length"]
+        n_layers = max(1, round(n_calls * pp / max(n_forwards, 1)))
+        return ModelSpec(
+            name="recorded", architecture="llama" if gated else "gpt", layers=n_layers, hidden=hidden, heads=heads * tp,
+            vocab=vocab, max_positions=self.positions or length, kv_heads=kv_heads * tp, head_dim=head_dim,
+            ffn_hidden=max(down, default=0) * tp, gated_mlp=gated, activation="silu" if gated else "gelu",
+            norm="rms_norm" if gated else "layer_norm", norm_bias=not gated, attention_bias=not gated,
+            attention_output_bias=not gated, mlp_bias=not gated, positions="learned" if self.positions else "rotary",
+            tied=not gated,
+        )  # fmt: skip

@@ -1,0 +1,163 @@
+"""Other plans and models of a recorded job: against recordings of another configuration, and what must hold of any."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simulator import simulate
+from simulator.errors import ConfigError, TraceError
+from simulator.interop import load_model, open_topology
+from simulator.models.spec import ModelSpec
+from simulator.plan import ParallelPlan
+from simulator.replay.changes_of_plan import PlanChange, PlannedJob, efficiency_of, predict_plan
+from simulator.replay.recorded_job import recorded_job
+from simulator.replay.stage_replay import regrouped
+from simulator.replay.what_if import WhatIf, what_if
+from simulator.scenario import Scenario
+from simulator.trace_io import read
+from simulator.trace_io.from_timeline import from_timeline
+from simulator.trace_io.reconstruct import reconstruct
+from simulator.trace_io.trace_record import StageTimes
+
+OWN = Path(__file__).resolve().parents[2] / "traces"
+RECORDED = {"gpus": 4, "tp": 2, "pp": 2, "dp": 1, "micro_batch": 2, "global_batch": 8, "sequence_length": 512}
+
+
+def simulated(**changes):
+    plan = ParallelPlan(**{**RECORDED, **changes})
+    topology = open_topology("dgx-h100", plan.gpus)
+    return simulate(Scenario(topology=topology, model="gpt2-medium", plan=plan), detail=True)
+
+
+@pytest.fixture(scope="module")
+def recording():
+    run = simulated()
+    trace = from_timeline(run.timeline, world_size=4, everybody=True)
+    job = PlannedJob(spec=load_model("gpt2-medium"), plan=run.plan, topology=open_topology("dgx-h100", 4))
+    return reconstruct(trace), job
+
+
+def predicted(recording, **change):
+    whole, job = recording
+    change = PlanChange(**change)
+    plan = change.plan(job.plan)
+    after = PlannedJob(
+        spec=change.spec(job.spec, plan.sequence_length), plan=plan, topology=open_topology("dgx-h100", plan.gpus)
+    )
+    return predict_plan(whole, job, after)
+
+
+def test_the_recorded_plan_is_what_was_recorded(recording):
+    found = predicted(recording)
+    assert found.iteration_s == found.recorded_s
+    assert found.explained == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("other", [{"tp": 1}, {"pp": 1}, {"pp": 4}, {"sequence_length": 1024}], ids=str)
+def test_one_simulated_plan_predicts_another(recording, other):
+    """The export holds times and names only: what the simulator says of the other plan itself is not in it."""
+    found = predicted(recording, settings=other)
+    truth = simulated(**other, gpus=found.after.plan.gpus, global_batch=found.after.plan.global_batch)
+    assert found.iteration_s == pytest.approx(truth.timeline.makespan_ps / 1e12, rel=0.02)
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(
+    knob=st.sampled_from(["layers", "hidden", "micro_batches", "sequence_length", "micro_batch"]),
+    sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+)
+def test_more_work_never_takes_less_time(knob, sizes):
+    trace = read(OWN / "ddp-2")
+    job, whole = recorded_job(trace), reconstruct(trace)
+    unit = {"layers": 2, "hidden": 64, "micro_batches": 1, "sequence_length": 64, "micro_batch": 1}[knob]
+    times = []
+    for size in sorted(sizes):
+        change = (
+            {knob: size * unit} if knob in ("layers", "hidden", "micro_batches") else {"settings": {knob: size * unit}}
+        )
+        asked = PlanChange(**change)
+        plan = asked.plan(job.plan)
+        after = PlannedJob(spec=asked.spec(job.spec, plan.sequence_length), plan=plan, topology=job.topology)
+        times.append(predict_plan(whole, job, after).iteration_s)
+    assert times[0] <= times[1] * (1 + 1e-9)
+
+
+def test_kernels_count_by_what_they_take_over_the_model(recording):
+    whole, job = recording
+    plain = predicted(recording)
+    twice = predict_plan(whole, job, job, kernels=2.0)
+    assert plain.iteration_s < twice.iteration_s <= 2 * plain.iteration_s
+
+
+def test_shapes_tell_the_model_that_was_recorded():
+    """As traces/README.md says how it was recorded: gpt2-micro, 64 tokens, 512 words."""
+    job = recorded_job(read(OWN / "ddp-2"))
+    spec, plan = job.spec, job.plan
+    assert isinstance(spec, ModelSpec)
+    assert (spec.layers, spec.hidden, spec.heads, spec.vocab, spec.ffn_hidden) == (2, 64, 4, 512, 256)
+    assert (plan.dp, plan.micro_batch, plan.sequence_length, plan.precision) == (2, 1, 64, "fp32")
+    job = recorded_job(read(OWN / "pp-4"))
+    assert (job.spec.layers, job.plan.pp, job.plan.n_micro_batches) == (4, 4, 4)
+    assert recorded_job(read(OWN / "fsdp2-2")).plan.sharding == "zero3"
+
+
+def test_what_a_trace_does_not_tell_is_asked_for(tmp_path):
+    path = tmp_path / "a.json"
+    events = [
+        {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 0.0, "dur": 5.0, "args": {"stream": 7}}
+    ]
+    path.write_text(json.dumps({"deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}], "traceEvents": events}))
+    with pytest.raises(TraceError, match="does not tell the model"):
+        what_if(read(path), WhatIf(plan=PlanChange(layers=4)))
+    told = WhatIf(plan=PlanChange(layers=24), model="gpt2", recorded={"micro_batch": 1})
+    assert what_if(read(path), told).planned.after.spec.layers == 24
+    with pytest.raises(TraceError, match="where another plan takes its place"):
+        WhatIf(model="gpt2")
+    with pytest.raises(TraceError, match="not together with another plan"):
+        what_if(read(path), WhatIf(plan=PlanChange(layers=4), cuda_graphs=True))
+    with pytest.raises(ConfigError):
+        PlanChange(hidden=65).spec(load_model("gpt2"), 0)
+
+
+def test_kinds_that_one_side_lacks_count_with_the_rest_of_their_phase():
+    from simulator.replay.changes_of_plan import ATTENTION, OTHER, PRODUCTS, _Spent
+
+    # recorded: 4 s of products where 2 s were expected; 3 s of unnamed kernels where 1 s of attention and 0.5 s of
+    # others were expected
+    recorded = _Spent(kernels={(PRODUCTS, "forward"): 4.0, (OTHER, "forward"): 3.0, (OTHER, "backward"): 1.0})
+    simulated = _Spent(
+        kernels={
+            (PRODUCTS, "forward"): 2.0,
+            (ATTENTION, "forward"): 1.0,
+            (OTHER, "forward"): 0.5,
+            (OTHER, "backward"): 1.0,
+        }
+    )
+    found = efficiency_of(recorded, simulated)
+    assert found.kernels == {(PRODUCTS, "forward"): 2.0, (OTHER, "forward"): 2.0, (OTHER, "backward"): 1.0}
+
+
+def test_stages_merge_split_and_repeat():
+    """Four stages of 1 s forward and 2 s backward, the last with a head of 0.5 s and 1 s."""
+    times = StageTimes(
+        forward_s=tuple(((one, one),) for one in (1.0, 1.0, 1.0, 1.5)),
+        backward_s=tuple(((one, one),) for one in (2.0, 2.0, 2.0, 3.0)),
+        iteration_s=((20.0,),) * 4, pp=4,
+    )  # fmt: skip
+    two = regrouped(times, PlanChange(settings={"pp": 2}), {})
+    assert (two.pp, two.forward_s, two.backward_s) == (
+        2,
+        (((2.0, 2.0),), ((2.5, 2.5),)),
+        (((4.0, 4.0),), ((5.0, 5.0),)),
+    )
+    eight = regrouped(times, PlanChange(settings={"pp": 8}, layers=16, micro_batches=3), {"layers": 8})
+    assert eight.forward_s == ((((1.0,) * 3),),) * 7 + ((((1.5,) * 3),),)
+    with pytest.raises(TraceError, match="of how many layers"):
+        regrouped(times, PlanChange(layers=4), {})
+    with pytest.raises(TraceError, match="hold no tp"):
+        regrouped(times, PlanChange(settings={"tp": 2}), {})
