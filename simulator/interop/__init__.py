@@ -12,6 +12,7 @@ from typing import Any
 from simulator.config import did_you_mean, load_yaml, read_text, resolve_name
 from simulator.errors import ConfigError
 from simulator.interop.accelerate import ACCELERATE
+from simulator.interop.astra_network import ASTRA_NETWORK
 from simulator.interop.cluster import ImportedCluster
 from simulator.interop.deepspeed import DEEPSPEED
 from simulator.interop.format import Format, Imported
@@ -48,6 +49,7 @@ FORMATS: dict[str, Format] = {
     "lstopo": LSTOPO,
     "node-link": NODE_LINK,
     "infragraph": INFRAGRAPH,
+    "astra-network": ASTRA_NETWORK,
     "nvml": NVML,
     "nccl-tests": NCCL_TESTS,
 }
@@ -235,7 +237,7 @@ def open_topology(
 def is_foreign(path: str | Path) -> bool:
     """Whether a file is another tool's picture of a machine, and not a cluster file of ours."""
     text = read_text(path)
-    theirs = SLURM.sniff(text) or INFRAGRAPH.sniff(text)
+    theirs = any(one.sniff(text) for one in (SLURM, INFRAGRAPH, ASTRA_NETWORK))
     return (theirs or Path(path).suffix not in (".yaml", ".yml")) and bool(recognise(path, ("cluster",)))
 
 

@@ -33,9 +33,20 @@ _PRODUCTS = (
 _PCI_IDS = {
     "1db1": "v100-sxm2-16g", "1db5": "v100-sxm2-32g", "1db8": "v100-sxm3-32g", "20b0": "a100-sxm4-40g",
     "20b2": "a100-sxm4-80g", "20b5": "a100-pcie-80g", "20f1": "a100-pcie-40g", "2330": "h100-sxm5-80g",
-    "2331": "h100-pcie", "2335": "h200-sxm", "2901": "b200", "74a1": "mi300x", "74a5": "mi325x", "75a0": "mi350x",
-    "75a3": "mi355x",
+    "2331": "h100-pcie", "2335": "h200-sxm", "2901": "b200", "66a0": "mi60", "66a1": "mi50", "738c": "mi100",
+    "740f": "mi210", "740c": "mi250", "7408": "mi250x", "74a0": "mi300a", "74a1": "mi300x", "74b5": "mi300x",
+    "74a5": "mi325x", "75a0": "mi350x", "75a3": "mi355x",
 }  # fmt: skip
+
+#: AMD's generation, and the compute units of each of its boards (of one die, where a board has two)
+_COMPUTE_UNITS = {
+    "gfx906": {60: "mi50", 64: "mi60"},
+    "gfx908": {120: "mi100"},
+    "gfx90a": {104: "mi250", 110: "mi250x"},
+    "gfx940": {228: "mi300a"},
+    "gfx942": {304: "mi300x", 228: "mi300a"},
+    "gfx950": {256: "mi355x"},
+}
 
 #: NVLinks that one GPU can have at most, of the generations that are shipped
 MOST_NVLINKS = 18
@@ -59,8 +70,28 @@ def device_of_product(product: str, memory_bytes: float | None = None) -> str | 
     return None
 
 
-#: GB/s per Infinity Fabric link and direction (AMD Instinct MI300X data sheet: 7 links of 128 GB/s both ways)
-XGMI_GB_PER_S = 64.0
+#: GB/s per Infinity Fabric link and direction, by generation: AMD's data sheets say 92 GB/s both ways for MI50 to MI100 (three
+#: links: 276 GB/s), 100 GB/s for MI200, 128 GB/s for MI300 (seven links: 896 GB/s) and 153.6 GB/s for MI350
+XGMI_GB_PER_S = {"gfx906": 46.0, "gfx908": 46.0, "gfx90a": 50.0, "gfx940": 64.0, "gfx942": 64.0, "gfx950": 76.8}
+
+
+def graphics_of(gcn: str) -> str:
+    """Return AMD's name of a generation from what RCCL writes: a name, or its three digits read as a decimal number.
+
+    Examples
+    --------
+    >>> graphics_of("gfx942"), graphics_of("906"), graphics_of("910")
+    ('gfx942', 'gfx906', 'gfx90a')
+    """
+    name = gcn.partition(":")[0]
+    if name.isdigit() and len(name) == 3:
+        return f"gfx{name[:1]}0a" if name == "910" else f"gfx{name}"
+    return name
+
+
+def device_of_compute_units(graphics: str, n_units: int) -> str | None:
+    """Return the shipped device of a generation of AMD's with so many compute units."""
+    return _COMPUTE_UNITS.get(graphics, {}).get(n_units)
 
 
 def device_of_pci_id(identity: str) -> str | None:

@@ -13,12 +13,13 @@ from simulator.config import load_yaml, near_misses
 from simulator.interop.format import Format, Imported
 from simulator.interop.hf_families import DENSE, IRRELEVANT, RECORD
 from simulator.interop.hf_mixtures import MIXTURES
+from simulator.interop.hf_relatives import RELATIVES
 from simulator.interop.reader import Reader
 from simulator.interop.table import json_keys
 from simulator.models.spec import ModelSpec
 
 #: ``model_type`` -> how its keys are read
-FAMILIES = {**DENSE, **MIXTURES}
+FAMILIES = {**DENSE, **MIXTURES, **RELATIVES}
 
 
 def import_hf_config(path: str | Path) -> Imported:

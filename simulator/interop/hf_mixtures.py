@@ -20,7 +20,8 @@ def _layer_list(r: Reader, *keys: str, letters: dict[str, str]) -> tuple[str, ..
     return tuple(letters[kind] for kind in kinds)
 
 
-def _experts(r: Reader, *, n: int | None = None, top_k: int | None = None) -> dict[str, Any]:
+def experts(r: Reader, *, n: int | None = None, top_k: int | None = None) -> dict[str, Any]:
+    """Return how many experts there are, and how many a token takes."""
     return {
         "n_experts": r.positive("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts", default=n),
         "top_k": r.positive("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", default=top_k),
@@ -57,7 +58,7 @@ def _gpt_oss(r: Reader) -> dict[str, Any]:
     bias = r.boolean("attention_bias", default=True)
     fields = llama(r)
     expert = r.positive("intermediate_size")
-    return fields | _experts(r, n=128, top_k=4) | {
+    return fields | experts(r, n=128, top_k=4) | {
         "expert_hidden": expert,
         "attention_bias": bias,
         "attention_output_bias": bias,
@@ -72,7 +73,7 @@ def _glm4_moe(r: Reader) -> dict[str, Any]:
     bias = r.boolean("attention_bias")
     expert = r.positive("moe_intermediate_size", default=1408)
     fields = llama(r)
-    return fields | _experts(r, n=128, top_k=8) | {
+    return fields | experts(r, n=128, top_k=8) | {
         "attention_bias": bias,
         "attention_output_bias": False,
         "head_dim": fields["head_dim"] or fields["hidden"] // fields["heads"],
@@ -89,7 +90,7 @@ def _minimax_m2(r: Reader) -> dict[str, Any]:
     kinds = r.raw("attn_type_list")
     if kinds is not None and set(kinds) != {1}:
         r.fault("attn_type_list", "other attention than full is not known here")
-    return llama(r) | _experts(r, n=256, top_k=8) | {
+    return llama(r) | experts(r, n=256, top_k=8) | {
         "expert_hidden": r.positive("intermediate_size"),
         "shared_expert_hidden": r.integer("shared_intermediate_size", default=0),
         "qk_norm": r.boolean("use_qk_norm", default=True),
@@ -102,13 +103,13 @@ def _llama4(r: Reader) -> dict[str, Any]:
     chunk = r.integer("attention_chunk_size", default=8192)
     whole = r.positive("no_rope_layer_interval", default=4)
     marked = r.raw("moe_layers")
-    experts = set(marked) if isinstance(marked, list) else set(range(every - 1, layers, every))
+    mixed = set(marked) if isinstance(marked, list) else set(range(every - 1, layers, every))
     kinds = _layer_list(r, "layer_types", letters={"chunked_attention": "c", "full_attention": "*"})
     kinds = kinds or tuple("*" if (i + 1) % whole == 0 or not chunk else "c" for i in range(layers))
     expert = r.positive("intermediate_size")
     r.irrelevant(["no_rope_layers", "attn_temperature_tuning", "floor_scale", "attn_scale", "for_llm_compressor"])
-    return decoder(r) | _experts(r, n=16, top_k=1) | {
-        "pattern": tuple(kind + ("E" if i in experts else "-") for i, kind in enumerate(kinds)),
+    return decoder(r) | experts(r, n=16, top_k=1) | {
+        "pattern": tuple(kind + ("E" if i in mixed else "-") for i, kind in enumerate(kinds)),
         "attention_chunk": chunk,
         "ffn_hidden": r.positive("intermediate_size_mlp", default=16384),
         "expert_hidden": expert,
@@ -251,7 +252,7 @@ def _nemotron_h(r: Reader) -> dict[str, Any]:
     if "E" not in pattern:
         return fields
     latent = r.data.get("moe_latent_size")
-    return fields | _experts(r) | {
+    return fields | experts(r) | {
         "expert_hidden": r.positive("moe_intermediate_size"),
         "shared_expert_hidden": r.positive("moe_shared_expert_intermediate_size") * r.integer("n_shared_experts", default=1),
         "expert_latent": latent if isinstance(latent, int) else 0,
@@ -283,7 +284,7 @@ def _jamba(r: Reader) -> dict[str, Any]:
     expert = (r.positive("expert_layer_period", default=2), r.integer("expert_layer_offset", default=1))
     rank = r.raw("mamba_dt_rank")
     r.irrelevant(["mamba_conv_bias", "mamba_proj_bias", "use_mamba_kernels", "num_logits_to_keep"])
-    fields = decoder(r) | _experts(r, n=16, top_k=2)
+    fields = decoder(r) | experts(r, n=16, top_k=2)
     return fields | {
         "positions": "none",
         "pattern": tuple(
@@ -324,7 +325,7 @@ def _qwen3_next(r: Reader) -> dict[str, Any]:
         r.data["intermediate_size"] = 4 * r.positive("hidden_size")
     shared = r.positive("shared_expert_intermediate_size", default=512)
     fields = decoder(r)
-    return fields | _experts(r, n=512, top_k=10) | _delta(r) | {
+    return fields | experts(r, n=512, top_k=10) | _delta(r) | {
         "head_dim": fields["head_dim"] or 256,
         "qk_norm": True,
         "attention_gate": True,
@@ -352,7 +353,7 @@ def _olmo2(r: Reader) -> dict[str, Any]:
 
 def _phimoe(r: Reader) -> dict[str, Any]:
     r.irrelevant(["input_jitter_noise", "lm_head_bias"])
-    return llama(r) | _experts(r, n=16, top_k=2) | {
+    return llama(r) | experts(r, n=16, top_k=2) | {
         "norm": "layer_norm", "head_bias": r.boolean("lm_head_bias"), "expert_hidden": r.positive("intermediate_size"),
     }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,17 +17,20 @@ from simulator.interop.format import Account, Format, refuse
 from simulator.interop.hardware import (
     NCCL_NVLINK_GB_PER_S,
     XGMI_GB_PER_S,
+    device_of_compute_units,
     device_of_pci_id,
     device_of_sm,
+    graphics_of,
     nvlink_section,
 )
 from simulator.interop.syntax import parse_xml
+from simulator.units import parse_quantity
 
 _USED = {
     "system": {"version"},
     "cpu": {"host_hash", "numaid", "arch", "vendor"},
     "pci": {"busid", "class", "link_speed", "link_width", "device"},
-    "gpu": {"dev", "sm"},
+    "gpu": {"dev", "sm", "gcn"},
     "nvlink": {"target", "count", "tclass"},
     "xgmi": {"target", "count", "tclass"},
     "nic": set[str](),
@@ -36,7 +40,7 @@ _IRRELEVANT = {
     "system": {"name"},
     "cpu": {"affinity", "familyid", "modelid"},
     "pci": {"vendor", "subsystem_vendor", "subsystem_device"},
-    "gpu": {"rank", "gdr", "mlopart", "gcn", "arch"},
+    "gpu": {"rank", "gdr", "mlopart", "arch"},
     "nvlink": set[str](),
     "xgmi": set[str](),
     "nic": set[str](),
@@ -77,6 +81,7 @@ def import_nccl_topology(
     *,
     device: str | None = None,
     nodes: int = 1,
+    nic_bandwidth: str | None = None,
     rates: Literal["datasheet", "nccl"] = "datasheet",
 ) -> ImportedCluster:
     """Read a topology dump of NCCL (or RCCL).
@@ -89,6 +94,8 @@ def import_nccl_topology(
         Shipped device or device file. The dump tells the compute capability only; its commonest is taken.
     nodes : int
         How many such nodes there are, on one switch.
+    nic_bandwidth : str, optional
+        Rate of the NICs that carry training traffic, where the file has some of several rates.
     rates : str
         ``"datasheet"``, or ``"nccl"`` for the effective NVLink rates that NCCL reckons with.
 
@@ -108,7 +115,7 @@ def import_nccl_topology(
     source = f"NCCL topology file {Path(path).name}"
     each = NCCL_NVLINK_GB_PER_S.get(compute_capability, 20.0) if rates == "nccl" else 25.0
     if any(True for _ in root.iter("xgmi")):
-        each = XGMI_GB_PER_S
+        each = XGMI_GB_PER_S.get(graphics_of(node.gpus[0][1].get("gcn", "")), 64.0)
     elif rates == "datasheet" and compute_capability >= 100:
         each = 50.0
     description: dict[str, Any] = {"device": name, "gpus": len(node.gpus), "source": source}
@@ -117,7 +124,7 @@ def import_nccl_topology(
         description["nvlink"] = nvlink
     description["pcie"] = _pcie(node, source, account)
     description["cpu"] = _cpu(node, source, account)
-    nics = _nics(node, source, path, account)
+    nics = _nics(node, source, path, account, nic_bandwidth)
     if nics:
         description["nics"] = nics
     data = {"version": 1, "name": Path(path).stem, "nodes": nodes, "node": description}
@@ -215,8 +222,13 @@ def _device(node: _Node, compute_capability: int, has_nvlink: bool, path: str | 
         return by_identity
     graphics = node.gpus[0][1].get("gcn")
     if graphics:
-        name = graphics if graphics.startswith("gfx") else f"gfx{graphics}"
-        raise ConfigError(f"{path}: its GPUs are AMD's {name}, of which none is shipped", hint="give --device FILE")
+        name = graphics_of(graphics)
+        by_units = device_of_compute_units(name, compute_capability)
+        if by_units is None:
+            what = f"its GPUs are AMD's {name} with {compute_capability} compute units, of which none is shipped"
+            raise ConfigError(f"{path}: {what}", hint="give --device NAME or FILE")
+        account.assume(f"device {by_units}: {name} with {compute_capability} compute units; no memory size is told")
+        return by_units
     found = device_of_sm(compute_capability, has_nvlink=has_nvlink)
     if found is None:
         raise ConfigError(
@@ -254,16 +266,23 @@ def _cpu(node: _Node, source: str, account: Account) -> dict[str, Any]:
     return {"vendor": vendor, "sockets": sockets, "source": source}
 
 
-def _nics(node: _Node, source: str, path: str | Path, account: Account) -> dict[str, Any] | None:
+def _nics(node: _Node, source: str, path: str | Path, account: Account, wanted: str | None) -> dict[str, Any] | None:
     if not node.nets:
         account.assume("no NIC: the file lists only those that the job used")
         return None
     speeds = [max(_number(net, "speed", path, 0), 0) or 10_000 for net, _ in node.nets]
-    fastest = max(speeds)
-    slower = len(speeds) - speeds.count(fastest)
-    if slower:
-        account.assume(f"{slower} NICs slower than {fastest / 1000:g} Gb/s do not carry training traffic")
-    return {"count": speeds.count(fastest), "bandwidth": f"{fastest / 1000:g} Gb/s", "source": source}
+    rates = {speed: f"{speed / 1000:g} Gb/s" for speed in sorted(speeds)}
+    if len(rates) > 1 and wanted is None:
+        message = f"{path}: NICs of {', '.join(rates.values())}: the file does not tell which carry the job's traffic"
+        raise ConfigError(message, hint=f"give --nic-bandwidth '{rates[max(speeds)]}' for those of that rate")
+    if wanted is None:
+        return {"count": len(speeds), "bandwidth": rates[speeds[0]], "source": source}
+    chosen = next((s for s in rates if math.isclose(s * 125e3, parse_quantity(wanted, "bandwidth"))), None)
+    if chosen is None:
+        raise ConfigError(f"{path}: no NIC of {wanted}", hint=f"the file has {', '.join(rates.values())}")
+    if len(rates) > 1:
+        account.assume(f"{len(speeds) - speeds.count(chosen)} NICs of another rate do not carry training traffic")
+    return {"count": speeds.count(chosen), "bandwidth": rates[chosen], "source": source}
 
 
 def _number(element: Element, key: str, path: str | Path, default: int | None = None) -> int:
@@ -281,5 +300,5 @@ NCCL_TOPO = Format(
     what="`NCCL_TOPO_DUMP_FILE`",
     sniff=sniff,
     read=import_nccl_topology,
-    options=("device", "nodes"),
+    options=("device", "nodes", "nic_bandwidth"),
 )
