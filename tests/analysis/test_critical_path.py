@@ -112,7 +112,7 @@ def test_path_adds_up_to_the_makespan_whatever_the_timeline(spans, tail):
     assert sum(piece.ps for piece in critical_path(line)) == end
 
 
-@pytest.mark.parametrize("which", ["small", "piped", "large"])
+@pytest.mark.parametrize("which", ["small", "piped", pytest.param("large", marks=pytest.mark.slow)])
 def test_path_of_a_simulation_adds_up(request, which):
     line = request.getfixturevalue(which).timeline
     assert sum(piece.ps for piece in critical_path(line)) == line.makespan_ps

@@ -52,7 +52,7 @@ RUNS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("unfold", [False, True])
+@pytest.mark.parametrize("unfold", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("run", RUNS)
 def test_the_curve_stays_between_nothing_and_the_peak(run, unfold):
     topology, model, plan = RUNS[run]

@@ -13,6 +13,9 @@ from simulator.network import NETWORKS
 from simulator.topology import load_topology
 from simulator.units import to_s
 
+#: the largest cases take seconds each, a message at a time
+slow = pytest.mark.slow
+
 
 def both(flow, topology):
     return lone_flow_s(flow, topology, "flow"), lone_flow_s(flow, topology, "chunk")
@@ -22,7 +25,7 @@ def plan(topology, collective, n_bytes, n_gpus, **forced):
     return plan_collective(collective, n_bytes, (tuple(range(n_gpus)),), topology, **forced)
 
 
-@pytest.mark.parametrize("n_gpus", [2, 4, 8, 16, 64])
+@pytest.mark.parametrize("n_gpus", [2, 4, 8, 16, pytest.param(64, marks=slow)])
 @pytest.mark.parametrize("name", ["dgx-a100-80g", "polaris", "dgx1-v100-16g"])
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather"])
 def test_a_ring_as_a_flow_is_the_ring_in_messages(name, collective, n_gpus):
@@ -38,7 +41,18 @@ SIZES = tuple(2**power for power in range(10, 31, 4))
 
 @pytest.mark.parametrize("protocol", ["ll", "ll128", "simple"])
 @pytest.mark.parametrize(
-    ("n_gpus", "per_node"), [(2, 1), (2, 2), (3, 1), (6, 4), (8, 4), (12, 2), (16, 4), (32, 1), (64, 4)]
+    ("n_gpus", "per_node"),
+    [
+        (2, 1),
+        (2, 2),
+        (3, 1),
+        (6, 4),
+        (8, 4),
+        (12, 2),
+        (16, 4),
+        pytest.param(32, 1, marks=slow),
+        pytest.param(64, 4, marks=slow),
+    ],
 )
 def test_a_tree_as_a_flow_is_the_tree_in_messages(n_gpus, per_node, protocol):
     topology = load_topology("polaris", n_gpus, gpus_per_node=per_node)
@@ -49,7 +63,7 @@ def test_a_tree_as_a_flow_is_the_tree_in_messages(n_gpus, per_node, protocol):
 
 
 @pytest.mark.parametrize("name", ["polaris", "hgx-h100", "dgx1-v100-16g"])
-@pytest.mark.parametrize(("n_gpus", "per_node"), [(4, 2), (16, 4), (64, 4)])
+@pytest.mark.parametrize(("n_gpus", "per_node"), [(4, 2), (16, 4), pytest.param(64, 4, marks=slow)])
 @pytest.mark.parametrize("across", ["ring", "tree"])
 def test_a_hierarchy_as_flows_is_the_hierarchy_in_messages(name, n_gpus, per_node, across):
     """Reduce-scatter inside all nodes, all-reduce between equal places of all nodes, all-gather inside."""
@@ -93,7 +107,7 @@ def test_chains(collective, name, n_gpus, protocol):
         assert flow == pytest.approx(chunk, rel=0.01)
 
 
-@pytest.mark.parametrize("n_gpus", [16, 24, 64])
+@pytest.mark.parametrize("n_gpus", [16, 24, pytest.param(64, marks=slow)])
 def test_a_tree_over_nodes_whose_switches_sum(n_gpus):
     topology = load_topology("hgx-h100", n_gpus)
     for n_bytes in SIZES:

@@ -1,12 +1,10 @@
-"""Ranking needs no simulator; the trials behind it do what their names say."""
+"""The trials behind a ranking do what their names say."""
 
 import json
-import math
 from dataclasses import replace
 
 import pytest
 
-from simulator.analysis.explain import SMALL, Knob, Option, Outcome, explain
 from simulator.changes import MachineChange
 from simulator.explore import full_answer as documents
 from simulator.explore.neighbourhood import Neighbour
@@ -15,58 +13,6 @@ from simulator.explore.trials import explain as explain_result
 from simulator.report import answer_page
 from simulator.report.terminal import print_explanation
 from simulator.simulation import simulate
-
-BASE = Outcome(iteration_time_s=10.0, n_samples=5)
-
-
-def knob(name, share):
-    """A rate on which a share of the time depends inversely."""
-    return Knob(
-        name=name,
-        large=f"twice {name}",
-        simulate=lambda f: Outcome(iteration_time_s=10 * (1 - share + share / f), n_samples=5),
-    )
-
-
-def option(name, seconds, **more):
-    return Option(name=name, simulate=lambda: Outcome(iteration_time_s=seconds, n_samples=5), **more)
-
-
-def test_changes_are_ranked_by_what_they_save():
-    found = explain(BASE, [knob("NIC", 0.4)], [option("good", 7.0), option("bad", 12.0)])
-    assert [row["change"] for row in found["changes"]] == ["good", "twice NIC", "bad"]
-    assert [row["saving"] for row in found["changes"]] == pytest.approx([0.3, 0.2, -0.2])
-    assert [row["change"] for row in found["best"]] == ["good", "twice NIC"]
-
-
-def test_elasticity_is_the_derivative():
-    row = explain(BASE, [knob("NIC", 0.4)], [])["changes"][0]
-    assert row["elasticity"] == pytest.approx(0.4 / SMALL)  # d(1 - s + s/f) / df at 1 is -s
-
-
-def test_what_has_no_effect_is_named_and_not_tried_again():
-    calls = []
-
-    def simulate(factor):
-        calls.append(factor)
-        return BASE
-
-    found = explain(BASE, [Knob(name="socket", large="twice", simulate=simulate)], [option("idle", 10.0)])
-    assert found["without_effect"] == ["socket", "idle"]
-    assert found["changes"] == found["best"] == []
-    assert len(calls) == 1
-
-
-def test_what_cannot_be_done_carries_its_reason():
-    broken = Option(name="tp 3", simulate=lambda: Outcome(reason="3 does not divide 8"))
-    assert explain(BASE, [], [broken])["impossible"] == [{"change": "tp 3", "reason": "3 does not divide 8"}]
-
-
-def test_another_batch_is_compared_per_sample_and_never_among_the_best():
-    twice = Option(name="batch 10", simulate=lambda: Outcome(iteration_time_s=16.0, n_samples=10), same_training=False)
-    found = explain(BASE, [], [twice])
-    assert found["changes"][0]["saving"] == pytest.approx(0.2)
-    assert found["best"] == []
 
 
 @pytest.fixture(scope="module")
@@ -97,31 +43,6 @@ def test_best_changes_are_the_largest_savings(explained):
     assert best == sorted(best, reverse=True)
     assert best[0] == max(row["saving"] for row in explained["changes"] if row["same_training"])
     assert 1 <= len(best) <= 3
-
-
-def test_the_best_are_different_changes():
-    whole = Knob(name="network", large="twice network", simulate=knob("", 0.4).simulate, parts=("NIC", "switch"))
-    parts = [knob("NIC", 0.4), knob("switch", 0.01)]
-    found = explain(BASE, [whole, *parts], [option("--sharding zero1", 9.0), option("--sharding zero2", 9.0)])
-    assert [row["change"] for row in found["best"]] == ["twice NIC", "--sharding zero1", "twice switch"]
-
-
-def test_different_settings_with_the_same_effect_are_different_changes():
-    found = explain(BASE, [knob("NIC", 0.2)], [option("--sharding hsdp", 9.0), option("--tp 2", 9.0)])
-    assert [row["change"] for row in found["best"]] == ["--sharding hsdp", "--tp 2", "twice NIC"]
-
-
-def test_a_whole_of_which_no_part_does_as_much_stands_for_its_parts():
-    whole = Knob(name="device", large="twice device", simulate=knob("", 0.6).simulate, parts=("rate", "power"))
-    found = explain(BASE, [whole, knob("rate", 0.2), knob("power", 0.2)], [])
-    assert [row["change"] for row in found["best"]] == ["twice device"]
-
-
-def test_numbers_of_the_plan_have_a_slope_and_words_have_none():
-    rows = explain(BASE, [], [option("batch 4", 8.0, ratio=2.0), option("word", 8.0)])["changes"]
-    slopes = {row["change"]: row["elasticity"] for row in rows}
-    assert slopes["batch 4"] == pytest.approx(math.log(10 / 8) / math.log(2))
-    assert slopes["word"] is None
 
 
 # -- unasked advice ----------------------------------------------------------------------------------------------

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from simulator.memory.estimate import CONTEXT_BYTES, MIB, MemoryReport, estimate
-from simulator.models.layer import Layer, Parameter
+from simulator.models.layer import CommunicationPoint, Layer, Parameter, PointwiseShape
 from simulator.plan import ParallelPlan
 from simulator.topology.device import load_device
 
@@ -96,6 +98,25 @@ def test_fsdp_holds_the_unit_that_runs_and_the_next_one(settings, n_units):
     """Zhao et al., arXiv:2304.11277, section 3.4: at most two units gathered, all of them without the rate limiter."""
     found = memory([layer()] * 5, dp=8, sharding="zero3", **settings)
     assert found["buffers"] == 2 * n_units * DENSE
+
+
+@pytest.mark.parametrize(("ep", "n_gathered"), [(8, 5 * DENSE), (4, 5 * (DENSE + EXPERTS)), (1, 5 * (DENSE + EXPERTS))])
+def test_experts_without_replicas_are_not_gathered(ep, n_gathered):
+    """Where every one of 8 ranks has experts of its own there is nothing to gather of them."""
+    settings = {"framework": "fsdp", "limit_all_gathers": False, "ep": ep}
+    assert memory([layer(experts=EXPERTS)] * 5, dp=8, sharding="zero3", **settings)["buffers"] == 2 * n_gathered
+
+
+def test_of_units_of_different_size_the_largest_counts_twice_under_the_limiter():
+    """And no more than all units together."""
+    layers = [layer(dense=n) for n in (1_000_000, 5_000_000, 2_000_000, 4_000_000)]
+    assert memory(layers, dp=8, sharding="zero3", framework="fsdp")["buffers"] == 2 * (5_000_000 + 5_000_000)
+    assert memory(layers[:2], dp=8, sharding="zero3", framework="fsdp")["buffers"] == 2 * 6_000_000
+
+
+def test_the_context_is_as_large_as_measured():
+    """0.4 to 0.6 GiB on H200 and A100 with PyTorch 2."""
+    assert 0.4 * 1024 * MIB < CONTEXT_BYTES < 0.6 * 1024 * MIB
 
 
 @pytest.mark.parametrize(
@@ -197,3 +218,31 @@ def test_the_verdict_is_exact_and_pytorchs_figures_leave_out_what_is_not_its_own
     full = MemoryReport(by_category=parts, rank=0, stage=0, capacity_bytes=100)
     assert (full.peak_bytes, full.allocated_bytes, full.reserved_bytes, full.fits) == (100, 90, 94, True)
     assert not MemoryReport(by_category=parts, rank=0, stage=0, capacity_bytes=99).fits
+
+
+def test_the_verdict_names_the_layer_that_needs_most_and_its_largest_operator():
+    def kernel(name, n_bytes):
+        return PointwiseShape(name=name, n_elements=1, read_bytes=n_bytes, written_bytes=0.0)
+
+    small = replace(layer(transient=5), name="small", forward=(kernel("copy", 900),))
+    point = CommunicationPoint(operator="g", n_bytes=10**9)
+    large = replace(
+        layer(transient=6),
+        name="large",
+        forward=(kernel("add", 10), point),
+        backward=(kernel("mul", 20), kernel("gelu", 5)),
+    )
+    plan = ParallelPlan(dp=1, micro_batch=1, global_batch=8)
+    report = estimate([[[small, large]]], [[1]], plan, A100, shard_size=1, first_ranks=[0])
+    assert report.peak_at == "large (mul)"
+    bare = estimate([[[layer(transient=5)]]], [[1]], plan, A100, shard_size=1, first_ranks=[0])
+    assert (bare.peak_at, estimate([[[]]], [[1]], plan, A100, shard_size=1, first_ranks=[0]).peak_at) == ("block", "")
+
+
+def test_the_sentence_says_what_is_missing_and_what_is_largest():
+    parts = {"parameters": 3 * 2**30, "activations": 4 * 2**30}
+    report = MemoryReport(by_category=parts, rank=5, stage=2, capacity_bytes=5 * 2**30, peak_at="head (gemm)")
+    assert report.explain() == (
+        "rank 5 (stage 2) needs 7 GiB of 5 GiB while its head (gemm) runs: 2 GiB too much; the largest part is activations "
+        "with 4 GiB"
+    )
