@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from simulator.analysis.side_by_side import Part, ranked
 from simulator.analysis.usage import Usage, analyse
 from simulator.errors import TraceError
-from simulator.trace_io.trace_record import COMMUNICATION, COPY, HOST_NODE, RankTrace, Trace
+from simulator.trace_io.trace_record import COMMUNICATION, COPY, HOST_NODE, CollectiveCall, RankTrace, Trace
 
 _WORKS = tuple(
     (work, re.compile(pattern, re.IGNORECASE))
@@ -56,45 +57,19 @@ class StepDifference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorDifference:
-    """One operator, summed over the compared steps.
+class OperatorDifference(Part):
+    """One operator, summed over the compared steps; of aligned occurrences, or of all of a kind.
+
+    Its name is in parentheses where it is the kind of work of operators that have no namesake on the other side.
 
     Parameters
     ----------
-    name : str
-        Of the operator; in parentheses the kind of work of operators that have no namesake on the other side.
-    n_aligned : int
-        Occurrences on both sides.
     n_only_measured, n_only_simulated : int
-        Occurrences on one side.
-    measured_s, simulated_s : float
-        Summed durations, of aligned ones or of all of a kind.
+        Occurrences on one side; ``n_calls`` are on both.
     """
 
-    name: str
-    n_aligned: int
-    n_only_measured: int
-    n_only_simulated: int
-    measured_s: float
-    simulated_s: float
-
-    @property
-    def difference_s(self) -> float:
-        """Simulated minus measured."""
-        return self.simulated_s - self.measured_s
-
-
-class WorkDifference(TypedDict):
-    """Device time of one kind of work, as a mean over steps and ranks."""
-
-    work: str
-    """Such as ``matrix products``, ``attention`` or ``all_reduce``."""
-    measured_s: float
-    simulated_s: float
-    difference_s: float
-    """Simulated minus measured."""
-    of_step: float
-    """The difference over the measured step."""
+    n_only_measured: int = 0
+    n_only_simulated: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +81,9 @@ class Difference:
     steps : tuple of StepDifference
     parts_s : mapping
         Mean over steps and ranks, largest magnitude first.
-    works : tuple of WorkDifference
-        By kind of work or collective, largest difference first: which part of a model is off.
+    works : tuple of Part
+        Kinds of work, and collectives by the size of their group, as means over steps and ranks, largest difference first:
+        which part of a model is off.
     operators : tuple of OperatorDifference
         Largest magnitude first. Operators of one name are aligned by their order within a step; those without a
         namesake, as all kernels of a simulation, by the kind of work they do.
@@ -115,13 +91,43 @@ class Difference:
 
     steps: tuple[StepDifference, ...]
     parts_s: Mapping[str, float]
-    works: tuple[WorkDifference, ...]
+    works: tuple[Part, ...]
     operators: tuple[OperatorDifference, ...]
 
     @property
     def mean_absolute_error(self) -> float:
         """Mean of the steps' absolute relative errors."""
         return float(np.mean([abs(step.relative) for step in self.steps])) if self.steps else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain data."""
+        step_s = float(np.mean([step.measured_s for step in self.steps])) if self.steps else 0.0
+        return {
+            "mean_absolute_error": self.mean_absolute_error,
+            "parts_s": dict(self.parts_s),
+            "works": [
+                {"work": part.name, **_seconds(part), "of_step": part.difference_s / step_s if step_s else 0.0}
+                for part in self.works
+            ],
+            "steps": [
+                {
+                    "rank": step.rank, "step": step.step, "measured_s": step.measured_s, "simulated_s": step.simulated_s,
+                    "relative_error": step.relative, "parts_s": dict(step.parts_s),
+                }
+                for step in self.steps
+            ],
+            "operators": [
+                {
+                    "name": one.name, "n_aligned": one.n_calls, "n_only_measured": one.n_only_measured,
+                    "n_only_simulated": one.n_only_simulated, **_seconds(one),
+                }
+                for one in self.operators
+            ],
+        }  # fmt: skip
+
+
+def _seconds(part: Part) -> dict[str, float]:
+    return {"measured_s": part.measured_s, "simulated_s": part.predicted_s, "difference_s": part.difference_s}
 
 
 def diff(measured: Trace, simulated: Trace) -> Difference:
@@ -158,7 +164,7 @@ def diff(measured: Trace, simulated: Trace) -> Difference:
     return Difference(
         steps=tuple(steps),
         parts_s=dict(sorted(means.items(), key=lambda item: -abs(item[1]))),
-        works=totals.works(len(steps), float(np.mean([step.measured_s for step in steps]))),
+        works=totals.works(len(steps)),
         operators=totals.ranked(),
     )
 
@@ -239,34 +245,24 @@ class _Totals:
         for place, value in enumerate((n, *only, sum(durations[0]), sum(durations[1]))):
             row[place] += value
 
-    def works(self, n_steps: int, step_s: float) -> tuple[WorkDifference, ...]:
-        """Return kinds of work, largest difference first."""
-        rows = [
-            WorkDifference(
-                work=work,
-                measured_s=a / n_steps / 1e9,
-                simulated_s=b / n_steps / 1e9,
-                difference_s=(b - a) / n_steps / 1e9,
-                of_step=(b - a) / n_steps / 1e9 / step_s if step_s else 0.0,
-            )
+    def works(self, n_steps: int) -> tuple[Part, ...]:
+        """Return kinds of work per step, largest difference first."""
+        parts = (
+            Part(name=work, measured_s=a / n_steps / 1e9, predicted_s=b / n_steps / 1e9)
             for work, (a, b) in self._works.items()
-        ]
-        return tuple(sorted(rows, key=lambda row: (-abs(row["difference_s"]), row["work"])))
+        )
+        return tuple(ranked(parts))
 
     def ranked(self) -> tuple[OperatorDifference, ...]:
         """Return the rows, largest difference first."""
-        rows = [
+        rows = (
             OperatorDifference(
-                name=name,
-                n_aligned=int(n),
-                n_only_measured=int(only_a),
-                n_only_simulated=int(only_b),
-                measured_s=a / 1e9,
-                simulated_s=b / 1e9,
+                name=name, n_calls=int(n), n_only_measured=int(only_a), n_only_simulated=int(only_b),
+                measured_s=a / 1e9, predicted_s=b / 1e9,
             )
             for name, (n, only_a, only_b, a, b) in self._rows.items()
-        ]
-        return tuple(sorted(rows, key=lambda row: (-abs(row.difference_s), row.name)))
+        )  # fmt: skip
+        return tuple(ranked(rows))
 
 
 class _Occurrences(NamedTuple):
@@ -284,9 +280,14 @@ def _durations(rank: RankTrace, step: Usage) -> dict[str, _Occurrences]:
         name = rank.names[ops.name[op]]
         if name not in works:
             call = rank.calls[int(ops.call[op])] if ops.kind[op] == COMMUNICATION else None
-            works[name] = call.collective if call is not None else work_of(name, int(ops.kind[op]))
+            works[name] = _message(call) if call is not None else work_of(name, int(ops.kind[op]))
         found.setdefault(name, []).append(int(ops.end_ns[op] - ops.start_ns[op]))
     return {name: _Occurrences(works[name], durations) for name, durations in found.items()}
+
+
+def _message(call: CollectiveCall) -> str:
+    size = max(call.group_size, len(call.ranks))
+    return f"{call.collective} of {size}" if size > 0 and call.collective not in ("send", "recv") else call.collective
 
 
 def work_of(name: str, kind: int) -> str:

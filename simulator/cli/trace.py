@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from simulator.cli.options import PLAIN_JSON, Ranks, Text, option
 
 trace_app = typer.Typer(no_args_is_help=True, help="Look into traces, convert and compare them.")
 
+#: headings of ``--help``
+_WHAT, _HOW = "What is looked at", "How it is shown"
 Paths = Annotated[list[str], typer.Argument(metavar="TRACE...", help="Files, archives or folders.", show_default=False)]
 
 
@@ -89,44 +92,22 @@ def compare(
     progress = show_progress()
     found = run(read(measured, progress=progress), read(simulated, progress=progress))
     if json_output:
-        print(json.dumps(_difference(found), allow_nan=False))
+        print(json.dumps(found.to_dict(), allow_nan=False))
         return
     print(f"mean absolute error of a step: {found.mean_absolute_error:.2%}")
     for part, seconds in found.parts_s.items():
         print(f"{part:<9} {seconds * 1e3:+10.3f} ms per step")
     print("by kind of work per step:     measured    simulated   difference")
     for work in found.works[:top]:
-        times = f"{work['measured_s'] * 1e3:10.3f} ms {work['simulated_s'] * 1e3:9.3f} ms {work['difference_s'] * 1e3:+9.3f} ms"
-        print(f"  {work['work']:<24} {times}  {work['of_step']:+.1%} of the step")
+        times = f"{work.measured_s * 1e3:10.3f} ms {work.predicted_s * 1e3:9.3f} ms {work.difference_s * 1e3:+9.3f} ms"
+        error = "" if work.relative_error is None else f"  {work.relative_error:+.1%}"
+        print(f"  {work.name:<24} {times}{error}")
     print(
         "largest differences of operators, summed over the steps (occurrences: both, measured alone, simulated alone)"
     )
     for entry in found.operators[:top]:
-        counts = f"{entry.n_aligned:>6} {entry.n_only_measured:>6} {entry.n_only_simulated:>6}"
+        counts = f"{entry.n_calls:>6} {entry.n_only_measured:>6} {entry.n_only_simulated:>6}"
         print(f"{entry.difference_s * 1e3:+10.3f} ms  {counts}  {entry.name[:80]}")
-
-
-def _difference(found: Any) -> dict[str, Any]:
-    return {
-        "mean_absolute_error": found.mean_absolute_error,
-        "parts_s": dict(found.parts_s),
-        "works": list(found.works),
-        "steps": [
-            {
-                "rank": s.rank, "step": s.step, "measured_s": s.measured_s, "simulated_s": s.simulated_s,
-                "relative_error": s.relative, "parts_s": dict(s.parts_s),
-            }
-            for s in found.steps
-        ],
-        "operators": [
-            {
-                "name": o.name, "n_aligned": o.n_aligned, "n_only_measured": o.n_only_measured,
-                "n_only_simulated": o.n_only_simulated, "measured_s": o.measured_s, "simulated_s": o.simulated_s,
-                "difference_s": o.difference_s,
-            }
-            for o in found.operators
-        ],
-    }  # fmt: skip
 
 
 def write_text(path: str, text: str) -> None:
@@ -186,107 +167,115 @@ def _look(
         print(f"wrote {path}", file=sys.stderr)
 
 
-Rank = Annotated[Ranks, option("Look at this rank only; repeatable.")]
-Step = Annotated[
-    Ranks, option("Look at this step only; repeatable. Without it, warm-up and partial steps are left out.")
+#: options that every analysis takes, in the order of ``--help``
+_COMMON: dict[str, Any] = {
+    "rank": Annotated[Ranks, option("Look at this rank only; repeatable.", panel=_WHAT)],
+    "step": Annotated[
+        Ranks,
+        option("Look at this step only; repeatable. Without it, warm-up and partial steps are left out.", panel=_WHAT),
+    ],
+    "as_format": Annotated[Text, option("Read the files as this format.", "--as", panel=_WHAT)],
+    "csv": Annotated[Text, option("Write the rows as CSV into this file; - prints them.", "--csv", panel=_HOW)],
+    "page": Annotated[
+        Text, option("Write a page with a picture (.html), or the picture alone (.svg, .png).", panel=_HOW)
+    ],
+    "json_output": Annotated[bool, PLAIN_JSON],
+}
+#: and those that draw into the trace
+_OVERLAY = Annotated[
+    Text, option("Write the trace with what was found drawn into it (.pftrace, .json).", "--trace", panel=_HOW)
 ]
-Csv = Annotated[Text, option("Write the rows as CSV into this file; - prints them.", "--csv")]
-Page = Annotated[Text, option("Write a page with a picture (.html), or the picture alone (.svg, .png).")]
-AsFormat = Annotated[Text, option("Read the files as this format.", "--as")]
-Json = Annotated[bool, PLAIN_JSON]
-Overlay = Annotated[Text, option("Write the trace with what was found drawn into it (.pftrace, .json).", "--trace")]
 
 
-@trace_app.command("kernels")
-def kernels(
-    traces: Paths,
-    by: Annotated[str, option("kernel, operator, annotation or phase.")] = "kernel",
-    rank: Rank = None,
-    step: Step = None,
-    csv: Csv = None,
-    page: Page = None,
-    as_format: AsFormat = None,
-    json_output: Json = False,
-) -> None:
+def _analysis(name: str, *, draws: bool = False) -> Callable[[Callable[..., dict[str, Any]]], None]:
+    """Make a command of what turns an analysis's own options into its question: with the options of all of them."""
+
+    def add(question: Callable[..., dict[str, Any]]) -> None:
+        own = inspect.signature(question, eval_str=True).parameters
+        shared = {**_COMMON, **({"overlay": _OVERLAY} if draws else {})}
+
+        def command(traces: list[str], **options: Any) -> None:
+            asked = question(**{key: options.pop(key) for key in own})
+            _look(name, traces, **options, **asked)
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            inspect.Parameter("traces", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Paths),
+            *(one.replace(kind=keyword) for one in own.values()),
+            *(
+                inspect.Parameter(key, keyword, default=False if key == "json_output" else None, annotation=annotation)
+                for key, annotation in shared.items()
+            ),
+        ]
+        command.__doc__, command.__name__ = question.__doc__, question.__name__
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in parameters}
+        trace_app.command(name)(command)
+
+    return add
+
+
+@_analysis("kernels")
+def _kernels(by: Annotated[str, option("kernel, operator, annotation or phase.")] = "kernel") -> dict[str, Any]:
     """Add up kernels by name, operator, annotation or phase: count, total, percentiles."""
-    _look(
-        "kernels", traces, rank=rank, step=step, csv=csv, page=page, as_format=as_format, json_output=json_output, by=by
-    )
+    return {"by": by}
 
 
-@trace_app.command("communication")
-def communication(
-    traces: Paths,
+@_analysis("communication")
+def _communication(
     measured_on: Annotated[Text, option("Cluster of the run: what its network is expected to take.")] = None,
-    rank: Rank = None,
-    step: Step = None,
-    csv: Csv = None,
-    page: Page = None,
-    as_format: AsFormat = None,
-    json_output: Json = False,
-) -> None:
+) -> dict[str, Any]:
     """Add up communication by group and size: transfer and waiting, algbw, busbw, against what is expected."""
     from simulator.interop import open_topology
 
-    cluster = None if measured_on is None else open_topology(measured_on, None)
-    _look("communication", traces, rank=rank, step=step, csv=csv, page=page, as_format=as_format, json_output=json_output,
-          cluster=cluster)  # fmt: skip
+    return {"cluster": None if measured_on is None else open_topology(measured_on, None)}
 
 
-@trace_app.command("patterns")
-def patterns(
-    traces: Paths,
+@_analysis("patterns")
+def _patterns(
     operator: Annotated[str, option("Part of the name of the operators; all outermost ones without it.")] = "",
-    rank: Rank = None,
-    step: Step = None,
-    csv: Csv = None,
-    page: Page = None,
-    as_format: AsFormat = None,
-    json_output: Json = False,
-) -> None:
+) -> dict[str, Any]:
     """Find sequences of kernels that operators launch again and again."""
-    _look("patterns", traces, rank=rank, step=step, csv=csv, page=page, as_format=as_format, json_output=json_output,
-          operator=operator)  # fmt: skip
+    return {"operator": operator}
 
 
-def _plain(analysis: str, about: str, *, draws: bool = False) -> None:
-    """Add the command of an analysis without a question of its own."""
-
-    def command(
-        traces: Paths,
-        rank: Rank = None,
-        step: Step = None,
-        csv: Csv = None,
-        page: Page = None,
-        as_format: AsFormat = None,
-        json_output: Json = False,
-    ) -> None:
-        _look(analysis, traces, rank=rank, step=step, csv=csv, page=page, as_format=as_format, json_output=json_output)
-
-    def drawing(
-        traces: Paths,
-        rank: Rank = None,
-        step: Step = None,
-        csv: Csv = None,
-        page: Page = None,
-        overlay: Overlay = None,
-        as_format: AsFormat = None,
-        json_output: Json = False,
-    ) -> None:
-        _look(analysis, traces, rank=rank, step=step, csv=csv, page=page, overlay=overlay, as_format=as_format,
-              json_output=json_output)  # fmt: skip
-
-    chosen = drawing if draws else command
-    chosen.__doc__ = about
-    trace_app.command(analysis)(chosen)
+@_analysis("idle")
+def _idle() -> dict[str, Any]:
+    """Divide idle time of each stream: waiting for the host, between kernels, for communication, other."""
+    return {}
 
 
-_plain("idle", "Divide idle time of each stream: waiting for the host, between kernels, for communication, other.")
-_plain(
-    "launches", "Look at launches: delay, queue depth, time blocked on a full queue, kernels shorter than their launch."
-)
-_plain("memory", "Add up copies and fills: bytes, time, bandwidth.")
-_plain("stragglers", "Say how much each rank, stage and kind of operation slows the job down.")
-_plain("critical-path", "Say what the run would be shorter without, and draw it into the trace.", draws=True)
-_plain("counters", "Sum up launch queues and bandwidth over time, and draw them into the trace.", draws=True)
-_plain("steps", "Show every step of every rank, partial ones and outliers marked.")
+@_analysis("launches")
+def _launches() -> dict[str, Any]:
+    """Look at launches: delay, queue depth, time blocked on a full queue, kernels shorter than their launch."""
+    return {}
+
+
+@_analysis("memory")
+def _memory() -> dict[str, Any]:
+    """Add up copies and fills: bytes, time, bandwidth."""
+    return {}
+
+
+@_analysis("stragglers")
+def _stragglers() -> dict[str, Any]:
+    """Say how much each rank, stage and kind of operation slows the job down."""
+    return {}
+
+
+@_analysis("critical-path", draws=True)
+def _critical_path() -> dict[str, Any]:
+    """Say what the run would be shorter without, and draw it into the trace."""
+    return {}
+
+
+@_analysis("counters", draws=True)
+def _counters() -> dict[str, Any]:
+    """Sum up launch queues and bandwidth over time, and draw them into the trace."""
+    return {}
+
+
+@_analysis("steps")
+def _steps() -> dict[str, Any]:
+    """Show every step of every rank, partial ones and outliers marked."""
+    return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from simulator.analysis.side_by_side import Part, ranked, remainder
 from simulator.models.layer import Model
 from simulator.program.program import COMPUTE
 from simulator.timeline import Timeline
@@ -15,12 +16,10 @@ from validation.jobs.calibrated import CalibratedKernels, Line, fit_line, fit_li
 from validation.jobs.job_comparison import (
     Calibrated,
     JobComparison,
-    Operator,
     by_kind,
     compare_job,
     operators_of,
     optimizer_line,
-    ranked,
     slowest_of,
     typical_phases,
 )
@@ -57,12 +56,12 @@ class Comparison:
     n_ranks : int
     iteration, forward_backward, optimizer : (float, float)
         Predicted and measured.
-    operators : list of Operator
+    operators : list of Part
         Of the model that is predicted, none of whose shapes was calibrated on.
     collectives : list of (int, float, float)
         Bytes, predicted, measured: sizes that were not calibrated on.
-    parts : dict
-        The iteration cut into kinds of kernels, what surrounds them, optimizer and communication: predicted, measured.
+    parts : list of Part
+        The iteration cut into kinds of kernels, what surrounds them, optimizer and communication.
     jobs : list of JobComparison
         Of other kinds of training of the same model on as many ranks.
     """
@@ -71,9 +70,9 @@ class Comparison:
     iteration: tuple[float, float]
     forward_backward: tuple[float, float]
     optimizer: tuple[float, float]
-    operators: list[Operator]
+    operators: list[Part]
     collectives: list[tuple[int, float, float]]
-    parts: dict[str, tuple[float, float]]
+    parts: list[Part]
     jobs: list[JobComparison] = field(default_factory=list)
 
     @property
@@ -83,7 +82,7 @@ class Comparison:
 
     def causes(self) -> list[tuple[str, float]]:
         """Parts by how much they add to the difference of the iteration, largest first."""
-        return ranked(self.parts)
+        return [(part.name, part.difference_s) for part in ranked(self.parts)]
 
 
 def compare(seen: Sequence[Seen], size: GptSize, settings: Settings) -> Comparison:
@@ -179,11 +178,14 @@ def _comparison(
     )
     operators = operators_of(seen, kernels_of(model), kernels)
     parts = by_kind(operators)
-    known = [sum(part[side] for part in parts.values()) for side in (0, 1)]
-    parts[FRAMEWORK] = (plain_s - optimizer_s - known[0], alone["iteration"] - alone["optimizer"] - known[1])
-    parts["optimizer"] = (optimizer_s, alone["optimizer"])
+    kernels_alone = Part(
+        name=FRAMEWORK, predicted_s=plain_s - optimizer_s, measured_s=alone["iteration"] - alone["optimizer"]
+    )
+    parts.append(remainder(FRAMEWORK, kernels_alone, parts))
+    parts.append(Part(name="optimizer", predicted_s=optimizer_s, measured_s=alone["optimizer"]))
     if len(seen) > 1:
-        parts[COMMUNICATION] = (iteration[0] - plain_s, iteration[1] - alone["iteration"])
+        added = iteration[0] - plain_s, iteration[1] - alone["iteration"]
+        parts.append(Part(name=COMMUNICATION, predicted_s=added[0], measured_s=added[1]))
     return Comparison(
         n_ranks=len(seen),
         iteration=iteration,

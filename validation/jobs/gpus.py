@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from simulator.analysis.side_by_side import Part, ranked
 from simulator.errors import CalibrationError, ThresholdError
 from simulator.interop.cluster import ImportedCluster
 from validation.jobs.job_settings import Settings
@@ -42,12 +43,16 @@ class GpuComparison:
 
     def causes(self) -> list[tuple[str, float]]:
         """Phases of the judged iterations by predicted less measured, in seconds, largest first."""
-        differences = [
-            (f"{_gpus(o)}, {o.row.metric.removesuffix('_s')}", o.predicted - o.row.measured)
+        phases = [
+            Part(
+                name=f"{_gpus(o)}, {o.row.metric.removesuffix('_s')}",
+                predicted_s=o.predicted,
+                measured_s=o.row.measured,
+            )
             for o in self.found.outcomes
             if o.predicted is not None and o.row.metric in _PHASES
         ]
-        return sorted(differences, key=lambda item: -abs(item[1]))
+        return [(part.name, part.difference_s) for part in ranked(phases)]
 
     def iterations(self) -> list[Outcome]:
         """Return the judged iterations."""

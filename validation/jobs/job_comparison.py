@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from simulator.analysis.side_by_side import Part, ranked, remainder
 from simulator.errors import SimulatorError
 from simulator.models.layer import KernelShape
 from simulator.program.program import COMPUTE
@@ -31,22 +32,6 @@ _PROBE_S = 1e-5
 _PROBE_S_PER_BYTE = 1e-10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
-    """Calls of one family of kernels per step, each timed by itself, in seconds."""
-
-    name: str
-    n_calls: int
-    predicted_s: float
-    measured_s: float
-
-
-def ranked(parts: Mapping[str, tuple[float, float]]) -> list[tuple[str, float]]:
-    """Predicted less measured of every part, largest first."""
-    differences = [(name, predicted - measured) for name, (predicted, measured) in parts.items()]
-    return sorted(differences, key=lambda item: -abs(item[1]))
-
-
 def typical_phases(ranks: Sequence[Phases]) -> dict[str, float]:
     """Seconds of every phase of the slowest rank, and of the iteration."""
     return {name: typical(durations) for name, durations in slowest(ranks).items()}
@@ -65,7 +50,7 @@ def optimizer_line(n_tensors: Sequence[int], n_elements: Sequence[int], times_s:
     )
 
 
-def operators_of(seen: Sequence[Seen], shapes: Sequence[KernelShape], kernels: CalibratedKernels) -> list[Operator]:
+def operators_of(seen: Sequence[Seen], shapes: Sequence[KernelShape], kernels: CalibratedKernels) -> list[Part]:
     """Families of a step's kernels, slowest first; those that cannot be timed by themselves are left out."""
     times: dict[KernelShape, list[float]] = defaultdict(list)
     for one in seen:
@@ -77,7 +62,7 @@ def operators_of(seen: Sequence[Seen], shapes: Sequence[KernelShape], kernels: C
         if shape in measured:
             calls[family_of(shape)].append(shape)
     operators = [
-        Operator(
+        Part(
             name=name,
             n_calls=len(shapes),
             predicted_s=sum(kernels.alone_s(shape) for shape in shapes),
@@ -88,15 +73,15 @@ def operators_of(seen: Sequence[Seen], shapes: Sequence[KernelShape], kernels: C
     return sorted(operators, key=lambda one: -one.measured_s)
 
 
-def by_kind(operators: Sequence[Operator]) -> dict[str, tuple[float, float]]:
-    """Sum families to matrix products, attention and everything else: predicted, measured."""
+def by_kind(operators: Sequence[Part]) -> list[Part]:
+    """Sum families to matrix products, attention and everything else."""
     kinds: dict[str, tuple[float, float]] = {}
     for one in operators:
         first = one.name.split(" ", maxsplit=1)[0]
         kind = f"{first if first in ('gemm', 'attention') else 'pointwise'} kernels"
         predicted, measured = kinds.get(kind, (0.0, 0.0))
         kinds[kind] = (predicted + one.predicted_s, measured + one.measured_s)
-    return kinds
+    return [Part(name=kind, predicted_s=p, measured_s=m) for kind, (p, m) in kinds.items()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,17 +102,6 @@ class Calibrated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """Communication of one kind and size in a step, each timed by itself, in seconds per message."""
-
-    name: str
-    n_bytes: int
-    n_calls: int
-    predicted_s: float
-    measured_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobComparison:
     """A job, predicted beside measured, in seconds.
 
@@ -142,12 +116,12 @@ class JobComparison:
         Why the prediction is not judged; empty otherwise.
     phases : dict
         Measured phases of the slowest rank.
-    operators : list of Operator
+    operators : list of Part
         Of the rank that computes most.
-    messages : list of Message
+    messages : list of Part
         The kinds and sizes that carry most.
-    parts : dict
-        The iteration cut into parts: predicted, measured.
+    parts : list of Part
+        The iteration cut into parts.
     """
 
     job: str
@@ -155,9 +129,9 @@ class JobComparison:
     reason: str = ""
     note: str = ""
     phases: dict[str, float] = field(default_factory=dict)
-    operators: list[Operator] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
-    parts: dict[str, tuple[float, float]] = field(default_factory=dict)
+    operators: list[Part] = field(default_factory=list)
+    messages: list[Part] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
 
     @property
     def relative_error(self) -> float | None:
@@ -166,7 +140,7 @@ class JobComparison:
 
     def causes(self) -> list[tuple[str, float]]:
         """Parts by how much they add to the difference of the iteration, largest first."""
-        return ranked(self.parts)
+        return [(part.name, part.difference_s) for part in ranked(self.parts)]
 
 
 def compare_job(
@@ -251,25 +225,28 @@ def _set_side_by_side(
         if s.rank == busiest and s.stream == COMPUTE and "optimizer" in s.op.name
     )
     parts = by_kind(operators)
-    parts[MESSAGES] = (
-        sum(one.n_calls * one.predicted_s for one in messages),
-        sum(one.n_calls * one.measured_s for one in messages),
+    parts.append(
+        Part(
+            name=MESSAGES,
+            predicted_s=sum(one.n_calls * one.predicted_s for one in messages),
+            measured_s=sum(one.n_calls * one.measured_s for one in messages),
+        )
     )
     if job != "zero1":  # whose optimizer phase is mostly broadcasts, which are messages
-        parts["optimizer"] = (optimizer_s, phases["optimizer"])
-    known = [sum(part[side] for part in parts.values()) for side in (0, 1)]
-    parts[REST] = (iteration[0] - known[0], iteration[1] - known[1])
+        parts.append(Part(name="optimizer", predicted_s=optimizer_s, measured_s=phases["optimizer"]))
+    whole = Part(name="iteration", predicted_s=iteration[0], measured_s=iteration[1])
+    parts.append(remainder(REST, whole, parts))
     return JobComparison(
         job=job, iteration=iteration, note=NOT_JUDGED.get(job, ""), phases=phases, operators=operators,
         messages=messages, parts=parts,
     )  # fmt: skip
 
 
-def _messages(program: JobProgram, rank: int, runs: Sequence[SeenJob], topology: Topology) -> list[Message]:
+def _messages(program: JobProgram, rank: int, runs: Sequence[SeenJob], topology: Topology) -> list[Part]:
     counts = program.messages(rank)
     slowest = slowest_of([[((kind, n), s) for kind, n, s in one.messages] for one in runs])
     return [
-        Message(
+        Part(
             name=kind,
             n_bytes=n_bytes,
             n_calls=counts.get((kind, n_bytes), 0),

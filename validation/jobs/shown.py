@@ -14,8 +14,9 @@ from simulator.report.agreement import PageTable, Point
 from validation.tables.error_tables import percent, print_table, write_agreement
 
 if TYPE_CHECKING:
+    from simulator.analysis.side_by_side import Part
     from validation.jobs.compare import Comparison
-    from validation.jobs.job_comparison import JobComparison, Operator
+    from validation.jobs.job_comparison import JobComparison
 
 #: what is set side by side: name, predicted and measured seconds
 Side = tuple[str, float, float]
@@ -37,7 +38,7 @@ def _processes(n_ranks: int) -> str:
     return f"{n_ranks} process{'es' if n_ranks > 1 else ''}"
 
 
-def _calls(operators: Iterable[Operator]) -> list[Side]:
+def _calls(operators: Iterable[Part]) -> list[Side]:
     return [(f"{o.name}, {o.n_calls} calls", o.predicted_s, o.measured_s) for o in operators]
 
 

@@ -13,9 +13,9 @@ from simulator.models.layer import GemmShape, PointwiseShape
 
 torch = pytest.importorskip("torch", reason="real jobs need PyTorch")
 
+from simulator.analysis.side_by_side import Part  # noqa: E402
 from validation.jobs.calibrated import fit_line  # noqa: E402
 from validation.jobs.compare import FRAMEWORK, Comparison, _share  # noqa: E402
-from validation.jobs.job_comparison import Operator  # noqa: E402
 from validation.jobs.job_programs import (  # noqa: E402
     JobProgram,
     calibration_sizes,
@@ -83,9 +83,13 @@ def _comparison(predicted_s: float = 1.0, measured_s: float = 1.5) -> Comparison
         iteration=(predicted_s, measured_s),
         forward_backward=(0.9, 1.4),
         optimizer=(0.1, 0.1),
-        operators=[Operator(name="gemm forward", n_calls=3, predicted_s=0.5, measured_s=0.8)],
+        operators=[Part(name="gemm forward", n_calls=3, predicted_s=0.5, measured_s=0.8)],
         collectives=[(1 << 19, 0.01, 0.02)],
-        parts={"gemm kernels": (0.5, 0.8), FRAMEWORK: (predicted_s - 0.6, measured_s - 0.9), "optimizer": (0.1, 0.1)},
+        parts=[
+            Part(name="gemm kernels", predicted_s=0.5, measured_s=0.8),
+            Part(name=FRAMEWORK, predicted_s=predicted_s - 0.6, measured_s=measured_s - 0.9),
+            Part(name="optimizer", predicted_s=0.1, measured_s=0.1),
+        ],
     )
 
 

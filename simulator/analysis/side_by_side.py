@@ -1,0 +1,62 @@
+"""Predicted beside measured, part by part: where differences are computed and causes ranked, for whoever compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Something that takes time on both sides: an operator, a collective of one size, a kind of work, a phase.
+
+    Parameters
+    ----------
+    name : str
+    predicted_s, measured_s : float
+        Seconds, over as much on either side.
+    n_calls, n_bytes : int
+        How often it occurs, and what one occurrence moves; 0 where that says nothing.
+    """
+
+    name: str
+    predicted_s: float
+    measured_s: float
+    n_calls: int = 0
+    n_bytes: int = 0
+
+    @property
+    def difference_s(self) -> float:
+        """Predicted minus measured."""
+        return self.predicted_s - self.measured_s
+
+    @property
+    def relative_error(self) -> float | None:
+        """Predicted over measured, minus one; None where nothing was measured."""
+        return self.predicted_s / self.measured_s - 1.0 if self.measured_s > 0 else None
+
+
+AnyPart = TypeVar("AnyPart", bound=Part)
+
+
+def ranked(parts: Iterable[AnyPart]) -> list[AnyPart]:
+    """Return parts by how much they add to the difference, largest magnitude first: the causes of what is off.
+
+    Examples
+    --------
+    >>> two = Part(name="a", predicted_s=1.0, measured_s=1.5), Part(name="b", predicted_s=2.0, measured_s=1.0)
+    >>> [part.name for part in ranked(two)]
+    ['b', 'a']
+    """
+    return sorted(parts, key=lambda part: (-abs(part.difference_s), part.name))
+
+
+def remainder(name: str, whole: Part, parts: Iterable[Part]) -> Part:
+    """Return what parts leave of a whole, so that all of them add up to it."""
+    known = list(parts)
+    return Part(
+        name=name,
+        predicted_s=whole.predicted_s - sum(part.predicted_s for part in known),
+        measured_s=whole.measured_s - sum(part.measured_s for part in known),
+    )
