@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from simulator.models.recorded import RecordedModule
 
 #: flags about a whole run that say nothing unless its length is given
-_OPERATION = ("gpu_hour_price", "mtbf", "checkpoint_interval", "checkpoint_time", "restart_time", "pue")
+_OPERATION = (
+    *("gpu_hour_price", "mtbf", "checkpoint_interval", "checkpoint_time", "restart_time", "pue"),
+    *("histories", "spare_nodes", "repair_time"),
+)
 #: flags of the collectives -> settings of the scenario
 _FORCED = {"nccl_algo": "algorithm", "nccl_proto": "protocol"}
 
@@ -132,10 +135,13 @@ def run_request(options: Mapping[str, Any], said: set[str]) -> RunRequest | None
     interval_s, interval_iterations = None, None
     if "checkpoint_interval" in texts:
         interval_s, interval_iterations = parse_interval(texts["checkpoint_interval"])
-    write_s, restart_s = (
+    write_s, restart_s, repair_s = (
         parse_time(texts[name], f"--{name.replace('_', '-')}") if name in texts else None
-        for name in ("checkpoint_time", "restart_time")
+        for name in ("checkpoint_time", "restart_time", "repair_time")
     )
+    for name, least in (("histories", 1), ("spare_nodes", 0)):
+        if name in texts and texts[name] < least:
+            raise ConfigError(f"--{name.replace('_', '-')} {texts[name]}: at least {least}")
     if length is None:
         flags = (f"--{name.replace('_', '-')}" for name in texts)
         write_warnings((f"{one} has no effect without --tokens, --epochs or --iterations" for one in flags), said=said)
@@ -144,6 +150,8 @@ def run_request(options: Mapping[str, Any], said: set[str]) -> RunRequest | None
     return RunRequest(
         tokens=tokens, iterations=iterations, price=price, mtbf=mtbf, interval_s=interval_s,
         interval_iterations=interval_iterations, write_s=write_s, restart_s=restart_s, pue=pue,
+        n_histories=texts.get("histories", 0), n_spares=texts.get("spare_nodes"), seed=options["seed"],
+        **({} if repair_s is None else {"repair_s": repair_s}),
     )  # fmt: skip
 
 

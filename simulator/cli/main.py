@@ -83,7 +83,10 @@ def main_command(
     iterations: Annotated[Number, _option("Optimizer steps instead.", _RUN)] = None,
     gpu_hour_price: Annotated[Text, _option("Price of a GPU hour, e.g. 2.50 or '2.50 USD'.", _RUN)] = None,
     mtbf: Annotated[
-        Text, _option("Mean time between failures, '50000 h/gpu', '6000 h/node' or '3 h/job'; or none.", _RUN)
+        Text,
+        _option(
+            "Mean time between failures, '50000 h/gpu', '6000 h/node' or '3 h/job', llama3-2024 ...; or none.", _RUN
+        ),
     ] = None,
     checkpoint_interval: Annotated[Text, _option("'30 min' or '500 steps'; Daly's optimum by default.", _RUN)] = None,
     checkpoint_time: Annotated[
@@ -91,6 +94,9 @@ def main_command(
     ] = None,
     restart_time: Annotated[Text, _option("From a failure until the checkpoint is read; 10 min.", _RUN)] = None,
     pue: Annotated[Real, _option("Energy of the building over that of its computers; 1.1.", _RUN)] = None,
+    histories: Annotated[Number, _option("Play the run this many times: how far single runs lie apart.", _RUN)] = None,
+    spare_nodes: Annotated[Number, _option("Nodes that stand by in played runs; as many as needed.", _RUN)] = None,
+    repair_time: Annotated[Text, _option("Until a failed node is a spare again; 24 h.", _RUN)] = None,
     explain: Annotated[bool, _option("Simulate what would help most.", _OUT, "--explain")] = False,
     report: Annotated[Text, _option("Write an HTML report.", _OUT)] = None,
     trace: Annotated[

@@ -19,13 +19,19 @@ from simulator.analysis.metrics import PARTS, Breakdown
 from simulator.config import load_spec, resolve_name
 from simulator.errors import ConfigError
 from simulator.topology import Topology
-from simulator.topology.operation_spec import OperationDefaults, PowerSpec
+from simulator.topology.operation_spec import FailureRate, FailureRates, OperationDefaults, PowerSpec
 
 
 @lru_cache(maxsize=1)  # a file that every search asks for
 def operation_defaults() -> OperationDefaults:
     """Return ``topologies/operation/defaults.yaml``."""
     return load_spec(resolve_name("defaults", "operation"), OperationDefaults)
+
+
+@lru_cache(maxsize=1)  # a file that every search asks for
+def failure_rates() -> dict[str, FailureRate]:
+    """Return ``topologies/operation/failures.yaml``: published rates of failures by name."""
+    return load_spec(resolve_name("failures", "operation"), FailureRates).rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +182,7 @@ def power_model(topology: Topology, *, pue: float | None = None) -> PowerModel:
     }
     from_file = f"cluster file: {said.source or 'no source given'}"
     is_own = any(watts is not None for watts, _ in boards.values())
-    host_w = defaults.host.share * limit_w if said.host_w is None else said.host_w / topology.node.gpus
+    host_w = defaults.host.per_gpu_w if said.host_w is None else said.host_w / topology.node.gpus
     if pue is None:
         pue, pue_source = (
             (defaults.facility.pue, defaults.facility.source) if said.pue is None else (said.pue, from_file)

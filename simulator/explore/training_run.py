@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypedDict
 
 from simulator.answer import Answer
 from simulator.errors import ConfigError
-from simulator.explore.energy import PowerModel, Price, energy_kwh, operation_defaults, power_model, price_of
+from simulator.explore.energy import (
+    PowerModel,
+    Price,
+    energy_kwh,
+    failure_rates,
+    operation_defaults,
+    power_model,
+    price_of,
+)
 from simulator.explore.goodput import (
     Checkpoint,
     RunTime,
@@ -18,8 +27,10 @@ from simulator.explore.goodput import (
     expected_run,
     young_interval_s,
 )
+from simulator.explore.histories import FailureProcess, Histories, by_component, play_histories
 from simulator.plan import ParallelPlan
 from simulator.topology import Topology
+from simulator.topology.operation_spec import FailureSpec
 from simulator.units import format_bytes, format_duration, parse_quantity
 
 _COUNT = re.compile(r"\s*(\d[\d_,]*(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*([kKMGBT]?)\s*")
@@ -41,11 +52,17 @@ class Mtbf:
     per : str
         ``gpu``, ``node`` or ``job``.
     source : str
+    hardware_share : float
+        Share of the failures that take a node away for repair.
+    components : Mapping of str to float
+        Share of the failures by what failed, where it is published.
     """
 
     seconds: float
     per: Per
     source: str = ""
+    hardware_share: float = 1.0
+    components: Mapping[str, float] = field(default_factory=dict)
 
     def job_s(self, n_gpus: int, n_nodes: int) -> float:
         """Return the mean time between failures of a job: any part that fails ends it.
@@ -79,6 +96,14 @@ class RunRequest:
     restart_s : float, optional
         From a failure until the job begins to read its checkpoint.
     pue : float, optional
+    n_histories : int
+        Times that the run is played; 0 for the closed form alone.
+    n_spares : int, optional
+        Nodes that stand by in played histories; None for as many as are needed.
+    repair_s : float
+        Until a failed node is a spare again.
+    seed : int
+        Of the histories.
     """
 
     tokens: float = 0.0
@@ -90,6 +115,10 @@ class RunRequest:
     write_s: float | None = None
     restart_s: float | None = None
     pue: float | None = None
+    n_histories: int = 0
+    n_spares: int | None = None
+    repair_s: float = 86400.0
+    seed: int = 0
 
     def n_iterations(self, tokens_per_iteration: int) -> int:
         """Return the number of optimizer steps."""
@@ -149,7 +178,7 @@ def run_length(
 
 
 def parse_mtbf(text: str) -> Mtbf:
-    """Read ``50000 h/gpu``, ``6000 h/node``, ``3 h/job``, or ``none``.
+    """Read ``50000 h/gpu``, ``6000 h/node``, ``3 h/job``, the name of a published rate, or ``none``.
 
     Raises
     ------
@@ -163,11 +192,14 @@ def parse_mtbf(text: str) -> Mtbf:
     """
     if text.strip().lower() in _WORDS_FOR_NEVER:
         return Mtbf(seconds=math.inf, per="job", source="--mtbf")
+    if text.strip() in failure_rates():
+        rate = failure_rates()[text.strip()]
+        return replace(_stated(rate, rate.source), hardware_share=rate.hardware, components=rate.components)
     time, separator, per = text.rpartition("/")
     if not separator or per.strip() not in ("gpu", "node", "job"):
         raise ConfigError(
             f"--mtbf {text}: the mean time between failures of what?",
-            hint="--mtbf '50000 h/gpu', '6000 h/node', '3 h/job' or none",
+            hint=f"--mtbf '50000 h/gpu', '6000 h/node', '3 h/job', none, or a published rate: {', '.join(failure_rates())}",
         )
     per_what: Per = "gpu" if per.strip() == "gpu" else "node" if per.strip() == "node" else "job"
     return Mtbf(seconds=parse_time(time, "--mtbf", least_s=1e-3), per=per_what, source="--mtbf")
@@ -272,6 +304,35 @@ class RunFailures(TypedDict):
     """How many there are."""
     restart_s: float
     """From a failure to the first iteration after it."""
+    by_component: dict[str, float]
+    """Expected failures by what failed; empty where no shares are published."""
+
+
+class PlayedRuns(TypedDict):
+    """What played histories of the run took."""
+
+    histories: int
+    """How many."""
+    seed: int
+    """Of their failures."""
+    mean_days: float
+    """On average."""
+    p10_days: float
+    """A tenth of the histories took less."""
+    p50_days: float
+    """Half of them took less."""
+    p90_days: float
+    """A tenth of them took more."""
+    goodput: float
+    """Mean share of the time that makes progress."""
+    failures: float
+    """Mean number of failures."""
+    waiting_days: float
+    """Mean time spent waiting for a node to be repaired."""
+    spares: int | None
+    """Nodes that stood by; null for as many as were needed."""
+    repair_s: float
+    """Until a failed node was a spare again."""
 
 
 class RunAssumption(TypedDict):
@@ -318,6 +379,8 @@ class TrainingRun(TypedDict):
     """How often a checkpoint is written."""
     failures: RunFailures
     """What failures cost."""
+    played: PlayedRuns | None
+    """The distribution over played histories; null where none were asked for."""
     assumptions: list[RunAssumption]
     """Every figure that was taken from a file or a default."""
 
@@ -348,6 +411,10 @@ class WholeRun:
     price : Price, optional
     assumptions : tuple of (str, str, str)
         What, its value in words, and where it comes from.
+    request : RunRequest
+    components : Mapping of str to float
+        Share of the failures by what failed.
+    histories : Histories, optional
     """
 
     n_iterations: int
@@ -366,6 +433,9 @@ class WholeRun:
     gpu_w: float
     price: Price | None
     assumptions: tuple[tuple[str, str, str], ...]
+    request: RunRequest
+    components: Mapping[str, float]
+    histories: Histories | None
 
     @property
     def gpu_hours(self) -> float:
@@ -383,6 +453,19 @@ class WholeRun:
         running_s = self.time.useful_s + self.time.lost_s
         boards_kwh = energy_kwh(self.gpu_w, running_s) + energy_kwh(self.power.idle_w, self.time.total_s - running_s)
         return self.n_gpus * (boards_kwh + energy_kwh(self.power.host_w, self.time.total_s)) * self.power.pue
+
+    def _played(self) -> PlayedRuns | None:
+        """Return what the histories say."""
+        if self.histories is None:
+            return None
+        found = self.histories
+        return {
+            "histories": len(found.total_s), "seed": self.request.seed, "mean_days": float(found.total_s.mean()) / S_PER_DAY,
+            "p10_days": found.quantile_s(0.1) / S_PER_DAY, "p50_days": found.quantile_s(0.5) / S_PER_DAY,
+            "p90_days": found.quantile_s(0.9) / S_PER_DAY, "goodput": float((self.time.useful_s / found.total_s).mean()),
+            "failures": float(found.n_failures.mean()), "waiting_days": float(found.waiting_s.mean()) / S_PER_DAY,
+            "spares": self.request.n_spares, "repair_s": self.request.repair_s,
+        }  # fmt: skip
 
     def to_dict(self) -> TrainingRun:
         """Return plain data: ``whole_run`` of the documented answer."""
@@ -409,7 +492,9 @@ class WholeRun:
             },
             "failures": {
                 "mtbf_s": self.mtbf_s if fails else None, "expected": time.n_failures, "restart_s": self.restart_s,
+                "by_component": by_component(time.n_failures, self.components),
             },
+            "played": self._played(),
             "assumptions": [{"what": what, "value": value, "source": source} for what, value, source in self.assumptions],
         }  # fmt: skip
 
@@ -472,8 +557,28 @@ def whole_run(
         n_gpus=plan.gpus, time=time, low_s=time_at(answer["confidence"]["low_s"]).total_s,
         high_s=time_at(answer["confidence"]["high_s"]).total_s, checkpoint=checkpoint,
         iterations_per_checkpoint=per_checkpoint, iteration_s=iteration_s, mtbf_s=mtbf_s, restart_s=restart_s, power=power,
-        gpu_w=power.gpu_w(answer["breakdown"]), price=price, assumptions=assumptions,
+        gpu_w=power.gpu_w(answer["breakdown"]), price=price, assumptions=assumptions, request=request,
+        components=mtbf.components, histories=_histories(request, time, iteration_s * per_checkpoint, checkpoint, mtbf, mtbf_s, restart_s),
     )  # fmt: skip
+
+
+def _histories(
+    request: RunRequest,
+    time: RunTime,
+    work_s: float,
+    checkpoint: Checkpoint,
+    mtbf: Mtbf,
+    mtbf_s: float,
+    restart_s: float,
+) -> Histories | None:
+    """Return the histories that are asked for."""
+    if not request.n_histories or math.isinf(mtbf_s):
+        return None
+    process = FailureProcess(
+        useful_s=time.useful_s, work_s=work_s, write_s=checkpoint.write_s, mtbf_s=mtbf_s, restart_s=restart_s,
+        hardware_share=mtbf.hardware_share, n_spares=request.n_spares, repair_s=request.repair_s,
+    )  # fmt: skip
+    return play_histories(process, request.n_histories, request.seed)
 
 
 def _mtbf(request: RunRequest, topology: Topology) -> Mtbf:
@@ -482,13 +587,18 @@ def _mtbf(request: RunRequest, topology: Topology) -> Mtbf:
         return request.mtbf
     said = topology.spec.failures
     source = f"cluster file: {said.source or 'no source given'}" if said else ""
-    if said and said.node_mtbf_s is not None:
-        return Mtbf(seconds=said.node_mtbf_s, per="node", source=source)
-    if said and said.gpu_mtbf_s is not None:
-        return Mtbf(seconds=said.gpu_mtbf_s, per="gpu", source=source)
+    if said and (said.node_mtbf_s or said.gpu_mtbf_s):
+        return _stated(said, source)
     defaults = operation_defaults().failures
-    assert defaults.gpu_mtbf_s is not None
-    return Mtbf(seconds=defaults.gpu_mtbf_s, per="gpu", source=defaults.source)
+    return _stated(defaults, defaults.source)
+
+
+def _stated(said: FailureSpec, source: str) -> Mtbf:
+    """Return the rate of a section that gives one, of a node or of a GPU."""
+    if said.node_mtbf_s is not None:
+        return Mtbf(seconds=said.node_mtbf_s, per="node", source=source)
+    assert said.gpu_mtbf_s is not None
+    return Mtbf(seconds=said.gpu_mtbf_s, per="gpu", source=source)
 
 
 def _restart(request: RunRequest, topology: Topology) -> tuple[float, str]:

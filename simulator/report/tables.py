@@ -306,6 +306,24 @@ def whole_run_rows(run: Mapping[str, Any]) -> Iterator[tuple[str, str, float, st
     if failures["mtbf_s"] is not None:
         words = f"one every {format_duration(failures['mtbf_s'])}, each with a restart of {format_duration(failures['restart_s'])}"
         yield "failures", "failures.expected", failures["expected"], f"{failures['expected']:,.3g} expected ({words})"
+    if failures["by_component"]:
+        parts = sorted(failures["by_component"].items(), key=lambda part: -part[1])[:5]
+        yield (
+            "of them",
+            "failures.expected",
+            failures["expected"],
+            ", ".join(f"{name} {count:,.3g}" for name, count in parts),
+        )
+    if (played := run["played"]) is not None:
+        middle, low, high = (format_duration(played[f"{key}_days"] * 86400.0) for key in ("p50", "p10", "p90"))
+        words = f"{middle} at the median of {played['histories']:,} (80 % between {low} and {high}), goodput {played['goodput']:.2%}"
+        waiting = format_duration(played["waiting_days"] * 86400.0)
+        yield (
+            "played",
+            "played.p50_days",
+            played["p50_days"],
+            words + (f", {waiting} waiting for nodes" if played["waiting_days"] else ""),
+        )
 
 
 def _count(n_tokens: float) -> str:

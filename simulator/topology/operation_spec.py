@@ -90,11 +90,11 @@ class PowerShares(Spec):
     gpu_idle: Share
 
 
-class HostShare(Spec):
-    """Default power of the rest of a node, per GPU, as a share of the device's power limit."""
+class HostPower(Spec):
+    """Default power of the rest of a node, per GPU."""
 
     source: str
-    share: float = Field(ge=0)
+    per_gpu_w: Power = Field(alias="per_gpu", ge=0)
 
 
 class Facility(Spec):
@@ -108,8 +108,21 @@ class OperationDefaults(Spec):
     """``topologies/operation/defaults.yaml``: what is taken where neither flags nor the cluster file say it."""
 
     power: PowerShares
-    host: HostShare
+    host: HostPower
     facility: Facility
     failures: FailureSpec
     restart: FailureSpec
     storage: StorageSpec
+
+
+class FailureRate(FailureSpec):
+    """A published rate of failures."""
+
+    hardware: Share = 1.0
+    components: dict[str, Share] = Field(default_factory=dict)
+
+
+class FailureRates(Spec):
+    """``topologies/operation/failures.yaml``: published rates by name."""
+
+    rates: dict[str, FailureRate]

@@ -1,12 +1,12 @@
-"""Figures of the founding documents: what agrees, what a reading changes, and that every claim can be asked for."""
+"""Published figures and ours: what agrees, what a reading changes, and that every claim can be asked for."""
 
 from __future__ import annotations
 
 import pytest
 
 from simulator.config import load_yaml
-from validation.tables import founding
-from validation.tables.founding import CLAIMS, Document, Figure, Reading, render
+from validation.tables import published_figures
+from validation.tables.published_figures import PAGES, Document, Figure, Reading, claims_file, render
 
 
 def figure(published: float, ours: float | None, unit: str = "s", **more: object) -> Figure:
@@ -38,12 +38,14 @@ def test_verdicts_name_what_was_fitted_and_what_the_source_contradicts() -> None
 
 def test_a_claim_is_made_of_the_answers_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"slow": {"time": 3.0, "rows": [{"rate": 7.0}]}, "fast": {"time": 2.0}}
-    monkeypatch.setattr(founding, "_answer", answers.__getitem__)
+    monkeypatch.setattr(published_figures, "_answer", answers.__getitem__)
     runs = {"a": "slow", "b": "fast"}
-    assert founding._ours({"ratio": "time"}, runs) == pytest.approx(1.5)
-    assert founding._ours({"gain": "time"}, runs) == pytest.approx(0.5)
-    assert founding._ours({"value": "rows.0.rate", "times": 2.0}, {"a": "slow"}) == pytest.approx(14.0)
-    assert founding._ours({"value": "time+rows.0.rate/time"}, {"a": "slow"}) == pytest.approx((3.0 + 7.0) / 3.0)
+    assert published_figures._ours({"ratio": "time"}, runs) == pytest.approx(1.5)
+    assert published_figures._ours({"gain": "time"}, runs) == pytest.approx(0.5)
+    assert published_figures._ours({"value": "rows.0.rate", "times": 2.0}, {"a": "slow"}) == pytest.approx(14.0)
+    assert published_figures._ours({"value": "time+rows.0.rate/time"}, {"a": "slow"}) == pytest.approx(
+        (3.0 + 7.0) / 3.0
+    )
 
 
 def test_the_reading_under_which_most_agree_is_shown() -> None:
@@ -52,15 +54,16 @@ def test_the_reading_under_which_most_agree_is_shown() -> None:
     document = Document(
         name="A", title="B", readings=(first, second), claims=(figure(36.0, None, source_is="it is 24"),)
     )
-    page = render([document])
+    page = render("founding", [document])
     assert document.best is second and second.mean_difference == pytest.approx(0.01)
     assert "Of 2 figures, 1 agree" in page and "2 in all" in page
     assert "| 1,024 tokens (two GPUs fit it) | 1 of 1 | 0.010 |" in page
 
 
-def test_every_claim_states_how_it_is_judged() -> None:
-    entries, _ = load_yaml(CLAIMS)
-    assert len(entries) == 5
+@pytest.mark.parametrize("page", PAGES)
+def test_every_claim_states_how_it_is_judged(page: str) -> None:
+    entries, _ = load_yaml(claims_file(page))
+    assert len(entries) >= 4
     for claim in (claim for entry in entries for claim in entry["claims"]):
         assert claim.get("runs") or claim.get("source_is"), claim["says"]
         names = set(claim.get("ours", {})) - {"times"}

@@ -1,6 +1,7 @@
-"""``python -m validation.tables.founding``: every figure of the five founding documents, with ours beside it.
+"""``python -m validation.tables.published_figures founding`` (or ``operations``): published figures with ours beside them.
 
-Figures of tables are rows of the shipped measurements; figures of the text are claims in ``founding.yaml``, each with the command
+Figures of tables are rows of the shipped measurements; figures of the text are claims in ``founding.yaml``
+and ``operations.yaml``, each with the command
 lines whose answers give ours. The page is written from both, so that no number on it is typed.
 """
 
@@ -26,8 +27,9 @@ from validation.tables.outcome import Outcome
 from validation.tables.predicting import predict_rows
 from validation.tables.reader import MEASUREMENTS, Row, read_table, select
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "founding.md"
-CLAIMS = MEASUREMENTS / "founding.yaml"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+#: name of the page and of the file of its claims -> title
+PAGES = {"founding": "The documents it started from", "operations": "Whole runs as published"}
 #: what counts as agreement: of a fraction absolutely, of all else relatively
 WITHIN_FRACTION, WITHIN = 0.05, 0.10
 
@@ -211,12 +213,18 @@ def _claimed(claim: Mapping[str, Any]) -> Figure:
         source_is=claim.get("source_is", ""),
         note=claim.get("note", ""),
         commands=tuple(runs.values()),
+        fitted=claim.get("fitted", False),
     )
 
 
-def documents(n_processes: int) -> list[Document]:
-    """Return the founding documents with every figure predicted."""
-    entries, _ = load_yaml(CLAIMS)
+def claims_file(name: str) -> Path:
+    """Return the file of a page's claims."""
+    return MEASUREMENTS / f"{name}.yaml"
+
+
+def documents(name: str, n_processes: int) -> list[Document]:
+    """Return the documents of a page with every figure predicted."""
+    entries, _ = load_yaml(claims_file(name))
     return [Document.read(entry, n_processes) for entry in entries]
 
 
@@ -259,14 +267,14 @@ def _document_lines(document: Document) -> Iterator[str]:
     )
 
 
-def render(found: Sequence[Document]) -> str:
-    """Return the page."""
+def render(name: str, found: Sequence[Document]) -> str:
+    """Return a page."""
     figures = [figure for document in found for figure in document.figures]
     explained = sum(figure.agrees or bool(figure.source_is) for figure in figures)
     lines = [
-        "# The documents it started from",
+        f"# {PAGES[name]}",
         "",
-        f"Written by `python -m validation.tables.founding` with version {__version__}; do not edit.",
+        f"Written by `python -m validation.tables.published_figures {name}` with version {__version__}; do not edit.",
         "",
         f"Of {len(figures)} figures, {sum(f.agrees for f in figures)} agree (within 10 %, 0.05 for fractions and verdicts, or the bound "
         f"that is stated) and {sum(bool(f.source_is) for f in figures)} are inconsistent in their source, as the arithmetic beside them "
@@ -294,12 +302,13 @@ def render(found: Sequence[Document]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page."""
-    parser = argparse.ArgumentParser(prog="python -m validation.tables.founding", description=__doc__)
+    """Write a page."""
+    parser = argparse.ArgumentParser(prog="python -m validation.tables.published_figures", description=__doc__)
+    parser.add_argument("page", choices=PAGES, help="which page to write")
     parser.add_argument("--processes", type=int, default=0, help="0 takes what the machine has")
     options = parser.parse_args(arguments)
-    found = documents(options.processes or processes_here())
-    PAGE.write_text(render(found), encoding="utf-8")
+    found = documents(options.page, options.processes or processes_here())
+    (DOCS / f"{options.page}.md").write_text(render(options.page, found), encoding="utf-8")
     for document in found:
         print(f"{document.name}: {sum(f.agrees for f in document.figures)} of {len(document.figures)} figures agree")
     return 0

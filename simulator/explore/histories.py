@@ -1,0 +1,162 @@
+"""Played histories of a run: failures at random moments, restarts, spare nodes and their repair.
+
+:mod:`simulator.explore.goodput` gives the mean in closed form; a history says how far single runs lie around it, and what the
+closed form cannot: jobs that wait because every spare node is being repaired. All histories advance together, one failure each
+at a time, as arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.errors import InfeasiblePlanError
+
+_Floats = NDArray[np.float64]
+#: failures in one history beyond which the run practically never ends
+_MOST_FAILURES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureProcess:
+    """What a run goes through.
+
+    Parameters
+    ----------
+    useful_s : float
+        Iterations that count.
+    work_s : float
+        Of them, between two checkpoints.
+    write_s : float
+        Time that training stands still for a checkpoint.
+    mtbf_s : float
+        Mean time between failures of the job, exponentially distributed.
+    restart_s : float
+        From a failure to the first iteration after it, undisturbed.
+    hardware_share : float
+        Share of the failures that take a node away for repair.
+    n_spares : int or None
+        Nodes that stand by; None for as many as are needed.
+    repair_s : float
+        Until a failed node is a spare again.
+    """
+
+    useful_s: float
+    work_s: float
+    write_s: float
+    mtbf_s: float
+    restart_s: float
+    hardware_share: float = 1.0
+    n_spares: int | None = None
+    repair_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histories:
+    """Seconds and counts of every history, arrays of one length.
+
+    Parameters
+    ----------
+    total_s, checkpoint_s, lost_s, restart_s, waiting_s : array
+        ``waiting_s`` is spent until a node is repaired, ``lost_s`` on work that failures undid.
+    n_failures : array
+    """
+
+    total_s: _Floats
+    checkpoint_s: _Floats
+    lost_s: _Floats
+    restart_s: _Floats
+    waiting_s: _Floats
+    n_failures: NDArray[np.int64]
+
+    def quantile_s(self, share: float) -> float:
+        """Return the time within which this share of the histories ended."""
+        return float(np.quantile(self.total_s, share))
+
+
+class _Spares:
+    """When each spare node of each history is free again."""
+
+    def __init__(self, process: FailureProcess, n_histories: int, rng: np.random.Generator) -> None:
+        self._process, self._rng = process, rng
+        self._free_s = np.zeros((n_histories, process.n_spares or 0))
+
+    def wait_s(self, who: NDArray[np.int64], now_s: _Floats) -> _Floats:
+        """Take a spare for every history whose failure broke a node; return how long each waits for one."""
+        waits = np.zeros(len(who))
+        if self._process.n_spares is None:
+            return waits
+        broken = np.flatnonzero(self._rng.random(len(who)) < self._process.hardware_share)
+        if not self._process.n_spares:  # the broken node itself must come back
+            waits[broken] = self._process.repair_s
+            return waits
+        rows, first = who[broken], self._free_s[who[broken]].argmin(axis=1)
+        waits[broken] = np.maximum(0.0, self._free_s[rows, first] - now_s[broken])
+        self._free_s[rows, first] = now_s[broken] + np.maximum(self._process.repair_s, waits[broken])
+        return waits
+
+
+def play_histories(process: FailureProcess, n_histories: int, seed: int = 0) -> Histories:
+    """Play a run many times.
+
+    Parameters
+    ----------
+    process : FailureProcess
+    n_histories : int
+    seed : int
+        Equal seeds give equal histories.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If a history has a million failures and no end.
+    """
+    rng = np.random.default_rng(seed)
+    spares = _Spares(process, n_histories, rng)
+    left_s = np.full(n_histories, float(process.useful_s))
+    total_s, checkpoint_s, lost_s, restart_s, waiting_s = (np.zeros(n_histories) for _ in range(5))
+    n_failures = np.zeros(n_histories, dtype=np.int64)
+    runs = np.ones(n_histories, dtype=bool)
+    cycle_s = process.work_s + process.write_s
+    active = np.arange(n_histories)
+    while len(active):
+        gap_s = rng.exponential(process.mtbf_s, len(active))
+        running = runs[active]
+        cycles_left = np.ceil(left_s[active] / process.work_s)
+        need_s = np.where(running, left_s[active] + cycles_left * process.write_s, process.restart_s)
+        fails = gap_s < need_s
+        spent_s = np.where(fails, gap_s, need_s)
+        total_s[active] += spent_s
+        cycles = np.where(running, np.where(fails, np.floor(gap_s / cycle_s), cycles_left), 0.0)
+        kept_s = np.minimum(cycles * process.work_s, left_s[active])
+        left_s[active] -= kept_s
+        checkpoint_s[active] += cycles * process.write_s
+        lost_s[active] += np.where(running & fails, spent_s - kept_s - cycles * process.write_s, 0.0)
+        restart_s[active] += np.where(running, 0.0, spent_s)
+        n_failures[active] += fails
+        failed = active[fails]
+        waits = spares.wait_s(failed, total_s[failed])
+        total_s[failed] += waits
+        waiting_s[failed] += waits
+        ended = running & ~fails
+        runs[active] = ~fails  # a failure leads to a restart, an undisturbed restart to iterations
+        active = active[~ended]
+        if len(active) and n_failures.max() > _MOST_FAILURES:
+            raise InfeasiblePlanError(
+                f"after {_MOST_FAILURES:,} failures a played run has not ended",
+                hint="write checkpoints more often: --checkpoint-interval, or fewer GPUs",
+            )
+    return Histories(
+        total_s=total_s, checkpoint_s=checkpoint_s, lost_s=lost_s, restart_s=restart_s, waiting_s=waiting_s,
+        n_failures=n_failures,
+    )  # fmt: skip
+
+
+def by_component(n_failures: float, shares: Mapping[str, float]) -> dict[str, float]:
+    """Return expected failures by component, and under ``other`` what the published shares leave."""
+    named = {name: n_failures * share for name, share in shares.items()}
+    rest = n_failures - sum(named.values())
+    return {**named, "other": rest} if named and rest > 1e-9 * n_failures else named
