@@ -121,7 +121,7 @@ class Setting:
         word = "none" if value is False else text
         if self.takes_several:
             return self._joined(value if isinstance(value, list | tuple) else re.split(r"[\s,+]+", word))
-        return self.synonyms.get(word, word)
+        return self.synonyms.get(word) or self.synonyms.get(word.lower(), word)
 
     def _joined(self, parts: Collection[object]) -> str:
         """Return several words as one text, each once, in the order in which they are declared."""

@@ -249,12 +249,16 @@ class Framework:
     experts_need_split_tokens : bool
         Whether it refuses experts under tensor parallelism without sequence parallelism (Megatron-LM, ``arguments.py``: "When
         using MoE and tensor parallelism, sequence parallelism must be used").
+    lays_out_pipelines : bool
+        Whether chunks of a pipeline may differ (Megatron-Core's ``pipeline_model_parallel_layout``).
     sharded_by : str
         The framework that runs the same modules with sharded parameters, where this one cannot.
     recipe : mapping
         Settings of a plan that the framework's recipes turn on, where nothing else is said.
     parallel_recipe : mapping
         The same of those that need tensor parallelism.
+    expert_recipe : mapping
+        The same of those that need tensor and expert parallelism.
     aliases : tuple of str
         Other names that people type.
     """
@@ -278,16 +282,19 @@ class Framework:
     gathers_buckets: bool = False
     keeps_last_unit: bool = False
     scatters_apart: bool = False
+    lays_out_pipelines: bool = False
     sharded_by: str = ""
     experts_need_split_tokens: bool = False
     recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
     parallel_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    expert_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
     aliases: tuple[str, ...] = ()
 
     def defaults(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the framework's recipes set beside ``settings``, which win."""
-        is_split = int(settings.get("tp") or 1) > 1
+        is_split, has_experts = (int(settings.get(axis) or 1) > 1 for axis in ("tp", "ep"))
         found = {**self.recipe, **(self.parallel_recipe if is_split else {})}
+        found |= self.expert_recipe if is_split and has_experts else {}
         return {key: value for key, value in found.items() if key not in settings}
 
 
@@ -309,6 +316,7 @@ FRAMEWORKS: dict[str, Framework] = {
             data_parallel=MEGATRON,
             gradient_bytes_bf16=4,
             overlaps_interleaved_p2p=True,
+            lays_out_pipelines=True,
             experts_need_split_tokens=True,
         ),
         Framework(
@@ -319,9 +327,12 @@ FRAMEWORKS: dict[str, Framework] = {
             kernels="fused",
             data_parallel=MEGATRON,
             overlaps_interleaved_p2p=True,
+            lays_out_pipelines=True,
             experts_need_split_tokens=True,
             recipe={"sharding": "zero1", "overlap": True, "overlap_parameter_gather": True},
             parallel_recipe={"sequence_parallel": True, "asynchronous_tp": True},
+            # of mixtures: expert_tensor_parallel_size=1, experts lie over the tensor-parallel ranks, too
+            expert_recipe={"etp": 1},
             aliases=("nemo",),
         ),
         Framework(
@@ -384,6 +395,25 @@ FRAMEWORKS: dict[str, Framework] = {
             recipe={"sharding": "zero3", "overlap": True},
             parallel_recipe={"sequence_parallel": True},
         ),
+        *(
+            # NVIDIA-NeMo/Automodel, examples/benchmark/configs: models in bf16 under fully_shard, those of Hugging Face or its
+            # own ones of Transformer Engine's modules; torch.optim.Adam steps the 16-bit weights themselves
+            Framework(
+                name=name,
+                kernels=kernels,  # type: ignore[arg-type]
+                data_parallel=replace(FSDP2, shards_masters=False),
+                stops_recompute_early=True,
+                lays_out_pipelines=True,
+                master_weights=False,
+                clips_gradients=False,
+                flash=flash,
+                aliases=(f"nemo-{name}",),
+            )
+            for name, kernels, flash in (
+                ("automodel", "hf-eager", "flash_attention_2"),
+                ("automodel-te", "fused", "flash_attention"),
+            )
+        ),
         Framework(
             name="torch-ddp",
             kernels="hf-eager",
@@ -429,4 +459,7 @@ FRAMEWORKS: dict[str, Framework] = {
 }
 
 #: what people type -> name of the framework
-FRAMEWORK_ALIASES = {alias: f.name for f in FRAMEWORKS.values() for alias in f.aliases} | {"ddp": "hf-eager"}
+FRAMEWORK_ALIASES = {alias: f.name for f in FRAMEWORKS.values() for alias in f.aliases} | {
+    "ddp": "hf-eager",
+    "deepspeed-ulysses": "deepspeed",
+}

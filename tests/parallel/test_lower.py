@@ -283,3 +283,35 @@ def test_a_layout_of_even_parts_is_an_even_split():
         lowered = lower(model_of(4), plan, gpus_per_node=8, boundary_bytes=1)
         times.append(run(lowered.program, UnitCosts(), lambda: AlphaBetaNetwork(NoLinks())).makespan_ps)
     assert times[0] == times[1]
+
+
+@pytest.mark.parametrize(
+    ("pp", "virtual_pp", "layout"),
+    [
+        (4, 4, "Et*4|(t*4|)*14tL"), (2, 8, "Et*4|(t*4|)*14tL"), (8, 2, "Et*4|(t*4|)*14tL"), (4, 2, "Et*8|(t*8|)*6t*5L"),
+        (8, 4, "Et|(tt|)*30L"),
+    ],
+)  # fmt: skip
+def test_61_layers_interleave_as_nvidia_lays_them_out(pp, virtual_pp, layout):
+    """Megatron-Bridge, ``recipes/deepseek/deepseek_v3.py``: its layouts of DeepSeek-V3 by pipeline and virtual stages."""
+    settings = {
+        "pp": pp,
+        "virtual_pp": virtual_pp,
+        "schedule": "1f1b-interleaved",
+        "micro_batch": 1,
+        "framework": "megatron-core",
+    }
+    sizes = {}
+    for given in ({}, {"pipeline_layout": layout}):
+        plan = ParallelPlan(**settings, **given).resolve(64)
+        stages = split_layers(model_of(61), plan, placement_of(plan.schedule, pp, virtual_pp))
+        sizes[bool(given)] = [[len(chunk) for chunk in chunks] for chunks in stages]
+    assert sizes[False] == sizes[True]
+
+
+def test_frameworks_without_layouts_need_equal_chunks():
+    plan = ParallelPlan(pp=4, virtual_pp=4, schedule="1f1b-interleaved", micro_batch=1, framework="megatron").resolve(
+        64
+    )
+    with pytest.raises(InfeasiblePlanError, match="61 layers are not a multiple"):
+        split_layers(model_of(61), plan, placement_of(plan.schedule, 4, 4))

@@ -58,3 +58,36 @@ def test_what_is_captured_costs_the_host_next_to_nothing():
         for scope in (None, "none", "attn", "attn+mlp", "full_iteration")
     }
     assert times[None] == times["none"] > times["attn"] > times["attn+mlp"] > times["full_iteration"]
+
+
+@pytest.mark.parametrize(
+    ("model", "degrees", "expert_dp"),
+    [("qwen3-235b-a22b", {"tp": 2, "pp": 8, "ep": 32}, 1), ("deepseek-v3", {"tp": 2, "pp": 8, "ep": 64, "gpus": 1024}, 2)],
+)  # fmt: skip
+def test_experts_of_nvidias_recipes_lie_over_the_tensor_parallel_ranks(model, degrees, expert_dp):
+    """Megatron Bridge's configs: expert_tensor_parallel_size 1, so that ep may exceed dp x cp."""
+    plan = ParallelPlan.of({"framework": "megatron-bridge", "micro_batch": 1, "gpus": 256} | degrees).resolve(1024)
+    assert plan.expert_tp == 1 and plan.ep > plan.dp * plan.cp // 2
+    assert plan.expert_dp == plan.gpus // plan.pp // plan.ep == expert_dp
+    assert ParallelPlan.of({"framework": "megatron-bridge", "tp": 2}).etp is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "meant"),
+    [
+        ("schedule", "ZBV", "zb-v"), ("schedule", "zb-h1", "zb-1p"), ("schedule", "ZB-H2", "zb-2p"),
+        ("schedule", "interleaved", "1f1b-interleaved"), ("schedule", "Interleaved1F1B", "1f1b-interleaved"),
+        ("framework", "nemo", "megatron-bridge"), ("framework", "deepspeed-ulysses", "deepspeed"), ("framework", "DDP", "hf-eager"),
+    ],
+)  # fmt: skip
+def test_names_that_people_type(name, text, meant):
+    assert parse_setting(name, text)[1] == meant
+
+
+def test_automodel_steps_16_bit_weights():
+    """torch.optim.Adam on bf16 parameters keeps its moments in bf16: eight bytes a parameter, with the gradient."""
+    from simulator.memory.estimate import state_bytes
+
+    plan = ParallelPlan(framework="automodel", sharding="zero3")
+    state = state_bytes(plan)
+    assert (state.parameter, state.gradient, state.optimizer) == (2, 2, 4)

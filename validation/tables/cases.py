@@ -25,8 +25,21 @@ _SHARDINGS = {"": "none", "ddp": "none", "fsdp": "zero3", "full_shard": "zero3",
 _SCHEDULES = {"interleaved": "1f1b-interleaved", "interleaved-1f1b": "1f1b-interleaved", "zb-h1": "zb-1p"}
 #: Megatron-Core by itself, and under NVIDIA's recipes
 _CORE = ("megatron-core", "megatron-bridge")
+#: frameworks whose recipes say how experts are split
+_RECIPES_OF_EXPERTS = ("megatron-bridge",)
 #: fused kernels, sequence parallelism and interleaved pipelines as a matter of course
 _MODERN = (*_CORE, "llama3-4d")
+#: frameworks whose recipes run fused attention
+_WITH_FLASH = (
+    *_MODERN,
+    "torchtitan",
+    "torchtitan-compile",
+    "automodel",
+    "automodel-te",
+    "fsdp",
+    "llm-foundry",
+    "fused",
+)
 _MEGATRON = ("megatron", *_CORE, "megatron-deepspeed")
 #: Megatron's guidance: the bubble (pp - 1) / n_micro_batches stays small when there are several per stage
 _MICRO_BATCHES_PER_STAGE = 6
@@ -132,7 +145,7 @@ def _attention(row: Row, framework: str, assumed: list[str]) -> dict[str, str | 
         return {"attention": attention, "attention_kernel": name}
     flash = row.flag("flash_attention")
     if flash is None:
-        flash = framework in (*_MODERN, "torchtitan", "torchtitan-compile", "fsdp", "llm-foundry", "fused")
+        flash = framework in _WITH_FLASH
         assumed.append(f"attention {'flash' if flash else 'eager'}: usual for {framework}")
     return {"attention": "flash" if flash else "eager"}
 
@@ -269,6 +282,16 @@ def _usual(row: Row, degrees: Mapping[str, int], framework: str, assumed: list[s
     return facts
 
 
+def _expert_split(degrees: Mapping[str, int], framework: str, assumed: list[str]) -> dict[str, int]:
+    """Return the experts' own tensor-parallel degree where theirs cannot be that of the dense layers."""
+    if framework in _RECIPES_OF_EXPERTS or degrees["dp"] * degrees["cp"] % degrees["ep"] == 0:
+        return {}
+    assumed.append(
+        f"etp 1: ep {degrees['ep']} does not divide dp x cp, so experts lie over the tensor-parallel ranks, too"
+    )
+    return {"etp": 1}
+
+
 def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     """Return the run behind a training row and what was assumed about it.
 
@@ -308,6 +331,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         **_ends(spec.layers, degrees["pp"], virtual_pp, assumed),
         **_usual(row, degrees, framework, assumed),
         **recipe_fields(row, assumed),
+        **_expert_split(degrees, framework, assumed),
         **recompute,
         **_attention(row, framework, assumed),
         **_attention_kernel(row, assumed),

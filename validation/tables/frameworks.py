@@ -47,7 +47,8 @@ RULES: tuple[Rule, ...] = (
         why="before Megatron's fused bias, dropout and softmax kernels",
     ),
     Rule(words=("nemo megatron 2022",), framework="megatron", why="NeMo before Megatron-Core"),
-    Rule(words=("automodel",), framework="torchtitan", why="NeMo AutoModel: Hugging Face models under fully_shard"),
+    Rule(words=("automodel", "kernels: te"), framework="automodel-te"),
+    Rule(words=("automodel",), framework="automodel"),
     Rule(words=("nvidia/megatron-lm", "deepseek"), framework="megatron-core"),
     Rule(words=("megatron-bridge",), framework="megatron-bridge"),
     Rule(words=("dgxc-benchmarking",), framework="megatron-bridge", why="NVIDIA's recipes"),
@@ -91,7 +92,9 @@ RULES: tuple[Rule, ...] = (
 
 def who_ran(row: Row) -> str:
     """Return what names the framework of a row: its own column, or in tables without it the source and the release."""
-    return (row.text("framework") or f"{row.text('source')} {row.text('release')}").lower()
+    named = row.text("framework") or f"{row.text('source')} {row.text('release')}"
+    kernels = re.search(r"kernels: \w+", row.text("notes"))
+    return f"{named} {kernels[0] if kernels else ''}".strip().lower()
 
 
 def framework_of(name: str, *, model_parallel: int, sharding: str, flash: bool) -> tuple[str, str]:

@@ -118,8 +118,8 @@ def spec_of(row: Row, *, pad_vocab_to: int = 1, fused_style: bool = False) -> tu
         If neither the architecture nor the name is known, or sizes are missing.
     """
     spec, assumed = _stated_spec(row)
-    if row.text("mtp"):
-        spec = replace(spec, mtp_layers=row.integer("mtp"))
+    if row.text("mtp") or row.text("pp_layout"):
+        spec = replace(spec, mtp_layers=row.integer("mtp", row.text("pp_layout").count("m")))
     if fused_style and spec.architecture == "gpt" and spec.dropout:
         spec = replace(spec, dropout=0.0)
         assumed.append("dropout 0: this trainer's default")

@@ -86,10 +86,9 @@ def recipe_fields(row: Row, assumed: list[str]) -> dict[str, Any]:
     ConfigError
         If something is stated that is not simulated and changes the run.
     """
-    for column in ("pp_layout", "offload_modules"):
-        if row.text(column):
-            raise ConfigError(f"{column} '{row.text(column)}' is not simulated")
-    fields: dict[str, Any] = {}
+    if row.text("offload_modules"):
+        raise ConfigError(f"offload_modules '{row.text('offload_modules')}' is not simulated")
+    fields: dict[str, Any] = {"pipeline_layout": row.text("pp_layout") or None}
     dispatcher = row.text("dispatcher").lower()
     if dispatcher:
         fields["moe_dispatcher"] = _word(
