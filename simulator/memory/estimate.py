@@ -160,7 +160,7 @@ def _stage_bytes(
     layers = [layer for chunk in chunks for layer in chunk]
     n_parameters = sum(layer.n_parameters for layer in layers)
     state = state_bytes(plan)
-    shards_parameters = plan.sharding in ("zero3", "hsdp")
+    shards_parameters = plan.shards_parameters
     shards_gradients = (shards_parameters or plan.sharding == "zero2") and not plan.synchronises_once
     n_experts = sum(layer.n_expert_parameters for layer in layers) if plan.has_expert_axes else 0
     is_offloaded = plan.offload_optimizer == "cpu"
@@ -220,7 +220,7 @@ def _parameter_bytes(held: int, n_parameters: int, plan: ParallelPlan, shard_siz
     """Bytes of the parameters that stay: none if they live on the host; a second, less finely sharded copy if there is one."""
     if plan.offload_parameters == "cpu":
         return 0
-    if plan.secondary_group is None or plan.sharding not in ("zero3", "hsdp"):
+    if plan.secondary_group is None or not plan.shards_parameters or plan.sharding == "zero2":
         return held
     return held + 2 * n_parameters // min(plan.secondary_group, shard_size)
 
@@ -228,14 +228,17 @@ def _parameter_bytes(held: int, n_parameters: int, plan: ParallelPlan, shard_siz
 def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan, shard_size: int) -> int:
     """Bytes of gathered units that are alive at once: the current one and what is gathered ahead of it.
 
-    Experts without replicas of their own are not sharded, so that nothing of them is gathered.
+    Experts without replicas of their own are not sharded, so that nothing of them is gathered. FSDP's ``zero2`` keeps all
+    that forward gathered until backward.
     """
-    if plan.sharding not in ("zero3", "hsdp"):
+    if not plan.shards_parameters:
         return 0
     if plan.synchronises_once:
-        return 2 * sum(layer.n_parameters for layer in layers)
+        return plan.gathered_bytes * sum(layer.n_parameters for layer in layers)
     has_whole_experts = plan.ep > 1 and shard_size // plan.ep <= 1
     units = [layer.n_parameters - (layer.n_expert_parameters if has_whole_experts else 0) for layer in layers]
+    if plan.sharding == "zero2":
+        return plan.gathered_bytes * sum(units)
     unit = max(units, default=0)
     ahead = unit
     limits = plan.zero3_limits
@@ -243,7 +246,7 @@ def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan, shard_size: int
         ahead = max(ahead, min(limits.prefetch_elements, limits.max_live_elements))
     elif not plan.limit_all_gathers:  # the gathers may run to the end of the pass before the first unit is done
         ahead = sum(units) - unit
-    return 2 * min(unit + ahead, sum(layer.n_parameters for layer in layers))
+    return plan.gathered_bytes * min(unit + ahead, sum(layer.n_parameters for layer in layers))
 
 
 def _bucket_bytes(n_parameters: int, plan: ParallelPlan, *, shards_parameters: bool) -> int:

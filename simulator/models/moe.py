@@ -184,10 +184,10 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
 
 
 def _grouped(style: Style, x: Tensor, *, n_local: int, n_rows: int, rows: int, columns: int) -> Tensor:
-    """Append one product per local expert, batched; rows are spread evenly."""
+    """Append one product per local expert, batched; rows are spread evenly, over fewer experts where they do not suffice."""
     setting = style.setting
-    each = max(1, n_rows // n_local)
-    shape = GemmShape(batch=n_local, m=each, n=rows, k=columns, dtype=setting.gemm_dtype, name="grouped_gemm")
+    each = max(1, -(-n_rows // n_local))
+    shape = GemmShape(batch=max(1, round(n_rows / each)), m=each, n=rows, k=columns, dtype=setting.gemm_dtype, name="grouped_gemm")
     weight = style.tape.weight(n_local * rows * columns, style.weight_dtype)
     if setting.recipe.quantisation is not None:
         return style.quantised_product(x, weight, shape)

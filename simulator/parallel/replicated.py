@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from simulator.models.layer import Layer
 from simulator.parallel.data import DataParallel
 from simulator.parallel.mesh import Communicators
-from simulator.parallel.states import parameter_bytes, split_parameters
+from simulator.parallel.states import split_parameters
 from simulator.plan import ParallelPlan
 from simulator.program.program import TaskList
 from simulator.schedules import Kind
@@ -211,7 +211,7 @@ class Replicated(DataParallel):
         if self.plan.sharding == "none" or not self.plan.overlap_parameter_gather:
             return
         for bucket in reversed(self._gather_buckets()):
-            n_bytes = bucket.n_elements * parameter_bytes(self.plan)
+            n_bytes = bucket.n_elements * self.plan.gathered_bytes
             index = self.collective(tasks, "all_gather", "shard", n_bytes, (), "forward")
             self._parameter_gathers[bucket.trigger] = index
 
@@ -226,19 +226,19 @@ class Replicated(DataParallel):
         if self.plan.sharding == "none":
             return
         if self.plan.offload_optimizer == "cpu":
-            n_bytes = self.n_optimizer_elements * parameter_bytes(self.plan)
+            n_bytes = self.n_optimizer_elements * self.plan.gathered_bytes
             optimizer = self.copy(tasks, "from_host", n_bytes, (optimizer,), "optimizer")
         if self.plan.overlap_parameter_gather:
             return
         if self._n_experts and self.communicators.size("expert_dp") > 1:
-            n_bytes = self._n_experts * parameter_bytes(self.plan)
+            n_bytes = self._n_experts * self.plan.gathered_bytes
             self.collective(tasks, "all_gather", "expert_dp", n_bytes, (optimizer,), "optimizer")
         if self.plan.framework_spec.owners_broadcast:
             self._broadcast_parameters(tasks, optimizer)
             return
         for bucket in self._gather_buckets():
             self.collective(
-                tasks, "all_gather", "shard", bucket.n_elements * parameter_bytes(self.plan), (optimizer,), "optimizer"
+                tasks, "all_gather", "shard", bucket.n_elements * self.plan.gathered_bytes, (optimizer,), "optimizer"
             )
 
     def _owned(self) -> list[list[int]]:
@@ -251,7 +251,7 @@ class Replicated(DataParallel):
         for owner, tensors in enumerate(self._owned()):
             from_owner = tuple((group[owner], *group[:owner], *group[owner + 1 :]) for group in groups)
             for n_elements in [sum(tensors)] if flat and tensors else tensors:
-                n_bytes = n_elements * parameter_bytes(self.plan)
+                n_bytes = n_elements * self.plan.gathered_bytes
                 self.collective(tasks, "broadcast", "shard", n_bytes, (optimizer,), "optimizer", from_owner)
 
 

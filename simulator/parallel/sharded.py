@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from simulator.models.layer import Layer
 from simulator.parallel.data import DataParallel
 from simulator.parallel.mesh import Communicators
-from simulator.parallel.states import parameter_bytes
 from simulator.plan import ParallelPlan
 from simulator.program.op import HostWork, Phase
 from simulator.program.program import HOST, TaskList
@@ -158,7 +157,7 @@ class FullySharded(DataParallel):
         phase: Phase = "forward" if kind == "F" else "backward"
         gathered = self._all_gather(tasks, elements, after, phase)
         if self._experts(position):
-            n_bytes = self._experts(position) * parameter_bytes(self.plan)
+            n_bytes = self._experts(position) * self.plan.gathered_bytes
             gathered = self.collective(tasks, "all_gather", "expert_dp", n_bytes, after, phase)
         self._gathered[position, kind, micro_batch] = gathered
 
@@ -180,7 +179,7 @@ class FullySharded(DataParallel):
         axis = "secondary" if has_second else "shard"
         index = -1
         for n_elements in self.messages(elements):
-            n_bytes = n_elements * (1 if self.plan.quantized_weights else parameter_bytes(self.plan))
+            n_bytes = n_elements * (1 if self.plan.quantized_weights else self.plan.gathered_bytes)
             needs = after
             if self.plan.offload_parameters == "cpu":
                 needs = (self.copy(tasks, "from_host", n_bytes // self.communicators.size(axis), after, phase),)
@@ -212,7 +211,7 @@ class FullySharded(DataParallel):
         """Send updated parameters to where they live, unless they were stepped there."""
         places = (self.plan.offload_optimizer, self.plan.offload_parameters)
         if places[0] != places[1]:
-            n_bytes = self.n_optimizer_elements * parameter_bytes(self.plan)
+            n_bytes = self.n_optimizer_elements * self.plan.gathered_bytes
             self.copy(tasks, "from_host" if places[0] == "cpu" else "to_host", n_bytes, (optimizer,), "optimizer")
 
 
@@ -347,5 +346,5 @@ class Zero3(FullySharded):
             n for i in range(len(self.layers)) for n in self._dense(i) if n <= self._limits.persistence_elements
         )
         if small:
-            n_bytes = small * parameter_bytes(self.plan)
+            n_bytes = small * self.plan.gathered_bytes
             self.collective(tasks, "all_gather", "shard", n_bytes, (optimizer,), "optimizer")

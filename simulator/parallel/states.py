@@ -16,13 +16,6 @@ from simulator.plan import ParallelPlan
 from simulator.program.op import Kernel, KernelRun
 
 
-def parameter_bytes(plan: ParallelPlan) -> int:
-    """Bytes of one parameter element as it is gathered."""
-    if plan.precision_spec.is_16_bit:
-        return 2
-    return 2 if plan.precision_spec.is_autocast and plan.sharding in ("zero3", "hsdp") else 4
-
-
 def split_parameters(layers: Sequence[Layer], plan: ParallelPlan) -> tuple[int, int]:
     """Return dense and expert parameters of one rank; without axes of their own experts are dense."""
     total = sum(layer.n_parameters for layer in layers)
@@ -45,7 +38,7 @@ def accumulation_traffic(plan: ParallelPlan) -> Traffic:
     weight-gradient product; full sharding accumulates shards only.
     """
     framework = plan.framework_spec
-    shards = plan.sharding in ("zero3", "hsdp") and not plan.synchronises_once
+    shards = plan.shards_parameters and not plan.synchronises_once
     if STYLES[framework.kernels].accumulates_in_product or shards:
         return Traffic(0, 0)
     n_bytes = plan.reduced_bytes

@@ -395,6 +395,12 @@ class ParallelPlan:
         return self.framework_spec.gradient_bytes_fp16 if self.precision_spec.is_16_bit else 4
 
     @property
+    def gathered_bytes(self) -> int:
+        """Bytes of one parameter element as it is gathered: FSDP casts its fp32 shards to what autocast computes in."""
+        is_narrow = self.precision_spec.is_16_bit or (self.precision_spec.is_autocast and self.shards_parameters)
+        return 2 if is_narrow else 4
+
+    @property
     def precision_spec(self) -> Precision:
         """The entry of :data:`PRECISIONS` that the plan names."""
         return PRECISIONS[self.precision]

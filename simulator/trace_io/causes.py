@@ -344,6 +344,7 @@ def _find_dependencies(evidence: _Evidence) -> After:
     """
     known = _known(evidence)
     blocking = _blocking_hosts(evidence)
+    skew_ns = _CLOCK_NS if blocking else _SKEW_NS  # without a device there is one clock
     by_end = np.argsort(evidence.end_ns, kind="stable")
     ends, candidates = evidence.end_ns[by_end].tolist(), by_end.tolist()
     starts, all_ends = evidence.start_ns.tolist(), evidence.end_ns.tolist()
@@ -356,8 +357,8 @@ def _find_dependencies(evidence: _Evidence) -> After:
         explained = max([ready[op], *(all_ends[dep] for dep in found), *((all_ends[before],) if before >= 0 else ())])
         if start - explained > _CLOCK_NS:
             waits = blocking and kinds[op] == COMPUTE
-            at, floor = bisect_right(ends, start + _SKEW_NS), explained if waits else max(explained, start - _CAUSE_NS)
-            nearest, closest = start - floor + _SKEW_NS, -1
+            at, floor = bisect_right(ends, start + skew_ns), explained if waits else max(explained, start - _CAUSE_NS)
+            nearest, closest = start - floor + skew_ns, -1
             while at > 0 and ends[at - 1] > floor:
                 at -= 1
                 cause, distance = candidates[at], abs(ends[at] - start)
