@@ -61,7 +61,8 @@ class ModelCosts:
         if shape.name == "cpu_adam" and isinstance(shape, PointwiseShape):
             n_ranks = min(self.topology.gpus_per_node, self.scenario.plan.gpus)
             return to_ps(cpu_adam_s(self.topology.device(rank), shape.n_elements, n_ranks))
-        if isinstance(shape, AttentionShape) and shape.name == "flash_attention":
+        if isinstance(shape, AttentionShape) and shape.name == "flash_attention" and shape.dtype != "fp32":
+            # of fp32 PyTorch and xFormers take the memory-efficient kernel: FlashAttention of any generation computes in 16 bits
             shape = replace(shape, name=self.flash)
         return to_ps(slowdown * self.slowdown * self.kernels.duration_s(shape, self.topology.device(rank)))
 

@@ -187,7 +187,9 @@ def _grouped(style: Style, x: Tensor, *, n_local: int, n_rows: int, rows: int, c
     """Append one product per local expert, batched; rows are spread evenly, over fewer experts where they do not suffice."""
     setting = style.setting
     each = max(1, -(-n_rows // n_local))
-    shape = GemmShape(batch=max(1, round(n_rows / each)), m=each, n=rows, k=columns, dtype=setting.gemm_dtype, name="grouped_gemm")
+    shape = GemmShape(
+        batch=max(1, round(n_rows / each)), m=each, n=rows, k=columns, dtype=setting.gemm_dtype, name="grouped_gemm"
+    )
     weight = style.tape.weight(n_local * rows * columns, style.weight_dtype)
     if setting.recipe.quantisation is not None:
         return style.quantised_product(x, weight, shape)

@@ -97,6 +97,12 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         (("cp_comm_type", "cp_load_balance"), plan.cp == 1, "cp=1"),
         (("rank_order",), n_axes < 2 and plan.ep == 1, "at most one axis has more than one rank"),
         (("recompute_method", "recompute_layers"), plan.recompute != "full", f"recompute={plan.recompute}"),
+        (("attention_kernel",), plan.attention == "eager", "attention=eager"),
+        (
+            ("attention_kernel",),
+            plan.precision_spec.activations == "fp32",
+            "FlashAttention computes in 16 bits: of 32, all frameworks take the memory-efficient kernel",
+        ),
         (("recompute_method",), plan.recompute_layers is None, "recompute_layers is not given: every block by itself"),
         (
             ("recompute",),

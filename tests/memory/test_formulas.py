@@ -48,6 +48,21 @@ def test_states_are_those_of_zero(sharding, expected):
     assert held == pytest.approx(expected)
 
 
+def test_fsdp_that_keeps_its_parameters_holds_shards_and_all_that_it_gathered():
+    """SHARD_GRAD_OP: fp32 shards and moments over 64 ranks, and between forward and backward every unit in the 16 bits that it
+    was gathered in."""
+    found = memory([layer(64_000_000)], dp=64, sharding="zero2", framework="fsdp", precision="amp_bf16")
+    held = tuple(found[key] / 64_000_000 for key in ("parameters", "gradients", "optimizer", "buffers"))
+    assert held == pytest.approx((4 / 64, 4 / 64, 8 / 64, 2))
+
+
+def test_fp32_units_are_gathered_in_fp32():
+    whole = 2 * DENSE  # the unit that computes and the next one
+    assert (
+        memory([layer(), layer()], dp=2, sharding="zero3", framework="fsdp", precision="fp32")["buffers"] == 4 * whole
+    )
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

@@ -67,6 +67,17 @@ def test_tensor_parallel_parts_sum_to_the_whole(name, kernels):
         assert 4 * part_flops == pytest.approx(whole_flops)
 
 
+def test_experts_compute_every_routed_row_however_few():
+    """128 tokens choose 2 of 8 experts: 256 rows; of 3 tokens 6 rows, fewer than experts."""
+    spec = small("mixtral-8x7b")
+    for length in (128, 3):
+        model = build_model(spec, micro_batch=1, sequence_length=length)
+        products = [k for layer in model.layers for k in layer.forward if getattr(k, "name", "") == "grouped_gemm"]
+        assert [k.batch * k.m for k in products] == [2 * length] * len(products)
+        weights = 3 * spec.hidden * spec.expert_hidden * spec.layers  # gate, up and down
+        assert sum(k.n_flops for k in products) == 2.0 * 2 * length * weights
+
+
 def test_expert_parallel_ranks_share_the_experts():
     spec = small("mixtral-8x7b")
     whole, part = built(spec, kernels="fused").layers[1], built(spec, kernels="fused", ep=4).layers[1]

@@ -10,7 +10,7 @@ from simulator.models.layer import Layer, Parameter, PointwiseShape
 from simulator.parallel.lower import data_parallel
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.replicated import fill_buckets, owned_tensors
-from simulator.parallel.states import optimizer_run
+from simulator.parallel.states import accumulation_traffic, optimizer_run
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective
 from simulator.program.program import TaskList
@@ -219,6 +219,14 @@ def test_a_gradient_hook_halves_fp32_gradients():
 def test_fsdp_that_keeps_its_parameters_gathers_once_per_micro_batch():
     plan = zero_plan(framework="fsdp", sharding="zero2", global_batch=32)
     assert sent_bytes(plan, SIZES, 2) == {"all_gather": 2 * PSI * 2, "reduce_scatter": 2 * PSI * 2}
+
+
+def test_fsdp_that_keeps_its_parameters_gathers_16_bits_and_adds_up_shards():
+    """MixedPrecision(param_dtype=bf16) casts the shard before it is gathered, and the sum of gradients is the reduced shard's,
+    under SHARD_GRAD_OP as under FULL_SHARD (torch/distributed/fsdp)."""
+    plan = zero_plan(framework="fsdp", sharding="zero2", precision="amp_bf16", global_batch=32)
+    assert sent_bytes(plan, SIZES, 2)["all_gather"] == 2 * PSI * 2
+    assert accumulation_traffic(plan) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -35,17 +36,20 @@ Check = Callable[[Case, float], Violations]
 
 @dataclass(frozen=True, kw_only=True)
 class Exemption:
-    """Where a relation does not hold, and why that is right.
+    """Where a relation does not hold as elsewhere, and why that is right.
 
     Parameters
     ----------
     reason : str
     applies : callable
         Whether a case is one of them.
+    tolerance : float
+        Relative, of such a case; infinite where the relation says nothing about it.
     """
 
     reason: str
     applies: Callable[[Case], bool]
+    tolerance: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +78,11 @@ class Relation:
 
     def violations(self, case: Case) -> list[str]:
         """Return what is wrong with a case; nothing where the relation does not apply."""
-        if any(one.applies(case) for one in self.exemptions):
+        tolerance = max([self.tolerance, *(one.tolerance for one in self.exemptions if one.applies(case))])
+        if tolerance == math.inf:
             return []
         try:
-            return list(self.check(case, self.tolerance))
+            return list(self.check(case, tolerance))
         except InapplicableError:
             return []
 
@@ -140,6 +145,24 @@ def shares_are_at_most_one(case: Case, tolerance: float) -> Violations:
     yield from (f"{name} is {share:.4f}" for name, share in shares.items() if not 0 <= share <= 1 + tolerance)
 
 
+def utilizations_follow_their_conventions(case: Case, tolerance: float) -> Violations:
+    """MFU counts attention whole, three forwards' worth, and no recomputation (PaLM, arXiv:2204.02311, appendix B); HFU what ran.
+
+    A product's weights cost both the same. Of causal attention a fused kernel computes half, but in backward the scores again,
+    5 products for 4: (2 + 5) / 2 of the 6 that MFU counts, so that MFU is at most 12/7 of HFU. Without a mask it computes 7 for 6,
+    and with recomputation 9: HFU is at most 7/6 or 3/2 of MFU.
+    """
+    answer = case.result.answer
+    if not isinstance(case.result.spec, ModelSpec):
+        raise InapplicableError
+    mfu, hfu = answer["mfu"], answer["hfu"]
+    most = 7 / 6 if case.plan.recompute == "none" else 3 / 2
+    if mfu > 12 / 7 * hfu * (1 + tolerance):
+        yield f"MFU {mfu:.4f} is {mfu / hfu:.3f} of HFU {hfu:.4f}"
+    if hfu > most * mfu * (1 + tolerance):
+        yield f"HFU {hfu:.4f} is {hfu / mfu:.3f} of MFU {mfu:.4f}"
+
+
 def throughput_is_the_batch(case: Case, tolerance: float) -> Violations:
     answer, plan = case.result.answer, case.plan
     samples = answer["samples_per_s"] * answer["iteration_time_s"]
@@ -150,21 +173,38 @@ def throughput_is_the_batch(case: Case, tolerance: float) -> Violations:
         yield f"{tokens} tokens/s"
 
 
+#: small products that all tensor-parallel ranks compute where they have the same tokens: experts' routers and gates, BERT's head
+REPLICATED = ("router", "gate", "transform")
+
+
 def degrees_share_the_work(case: Case, tolerance: float) -> Violations:
     """The products of all tensor-parallel ranks are those of one rank that computes alone; experts' degrees share tokens evenly."""
     plan, spec = case.plan, case.result.spec
     if not isinstance(spec, ModelSpec):
         raise InapplicableError
 
-    def flops(**degrees: int) -> float:
-        model = model_for(spec, replace(plan, **degrees))
-        return sum(layer.n_forward_flops for layer in model.layers)
+    def flops(**degrees: int) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for layer in model_for(spec, replace(plan, **degrees)).layers:
+            for item in layer.forward:
+                found[getattr(item, "name", "")] += getattr(item, "n_flops", 0)
+        return found
 
     alone = flops(tp=1, ep=1, sequence_parallel=False)
     for degrees in ({"tp": plan.tp, "ep": 1}, {"tp": plan.tp, "ep": plan.ep}):
-        shared = plan.tp * flops(**degrees)
-        if not math.isclose(shared, alone, rel_tol=tolerance):
-            yield f"{degrees}: {shared:.6g} FLOPs forward, alone {alone:.6g} ({shared / alone - 1:+.2%})"
+        for name, n_flops in flops(**degrees).items():
+            expected, allowed = 1.0, tolerance
+            if name in REPLICATED and not plan.sequence_parallel:
+                expected = plan.tp
+            elif name == "qkv" and spec.kv_heads < plan.tp:  # every rank has a key-value head
+                expected = (spec.heads + 2 * plan.tp) / (spec.heads + 2 * spec.kv_heads)
+            elif name == "logits":  # of a vocabulary that is padded to be split
+                allowed = 1e-3
+            elif name == "grouped_gemm":  # whole rows for every expert
+                allowed = 0.05
+            shared = plan.tp * n_flops
+            if not math.isclose(shared, expected * alone[name], rel_tol=allowed):
+                yield f"{degrees}: {name} {shared:.6g} FLOPs forward, alone {alone[name]:.6g} x {expected:g}"
 
 
 # -- another machine ----------------------------------------------------------------------------------------------
@@ -333,7 +373,8 @@ def offloading_needs_less(case: Case, tolerance: float) -> Violations:
 
 
 def flash_needs_less(case: Case, tolerance: float) -> Violations:
-    runs = {kind: case.with_plan(attention=kind) for kind in ("eager", "flash")}
+    exchange = "all_gather" if case.plan.cp > 1 else None  # which eager attention needs
+    runs = {kind: case.with_plan(attention=kind, cp_comm_type=exchange) for kind in ("eager", "flash")}
     # eager attention that is recomputed keeps no scores either, and flash keeps a sum per row
     yield from larger("flash", runs["flash"].memory.peak_bytes, runs["eager"].memory.peak_bytes, 0.01)
     yield from longer("flash", seconds_of(runs["flash"]), seconds_of(runs["eager"]), tolerance)
@@ -407,10 +448,15 @@ HOST_STEPS = Exemption(
     reason="a trace shows the optimizer's work on the host as work of the device (5 % of a small model's step)",
     applies=lambda case: "cpu" in (case.plan.offload_optimizer, case.plan.offload_parameters),
 )
-#: open defects: each exemption goes with its defect
-SPLIT_EXPERTS = Exemption(
-    reason="experts under tensor parallelism compute 1/tp of their work (issue 13, defect 1)",
-    applies=lambda case: case.plan.tp > 1 and getattr(case.result.spec, "n_experts", 0) > 0,
+FIRST_NODE = Exemption(
+    reason="a node's own links may be slower than its NICs together (one link between two GPUs of a mesh; a ring over 8 x 400 Gb/s "
+    "passes NVLink 7 times of 8), and collectives inside a node are slowed more by kernels (0.79 to 0.98, measured on H200)",
+    applies=lambda case: case.plan.gpus == case.result.topology.gpus_per_node,
+)
+SAVED_GATHERS = Exemption(
+    reason="torch.compile computes norms again in backward but no collectives (torch/_functorch/partitioners.py, "
+    "force_save_collectives): what was gathered is kept beside its share",
+    applies=lambda case: case.plan.framework_spec.kernels == "compiled",
 )
 
 RELATIONS: tuple[Relation, ...] = (
@@ -419,10 +465,12 @@ RELATIONS: tuple[Relation, ...] = (
     Relation(name="memory adds up", why="categories divide the peak; fits means at most the capacity", check=memory_adds_up,
              is_cheap=True),
     Relation(name="shares are at most one", why="nothing computes or sends above its peak", check=shares_are_at_most_one,
-             is_cheap=True, exemptions=(SPLIT_EXPERTS,)),
+             is_cheap=True),
+    Relation(name="MFU and HFU", why="one convention each; products that all ranks repeat, and padding, are beside it",
+             tolerance=0.02, check=utilizations_follow_their_conventions, is_cheap=True),
     Relation(name="throughput x time is the batch", why="definition", check=throughput_is_the_batch, is_cheap=True),
-    Relation(name="degrees share the work", why="they divide products among ranks; heads of encoders are computed by all", tolerance=0.05,
-             check=degrees_share_the_work, is_cheap=True, exemptions=(SPLIT_EXPERTS,)),
+    Relation(name="degrees share the work", why="they divide products among ranks",
+             check=degrees_share_the_work, is_cheap=True),
     Relation(name="a better machine is never slower", why="monotone: less time for every part", tolerance=1e-3,
              check=better_machine_is_never_slower),
     Relation(name="a worse machine is never faster", why="monotone: more time for every part", tolerance=1e-3,
@@ -445,18 +493,18 @@ RELATIONS: tuple[Relation, ...] = (
     Relation(name="twice the micro-batch", why="larger operations are at least as efficient", tolerance=0.02,
              check=micro_batches_of_twice_the_size),
     Relation(name="weak scaling", why="more ranks to wait for, more to reduce", tolerance=1e-3,
-             check=weak_scaling_is_never_faster),
+             check=weak_scaling_is_never_faster, exemptions=(FIRST_NODE,)),
     Relation(name="recomputation", why="computes again what it does not keep", tolerance=1e-3,
              check=recompute_trades_time_for_memory),
     Relation(name="zero stages", why="each shards what the one before keeps whole", tolerance=0.0, check=sharding_more_needs_less),
     Relation(name="sequence parallelism", why="shards what tensor parallelism keeps whole", tolerance=0.0,
-             check=sequence_parallelism_needs_less),
+             check=sequence_parallelism_needs_less, exemptions=(SAVED_GATHERS,)),
     Relation(name="offload", why="moves states to the host", tolerance=0.0, check=offloading_needs_less),
     Relation(name="flash attention", why="keeps no scores", tolerance=1e-3, check=flash_needs_less, exemptions=(
         Exemption(reason="before Ampere there is no FlashAttention 2: the memory-efficient kernel computes scores again in backward",
-                  applies=lambda case: case.result.topology.device(0).compute_capability < "8.0"),
+                  applies=lambda case: case.result.topology.device(0).compute_capability < "8.0", tolerance=0.1),
         Exemption(reason="FlashAttention computes in 16 bits: of 32, the memory-efficient kernel is taken, which is slower",
-                  applies=lambda case: case.plan.precision in ("fp32", "tf32")),
+                  applies=lambda case: case.plan.precision in ("fp32", "tf32"), tolerance=0.1),
         Exemption(reason="short sequences: fused softmax over small scores is faster",
                   applies=lambda case: case.plan.sequence_length <= 512),
         Exemption(reason="few heads: a fused kernel has fewer tiles than the GPU has multiprocessors, three products have more",

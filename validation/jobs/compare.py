@@ -171,20 +171,20 @@ def _comparison(
     plain_s: float,
     topology: Topology,
 ) -> Comparison:
-    measured, alone = typical_phases([one.judged for one in seen]), typical_phases([one.alone for one in seen])
+    measured = typical_phases([one.judged for one in seen])
+    alone = typical_phases([one.alone for one in seen]) if len(seen) > 1 else measured
     iteration = (to_s(timeline.makespan_ps), measured["iteration"])
     optimizer_s = sum(
         to_s(s.duration_ps) for s in timeline.spans if s.rank == 0 and s.stream == COMPUTE and "optimizer" in s.op.name
     )
     operators = operators_of(seen, kernels_of(model), kernels)
     parts = by_kind(operators)
-    kernels_alone = Part(
-        name=FRAMEWORK, predicted_s=plain_s - optimizer_s, measured_s=alone["iteration"] - alone["optimizer"]
-    )
+    alone_s = alone["iteration"] - alone["optimizer"]
+    kernels_alone = Part(name=FRAMEWORK, predicted_s=plain_s - optimizer_s, measured_s=alone_s)
     parts.append(remainder(FRAMEWORK, kernels_alone, parts))
-    parts.append(Part(name="optimizer", predicted_s=optimizer_s, measured_s=alone["optimizer"]))
-    if len(seen) > 1:
-        added = iteration[0] - plain_s, iteration[1] - alone["iteration"]
+    parts.append(Part(name="optimizer", predicted_s=optimizer_s, measured_s=measured["optimizer"]))
+    if len(seen) > 1:  # what forward and backward take longer than alone
+        added = iteration[0] - plain_s, iteration[1] - measured["optimizer"] - alone_s
         parts.append(Part(name=COMMUNICATION, predicted_s=added[0], measured_s=added[1]))
     return Comparison(
         n_ranks=len(seen),

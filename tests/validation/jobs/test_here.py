@@ -110,6 +110,8 @@ def test_a_machine_is_calibrated_and_compared(validation):
     for found in (one, two):
         predicted, measured = found["iteration"]
         assert sum(seconds for _, seconds in found["causes"]) == pytest.approx(predicted - measured, abs=1e-9)
+        predicted, measured = found["optimizer"]
+        assert dict(found["causes"])["optimizer"] == pytest.approx(predicted - measured, abs=1e-9)
 
     _check_jobs(one["jobs"], two["jobs"])
 
