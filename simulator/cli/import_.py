@@ -5,26 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from simulator.cli.options import PLAIN_JSON, Number, Text, Texts, option
 
-if TYPE_CHECKING:
-    from simulator.interop.cluster import ImportedCluster
-    from simulator.interop.format import Imported, ImportReport
-    from simulator.interop.nccl_tests import CollectiveTable
-
 _SHOWN = 72
-#: what is told of the runs of a log -> attribute of a run
-_LOG_KEYS = {
-    "collective": "collective",
-    "gpus": "n_ranks",
-    "nodes": "n_nodes",
-    "gpus_per_process": "gpus_per_process",
-    "nccl": "nccl",
-}
 
 
 def import_(
@@ -52,8 +39,7 @@ def import_(
     """Read a file of another tool; print what was used, what has no bearing, what nobody knows and what was assumed."""
     from simulator.errors import ConfigError
     from simulator.interop import FORMATS, import_any
-    from simulator.interop.cluster import ImportedCluster
-    from simulator.interop.nccl_tests import CollectiveTable
+    from simulator.interop.account import account_of
 
     if not path and kind != "nvml":
         raise ConfigError("which file?", hint=f"simulate import FILE; known are {', '.join(FORMATS)}")
@@ -63,14 +49,7 @@ def import_(
         "args": args, "define": define, "gpus_per_node": gpus_per_node,
     }  # fmt: skip
     found = import_any(path, kind, options)
-    if isinstance(found, CollectiveTable):
-        document, text = _of_log(found, topology or "", transport or "")
-        if out and any(not run.n_nodes for run in found.runs):
-            raise ConfigError(f"{found.file}: the log does not tell how many nodes took part", hint="give --nodes")
-    elif isinstance(found, ImportedCluster):
-        document, text = _of_cluster(found)
-    else:
-        document, text = _of_settings(found)
+    document, text = account_of(found, topology=topology or "", transport=transport or "", written=bool(out))
     if out:
         write_text(out, text, document)
     if json_output:
@@ -106,56 +85,6 @@ def write_text(out: str, text: str, document: dict[str, Any]) -> None:
         Path(out).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{out}: cannot be written: {error.strerror}") from None
-
-
-def _account(kind: str, file: str, report: ImportReport | None) -> dict[str, Any]:
-    lists = {
-        name: list(getattr(report, name)) if report is not None else []
-        for name in ("used", "irrelevant", "unknown", "assumed")
-    }
-    return {"kind": kind, "file": file, **lists}
-
-
-def _of_settings(found: Imported) -> tuple[dict[str, Any], str]:
-    document = _account(found.kind, found.file, found.report)
-    if found.settings:
-        use = f"--{found.kind if found.kind in ('megatron', 'deepspeed') else 'plan'} {found.file}"
-        document["plan"] = found.settings
-        if found.accumulation is not None and "global_batch" not in found.settings:
-            document["plan"] = {**found.settings, "gradient_accumulation": found.accumulation}
-    else:
-        use = f"--model {found.file}"
-    if found.spec is not None:
-        document["model"] = found.spec.to_dict() | {"parameters": found.spec.n_parameters}
-    return {**document, "use": use}, found.to_yaml() if found.settings else ""
-
-
-def _of_cluster(found: ImportedCluster) -> tuple[dict[str, Any], str]:
-    document = _account(found.kind, found.file, found.report)
-    found.spec()  # what is missing is said now and not when the file is used
-    use = f"--topology {found.file}" if found.kind != "nvml" else "--out cluster.yaml, then --topology cluster.yaml"
-    return {**document, "cluster": dict(found.data), "use": use}, found.to_yaml()
-
-
-def _of_runs(found: CollectiveTable, key: str) -> Any:
-    """Return what the runs of a log agree on, or all that they say, as a list."""
-    values = list(dict.fromkeys(getattr(run, key) for run in found.runs))
-    return values[0] if len(values) == 1 else values
-
-
-def _of_log(found: CollectiveTable, topology: str, transport: str) -> tuple[dict[str, Any], str]:
-    from simulator.interop.nccl_tests import write_measurements
-
-    document = _account("nccl-tests", found.file, None)
-    rows = found.measurements(topology, transport=transport)
-    document["measurements"] = {
-        **{name: _of_runs(found, key) for name, key in _LOG_KEYS.items()},
-        "rows": len(rows),
-        "smallest_bytes": min(row.n_bytes for run in found.runs for row in run.rows),
-        "largest_bytes": max(row.n_bytes for run in found.runs for row in run.rows),
-    }
-    use = "simulate calibrate collectives FILE --topology NAME, or --out and simulate validate"
-    return {**document, "use": use}, write_measurements(rows)
 
 
 def _table(document: dict[str, Any]) -> str:

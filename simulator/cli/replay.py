@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from simulator.cli.options import PLAIN_JSON, Number, Ranks, Switch, Text, Texts, option
@@ -16,7 +15,7 @@ PLAN = "Another plan or model"
 if TYPE_CHECKING:
     from simulator.replay.changes_of_plan import PlanChange
     from simulator.replay.stage_replay import StageMessages
-    from simulator.replay.what_if import Outcome, WhatIf
+    from simulator.replay.what_if import WhatIf
     from simulator.trace_io.trace_record import Trace
 
 
@@ -73,10 +72,11 @@ def replay(
 
     from simulator.replay.replay_answer import answer_of
     from simulator.replay.what_if import what_if
+    from simulator.replay.written import check_target, write_outcome
     from simulator.trace_io import read
 
     if trace:
-        _check_target(trace, traces)
+        check_target(trace, traces)
     run = read(traces, as_format=as_format, progress=show_progress())
     plan = _plan_change(set_, tp=tp, pp=pp, sequence_length=sequence_length)
     plan = replaced(plan, layers=layers, hidden=hidden_size, micro_batches=micro_batches)
@@ -95,7 +95,8 @@ def replay(
     else:
         _print(document)
     if trace:
-        _write(found, trace)
+        write_outcome(found, trace)
+        print(f"wrote {trace}", file=sys.stderr)
 
 
 def _seconds(text: str | None) -> float:
@@ -288,60 +289,3 @@ def _print_plan(document: Mapping[str, Any]) -> None:
     for row in document["parts"]:
         times = [format_time(row[f"{name}_s"]) for name in ("recorded", "modelled", "new")]
         print(f"{row['part']:<28} recorded {times[0]:>9}   by the models {times[1]:>9}   new {times[2]:>9}")
-
-
-def _check_target(path: str, sources: list[str]) -> None:
-    """Refuse, before any work, a name that tells no format, a folder that does not exist, and the traces themselves."""
-    from simulator.errors import ConfigError
-    from simulator.trace_io.formats import refuse_overwriting
-
-    suffixes = (".pftrace", ".perfetto-trace", ".pb", ".json", ".json.gz", ".tar", ".et")
-    if Path(path).suffix and not path.endswith(suffixes):
-        raise ConfigError(
-            f"--trace {path}: the suffix names no format", hint=f"one of {', '.join(suffixes)}, or a folder"
-        )
-    if not Path(path).parent.is_dir():
-        raise ConfigError(f"--trace {path}: there is no folder {Path(path).parent}")
-    refuse_overwriting(sources, path)
-
-
-def _write(found: Outcome, path: str) -> None:
-    from simulator.errors import ConfigError
-
-    try:
-        _write_as(found, path)
-    except OSError as fault:  # a full disk names no file
-        raise ConfigError(f"--trace {path}: cannot be written: {fault.strerror or fault}") from fault
-    print(f"wrote {path}", file=sys.stderr)
-
-
-def _write_as(found: Outcome, path: str) -> None:
-    from simulator.trace_io import chrome_json
-    from simulator.trace_io.perfetto import write, write_beside
-
-    timed = found.stages or found.operators or found.planned
-    if timed is not None:
-        write(timed.timeline, path)
-    elif path.endswith((".et", "/")) or not Path(path).suffix:
-        from simulator.trace_io.formats import write as write_trace
-
-        write_trace(found.result.simulated, path, "chakra" if path.endswith(".et") else "kineto")
-    else:
-        simulated, measured = _beside(found)
-        if path.endswith((".json", ".json.gz")):
-            chrome_json.write(sorted((*measured, *simulated), key=lambda process: process.rank), path)
-        else:
-            write_beside(simulated, measured, path)
-
-
-def _beside(found: Outcome) -> tuple[Any, Any]:
-    """Simulated and measured processes on clocks that start together."""
-    from simulator.trace_io.tracks import earliest_ns, trace_processes
-
-    assert found.identity is not None
-    whole = found.identity.compiled.reconstruction
-    offsets = whole.joins.offset_ns
-    first = earliest_ns(found.trace, offsets)
-    measured = trace_processes(found.trace, prefix="measured ", origin_ns=first, offsets_ns=offsets)
-    simulated = trace_processes(found.result.simulated, prefix="simulated ", origin_ns=first - whole.origin_ns)
-    return simulated, measured

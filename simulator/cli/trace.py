@@ -143,7 +143,7 @@ def _look(
 ) -> None:
     """Look into traces and show what was found in the ways that were asked for."""
     from simulator.replay.recorded_tables import Question, look_into, write_overlay
-    from simulator.report.recorded_view import as_csv, print_recorded, recorded_page
+    from simulator.report.recorded_view import as_csv, print_recorded, save_recorded
     from simulator.trace_io import read
 
     recorded = read(traces, as_format=as_format, progress=show_progress())
@@ -159,7 +159,7 @@ def _look(
         write_text(csv or "", as_csv(found))
         written.append(csv)
     if page:
-        written += recorded_page(found).save(page)
+        written += save_recorded(found, page)
     if overlay:
         write_overlay(recorded, analysis, overlay)
         written.append(overlay)

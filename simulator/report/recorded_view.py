@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from simulator.errors import ConfigError
 from simulator.replay.recorded_tables import RecordedTable
 from simulator.report.charts import BLUE, GREY, ORANGE, VERMILLION, Chart, axis, layout
 from simulator.report.markup import Markup, element, table
@@ -123,6 +125,19 @@ def recorded_page(found: RecordedTable) -> Report:
         sections.insert(0, Section("picture", "Picture", title, [_chart(title, rows[:_BARS], names, drawn)]))
     document = dict(found)
     return make_page(f"simulate trace {found['analysis']}", head, sections, document=document, summary=listed)
+
+
+def save_recorded(found: RecordedTable, path: str) -> list[Path]:
+    """Write the page (.html), or the picture alone (.svg, .png); return what was written.
+
+    Raises
+    ------
+    ConfigError
+        If there is nothing to draw.
+    """
+    if not found["rows"] and not path.endswith((".html", ".htm")):
+        raise ConfigError(f"{path}: nothing of the kind was recorded, so there is nothing to draw")
+    return recorded_page(found).save(path)
 
 
 def _words(key: str) -> str:

@@ -25,12 +25,12 @@ from simulator.analysis.recorded_kernels import (
 )
 from simulator.analysis.recorded_transfers import CommunicationTime, CopyRow, CounterRow, StepRow, copy_rows
 from simulator.analysis.trace_facts import TraceFacts, facts_of
-from simulator.errors import TraceError
+from simulator.errors import ConfigError, TraceError
 from simulator.replay import WhatIf, answer_of, what_if
 from simulator.replay.recorded_tables import ANALYSES, Question, RecordedTable, look_into, write_overlay
 from simulator.replay.replay_answer import ReplayAnswer
 from simulator.replay.straggler_slowdowns import SlowdownRow
-from simulator.report.recorded_view import as_csv, recorded_page
+from simulator.report.recorded_view import as_csv, recorded_page, save_recorded
 from simulator.topology import load_topology
 from simulator.trace_io import read
 from simulator.trace_io.selection import select
@@ -272,3 +272,10 @@ def test_answers_have_exactly_the_documented_keys():
         found = json.loads(json.dumps(look_into(trace, analysis)))
         assert fits(found, RecordedTable)
         assert all(fits(one, row) for one in found["rows"]), analysis
+
+
+def test_a_picture_of_nothing_is_refused():
+    found = look_into(read(OWN / "fsdp2-2"), "launches")
+    assert not found["rows"]
+    with pytest.raises(ConfigError, match="nothing to draw"):
+        save_recorded(found, "launches.svg")
