@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.kernels import RooflineKernels
-from simulator.kernels.attention import DROPOUT_CLOCKS, AttentionConstants, attention_times_s
+from simulator.kernels.attention import DROPOUT_CLOCKS, AttentionConstants, AttentionFamily, attention_times_s
 from simulator.kernels.conditions import CONDITIONS
+from simulator.kernels.roofline import KernelConstants
 from simulator.models.layer import AttentionShape, Pass
 from simulator.topology.device import Device, load_device
 
@@ -99,3 +101,81 @@ def test_a_window_costs_its_keys_only(plain_device: Device) -> None:
     assert seconds(32768, 1024) == pytest.approx(2 * seconds(16384, 1024), rel=0.05)
     narrow = replace(shape_of(32768, causal=True), window=4096)
     assert seconds(32768, 4096) == pytest.approx(narrow.n_flops / 300e12, rel=0.1)
+
+
+# -- whole calls worked out by hand -----------------------------------------------------------------------------------------
+
+
+def one_per_sm(**changes: object) -> AttentionShape:
+    """A head for each of 100 SMs, 2 blocks of 128 rows, 4 of 64 columns."""
+    values: dict[str, object] = {
+        "batch": 4,
+        "heads": 25,
+        "kv_heads": 5,
+        "seq_q": 256,
+        "seq_k": 256,
+        "head_dim": 72,
+        "causal": False,
+    }
+    return AttentionShape(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("causal", "n_pairs"), [(False, 8), (True, 2 + 4)])
+@pytest.mark.parametrize(("kernel_pass", "products"), [("forward", 4), ("backward", 10)])
+def test_compute_is_pairs_of_blocks_and_the_longest_row(
+    causal: bool, n_pairs: int, kernel_pass: Pass, products: int, plain_device: Device
+) -> None:
+    """Heads of 72 are padded to 96; 4 pairs in the longest row; the smaller of load and longest row shows in part."""
+    fed = replace(plain_device, memory_bandwidth_bytes_per_s=1e20)
+    constants = AttentionConstants(launch_s=3e-6, efficiency=0.5, score_s=20e-12, block_s=2e-6, longest=0.75, tail=0.25)
+    pair_s = 128 * 64 * (products * 96 / (3e12 * 0.5) + 20e-12)
+    load, longest = n_pairs * pair_s + 2 * 2e-6, 0.75 * 4 * pair_s + 2e-6
+    expected = 3e-6 + max(load, longest) + 0.25 * min(load, longest)
+    assert time_s(one_per_sm(causal=causal, kernel_pass=kernel_pass), fed, constants) == pytest.approx(expected)
+
+
+def test_traffic_is_queries_keys_values_and_result(plain_device: Device) -> None:
+    """Forward reads q, k, v and writes o; backward moves twice that and accumulates the gradient of q apart."""
+    fast = replace(plain_device, peak_flops_per_s={"bf16": 1e25})
+    constants = replace(BARE, dram_bandwidth=0.5, accumulator_bytes=16.0)
+    tensors = 2 * 72 * 4 * 2 * (25 * 256 + 5 * 256)
+    forward = time_s(one_per_sm(), fast, constants)
+    backward = time_s(one_per_sm(kernel_pass="backward"), fast, constants)
+    assert forward == pytest.approx(tensors / 1e12, rel=1e-6)
+    assert backward == pytest.approx((2 * tensors + 16 * 4 * 25 * 256 * 72) / 1e12, rel=1e-6)
+    copies = CONDITIONS["inference_prefill"]
+    paged = float(attention_times_s([one_per_sm()], fast, constants, copies, is_backward=False)[0])
+    extra = 2 * 2 * 2 * 4 * 5 * 256 * 72 / (0.8 * 2e12)  # keys and values, written and read once more
+    assert paged == pytest.approx(copies.overhead_s + tensors / 1e12 + extra, rel=1e-3)
+
+
+def test_power_limits_attention_by_flops_and_bytes(plain_device: Device) -> None:
+    constants = replace(BARE, joules_per_flop=1e-9, joules_per_byte=1e-8)
+    shape = one_per_sm()
+    n_bytes = 2 * 72 * 4 * 2 * (25 * 256 + 5 * 256)
+    assert time_s(shape, plain_device, constants) == pytest.approx((shape.n_flops * 1e-9 + n_bytes * 1e-8) / 400.0)
+
+
+def test_the_first_generation_runs_at_a_share_of_the_second() -> None:
+    """arXiv:2307.08691: FlashAttention 2 is about twice as fast."""
+    second = {way: AttentionConstants(efficiency=0.8, score_s=10e-12) for way in ("forward", "backward")}
+    family = AttentionFamily(implementations={"default": second})
+    forward, backward = (family.of("flash_attention_1", way) for way in ("forward", "backward"))
+    assert (forward.efficiency, backward.efficiency) == (pytest.approx(0.48), pytest.approx(0.4))
+    assert (forward.score_s, backward.score_s) == (pytest.approx(10e-12 / 0.6), pytest.approx(20e-12))
+    own = {way: AttentionConstants(efficiency=0.1) for way in ("forward", "backward")}
+    known = AttentionFamily(implementations={"default": second, "flash_attention_1": own})
+    assert known.of("flash_attention_1", "forward").efficiency == 0.1
+
+
+def test_shares_of_attention_are_shares() -> None:
+    for c in (AttentionConstants(), AttentionFamily(implementations=_attention_of_nothing()).of("", "backward")):
+        assert all(0 < share <= 1 for share in (c.efficiency, c.longest, c.tail, c.dram_bandwidth))
+        assert 1e-6 <= c.launch_s < 1e-5 and 1e-6 <= c.block_s < 1e-5 and 1e-11 <= c.score_s < 1e-10
+    assert _attention_of_nothing()["default"]["forward"].accumulator_bytes == 0
+    # fp32 gradients of q are zeroed, added to and read once more: 16 bytes an element
+    assert _attention_of_nothing()["default"]["backward"].accumulator_bytes == 16
+
+
+def _attention_of_nothing() -> Mapping[str, Mapping[str, AttentionConstants]]:
+    return KernelConstants.of(replace(load_device("a100-sxm4-80g"), kernels={})).attention.implementations

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.errors import ConfigError
 from simulator.kernels import RooflineKernels
 from simulator.kernels.conditions import CONDITIONS, Conditions
-from simulator.kernels.gemm import GemmColumns, GemmConstants, alignment_elements, gemm_times_s
+from simulator.kernels.gemm import GemmColumns, GemmConstants, alignment_elements, gemm_times_s, under_release
 from simulator.models.layer import GemmShape
 from simulator.topology.device import Device, load_device
 
@@ -125,3 +126,152 @@ def test_many_shapes_at_once_equal_one_by_one() -> None:
     together = gemm_times_s(GemmColumns.of(shapes, device, GemmConstants()), device, GemmConstants(), TRAINING)
     alone = [time_s(shape, device, GemmConstants()) for shape in shapes]
     assert together.tolist() == alone
+
+
+# -- whole products worked out by hand --------------------------------------------------------------------------------------
+#
+# 100 SMs of 3 TFLOP/s, tiles of 128 x 64 at half of that: 8,192 elements, of which four fit on an SM at a time.
+
+NARROW = GemmConstants(tile_efficiency={"128x64": 0.5})
+AREA = 128 * 64
+EDGE_S = 1e-6 + 100e-12 * AREA
+
+
+def loop_s(steps: int, rounds: int = 1) -> float:
+    """Rounds of tiles; where fewer than four are on an SM, up to a tenth more."""
+    return rounds * 2 * AREA * steps / 1.5e12 * (1 + 0.1 * max(0.0, 1 - rounds / 4))
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "steps", "rounds"), [(1280, 64, 64, 1), (1280, 65, 96, 1), (1281, 64, 64, 2), (3 * 1280, 64, 64, 3), (6 * 1280, 64, 64, 6)]
+)  # fmt: skip
+def test_a_product_is_launch_rounds_edges_and_their_exposed_rest(
+    m: int, k: int, steps: int, rounds: int, plain_device: Device
+) -> None:
+    fed = replace(plain_device, memory_bandwidth_bytes_per_s=FED_BYTES_PER_S)
+    expected = 2.3e-6 + loop_s(steps, rounds) + EDGE_S * (1 + 0.9 * (rounds - 1))
+    constants = replace(NARROW, alignment_efficiency={})
+    assert time_s(GemmShape(m=m, n=640, k=k), fed, constants) == pytest.approx(expected, rel=1e-6)
+
+
+def test_parts_of_a_split_product_are_added_from_memory(plain_device: Device) -> None:
+    """One tile over 16 SMs: each a sixteenth of k; 8 bytes (written and read) of each part at 1.6 of 1 TB/s."""
+    slow = replace(plain_device, memory_bandwidth_bytes_per_s=1e12)
+    shape = GemmShape(m=128, n=64, k=1 << 16)
+    n_bytes = 2 * (128 + 64) * (1 << 16) + 2 * AREA
+    warm = 0.5 * 40e6
+    assert n_bytes > warm
+    memory_s = (warm / 0.7 + (n_bytes - warm) / 0.8) / 1e12
+    body_s = ((loop_s(4096) + EDGE_S) ** 4.5 + memory_s**4.5) ** (1 / 4.5)
+    expected = 2.3e-6 + body_s + 2.5e-6 + 8 * 16 * AREA / 1.6e12
+    assert time_s(shape, slow, NARROW) == pytest.approx(expected, rel=1e-6)
+    twice = time_s(replace(shape, batch=2), slow, NARROW)
+    memory_s = (warm / 0.7 + (2 * n_bytes - warm) / 0.8) / 1e12
+    body_s = ((loop_s(4096) + EDGE_S) ** 4.5 + memory_s**4.5) ** (1 / 4.5)
+    assert twice == pytest.approx(2.3e-6 + body_s + 2.5e-6 + 8 * 16 * 2 * AREA / 1.6e12, rel=1e-6)
+
+
+def test_small_operands_come_from_cache_unless_it_was_flushed(plain_device: Device) -> None:
+    shape = GemmShape(m=1 << 13, n=64, k=64)
+    n_bytes = 2 * (64 << 13) + 2 * 64 * 64 + 2 * (64 << 13)
+    flat = replace(BARE, warm_share=0.5, dram_bandwidth=0.25)
+    for name, share in (("training", 0.7), ("events_flushed", 0.25)):
+        timing = CONDITIONS[name]
+        expected = n_bytes / (share * plain_device.memory_bandwidth_bytes_per_s) + timing.overhead_s
+        fast = replace(plain_device, peak_flops_per_s={"bf16": 1e18, "fp16": 1e18})
+        assert time_s(shape, fast, flat, timing) == pytest.approx(expected, rel=1e-3)
+
+
+def test_energy_is_that_of_arithmetic_and_of_traffic(plain_device: Device) -> None:
+    """fp32 takes 300 / 20 times the energy of fp16 for a FLOP, less what the device's factor says."""
+    shape = GemmShape(m=1 << 12, n=1 << 12, k=1 << 12, dtype="fp32", batch=2)
+    constants = replace(BARE, joules_per_flop=3e-12, joules_per_byte=3e-9, dtype_energy={"fp32": 0.5})
+    n_bytes = 2 * 3 * 4 * (1 << 24)
+    energy = shape.n_flops * 7.5 * 3e-12 + n_bytes * 3e-9
+    assert time_s(shape, plain_device, constants) == pytest.approx(energy / 400.0)
+
+
+UNALIGNED = [(64, "bf16", 1.0), (68, "bf16", 0.85), (66, "bf16", 0.7), (65, "bf16", 0.5), (65, "fp32", 1.0)]
+
+
+@pytest.mark.parametrize(("n", "dtype", "share"), UNALIGNED)
+def test_what_is_not_aligned_is_loaded_piece_by_piece(n: int, dtype: str, share: float, plain_device: Device) -> None:
+    """Full speed from multiples of 16 bytes; fp32 does not use the tensor cores."""
+    peaks = dict.fromkeys(("fp32", "fp16", "bf16"), 300e12)
+    device = replace(plain_device, peak_flops_per_s=peaks, memory_bandwidth_bytes_per_s=FED_BYTES_PER_S)
+    tile_s = 2 * 128 * 128 * 8192 / 3e12
+    assert time_s(GemmShape(m=128, n=n, k=8192, dtype=dtype), device) == pytest.approx(tile_s / share)
+
+
+def test_factors_of_dtype_and_pass_multiply_the_peak(plain_device: Device) -> None:
+    fed = replace(plain_device, memory_bandwidth_bytes_per_s=FED_BYTES_PER_S)
+    constants = replace(BARE, dtype_efficiency={"bf16": 0.8}, pass_efficiency={"wgrad": 0.5})
+    plain, own, wgrad = (
+        time_s(shape, fed, given)
+        for shape, given in (
+            (GemmShape(m=128, n=128, k=8192), BARE), (GemmShape(m=128, n=128, k=8192), constants),
+            (GemmShape(m=128, n=128, k=8192, kernel_pass="wgrad"), constants),
+        )
+    )  # fmt: skip
+    assert (plain / own, plain / wgrad) == (pytest.approx(0.8), pytest.approx(0.4))
+
+
+def test_old_libraries_are_slower_by_the_oldest_factor_that_still_counts() -> None:
+    table = {"11.8": 0.5, "12.5": 0.75, "12.5/fp8": 0.6, "12.10": 0.9}
+    constants = GemmConstants(tile_efficiency={"128x128": 0.8}, release_efficiency=table, dtype_efficiency={"fp8": 0.5})
+    for cuda, tile, fp8 in (
+        ("11.7", 0.4, 0.5),
+        ("11.8", 0.4, 0.5),
+        ("12.1", 0.6, 0.4),
+        ("12.6", 0.72, 0.5),
+        ("12.10", 0.72, 0.5),
+        ("13.0", 0.8, 0.5),
+    ):
+        found = under_release(constants, cuda)
+        assert found.tile_efficiency["128x128"] == pytest.approx(tile), cuda
+        assert found.dtype_efficiency["fp8"] == pytest.approx(fp8), cuda
+    assert under_release(constants, "") is constants
+
+
+def test_what_is_not_a_tile_is_refused(plain_device: Device) -> None:
+    with pytest.raises(ConfigError, match="'big' is not a tile"):
+        time_s(GemmShape(m=1, n=1, k=1), plain_device, replace(BARE, tile_efficiency={"big": 1.0}))
+
+
+def test_shares_are_shares_and_overheads_are_microseconds() -> None:
+    """Of constants that a device file does not state: nothing runs faster than the datasheet, nothing starts in no time."""
+    c = GemmConstants()
+    for share in (
+        *c.tile_efficiency.values(),
+        *c.alignment_efficiency.values(),
+        c.warm_bandwidth,
+        c.warm_share,
+        c.dram_bandwidth,
+        c.exposed_tiles,
+    ):
+        assert 0 < share <= 1
+    assert next(iter(c.tile_efficiency.values())) == max(c.tile_efficiency.values())  # larger tiles reuse more
+    assert 0 <= c.solo_penalty < 1 < c.split_bandwidth < 2  # parts are added from cache, partly
+    for seconds in (c.launch_s, c.tile_s, c.split_s):
+        assert 0.5e-6 < seconds < 5e-6
+    assert (c.k_step, c.joules_per_flop, c.joules_per_byte) == (32, 0, 0)
+
+
+#: m, n, k -> microseconds of bf16 products on an A100 80 GB in replayed CUDA graphs: rows with split=fit drawn at random from
+#: ai-dynamo/aiconfigurator@095f58a51c (shared measurements, kernels.csv)
+MEASURED_US = {
+    (2304, 768, 3584): 81.164, (3585, 1024, 12288): 411.983, (2560, 1024, 2560): 76.349, (1536, 32, 256): 4.892, (768, 1536, 32): 5.788,
+    (2816, 51200, 512): 679.988, (8192, 1024, 3072): 237.722, (161, 128, 768): 7.292, (4352, 64, 8192): 65.338, (1280, 32, 2560): 10.798,
+    (768, 2560, 65536): 1018.565, (16384, 65536, 256): 3289.281, (192, 7168, 10240): 188.646, (1793, 10240, 12288): 1968.136,
+    (224, 16384, 8192): 322.217, (192, 256, 16384): 19.871,
+}  # fmt: skip
+
+
+def test_the_defaults_of_a_device_that_nobody_measured_are_near_what_was_measured() -> None:
+    """The datasheet's numbers alone: a quarter off at most, and 8 % in the mean."""
+    bare, model = replace(load_device("a100-sxm4-80g"), kernels={}), RooflineKernels("graph_replay")
+    errors = [
+        abs(1e6 * model.duration_s(GemmShape(m=m, n=n, k=k), bare) / us - 1) for (m, n, k), us in MEASURED_US.items()
+    ]
+    assert max(errors) < 0.25
+    assert sum(errors) / len(errors) < 0.08

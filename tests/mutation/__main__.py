@@ -182,10 +182,10 @@ def mutated(text: str, mutant: Mutant) -> str:
 
 
 def nearest(mutant: Mutant, tests: str, root: Path) -> list[str]:
-    """Return the tests of a mutant, those of its own file first."""
+    """Return the tests of a mutant: those of its own file first, the examples in the file itself last."""
     own = f"test_{Path(mutant.path).stem}.py"
     files = [file for name in tests.split() for file in _files(root / name)]
-    return [str(file) for file in sorted(files, key=lambda file: file.name != own)]
+    return [*(str(file) for file in sorted(files, key=lambda file: file.name != own)), str(root / mutant.path)]
 
 
 def _files(path: Path) -> list[Path]:

@@ -1,0 +1,115 @@
+"""Recurrences, launches, copies and steps on processors, in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simulator.kernels import RooflineKernels
+from simulator.kernels.conditions import CONDITIONS, conditions_of, library_kernel
+from simulator.kernels.host import copy_bytes_per_s, cpu_adam_s, issue_s
+from simulator.kernels.pointwise import ELEMENTS_PER_CLOCK, PointwiseConstants, lookup
+from simulator.kernels.scan import ScanConstants, scan_time_s
+from simulator.models.layer import PointwiseShape, ScanShape
+from simulator.topology.device import Device, load_device
+
+SCAN = ScanShape(name="mamba2_ssd", batch=2, seq=4096, heads=8, groups=1, head_dim=64, state=128, chunk=256)
+
+
+def test_a_recurrence_is_its_launches_and_the_slower_of_products_and_bytes(plain_device: Device) -> None:
+    constants = ScanConstants(launch_s=7e-6, efficiency={"mamba2_ssd": 0.1})
+    products_s, bytes_s = SCAN.n_flops / (0.1 * 300e12), SCAN.n_bytes / 2e12
+    assert scan_time_s(SCAN, plain_device, constants) == pytest.approx(7e-6 + max(products_s, bytes_s))
+    fed = replace(plain_device, memory_bandwidth_bytes_per_s=1e20)
+    assert scan_time_s(SCAN, fed, constants) == pytest.approx(7e-6 + products_s)
+    assert scan_time_s(replace(SCAN, dtype="fp16"), fed, constants) == pytest.approx(7e-6 + products_s)
+    assert scan_time_s(replace(SCAN, dtype="fp32"), fed, constants) == pytest.approx(7e-6 + 15 * products_s)
+    assert scan_time_s(replace(SCAN, name="new"), fed, constants) == pytest.approx(
+        7e-6 + 2 * products_s
+    )  # 5 % where unknown
+    slow = replace(plain_device, memory_bandwidth_bytes_per_s=1e9)
+    assert scan_time_s(SCAN, slow, constants) == pytest.approx(7e-6 + SCAN.n_bytes / 1e9)
+    assert all(0.01 < share < 0.1 for share in ScanConstants().efficiency.values())  # "a few per cent of the peak"
+    assert 5e-6 < ScanConstants().launch_s < 50e-6
+    assert RooflineKernels().duration_s(SCAN, plain_device) == scan_time_s(SCAN, plain_device, ScanConstants())
+
+
+def test_the_host_takes_what_the_device_file_says_or_microseconds(plain_device: Device) -> None:
+    """Table 4 of ZeRO-Offload: 0.24 s for 1e9 parameters on the processors of one node."""
+    assert cpu_adam_s(plain_device, 10**9, 1) == pytest.approx(0.24)
+    assert cpu_adam_s(plain_device, 10**8, 8) == pytest.approx(0.8 * 0.24)
+    host = {"cpu_adam_bytes_per_s": 60e9, "h2d_bytes_per_s": 5e9, "d2h_bytes_per_s": 4e9, "dispatch_forward_s": 1e-3}
+    said = replace(plain_device, host=host)
+    assert cpu_adam_s(said, 10**9, 2) == pytest.approx(
+        1.0
+    )  # 30 bytes each: 16-bit weight and gradient, master, two moments
+    assert (copy_bytes_per_s(said, to_host=False), copy_bytes_per_s(said, to_host=True)) == (5e9, 4e9)
+    assert copy_bytes_per_s(plain_device, to_host=True) == pytest.approx(0.85 * 32e9)
+    assert [issue_s(said, "eager", phase) for phase in ("forward", "recompute", "data")] == [1e-3] * 3
+    for mode in ("eager", "compiled", "graphs"):
+        for phase in ("forward", "backward", "optimizer"):
+            assert 0.5e-6 < issue_s(plain_device, mode, phase) < 2e-5
+    # autograd's C++ threads issue faster than Python, graphs faster than anything
+    eager = [issue_s(plain_device, "eager", phase) for phase in ("forward", "backward", "optimizer")]
+    assert eager == sorted(eager, reverse=True) and issue_s(plain_device, "graphs", "backward") < min(eager) / 2
+
+
+def pointwise(name: str = "add", read: float = 4.0, **more: str) -> PointwiseShape:
+    return PointwiseShape(name=name, n_elements=1, read_bytes=read, written_bytes=2.0, **more)  # type: ignore[arg-type]
+
+
+def test_products_and_sums_with_a_constant_are_scalings() -> None:
+    table = {"scale": 1.0, "add": 2.0, "mul": 3.0, "gelu": 4.0, "add.backward": 5.0, "default": 6.0}
+    assert [
+        lookup(table, pointwise(name, read), 7.0)
+        for name, read in (("add", 4.0), ("mul", 4.0), ("add", 2.0), ("mul", 1.0))
+    ] == [2, 3, 1, 1]
+    assert [
+        lookup(table, pointwise(name), 7.0) for name in ("residual", "bias_add", "mask", "geglu", "gelu", "tanh")
+    ] == [2, 2, 3, 4, 4, 6]
+    assert lookup(table, pointwise(kernel_pass="backward"), 7.0) == 5 and lookup({}, pointwise(), 7.0) == 7
+
+
+def test_default_rates_of_pointwise_kernels_are_those_measured() -> None:
+    """``to_f32`` of own measurements on one H200: 358e9 elements/s at every size; no SM finishes two elements a clock."""
+    h200, constants = load_device("h200-sxm"), PointwiseConstants()
+    assert ELEMENTS_PER_CLOCK["widen"] * h200.n_sms * h200.clock_hz == pytest.approx(358e9, rel=0.15)
+    assert all(1.0 < rate < 2.0 for rate in ELEMENTS_PER_CLOCK.values())
+    assert 1e-6 < constants.launch_s < 5e-6
+    assert 0.5 < constants.efficiency["default"] < 1 and (constants.warm_bandwidth, constants.warm_share) == (1.0, 0.5)
+    cold = PointwiseShape(name="new", n_elements=1 << 28, read_bytes=2.0 * (1 << 28), written_bytes=2.0 * (1 << 28))
+    bare = replace(h200, kernels={})
+    share = cold.n_bytes / h200.memory_bandwidth_bytes_per_s / RooflineKernels().duration_s(cold, bare)
+    assert 0.75 < share < 0.85  # four fifths of the datasheet
+
+
+@pytest.mark.parametrize(
+    ("source", "notes", "kernel_pass", "name"),
+    [
+        ("lab", "autograd, L2 flushed", "backward", "autograd_flushed"), ("lab", "autograd, L2 flushed", "forward", "events_flushed"),
+        ("lab", "sustained power, CUDA graph", "forward", "profiler"), ("lab", "inference prefill", "backward", "inference_prefill"),
+        ("x", "q_proj of layer 3", "forward", "profiler"), ("encoder attention", "", "forward", "graph_replay"),
+        ("x", "events", "forward", "benchmark"),
+    ],
+)  # fmt: skip
+def test_conditions_are_told_by_what_the_row_says(source: str, notes: str, kernel_pass: str, name: str) -> None:
+    assert conditions_of(source, notes, kernel_pass).name == name
+
+
+def test_library_kernels_are_named_in_notes() -> None:
+    assert library_kernel("hidden; kernel fa3, more") == "fa3"
+    assert library_kernel("no kernels here") == ""
+
+
+def test_timing_adds_microseconds_and_jobs_add_nothing() -> None:
+    for timing in CONDITIONS.values():
+        assert 0 <= timing.overhead_s < 50e-6 and 0 < timing.power_share <= 1
+        assert timing.is_cold == timing.name.endswith("flushed")
+    training = CONDITIONS["training"]
+    assert (training.overhead_s, training.burst_s, training.cache_copies, training.power_share) == (0, 0, 0, 1)
+    assert CONDITIONS["inference_prefill"].cache_copies == 2  # written into the pages and read from them
+    throttled = CONDITIONS["graph_replay_throttled"]
+    assert throttled.power_share == pytest.approx(
+        975 / 1530, rel=0.02
+    )  # middle of 860 to 1,090 over that of 1,320 to 1,740
