@@ -98,9 +98,9 @@ def _classes(scenario: Scenario, topology: Topology) -> Classes | None:
 
 
 def lower_scenario(
-    scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedModule
+    scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedModule, *, whole: bool | None = None
 ) -> tuple[Model, Lowered, MemoryReport]:
-    """Lower a scenario with a resolved plan and account for its memory."""
+    """Lower a scenario with a resolved plan and account for its memory; ``whole`` as for :func:`lower`."""
     plan = scenario.plan
     model = model_for(spec, plan)
     lowered = lower(
@@ -109,6 +109,7 @@ def lower_scenario(
         gpus_per_node=topology.gpus_per_node,
         boundary_bytes=boundary_bytes(spec, plan),
         unfold=scenario.unfold,
+        whole=whole,
         loading=loading_of(plan, topology, sample_bytes_of(spec, plan)),
         classes=_classes(scenario, topology),
     )
@@ -293,7 +294,7 @@ def run_scenario(
         except UnevenError:
             scenario = replace(scenario, unfold=True)
             say("lowering every rank, for those of a class share links unequally")
-            model, lowered, memory = lower_scenario(scenario, topology, spec)
+            model, lowered, memory = lower_scenario(scenario, topology, spec, whole=False)
             say("simulating")
             timeline = run(lowered.program, costs, _networks(scenario, topology), detail=detail)
     return Run(scenario=scenario, model=model, lowered=lowered, memory=memory, costs=costs, timeline=timeline)

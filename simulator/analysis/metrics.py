@@ -330,6 +330,7 @@ def measure(timeline: Timeline, *, pipelined: bool) -> Metrics:
     table: dict[CommunicationKind, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     n_flops = 0.0
     late_data_ps = _late_data_ps(timeline)
+    first = min(timeline.members)
     for rank, members in timeline.members.items():
         weight = len(members) / world
         times, tally = _rank_breakdown(
@@ -344,7 +345,7 @@ def measure(timeline: Timeline, *, pipelined: bool) -> Metrics:
     return Metrics(
         iteration_time_s=timeline.makespan_ps / PS_PER_S,
         breakdown=cast(Breakdown, dict(totals)),
-        phase_s=_phases(timeline.of_rank(min(timeline.members))),
+        phase_s=_phases(simulated[first], period[first], timeline.cycle.n_more if timeline.cycle else 0),
         communication=[_row(kind, *entry) for kind, entry in sorted(table.items())],
         n_flops=n_flops,
     )
@@ -360,13 +361,25 @@ def _row(kind: CommunicationKind, count: float, n_bytes: float, ps: float) -> Co
     }  # fmt: skip
 
 
-def _phases(spans: Iterable[Span]) -> dict[str, float]:
-    """Wall time by phase of the spans on the compute stream, gaps given to the phase that follows."""
+def _phases(spans: Iterable[Span], period: Iterable[Span], n_more: int) -> dict[str, float]:
+    """Wall time by phase of the spans on the compute stream, gaps given to the phase that follows.
+
+    Those that begin in the period count ``n_more`` times more: what ended before the first of them ends before it every time.
+    """
     totals: dict[str, int] = defaultdict(int)
-    previous_ps = 0
-    for span in sorted((s for s in spans if s.stream == COMPUTE), key=lambda s: s.start_ps):
-        op = span.op
-        phase = op.name if isinstance(op, Block) else getattr(op, "phase", HOST)
-        totals["backward" if phase == "recompute" else str(phase)] += span.end_ps - previous_ps
-        previous_ps = span.end_ps
+    computing = _computing(spans)
+    repeated = _computing(period)
+    first = next((i for i, span in enumerate(computing) if repeated and span.start_ps >= repeated[0].start_ps), 0)
+    before_ps = computing[first - 1].end_ps if first else 0
+    for row, times, end_ps in ((computing, 1, 0), (repeated, n_more, before_ps)):
+        previous_ps = end_ps
+        for span in row:
+            op = span.op
+            phase = op.name if isinstance(op, Block) else getattr(op, "phase", HOST)
+            totals["backward" if phase == "recompute" else str(phase)] += times * (span.end_ps - previous_ps)
+            previous_ps = span.end_ps
     return {phase: ps / PS_PER_S for phase, ps in totals.items()}
+
+
+def _computing(spans: Iterable[Span]) -> list[Span]:
+    return sorted((span for span in spans if span.stream == COMPUTE), key=lambda span: span.start_ps)

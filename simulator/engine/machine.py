@@ -123,6 +123,7 @@ class Machine:
 
     def _tighten(self, rank: RankState, ps: int) -> None:
         """Note how much later the host was than the device; what follows a wait does not depend on the lead before it."""
+        rank.tightest_ps = max(rank.tightest_ps, ps)
         if not rank.has_waited:
             self.tightest_ps = max(self.tightest_ps, ps)
 
@@ -176,6 +177,7 @@ class Machine:
         elif isinstance(op, HostWork):  # of other processes than the one that issues
             start_ps = max(now_ps, host_ps)
             work_ps = to_ps(op.duration_s)
+            self._tighten(rank, host_ps - now_ps)
         else:
             assert isinstance(op, Kernel)
             issued_ps = host_ps + self.costs.issue_ps(op, number)

@@ -6,6 +6,7 @@ from collections import deque
 from typing import NamedTuple
 
 from simulator.engine.costs import Interference
+from simulator.engine.durations import FAR_AHEAD_PS
 from simulator.program.op import Collective, Transfer
 from simulator.program.program import RankProgram
 from simulator.timeline import Span
@@ -86,10 +87,12 @@ class RankState:
         Whether the host has waited for the device: however far ahead it began, it no longer is.
     beat : int
         Task at whose end the machine looks for its steady state; -1 for none.
+    tightest_ps : int
+        By how much a task was issued too late for what it could have started at, at most; negative where all were in time.
     """
 
     __slots__ = ("beat", "collectives", "dependents", "has_waited", "held", "host_ps", "issued_ps", "kind", "n_issued",
-                 "n_waiting", "number", "program", "ready_ps", "running", "streams")  # fmt: skip
+                 "n_waiting", "number", "program", "ready_ps", "running", "streams", "tightest_ps")  # fmt: skip
 
     def __init__(self, number: int, program: RankProgram, kind: int, host_ps: int) -> None:
         n_tasks = len(program.tasks)
@@ -99,6 +102,7 @@ class RankState:
         self.host_ps = host_ps
         self.n_issued = 0
         self.beat = -1
+        self.tightest_ps = -FAR_AHEAD_PS
         self.held = -1
         self.has_waited = False
         self.n_waiting = [len(task.after) for task in program.tasks]

@@ -5,6 +5,10 @@ commutes with shifts of time, as max-plus maps are, ends in x(k + d) = x(k) + c.
 and of the tasks to come. Where the whole state at two times is the same but for a shift of time and, on every rank, of one
 period of tasks (or d of them), all further ones repeat the one between them, to the picosecond.
 
+A host that waits for nothing has a period of its own: it issues each period's tasks in the same time, whatever the device does.
+Where it is the faster one and nothing between the two times started later than it could have because it was issued late, its
+lead decides nothing, then or later, and need not come again; what follows the periods finds the lead that has grown by then.
+
 References
 ----------
 Baccelli, Cohen, Olsder and Quadrat, "Synchronization and Linearity", Wiley 1992, section 3.7.
@@ -15,9 +19,11 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from simulator.engine.state import Communication, Participants, RankState
+from simulator.engine.durations import FAR_AHEAD_PS
+from simulator.engine.state import Communication, Participants, RankState, Running
 from simulator.network.base import NetworkModel
 from simulator.program.program import COMPUTE, Program, Stretch
+from simulator.program.stretch import makes_host_wait
 
 #: Periods after which a state may come again: the cyclicity of the regime
 MAX_PERIODS = 6
@@ -65,6 +71,29 @@ class Found(NamedTuple):
     n_periods: int
 
 
+class _Look(NamedTuple):
+    """What a machine was like at a beat.
+
+    Parameters
+    ----------
+    state : hashable or None
+        All that the future depends on besides the leads of hosts that wait for nothing.
+    positions : list of int
+        Per rank, how far it is in its program.
+    leads_ps : list of int
+        Per rank, how far ahead such a host is; 0 for others.
+    now_ps : int
+    tightest_ps : list of int
+        Per rank, the most by which a task was issued too late since the look before.
+    """
+
+    state: Hashable | None
+    positions: list[int]
+    leads_ps: list[int]
+    now_ps: int
+    tightest_ps: list[int]
+
+
 class Watch:
     """Looks at a machine once per period until two looks agree.
 
@@ -84,8 +113,13 @@ class Watch:
     def __init__(self, program: Program, ranks: Sequence[RankState]) -> None:
         self.found: Found | None = None
         self._ranks = ranks
+        self._n_omitted = program.n_omitted
         self._stretches = [_stretch_of(rank) for rank in ranks]
-        self._known: list[tuple[Hashable | None, list[int], int]] = []
+        self._are_free = [
+            not any(map(makes_host_wait, rank.program.tasks[stretch.start :]))
+            for rank, stretch in zip(ranks, self._stretches, strict=True)
+        ]
+        self._known: list[_Look] = []
         first = self._stretches[0]
         tasks = program.ranks[0].tasks
         ranks[0].beat = next((i for i in range(first.start, first.end) if tasks[i].stream == COMPUTE), -1)
@@ -94,33 +128,76 @@ class Watch:
         """Compare the machine's state at a beat with its states at the last ones."""
         first, stretch = self._ranks[0], self._stretches[0]
         first.beat = first.beat + stretch.length if first.beat + stretch.length < stretch.end else -1
-        state = self._state(view)
-        positions = [rank.n_issued for rank in self._ranks]
-        for n_periods, (known, before, since_ps) in enumerate(reversed(self._known), start=1):
-            steps = [p - q for p, q in zip(positions, before, strict=True)]
-            if known == state is not None and steps == [n_periods * s.length for s in self._stretches]:
-                self.found = Found(since_ps, view.now_ps, n_periods)
+        positions = [
+            _reached(rank) if is_free else rank.n_issued
+            for rank, is_free in zip(self._ranks, self._are_free, strict=True)
+        ]
+        state = self._state(view, positions)
+        leads_ps = [
+            view.now_ps - rank.issued_ps[position] if is_free and position < len(rank.issued_ps) else 0
+            for rank, position, is_free in zip(self._ranks, positions, self._are_free, strict=True)
+        ]
+        look = _Look(state, positions, leads_ps, view.now_ps, [rank.tightest_ps for rank in self._ranks])
+        for rank in self._ranks:
+            rank.tightest_ps = -FAR_AHEAD_PS
+        self._known = [*self._known[-MAX_PERIODS:], look]
+        for n_periods in range(1, len(self._known)):
+            if self._repeats(n_periods):
+                self.found = Found(self._known[-1 - n_periods].now_ps, view.now_ps, n_periods)
                 first.beat = -1
+                self._leave_out(n_periods)
                 return
-        self._known = [*self._known[1 - MAX_PERIODS :], (state, positions, view.now_ps)]
 
-    def _state(self, view: View) -> Hashable | None:
+    def _repeats(self, n_periods: int) -> bool:
+        """Whether what lies between the last look and the one so many periods before will happen again and again."""
+        before, now = self._known[-1 - n_periods], self._known[-1]
+        if before.state is None or before.state != now.state:
+            return False
+        for number, stretch in enumerate(self._stretches):
+            if now.positions[number] - before.positions[number] != n_periods * stretch.length:
+                return False
+            gained_ps = now.leads_ps[number] - before.leads_ps[number]
+            was_late = any(look.tightest_ps[number] > 0 for look in self._known[-n_periods:])
+            if gained_ps < 0 or (gained_ps and was_late):
+                return False
+        return True
+
+    def _leave_out(self, n_periods: int) -> None:
+        """Give free hosts the lead that they gain in the periods that are left out."""
+        before, now = self._known[-1 - n_periods], self._known[-1]
+        n_left_out = self._n_omitted // n_periods
+        for rank, position, early_ps, late_ps in zip(
+            self._ranks, now.positions, before.leads_ps, now.leads_ps, strict=True
+        ):
+            gained_ps = n_left_out * (late_ps - early_ps)
+            if gained_ps:
+                rank.host_ps -= gained_ps
+                rank.issued_ps[position:] = [time_ps - gained_ps for time_ps in rank.issued_ps[position:]]
+
+    def _state(self, view: View, positions: Sequence[int]) -> Hashable | None:
         """Return all that the future depends on, relative to the time and the ranks' positions; None if irregular."""
         now_ps, network = view.now_ps, view.network
         if not isinstance(network, StatefulNetwork):
             return None
-        ranks = [_rank_state(rank, stretch, now_ps) for rank, stretch in zip(self._ranks, self._stretches, strict=True)]
-        met = [self._meeting(participants, at_ps - now_ps) for participants, at_ps in view.waiting]
-        soon = [self._meeting(c.participants, c.start_ps - now_ps) for c, _ in view.beginning]
-        flying = [self._meeting(c.participants, c.start_ps - now_ps) for c in view.in_flight]
+        ranks = [
+            (_free_state if is_free else _rank_state)(rank, stretch, position, now_ps)
+            for rank, stretch, position, is_free in zip(
+                self._ranks, self._stretches, positions, self._are_free, strict=True
+            )
+        ]
+        met = [self._meeting(participants, at_ps - now_ps, positions) for participants, at_ps in view.waiting]
+        soon = [self._meeting(c.participants, c.start_ps - now_ps, positions) for c, _ in view.beginning]
+        flying = [self._meeting(c.participants, c.start_ps - now_ps, positions) for c in view.in_flight]
         if None in ranks or None in met or None in soon or None in flying:
             return None
         return (tuple(ranks), frozenset(met), tuple(soon), tuple(flying), self._order(view), network.state(now_ps))
 
-    def _meeting(self, participants: Participants, since_ps: int) -> Hashable | None:
-        if any(index < self._stretches[rank.number].start for rank, index in participants):
-            return None
-        return (since_ps, tuple((rank.number, index - rank.n_issued) for rank, index in participants))
+    def _meeting(self, participants: Participants, since_ps: int, positions: Sequence[int]) -> Hashable | None:
+        for rank, index in participants:
+            stretch = self._stretches[rank.number]
+            if index < stretch.start or (index >= stretch.end and self._are_free[rank.number]):
+                return None
+        return (since_ps, tuple((rank.number, index - positions[rank.number]) for rank, index in participants))
 
     def _order(self, view: View) -> Hashable:
         """What is going to happen, as far as it is settled, in the order in which the clock breaks ties."""
@@ -141,8 +218,22 @@ def _stretch_of(rank: RankState) -> Stretch:
     return rank.program.stretch
 
 
-def _rank_state(rank: RankState, stretch: Stretch, now_ps: int) -> Hashable | None:
-    position = rank.n_issued
+def _reached(rank: RankState) -> int:
+    """Return the compute task that a rank runs or runs next: how far it is where its host waits for nothing."""
+    stream = rank.streams.get(COMPUTE)
+    if stream is not None and stream.running is not None:
+        return stream.running.index
+    return stream.queue[0] if stream is not None and stream.queue else len(rank.program.tasks)
+
+
+def _running_state(running: Running, position: int, floor_ps: int, now_ps: int) -> Hashable:
+    return (
+        running.index - position, running.left_ps, running.rate, running.since_ps - now_ps, max(floor_ps - now_ps, 0),
+        running.end_ps - now_ps, running.span.start_ps - now_ps, running.span.host_wait_ps, running.span.inner,
+    )  # fmt: skip
+
+
+def _rank_state(rank: RankState, stretch: Stretch, position: int, now_ps: int) -> Hashable | None:
     oldest = position
     streams = []
     for stream in rank.streams.values():
@@ -150,11 +241,7 @@ def _rank_state(rank: RankState, stretch: Stretch, now_ps: int) -> Hashable | No
         state = None
         if running is not None:
             oldest = min(oldest, running.index)
-            state = (
-                running.index - position, running.left_ps, running.rate, running.since_ps - now_ps,
-                max(running.floor_ps - now_ps, 0), running.end_ps - now_ps, running.span.start_ps - now_ps,
-                running.span.host_wait_ps, running.span.inner,
-            )  # fmt: skip
+            state = _running_state(running, position, running.floor_ps, now_ps)
         if stream.queue:
             oldest = min(oldest, stream.queue[0])
         queue = tuple((index - position, rank.issued_ps[index] - now_ps) for index in stream.queue)
@@ -163,3 +250,22 @@ def _rank_state(rank: RankState, stretch: Stretch, now_ps: int) -> Hashable | No
         return None
     held = rank.held - position if rank.held >= 0 else 1
     return (rank.host_ps - now_ps, held, tuple(streams))
+
+
+def _free_state(rank: RankState, stretch: Stretch, position: int, now_ps: int) -> Hashable | None:
+    """Return the state of a rank whose host waits for nothing: where each stream stands in the periods, not when it was told."""
+    streams: list[Hashable] = []
+    oldest = position
+    for name, stream in rank.streams.items():
+        running = stream.running
+        state = None
+        if running is not None:
+            if running.index >= stretch.end:
+                return None
+            oldest = min(oldest, running.index)
+            is_held = running.floor_ps > running.since_ps + running.left_ps
+            state = _running_state(running, position, running.floor_ps if is_held else now_ps, now_ps)
+        head = stream.queue[0] if stream.queue else len(rank.program.tasks)
+        oldest = min(oldest, head)
+        streams.append((name, stream.busy, state, head - position if head < stretch.end else ("behind", head)))
+    return None if oldest < stretch.start or position >= stretch.end else tuple(streams)

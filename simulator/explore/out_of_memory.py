@@ -22,6 +22,8 @@ from simulator.units import format_bytes, format_time
 MOST_SIMULATED = 12
 #: pairs are tried where the fastest single change makes a step take so many times as long as if memory were no limit
 SLOW = 1.25
+#: a way out that provably takes so many times as long as the fastest known one is listed with its memory only
+HOPELESS = 4.0
 
 
 class _Way(NamedTuple):
@@ -52,9 +54,11 @@ def ways_out(
     def simulated(ways: Sequence[_Way]) -> list[WayOut]:
         """Simulate what suffices, in the order of lower bounds, and return the fastest first."""
         rows: list[WayOut] = []
-        for place, way in enumerate(sorted((way for way in ways if way.memory.fits), key=memory_of.bound_s)):
+        least_s = [(memory_of.bound_s(way), way) for way in ways if way.memory.fits]
+        for place, (bound_s, way) in enumerate(sorted(least_s, key=lambda pair: pair[0])):
             seconds = None
-            if place < MOST_SIMULATED:
+            best_s = min((_time_s(row) for row in rows if row["same_training"]), default=math.inf)
+            if place < MOST_SIMULATED and bound_s < HOPELESS * best_s:
                 say(way.neighbour.name)
                 seconds = trials.plan(way.neighbour).iteration_time_s or None
             rows.append(_row(way, seconds, said))

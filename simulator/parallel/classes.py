@@ -13,12 +13,13 @@ Paige and Tarjan, "Three partition refinement algorithms", SIAM Journal on Compu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from typing import Literal
 
 from simulator.parallel.mesh import CROSSING, DEFAULT_ORDER, Groups, Mesh
 from simulator.topology import Topology
+from simulator.topology.layout import RegularLayout
 
 #: ranks of a group beyond which only neighbours are looked at
 LONG_GROUP = 64
@@ -26,6 +27,12 @@ LONG_GROUP = 64
 PASS_AXES = ("tp", "cp", "ep", "etp")
 #: axes in whose groups ranks of one stage meet
 AXES = ("tp", "cp", "ep", "etp", "dp", "shard", "replicate", "secondary", "expert_dp")
+#: axes along which ranks communicate only once replicas do
+REPLICA_AXES = ("dp", "shard", "replicate", "secondary", "expert_dp", "embedding", "model", "copies")
+
+
+#: when the groups in which a layer communicates run in step: at all times, until replicas communicate, or at no time
+Passes = Literal["closed", "closed until replicas meet", "open"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +45,23 @@ class Classes:
         The classes, each ascending, in the order of their first ranks.
     is_split : bool
         Whether a pipeline stage has more than one class; then all have, for stages are in step with their neighbours.
-    are_passes_closed : bool
-        Whether the groups in which a layer communicates lie within one class each: then their ranks run in step.
+    in_step : tuple of tuple of int
+        Per class, the ranks that do the same as long as replicas do not communicate: in the coarsest classes of what meets
+        in passes alone. Those of the class itself where nothing is split.
+    have_passes : tuple of Passes
+        Per class, when its ranks and those that they meet in a layer run in step.
     """
 
     members: tuple[tuple[int, ...], ...]
+    in_step: tuple[tuple[int, ...], ...]
+    have_passes: tuple[Passes, ...]
     is_split: bool = False
-    are_passes_closed: bool = True
+
+    @classmethod
+    def whole(cls, members: tuple[tuple[int, ...], ...]) -> Classes:
+        """Return classes that are those of the stages."""
+        closed: Passes = "closed"
+        return cls(members=members, in_step=members, have_passes=(closed,) * len(members))
 
 
 def meetings(mesh: Mesh, stage: int) -> Iterator[tuple[str, Groups]]:
@@ -89,24 +106,68 @@ def nic_sharers(topology: Topology) -> Groups:
     return tuple(found)
 
 
-def routes_of(topology: Topology, slow_links: Collection[int]) -> Callable[[tuple[int, ...]], Hashable]:
+def routes_of(topology: Topology, slow_links: Mapping[int, float]) -> Callable[[tuple[int, ...]], Hashable]:
     """Return what tells groups apart: how they lie on nodes, and the slow links between their ranks.
 
-    Of very long groups only neighbours are looked at, as in a ring.
+    Of very long groups only neighbours are looked at, as in a ring. Links inside nodes are told apart by what they join and how
+    slow they are, those of the fabric, which many share, each by itself.
+
+    Parameters
+    ----------
+    topology : Topology
+    slow_links : mapping of int to float
+        Number of each slow link, and how many times as long its bytes take.
     """
-    slow = frozenset(slow_links)
+    labels = {index: _label(topology, index, factor) for index, factor in slow_links.items()}
+    touched = _nodes_of(topology, slow_links)
 
     def mark(group: tuple[int, ...]) -> Hashable:
         where = placement(group, topology.gpus_per_node)
-        if not slow:
+        if not labels:
             return where
-        pairs = list(permutations(group, 2))
-        if len(group) > LONG_GROUP:
-            pairs = [pair for a, b in zip(group, (*group[1:], group[0]), strict=True) for pair in ((a, b), (b, a))]
-        routes = (topology.route(*pair, by_host=by_host) for pair in pairs for by_host in (False, True))
-        return where, tuple(sorted({index for route in routes for index, _ in route} & slow))
+        is_near = [touched is None or rank // topology.gpus_per_node in touched for rank in group]
+        if not any(is_near):
+            return where, ()
+        places = range(len(group))
+        pairs = (
+            ((a, b) for a in places for b in places if a != b)
+            if len(group) <= LONG_GROUP
+            else (pair for a in places for b in [(a + 1) % len(group)] for pair in ((a, b), (b, a)))
+        )
+        found = {
+            index
+            for a, b in pairs
+            if is_near[a] or is_near[b]
+            for by_host in (False, True)
+            for index, _ in topology.route(group[a], group[b], by_host=by_host)
+            if index in labels
+        }
+        return where, tuple(sorted(labels[index] for index in found))
 
     return mark
+
+
+def _label(topology: Topology, index: int, factor: float) -> tuple[str, str, float]:
+    link = topology.links[index]
+    if not isinstance(topology.layout, RegularLayout) or link.kind == "fabric":
+        return link.source, link.target, factor
+    # a switch of the fabric differs from node to node, and what lies inside them does not
+    ends = [
+        topology.layout.vertex(int(end))[1] for end in (topology.arrays.source[index], topology.arrays.target[index])
+    ]
+    return ends[0], ends[1], factor
+
+
+def _nodes_of(topology: Topology, links: Iterable[int]) -> frozenset[int] | None:
+    """Return the nodes in which some links lie, where all lie in nodes and only traffic of these nodes takes them."""
+    layout = topology.layout
+    if not isinstance(layout, RegularLayout):
+        return None
+    n_fabric, n_local = layout.block(0), len(layout.node.links)
+    links = list(links)
+    if any(index < n_fabric for index in links):
+        return None
+    return frozenset((index - n_fabric) // n_local for index in links)
 
 
 def classes_of(
@@ -127,7 +188,6 @@ def classes_of(
     sharers : tuple of tuple of int
         Ranks that hold each other up without meeting, because they share a NIC.
     """
-    ranks = [rank for stage in range(mesh.plan.pp) for rank in mesh.stage_ranks(stage)]
     groups = [
         ((axis, mark(group)), group)
         for stage in range(mesh.plan.pp)
@@ -135,22 +195,54 @@ def classes_of(
         for group in found
     ]
     groups += [(("nic", ()), group) for group in sharers]
-    colors = _numbered({rank: (mesh.stage_of(rank), color(rank)) for rank in ranks})
+    first = _numbered({rank: (mesh.stage_of(rank), color(rank)) for rank in range(mesh.plan.gpus)})
+    colors = _refined(first, groups)
+    members = _members(colors)
+    if len(members) == mesh.plan.pp:
+        return Classes.whole(members)
+    in_passes = [(what, group) for what, group in groups if what[0] not in REPLICA_AXES]
+    early = _refined(first, in_passes)
+    by_early = {early[found[0]]: found for found in _members(early)}
+    is_open, is_open_early = (_open(which, in_passes) for which in (colors, early))
+    passes: list[Passes] = [
+        "closed"
+        if colors[found[0]] not in is_open
+        else "open"
+        if early[found[0]] in is_open_early
+        else "closed until replicas meet"
+        for found in members
+    ]
+    in_step = tuple(
+        found if when == "closed" else by_early[early[found[0]]] for found, when in zip(members, passes, strict=True)
+    )
+    return Classes(members=members, is_split=True, in_step=in_step, have_passes=tuple(passes))
+
+
+def _refined(colors: dict[int, int], groups: Sequence[tuple[tuple[str, Hashable], tuple[int, ...]]]) -> dict[int, int]:
+    """Split colours until ranks of one colour meet the same colours in each of their groups."""
     n_colors = 0
     while n_colors < (n_now := len(set(colors.values()))):
         n_colors = n_now
-        seen: dict[int, list[Hashable]] = {rank: [colors[rank]] for rank in ranks}
+        seen: dict[int, list[Hashable]] = {rank: [color] for rank, color in colors.items()}
         for what, group in groups:
             met = tuple(sorted(colors[rank] for rank in group))
             for place, rank in enumerate(group):
                 seen[rank].append((what, met, place if what[0] == "pp" else 0))
         colors = _numbered({rank: tuple(what) for rank, what in seen.items()})
+    return colors
+
+
+def _members(colors: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
     by_color: dict[int, list[int]] = {}
-    for rank in sorted(ranks):
+    for rank in sorted(colors):
         by_color.setdefault(colors[rank], []).append(rank)
-    members = tuple(tuple(found) for found in by_color.values())
-    is_closed = all(len({colors[rank] for rank in group}) == 1 for (axis, _), group in groups if axis in PASS_AXES)
-    return Classes(members=members, is_split=len(members) > mesh.plan.pp, are_passes_closed=is_closed)
+    return tuple(tuple(found) for found in by_color.values())
+
+
+def _open(colors: Mapping[int, int], groups: Sequence[tuple[tuple[str, Hashable], tuple[int, ...]]]) -> frozenset[int]:
+    """Return the colours that meet others in the groups in which a layer communicates."""
+    mixed = [{colors[rank] for rank in group} for (axis, _), group in groups if axis in PASS_AXES]
+    return frozenset(color for found in mixed if len(found) > 1 for color in found)
 
 
 def _numbered(what: dict[int, Hashable]) -> dict[int, int]:

@@ -13,7 +13,7 @@ written down in ``docs/frameworks.md``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from simulator.models.layer import Layer, PointwiseShape
 from simulator.parallel.mesh import Communicators, Groups
@@ -36,6 +36,11 @@ class DataParallel:
         self._sequence = 0
         self._issued: dict[str, int] = {}
         self._runs: dict[tuple[str, int], KernelRun] = {}
+
+    @property
+    def has_communicated(self) -> bool:
+        """Whether a collective of this strategy has been written down."""
+        return self._sequence > 0
 
     @property
     def n_optimizer_elements(self) -> int:
@@ -140,3 +145,8 @@ class DataParallel:
 
     def after_step(self, tasks: TaskList, optimizer: int) -> None:
         """Insert what happens after the optimizer."""
+
+
+def last_of_each_stream(tasks: TaskList, indices: Iterable[int]) -> tuple[int, ...]:
+    """Return the last of some tasks on every stream: streams work in order, so whoever waits for these waits for all."""
+    return tuple({tasks.tasks[index].stream: index for index in sorted(indices)}.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -220,6 +220,7 @@ def lower(
     gpus_per_node: int,
     boundary_bytes: int,
     unfold: bool = False,
+    whole: bool | None = None,
     loading: Loading | None = None,
     classes: Classes | None = None,
     collectives_at_once: int = 1,
@@ -239,6 +240,8 @@ def lower(
         Bytes of the activation between two layers, ``[micro_batch, sequence / cp, hidden]``, whole.
     unfold : bool
         Whether to write down every rank instead of one per class.
+    whole : bool, optional
+        Whether to write down every micro-batch instead of one period of a steady state; by default where every rank is.
     loading : Loading, optional
         Reading of the step's batch, on the stages that need it.
     classes : Classes, optional
@@ -257,12 +260,13 @@ def lower(
     chunks = split_layers(model, plan, placement)
     build = partial(build_table, plan.schedule, plan.pp, n_chunks=placement.n_chunks)
     if classes is None:
-        classes = Classes(members=tuple(mesh.stage_ranks(stage) for stage in range(plan.pp)))
+        classes = Classes.whole(tuple(mesh.stage_ranks(stage) for stage in range(plan.pp)))
     write = partial(
         _write_down, model, plan, mesh, placement, chunks, gpus_per_node=gpus_per_node, boundary_bytes=boundary_bytes,
         classes=classes, unfold=unfold, loading=loading, on_processors=on_processors,
     )  # fmt: skip
-    short = ShortTable(build(plan.n_micro_batches)) if unfold else shorten(build, plan.pp, plan.n_micro_batches)
+    is_whole = unfold if whole is None else whole
+    short = ShortTable(build(plan.n_micro_batches)) if is_whole else shorten(build, plan.pp, plan.n_micro_batches)
     program = write(short)
     if any(rank.stretch is None for rank in program.ranks) and short.n_omitted:
         short = ShortTable(build(plan.n_micro_batches))
@@ -288,12 +292,14 @@ def _write_down(
     """Write down every rank's row of a table."""
     whole = not unfold and not classes.is_split
     parts = [
-        (part, members) for members in classes.members for part in ([(r,) for r in members] if unfold else [members])
+        (part, alike, passes)
+        for members, alike, passes in zip(classes.members, classes.in_step, classes.have_passes, strict=True)
+        for part in ([(r,) for r in members] if unfold else [members])
     ]
     shards = plan.tp if plan.sequence_parallel or plan.scatter_gather else 1
-    shared: dict[tuple[tuple[int, ...], ...], StageLayers] = {}
+    shared: dict[Hashable, StageLayers] = {}
     programs = []
-    for members, alike in sorted(parts, key=lambda part: mesh.stage_of(part[0][0])):
+    for members, alike, passes in sorted(parts, key=lambda part: mesh.stage_of(part[0][0])):
         rank = members[0]
         stage = mesh.stage_of(rank)
         communicators = Communicators(mesh, rank, folded=whole, members=members)
@@ -305,7 +311,7 @@ def _write_down(
             boundary_bytes=boundary_bytes // shards,
             whole_bytes=boundary_bytes,
             gather_bytes=boundary_bytes if shards > 1 and not plan.sequence_parallel else 0,
-            has_blocks=classes.are_passes_closed,
+            passes=passes,
         )  # fmt: skip
         if loading is not None and stage in _ends(placement):
             loading.add(lowering.tasks)
@@ -320,21 +326,24 @@ def _write_down(
 
 
 def _stage_layers(
-    shared: dict[tuple[tuple[int, ...], ...], StageLayers],
+    shared: dict[Hashable, StageLayers],
     chunks: Sequence[Sequence[Layer]],
     plan: ParallelPlan,
     communicators: Communicators,
     inside: Communicators,
     gpus_per_node: int,
 ) -> StageLayers:
-    """Reuse the blocks of a stage with the same layers whose ranks lie on whole nodes in the same way.
+    """Reuse the blocks of a stage with the same layers whose ranks lie on whole nodes in the same way, or are in step.
 
     What is written down outside a block meets other traffic on links of its own, so it is not reused.
     """
-    per_stage = plan.tp * communicators.mesh.n_replicas
-    if not communicators.folded or per_stage % gpus_per_node or not communicators.mesh.has_outermost_stages:
-        return StageLayers(chunks, plan, communicators, inside)
-    key = tuple(tuple(id(layer) for layer in chunk) for chunk in chunks)
+    key: Hashable = tuple(tuple(id(layer) for layer in chunk) for chunk in chunks)
+    if not inside.folded:
+        key = (key, inside.members)
+    else:
+        per_stage = plan.tp * communicators.mesh.n_replicas
+        if not communicators.folded or per_stage % gpus_per_node or not communicators.mesh.has_outermost_stages:
+            return StageLayers(chunks, plan, communicators, inside)
     layers = StageLayers(chunks, plan, communicators, inside, twin=shared.get(key))
     shared.setdefault(key, layers)
     return layers

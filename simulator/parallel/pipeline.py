@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from simulator.models.layer import Layer
+from simulator.parallel.classes import Passes
 from simulator.parallel.data import DataParallel
 from simulator.parallel.mesh import Communicators
 from simulator.parallel.stage import StageLayers, Steps, finish, take_turns
@@ -34,8 +35,8 @@ class StageLowering:
         Bytes of that tensor whole.
     gather_bytes : int
         Bytes gathered inside the tensor-parallel group on arrival (scatter/gather optimisation), 0 for none.
-    has_blocks : bool
-        Whether all ranks of the stage do the same inside a pass, so that it may be a block.
+    passes : str
+        When all ranks that meet inside a pass are in step, so that it may be a block.
     marks : list of int
         Once lowered: the first task of every action of the row, and the task behind the last.
     """
@@ -49,7 +50,7 @@ class StageLowering:
     boundary_bytes: int
     whole_bytes: int = 0
     gather_bytes: int = 0
-    has_blocks: bool = True
+    passes: Passes = "closed"
     tasks: TaskList = field(default_factory=TaskList)
     marks: list[int] = field(default_factory=list)
     _channels: dict[tuple[int, int, Phase, bool], tuple[Transfer, str, int]] = field(default_factory=dict)
@@ -115,7 +116,10 @@ class StageLowering:
         self._last = ends[0] + ends[1]
 
     def _is_quiet(self, action: Action, *, is_last: bool) -> bool:
-        return self.has_blocks and self.data.is_quiet(action.kind, action.micro_batch, is_last=is_last)
+        in_step = self.passes == "closed" or (
+            self.passes == "closed until replicas meet" and not self.data.has_communicated
+        )
+        return in_step and self.data.is_quiet(action.kind, action.micro_batch, is_last=is_last)
 
     def _meet(self, action: Action, *, is_last: bool) -> None:
         """Compute this stage's share of the vocabulary layers together with all other stages."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.models.layer import Layer
-from simulator.parallel.data import DataParallel
+from simulator.parallel.data import DataParallel, last_of_each_stream
 from simulator.parallel.mesh import Communicators
 from simulator.parallel.states import split_parameters
 from simulator.plan import ParallelPlan
@@ -198,7 +198,7 @@ class Replicated(DataParallel):
         for n_elements, reduced in self._packed:
             name, sizes = "copy out of bucket", (self._sent_bytes, self.element_bytes)
             self._reduced.append(self.pointwise(tasks, name, n_elements, *sizes, (reduced,)))
-        return last + tuple(self._reduced)
+        return last + last_of_each_stream(tasks, self._reduced)
 
     def _gather_buckets(self) -> list[Bucket]:
         by_bucket = self.plan.overlap_parameter_gather or self.plan.framework_spec.gathers_buckets

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.models.layer import Layer
-from simulator.parallel.data import DataParallel
+from simulator.parallel.data import DataParallel, last_of_each_stream
 from simulator.parallel.mesh import Communicators
 from simulator.plan import ParallelPlan
 from simulator.program.op import HostWork, Phase
@@ -73,7 +73,8 @@ class FullySharded(DataParallel):
             if self._root_gather is None:
                 elements = [p.n_elements for i in sorted(self._roots) for p in self.layers[i].parameters]
                 self._root_gather = self._all_gather(tasks, elements, (), "forward")
-            return (self._root_gather,)
+                return (self._root_gather,)
+            return ()  # what computes with it later stands behind what has waited for it
         self._gather(tasks, position, kind, micro_batch)
         self._gather_following(tasks, position, kind, micro_batch, self.n_ahead(position, kind))
         gathered = (self._gathered[position, kind, micro_batch],)
@@ -116,7 +117,7 @@ class FullySharded(DataParallel):
 
     def finish_backward(self, tasks: TaskList, last: tuple[int, ...]) -> tuple[int, ...]:
         """Wait for all reductions."""
-        return last + tuple(self._reduced)
+        return last + last_of_each_stream(tasks, self._reduced)
 
     def _dense(self, position: int) -> list[int]:
         """Elements of a layer's tensors that all data-parallel ranks share."""

@@ -52,9 +52,12 @@ def find_stretch(tasks: Sequence[Task], period_starts: Sequence[int], end: int, 
     -------
     Stretch or None
         At least two periods; None if there are fewer, if a task behind them waits for one in front of them, or if the host
-        waits for nothing in a period: it then runs ever further ahead, and no state occurs twice.
+        waits for nothing in a period but does so later: when it gets there depends on all that it issued before.
     """
-    if not period_starts or not any(_makes_host_wait(task) for task in tasks[period_starts[-1] : end]):
+    if not period_starts or (
+        not any(makes_host_wait(task) for task in tasks[period_starts[-1] : end])
+        and any(makes_host_wait(task) for task in tasks[end:])
+    ):
         return None
     length = end - period_starts[-1]
     start = end
@@ -73,7 +76,8 @@ def find_stretch(tasks: Sequence[Task], period_starts: Sequence[int], end: int, 
     return Stretch(start, end, length)
 
 
-def _makes_host_wait(task: Task) -> bool:
+def makes_host_wait(task: Task) -> bool:
+    """Whether the host does not go on to issue what follows a task before something has ended, or works itself."""
     return task.stream == HOST or (isinstance(task.op, Block) and task.op.waits)
 
 

@@ -45,22 +45,23 @@ def rows(timeline):
 
 
 @given(
-    pp=st.sampled_from([2, 4]),
+    pp=st.sampled_from([1, 2, 4]),
     tp=st.sampled_from([1, 2]),
     dp=st.sampled_from([1, 2]),
     n_micro_batches=st.integers(8, 48),
     schedule=st.sampled_from(["1f1b", "1f1b", "1f1b-interleaved", "interlaced", "zb-1p", "zb-v"]),
-    sharding=st.sampled_from(["none", "zero1", "zero2"]),
-    framework=st.sampled_from(["megatron", "megatron-core", "deepspeed", "fsdp"]),
+    sharding=st.sampled_from(["none", "zero1", "zero2", "zero3"]),
+    framework=st.sampled_from(["megatron", "megatron-core", "deepspeed", "fsdp", "ddp"]),
+    overlap=st.booleans(),
     network=st.sampled_from(["flow", "alpha-beta"]),
 )
 @settings(max_examples=25, deadline=None)
-def test_periods_left_out_change_nothing(pp, tp, dp, n_micro_batches, schedule, sharding, framework, network):
+def test_periods_left_out_change_nothing(pp, tp, dp, n_micro_batches, schedule, sharding, framework, overlap, network):
     virtual_pp = 3 if schedule == "1f1b-interleaved" else 1
     try:
         scenario, topology, found = lowered(
             gpus=pp * tp * dp, pp=pp, tp=tp, global_batch=n_micro_batches * dp, schedule=schedule, sharding=sharding,
-            framework=framework, virtual_pp=virtual_pp,
+            framework=framework, virtual_pp=virtual_pp, overlap=overlap,
         )  # fmt: skip
     except SimulatorError:
         assume(False)

@@ -99,11 +99,33 @@ def test_runs_of_ranks_fill_nodes_of_four_or_do_not(degrees, alike):
 
 def test_groups_that_lie_on_nodes_differently_are_told_apart():
     topology = load_topology("bigred200", 12)
-    found = classes_of(mesh_of(tp=3, dp=4), lambda _: 0, routes_of(topology, ()))
-    assert found.are_passes_closed == all(
-        len({members for members in found.members if set(group) & set(members)}) == 1
-        for group in ((0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11))
-    )
+    found = classes_of(mesh_of(tp=3, dp=4), lambda _: 0, routes_of(topology, {}))
+    groups = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11))
+    for members, passes in zip(found.members, found.have_passes, strict=True):
+        own = [group for group in groups if set(group) & set(members)]
+        assert (passes == "closed") == all(set(group) <= set(members) for group in own)
     assert found.is_split
     number = {rank: i for i, members in enumerate(found.members) for rank in members}
     assert number[0] != number[3]  # 0-2 lie on one node, 3-5 on two
+
+
+def test_equally_slow_nics_of_a_node_leave_its_ranks_alike():
+    """Eight GPUs with a NIC each, all of them slow: their replica is a class of its own, and in step with nothing else."""
+    topology = load_topology("selene", 32)
+    mesh = Mesh(ParallelPlan(gpus=32, tp=8, pp=2, micro_batch=1, global_batch=8).resolve(32), 8)
+    slow = dict.fromkeys(topology.links_of_node(0, "nic"), 2.0)
+    found = classes_of(mesh, lambda _: 0, routes_of(topology, slow), nic_sharers(topology))
+    assert {tuple(range(8)), tuple(range(8, 16)), tuple(range(16, 24)), tuple(range(24, 32))} == set(found.members)
+    assert set(found.have_passes) == {"closed"}
+
+
+def test_ranks_that_differ_in_whom_they_reduce_with_are_in_step_until_then():
+    """Two of eight tensor-parallel ranks reduce their gradients over slow NICs."""
+    topology = load_topology("selene", 32)
+    mesh = Mesh(ParallelPlan(gpus=32, tp=8, micro_batch=1, global_batch=8).resolve(32), 8)
+    slow = dict.fromkeys(topology.links_of_node(0, "nic")[:1], 2.0)
+    found = classes_of(mesh, lambda _: 0, routes_of(topology, slow), ())
+    by_rank = {rank: number for number, members in enumerate(found.members) for rank in members}
+    assert by_rank[0] != by_rank[7]
+    assert found.have_passes[by_rank[0]] == "closed until replicas meet"
+    assert set(found.in_step[by_rank[0]]) == set(range(32))
