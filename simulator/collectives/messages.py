@@ -170,13 +170,17 @@ def on_channels(
     steps: list[Step] = []
     for group in groups:
         nodes = by_node(group, job.topology.gpus_per_node)
-        regular = len({len(members) for members in nodes}) == 1
-        n_channels = len(nodes[0]) if regular else 1
+        n_channels = channels_of(nodes)
         for channel in range(n_channels):
             for placed in place(job, nodes, channel, n_channels):
                 job.check(len(groups) * n_channels * placed.table.n_sends)
                 steps += placed.steps(len(steps))
     return tuple(steps)
+
+
+def channels_of(nodes: Nodes) -> int:
+    """Return how many channels a group has: one per rank of a node, and one where nodes differ."""
+    return len(nodes[0]) if len({len(members) for members in nodes}) == 1 else 1
 
 
 def rounds_of_messages(job: Job, groups: Sequence[Sequence[int]], make: Callable[[int], Table]) -> tuple[Step, ...]:

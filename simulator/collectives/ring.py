@@ -14,7 +14,17 @@ from collections.abc import Sequence
 from simulator.collectives.algorithm import Algorithm, Case, Terms, by_name
 from simulator.collectives.groups import Groups, Phase
 from simulator.collectives.loads import Scales, Traffic
-from simulator.collectives.messages import Hops, Job, Nodes, Placed, on_channels, pipeline, rotated
+from simulator.collectives.messages import (
+    Hops,
+    Job,
+    Nodes,
+    Placed,
+    by_node,
+    channels_of,
+    on_channels,
+    pipeline,
+    rotated,
+)
 from simulator.collectives.nccl import LL, REDUCING, SIMPLE, TREE_US, LinkLatency, Question, is_legacy, n_steps
 from simulator.collectives.shape import GroupShape
 from simulator.collectives.table import Send, Table
@@ -211,7 +221,11 @@ class Ring(Algorithm):
         return [Phase(inside, groups.node_ring())]
 
     def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[Step, ...]:
-        """Return the messages of all channels of all groups."""
+        """Return the messages of all channels of all groups; too many are refused before they are written down."""
+        if job.collective not in _CHAINS:
+            per_node = job.topology.gpus_per_node
+            n_rounds = n_steps(job.collective, job.shape.n_ranks)
+            job.check(sum(n_rounds * len(group) * channels_of(by_node(group, per_node)) for group in groups))
         return on_channels(job, groups, self._channel)
 
     def _channel(self, job: Job, nodes: Nodes, channel: int, n_channels: int) -> list[Placed]:

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -131,8 +132,15 @@ def _numbered(function: Callable[[Item], Answer], index: int, item: Item) -> tup
     return index, function(item)
 
 
+#: what workers take until they have loaded the simulator and answer, on the clock
+START_S = 2.0
+
+
 class Pool:
     """Workers that apply functions to items; use it as a context manager.
+
+    Work begins in this process. Workers are started when what is left of it, by what an item took so far, is worth the time
+    that they take to start; or when several calls have taken twice that time, as waves of a search do.
 
     Parameters
     ----------
@@ -148,6 +156,9 @@ class Pool:
         self.scheduler = scheduler
         self._stack = ExitStack()
         self._options: dict[str, Any] = {}
+        self._spent_s = 0.0
+        self._n_calls = 0
+        self._has_started = False
 
     def __enter__(self) -> Pool:
         """Connect.
@@ -194,14 +205,31 @@ class Pool:
         tuple of (int, answer)
             Position of the item and its answer, in the order of completion.
         """
-        if not self.scheduler and (self.n_workers == 1 or len(items) <= 1):
-            for index, item in enumerate(items):
-                yield index, function(item)
+        self._n_calls += 1
+        begun_s, n_done = self._spent_s, 0
+        while n_done < len(items) and not self._starts(self._spent_s - begun_s, n_done, len(items)):
+            start_s = time.perf_counter()
+            answer = function(items[n_done])
+            self._spent_s += time.perf_counter() - start_s
+            yield n_done, answer
+            n_done += 1
+        if n_done == len(items):
             return
         import joblib
 
         parallel = joblib.Parallel(return_as="generator_unordered", batch_size=batch_size, **self._options)
-        yield from parallel(joblib.delayed(_numbered)(function, i, item) for i, item in enumerate(items))
+        yield from parallel(joblib.delayed(_numbered)(function, i, items[i]) for i in range(n_done, len(items)))
+
+    def _starts(self, spent_s: float, n_done: int, n_items: int) -> bool:
+        """Whether workers do the rest of a call of which some items have been done here."""
+        n_left = n_items - n_done
+        if not self._has_started and not self.scheduler:
+            if self.n_workers == 1 or n_left <= 1:
+                return False
+            left_s = spent_s / n_done * n_left if n_done else 0.0
+            is_worth_it = left_s * (1.0 - 1.0 / self.n_workers) > START_S
+            self._has_started = is_worth_it or (self._n_calls > 1 and self._spent_s > 2.0 * START_S)
+        return self.scheduler != "" or (self._has_started and n_left > 1)
 
 
 def check_scheduler(scheduler: str) -> None:

@@ -15,6 +15,7 @@ from simulator.explore.full_answer import WayOut
 from simulator.explore.neighbourhood import Neighbour, Site, neighbours
 from simulator.explore.trials import Trials
 from simulator.memory import MemoryReport
+from simulator.parallel.repetition import STEADY_PERIODS
 from simulator.plan import ParallelPlan
 from simulator.units import format_bytes, format_time
 
@@ -22,8 +23,10 @@ from simulator.units import format_bytes, format_time
 MOST_SIMULATED = 12
 #: pairs are tried where the fastest single change makes a step take so many times as long as if memory were no limit
 SLOW = 1.25
-#: a way out that provably takes so many times as long as the fastest known one is listed with its memory only
+#: a way out that provably takes so many times as long as the fastest known one is listed with its memory only, if it is large:
 HOPELESS = 4.0
+#: layers times micro-batches that are written down times exchanges of a layer
+LARGE = 5_000
 
 
 class _Way(NamedTuple):
@@ -58,7 +61,7 @@ def ways_out(
         for place, (bound_s, way) in enumerate(sorted(least_s, key=lambda pair: pair[0])):
             seconds = None
             best_s = min((_time_s(row) for row in rows if row["same_training"]), default=math.inf)
-            if place < MOST_SIMULATED and bound_s < HOPELESS * best_s:
+            if place < MOST_SIMULATED and (bound_s < HOPELESS * best_s or not _is_large(way.neighbour.plan, result)):
                 say(way.neighbour.name)
                 seconds = trials.plan(way.neighbour).iteration_time_s or None
             rows.append(_row(way, seconds, said))
@@ -71,6 +74,11 @@ def ways_out(
         rows = [*(pair for pair in pairs if not rows or _time_s(pair) < _time_s(rows[0])), *rows]
     unfit = sorted((way for way in ways if not way.memory.fits), key=lambda way: way.memory.peak_bytes)
     return rows + [_row(way, None, said) for way in unfit]
+
+
+def _is_large(plan: ParallelPlan, result: Result) -> bool:
+    n_written = min(plan.n_micro_batches, plan.pp + STEADY_PERIODS)
+    return len(result.model.layers) * n_written * plan.cp > LARGE
 
 
 def _time_s(row: WayOut) -> float:
