@@ -99,6 +99,10 @@ def main_command(
     repair_time: Annotated[Text, _option("Until a failed node is a spare again; 24 h.", _RUN)] = None,
     explain: Annotated[bool, _option("Simulate what would help most.", _OUT, "--explain")] = False,
     report: Annotated[Text, _option("Write an HTML report.", _OUT)] = None,
+    neighbours: Annotated[
+        Number,
+        _option("With --report: simulate up to so many answers around this one, to choose from on the page.", _OUT),
+    ] = None,
     trace: Annotated[
         Text, _option("Write a timeline: .pftrace or .json for Perfetto, .et for ASTRA-sim, a folder for HTA.", _OUT)
     ] = None,

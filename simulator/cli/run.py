@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simulator.analysis.explain import Explanation
 from simulator.answer import Result, memory_over_time
 from simulator.cli.inputs import recorded_module, run_request, settings_of, write_notes, write_warnings
 from simulator.cli.shared import after_the_answer, progress_line
-from simulator.errors import InfeasiblePlanError
+from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.full_answer import WayOut, document, simulate_counts, to_json
 from simulator.explore.named_settings import given_in
 from simulator.explore.training_run import RunRequest
 from simulator.faults import Faults
 from simulator.report import terminal
+
+if TYPE_CHECKING:
+    from simulator.explore.nearby_answers import NearbyAnswer
 
 
 def run_main(options: dict[str, Any]) -> None:
@@ -33,9 +36,10 @@ def run_main(options: dict[str, Any]) -> None:
             detail=bool(options["trace"] or options["report"] or options["explain"]), say=say,
         )  # fmt: skip
         extras = _extras(options, results, request, say)
+        nearby = _nearby(options, results[-1], request, say)
     given = given_in(settings)
     write_warnings(results[-1].idle_inputs(given), said=said)
-    _write_files(options, results, extras, {*given, *(["gpus"] if options["gpus"] else [])})
+    _write_files(options, results, extras, nearby, {*given, *(["gpus"] if options["gpus"] else [])})
     if options["json_output"]:
         print(json.dumps(document(results, **extras._asdict())))
     else:
@@ -75,7 +79,29 @@ def _extras(
     return Extras(request=request, explanation=explanation, ways_out=found)
 
 
-def _write_files(options: dict[str, Any], results: Sequence[Result], extras: Extras, given: Collection[str]) -> None:
+def _nearby(
+    options: dict[str, Any], result: Result, request: RunRequest | None, say: Callable[[str], None]
+) -> Sequence[NearbyAnswer]:
+    """Simulate what a reader of the page may choose."""
+    most = options["neighbours"]
+    if most is None:
+        return ()
+    if most < 1:
+        raise ConfigError(f"--neighbours {most}: at least 1")
+    if not options["report"]:
+        raise ConfigError("--neighbours are for a page", hint="--report out.html")
+    from simulator.explore.nearby_answers import nearby_answers
+
+    return nearby_answers(result, most, price=request.price if request else None, say=say)
+
+
+def _write_files(
+    options: dict[str, Any],
+    results: Sequence[Result],
+    extras: Extras,
+    nearby: Sequence[NearbyAnswer],
+    given: Collection[str],
+) -> None:
     last = results[-1]
     if options["trace"]:
         from simulator.trace_io.perfetto import write
@@ -91,7 +117,7 @@ def _write_files(options: dict[str, Any], results: Sequence[Result], extras: Ext
     if options["report"]:
         from simulator.report.answer_page import report
 
-        report(results, **extras._asdict(), given=given).save(options["report"])
+        report(results, **extras._asdict(), given=given, nearby=nearby).save(options["report"])
 
 
 def _print(results: Sequence[Result], extras: Extras) -> None:

@@ -20,10 +20,12 @@ from simulator.analysis.link_use import link_classes, utilization
 from simulator.analysis.passes import passes_of, table_of
 from simulator.answer import Result, memory_over_time
 from simulator.explore.full_answer import Document, Scaling, ScalingRow, WayOut, document
+from simulator.explore.nearby_answers import NearbyAnswer
 from simulator.explore.training_run import RunRequest
 from simulator.parallel.mesh import Mesh
 from simulator.report import answer_charts, tables
 from simulator.report.constants import constants_of
+from simulator.report.nearby_panel import nearby_choices
 from simulator.report.page import Part, Report, Section, Stream, make_page
 from simulator.report.timeline_chart import pipeline_data, timeline_data
 from simulator.report.topology_chart import nic_chart, topology_chart
@@ -42,12 +44,15 @@ class Shown:
     explanation : Explanation, optional
     given : collection of str
         Names of the settings that the user made; the others are defaults or derived.
+    nearby : sequence of NearbyAnswer
+        The answer and those around it.
     """
 
     document: Document | Scaling
     result: Result
     explanation: Explanation | None = None
     given: Collection[str] = ()
+    nearby: Sequence[NearbyAnswer] = ()
 
     @property
     def answers(self) -> Sequence[Document]:
@@ -149,6 +154,10 @@ def _communication(shown: Shown) -> list[Part]:
     return [tables.communication_table(rows)] if rows else []
 
 
+def _nearby(shown: Shown) -> list[Part]:
+    return [nearby_choices(shown.nearby, shown.result.plan)] if len(shown.nearby) > 1 else []
+
+
 def _inputs(shown: Shown) -> list[Part]:
     sources = tables.constants_details(constants_of(shown.result.topology))
     return [tables.input_table(shown.result.scenario, shown.given), sources]
@@ -158,6 +167,7 @@ def _inputs(shown: Shown) -> list[Part]:
 PANELS: dict[str, Panel] = {
     "time": Panel("Time", "Where the time goes", _time),
     "explained": Panel("Explained", "What decides the time, and what would help", _explained),
+    "nearby": Panel("Change one thing", "Change one thing", _nearby),
     "run": Panel("Whole run", "The whole run", _whole_run),
     "scaling": Panel("Scaling", "Scaling", _scaling),
     "pipeline": Panel("Pipeline", "The pipeline", _pipeline),
@@ -176,6 +186,7 @@ def report(
     explanation: Explanation | None = None,
     ways_out: list[WayOut] | None = None,
     given: Collection[str] = (),
+    nearby: Sequence[NearbyAnswer] = (),
 ) -> Report:
     """Make the page of one result, or of several on growing numbers of GPUs, of which the last is shown.
 
@@ -191,6 +202,8 @@ def report(
         Of a plan that does not fit, as :func:`simulator.explore.out_of_memory.ways_out` returns them.
     given : collection of str
         Names of the settings that the user made.
+    nearby : sequence of NearbyAnswer
+        As :func:`simulator.explore.nearby_answers.nearby_answers` returns them, of the last result.
     """
     last = results[-1]
     shown = Shown(
@@ -198,6 +211,7 @@ def report(
         result=last,
         explanation=explanation,
         given=given,
+        nearby=nearby,
     )
     answer = shown.answer
     sections = [Section(key, panel.name, panel.title, panel.draw(shown)) for key, panel in PANELS.items()]

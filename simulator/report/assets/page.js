@@ -212,6 +212,7 @@
     const stream = new Blob([bytes.subarray(0, length)]).stream().pipeThrough(new DecompressionStream("deflate"));
     return new Response(stream).text();
   }
+  window.Page = { unpacked, timeText, bytesText };
   let starting, streams;
   function startLibrary() {
     starting ||= (async () => {
