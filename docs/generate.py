@@ -38,7 +38,7 @@ from simulator.interop import FORMATS
 from simulator.interop.table import table_page
 from simulator.plan import GROUPS, SETTINGS, Setting
 from simulator.replay.recorded_tables import RecordedTable
-from simulator.replay.replay_answer import OperatorAnswer, ReplayAnswer, StageAnswer
+from simulator.replay.replay_answer import OperatorAnswer, PlanAnswer, ReplayAnswer, StageAnswer
 from simulator.replay.straggler_slowdowns import SlowdownRow
 from simulator.topology.cluster_spec import ClusterSpec
 from simulator.topology.device import DeviceFile
@@ -278,7 +278,7 @@ def _default(value: Any) -> str:
 #: what prints them -> types of answers
 ANSWERS: dict[str, tuple[type, ...]] = {
     "simulate --json": (Document, Scaling),
-    "simulate replay --json": (ReplayAnswer, OperatorAnswer, StageAnswer),
+    "simulate replay --json": (ReplayAnswer, PlanAnswer, OperatorAnswer, StageAnswer),
     "simulate trace info --json": (TraceFacts,),
     "simulate trace kernels --json, and the other analyses": (
         RecordedTable,

@@ -73,6 +73,11 @@ def recorded_job(
     return PlannedJob(spec=spec, plan=plan.resolve(world), topology=topology.subset(world))
 
 
+def tells_model(trace: Trace) -> bool:
+    """Whether shapes of the recorded operators tell the model."""
+    return _Shapes(trace).tells
+
+
 def typical_cluster(trace: Trace, n_gpus: int = 0) -> Topology:
     """Return a shipped cluster of the trace's GPUs, large enough for ``n_gpus`` or its ranks.
 

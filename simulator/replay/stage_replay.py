@@ -19,7 +19,8 @@ from simulator.replay.replayed import NoLinks, ReplayCosts
 from simulator.schedules import Action, Placement, Table, build_table, placement_of
 from simulator.timeline import Timeline
 from simulator.topology import Topology
-from simulator.trace_io.trace_record import CollectiveCall, StageTimes
+from simulator.trace_io.trace_record import COMPUTE as COMPUTE_KIND
+from simulator.trace_io.trace_record import CollectiveCall, RankTrace, StageTimes, Step, Trace
 from simulator.units import to_s
 
 #: the schedule that the measured iterations are taken to have run
@@ -174,8 +175,64 @@ def regrouped(times: StageTimes, change: PlanChange, recorded: Mapping[str, Any]
 
     return StageTimes(
         forward_s=new(forward), backward_s=new(times.backward_s),
-        iteration_s=tuple(times.iteration_s[i % len(times.iteration_s)] for i in range(pp)), pp=pp,
+        iteration_s=tuple(times.iteration_s[i % len(times.iteration_s)] for i in range(pp)), pp=pp, rest_s=times.rest_s,
     )  # fmt: skip
+
+
+def stage_times_of(trace: Trace) -> StageTimes:
+    """Take forwards and backwards of every stage out of a pipelined job's operations.
+
+    Of data-parallel replicas, the one that computes longest in a step counts: the others wait for it. What a step takes
+    before the first forward and behind the last backward (gathers, reductions, the optimizer) stays as it is.
+
+    Raises
+    ------
+    TraceError
+        If the trace does not say which rank is which stage, or its steps do not hold the same micro-batches.
+    """
+    stages = sorted(set(trace.stage_of.values()))
+    replicas: list[list[RankTrace]] = []
+    for rank in trace.ranks:
+        stage = trace.stage_of.get(rank.rank, -1)
+        mine = next((group for group in replicas if len(group) == stages.index(stage)), None) if stage >= 0 else None
+        if mine is None:
+            replicas.append(mine := [])
+        mine.append(rank)
+    steps = trace.ranks[0].steps
+    chosen: list[list[list[tuple[list[float], list[float]]]]] = []
+    rest = []
+    for step in steps:
+        found = [[_computed(rank, step) for rank in group] for group in replicas if len(group) == len(stages)]
+        if not found or len({len(row) for group in found for pair in group for row in pair[:2]}) != 1:
+            raise TraceError(
+                f"step {step.number}: stages hold different numbers of micro-batches, or are not all recorded"
+            )
+        slowest = max(found, key=lambda group: sum(sum(pair[0]) + sum(pair[1]) for pair in group))
+        chosen.append([[(pair[0], pair[1])] for pair in slowest])
+        begin = min(pair[2] for group in found for pair in group)
+        end = max(pair[3] for group in found for pair in group)
+        rest.append((step.end_ns - step.start_ns - (end - begin)) / 1e9)
+
+    def rows(side: int) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        return tuple(tuple(tuple(step[stage][0][side]) for step in chosen) for stage in range(len(stages)))
+
+    lengths = tuple((step.end_ns - step.start_ns) / 1e9 for step in steps)
+    return StageTimes(
+        forward_s=rows(0), backward_s=rows(1), iteration_s=(lengths,) * len(stages), rest_s=tuple(rest), pp=len(stages)
+    )
+
+
+def _computed(rank: RankTrace, step: Step) -> tuple[list[float], list[float], int, int]:
+    """Seconds of the forwards and backwards of one rank in a step, in order; start of the first and end of the last."""
+    ops = rank.ops
+    inside = np.flatnonzero((ops.start_ns >= step.start_ns) & (ops.start_ns < step.end_ns) & (ops.kind == COMPUTE_KIND))
+    sides: tuple[list[float], list[float]] = ([], [])
+    for op in inside.tolist():
+        side = rank.names[ops.name[op]].startswith("backward")
+        sides[side].append(int(ops.end_ns[op] - ops.start_ns[op]) / 1e9)
+    if not len(inside):
+        return [], [], step.start_ns, step.end_ns
+    return *sides, int(ops.start_ns[inside].min()), int(ops.end_ns[inside].max())
 
 
 def replay_stages(
@@ -213,7 +270,8 @@ def replay_stages(
     if any(len(row) < n_iterations for row in times.iteration_s):
         raise TraceError("the iteration times of some ranks are missing")
     measured = tuple(max(row[i] for row in times.iteration_s) for i in chosen)
-    known = dict(zip(chosen, measured, strict=True))
+    rest = {i: times.rest_s[i] if times.rest_s else 0.0 for i in chosen}
+    known = {i: seconds - rest[i] for i, seconds in zip(chosen, measured, strict=True)}
     pipeline = _Pipeline(changed or times, schedule)
     given, predicted = (messages or StageMessages()).of(changed or times), chosen
     if given is None:
@@ -225,11 +283,13 @@ def replay_stages(
     timelines = [pipeline.run(i, message_s) for i in predicted]
     return StageReplay(
         iterations=predicted,
-        simulated_s=tuple(to_s(timeline.makespan_ps) for timeline in timelines),
-        measured_s=tuple(known[i] for i in predicted),
+        simulated_s=tuple(
+            to_s(timeline.makespan_ps) + rest[i] for i, timeline in zip(predicted, timelines, strict=True)
+        ),
+        measured_s=tuple(known[i] + rest[i] for i in predicted),
         message_s=sum(message_s.values()) / max(len(message_s), 1),
         basis=basis,
-        compute_only_s=to_s(pipeline.run(predicted[-1], {}).makespan_ps),
+        compute_only_s=to_s(pipeline.run(predicted[-1], {}).makespan_ps) + rest[predicted[-1]],
         timeline=timelines[-1],
         as_recorded=changed is None,
     )

@@ -27,10 +27,11 @@ from simulator.replay.changes_of_ranks import (
     remove_straggler,
     slow_down,
 )
+from simulator.replay.changes_of_repeats import repeat
 from simulator.replay.operator_replay import OperatorReplay, replay_operators
-from simulator.replay.recorded_job import recorded_job, typical_cluster
+from simulator.replay.recorded_job import recorded_job, tells_model, typical_cluster
 from simulator.replay.replayed import Replay, replay
-from simulator.replay.stage_replay import StageMessages, StageReplay, regrouped, replay_stages
+from simulator.replay.stage_replay import StageMessages, StageReplay, regrouped, replay_stages, stage_times_of
 from simulator.replay.waiting import replay_confidence
 from simulator.topology import LINK_KINDS, Topology
 from simulator.topology.device import Device
@@ -179,6 +180,9 @@ def edit(whole: Reconstruction, what: WhatIf) -> Reconstruction:
     """
     if what.missing_ranks:
         whole = infer_missing(whole)
+    for name, wanted in (("layers", what.plan.layers), ("micro-batches", what.plan.micro_batches)):
+        if wanted:
+            whole = repeat(whole, name, what.recorded[name.replace("-", "_")], wanted)
     if what.ideal:
         whole = ideal(whole)
     if what.ideal_peers:
@@ -319,7 +323,9 @@ def what_if(
         return Outcome(
             trace=trace, stages=replay_stages(trace.stage_times, schedule=schedule, messages=sent, changed=stages)
         )
-    if what.plan:
+    if what.plan and trace.format == "pipeline_ops" and what.model is None:
+        return _restaged(trace, what, schedule)
+    if what.plan and not _only_repeats(trace, what):
         return Outcome(trace=trace, planned=_planned(trace, what))
     if messages is not None or schedule != "1f1b":
         raise TraceError(
@@ -351,6 +357,25 @@ def what_if(
         edited, changed, unchanged=identity, groups=groups, devices=(what.machine.device, what.measured_device)
     )
     return Outcome(trace=trace, identity=identity, changed=changed, confidence=sure, notes=tuple(filter(None, notes)))
+
+
+def _only_repeats(trace: Trace, what: WhatIf) -> bool:
+    """Whether a trace that does not tell its model is asked about no more than what repeats in it."""
+    plan, known = what.plan, what.recorded
+    if what.model is not None or plan.settings or plan.hidden or tells_model(trace):
+        return False
+    return (not plan.layers or "layers" in known) and (not plan.micro_batches or "micro_batches" in known)
+
+
+def _restaged(trace: Trace, what: WhatIf, schedule: str) -> Outcome:
+    """Replay what a pipelined job's operations say of its stages with other stages, layers or micro-batches."""
+    if what.without("plan", "recorded"):
+        raise TraceError("other stages of a pipelined job: not together with other changes", hint="one at a time")
+    times = stage_times_of(trace)
+    changed = regrouped(times, what.plan, what.recorded)
+    return Outcome(
+        trace=replace(trace, stage_times=times), stages=replay_stages(times, schedule=schedule, changed=changed)
+    )
 
 
 def _planned(trace: Trace, what: WhatIf) -> PlanPrediction:

@@ -320,6 +320,8 @@ class StageTimes:
         The same for input loading; empty where unknown.
     iteration_s : tuple
         ``[rank][iteration]``, as measured around the whole step.
+    rest_s : tuple of float
+        Of every iteration, what it takes before and behind the pipeline; empty where unknown.
     dp, pp, tp : int
         Degrees.
     """
@@ -328,6 +330,7 @@ class StageTimes:
     backward_s: tuple[tuple[tuple[float, ...], ...], ...]
     load_s: tuple[tuple[tuple[float, ...], ...], ...] = ()
     iteration_s: tuple[tuple[float, ...], ...]
+    rest_s: tuple[float, ...] = ()
     dp: int = 1
     pp: int = 1
     tp: int = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
 from simulator.replay.changes_of_plan import PlanChange, PlannedJob, efficiency_of, predict_plan
 from simulator.replay.recorded_job import recorded_job
-from simulator.replay.stage_replay import regrouped
+from simulator.replay.stage_replay import regrouped, stage_times_of
 from simulator.replay.what_if import WhatIf, what_if
 from simulator.scenario import Scenario
 from simulator.trace_io import read
@@ -161,3 +162,59 @@ def test_stages_merge_split_and_repeat():
         regrouped(times, PlanChange(layers=4), {})
     with pytest.raises(TraceError, match="hold no tp"):
         regrouped(times, PlanChange(settings={"tp": 2}), {})
+
+
+def kernels_of_layers(path, *, steps, layers, per_layer, last):
+    """Steps of kernels of 100 us that follow each other, each layer's alike, and one of another name behind them."""
+    events, at, number = [], 1000.0, 0
+    for step in range(steps):
+        events.append({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "pid": 1, "tid": 1,
+                       "ts": 10.0 * step, "dur": 10.0})  # fmt: skip
+        names = [f"block_{i}" for _ in range(layers) for i in range(per_layer)] + [f"head_{i}" for i in range(last)]
+        for place, name in enumerate(names):
+            number += 1
+            launch = 10.0 * step + place * 9.0 / len(names)
+            events.append({"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": launch,
+                           "dur": 0.01, "args": {"correlation": number}})  # fmt: skip
+            events.append({"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": at, "dur": 100.0,
+                           "args": {"stream": 7, "device": 0, "correlation": number}})  # fmt: skip
+            at += 100.0
+    path.write_text(json.dumps({"traceEvents": events}))
+    return read(path)
+
+
+def test_layers_are_what_repeats_where_no_shapes_tell(tmp_path):
+    """Three steps of 4 layers of 2 kernels and a head of 3: 1.1 ms; with 8 layers 1.9 ms, with 2 layers 0.7 ms."""
+    trace = kernels_of_layers(tmp_path / "a.json", steps=3, layers=4, per_layer=2, last=3)
+    for layers, expected_s in ((8, 1.9e-3), (4, 1.1e-3), (2, 0.7e-3)):
+        found = what_if(trace, WhatIf(plan=PlanChange(layers=layers), recorded={"layers": 4}))
+        assert found.iteration_s == pytest.approx(expected_s, rel=0.01)
+    with pytest.raises(TraceError, match="cannot be its micro-batches"):
+        what_if(trace, WhatIf(plan=PlanChange(micro_batches=2), recorded={"micro_batches": 7}))
+
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared traces are not beside this checkout")
+def test_the_stages_of_a_pipelined_job_give_back_what_was_recorded():
+    trace = read(SHARED / "straggler" / "data" / "trace-ST.csv.gz")
+    same = what_if(trace, WhatIf(plan=PlanChange(micro_batches=4))).stages
+    assert same.error == pytest.approx(0.0, abs=0.01)
+    double = what_if(trace, WhatIf(plan=PlanChange(micro_batches=8))).stages
+    # in the steady state of 1F1B, each further micro-batch takes a forward and a backward of the slowest stage
+    times = stage_times_of(trace)
+    per_stage = [np.mean(f[2:]) + np.mean(b[2:]) for f, b in zip(times.forward_s, times.backward_s, strict=True)]
+    further_s = np.mean(double.simulated_s) - np.mean(same.simulated_s)
+    assert further_s == pytest.approx(4 * max(per_stage), rel=0.05)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared traces are not beside this checkout")
+def test_communication_in_backward_predicts_the_recording_that_has_it_there():
+    """The same training before and after its reductions moved into the backward pass: 61.51 and 60.76 ms a step."""
+    folder = SHARED / "modded-nanogpt" / "2025-10-31_AdamSyncGradientHook"
+    before, after = (read(next(folder.glob(f"*-{name}-gpu-*"))) for name in ("current", "hook"))
+    found = what_if(before, WhatIf(overlap=True))
+    truth = what_if(after).iteration_s
+    assert found.iteration_s == pytest.approx(truth, rel=0.025)
+    assert found.iteration_s < found.identity.simulated_usage.iteration_s
