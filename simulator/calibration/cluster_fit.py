@@ -6,6 +6,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from simulator.calibration.tables import plain_yaml
 from simulator.collectives import COLLECTIVES
 from simulator.collectives.constants import layered, merge, shipped
 from simulator.collectives.shape import GroupShape
+from simulator.collectives.tuner import choose
 from simulator.config import did_you_mean, read_text, resolve_name
 from simulator.errors import CalibrationError, ConfigError
 from simulator.interop import import_topology, is_foreign
@@ -84,6 +86,8 @@ class ClusterFit:
         Errors with shipped and with fitted constants, by ``"<fit or held out>, <collective>, <sizes>"``.
     n_fitted, n_held_out : int
         Rows.
+    ll128_measured : bool
+        Whether rows between nodes ran LL128, so that its rate is theirs and not bounded by that of Simple.
     notes : tuple of str
         What was left out.
     """
@@ -97,6 +101,7 @@ class ClusterFit:
     after: Mapping[str, Residuals]
     n_fitted: int
     n_held_out: int
+    ll128_measured: bool = False
     notes: tuple[str, ...] = ()
 
     def section(self, part: str) -> dict[str, Any]:
@@ -119,6 +124,8 @@ class ClusterFit:
                 node.setdefault(keys[-1], [None] * length)[last] = value
             else:
                 node[keys[-1]] = value
+        if part == "between" and tree and self.ll128_measured:
+            tree["ll128_measured"] = True
         return tree
 
 
@@ -161,17 +168,20 @@ def fit_cluster(rows: Sequence[Measured], topology: str) -> ClusterFit:
     fit, test = hold_out(bare)
     if not fit:
         raise CalibrationError(f"no rows of {topology} to fit to", hint="all of them are marked split=test")
-    fitted = dict(table)
+    fitted = deepcopy(table)
     undetermined: dict[str, str] = {}
     places: list[Place] = []
     for part in ("inside", "between"):
         chosen = [row for row in fit if (row.shape.n_nodes > 1) == (part == "between")]
         if not chosen:
             continue
+        if part == "between":
+            fitted["between"][protocol]["ll128_measured"] = any(map(_runs_ll128, chosen))
         free, reasons = determined(fitted, _candidates(fitted, part, chosen), chosen)
         undetermined |= {place_name(_short(place)): why for place, why in reasons.items()}
         if free:
-            fitted = fit_block(fitted, Block(name=part, paths=tuple(free), rows=lambda _: True), chosen, ridge=0.01)
+            block = Block(name=part, paths=tuple(free), rows=lambda _: True)
+            fitted = fit_block(fitted, block, chosen, rows_per_cluster=math.inf).table
             places += free
     if not places:
         raise CalibrationError(
@@ -193,8 +203,14 @@ def fit_cluster(rows: Sequence[Measured], topology: str) -> ClusterFit:
         after=_grouped(fit, test, fitted),
         n_fitted=len(fit),
         n_held_out=len(test),
+        ll128_measured=bool(fitted["between"][protocol].get("ll128_measured", False)),
         notes=tuple(notes),
     )  # fmt: skip
+
+
+def _runs_ll128(row: Measured) -> bool:
+    choice = choose(row.collective, row.n_bytes, row.shape, row.algorithm, row.protocol)
+    return choice.protocol == "ll128"
 
 
 def _one_version(rows: Sequence[Measured]) -> tuple[list[Measured], list[str]]:

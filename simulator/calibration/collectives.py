@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from simulator.calibration.robust import AT_BOUND, FloatArray, Residuals, minimise
+from simulator.calibration.robust import AT_BOUND, FloatArray, Residuals, minimise, standard_deviations
 from simulator.calibration.tables import read_rows
 from simulator.collectives import COLLECTIVES
 from simulator.collectives.benchmark import Conditions, benchmark_time_s, conditions_of
+from simulator.collectives.constants import FALLBACK
 from simulator.collectives.shape import GroupShape, shape_of
 from simulator.collectives.tuner import table_constants
 from simulator.errors import CalibrationError
@@ -212,40 +214,89 @@ def with_values(
     return changed
 
 
-def fit_block(
-    table: Mapping[str, Any], block: Block, rows: Sequence[Measured], *, ridge: float = 0.02
-) -> dict[str, Any]:
-    """Fit a block by robust least squares on logarithms of time.
+#: standard deviation of the logarithm of a row about its prediction: rounding, choices near their crossing, noise of clusters
+ROW_SPREAD = 0.1
+#: rows of one cluster are alike: together they count as this many, however many there are
+ROWS_PER_CLUSTER = 50.0
+#: microseconds by which launch and setup differ between machines and releases
+BASE_SPREAD_US = 5.0
 
-    A weak pull towards the present values settles what the rows do not determine; efficiencies stay below
-    one.
+
+def expected_spread(path: Sequence[str | int], value: float) -> float:
+    """Return how far a class may lie from the physical prior where the table starts, as a standard deviation of its logarithm.
+
+    Wire shares of Simple are known to a tenth between nodes and to two tenths inside: headers have known sizes, PCIe and
+    NICs known limits. Those of LL128 depend on how lines reach the wire, those of LL and all latencies on threads and fabrics.
+    """
+    if "efficiency" in path or "across" in path:
+        of_simple = 0.1 if path[0] == "between" else 0.2
+        low, middle = 0.7, of_simple if "p2p" in path else 0.3
+        return {"0": low, "1": middle}.get(str(path[-1]), of_simple)
+    if "rendezvous" in path or {"fill_us", "fill_mib", "line_gb_per_s"} & set(path):
+        return 1.0
+    if "base_us" in path:
+        return min(1.0, max(0.3, BASE_SPREAD_US / value))
+    return 0.3 if "socket_gb_per_s" in path else 0.7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedBlock:
+    """Constants of a block, and one standard deviation of the logarithm of each.
 
     Parameters
     ----------
-    ridge : float
-        Weight of that pull per constant.
+    table : dict
+        The whole table with the block's new values.
+    spread : dict
+        Place to standard deviation; as wide as the prior where rows say nothing.
+    """
 
-    Returns
-    -------
-    dict
-        A new table.
+    table: dict[str, Any]
+    spread: dict[tuple[str | int, ...], float]
+
+
+def row_weights(rows: Sequence[Measured], rows_per_cluster: float = ROWS_PER_CLUSTER) -> FloatArray:
+    """Return the weight of each row, so that a cluster with many rows counts as so many of them."""
+    total: dict[str, float] = {}
+    for row in rows:
+        total[row.topology] = total.get(row.topology, 0.0) + row.weight
+    return np.array([row.weight * min(1.0, rows_per_cluster / total[row.topology]) for row in rows])
+
+
+def fit_block(
+    table: Mapping[str, Any], block: Block, rows: Sequence[Measured], *, rows_per_cluster: float = ROWS_PER_CLUSTER
+) -> FittedBlock:
+    """Fit a block: a class is its physical prior, moved as far as its clusters bear it out.
+
+    Robust least squares on logarithms of time beside a pull towards where the table starts, each in units of its own
+    spread: the maximum of a hierarchical posterior (Gelman et al., Bayesian Data Analysis, section 5.4, with fixed
+    variances). Wire shares stay below one.
+
+    Parameters
+    ----------
+    rows_per_cluster : float
+        Infinite where the constants are one cluster's own.
     """
     chosen = [row for row in rows if block.rows(row)]
+    priors = np.array([expected_spread(path, float(get_path(table, path))) for path in block.paths])
     if not chosen:
-        return dict(table)
+        return FittedBlock(table=dict(table), spread=dict(zip(block.paths, priors.tolist(), strict=True)))
     target = np.log([row.time_s for row in chosen])
-    weight = np.sqrt([row.weight for row in chosen])
+    weight = np.sqrt(row_weights(chosen, rows_per_cluster))
     origin = np.log([max(1e-9, float(get_path(table, path))) for path in block.paths])
 
     def residuals(x: FloatArray) -> FloatArray:
         times = predicted_s(chosen, with_values(table, block.paths, np.exp(x)))
-        return np.concatenate([weight * (np.log(times) - target), ridge * math.sqrt(len(chosen)) * (x - origin)])
+        return np.concatenate([weight * (np.log(times) - target), ROW_SPREAD * (x - origin) / priors])
 
     upper = np.array([0.0 if {"efficiency", "across"} & set(path) else np.inf for path in block.paths])
     bounds = (np.full(len(upper), -np.inf), upper)
     start = np.minimum(origin, upper - AT_BOUND)
-    best, _, _ = minimise(residuals, start, bounds, scale=0.1, max_evaluations=30, step=1e-3)
-    return with_values(table, block.paths, np.exp(best))
+    best, _, slopes = minimise(residuals, start, bounds, scale=ROW_SPREAD, max_evaluations=30, step=1e-3)
+    spread = np.minimum(standard_deviations(slopes, ROW_SPREAD**2), priors)
+    return FittedBlock(
+        table=with_values(table, block.paths, np.exp(best)), spread=dict(zip(block.paths, spread.tolist(), strict=True))
+    )
 
 
 def rounded(tree: Any) -> Any:
@@ -255,6 +306,22 @@ def rounded(tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return [rounded(value) for value in tree]
     return float(f"{tree:.4g}") if isinstance(tree, float) else tree
+
+
+def with_uncertainty(fitted: FittedBlock) -> dict[str, Any]:
+    """Return a table with a section ``uncertainty``: one standard deviation of what was fitted, as a share of the value."""
+    tree: dict[str, Any] = {}
+    for place, spread in fitted.spread.items():
+        *sections, key = [part for part in place if not isinstance(part, int)]
+        node = tree
+        for section in sections:
+            node = node.setdefault(str(section), {})
+        if isinstance(place[-1], int):
+            values = node.setdefault(str(key), [None] * len(get_path(fitted.table, place[:-1])))
+            values[place[-1]] = round(spread, 2)
+        else:
+            node[str(key)] = round(spread, 2)
+    return {**fitted.table, "uncertainty": tree}
 
 
 def write_table(table: Mapping[str, Any], path: Path, header: str) -> None:
@@ -269,10 +336,21 @@ def write_table(table: Mapping[str, Any], path: Path, header: str) -> None:
     lines.append(f"source: {_flow(str(table['source']))}")
     for part in ("inside", "between"):
         lines.append(f"{part}:")
-        for name, section in table[part].items():
-            lines.append(f'  "{name}":' if "<" in name or "@" in name else f"  {name}:")
-            lines += [f"    {key}: {_flow(value)}" for key, value in rounded(section).items()]
+        lines += _section_lines(table[part], 2)
+    if "uncertainty" in table:
+        lines.append("uncertainty:  # one standard deviation as a share of the value; null: not fitted")
+        for part, sections in table["uncertainty"].items():
+            lines += [f"  {part}:", *_section_lines(sections, 4)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _section_lines(sections: Mapping[str, Any], indent: int) -> list[str]:
+    lines = []
+    for name, section in sections.items():
+        quoted = f'"{name}"' if "<" in name or "@" in name else name
+        lines.append(" " * indent + f"{quoted}:")
+        lines += [" " * (indent + 2) + f"{key}: {_flow(value)}" for key, value in rounded(section).items()]
+    return lines
 
 
 def _flow(value: Any) -> str:
@@ -298,22 +376,32 @@ def errors_of(rows: Sequence[Measured], table: Mapping[str, Any]) -> Residuals:
     return Residuals.of(relative_errors(rows, table))
 
 
-def fit_all(table: Mapping[str, Any], blocks: Sequence[Block], rows: Sequence[Measured]) -> dict[str, Any]:
+def fit_all(table: Mapping[str, Any], blocks: Sequence[Block], rows: Sequence[Measured]) -> FittedBlock:
     """Fit block after block."""
     fitted = dict(table)
+    spread: dict[tuple[str | int, ...], float] = {}
     for block in blocks:
-        fitted = fit_block(fitted, block, rows)
-    return fitted
+        found = fit_block(fitted, block, rows)
+        fitted, spread = found.table, {**spread, **found.spread}
+    return FittedBlock(table=fitted, spread=spread)
 
 
-def leave_one_out(
-    table: Mapping[str, Any],
-    blocks: Sequence[Block],
-    rows: Sequence[Measured],
-    *,
-    smallest_bytes: int = 2**20,
-) -> dict[str, Residuals]:
-    """Fit without one cluster at a time and predict it.
+def _concerned(blocks: Sequence[Block], left: Sequence[Measured]) -> list[Block]:
+    """Return the blocks whose constants price some rows: those of their GPUs, and between nodes those of their transport."""
+    classes = {("inside", row.shape.generation) for row in left}
+    classes |= {("between", row.shape.protocol) for row in left if row.shape.n_nodes > 1}
+    classes |= {(part, FALLBACK[name]) for part, name in classes if name in FALLBACK}
+
+    def prices(place: Sequence[str | int]) -> bool:
+        return (place[0], re.split(r"[.@]", str(place[1]))[0]) in classes
+
+    return [block for block in blocks if any(map(prices, block.paths))]
+
+
+def left_out_errors(
+    table: Mapping[str, Any], blocks: Sequence[Block], rows: Sequence[Measured]
+) -> dict[str, tuple[list[Measured], FloatArray]]:
+    """Fit without one cluster at a time and predict it: its rows, and ``predicted / measured - 1`` of each.
 
     A class that only the left-out cluster has measured keeps the constants of the starting table.
 
@@ -321,21 +409,26 @@ def leave_one_out(
     ----------
     table : mapping
         Where every fit starts: constants that have not seen the left-out cluster.
-    smallest_bytes : int
-        Only sizes from here on count.
-
-    Returns
-    -------
-    dict
-        Cluster to errors, and ``"all"`` for all of them together.
     """
-    result: dict[str, Residuals] = {}
-    everything: list[FloatArray] = []
+    found: dict[str, tuple[list[Measured], FloatArray]] = {}
     for cluster in sorted({row.topology for row in rows}):
         kept = [row for row in rows if row.topology != cluster and row.split == "fit"]
-        left = [row for row in rows if row.topology == cluster and row.n_bytes >= smallest_bytes]
-        relative = relative_errors(left, fit_all(table, blocks, kept))
-        everything.append(relative)
-        result[cluster] = Residuals.of(relative)
-    result["all"] = Residuals.of(np.concatenate(everything) if everything else np.zeros(0))
+        left = [row for row in rows if row.topology == cluster]
+        fitted = fit_all(table, _concerned(blocks, left), kept).table
+        found[cluster] = left, predicted_s(left, fitted) / np.array([row.time_s for row in left]) - 1.0
+    return found
+
+
+def summed_up(
+    found: Mapping[str, tuple[Sequence[Measured], FloatArray]], smallest_bytes: int = 2**20
+) -> dict[str, Residuals]:
+    """Return errors by cluster, and ``"all"`` of them together, each row as often as it was measured; only large sizes count."""
+    errors = {}
+    for cluster, (rows, relative) in found.items():
+        large = [
+            (row.weight, error) for row, error in zip(rows, relative, strict=True) if row.n_bytes >= smallest_bytes
+        ]
+        errors[cluster] = np.array([error for weight, error in large for _ in range(int(weight))])
+    result = {cluster: Residuals.of(relative) for cluster, relative in errors.items() if len(relative)}
+    result["all"] = Residuals.of(np.concatenate([*errors.values(), np.zeros(0)]))
     return result

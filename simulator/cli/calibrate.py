@@ -147,7 +147,7 @@ def _say_written(out: str | None) -> None:
 
 def _all_clusters(paths: Sequence[Path], out: str | None, *, leave_one_out: bool, json_output: bool) -> None:
     from simulator.calibration.collective_fit import describe, fitted_table, left_out, write_fitted
-    from simulator.calibration.collectives import read_measured
+    from simulator.calibration.collectives import read_measured, summed_up
     from validation.tables.reader import find_table
 
     rows = [row for path in paths for row in read_measured(find_table(path))]
@@ -155,7 +155,7 @@ def _all_clusters(paths: Sequence[Path], out: str | None, *, leave_one_out: bool
     times = f"{n_clusters} times, each time without one cluster" if leave_one_out else "once, all clusters together"
     print(f"fitting {times} ...", file=sys.stderr)
     if leave_one_out:
-        errors = left_out(rows)
+        errors = summed_up(left_out(rows))
         if json_output:
             print(json.dumps({"left_out": {name: _plain(found) for name, found in errors.items()}}, allow_nan=False))
         else:

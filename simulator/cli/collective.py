@@ -38,6 +38,7 @@ def collective(
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Predict a collective by size, alone on its links, in the columns of nccl-tests."""
+    from simulator.analysis.collective_confidence import collective_interval
     from simulator.collectives.benchmark import benchmark_table, size_range
     from simulator.interop import open_topology
     from simulator.network import NETWORKS
@@ -56,7 +57,18 @@ def collective(
         _compare(name, machine, {kind: predict(network=kind) for kind in NETWORKS}, used, plot, as_json=json_output)
         return
     rows = predict(network=network)
-    print(_dump(_document(name, machine, rows, used)) if json_output else _table(name, machine, rows, used))
+    intervals = [collective_interval(row.n_bytes, machine.n_nodes) for row in rows]
+    if json_output:
+        document = _document(name, machine, rows, used)
+        for plain, interval in zip(document["rows"], intervals, strict=True):
+            plain |= {"low_s": plain["time_s"] * interval.low, "high_s": plain["time_s"] * interval.high}
+        print(_dump({**document, "interval_basis": intervals[-1].basis}))
+    else:
+        print(_table(name, machine, rows, used))
+        for interval in dict.fromkeys(intervals):
+            print(
+                f"# 80 % interval {interval.sizes}: {interval.low:.2f} to {interval.high:.2f} of the time ({interval.basis})"
+            )
     _draw(plot, name, machine, {f"{machine.n_gpus} GPUs": rows})
 
 

@@ -170,15 +170,18 @@ class Inside:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Between:
-    """Constants between nodes."""
+    """Constants between nodes; ``ll128_measured`` where a cluster's own rows tell the rate of LL128."""
 
     ring: Path
     tree: Path
     p2p: Messages
     rendezvous: Rendezvous
+    ll128_measured: bool = False
 
     def __post_init__(self) -> None:
-        """Keep LL128 within its share of what Simple reaches: measured where it is chosen, it is asked for elsewhere."""
+        """Keep LL128 of a class within its share of what Simple reaches: it is asked for where it was not measured, too."""
+        if self.ll128_measured:
+            return
         for name in ("ring", "tree"):
             path: Path = getattr(self, name)
             low, middle, high = path.efficiency
@@ -258,6 +261,7 @@ def parse_between(data: Mapping[str, Any]) -> Between:
         tree=_read(Path, data["tree"]),
         p2p=_read(Messages, data["p2p"]),
         rendezvous=_read(Rendezvous, data.get("rendezvous", {})),
+        ll128_measured=bool(data.get("ll128_measured", False)),
     )
 
 

@@ -116,7 +116,10 @@ def find_channels(shape: GroupShape) -> Channels:
     inter = max((s for s in _INTER_SPEEDS if s <= nic + 1e-9), default=_INTER_SPEEDS[-1])
     if shape.ranks_per_node > 1 and shape.wiring == "pcie":
         inter = min(inter, per_channel)
-    return _duplicate(shape, max(1, shape.n_nics), inter)
+    n_inter = max(1, shape.n_nics)
+    if shape.ranks_per_node > 1 and shape.wiring == "switch":  # every ring passes through every GPU of the node
+        n_inter = min(n_inter, math.ceil(speed / inter))
+    return _duplicate(shape, n_inter, inter)
 
 
 def _duplicate(shape: GroupShape, n_channels: int, speed: float) -> Channels:
@@ -149,8 +152,19 @@ def is_legacy(shape: GroupShape) -> bool:
     return bool(shape.nccl) and version_key(shape.nccl) < (2, 12)
 
 
-def has_ll128(shape: GroupShape) -> bool:
-    """Whether LL128 is on: its lines of 128 bytes must arrive in order."""
+def has_protocol(protocol: str, shape: GroupShape) -> bool:
+    """Whether a protocol is on: LL needs its 8 bytes, LL128 its lines of 128 to arrive in order.
+
+    References
+    ----------
+    aws/aws-ofi-nccl, issue 76 and pull requests 280 and 850: its plugin sets ``NCCL_PROTO=simple`` on EFA before P5.
+    """
+    if protocol != "simple" and shape.protocol == "efa" and shape.generation in ("volta", "ampere"):
+        return is_legacy(shape)
+    return protocol != "ll128" or _has_ll128(shape)
+
+
+def _has_ll128(shape: GroupShape) -> bool:
     legacy = is_legacy(shape) and shape.generation == "ampere" and shape.n_nodes == 1
     return shape.wiring != "pcie" and not legacy
 

@@ -18,7 +18,7 @@ from simulator.collectives.algorithm import Algorithm, Case, Terms, by_name
 from simulator.collectives.groups import Groups, Phase
 from simulator.collectives.loads import FloatArray, IntArray, Scales, Traffic
 from simulator.collectives.messages import Hops, Job, Nodes, Placed, on_channels, pipeline, rotated
-from simulator.collectives.nccl import LL, PROTOCOLS, TREE_US, Question, log_nodes
+from simulator.collectives.nccl import LL, PROTOCOLS, TREE_US, Question, is_legacy, log_nodes, nvlink_speed
 from simulator.collectives.ring import LL_MAX
 from simulator.collectives.table import Send, Table
 from simulator.network.base import Step
@@ -37,6 +37,18 @@ _CORRECTION = {
     "ll128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1),
     "simple": (*[0.9] * 7, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
 }  # fmt: skip
+
+
+def _raised(question: Question) -> float:
+    """Return how much faster than their NICs NCCL lets channels be inside two nodes, of which each sends a byte once only.
+
+    Its search doubles them where NVLink has room (``search.cc``, second pass). Of the clusters at hand with two nodes only
+    those behind aws-ofi-nccl, whose latency pushes rings away, chose trees; the others kept rings.
+    """
+    shape = question.shape
+    if shape.n_nodes != 2 or shape.protocol != "efa" or shape.wiring != "switch" or is_legacy(shape):
+        return 1.0
+    return max(1.0, min(2.0, nvlink_speed(shape) / question.bus))
 
 
 def double_binary_tree(n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -141,7 +153,7 @@ class Tree(Algorithm):
         """NCCL's estimate, with its dip at middle sizes."""
         shape, row, column = question.shape, question.row, question.column
         n_channels = question.channels.n_channels
-        bus = min(0.92 * question.bus, n_channels * _CHANNEL[row][column])
+        bus = min(0.92 * question.bus * _raised(question), n_channels * _CHANNEL[row][column])
         if protocol == "ll":
             vendor_row = row if shape.n_nodes == 1 else int(shape.cpu_vendor == "amd")
             bus = min(bus / 3.8, LL_MAX[vendor_row][column])

@@ -11,7 +11,7 @@ from typing import Any
 from simulator import collectives
 from simulator.collectives.algorithm import Algorithm, Case, Terms
 from simulator.collectives.constants import Between, Inside, constants_for, shipped
-from simulator.collectives.nccl import Question, find_channels, has_ll128
+from simulator.collectives.nccl import Question, find_channels, has_protocol
 from simulator.collectives.shape import GroupShape
 from simulator.errors import ConfigError
 
@@ -53,7 +53,7 @@ def candidates(collective: str, shape: GroupShape) -> tuple[Pair, ...]:
         if algorithm.library == shape.library and collective in algorithm.tables
         if algorithm.is_enabled(collective, shape)
         for protocol in algorithm.protocols
-        if protocol != "ll128" or has_ll128(shape)
+        if has_protocol(protocol, shape)
     )
 
 

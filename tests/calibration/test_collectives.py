@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from simulator.calibration.collective_fit import all_blocks
+from simulator.calibration.collective_fit import all_blocks, spread_of, starting_table
 from simulator.calibration.collectives import (
+    ROWS_PER_CLUSTER,
+    Block,
     Measured,
     errors_of,
     fit_block,
     get_path,
     predicted_s,
     read_measured,
+    row_weights,
+    summed_up,
     with_values,
     write_table,
 )
@@ -48,7 +53,7 @@ def test_a_fit_recovers_the_constants_that_made_the_data():
     truth = shipped()
     rows = synthetic(truth)
     disturbed = with_values(truth, block.paths, [0.9 * get_path(truth, path) for path in block.paths])
-    fitted = fit_block(disturbed, block, rows, ridge=1e-4)
+    fitted = fit_block(disturbed, block, rows, rows_per_cluster=math.inf).table
     assert errors_of(rows, disturbed).median > 0.05
     assert errors_of(rows, fitted).p90 < 0.02
 
@@ -94,3 +99,38 @@ def test_shipped_constants_on_rows_kept_for_testing():
     small = errors_of([row for row in rows if row.n_bytes < MIB], shipped())
     assert large.median < 0.08 and small.median < 0.15
     assert np.isfinite(large.bias)
+
+
+def test_one_cluster_moves_a_class_less_than_many():
+    """The same data, said by one cluster or by four: a class follows four, and is not sure of what nobody measured."""
+    start = starting_table()
+    place = ("inside", "ampere", "ring", "efficiency", 2)
+    unmeasured = ("inside", "ampere", "p2p", "efficiency", 1)
+    truth = with_values(start, [place], [0.6])
+    rows = synthetic(truth)
+    four = [replace(row, topology=f"cluster {i}") for i in range(4) for row in rows]
+    block = Block(name="one", paths=(place, unmeasured), rows=lambda _: True)
+    found = [fit_block(start, block, measured) for measured in (rows, four)]
+    values = [get_path(fitted.table, place) for fitted in found]
+    assert 0.6 < values[1] < values[0] < 0.75
+    assert found[1].spread[place] < found[0].spread[place]
+    assert found[0].spread[unmeasured] == pytest.approx(0.2)  # the prior's
+
+
+def test_rows_of_a_cluster_count_as_so_many():
+    rows = synthetic(shipped())
+    few = [replace(row, topology="small") for row in rows[:5]]
+    weights = row_weights(rows + few)
+    assert sum(weights[: len(rows)]) == pytest.approx(ROWS_PER_CLUSTER)
+    assert list(weights[len(rows) :]) == [1.0] * 5
+
+
+def test_clusters_left_out_have_the_same_say():
+    rows = [row for row in synthetic(shipped()) if row.n_bytes >= MIB]
+    exact, slow = rows[:1], rows[1:]
+    found = {"exact": (exact, np.zeros(1)), "slow": (slow, np.full(len(slow), -0.5))}
+    (entry,) = spread_of(found)
+    assert (entry["part"], entry["from_bytes"], entry["clusters"]) == ("inside", MIB, ["exact", "slow"])
+    assert (entry["low"], entry["high"]) == (1.0, pytest.approx(2.0, abs=0.01))  # measured twice what was predicted
+    errors = summed_up(found)
+    assert errors["slow"].median == 0.5 and errors["all"].n == len(rows)

@@ -62,9 +62,6 @@ def test_a_cluster_from_its_logs(simulate, logs):
     assert "simulate calibrate collectives" in Path("mine.yaml").read_text(encoding="utf-8")
 
 
-@pytest.mark.xfail(
-    reason="LL128 may not exceed Simple between nodes, and the fit moves them together: 5.07 % instead of 5 %"
-)
 def test_a_refitted_cluster_is_right_in_the_middle(simulate, logs):
     _, out, _ = simulate("calibrate", "collectives", *logs, "-t", "polaris", "--out", "mine.yaml", "--json")
     after = json.loads(out)["errors_after"]["held out, all_reduce, from 1 MiB"]

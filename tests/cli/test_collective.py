@@ -103,3 +103,11 @@ def test_all_network_models_side_by_side(simulate):
 def test_names_of_nccl_tests_are_taken(simulate, name, known):
     code, out, _ = simulate("collective", name, "-t", "polaris", "--gpus", 8, "--max", "1KiB", "--json")
     assert (code, json.loads(out)["collective"]) == (0, known)
+
+
+def test_intervals_stand_below_the_table_and_in_every_row(simulate):
+    arguments = ("collective", "all_reduce", "-t", "dgx-h100", "--gpus", "16", "--min", "1MiB", "--max", "4MiB")
+    code, out, _ = simulate(*arguments)
+    assert code == 0 and "# 80 % interval from 1 MiB: " in out
+    row = json.loads(simulate(*arguments, "--json")[1])["rows"][0]
+    assert row["low_s"] <= row["time_s"] <= row["high_s"]

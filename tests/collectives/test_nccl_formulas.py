@@ -5,6 +5,7 @@ Lines are those of NVIDIA/nccl v2.30.7, ``src/graph/tuning.cc``: constants 139-2
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log2
 
 import pytest
@@ -40,6 +41,17 @@ SPREAD_A100 = GroupShape(n_ranks=8, n_nodes=8, ranks_per_node=1, n_nics=1, nic_b
 #: four A100 on PCIe 4 of one socket: 31.5 GB/s, of which NCCL takes 24
 PCIE = GroupShape(n_ranks=4, n_nodes=1, ranks_per_node=4, generation="ampere", wiring="pcie", nvlink_bytes_per_s=31.5e9)
 
+#: two P4d nodes: four NICs of 100 Gb/s, whose plug-in reports 75 us, twice under Simple
+TWO_P4D = GroupShape(
+    n_ranks=16, n_nodes=2, ranks_per_node=8, generation="ampere", wiring="switch", nvlink_bytes_per_s=300e9, n_nics=4,
+    nic_bytes_per_s=12.5e9, protocol="efa", cpu_vendor="intel",
+)  # fmt: skip
+#: two racks of 64 GB200 with a NIC each: NVLink's 721 GB/s carry 16 rings of 48 GB/s at most
+TWO_RACKS = GroupShape(
+    n_ranks=128, n_nodes=2, ranks_per_node=64, generation="blackwell", wiring="switch", nvlink_bytes_per_s=900e9,
+    n_nics=64, nic_bytes_per_s=50e9,
+)  # fmt: skip
+
 
 def estimate_us(shape, collective, algorithm, protocol, n_bytes):
     question = Question(collective=collective, n_bytes=n_bytes, shape=shape, channels=find_channels(shape))
@@ -55,6 +67,8 @@ def estimate_us(shape, collective, algorithm, protocol, n_bytes):
         (SPREAD_A100, 2, 24.0),
         (PCIE, 2, 23.94),
         (TWO_H100, 16, 384.0),
+        (TWO_P4D, 8, 48.0),
+        (TWO_RACKS, 32, 768.0),
     ],
 )
 def test_channels(shape, n_channels, bus):
@@ -119,6 +133,10 @@ CASES = {
     ),
     "tree Simple, V100": (
         TWO_V100, "all_reduce", "tree", "simple", GIB, 8.4 + 2 * (3 * 4.0 + 14.0), 0.9 * 0.5 * 0.92 * 12,
+    ),
+    # two nodes over EFA: channels twice as fast inside, and 0.9 of the last column
+    "tree Simple, EFA": (
+        TWO_P4D, "all_reduce", "tree", "simple", GIB, 8.4 + 2 * (7 * 4.0 + 14.0 + 150.0), 0.9 * 0.5 * 0.92 * 96,
     ),
     # switches that multicast: 16 channels; all-reduce twice the traffic, the others 7/8 and no conversion of bandwidth
     "NVLS": (ONE_H100, "all_reduce", "nvls", "simple", GIB, 25.0, 370.8 * 0.85 * 15 / 16 * 2 * 8 / 14),
@@ -210,3 +228,11 @@ def test_what_is_enabled():
 )
 def test_the_least_estimate_is_chosen(shape, n_bytes, expected):
     assert choose("all_reduce", n_bytes, shape).label == expected
+
+
+def test_efa_before_p5_runs_simple_only():
+    """aws-ofi-nccl sets NCCL_PROTO=simple there (its issue 76); P5 is spared (pull request 280)."""
+    assert {protocol for _, protocol in candidates("all_reduce", TWO_P4D)} == {"simple"}
+    p5 = replace(TWO_P4D, generation="hopper")
+    assert {protocol for _, protocol in candidates("all_reduce", p5)} == {"ll", "ll128", "simple"}
+    assert choose("all_reduce", GIB, TWO_P4D).label == "tree/simple"

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simulator.analysis.confidence import ResidualTable, fit_widening
-from simulator.calibration.collective_fit import left_out
-from simulator.calibration.collectives import read_measured
+from simulator.calibration.collective_fit import LeftOut, left_out, spread_of
+from simulator.calibration.collectives import read_measured, summed_up
 from simulator.errors import ConfigError, SimulatorError, ThresholdError
 from validation.emulation.judged import groups_of, read_rows
 from validation.emulation.predict import with_prediction
@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = MEASUREMENTS / "budgets.json"
 PAGE = ROOT / "docs" / "accuracy.md"
 RESIDUALS = ROOT / "simulator" / "analysis" / "residuals.json"
+COLLECTIVE_RESIDUALS = RESIDUALS.with_name("collective_residuals.json")
 EMULATED = ROOT / "validation" / "emulation" / "measurements"
 FILES = (
     *("training.csv", "collectives.csv", "kernels.csv", "seeds.csv"),
@@ -132,13 +133,19 @@ def published_errors() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _extras() -> Extras:
-    """Predict emulated clusters, and every cluster by constants fitted to all others."""
+def _clusters() -> LeftOut:
+    """Predict every cluster by constants fitted to all others."""
+    files = ("collectives.csv", "frontier_collectives.csv")
+    return left_out([row for name in files for row in read_measured(MEASUREMENTS / name)])
+
+
+def _extras(clusters: LeftOut) -> Extras:
+    """Predict emulated clusters, and sum up every cluster predicted by constants fitted to all others."""
     suites = [with_prediction(row) for row in read_rows(EMULATED / "suites.csv")]
     others = [path for path in sorted(EMULATED.glob("*.csv")) if path.name != "suites.csv"]
     return Extras(
         published=published_errors(),
-        clusters=left_out(read_measured(MEASUREMENTS / "collectives.csv")),
+        clusters=summed_up(clusters),
         emulated=groups_of(suites),
         emulated_before=groups_of([with_prediction(row) for path in others for row in read_rows(path)]),
     )
@@ -186,12 +193,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         files = [MEASUREMENTS / name for name in FILES]
         found = validate(files, n_processes=options.processes, quiet=False)
         table = residual_table(found.outcomes)
+        clusters = _clusters() if options.residuals or options.page else {}
         if options.residuals:
-            RESIDUALS.write_text(json.dumps(table.to_json()).replace("}, {", "},\n{") + "\n", encoding="utf-8")
+            for path, data in ((RESIDUALS, table.to_json()), (COLLECTIVE_RESIDUALS, spread_of(clusters))):
+                path.write_text(json.dumps(data).replace("}, {", "},\n{") + "\n", encoding="utf-8")
         if options.budgets:
             BUDGETS.write_text(json.dumps(budgets_of(found.outcomes), indent=1) + "\n", encoding="utf-8")
         if options.page:
-            page = render(found, table, read_budgets(), _extras())
+            page = render(found, table, read_budgets(), _extras(clusters))
             PAGE.parent.mkdir(exist_ok=True)
             PAGE.write_text(page, encoding="utf-8")
         if options.check:

@@ -183,7 +183,9 @@ def _left_out_sources(found: Validation) -> list[str]:
 def _left_out_clusters(clusters: Mapping[str, Residuals]) -> list[str]:
     text = (
         "Every cluster predicted with constants fitted to all others, sizes from 1 MiB "
-        "(`simulate calibrate collectives collectives.csv --leave-one-out`)."
+        "(`simulate calibrate collectives collectives.csv frontier_collectives.csv --leave-one-out`). A class is a physical prior "
+        "(`topologies/network/nccl-start.yaml`) that its clusters move, each with the same say; how sure its constants are stands "
+        "beside them in `topologies/network/nccl.yaml`. The spread of this table is the interval that `simulate collective` prints."
     )
     rows = [
         [name, str(found.n), percent(found.median), percent(found.p90), percent(found.bias, sign=True)]

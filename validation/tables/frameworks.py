@@ -159,15 +159,35 @@ def machine_of(source: str, topology: str) -> tuple[str, str]:
 
 
 #: first NGC container of a CUDA release, newest first (NVIDIA frameworks support matrix)
-_CONTAINERS = (((24, 6), ""), ((24, 2), "12.4"), ((23, 6), "12.2"), ((23, 1), "12.1"), ((22, 9), "11.8"))
+_CONTAINERS = (
+    ((25, 8), ""),
+    ((25, 4), "12.9"),
+    ((25, 1), "12.8"),
+    ((24, 6), "12.6"),
+    ((24, 2), "12.4"),
+    ((23, 6), "12.2"),
+    ((23, 1), "12.1"),
+    ((22, 9), "11.8"),
+)
+#: sources whose ``release`` is NeMo's container
+_OF_NEMO = ("nvidia/nemo@", "nvidia-nemo/megatron-bridge", "nvidia/dgxc-benchmarking")
 #: months by which the PyTorch container under NeMo's own is older (NeMo's release notes: 24.07 is built on PyTorch 2.3)
 _NEMO_LAG = 3
 #: what PyTorch's wheels and NVIDIA's containers of a month came with, newest first; from CUDA 12.6 on it is current
-_MONTHS = (((2024, 10), ""), ((2024, 3), "12.4"), ((2023, 1), "12.1"), ((2022, 9), "11.8"), ((2020, 1), "11.3"))
+_MONTHS = (
+    ((2025, 10), ""),
+    ((2025, 2), "12.8"),
+    ((2024, 10), "12.6"),
+    ((2024, 3), "12.4"),
+    ((2023, 1), "12.1"),
+    ((2022, 9), "11.8"),
+    ((2020, 1), "11.3"),
+)
 #: projects whose tables carry no date in the row: words of source and framework, and the month they were measured
 _PROJECTS = (
     (("llm-foundry",), (2023, 11)),
     (("fms-fsdp",), (2024, 3)),
+    (("pytorch/ao",), (2025, 8)),
     (("torchtitan",), (2024, 9)),
     (("megatron-core r0.8",), (2024, 7)),
     (("training_results_v3.0",), (2023, 6)),
@@ -201,7 +221,7 @@ def cuda_of(source: str, framework: str, release: str = "") -> tuple[str, str]:
     """
     text = f"{source} {framework}".lower()
     named = re.search(r"release (2\d)\.(\d\d)\b", text)
-    of_nemo = re.fullmatch(r"(2\d)\.(\d\d)", release.strip()) if "nvidia/nemo" in text else None
+    of_nemo = re.fullmatch(r"v?(2\d)\.(\d\d)(\.\d+)?", release.strip()) if any(map(text.count, _OF_NEMO)) else None
     container = named or of_nemo
     if container:
         behind = 12 * int(container[1]) + int(container[2]) - 1 - (0 if named else _NEMO_LAG)

@@ -76,11 +76,11 @@ class TestCases:
     def test_a_container_of_old_brings_old_libraries(self):
         """NeMo 24.03 of March 2024: CUDA 12.4 came out that month, cuDNN's attention later; 24.07 is still before 12.6."""
         row = {"framework": "", "source": "NVIDIA/NeMo@1", "flash_attention": ""}
-        plans = {r: case_of(training_row(**row, release=r))[0].plan for r in ("24.03", "24.07", "25.04")}
+        plans = {r: case_of(training_row(**row, release=r))[0].plan for r in ("24.03", "24.07", "25.12")}
         assert plans["24.03"].attention_kernel == "flash_attention_2"
         assert plans["24.07"].attention_kernel is None
         assert plans["24.03"].cuda <= plans["24.07"].cuda == "12.4"
-        assert plans["25.04"].cuda is None
+        assert plans["25.12"].cuda is None
 
     def test_boards_that_are_known_by_their_owner(self):
         row = {
