@@ -441,26 +441,21 @@ def test_a_difference_is_divided_into_parts_that_add_up():
 
 
 def test_operators_are_aligned_by_name_and_works_by_kind():
-    found = diff(trace_of(two_ranks().ranks[0]), simulated())
-    rows = {
-        row.name: (row.n_aligned, row.n_only_measured, row.n_only_simulated, round(row.difference_s * 1e6))
-        for row in found.operators
-    }
-    assert rows == {
-        "gemm": (2, 0, 0, 800),
-        "nccl": (2, 0, 0, -400),
-        "(copies)": (0, 1, 0, -50),
-        "(optimizer)": (0, 0, 1, 10),
-    }
-    assert [row.name for row in found.operators] == ["gemm", "nccl", "(copies)", "(optimizer)"]
+    found = diff(trace_of(two_ranks().ranks[0]), simulated()).to_dict()
+    keys = ("name", "n_aligned", "n_only_measured", "n_only_simulated")
+    assert [(*(row[key] for key in keys), round(row["difference_s"] * 1e6)) for row in found["operators"]] == [
+        ("gemm", 2, 0, 0, 800), ("nccl", 2, 0, 0, -400), ("(copies)", 0, 1, 0, -50), ("(optimizer)", 0, 0, 1, 10)]  # fmt: skip
     works = [
         (row["work"], round(row["measured_s"] * 1e6), round(row["simulated_s"] * 1e6), row["of_step"])
-        for row in found.works
+        for row in found["works"]
     ]
     assert works == [
-        ("matrix products", 600, 1000, pytest.approx(400 / 1100)), ("all_gather", 250, 50, pytest.approx(-200 / 1100)),
+        ("matrix products", 600, 1000, pytest.approx(400 / 1100)), ("all_gather of 2", 250, 50, pytest.approx(-200 / 1100)),
         ("copies", 25, 0, pytest.approx(-25 / 1100)), ("optimizer", 0, 5, pytest.approx(5 / 1100)),
     ]  # fmt: skip
+    assert found["mean_absolute_error"] == pytest.approx((2 / 1.2 - 1) / 2)
+    first = found["steps"][0]
+    assert (first["rank"], first["step"], first["measured_s"], first["relative_error"]) == (0, 5, 1e-3, 0)
 
 
 def test_exposed_waiting_and_transfer_share_like_the_kernels():
