@@ -92,16 +92,16 @@ class StateBytes:
 def state_bytes(plan: ParallelPlan) -> StateBytes:
     """Bytes per parameter of weights, gradients and optimizer states (Adam) in a precision.
 
-    16-bit training keeps 16-bit weights and fp32 master weights with two fp32 moments, or, where the optimizer steps
-    the weights themselves, two moments in 16 bits; autocast and fp32 training keep fp32 weights, gradients and two
-    moments.
+    16-bit training keeps 16-bit weights and fp32 master weights with two fp32 moments unless ``master_bytes`` and
+    ``moment_bytes`` say otherwise, or, where the optimizer steps the weights themselves, two moments in 16 bits; autocast and
+    fp32 training keep fp32 weights, gradients and two moments.
     """
     half = plan.precision_spec.is_16_bit
     if half and plan.precision_spec.quantisation is None and not plan.framework_spec.master_weights:
         return StateBytes(parameter=2, gradient=2, optimizer=4)
     if half:
         main_gradient = 4 if plan.reduced_bytes == 4 else 2
-        return StateBytes(parameter=2, gradient=main_gradient, optimizer=12)
+        return StateBytes(parameter=2, gradient=main_gradient, optimizer=plan.master_bytes + 2 * plan.moment_bytes)
     return StateBytes(parameter=4, gradient=4, optimizer=8)
 
 
@@ -131,7 +131,7 @@ def estimate(
     """
     reports = [
         MemoryReport(
-            by_category=_stage_bytes(stage_chunks, in_flight[stage], plan, shard_size),
+            by_category=_stage_bytes(stage_chunks, in_flight[stage], plan, shard_size, device),
             rank=first_ranks[stage], stage=stage, capacity_bytes=int(device.memory_bytes),
             peak_at=_peak_at([layer for chunk in stage_chunks for layer in chunk]),
         )
@@ -156,34 +156,42 @@ def _stage_bytes(
     in_flight: Sequence[int],
     plan: ParallelPlan,
     shard_size: int,
+    device: Device,
 ) -> dict[str, int]:
+    """Return the bytes of one stage by category.
+
+    CUDA graphs have a pool of their own, whose temporaries nothing else may use while they are not replayed (PyTorch, ``CUDA
+    semantics``, "graph memory management").
+    """
     layers = [layer for chunk in chunks for layer in chunk]
     n_parameters = sum(layer.n_parameters for layer in layers)
     state = state_bytes(plan)
     shards_parameters = plan.shards_parameters
     shards_gradients = (shards_parameters or plan.sharding == "zero2") and not plan.synchronises_once
-    n_experts = sum(layer.n_expert_parameters for layer in layers) if plan.has_expert_axes else 0
+    n_trained = sum(layer.n_trained_parameters for layer in layers)
     is_offloaded = plan.offload_optimizer == "cpu"
 
-    def held(n_bytes: int, *, is_sharded: bool) -> int:
+    def held(n_bytes: int, *, is_sharded: bool, is_trained: bool = True) -> int:
         """Bytes of a state on one rank: experts have replicas of their own, mostly fewer, to be sharded over."""
+        tensors = [p for layer in layers for p in (layer.trained if is_trained else layer.parameters)]
+        n_all = sum(p.n_elements for p in tensors)
         if not is_sharded:
-            return n_parameters * n_bytes
-        return (n_parameters - n_experts) * n_bytes // shard_size + n_experts * n_bytes // plan.expert_shards(
-            shard_size
-        )
+            return n_all * n_bytes
+        n_experts = sum(p.n_elements for p in tensors if p.is_expert) if plan.has_expert_axes else 0
+        return (n_all - n_experts) * n_bytes // shard_size + n_experts * n_bytes // plan.expert_shards(shard_size)
 
     saved = [sum(layer.saved_bytes for layer in chunk) * n for chunk, n in zip(chunks, in_flight, strict=True)]
     categories = {
         "parameters": _parameter_bytes(
-            held(state.parameter, is_sharded=shards_parameters), n_parameters, plan, shard_size
-        ),
+            held(state.parameter, is_sharded=shards_parameters, is_trained=False), n_parameters, plan, shard_size
+        )
+        - _narrowed_bytes(layers, plan, device, shard_size if shards_parameters else 1),
         "gradients": 0 if is_offloaded and shards_gradients else held(state.gradient, is_sharded=shards_gradients),
         "optimizer": 0 if is_offloaded else held(state.optimizer, is_sharded=plan.sharding != "none"),
         "activations": sum(saved),
         "transient": max((layer.transient_bytes for layer in layers), default=0),
         "buffers": _gathered_bytes(layers, plan, shard_size)
-        + _bucket_bytes(n_parameters, plan, shards_parameters=shards_parameters),
+        + _bucket_bytes(n_trained, plan, shards_parameters=shards_parameters),
         "context": CONTEXT_BYTES,
         "communicators": NCCL_COMMUNICATOR_BYTES
         * sum(
@@ -192,11 +200,28 @@ def _stage_bytes(
             if n > 1
         ),
     }
+    if plan.captured_modules or plan.cuda_graphs == "full_iteration":
+        categories["graphs"] = categories["transient"]
     dynamic = categories["activations"] + categories["transient"]
     if plan.framework_spec.data_parallel.frees_gradients and plan.n_micro_batches == 1:
         categories["gradients"] = _appearing_gradients(layers, state.gradient)
     categories["fragmentation"] = round(plan.framework_spec.fragmentation * dynamic)
     return categories
+
+
+def _narrowed_bytes(layers: Sequence[Layer], plan: ParallelPlan, device: Device, n_shards: int) -> int:
+    """Return what frozen weights need less where they are kept in the narrow type of their products only.
+
+    That type is kept in both directions where scales are of blocks, or where the matrix unit takes operands in one layout only
+    (Hopper's for eight bits; NVIDIA Transformer Engine, ``pytorch/tensor/float8_tensor.py``). Trained weights keep sixteen bits or
+    both directions, which is as much.
+    """
+    narrowing = plan.precision_spec.quantisation
+    if not plan.lora_rank or narrowing is None:
+        return 0
+    directions = 2 if device.architecture == "hopper" or narrowing.element_bytes != 1.0 else 1
+    n_frozen = sum(layer.n_parameters - layer.n_trained_parameters for layer in layers if layer.name.endswith("block"))
+    return max(0, round(n_frozen * (2 - directions * narrowing.element_bytes))) // n_shards
 
 
 def _appearing_gradients(layers: Sequence[Layer], gradient_bytes: int) -> int:
@@ -212,7 +237,7 @@ def _appearing_gradients(layers: Sequence[Layer], gradient_bytes: int) -> int:
     for layer in reversed(layers):
         peak = max(peak, saved + layer.transient_bytes + gradients)
         saved -= layer.saved_bytes
-        gradients += layer.n_parameters * gradient_bytes
+        gradients += layer.n_trained_parameters * gradient_bytes
     return max(peak, gradients) - start
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from simulator.errors import ConfigError
 from simulator.models.edges import embedding, head
 from simulator.models.flops import model_flops_per_sequence
-from simulator.models.layer import DTYPE_BYTES, Layer, Model
+from simulator.models.layer import DTYPE_BYTES, Layer, Model, Parameter
 from simulator.models.ops import pointwise
 from simulator.models.parameters import (
     block_parameters,
     embedding_parameters,
+    frozen,
     head_parameters,
     mtp_parameters,
     norm_parameters,
@@ -43,6 +45,8 @@ def build_model(
     recompute: str = "none",
     recompute_modules: tuple[str, ...] = (),
     captured_modules: tuple[str, ...] = (),
+    lora_rank: int = 0,
+    lora_targets: tuple[str, ...] = (),
     stops_early: bool = False,
     expert_load: float = 1.0,
     gradient_bytes: int = 4,
@@ -55,7 +59,8 @@ def build_model(
         The model. For an encoder-decoder model both sides have the sequence length.
     micro_batch, sequence_length, tp, sequence_parallel, cp, ep : int, bool
     precision, kernels, attention, recompute : str
-    recompute_modules, captured_modules : tuple of str
+    recompute_modules, captured_modules, lora_targets : tuple of str
+    lora_rank : int
     stops_early : bool
     expert_load : float
     gradient_bytes : int
@@ -87,6 +92,8 @@ def build_model(
         recompute=recompute,  # type: ignore[arg-type]
         recompute_modules=recompute_modules,
         captured_modules=captured_modules,
+        lora_rank=lora_rank,
+        lora_targets=lora_targets,
         stops_early=stops_early,
         expert_load=expert_load,
         gradient_bytes=gradient_bytes,
@@ -128,9 +135,16 @@ def _build(spec: ModelSpec, setting: Setting) -> Model:
         name=spec.name,
         layers=tuple(layers),
         n_parameters=spec.n_parameters,
-        model_flops_per_sequence=model_flops_per_sequence(spec, setting.sequence_length),
+        model_flops_per_sequence=model_flops_per_sequence(
+            spec, setting.sequence_length, is_frozen=setting.lora_rank > 0
+        ),
         tied_embedding=spec.tied,
     )
+
+
+def adapted(style: Style, parameters: Sequence[Parameter]) -> list[Parameter]:
+    """Return the tensors of a layer; beside adapters they are frozen."""
+    return [*frozen(parameters), *style.adapters] if style.setting.lora_rank else list(parameters)
 
 
 def _style(spec: ModelSpec, setting: Setting) -> Style:
@@ -143,8 +157,10 @@ def _embedding_layer(spec: ModelSpec, setting: Setting) -> Layer:
     parameters = list(embedding_parameters(spec, setting.tp))
     if spec.encoder_layers:
         parameters += relative_parameters(spec, setting.tp)
-    table = parameters[0].n_elements * DTYPE_BYTES[style.weight_dtype]
-    return style.tape.finish("embedding", output, parameters=parameters, workspace_bytes=table if spec.tied else 0)
+    table = 0 if setting.lora_rank else parameters[0].n_elements * DTYPE_BYTES[style.weight_dtype]
+    return style.tape.finish(
+        "embedding", output, parameters=adapted(style, parameters), workspace_bytes=table if spec.tied else 0
+    )
 
 
 def _checkpoint(setting: Setting) -> Checkpoint:
@@ -178,7 +194,7 @@ def _block_layer(
     layer = style.tape.finish(
         name,
         output,
-        parameters=parameters,
+        parameters=adapted(style, parameters),
         checkpoint=_checkpoint(setting),
         stops_early=setting.stops_early,
     )
@@ -199,7 +215,7 @@ def _mtp_layer(spec: ModelSpec, setting: Setting) -> Layer:
     return style.tape.finish(
         "mtp",
         stream,
-        parameters=mtp_parameters(spec, tp=setting.tp, ep=setting.ep, etp=setting.expert_tp),
+        parameters=adapted(style, mtp_parameters(spec, tp=setting.tp, ep=setting.ep, etp=setting.expert_tp)),
         checkpoint=_checkpoint(setting),
     )
 
@@ -211,11 +227,11 @@ def _between_layer(spec: ModelSpec, setting: Setting) -> Layer:
     style.norm(x)
     output = embedding(style)
     parameters = [*norm_parameters(spec, "encoder_norm"), *relative_parameters(spec, setting.tp)]
-    return style.tape.finish("decoder_embedding", output, parameters=parameters)
+    return style.tape.finish("decoder_embedding", output, parameters=adapted(style, parameters))
 
 
 def _head_layer(spec: ModelSpec, setting: Setting) -> Layer:
     style = _style(spec, setting)
     x = style.tape.input(setting.tokens_outside * spec.hidden, style.residual_dtype)
     head(style, x)
-    return style.tape.finish("head", None, parameters=head_parameters(spec, setting.tp))
+    return style.tape.finish("head", None, parameters=adapted(style, head_parameters(spec, setting.tp)))

@@ -30,13 +30,14 @@ def lookup(style: Style, n_rows: int, *, tied: bool = False) -> Tensor:
     if tied:
         backward.append(kernel("add", n_rows * spec.hidden, 2 * table, table, style.weight_dtype, in_pass="wgrad"))
     weight = style.tape.weight(n_rows * spec.hidden, style.weight_dtype)
+    is_frozen = setting.lora_rank > 0
     return style.tape.record(
         [weight],
         n,
         dtype,
         forward=[kernel("embedding", n, n * width, n * width, dtype)],
-        backward=backward,
-        saved_bytes=8 * setting.tokens,
+        backward=[] if is_frozen else backward,
+        saved_bytes=0 if is_frozen else 8 * setting.tokens,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.models.spec import RECURRENT, ModelSpec
+from simulator.models.spec import ATTENTION, RECURRENT, ModelSpec
 
 
 def forward_flops_per_token(spec: ModelSpec, sequence_length: int) -> float:
@@ -88,6 +88,15 @@ def _recurrent_flops(spec: ModelSpec, kind: str) -> float:
     return 2.0 * weights + 7.0 * width * spec.ssm_state
 
 
-def model_flops_per_sequence(spec: ModelSpec, sequence_length: int) -> float:
-    """Return forward and backward FLOPs of one sequence: three times forward."""
-    return 3.0 * sequence_length * forward_flops_per_token(spec, sequence_length)
+def model_flops_per_sequence(spec: ModelSpec, sequence_length: int, *, is_frozen: bool = False) -> float:
+    """Return forward and backward FLOPs of one sequence: three times forward, but twice where the weights are frozen.
+
+    Scores have no weights: theirs are three times forward in any case. Adapters are not counted.
+    """
+    forward = forward_flops_per_token(spec, sequence_length)
+    if not is_frozen:
+        return 3.0 * sequence_length * forward
+    scores = sum(
+        _score_flops(spec, kind, sequence_length) for block in spec.blocks for kind in block if kind in ATTENTION
+    )
+    return sequence_length * (2.0 * forward + scores)

@@ -256,12 +256,16 @@ class CommunicationPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One parameter tensor as one rank holds it after tensor- and expert-parallel partitioning."""
+    """One parameter tensor as one rank holds it after tensor- and expert-parallel partitioning.
+
+    What is not trained has neither gradient nor optimizer state.
+    """
 
     name: str
     n_elements: int
     is_expert: bool = False
     is_tensor_parallel: bool = False
+    is_trained: bool = True
 
 
 LayerItem = KernelShape | CommunicationPoint
@@ -288,6 +292,8 @@ class Layer:
         gradients of activations, workspaces).
     output_bytes : int
         Bytes of the tensor handed to the next layer.
+    offloaded_bytes : int
+        Activations that wait in host memory from forward to backward, beside ``saved_bytes``.
     plain : Layer, optional
         The same without recomputation, for plans that recompute some layers only.
     """
@@ -300,6 +306,7 @@ class Layer:
     saved_bytes: int = 0
     transient_bytes: int = 0
     output_bytes: int = 0
+    offloaded_bytes: int = 0
     plain: Layer | None = None
 
     @property
@@ -311,6 +318,16 @@ class Layer:
     def n_expert_parameters(self) -> int:
         """Elements of the experts that this rank holds."""
         return sum(p.n_elements for p in self.parameters if p.is_expert)
+
+    @property
+    def trained(self) -> tuple[Parameter, ...]:
+        """Tensors that get gradients."""
+        return tuple(p for p in self.parameters if p.is_trained)
+
+    @property
+    def n_trained_parameters(self) -> int:
+        """Elements of the tensors that get gradients."""
+        return sum(p.n_elements for p in self.trained)
 
     @property
     def n_forward_flops(self) -> float:

@@ -193,6 +193,7 @@ def _grouped(style: Style, x: Tensor, *, n_local: int, n_rows: int, rows: int, c
     weight = style.tape.weight(n_local * rows * columns, style.weight_dtype)
     if setting.recipe.quantisation is not None:
         return style.quantised_product(x, weight, shape)
+    weight_gradient = replace(shape, m=rows, n=columns, k=each, kernel_pass="wgrad", output_bytes=style.wgrad_bytes)
     return style.tape.record(
         [x, weight],
         n_rows * rows,
@@ -200,8 +201,8 @@ def _grouped(style: Style, x: Tensor, *, n_local: int, n_rows: int, rows: int, c
         forward=[shape],
         backward=[
             replace(shape, m=each, n=columns, k=rows, kernel_pass="dgrad"),
-            replace(shape, m=rows, n=columns, k=each, kernel_pass="wgrad", output_bytes=style.wgrad_bytes),
+            *([] if setting.lora_rank else [weight_gradient]),
         ],
-        saves=[x],
+        saves=[] if setting.lora_rank else [x],
         kept=True,
     )

@@ -246,6 +246,7 @@ def product(
     saves: Sequence[Tensor] | None = None,
     bias: Tensor | None = None,
     wgrad_bytes: float = 0.0,
+    is_frozen: bool = False,
 ) -> Tensor:
     """Append ``y[tokens, rows] = x[tokens, columns] w[columns, rows]``.
 
@@ -273,9 +274,11 @@ def product(
         Added in the epilogue; its gradient is a reduction over tokens, launched last.
     wgrad_bytes : float
         Traffic per element of the weight gradient; see :class:`GemmShape`.
+    is_frozen : bool
+        Whether weight and bias have no gradients, for which nothing is held then.
     """
     n_tokens = x.n_elements // columns
-    if bias is not None:
+    if bias is not None and not is_frozen:
         after = [*after, bias_gradient(n_tokens, rows, bias.dtype)]
     forward = GemmShape(m=n_tokens, n=rows, k=columns, dtype=dtype, name=name)
     input_gradient = GemmShape(m=n_tokens, n=columns, k=rows, dtype=dtype, kernel_pass="dgrad", name=name)
@@ -288,8 +291,8 @@ def product(
         n_tokens * rows,
         output_dtype or x.dtype,
         forward=[forward],
-        backward=[*before, *first, *between, weight_gradient, *after],
-        saves=[x, weight] if saves is None else saves,
+        backward=[*first, *between, *after] if is_frozen else [*before, *first, *between, weight_gradient, *after],
+        saves=[weight] if is_frozen else [x, weight] if saves is None else saves,
         kept=True,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simulator.models.layer import Parameter
@@ -41,6 +43,11 @@ def _linear(name: str, rows: int, columns: int, *, bias: bool, tp: int, split: s
             )
         )
     return weights
+
+
+def frozen(parameters: Sequence[Parameter]) -> list[Parameter]:
+    """Return tensors as they are where they are not trained."""
+    return [replace(parameter, is_trained=False) for parameter in parameters]
 
 
 def norm_parameters(spec: ModelSpec, name: str, width: int = 0) -> list[Parameter]:

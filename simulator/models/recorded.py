@@ -148,6 +148,11 @@ class RecordedModule:
                     f"{degree}={getattr(plan, degree)}: how {self.name} is split inside its layers is not known",
                     hint="a recorded module takes data, sharded and pipeline parallelism",
                 )
+        if plan.lora_rank:
+            raise InfeasiblePlanError(
+                f"lora_rank={plan.lora_rank}: which weights of a recorded module are frozen is not known",
+                hint="put adapters into the module, and freeze the rest there",
+            )
         if plan.recompute == "selective" or plan.precision_spec.quantisation:
             selective = plan.recompute == "selective"
             advice = "call torch.utils.checkpoint in the module, or use --recompute full"

@@ -39,6 +39,10 @@ class Setting:
         What selective recomputation recomputes; where empty what it is in this style.
     captured_modules : tuple of str
         What runs as CUDA graphs of its own.
+    lora_rank : int
+        Rank of the adapters beside frozen weights; 0 trains every weight.
+    lora_targets : tuple of str
+        Projections that have adapters.
     stops_early : bool
         Whether recomputation ends as soon as all that was saved is there again.
     expert_load : float
@@ -60,6 +64,8 @@ class Setting:
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_modules: tuple[str, ...] = ()
     captured_modules: tuple[str, ...] = ()
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
     stops_early: bool = False
     expert_load: float = 1.0
     gradient_bytes: int = 4

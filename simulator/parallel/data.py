@@ -54,7 +54,7 @@ class DataParallel:
     @property
     def n_reduced_elements(self) -> int:
         """Gradient elements that this rank holds once they are reduced: its shard where they are scattered."""
-        return sum(layer.n_parameters for layer in self.layers)
+        return sum(layer.n_trained_parameters for layer in self.layers)
 
     def collective(
         self,

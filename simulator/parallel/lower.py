@@ -69,6 +69,31 @@ def checkpointed(layers: Sequence[Layer], plan: ParallelPlan, known: dict[tuple[
     return tuple(found)
 
 
+def offloaded(layers: tuple[Layer, ...], plan: ParallelPlan) -> tuple[Layer, ...]:
+    """Return the layers with what the first blocks save moved to host memory.
+
+    Two such blocks are on the device at once in backward: the one that runs, and the one that is fetched beside it.
+
+    References
+    ----------
+    NVIDIA/TransformerEngine, ``pytorch/cpu_offload.py``: copies on streams of their own, one layer ahead.
+    """
+    if not plan.offload_layers:
+        return layers
+    blocks = [index for index, layer in enumerate(layers) if layer.name.endswith("block")][: plan.offload_layers]
+    known: dict[int, Layer] = {}
+    found = list(layers)
+    for index in blocks:
+        layer = layers[index]
+        if id(layer) not in known:
+            transient = layer.transient_bytes + 2 * layer.saved_bytes
+            known[id(layer)] = replace(
+                layer, saved_bytes=0, offloaded_bytes=layer.saved_bytes, transient_bytes=transient
+            )
+        found[index] = known[id(layer)]
+    return tuple(found)
+
+
 def data_parallel(layers: Sequence[Layer], plan: ParallelPlan, communicators: Communicators) -> DataParallel:
     """Return the strategy of a plan for one stage's layers (all chunks in order)."""
     if communicators.size("dp") == 1:
@@ -119,7 +144,7 @@ def split_layers(model: Model, plan: ParallelPlan, placement: Placement) -> tupl
         last -= 1
     known: dict[tuple[int, int], Layer] = {}
     spans = [
-        checkpointed(model.layers[begin:stop], plan, known)
+        offloaded(checkpointed(model.layers[begin:stop], plan, known), plan)
         for begin, stop in _cuts(model, plan, placement, first, last)
     ]
     by_stage: list[list[tuple[Layer, ...]]] = [
@@ -365,7 +390,7 @@ def _finish_step(lowering: StageLowering, model: Model, done: tuple[int, ...]) -
         done = (_collective(tasks, communicators, "copies", n_bytes, done),)
     if plan.pp * plan.tp > 1 and plan.framework_spec.clips_gradients:
         done = (_collective(tasks, communicators, "model", 4, done),)
-    n_tensors = sum(len(layer.parameters) for layer in layers)
+    n_tensors = sum(len(layer.trained) for layer in layers)
     optimizer = tasks.add(optimizer_run(lowering.data.n_optimizer_elements, n_tensors, plan), COMPUTE, done)
     lowering.data.after_step(tasks, optimizer)
 

@@ -54,12 +54,12 @@ def fill_buckets(
     Returns
     -------
     list of Bucket
-        In the order in which backward completes them; the sizes sum to all these parameters.
+        In the order in which backward completes them; the sizes sum to all of these parameters that are trained.
     """
     buckets: list[Bucket] = []
     filled = 0
     for index in reversed(range(len(layers))):
-        for parameter in reversed(layers[index].parameters):
+        for parameter in reversed(layers[index].trained):
             filled += parameter.n_elements if experts or not parameter.is_expert else 0
             limit = first_bytes if not buckets else cap_bytes
             if filled and filled * element_bytes >= limit:
@@ -242,7 +242,7 @@ class Replicated(DataParallel):
             )
 
     def _owned(self) -> list[list[int]]:
-        tensors = [parameter.n_elements for layer in self.layers for parameter in layer.parameters]
+        tensors = [parameter.n_elements for layer in self.layers for parameter in layer.trained]
         return owned_tensors(tensors, self.communicators.size("shard"))
 
     def _broadcast_parameters(self, tasks: TaskList, optimizer: int) -> None:

@@ -101,11 +101,15 @@ class FullySharded(DataParallel):
             return
         members = sorted(self._roots) if position in self._roots else [position]
         # gradients into the flat buffer that is reduced, in its precision
-        n_elements = self.layers[position].n_parameters
+        elements = [n for i in members for n in self._dense(i, is_trained=True)]
+        n_experts = self._experts(position, is_trained=True)
+        if not elements and not n_experts:
+            return
+        n_elements = self.layers[position].n_trained_parameters
         copied = self.pointwise(tasks, "reduce copy-in", n_elements, 2, self.element_bytes, last)
-        self.reduce(tasks, position, [n for i in members for n in self._dense(i)], (copied,))
-        if self._experts(position):
-            n_bytes = self._experts(position) * self.element_bytes
+        self.reduce(tasks, position, elements, (copied,))
+        if n_experts:
+            n_bytes = n_experts * self.element_bytes
             self._reduced.append(self.collective(tasks, "reduce_scatter", "expert_dp", n_bytes, (copied,)))
         if not self.plan.overlaps and self._reduced:
             tasks.add(HostWork(name="wait for reduction", duration_s=0.0), HOST, (self._reduced[-1],))
@@ -119,16 +123,18 @@ class FullySharded(DataParallel):
         """Wait for all reductions."""
         return last + last_of_each_stream(tasks, self._reduced)
 
-    def _dense(self, position: int) -> list[int]:
-        """Elements of a layer's tensors that all data-parallel ranks share."""
-        return [
-            p.n_elements for p in self.layers[position].parameters if not (self.plan.has_expert_axes and p.is_expert)
-        ]
+    def _dense(self, position: int, *, is_trained: bool = False) -> list[int]:
+        """Elements of a layer's tensors that all data-parallel ranks share, or of those that are trained."""
+        layer = self.layers[position]
+        tensors = layer.trained if is_trained else layer.parameters
+        return [p.n_elements for p in tensors if not (self.plan.has_expert_axes and p.is_expert)]
 
-    def _experts(self, position: int) -> int:
-        """Elements of a layer's experts that have replicas of their own to be sharded over."""
-        has_replicas = self.plan.has_expert_axes and self.communicators.size("expert_dp") > 1
-        return self.layers[position].n_expert_parameters if has_replicas else 0
+    def _experts(self, position: int, *, is_trained: bool = False) -> int:
+        """Elements of a layer's experts that have replicas of their own to be sharded over, or of those that are trained."""
+        if not self.plan.has_expert_axes or self.communicators.size("expert_dp") == 1:
+            return 0
+        layer = self.layers[position]
+        return sum(p.n_elements for p in (layer.trained if is_trained else layer.parameters) if p.is_expert)
 
     def backward_elements(self, position: int) -> list[int]:
         """Elements of a unit's tensors that backward gathers."""

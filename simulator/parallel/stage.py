@@ -155,6 +155,20 @@ class _Builder:
         self.entries.append(Entry(run, COMPUTE, self.waits))
         self.last_compute, self.waits, self.run = (len(self.entries) - 1,), (), []
 
+    def copy(self, n_bytes: int, phase: Phase) -> None:
+        """Copy activations to the host behind forward, or back beside backward, for the block that comes next.
+
+        One stream carries both ways, so that nothing is fetched before it has arrived.
+        """
+        is_forward = phase == "forward"
+        op = Collective(
+            collective="copy_to_host" if is_forward else "copy_from_host", axis="host", n_bytes=n_bytes, phase=phase,
+            groups=tuple((rank,) for rank in self.communicators.members), name="offload activations",
+        )  # fmt: skip
+        self.entries.append(Entry(op, "host copies", self.last_compute if is_forward else ()))
+        if not is_forward:
+            self.pending.append([len(self.entries) - 1, 0])
+
     def result(self) -> Template:
         """Return the layer."""
         return Template(tuple(self.entries), self.last_compute + tuple(entry for entry, _ in self.pending))
@@ -185,13 +199,15 @@ def template_of(layer: Layer, kind: Kind, plan: ParallelPlan, communicators: Com
     if kind in ("B", "W"):
         builder.run += _accumulation(layer, plan)
         builder.flush(phase)
+    if layer.offloaded_bytes and kind != "W":
+        builder.copy(layer.offloaded_bytes, phase)
     return builder.result()
 
 
 def _accumulation(layer: Layer, plan: ParallelPlan) -> list[Kernel]:
     """Add a layer's gradients to those of earlier micro-batches."""
     traffic = accumulation_traffic(plan)
-    n_elements = layer.n_parameters
+    n_elements = layer.n_trained_parameters
     if not n_elements or traffic == (0, 0):
         return []
     shape = PointwiseShape(

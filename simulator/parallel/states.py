@@ -17,9 +17,9 @@ from simulator.program.op import Kernel, KernelRun
 
 
 def split_parameters(layers: Sequence[Layer], plan: ParallelPlan) -> tuple[int, int]:
-    """Return dense and expert parameters of one rank; without axes of their own experts are dense."""
-    total = sum(layer.n_parameters for layer in layers)
-    experts = sum(layer.n_expert_parameters for layer in layers) if plan.has_expert_axes else 0
+    """Return dense and expert parameters of one rank that are trained; without axes of their own experts are dense."""
+    total = sum(layer.n_trained_parameters for layer in layers)
+    experts = sum(p.n_elements for layer in layers for p in layer.trained if p.is_expert) if plan.has_expert_axes else 0
     return total - experts, experts
 
 
@@ -50,7 +50,8 @@ def accumulation_traffic(plan: ParallelPlan) -> Traffic:
 def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan) -> KernelRun:
     """Return the optimizer step over ``n_elements`` parameters held in ``n_tensors`` tensors.
 
-    Adam reads and writes master weight and two moments in fp32, reads the gradient, and in pure 16-bit precision writes
+    Adam reads and writes master weight and two moments, in fp32 unless the plan says otherwise,
+    reads the gradient, and in pure 16-bit precision writes
     the 16-bit weight; without masters it reads and writes weight and moments in 16 bits. Gradient clipping
     reads all gradients once more for their norm. An offloaded optimizer runs on the host's processors.
     """
@@ -75,5 +76,6 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan) -> Kernel
         grad = 4
     if facts.clips_in_kernel and plan.framework_spec.clips_gradients:
         add("clip_grad_norm", grad, 0)
-    add("adamw_fused", grad + 12, 12 + (2 if half and not facts.shards_masters else 0))
+    states = plan.master_bytes + 2 * plan.moment_bytes if half else 12
+    add("adamw_fused", grad + states, states + (2 if half and not facts.shards_masters else 0))
     return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))

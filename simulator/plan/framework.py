@@ -259,6 +259,8 @@ class Framework:
         The same of those that need tensor parallelism.
     expert_recipe : mapping
         The same of those that need tensor and expert parallelism.
+    wide_recipe : mapping
+        The same of those that need products in 16 bits.
     aliases : tuple of str
         Other names that people type.
     """
@@ -288,6 +290,7 @@ class Framework:
     recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
     parallel_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
     expert_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    wide_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
     aliases: tuple[str, ...] = ()
 
     def defaults(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,6 +298,7 @@ class Framework:
         is_split, has_experts = (int(settings.get(axis) or 1) > 1 for axis in ("tp", "ep"))
         found = {**self.recipe, **(self.parallel_recipe if is_split else {})}
         found |= self.expert_recipe if is_split and has_experts else {}
+        found |= self.wide_recipe if settings.get("precision", "bf16") == "bf16" else {}
         return {key: value for key, value in found.items() if key not in settings}
 
 
@@ -333,6 +337,10 @@ FRAMEWORKS: dict[str, Framework] = {
             parallel_recipe={"sequence_parallel": True, "asynchronous_tp": True},
             # of mixtures: expert_tensor_parallel_size=1, experts lie over the tensor-parallel ranks, too
             expert_recipe={"etp": 1},
+            # with bf16 the precision-aware optimizer, whose fused Adam keeps of a master weight what the weight lacks; and
+            # allocator segments that expand (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), between which nothing is lost
+            wide_recipe={"master_bytes": 2},
+            fragmentation=0.0,
             aliases=("nemo",),
         ),
         Framework(

@@ -29,6 +29,8 @@ Dispatcher = Literal["alltoall", "allgather", "deepep"]
 Host = Literal["eager", "compiled", "graphs"]
 #: what Megatron-Core's ``--recompute-modules`` names
 RECOMPUTE_MODULES = ("core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "moe", "shared_experts")
+#: projections that may have adapters
+LORA_TARGETS = ("qkv", "proj", "fc1", "fc2")
 #: what Megatron-Core's ``--cuda-graph-scope`` names, and the whole iteration
 GRAPH_SCOPES = ("none", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full_iteration")
 
@@ -43,6 +45,7 @@ GROUPS = {
     "overlap": "Overlap",
     "experts": "Experts",
     "software": "Software",
+    "tuning": "Fine-tuning",
     "data": "Data loading",
 }
 
@@ -191,6 +194,14 @@ class ParallelPlan:
         "precision", "Bytes of one reduced gradient element, 2 or 4.", unset="the framework's default for the precision",
         least=2, most=4, changes=("time", "memory", "training"),
     )  # fmt: skip
+    moment_bytes: int = setting(
+        "precision", "Bytes of each of Adam's two moments beside 16-bit weights: 4, or fewer with Megatron-Core's "
+        "precision-aware optimizer (`exp_avg_dtype`).", default=4, least=1, most=4, changes=("time", "memory", "training"),
+    )  # fmt: skip
+    master_bytes: int = setting(
+        "precision", "Bytes of a master weight beside a 16-bit weight: 4, or 2 where the optimizer keeps only what the weight "
+        "lacks (`store_param_remainders`).", default=4, least=2, most=4, changes=("time", "memory"),
+    )  # fmt: skip
     gradient_collective: GradientCollective | None = setting(
         "sharding", "`all_reduce`, `reduce_scatter` or `reduce` (one per owner of a shard).", unset="the framework's own"
     )  # fmt: skip
@@ -242,6 +253,11 @@ class ParallelPlan:
         "recompute", "`cpu` keeps optimizer states in host memory and steps them there (ZeRO-Offload).", default="none",
         changes=("time", "memory"),
     )  # fmt: skip
+    offload_layers: int | None = setting(
+        "recompute", "Blocks whose activations wait in host memory from forward to backward (Transformer Engine's "
+        "`cpu_offloading_num_layers`), copied beside compute.", unset="none", least=0, changes=("time", "memory"),
+        aliases=("cpu_offloading_num_layers",),
+    )  # fmt: skip
     offload_parameters: Offload = setting(
         "recompute", "`cpu` keeps sharded parameters in host memory.", default="none", changes=("time", "memory")
     )  # fmt: skip
@@ -284,6 +300,16 @@ class ParallelPlan:
     cuda: str | None = setting(
         "software", "CUDA release whose matrix libraries run, such as `12.1`. It matters on devices whose file says how much "
         "faster they became (`kernels.gemm.release_efficiency`).", unset="a current one",
+    )  # fmt: skip
+    lora_rank: int | None = setting(
+        "tuning", "Rank of low-rank adapters (LoRA): all other weights are frozen, without gradients, optimizer states and "
+        "weight-gradient products.", unset="every weight is trained", least=1, changes=("time", "memory", "training"),
+        is_common=True,
+    )  # fmt: skip
+    lora_targets: str | None = setting(
+        "tuning", "Projections that have adapters, joined by `+`: `qkv`, `proj`, `fc1`, `fc2` (NeMo's `linear_qkv` and so on).",
+        unset="all four", words=LORA_TARGETS, synonyms={f"linear_{word}": word for word in LORA_TARGETS}, takes_several=True,
+        changes=("time", "memory", "training"),
     )  # fmt: skip
     loader_workers: int = setting(
         "data", "Processes per GPU that read the next batch beside the step; 0 reads it first.", default=2, least=0,
@@ -329,6 +355,11 @@ class ParallelPlan:
         """Modules that run as CUDA graphs of their own: words of :data:`GRAPH_SCOPES`."""
         scopes = tuple((self.cuda_graphs or "none").split("+"))
         return scopes if scopes[0] not in ("none", "full_iteration") else ()
+
+    @property
+    def adapted_projections(self) -> tuple[str, ...]:
+        """Projections that have low-rank adapters: words of :data:`LORA_TARGETS`."""
+        return tuple((self.lora_targets or "+".join(LORA_TARGETS)).split("+")) if self.lora_rank else ()
 
     @property
     def recomputed_modules(self) -> tuple[str, ...]:

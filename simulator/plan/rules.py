@@ -139,6 +139,17 @@ def _module_conflicts(plan: ParallelPlan) -> Conflicts:
             "--recompute selective",
         ),
         (
+            plan.offload_layers and plan.pp > 1,
+            f"offload_layers={plan.offload_layers} with pp={plan.pp}: activations of a pipeline's micro-batches are not offloaded "
+            "by layer",
+            "--pp 1, or --recompute full",
+        ),
+        (
+            plan.lora_targets and not plan.lora_rank,
+            f"lora_targets={plan.lora_targets} without lora_rank: nothing has adapters",
+            "--lora-rank 16",
+        ),
+        (
             alone and len(scopes) > 1,
             f"cuda_graphs={plan.cuda_graphs}: {''.join(alone[:1])} goes with nothing else",
             "modules, or full_iteration",

@@ -54,6 +54,8 @@ EFFECTS = [
     ("moe_capacity_factor", 0.5, {"experts": True}), ("moe_imbalance", 1.5, {"experts": True, **MOE}),
     ("moe_pad_to_capacity", True, {"experts": True, "moe_capacity_factor": 2.0}), ("moe_fp8_dispatch", True, {"experts": True, **MOE}),
     ("moe_shared_expert_overlap", True, {"experts": True, **MOE}), ("cuda_graphs", "attn+mlp", {}), ("cuda_graphs", "full_iteration", {}),
+    ("lora_rank", 16, {}), ("lora_targets", "qkv", {"lora_rank": 16}), ("offload_layers", 4, {}), ("moment_bytes", 2, {}),
+    ("master_bytes", 2, {}),
     ("recompute_modules", "mlp", {"recompute": "selective"}), ("recompute_modules", "layernorm", {"recompute": "selective"}),
     ("recompute_modules", "moe_act", {"recompute": "selective", "experts": True}),
 ]  # fmt: skip

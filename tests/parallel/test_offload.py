@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from simulator.errors import InfeasiblePlanError
 from simulator.kernels.host import CPU_ADAM_BYTES_PER_S, copy_bytes_per_s, cpu_adam_s
 from simulator.models.catalog import find_spec
 from simulator.plan import ParallelPlan
@@ -66,3 +69,26 @@ def test_copies_take_the_measured_rate_of_the_link():
     }
     assert copies["copy_from_host"]["algbw_bytes_per_s"] == pytest.approx(26.8e9, rel=0.02)
     assert copies["copy_to_host"]["bytes"] == pytest.approx(2 * SPEC.n_parameters / 16, rel=0.01)
+
+
+def test_activations_of_layers_wait_on_the_host():
+    """``cpu_offloading_num_layers``: what these blocks save leaves the device and comes back, once a micro-batch, beside compute."""
+    plan = ParallelPlan(gpus=8, micro_batch=1, global_batch=16, framework="megatron-core", sharding="zero1")
+    found = {}
+    for n_layers in (0, 8):
+        scenario = Scenario(topology="dgx-h100", model="llama2-7b", plan=replace(plan, offload_layers=n_layers))
+        found[n_layers] = simulate(scenario)
+    block = found[0].model.layers[1]
+    assert block.name == "block"
+    categories = [found[n].memory.by_category for n in (0, 8)]
+    assert categories[0]["activations"] - categories[1]["activations"] == 8 * block.saved_bytes
+    assert categories[1]["transient"] <= categories[0]["transient"] + 2 * block.saved_bytes
+    copies = [row for row in found[8].metrics.communication if row["axis"] == "host"]
+    assert sum(row["bytes"] for row in copies) == 2 * 2 * 8 * block.saved_bytes
+    slower = found[8].metrics.iteration_time_s / found[0].metrics.iteration_time_s
+    assert 1.0 <= slower < 1.2
+
+
+def test_a_pipeline_does_not_offload_by_layer():
+    with pytest.raises(InfeasiblePlanError, match="offload_layers=2 with pp=2"):
+        ParallelPlan(offload_layers=2, pp=2, micro_batch=1).resolve(8)

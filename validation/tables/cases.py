@@ -18,7 +18,14 @@ from simulator.plan.parallel_plan import SETTINGS
 from validation.tables.frameworks import cuda_of, framework_of, machine_of, who_ran
 from validation.tables.models import spec_of
 from validation.tables.reader import Row
-from validation.tables.recipes import precision_of, read_task, recipe_fields, recomputed_modules, schedule_of
+from validation.tables.recipes import (
+    optimizer_fields,
+    precision_of,
+    read_task,
+    recipe_fields,
+    recomputed_modules,
+    schedule_of,
+)
 
 _PRECISIONS = {"amp_fp8": "fp8", "fp8+bf16": "fp8", "amp": "amp_fp16"}
 _SHARDINGS = {"": "none", "ddp": "none", "fsdp": "zero3", "full_shard": "zero3", "zero-1": "zero1", "zero-3": "zero3"}
@@ -303,7 +310,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     if not row.text("topology"):
         raise ConfigError("the row names no topology")
     assumed: list[str] = []
-    read_task(row, assumed)
+    task = read_task(row, assumed)
     degrees = _degrees(row, assumed)
     framework_text = who_ran(row)
     if row.text("kernels").lower().endswith(f"+{_NORM_KERNEL}"):
@@ -331,6 +338,8 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         **_ends(spec.layers, degrees["pp"], virtual_pp, assumed),
         **_usual(row, degrees, framework, assumed),
         **recipe_fields(row, assumed),
+        **task,
+        **optimizer_fields(row, framework, assumed),
         **_expert_split(degrees, framework, assumed),
         **recompute,
         **_attention(row, framework, assumed),

@@ -17,9 +17,21 @@ from validation.tables.reader import Row
 _FLOAT8 = {"tensorwise": "fp8_current", "rowwise": "fp8_rowwise", "rowwise_with_gw_hp": "fp8_rowwise_gw_hp"}
 #: value of ``vocabulary_parallel`` -> schedule that computes the vocabulary's layers so
 _VOCABULARY = {"interlaced": "interlaced"}
-_TASKS = {"": "", "pretrain": "", "sft": "task sft: as pretraining, which updates all parameters, too"}
+_TASKS = {"": "", "pretrain": "", "sft": "task sft: as pretraining, which updates all parameters, too", "lora": ""}
+#: ``cpu_offloading_num_layers`` of recipes with Megatron-FSDP (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama)
+_OFFLOADED_LAYERS = {
+    "LLAMA31_405B_PRETRAIN_CONFIG_GB300_BF16": 40, "LLAMA31_405B_PRETRAIN_CONFIG_GB300_FP8_CS": 10,
+    "LLAMA31_405B_PRETRAIN_CONFIG_GB200_FP8_CS": 92, "LLAMA3_70B_PRETRAIN_CONFIG_GB300_BF16": 30,
+    "LLAMA3_70B_PRETRAIN_CONFIG_GB300_FP8_CS": 20, "LLAMA3_70B_PRETRAIN_CONFIG_GB200_BF16": 20,
+    "LLAMA3_70B_PRETRAIN_CONFIG_GB200_FP8_CS": 40, "LLAMA3_70B_PRETRAIN_CONFIG_B200_FP8_CS": 5,
+}  # fmt: skip
+#: models whose recipes step with ``use_precision_aware_optimizer`` and bf16 moments (NVIDIA-NeMo/Megatron-Bridge, recipes)
+_NARROW_MOMENTS = ("deepseek-v3", "kimi")
 #: what graphs by layer capture of any model
 _LAYER_SCOPES = "attn mlp mamba moe_router moe_preprocess"
+#: rank of adapters where a row states none: NVIDIA's performance recipes (NeMo ``llama3_70b``, on ``linear_qkv`` only) and
+#: AutoModel's (``match_all_linear``)
+_LORA_RANK = 16
 #: column -> what is left out where it is 1
 _LEFT_OUT = {
     "moe_a2a_overlap": "experts' communication beside other micro-batches",
@@ -29,18 +41,30 @@ _LEFT_OUT = {
 }
 
 
-def read_task(row: Row, assumed: list[str]) -> None:
-    """Check what was trained.
+def read_task(row: Row, assumed: list[str]) -> dict[str, Any]:
+    """Return what is trained: everything, or low-rank adapters.
 
     Raises
     ------
     ConfigError
-        If it is not training of all parameters.
+        If the task is unknown.
     """
     task = row.text("task").lower()
     if task not in _TASKS:
-        raise ConfigError(f"task '{task}': only training of all parameters is simulated")
+        raise ConfigError(f"task '{task}' is unknown", hint="pretrain, sft or lora")
     assumed += [_TASKS[task]] if _TASKS[task] else []
+    if task != "lora":
+        return {}
+    notes = row.text("notes").lower()
+    rank = re.search(r"lora rank (\d+)", notes)
+    if rank is None:
+        assumed.append(f"lora_rank {_LORA_RANK}: not stated")
+    targets = "qkv+proj" if "attention qkv and proj" in notes else "qkv"
+    if "automodel" in row.text("source").lower():
+        return {"lora_rank": _LORA_RANK}
+    if rank is None:
+        assumed.append("lora_targets qkv: not stated, as in NVIDIA's performance recipes")
+    return {"lora_rank": int(rank[1]) if rank else _LORA_RANK, "lora_targets": targets}
 
 
 def precision_of(row: Row, precision: str, assumed: list[str]) -> str:
@@ -86,9 +110,7 @@ def recipe_fields(row: Row, assumed: list[str]) -> dict[str, Any]:
     ConfigError
         If something is stated that is not simulated and changes the run.
     """
-    if row.text("offload_modules"):
-        raise ConfigError(f"offload_modules '{row.text('offload_modules')}' is not simulated")
-    fields: dict[str, Any] = {"pipeline_layout": row.text("pp_layout") or None}
+    fields: dict[str, Any] = {"pipeline_layout": row.text("pp_layout") or None} | _offloaded(row, assumed)
     dispatcher = row.text("dispatcher").lower()
     if dispatcher:
         fields["moe_dispatcher"] = _word(
@@ -97,6 +119,29 @@ def recipe_fields(row: Row, assumed: list[str]) -> dict[str, Any]:
     fields |= _graphs(row, assumed)
     assumed += [f"{column} 1: without {what}" for column, what in _LEFT_OUT.items() if row.flag(column)]
     return fields
+
+
+def _offloaded(row: Row, assumed: list[str]) -> dict[str, Any]:
+    """Return how many layers wait in host memory: as stated, or as the row's recipe has it."""
+    text = row.text("offload_modules").lower()
+    stated = re.fullmatch(r"(\d+) layers", text)
+    if text and not stated:
+        raise ConfigError(f"offload_modules '{text}' is not simulated")
+    if stated:
+        return {"offload_layers": int(stated[1])}
+    recipe = re.sub(r"_(BASE_CONFIG|V\d)$", "", row.text("recipe"))
+    layers = _OFFLOADED_LAYERS.get(recipe, 0) if row.flag("fsdp") else 0
+    assumed += [f"offload_layers {layers}: cpu_offloading_num_layers of {recipe}"] if layers else []
+    return {"offload_layers": layers} if layers else {}
+
+
+def optimizer_fields(row: Row, framework: str, assumed: list[str]) -> dict[str, Any]:
+    """Return the widths of the optimizer's states in recipes whose states are not fp32."""
+    model = row.text("model").lower()
+    if framework != "megatron-bridge" or not model.startswith(_NARROW_MOMENTS) or row.text("task") == "lora":
+        return {}
+    assumed.append("moment_bytes 2, master_bytes 2: the precision-aware optimizer of this model's recipe")
+    return {"moment_bytes": 2, "master_bytes": 2}
 
 
 def _graphs(row: Row, assumed: list[str]) -> dict[str, Any]:

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from simulator.answer import Result
     from simulator.memory import MemoryReport
 
-#: predicted peaks may exceed the device by this much before a heavier alternative is taken: the run was measured,
-#: published recipes recompute as little as they can, and some keep 2 of 16 bytes of state less (apex's remainders of masters)
-_SLACK = 1.2
 #: metrics that need no timeline
 _MEMORY_METRICS = frozenset(("fits", "peak_memory_bytes"))
 
@@ -110,7 +107,7 @@ def _fitting(case: Case) -> tuple[Case, MemoryReport]:
         topology = simulation.topology_of(_scenario(case))
         scenario = simulation.resolve(_scenario(case), topology, case.spec)
         memory = simulation.lower_scenario(scenario, topology, case.spec)[2]
-        if memory.peak_bytes <= memory.capacity_bytes * _SLACK:
+        if memory.peak_bytes <= memory.capacity_bytes:
             break
     return case, memory
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 from simulator.models.layer import (
     DTYPE_BYTES,
@@ -13,14 +14,20 @@ from simulator.models.layer import (
     CommunicationPoint,
     GemmShape,
     LayerItem,
+    Parameter,
     Pass,
     PointwiseShape,
 )
 from simulator.models.liveness import Tensor
-from simulator.models.ops import batched_product, cast, copy, flash_attention, kernel, map_kernel, product
+from simulator.models.ops import add, batched_product, cast, copy, flash_attention, kernel, map_kernel, product, scale
 from simulator.models.setting import Setting
 from simulator.models.spec import ModelSpec
 from simulator.models.tape import Tape
+
+#: name of a product -> what plans call it where it has an adapter
+_PROJECTIONS = {
+    "qkv": "qkv", "query": "qkv", "kv": "qkv", "attention_output": "proj", "mlp_up": "fc1", "mlp_down": "fc2"
+}  # fmt: skip
 
 
 class Style(ABC):
@@ -76,6 +83,7 @@ class Style(ABC):
         self.query_dim = spec.head_dim + spec.qk_rope_head_dim
         self.value_dim = spec.v_head_dim or spec.head_dim
         self.dtype = setting.dtype
+        self.adapters: list[Parameter] = []
 
     @property
     def activation_kernel(self) -> str:
@@ -167,6 +175,51 @@ class Style(ABC):
 
         Routers and output projections are never narrow (Megatron-Core and torchtitan leave them in 16 bits).
         """
+        if self.is_adapted(name):
+            return self._with_adapter(x, rows, columns, bias=bias, name=name, before=before, between=between,
+                                      saved_input=saved_input, is_narrow=is_narrow)  # fmt: skip
+        return self._linear(x, rows, columns, bias=bias, name=name, before=before, between=between,
+                            saved_input=saved_input, is_narrow=is_narrow)  # fmt: skip
+
+    def is_adapted(self, name: str) -> bool:
+        """Whether a product has a low-rank adapter beside it."""
+        return _PROJECTIONS.get(name, "") in self.setting.lora_targets
+
+    def _with_adapter(self, x: Tensor, rows: int, columns: int, *, name: str, **rest: Any) -> Tensor:
+        """Append a frozen product and its adapter: down to the rank, up again, scaled, and added.
+
+        Both factors are whole on every tensor-parallel rank, up to the share of rows or columns that the product has.
+
+        References
+        ----------
+        Hu et al., LoRA, arXiv:2106.09685, section 4.1.
+        """
+        rank, tape, dtype = self.setting.lora_rank, self.tape, self.setting.gemm_dtype
+        self.adapters += [
+            Parameter(name=f"{name}.lora_a", n_elements=rank * columns), Parameter(name=f"{name}.lora_b", n_elements=rows * rank)
+        ]  # fmt: skip
+        base = self._linear(x, rows, columns, name=name, **rest)
+        x = cast(tape, x, self.dtype)
+        width = self.wgrad_bytes
+        low = product(tape, x, tape.weight(rank * columns, self.dtype), rows=rank, columns=columns, dtype=dtype,
+                      name="lora_a", wgrad_bytes=width)  # fmt: skip
+        high = product(tape, low, tape.weight(rows * rank, self.dtype), rows=rows, columns=rank, dtype=dtype,
+                       name="lora_b", wgrad_bytes=width)  # fmt: skip
+        return add(tape, base, scale(tape, high))
+
+    def _linear(
+        self,
+        x: Tensor,
+        rows: int,
+        columns: int,
+        *,
+        bias: bool,
+        name: str,
+        before: Sequence[LayerItem],
+        between: Sequence[LayerItem],
+        saved_input: Tensor | None,
+        is_narrow: bool,
+    ) -> Tensor:
         setting = self.setting
         weight = self.tape.weight(rows * columns, self.weight_dtype)
         vector = self.tape.weight(rows, self.weight_dtype) if bias else None
@@ -190,6 +243,7 @@ class Style(ABC):
             saves=None if saved_input is None else [saved_input, weight],
             bias=vector,
             wgrad_bytes=self.wgrad_bytes,
+            is_frozen=setting.lora_rank > 0,
         )
 
     def quantised_product(
@@ -219,6 +273,10 @@ class Style(ABC):
         gradient = Tensor(n_out, self.dtype, x.storage)
         narrow = replace(shape, dtype=recipe.products)
         wgrad = recipe.wide_products if narrowing.wide_wgrad else recipe.products
+        weight_gradient = replace(
+            shape, m=shape.n, n=shape.k, k=shape.m, kernel_pass="wgrad", dtype=wgrad, output_bytes=self.wgrad_bytes
+        )
+        is_trained = self.setting.lora_rank == 0
         return self.tape.record(
             [x, weight],
             n_out,
@@ -226,21 +284,13 @@ class Style(ABC):
             forward=[*casts, narrow],
             backward=[
                 self._quantise(gradient, in_pass="backward"),
-                *before,
+                *(before if is_trained else ()),
                 replace(narrow, n=shape.k, k=shape.n, kernel_pass="dgrad"),
                 *between,
-                replace(
-                    shape,
-                    m=shape.n,
-                    n=shape.k,
-                    k=shape.m,
-                    kernel_pass="wgrad",
-                    dtype=wgrad,
-                    output_bytes=self.wgrad_bytes,
-                ),
+                *([weight_gradient] if is_trained else ()),
             ],
-            saves=[] if is_narrow else [held],
-            saved_bytes=round(held.n_elements * narrowing.element_bytes) if is_narrow else 0,
+            saves=[held] if is_trained and not is_narrow else [],
+            saved_bytes=round(held.n_elements * narrowing.element_bytes) if is_trained and is_narrow else 0,
             kept=True,
         )
 
