@@ -32,7 +32,9 @@ def _progress(name: str, done: int, total: int) -> None:
 @trace_app.command("convert")
 def convert(
     traces: Annotated[list[str], typer.Argument(metavar="A... B", help="What to read, and last where to write.")],
-    to: Annotated[Text, option("kineto, chakra, perfetto or chrome; by the suffix where left out.")] = None,
+    to: Annotated[
+        Text, option("kineto, chakra, perfetto, chrome or execution_trace; by the suffix where left out.")
+    ] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Convert traces; say what the target format cannot hold."""

@@ -1,11 +1,13 @@
-"""Reads PyTorch execution traces (ET): operators with inputs and parents, usually without any time.
+"""PyTorch execution traces (ET), read and written: operators with inputs and parents, usually without any time.
 
 What they are good for: message sizes that an older Kineto file of the same step lacks, and the order of operations. Those
-that carry ``ts`` and ``dur`` (microseconds), as tools write that link them with a profile, are timelines of their own.
+that carry ``ts`` and ``dur`` (microseconds), as tools write that link them with a profile, are timelines of their own; so
+are those that are written here.
 
 References
 ----------
-PyTorch ``execution_trace_observer.cpp``; schemas 1.0.1 to 1.1.1-chakra.0.0.4.
+PyTorch ``execution_trace_observer.cpp``; schemas 1.0.1 to 1.1.1-chakra.0.0.4. What is written was opened with the reader of
+facebookresearch/param (``et_replay/execution_trace.py``).
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from simulator.errors import TraceError
 from simulator.trace_io.collective_names import (
+    FRAMEWORK_NAMES,
     CommunicationNames,
     element_bytes,
     kernel_operation,
@@ -40,6 +44,7 @@ from simulator.trace_io.trace_record import (
     OpRow,
     RankTrace,
     Step,
+    Trace,
     columns_of,
     integer,
     number,
@@ -331,3 +336,113 @@ def _launch_or_start(trace: RankTrace) -> Any:
     times = trace.ops.start_ns.copy()
     times[known] = trace.host.start_ns[trace.ops.launch[known]]
     return times
+
+
+_SCHEMA = "1.1.0-chakra.0.0.4"
+_THREAD = "[pytorch|profiler|execution_trace|thread]"
+_PROCESS = "[pytorch|profiler|execution_trace|process]"
+_CATEGORIES = {COMPUTE: "kernel", COMMUNICATION: "kernel", COPY: "gpu_memcpy", HOST_NODE: "cpu_op"}
+_ATTRIBUTE_TYPES = {str: "string", int: "uint64", float: "double"}
+
+
+def write(trace: Trace, folder: Path) -> tuple[Path, ...]:
+    """Write one file per rank, as PyTorch's observer does, with the times of operations as further attributes.
+
+    Parameters
+    ----------
+    trace : Trace
+    folder : Path
+        Made where it does not exist.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for rank in trace.ranks:
+        paths.append(folder / f"execution_trace.rank{rank.rank}.json")
+        header = {"schema": _SCHEMA, "pid": 1, "time": "", "start_ts": 0}
+        with paths[-1].open("w", encoding="utf-8") as stream:
+            stream.write(json.dumps(header)[:-1] + ', "nodes": [\n')
+            stream.write(",\n".join(map(json.dumps, _nodes(rank))))
+            stream.write("\n]}\n")
+    return tuple(paths)
+
+
+def _nodes(rank: RankTrace) -> Iterator[dict[str, Any]]:
+    """The process, its groups, a thread per stream, steps, and operations in order of start."""
+    yield _node(1, 0, _PROCESS, {"tid": 0})
+    n_streams = len(rank.streams)
+    for thread in range(1, n_streams + 2):
+        yield _node(1 + thread, 1, _THREAD, {"tid": thread})
+    entries = [
+        {"pg_name": name, "pg_desc": name, "backend_config": "", "ranks": list(ranks), "group_size": len(ranks)}
+        for name, ranks in rank.groups.items()
+    ]
+    first = n_streams + 3
+    yield _node(first, 2, "## process_group:init ##", {"tid": 1}, [json.dumps(entries)], ["String"])
+    for place, step in enumerate(rank.steps, start=first + 1):
+        times = {"tid": 1, "ts": step.start_ns / 1000, "dur": (step.end_ns - step.start_ns) / 1000}
+        yield _node(place, 2, f"ProfilerStep#{step.number}", times)
+    ops, first = rank.ops, first + 1 + len(rank.steps)
+    for op in range(len(ops)):
+        stream, kind = int(ops.stream[op]), int(ops.kind[op])
+        said = {
+            "tid": 2 + stream, "cat": _CATEGORIES[kind], "stream": rank.streams[stream],
+            "ts": int(ops.start_ns[op]) / 1000, "dur": int(ops.end_ns[op] - ops.start_ns[op]) / 1000,
+        }  # fmt: skip
+        if kind == COMMUNICATION:
+            yield _communication_node(first + op, 3 + stream, rank.calls[int(ops.call[op])], said)
+        else:
+            yield _node(first + op, 3 + stream, rank.names[ops.name[op]], said)
+
+
+def _communication_node(number: int, parent: int, call: CollectiveCall, said: dict[str, Any]) -> dict[str, Any]:
+    """A collective with what PyTorch says of one, and one tensor of its size."""
+    sized = call.in_nelems >= 0 or call.n_bytes >= 0
+    dtype = call.dtype if call.in_nelems >= 0 and element_bytes(call.dtype) else "Byte"
+    size = call.group_size or len(call.ranks)
+    nelems = (call.in_nelems, max(call.out_nelems, 0)) if call.in_nelems >= 0 else (call.n_bytes, call.n_bytes)
+    words = FRAMEWORK_NAMES.get(call.collective)
+    about = {
+        "collective_name": words[0] if words else call.collective,
+        "pg_name": call.group,
+        "pg_desc": call.group,
+        "pg_size": size,
+    }
+    if sized:
+        about |= {"dtype": dtype, "in_msg_nelems": nelems[0], "out_msg_nelems": nelems[1]}
+    start, stride = (call.ranks[0], call.ranks[1] - call.ranks[0]) if len(call.ranks) > 1 else (0, 1)
+    about |= {"in_split_size": "[]", "out_split_size": "[]", "global_rank_start": start, "global_rank_stride": stride}
+    tensor = [[number, number, 0, max(nelems[0], 0), element_bytes(dtype), "cuda:0"]]
+    values = [
+        tensor,
+        max(call.sequence, 0),
+        [call.group, call.group],
+        max(call.peer, 0),
+        about["collective_name"],
+        [],
+        [],
+    ]
+    types = [
+        f"GenericList[Tensor({dtype.lower()})]", "Int", "Tuple[String,String]", "Int", "String", "GenericList[]", "GenericList[]"
+    ]  # fmt: skip
+    node = _node(number, parent, _COMMS, {**said, **about}, values, types)
+    node["inputs"]["shapes"] = [[[max(nelems[0], 0)]], [], [[], []], [], [], [], []]
+    return node
+
+
+def _node(
+    number: int, parent: int, name: str, said: Mapping[str, Any], values: Sequence[Any] = (), types: Sequence[str] = ()
+) -> dict[str, Any]:
+    attributes = {
+        "rf_id": number, "fw_parent": 0, "seq_id": -1, "scope": 7, "fw_tid": 0, "op_schema": "", "kernel_backend": "",
+        "kernel_file": "", **said,
+    }  # fmt: skip
+    return {
+        "id": number,
+        "name": name,
+        "ctrl_deps": parent,
+        "inputs": {"values": list(values), "shapes": [[] for _ in values], "types": list(types)},
+        "outputs": {"values": [], "shapes": [], "types": []},
+        "attrs": [
+            {"name": key, "type": _ATTRIBUTE_TYPES[type(value)], "value": value} for key, value in attributes.items()
+        ],
+    }

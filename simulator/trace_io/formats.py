@@ -165,6 +165,12 @@ def _write_chrome(trace: Trace, target: Path) -> None:
     chrome_json.write(tracks.trace_processes(trace), target)
 
 
+def _write_execution_traces(trace: Trace, target: Path) -> None:
+    from simulator.trace_io import execution_trace
+
+    execution_trace.write(trace, target)
+
+
 def _has_host(trace: Trace) -> bool:
     return any(len(rank.host) for rank in trace.ranks)
 
@@ -176,6 +182,8 @@ _LOSSES: dict[str, Callable[[Trace], bool]] = {
     "launches": _has_host,
     "correlation of launches": _has_host,
     "process groups": lambda trace: any(rank.groups for rank in trace.ranks),
+    "names of communication kernels": lambda trace: any(rank.calls for rank in trace.ranks),
+    "peers of messages": lambda trace: any(call.peer >= 0 for rank in trace.ranks for call in rank.calls),
     "sequence numbers": lambda trace: any(call.sequence >= 0 for rank in trace.ranks for call in rank.calls),
 }
 _VIEWERS_LOSE = ("correlation of launches", "process groups", "sequence numbers")
@@ -222,7 +230,11 @@ FORMATS: dict[str, Format] = {
     ),
     "chakra_json": Format(read_ranks=_one_rank("chakra", "read_json")),
     "stage_times": Format(read_job=_stage_times),
-    "execution_trace": Format(read_ranks=_one_rank("execution_trace")),
+    "execution_trace": Format(
+        read_ranks=_one_rank("execution_trace"),
+        write=_write_execution_traces,
+        loses=("host threads and their events", "launches", "names of communication kernels", "peers of messages"),
+    ),
 }
 #: formats in which all ranks of one file are on one clock
 _ONE_CLOCK = ("nsys", "chrome")
@@ -417,7 +429,7 @@ def write(trace: Trace, path: str | Path, to: str | None = None) -> tuple[str, .
     ----------
     trace : Trace
     path : str or Path
-        A file for ``perfetto`` and ``chrome``; a directory for ``kineto`` and ``chakra``, which are one file per rank
+        A file for ``perfetto`` and ``chrome``; a directory for the others, which are one file per rank
         (``run.et`` writes ``run.RANK.et`` beside it).
     to : str, optional
         A key of :data:`WRITTEN`; the suffix decides where it is left out.

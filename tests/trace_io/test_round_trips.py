@@ -145,3 +145,48 @@ def test_a_trace_is_never_written_over_itself(tmp_path):
     with pytest.raises(TraceError, match="among the files that are read"):
         convert(file, file)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+#: what et_replay's reader takes from every node, and from collectives (facebookresearch/param, et_replay/execution_trace.py:
+#: ``ATTR_TYPES``, ``COMM_ATTR_TYPES`` and ``_create_node_v1_0_2_chakra_0_0_4``)
+ET_ATTRIBUTES = {"fw_parent", "seq_id", "fw_tid", "op_schema", "rf_id", "scope", "tid", "kernel_backend", "kernel_file"}
+ET_MESSAGES = {"collective_name", "dtype", "in_msg_nelems", "out_msg_nelems", "in_split_size", "out_split_size",
+               "global_rank_start", "global_rank_stride", "pg_name", "pg_desc", "pg_size"}  # fmt: skip
+
+
+def test_execution_traces_have_what_et_replay_reads(shared_traces, tmp_path):
+    trace = read(shared_traces / "megatron-tp2" / "tp2" / "result")
+    lost = convert(shared_traces / "megatron-tp2" / "tp2" / "result", tmp_path, "execution_trace")
+    assert "names of communication kernels" in lost
+    for rank, path in zip(trace.ranks, sorted(tmp_path.iterdir()), strict=True):
+        document = json.loads(path.read_text())
+        assert (document["schema"], set(document)) == (
+            "1.1.0-chakra.0.0.4",
+            {"schema", "pid", "time", "start_ts", "nodes"},
+        )
+        ids = [node["id"] for node in document["nodes"]]
+        assert (ids[0], len(set(ids))) == (1, len(ids))
+        assert all(node["ctrl_deps"] in ids for node in document["nodes"][1:])
+        for node in document["nodes"]:
+            named = {entry["name"] for entry in node["attrs"]}
+            assert named >= ET_ATTRIBUTES
+            assert {len(node["inputs"][key]) for key in ("values", "shapes", "types")} == {
+                len(node["inputs"]["values"])
+            }
+            if node["name"] == "record_param_comms":
+                assert named >= ET_MESSAGES
+        # 13 all-reduces, ten of 6144 floats and three of 512: expected.json beside the traces
+        sizes = [
+            entry["value"] for node in document["nodes"] for entry in node["attrs"] if entry["name"] == "in_msg_nelems"
+        ]
+        assert sorted(sizes) == [512] * 3 + [6144] * 10
+        assert len(rank.ops) == sum("ts" in {e["name"] for e in n["attrs"]} for n in document["nodes"]) - len(
+            rank.steps
+        )
+    back = read(tmp_path)
+    for a, b in zip(trace.ranks, back.ranks, strict=True):
+        for name in ("start_ns", "end_ns", "kind"):
+            assert np.array_equal(getattr(a.ops, name), getattr(b.ops, name)), name
+        assert [(c.collective, c.n_bytes, c.group) for c in a.calls] == [
+            (c.collective, c.n_bytes, c.group) for c in b.calls
+        ]
