@@ -11,7 +11,7 @@ from math import log2
 import pytest
 
 from simulator.collectives import ALGORITHMS
-from simulator.collectives.nccl import Question, find_channels
+from simulator.collectives.nccl import Channels, Question, find_channels
 from simulator.collectives.shape import GroupShape
 from simulator.collectives.tuner import candidates, choose
 
@@ -236,3 +236,92 @@ def test_efa_before_p5_runs_simple_only():
     p5 = replace(TWO_P4D, generation="hopper")
     assert {protocol for _, protocol in candidates("all_reduce", p5)} == {"ll", "ll128", "simple"}
     assert choose("all_reduce", GIB, TWO_P4D).label == "tree/simple"
+
+
+# -- the tables, where nothing else bounds ------------------------------------------------------------------------------------
+
+#: GB/s by generation on one node, two and more: constants 176-212
+LL_MAX = {
+    "volta": (39.0, 39.0, 20.4),
+    "ampere": (87.7, 22.5, 19.0),
+    "hopper": (141.0, 45.0, 35.0),
+    "blackwell": (282.0, 90.0, 70.0),
+}
+RING_LL128 = {"volta": 20.0, "ampere": 20.0, "hopper": 36.7, "blackwell": 40.0}
+TREE = {
+    "volta": (26.5, 18.5, 10.0),
+    "ampere": (24.0, 23.6, 17.8),
+    "hopper": (38.7, 41.4, 36.0),
+    "blackwell": (70.0, 42.8, 24.0),
+}
+TREE_LL128 = {
+    "volta": (20.0,) * 3,
+    "ampere": (20.0,) * 3,
+    "hopper": (36.7, 36.7, 29.0),
+    "blackwell": (55.6, 31.67, 20.0),
+}
+NVLS_TREE = {"hopper": {2: 57.7, 4: 45.5}, "blackwell": {2: 96.0, 4: 80.0}}
+#: tenths by powers of two from 64 B on: line 623
+CORRECTION = {
+    "ll": (10, 10, 10, 10, 9, 8, 7, 7, 7, 7, 6, 5, 4, 4, 5, 6, 7, 8, 9, 10, 10, 10, 10),
+    "ll128": (10, 10, 10, 10, 10, 9, 8, 8, 8, 7, 6, 6, 6, 6, 6, 6, 8, 9, 9, 9, 9, 10, 10),
+    "simple": (9, 9, 9, 9, 9, 9, 9, 8, 7, 6, 6, 5, 5, 5, 5, 6, 7, 8, 7, 7, 8, 9, 9),
+}
+
+
+def machine(generation, n_nodes, **more):
+    facts = {**H100, "generation": generation, "n_nics": 8, "nic_bytes_per_s": 50e9, "cpu_vendor": "amd"}
+    return GroupShape(n_ranks=8 * n_nodes, n_nodes=n_nodes, ranks_per_node=8, **{**facts, **more})
+
+
+def bandwidth(shape, collective, algorithm, protocol, n_channels=4):
+    """GB/s of progress on channels that are faster than every bound, from the time of another GiB."""
+    times = [
+        ALGORITHMS[algorithm].estimate_us(
+            Question(collective=collective, n_bytes=n_bytes, shape=shape, channels=Channels(n_channels=n_channels, intra=1e4, inter=1e4)),
+            protocol,
+        )
+        for n_bytes in (GIB, 2 * GIB)
+    ]  # fmt: skip
+    return GIB / 1000 / (times[1] - times[0])
+
+
+@pytest.mark.parametrize("n_nodes", [1, 2, 4])
+@pytest.mark.parametrize("generation", LL_MAX)
+def test_bounds_are_those_of_the_tables_of_nccl(generation, n_nodes):
+    shape, column = machine(generation, n_nodes), {1: 0, 2: 1, 4: 2}[n_nodes]
+    n = 8 * n_nodes
+    rows = {"amd": "ampere", "intel": "volta"}  # between nodes the processor counts, not the GPU
+    for vendor, row in rows.items():
+        ll = LL_MAX[generation if n_nodes == 1 else row][column]
+        own = machine(generation, n_nodes, cpu_vendor=vendor)
+        assert bandwidth(own, "all_reduce", "ring", "ll") == pytest.approx(ll * n / (2 * (n - 1)))
+        assert bandwidth(own, "all_reduce", "tree", "ll", 1000) == pytest.approx(0.5 * ll)
+    assert bandwidth(shape, "all_gather", "ring", "ll128") == pytest.approx(4 * RING_LL128[generation] * n / (n - 1))
+    tree = 4 * TREE[generation][column]
+    assert bandwidth(shape, "all_reduce", "tree", "simple") == pytest.approx(0.5 * 0.9 * tree)
+    share = 7 / 9 if n_nodes == 1 else 120 / 128
+    assert bandwidth(shape, "all_reduce", "tree", "ll128") == pytest.approx(
+        0.5 * min(tree * share, 4 * TREE_LL128[generation][column])
+    )
+
+
+@pytest.mark.parametrize("n_nodes", [2, 4])
+@pytest.mark.parametrize(("generation", "n_channels"), [("hopper", 16), ("blackwell", 24)])
+def test_switches_over_nodes_are_bound_by_their_channels(generation, n_channels, n_nodes):
+    """NVLS has 16 channels on Hopper and 24 on Blackwell (nvls.cc)."""
+    shape = machine(generation, n_nodes, nvlink_bytes_per_s=1e13, nic_bytes_per_s=1e13)
+    n = 8 * n_nodes
+    found = bandwidth(shape, "all_reduce", "nvls_tree", "simple")
+    assert found == pytest.approx(n_channels * NVLS_TREE[generation][n_nodes] * n / (2 * (n - 1)))
+
+
+@pytest.mark.parametrize("protocol", CORRECTION)
+def test_trees_are_corrected_by_size(protocol):
+    """Time beyond the latency of a message, against that of the same bytes at full rate."""
+    latency_us = {"ll": 15.2, "ll128": 31.5, "simple": 64.4}[protocol]
+    full = {"ll": 0.5 * 0.92 * 240 / 3.8, "ll128": 0.5 * 0.92 * 240 * 7 / 9, "simple": 0.5 * 0.92 * 240}[protocol]
+    for power, tenths in enumerate(CORRECTION[protocol]):
+        for n_bytes in (64 << power, (64 << power) * 1.9):
+            more_us = estimate_us(ONE_A100, "all_reduce", "tree", protocol, n_bytes) - latency_us
+            assert more_us == pytest.approx(n_bytes / (1000 * full * tenths / 10), rel=1e-6, abs=1e-9), power

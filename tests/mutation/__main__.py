@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -43,10 +43,11 @@ COPIED = (
     "README.md",
 )
 SECTION = "mutation"
-#: what tests import from elsewhere: loaded once, before the processes that judge are forked
+#: what tests import from elsewhere and from below all rooms: loaded once, before the processes that judge are forked
 LOADED = ("pytest", "networkx", "numpy", "pydantic", "ruamel.yaml", "simpy")
+BELOW = ("simulator.plan", "simulator.models.catalog", "simulator.topology")
 #: a mutant may take this many times the processor time of its sound tests, and some seconds; then it is endless
-PATIENCE, GRACE_S = 4, 10
+PATIENCE, GRACE_S = 3, 5
 #: a mutant that eats memory fails instead of stopping the machine
 MOST_MEMORY_BYTES = 8 * 2**30
 
@@ -228,17 +229,23 @@ def _run_in_child(tests: list[str], root: Path, limit_s: float | None) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-    os.chdir(root)
-    os.environ["PYTHONPATH"] = str(root)
-    sys.path[:] = [str(root), *(path for path in sys.path if Path(path or ".").resolve() not in (ROOT, root.resolve()))]
-    for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "simulator", "validation")]:
-        del sys.modules[name]
     if limit_s is not None:
         sys.dont_write_bytecode = True
         resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s), int(limit_s) + 5))
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
         signal.alarm(10 * int(limit_s))  # waits for ever without using the processor
-    os._exit(int(pytest.main(["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--no-header", *tests])))
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    options = [
+        "-x",
+        "-q",
+        "-m",
+        "not slow",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "addopts=--import-mode=importlib --doctest-modules",
+    ]
+    os._exit(int(pytest.main([*options, *tests])))
 
 
 def table(found: list[Found]) -> str:
@@ -268,10 +275,10 @@ def main() -> None:
     found = read(options.out) if options.out and options.out.exists() else []
     known = {one.mutant for one in found}
     deadline_s = time.monotonic() + 60 * options.minutes
-    for name in LOADED:
-        importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-        for one in judged([mutant for mutant in drawn if mutant not in known], rooms, copied(Path(folder)), deadline_s):
+        root = copied(Path(folder))
+        load(root, rooms)
+        for one in judged([mutant for mutant in drawn if mutant not in known], rooms, root, deadline_s):
             found.append(one)
             if options.out:
                 with options.out.open("a", encoding="utf-8") as file:
@@ -298,6 +305,19 @@ def copied(root: Path) -> Path:
         source = ROOT / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, root / name)
     return root
+
+
+def load(root: Path, rooms: Iterable[str]) -> None:
+    """Load what no mutant changes, the project's part of it from the copy, which becomes the place that all is imported from."""
+    for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "simulator", "validation")]:
+        del sys.modules[name]
+    os.chdir(root)
+    os.environ["PYTHONPATH"] = str(root)
+    sys.path[:] = [str(root), *(path for path in sys.path if Path(path or ".").resolve() not in (ROOT, root.resolve()))]
+    for name in (*LOADED, *BELOW):
+        importlib.import_module(name)
+    changed = tuple(room.removesuffix(".py").replace("/", ".") for room in rooms)
+    assert not any(name.startswith(changed) for name in sys.modules), "a room lies below what is loaded"
 
 
 def judged(mutants: list[Mutant], rooms: dict[str, str], root: Path, deadline_s: float) -> Iterator[Found]:
