@@ -24,6 +24,7 @@ from simulator.collectives.benchmark import Conditions, benchmark_time_s, condit
 from simulator.collectives.constants import FALLBACK
 from simulator.collectives.shape import GroupShape, shape_of
 from simulator.collectives.tuner import table_constants
+from simulator.config import write_file
 from simulator.errors import CalibrationError
 from simulator.interop import open_topology
 
@@ -341,7 +342,7 @@ def write_table(table: Mapping[str, Any], path: Path, header: str) -> None:
         lines.append("uncertainty:  # one standard deviation as a share of the value; null: not fitted")
         for part, sections in table["uncertainty"].items():
             lines += [f"  {part}:", *_section_lines(sections, 4)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_file(path, "\n".join(lines) + "\n")
 
 
 def _section_lines(sections: Mapping[str, Any], indent: int) -> list[str]:

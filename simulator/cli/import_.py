@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -77,14 +76,12 @@ def write_text(out: str, text: str, document: dict[str, Any]) -> None:
     ConfigError
         If there is nothing to write, or it cannot be written.
     """
+    from simulator.config import write_file
     from simulator.errors import ConfigError
 
     if not text:
         raise ConfigError(f"--out {out}: {document['file']} has nothing to write", hint=document["use"])
-    try:
-        Path(out).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error.strerror}") from None
+    write_file(out, text)
 
 
 def _table(document: dict[str, Any]) -> str:

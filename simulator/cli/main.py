@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import sys
@@ -13,7 +14,17 @@ import typer
 
 from simulator import __version__
 from simulator.cli.completion import files, models, networks, schedules, topologies
-from simulator.cli.options import PLAIN_JSON, Number, Real, Text, Texts, option, our_flags, with_plan_flags
+from simulator.cli.options import (
+    PLAIN_JSON,
+    Number,
+    Real,
+    Text,
+    Texts,
+    option,
+    our_flags,
+    refuse_blanks,
+    with_plan_flags,
+)
 from simulator.errors import SimulatorError
 
 app = typer.Typer(
@@ -193,12 +204,26 @@ def register_commands() -> None:
     app.add_typer(trace.trace_app, name="trace")
 
 
+def _make_streams_safe() -> None:
+    """Let a character that the terminal's encoding lacks become a question mark, and a closed stream an error of ours."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the rest of the process
+    if sys.stdout is None:
+        print("error: standard output is closed", file=sys.stderr)
+        sys.exit(SimulatorError.exit_code)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and (stream.encoding or "").lower() not in ("utf-8", "utf8"):
+            stream.reconfigure(errors="replace")
+
+
 def main() -> None:
     """Run the command line: a user's mistake prints one message and never a traceback."""
     gc.set_threshold(200_000, 10, 10)  # starting up makes many objects and no garbage
     wants_json = "--json" in sys.argv
+    _make_streams_safe()
     try:
         register_commands()
+        refuse_blanks(sys.argv[1:])
         sys.argv[1:] = our_flags(sys.argv[1:])
         try:
             app()

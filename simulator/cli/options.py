@@ -37,6 +37,26 @@ def our_flags(words: Sequence[str]) -> list[str]:
     return [_our_flag(word) for word in words]
 
 
+#: options whose value may well be empty
+_MAY_BE_BLANK = ("--args", "--argument", "--define", "-D", "--set")
+
+
+def refuse_blanks(words: Sequence[str]) -> None:
+    """Raise an error for an option whose value is an empty text, as an unset variable of a shell gives it.
+
+    Raises
+    ------
+    ConfigError
+        Naming the first such option.
+    """
+    for before, word in zip(("", *words), words, strict=False):
+        flag, equals, value = word.partition("=")
+        is_cut_off = flag.startswith("--") and bool(equals) and not value
+        blank = flag if is_cut_off else before if not word and before.startswith("-") else ""
+        if blank and blank not in _MAY_BE_BLANK:
+            raise ConfigError(f"{blank}: needs a value, not an empty text", hint="leave it out, or give one")
+
+
 def _our_flag(word: str) -> str:
     flag, equals, value = word.partition("=")
     name = flag.removeprefix("--").replace("-", "_")

@@ -120,14 +120,9 @@ def write_text(path: str, text: str) -> None:
     ConfigError
         If it cannot be written.
     """
-    from pathlib import Path
+    from simulator.config import write_file
 
-    from simulator.errors import ConfigError
-
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as fault:
-        raise ConfigError(f"{path}: cannot be written: {fault.strerror or fault}") from fault
+    write_file(path, text)
 
 
 def _look(

@@ -31,6 +31,7 @@ from simulator.config.text import (
     raise_faults,
     read_text,
 )
+from simulator.config.writing_files import cell, write_file
 
 __all__ = [
     "MOST_DIGITS",
@@ -45,6 +46,7 @@ __all__ = [
     "Power",
     "Spec",
     "Time",
+    "cell",
     "complaint",
     "data_folders",
     "did_you_mean",
@@ -58,4 +60,5 @@ __all__ = [
     "resolve_name",
     "shipped_names",
     "validate",
+    "write_file",
 ]

@@ -20,11 +20,20 @@ from simulator.units import DIMENSIONS, parse_quantity
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
+#: least value above zero of each dimension that a description can mean, and the largest of any, in what is stored
+LEAST = {"time": 1e-15, "bytes": 0.1, "bandwidth": 1e3, "compute": 1e6, "frequency": 1.0, "power": 1e-3}
+MOST = 1e24
+
+
 def _quantity(dimension: str, value: object) -> float:
     try:
-        return parse_quantity(value, dimension)
+        found = parse_quantity(value, dimension)
+        if abs(found) > MOST or 0 < abs(found) < LEAST[dimension]:
+            how = "small" if abs(found) < 1 else "large"
+            raise ConfigError(f"{value!r} is too {how} for a {dimension}", hint=f"like '{DIMENSIONS[dimension][1]}'")
     except ConfigError as error:
         raise complaint(error) from None
+    return found
 
 
 def complaint(error: ConfigError, *at: Key) -> PydanticCustomError:

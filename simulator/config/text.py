@@ -321,5 +321,5 @@ def _parse_yaml(text: str, locator: Locator) -> Any:
         place = Place(file=locator.file, line=line, column=column)
         message = f"not YAML: {error.problem or error.context}"
         raise_faults([Fault(place=place, path=(), message=message)], locator)
-    except (YAMLError, ValueError, RecursionError) as error:
+    except (YAMLError, ValueError, RecursionError, TypeError) as error:  # TypeError: a list or a mapping as a key
         raise ConfigError(f"{locator.file}: not YAML: {str(error).splitlines()[0]}") from None

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Required
 
 from simulator.analysis.metrics import Breakdown
 from simulator.answer import Figures, figures_of
-from simulator.config import did_you_mean
+from simulator.config import cell, did_you_mean
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.evaluation import Pool, Record, Store, Work, compute, evaluate, failure, look_up
 from simulator.explore.named_settings import Point, Sweep
@@ -194,7 +194,7 @@ def _csv(rows: Rows) -> bytes:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns_of(rows), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue().encode()
 
 

@@ -16,8 +16,10 @@ from simulator.interop.hf_mixtures import MIXTURES
 from simulator.interop.hf_relatives import RELATIVES
 from simulator.interop.reader import Reader
 from simulator.interop.table import json_keys
-from simulator.models.spec import ModelSpec
+from simulator.models.spec import MOST_LAYERS, ModelSpec
 
+#: how families call their number of layers
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
 #: ``model_type`` -> how its keys are read
 FAMILIES = {**DENSE, **MIXTURES, **RELATIVES}
 
@@ -54,6 +56,9 @@ def read_hf_config(reader: Reader, *, name: str = "") -> Imported:
         near = near_misses(known, FAMILIES)
         hint = f"did you mean {near[0]!r}? " if near else ""
         inner.fault("model_type", f"{family!r} is not known", hint=f"{hint}known are {', '.join(FAMILIES)}; {RECORD}")
+    for key in _LAYERS:
+        if inner.has(key) and inner.integer(key) > MOST_LAYERS:
+            inner.fault(key, f"no model has more than {MOST_LAYERS} layers")
     fields = FAMILIES[known](inner)
     if "quantization_config" in inner.data:
         inner.irrelevant(["quantization_config"])

@@ -108,7 +108,7 @@ def window(r: Reader) -> dict[str, Any]:
     """Read which layers see a sliding window only."""
     window, is_used = r.positive("sliding_window", default=0), r.boolean("use_sliding_window", default=True)
     kinds = r.raw("layer_types") or []
-    if not isinstance(kinds, list) or set(kinds) - {"full_attention", "sliding_attention"}:
+    if not isinstance(kinds, list) or any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
         r.fault("layer_types", f"{kinds!r:.60} is not a list of full_attention and sliding_attention", hint=RECORD)
     if not window or not is_used or (kinds and "sliding_attention" not in kinds):
         return {}

@@ -88,7 +88,7 @@ def _minimax_m2(r: Reader) -> dict[str, Any]:
     for key in ("num_mtp_modules", "mtp_transformer_layers", "use_mtp"):
         r.irrelevant([key])
     kinds = r.raw("attn_type_list")
-    if kinds is not None and set(kinds) != {1}:
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != 1 for kind in kinds)):
         r.fault("attn_type_list", "other attention than full is not known here")
     return llama(r) | experts(r, n=256, top_k=8) | {
         "expert_hidden": r.positive("intermediate_size"),

@@ -28,7 +28,7 @@ from simulator.interop.reader import Reader, is_unknown, readable
 from simulator.interop.shell import Script, read_script
 from simulator.interop.table import Found, Table, flattened, key
 from simulator.models.catalog import BERT_STYLE, MEGATRON_STYLE, T5_STYLE
-from simulator.models.spec import ModelSpec
+from simulator.models.spec import MOST_LAYERS, ModelSpec
 from simulator.plan import ParallelPlan
 from simulator.plan.parallel_plan import SETTINGS
 from simulator.schedules import sends_block
@@ -49,8 +49,8 @@ _DISPATCHERS = {"alltoall": "alltoall", "allgather": "allgather", "flex": "deepe
 KEYS = Table(
     keys=(
         # the model
-        key("num-layers encoder-num-layers", "count", model="layers"),
-        key("decoder-num-layers", "count", note="of T5; `num-layers` unless given"),
+        key("num-layers encoder-num-layers", "count", model="layers", most=MOST_LAYERS),
+        key("decoder-num-layers", "count", most=MOST_LAYERS, note="of T5; `num-layers` unless given"),
         key("hidden-size", "count", model="hidden"),
         key("num-attention-heads", "count", model="heads"),
         key("group-query-attention", "switch", note="with `num-query-groups`"),

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from simulator.config import read_text
+from simulator.config import cell, read_text
 from simulator.errors import ConfigError
 from simulator.interop.format import Format
 
@@ -124,7 +124,7 @@ def write_measurements(rows: Iterable[Mapping[str, str]]) -> str:
         if writer is None:
             writer = csv.DictWriter(out, list(row), lineterminator="\n")
             writer.writeheader()
-        writer.writerow(row)
+        writer.writerow({name: cell(value) for name, value in row.items()})
     return out.getvalue()
 
 
@@ -279,7 +279,7 @@ def _value(word: Any, place: str) -> float:
         return float(word)
     try:
         return math.nan if str(word).strip().lower() in ("n/a", "nan", "") else float(word)
-    except ValueError:
+    except (ValueError, TypeError):
         raise ConfigError(f"{place}: {word!r} is not a number") from None
 
 
@@ -334,12 +334,12 @@ def _from_json(text: str, file: str, collective: str | None, n_ranks: int | None
     program = _PROGRAM.search(" ".join(map(str, _list(data.get("args")))))
     ranks = n_ranks or len(devices) or _ranks_from_bus(rows, file)
     version = re.search(r"(\d+)\.(\d+)|^(\d)(\d\d)\d\d$", str(data.get("nccl_version", "")))
-    processes = {(d.get("hostname"), d.get("pid")) for d in devices}
+    processes = {(str(d.get("hostname")), str(d.get("pid"))) for d in devices}
     return CollectiveTable(
         file=file,
         collective=collective or (PROGRAMS[program[1]] if program else _guess(rows, ranks, file)),
         n_ranks=ranks,
-        n_nodes=len({d.get("hostname") for d in devices}),
+        n_nodes=len({str(d.get("hostname")) for d in devices}),
         gpus_per_process=len(devices) // len(processes) if processes else 0,
         nccl=".".join(str(int(part)) for part in version.groups() if part) if version else "",
         rows=tuple(rows),

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from simulator.config import near_misses
 from simulator.errors import ConfigError
-from simulator.interop.reader import Reader
+from simulator.interop.reader import MOST, Reader
 
 Kind = Literal["count", "whole", "number", "switch", "text", "word", "any"]
 
@@ -47,6 +47,8 @@ class Key:
         Words of the tool that mean something that is not modelled: they end the import.
     needs : str
         Field of the plan that must be above 1 for the key to count.
+    most : int
+        The largest whole number that can be meant.
     note : str
         For the documentation.
     """
@@ -59,6 +61,7 @@ class Key:
     default: Any = None
     unmodelled: tuple[str, ...] = ()
     needs: str = ""
+    most: int = MOST
     note: str = ""
 
     def read(self, reader: Reader) -> Any:
@@ -72,7 +75,10 @@ class Key:
             )
         match self.kind:
             case "count":
-                return reader.positive(*self.names)
+                count = reader.positive(*self.names)
+                if count > self.most:
+                    reader.fault(reader.spelling(self.names), f"{count} is more than {self.most}")
+                return count
             case "whole":
                 return reader.integer(*self.names)
             case "number":
@@ -106,6 +112,7 @@ def key(
     default: Any = None,
     unmodelled: str = "",
     needs: str = "",
+    most: int = MOST,
     note: str = "",
 ) -> Key:
     """Return a key from its spellings, blanks between them."""
@@ -118,6 +125,7 @@ def key(
         default=False if kind == "switch" and default is None else default,
         unmodelled=tuple(unmodelled.split()),
         needs=needs,
+        most=most,
         note=note,
     )
 

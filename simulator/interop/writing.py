@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from simulator.config import write_file
 from simulator.errors import InfeasiblePlanError, SimulatorError
 from simulator.interop import FORMATS
 from simulator.interop.emission import Emission, Request, completed, effective
@@ -95,7 +96,7 @@ def write_all(
                 reasons.append(error.message)
                 continue
             path = folder / chosen.file
-            path.write_text(emission.text, encoding="utf-8")
+            write_file(path, emission.text)
             instead = [f"{describe(plan)}, because of the best plan {reasons[0]}"] if reasons else []
             if emission.plan.framework != plan.framework:
                 instead.append(f"framework {emission.plan.framework} instead of {plan.framework}")

@@ -25,6 +25,8 @@ SUBLAYERS = {
     "-": "dense MLP",
     "E": "mixture of experts",
 }
+#: blocks of the deepest model, and the largest of its other sizes: far above anything that was trained
+MOST_LAYERS, MOST_SIZE = 10_000, 10**9
 #: letters of the sublayers that are attention, and of those that carry a state instead
 ATTENTION, RECURRENT = "*wc", "MmG"
 
@@ -213,6 +215,10 @@ class ModelSpec:
         for key in ("layers", "hidden", "heads", "vocab", "max_positions"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"model '{self.name}': {key}={getattr(self, key)} is not a positive number")
+        for one in fields(self):
+            value, most = getattr(self, one.name), MOST_LAYERS if one.name.endswith("layers") else MOST_SIZE
+            if isinstance(value, int) and not 0 <= value <= most:
+                raise ConfigError(f"model '{self.name}': {one.name}={value} is not between 0 and {most}")
         if not self.head_dim and self.hidden % self.heads:
             raise ConfigError(
                 f"model '{self.name}': hidden={self.hidden} is not a multiple of heads={self.heads}",

@@ -13,6 +13,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 from simulator import __version__
+from simulator.config import write_file
 from simulator.errors import ConfigError
 from simulator.report.charts import CONFIG, Chart, image_ending, library, packed, write_images
 from simulator.report.markup import Markup, chart_place, element, embedded_json, safe, section, stream_place
@@ -95,10 +96,7 @@ class Report:
         path = Path(path)
         if image_ending(path):
             return write_images(self.charts, path)
-        try:
-            path.write_text(self.html, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+        write_file(path, self.html)
         return [path]
 
     def _repr_html_(self) -> str:

@@ -1,0 +1,112 @@
+"""Inputs that would eat the machine, or that a broken script gives: a clear error, at once, and never a traceback."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from simulator.cli.main import main
+from simulator.config import cell, write_file
+from simulator.errors import ConfigError
+from simulator.models.spec import ModelSpec
+
+JOB = ["--topology", "bigred200", "--model", "gpt2", "--gpus", "4"]
+
+
+def refused(monkeypatch, capsys, *words):
+    monkeypatch.setattr("sys.argv", ["simulate", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 3
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("config.json", '{"model_type": "gpt2", "n_layer": 100000000, "n_embd": 64, "n_head": 2}', "no model has more than"),
+        ("config.json", '{"model_type": "llama4", "num_hidden_layers": 100000000}', "no model has more than"),
+        ("run.sh", "pretrain_gpt.py --num-layers 100000000 --hidden-size 64 --num-attention-heads 2", "num-layers: 100000000"),
+        ("run.sh", "#!/bin/bash\nX=aaaaaaaaaa\n" + 'X="$X$X"\n' * 40 + "echo $X\n", "grows beyond"),
+        ("topo.xml", '<system version="1">' + "<pci>" * 20_000, "nested more than"),
+        ("config.json", '{"model_type": "gpt2", "n_layer": ' + "9" * 400 + "}", "too many digits"),
+    ],
+)  # fmt: skip
+def test_files_that_would_eat_the_machine(monkeypatch, capsys, tmp_path, name, text, message):
+    path = tmp_path / name
+    path.write_text(text)
+    assert message in refused(monkeypatch, capsys, "import", path)
+
+
+@pytest.mark.parametrize("option", ["--plan", "--megatron", "--deepspeed", "--report", "--trace", "--model"])
+def test_an_empty_text_is_no_value(monkeypatch, capsys, option):
+    assert f"{option}: needs a value" in refused(monkeypatch, capsys, *JOB, option, "")
+    assert f"{option}: needs a value" in refused(monkeypatch, capsys, *JOB, f"{option}=")
+
+
+@pytest.mark.parametrize("rate", ["1e-300 Gb/s", "nan Gb/s", "inf Gb/s", "1e300 Gb/s"])
+def test_rates_that_nothing_has(monkeypatch, capsys, rate):
+    assert "bandwidth" in refused(monkeypatch, capsys, *JOB, "--set", f"node.nics.bandwidth={rate}")
+
+
+def test_sizes_of_a_model_have_bounds():
+    sizes = {"name": "x", "architecture": "gpt", "layers": 2, "hidden": 64, "heads": 2, "vocab": 10, "max_positions": 8}
+    for name, value in (("layers", 10_001), ("vocab", 10**10), ("ffn_hidden", -1)):
+        with pytest.raises(ConfigError, match=f"{name}={value} is not between"):
+            ModelSpec(**{**sizes, name: value})
+
+
+def test_what_was_there_is_kept_where_nothing_can_be_written(tmp_path, monkeypatch):
+    page = tmp_path / "page.html"
+    page.write_text("before")
+
+    def full(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("simulator.config.writing_files.Path.write_text", full)
+        with pytest.raises(ConfigError, match="No space left"):
+            write_file(page, "after")
+    assert page.read_text() == "before" and os.listdir(tmp_path) == ["page.html"]
+    write_file(page, "after")
+    assert page.read_text() == "after" and os.listdir(tmp_path) == ["page.html"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk_is_an_error(monkeypatch, capsys):
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_file("/dev/full", "x")
+
+
+def test_names_that_a_spreadsheet_would_run_are_quoted():
+    assert [cell(value) for value in ("=cmd|x", "+1+1", "@x", "-2.5", "a", 3, None)] == [
+        "'=cmd|x", "'+1+1", "'@x", "-2.5", "a", 3, None,
+    ]  # fmt: skip
+
+
+def run(words, shell="", **environment):
+    command = f"{sys.executable} -m simulator {words} {shell}"
+    return subprocess.run(
+        ["sh", "-c", command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+        errors="replace",
+    )
+
+
+def test_a_closed_output_is_an_error_and_an_ascii_terminal_is_not():
+    closed = run("models list", ">&-")
+    assert (closed.returncode, closed.stderr) == (3, "error: standard output is closed\n")
+    narrow = run("topology show bigred200", PYTHONIOENCODING="ascii")
+    assert (narrow.returncode, narrow.stderr) == (0, "")
+
+
+def test_json_stays_one_document(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["simulate", *JOB, "--plan", "", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    assert json.loads(capsys.readouterr().out)["error"]["message"].startswith("--plan: needs a value")
