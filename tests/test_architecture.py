@@ -27,8 +27,6 @@ MAX_MODULE_LINES = 700
 
 #: path, or path:function -> why it may be longer
 LONGER: dict[str, str] = {
-    "simulator/interop/megatron.py": "one format: its table of keys, and both directions",
-    "simulator/interop/shell.py": "one walk of a script: statements, variables, expansion and tests",
     "simulator/cli/main.py:main_command": "one parameter for each flag",
     "simulator/cli/replay.py:replay": "one parameter for each flag",
 }

@@ -15,194 +15,22 @@ import posixpath
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from simulator.config import load_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.deepspeed import read_deepspeed
-from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.format import Format, Imported
+from simulator.interop.megatron_keys import DISPATCHERS, FSDP, KEYS, VOCABULARIES
+from simulator.interop.megatron_writing import write_megatron
 from simulator.interop.reader import Reader, is_unknown, readable
-from simulator.interop.shell import Script, read_script
-from simulator.interop.table import Found, Table, flattened, key
+from simulator.interop.shell import read_script
+from simulator.interop.shell_expansion import Script
+from simulator.interop.table import Found, flattened
 from simulator.models.catalog import BERT_STYLE, MEGATRON_STYLE, T5_STYLE
-from simulator.models.spec import MOST_LAYERS, ModelSpec
-from simulator.plan import ParallelPlan
+from simulator.models.spec import ModelSpec
 from simulator.plan.parallel_plan import SETTINGS
-from simulator.schedules import sends_block
-
-_FSDP = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
-_POSITIONS = {
-    "learned_absolute": "learned", "rope": "rotary", "none": "none", "relative": "relative", "alibi": "alibi",
-    "absolute": "learned", "rotary": "rotary", "yarn": "rotary", "mrope": "rotary",
-}  # fmt: skip
-_NORMS = {"LayerNorm": "layer_norm", "RMSNorm": "rms_norm", "layernorm": "layer_norm", "rmsnorm": "rms_norm"}
-#: vocabulary of tokenizers, by a pattern of their type or path
-_VOCABULARIES = {
-    r"Llama-?3|LLama3": 128256, r"Llama-?2": 32000, r"GPT2BPE": 50257, r"BertWordPieceLowerCase": 30522,
-    r"BertWordPieceCase": 28996, r"Mi[sx]tral": 32000, r"DeepSeek-?V[23]": 129280, r"Qwen2\.?5?|Qwen3": 151936,
-}  # fmt: skip
-_DISPATCHERS = {"alltoall": "alltoall", "allgather": "allgather", "flex": "deepep", "alltoall_seq": "alltoall"}
-
-KEYS = Table(
-    keys=(
-        # the model
-        key("num-layers encoder-num-layers", "count", model="layers", most=MOST_LAYERS),
-        key("decoder-num-layers", "count", most=MOST_LAYERS, note="of T5; `num-layers` unless given"),
-        key("hidden-size", "count", model="hidden"),
-        key("num-attention-heads", "count", model="heads"),
-        key("group-query-attention", "switch", note="with `num-query-groups`"),
-        key("num-query-groups num-key-value-heads", note="`kv_heads` of the model"),
-        key("kv-channels", model="head_dim"),
-        key("ffn-hidden-size", model="ffn_hidden", note="4 hidden sizes, or 8/3 in multiples of 64 with `swiglu`"),
-        key("swiglu", "switch", model="gated_mlp"),
-        key("squared-relu", "switch", note="activation"),
-        key("max-position-embeddings", "count", model="max_positions", note="`seq-length` unless given"),
-        key("position-embedding-type", model="positions", words=_POSITIONS, default="learned_absolute"),
-        key("use-rotary-position-embeddings", "switch", note="rotary positions"),
-        key("embed-layernorm", "switch", model="embedding_norm"),
-        key("quick-geglu", "switch", note="a gated MLP with gelu"),
-        key("glu-activation", "text", note="a gated MLP: swiglu, geglu ..."),
-        key("mlp-type", "text"),
-        key("no-position-embedding", "switch", note="positions: none, unless others are named"),
-        key("normalization", model="norm", words=_NORMS, default="LayerNorm"),
-        key("disable-bias-linear", "switch"),
-        key("add-qkv-bias", "switch"),
-        key("qk-layernorm", "switch", model="qk_norm"),
-        key("vocab-size", note="padded to a multiple of `make-vocab-size-divisible-by` x tp"),
-        key("padded-vocab-size", note="as it is"),
-        key("pad-vocab-size-to", note="as it is"),
-        key("make-vocab-size-divisible-by", "count", default=128),
-        key("tokenizer-type", "any", note="tells the vocabulary where it is of a known tokenizer"),
-        key("tokenizer-model tokenizer-name-or-path", "any", note="the same"),
-        key("patch-tokenizer-type", "any", note="the same"),
-        key("untie-embeddings-and-output-weights", "switch"),
-        key("hidden-dropout", "number", model="dropout", default=0.1),
-        key("num-experts", "any", note="`n_experts` of the model; 1 is a dense model"),
-        key("moe-router-topk topk", note="`top_k` of the model: 2, with DeepSpeed's experts 1"),
-        key("moe-ffn-hidden-size", note="`expert_hidden` of the model"),
-        key("moe-shared-expert-intermediate-size", note="`shared_expert_hidden` of the model"),
-        key("expert-interval", note="of Megatron-DeepSpeed: every second layer unless given"),
-        key("moe-layer-freq", "any", default="1", note="4, or ([0]*3+[1]*29)"),
-        key("multi-latent-attention", "switch"),
-        key("q-lora-rank", note="of latent attention"),
-        key("kv-lora-rank", "count", default=32, note="of latent attention"),
-        key("qk-head-dim", "count", default=128, note="of latent attention"),
-        key("qk-pos-emb-head-dim", "count", default=64, note="of latent attention"),
-        key("v-head-dim", "count", default=128, note="of latent attention"),
-        # the plan
-        key("tensor-model-parallel-size model-parallel-size", "count", plan="tp", default=1),
-        key("pipeline-model-parallel-size", "count", plan="pp", default=1),
-        key("context-parallel-size ds-sequence-parallel-size", "count", plan="cp", default=1),
-        key("expert-model-parallel-size moe-expert-parallel-size", "count", plan="ep", default=1),
-        key("expert-tensor-parallel-size", plan="etp"),
-        key("num-virtual-stages-per-pipeline-rank", "count", plan="virtual_pp", default=1),
-        key("num-layers-per-virtual-pipeline-stage", note="`virtual_pp` = layers / pp / this"),
-        key("decoder-first-pipeline-num-layers", plan="first_stage_layers"),
-        key("decoder-last-pipeline-num-layers", plan="last_stage_layers"),
-        key("pipeline-model-parallel-layout", "text", plan="pipeline_layout"),
-        key("sequence-parallel", "switch", plan="sequence_parallel"),
-        key("tp-comm-overlap", "switch", plan="asynchronous_tp"),
-        key("micro-batch-size batch-size", "count", plan="micro_batch", default=1),
-        key("global-batch-size", plan="global_batch"),
-        key("seq-length encoder-seq-length", "count", plan="sequence_length", default=2048),
-        key(
-            "cp-comm-type",
-            plan="cp_comm_type",
-            words={"p2p": "p2p", "all_gather": "all_gather", "a2a": "a2a", "a2a+p2p": "p2p", "allgather": "all_gather"},
-            default="p2p",
-            needs="cp",
-        ),
-        key(
-            "use-tp-pp-dp-mapping",
-            "switch",
-            plan="rank_order",
-            words={True: "tp-cp-ep-pp-dp", False: "tp-cp-ep-dp-pp"},
-            default=False,
-        ),
-        key("no-overlap-p2p-communication", "switch", note="`overlap_p2p`: false"),
-        key("overlap-moe-expert-parallel-comm", "switch", note="`schedule`: 1f1b-combined"),
-        key("moe-token-dispatcher-type", words=_DISPATCHERS, default="allgather", note="`moe_dispatcher`"),
-        key("moe-expert-capacity-factor", "number", note="`moe_capacity_factor`"),
-        key("moe-pad-expert-input-to-capacity", "switch", note="`moe_pad_to_capacity`"),
-        key("moe-shared-expert-overlap", "switch", note="`moe_shared_expert_overlap`"),
-        key("bf16", "switch", note="precision"),
-        key("fp16", "switch", note="precision"),
-        key("fp8-format fp8-hybrid fp8-e4m3", "any", note="precision fp8"),
-        key("accumulate-allreduce-grads-in-fp32", "switch", note="`gradient_bytes`: 4, which bf16 has anyway"),
-        key("grad-reduce-in-bf16", "switch", note="`gradient_bytes`: 2"),
-        key("use-distributed-optimizer", "switch", note="sharding zero1"),
-        key("use-torch-fsdp2", "switch", note="sharding zero3"),
-        key("use-megatron-fsdp use-custom-fsdp", "switch", note="with `data-parallel-sharding-strategy`"),
-        key("data-parallel-sharding-strategy", words=_FSDP, default="no_shard"),
-        key("enable-zbh1-pipeline", "switch", note="`schedule` zb-1p"),
-        key("zero-stage", note="sharding, of Megatron-DeepSpeed"),
-        key("num-distributed-optimizer-instances", "count", default=1, note="`sharding_group` = ranks / this"),
-        key(
-            "optimizer-cpu-offload",
-            "switch",
-            plan="offload_optimizer",
-            words={True: "cpu", False: "none"},
-            default=False,
-        ),
-        key("optimizer-offload-fraction", "number", default=1.0, note="all or nothing"),
-        key("overlap-grad-reduce", "switch", plan="overlap"),
-        key("overlap-param-gather", "switch", plan="overlap_parameter_gather"),
-        key("ddp-bucket-size", note="`bucket_bytes` in elements"),
-        key("recompute-granularity", words={"none": "none", "full": "full", "selective": "selective"}),
-        key("recompute-activations", "switch", note="selective recomputation"),
-        key("checkpoint-activations", "switch", note="full recomputation"),
-        key(
-            "activations-checkpoint-method", words={"uniform": "uniform", "block": "block"}, note="full, of old scripts"
-        ),
-        key("recompute-modules", "any", note="`recompute_modules`"),
-        key("recompute-method", words={"uniform": "uniform", "block": "block"}),
-        key("recompute-num-layers checkpoint-num-layers", note="of full recomputation"),
-        key("transformer-impl", words={"local": "local", "transformer_engine": "transformer_engine"}),
-        key("attention-backend", words=dict.fromkeys(("auto", "flash", "fused", "unfused", "local"))),
-        key("use-flash-attn use-flash-attn-v1 use-flash-attn-v2 use-flash-attn-triton", "switch"),
-        key("cuda-graph-impl", words=dict.fromkeys(("none", "local", "transformer_engine", "full_iteration"))),
-        key("cuda-graph-scope", "any", note="`cuda_graphs`"),
-        key("enable-cuda-graph external-cuda-graph", "switch", note="`host`: graphs"),
-        key("nnodes num-nodes", "any", note="of the launcher: GPUs"),
-        key("nproc-per-node num-gpus", "any", note="of the launcher: GPUs"),
-        key("world-size", "any", note="GPUs"),
-        key("deepspeed", "any", note="framework megatron-deepspeed"),
-        key("deepspeed-config", "any"),
-    ),
-    irrelevant={
-        "files and data": "*data* *path* save* load* *dir *-file no-load* no-save* split mmap* ckpt* dist-ckpt* legacy* "
-        "num-workers seed reset-* eod-* mock-* *dataset* *checkpoint-* finetune create-attention-mask* merge* "
-        "vocab-extra* no-create-attention* tokenizer-* *tokenizer override-* exit-* master* node-rank rdzv* rank "
-        "short-seq-prob mask-prob bert-no-binary-head valid* tee redirects role max-restarts",
-        "learning": "lr* min-lr *adam-* weight-decay* end-weight-decay clip-grad init-method* *loss-scale* hysteresis "
-        "train-* eval* rampup* *warmup* optimizer start-weight* decoupled-* apply-query* attention-softmax* "
-        "moe-aux* moe-z* moe-router-* moe-loss* moe-*bias* norm-epsilon layernorm-epsilon apply-layernorm-1p rotary-* "
-        "use-rope-scaling rope-* attention-dropout no-masked* qk-clip* mtp-loss* te-rng* use-cpu-init* no-rope-freq "
-        "no-weight-decay* min-loss* log-likelihood* perform-init* use-checkpoint-*",
-        "logging and checks": "log* tensorboard* wandb* timing* timers* profile* check-for* rerun* exit* use-pytorch-prof* "
-        "inprocess* distributed-timeout* *-memory-history* one-logger* no-one-logger",
-        "kernels that every answer takes as fused": "*-fusion *fusion-impl no-masked-softmax-fusion moe-permute-fusion "
-        "moe-grouped-gemm cross-entropy-* gradient-accumulation-fusion* bias-* empty-unused* manual-gc* no-bias* "
-        "no-gradient* openai-gelu onnx-safe overlap-p2p-communication* defer-embedding* use-mcore* use-legacy* "
-        "use-dist* async-* distributed-backend use-fused* no-async* distributed-b* variable-seq-lengths "
-        "ddp-average-in-collective ddp-pad* ddp-num-buckets cuda-graph-warmup* "
-        "cuda-graph-num* cuda-graph-use* cuda-graph-share* fp8-amax* fp8-margin fp8-interval "
-        "moe-enable-deepep moe-flex-dispatcher-backend delay-wgrad-compute fp8-param-gather deepspeed-* "
-        "create-moe-param-group no-pipeline-parallel scattered-embeddings partition-activations distribute-saved-*",
-    },
-    missed={
-        "multi-token prediction layers": "mtp-num-layers",
-        "activations on the host": "cpu-offloading*",
-        "layers that are not attention": "hybrid-* is-hybrid-model mamba-* *ssm*",
-        "a window of attention": "window-size window-attn*",
-        "the recipe of fp8": "fp8-recipe first-last-layers-bf16",
-        "FP4": "fp4-*",
-        "an optimizer with states in fewer bits": "use-precision-aware-optimizer exp-avg-* main-grads-dtype main-params-dtype",
-    },
-)
 
 
 def import_megatron(
@@ -545,7 +373,7 @@ def _sharding(found: Found) -> str:
     if found["zero-stage"]:
         return f"zero{found['zero-stage']}"
     if found["use-megatron-fsdp"] and found["data-parallel-sharding-strategy"] != "no_shard":
-        return _FSDP[found["data-parallel-sharding-strategy"]]
+        return FSDP[found["data-parallel-sharding-strategy"]]
     if found["use-torch-fsdp2"]:
         return "zero3"
     return "zero1" if found["use-distributed-optimizer"] else "none"
@@ -556,7 +384,7 @@ def _experts_travel(found: Found) -> dict[str, Any]:
     if _n_experts(found) < 2:
         return {}
     return {
-        "moe_dispatcher": _DISPATCHERS[found["moe-token-dispatcher-type"]],
+        "moe_dispatcher": DISPATCHERS[found["moe-token-dispatcher-type"]],
         "moe_capacity_factor": found["moe-expert-capacity-factor"] or None,
         "moe_pad_to_capacity": found["moe-pad-expert-input-to-capacity"],
         "moe_shared_expert_overlap": found["moe-shared-expert-overlap"],
@@ -684,7 +512,7 @@ def _of_tokenizer(found: Found) -> int:
     names = " ".join(
         readable(str(found[name] or "")) for name in ("tokenizer-type", "tokenizer-model", "patch-tokenizer-type")
     )
-    return next((size for pattern, size in _VOCABULARIES.items() if re.search(pattern, names, re.IGNORECASE)), 0)
+    return next((size for pattern, size in VOCABULARIES.items() if re.search(pattern, names, re.IGNORECASE)), 0)
 
 
 def _n_experts(found: Found) -> int:
@@ -754,130 +582,6 @@ def _pattern(node: ast.expr) -> list[int]:
         if isinstance(times, int) and 0 <= times * len(inner) <= 10_000:
             return inner * times
     raise ValueError("not a pattern")
-
-
-# ---- writing -----------------------------------------------------------------------------------------------------
-
-_FRAMEWORKS = ("megatron-core", "megatron", "megatron-deepspeed")
-_SHARDING = {
-    "none": {}, "zero1": {"use-distributed-optimizer": True}, "zero3": {"use-torch-fsdp2": True},
-}  # fmt: skip
-
-
-def write_megatron(request: Request) -> Emission:
-    """Write ``torchrun ... pretrain_gpt.py`` with the arguments of model and plan.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If Megatron-LM has no word for something.
-    """
-    spec, plan = request.spec, under(request.plan, _FRAMEWORKS)
-    fields = said(plan)
-    is_deepspeed = plan.framework == "megatron-deepspeed"
-    refuse_to_write("Megatron-LM", {
-        f"rank_order {plan.rank_order}": KEYS.named("use-tp-pp-dp-mapping").theirs(plan.rank_order) is None,
-        f"precision {plan.precision}": plan.precision not in ("bf16", "fp16", "fp32", "fp8"),
-        f"sharding {plan.sharding}": plan.sharding not in _SHARDING and not is_deepspeed,
-        f"sharding {plan.sharding} of groups": plan.sharding == "hsdp",
-        f"schedule {plan.schedule}": plan.schedule not in ("1f1b", "1f1b-interleaved", "1f1b-combined"),
-        f"an {spec.architecture} model": spec.architecture not in ("gpt", "llama") or spec.encoder_layers > 0,
-        f"chunks of {spec.layers} layers over {plan.pp} x {plan.virtual_pp}": spec.layers % (plan.pp * plan.virtual_pp) > 0
-        and plan.virtual_pp > 1 and plan.pipeline_layout is None,
-    })  # fmt: skip
-    per_node = min(request.gpus_per_node, plan.gpus)
-    launch = f"torchrun --nnodes {-(-plan.gpus // per_node)} --nproc-per-node {per_node} pretrain_gpt.py"
-    flags = _model_flags(spec, plan) | KEYS.written(fields, "plan") | _plan_flags(spec, plan)
-    lines = [
-        launch,
-        *(f"--{name}" if word is True else f"--{name} {word}" for name, word in flags.items() if word is not False),
-    ]
-    text = "#!/bin/sh\n" + " \\\n    ".join(lines) + "\n"
-    return Emission(text=text, plan=plan, unsaid={"scatter_gather": "on by default where it applies"})
-
-
-def _model_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
-    flags = KEYS.written(spec.to_dict(), "model") | {
-        "max-position-embeddings": max(spec.max_positions, plan.sequence_length),
-        "vocab-size": spec.vocab,
-        "make-vocab-size-divisible-by": 1,
-        "group-query-attention": spec.kv_heads != spec.heads,
-        "squared-relu": spec.activation == "relu2",
-        "untie-embeddings-and-output-weights": not spec.tied,
-        "disable-bias-linear": not spec.mlp_bias,
-        "add-qkv-bias": spec.attention_bias and not spec.mlp_bias,
-        "attention-dropout": spec.dropout,
-    }
-    if spec.kv_heads != spec.heads:
-        flags["num-query-groups"] = spec.kv_heads
-    if spec.n_experts:
-        flags |= {
-            "num-experts": spec.n_experts,
-            "moe-router-topk": spec.top_k,
-            "moe-ffn-hidden-size": spec.expert_hidden,
-        }
-        has_experts = [int(spec.has_experts(index)) for index in range(spec.layers)]
-        if not all(has_experts):
-            runs = (f"[{flag}]*{len(list(run))}" for flag, run in groupby(has_experts))
-            flags["moe-layer-freq"] = f"'({'+'.join(runs)})'"
-    return flags
-
-
-def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
-    """Return what several settings say together."""
-    is_deepspeed, is_local = plan.framework == "megatron-deepspeed", plan.framework != "megatron-core"
-    stage = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}[plan.sharding]
-    flags: dict[str, Any] = {
-        "no-overlap-p2p-communication": plan.virtual_pp > 1 and sends_block(plan) and not is_local,
-        "overlap-moe-expert-parallel-comm": plan.schedule == "1f1b-combined",
-        "grad-reduce-in-bf16": plan.precision in ("bf16", "fp8") and plan.reduced_bytes == 2,
-        "accumulate-allreduce-grads-in-fp32": plan.precision == "fp16" and plan.reduced_bytes == 4,
-        "bf16": plan.precision in ("bf16", "fp8"),
-        "fp16": plan.precision == "fp16",
-    }
-    if plan.pipeline_layout is not None:  # quoted, for the shell
-        flags |= {
-            "pipeline-model-parallel-layout": f"'{plan.pipeline_layout}'",
-            "num-virtual-stages-per-pipeline-rank": False,
-        }
-    if plan.precision == "fp8":
-        flags["fp8-format"] = "hybrid"
-    if is_deepspeed:
-        flags |= {
-            "deepspeed": True,
-            "deepspeed_config": "ds_config.json",
-            "zero-stage": stage,
-            "optimizer-cpu-offload": False,
-        }
-    else:
-        flags |= _SHARDING[plan.sharding]
-    if spec.n_experts:
-        flags["moe-token-dispatcher-type"] = KEYS.named("moe-token-dispatcher-type").theirs(plan.moe_dispatcher)
-        flags["moe-enable-deepep"] = plan.moe_dispatcher == "deepep"
-        if plan.moe_capacity_factor:
-            flags["moe-expert-capacity-factor"] = f"{plan.moe_capacity_factor:g}"
-        flags["moe-pad-expert-input-to-capacity"] = plan.moe_pad_to_capacity
-        flags["moe-shared-expert-overlap"] = plan.moe_shared_expert_overlap
-    ranks, group = plan.dp * plan.cp, plan.sharding_group
-    if plan.sharding == "zero1" and group and group < ranks:
-        flags["num-distributed-optimizer-instances"] = ranks // group
-    if plan.bucket_bytes:
-        flags["ddp-bucket-size"] = plan.bucket_bytes // plan.reduced_bytes
-    if plan.recompute == "full":
-        flags |= {"recompute-method": plan.recompute_method, "recompute-num-layers": plan.recompute_layers or 1}
-    if plan.recompute != "none":
-        flags["recompute-granularity"] = plan.recompute
-    if plan.recompute_modules:
-        flags["recompute-modules"] = plan.recompute_modules.replace("+", " ")
-    if plan.captured_modules:
-        flags |= {"cuda-graph-impl": "transformer_engine", "cuda-graph-scope": " ".join(plan.captured_modules)}
-    elif plan.cuda_graphs == "full_iteration":
-        flags["cuda-graph-impl"] = "full_iteration"
-    if is_local:
-        flags |= {"transformer-impl": "local", "use-flash-attn": plan.attention == "flash"}
-    elif plan.attention == "eager":
-        flags["attention-backend"] = "unfused"
-    return flags
 
 
 MEGATRON = Format(

@@ -21,7 +21,8 @@ from typing import Any
 from simulator.config import parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.format import Format, Imported
-from simulator.interop.megatron import KEYS, read_flags
+from simulator.interop.megatron import read_flags
+from simulator.interop.megatron_keys import KEYS
 from simulator.interop.reader import Reader, unknown
 from simulator.interop.table import flattened
 from simulator.models.catalog import find_spec

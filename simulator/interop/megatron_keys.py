@@ -1,0 +1,186 @@
+"""Megatron-LM's flags, said once.
+
+References
+----------
+NVIDIA/Megatron-LM, ``megatron/training/arguments.py``, ``megatron/core/model_parallel_config.py`` and
+``transformer_config.py``; deepspeedai/Megatron-DeepSpeed and bigscience-workshop/Megatron-DeepSpeed,
+``megatron/arguments.py`` (names and defaults).
+"""
+
+from __future__ import annotations
+
+from simulator.interop.table import Table, key
+from simulator.models.spec import MOST_LAYERS
+
+#: sharding of Megatron's FSDP -> ours
+FSDP = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
+_POSITIONS = {
+    "learned_absolute": "learned", "rope": "rotary", "none": "none", "relative": "relative", "alibi": "alibi",
+    "absolute": "learned", "rotary": "rotary", "yarn": "rotary", "mrope": "rotary",
+}  # fmt: skip
+_NORMS = {"LayerNorm": "layer_norm", "RMSNorm": "rms_norm", "layernorm": "layer_norm", "rmsnorm": "rms_norm"}
+#: vocabulary of tokenizers, by a pattern of their type or path
+VOCABULARIES = {
+    r"Llama-?3|LLama3": 128256, r"Llama-?2": 32000, r"GPT2BPE": 50257, r"BertWordPieceLowerCase": 30522,
+    r"BertWordPieceCase": 28996, r"Mi[sx]tral": 32000, r"DeepSeek-?V[23]": 129280, r"Qwen2\.?5?|Qwen3": 151936,
+}  # fmt: skip
+#: how tokens travel to experts, in Megatron's words -> ours
+DISPATCHERS = {"alltoall": "alltoall", "allgather": "allgather", "flex": "deepep", "alltoall_seq": "alltoall"}
+
+KEYS = Table(
+    keys=(
+        # the model
+        key("num-layers encoder-num-layers", "count", model="layers", most=MOST_LAYERS),
+        key("decoder-num-layers", "count", most=MOST_LAYERS, note="of T5; `num-layers` unless given"),
+        key("hidden-size", "count", model="hidden"),
+        key("num-attention-heads", "count", model="heads"),
+        key("group-query-attention", "switch", note="with `num-query-groups`"),
+        key("num-query-groups num-key-value-heads", note="`kv_heads` of the model"),
+        key("kv-channels", model="head_dim"),
+        key("ffn-hidden-size", model="ffn_hidden", note="4 hidden sizes, or 8/3 in multiples of 64 with `swiglu`"),
+        key("swiglu", "switch", model="gated_mlp"),
+        key("squared-relu", "switch", note="activation"),
+        key("max-position-embeddings", "count", model="max_positions", note="`seq-length` unless given"),
+        key("position-embedding-type", model="positions", words=_POSITIONS, default="learned_absolute"),
+        key("use-rotary-position-embeddings", "switch", note="rotary positions"),
+        key("embed-layernorm", "switch", model="embedding_norm"),
+        key("quick-geglu", "switch", note="a gated MLP with gelu"),
+        key("glu-activation", "text", note="a gated MLP: swiglu, geglu ..."),
+        key("mlp-type", "text"),
+        key("no-position-embedding", "switch", note="positions: none, unless others are named"),
+        key("normalization", model="norm", words=_NORMS, default="LayerNorm"),
+        key("disable-bias-linear", "switch"),
+        key("add-qkv-bias", "switch"),
+        key("qk-layernorm", "switch", model="qk_norm"),
+        key("vocab-size", note="padded to a multiple of `make-vocab-size-divisible-by` x tp"),
+        key("padded-vocab-size", note="as it is"),
+        key("pad-vocab-size-to", note="as it is"),
+        key("make-vocab-size-divisible-by", "count", default=128),
+        key("tokenizer-type", "any", note="tells the vocabulary where it is of a known tokenizer"),
+        key("tokenizer-model tokenizer-name-or-path", "any", note="the same"),
+        key("patch-tokenizer-type", "any", note="the same"),
+        key("untie-embeddings-and-output-weights", "switch"),
+        key("hidden-dropout", "number", model="dropout", default=0.1),
+        key("num-experts", "any", note="`n_experts` of the model; 1 is a dense model"),
+        key("moe-router-topk topk", note="`top_k` of the model: 2, with DeepSpeed's experts 1"),
+        key("moe-ffn-hidden-size", note="`expert_hidden` of the model"),
+        key("moe-shared-expert-intermediate-size", note="`shared_expert_hidden` of the model"),
+        key("expert-interval", note="of Megatron-DeepSpeed: every second layer unless given"),
+        key("moe-layer-freq", "any", default="1", note="4, or ([0]*3+[1]*29)"),
+        key("multi-latent-attention", "switch"),
+        key("q-lora-rank", note="of latent attention"),
+        key("kv-lora-rank", "count", default=32, note="of latent attention"),
+        key("qk-head-dim", "count", default=128, note="of latent attention"),
+        key("qk-pos-emb-head-dim", "count", default=64, note="of latent attention"),
+        key("v-head-dim", "count", default=128, note="of latent attention"),
+        # the plan
+        key("tensor-model-parallel-size model-parallel-size", "count", plan="tp", default=1),
+        key("pipeline-model-parallel-size", "count", plan="pp", default=1),
+        key("context-parallel-size ds-sequence-parallel-size", "count", plan="cp", default=1),
+        key("expert-model-parallel-size moe-expert-parallel-size", "count", plan="ep", default=1),
+        key("expert-tensor-parallel-size", plan="etp"),
+        key("num-virtual-stages-per-pipeline-rank", "count", plan="virtual_pp", default=1),
+        key("num-layers-per-virtual-pipeline-stage", note="`virtual_pp` = layers / pp / this"),
+        key("decoder-first-pipeline-num-layers", plan="first_stage_layers"),
+        key("decoder-last-pipeline-num-layers", plan="last_stage_layers"),
+        key("pipeline-model-parallel-layout", "text", plan="pipeline_layout"),
+        key("sequence-parallel", "switch", plan="sequence_parallel"),
+        key("tp-comm-overlap", "switch", plan="asynchronous_tp"),
+        key("micro-batch-size batch-size", "count", plan="micro_batch", default=1),
+        key("global-batch-size", plan="global_batch"),
+        key("seq-length encoder-seq-length", "count", plan="sequence_length", default=2048),
+        key(
+            "cp-comm-type",
+            plan="cp_comm_type",
+            words={"p2p": "p2p", "all_gather": "all_gather", "a2a": "a2a", "a2a+p2p": "p2p", "allgather": "all_gather"},
+            default="p2p",
+            needs="cp",
+        ),
+        key(
+            "use-tp-pp-dp-mapping",
+            "switch",
+            plan="rank_order",
+            words={True: "tp-cp-ep-pp-dp", False: "tp-cp-ep-dp-pp"},
+            default=False,
+        ),
+        key("no-overlap-p2p-communication", "switch", note="`overlap_p2p`: false"),
+        key("overlap-moe-expert-parallel-comm", "switch", note="`schedule`: 1f1b-combined"),
+        key("moe-token-dispatcher-type", words=DISPATCHERS, default="allgather", note="`moe_dispatcher`"),
+        key("moe-expert-capacity-factor", "number", note="`moe_capacity_factor`"),
+        key("moe-pad-expert-input-to-capacity", "switch", note="`moe_pad_to_capacity`"),
+        key("moe-shared-expert-overlap", "switch", note="`moe_shared_expert_overlap`"),
+        key("bf16", "switch", note="precision"),
+        key("fp16", "switch", note="precision"),
+        key("fp8-format fp8-hybrid fp8-e4m3", "any", note="precision fp8"),
+        key("accumulate-allreduce-grads-in-fp32", "switch", note="`gradient_bytes`: 4, which bf16 has anyway"),
+        key("grad-reduce-in-bf16", "switch", note="`gradient_bytes`: 2"),
+        key("use-distributed-optimizer", "switch", note="sharding zero1"),
+        key("use-torch-fsdp2", "switch", note="sharding zero3"),
+        key("use-megatron-fsdp use-custom-fsdp", "switch", note="with `data-parallel-sharding-strategy`"),
+        key("data-parallel-sharding-strategy", words=FSDP, default="no_shard"),
+        key("enable-zbh1-pipeline", "switch", note="`schedule` zb-1p"),
+        key("zero-stage", note="sharding, of Megatron-DeepSpeed"),
+        key("num-distributed-optimizer-instances", "count", default=1, note="`sharding_group` = ranks / this"),
+        key(
+            "optimizer-cpu-offload",
+            "switch",
+            plan="offload_optimizer",
+            words={True: "cpu", False: "none"},
+            default=False,
+        ),
+        key("optimizer-offload-fraction", "number", default=1.0, note="all or nothing"),
+        key("overlap-grad-reduce", "switch", plan="overlap"),
+        key("overlap-param-gather", "switch", plan="overlap_parameter_gather"),
+        key("ddp-bucket-size", note="`bucket_bytes` in elements"),
+        key("recompute-granularity", words={"none": "none", "full": "full", "selective": "selective"}),
+        key("recompute-activations", "switch", note="selective recomputation"),
+        key("checkpoint-activations", "switch", note="full recomputation"),
+        key(
+            "activations-checkpoint-method", words={"uniform": "uniform", "block": "block"}, note="full, of old scripts"
+        ),
+        key("recompute-modules", "any", note="`recompute_modules`"),
+        key("recompute-method", words={"uniform": "uniform", "block": "block"}),
+        key("recompute-num-layers checkpoint-num-layers", note="of full recomputation"),
+        key("transformer-impl", words={"local": "local", "transformer_engine": "transformer_engine"}),
+        key("attention-backend", words=dict.fromkeys(("auto", "flash", "fused", "unfused", "local"))),
+        key("use-flash-attn use-flash-attn-v1 use-flash-attn-v2 use-flash-attn-triton", "switch"),
+        key("cuda-graph-impl", words=dict.fromkeys(("none", "local", "transformer_engine", "full_iteration"))),
+        key("cuda-graph-scope", "any", note="`cuda_graphs`"),
+        key("enable-cuda-graph external-cuda-graph", "switch", note="`host`: graphs"),
+        key("nnodes num-nodes", "any", note="of the launcher: GPUs"),
+        key("nproc-per-node num-gpus", "any", note="of the launcher: GPUs"),
+        key("world-size", "any", note="GPUs"),
+        key("deepspeed", "any", note="framework megatron-deepspeed"),
+        key("deepspeed-config", "any"),
+    ),
+    irrelevant={
+        "files and data": "*data* *path* save* load* *dir *-file no-load* no-save* split mmap* ckpt* dist-ckpt* legacy* "
+        "num-workers seed reset-* eod-* mock-* *dataset* *checkpoint-* finetune create-attention-mask* merge* "
+        "vocab-extra* no-create-attention* tokenizer-* *tokenizer override-* exit-* master* node-rank rdzv* rank "
+        "short-seq-prob mask-prob bert-no-binary-head valid* tee redirects role max-restarts",
+        "learning": "lr* min-lr *adam-* weight-decay* end-weight-decay clip-grad init-method* *loss-scale* hysteresis "
+        "train-* eval* rampup* *warmup* optimizer start-weight* decoupled-* apply-query* attention-softmax* "
+        "moe-aux* moe-z* moe-router-* moe-loss* moe-*bias* norm-epsilon layernorm-epsilon apply-layernorm-1p rotary-* "
+        "use-rope-scaling rope-* attention-dropout no-masked* qk-clip* mtp-loss* te-rng* use-cpu-init* no-rope-freq "
+        "no-weight-decay* min-loss* log-likelihood* perform-init* use-checkpoint-*",
+        "logging and checks": "log* tensorboard* wandb* timing* timers* profile* check-for* rerun* exit* use-pytorch-prof* "
+        "inprocess* distributed-timeout* *-memory-history* one-logger* no-one-logger",
+        "kernels that every answer takes as fused": "*-fusion *fusion-impl no-masked-softmax-fusion moe-permute-fusion "
+        "moe-grouped-gemm cross-entropy-* gradient-accumulation-fusion* bias-* empty-unused* manual-gc* no-bias* "
+        "no-gradient* openai-gelu onnx-safe overlap-p2p-communication* defer-embedding* use-mcore* use-legacy* "
+        "use-dist* async-* distributed-backend use-fused* no-async* distributed-b* variable-seq-lengths "
+        "ddp-average-in-collective ddp-pad* ddp-num-buckets cuda-graph-warmup* "
+        "cuda-graph-num* cuda-graph-use* cuda-graph-share* fp8-amax* fp8-margin fp8-interval "
+        "moe-enable-deepep moe-flex-dispatcher-backend delay-wgrad-compute fp8-param-gather deepspeed-* "
+        "create-moe-param-group no-pipeline-parallel scattered-embeddings partition-activations distribute-saved-*",
+    },
+    missed={
+        "multi-token prediction layers": "mtp-num-layers",
+        "activations on the host": "cpu-offloading*",
+        "layers that are not attention": "hybrid-* is-hybrid-model mamba-* *ssm*",
+        "a window of attention": "window-size window-attn*",
+        "the recipe of fp8": "fp8-recipe first-last-layers-bf16",
+        "FP4": "fp4-*",
+        "an optimizer with states in fewer bits": "use-precision-aware-optimizer exp-avg-* main-grads-dtype main-params-dtype",
+    },
+)
