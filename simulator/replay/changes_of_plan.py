@@ -14,7 +14,7 @@ Liang et al., "Lumos: Efficient Performance Modeling and Estimation for Large-sc
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +42,8 @@ from simulator.trace_io.reconstruct import Reconstruction
 from simulator.trace_io.trace_record import COMPUTE, Trace
 from simulator.units import to_ps, to_s
 
+#: halvings in the search for the host's share of a step: to 2 % of it
+_BISECTIONS = 6
 #: what kernels are told apart by: finer kinds are named too differently by frameworks and compilers
 PRODUCTS, ATTENTION, OTHER = "matrix products", "attention", "other kernels"
 #: (kind of work, phase), and (collective, ranks of the group)
@@ -424,12 +426,14 @@ def predict_plan(
 
     plain_s, timeline, costs = run(before, Efficiency(), detail=True)
     modelled = _simulated(timeline, costs, ranks)
+    measured_s = usage.iteration_s
     efficiency = efficiency_of(recorded, modelled)
     before_s, *_ = run(before, efficiency)
+    if before_s > measured_s and (efficiency.host or efficiency.gap_s):
+        efficiency, before_s = _with_less_host(efficiency, measured_s, lambda found: run(before, found)[0])
     after_s, timeline, costs = run(after, efficiency.times(kernels, host), detail=True)
     new = _simulated(timeline, costs, sorted(timeline.members))
     other_s, *_ = run(after, Efficiency().times(kernels, host))
-    measured_s = usage.iteration_s
     found_s = measured_s * after_s / before_s
     ways = (found_s, max(after_s, after_s + measured_s - before_s), measured_s * other_s / plain_s)
     return PlanPrediction(
@@ -447,6 +451,28 @@ def predict_plan(
         ),
         notes=_notes(before_s / measured_s, efficiency, new),
     )  # fmt: skip
+
+
+def _with_less_host(
+    efficiency: Efficiency, step_s: float, simulated_s: Callable[[Efficiency], float]
+) -> tuple[Efficiency, float]:
+    """Return the efficiency with as much of the host's time and of the gaps as the recorded step has room for.
+
+    A recording does not always tell a host that works from one that waits (for room in a queue, for another thread), nor a
+    gap from waiting. What is taken for work and makes the step longer than it was, was waiting.
+    """
+    low, high = 0.0, 1.0
+    found = replace(efficiency, host=0.0, gap_s=0.0)
+    found_s = simulated_s(found)
+    for _ in range(_BISECTIONS if found_s < step_s else 0):
+        share = (low + high) / 2
+        tried = replace(efficiency, host=efficiency.host * share, gap_s=efficiency.gap_s * share)
+        seconds = simulated_s(tried)
+        if seconds > step_s:
+            high = share
+        else:
+            low, found, found_s = share, tried, seconds
+    return found, found_s
 
 
 def _steps_that_count(trace: Trace, usages: tuple[Usage, ...]) -> dict[int, list[Usage]]:

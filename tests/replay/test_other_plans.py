@@ -22,6 +22,7 @@ from simulator.replay.what_if import WhatIf, what_if
 from simulator.scenario import Scenario
 from simulator.trace_io import read
 from simulator.trace_io.from_timeline import from_timeline
+from simulator.trace_io.kineto import write as write_kineto
 from simulator.trace_io.reconstruct import reconstruct
 from simulator.trace_io.trace_record import StageTimes
 
@@ -65,6 +66,18 @@ def test_one_simulated_plan_predicts_another(recording, other):
     found = predicted(recording, settings=other)
     truth = simulated(**other, gpus=found.after.plan.gpus, global_batch=found.after.plan.global_batch)
     assert found.iteration_s == pytest.approx(truth.timeline.makespan_ps / 1e12, rel=0.02)
+
+
+@pytest.mark.parametrize("other", [{"tp": 1}, {"pp": 4}], ids=str)
+def test_a_file_with_launches_predicts_another_plan(tmp_path, recording, other):
+    """Launches stand right before their kernels there: a host that waited must not be taken for one that worked."""
+    whole, job = recording
+    write_kineto(whole.trace, tmp_path)
+    trace = read(tmp_path)
+    assert any((rank.ops.launch >= 0).any() for rank in trace.ranks)
+    found = predicted((reconstruct(trace), job), settings=other)
+    truth = simulated(**other, gpus=found.after.plan.gpus, global_batch=found.after.plan.global_batch)
+    assert found.iteration_s == pytest.approx(truth.timeline.makespan_ps / 1e12, rel=0.03)
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), database=None)
