@@ -142,8 +142,8 @@ def _quantile(values: NDArray[np.float64], weights: NDArray[np.float64], level: 
     return float(np.interp(level, centres, values[order]))
 
 
-def interval(features: Features, table: ResidualTable, *, without: str = "") -> Interval:
-    """Return the 80 % interval of a run from the residuals of comparable runs.
+def interval(features: Features, table: ResidualTable, *, without: str = "", level: float = LEVEL) -> Interval:
+    """Return the interval of a run, of 80 % unless said otherwise, from the residuals of comparable runs.
 
     Parameters
     ----------
@@ -151,6 +151,8 @@ def interval(features: Features, table: ResidualTable, *, without: str = "") -> 
     table : ResidualTable
     without : str
         A source to leave out (for leave-one-source-out coverage).
+    level : float
+        Share of runs that it should hold.
 
     Returns
     -------
@@ -171,8 +173,8 @@ def interval(features: Features, table: ResidualTable, *, without: str = "") -> 
     residuals = np.array([row.log_ratio for row in rows])
     centre = _quantile(residuals, weights, 0.5)
     growth = table.widening * (1.0 + _GROWTH * nearest)
-    low = min(_quantile(residuals, weights, (1 - LEVEL) / 2) - centre, -_SMALLEST_HALF_WIDTH) * growth
-    high = max(_quantile(residuals, weights, (1 + LEVEL) / 2) - centre, _SMALLEST_HALF_WIDTH) * growth
+    low = min(_quantile(residuals, weights, (1 - level) / 2) - centre, -_SMALLEST_HALF_WIDTH) * growth
+    high = max(_quantile(residuals, weights, (1 + level) / 2) - centre, _SMALLEST_HALF_WIDTH) * growth
     return Interval(
         low=math.exp(centre + low),
         high=math.exp(centre + high),
@@ -225,14 +227,16 @@ class ResidualTable:
         return cls(rows=tuple(rows), widening=data["widening"])
 
 
-def coverage(table: ResidualTable, rows: Iterable[Residual] | None = None, *, leave_out: bool = True) -> float:
+def coverage(
+    table: ResidualTable, rows: Iterable[Residual] | None = None, *, leave_out: bool = True, level: float = LEVEL
+) -> float:
     """Return the share of rows that lie in their interval, which by default ignores the row's own source."""
     judged = list(table.rows if rows is None else rows)
     if not judged:
         return math.nan
     inside = 0
     for row in judged:
-        found = interval(row.features, table, without=row.source if leave_out else "")
+        found = interval(row.features, table, without=row.source if leave_out else "", level=level)
         inside += found.low <= math.exp(row.log_ratio) <= found.high
     return inside / len(judged)
 

@@ -19,17 +19,20 @@ from simulator.calibration.collectives import read_measured, summed_up
 from simulator.errors import ConfigError, SimulatorError, ThresholdError
 from validation.emulation.judged import groups_of, read_rows
 from validation.emulation.predict import with_prediction
-from validation.tables.accuracy_page import Extras, render
+from validation.tables.accuracy_page import Extras, draw, render
 from validation.tables.many_jobs import processes_here
 from validation.tables.outcome import Outcome
 from validation.tables.predicting import predict_rows, validate
 from validation.tables.reader import MEASUREMENTS, Row, read_table, select
 from validation.tables.residuals import residuals_of
+from validation.tables.residuals_page import render_residuals
 from validation.tables.statistics import describe
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = MEASUREMENTS / "budgets.json"
 PAGE = ROOT / "docs" / "accuracy.md"
+RESIDUALS_PAGE = PAGE.with_name("residuals.md")
+FIGURE = PAGE.with_name("images") / "accuracy.svg"
 RESIDUALS = ROOT / "simulator" / "analysis" / "residuals.json"
 COLLECTIVE_RESIDUALS = RESIDUALS.with_name("collective_residuals.json")
 EMULATED = ROOT / "validation" / "emulation" / "measurements"
@@ -176,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="compare with the budgets; exit 5 when one is exceeded")
     parser.add_argument("--budgets", action="store_true", help="write budgets from the errors of today")
     parser.add_argument("--residuals", action="store_true", help="write the table behind confidence intervals")
-    parser.add_argument("--page", action="store_true", help="write docs/accuracy.md")
+    parser.add_argument("--page", action="store_true", help="write docs/accuracy.md and docs/residuals.md")
     parser.add_argument("--processes", type=int, default=0, help="0 takes what the machine has")
     parser.add_argument(
         "--where", action="append", default=[], help="with --check: only rows with column=value; repeatable"
@@ -203,6 +206,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             page = render(found, table, read_budgets(), _extras(clusters))
             PAGE.parent.mkdir(exist_ok=True)
             PAGE.write_text(page, encoding="utf-8")
+            RESIDUALS_PAGE.write_text(render_residuals(found), encoding="utf-8")
+            FIGURE.write_text(draw(found, table), encoding="utf-8")
         if options.check:
             check_budgets(found.outcomes, read_budgets())
     except SimulatorError as error:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator import __version__
-from simulator.analysis.confidence import LEVEL, ResidualTable, coverage
+from simulator.analysis.confidence import LEVEL, Residual, ResidualTable, coverage
 from simulator.calibration.robust import Residuals
 from simulator.report.agreement import PageTable
 from validation.emulation.judged import targets_table
+from validation.tables.accuracy_figure import figure, shares_inside
 from validation.tables.error_tables import group_table, markdown, percent, plans_table, reasons_table, rows_table
 from validation.tables.outcome import Outcome
 from validation.tables.predicting import Validation
@@ -105,6 +106,16 @@ def _plans(outcomes: Sequence[Outcome]) -> list[str]:
     return ["## Order of competing plans", "", text, "", *_shown(plans_table(outcomes))]
 
 
+def _unseen(found: Validation) -> list[Residual]:
+    return [residual for residual, row in residuals_of(found.outcomes) if row.text("split") == "test"]
+
+
+def draw(found: Validation, table: ResidualTable) -> str:
+    """Return the figure that opens the page, as SVG."""
+    test = [o for o in _select(found, "training", _split("test")) if o.row.metric == "iteration_time_s"]
+    return figure(test, shares_inside(table, _unseen(found)))
+
+
 def _intervals(found: Validation, table: ResidualTable) -> list[str]:
     judged = residuals_of(found.outcomes)
     test = [residual for residual, row in judged if row.text("split") == "test"]
@@ -122,7 +133,12 @@ def _intervals(found: Validation, table: ResidualTable) -> list[str]:
         "row's own source is left out of the table, as for a source never seen."
     )
     columns = ("source", "n", "inside, own source left out", "inside")
-    return ["## Intervals", "", text, "", *markdown(columns, rows)]
+    shares = [[f"{level:.0%}", f"{inside:.0%}"] for level, inside in shares_inside(table, test)]
+    return [
+        *("## Intervals", "", text, ""),
+        *markdown(("promised", "`test` rows inside, own source left out, mean over sources"), shares),
+        *markdown(columns, rows),
+    ]
 
 
 def _worst(outcomes: Sequence[Outcome]) -> list[str]:
@@ -251,6 +267,8 @@ def render(found: Validation, table: ResidualTable, budgets: dict[str, float], e
         "Error is predicted / measured - 1; mean, median, p90 and max are of its absolute value, bias is its",
         "signed mean. Rows of one source are strongly correlated: read the tables per source, never a mean",
         "over sources.",
+        "",
+        "![Predicted against measured iterations, and how many measurements intervals of each promise hold](images/accuracy.svg)",
         "",
         *_summary(found, table),
         *_training(found),

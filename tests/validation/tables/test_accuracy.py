@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -21,11 +22,14 @@ from simulator.errors import ThresholdError
 from tests.validation.tables.rows import outcome, training_row
 from validation.emulation.judged import groups_of, read_rows
 from validation.emulation.predict import with_prediction
-from validation.tables import accuracy
+from validation.tables import accuracy, residuals_page
+from validation.tables.accuracy_figure import figure
 from validation.tables.accuracy_page import Extras, render
 from validation.tables.outcome import Outcome
-from validation.tables.predicting import validate
-from validation.tables.reader import MEASUREMENTS
+from validation.tables.predicting import Validation, validate
+from validation.tables.reader import MEASUREMENTS, read_table
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 class TestIntervals:
@@ -145,3 +149,29 @@ class TestPage:
         assert "| kernels and bubbles |" in page
         assert "| all_reduce | 3 |" in page
         assert "training \\| a \\| fits" in page
+        assert "images/accuracy.svg" in page and "| 80% |" in page
+
+    def test_the_figure_is_a_picture_of_every_run(self):
+        runs = [outcome(2.0, 1.0, split="test"), outcome(30.0, 30.0, split="test"), outcome(None, 5.0, split="test")]
+        picture = ElementTree.fromstring(figure(runs, [(0.5, 0.4), (0.8, 0.8)]))
+        dots = [(float(dot.get("cx")), float(dot.get("cy"))) for dot in picture.iter(f"{SVG}circle")]
+        assert len(dots) == 2 + 2
+        assert dots[1][0] == pytest.approx(300 - dots[1][1], abs=0.2)  # predicted as measured: on the diagonal
+        assert dots[0][1] < 300 - dots[0][0]  # slower than measured: above it
+
+    def test_sources_far_off_are_listed_with_what_is_known(self, monkeypatch):
+        good = [outcome(1.01, 1.0, split="test", source="near/one@1") for _ in range(3)]
+        bad = [outcome(1.5, 1.0, split="test", source=name) for name in ("far/one@1", "far/two@1")]
+        known = {"training": {"far/one": "It is far."}, "collectives": {}, "more": {}}
+        monkeypatch.setattr(residuals_page, "read_mechanisms", lambda: known)
+        page = residuals_page.render_residuals(Validation(outcomes=(*good, *bad), by={}))
+        assert "| far/one | `test` | 1 | 50.0% | 50.0% | +50.0% |" in page
+        assert "### far/one\n\nIt is far." in page and "### far/two\n\nNothing is known" in page
+        assert "near/one" not in page
+
+    def test_every_mechanism_is_about_something_that_was_measured(self):
+        known = residuals_page.read_mechanisms()
+        rows = [row for name in ("training", "collectives") for prefix in ("", "frontier_")
+                for row in read_table(MEASUREMENTS / f"{prefix}{name}.csv")]  # fmt: skip
+        assert set(known["training"]) <= {row.key("source") for row in rows if row.kind == "training"}
+        assert set(known["collectives"]) <= {row.text("topology") for row in rows if row.kind == "collectives"}
