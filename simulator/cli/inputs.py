@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,7 @@ def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, 
     counts : tuple of int
         Empty where ``--gpus`` is not a list.
     """
+    options = _with_arguments(options)
     found: dict[str, Any] = {name: options[name] for name in PLAN_FILES if options.get(name)}
     for item in options.get("set_") or ():
         key, separator, value = item.partition("=")
@@ -174,7 +176,18 @@ def _write_account(file: str, report: ImportReport, said: set[str]) -> None:
     write_warnings([f"{file}: assumed {text}" for text in report.assumed], said=said, kind="note")
 
 
+def _with_arguments(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Put the arguments of a launch script, and its variables, behind its path."""
+    given = [*(options.get("args") or ()), *(shlex.quote(one) for one in options.get("define") or ())]
+    if not given:
+        return options
+    if not options.get("megatron"):
+        raise ConfigError("--args and --define are of a launch script", hint="give it with --megatron")
+    return {**options, "megatron": " ".join((shlex.quote(options["megatron"]), *given))}
+
+
 def _imports(options: Mapping[str, Any]) -> Iterator[Imported]:
+    options = _with_arguments(options)
     if options.get("megatron"):
         yield import_settings(options["megatron"], "megatron")
     for path in deepspeed_files(options):

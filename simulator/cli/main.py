@@ -73,6 +73,12 @@ def main_command(
     megatron: Annotated[
         Text, _option("A Megatron-LM launch script: model and plan.", _PLAN, words=files(".sh"))
     ] = None,
+    args: Annotated[
+        Texts, _option("Positional arguments of that script, '8B 4 ...' or 4=VALUE; repeatable.", _PLAN)
+    ] = None,
+    define: Annotated[
+        Texts, _option("Variables of that script, NAME=VALUE; repeatable.", _PLAN, "--define", "-D")
+    ] = None,
     network: Annotated[
         str, _option("flow (max-min sharing), alpha-beta or chunk (every message).", _COST, words=networks)
     ] = "flow",

@@ -5,6 +5,8 @@ A new format is one file with a :class:`Format`, and one line in :data:`FORMATS`
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,16 +21,20 @@ from simulator.interop.format import Format, Imported
 from simulator.interop.hf_config import HF_CONFIG, import_hf_config
 from simulator.interop.hub import PREFIX, import_hub_model
 from simulator.interop.infragraph import INFRAGRAPH
+from simulator.interop.llm_foundry import LLM_FOUNDRY
 from simulator.interop.lstopo import LSTOPO
 from simulator.interop.megatron import MEGATRON
+from simulator.interop.nanotron import NANOTRON
 from simulator.interop.nccl_tests import NCCL_TESTS, CollectiveTable
 from simulator.interop.nccl_topo import NCCL_TOPO
 from simulator.interop.nemo import NEMO
 from simulator.interop.node_link import NODE_LINK
 from simulator.interop.nvidia_smi import NVIDIA_SMI
 from simulator.interop.nvml import NVML
+from simulator.interop.olmo_core import OLMO_CORE
 from simulator.interop.slurm_topology import SLURM
 from simulator.interop.torchtitan import TORCHTITAN
+from simulator.interop.torchtune import TORCHTUNE
 from simulator.interop.trainer import TRAINER
 from simulator.models.catalog import CATALOG, find_spec
 from simulator.models.spec import ModelSpec
@@ -43,6 +49,10 @@ FORMATS: dict[str, Format] = {
     "torchtitan": TORCHTITAN,
     "accelerate": ACCELERATE,
     "trainer": TRAINER,
+    "torchtune": TORCHTUNE,
+    "llm-foundry": LLM_FOUNDRY,
+    "nanotron": NANOTRON,
+    "olmo-core": OLMO_CORE,
     "nccl-topo": NCCL_TOPO,
     "nvidia-smi": NVIDIA_SMI,
     "slurm": SLURM,
@@ -136,10 +146,40 @@ def _kind_of(path: Path, gives: tuple[str, ...]) -> str:
 
 
 def import_settings(path: str | Path, kind: str | None = None, options: Mapping[str, Any] | None = None) -> Imported:
-    """Read another tool's model or plan; see :func:`import_any`."""
+    """Read another tool's model or plan; see :func:`import_any`.
+
+    A launch script may have its arguments and variables behind its path: ``"train.sh 8B 4 NNODES=2"``.
+    """
+    if is_command(path):
+        name, *rest = split_command(str(path))
+        define = [word for word in rest if re.match(r"[A-Za-z_]\w*=", word)]
+        args = [shlex.quote(word) for word in rest if word not in define]
+        placed = [word for word in rest if re.fullmatch(r"\d{1,3}=.*", word, re.DOTALL)]
+        given = {"args": placed or ([" ".join(args)] if args else None), "define": define or None}
+        return import_settings(name, "megatron", {**(options or {}), **given})
     imported = import_any(path, kind, options, gives=_SETTINGS)
     assert isinstance(imported, Imported)
     return imported
+
+
+def is_command(path: str | Path) -> bool:
+    """Whether a text is a script with arguments behind its path, and no path itself."""
+    text = str(path)
+    return " " in text.strip() and not Path(text).exists() and Path(split_command(text)[0]).is_file()
+
+
+def split_command(text: str) -> list[str]:
+    """Return the words of a script and its arguments.
+
+    Raises
+    ------
+    ConfigError
+        If a quotation mark is not closed.
+    """
+    try:
+        return shlex.split(text) or [""]
+    except ValueError as error:
+        raise ConfigError(f"{text!r:.80}: {error}", hint="quote arguments as a shell would") from None
 
 
 def recognise_settings(path: str | Path) -> list[str]:
@@ -179,6 +219,8 @@ def import_model(name_or_path: str) -> Imported | None:
     """
     if name_or_path.startswith(PREFIX):
         return import_hub_model(name_or_path.removeprefix(PREFIX))
+    if is_command(name_or_path):
+        return import_settings(name_or_path)
     path = Path(name_or_path).expanduser()
     if name_or_path in CATALOG and not path.suffix:
         return None
@@ -251,9 +293,11 @@ __all__ = [
     "import_model",
     "import_settings",
     "import_topology",
+    "is_command",
     "is_foreign",
     "load_model",
     "open_topology",
     "recognise",
     "recognise_settings",
+    "split_command",
 ]

@@ -111,8 +111,10 @@ def import_accelerate(path: str | Path) -> Imported:
 
 def is_accelerate(text: str) -> bool:
     """Whether a text has keys at its top that only Accelerate's files have."""
-    if re.search(r"(?m)^(base_model|model_name_or_path|per_device_train_batch_size)\s*:", text):
-        return False  # a file of the trainer
+    if re.search(
+        r"(?m)^(base_model|model_name_or_path|per_device_train_batch_size|device_train_microbatch_size)\s*:", text
+    ):
+        return False  # a file of the trainer, or of LLM Foundry
     return bool(re.search(r"(?m)^(distributed_type|fsdp_config)\s*:", text))
 
 

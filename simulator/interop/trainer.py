@@ -107,7 +107,7 @@ def import_trainer(path: str | Path) -> Imported:
         settings["host"] = "compiled"
     settings |= _deepspeed(found, path)
     _check_optimizer(found)
-    spec = _model(found)
+    spec = catalogue_model(found.reader, "base_model", found["base_model"])
     KEYS.finish(found)
     return Imported(
         kind="trainer", file=str(path), spec=spec, settings=settings, accumulation=found["gradient_accumulation_steps"],
@@ -201,9 +201,19 @@ def _check_optimizer(found: Found) -> None:
             found.reader.miss(name, f"the states of {value} are taken as Adam's in 32 bits")
 
 
-def _model(found: Found) -> ModelSpec | None:
-    """Return the model of the catalogue that is named, where it is one."""
-    name = found["base_model"].rsplit("/", 1)[-1].lower()
+def catalogue_model(reader: Reader, key_name: str, named: str) -> ModelSpec | None:
+    """Return the model of the catalogue that a file names under a key, where it is one; say so, or that it is not.
+
+    Parameters
+    ----------
+    reader : Reader
+        Of the file.
+    key_name : str
+        Where the name stands.
+    named : str
+        The name, as the hub or the tool has it.
+    """
+    name = named.rsplit("/", 1)[-1].lower()
     short = re.sub(r"[-_](hf|instruct|chat|base|it|v\d[\d.]*|\d{4})\b", "", name.replace("meta-", "")).replace(
         "llama-", "llama"
     )
@@ -213,10 +223,10 @@ def _model(found: Found) -> ModelSpec | None:
         except ConfigError:
             continue
         if spec is not None:
-            found.reader.assume("model", spec.name, f"the catalogue's for {found['base_model']}")
+            reader.assume("model", spec.name, f"the catalogue's for {named}")
             return spec
     if name:
-        found.reader.miss("base_model", f"{found['base_model']} is not in the catalogue: give --model")
+        reader.miss(key_name, f"{named} is not in the catalogue: give --model")
     return None
 
 

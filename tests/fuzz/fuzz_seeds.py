@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import ModuleType
 
 from simulator.interop import FORMATS
 
@@ -162,20 +163,26 @@ a-2,user,bigred200,rdma,,all_gather,8,2,4,2097152,1,80.0,user
 """
 
 
-def machines() -> dict[str, str]:
-    """Return the pictures of machines that the tests of their readers draw."""
-    path = ROOT / "tests" / "interop" / "test_topology_importers.py"
-    spec = importlib.util.spec_from_file_location("pictures_of_machines", path)
+def _module_of_tests(name: str) -> ModuleType:
+    """Return a module of the tests of interop, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"seeds_of_{name}", ROOT / "tests" / "interop" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return {kind: text for kind, (text, _, _) in module.FIXTURES.items()}
+    return module
+
+
+def machines() -> dict[str, str]:
+    """Return the pictures of machines that the tests of their readers draw."""
+    fixtures = _module_of_tests("test_topology_importers").FIXTURES
+    return {kind: text for kind, (text, _, _) in fixtures.items()}
 
 
 def seeds() -> list[tuple[str, str, str]]:
     """Return what mutation starts from: how it is read (a format, or a kind of file of ours), its ending, its text."""
     found = [(kind, _ending(text), text) for kind, texts in TEXTS.items() for text in texts]
     found += [(kind, _ending(text), text) for kind, text in machines().items()]
+    found += [(kind, ".yaml", text) for kind, text in _module_of_tests("test_trainers_yaml").TEXTS.items()]
     shipped = ROOT / "topologies"
     found += [
         ("plan file", ".yaml", _PLAN),

@@ -1,0 +1,108 @@
+"""torchtune's recipes: fine-tuning with FSDP2, the model named by the function that builds it.
+
+References
+----------
+pytorch/torchtune, ``recipes/configs`` and ``recipes/full_finetune_distributed.py`` (names and defaults).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from simulator.config import load_yaml
+from simulator.interop.format import Format, Imported
+from simulator.interop.reader import Reader
+from simulator.interop.table import Found, Table, flattened, key
+from simulator.interop.trainer import catalogue_model
+
+_PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "bfloat16": "bf16", "float32": "fp32"}
+KEYS = Table(
+    keys=(
+        key("model._component_", "text", default="", note="a model of the catalogue: `torchtune.models.llama3_1.llama3_1_8b`"),
+        key("batch_size", "count", plan="micro_batch", default=1),
+        key("gradient_accumulation_steps", "count", default=1, note="`global_batch` = batch x this x dp"),
+        key("tokenizer.max_seq_len", plan="sequence_length", note="of the model's positions where it is null"),
+        key("dtype", plan="precision", words=_PRECISION, default="bf16"),
+        key("enable_activation_checkpointing", "switch", plan="recompute", words={True: "full", False: "none"}, default=False),
+        key("compile", "any", note="`host` compiled"),
+        key("tensor_parallel_dim", "count", plan="tp", default=1),
+        key("context_parallel_dim", "count", plan="cp", default=1),
+        key("expert_parallel_dim", "count", plan="ep", default=1),
+        key("data_parallel_shard_dim", "any", note="ranks that share one copy; -1 is all"),
+        key("data_parallel_replicate_dim", "count", default=1, note="`sharding` hsdp above 1"),
+        key("fsdp_reshard_after_forward", "switch", default=True, note="`sharding` zero3, else zero2"),
+        key("fsdp_cpu_offload", "switch", note="both offloads"),
+    ),
+    irrelevant={
+        "the task and its data": "tokenizer dataset* validation* checkpointer* resume* seed shuffle epochs max_steps* save_* output_dir "
+        "run_val* packed dataset_val* device generation* prompt*",
+        "learning": "optimizer.lr optimizer.weight_decay optimizer.fused optimizer.betas lr_scheduler* clip_grad_norm loss* "
+        "optimizer._component_",
+        "logging": "metric_logger* log_* profiler*",
+        "how it is done, not what": "custom_sharded_layers tensor_parallel_plan* keep_last* model.attn_dropout model.max_seq_len",
+    },
+    missed={
+        "only adapters are trained: taken as training of all weights": "model.lora_* model.apply_lora* model.quantize_base model.use_dora",
+        "gradients freed as they are made": "optimizer_in_bwd",
+        "activations on the host": "enable_activation_offloading activation_offloading*",
+        "precision": "enable_fp8_training fp8_recipe_name",
+    },
+)  # fmt: skip
+
+
+def import_torchtune(path: str | Path) -> Imported:
+    """Read a recipe.
+
+    Parameters
+    ----------
+    path : str or Path
+        The YAML file.
+
+    Raises
+    ------
+    ConfigError
+        If a value cannot be understood.
+    """
+    data, locator = load_yaml(path)
+    found = KEYS.read(Reader(flattened(data, str(path)), str(path), locator=locator))
+    settings = {"framework": "fsdp2"} | KEYS.fields(found, "plan") | _sharding(found)
+    if found["compile"] not in (None, False):
+        settings["host"] = "compiled"
+    optimizer = str(found.reader.data.get("optimizer._component_", "AdamW"))
+    if not optimizer.rpartition(".")[2].startswith("Adam") or "8" in optimizer:
+        found.reader.miss("optimizer._component_", f"the states of {optimizer} are taken as Adam's in 32 bits")
+    component = found["model._component_"].rpartition(".")[2]
+    if component.startswith(("lora_", "qlora_", "dora_")):
+        found.reader.miss("model._component_", "only adapters are trained: taken as training of all weights")
+    name = re.sub(r"^(q?lora_|dora_)", "", component)
+    name = re.sub(r"_(\d+)b?(?=_|$)", r"-\1b", re.sub(r"(?<=\d)_(?=\d+_)", ".", name)).replace("_", "-")
+    spec = catalogue_model(found.reader, "model._component_", re.sub(r"3\.1(?=-)", "3", name)) if name else None
+    KEYS.finish(found)
+    return Imported(
+        kind="torchtune", file=str(path), spec=spec, settings=settings, accumulation=found["gradient_accumulation_steps"],
+        report=found.reader.account.report(),
+    )  # fmt: skip
+
+
+def _sharding(found: Found) -> dict[str, Any]:
+    replicas, shards = found["data_parallel_replicate_dim"], found["data_parallel_shard_dim"]
+    settings: dict[str, Any] = {"sharding": "zero3" if found["fsdp_reshard_after_forward"] else "zero2"}
+    if replicas > 1:
+        settings["sharding"] = "hsdp"
+        if isinstance(shards, int) and not isinstance(shards, bool) and shards > 0:
+            settings["sharding_group"] = shards
+    if found["fsdp_cpu_offload"]:
+        settings |= {"offload_parameters": "cpu", "offload_optimizer": "cpu"}
+    return settings
+
+
+def is_torchtune(text: str) -> bool:
+    """Whether a text builds its model with a function of torchtune's."""
+    return bool(re.search(r"_component_\s*:\s*torchtune\.models\.", text))
+
+
+TORCHTUNE = Format(
+    gives="plan and model", what="a recipe of torchtune", sniff=is_torchtune, read=import_torchtune, table=KEYS
+)

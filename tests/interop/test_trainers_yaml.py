@@ -1,0 +1,234 @@
+"""torchtune, LLM Foundry, Nanotron and OLMo-core: files in the shape of published ones, expectations worked out by hand."""
+
+import pytest
+
+from simulator.errors import ConfigError
+from simulator.interop import import_any, recognise
+
+TORCHTUNE = """output_dir: /tmp/out
+tokenizer:
+  _component_: torchtune.models.llama3.llama3_tokenizer
+  path: /tmp/tokenizer.model
+  max_seq_len: 4096
+dataset:
+  _component_: torchtune.datasets.alpaca_dataset
+  packed: False
+seed: null
+shuffle: True
+model:
+  _component_: torchtune.models.llama3_1.llama3_1_8b
+checkpointer:
+  _component_: torchtune.training.FullModelHFCheckpointer
+batch_size: 2
+epochs: 1
+optimizer:
+  _component_: torch.optim.AdamW
+  lr: 2e-5
+  fused: True
+loss:
+  _component_: torchtune.modules.loss.CEWithChunkedOutputLoss
+max_steps_per_epoch: null
+clip_grad_norm: null
+compile: True
+optimizer_in_bwd: False
+gradient_accumulation_steps: 4
+device: cuda
+enable_activation_checkpointing: True
+enable_activation_offloading: False
+custom_sharded_layers: ['tok_embeddings', 'output']
+dtype: bf16
+metric_logger:
+  _component_: torchtune.training.metric_logging.DiskLogger
+log_every_n_steps: 1
+"""
+FOUNDRY = """variables:
+  data_local: /data
+  max_seq_len: 2048
+  global_seed: 17
+max_seq_len: ${variables.max_seq_len}
+model:
+  name: mpt_causal_lm
+  init_device: meta
+  d_model: 2048
+  n_heads: 16
+  n_layers: 24
+  expansion_ratio: 4
+  max_seq_len: ${max_seq_len}
+  vocab_size: 50368
+  attn_config:
+    attn_impl: flash
+tokenizer:
+  name: EleutherAI/gpt-neox-20b
+optimizer:
+  name: decoupled_adamw
+  lr: 2.0e-4
+global_train_batch_size: 512
+device_train_microbatch_size: 16
+precision: amp_bf16
+fsdp_config:
+  sharding_strategy: FULL_SHARD
+  mixed_precision: PURE
+  activation_checkpointing: true
+  activation_checkpointing_reentrant: false
+  activation_cpu_offload: false
+  limit_all_gathers: true
+"""
+NANOTRON = """checkpoints:
+  checkpoint_interval: 10
+general:
+  project: x
+  seed: 42
+model:
+  ddp_bucket_cap_mb: 25
+  dtype: bfloat16
+  init_method:
+    std: 0.025
+  make_vocab_size_divisible_by: 1
+  model_config:
+    bos_token_id: 1
+    hidden_act: silu
+    hidden_size: 4096
+    intermediate_size: 14336
+    is_llama_config: true
+    max_position_embeddings: 8192
+    num_attention_heads: 32
+    num_hidden_layers: 32
+    num_key_value_heads: 8
+    rope_theta: 500000.0
+    tie_word_embeddings: false
+    vocab_size: 128256
+optimizer:
+  accumulate_grad_in_fp32: true
+  zero_stage: 1
+  optimizer_factory:
+    name: adamW
+parallelism:
+  dp: 4
+  tp: 4
+  pp: 2
+  pp_engine: 1f1b
+  tp_linear_async_communication: true
+  tp_mode: REDUCE_SCATTER
+tokens:
+  batch_accumulation_per_replica: 8
+  micro_batch_size: 2
+  sequence_length: 8192
+  train_steps: 100
+"""
+OLMO = """run_name: peteish7
+model:
+  d_model: 4096
+  vocab_size: 100352
+  n_layers: 32
+  block:
+    attention:
+      n_heads: 32
+      bias: false
+      qk_norm:
+        name: rms
+        bias: false
+    feed_forward:
+      hidden_size: 11008
+      bias: false
+    name: reordered_norm
+data_loader:
+  global_batch_size: 4194304
+train_module:
+  rank_microbatch_size: 8192
+  max_sequence_length: 4096
+  compile_model: true
+  dp_config:
+    name: hsdp
+    param_dtype: bfloat16
+    reduce_dtype: float32
+    shard_degree: 8
+  ac_config:
+    mode: full
+trainer:
+  save_folder: /x
+"""
+TEXTS = {"torchtune": TORCHTUNE, "llm-foundry": FOUNDRY, "nanotron": NANOTRON, "olmo-core": OLMO}
+
+
+def read(tmp_path, kind, text=None):
+    path = tmp_path / "train.yaml"
+    path.write_text(TEXTS[kind] if text is None else text)
+    if text is None:
+        assert recognise(path) == [kind]
+    return import_any(path)
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_nothing_of_a_published_file_is_unknown(tmp_path, kind):
+    assert read(tmp_path, kind).report.unknown == ()
+
+
+def test_torchtune(tmp_path):
+    found = read(tmp_path, "torchtune")
+    assert found.settings == {
+        "framework": "fsdp2", "micro_batch": 2, "sequence_length": 4096, "precision": "bf16", "recompute": "full",
+        "tp": 1, "cp": 1, "ep": 1, "sharding": "zero3", "host": "compiled",
+    }  # fmt: skip
+    assert found.accumulation == 4
+    assert found.spec.n_parameters == 8_030_261_248  # Meta-Llama-3.1-8B on the hub
+
+
+def test_torchtune_adapters_and_foreign_optimizers_are_named(tmp_path):
+    text = TORCHTUNE.replace("llama3_1_8b", "lora_llama3_1_8b").replace(
+        "torch.optim.AdamW", "bitsandbytes.optim.PagedAdamW8bit"
+    )
+    unknown = " ".join(read(tmp_path, "torchtune", text).report.unknown)
+    assert "only adapters" in unknown and "PagedAdamW8bit" in unknown
+
+
+def test_llm_foundry(tmp_path):
+    found = read(tmp_path, "llm-foundry")
+    assert found.settings["global_batch"] == 512 and found.settings["micro_batch"] == 16
+    assert found.settings["sequence_length"] == 2048
+    assert (found.settings["sharding"], found.settings["precision"], found.settings["recompute"]) == (
+        "zero3",
+        "bf16",
+        "full",
+    )
+    # 50368 x 2048 + 2048 positions x 2048 + 24 x (12 x 2048^2 + 2 norms) + the last norm; no biases
+    assert found.spec.n_parameters == 50368 * 2048 + 2048 * 2048 + 24 * (12 * 2048**2 + 2 * 2048) + 2048
+
+
+def test_llm_foundry_takes_the_rest_of_the_attention(tmp_path):
+    text = FOUNDRY.replace(
+        "attn_impl: flash",
+        "attn_impl: torch\n    alibi: true\n    attn_type: grouped_query_attention\n    kv_n_heads: 4",
+    )
+    found = read(tmp_path, "llm-foundry", text)
+    assert (found.settings["attention"], found.spec.positions, found.spec.kv_heads) == ("eager", "alibi", 4)
+    with pytest.raises(ConfigError, match="an MPT without layers"):
+        read(tmp_path, "llm-foundry", FOUNDRY.replace("  n_layers: 24\n", ""))
+
+
+def test_nanotron(tmp_path):
+    found = read(tmp_path, "nanotron")
+    expected = {
+        "dp": 4, "tp": 4, "pp": 2, "gpus": 32, "micro_batch": 2, "global_batch": 2 * 8 * 4, "sequence_length": 8192, "schedule": "1f1b",
+        "sequence_parallel": True, "asynchronous_tp": True, "sharding": "zero1", "precision": "bf16", "gradient_bytes": 4,
+        "recompute": "none",
+    }  # fmt: skip
+    assert {name: found.settings[name] for name in expected} == expected
+    assert found.spec.n_parameters == 8_030_261_248
+    assert found.plan().resolve(32).dp == 4
+
+
+def test_nanotron_faults_have_a_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"train.yaml:\d+:\d+: optimizer.zero_stage: 5"):
+        read(tmp_path, "nanotron", NANOTRON.replace("zero_stage: 1", "zero_stage: 5"))
+
+
+def test_olmo_core(tmp_path):
+    found = read(tmp_path, "olmo-core")
+    expected = {
+        "sharding": "hsdp", "sharding_group": 8, "precision": "bf16", "gradient_bytes": 4, "recompute": "full", "host": "compiled",
+        "micro_batch": 2, "global_batch": 1024, "sequence_length": 4096,
+    }  # fmt: skip
+    assert {name: found.settings[name] for name in expected} == expected
+    assert found.spec.n_parameters == 7_298_617_344  # OLMo-2-7B: allenai/OLMo-2-1124-7B on the hub
+    with pytest.raises(ConfigError, match="no whole number of sequences"):
+        read(tmp_path, "olmo-core", OLMO.replace("8192", "8000"))
