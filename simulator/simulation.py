@@ -15,7 +15,7 @@ from simulator.engine import run
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.faults import Faults
 from simulator.interop import load_model, open_topology
-from simulator.memory import MemoryReport, estimate
+from simulator.memory import MemoryReport, check_host_memory, estimate
 from simulator.models.build import build_model
 from simulator.models.layer import DTYPE_BYTES, Model
 from simulator.models.recorded import RecordedModule
@@ -114,6 +114,10 @@ def lower_scenario(
         loading=loading_of(plan, topology, sample_bytes_of(spec, plan)),
         classes=_classes(scenario, topology),
     )
+    check_host_memory(
+        lowered.chunks, plan, lowered.mesh.sharding_group, n_ranks=min(plan.gpus, topology.gpus_per_node),
+        host_bytes=topology.node.cpu.memory_bytes,
+    )  # fmt: skip
     memory = estimate(
         lowered.chunks, peak_in_flight(lowered.table, lowered.placement.n_chunks), plan, topology.device(0),
         shard_size=lowered.mesh.sharding_group,

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from simulator.memory.estimate import MemoryReport, estimate
+from simulator.memory.estimate import MemoryReport, check_host_memory, estimate
 
-__all__ = ["MemoryReport", "estimate"]
+__all__ = ["MemoryReport", "check_host_memory", "estimate"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from simulator.errors import InfeasiblePlanError
 from simulator.models.layer import CommunicationPoint, Layer
 from simulator.plan import ParallelPlan
 from simulator.topology.device import Device
@@ -138,6 +139,52 @@ def estimate(
         for stage, stage_chunks in enumerate(chunks)
     ]  # fmt: skip
     return replace(max(reports, key=lambda report: report.peak_bytes), stages=tuple(reports))
+
+
+def check_host_memory(
+    chunks: Sequence[Sequence[Sequence[Layer]]],
+    plan: ParallelPlan,
+    shard_size: int,
+    *,
+    n_ranks: int,
+    host_bytes: float | None,
+) -> None:
+    """Check that the states which the ranks of a node offload fit into the memory of its host.
+
+    Parameters
+    ----------
+    chunks : sequence
+        ``chunks[stage][chunk]`` is the layers of that virtual stage.
+    plan : ParallelPlan
+    shard_size : int
+        Ranks that share one sharded state.
+    n_ranks : int
+        Ranks of a node.
+    host_bytes : float, optional
+        Memory of its host; None where nobody says.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If they do not.
+
+    References
+    ----------
+    Ren et al., ZeRO-Offload, arXiv:2101.06840, section 4: optimizer states and gradients are on the host.
+    """
+    if host_bytes is None or "cpu" not in (plan.offload_optimizer, plan.offload_parameters):
+        return
+    state = state_bytes(plan)
+    each = (state.optimizer + state.gradient) * (plan.offload_optimizer == "cpu")
+    each += state.parameter * (plan.offload_parameters == "cpu")
+    stages = [sum(layer.n_parameters for chunk in stage for layer in chunk) for stage in chunks]
+    needed = n_ranks * max(stages) * each // shard_size
+    if needed > host_bytes:
+        raise InfeasiblePlanError(
+            f"the states that the {n_ranks} GPUs of a node offload need {format_bytes(needed)} of the {format_bytes(host_bytes)} "
+            "of their host",
+            hint="more GPUs share the states (--gpus), or --set offload_optimizer=none keeps them on the device",
+        )
 
 
 def _peak_at(layers: Sequence[Layer]) -> str:

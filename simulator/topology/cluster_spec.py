@@ -196,7 +196,8 @@ class NodeSpec(Sourced):
         n = self.hosts
         nics = self.nics and self.nics.model_copy(update={"count": n * self.nics.count})
         pcie = self.pcie.model_copy(update={"switches": n * self.pcie.switches})
-        cpu = self.cpu.model_copy(update={"sockets": n * self.cpu.sockets})
+        memory_bytes = None if self.cpu.memory_bytes is None else n * self.cpu.memory_bytes
+        cpu = self.cpu.model_copy(update={"sockets": n * self.cpu.sockets, "memory_bytes": memory_bytes})
         return self.model_copy(update={"gpus": n * self.gpus, "pcie": pcie, "cpu": cpu, "nics": nics})
 
 
@@ -205,7 +206,6 @@ class TransportSpec(Sourced):
 
     protocol: Literal["rdma", "roce", "ipoib", "tcp", "efa", "slingshot", "omni-path", "gloo"]
     bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="bandwidth", gt=0)
-    flow_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="flow_bandwidth", gt=0)
     latency_s: Time | None = Field(default=None, alias="latency", ge=0)
     gpu_direct: bool = True
     constants: dict[str, Any] = Field(default_factory=dict)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.memory.estimate import CONTEXT_BYTES, MIB, MemoryReport, estimate
+from simulator.errors import InfeasiblePlanError
+from simulator.memory.estimate import CONTEXT_BYTES, MIB, MemoryReport, check_host_memory, estimate
 from simulator.models.layer import CommunicationPoint, Layer, Parameter, PointwiseShape
 from simulator.plan import ParallelPlan
 from simulator.topology.device import load_device
@@ -261,3 +262,13 @@ def test_the_sentence_says_what_is_missing_and_what_is_largest():
         "rank 5 (stage 2) needs 7 GiB of 5 GiB while its head (gemm) runs: 2 GiB too much; the largest part is activations "
         "with 4 GiB"
     )
+
+
+def test_offloaded_states_fit_into_the_host():
+    """ZeRO-Offload keeps 12 bytes of fp32 states and 2 of gradients for each parameter on the hosts (arXiv:2101.06840, section 4)."""
+    plan = ParallelPlan(framework="deepspeed", sharding="zero2", precision="fp16", offload_optimizer="cpu", dp=16)
+    chunks = [[[layer(dense=10**9)]]]
+    check_host_memory(chunks, plan, 16, n_ranks=8, host_bytes=7e9)  # of two nodes, each has half of 14 GB
+    with pytest.raises(InfeasiblePlanError, match="8 GPUs of a node"):
+        check_host_memory(chunks, plan, 16, n_ranks=8, host_bytes=6.9e9)
+    check_host_memory(chunks, plan, 16, n_ranks=8, host_bytes=None)

@@ -75,6 +75,11 @@ class SwitchedFabric(Fabric):
     """What all fabrics with switches share."""
 
     latency_s: Time = Field(default=SWITCH_LATENCY_S, alias="latency", ge=0)
+
+
+class LinkedFabric(SwitchedFabric):
+    """What all fabrics with links between switches share."""
+
     link_bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="link_bandwidth", gt=0)
 
 

@@ -17,12 +17,12 @@ from pydantic import Field, model_validator
 
 from simulator.config import Bandwidth, Time, complaint
 from simulator.errors import ConfigError
-from simulator.topology.fabrics.base import FabricGraph, FabricSize, SwitchedFabric, lanes
+from simulator.topology.fabrics.base import FabricGraph, FabricSize, LinkedFabric, lanes
 from simulator.topology.link import LinkTable
 from simulator.topology.routing import Route, combine
 
 
-class Dragonfly(SwitchedFabric):
+class Dragonfly(LinkedFabric):
     """Groups of fully connected switches, and links between each two groups."""
 
     kind: Literal["dragonfly"]
@@ -174,7 +174,7 @@ class _Groups:
         return pairs * self.n_trunk * self.global_bandwidth_bytes_per_s
 
 
-class DragonflyPlus(SwitchedFabric):
+class DragonflyPlus(LinkedFabric):
     """Groups that are two-level fat trees; the spines of each two groups are linked."""
 
     kind: Literal["dragonfly+"]

@@ -16,14 +16,14 @@ from pydantic import Field, model_validator
 
 from simulator.config import complaint
 from simulator.errors import ConfigError
-from simulator.topology.fabrics.base import FabricGraph, FabricSize, SwitchedFabric
+from simulator.topology.fabrics.base import FabricGraph, FabricSize, LinkedFabric
 from simulator.topology.link import LinkTable
 from simulator.topology.routing import Route
 
 MOST_SWITCHES = 100_000
 
 
-class Torus(SwitchedFabric):
+class Torus(LinkedFabric):
     """Switches on a grid with wrap-around; dimension-order routing, half each way where both are as short."""
 
     kind: Literal["torus"]

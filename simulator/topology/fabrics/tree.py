@@ -19,12 +19,12 @@ from pydantic import Field, model_validator
 
 from simulator.config import complaint
 from simulator.errors import ConfigError
-from simulator.topology.fabrics.base import FabricGraph, FabricSize, SwitchedFabric, lanes
+from simulator.topology.fabrics.base import FabricGraph, FabricSize, LinkedFabric, lanes
 from simulator.topology.link import LinkTable
 from simulator.topology.routing import Route
 
 
-class TreeSpec(SwitchedFabric):
+class TreeSpec(LinkedFabric):
     """A folded Clos network of ``levels`` levels of switches.
 
     ``oversubscription`` is the ratio of bandwidth below to bandwidth above a switch: of the leaves, or one
