@@ -72,7 +72,7 @@ def _idle_data(plan: ParallelPlan) -> Idle:
             "only DDP copies into buckets",
         ),
         (_FSDP, not is_fsdp, "only FSDP's sharding has it"),
-        (("backward_prefetch",), plan.sharding == "zero2", "parameters stay gathered for backward"),
+        (("backward_prefetch", "limit_all_gathers"), plan.sharding == "zero2", "parameters stay gathered for backward"),
         (_ELEMENTS, not is_zero3, "only DeepSpeed's ZeRO-3 has it"),
         (("prefetch_elements", *_FSDP[:2]), not plan.overlaps, "nothing is gathered ahead without overlap"),
         (("max_reuse_elements",), plan.recompute != "full", f"recompute={plan.recompute}"),

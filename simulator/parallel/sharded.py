@@ -169,8 +169,11 @@ class FullySharded(DataParallel):
         self._gathered[position, kind, micro_batch] = gathered
 
     def _limit(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int) -> tuple[int, ...]:
-        """Let the host wait until no more gathered units are alive than the rate limiter allows."""
-        if not self.plan.limit_all_gathers:
+        """Let the host wait until no more gathered units are alive than the rate limiter allows.
+
+        It waits for units that were freed (``_free_event_queue`` of torch/distributed/fsdp): what is kept for backward is not.
+        """
+        if not self.plan.limit_all_gathers or self.plan.sharding == "zero2":
             return ()
         ends = self._ends.setdefault((kind, micro_batch), {})
         n_alive = 1 + max(1, self.n_ahead(position, kind))

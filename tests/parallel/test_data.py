@@ -307,6 +307,14 @@ def step_tasks(plan, sizes, n_micro_batches=1):
     return tasks.tasks, strategy.finish_backward(tasks, last)
 
 
+@pytest.mark.parametrize(("sharding", "n_waits"), [("zero3", 4), ("zero2", 0)])
+def test_the_rate_limiter_waits_for_freed_units_only(sharding, n_waits):
+    """Two gathered units may be alive: the third and fourth of four wait, each way; what is kept for backward is never freed
+    (torch/distributed/fsdp/_runtime_utils.py: only ``_reshard`` with ``free_unsharded_flat_param`` fills the queue of events)."""
+    tasks, _ = step_tasks(zero_plan(framework="fsdp", sharding=sharding), SIZES)
+    assert sum(task.op.name == "rate limiter" for task in tasks) == n_waits
+
+
 @pytest.mark.parametrize(
     ("framework", "sharding"), [("hf-eager", "none"), ("megatron", "zero1"), ("deepspeed", "zero2"), ("fsdp", "zero3")]
 )

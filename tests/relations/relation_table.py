@@ -222,6 +222,10 @@ def worse_machine_is_never_faster(case: Case, tolerance: float) -> Violations:
     yield from longer(f"as is, against {one.name} x {factor:g}", case.seconds, case.on(one.by(factor)), tolerance)
 
 
+#: what a slow rank may add beyond its factor where collectives and kernels slow each other (seen: 0.2 %)
+_SKEW = 0.02
+
+
 def slow_rank_costs_at_most_its_factor(case: Case, tolerance: float) -> Violations:
     healthy = unfaulted(case)
     factor = case.draw.choice((1.05, 1.3, 2.0))
@@ -229,7 +233,9 @@ def slow_rank_costs_at_most_its_factor(case: Case, tolerance: float) -> Violatio
     slow_s = seconds_of(healthy.with_scenario(faults=faults))
     name = faults.describe()
     yield from longer(f"healthy, against {name}", healthy.seconds, slow_s, tolerance)
-    yield from longer(f"{name}, against {factor:g} x healthy", slow_s, factor * healthy.seconds, tolerance)
+    # a collective is slowed as long as any of its ranks computes: ranks out of step lengthen that (alone, the bound is exact)
+    beside = _SKEW if case.plan.overlaps and case.plan.gpus > 1 else 0.0
+    yield from longer(f"{name}, against {factor:g} x healthy", slow_s, factor * healthy.seconds, tolerance + beside)
 
 
 def slow_link_costs_at_most_its_factor(case: Case, tolerance: float) -> Violations:
@@ -475,10 +481,6 @@ def _n_attention_tiles(case: Case) -> float:
     return case.plan.micro_batch * heads * case.plan.sequence_length / case.plan.cp / _TILE_ROWS
 
 
-LATE_STAGES = Exemption(
-    reason="a rank's step in a trace begins with its first kernel: on later stages, behind the first pass of those before",
-    applies=lambda case: case.plan.pp > 1,
-)
 HOST_STEPS = Exemption(
     reason="a trace shows the optimizer's work on the host as work of the device (5 % of a small model's step)",
     applies=lambda case: "cpu" in (case.plan.offload_optimizer, case.plan.offload_parameters),
@@ -563,7 +565,7 @@ RELATIONS: tuple[Relation, ...] = (
     Relation(name="hash seed", why="no answer depends on the order of a set", check=hash_seed_changes_nothing),
     Relation(name="jobs", why="workers only share the work", check=jobs_change_nothing),
     Relation(name="trace and replay", why="the same program; a trace begins with its first kernel, not with its launch",
-             tolerance=2e-3, check=traces_replay_in_the_same_time, exemptions=(HOST_STEPS, LATE_STAGES)),
+             tolerance=2e-3, check=traces_replay_in_the_same_time, exemptions=(HOST_STEPS,)),
     Relation(name="export and import", why="a file says the plan that it was written from", check=exports_come_back),
     Relation(name="advice and search", why="one set of rules, one simulator", tolerance=1e-9,
              check=advice_is_what_the_search_allows),
