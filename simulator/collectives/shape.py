@@ -170,7 +170,7 @@ def _transport(topology: Any, transport: str | None) -> tuple[str, str, float]:
     transports = topology.transports
     if not transports:
         return transport or "rdma", transport or "rdma", nic_rate
-    name = transport or topology.default_transport or next(iter(transports))
+    name = transport or topology.default_transport
     if name not in transports:
         raise ConfigError(f"{topology.name} has no transport '{name}'", hint=f"one of {', '.join(transports)}")
     spec = transports[name]

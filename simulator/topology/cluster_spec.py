@@ -201,6 +201,10 @@ class NodeSpec(Sourced):
         return self.model_copy(update={"gpus": n * self.gpus, "pcie": pcie, "cpu": cpu, "nics": nics})
 
 
+#: protocols in the order in which a library takes one of several
+PREFERENCE = ("rdma", "roce", "slingshot", "omni-path", "efa", "ipoib", "tcp", "gloo")
+
+
 class TransportSpec(Sourced):
     """One way of moving bytes between nodes; fitted constants are added by calibration."""
 

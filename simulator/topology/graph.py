@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulator.errors import ConfigError
-from simulator.topology.cluster_spec import ClusterSpec, NodeSpec, TransportSpec
+from simulator.topology.cluster_spec import PREFERENCE, ClusterSpec, NodeSpec, TransportSpec
 from simulator.topology.device import Device, load_device
 from simulator.topology.fabrics import Fabric
 from simulator.topology.layout import Layout, RegularLayout, build_layout
@@ -128,8 +128,13 @@ class Topology:
 
     @property
     def default_transport(self) -> str:
-        """Name of the transport that is used unless another is asked for; empty when there is none."""
-        return self.spec.default_transport or next(iter(self.spec.transports), "")
+        """Name of the transport that is used unless another is asked for; empty when there is none.
+
+        Of several, that which NCCL prefers: verbs and their like before sockets (NVIDIA/nccl, src/plugin/net.cc).
+        """
+        known = self.spec.transports
+        preferred = min(known, key=lambda name: (PREFERENCE.index(known[name].protocol), name), default="")
+        return self.spec.default_transport or preferred
 
     @property
     def efficiency(self) -> dict[str, Any]:

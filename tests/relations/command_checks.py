@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from draws import Case, InapplicableError
+from ruamel.yaml import YAML
 
+from simulator.config import resolve_name
 from simulator.errors import InfeasiblePlanError
 from simulator.explore.best_plans import search
 from simulator.explore.objectives import to_dict
@@ -101,6 +103,24 @@ def ways_to_say_it_are_one(case: Case, tolerance: float) -> Iterator[str]:
         if answer != expected:
             differ = [key for key in expected[1] if answer[1].get(key) != expected[1][key]]
             yield f"{way}: exit {answer[0]}, other {', '.join(differ)}: {answer[1].get('error', '')}"
+
+
+def order_of_keys_changes_nothing(case: Case, tolerance: float) -> Iterator[str]:
+    """Of a cluster file, which is a mapping of mappings."""
+    del tolerance
+    written = YAML(typ="safe").load(resolve_name(case.scenario.topology, "clusters"))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "cluster.yaml"
+        file.write_text(json.dumps(_shuffled(case, written)), encoding="utf-8")
+        other = case.with_scenario(topology=str(file))
+    if other.metrics.iteration_time_s != case.seconds:
+        yield f"{other.metrics.iteration_time_s} s, not {case.seconds} s"
+
+
+def _shuffled(case: Case, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _shuffled(case, value[key]) for key in case.draw.sample(sorted(value), len(value))}
+    return [_shuffled(case, one) for one in value] if isinstance(value, list) else value
 
 
 def exit_status_says_whether_it_fits(case: Case, tolerance: float) -> Iterator[str]:

@@ -13,6 +13,7 @@ from command_checks import (
     exports_come_back,
     hash_seed_changes_nothing,
     jobs_change_nothing,
+    order_of_keys_changes_nothing,
     traces_replay_in_the_same_time,
     ways_to_say_it_are_one,
 )
@@ -24,6 +25,7 @@ from simulator.changes import MachineChange, improvements
 from simulator.collectives import ALGORITHMS
 from simulator.explore.neighbourhood import Site, neighbours, objection
 from simulator.faults import Faults
+from simulator.models.catalog import rename
 from simulator.models.spec import ModelSpec
 from simulator.simulation import model_for
 
@@ -173,8 +175,9 @@ def throughput_is_the_batch(case: Case, tolerance: float) -> Violations:
         yield f"{tokens} tokens/s"
 
 
-#: small products that all tensor-parallel ranks compute where they have the same tokens: experts' routers and gates, BERT's head
-REPLICATED = ("router", "gate", "transform")
+#: small products that all tensor-parallel ranks compute where they have the same tokens: experts' routers and gates, BERT's head,
+#: the low ranks of latent attention and its indexer
+REPLICATED = ("router", "gate", "transform", "down", "index_query", "index_key", "index_scores")
 
 
 def degrees_share_the_work(case: Case, tolerance: float) -> Violations:
@@ -205,6 +208,22 @@ def degrees_share_the_work(case: Case, tolerance: float) -> Violations:
             shared = plan.tp * n_flops
             if not math.isclose(shared, expected * alone[name], rel_tol=allowed):
                 yield f"{degrees}: {name} {shared:.6g} FLOPs forward, alone {alone[name]:.6g} x {expected:g}"
+
+
+def every_layer_costs_the_same(case: Case, tolerance: float) -> Violations:
+    """One more block of the last kind adds as many parameters, FLOPs and saved bytes as the one before it."""
+    spec = case.result.spec
+    if not isinstance(spec, ModelSpec) or spec.pattern or spec.encoder_layers or spec.sliding_window:
+        raise InapplicableError
+    counts = []
+    for more in range(3):
+        model = model_for(rename(spec, "deeper", layers=spec.layers + more), replace(case.plan, pp=1, virtual_pp=1))
+        layers = model.layers
+        counts.append([sum(layer.n_parameters for layer in layers), sum(layer.n_forward_flops for layer in layers),
+                       sum(layer.saved_bytes for layer in layers)])  # fmt: skip
+    for what, first, second, third in zip(("parameters", "FLOPs", "saved bytes"), *counts, strict=True):
+        if not math.isclose(third - second, second - first, rel_tol=tolerance):
+            yield f"{what}: {second - first:.6g} more, then {third - second:.6g}"
 
 
 # -- another machine ----------------------------------------------------------------------------------------------
@@ -513,6 +532,7 @@ RELATIONS: tuple[Relation, ...] = (
     Relation(name="throughput x time is the batch", why="definition", check=throughput_is_the_batch, is_cheap=True),
     Relation(name="degrees share the work", why="they divide products among ranks",
              check=degrees_share_the_work, is_cheap=True),
+    Relation(name="layers", why="blocks of one kind are equal", check=every_layer_costs_the_same, is_cheap=True),
     Relation(name="a better machine is never slower", why="monotone: less time for every part", tolerance=1e-3,
              check=better_machine_is_never_slower),
     Relation(name="a worse machine is never faster", why="monotone: more time for every part", tolerance=1e-3,
@@ -561,6 +581,7 @@ RELATIONS: tuple[Relation, ...] = (
     Relation(name="forced algorithm", why="the library takes what it estimates to be fastest, which is an estimate", tolerance=0.2,
              check=the_librarys_choice_is_not_beaten),
     Relation(name="file = flags = --set = Python", why="one parser, one scenario", check=ways_to_say_it_are_one),
+    Relation(name="order of keys", why="a file is a mapping", check=order_of_keys_changes_nothing),
     Relation(name="exit status", why="4 means that it does not fit", check=exit_status_says_whether_it_fits),
     Relation(name="hash seed", why="no answer depends on the order of a set", check=hash_seed_changes_nothing),
     Relation(name="jobs", why="workers only share the work", check=jobs_change_nothing),

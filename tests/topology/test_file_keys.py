@@ -329,3 +329,10 @@ def test_a_key_of_a_cluster_file_changes_an_answer(tmp_path, key):
         for index, cluster in enumerate((before, changed(before, {place: value})))
     ]
     assert found[0] != found[1]
+
+
+def test_the_order_of_transports_is_no_choice(tmp_path):
+    """NCCL takes verbs where a network has them, in whichever order a file names its transports."""
+    for index, names in enumerate((("tcp", "rdma"), ("rdma", "tcp"))):
+        cluster = changed(CLUSTER, {"transports": {name: {"protocol": name} for name in names}})
+        assert load_topology(written(tmp_path / f"{index}.yaml", cluster)).default_transport == "rdma"
