@@ -325,6 +325,11 @@ def what_if(
         )
     if what.plan and trace.format == "pipeline_ops" and what.model is None:
         return _restaged(trace, what, schedule)
+    if what.plan and messages is not None:
+        raise TraceError("messages of another plan are priced on its links", hint="--message is for stage times")
+    if what.plan and schedule != "1f1b":
+        what = replace(what, plan=replace(what.plan, settings={"schedule": schedule, **what.plan.settings}))
+        schedule = "1f1b"
     if what.plan and not _only_repeats(trace, what):
         return Outcome(trace=trace, planned=_planned(trace, what))
     if messages is not None or schedule != "1f1b":

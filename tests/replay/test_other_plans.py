@@ -18,7 +18,7 @@ from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
 from simulator.replay.changes_of_plan import PlanChange, PlannedJob, efficiency_of, predict_plan
 from simulator.replay.recorded_job import recorded_job
-from simulator.replay.stage_replay import regrouped, stage_times_of
+from simulator.replay.stage_replay import StageMessages, regrouped, stage_times_of
 from simulator.replay.what_if import WhatIf, what_if
 from simulator.scenario import Scenario
 from simulator.trace_io import read
@@ -161,6 +161,14 @@ def test_kinds_that_one_side_lacks_count_with_the_rest_of_their_phase():
     )
     found = efficiency_of(recorded, simulated)
     assert found.kernels == {(PRODUCTS, "forward"): 2.0, (OTHER, "forward"): 2.0, (OTHER, "backward"): 1.0}
+
+
+def test_the_schedule_of_another_plan_is_heard():
+    trace = read(OWN / "pp-4")
+    found = what_if(trace, WhatIf(plan=PlanChange(micro_batches=8)), schedule="gpipe").planned
+    assert (found.before.plan.schedule, found.after.plan.schedule) == ("1f1b", "gpipe")
+    with pytest.raises(TraceError, match="priced on its links"):
+        what_if(trace, WhatIf(plan=PlanChange(micro_batches=8)), messages=StageMessages(time_s=1e-3))
 
 
 def test_stages_merge_split_and_repeat():
