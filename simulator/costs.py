@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 
@@ -12,12 +13,13 @@ from simulator.collectives import plan_collective, plan_transfer
 from simulator.engine import Interference
 from simulator.faults import slowest_of
 from simulator.kernels import KERNEL_MODELS
+from simulator.kernels.dispatcher import Dispatcher
 from simulator.kernels.host import COPY_LATENCY_S, copy_bytes_per_s, cpu_adam_s, issue_s
-from simulator.models.layer import AttentionShape, PointwiseShape
+from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape, ScanShape
 from simulator.network.base import Flow
 from simulator.parallel.classes import placement
 from simulator.parallel.mesh import CROSSING, Groups, Mesh
-from simulator.program.op import COMMUNICATIONS, Collective, HostWork, Kernel, Op, Transfer
+from simulator.program.op import COMMUNICATIONS, Collective, HostWork, Kernel, Op, Routed, Transfer
 from simulator.program.program import Block
 from simulator.scenario import Scenario
 from simulator.timeline import Span, Timeline
@@ -25,6 +27,8 @@ from simulator.topology.graph import Topology
 from simulator.topology.link import LINK_KINDS
 from simulator.units import to_ps
 
+#: kernels that modules written in Python launch, where the framework's are
+_OF_MODULES = (GemmShape, AttentionShape, ScanShape)
 #: kinds of links between the GPUs of a node, as the topology's arrays have them
 _NVLINKS = [LINK_KINDS.index(kind) for kind in ("nvlink", "nvswitch")]
 
@@ -38,9 +42,10 @@ class ModelCosts:
         self.kernels = KERNEL_MODELS[scenario.kernels](cuda=scenario.plan.cuda or "")
         self.framework = scenario.plan.framework_spec
         self.flash = scenario.plan.attention_kernel or self.framework.flash
+        self._is_quantised = scenario.plan.precision_spec.quantisation is not None
         self.slowdown = slowest_of(scenario.plan.gpus)
         self._mesh = Mesh(scenario.plan, topology.gpus_per_node)
-        self._issue_ps: dict[tuple[str, str, str], int] = {}
+        self._issue_ps: dict[tuple[str, str, str, int, bool], int] = {}
         # by identity, for comparing an operation's groups takes longer than pricing it; what is kept stays alive
         self._flows: dict[int, tuple[Collective | Transfer, Flow]] = {}
         self._nvlink_uses: dict[int, tuple[Collective, float]] = {}
@@ -70,11 +75,18 @@ class ModelCosts:
         """Host time to issue one operation in the framework's mode."""
         if isinstance(op, HostWork):
             return 0
-        is_captured = isinstance(op, Kernel) and op.shape is not None and op.shape.is_captured
-        mode = "graphs" if is_captured else self.framework.host
-        key = (op.phase, self.topology.device(rank).name, mode)
+        shape = op.shape if isinstance(op, Kernel) else None
+        mode = "graphs" if shape is not None and shape.is_captured else self.framework.host
+        n_pieces = shape.n_pieces if shape is not None else 1
+        is_call = (
+            self.framework.calls_modules and isinstance(shape, _OF_MODULES) and shape.kernel_pass != "wgrad"
+        )  # the weight gradient is a launch more of the same call
+        key = (op.phase, self.topology.device(rank).name, mode, n_pieces, is_call)
         if key not in self._issue_ps:
-            self._issue_ps[key] = to_ps(issue_s(self.topology.device(rank), mode, op.phase))
+            device = self.topology.device(rank)
+            self._issue_ps[key] = to_ps(
+                issue_s(device, mode, op.phase, n_pieces=n_pieces, is_call=is_call, is_quantised=self._is_quantised)
+            )
         return self._issue_ps[key]
 
     def flow(self, op: Collective | Transfer) -> Flow:
@@ -90,8 +102,18 @@ class ModelCosts:
             flow = Flow(latency_s=copy_s, n_bytes=0.0, label="copy")
         else:
             flow = self._planned(op, op.groups)
+            flow = flow if op.routed is None else self._dispatched(op, op.routed, flow)
         self._flows[id(op)] = (op, flow)
         return flow
+
+    def _dispatched(self, op: Collective, routed: Routed, flow: Flow) -> Flow:
+        """Bound an exchange by the kernels of its dispatcher: HybridEP's keep the links busy with the SMs that they take."""
+        plan, dispatcher = self.scenario.plan, Dispatcher.of(self.topology.device(op.groups[0][0]))
+        rate = inf
+        kernel = "dispatch" if (op.name == "dispatch") == (op.phase != "backward") else "combine"
+        if plan.moe_dispatcher == "deepep" and op.axis == "ep:local":
+            rate = flow.n_bytes / dispatcher.copying_s(kernel, routed, plan.dispatcher_sms)
+        return _bounded(flow, dispatcher.launch_s(kernel), rate)
 
     def _planned(self, op: Collective, groups: Groups) -> Flow:
         scenario = self.scenario
@@ -110,6 +132,10 @@ class ModelCosts:
         if op.axis == "host":
             return Interference(float(constants.get("copy", {}).get("compute", 1.0)))
         inside, across = constants.get("nvlink", {}), constants.get("network", {})
+        if op.routed is not None:
+            n_sms = self.topology.device(op.groups[0][0]).n_sms
+            left = 1.0 - self.scenario.plan.dispatcher_sms / n_sms
+            return Interference(min(left, float(inside.get("compute", 1.0))), float(inside.get("communication", 1.0)))
         crosses = self.topology.node_of(op.groups[0][0]) != self.topology.node_of(op.groups[0][-1])
         beside, kept = (
             float(inside.get("compute", 1.0)),
@@ -175,6 +201,24 @@ class ModelCosts:
         used = np.flatnonzero(loads)
         busy_s = loads[used] / self.topology.arrays.bandwidth_bytes_per_s[used]
         return dict(zip(used.tolist(), busy_s.tolist(), strict=True))
+
+
+def _bounded(flow: Flow, latency_s: float, rate_bytes_per_s: float) -> Flow:
+    """Return a flow, and its parts where it is taken apart, with another latency and a bound on its rate."""
+    whole_apart = flow.apart
+
+    def apart(at_most: int | None) -> list[Flow]:
+        assert whole_apart is not None
+        return [_bounded(part, latency_s, rate_bytes_per_s) for part in whole_apart(at_most)]
+
+    rate = min(flow.rate_cap_bytes_per_s, rate_bytes_per_s)
+    return replace(
+        flow,
+        latency_s=latency_s,
+        rate_cap_bytes_per_s=rate,
+        alone_bytes_per_s=0.0,
+        apart=apart if whole_apart else None,
+    )
 
 
 class Contents:

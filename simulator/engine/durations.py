@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 from simulator.engine.costs import Costs
 from simulator.program.op import KernelRun, Op
-from simulator.program.program import COMPUTE, Block
+from simulator.program.program import COMPUTE, HOST, Block, Task
 from simulator.timeline import Span
 
 #: Lead of a host that is never waited for
@@ -60,6 +60,7 @@ class Durations:
         self._hosts: dict[int, dict[int, int]] = {}
         self._blocks: dict[tuple[int, int, int], BlockResult] = {}
         self._waits: dict[int, bool] = {}
+        self._serial: dict[int, bool] = {}
 
     def kind(self, rank: int) -> int:
         """Return a number that ranks of one kind share."""
@@ -125,10 +126,25 @@ class Durations:
         """Return what a block does whose host has a lead of ``lead_ps`` when it starts.
 
         The outside reaches into a block only through that lead: one result is kept for an ample lead, and one for
-        every smaller lead that occurs.
+        every smaller lead that occurs. Where nothing runs beside compute every time in it is the later one of two: what
+        the device allows from its start, and what the host allows from when it began; both are then known from the
+        ample lead and from none.
         """
         ample = self._known(block, rank, kind, FAR_AHEAD_PS)
-        return ample if lead_ps >= ample.needed_lead_ps else self._known(block, rank, kind, lead_ps)
+        if lead_ps >= ample.needed_lead_ps:
+            return ample
+        if self.detail or lead_ps == 0 or not (self.waits(block) or self._is_serial(block)):
+            return self._known(block, rank, kind, lead_ps)
+        key = (id(block), kind, lead_ps)
+        if key not in self._blocks:
+            self._blocks[key] = between(ample, self._known(block, rank, kind, 0), lead_ps)
+        return self._blocks[key]
+
+    def _is_serial(self, block: Block) -> bool:
+        known = self._serial.get(id(block))
+        if known is None:
+            known = self._serial[id(block)] = is_serial(block.tasks)
+        return known
 
     def _known(self, block: Block, rank: int, kind: int, lead_ps: int) -> BlockResult:
         key = (id(block), kind, lead_ps)
@@ -136,3 +152,47 @@ class Durations:
         if result is None:
             result = self._blocks[key] = self._run_block(rank, block, lead_ps)
         return result
+
+
+def is_serial(tasks: Sequence[Task]) -> bool:
+    """Whether compute never runs beside communication: each begins when all of the other that stands before it has ended."""
+    ended: set[int] = set()
+    before: dict[int, frozenset[int]] = {}
+    last_compute: frozenset[int] = frozenset()
+    for index, task in enumerate(tasks):
+        if task.stream == HOST:
+            continue
+        done = frozenset().union(*(before[earlier] | {earlier} for earlier in task.after if earlier in before))
+        others = {i for i in ended if (tasks[i].stream == COMPUTE) != (task.stream == COMPUTE)}
+        if task.stream == COMPUTE:
+            done |= last_compute
+        if not others <= done:
+            return False
+        before[index] = done
+        if task.stream == COMPUTE:
+            last_compute = done | {index}
+        ended.add(index)
+    return True
+
+
+def between(ample: BlockResult, without: BlockResult, lead_ps: int) -> BlockResult:
+    """Return what a block does whose host has ``lead_ps``, from what it does with an ample lead and without any.
+
+    Times are max-plus linear in the start of the device and that of the host (Baccelli et al., "Synchronization and
+    Linearity", 1992): ``max(device path, host path - lead)``. Where exchanges meet on a link that is an approximation.
+    """
+    spans = []
+    end_ps = 0
+    for late, early in zip(without.spans, ample.spans, strict=True):
+        start_ps = max(early.start_ps, late.start_ps - lead_ps)
+        before_ps, end_ps = end_ps, max(early.end_ps, late.end_ps - lead_ps)
+        work_ps = early.end_ps - early.start_ps - early.host_idle_ps
+        wait_ps = max(0, start_ps - before_ps) if late.host_wait_ps else 0
+        idle_ps = max(0, end_ps - start_ps - work_ps) if late.host_idle_ps else early.host_idle_ps
+        spans.append(late._replace(start_ps=start_ps, end_ps=end_ps, host_wait_ps=wait_ps, host_idle_ps=idle_ps))
+    return BlockResult(
+        max(ample.duration_ps, without.duration_ps - lead_ps),
+        ample.needed_lead_ps,
+        tuple(spans),
+        max(ample.issued_ps, without.issued_ps - lead_ps),
+    )

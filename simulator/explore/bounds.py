@@ -344,7 +344,7 @@ class Bounds:
             plan.sequence_parallel,
             plan.asynchronous_tp,
             (plan.context_exchange, plan.cp_load_balance),
-            (plan.moe_dispatcher, plan.moe_fp8_dispatch, plan.moe_shared_expert_overlap),
+            (plan.moe_dispatcher, plan.moe_fp8_dispatch, plan.moe_shared_expert_overlap, plan.dispatcher_sms),
         )
         known = self._passes.get(key)
         if known is None:

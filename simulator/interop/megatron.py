@@ -383,8 +383,10 @@ def _experts_travel(found: Found) -> dict[str, Any]:
     """Return how tokens of experts travel, where there are experts."""
     if _n_experts(found) < 2:
         return {}
+    dispatcher = DISPATCHERS[found["moe-token-dispatcher-type"]]
+    is_hybrid = dispatcher == "deepep" and found["moe-flex-dispatcher-backend"] == "hybridep"
     return {
-        "moe_dispatcher": DISPATCHERS[found["moe-token-dispatcher-type"]],
+        "moe_dispatcher": "hybridep" if is_hybrid else dispatcher,
         "moe_capacity_factor": found["moe-expert-capacity-factor"] or None,
         "moe_pad_to_capacity": found["moe-pad-expert-input-to-capacity"],
         "moe_shared_expert_overlap": found["moe-shared-expert-overlap"],
@@ -419,8 +421,8 @@ def _stages(found: Found, settings: dict[str, Any], layers: int) -> dict[str, An
     stages: dict[str, Any] = {"virtual_pp": virtual}
     if virtual > 1:
         stages["schedule"] = "1f1b-interleaved"
-    if found["overlap-moe-expert-parallel-comm"] and pp > 1:
-        if virtual == 1:
+    if found["overlap-moe-expert-parallel-comm"]:
+        if virtual == 1 and pp > 1:
             message = "needs virtual stages beside pipeline parallelism, as in Megatron-Core"
             hint = "--num-layers-per-virtual-pipeline-stage"
             found.reader.fault("overlap-moe-expert-parallel-comm", message, hint=hint)

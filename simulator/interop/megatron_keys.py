@@ -106,6 +106,7 @@ KEYS = Table(
         key("no-overlap-p2p-communication", "switch", note="`overlap_p2p`: false"),
         key("overlap-moe-expert-parallel-comm", "switch", note="`schedule`: 1f1b-combined"),
         key("moe-token-dispatcher-type", words=DISPATCHERS, default="allgather", note="`moe_dispatcher`"),
+        key("moe-flex-dispatcher-backend", words=dict.fromkeys(("deepep", "hybridep")), note="`moe_dispatcher`"),
         key("moe-expert-capacity-factor", "number", note="`moe_capacity_factor`"),
         key("moe-pad-expert-input-to-capacity", "switch", note="`moe_pad_to_capacity`"),
         key("moe-shared-expert-overlap", "switch", note="`moe_shared_expert_overlap`"),
@@ -171,7 +172,7 @@ KEYS = Table(
         "use-dist* async-* distributed-backend use-fused* no-async* distributed-b* variable-seq-lengths "
         "ddp-average-in-collective ddp-pad* ddp-num-buckets cuda-graph-warmup* "
         "cuda-graph-num* cuda-graph-use* cuda-graph-share* fp8-amax* fp8-margin fp8-interval "
-        "moe-enable-deepep moe-flex-dispatcher-backend delay-wgrad-compute fp8-param-gather deepspeed-* "
+        "moe-enable-deepep delay-wgrad-compute fp8-param-gather deepspeed-* "
         "create-moe-param-group no-pipeline-parallel scattered-embeddings partition-activations distribute-saved-*",
     },
     missed={

@@ -105,7 +105,10 @@ def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
     else:
         flags |= _SHARDING[plan.sharding]
     if spec.n_experts:
-        flags["moe-token-dispatcher-type"] = KEYS.named("moe-token-dispatcher-type").theirs(plan.moe_dispatcher)
+        is_hybrid = plan.moe_dispatcher == "hybridep"
+        kind = "deepep" if is_hybrid else plan.moe_dispatcher
+        flags["moe-token-dispatcher-type"] = KEYS.named("moe-token-dispatcher-type").theirs(kind)
+        flags["moe-flex-dispatcher-backend"] = "hybridep" if is_hybrid else False
         flags["moe-enable-deepep"] = plan.moe_dispatcher == "deepep"
         if plan.moe_capacity_factor:
             flags["moe-expert-capacity-factor"] = f"{plan.moe_capacity_factor:g}"

@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import comb
-from typing import Any, NamedTuple
+from typing import Any
 
 from simulator.errors import ConfigError
 from simulator.kernels.constants import NOTES, build_constants, section_of
+from simulator.program.op import Routed
 from simulator.topology.device import Device
 
 #: sharpness of the maximum of the two bounds
@@ -26,31 +27,6 @@ _NORM = 4.0
 #: nodes up to which the network's share holds; beyond it falls by ``crowding``
 _FEW_NODES = 4
 _GB = 1e9
-
-
-class Routed(NamedTuple):
-    """Tokens of one rank on their way to or from their experts.
-
-    Parameters
-    ----------
-    n_tokens : int
-    token_bytes : float
-        Of one token with its scales.
-    n_places : float
-        Ranks (between nodes: nodes) that a token goes to on average.
-    n_all : int
-        Ranks (nodes) that there are.
-    """
-
-    n_tokens: int
-    token_bytes: float
-    n_places: float
-    n_all: int
-
-    @property
-    def n_bytes(self) -> float:
-        """Bytes of all copies, those that stay on the rank counted."""
-        return self.n_tokens * self.token_bytes * self.n_places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,17 @@ def cpu_adam_s(device: Device, n_elements: int, n_ranks: int) -> float:
     return n_elements * n_ranks * CPU_ADAM_BYTES / rate
 
 
-def issue_s(device: Device, mode: str, phase: str) -> float:
+#: key in the ``host:`` section and seconds where a file states none: a call of a module written in Python, without and with
+#: quantisation of its operands, and one expert's share of a grouped product or of its quantisation. Quantised ones and experts from
+#: rows with split=fit of mixtures of experts without graphs on DGX H100 and B200 (Megatron Bridge 26.02 to 26.04: MB-0031, 0035, 0054,
+#: 0068; eager runs are otherwise bound by their devices); without quantisation half of it, an assumption
+MODULE_S = {False: ("dispatch_module_s", 1.0e-4), True: ("dispatch_quantised_module_s", 2.0e-4)}
+PIECE_S = ("dispatch_expert_s", 4.5e-5)
+
+
+def issue_s(
+    device: Device, mode: str, phase: str, *, n_pieces: int = 1, is_call: bool = False, is_quantised: bool = False
+) -> float:
     """Seconds of host time per operation.
 
     Parameters
@@ -65,7 +75,16 @@ def issue_s(device: Device, mode: str, phase: str) -> float:
         ``eager``, ``compiled`` or ``graphs``.
     phase : str
         ``forward``, ``recompute``, ``backward`` or ``optimizer``.
+    n_pieces : int
+        Kernels that are launched one by one.
+    is_call : bool
+        Whether it is a call of a Python module.
+    is_quantised : bool
+        Whether modules quantise their operands.
     """
     known = "forward" if phase in ("recompute", "data") else phase
-    key, default = _DEFAULTS[mode, known]
-    return float(device.host.get(key, default))
+    key, default = MODULE_S[is_quantised] if is_call and mode == "eager" else _DEFAULTS[mode, known]
+    base_s = float(device.host.get(key, default))
+    if n_pieces == 1 or mode == "graphs":
+        return base_s * n_pieces
+    return base_s + n_pieces * float(device.host.get(*PIECE_S))

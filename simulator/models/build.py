@@ -47,6 +47,8 @@ def build_model(
     captured_modules: tuple[str, ...] = (),
     lora_rank: int = 0,
     lora_targets: tuple[str, ...] = (),
+    fuses_experts: bool = False,
+    stashes_experts: bool = False,
     stops_early: bool = False,
     expert_load: float = 1.0,
     gradient_bytes: int = 4,
@@ -61,6 +63,7 @@ def build_model(
     precision, kernels, attention, recompute : str
     recompute_modules, captured_modules, lora_targets : tuple of str
     lora_rank : int
+    fuses_experts, stashes_experts : bool
     stops_early : bool
     expert_load : float
     gradient_bytes : int
@@ -94,6 +97,8 @@ def build_model(
         captured_modules=captured_modules,
         lora_rank=lora_rank,
         lora_targets=lora_targets,
+        fuses_experts=fuses_experts,
+        stashes_experts=stashes_experts,
         stops_early=stops_early,
         expert_load=expert_load,
         gradient_bytes=gradient_bytes,

@@ -36,9 +36,18 @@ DTYPE_BYTES: dict[str, int] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How a kernel is launched, whatever it computes: ``is_captured`` where a CUDA graph does it and not the host."""
+    """How a kernel is launched, whatever it computes.
+
+    Parameters
+    ----------
+    is_captured : bool
+        Whether a CUDA graph launches it and not the host.
+    n_pieces : int
+        Kernels of the same kind that it stands for, which the host launches one by one: those of single experts.
+    """
 
     is_captured: bool = False
+    n_pieces: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +237,8 @@ class CommunicationPoint:
         Number of following kernels of the list that an implementation may run beside the communication.
     n_copies : int
         Copies of one token in the tensor: the experts that it is routed to.
+    n_tokens : int
+        Tokens that are routed.
 
     References
     ----------
@@ -252,6 +263,7 @@ class CommunicationPoint:
     kernel_pass: Literal["forward", "backward"] = "forward"
     overlaps: int = 0
     n_copies: int = 1
+    n_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

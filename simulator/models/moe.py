@@ -67,6 +67,8 @@ def _routed(style: Style, x: Tensor, gates: Tensor, n_sent: int) -> Tensor:
     spec, tape = style.spec, style.tape
     width = spec.expert_input
     sent = Tensor(n_sent * width, style.dtype, x.storage)
+    with style.captured("moe_preprocess"):
+        gates = _counts(style, gates)
     routed = tape.record(
         [x],
         sent.n_elements,
@@ -125,13 +127,32 @@ def _gates(style: Style, x: Tensor) -> Tensor:
     )
 
 
+def _counts(style: Style, gates: Tensor) -> Tensor:
+    """Append the small kernels that count the tokens of every expert and turn the choice into indices.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/transformer/moe/token_dispatcher.py``: sums, gathers, indices and copies to the host of
+    ``preprocess`` and ``dispatch_preprocess``; router bookkeeping of ``moe_utils.py``. Their number is an estimate.
+    """
+    if style.groups_experts:
+        return gates
+    n_experts = style.spec.n_experts
+    small = kernel("gather", n_experts, 8 * n_experts, 8 * n_experts, "int64")
+    back = replace(small, kernel_pass="backward")
+    return style.tape.record(
+        [gates], gates.n_elements, gates.dtype, forward=[small] * 12, backward=[back] * 4, view=gates, gradient="alias"
+    )
+
+
 def _exchange(style: Style, x: Tensor, operator: str) -> Tensor:
     if style.setting.ep == 1:
         return x
     assert operator in ("dispatch", "combine")
     point = CommunicationPoint(
-        operator="dispatch" if operator == "dispatch" else "combine", n_bytes=x.n_bytes, n_copies=style.spec.top_k
-    )
+        operator="dispatch" if operator == "dispatch" else "combine", n_bytes=x.n_bytes, n_copies=style.spec.top_k,
+        n_tokens=x.n_elements // (style.spec.expert_input * style.spec.top_k),
+    )  # fmt: skip
     back = replace(point, kernel_pass="backward")
     return style.tape.record([x], x.n_elements, x.dtype, forward=[point], backward=[back])
 
@@ -160,6 +181,7 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
     n_local = max(1, spec.n_experts // setting.ep)
     n_rows = x.n_elements // spec.expert_input
     width = spec.expert_hidden // setting.expert_tp
+    x = _stashed(style, x)
     up = _grouped(
         style,
         x,
@@ -168,6 +190,7 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
         rows=width * (2 if spec.gated_mlp else 1),
         columns=spec.expert_input,
     )
+    up = _stashed(style, up)
     with style.recomputed("moe_act", is_discarding=True):
         if spec.gated_mlp:
             gated = style.tape.record(
@@ -183,12 +206,36 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
     return _grouped(style, gated, n_local=n_local, n_rows=n_rows, rows=spec.expert_input, columns=width)
 
 
+def _stashed(style: Style, x: Tensor) -> Tensor:
+    """Append the copy of what backward needs out of a buffer as large as the worst case, and the copy back.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, paged stashing (``moe_paged_stash``): graphs of whole iterations need buffers of static size, which only
+    the current layer can afford; saved are the quantised input and the up-projection's output.
+    """
+    if not style.setting.stashes_experts:
+        return x
+    narrowing = style.setting.recipe.quantisation
+    n_bytes = x.n_bytes if narrowing is None else x.n_elements * narrowing.element_bytes
+    move = kernel("copy", x.n_elements, n_bytes, n_bytes, x.dtype)
+    back = replace(move, kernel_pass="backward")
+    return style.tape.record([x], x.n_elements, x.dtype, forward=[move], backward=[back], view=x, gradient="alias")
+
+
 def _grouped(style: Style, x: Tensor, *, n_local: int, n_rows: int, rows: int, columns: int) -> Tensor:
     """Append one product per local expert, batched; rows are spread evenly, over fewer experts where they do not suffice."""
     setting = style.setting
     each = max(1, -(-n_rows // n_local))
+    n_pieces = 1 if setting.fuses_experts or style.groups_experts else n_local
     shape = GemmShape(
-        batch=max(1, round(n_rows / each)), m=each, n=rows, k=columns, dtype=setting.gemm_dtype, name="grouped_gemm"
+        batch=max(1, round(n_rows / each)),
+        m=each,
+        n=rows,
+        k=columns,
+        dtype=setting.gemm_dtype,
+        name="grouped_gemm",
+        n_pieces=n_pieces,
     )
     weight = style.tape.weight(n_local * rows * columns, style.weight_dtype)
     if setting.recipe.quantisation is not None:

@@ -43,6 +43,10 @@ class Setting:
         Rank of the adapters beside frozen weights; 0 trains every weight.
     lora_targets : tuple of str
         Projections that have adapters.
+    fuses_experts : bool
+        Whether one kernel serves all experts of a rank.
+    stashes_experts : bool
+        Whether what experts save is copied out of buffers of static size, and back in backward.
     stops_early : bool
         Whether recomputation ends as soon as all that was saved is there again.
     expert_load : float
@@ -66,6 +70,8 @@ class Setting:
     captured_modules: tuple[str, ...] = ()
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
+    fuses_experts: bool = False
+    stashes_experts: bool = False
     stops_early: bool = False
     expert_load: float = 1.0
     gradient_bytes: int = 4

@@ -33,6 +33,7 @@ from simulator.models.layer import (
     PointwiseShape,
 )
 from simulator.plan import ParallelPlan
+from simulator.program.op import Routed
 
 
 class Exchange(NamedTuple):
@@ -46,6 +47,10 @@ class Exchange(NamedTuple):
     name : str
     overlaps : int
         Kernels behind it that may run beside it.
+    waits : bool
+        Whether the host waits for what stands before it.
+    routed : Routed, optional
+        Tokens that a dispatcher's own kernels carry.
     """
 
     collective: str
@@ -53,6 +58,8 @@ class Exchange(NamedTuple):
     n_bytes: int
     name: str = "context"
     overlaps: int = 0
+    waits: bool = False
+    routed: Routed | None = None
 
 
 Item = LayerItem | Exchange

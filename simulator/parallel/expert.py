@@ -4,7 +4,7 @@ A layer marks dispatch and combine with the bytes of all routed copies of its to
 
 - ``alltoall``: one all-to-all of every copy (GShard, Megatron-Core's default);
 - ``allgather``: all tokens to all ranks, and a reduce-scatter of the results;
-- ``deepep``: one copy of a token per node over the network and one per rank inside it, at the same time.
+- ``deepep``, ``hybridep``: one copy of a token per node over the network and one per rank inside it, at the same time.
 
 How many tokens a rank computes, and sends at most, is :func:`expert_load`: capacity and skew.
 
@@ -24,6 +24,7 @@ from simulator.models.layer import CommunicationPoint
 from simulator.parallel.context import Exchange, Item
 from simulator.parallel.mesh import Communicators
 from simulator.plan import ParallelPlan
+from simulator.program.op import Routed
 
 #: bytes of an element in eight bits with a scale of fp32 per 128, over those in sixteen (DeepSeek-V3, section 3.3.2)
 FP8_SHARE = (1 + 4 / 128) / 2
@@ -57,10 +58,16 @@ def exchange_experts(items: Sequence[Item], plan: ParallelPlan, communicators: C
     result: list[Item] = []
     for item in _moved_shared_expert(items, plan):
         if isinstance(item, CommunicationPoint) and item.operator in ("dispatch", "combine"):
-            result += _exchanges(item, plan, communicators) if plan.ep > 1 else []
+            found = list(_exchanges(item, plan, communicators)) if plan.ep > 1 else []
+            result += [e._replace(waits=not i and _waits(item, plan)) for i, e in enumerate(found)]
         else:
             result.append(item)
     return result
+
+
+def _waits(point: CommunicationPoint, plan: ParallelPlan) -> bool:
+    """Whether the host must know how many tokens come before it goes on; backward sends them back as they came."""
+    return plan.waits_for_counts and (point.operator, point.kernel_pass) == ("dispatch", "forward")
 
 
 def _is_point(item: Item, *operators: str) -> bool:
@@ -95,10 +102,19 @@ def _exchanges(point: CommunicationPoint, plan: ParallelPlan, communicators: Com
         n_local, n_nodes = communicators.size("ep:local"), communicators.size("ep:rail")
         if n_nodes > 1:
             across = round(token_bytes * expected_distinct(n_nodes, point.n_copies))
-            yield Exchange("all_to_all", "ep:rail", across, point.operator, point.overlaps)
+            routed = _routed(point, token_bytes, n_nodes)
+            yield Exchange("all_to_all", "ep:rail", across, point.operator, point.overlaps, routed=routed)
         if n_local > 1:
             inside = round(token_bytes * expected_distinct(plan.ep, point.n_copies))
-            yield Exchange("all_to_all", "ep:local", inside, point.operator, point.overlaps)
+            routed = _routed(point, token_bytes, plan.ep)
+            yield Exchange("all_to_all", "ep:local", inside, point.operator, point.overlaps, routed=routed)
+
+
+def _routed(point: CommunicationPoint, bytes_of_all: float, n_places: int) -> Routed | None:
+    """Return the tokens that a dispatcher's kernels carry to ``n_places`` ranks or nodes."""
+    if not point.n_tokens:
+        return None
+    return Routed(point.n_tokens, bytes_of_all / point.n_tokens, expected_distinct(n_places, point.n_copies), n_places)
 
 
 def expert_refusal(plan: ParallelPlan, *, has_experts: bool) -> str:

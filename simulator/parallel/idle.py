@@ -7,11 +7,19 @@ from dataclasses import replace
 
 from simulator.models.styles import STYLES
 from simulator.plan import SETTINGS, ParallelPlan
-from simulator.schedules import sends_block
+from simulator.schedules import find_schedule, sends_block
 
 _ELEMENTS = ("prefetch_elements", "persistence_elements", "max_live_elements", "max_reuse_elements")
 _FSDP = ("backward_prefetch", "forward_prefetch", "limit_all_gathers")
-_MOE = ("moe_dispatcher", "moe_capacity_factor", "moe_pad_to_capacity", "moe_imbalance", "moe_fp8_dispatch")
+_MOE = (
+    "moe_dispatcher",
+    "moe_dispatcher_sms",
+    "moe_fused_experts",
+    "moe_capacity_factor",
+    "moe_pad_to_capacity",
+    "moe_imbalance",
+    "moe_fp8_dispatch",
+)
 _SHARED = ("gradient_collective", "gradient_compression", "gradient_as_bucket_view", "sharding", "bucket_bytes",
            "quantized_weights", "quantized_gradients", "secondary_group")  # fmt: skip
 _OF_EXPERTS = frozenset(("moe", "moe_act", "shared_experts"))
@@ -85,14 +93,17 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
     n_axes = sum(degree > 1 for degree in (plan.tp, plan.cp, plan.dp, plan.pp))
     style = STYLES[plan.framework_spec.kernels]
     keeps_no_scores = plan.attention == "flash" and not (style.recomputes_operators or style.recomputes_flash)
+    takes_turns = find_schedule(plan.schedule, plan.virtual_pp).takes_turns
     return [
-        (_PIPELINE, plan.pp == 1, "pp=1"),
+        (_PIPELINE[1:], plan.pp == 1, "pp=1"),
+        (("schedule",), plan.pp == 1 and not (plan.ep > 1 and takes_turns), "pp=1"),
         (("sequence_parallel", "asynchronous_tp", "scatter_gather"), plan.tp == 1, "tp=1"),
         (
             ("asynchronous_tp",),
             plan.tp > 1 and not plan.sequence_parallel,
             "an all-reduce is not cut into pieces, only sequence parallelism's gathers and scatters are",
         ),
+        (("release",), not plan.framework_spec.features, f"no feature of {plan.framework} depends on it"),
         (("overlap_p2p",), not sends_block(replace(plan, overlap_p2p=False)), "these messages never block"),
         (("cp_comm_type", "cp_load_balance"), plan.cp == 1, "cp=1"),
         (("rank_order",), n_axes < 2 and plan.ep == 1, "at most one axis has more than one rank"),
@@ -113,7 +124,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
 
 
 def _idle_experts(plan: ParallelPlan, has_experts: bool, has_shared_expert: bool) -> Idle:
-    exchange = ("moe_dispatcher", "moe_fp8_dispatch", "moe_shared_expert_overlap")
+    exchange = ("moe_dispatcher", "moe_dispatcher_sms", "moe_fp8_dispatch", "moe_shared_expert_overlap")
     return [
         ((*_MOE, "etp"), not has_experts, "the model has no experts"),
         (
@@ -123,6 +134,7 @@ def _idle_experts(plan: ParallelPlan, has_experts: bool, has_shared_expert: bool
         ),
         (("moe_shared_expert_overlap",), not has_shared_expert, "the model has no shared expert"),
         (exchange, plan.ep == 1, "ep=1"),
+        (("moe_dispatcher_sms",), plan.dispatcher_sms == 0, f"moe_dispatcher={plan.moe_dispatcher} is NCCL's"),
         (("moe_imbalance",), plan.ep == 1, "ep=1: one rank has all experts"),
         (("moe_pad_to_capacity",), plan.moe_capacity_factor is None, "there is no moe_capacity_factor"),
     ]

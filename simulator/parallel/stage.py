@@ -17,8 +17,8 @@ from simulator.parallel.expert import exchange_experts
 from simulator.parallel.mesh import Communicators
 from simulator.parallel.states import accumulation_traffic
 from simulator.plan import ParallelPlan
-from simulator.program.op import Collective, Kernel, KernelRun, Phase
-from simulator.program.program import COMPUTE, Block, Occurrence, TaskList
+from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Phase
+from simulator.program.program import COMPUTE, HOST, Block, Occurrence, TaskList
 from simulator.schedules import Kind
 
 #: (operator, pass, sequence parallel) -> collective over the tensor-parallel group
@@ -90,7 +90,7 @@ def items_of(layer: Layer, kind: Kind) -> list[tuple[Phase, tuple[LayerItem, ...
 class Entry(NamedTuple):
     """A task of a layer; ``after`` counts from the layer's first task."""
 
-    op: KernelRun | Collective
+    op: KernelRun | Collective | HostWork
     stream: str
     after: tuple[int, ...]
 
@@ -139,9 +139,13 @@ class _Builder:
         if produced:
             self.run = produced
             self.flush(phase)
+        if found.waits and after:
+            self.entries.append(
+                Entry(HostWork(name="wait for tokens per expert", duration_s=0.0, phase=phase), HOST, after)
+            )
         op = Collective(
             collective=found.collective, axis=found.axis, n_bytes=found.n_bytes, name=found.name,
-            groups=self.communicators.groups(found.axis), phase=phase,
+            groups=self.communicators.groups(found.axis), phase=phase, routed=found.routed,
         )  # fmt: skip
         self.entries.append(Entry(op, found.axis, after))
         overlaps = max(found.overlaps, int(is_async and found.collective == "all_gather"))
@@ -318,7 +322,7 @@ class StageLayers:
             if isinstance(entry.op, Collective) and not folded:
                 key = self.communicators.key(entry.op.axis, Occurrence(kind, micro_batch, len(tasks.tasks)))
             indices.append(tasks.add(entry.op, entry.stream, deps if indices else deps + after, key, micro_batch))
-            if entry.stream != COMPUTE:
+            if entry.stream not in (COMPUTE, HOST):
                 yield
         return tuple(indices[index] for index in template.tails) if indices else after
 

@@ -199,6 +199,37 @@ FSDP2 = replace(FSDP, copies_gathered=True, once_under_pipelines=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """Something that a framework's recipes turn on from a release on.
+
+    Parameters
+    ----------
+    since : str
+        The first container that has it.
+    precisions : tuple of str
+        Precisions whose recipes have it.
+    settings : mapping
+        What it means in a plan.
+    """
+
+    since: str
+    precisions: tuple[str, ...]
+    settings: Mapping[str, Any] = field(hash=False)
+
+    def is_on(self, settings: Mapping[str, Any]) -> bool:
+        """Tell whether it belongs to a plan of these settings."""
+        release, has_experts = str(settings.get("release") or ""), int(settings.get("ep") or 1) > 1
+        return has_experts and release >= self.since and settings.get("precision") in self.precisions
+
+
+#: Megatron Bridge 26.06 (recipes under src/megatron/bridge/perf_recipes): grouped products fused with their activation, and whole
+#: iterations as one graph over experts with paged buffers, for mixtures of experts in MXFP8
+_FUSED_EXPERTS = Feature(
+    since="26.06", precisions=("mxfp8",), settings={"moe_fused_experts": True, "cuda_graphs": "full_iteration"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
     """How one training framework turns a model into kernels and collectives.
 
@@ -253,6 +284,11 @@ class Framework:
         Whether chunks of a pipeline may differ (Megatron-Core's ``pipeline_model_parallel_layout``).
     sharded_by : str
         The framework that runs the same modules with sharded parameters, where this one cannot.
+    calls_modules : bool
+        Whether every matrix product and attention is a call of a module written in Python, forward and backward
+        (Transformer Engine), which costs the host far more than a launch.
+    features : tuple of Feature
+        What its recipes turn on from some release on.
     recipe : mapping
         Settings of a plan that the framework's recipes turn on, where nothing else is said.
     parallel_recipe : mapping
@@ -287,6 +323,8 @@ class Framework:
     lays_out_pipelines: bool = False
     sharded_by: str = ""
     experts_need_split_tokens: bool = False
+    calls_modules: bool = False
+    features: tuple[Feature, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
     parallel_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
     expert_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -299,6 +337,8 @@ class Framework:
         found = {**self.recipe, **(self.parallel_recipe if is_split else {})}
         found |= self.expert_recipe if is_split and has_experts else {}
         found |= self.wide_recipe if settings.get("precision", "bf16") == "bf16" else {}
+        for feature in self.features:
+            found |= feature.settings if feature.is_on(settings) else {}
         return {key: value for key, value in found.items() if key not in settings}
 
 
@@ -322,6 +362,7 @@ FRAMEWORKS: dict[str, Framework] = {
             overlaps_interleaved_p2p=True,
             lays_out_pipelines=True,
             experts_need_split_tokens=True,
+            calls_modules=True,
         ),
         Framework(
             # NVIDIA's recipes (NeMo, Megatron Bridge: scripts/performance/configs): distributed optimizer with both of its
@@ -333,6 +374,8 @@ FRAMEWORKS: dict[str, Framework] = {
             overlaps_interleaved_p2p=True,
             lays_out_pipelines=True,
             experts_need_split_tokens=True,
+            calls_modules=True,
+            features=(_FUSED_EXPERTS,),
             recipe={"sharding": "zero1", "overlap": True, "overlap_parameter_gather": True},
             parallel_recipe={"sequence_parallel": True, "asynchronous_tp": True},
             # of mixtures: expert_tensor_parallel_size=1, experts lie over the tensor-parallel ranks, too

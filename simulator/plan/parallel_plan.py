@@ -25,7 +25,9 @@ Compression = Literal["none", "fp16", "bf16"]
 Prefetch = Literal["pre", "post", "none"]
 Offload = Literal["none", "cpu"]
 ContextExchange = Literal["p2p", "all_gather", "a2a"]
-Dispatcher = Literal["alltoall", "allgather", "deepep"]
+Dispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
+#: dispatcher that brings kernels of its own -> SMs that they take (Megatron-Core: moe_deepep_num_sms, moe_hybridep_num_sms)
+DISPATCHER_SMS = {"deepep": 20, "hybridep": 16}
 Host = Literal["eager", "compiled", "graphs"]
 #: what Megatron-Core's ``--recompute-modules`` names
 RECOMPUTE_MODULES = ("core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "moe", "shared_experts")
@@ -270,8 +272,15 @@ class ParallelPlan:
         "costs all the same.", default=True,
     )  # fmt: skip
     moe_dispatcher: Dispatcher = setting(
-        "experts", "`alltoall`, `allgather` (every rank sees all tokens) or `deepep` (one copy of a token per node and rank).",
-        default="alltoall",
+        "experts", "`alltoall`, `allgather` (every rank sees all tokens), `deepep` (one copy of a token per node and rank) or "
+        "`hybridep` (the same with fewer SMs and at the rate of the links).", default="alltoall",
+    )  # fmt: skip
+    moe_dispatcher_sms: int | None = setting(
+        "experts", "SMs that the dispatcher's own kernels take from compute.", unset="20 with deepep, 16 with hybridep", least=1,
+    )  # fmt: skip
+    moe_fused_experts: bool = setting(
+        "experts", "Whether one kernel serves all experts of a rank with their rows counted on the device, so that the host "
+        "launches nothing per expert and does not wait for the counts.", default=False,
     )  # fmt: skip
     moe_capacity_factor: float | None = setting(
         "experts", "Tokens that an expert takes, relative to an even share; more are dropped.", unset="no limit", least=1e-6,
@@ -296,6 +305,10 @@ class ParallelPlan:
         "by `+` as Megatron-Core's `--cuda-graph-scope` names them (`attn`, `mlp`, `mamba`, `moe_router`, `moe_preprocess`; `moe` "
         "needs experts padded to a capacity), or `full_iteration`.", unset="as `host` says", words=GRAPH_SCOPES,
         takes_several=True, changes=("time", "memory"), aliases=("cuda_graph_scope",),
+    )  # fmt: skip
+    release: str | None = setting(
+        "software", "Container of the framework, such as `26.06`: features that its recipes turn on from some release on, where "
+        "the plan says nothing else.", unset="settings as given",
     )  # fmt: skip
     cuda: str | None = setting(
         "software", "CUDA release whose matrix libraries run, such as `12.1`. It matters on devices whose file says how much "
@@ -365,6 +378,29 @@ class ParallelPlan:
     def recomputed_modules(self) -> tuple[str, ...]:
         """Modules that selective recomputation is told to recompute: words of :data:`RECOMPUTE_MODULES`."""
         return tuple(self.recompute_modules.split("+")) if self.recompute_modules else ()
+
+    @property
+    def fuses_experts(self) -> bool:
+        """Whether one kernel serves all experts of a rank."""
+        return self.moe_fused_experts
+
+    @property
+    def stashes_experts(self) -> bool:
+        """Whether a graph of the whole iteration holds dropless experts, whose activations then live in buffers of static size."""
+        return self.cuda_graphs == "full_iteration" and self.ep > 1 and not self.moe_pad_to_capacity
+
+    @property
+    def waits_for_counts(self) -> bool:
+        """Whether the host waits for the device to know how many tokens each expert gets, before it launches the experts."""
+        is_static = self.moe_pad_to_capacity and self.moe_capacity_factor is not None
+        return self.ep > 1 and self.framework_spec.host != "graphs" and not self.moe_fused_experts and not is_static
+
+    @property
+    def dispatcher_sms(self) -> int:
+        """SMs of the dispatcher's own kernels; 0 where NCCL carries the tokens."""
+        if self.moe_dispatcher not in DISPATCHER_SMS:
+            return 0
+        return self.moe_dispatcher_sms or DISPATCHER_SMS[self.moe_dispatcher]
 
     @property
     def model_parallel(self) -> int:

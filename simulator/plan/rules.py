@@ -27,6 +27,8 @@ def check_words(plan: ParallelPlan) -> None:
         raise ConfigError(
             f"cuda '{plan.cuda}' is not a release", hint="write it like 12.4, or leave it out for a current one"
         )
+    if plan.release is not None and not re.fullmatch(r"\d\d\.\d\d(\.\d\d)?", plan.release):
+        raise ConfigError(f"release '{plan.release}' is not a container's", hint="write it like 26.06 or 25.11.01")
     if plan.pipeline_layout is not None:
         parse_layout(plan.pipeline_layout)
     axes = plan.rank_order.split("-")

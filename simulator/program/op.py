@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from simulator.models.layer import KernelShape
 
 Phase = Literal["forward", "backward", "recompute", "optimizer", "data"]
+
+
+class Routed(NamedTuple):
+    """Tokens of one rank on their way to or from their experts.
+
+    Parameters
+    ----------
+    n_tokens : int
+    token_bytes : float
+        Of one token with its scales.
+    n_places : float
+        Ranks (between nodes: nodes) that a token goes to on average.
+    n_all : int
+        Ranks (nodes) that there are.
+    """
+
+    n_tokens: int
+    token_bytes: float
+    n_places: float
+    n_all: int
+
+    @property
+    def n_bytes(self) -> float:
+        """Bytes of all copies, those that stay on the rank counted."""
+        return self.n_tokens * self.token_bytes * self.n_places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +78,8 @@ class Collective:
         simulated rank stands for a class of ranks.
     duration_s, issue_s : float, optional
         Measured transfer and host issue times that replace the models' (trace replay).
+    routed : Routed, optional
+        Tokens that a dispatcher's own kernels carry.
     """
 
     collective: str
@@ -63,6 +90,7 @@ class Collective:
     phase: Phase = "backward"
     duration_s: float | None = None
     issue_s: float | None = None
+    routed: Routed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

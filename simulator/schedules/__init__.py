@@ -80,6 +80,8 @@ class Schedule:
         Whether rows hold each forward and each whole backward of every chunk once and end with a backward of chunk 0.
     takes_turns : bool
         Whether forwards and backwards run in turns, layer by layer, so that each hides what the other sends.
+    needs_chunks : bool
+        Whether the user must choose several chunks, where the number is the user's.
     saturates : bool
         Whether more than :data:`SATURATED_GROUPS` micro-batches per stage hold no more activations.
     """
@@ -93,6 +95,7 @@ class Schedule:
     blocks_sends: bool = False
     ends_with_first_chunk: bool = False
     takes_turns: bool = False
+    needs_chunks: bool = True
     saturates: bool = True
 
     @property
@@ -127,7 +130,7 @@ class Schedule:
                 f"schedule {self.name} has {self.n_chunks} chunk{'s' * (self.n_chunks > 1)} per stage, but virtual_pp is {virtual_pp}",
                 hint="use --schedule 1f1b-interleaved, or leave --virtual-pp out",
             )
-        if not self.n_chunks and virtual_pp < 2:
+        if not self.n_chunks and self.needs_chunks and virtual_pp < 2:
             raise InfeasiblePlanError(
                 f"schedule {self.name} needs virtual_pp of at least 2",
                 hint="use --virtual-pp 2, or --schedule 1f1b",
@@ -149,7 +152,7 @@ SCHEDULES: dict[str, Schedule] = {
             blocks_sends=True,
             ends_with_first_chunk=True,
         ),
-        Schedule(name="1f1b-combined", build=combined, n_chunks=0, takes_turns=True),
+        Schedule(name="1f1b-combined", build=combined, n_chunks=0, takes_turns=True, needs_chunks=False),
         Schedule(name="1f1b-interleaved", build=interleaved, n_chunks=0, blocks_sends=True, ends_with_first_chunk=True),
         Schedule(name="interlaced", build=interlaced, shares_vocabulary=True),
         Schedule(name="zb-1p", build=zb_1p),

@@ -32,13 +32,19 @@ def combined(n_stages: int, n_micro_batches: int, *, n_chunks: int = 2) -> Table
     Raises
     ------
     InfeasiblePlanError
-        If the micro-batches are not a multiple of the stages, as in Megatron-LM.
+        If the micro-batches are not a multiple of the stages, as in Megatron-LM, or several stages have one chunk each.
 
     References
     ----------
     NVIDIA/Megatron-LM, ``core/pipeline_parallel/combined_1f1b.py`` (``--overlap-moe-expert-parallel-comm``, which needs virtual
-    stages). Bubble over work is ``(p - 1) / (v m)``, of pairs that are shorter than their parts.
+    stages where there are several, and none without a pipeline). Bubble over work is ``(p - 1) / (v m)``, of pairs that are
+    shorter than their parts.
     """
+    if n_stages > 1 and n_chunks < 2:
+        raise InfeasiblePlanError(
+            "schedule 1f1b-combined needs virtual_pp of at least 2 beside a pipeline",
+            hint="use --virtual-pp 2, or --schedule 1f1b",
+        )
     return _table(n_stages, n_micro_batches, n_chunks, is_paired=True)
 
 

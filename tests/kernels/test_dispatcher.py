@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.kernels.dispatcher import Dispatcher, Routed, network_s, places_of
+from simulator.kernels.dispatcher import Dispatcher, network_s, places_of
+from simulator.program.op import Routed
 from simulator.topology.device import load_device
 from validation.tables.dispatch_rows import predict
 from validation.tables.reader import Row

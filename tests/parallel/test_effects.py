@@ -53,17 +53,20 @@ EFFECTS = [
     ("moe_dispatcher", "allgather", {"experts": True, **MOE}), ("moe_dispatcher", "deepep", {"experts": True, **MOE}),
     ("moe_capacity_factor", 0.5, {"experts": True}), ("moe_imbalance", 1.5, {"experts": True, **MOE}),
     ("moe_pad_to_capacity", True, {"experts": True, "moe_capacity_factor": 2.0}), ("moe_fp8_dispatch", True, {"experts": True, **MOE}),
+    ("moe_dispatcher_sms", 4, {"experts": True, **MOE, "moe_dispatcher": "deepep"}),
+    ("moe_fused_experts", True, {"experts": True, "ep": 2}),
     ("moe_shared_expert_overlap", True, {"experts": True, **MOE}), ("cuda_graphs", "attn+mlp", {}), ("cuda_graphs", "full_iteration", {}),
     ("lora_rank", 16, {}), ("lora_targets", "qkv", {"lora_rank": 16}), ("offload_layers", 4, {}), ("moment_bytes", 2, {}),
     ("master_bytes", 2, {}),
     ("recompute_modules", "mlp", {"recompute": "selective"}), ("recompute_modules", "layernorm", {"recompute": "selective"}),
     ("recompute_modules", "moe_act", {"recompute": "selective", "experts": True}),
 ]  # fmt: skip
-#: dp follows from the others; the data loader's, partial recomputation's, the host's and the CUDA version's tests are elsewhere
+#: dp follows from the others; the data loader's, partial recomputation's, the host's and the releases' tests are elsewhere
 ELSEWHERE = {
     "dp",
     "cuda",
     "host",
+    "release",
     "recompute_method",
     "recompute_layers",
     "loader_workers",
@@ -94,6 +97,7 @@ def test_no_setting_is_forgotten():
 IDLE = [
     ("backward_prefetch", "post", {}), ("prefetch_elements", 1, {}), ("secondary_group", 2, {}), ("cp_comm_type", "a2a", {}),
     ("cp_load_balance", False, {}), ("moe_imbalance", 1.5, {"experts": True}), ("moe_dispatcher", "deepep", {"experts": True}),
+    ("release", "26.06", {}), ("moe_dispatcher_sms", 8, {"experts": True, **MOE}),
     ("moe_capacity_factor", 0.5, {}), ("moe_pad_to_capacity", True, {"experts": True}), ("gradient_as_bucket_view", True, {}),
     ("max_reuse_elements", 1, ZERO3), ("asynchronous_tp", True, {"tp": 4}), ("rank_order", "pp-dp-cp-ep-tp", {}),
     ("overlap_p2p", True, {}), ("overlap_p2p", False, {**PIPE, "schedule": "zb-v"}),

@@ -6,16 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.errors import InfeasiblePlanError
+from simulator.costs import ModelCosts
+from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.kernels.host import PIECE_S
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
-from simulator.models.layer import CommunicationPoint, GemmShape
+from simulator.models.layer import CommunicationPoint, GemmShape, Launch
 from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.expert import FP8_SHARE, exchange_experts, expected_distinct, expert_load
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.stage import items_of, template_of
 from simulator.plan import ParallelPlan
-from simulator.program.op import Collective
+from simulator.program.op import Collective, HostWork, Kernel
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
 
@@ -219,3 +221,99 @@ def test_qwen3_235b_runs_as_nvidia_runs_it():
     experts, attention, router = 128 // 32 * 3 * 4096 * 1536, (2 * 4096 * 8192 + 2 * 4096 * 512) // 2, 128 * 4096
     elements = 11 * (experts + attention + router) + 151936 * 4096 // 2
     assert result.memory.stages[-1].by_category["parameters"] / 2 == pytest.approx(elements, rel=1e-3)
+
+
+def waits_of(kind="F", **changes):
+    plan = plan_of(**changes)
+    model = build_model(SPEC, micro_batch=2, sequence_length=1024, ep=plan.ep, kernels="fused")
+    layer = next(layer for layer in model.layers if layer.name == "moe_block")
+    template = template_of(layer, kind, plan, Communicators(Mesh(plan, 8), 0, folded=True))
+    return sum(isinstance(entry.op, HostWork) for entry in template.entries)
+
+
+def test_the_host_waits_once_for_the_tokens_of_every_expert():
+    """NVIDIA/Megatron-LM, token_dispatcher.py: the splits are copied to the host in forward; backward knows them."""
+    assert [waits_of("F"), waits_of("B")] == [1, 0]
+    assert waits_of(moe_dispatcher="deepep") == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"moe_fused_experts": True},
+        {"cuda_graphs": "full_iteration"},
+        {"moe_capacity_factor": 1.0, "moe_pad_to_capacity": True},
+    ],
+)
+def test_static_shapes_and_graphs_need_no_wait(changes):
+    assert waits_of(**changes) == 0
+
+
+def host_s(ep, **changes):
+    plan = plan_of(ep=ep, **changes)
+    result = simulate(Scenario(topology="dgx-h100", model=SPEC.name, plan=plan))
+    costs = ModelCosts(result.topology, result.scenario)
+    layer = next(layer for layer in result.model.layers if layer.name == "moe_block")
+    kernels = [Kernel(name=i.name, phase="forward", shape=i) for i in layer.forward if isinstance(i, Launch)]
+    return sum(costs.issue_ps(k, 0) for k in kernels) / 1e12
+
+
+def test_every_local_expert_costs_its_launches():
+    """Two grouped products of bf16 launch one kernel each per local expert: 2 x (4 - 1) more with 4 of 8 experts than with 1."""
+    expert_s = PIECE_S[1]
+    assert host_s(2) - host_s(8) == pytest.approx(2 * 4 * expert_s, rel=0.01)  # with one, there is nothing to loop over
+    assert host_s(2, moe_fused_experts=True) == pytest.approx(host_s(8, moe_fused_experts=True))
+
+
+def test_a_dispatcher_with_few_sms_is_bound_by_them():
+    """Dispatch in bf16 at 4 SMs against 24: more than four times slower on H100 (dispatch table: 2,068 against 498 us in fp8)."""
+
+    def moved_s(n_sms):
+        plan = plan_of(moe_dispatcher="deepep", moe_dispatcher_sms=n_sms)
+        result = simulate(Scenario(topology="dgx-h100", model=SPEC.name, plan=plan))
+        return sum(row["total_s"] for row in result.metrics.communication if row["axis"].startswith("ep"))
+
+    assert moved_s(4) > 2 * moved_s(24)
+
+
+def test_exchanges_run_beside_other_micro_batches_without_a_pipeline():
+    """Megatron-Core's combined 1F1B: NVIDIA-NeMo/Megatron-Bridge PR 3862 has Qwen3-30B at 41.25 s without and 31.31 s with it."""
+
+    def exposed_s(schedule):
+        plan = replace(plan_of(), schedule=schedule, global_batch=8 * 16)
+        return simulate(Scenario(topology="dgx-h100", model=SPEC.name, plan=plan)).metrics.breakdown[
+            "exposed_communication_s"
+        ]
+
+    assert exposed_s("1f1b-combined") < 0.6 * exposed_s("1f1b")
+
+
+def test_a_release_brings_its_features_where_nothing_else_is_said():
+    """Megatron Bridge 26.06: fused experts in graphs of the whole iteration for mixtures in MXFP8, and for nothing else."""
+    recipe = {"framework": "megatron-bridge", "ep": 8, "precision": "mxfp8"}
+    new = ParallelPlan.of({**recipe, "release": "26.06"})
+    assert (new.moe_fused_experts, new.cuda_graphs) == (True, "full_iteration")
+    assert ParallelPlan.of({**recipe, "release": "26.06", "cuda_graphs": "none"}).cuda_graphs == "none"
+    for other in ({"release": "26.04"}, {"release": "26.06", "precision": "bf16"}, {"release": "26.06", "ep": 1}, {}):
+        assert not ParallelPlan.of({**recipe, **other}).moe_fused_experts
+    with pytest.raises(ConfigError, match="container"):
+        ParallelPlan(release="newest")
+
+
+#: fit rows MB-0061 and MB-0227 of the frontier table: Qwen3 30B on 8 GB200, eager experts in 26.02 and whole graphs in 26.06
+@pytest.mark.parametrize(
+    ("changes", "measured_s"),
+    [
+        ({"release": "26.02", "cuda_graphs": "moe_router+moe_preprocess"}, 10.05),
+        ({"release": "26.06", "schedule": "1f1b-combined"}, 6.44),
+    ],
+)
+def test_graphs_and_fused_experts_make_what_was_measured(changes, measured_s):
+    settings = {
+        "framework": "megatron-bridge", "precision": "mxfp8", "dp": 8, "ep": 8, "micro_batch": 4, "global_batch": 512,
+        "sequence_length": 4096, "moe_dispatcher": "hybridep",
+    }  # fmt: skip
+    scenario = Scenario(
+        topology="gb200-nvl72", model="qwen3-30b-a3b", plan=ParallelPlan.of({"gpus": 8, **settings, **changes})
+    )
+    assert simulate(scenario).metrics.iteration_time_s == pytest.approx(measured_s, rel=0.15)

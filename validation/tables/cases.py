@@ -20,6 +20,7 @@ from validation.tables.models import spec_of
 from validation.tables.reader import Row
 from validation.tables.recipes import (
     optimizer_fields,
+    overlaps_experts,
     precision_of,
     read_task,
     recipe_fields,
@@ -347,7 +348,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         "framework": framework,
         "cuda": cuda or None,
         "virtual_pp": virtual_pp,
-        "schedule": _schedule(row, virtual_pp),
+        "schedule": overlaps_experts(row, _schedule(row, virtual_pp), degrees, virtual_pp, assumed),
         "micro_batch": _micro_batch(row, degrees, spec.hidden, framework, recompute["recompute"], assumed),
         "global_batch": row.integer("global_batch", 0) or None,
         "sequence_length": row.integer("seq_len", spec.max_positions),

@@ -44,7 +44,8 @@ def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: 
 
 
 def _exchange_s(row: Row, topology: Topology, dispatcher: Dispatcher) -> float:
-    from simulator.kernels.dispatcher import Routed, network_s, places_of
+    from simulator.kernels.dispatcher import network_s, places_of
+    from simulator.program.op import Routed
 
     operator = row.text("op").removeprefix("moe_")
     if operator not in _ELEMENT_BYTES:

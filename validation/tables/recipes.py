@@ -7,6 +7,7 @@ where nothing does the row is not predicted.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from simulator.errors import ConfigError
@@ -34,9 +35,7 @@ _LAYER_SCOPES = "attn mlp mamba moe_router moe_preprocess"
 _LORA_RANK = 16
 #: column -> what is left out where it is 1
 _LEFT_OUT = {
-    "moe_a2a_overlap": "experts' communication beside other micro-batches",
     "token_drop": "dropped tokens",
-    "fused_grouped_mlp": "the fused grouped MLP",
     "nccl_ub": "NCCL user buffers",
 }
 
@@ -111,6 +110,10 @@ def recipe_fields(row: Row, assumed: list[str]) -> dict[str, Any]:
         If something is stated that is not simulated and changes the run.
     """
     fields: dict[str, Any] = {"pipeline_layout": row.text("pp_layout") or None} | _offloaded(row, assumed)
+    if row.flag("fused_grouped_mlp"):
+        fields["moe_fused_experts"] = True
+    if re.fullmatch(r"\d\d\.\d\d(\.\d\d)?", row.text("release")) and row.text("recipe"):
+        fields["release"] = row.text("release")
     dispatcher = row.text("dispatcher").lower()
     if dispatcher:
         fields["moe_dispatcher"] = _word(
@@ -171,6 +174,8 @@ def recomputed_modules(row: Row, layers: int, stages: int, assumed: list[str]) -
         assumed.append("recompute every second layer: the first half of a stage's layers")
         return {"recompute": "full", "recompute_method": "block", "recompute_layers": max(1, layers // stages // 2)}
     modules = row.text("recompute_modules").lower()
+    if not text and not modules and row.flag("recipe_matches"):
+        return {"recompute": "none"}  # the whole recipe is known, and it names nothing
     if text or not modules:
         return None
     if modules in ("none", "full"):
@@ -189,3 +194,13 @@ def _word(key: str, word: str, column: str, stated: str, assumed: list[str], *, 
         return word
     assumed.append(f"{column} {stated}: predicted as {stands_in}")
     return stands_in
+
+
+def overlaps_experts(row: Row, schedule: str, degrees: Mapping[str, int], virtual_pp: int, assumed: list[str]) -> str:
+    """Return the schedule under which experts' communication runs beside other micro-batches, where the row says that it does."""
+    if not row.flag("moe_a2a_overlap"):
+        return schedule
+    if degrees["pp"] > 1 and virtual_pp == 1:
+        assumed.append("moe_a2a_overlap 1: without it, as it needs virtual stages")
+        return schedule
+    return "1f1b-combined"

@@ -58,6 +58,8 @@ class Style(ABC):
     #: whether the activation of an expert multiplies by the gate, so that what experts return need not be held for its gradient
     #: (Megatron-Core from 0.12 on)
     weighs_inside_experts = False
+    #: whether one kernel serves all experts of a rank whatever the plan says, as torch's ``grouped_mm`` does
+    groups_experts = False
     #: whether selective recomputation is torch's, every second matrix product, instead of Megatron's core attention
     recomputes_operators = False
     #: whether Megatron's runs a fused attention kernel a second time
@@ -265,7 +267,7 @@ class Style(ABC):
         narrowing = recipe.quantisation
         assert narrowing is not None
         n_out = x.n_elements // shape.k * shape.n
-        casts: list[LayerItem] = [self._quantise(x)]
+        casts: list[LayerItem] = [self._quantise(x, n_pieces=shape.n_pieces)]
         if not self.keeps_quantised_weights:
             casts.append(self._quantise(weight))
         held = x if saved_input is None else saved_input
@@ -283,7 +285,7 @@ class Style(ABC):
             self.dtype,
             forward=[*casts, narrow],
             backward=[
-                self._quantise(gradient, in_pass="backward"),
+                self._quantise(gradient, in_pass="backward", n_pieces=shape.n_pieces),
                 *(before if is_trained else ()),
                 replace(narrow, n=shape.k, k=shape.n, kernel_pass="dgrad"),
                 *between,
@@ -294,12 +296,12 @@ class Style(ABC):
             kept=True,
         )
 
-    def _quantise(self, x: Tensor, *, in_pass: Pass = "forward") -> PointwiseShape:
-        """Return the kernels that narrow a tensor along rows and columns, as one."""
+    def _quantise(self, x: Tensor, *, in_pass: Pass = "forward", n_pieces: int = 1) -> PointwiseShape:
+        """Return the kernels that narrow a tensor, or its pieces one by one, along rows and columns, as one."""
         narrowing = self.setting.recipe.quantisation
         assert narrowing is not None
         read, written = narrowing.reads * x.n_bytes, 2 * x.n_elements * narrowing.element_bytes
-        return kernel(narrowing.kernel, x.n_elements, read, written, "fp8", in_pass=in_pass)
+        return replace(kernel(narrowing.kernel, x.n_elements, read, written, "fp8", in_pass=in_pass), n_pieces=n_pieces)
 
     def point_bytes(self, width: int) -> int:
         """Bytes of a whole ``[tokens, width]`` tensor that the tensor-parallel group exchanges."""

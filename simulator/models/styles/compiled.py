@@ -28,6 +28,7 @@ class Compiled(Style):
     """One kernel per fusable chain; what a norm or an activation returns is computed again in backward."""
 
     merges_columns = False
+    groups_experts = True
     saves_quantised = False
     recomputes_operators = True
 
