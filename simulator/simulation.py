@@ -12,6 +12,7 @@ from simulator.analysis.metrics import measure
 from simulator.answer import Result, chosen
 from simulator.costs import ModelCosts
 from simulator.engine import run
+from simulator.engine.durations import TouchedError
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.faults import Faults
 from simulator.interop import load_model, open_topology
@@ -99,9 +100,14 @@ def _classes(scenario: Scenario, topology: Topology) -> Classes | None:
 
 
 def lower_scenario(
-    scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedModule, *, whole: bool | None = None
+    scenario: Scenario,
+    topology: Topology,
+    spec: ModelSpec | RecordedModule,
+    *,
+    whole: bool | None = None,
+    jointly: bool = True,
 ) -> tuple[Model, Lowered, MemoryReport]:
-    """Lower a scenario with a resolved plan and account for its memory; ``whole`` as for :func:`lower`."""
+    """Lower a scenario with a resolved plan and account for its memory; ``whole`` and ``jointly`` as for :func:`lower`."""
     plan = scenario.plan
     model = model_for(spec, plan)
     lowered = lower(
@@ -111,6 +117,7 @@ def lower_scenario(
         boundary_bytes=boundary_bytes(spec, plan),
         unfold=scenario.unfold,
         whole=whole,
+        jointly=jointly,
         loading=loading_of(plan, topology, sample_bytes_of(spec, plan)),
         classes=_classes(scenario, topology),
     )
@@ -295,7 +302,13 @@ def run_scenario(
         say("simulating")
         costs = costs_of(topology, scenario)
         try:
-            timeline = run(lowered.program, costs, _networks(scenario, topology), detail=detail)
+            try:
+                timeline = run(lowered.program, costs, _networks(scenario, topology), detail=detail)
+            except TouchedError:
+                say("lowering layer by layer, for other traffic takes links of passes")
+                model, lowered, memory = lower_scenario(scenario, topology, spec, jointly=False)
+                say("simulating")
+                timeline = run(lowered.program, costs, _networks(scenario, topology), detail=detail)
         except UnevenError:
             scenario = replace(scenario, unfold=True)
             say("lowering every rank, for those of a class share links unequally")

@@ -39,6 +39,34 @@ class BlockResult(NamedTuple):
 RunBlock = Callable[[int, Block, int], BlockResult]
 
 
+class Part(NamedTuple):
+    """What one rank runs of a pass that ranks of other classes run, too.
+
+    ``offset_ps`` is when it begins, counted from the first of them, and ``lead_ps`` how far its host is ahead then.
+    """
+
+    block: Block
+    rank: int
+    kind: int
+    offset_ps: int
+    lead_ps: int
+
+
+class JointResult(NamedTuple):
+    """What the parts of a pass come to, and the links that they load."""
+
+    results: tuple[BlockResult, ...]
+    links: frozenset[int]
+
+
+#: runs a pass of several ranks
+RunJointly = Callable[[Sequence[Part]], JointResult]
+
+
+class TouchedError(Exception):
+    """Something outside a pass that several ranks run touches what it uses: it has to be run layer by layer."""
+
+
 class Durations:
     """Memory of what costs and blocks came to, for a machine and all the machines that run its blocks.
 
@@ -47,14 +75,16 @@ class Durations:
     costs : Costs
     detail : bool
         Whether spans carry what happened inside runs of kernels.
-    run_block : callable
-        What computes a block that is not known yet.
+    run_block, run_jointly : callable
+        What computes a block, or a pass of several ranks, that is not known yet.
     """
 
-    def __init__(self, costs: Costs, run_block: RunBlock, *, detail: bool) -> None:
+    def __init__(self, costs: Costs, run_block: RunBlock, run_jointly: RunJointly, *, detail: bool) -> None:
         self.costs = costs
         self.detail = detail
         self._run_block = run_block
+        self._run_jointly = run_jointly
+        self._joint: dict[tuple[tuple[int, int, int, int], ...], JointResult] = {}
         self._kinds: dict[Hashable, int] = {}
         self._runs: dict[tuple[int, int], RunCost] = {}
         self._hosts: dict[int, dict[int, int]] = {}
@@ -145,6 +175,23 @@ class Durations:
         if known is None:
             known = self._serial[id(block)] = is_serial(block.tasks)
         return known
+
+    def joint(self, parts: Sequence[Part]) -> JointResult:
+        """Return what a pass of several ranks does, given when each begins and how far its host is ahead.
+
+        As of a block, one result is kept for ample leads, and one for each other combination that occurs.
+        """
+        ample = self._known_jointly([part._replace(lead_ps=FAR_AHEAD_PS) for part in parts])
+        if all(part.lead_ps >= one.needed_lead_ps for part, one in zip(parts, ample.results, strict=True)):
+            return ample
+        return self._known_jointly(parts)
+
+    def _known_jointly(self, parts: Sequence[Part]) -> JointResult:
+        key = tuple((id(part.block), part.kind, part.offset_ps, part.lead_ps) for part in parts)
+        result = self._joint.get(key)
+        if result is None:
+            result = self._joint[key] = self._run_jointly(parts)
+        return result
 
     def _known(self, block: Block, rank: int, kind: int, lead_ps: int) -> BlockResult:
         key = (id(block), kind, lead_ps)

@@ -9,11 +9,11 @@ same time slow each other down by the factors of :class:`Interference`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 from simulator.engine.clock import Clock
 from simulator.engine.costs import Costs
-from simulator.engine.durations import FAR_AHEAD_PS, BlockResult, Durations
+from simulator.engine.durations import BlockResult, Durations, JointResult, Part, TouchedError
 from simulator.engine.interference import change_rate, slow_collectives
 from simulator.engine.state import Communication, Participants, RankState, Running, Stream
 from simulator.engine.steady import View, Watch
@@ -60,7 +60,8 @@ class Machine:
         self.in_flight: dict[int, Communication] = {}
         self.alarm: tuple[int, int] | None = None
         self.latest_ps = 0
-        self.tightest_ps = -FAR_AHEAD_PS
+        self.touched: set[int] | None = None
+        self.joint: list[tuple[int, frozenset[int]]] = []
         self.watch = Watch(program, self.ranks) if program.n_omitted else None
 
     def execute(self) -> None:
@@ -125,7 +126,7 @@ class Machine:
         """Note how much later the host was than the device; what follows a wait does not depend on the lead before it."""
         rank.tightest_ps = max(rank.tightest_ps, ps)
         if not rank.has_waited:
-            self.tightest_ps = max(self.tightest_ps, ps)
+            rank.needed_ps = max(rank.needed_ps, ps)
 
     # -- streams ----------------------------------------------------------------------------------------------
 
@@ -143,6 +144,9 @@ class Machine:
             self._start_compute(rank, stream, index, task)
 
     def _start_compute(self, rank: RankState, stream: Stream, index: int, task: Task) -> None:
+        if task.key is not None:
+            self._join(rank, stream, index, task)
+            return
         running = self._load(rank, index, task)
         stream.running = running
         if task.stream == COMPUTE:
@@ -186,6 +190,59 @@ class Machine:
             self._tighten(rank, issued_ps - now_ps)
         span = Span(op, number, task.stream, start_ps, 0, task.micro_batch, start_ps - now_ps, 0, inner)
         return Running(index, work_ps, start_ps, floor_ps, span)
+
+    def _join(self, rank: RankState, stream: Stream, index: int, task: Task) -> None:
+        """Begin a pass that ranks of other classes run, too; how long it takes is known when the last of them begins."""
+        now_ps, issued_ps = self.clock.now_ps, rank.issued_ps[index]
+        start_ps = max(now_ps, issued_ps)
+        span = Span(task.op, rank.program.rank, task.stream, start_ps, 0, task.micro_batch, start_ps - now_ps)
+        stream.running = Running(index, start_ps - issued_ps, start_ps, 0, span)
+        stream.running.end_ps = start_ps
+        participants, latest_ps = self.arrived.pop(task.key, ([], 0))
+        participants.append((rank, index))
+        if len(participants) < self.n_participants[task.key]:
+            self.arrived[task.key] = (participants, max(latest_ps, start_ps))
+        else:
+            self._run_jointly(sorted(participants, key=lambda one: one[0].number))
+
+    def _run_jointly(self, participants: Participants) -> None:
+        """Let all ranks that have begun a pass go through it.
+
+        Raises
+        ------
+        TouchedError
+            If other traffic takes links of the pass, or a collective slows its compute down.
+        """
+        states = [(rank, rank.streams[COMPUTE], rank.streams[COMPUTE].running) for rank, _ in participants]
+        first_ps = min(running.since_ps for _, _, running in states if running)
+        parts = []
+        for rank, _, running in states:
+            assert running is not None and isinstance(running.span.op, Block)
+            parts.append(
+                Part(running.span.op, rank.program.rank, rank.kind, running.since_ps - first_ps, running.left_ps)
+            )
+        found = self.durations.joint(parts)
+        for (rank, stream, running), part, result in zip(states, parts, found.results, strict=True):
+            assert running is not None
+            if rank.held == running.index:
+                rank.host_ps = running.since_ps + result.issued_ps
+                self.clock.call_at(self.clock.now_ps, self._release, rank)
+            self._tighten(rank, result.needed_lead_ps - part.lead_ps)
+            running.left_ps = result.duration_ps
+            running.span = running.span._replace(inner=result.spans)
+            rank.running = running
+            if running.since_ps + result.duration_ps < self.clock.now_ps or rank.collectives:
+                raise TouchedError
+            self._schedule_end(rank, stream, running)
+        end_ps = max(running.end_ps for _, _, running in states if running)
+        self.joint = [(until_ps, links) for until_ps, links in self.joint if until_ps > self.clock.now_ps]
+        self.joint.append((end_ps, found.links))
+        for communication in self.in_flight.values():
+            self._check_links(self.costs.flow(communication.op).links)
+
+    def _check_links(self, links: Sequence[int]) -> None:
+        if any(until_ps > self.clock.now_ps and not used.isdisjoint(links) for until_ps, used in self.joint):
+            raise TouchedError
 
     def _schedule_end(self, rank: RankState, stream: Stream, running: Running) -> None:
         left_ps = running.left_ps if running.rate == 1.0 else round(running.left_ps / running.rate)
@@ -256,12 +313,19 @@ class Machine:
     def _begin(self, communication: Communication) -> None:
         self.beginning.pop(id(communication), None)
         op, participants, now_ps = communication.op, communication.participants, self.clock.now_ps
-        handle = self.network.start(self.costs.flow(op), now_ps)
+        flow = self.costs.flow(op)
+        if self.touched is not None:
+            self.touched.update(flow.links)
+        if self.joint:
+            self._check_links(flow.links)
+        handle = self.network.start(flow, now_ps)
         self.in_flight[handle] = communication
         if isinstance(op, Collective):
             factors = self.costs.interference(op)
             if factors != (1.0, 1.0):
                 for participant, _ in participants:
+                    if self.joint and _runs_jointly(participant):
+                        raise TouchedError
                     participant.collectives[handle] = factors
                     self._change_rate(participant)
                     self._slow_collectives(participant)
@@ -318,6 +382,23 @@ class Machine:
         )  # fmt: skip
 
 
+def _runs_jointly(rank: RankState) -> bool:
+    stream = rank.streams.get(COMPUTE)
+    running = stream.running if stream is not None else None
+    return running is not None and rank.program.tasks[running.index].key is not None
+
+
+def _result_of(machine: Machine, state: RankState, part: Part) -> BlockResult:
+    """Return one rank's part of a pass, relative to when that rank began."""
+    spans = tuple(
+        span._replace(start_ps=span.start_ps - part.offset_ps, end_ps=span.end_ps - part.offset_ps)
+        for span in machine.spans
+        if span.rank == part.rank
+    )
+    end_ps = max(span.end_ps for span in spans)
+    return BlockResult(end_ps, state.needed_ps + part.lead_ps, spans, state.host_ps - part.offset_ps)
+
+
 def run(program: Program, costs: Costs, new_network: Callable[[], NetworkModel], *, detail: bool = False) -> Timeline:
     """Run a program and return what happened when.
 
@@ -341,16 +422,30 @@ def run(program: Program, costs: Costs, new_network: Callable[[], NetworkModel],
     ------
     InfeasiblePlanError
         If ranks wait for each other in a circle.
+    TouchedError
+        If a pass that several ranks run is not alone on what it uses.
     """
 
     def run_block(rank: int, block: Block, lead_ps: int) -> BlockResult:
         inside = Program(ranks=(RankProgram(rank=rank, members=(rank,), tasks=block.tasks),))
         machine = Machine(inside, durations, new_network(), host_start_ps=-lead_ps)
         machine.execute()
-        issued_ps = machine.ranks[0].host_ps
-        return BlockResult(machine.latest_ps, machine.tightest_ps + lead_ps, tuple(machine.spans), issued_ps)
+        (state,) = machine.ranks
+        return BlockResult(machine.latest_ps, state.needed_ps + lead_ps, tuple(machine.spans), state.host_ps)
 
-    durations = Durations(costs, run_block, detail=detail)
+    def run_jointly(parts: Sequence[Part]) -> JointResult:
+        ranks = [RankProgram(rank=part.rank, members=(part.rank,), tasks=part.block.tasks) for part in parts]
+        machine = Machine(Program(ranks=tuple(ranks)), durations, new_network())
+        machine.touched = set()
+        for state, part in zip(machine.ranks, parts, strict=True):
+            state.host_ps = part.offset_ps - part.lead_ps
+            machine.clock.call_at(part.offset_ps, machine.issue, state)
+        machine.clock.run()
+        assert machine.is_finished, "ranks of a pass post the same operations"
+        found = [_result_of(machine, state, part) for state, part in zip(machine.ranks, parts, strict=True)]
+        return JointResult(tuple(found), frozenset(machine.touched))
+
+    durations = Durations(costs, run_block, run_jointly, detail=detail)
     while True:
         machine = Machine(program, durations, new_network())
         machine.execute()

@@ -87,12 +87,14 @@ class RankState:
         Whether the host has waited for the device: however far ahead it began, it no longer is.
     beat : int
         Task at whose end the machine looks for its steady state; -1 for none.
+    needed_ps : int
+        The same until the host has waited for the device.
     tightest_ps : int
         By how much a task was issued too late for what it could have started at, at most; negative where all were in time.
     """
 
     __slots__ = ("beat", "collectives", "dependents", "has_waited", "held", "host_ps", "issued_ps", "kind", "n_issued",
-                 "n_waiting", "number", "program", "ready_ps", "running", "streams", "tightest_ps")  # fmt: skip
+                 "n_waiting", "needed_ps", "number", "program", "ready_ps", "running", "streams", "tightest_ps")  # fmt: skip
 
     def __init__(self, number: int, program: RankProgram, kind: int, host_ps: int) -> None:
         n_tasks = len(program.tasks)
@@ -102,7 +104,7 @@ class RankState:
         self.host_ps = host_ps
         self.n_issued = 0
         self.beat = -1
-        self.tightest_ps = -FAR_AHEAD_PS
+        self.tightest_ps = self.needed_ps = -FAR_AHEAD_PS
         self.held = -1
         self.has_waited = False
         self.n_waiting = [len(task.after) for task in program.tasks]

@@ -50,18 +50,22 @@ class Classes:
         in passes alone. Those of the class itself where nothing is split.
     have_passes : tuple of Passes
         Per class, when its ranks and those that they meet in a layer run in step.
+    joined : tuple of int
+        Per class, a number that it shares with those that its ranks meet in layers.
     """
 
     members: tuple[tuple[int, ...], ...]
     in_step: tuple[tuple[int, ...], ...]
     have_passes: tuple[Passes, ...]
+    joined: tuple[int, ...] = ()
     is_split: bool = False
 
     @classmethod
     def whole(cls, members: tuple[tuple[int, ...], ...]) -> Classes:
         """Return classes that are those of the stages."""
         closed: Passes = "closed"
-        return cls(members=members, in_step=members, have_passes=(closed,) * len(members))
+        numbers = tuple(range(len(members)))
+        return cls(members=members, in_step=members, have_passes=(closed,) * len(members), joined=numbers)
 
 
 def meetings(mesh: Mesh, stage: int) -> Iterator[tuple[str, Groups]]:
@@ -215,7 +219,11 @@ def classes_of(
     in_step = tuple(
         found if when == "closed" else by_early[early[found[0]]] for found, when in zip(members, passes, strict=True)
     )
-    return Classes(members=members, is_split=True, in_step=in_step, have_passes=tuple(passes))
+    joined = _joined(colors, in_passes)
+    return Classes(
+        members=members, is_split=True, in_step=in_step, have_passes=tuple(passes),
+        joined=tuple(joined[colors[found[0]]] for found in members),
+    )  # fmt: skip
 
 
 def _refined(colors: dict[int, int], groups: Sequence[tuple[tuple[str, Hashable], tuple[int, ...]]]) -> dict[int, int]:
@@ -237,6 +245,24 @@ def _members(colors: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
     for rank in sorted(colors):
         by_color.setdefault(colors[rank], []).append(rank)
     return tuple(tuple(found) for found in by_color.values())
+
+
+def _joined(
+    colors: Mapping[int, int], groups: Sequence[tuple[tuple[str, Hashable], tuple[int, ...]]]
+) -> dict[int, int]:
+    """Return, by colour, the lowest of all colours that it meets in layers, directly or through others."""
+    lowest = {color: color for color in colors.values()}
+    mixed = [
+        met for (axis, _), group in groups if axis in PASS_AXES and len(met := {colors[rank] for rank in group}) > 1
+    ]
+    is_settled = False
+    while not is_settled:
+        is_settled = True
+        for met in mixed:
+            least = min(lowest[color] for color in met)
+            is_settled &= all(lowest[color] == least for color in met)
+            lowest |= dict.fromkeys(met, least)
+    return lowest
 
 
 def _open(colors: Mapping[int, int], groups: Sequence[tuple[tuple[str, Hashable], tuple[int, ...]]]) -> frozenset[int]:

@@ -246,6 +246,7 @@ def lower(
     boundary_bytes: int,
     unfold: bool = False,
     whole: bool | None = None,
+    jointly: bool = True,
     loading: Loading | None = None,
     classes: Classes | None = None,
     collectives_at_once: int = 1,
@@ -267,6 +268,8 @@ def lower(
         Whether to write down every rank instead of one per class.
     whole : bool, optional
         Whether to write down every micro-batch instead of one period of a steady state; by default where every rank is.
+    jointly : bool
+        Whether classes whose ranks meet in layers run a pass as one block; layer by layer otherwise.
     loading : Loading, optional
         Reading of the step's batch, on the stages that need it.
     classes : Classes, optional
@@ -288,7 +291,7 @@ def lower(
         classes = Classes.whole(tuple(mesh.stage_ranks(stage) for stage in range(plan.pp)))
     write = partial(
         _write_down, model, plan, mesh, placement, chunks, gpus_per_node=gpus_per_node, boundary_bytes=boundary_bytes,
-        classes=classes, unfold=unfold, loading=loading, on_processors=on_processors,
+        classes=classes, unfold=unfold, jointly=jointly and not unfold, loading=loading, on_processors=on_processors,
     )  # fmt: skip
     is_whole = unfold if whole is None else whole
     short = ShortTable(build(plan.n_micro_batches)) if is_whole else shorten(build, plan.pp, plan.n_micro_batches)
@@ -311,20 +314,23 @@ def _write_down(
     boundary_bytes: int,
     classes: Classes,
     unfold: bool,
+    jointly: bool,
     loading: Loading | None,
     on_processors: bool,
 ) -> Program:
     """Write down every rank's row of a table."""
     whole = not unfold and not classes.is_split
     parts = [
-        (part, alike, passes)
-        for members, alike, passes in zip(classes.members, classes.in_step, classes.have_passes, strict=True)
+        (part, alike, passes, joined if jointly and passes == "open" else None)
+        for members, alike, passes, joined in zip(
+            classes.members, classes.in_step, classes.have_passes, classes.joined, strict=True
+        )
         for part in ([(r,) for r in members] if unfold else [members])
     ]
     shards = plan.tp if plan.sequence_parallel or plan.scatter_gather else 1
     shared: dict[Hashable, StageLayers] = {}
     programs = []
-    for members, alike, passes in sorted(parts, key=lambda part: mesh.stage_of(part[0][0])):
+    for members, alike, passes, joined in sorted(parts, key=lambda part: mesh.stage_of(part[0][0])):
         rank = members[0]
         stage = mesh.stage_of(rank)
         communicators = Communicators(mesh, rank, folded=whole, members=members)
@@ -337,6 +343,7 @@ def _write_down(
             whole_bytes=boundary_bytes,
             gather_bytes=boundary_bytes if shards > 1 and not plan.sequence_parallel else 0,
             passes=passes,
+            joined=joined,
         )  # fmt: skip
         if loading is not None and stage in _ends(placement):
             loading.add(lowering.tasks)

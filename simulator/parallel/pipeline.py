@@ -37,6 +37,8 @@ class StageLowering:
         Bytes gathered inside the tensor-parallel group on arrival (scatter/gather optimisation), 0 for none.
     passes : str
         When all ranks that meet inside a pass are in step, so that it may be a block.
+    joined : int, optional
+        What the classes share that run a pass together, each its own block, if they do.
     marks : list of int
         Once lowered: the first task of every action of the row, and the task behind the last.
     """
@@ -51,6 +53,7 @@ class StageLowering:
     whole_bytes: int = 0
     gather_bytes: int = 0
     passes: Passes = "closed"
+    joined: int | None = None
     tasks: TaskList = field(default_factory=TaskList)
     marks: list[int] = field(default_factory=list)
     _channels: dict[tuple[int, int, Phase, bool], tuple[Transfer, str, int]] = field(default_factory=dict)
@@ -89,6 +92,10 @@ class StageLowering:
         if self._is_quiet(action, is_last=is_last):
             block = self.layers.block(action.chunk, action.kind, gathers)
             self._last = (self.tasks.add(block, COMPUTE, after, None, action.micro_batch),)
+        elif self.joined is not None and self.data.is_quiet(action.kind, action.micro_batch, is_last=is_last):
+            block = self.layers.joint_block(action.chunk, action.kind, gathers)
+            key = ("pass", self.joined, action.kind, action.chunk, action.micro_batch)
+            self._last = (self.tasks.add(block, COMPUTE, after, key, action.micro_batch),)
         else:
             after += (self._gather(action, received),) if gathers else ()
             self._last = finish(self._steps(action, after, is_last=is_last))

@@ -221,6 +221,7 @@ def _accumulation(layer: Layer, plan: ParallelPlan) -> list[Kernel]:
     return [Kernel(name="accumulate gradients", phase="backward", shape=shape, layer=layer.name)]
 
 
+_NAMES: dict[Kind, str] = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 #: a pass that is being written down: it stops behind every communication and returns what must end before its output is complete
 Steps = Generator[None, None, tuple[int, ...]]
 
@@ -279,6 +280,7 @@ class StageLayers:
         self._class_communicators = inside or Communicators(communicators.mesh, communicators.rank, folded=True)
         self._templates: dict[tuple[int, Kind, bool], Template] = {}
         self._blocks: dict[tuple[int, Kind, int], Block] = twin._blocks if twin else {}
+        self._joint_blocks: dict[tuple[int, Kind, int], Block] = {}
         self._pairs: dict[tuple[int, int], Block] = twin._pairs if twin else {}
 
     def order(self, chunk: int, kind: Kind) -> Iterable[int]:
@@ -336,8 +338,20 @@ class StageLayers:
             tasks = TaskList()
             after = (tasks.add(self.gather(kind, gather_bytes, in_block=True), "tp"),) if gather_bytes else ()
             finish(self._chunk_steps(tasks, chunk, kind, after))
-            name = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}[kind]
-            block = self._blocks[chunk, kind, gather_bytes] = Block(name=name, tasks=tuple(tasks.tasks))
+            block = self._blocks[chunk, kind, gather_bytes] = Block(name=_NAMES[kind], tasks=tuple(tasks.tasks))
+        return block
+
+    def joint_block(self, chunk: int, kind: Kind, gather_bytes: int = 0) -> Block:
+        """Return this class's part of a pass that other classes run, too; always the same object."""
+        block = self._joint_blocks.get((chunk, kind, gather_bytes))
+        if block is None:
+            tasks = TaskList()
+            after: tuple[int, ...] = ()
+            if gather_bytes:
+                key = self.communicators.key("tp", Occurrence(kind, -1, 0))
+                after = (tasks.add(self.gather(kind, gather_bytes), "tp", (), key),)
+            finish(self._chunk_steps(tasks, chunk, kind, after, in_block=False))
+            block = self._joint_blocks[chunk, kind, gather_bytes] = Block(name=_NAMES[kind], tasks=tuple(tasks.tasks))
         return block
 
     def paired_block(self, forward_chunk: int, backward_chunk: int) -> Block:
@@ -358,7 +372,9 @@ class StageLayers:
             phase="forward" if kind == "F" else "backward",
         )  # fmt: skip
 
-    def _chunk_steps(self, tasks: TaskList, chunk: int, kind: Kind, after: tuple[int, ...] = ()) -> Steps:
+    def _chunk_steps(
+        self, tasks: TaskList, chunk: int, kind: Kind, after: tuple[int, ...] = (), *, in_block: bool = True
+    ) -> Steps:
         for index in self.order(chunk, kind):
-            after = yield from self.steps(tasks, self.chunks[chunk][index], kind, after, -1, in_block=True)
+            after = yield from self.steps(tasks, self.chunks[chunk][index], kind, after, -1, in_block=in_block)
         return after
