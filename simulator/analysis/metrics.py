@@ -101,6 +101,7 @@ class _Tally:
     exposed_ps: int = 0
     overlapped_ps: int = 0
     idle_ps: int = 0
+    waiting_ps: int = 0
     n_flops: float = 0.0
     communication: dict[CommunicationKind, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0, 0]))
 
@@ -110,6 +111,7 @@ class _Tally:
         self.exposed_ps += times * other.exposed_ps
         self.overlapped_ps += times * other.overlapped_ps
         self.idle_ps += times * other.idle_ps
+        self.waiting_ps += times * other.waiting_ps
         self.n_flops += times * other.n_flops
         for kind, (count, n_bytes, ps) in other.communication.items():
             entry = self.communication[kind]
@@ -123,7 +125,8 @@ class _Tally:
         if isinstance(op, Block):
             inner = _block_tally(span, cache)
             self.add(inner, times)
-            stretch = span.duration_ps - (inner.compute_ps + inner.optimizer_ps + inner.exposed_ps + inner.idle_ps)
+            inside_ps = inner.compute_ps + inner.optimizer_ps + inner.exposed_ps + inner.idle_ps + inner.waiting_ps
+            stretch = span.duration_ps - inside_ps
             self.compute_ps += times * stretch  # interference slows the block as a whole
         elif isinstance(op, COMPUTE_OPS):
             self.n_flops += times * flops_of(op)
@@ -189,7 +192,12 @@ def _block_tally(span: Span, cache: dict[int, _Tally]) -> _Tally:
         tally.exposed_ps += total_ps(exposed)
         tally.overlapped_ps += total_ps(talking) - total_ps(exposed)
         end_ps = max((s.end_ps for s in span.inner), default=0)
-        tally.idle_ps += end_ps - total_ps(merge(busy + talking))
+        left_ps = end_ps - total_ps(merge(busy + talking))
+        host_ps = left_ps
+        if isinstance(span.op, Block) and span.op.is_joint:  # the rest is waiting for ranks of other classes
+            host_ps = min(left_ps, sum(inner.host_wait_ps for inner in span.inner if inner.stream == COMPUTE))
+        tally.idle_ps += host_ps
+        tally.waiting_ps += left_ps - host_ps
         cache[id(span.inner)] = tally
     return tally
 
@@ -235,9 +243,9 @@ def _rank_breakdown(
         "compute": tally.compute_ps,
         "exposed_communication": tally.exposed_ps + exposed_ps,
         "overlapped_communication": tally.overlapped_ps + overlapped_ps,
-        "bubble": left_ps - host_ps,
+        "bubble": left_ps - host_ps + (tally.waiting_ps if pipelined else 0),
         "optimizer": tally.optimizer_ps,
-        "host": host_ps + tally.idle_ps,
+        "host": host_ps + tally.idle_ps + (0 if pipelined else tally.waiting_ps),
         "data": data_ps,
     }
     return times_ps, tally

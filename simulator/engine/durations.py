@@ -26,13 +26,15 @@ class RunCost(NamedTuple):
 class BlockResult(NamedTuple):
     """What a block does when its host has at least ``needed_lead_ps`` of lead at its start.
 
-    ``issued_ps`` is when the host has issued all of it, counted from its start.
+    ``issued_ps`` is when the host has issued all of it, counted from its start; ``trails`` says that communication ends after
+    the last kernel, so that what needs neither could begin before the end.
     """
 
     duration_ps: int
     needed_lead_ps: int
     spans: tuple[Span, ...]
     issued_ps: int = 0
+    trails: bool = False
 
 
 #: runs a block on the device of a rank whose host has a lead: ``(rank, block, lead_ps) -> result``

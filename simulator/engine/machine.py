@@ -62,6 +62,7 @@ class Machine:
         self.latest_ps = 0
         self.touched: set[int] | None = None
         self.joint: list[tuple[int, frozenset[int]]] = []
+        self.trailing: set[tuple[int, int]] = set()
         self.watch = Watch(program, self.ranks) if program.n_omitted else None
 
     def execute(self) -> None:
@@ -144,7 +145,7 @@ class Machine:
             self._start_compute(rank, stream, index, task)
 
     def _start_compute(self, rank: RankState, stream: Stream, index: int, task: Task) -> None:
-        if task.key is not None:
+        if isinstance(task.op, Block) and task.op.is_joint:
             self._join(rank, stream, index, task)
             return
         running = self._load(rank, index, task)
@@ -211,7 +212,7 @@ class Machine:
         Raises
         ------
         TouchedError
-            If other traffic takes links of the pass, or a collective slows its compute down.
+            If other traffic takes links of the pass, or a collective slows its compute down, or what follows need not wait for all.
         """
         states = [(rank, rank.streams[COMPUTE], rank.streams[COMPUTE].running) for rank, _ in participants]
         first_ps = min(running.since_ps for _, _, running in states if running)
@@ -228,6 +229,8 @@ class Machine:
                 rank.host_ps = running.since_ps + result.issued_ps
                 self.clock.call_at(self.clock.now_ps, self._release, rank)
             self._tighten(rank, result.needed_lead_ps - part.lead_ps)
+            if result.trails:
+                self.trailing.add((rank.number, running.index))
             running.left_ps = result.duration_ps
             running.span = running.span._replace(inner=result.spans)
             rank.running = running
@@ -241,8 +244,9 @@ class Machine:
             self._check_links(self.costs.flow(communication.op).links)
 
     def _check_links(self, links: Sequence[int]) -> None:
-        if any(until_ps > self.clock.now_ps and not used.isdisjoint(links) for until_ps, used in self.joint):
-            raise TouchedError
+        for until_ps, used in self.joint:
+            if until_ps > self.clock.now_ps and not used.isdisjoint(links):
+                raise TouchedError
 
     def _schedule_end(self, rank: RankState, stream: Stream, running: Running) -> None:
         left_ps = running.left_ps if running.rate == 1.0 else round(running.left_ps / running.rate)
@@ -265,6 +269,9 @@ class Machine:
         stream.running = None
         if rank.running is running:
             rank.running = None
+        is_next_ready = bool(stream.queue) and not rank.n_waiting[stream.queue[0]]
+        if is_next_ready and (rank.number, running.index) in self.trailing:
+            raise TouchedError  # what comes next does not wait for the communication at the end of the pass
         self.finish(rank, running.index, stream, now_ps)
         if rank.running is None and rank.collectives:
             self._slow_collectives(rank)
@@ -385,7 +392,7 @@ class Machine:
 def _runs_jointly(rank: RankState) -> bool:
     stream = rank.streams.get(COMPUTE)
     running = stream.running if stream is not None else None
-    return running is not None and rank.program.tasks[running.index].key is not None
+    return running is not None and isinstance(running.span.op, Block) and running.span.op.is_joint
 
 
 def _result_of(machine: Machine, state: RankState, part: Part) -> BlockResult:
@@ -396,7 +403,9 @@ def _result_of(machine: Machine, state: RankState, part: Part) -> BlockResult:
         if span.rank == part.rank
     )
     end_ps = max(span.end_ps for span in spans)
-    return BlockResult(end_ps, state.needed_ps + part.lead_ps, spans, state.host_ps - part.offset_ps)
+    computed_ps = max((span.end_ps for span in spans if span.stream == COMPUTE), default=0)
+    issued_ps = state.host_ps - part.offset_ps
+    return BlockResult(end_ps, state.needed_ps + part.lead_ps, spans, issued_ps, trails=computed_ps < end_ps)
 
 
 def run(program: Program, costs: Costs, new_network: Callable[[], NetworkModel], *, detail: bool = False) -> Timeline:

@@ -351,7 +351,9 @@ class StageLayers:
                 key = self.communicators.key("tp", Occurrence(kind, -1, 0))
                 after = (tasks.add(self.gather(kind, gather_bytes), "tp", (), key),)
             finish(self._chunk_steps(tasks, chunk, kind, after, in_block=False))
-            block = self._joint_blocks[chunk, kind, gather_bytes] = Block(name=_NAMES[kind], tasks=tuple(tasks.tasks))
+            block = self._joint_blocks[chunk, kind, gather_bytes] = Block(
+                name=_NAMES[kind], tasks=tuple(tasks.tasks), is_joint=True
+            )
         return block
 
     def paired_block(self, forward_chunk: int, backward_chunk: int) -> Block:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator
 
 from simulator.errors import InfeasiblePlanError
 from simulator.program.op import Collective, Transfer
-from simulator.program.program import HOST, Program, RankProgram
+from simulator.program.program import HOST, Block, Program, RankProgram
 
 
 def check(program: Program) -> None:
@@ -53,6 +53,8 @@ def _participants(program: Program) -> dict[Hashable, int]:
     everybody = {member for rank in program.ranks for member in rank.members}
     for rank in program.ranks:
         for task in rank.tasks:
+            if isinstance(task.op, Block) and task.key is not None:
+                counts[task.key] += 1
             if task.key is None or not isinstance(task.op, Collective | Transfer):
                 continue
             meeting = meetings.setdefault(task.key, _Meeting(rank.rank, task.op))

@@ -26,10 +26,19 @@ class Block:
     A block occupies the compute stream from its start until the last of its tasks has ended, and nothing outside can
     touch the links it uses. It is therefore a function of how far the host runs ahead when it starts, and the engine
     computes it once per such lead and replays it. Blocks compare by identity.
+
+    Parameters
+    ----------
+    name : str
+    tasks : tuple of Task
+    is_joint : bool
+        Whether ranks of other classes run blocks of theirs at the same time, and those inside wait for each other: then what
+        it does also depends on when each of them begins.
     """
 
     name: str
     tasks: tuple[Task, ...]
+    is_joint: bool = False
 
     @property
     def waits(self) -> bool:
