@@ -31,7 +31,7 @@ from simulator.units import format_bandwidth, format_bytes, format_time
 
 Category = Literal[
     "parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "transient_bytes", "buffers_bytes",
-    "communicators_bytes", "context_bytes", "fragmentation_bytes",
+    "communicators_bytes", "context_bytes", "fragmentation_bytes", "graphs_bytes",
 ]  # fmt: skip
 
 #: categories of memory, which add up to the peak, and what they are called
@@ -39,6 +39,7 @@ MEMORY_PARTS: dict[Category, str] = {
     "parameters_bytes": "parameters", "gradients_bytes": "gradients", "optimizer_bytes": "optimizer states",
     "activations_bytes": "activations", "transient_bytes": "working memory", "buffers_bytes": "communication buffers",
     "communicators_bytes": "NCCL communicators", "context_bytes": "CUDA context", "fragmentation_bytes": "fragmentation",
+    "graphs_bytes": "CUDA graphs",
 }  # fmt: skip
 
 
@@ -63,6 +64,8 @@ class Memory(TypedDict):
     """Buffers of NCCL."""
     fragmentation_bytes: int
     """Lost between the allocator's blocks."""
+    graphs_bytes: int
+    """Working memory of what is captured in CUDA graphs, which have a pool of their own."""
     allocated_bytes: int
     """What ``torch.cuda.max_memory_allocated`` reports."""
     reserved_bytes: int

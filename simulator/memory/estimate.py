@@ -247,8 +247,8 @@ def _stage_bytes(
             if n > 1
         ),
     }
-    if plan.captured_modules or plan.cuda_graphs == "full_iteration":
-        categories["graphs"] = categories["transient"]
+    is_captured = bool(plan.captured_modules) or plan.cuda_graphs == "full_iteration"
+    categories["graphs"] = categories["transient"] if is_captured else 0
     dynamic = categories["activations"] + categories["transient"]
     if plan.framework_spec.data_parallel.frees_gradients and plan.n_micro_batches == 1:
         categories["gradients"] = _appearing_gradients(layers, state.gradient)

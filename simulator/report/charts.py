@@ -48,7 +48,7 @@ PART_COLOURS: dict[Part, str] = {
 MEMORY_COLOURS: dict[Category, str] = {
     "parameters_bytes": BLUE, "gradients_bytes": SKY, "optimizer_bytes": GREEN, "activations_bytes": ORANGE,
     "transient_bytes": VERMILLION, "buffers_bytes": PURPLE, "communicators_bytes": PURPLE, "context_bytes": GREY,
-    "fragmentation_bytes": GREY,
+    "fragmentation_bytes": GREY, "graphs_bytes": VERMILLION,
 }  # fmt: skip
 
 #: what the page draws, and without any server
