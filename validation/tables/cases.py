@@ -7,7 +7,7 @@ says how such runs are set up, never something about one source; ``assumed`` lis
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -300,6 +300,17 @@ def _expert_split(degrees: Mapping[str, int], framework: str, assumed: list[str]
     return {"etp": 1}
 
 
+def _heavier(row: Row, plan: ParallelPlan, layers: int, recompute: Sequence[Recompute]) -> Iterator[ParallelPlan]:
+    """Yield what to try in turn should a run not fit: smaller chunks where they are not stated, then more recomputation."""
+    if not recompute:
+        return
+    is_open = not row.text("virtual_pp") and plan.virtual_pp > 1
+    if is_open and layers % plan.pp == 0 and layers // plan.pp > plan.virtual_pp:
+        plan = replace(plan, virtual_pp=layers // plan.pp)
+        yield plan
+    yield from (replace(plan, recompute=mode) for mode in recompute)
+
+
 def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     """Return the run behind a training row and what was assumed about it.
 
@@ -364,6 +375,6 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         transport=row.text("transport"),
         spec=spec,
         plan=plan,
-        alternatives=tuple(replace(plan, recompute=mode) for mode in heavier),
+        alternatives=tuple(_heavier(row, plan, spec.layers, heavier)),
     )
     return case, tuple(assumed)

@@ -141,7 +141,12 @@ def _offloaded(row: Row, assumed: list[str]) -> dict[str, Any]:
 def optimizer_fields(row: Row, framework: str, assumed: list[str]) -> dict[str, Any]:
     """Return the widths of the optimizer's states in recipes whose states are not fp32."""
     model = row.text("model").lower()
-    if framework != "megatron-bridge" or not model.startswith(_NARROW_MOMENTS) or row.text("task") == "lora":
+    if framework != "megatron-bridge" or row.text("task") == "lora":
+        return {}
+    if row.text("release").startswith("24."):
+        assumed.append("master_bytes 2: apex's distributed fused Adam keeps the remainders of master weights (NeMo 1)")
+        return {"master_bytes": 2}
+    if not model.startswith(_NARROW_MOMENTS):
         return {}
     assumed.append("moment_bytes 2, master_bytes 2: the precision-aware optimizer of this model's recipe")
     return {"moment_bytes": 2, "master_bytes": 2}
