@@ -12,7 +12,8 @@ from simulator.errors import InfeasiblePlanError
 from simulator.explore.bounds import Bounds, Layout
 from simulator.explore.energy import PowerModel, power_model
 from simulator.explore.evaluation import Pool, Record, Store, compute, look_up
-from simulator.explore.space import Space
+from simulator.explore.space import AXES, Space
+from simulator.memory import MemoryReport
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.topology import Topology
@@ -255,7 +256,7 @@ def search(
         If no plan is valid, or none fits; the message says what the smallest one needs.
     """
     bounds = Bounds(replace(scenario, plan=space.base), space.topology, space.spec)
-    layouts, unfit = _fitting(bounds, space.plans(), space)
+    layouts, unfit, n_hopeless = _fitting(bounds, space.plans(), space)
     with Pool(n_jobs=n_jobs, scheduler=scheduler) as pool:
         run = _Run(scenario=scenario, bounds=bounds, layouts=layouts, pool=pool, store=store)
         run.best_first(top, observe)
@@ -265,7 +266,8 @@ def search(
     ranked = _ranked(run.found[index] for index in needed & run.found.keys())
     n_failed = len(needed & run.failed.keys())
     return SearchResult(
-        ranked=ranked[:top], plain=_plain(ranked, unfit, bounds, space), n_plans=len(layouts) + len(unfit), n_unfit=len(unfit),
+        ranked=ranked[:top], plain=_plain(ranked, unfit, bounds, space), n_plans=len(layouts) + len(unfit) + n_hopeless,
+        n_unfit=len(unfit) + n_hopeless,
         n_simulated=len(ranked), n_failed=n_failed, n_pruned=len(layouts) - len(ranked) - n_failed,
         pareto=[one for one in pareto(ranked) if whole_front or one.iteration_time_s <= FRONT_SLOWDOWN * ranked[0].iteration_time_s],
         frugal=frugal, given=None if given is None else run.compare(given), n_stored=len(needed & run.stored),
@@ -280,15 +282,29 @@ def _ranked(found: Iterable[Ranked]) -> list[Ranked]:
     return ranked
 
 
-def _fitting(bounds: Bounds, plans: Iterable[ParallelPlan], space: Space) -> tuple[list[Layout], list[Layout]]:
-    """Divide plans into those that fit and those that do not, each choice without effect made once; refuse if none fits."""
+#: settings of a search beside the micro-batch
+_OTHERS = tuple(name for name in (*AXES, "schedule") if name != "micro_batch")
+
+
+def _fitting(bounds: Bounds, plans: Iterable[ParallelPlan], space: Space) -> tuple[list[Layout], list[Layout], int]:
+    """Divide plans into those that fit and those that do not, each choice without effect made once; refuse if none fits.
+
+    Where the states and one micro-batch's activations alone are too large, larger micro-batches are only counted.
+    """
     fitting: list[Layout] = []
     unfit: list[Layout] = []
     takes_none = "none" in space.allowed.get("recompute", ("none",))
+    too_large: dict[tuple[object, ...], int] = {}
+    n_hopeless = 0
     for plan in plans:
+        others = tuple(getattr(plan, name) for name in _OTHERS)
+        if plan.micro_batch >= too_large.get(others, plan.micro_batch + 1):
+            n_hopeless += 1
+            continue
         try:
             layout = bounds.layout(plan)
-            fits = bounds.memory(layout).fits
+            memory = bounds.memory(layout)
+            fits = memory.fits
             if plan.cp > 1:
                 bounds.compute_s(layout)
         except InfeasiblePlanError:  # the layers, the heads or the schedule do not allow its degrees
@@ -296,9 +312,17 @@ def _fitting(bounds: Bounds, plans: Iterable[ParallelPlan], space: Space) -> tup
         if plan.recompute == "selective" and takes_none and not layout.recomputes:
             continue  # the same as none
         (fitting if fits else unfit).append(layout)
+        if not fits and _least_bytes(memory, layout) > memory.capacity_bytes:
+            too_large[others] = plan.micro_batch + 1
     if not fitting:
         raise _nothing(unfit, bounds)
-    return fitting, unfit
+    return fitting, unfit, n_hopeless
+
+
+def _least_bytes(memory: MemoryReport, layout: Layout) -> int:
+    """Return what the fullest stage needs with any micro-batch as large or larger: states, and each chunk's activations once."""
+    states = sum(memory.by_category[name] for name in ("parameters", "gradients", "optimizer"))
+    return states + sum(layer.saved_bytes for chunk in layout.chunks[memory.stage] for layer in chunk)
 
 
 @dataclass(slots=True)
@@ -482,6 +506,8 @@ def describe(plan: ParallelPlan) -> str:
     """
     degrees = [f"dp{plan.dp}"]
     degrees += [f"{name}{getattr(plan, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(plan, name) > 1]
+    if plan.etp not in (None, plan.tp):
+        degrees.append(f"etp{plan.etp}")
     if plan.virtual_pp > 1:
         degrees.append(f"v{plan.virtual_pp}")
     degrees.append(f"mb{plan.micro_batch}")
@@ -490,5 +516,5 @@ def describe(plan: ParallelPlan) -> str:
     if plan.sharding != "none":
         degrees.append(plan.sharding)
     if plan.recompute != "none":
-        degrees.append(f"{plan.recompute}-recompute")
+        degrees.append(f"{plan.recompute_modules or plan.recompute}-recompute")
     return " ".join(degrees)

@@ -17,6 +17,7 @@ from simulator.models.spec import ModelSpec
 from simulator.parallel.expert import expert_refusal
 from simulator.parallel.idle import idle_settings
 from simulator.plan import SETTINGS, ParallelPlan
+from simulator.plan.stage_layout import shortened_ends
 from simulator.schedules import SCHEDULES, plain_name
 from simulator.topology import Topology
 
@@ -94,6 +95,8 @@ def pipeline_rule(plan: ParallelPlan, site: Site) -> str:
     if site.spec.encoder_layers:
         return "an encoder-decoder is not cut into pipeline stages"
     is_uneven = plan.first_stage_layers or plan.last_stage_layers or plan.pipeline_layout
+    if plan.framework_spec.lays_out_pipelines and site.spec.layers >= plan.pp:
+        return ""
     return (
         f"pp={plan.pp} does not divide the {site.spec.layers} layers"
         if site.spec.layers % plan.pp and not is_uneven
@@ -162,7 +165,9 @@ def chunk_rule(plan: ParallelPlan, site: Site) -> str:
         return "virtual stages need a pipeline: pp=1"
     if plan.pipeline_layout is None and isinstance(site.spec, ModelSpec):
         per_stage = site.spec.layers // plan.pp
-        if per_stage % plan.virtual_pp:
+        n_chunks = plan.pp * plan.virtual_pp
+        is_laid_out = plan.framework_spec.lays_out_pipelines and shortened_ends(site.spec.layers, n_chunks) is not None
+        if site.spec.layers % n_chunks and not is_laid_out:
             return f"virtual_pp={plan.virtual_pp} does not divide the {per_stage} layers of a stage"
     if SCHEDULES[plan.schedule].takes_chunks and plan.micro_batch and plan.n_micro_batches % plan.pp:
         return f"{plan.n_micro_batches} micro-batches are not groups of one per stage: pp={plan.pp}"

@@ -24,14 +24,22 @@ from simulator.explore.neighbourhood import (
 )
 from simulator.interop import load_model
 from simulator.models.spec import ModelSpec
-from simulator.plan import ParallelPlan, Sharding
+from simulator.parallel.expert import expert_refusal
+from simulator.plan import SETTINGS, ParallelPlan, Sharding
 from simulator.scenario import Scenario
 from simulator.schedules import SCHEDULES, plain_name
 from simulator.simulation import topology_of
 from simulator.topology import Topology
 
 #: axes of the space; values that are not given are all valid ones
-AXES = ("tp", "pp", "virtual_pp", "cp", "ep", "sharding", "micro_batch", "recompute", "sequence_parallel")
+AXES = (
+    "tp", "pp", "virtual_pp", "cp", "ep", "etp", "sharding", "micro_batch", "recompute", "recompute_modules", "sequence_parallel"
+)  # fmt: skip
+#: chunks per stage where chunks may differ, and the most stages of such a pipeline
+UNEVEN_CHUNKS = (1, 2, 4, 8)
+MOST_UNEVEN_STAGES = 16
+#: larger degrees of tensor parallelism are looked at where they are asked for
+MOST_TP = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +97,56 @@ class Space:
     def _meshes(self) -> Iterator[ParallelPlan]:
         """Degrees whose product divides the GPUs."""
         spec, n_gpus, site = self.spec, self.n_gpus, self.site
-        for tp in self._values("tp", divisors(site.node_gpus)):
-            for pp in self._values("pp", divisors(spec.layers)):
+        tensor_degrees = self._values("tp", divisors(site.node_gpus))
+        for tp in tensor_degrees if "tp" in self.allowed else [tp for tp in tensor_degrees if tp <= MOST_TP]:
+            for pp in self._values("pp", self._stages()):
                 for cp in self.allowed.get("cp", (self.base.cp,)):
                     if n_gpus % (tp * pp * cp):
                         continue
                     mesh = replace(self.base, gpus=n_gpus, dp=n_gpus // (tp * pp * cp), tp=tp, pp=pp, cp=cp)
                     if tensor_rule(mesh, site) or pipeline_rule(mesh, site) or context_rule(mesh, site):
                         continue
-                    degrees = (replace(mesh, ep=ep) for ep in self._values("ep", divisors(spec.n_experts or 1)))
+                    degrees = (
+                        replace(mesh, ep=ep, etp=etp)
+                        for ep in self._values("ep", divisors(spec.n_experts or 1))
+                        for etp in self._expert_splits(tp, ep)
+                    )
                     yield from (plan for plan in degrees if not expert_rule(plan, site))
+
+    def _expert_splits(self, tp: int, ep: int) -> tuple[int | None, ...]:
+        """Tensor-parallel degrees of the experts: those that are asked for, or what the framework's recipes have."""
+        if tp == 1 or ep == 1:
+            return (None,)
+        recipe = self.base.framework_spec.expert_recipe
+        return tuple(self.allowed.get("etp", (recipe.get("etp"),)))
+
+    def _stages(self) -> tuple[int, ...]:
+        """Pipeline stages: divisors of the layers; where chunks may differ those of the GPUs, too, if stages are named."""
+        even = divisors(self.spec.layers)
+        if not self.base.framework_spec.lays_out_pipelines or "pp" not in self.allowed:
+            return even
+        uneven = (n for n in divisors(self.n_gpus) if n <= min(self.spec.layers, MOST_UNEVEN_STAGES))
+        return tuple(sorted({*even, *uneven}))
+
+    def _chunks(self, plan: ParallelPlan) -> tuple[int, ...]:
+        """Chunks per stage: those that divide its layers, or a few where chunks may differ."""
+        if plan.pp == 1 or not SCHEDULES[plan.schedule].takes_chunks:
+            return (1,)
+        if self.spec.layers % plan.pp and plan.framework_spec.lays_out_pipelines:
+            return tuple(n for n in UNEVEN_CHUNKS if plan.pp * n <= self.spec.layers)
+        return divisors(self.spec.layers // plan.pp)
+
+    def _modules(self, plan: ParallelPlan) -> tuple[str | None, ...]:
+        """What selective recomputation recomputes: what the framework's does, or Megatron-Core's modules of such models."""
+        spec = self.spec
+        if plan.recompute != "selective" or plan.framework_spec.kernels != "fused":
+            return (None,)
+        of_latents = ("mla_up_proj",) if spec.is_latent_attention else ()
+        outputs = ("layernorm", "moe_act") if spec.n_experts else ("layernorm",)
+        chosen = [of_latents, (*outputs, *of_latents)]
+        return tuple(
+            SETTINGS["recompute_modules"].parse(modules) if modules else None for modules in dict.fromkeys(chosen)
+        )
 
     def _partitions(self, mesh: ParallelPlan) -> Iterator[ParallelPlan]:
         """Sharding, sequence parallelism, recomputation."""
@@ -110,17 +158,23 @@ class Space:
             for splits in self._values("sequence_parallel", (False, True)):
                 if sequence_rule(split := replace(sharded, sequence_parallel=splits), self.site):
                     continue
-                yield from (replace(split, recompute=word) for word in self._values("recompute", RECOMPUTE))
+                if expert_refusal(split, has_experts=self.spec.n_experts > 0):
+                    continue
+                for word in self._values("recompute", RECOMPUTE):
+                    chosen = replace(split, recompute=word)
+                    given = self.allowed.get("recompute_modules") if word == "selective" else None
+                    for modules in given or self._modules(chosen):
+                        yield replace(chosen, recompute_modules=modules)
 
     def _batches(self, plan: ParallelPlan) -> Iterator[ParallelPlan]:
         """Micro-batches, and chunks per stage."""
         if plan.global_batch % plan.dp:
             return
-        chunks = (
-            divisors(self.spec.layers // plan.pp) if plan.pp > 1 and SCHEDULES[plan.schedule].takes_chunks else (1,)
-        )
+        is_uneven = plan.pp > 1 and self.spec.layers % plan.pp > 0
         for micro_batch in self._values("micro_batch", divisors(plan.global_batch // plan.dp)):
-            for virtual_pp in self._values("virtual_pp", chunks):
+            if is_uneven and plan.global_batch // (plan.dp * micro_batch) < plan.pp:
+                continue  # stages would never all be busy
+            for virtual_pp in self._values("virtual_pp", self._chunks(plan)):
                 yield from self._resolved(plan, micro_batch, virtual_pp)
 
     def _resolved(self, plan: ParallelPlan, micro_batch: int, virtual_pp: int) -> Iterator[ParallelPlan]:
@@ -160,7 +214,7 @@ def search_space(base: Mapping[str, Any], axes: Mapping[str, tuple[Any, ...]]) -
     spec: ModelSpec = load_model(scenario.model)
     plan = scenario.plan
     shared = replace(
-        plan.without("dp", "tp", "pp", "virtual_pp", "ep", "micro_batch", "sharding", "recompute", "sequence_parallel"),
+        plan.without(*{"dp", *AXES} - {"cp"}),
         gpus=plan.gpus or topology.n_gpus,
         sequence_length=plan.sequence_length or spec.max_positions,
     )

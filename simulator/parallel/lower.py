@@ -21,7 +21,7 @@ from simulator.parallel.stage import StageLayers
 from simulator.parallel.states import optimizer_run
 from simulator.parallel.vocabulary import share
 from simulator.plan import ParallelPlan
-from simulator.plan.stage_layout import parse_layout
+from simulator.plan.stage_layout import parse_layout, shortened_ends
 from simulator.program.op import Collective
 from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
 from simulator.schedules import Placement, Table, build_table, placement_of
@@ -211,31 +211,17 @@ def _counts(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:
             hint=f"use at most {blocks} virtual stages",
         )
     if blocks % n_virtual and plan.virtual_pp > 1:
-        return _shortened_ends(blocks, n_virtual, plan)
+        laid_out = shortened_ends(blocks, n_virtual) if plan.framework_spec.lays_out_pipelines else None
+        if laid_out is None:
+            raise InfeasiblePlanError(
+                f"{blocks} layers are not a multiple of pp x virtual_pp = {plan.pp} x {plan.virtual_pp}",
+                hint="interleaving needs equal chunks; choose degrees that divide the layers, or name a pipeline_layout",
+            )
+        return laid_out
     # Uneven splits give the surplus to the middle stages, away from embedding and head.
     base, surplus = divmod(blocks, n_virtual)
     start = (n_virtual - surplus) // 2
     return [base + (1 if start <= v < start + surplus else 0) for v in range(n_virtual)]
-
-
-def _shortened_ends(blocks: int, n_virtual: int, plan: ParallelPlan) -> list[int]:
-    """Give every chunk as many blocks as it takes, fewer to the last, beside which the loss is, and then to the first.
-
-    References
-    ----------
-    NVIDIA-NeMo/Megatron-Bridge, ``recipes/deepseek/deepseek_v3.py``: 61 layers as ``Et*4|(t*4|)*14tmL`` over 16 chunks and as
-    ``Et|(tt|)*30mL`` over 32.
-    """
-    each = -(-blocks // n_virtual)
-    spare = each * n_virtual - blocks
-    last = each - min(spare, each)
-    first = each - (spare - (each - last))
-    if first < 0 or not plan.framework_spec.lays_out_pipelines:
-        raise InfeasiblePlanError(
-            f"{blocks} layers are not a multiple of pp x virtual_pp = {plan.pp} x {plan.virtual_pp}",
-            hint="interleaving needs equal chunks; choose degrees that divide the layers, or name a pipeline_layout",
-        )
-    return [first, *[each] * (n_virtual - 2), last]
 
 
 def lower(

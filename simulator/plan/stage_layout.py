@@ -60,3 +60,28 @@ def _repeated(text: str, found: re.Match[str], part: str, times: int) -> str:
     if len(part) * times > _LONGEST:
         raise ConfigError(f"pipeline_layout: '{found[0][:40]}' is longer than {_LONGEST} layers and stages")
     return text[: found.start()] + part * times + text[found.end() :]
+
+
+def shortened_ends(blocks: int, n_virtual: int) -> list[int] | None:
+    """Give every chunk as many blocks as it takes, fewer to the last, beside which the loss is, and then to the first.
+
+    Returns
+    -------
+    list of int or None
+        Blocks by chunk; None where they are too few.
+
+    References
+    ----------
+    NVIDIA-NeMo/Megatron-Bridge, ``recipes/deepseek/deepseek_v3.py``: 61 layers as ``Et*4|(t*4|)*14tmL`` over 16 chunks and as
+    ``Et|(tt|)*30mL`` over 32.
+
+    Examples
+    --------
+    >>> shortened_ends(61, 16)[-2:], shortened_ends(61, 32)[:2], shortened_ends(5, 8)
+    ([4, 1], [1, 2], None)
+    """
+    each = -(-blocks // n_virtual)
+    spare = each * n_virtual - blocks
+    last = each - min(spare, each)
+    first = each - (spare - (each - last))
+    return None if first < 0 or n_virtual < 2 else [first, *[each] * (n_virtual - 2), last]

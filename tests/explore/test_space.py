@@ -7,7 +7,7 @@ import pytest
 
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.neighbourhood import divisors
-from simulator.explore.space import Space
+from simulator.explore.space import Space, search_space
 from simulator.models.catalog import find_spec
 from simulator.plan import ParallelPlan
 from simulator.schedules import build_table
@@ -87,3 +87,21 @@ def test_sharding_only_where_the_framework_knows_it():
     assert with_pipeline == {"none", "zero1"}
     assert {p.sharding for p in space(framework="megatron-deepspeed").plans() if p.pp == 1} >= {"zero2", "zero3"}
     assert InfeasiblePlanError.exit_code == 4
+
+
+def test_uneven_pipelines_and_modules_are_chosen_where_they_are_asked_for():
+    """61 layers have no even pipeline; Megatron Bridge runs DeepSeek-V3 with pp 2 and 8 chunks, ep 32, recomputing up-projections."""
+    base = {"topology": "gb300-nvl72", "model": "deepseek-v3", "gpus": 256, "framework": "megatron-bridge", "precision": "mxfp8",
+            "global_batch": 4096, "sequence_length": 4096}  # fmt: skip
+    axes = {
+        "tp": (1,),
+        "pp": (2,),
+        "micro_batch": (2,),
+        "ep": (32,),
+        "sharding": ("zero1",),
+        "recompute": ("none", "selective"),
+    }
+    plans = list(search_space(base, axes)[1].plans())
+    assert {plan.pp for plan in plans} == {2}
+    assert {(plan.virtual_pp, plan.recompute_modules) for plan in plans} >= {(8, None), (8, "mla_up_proj")}
+    assert {plan.pp for plan in search_space(base, {"tp": (1,), "micro_batch": (1,)})[1].plans()} == {1}
