@@ -18,7 +18,7 @@ def import_(
     kind: Annotated[
         Text, option("What it is, where its content does not tell; nvml reads this machine.", "--as")
     ] = None,
-    out: Annotated[Text, option("Write plan.yaml, cluster.yaml or measurements.csv.", "--out", "-o")] = None,
+    out: Annotated[Text, option("Write plan.yaml, cluster.yaml or measurements.csv.", "--out", "-o", "--csv")] = None,
     device: Annotated[Text, option("Clusters: the GPU, where the file does not name it.")] = None,
     nodes: Annotated[Number, option("Clusters: how many such nodes; scripts and logs: nodes of the job.")] = None,
     nic_bandwidth: Annotated[Text, option("Clusters: rate of a NIC, e.g. '200 Gb/s'.")] = None,

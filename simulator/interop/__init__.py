@@ -36,6 +36,7 @@ from simulator.interop.slurm_topology import SLURM
 from simulator.interop.torchtitan import TORCHTITAN
 from simulator.interop.torchtune import TORCHTUNE
 from simulator.interop.trainer import TRAINER
+from simulator.interop.training_log import TRAINING_LOG, TrainingLog
 from simulator.models.catalog import CATALOG, find_spec
 from simulator.models.spec import ModelSpec
 from simulator.topology import Topology, load_topology
@@ -62,6 +63,7 @@ FORMATS: dict[str, Format] = {
     "astra-network": ASTRA_NETWORK,
     "nvml": NVML,
     "nccl-tests": NCCL_TESTS,
+    "training-log": TRAINING_LOG,
 }
 _SETTINGS = ("model", "plan", "plan and model")
 
@@ -86,7 +88,7 @@ def import_any(
     options: Mapping[str, Any] | None = None,
     *,
     gives: tuple[str, ...] = (),
-) -> Imported | ImportedCluster | CollectiveTable:
+) -> Imported | ImportedCluster | CollectiveTable | TrainingLog:
     """Read a file of another tool.
 
     Parameters

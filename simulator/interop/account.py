@@ -8,6 +8,7 @@ from simulator.errors import ConfigError
 from simulator.interop.cluster import ImportedCluster
 from simulator.interop.format import Imported, ImportReport
 from simulator.interop.nccl_tests import CollectiveTable, write_measurements
+from simulator.interop.training_log import TrainingLog
 
 #: what is told of the runs of a log -> attribute of a run
 _LOG_KEYS = {
@@ -20,7 +21,7 @@ _LOG_KEYS = {
 
 
 def account_of(
-    found: Imported | ImportedCluster | CollectiveTable,
+    found: Imported | ImportedCluster | CollectiveTable | TrainingLog,
     *,
     topology: str = "",
     transport: str = "",
@@ -30,7 +31,7 @@ def account_of(
 
     Parameters
     ----------
-    found : Imported, ImportedCluster or CollectiveTable
+    found : Imported, ImportedCluster, CollectiveTable or TrainingLog
     topology, transport : str
         Of a log: what was measured.
     written : bool
@@ -45,6 +46,8 @@ def account_of(
         if written and any(not run.n_nodes for run in found.runs):
             raise ConfigError(f"{found.file}: the log does not tell how many nodes took part", hint="give --nodes")
         return _of_log(found, topology, transport)
+    if isinstance(found, TrainingLog):
+        return _of_run(found, topology, transport)
     return _of_cluster(found) if isinstance(found, ImportedCluster) else _of_settings(found)
 
 
@@ -68,6 +71,17 @@ def _of_settings(found: Imported) -> tuple[dict[str, Any], str]:
     if found.spec is not None:
         document["model"] = found.spec.to_dict() | {"parameters": found.spec.n_parameters}
     return {**document, "use": use}, found.to_yaml() if found.settings else ""
+
+
+def _of_run(found: TrainingLog, topology: str, transport: str) -> tuple[dict[str, Any], str]:
+    document = _account("training-log", found.file, None)
+    rows = found.measurements(topology, transport=transport)
+    for name, hint in (("gpus", "give --gpus"), ("topology", "give --topology")):
+        if not rows[0][name]:
+            document["unknown"].append(f"{name}: the log does not tell: {hint}")
+    told = {"tool": found.tool, "steps": len(found.values), "metric": found.metric, "value": float(rows[0]["value"])}
+    document["measurements"] = told | found.columns | {"rows": len(rows)}
+    return {**document, "use": "--csv FILE --topology NAME, then simulate validate FILE"}, write_measurements(rows)
 
 
 def _of_cluster(found: ImportedCluster) -> tuple[dict[str, Any], str]:

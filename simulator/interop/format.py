@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from simulator.interop.emission import Emission, Request
     from simulator.interop.nccl_tests import CollectiveTable
     from simulator.interop.table import Table
+    from simulator.interop.training_log import TrainingLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +173,7 @@ class Format:
     gives: str
     what: str
     sniff: Callable[[str], bool]
-    read: Callable[..., Imported | ImportedCluster | CollectiveTable]
+    read: Callable[..., Imported | ImportedCluster | CollectiveTable | TrainingLog]
     options: tuple[str, ...] = ()
     table: Table | None = None
     write: Callable[[Request], Emission] | None = None

@@ -183,6 +183,7 @@ def seeds() -> list[tuple[str, str, str]]:
     found = [(kind, _ending(text), text) for kind, texts in TEXTS.items() for text in texts]
     found += [(kind, _ending(text), text) for kind, text in machines().items()]
     found += [(kind, ".yaml", text) for kind, text in _module_of_tests("test_trainers_yaml").TEXTS.items()]
+    found += [("training-log", ".log", text) for text, *_ in _module_of_tests("test_training_log").LOGS.values()]
     shipped = ROOT / "topologies"
     found += [
         ("plan file", ".yaml", _PLAN),
