@@ -147,7 +147,8 @@ def idle_release(plan: ParallelPlan, device: Device) -> list[str]:
     if not plan.cuda or under_release(constants, plan.cuda) is not constants:
         return []
     if constants.release_efficiency:
-        latest = max(constants.release_efficiency, key=lambda release: [int(part) for part in release.split(".")])
+        releases = {key.partition("/")[0] for key in constants.release_efficiency}
+        latest = max(releases, key=lambda release: [int(part) for part in release.split(".")])
         why = f"the matrix libraries of {device.name} are at full speed after {latest}"
     else:
         why = f"the matrix libraries of {device.name} are known at one speed (kernels.gemm.release_efficiency)"

@@ -166,6 +166,7 @@ def test_percentages_of_holistic_trace_analysis():
     alone = rank_of([("k", "a", 0, 4), ("k", "b", 6, 10)])
     assert hta_breakdown(trace_of(alone))[0].overlap == 0
     assert hta_breakdown(trace_of(rank_of([("h", "a", 0, 4)]))) == ()
+    assert [row.rank for row in hta_breakdown(trace_of(rank_of([("h", "a", 0, 4)]), replace(alone, rank=1)))] == [1]
 
 
 def test_intervals():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.analysis.idle_inputs import idle_choices, idle_inputs
+from simulator.analysis.idle_inputs import idle_choices, idle_inputs, idle_loading, idle_release
+from simulator.faults import Faults
 from simulator.models.catalog import CATALOG
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.topology import load_topology
+from simulator.topology.device import load_device
 
 
 def plan(**settings):
@@ -58,3 +60,50 @@ def test_choices_of_the_network():
     assert idle_choices(1, 1, nccl_algo="ring", nccl_proto="ll") == [
         "--nccl-algo ring has no effect on one GPU", "--nccl-proto ll has no effect on one GPU",
     ]  # fmt: skip
+
+
+def test_loading_matters_where_the_cluster_says_how_fast_its_storage_is():
+    settings = {"loader_workers": 4}
+    why = "reading data is not modelled without storage (--set storage.node_bandwidth=...)"
+    assert without_effect(settings, 1, given=settings) == [f"--loader-workers has no effect: {why}"]
+    topology = load_topology("bigred200", 4, overrides={"storage.node_bandwidth": "1 GB/s"})
+    scenario = Scenario(topology="bigred200", model="gpt2", plan=plan(**settings))
+    assert idle_inputs(scenario, topology, CATALOG["gpt2"], link_busy_s={}, given=settings) == []
+    both = {"loader_workers": 4, "sample_bytes": 1000}
+    assert idle_loading(plan(**both, sample_time_s=0.1), has_storage=False, given=both) == [
+        f"--sample-bytes has no effect: {why}"
+    ]
+
+
+def test_faults_that_change_nothing_are_named():
+    faults = Faults(
+        slow_ranks=((1, 1.0), (2, 1.5)), slow_links=(("node0.nic", 1.0), ("node1.nic", 2.0), ("node1.nvlink", 2.0))
+    )
+    topology = load_topology("bigred200", 8)
+    scenario = Scenario(topology="bigred200", model="gpt2", plan=plan(), faults=faults)
+    busy = dict.fromkeys(Faults(slow_links=(("node1.nvlink", 2.0),)).links(topology), 1.0)
+    assert idle_inputs(scenario, topology, CATALOG["gpt2"], link_busy_s=busy) == [
+        "--slow-rank 1=1 has no effect", "--slow-link node0.nic=1 has no effect",
+        "--slow-link node1.nic=2 has no effect: nothing crosses it in this run",
+    ]  # fmt: skip
+
+
+def test_what_little_difference_a_schedule_makes_to_one_micro_batch():
+    one = {"pp": 2, "dp": 4, "schedule": "gpipe", "global_batch": 4}
+    words = "--schedule makes little difference: there is one micro-batch per step"
+    assert without_effect(one, 2, given=one) == [words]
+    assert without_effect(one | {"global_batch": 8}, 2, given=one) == without_effect(one, 2) == []
+    group = {"sharding": "hsdp", "sharding_group": 4}
+    assert without_effect(group, 1, given=group) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "cuda", "words"),
+    [
+        ("h100-sxm5-80g", "", None), ("h100-sxm5-80g", "12.1", None),
+        ("h100-sxm5-80g", "99.0", "are at full speed after"), ("a100-sxm4-80g", "12.1", "are known at one speed"),
+    ],
+)  # fmt: skip
+def test_releases_that_make_no_difference(device, cuda, words):
+    found = idle_release(plan(cuda=cuda or None), load_device(device))
+    assert (not found) if words is None else (len(found) == 1 and words in found[0] and f"cuda={cuda}" in found[0])

@@ -77,6 +77,21 @@ def test_channels(shape, n_channels, bus):
     assert found.n_channels * found.intra == pytest.approx(bus) == pytest.approx(found.n_channels * found.inter)
 
 
+#: speeds among which NCCL searches, GB/s: ``speedArrayIntra`` and ``speedArrayInter`` of ``src/graph/search.cc``
+INTRA = (20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0)
+INTER = (48.0, 30.0, 28.0, 24.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.4, 1.2)
+
+
+@pytest.mark.parametrize("excess", [1.001, 1.05])
+def test_channels_have_the_fastest_speed_that_fits(excess):
+    for speed in INTRA:
+        found = find_channels(GroupShape(**{**fields(ONE_A100), "nvlink_bytes_per_s": speed * excess / 0.8 * 1e9}))
+        assert found.n_channels * found.intra == pytest.approx(speed)
+    for speed in INTER:
+        found = find_channels(GroupShape(**{**fields(SPREAD_A100), "nic_bytes_per_s": speed * excess / 0.96 * 1e9}))
+        assert found.n_channels * found.inter == pytest.approx(speed)
+
+
 #: shape, collective, algorithm, protocol, bytes -> latency in us, bandwidth in GB/s
 CASES = {
     # one node: 14 steps of NVLink hops; llMaxBw of Ampere 87.7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import assume, given, settings
@@ -10,16 +11,19 @@ from hypothesis import strategies as st
 
 from simulator.analysis.metrics import measure
 from simulator.costs import ModelCosts
-from simulator.engine import run
+from simulator.engine import Interference, run
 from simulator.errors import SimulatorError
 from simulator.interop import load_model
-from simulator.network import NETWORKS
+from simulator.network import NETWORKS, Flow
 from simulator.parallel.repetition import ShortTable
 from simulator.plan import ParallelPlan
+from simulator.program.op import Collective, HostWork, Kernel
+from simulator.program.program import HOST, Program, RankProgram, Stretch, Task
 from simulator.program.stretch import insert_periods
 from simulator.scenario import Scenario
 from simulator.schedules import SCHEDULES
 from simulator.simulation import lower_scenario, resolve, topology_of
+from simulator.units import to_ps
 
 
 def lowered(**settings_):
@@ -110,3 +114,97 @@ def test_what_is_left_out_of_a_schedule_is_what_a_longer_one_has(name, monkeypat
 
 def described(task):
     return (task.op.name, task.stream, task.after, task.key, task.micro_batch)
+
+
+# -- programs of a few tasks ----------------------------------------------------------------------------------------------
+
+
+US = 1_000_000
+
+
+class TinyCosts:
+    """Hosts of several speeds, and one link of 1 MB/s for all: a collective of n bytes takes n microseconds and one more."""
+
+    def __init__(self, issue_us, factors):
+        self.issue_us, self.factors = issue_us, factors
+
+    def kind(self, rank):
+        return rank
+
+    def kernel_ps(self, kernel, rank):
+        return to_ps(kernel.duration_s)
+
+    def interference(self, op):
+        return self.factors
+
+    def issue_ps(self, op, rank):
+        return self.issue_us[rank] * US
+
+    def flow(self, op):
+        return Flow(latency_s=1e-6, n_bytes=op.n_bytes, links=(0,), weights=(1.0,))
+
+
+@st.composite
+def periodic(draw):
+    """One to three ranks whose periods have kernels, perhaps a collective that all of them meet in, and perhaps a host that waits."""
+    n_ranks = draw(st.integers(1, 3))
+    meets, waits = draw(st.booleans()), draw(st.lists(st.booleans(), min_size=n_ranks, max_size=n_ranks))
+    reduce = Collective(
+        collective="all_reduce", axis="dp", n_bytes=draw(st.integers(1, 6)), groups=(tuple(range(n_ranks)),), name="c"
+    )
+    n_written, n_omitted = draw(st.integers(2, 4)), draw(st.integers(0, 40))
+    n_tail = draw(st.sampled_from([0, 3, 60]))
+    ranks = []
+    for rank in range(n_ranks):
+        lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
+        kernels = [Kernel(name=f"k{i}", phase="forward", duration_s=us * 1e-6) for i, us in enumerate(lengths)]
+        tasks = [Task(Kernel(name="first", phase="forward", duration_s=draw(st.integers(0, 20)) * 1e-6))]
+        for period in range(n_written):
+            begin = len(tasks)
+            tasks += [Task(one, micro_batch=period) for one in kernels]
+            if meets:
+                # the first kernel of the next period does not wait for it, so that both may run at once
+                tasks.append(Task(reduce, "dp", (len(tasks) - 1,), ("c", period), period))
+            if waits[rank]:
+                tasks.append(Task(HostWork(name="sync", duration_s=0.0), HOST, (len(tasks) - 1,)))
+            length = len(tasks) - begin
+        tasks.append(
+            Task(Kernel(name="last", phase="optimizer", duration_s=2e-6), after=(len(tasks) - 1 - waits[rank],))
+        )
+        stretch = Stretch(1, len(tasks) - 1, length)
+        # behind it many launches of hardly any work, which use up whatever lead the host has gained
+        tasks += [Task(Kernel(name="tail", phase="optimizer", duration_s=1e-6))] * n_tail
+        ranks.append(RankProgram(rank=rank, members=(rank,), tasks=tuple(tasks), stretch=stretch))
+    issue_us = draw(st.lists(st.integers(0, 8), min_size=n_ranks, max_size=n_ranks))
+    factors = Interference(*draw(st.sampled_from([(1.0, 1.0), (0.5, 1.0), (0.5, 0.8)])))
+    return Program(ranks=tuple(ranks), n_omitted=n_omitted, period_micro_batches=1), TinyCosts(issue_us, factors)
+
+
+@given(periodic())
+@settings(max_examples=150, deadline=None)
+def test_whatever_repeats_is_what_writing_it_down_gives(case):
+    """Hosts ahead, behind and drifting, ranks that are unequally fast, meetings and interference: to the picosecond."""
+    program, costs = case
+    links = SimpleNamespace(links=[SimpleNamespace(bandwidth_bytes_per_s=1e6)])
+    short, whole = (
+        run(one, costs, lambda: NETWORKS["flow"](links))
+        for one in (program, insert_periods(program, program.n_omitted))
+    )
+    assert short.makespan_ps == whole.makespan_ps
+    assert rows(short) == rows(whole)
+    assert measure(short, pipelined=True) == measure(whole, pipelined=True)
+
+
+@pytest.mark.parametrize(("kernel_us", "issue_us"), [(3, 1), (1, 3), (2, 2)])
+def test_a_steady_state_is_found_and_ends_the_simulation(kernel_us, issue_us):
+    """One launch and the slower of host and device for every other kernel: a thousand periods cost what a few do."""
+    one = Kernel(name="k", phase="forward", duration_s=kernel_us * 1e-6)
+    events = []
+    for n_omitted in (10, 1000):
+        tasks = (Task(one), *(Task(one, micro_batch=i) for i in range(4)), Task(one))
+        rank = RankProgram(rank=0, members=(0,), tasks=tasks, stretch=Stretch(1, 5, 1))
+        program = Program(ranks=(rank,), n_omitted=n_omitted, period_micro_batches=1)
+        found = run(program, TinyCosts([issue_us], Interference()), lambda: NETWORKS["flow"](SimpleNamespace(links=[])))
+        assert found.makespan_ps == (issue_us + kernel_us + max(issue_us, kernel_us) * (5 + n_omitted)) * US
+        events.append(found.n_events)
+    assert events[0] == events[1] < 10

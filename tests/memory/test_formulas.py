@@ -272,3 +272,30 @@ def test_offloaded_states_fit_into_the_host():
     with pytest.raises(InfeasiblePlanError, match="8 GPUs of a node"):
         check_host_memory(chunks, plan, 16, n_ranks=8, host_bytes=6.9e9)
     check_host_memory(chunks, plan, 16, n_ranks=8, host_bytes=None)
+
+
+@pytest.mark.parametrize(("name", "gathered"), [("a100-sxm4-80g", 2 * DENSE), ("h100-sxm5-80g", 0)])
+def test_frozen_weights_in_eight_bits_save_half_where_one_copy_serves_both_directions(name, gathered):
+    """Hopper's matrix unit takes eight-bit operands in one layout only: a transposed copy is kept, which is as much as 16 bits."""
+    frozen = Parameter(name="w", n_elements=2 * DENSE, is_trained=False)
+    adapter = Parameter(name="a", n_elements=1000)
+    adapted = replace(layer(), parameters=(frozen, adapter))
+    plan = ParallelPlan(dp=1, micro_batch=1, global_batch=8, lora_rank=8, precision="fp8", framework="megatron-core")
+    device = load_device(name)
+    found = estimate([[[adapted]]], [[1]], plan, device, shard_size=1, first_ranks=[0]).by_category
+    assert found["parameters"] == 2 * (2 * DENSE + 1000) - gathered
+    assert (found["gradients"], found["optimizer"]) == (4 * 1000, 12 * 1000)  # of the adapters alone
+
+
+def test_sharded_once_under_a_pipeline_means_gathered_whole_for_the_step():
+    """`fully_shard` keeps what it gathered until the last backward, and gradients whole until they are reduced."""
+    found = memory([layer()] * 5, dp=8, pp=2, sharding="zero3", framework="torchtitan")
+    assert found["buffers"] == 2 * 5 * DENSE
+    assert (found["gradients"], found["parameters"]) == (4 * 5 * DENSE, 2 * 5 * DENSE // 8)
+
+
+def test_graphs_have_a_pool_of_their_own_for_temporaries():
+    """PyTorch, CUDA semantics: nothing else may use what a graph's pool holds while it is not replayed."""
+    layers = [layer(saved=100, transient=7_000), layer(transient=9_000)]
+    assert memory(layers, framework="megatron-core", cuda_graphs="full_iteration")["graphs"] == 9_000
+    assert "graphs" not in memory(layers, framework="megatron-core")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.replicated import fill_buckets, owned_tensors
 from simulator.parallel.states import accumulation_traffic, optimizer_run
 from simulator.plan import ParallelPlan
-from simulator.program.op import Collective
+from simulator.program.op import Collective, HostWork
 from simulator.program.program import HOST, TaskList
 
 KERNEL = PointwiseShape(name="copy", n_elements=1, read_bytes=1, written_bytes=1)
@@ -417,3 +419,28 @@ def test_each_rank_broadcasts_what_it_owns_at_once():
     strategy.after_step(tasks, tasks.add(KERNEL))
     sent = [task.op.n_bytes for task in tasks.tasks if isinstance(task.op, Collective)]
     assert len(sent) == 8 and sum(sent) == 2 * 4 * PSI
+
+
+def alive_units(plan, sizes):
+    """Most units of forward, and of backward, that are gathered and that the host does not know to be over."""
+    tasks, _ = step_tasks(plan, sizes)
+    over, gathered, most = -1, {"forward": [], "backward": []}, {"forward": 0, "backward": 0}
+    for index, task in enumerate(tasks):
+        if isinstance(task.op, HostWork) and task.after:
+            over = max(over, *task.after)
+        if isinstance(task.op, Collective) and task.op.collective == "all_gather":
+            users = [i for i, later in enumerate(tasks) if later.op is KERNEL and index in later.after]
+            phase = task.op.phase
+            gathered[phase] = [use for use in gathered[phase] if use > over] + [users[0]]
+            most[phase] = max(most[phase], len(gathered[phase]))
+    return most
+
+
+@pytest.mark.parametrize("n_units", [4, 7])
+def test_no_more_than_two_units_are_gathered_under_the_rate_limiter(n_units):
+    """Zhao et al., arXiv:2304.11277, section 3.4: at most two all-gathers in flight, or the host waits."""
+    plan = ParallelPlan(dp=8, gpus=8, sharding="zero3", framework="fsdp", micro_batch=1, global_batch=8)
+    sizes = [1_000_000] * n_units
+    assert alive_units(plan, sizes) == {"forward": 2, "backward": 2}
+    free = alive_units(replace(plan, limit_all_gathers=False), sizes)
+    assert free == {"forward": n_units, "backward": n_units}
