@@ -219,7 +219,7 @@ def with_values(
 ROW_SPREAD = 0.1
 #: rows of one cluster are alike: together they count as this many, however many there are
 ROWS_PER_CLUSTER = 50.0
-#: microseconds by which launch and setup differ between machines and releases
+#: microseconds by which launch and setup differ between machines and releases, where a factor of two is less
 BASE_SPREAD_US = 5.0
 
 
@@ -236,7 +236,7 @@ def expected_spread(path: Sequence[str | int], value: float) -> float:
     if "rendezvous" in path or {"fill_us", "fill_mib", "line_gb_per_s"} & set(path):
         return 1.0
     if "base_us" in path:
-        return min(1.0, max(0.3, BASE_SPREAD_US / value))
+        return min(1.0, max(0.7, BASE_SPREAD_US / value))
     return 0.3 if "socket_gb_per_s" in path else 0.7
 
 
