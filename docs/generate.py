@@ -35,7 +35,7 @@ from simulator.explore.objectives import PlanRow
 from simulator.explore.slurm_workers import SlurmSpec
 from simulator.explore.sweeps import SweepRow
 from simulator.interop import FORMATS
-from simulator.interop.table import table_page
+from simulator.interop.table import parts_page, table_page
 from simulator.plan import GROUPS, SETTINGS, Setting
 from simulator.replay.recorded_tables import RecordedTable
 from simulator.replay.replay_answer import OperatorAnswer, PlanAnswer, ReplayAnswer, StageAnswer
@@ -426,6 +426,8 @@ def formats_page() -> str:
     for name, one in FORMATS.items():
         if one.table is not None:
             parts += [f"\n## `{name}`\n", table_page(one.table)]
+        elif one.parts:
+            parts += [f"\n## `{name}`\n", parts_page(one.parts)]
     return "\n".join(parts)
 
 

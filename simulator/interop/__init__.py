@@ -33,6 +33,7 @@ from simulator.interop.nvidia_smi import NVIDIA_SMI
 from simulator.interop.nvml import NVML
 from simulator.interop.olmo_core import OLMO_CORE
 from simulator.interop.slurm_topology import SLURM
+from simulator.interop.smi_inventory import SMI_INVENTORY
 from simulator.interop.torchtitan import TORCHTITAN
 from simulator.interop.torchtune import TORCHTUNE
 from simulator.interop.trainer import TRAINER
@@ -56,6 +57,7 @@ FORMATS: dict[str, Format] = {
     "olmo-core": OLMO_CORE,
     "nccl-topo": NCCL_TOPO,
     "nvidia-smi": NVIDIA_SMI,
+    "nvidia-smi-xml": SMI_INVENTORY,
     "slurm": SLURM,
     "lstopo": LSTOPO,
     "node-link": NODE_LINK,

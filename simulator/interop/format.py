@@ -144,6 +144,24 @@ class Imported:
         return "\n".join(lines) + "\n"
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some names of a format, and what they decide or why they are ignored.
+
+    Parameters
+    ----------
+    names : tuple of str
+        As the files have them.
+    why : str
+        What they decide, or why they decide nothing.
+    is_read : bool
+    """
+
+    names: tuple[str, ...]
+    why: str
+    is_read: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """One format of files: how it is recognised, read and, where it can hold a plan, written.
@@ -162,6 +180,8 @@ class Format:
         Options of ``simulate import`` that :attr:`read` takes.
     table : Table, optional
         The keys that are known, for the documentation.
+    parts : tuple of Part
+        Of a format without such a table: what is read and what is ignored, from what its reader goes by.
     write : callable, optional
         From a plan to the text of a file that says it.
     file : str
@@ -176,6 +196,7 @@ class Format:
     read: Callable[..., Imported | ImportedCluster | CollectiveTable | TrainingLog]
     options: tuple[str, ...] = ()
     table: Table | None = None
+    parts: tuple[Part, ...] = ()
     write: Callable[[Request], Emission] | None = None
     file: str = ""
 

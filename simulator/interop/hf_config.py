@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from simulator.config import load_yaml, near_misses
-from simulator.interop.format import Format, Imported
+from simulator.interop.format import Format, Imported, Part
 from simulator.interop.hf_families import DENSE, IRRELEVANT, RECORD
 from simulator.interop.hf_mixtures import MIXTURES
 from simulator.interop.hf_relatives import RELATIVES
@@ -88,5 +88,13 @@ def is_hf_config(text: str) -> bool:
 
 
 HF_CONFIG = Format(
-    gives="model", what="a Hugging Face `config.json`, or its folder", sniff=is_hf_config, read=import_hf_config
+    gives="model",
+    what="a Hugging Face `config.json`, or its folder",
+    sniff=is_hf_config,
+    read=import_hf_config,
+    parts=(
+        Part(tuple(FAMILIES), "`model_type`: its family's keys are read, any other ends the import"),
+        Part(("vision_config", "audio_config"), "only the language model is described", is_read=False),
+        Part(tuple(IRRELEVANT), "generation, learning, names", is_read=False),
+    ),
 )

@@ -16,7 +16,7 @@ from typing import Any
 
 from simulator.config import Fault, KeyPath, Locator, did_you_mean, parse_yaml, raise_faults, read_text
 from simulator.interop.cluster import ImportedCluster, imported
-from simulator.interop.format import Account, Format, refuse
+from simulator.interop.format import Account, Format, Part, refuse
 
 _KINDS = {"npu": "gpu", "xpu": "gpu", "gpu": "gpu", "cpu": "cpu", "nic": "nic", "switch": "switch", "port": "port",
           "memory": "", "device": "device", "custom": "custom"}  # fmt: skip
@@ -306,4 +306,11 @@ INFRAGRAPH = Format(
     sniff=sniff,
     read=import_infragraph,
     options=("device",),
+    parts=(
+        Part(
+            ("devices", "instances", "links", "edges", "connections"),
+            f"vertices and links; components are {', '.join(_KINDS)}",
+        ),
+        Part(("description", "annotations"), "for people", is_read=False),
+    ),
 )

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 from simulator.config import read_text
 from simulator.errors import ConfigError
 from simulator.interop.cluster import ImportedCluster, imported
-from simulator.interop.format import Account, Format, refuse
+from simulator.interop.format import Account, Format, Part, refuse
 from simulator.interop.hardware import device_of_product, nvlink_section
 from simulator.interop.syntax import parse_xml
 
@@ -206,4 +206,10 @@ LSTOPO = Format(
     sniff=sniff,
     read=import_lstopo,
     options=("device", "nodes", "nic_bandwidth"),
+    parts=(
+        Part(_USED, "sockets, memory, PCIe switches, GPUs and NICs by their class and driver"),
+        Part(("NVLinkBandwidth",), "NVLinks between GPUs, or into NVSwitches"),
+        Part(("GPUModel", "CUDAGlobalMemorySize"), "the device"),
+        Part(_IRRELEVANT, "inside a processor: training is not bound by it", is_read=False),
+    ),
 )

@@ -19,7 +19,7 @@ from typing import Any
 
 from simulator.config import cell, read_text
 from simulator.errors import ConfigError
-from simulator.interop.format import Format
+from simulator.interop.format import Format, Part
 
 #: name of a test program (without ``_perf``) -> collective
 PROGRAMS = {
@@ -386,4 +386,13 @@ NCCL_TESTS = Format(
     sniff=is_nccl_tests,
     read=import_nccl_tests,
     options=("gpus", "collective", "nodes"),
+    parts=(
+        Part(
+            ("size", "count", "type", "redop", "root", "time", "algbw", "busbw"),
+            "a row each, out of place and in place",
+        ),
+        Part(("Rank", "Pid", "on", "device"), "ranks, nodes, and GPUs of a process"),
+        Part(("NCCL version", "nccl-library"), "the version"),
+        Part(("#wrong", "Avg bus bandwidth"), "checks, and what follows from the rows", is_read=False),
+    ),
 )

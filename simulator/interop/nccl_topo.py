@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 from simulator.config import read_text
 from simulator.errors import ConfigError
 from simulator.interop.cluster import ImportedCluster, imported
-from simulator.interop.format import Account, Format, refuse
+from simulator.interop.format import Account, Format, Part, refuse
 from simulator.interop.hardware import (
     NCCL_NVLINK_GB_PER_S,
     XGMI_GB_PER_S,
@@ -50,6 +50,16 @@ _IRRELEVANT = {
     "pcilink": {"target"},
     "c2c": {"bw", "count"},
 }  # fmt: skip
+#: element -> what it decides
+_DECIDES = {
+    "system": "which host is described, and the version of the format",
+    "cpu": "sockets and vendor",
+    "pci": "generation and lanes of PCIe, its switches, the board by its id",
+    "gpu": "the GPUs in their order, the board by generation and units",
+    "nvlink": "links between GPUs, or into NVSwitches",
+    "xgmi": "links of Infinity Fabric",
+    "net": "NICs and their rate",
+}
 _NVSWITCH, _BRIDGE = "0x068000", "0x060400"
 _GENERATION = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
 _VENDOR = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
@@ -301,4 +311,16 @@ NCCL_TOPO = Format(
     sniff=sniff,
     read=import_nccl_topology,
     options=("device", "nodes", "nic_bandwidth"),
+    parts=(
+        *(
+            Part(tuple(sorted(f"{tag}.{name}" for name in names)), _DECIDES[tag])
+            for tag, names in _USED.items()
+            if names
+        ),
+        *(
+            Part(tuple(sorted(f"{tag}.{name}" for name in names)), "identity, or what NCCL measured", is_read=False)
+            for tag, names in _IRRELEVANT.items()
+            if names
+        ),
+    ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from simulator.config import Fault, KeyPath, Locator, did_you_mean, parse_yaml, raise_faults, read_text
 from simulator.interop.cluster import ImportedCluster, imported
-from simulator.interop.format import Account, Format, refuse
+from simulator.interop.format import Account, Format, Part, refuse
 
 KINDS = {
     "gpu": "gpu",
@@ -174,4 +174,9 @@ NODE_LINK = Format(
     sniff=sniff,
     read=import_node_link,
     options=("device",),
+    parts=(
+        Part(tuple(f"nodes.{key}" for key in _NODE_KEYS), f"vertices; kinds are {', '.join(KINDS)}"),
+        Part(tuple(f"edges.{key}" for key in _EDGE_KEYS), f"links; kinds are {', '.join(_LINK_KINDS)}"),
+        Part(("label", "pos", "x", "y", "weight"), "drawing", is_read=False),
+    ),
 )

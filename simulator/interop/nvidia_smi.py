@@ -10,7 +10,7 @@ from typing import Any
 from simulator.config import read_text
 from simulator.errors import ConfigError
 from simulator.interop.cluster import ImportedCluster, imported
-from simulator.interop.format import Account, Format, refuse
+from simulator.interop.format import Account, Format, Part, refuse
 from simulator.interop.hardware import device_of_nvlinks, nvlink_section
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -185,4 +185,11 @@ NVIDIA_SMI = Format(
     sniff=sniff,
     read=import_nvidia_smi,
     options=("device", "nodes", "nic_bandwidth"),
+    parts=(
+        Part(("GPU*", "NV*"), "GPUs, and the NVLinks between them; their number tells the device"),
+        Part(("NIC*", "mlx*", "rdma*"), "NICs, where `--nic-bandwidth` gives their rate"),
+        Part(("PIX", "PXB"), "what meets below a PCIe switch"),
+        Part(("PHB", "NODE", "SYS", "SOC", "CPU Affinity"), "sockets"),
+        Part(("GPU NUMA ID", "NIC Legend"), "names", is_read=False),
+    ),
 )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from simulator.config import near_misses
 from simulator.errors import ConfigError
+from simulator.interop.format import Part
 from simulator.interop.reader import MOST, Reader
 
 Kind = Literal["count", "whole", "number", "switch", "text", "word", "any"]
@@ -286,6 +287,15 @@ def json_keys(text: str) -> set[str]:
     except (ValueError, RecursionError):
         return set()
     return set(data) if isinstance(data, dict) else set()
+
+
+def parts_page(parts: Iterable[Part]) -> str:
+    """Return what the documentation lists for a format that is no mapping of keys."""
+    lines = ["| | names | decides, or why not |", "|---|---|---|"]
+    for part in parts:
+        names = ", ".join(f"`{name}`" for name in part.names)
+        lines.append(f"| {'read' if part.is_read else 'ignored'} | {names} | {part.why} |")
+    return "\n".join(lines) + "\n"
 
 
 def table_page(table: Table) -> str:

@@ -37,3 +37,13 @@ def test_what_is_not_recognised(tmp_path):
         import_settings(path)
     with pytest.raises(ConfigError, match="'deepspeed'"):
         import_settings(path, "deepspead")
+
+
+@pytest.mark.parametrize("kind", [name for name in FORMATS if name != "nvml"])
+def test_every_format_says_what_it_reads_and_what_it_ignores(kind):
+    one = FORMATS[kind]
+    if one.table is not None:
+        assert one.table.keys and (one.table.irrelevant or one.table.missed)
+    else:
+        assert {part.is_read for part in one.parts} == {True, False}
+        assert all(part.names and part.why for part in one.parts)

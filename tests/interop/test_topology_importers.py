@@ -171,6 +171,16 @@ edges:
   - {ep1: {instance: "host[1]", component: "nic[0:4]"}, ep2: {instance: "leaf[0]", component: "port[4:8]"}, many2many: false, link: eth}
 """
 SWITCHED = [[12] * 8 for _ in range(8)]
+
+
+def inventory(product, mib, gpus, generation=4):
+    one = f"""<gpu id="00000000:0{{}}:00.0"><product_name>{product}</product_name>
+      <pci><pci_gpu_link_info><pcie_gen><max_link_gen>{generation}</max_link_gen></pcie_gen></pci_gpu_link_info></pci>
+      <fb_memory_usage><total>{mib} MiB</total><used>3 MiB</used></fb_memory_usage></gpu>"""
+    head = '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n<nvidia_smi_log>'
+    return head + "".join(one.format(n) for n in range(gpus)) + "</nvidia_smi_log>\n"
+
+
 ASTRA = """
 topology: [ Ring, FullyConnected, Switch ]  # kinds
 npus_count: [ 4, 3, 2 ]
@@ -188,6 +198,7 @@ FIXTURES = {
     "slurm": (CONF, ".conf", {"node_of": "dgx-a100-80g", "links": {"leaf-spine": "200 Gb/s x 16"}}),
     "lstopo": (lstopo_xml(), ".xml", {"nic_bandwidth": "100 Gb/s"}),
     "node-link": (node_link_json(), ".json", {"device": "a100-sxm4-40g"}),
+    "nvidia-smi-xml": (inventory("NVIDIA A100-SXM4-80GB", 81920, 8), ".xml", {"nic_bandwidth": "200 Gb/s"}),
     "astra-network": (ASTRA, ".yml", {"device": "a100-sxm4-80g"}),
     "infragraph": (INFRAGRAPH, ".yaml", {"device": "a100-sxm4-80g"}),
 }
@@ -673,3 +684,28 @@ def test_nics_of_several_rates_are_asked_for(brought):
     assert (nics.count, nics.bandwidth_bytes_per_s) == (2, 25e9)
     with pytest.raises(ConfigError, match=r"no NIC of 100 Gb/s"):
         brought("nccl-topo", text, nic_bandwidth="100 Gb/s")
+
+
+@pytest.mark.parametrize(
+    ("product", "mib", "gpus", "device", "kind", "links"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 81920, 8, "a100-sxm4-80g", "switch", 12),
+        ("NVIDIA A100-SXM4-40GB", 40960, 4, "a100-sxm4-40g", "mesh", 4),  # 12 links to three others
+        ("NVIDIA H100 80GB HBM3", 81559, 8, "h100-sxm5-80g", "switch", 18),
+        ("Tesla V100-SXM2-32GB", 32768, 8, "v100-sxm2-32g", "hybrid-cube-mesh", None),
+        ("NVIDIA A100-PCIE-40GB", 40960, 4, "a100-pcie-40g", None, None),
+        ("NVIDIA H100 PCIe", 81559, 2, "h100-pcie", None, None),
+    ],
+)
+def test_an_inventory_tells_the_board_and_so_its_links(brought, product, mib, gpus, device, kind, links):
+    node = brought("nvidia-smi-xml", inventory(product, mib, gpus)).spec().node
+    assert (node.device, node.gpus) == (device, gpus)
+    assert (node.nvlink and node.nvlink.kind) == kind
+    if links:
+        assert getattr(node.nvlink, "links_per_gpu" if kind == "switch" else "links_per_peer") == links
+
+
+def test_an_unknown_board_of_an_inventory_is_asked_for(brought):
+    with pytest.raises(ConfigError, match="GeForce RTX 4090") as error:
+        brought("nvidia-smi-xml", inventory("NVIDIA GeForce RTX 4090", 24564, 2))
+    assert "--device" in error.value.hint
