@@ -345,7 +345,13 @@ def describe_plan(plan: ParallelPlan) -> str:
         plan.precision,
     ]
     if plan.recompute != "none":
-        parts.append(f"{plan.recompute} recompute")
+        parts.append(f"{plan.recompute} recompute{f' of {plan.recompute_modules}' if plan.recompute_modules else ''}")
+    if plan.lora_rank:
+        parts.append(f"LoRA of rank {plan.lora_rank}")
+    if plan.cuda_graphs not in (None, "none"):
+        parts.append(f"CUDA graphs of {plan.cuda_graphs}")
+    if plan.offload_layers:
+        parts.append(f"{plan.offload_layers} layers' activations on the host")
     return ", ".join([*parts, f"{plan.attention} attention", plan.framework])
 
 
