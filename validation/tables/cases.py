@@ -260,9 +260,27 @@ def _sequence_parallel(row: Row, tp: int, framework: str, recompute: str, assume
     return chosen
 
 
-def _ends(layers: int, pp: int, virtual_pp: int, assumed: list[str]) -> dict[str, int]:
-    """Return uneven ends where embedding and head count as layers: ``layers + 2`` divides over the stages."""
+def _ends(layers: int, pp: int, virtual_pp: int, framework: str, assumed: list[str]) -> dict[str, int]:
+    """Return uneven ends where embedding and head count as layers: ``layers + 2`` divides over the stages.
+
+    Where it does not, NVIDIA's recipes leave the last stage, which has the loss, what equal stages before it leave.
+
+    References
+    ----------
+    NVIDIA-NeMo/Megatron-Bridge, ``recipes/deepseek/deepseek_v3.py``: 61 layers over 16 stages are 4 each, and 1 beside MTP and loss.
+    """
     stages = pp * virtual_pp
+    each = -(-layers // stages)
+    last = layers - each * (stages - 1)
+    if (
+        framework == "megatron-bridge"
+        and pp > 1 == virtual_pp
+        and layers % stages
+        and (layers + 2) % stages
+        and last > 0
+    ):
+        assumed.append(f"last stage with {last} of {layers} layers, the others with {each}")
+        return {"first_stage_layers": each, "last_stage_layers": last}
     if pp == 1 or layers % stages == 0 or (layers + 2) % stages:
         return {}
     ends = (layers + 2) // stages - 1
@@ -347,7 +365,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     fields: dict[str, Any] = {
         **degrees,
         **sharding,
-        **_ends(spec.layers, degrees["pp"], virtual_pp, assumed),
+        **_ends(spec.layers, degrees["pp"], virtual_pp, framework, assumed),
         **_usual(row, degrees, framework, assumed),
         **recipe_fields(row, assumed),
         **task,

@@ -122,3 +122,16 @@ class TestCases:
         second, _ = case_of(training_row(metric="fits", value="1", row_id="b"))
         assert first == second
         assert hash(first) == hash(second)
+
+
+def test_recipes_leave_the_last_stage_what_equal_ones_before_it_leave():
+    """Megatron Bridge's layout of DeepSeek-V3 over 16 stages: 4 layers on each of the first 15, then 1, MTP and the loss."""
+    row = training_row(
+        source="NVIDIA-NeMo/Megatron-Bridge", framework="", model="deepseek-v3",
+        architecture="", layers="", hidden="", heads="",
+        gpus="256", tp="1", pp="16", dp="16",
+        virtual_pp="1", ep="8", micro_batch="1", global_batch="4096", seq_len="4096", precision="mxfp8", topology="dgx-b200", recompute="",
+    )  # fmt: skip
+    case, _ = case_of(row)
+    assert (case.plan.first_stage_layers, case.plan.last_stage_layers) == (4, 1)
+    assert case.spec.layers == 15 * 4 + 1
