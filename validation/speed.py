@@ -2,7 +2,7 @@
 
     python -m validation.speed [docs/speed.md]
 
-measures all cases and prints the page, or writes it.
+measures all cases and prints the page, or writes it: large regular runs, and commands in which something is irregular.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,14 @@ result = simulate(scenario)
 used = time.process_time() - begin
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps([used, peak, result.timeline.n_events, result.metrics.iteration_time_s]))
+"""
+#: a command that is ended after so many CPU seconds
+_LIMITED = """
+import resource, sys
+limit_s = int(sys.argv.pop(1))
+resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
+from simulator.cli.main import main
+main()
 """
 
 
@@ -123,6 +132,89 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One command in which something is irregular, and what it may cost.
+
+    Parameters
+    ----------
+    title : str
+    words : str
+        The command line, without ``--json``.
+    goal_s : float
+        CPU seconds that the whole command may take on one core.
+    goal_mib : float
+        Peak memory that it may take.
+    """
+
+    title: str
+    words: str
+    goal_s: float
+    goal_mib: float = 500.0
+
+
+def _175b(gpus: int, rest: str, *, tp: int = 8, batch: int = 0) -> str:
+    plan = f"--tp {tp} --pp 8 --micro-batch 1 --global-batch {batch or 192 * gpus // (8 * tp)} --recompute full"
+    return f"--topology selene --set nodes=1024 --model gpt3-175b --gpus {gpus} {plan} {rest}".strip()
+
+
+_SIXTEEN = " ".join(f"--slow-rank {rank}=1.{5 + rank % 26:02d}" for rank in range(97, 4096, 251))
+
+COMMANDS: dict[str, Command] = {
+    "main": Command(title="main command, 8 GPUs", words="--topology bigred200 --model gpt2-large", goal_s=0.5),
+    **{
+        f"straddling-{gpus}": Command(
+            title=f"groups of 6 that straddle nodes, {gpus:,} GPUs", words=_175b(gpus, "", tp=6), goal_s=goal_s
+        )
+        for gpus, goal_s in ((48, 2.0), (240, 4.0), (1008, 10.0))
+    },
+    **{
+        f"slow-rank-{gpus}": Command(
+            title=f"one slow GPU of {gpus:,}", words=_175b(gpus, "--slow-rank 0=1.2"), goal_s=2.0, goal_mib=300.0
+        )
+        for gpus in (64, 256, 1024, 4096)
+    },
+    "slow-ranks": Command(title="16 slow GPUs of 4,096", words=_175b(4096, _SIXTEEN), goal_s=5.0),
+    **{
+        f"slow-link-{gpus}": Command(
+            title=f"slow NICs of a node, {gpus:,} GPUs", words=_175b(gpus, "--slow-link node0.nic=2"), goal_s=goal_s
+        )
+        for gpus, goal_s in ((64, 2.0), (1024, 3.0), (4096, 5.0), (8192, 8.0))
+    },
+    **{
+        f"chunk-{gpus}": Command(
+            title=f"1 GiB all-reduce message by message, {gpus} GPUs", goal_s=goal_s,
+            words=f"collective all_reduce --topology selene --gpus {gpus} --min 1GiB --max 1GiB --network chunk",
+        )
+        for gpus, goal_s in ((64, 0.5), (256, 1.0), (1024, 2.5))
+    },
+    **{
+        f"micro-batches-{n}": Command(title=f"{n:,} micro-batches", words=_175b(64, "", batch=n), goal_s=2.0)
+        for n in (100_000, 1_000_000)
+    },
+    "nvl72": Command(
+        title="DeepSeek-V3 on 256 GB300, which does not fit as asked, with its ways out", goal_s=5.0,
+        words="--topology gb300-nvl72 --model deepseek-v3 --gpus 256 --framework megatron-bridge",
+    ),
+}  # fmt: skip
+#: CPU seconds after which a command is ended
+LIMIT_S = 20
+#: exit statuses of an answer: done, refused, does not fit
+ANSWERED = (0, 3, 4)
+
+
+def measure_command(command: Command) -> tuple[float, float, int]:
+    """Run a command in a process of its own and return CPU seconds, MiB at its peak, and its exit status, -1 beyond the limit."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", _LIMITED, str(LIMIT_S), *command.words.split(), "--json"]
+    null = subprocess.DEVNULL
+    with subprocess.Popen(words, env=environment, stdout=null, stderr=null) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    answered = process.returncode if process.returncode in ANSWERED else -1
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, answered
+
+
 def measure(case: Case) -> Measured:
     """Run a case twice in fresh processes on one core: the simulation alone, and the whole command."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -155,26 +247,43 @@ CPU time and memory on one core, each run in a process of its own. *Simulation* 
 | --- | ---: | ---: | ---: | ---: | ---: |
 """
 
+_IRREGULAR = """
+## Irregular machines and plans
+
+CPU time of the whole command, the interpreter's start included.
+
+| run | CPU time | goal | peak memory | goal |
+| --- | ---: | ---: | ---: | ---: |
+"""
+
 _TAIL = """
 `pytest tests/benchmarks` measures them again where you are, and prints seconds and memory.
 
 What the cost grows with is distinct behaviour, not size: ranks that do the same in equivalent positions are simulated once, a
 stage's pass over one micro-batch is one event, and of a pipeline's steady state one period is simulated ([design](design.md)).
-`--unfold` simulates every rank and micro-batch, with the same answer to the picosecond. A slow GPU in one of several replicas
-(`--slow-rank`) takes these savings away where they do not hold: tensor-parallel ranks are then run layer by layer, and replicas
-that run at different speeds share no steady state.
+`--unfold` simulates every rank and micro-batch, with the same answer to the picosecond; where up to 256 ranks share links unequally,
+that happens by itself, and the provenance says so ([design](design.md)). A slow GPU (`--slow-rank`) leaves the passes of its
+tensor-parallel group blocks, which its classes run together, but replicas that run at different speeds share no steady state: all
+their micro-batches are simulated. Groups that straddle nodes share NICs with messages between the stages, differently on every
+rank, and reach no exact period: they are simulated rank by rank, layer by layer and micro-batch by micro-batch.
 """
 
 
-def page(found: dict[str, Measured]) -> str:
+def page(found: dict[str, Measured], irregular: dict[str, tuple[float, float, int]]) -> str:
     """Return the page about what was measured."""
     rows = [
         f"| {CASES[name].title} | {m.simulation_s:.2f} s | {CASES[name].goal_s:g} s | {m.command_s:.2f} s "
         f"| {m.peak_bytes / 2**20:.0f} MiB | {m.n_events:,} |\n"
         for name, m in found.items()
     ]
-    where = f"\nMeasured with Python {platform.python_version()} on {_processor()}.\n"
-    return _HEAD + "".join(rows) + where + _TAIL
+    others = [
+        f"| {COMMANDS[name].title} | {'more than ' if status < 0 else ''}{cpu_s:.2f} s | {COMMANDS[name].goal_s:g} s "
+        f"| {mib:.0f} MiB{' (refused)' if status == 3 else ''} | {COMMANDS[name].goal_mib:g} MiB |\n"
+        for name, (cpu_s, mib, status) in irregular.items()
+    ]
+    day = time.strftime("%Y-%m-%d")
+    where = f"\nMeasured on {day} with Python {platform.python_version()} on {_processor()}.\n"
+    return _HEAD + "".join(rows) + _IRREGULAR + "".join(others) + where + _TAIL
 
 
 def _processor() -> str:
@@ -186,7 +295,8 @@ def _processor() -> str:
 
 def main() -> None:
     """Measure all cases; print the page or write it to the file that is named."""
-    text = page({name: measure(case) for name, case in CASES.items()})
+    irregular = {name: measure_command(command) for name, command in COMMANDS.items()}
+    text = page({name: measure(case) for name, case in CASES.items()}, irregular)
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(text, encoding="utf-8")
     else:

@@ -1,7 +1,7 @@
 """How long large runs take to simulate, and in how much memory; reported, not gated: machines differ.
 
 ``pytest tests/benchmarks/test_simulation.py`` measures the cases of ``validation/speed.py`` and prints seconds and memory.
-Among all other tests they run once in this process, with one replica.
+Among all other tests the large ones run once in this process, with one replica.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
-from validation.speed import CASES, measure
+from validation.speed import ANSWERED, CASES, COMMANDS, measure, measure_command
 
 
 def small(case):
@@ -39,3 +39,15 @@ def test_large_runs(benchmark, name):
         "peak_MiB": found.peak_bytes / 2**20, "events": found.n_events,
     }  # fmt: skip
     assert found.peak_bytes < 2**30
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_irregular_runs(benchmark, name):
+    if not benchmark.enabled:
+        pytest.skip("measures whole commands; asked for by name")
+    command = COMMANDS[name]
+    cpu_s, peak_mib, status = benchmark.pedantic(measure_command, (command,), rounds=1)
+    benchmark.extra_info |= {
+        "cpu_s": cpu_s, "goal_s": command.goal_s, "peak_MiB": peak_mib, "goal_MiB": command.goal_mib, "status": status,
+    }  # fmt: skip
+    assert status in ANSWERED or status == -1
