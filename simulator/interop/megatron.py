@@ -22,7 +22,7 @@ from simulator.config import load_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.deepspeed import read_deepspeed
 from simulator.interop.format import Format, Imported
-from simulator.interop.megatron_keys import DISPATCHERS, FSDP, KEYS, VOCABULARIES
+from simulator.interop.megatron_keys import DISPATCHERS, FSDP, KEYS, STATE_BYTES, VOCABULARIES
 from simulator.interop.megatron_writing import write_megatron
 from simulator.interop.reader import Reader, is_unknown, readable
 from simulator.interop.shell import read_script
@@ -263,7 +263,7 @@ def _settings(found: Found, nodes: int | None, gpus_per_node: int | None) -> dic
     framework = "megatron" if is_local or found.given("use-flash-attn") else "megatron-core"
     settings["framework"] = "megatron-deepspeed" if is_deepspeed else framework
     settings["attention"] = _attention(found, is_local=is_local or is_deepspeed)
-    settings |= _graphs(found)
+    settings |= _graphs(found) | _states(found)
     if settings.get("cp", 1) > 1 and (is_deepspeed or found["cp-comm-type"] == "a2a+p2p"):
         settings["cp_comm_type"] = "a2a" if is_deepspeed else "p2p"
     settings |= _recompute(found) | _precision(found) | {"sharding": _sharding(found)} | _experts_travel(found)
@@ -326,6 +326,18 @@ def _attention(found: Found, *, is_local: bool) -> str:
     if found["use-flash-attn"]:
         return "flash"
     return "eager" if backend in ("unfused", "local") or (is_local and backend == "auto") else "flash"
+
+
+def _states(found: Found) -> dict[str, Any]:
+    """Return the widths of the optimizer's states; its fused Adam keeps of a master weight what a bf16 weight lacks."""
+    if not found["use-precision-aware-optimizer"]:
+        return {}
+    mean, square = (STATE_BYTES[found[name]] for name in ("exp-avg-dtype", "exp-avg-sq-dtype"))
+    if mean != square:
+        found.reader.fault(
+            "exp-avg-sq-dtype", "moments of two widths are not modelled", hint=str(found["exp-avg-dtype"])
+        )
+    return {"moment_bytes": mean} | ({"master_bytes": 2} if found["bf16"] else {})
 
 
 def _graphs(found: Found) -> dict[str, Any]:

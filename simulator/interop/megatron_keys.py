@@ -27,6 +27,8 @@ VOCABULARIES = {
 #: how tokens travel to experts, in Megatron's words -> ours
 DISPATCHERS = {"alltoall": "alltoall", "allgather": "allgather", "flex": "deepep", "alltoall_seq": "alltoall"}
 
+#: ``--exp-avg-dtype`` -> bytes
+STATE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 KEYS = Table(
     keys=(
         # the model
@@ -130,6 +132,10 @@ KEYS = Table(
             default=False,
         ),
         key("optimizer-offload-fraction", "number", default=1.0, note="all or nothing"),
+        key("use-precision-aware-optimizer", "switch", note="`moment_bytes` and `master_bytes`"),
+        key("exp-avg-dtype", words=dict.fromkeys(STATE_BYTES), default="fp32", note="`moment_bytes`"),
+        key("exp-avg-sq-dtype", words=dict.fromkeys(STATE_BYTES), default="fp32", note="the same"),
+        key("cpu-offloading-num-layers", plan="offload_layers"),
         key("overlap-grad-reduce", "switch", plan="overlap"),
         key("overlap-param-gather", "switch", plan="overlap_parameter_gather"),
         key("ddp-bucket-size", note="`bucket_bytes` in elements"),
@@ -177,11 +183,11 @@ KEYS = Table(
     },
     missed={
         "multi-token prediction layers": "mtp-num-layers",
-        "activations on the host": "cpu-offloading*",
+        "activations on the host": "cpu-offloading-act* cpu-offloading-w* cpu-offloading-d*",
         "layers that are not attention": "hybrid-* is-hybrid-model mamba-* *ssm*",
         "a window of attention": "window-size window-attn*",
         "the recipe of fp8": "fp8-recipe first-last-layers-bf16",
         "FP4": "fp4-*",
-        "an optimizer with states in fewer bits": "use-precision-aware-optimizer exp-avg-* main-grads-dtype main-params-dtype",
+        "an optimizer with states in fewer bits": "main-grads-dtype main-params-dtype",
     },
 )

@@ -470,3 +470,20 @@ def test_megatron_combined_1f1b():
     with pytest.raises(ConfigError, match="needs virtual stages"):
         parse_megatron(text)
     assert parse_megatron(text + " --num-layers-per-virtual-pipeline-stage 4").settings["schedule"] == "1f1b-combined"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", (2, 2, None)),
+        ("--use-precision-aware-optimizer", (4, 2, None)),
+        ("--exp-avg-dtype bf16", (4, 4, None)),
+        ("--cpu-offloading-num-layers 4", (4, 4, 4)),
+    ],
+)
+def test_widths_of_states_and_offloaded_layers_of_megatron(flags, expected):
+    """Megatron-Core, ``OptimizerConfig``: dtypes of moments count with the precision-aware optimizer only."""
+    imported = parse_megatron(f"--num-layers 8 --hidden-size 64 --num-attention-heads 4 --bf16 {flags}")
+    plan = ParallelPlan(**imported.settings)
+    assert (plan.moment_bytes, plan.master_bytes, plan.offload_layers) == expected
+    assert imported.report.unknown == ()
