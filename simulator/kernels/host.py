@@ -56,7 +56,7 @@ def cpu_adam_s(device: Device, n_elements: int, n_ranks: int) -> float:
 
 #: key in the ``host:`` section and seconds where a file states none: a call of a module written in Python, without and with
 #: quantisation of its operands, and one expert's share of a grouped product or of its quantisation. Quantised ones and experts from
-#: rows with split=fit of mixtures of experts without graphs on DGX H100 and B200 (Megatron Bridge 26.02 to 26.04: MB-0031, 0035, 0054,
+#: rows with split=fit of mixtures of experts without graphs on DGX H100 and B200 (Megatron Bridge 26.02 to 26.04: MB-0035, 0054 and
 #: 0068; eager runs are otherwise bound by their devices); without quantisation half of it, an assumption
 MODULE_S = {False: ("dispatch_module_s", 1.0e-4), True: ("dispatch_quantised_module_s", 2.0e-4)}
 PIECE_S = ("dispatch_expert_s", 4.5e-5)
