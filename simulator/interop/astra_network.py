@@ -35,7 +35,7 @@ KEYS = Table(
 )
 _BYTES_PER_GB = 1 << 30
 #: GPUs and links of the largest graph that is expanded
-MOST_GPUS, MOST_LINKS = 16_384, 200_000
+MOST_GPUS, MOST_LINKS = 2_048, 10_000
 
 Place = tuple[int, ...]
 

@@ -294,7 +294,9 @@ def _measure(container: Any, units: Mapping[str, float], suffix: str) -> float |
     """Read ``{choice: us, us: 2}`` in SI units; None where there is none."""
     if not isinstance(container, Mapping):
         return None
-    name = str(container.get("choice") or next((key for key in container if key.removesuffix(suffix) in units), ""))
+    name = str(
+        container.get("choice") or next((key for key in map(str, container) if key.removesuffix(suffix) in units), "")
+    )
     value, unit = container.get(name), units.get(name.removesuffix(suffix))
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) * unit if is_number and unit and value > 0 else None  # type: ignore[arg-type, operator]

@@ -275,12 +275,13 @@ def _root(word: Any) -> int:
 
 
 def _value(word: Any, place: str) -> float:
-    if isinstance(word, int | float) and not isinstance(word, bool):
-        return float(word)
     try:
+        if isinstance(word, int | float) and not isinstance(word, bool):
+            return float(word)
         return math.nan if str(word).strip().lower() in ("n/a", "nan", "") else float(word)
-    except (ValueError, TypeError):
-        raise ConfigError(f"{place}: {word!r} is not a number") from None
+    except (ValueError, TypeError, OverflowError):
+        shown = f"{word:.40}" if isinstance(word, str) else type(word).__name__
+        raise ConfigError(f"{place}: {shown!r} is not a number") from None
 
 
 def _ratio(rows: list[CollectiveRow]) -> float:

@@ -123,3 +123,11 @@ def test_infragraphs_of_any_type_end_in_errors_of_ours(tmp_path_factory, key, va
         import_any(path, "infragraph")
     except ConfigError:
         return
+
+
+@pytest.mark.parametrize("value", ["9" * 400, "{}", "[1]", '"x"'])
+def test_a_log_whose_sizes_are_no_numbers(tmp_path, value):
+    path = tmp_path / "log.json"
+    path.write_text('{"nccl_version": 22800, "results": [{"size": ' + value + ', "out_of_place": {"time": 1.0}}]}')
+    with pytest.raises(ConfigError, match=r"is not a number|too many digits|exceeds"):
+        import_any(path, "nccl-tests")
