@@ -179,7 +179,10 @@ def recomputed_modules(row: Row, layers: int, stages: int, assumed: list[str]) -
         assumed.append("recompute every second layer: the first half of a stage's layers")
         return {"recompute": "full", "recompute_method": "block", "recompute_layers": max(1, layers // stages // 2)}
     modules = row.text("recompute_modules").lower()
-    if not text and not modules and row.flag("recipe_matches"):
+    is_whole = row.flag("recipe_matches") and "mlcommons" not in row.text("source").lower()
+    if (
+        not text and not modules and is_whole
+    ):  # MLPerf's shell files name degrees and batch, not all that their base file sets
         return {"recompute": "none"}  # the whole recipe is known, and it names nothing
     if text or not modules:
         return None
