@@ -245,7 +245,18 @@ def gpt_350m(gpus):
     return simulate(scenario_of(gpus, model="gpt-350m", precision="fp16", sharding="zero1", micro_batch=4))
 
 
-@pytest.mark.parametrize(("gpus", "low_s", "high_s"), [(4, 0.004, 0.005), (8, 0.9 * 0.062, 1.1 * 0.062)])
+@pytest.mark.parametrize(
+    ("gpus", "low_s", "high_s"),
+    [
+        pytest.param(
+            4, 0.004, 0.005,
+            marks=pytest.mark.xfail(
+                strict=True, reason="2.7 ms at the 204 GB/s of the study's own all-reduce table; no mechanism gives the rest"
+            ),
+        ),
+        (8, 0.9 * 0.062, 1.1 * 0.062),
+    ],
+)  # fmt: skip
 def test_big_red_gathers_and_scatters_gpt_350m_as_published(gpus, low_s, high_s):
     """Jia 2024: 4 to 5 ms each for 700 MB inside a node, 62 ms each over two nodes."""
     table = {row["collective"]: row for row in gpt_350m(gpus).metrics.communication}
