@@ -162,7 +162,8 @@ def test_a_search_chooses_only_its_own_axes():
 def test_a_search_again_simulates_nothing(tmp_path, monkeypatch):
     scenario, space = request_of(gpus=4)
     first = search(scenario, space, top=3, n_jobs=1, store=Store(tmp_path))
-    assert first.n_stored == 0 and len(Store(tmp_path)) >= first.n_simulated  # a batch holds plans that need not have run
+    # a batch holds plans that need not have run
+    assert first.n_stored == 0 and len(Store(tmp_path)) >= first.n_simulated
     monkeypatch.setattr("simulator.explore.evaluation.simulate", None)
     second = search(scenario, space, top=3, n_jobs=1, store=Store(tmp_path))
     assert second.n_stored == second.n_simulated == first.n_simulated
