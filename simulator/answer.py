@@ -257,7 +257,7 @@ def to_json(result: Result) -> Answer:
         communication=metrics.communication,
         memory=_memory(result.memory),
         bottleneck=bottleneck(result),
-        confidence=confidence_of(plan, device, seconds),
+        confidence=confidence_of(plan, device, seconds, experts=getattr(result.spec, "n_experts", 0) > 0),
         provenance=Provenance(
             version=__version__,
             scenario=result.scenario.to_dict(),

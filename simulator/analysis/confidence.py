@@ -24,7 +24,7 @@ from simulator.topology.device import Device
 
 LEVEL = 0.8
 #: how far apart runs are that differ in one feature; 1 is "another kind of run"
-_APART = {"kind": 1.0, "device": 0.5, "generation": 0.5, "kernels": 0.7, "fp8": 0.7}
+_APART = {"kind": 1.0, "device": 0.5, "generation": 0.5, "kernels": 0.7, "fp8": 0.7, "experts": 0.7}
 #: doublings of the number of GPUs that make another kind of run
 _DOUBLINGS = 5.0
 #: a run at this distance counts 1 / e
@@ -50,6 +50,8 @@ class Features:
     fp8 : bool
         Whether GEMMs run in 8 bits.
     gpus : int
+    experts : bool
+        Whether the model is a mixture of experts.
     """
 
     kind: str
@@ -58,6 +60,7 @@ class Features:
     kernels: str
     fp8: bool
     gpus: int
+    experts: bool = False
 
     def distance(self, other: Features) -> float:
         """Return how unlike two runs are: 0 alike, from 1 another kind."""
@@ -122,14 +125,15 @@ def kind_of(plan: ParallelPlan) -> str:
     return "one GPU" if plan.gpus == 1 else "data"
 
 
-def features_of(plan: ParallelPlan, device: Device) -> Features:
-    """Return the features of a resolved plan on a device."""
+def features_of(plan: ParallelPlan, device: Device, *, experts: bool = False) -> Features:
+    """Return the features of a resolved plan on a device, for a dense model or a mixture of experts."""
     return Features(
         kind=kind_of(plan),
         device=device.name,
         generation=device.architecture,
         kernels=plan.framework_spec.kernels,
         fp8=plan.precision_spec.quantisation is not None,
+        experts=experts,
         gpus=plan.gpus or 1,
     )
 
@@ -265,12 +269,12 @@ def fit_widening(rows: Sequence[Residual]) -> ResidualTable:
     return ResidualTable(rows=unit.rows, widening=_quantile(np.array(scores), np.array(weights), LEVEL))
 
 
-def confidence_of(plan: ParallelPlan, device: Device, iteration_time_s: float) -> Confidence:
+def confidence_of(plan: ParallelPlan, device: Device, iteration_time_s: float, *, experts: bool = False) -> Confidence:
     """Return the 80 % interval of an iteration from the shipped residuals.
 
     Where comparable runs were all slower (or all faster) than predicted, the prediction itself is the near end.
     """
-    found = interval(features_of(plan, device), shipped_table())
+    found = interval(features_of(plan, device, experts=experts), shipped_table())
     return Confidence(
         low_s=iteration_time_s * min(found.low, 1.0),
         high_s=iteration_time_s * max(found.high, 1.0),

@@ -149,16 +149,18 @@ class Pool:
     scheduler : str
         Address of a Dask scheduler, such as ``tcp://10.0.0.1:8786``, whose workers then do the work; or a Slurm file
         (:class:`simulator.explore.slurm_workers.SlurmSpec`) that says which jobs to submit.
+    at_once : bool
+        Start workers with the first call: the work is known to be worth it, and its items are long.
     """
 
-    def __init__(self, *, n_jobs: int = 0, scheduler: str = "") -> None:
+    def __init__(self, *, n_jobs: int = 0, scheduler: str = "", at_once: bool = False) -> None:
         self.n_jobs = n_jobs
         self.scheduler = scheduler
         self._stack = ExitStack()
         self._options: dict[str, Any] = {}
         self._spent_s = 0.0
         self._n_calls = 0
-        self._has_started = False
+        self._has_started = at_once and n_jobs != 1
 
     def __enter__(self) -> Pool:
         """Connect.

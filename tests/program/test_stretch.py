@@ -53,9 +53,15 @@ def test_fewer_than_two_equal_periods_are_no_stretch():
     assert find_stretch((), [], 0, 1) is None
 
 
-def test_a_host_that_waits_for_nothing_has_no_steady_state():
+def test_a_host_that_waits_for_nothing_runs_ahead_by_the_same_in_every_period():
     tasks = tuple(Task(PASS, micro_batch=i) for i in range(8))
-    assert find_stretch(tasks, list(range(8)), 8, 1) is None
+    assert find_stretch(tasks, list(range(8)), 8, 1) == Stretch(0, 8, 1)
+
+
+def test_a_host_that_waits_only_later_gets_there_after_all_that_it_issued_before():
+    passes = tuple(Task(PASS, micro_batch=i) for i in range(8))
+    waits = Task(SYNC, stream=HOST, after=(7,))
+    assert find_stretch((*passes, waits), list(range(8)), 8, 1) is None
 
 
 def test_what_follows_may_not_wait_for_what_stands_in_front():

@@ -79,7 +79,7 @@ class Progress:
 def _run_batch(item: tuple[Callable[[Job], Answer], Sequence[Job], int]) -> list[Answer]:
     """Work on a batch; in a process of its own, end with the parent, however that ends."""
     work, batch, parent_pid = item
-    if parent_pid and sys.platform == "linux":
+    if parent_pid not in (0, os.getpid()) and sys.platform == "linux":
         from validation.emulation.namespaces import die_with_parent
 
         die_with_parent(parent_pid)
@@ -148,7 +148,7 @@ def run_all(
         batches = batches_of(weights, n_processes * _BATCHES_PER_PROCESS)
     parent_pid = os.getpid() if n_processes > 1 else 0
     items = [(work, [jobs[index] for index in batch], parent_pid) for batch in batches]
-    with Pool(n_jobs=n_processes) as pool, warnings.catch_warnings():
+    with Pool(n_jobs=n_processes, at_once=True) as pool, warnings.catch_warnings():
         # a worker that has filled its caches is replaced by a fresh one; nothing is lost
         warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given to the executor")
         for number, answers in pool.run(_run_batch, items, batch_size=1):
