@@ -278,7 +278,7 @@ def _changes(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
         yield _Change({"attention": "flash"})
     yield from _batches(plan)
     yield from _shardings(plan)
-    yield from _degrees(plan)
+    yield from _degrees(plan, site)
     if plan.pp > 1:
         yield from _schedules(plan)
     if site.topology.storage is not None or plan.sample_time_s:
@@ -322,7 +322,7 @@ def _shardings(plan: ParallelPlan) -> Iterator[_Change]:
             yield _Change({"bucket_bytes": n_bytes}, n_bytes / plan.bucket_bytes if plan.bucket_bytes else 0.0)
 
 
-def _degrees(plan: ParallelPlan) -> Iterator[_Change]:
+def _degrees(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
     for axis in ("tp", "pp", "cp"):
         degree = getattr(plan, axis)
         for other in divisors(plan.dp * degree):
@@ -332,7 +332,7 @@ def _degrees(plan: ParallelPlan) -> Iterator[_Change]:
             without = {"virtual_pp": 1} if axis == "pp" and plan.virtual_pp > 1 and other == 1 else {}
             without |= {"sequence_parallel": False} if axis == "tp" and plan.sequence_parallel and other == 1 else {}
             yield _Change(settings | without, other / degree, name=f"--{axis} {other} --dp {settings['dp']}")
-    if plan.ep > 1:
+    if isinstance(site.spec, ModelSpec) and site.spec.n_experts:
         for other in divisors(plan.expert_dp * plan.ep):
             if other != plan.ep:
                 yield _Change({"ep": other}, other / plan.ep)

@@ -274,16 +274,21 @@ def test_offloaded_states_fit_into_the_host():
     check_host_memory(chunks, plan, 16, n_ranks=8, host_bytes=None)
 
 
-@pytest.mark.parametrize(("name", "gathered"), [("a100-sxm4-80g", 2 * DENSE), ("h100-sxm5-80g", 0)])
-def test_frozen_weights_in_eight_bits_save_half_where_one_copy_serves_both_directions(name, gathered):
-    """Hopper's matrix unit takes eight-bit operands in one layout only: a transposed copy is kept, which is as much as 16 bits."""
+@pytest.mark.parametrize(
+    ("name", "precision", "saved"),
+    [("h100-sxm5-80g", "fp8", 2 * DENSE), ("b200", "fp8", 2 * DENSE), ("b200", "mxfp8", 0)],
+)
+def test_frozen_weights_in_eight_bits_save_half_where_one_copy_serves_both_directions(name, precision, saved):
+    """Scales of blocks differ by direction, so that both are kept, which is as much as 16 bits; with one scale one is transposed."""
     frozen = Parameter(name="w", n_elements=2 * DENSE, is_trained=False)
     adapter = Parameter(name="a", n_elements=1000)
     adapted = replace(layer(), parameters=(frozen, adapter))
-    plan = ParallelPlan(dp=1, micro_batch=1, global_batch=8, lora_rank=8, precision="fp8", framework="megatron-core")
+    plan = ParallelPlan(
+        dp=1, micro_batch=1, global_batch=8, lora_rank=8, precision=precision, framework="megatron-core"
+    )
     device = load_device(name)
     found = estimate([[[adapted]]], [[1]], plan, device, shard_size=1, first_ranks=[0]).by_category
-    assert found["parameters"] == 2 * (2 * DENSE + 1000) - gathered
+    assert found["parameters"] == 2 * (2 * DENSE + 1000) - saved
     assert (found["gradients"], found["optimizer"]) == (4 * 1000, 12 * 1000)  # of the adapters alone
 
 

@@ -107,15 +107,16 @@ def test_every_training_job_has_a_strategy():
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def test_rows_have_the_documented_columns():
-    shared = ROOT.parent / "shared" / "measurements"
-    if not shared.is_dir():
-        shared = ROOT / "validation" / "measurements"
-    for name, kind in KINDS.items():
-        path = shared / f"{name}.csv"
-        path = path if path.exists() else shared / "frontier" / f"{name.removeprefix('frontier_')}.csv"
-        with path.open(newline="") as file:
-            assert tuple(next(csv.reader(file))) == kind.columns
+@pytest.mark.parametrize("name", KINDS)
+def test_rows_have_the_documented_columns(name):
+    shared, shipped = ROOT.parent / "shared" / "measurements", ROOT / "validation" / "measurements"
+    plain = name.removeprefix("frontier_")
+    places = (shared / f"{name}.csv", shared / "frontier" / f"{plain}.csv", shipped / f"{name}.csv")
+    path = next((place for place in places if place.exists()), None)
+    if path is None:
+        pytest.skip(f"no table of kind {name} is here: it is not shipped with the project")
+    with path.open(newline="") as file:
+        assert tuple(next(csv.reader(file))) == KINDS[name].columns
 
 
 def test_rows_are_named_by_their_contents(tmp_path):
