@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from simulator.config import load_yaml
+from simulator.interop.adapters import targets_of
 from simulator.interop.format import Format, Imported
 from simulator.interop.reader import Reader
 from simulator.interop.table import Found, Table, flattened, key
 from simulator.interop.trainer import catalogue_model
 
 _PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "bfloat16": "bf16", "float32": "fp32"}
+#: of torchtune's builders (``lora_rank: int = 8``)
+_DEFAULT_RANK = 8
 KEYS = Table(
     keys=(
         key("model._component_", "text", default="", note="a model of the catalogue: `torchtune.models.llama3_1.llama3_1_8b`"),
@@ -34,6 +37,9 @@ KEYS = Table(
         key("data_parallel_replicate_dim", "count", default=1, note="`sharding` hsdp above 1"),
         key("fsdp_reshard_after_forward", "switch", default=True, note="`sharding` zero3, else zero2"),
         key("fsdp_cpu_offload", "switch", note="both offloads"),
+        key("model.lora_rank", "count", plan="lora_rank"),
+        key("model.lora_attn_modules", "any", note="`lora_targets`"),
+        key("model.apply_lora_to_mlp", "switch", default=False, note="`lora_targets`"),
     ),
     irrelevant={
         "the task and its data": "tokenizer dataset* validation* checkpointer* resume* seed shuffle epochs max_steps* save_* output_dir "
@@ -41,10 +47,11 @@ KEYS = Table(
         "learning": "optimizer.lr optimizer.weight_decay optimizer.fused optimizer.betas lr_scheduler* clip_grad_norm loss* "
         "optimizer._component_",
         "logging": "metric_logger* log_* profiler*",
+        "scale and dropout of adapters": "model.lora_alpha model.lora_dropout",
         "how it is done, not what": "custom_sharded_layers tensor_parallel_plan* keep_last* model.attn_dropout model.max_seq_len",
     },
     missed={
-        "only adapters are trained: taken as training of all weights": "model.lora_* model.apply_lora* model.quantize_base model.use_dora",
+        "adapters of another kind: taken as plain low-rank ones": "model.quantize_base model.use_dora model.apply_lora_to_output",
         "gradients freed as they are made": "optimizer_in_bwd",
         "activations on the host": "enable_activation_offloading activation_offloading*",
         "precision": "enable_fp8_training fp8_recipe_name",
@@ -74,8 +81,7 @@ def import_torchtune(path: str | Path) -> Imported:
     if not optimizer.rpartition(".")[2].startswith("Adam") or "8" in optimizer:
         found.reader.miss("optimizer._component_", f"the states of {optimizer} are taken as Adam's in 32 bits")
     component = found["model._component_"].rpartition(".")[2]
-    if component.startswith(("lora_", "qlora_", "dora_")):
-        found.reader.miss("model._component_", "only adapters are trained: taken as training of all weights")
+    settings |= _adapters(found, component)
     name = re.sub(r"^(q?lora_|dora_)", "", component)
     name = re.sub(r"_(\d+)b?(?=_|$)", r"-\1b", re.sub(r"(?<=\d)_(?=\d+_)", ".", name)).replace("_", "-")
     spec = catalogue_model(found.reader, "model._component_", re.sub(r"3\.1(?=-)", "3", name)) if name else None
@@ -84,6 +90,20 @@ def import_torchtune(path: str | Path) -> Imported:
         kind="torchtune", file=str(path), spec=spec, settings=settings, accumulation=found["gradient_accumulation_steps"],
         report=found.reader.account.report(),
     )  # fmt: skip
+
+
+def _adapters(found: Found, component: str) -> dict[str, Any]:
+    """Return the settings of adapters, which a recipe names by the builder of its model and by their rank."""
+    if not component.startswith(("lora_", "qlora_", "dora_")):
+        return {}
+    if component.startswith(("qlora_", "dora_")):
+        found.reader.miss("model._component_", "adapters of another kind: taken as plain low-rank ones")
+    modules = found["model.lora_attn_modules"]
+    mlp = ("gate_proj", "up_proj", "down_proj") if found["model.apply_lora_to_mlp"] else ()
+    targets, unknown = targets_of([*(map(str, modules) if isinstance(modules, list) else ("q_proj", "v_proj")), *mlp])
+    if unknown:
+        found.reader.miss("model.lora_attn_modules", f"{', '.join(unknown)}: adapters of no projection that is known")
+    return {"lora_rank": found["model.lora_rank"] or _DEFAULT_RANK, "lora_targets": targets or None}
 
 
 def _sharding(found: Found) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def logs(found):
     ("changes", "expected"),
     [
         ({}, 0.0), ({"kind": "tensor"}, 1.0), ({"device": "a800"}, 0.5), ({"device": "h100", "generation": "hopper"}, 1.0),
-        ({"kernels": "fused"}, 0.7), ({"fp8": True}, 0.7), ({"gpus": 256}, 1.0), ({"gpus": 4}, 0.2),
+        ({"kernels": "fused"}, 0.7), ({"fp8": True}, 0.7), ({"experts": True}, 0.7), ({"gpus": 256}, 1.0), ({"gpus": 4}, 0.2),
         ({"kind": "tensor", "gpus": 16}, 1.2),
     ],
 )  # fmt: skip
@@ -155,6 +155,7 @@ def test_features_are_those_of_plan_and_device():
         kind="tensor", device=device.name, generation="hopper", kernels=plan.framework_spec.kernels, fp8=False, gpus=16
     )  # fmt: skip
     assert features_of(replace(plan, precision="fp8"), device).fp8
+    assert features_of(plan, device, experts=True).experts and not found.experts
 
 
 @pytest.mark.parametrize(

@@ -60,3 +60,14 @@ def test_the_command_says_it_again(answers):
 def test_files_are_those_of_frameworks(answers):
     assert "micro_batch: 2" in answers[()]["files"]["plan.yaml"]
     assert "--micro-batch-size 2" in answers[()]["files"]["train.sh"]
+
+
+def test_pairs_are_made_of_the_fastest_choices_that_fit():
+    """Twice the micro-batch does not fit 1.3B in 40 GB: with room for one pair, it is of the fastest choice that fits."""
+    plan = {"gpus": 4, "micro_batch": 4, "global_batch": 32, "sharding": "zero1", "framework": "megatron"}
+    result = simulate(Scenario(topology="bigred200", model="gpt-1.3b", plan=ParallelPlan.of(plan)))
+    singles = [one for one in nearby_answers(result, 80) if len(one["choices"]) == 1]
+    assert any(not one["memory"]["fits"] for one in singles)
+    fastest = min((one for one in singles if one["memory"]["fits"]), key=lambda one: one["iteration_time_s"])
+    (pair,) = [one for one in nearby_answers(result, len(singles) + 1) if len(one["choices"]) == 2]
+    assert fastest["choices"].items() <= pair["choices"].items()

@@ -116,3 +116,16 @@ def test_degrees_that_the_heads_do_not_allow_are_no_way_out(simulated):
     rows = ways_out(result)
     assert any(row["fits"] for row in rows)
     assert not any("--cp 8" in row["change"] for row in rows)
+
+
+def test_a_mixture_that_is_not_split_over_ranks_may_be():
+    """64 experts on 8 ranks: every divisor of 8 divides them; a dense model has no experts to split."""
+    site = {
+        name: Site(topology=load_topology("dgx-a100-80g", 8), spec=find_spec(name))
+        for name in ("deepseek-v2-lite", "gpt2")
+    }
+    plan = ParallelPlan(micro_batch=1, global_batch=8).resolve(8)
+    degrees = {
+        name: [one.plan.ep for one in neighbours(plan, place) if one.setting == "ep"] for name, place in site.items()
+    }
+    assert degrees == {"deepseek-v2-lite": [2, 4, 8], "gpt2": []}

@@ -173,12 +173,22 @@ def test_torchtune(tmp_path):
     assert found.spec.n_parameters == 8_030_261_248  # Meta-Llama-3.1-8B on the hub
 
 
-def test_torchtune_adapters_and_foreign_optimizers_are_named(tmp_path):
-    text = TORCHTUNE.replace("llama3_1_8b", "lora_llama3_1_8b").replace(
-        "torch.optim.AdamW", "bitsandbytes.optim.PagedAdamW8bit"
-    )
-    unknown = " ".join(read(tmp_path, "torchtune", text).report.unknown)
-    assert "only adapters" in unknown and "PagedAdamW8bit" in unknown
+def test_torchtune_foreign_optimizers_are_named(tmp_path):
+    text = TORCHTUNE.replace("torch.optim.AdamW", "bitsandbytes.optim.PagedAdamW8bit")
+    assert "PagedAdamW8bit" in " ".join(read(tmp_path, "torchtune", text).report.unknown)
+
+
+def test_torchtune_adapters(tmp_path):
+    """`lora_llama3_1_8b(lora_attn_modules, apply_lora_to_mlp, lora_rank=8)`: queries and keys share one projection here."""
+    stated = "lora_llama3_1_8b\n  lora_attn_modules: [q_proj, v_proj, output_proj]\n  apply_lora_to_mlp: true\n  lora_rank: 64"
+    found = read(tmp_path, "torchtune", TORCHTUNE.replace("llama3_1_8b", stated))
+    assert (found.settings["lora_rank"], found.settings["lora_targets"]) == (64, "qkv+proj+fc1+fc2")
+    assert found.spec.n_parameters == 8_030_261_248  # of the base
+    assert "adapters" not in " ".join(found.report.unknown)
+    short = read(tmp_path, "torchtune", TORCHTUNE.replace("llama3_1_8b", "lora_llama3_1_8b"))
+    assert (short.settings["lora_rank"], short.settings["lora_targets"]) == (8, "qkv")
+    narrow = read(tmp_path, "torchtune", TORCHTUNE.replace("llama3_1_8b", "qlora_llama3_1_8b"))
+    assert "adapters of another kind" in " ".join(narrow.report.unknown)
 
 
 def test_llm_foundry(tmp_path):
