@@ -191,10 +191,10 @@ def _basis(rows: Sequence[Residual], weights: NDArray[np.float64], distances: ND
     shares: dict[str, float] = {}
     for row, weight in zip(rows, weights, strict=True):
         shares[row.source] = shares.get(row.source, 0.0) + float(weight)
-    leading = sorted(shares, key=lambda source: (-shares[source], source))[:2]
     nearest = rows[int(np.argmin(distances))].features
     comparable = int((distances - distances.min() < _REACH).sum())
-    said = f"residuals of {comparable} comparable measured runs, mostly {' and '.join(leading)}"
+    leading = sorted(shares, key=lambda source: (-shares[source], source))[: min(2, comparable)]
+    said = f"residuals of {comparable} comparable measured run{'s' if comparable > 1 else ''}, mostly {' and '.join(leading)}"
     if distances.min() > _FAR:
         return f"far from anything measured (nearest: {nearest.kind} on {nearest.gpus} {nearest.device}); {said}"
     return said

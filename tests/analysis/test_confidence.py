@@ -99,7 +99,7 @@ def test_the_basis_counts_comparable_runs_and_names_the_leading_sources():
     said = interval(replace(HERE, kind="one GPU"), ResidualTable(rows=rows(0.0))).basis
     assert (
         said
-        == "far from anything measured (nearest: data on 8 a100); residuals of 1 comparable measured runs, mostly a"
+        == "far from anything measured (nearest: data on 8 a100); residuals of 1 comparable measured run, mostly a"
     )
     near = interval(replace(HERE, kernels="fused"), ResidualTable(rows=rows(0.0))).basis
     assert near.startswith("residuals of 1")
@@ -169,3 +169,9 @@ def test_the_prediction_itself_always_lies_in_its_interval(monkeypatch, low, hig
         pytest.approx(expected[1]),
         "b",
     )
+
+
+def test_a_single_comparable_run_is_said_in_the_singular_with_its_source():
+    far = replace(HERE, kind="pipeline")  # another kind of run: a distance of 1, beyond what is called comparable
+    table = ResidualTable(rows=(*rows(0.1, source="near"), *rows(0.2, source="far", features=far)))
+    assert interval(HERE, table).basis == "residuals of 1 comparable measured run, mostly near"
