@@ -98,8 +98,7 @@ def test_the_basis_counts_comparable_runs_and_names_the_leading_sources():
     assert interval(HERE, table).basis == "residuals of 4 comparable measured runs, mostly x and z"
     said = interval(replace(HERE, kind="one GPU"), ResidualTable(rows=rows(0.0))).basis
     assert (
-        said
-        == "far from anything measured (nearest: data on 8 a100); residuals of 1 comparable measured run, mostly a"
+        said == "far from anything measured (nearest: data on 8 a100); residuals of 1 comparable measured run, mostly a"
     )
     near = interval(replace(HERE, kernels="fused"), ResidualTable(rows=rows(0.0))).basis
     assert near.startswith("residuals of 1")
