@@ -299,10 +299,10 @@ ANSWERS: dict[str, tuple[type, ...]] = {
 
 
 def answer_schema() -> dict[str, Any]:
-    """Return the JSON Schema of all answers, with what the docstrings below the keys say."""
+    """Return the JSON Schema of all answers, with what the comments at the keys say."""
     roots = [one for types in ANSWERS.values() for one in types]
     references, components = msgspec.json.schema_components(roots)
-    said = _said_below(components)
+    said = _said_of_keys(components)
     for name, schema in components.items():
         schema.pop("title", None)
         order = {key: place for place, key in enumerate(said[name])}
@@ -311,7 +311,7 @@ def answer_schema() -> dict[str, Any]:
         for key, value in schema["properties"].items():
             text = said[name].get(key) or next((one[key] for one in said.values() if key in one), None)
             if text is None:
-                raise KeyError(f"{name}.{key}: say what it means, in a docstring below it")
+                raise KeyError(f"{name}.{key}: say what it means, in a comment `#: ...` at it")
             schema["properties"][key] = {"description": _unmarked(text), **value}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -321,26 +321,29 @@ def answer_schema() -> dict[str, Any]:
     }
 
 
-def _said_below(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the docstrings below the keys of typed dictionaries, those of their bases included."""
-    classes: dict[str, ast.ClassDef] = {}
+def _said_of_keys(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the ``#:`` comments at the keys of typed dictionaries, those of their bases included."""
+    classes: dict[str, tuple[ast.ClassDef, list[str]]] = {}
     for path in sorted((FOLDER.parent / "simulator").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         if "TypedDict" in text or any(f"class {name}(" in text for name in names):
-            classes |= {node.name: node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
+            lines = text.splitlines()
+            classes |= {node.name: (node, lines) for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
 
     def docs(name: str) -> dict[str, str]:
         if name not in classes:
             return {}
-        body = classes[name].body
-        found = {key: text for base in classes[name].bases for key, text in docs(ast.unparse(base)).items()}
-        for field, below in itertools.pairwise(body):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(below, ast.Expr)
-                and isinstance(below.value, ast.Constant)
-            ):
-                found[ast.unparse(field.target)] = " ".join(str(below.value.value).split())
+        node, lines = classes[name]
+        found = {key: text for base in node.bases for key, text in docs(ast.unparse(base)).items()}
+        for field in node.body:
+            if isinstance(field, ast.AnnAssign):
+                above = list(
+                    itertools.takewhile(lambda line: line.startswith("    #: "), lines[field.lineno - 2 :: -1])
+                )
+                said = lines[field.end_lineno - 1].partition("  #: ")[2] or " ".join(
+                    line.removeprefix("    #: ") for line in reversed(above)
+                )
+                found |= {ast.unparse(field.target): said} if said else {}
         return found
 
     return {name: docs(name) for name in names}

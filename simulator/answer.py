@@ -46,108 +46,69 @@ MEMORY_PARTS: dict[Category, str] = {
 class Memory(TypedDict):
     """Bytes on the rank that needs most. The categories add up to the peak."""
 
-    parameters_bytes: int
-    """Parameters in the precision that computes."""
-    gradients_bytes: int
-    """Gradients, accumulated ones included."""
-    optimizer_bytes: int
-    """Master parameters and moments."""
-    activations_bytes: int
-    """Saved for the backward, of all micro-batches in flight at the peak."""
-    transient_bytes: int
-    """Working memory of the operator that needs most."""
-    buffers_bytes: int
-    """Gathered parameters and communication buckets."""
-    context_bytes: int
-    """The CUDA context."""
-    communicators_bytes: int
-    """Buffers of NCCL."""
-    fragmentation_bytes: int
-    """Lost between the allocator's blocks."""
-    graphs_bytes: int
-    """Working memory of what is captured in CUDA graphs, which have a pool of their own."""
-    allocated_bytes: int
-    """What ``torch.cuda.max_memory_allocated`` reports."""
-    reserved_bytes: int
-    """What ``torch.cuda.max_memory_reserved`` reports."""
-    peak_bytes: int
-    """Everything that the device must hold."""
-    capacity_bytes: int
-    """Memory of the device."""
-    peak_at: str
-    """Layer and operator at the peak."""
-    fits: bool
-    """Whether the peak is within the capacity."""
+    parameters_bytes: int  #: Parameters in the precision that computes.
+    gradients_bytes: int  #: Gradients, accumulated ones included.
+    optimizer_bytes: int  #: Master parameters and moments.
+    activations_bytes: int  #: Saved for the backward, of all micro-batches in flight at the peak.
+    transient_bytes: int  #: Working memory of the operator that needs most.
+    buffers_bytes: int  #: Gathered parameters and communication buckets.
+    context_bytes: int  #: The CUDA context.
+    communicators_bytes: int  #: Buffers of NCCL.
+    fragmentation_bytes: int  #: Lost between the allocator's blocks.
+    graphs_bytes: int  #: Working memory of what is captured in CUDA graphs, which have a pool of their own.
+    allocated_bytes: int  #: What ``torch.cuda.max_memory_allocated`` reports.
+    reserved_bytes: int  #: What ``torch.cuda.max_memory_reserved`` reports.
+    peak_bytes: int  #: Everything that the device must hold.
+    capacity_bytes: int  #: Memory of the device.
+    peak_at: str  #: Layer and operator at the peak.
+    fits: bool  #: Whether the peak is within the capacity.
 
 
 class Bottleneck(TypedDict):
     """The link that is busy for the largest share of the iteration."""
 
-    link: str
-    """``source -> target``."""
-    kind: str
-    """Such as ``nic`` or ``nvlink``."""
-    bandwidth_bytes_per_s: float
-    """Per direction."""
-    busy_s: float
-    """Seconds that its bytes take at its full rate."""
-    utilization: float
-    """The same as a share of the iteration."""
+    link: str  #: ``source -> target``.
+    kind: str  #: Such as ``nic`` or ``nvlink``.
+    bandwidth_bytes_per_s: float  #: Per direction.
+    busy_s: float  #: Seconds that its bytes take at its full rate.
+    utilization: float  #: The same as a share of the iteration.
 
 
 class Provenance(TypedDict):
     """What made the answer."""
 
-    version: str
-    """Of this program."""
-    scenario: dict[str, Any]
-    """Every input, with the plan resolved."""
-    digest: str
-    """Content address of the scenario."""
-    model_parameters: int
-    """Of the whole model."""
-    device: str
-    """The GPU."""
-    n_events: int
-    """Events that the engine processed."""
-    chosen: dict[str, str]
-    """Settings that were left open, and how each was chosen."""
-    not_modelled: list[str]
-    """What the answer leaves out because an input does not say it."""
+    version: str  #: Of this program.
+    scenario: dict[str, Any]  #: Every input, with the plan resolved.
+    digest: str  #: Content address of the scenario.
+    model_parameters: int  #: Of the whole model.
+    device: str  #: The GPU.
+    n_events: int  #: Events that the engine processed.
+    chosen: dict[str, str]  #: Settings that were left open, and how each was chosen.
+    not_modelled: list[str]  #: What the answer leaves out because an input does not say it.
 
 
 class Answer(TypedDict):
     """One training iteration: how long it takes, where the time goes, and whether it fits."""
 
-    iteration_time_s: float
-    """Of one optimizer step."""
-    samples_per_s: float
-    """Sequences."""
-    tokens_per_s: float | None
-    """Of all GPUs together; null for models that know no tokens."""
-    tflops_per_gpu: float
-    """Model FLOPs per second and GPU, in units of 1e12."""
+    iteration_time_s: float  #: Of one optimizer step.
+    samples_per_s: float  #: Sequences.
+    tokens_per_s: float | None  #: Of all GPUs together; null for models that know no tokens.
+    tflops_per_gpu: float  #: Model FLOPs per second and GPU, in units of 1e12.
+    #: Model FLOPs utilization: ``tflops_per_gpu`` over the peak of the device in the plan's precision. The model's
+    #: FLOPs are those of forward and twice as many of backward, without recomputation; attention counts whole, as in
+    #: PaLM (arXiv 2204.02311, appendix B), although causal kernels skip half of it. Of a long sequence it may therefore
+    #: exceed 1.
     mfu: float
-    """Model FLOPs utilization: ``tflops_per_gpu`` over the peak of the device in the plan's precision. The model's FLOPs are
-    those of forward and twice as many of backward, without recomputation; attention counts whole, as in PaLM (arXiv
-    2204.02311, appendix B), although causal kernels skip half of it. Of a long sequence it may therefore exceed 1."""
+    #: Hardware FLOPs utilization: FLOPs of all kernels that ran, recomputation included and what a causal mask skips
+    #: left out, over the same peak; never above 1.
     hfu: float
-    """Hardware FLOPs utilization: FLOPs of all kernels that ran, recomputation included and what a causal mask skips left
-    out, over the same peak; never above 1."""
-    breakdown: Breakdown
-    """Where the time goes."""
-    communication_fraction: float
-    """Exposed communication as a share of the iteration."""
-    communication: list[CommunicationRow]
-    """One row per collective, axis and group size."""
-    memory: Memory
-    """Of the rank that needs most."""
-    bottleneck: Bottleneck | None
-    """The busiest link; null where no link carries anything."""
-    confidence: Confidence
-    """The 80 % interval of the iteration."""
-    provenance: Provenance
-    """What made the answer."""
+    breakdown: Breakdown  #: Where the time goes.
+    communication_fraction: float  #: Exposed communication as a share of the iteration.
+    communication: list[CommunicationRow]  #: One row per collective, axis and group size.
+    memory: Memory  #: Of the rank that needs most.
+    bottleneck: Bottleneck | None  #: The busiest link; null where no link carries anything.
+    confidence: Confidence  #: The 80 % interval of the iteration.
+    provenance: Provenance  #: What made the answer.
 
 
 class Figures(TypedDict):
@@ -179,32 +140,17 @@ def figures_of(answer: Answer) -> Figures:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
-    """One answer, with everything that went into it.
+    """One answer, with everything that went into it."""
 
-    Parameters
-    ----------
-    scenario : Scenario
-        With the plan resolved.
-    topology : Topology
-    spec : ModelSpec or RecordedModule
-    model : Model
-    timeline : Timeline
-    memory : MemoryReport
-    metrics : Metrics
-    link_busy_s : dict
-        Seconds that each link needs for its bytes at its full rate, by link index.
-    chosen : dict of str to str
-        Settings that were left open and how each was chosen, by name.
-    """
-
-    scenario: Scenario
+    scenario: Scenario  #: With the plan resolved.
     topology: Topology
     spec: ModelSpec | RecordedModule
     model: Model
     timeline: Timeline
     memory: MemoryReport
     metrics: Metrics
-    link_busy_s: dict[int, float]
+    link_busy_s: dict[int, float]  #: Seconds that each link needs for its bytes at its full rate, by link index.
+    #: Settings that were left open and how each was chosen, by name.
     chosen: dict[str, str] = field(default_factory=dict)
 
     @property

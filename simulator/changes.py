@@ -43,39 +43,26 @@ _DEVICE_RATES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineChange:
-    """The difference between two machines of one shape.
+    """The difference between two machines of one shape."""
 
-    Parameters
-    ----------
-    bandwidth : mapping
-        Factor by kind of link (:data:`simulator.topology.LINK_KINDS`).
-    latency : mapping
-        Factor by which communication starts sooner, ``inside`` a node and ``between`` nodes.
-    hop_latency_s : float
-        Added to every hop between nodes, one way.
-    device : Device, optional
-        Another GPU in every node.
-    device_rates : mapping
-        Factor by datasheet number of the GPU, such as ``memory_bandwidth_bytes_per_s``.
-    kernel_speed : float
-        Factor on the speed of every kernel, whatever limits it.
-    host_speed : float
-        Factor on the speed at which hosts issue work.
-    storage, storage_latency : float
-        Factors on the bandwidth of storage, and by which it answers sooner.
-    faults : Faults
-        Slow ranks and links.
-    """
-
+    #: Factor by kind of link (:data:`simulator.topology.LINK_KINDS`).
     bandwidth: Mapping[str, float] = field(default_factory=dict)
+    #: Factor by which communication starts sooner, ``inside`` a node and ``between`` nodes.
     latency: Mapping[str, float] = field(default_factory=dict)
+    #: Added to every hop between nodes, one way.
     hop_latency_s: float = 0.0
+    #: Another GPU in every node.
     device: Device | None = None
+    #: Factor by datasheet number of the GPU, such as ``memory_bandwidth_bytes_per_s``.
     device_rates: Mapping[str, float] = field(default_factory=dict)
+    #: Factor on the speed of every kernel, whatever limits it.
     kernel_speed: float = 1.0
+    #: Factor on the speed at which hosts issue work.
     host_speed: float = 1.0
+    #: Factors on the bandwidth of storage, and by which it answers sooner.
     storage: float = 1.0
     storage_latency: float = 1.0
+    #: Slow ranks and links.
     faults: Faults = field(default_factory=Faults)
 
     @classmethod
@@ -109,24 +96,12 @@ class MachineChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement:
-    """Something of a machine that can be better by a factor.
+    """Something of a machine that can be better by a factor."""
 
-    Parameters
-    ----------
-    name : str
-        As a noun: ``NIC bandwidth``.
-    doubled : str
-        What a factor of 2 is called: ``twice the NIC bandwidth``, ``half the latency inside a node``.
-    by : callable
-        The change for a factor.
-    parts : tuple of str
-        Names of improvements that it makes at once.
-    """
-
-    name: str
-    doubled: str
-    by: Callable[[float], MachineChange]
-    parts: tuple[str, ...] = ()
+    name: str  #: As a noun: ``NIC bandwidth``.
+    doubled: str  #: What a factor of 2 is called: ``twice the NIC bandwidth``, ``half the latency inside a node``.
+    by: Callable[[float], MachineChange]  #: The change for a factor.
+    parts: tuple[str, ...] = ()  #: Names of improvements that it makes at once.
 
 
 def improvements(topology: Topology) -> Iterator[Improvement]:

@@ -52,18 +52,12 @@ def slowest_of(n_gpus: int, spread: float = SPEED_SPREAD) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What is wrong with a machine, for as long as a run takes.
+    """What is wrong with a machine, for as long as a run takes."""
 
-    Parameters
-    ----------
-    slow_ranks : tuple of (int, float)
-        Ranks, and how many times as long their kernels take.
-    slow_links : tuple of (str, float)
-        Links, and how many times as long their bytes take: ``node3.nic`` names all links of a kind that begin or end in a
-        node, ``A -> B`` one direction between two vertices of the topology.
-    """
-
+    #: Ranks, and how many times as long their kernels take.
     slow_ranks: tuple[tuple[int, float], ...] = ()
+    #: Links, and how many times as long their bytes take: ``node3.nic`` names all links of a kind that begin or end in
+    #: a node, ``A -> B`` one direction between two vertices of the topology.
     slow_links: tuple[tuple[str, float], ...] = ()
 
     def __bool__(self) -> bool:

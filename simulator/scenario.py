@@ -14,40 +14,27 @@ from simulator.topology import Topology
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What is simulated, so that it can be stored, compared and sent to another machine.
+    """What is simulated, so that it can be stored, compared and sent to another machine."""
 
-    Parameters
-    ----------
-    topology : str or Topology
-        A shipped name or a path, or the topology itself; a networkx graph becomes one, see
-        :meth:`~simulator.topology.Topology.from_graph`.
-    model : str
-        A shipped name or a path.
-    plan : ParallelPlan
-    network, kernels : str
-        Names of the cost models.
-    transport, algorithm, protocol : str
-        Forced choices of the collectives; empty means the topology's default and the least predicted time.
-    overrides : tuple of (str, str)
-        ``--set key=value`` changes of topology values.
-    seed : int
-    unfold : bool
-        Simulate every rank and micro-batch instead of one rank per class and a few micro-batches of the steady state.
-    faults : Faults
-        Slow GPUs and links.
-    """
-
+    #: A shipped name or a path, or the topology itself; a networkx graph becomes one, see
+    #: :meth:`~simulator.topology.Topology.from_graph`.
     topology: str | Topology
+    #: A shipped name or a path.
     model: str
     plan: ParallelPlan = field(default_factory=ParallelPlan)
+    #: Names of the cost models.
     network: str = "flow"
     kernels: str = "roofline"
+    #: Forced choices of the collectives; empty means the topology's default and the least predicted time.
     transport: str = ""
     algorithm: str = ""
     protocol: str = ""
+    #: ``--set key=value`` changes of topology values.
     overrides: tuple[tuple[str, str], ...] = ()
     seed: int = 0
+    #: Simulate every rank and micro-batch instead of one rank per class and a few micro-batches of the steady state.
     unfold: bool = False
+    #: Slow GPUs and links.
     faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:

@@ -12,36 +12,18 @@ from simulator.program.program import Block
 
 
 class Span(NamedTuple):
-    """One operation on one stream of one rank, from start to end on the integer clock.
+    """One operation on one stream of one rank, from start to end on the integer clock."""
 
-    Parameters
-    ----------
-    op : Op or Block
-        What ran.
-    rank : int
-        The simulated rank.
-    stream : str
-        ``compute``, ``host``, or a communication stream.
-    start_ps, end_ps : int
-        Half-open interval on the clock. A communication starts when its last participant has arrived.
-    micro_batch : int
-        -1 where it has none.
-    host_wait_ps : int
-        How much of the idle time before the start is the host issuing too late.
-    host_idle_ps : int
-        Idle time inside the span for the same reason, between the kernels of a run.
-    inner : tuple of Span
-        What happened inside a block or a run of kernels, relative to ``start_ps``; empty where nobody looked.
-    """
-
-    op: Op | Block
-    rank: int
-    stream: str
+    op: Op | Block  #: What ran.
+    rank: int  #: The simulated rank.
+    stream: str  #: ``compute``, ``host``, or a communication stream.
+    #: Half-open interval on the clock. A communication starts when its last participant has arrived.
     start_ps: int
     end_ps: int
-    micro_batch: int = -1
-    host_wait_ps: int = 0
-    host_idle_ps: int = 0
+    micro_batch: int = -1  #: -1 where it has none.
+    host_wait_ps: int = 0  #: How much of the idle time before the start is the host issuing too late.
+    host_idle_ps: int = 0  #: Idle time inside the span for the same reason, between the kernels of a run.
+    #: What happened inside a block or a run of kernels, relative to ``start_ps``; empty where nobody looked.
     inner: tuple[Span, ...] = ()
 
     @property
@@ -109,22 +91,13 @@ def subtract(minuend: Sequence[tuple[int, int]], subtrahend: Sequence[tuple[int,
 
 
 class Cycle(NamedTuple):
-    """The steady state of a run: what happened from ``start_ps`` to ``end_ps`` happens ``n_more`` times more at its end.
+    """The steady state of a run: what happened from ``start_ps`` to ``end_ps`` happens ``n_more`` times more at its end."""
 
-    Parameters
-    ----------
-    start_ps, end_ps : int
-        One period on the clock of the run that was simulated.
-    n_more : int
-        Periods that were not simulated.
-    n_micro_batches : int
-        Micro-batches of one period.
-    """
-
+    #: One period on the clock of the run that was simulated.
     start_ps: int
     end_ps: int
-    n_more: int
-    n_micro_batches: int
+    n_more: int  #: Periods that were not simulated.
+    n_micro_batches: int  #: Micro-batches of one period.
 
     @property
     def left_out_ps(self) -> int:
@@ -134,26 +107,17 @@ class Cycle(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """All spans of a run.
+    """All spans of a run."""
 
-    Parameters
-    ----------
-    simulated : tuple of Span
-        What the engine ran, in order of completion.
-    members : dict
-        Simulated rank -> all ranks that it stands for, itself included.
-    simulated_ps : int
-        End of the last span or host action that the engine ran.
-    n_events : int
-        Events that the engine processed.
-    cycle : Cycle, optional
-        What of this happens again and again; the other attributes and methods account for it.
-    """
-
+    #: What the engine ran, in order of completion.
     simulated: tuple[Span, ...]
+    #: Simulated rank -> all ranks that it stands for, itself included.
     members: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    #: End of the last span or host action that the engine ran.
     simulated_ps: int = 0
+    #: Events that the engine processed.
     n_events: int = 0
+    #: What of this happens again and again; the other attributes and methods account for it.
     cycle: Cycle | None = None
 
     @property

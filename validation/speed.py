@@ -43,27 +43,14 @@ main()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One run and what it may cost.
-
-    Parameters
-    ----------
-    title : str
-    topology, model : str
-    plan : dict
-        Keyword arguments of :class:`simulator.plan.ParallelPlan`.
-    overrides : tuple of (str, str)
-        Changes of the topology.
-    goal_s : float
-        CPU seconds that the simulation may take on one core.
-    unfold : bool
-    """
+    """One run and what it may cost."""
 
     title: str
     topology: str
     model: str
-    plan: dict[str, str | int | bool]
-    overrides: tuple[tuple[str, str], ...] = ()
-    goal_s: float
+    plan: dict[str, str | int | bool]  #: Keyword arguments of :class:`simulator.plan.ParallelPlan`.
+    overrides: tuple[tuple[str, str], ...] = ()  #: Changes of the topology.
+    goal_s: float  #: CPU seconds that the simulation may take on one core.
     unfold: bool = False
 
     def arguments(self) -> list[str]:
@@ -81,27 +68,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one run cost.
+    """What one run cost."""
 
-    Parameters
-    ----------
-    simulation_s : float
-        CPU time from the scenario to the metrics, reading of files and lowering included.
-    command_s : float
-        CPU time of the whole command, start of the interpreter included.
-    peak_bytes : int
-        Largest resident memory of either process.
-    n_events : int
-        Events that the engine processed.
-    iteration_time_s : float
-        The answer.
-    """
-
-    simulation_s: float
-    command_s: float
-    peak_bytes: int
-    n_events: int
-    iteration_time_s: float
+    simulation_s: float  #: CPU time from the scenario to the metrics, reading of files and lowering included.
+    command_s: float  #: CPU time of the whole command, start of the interpreter included.
+    peak_bytes: int  #: Largest resident memory of either process.
+    n_events: int  #: Events that the engine processed.
+    iteration_time_s: float  #: The answer.
 
 
 _SELENE: dict[str, str | int | bool] = {
@@ -134,23 +107,12 @@ CASES: dict[str, Case] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command in which something is irregular, and what it may cost.
-
-    Parameters
-    ----------
-    title : str
-    words : str
-        The command line, without ``--json``.
-    goal_s : float
-        CPU seconds that the whole command may take on one core.
-    goal_mib : float
-        Peak memory that it may take.
-    """
+    """One command in which something is irregular, and what it may cost."""
 
     title: str
-    words: str
-    goal_s: float
-    goal_mib: float = 500.0
+    words: str  #: The command line, without ``--json``.
+    goal_s: float  #: CPU seconds that the whole command may take on one core.
+    goal_mib: float = 500.0  #: Peak memory that it may take.
 
 
 def _175b(gpus: int, rest: str, *, tp: int = 8, batch: int = 0) -> str:

@@ -13,22 +13,13 @@ from simulator.units import format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveInterval:
-    """An 80 % interval around a collective's time.
+    """An 80 % interval around a collective's time."""
 
-    Parameters
-    ----------
-    low, high : float
-        Factors on the predicted time.
-    sizes : str
-        For which sizes, in words.
-    basis : str
-        What it rests on, in words.
-    """
-
+    #: Factors on the predicted time.
     low: float
     high: float
-    sizes: str
-    basis: str
+    sizes: str  #: For which sizes, in words.
+    basis: str  #: What it rests on, in words.
 
 
 def collective_interval(n_bytes: float, n_nodes: int) -> CollectiveInterval:

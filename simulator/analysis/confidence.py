@@ -37,30 +37,16 @@ _FAR = 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """What makes runs comparable.
+    """What makes runs comparable."""
 
-    Parameters
-    ----------
-    kind : str
-        ``one GPU``, ``data``, ``sharded``, ``tensor`` or ``pipeline``.
-    device, generation : str
-        Name and architecture of the GPU.
-    kernels : str
-        Style of the operator stream (:class:`simulator.plan.Framework`).
-    fp8 : bool
-        Whether GEMMs run in 8 bits.
-    gpus : int
-    experts : bool
-        Whether the model is a mixture of experts.
-    """
-
-    kind: str
+    kind: str  #: ``one GPU``, ``data``, ``sharded``, ``tensor`` or ``pipeline``.
+    #: Name and architecture of the GPU.
     device: str
     generation: str
-    kernels: str
-    fp8: bool
+    kernels: str  #: Style of the operator stream (:class:`simulator.plan.Framework`).
+    fp8: bool  #: Whether GEMMs run in 8 bits.
     gpus: int
-    experts: bool = False
+    experts: bool = False  #: Whether the model is a mixture of experts.
 
     def distance(self, other: Features) -> float:
         """Return how unlike two runs are: 0 alike, from 1 another kind."""
@@ -79,33 +65,21 @@ class Residual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An 80 % interval around a prediction.
+    """An 80 % interval around a prediction."""
 
-    Parameters
-    ----------
-    low, high : float
-        Factors on the predicted time.
-    basis : str
-        The measured runs behind it, in words.
-    distance : float
-        To the nearest measured run.
-    """
-
+    #: Factors on the predicted time.
     low: float
     high: float
-    basis: str
-    distance: float
+    basis: str  #: The measured runs behind it, in words.
+    distance: float  #: To the nearest measured run.
 
 
 class Confidence(TypedDict):
     """An interval around a predicted time."""
 
-    low_s: float
-    """Its near end, in seconds."""
-    high_s: float
-    """Its far end, in seconds."""
-    basis: str
-    """What it rests on, in words."""
+    low_s: float  #: Its near end, in seconds.
+    high_s: float  #: Its far end, in seconds.
+    basis: str  #: What it rests on, in words.
 
 
 def kind_of(plan: ParallelPlan) -> str:
@@ -202,16 +176,10 @@ def _basis(rows: Sequence[Residual], weights: NDArray[np.float64], distances: ND
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidualTable:
-    """Residuals of measured runs, and the factor that makes intervals hold what they promise.
-
-    Parameters
-    ----------
-    rows : tuple of Residual
-    widening : float
-        Factor on half-widths; set so that intervals that ignore a run's own source hold 80 % of the runs.
-    """
+    """Residuals of measured runs, and the factor that makes intervals hold what they promise."""
 
     rows: tuple[Residual, ...]
+    #: Factor on half-widths; set so that intervals that ignore a run's own source hold 80 % of the runs.
     widening: float = 1.0
 
     def to_json(self) -> dict[str, Any]:

@@ -31,19 +31,10 @@ class Kind(NamedTuple):
 
 
 class PathPiece(NamedTuple):
-    """A stretch of the path: an operation on a rank, or a gap before it (``op`` is None).
-
-    Parameters
-    ----------
-    kind : Kind
-    ps : int
-        Its length.
-    rank : int
-    op : Op or Block, optional
-    """
+    """A stretch of the path: an operation on a rank, or a gap before it (``op`` is None)."""
 
     kind: Kind
-    ps: int
+    ps: int  #: Its length.
     rank: int
     op: Op | Block | None = None
 
@@ -51,14 +42,10 @@ class PathPiece(NamedTuple):
 class PathRow(TypedDict):
     """Time on the critical path that one kind of work takes; all rows add up to the step."""
 
-    kind: str
-    """Such as ``matrix products`` or ``all-reduce over dp``."""
-    communication: bool
-    """Whether it is communication."""
-    seconds: float
-    """In all."""
-    share: float
-    """Of the whole path."""
+    kind: str  #: Such as ``matrix products`` or ``all-reduce over dp``.
+    communication: bool  #: Whether it is communication.
+    seconds: float  #: In all.
+    share: float  #: Of the whole path.
 
 
 def critical_path(timeline: Timeline, classify: Callable[[Op | Block], Kind] | None = None) -> list[PathPiece]:

@@ -24,21 +24,11 @@ NEARLY = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a trial went.
+    """How a trial went."""
 
-    Parameters
-    ----------
-    iteration_time_s : float
-        0 where it could not be made.
-    n_samples : int
-        Sequences that one iteration trains on.
-    reason : str
-        Why it cannot be made: it does not fit, or the degrees do not multiply up. Empty where it can.
-    """
-
-    iteration_time_s: float = 0.0
-    n_samples: int = 1
-    reason: str = ""
+    iteration_time_s: float = 0.0  #: 0 where it could not be made.
+    n_samples: int = 1  #: Sequences that one iteration trains on.
+    reason: str = ""  #: Why it cannot be made: it does not fit, or the degrees do not multiply up. Empty where it can.
 
     @property
     def per_sample_s(self) -> float:
@@ -48,93 +38,59 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """Something of the machine that can be better by a factor.
+    """Something of the machine that can be better by a factor."""
 
-    Parameters
-    ----------
-    name : str
-        As a noun: ``NIC bandwidth``.
-    large : str
-        What the large change is called: ``twice the NIC bandwidth``.
-    simulate : callable
-        Simulates it that many times better.
-    parts : tuple of str
-        Names of knobs that it turns at once; where one of them does nearly as much, only that one is among the best.
-    """
-
-    name: str
-    large: str
-    simulate: Callable[[float], Outcome]
+    name: str  #: As a noun: ``NIC bandwidth``.
+    large: str  #: What the large change is called: ``twice the NIC bandwidth``.
+    simulate: Callable[[float], Outcome]  #: Simulates it that many times better.
+    #: Names of knobs that it turns at once; where one of them does nearly as much, only that one is among the best.
     parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One other setting of the plan.
+    """One other setting of the plan."""
 
-    Parameters
-    ----------
-    name : str
-        ``--recompute selective``.
-    simulate : callable
-        Simulates it.
-    same_training : bool
-        Whether training computes the same; a change of the global batch does not, and is never among the best.
-    ratio : float
-        The new number over the old one, for a setting that is a number; 0 for words.
-    """
-
-    name: str
-    simulate: Callable[[], Outcome]
+    name: str  #: ``--recompute selective``.
+    simulate: Callable[[], Outcome]  #: Simulates it.
+    #: Whether training computes the same; a change of the global batch does not, and is never among the best.
     same_training: bool = True
-    ratio: float = 0.0
+    ratio: float = 0.0  #: The new number over the old one, for a setting that is a number; 0 for words.
 
 
 class Change(TypedDict):
     """One single change, simulated."""
 
-    change: str
-    """What changes: ``twice the NIC bandwidth``, ``--recompute selective``."""
-    kind: str
-    """``machine`` or ``plan``."""
-    iteration_time_s: float
-    """With the change."""
-    saving: float
-    """Share of the time per sample that it saves; negative where it costs time."""
+    change: str  #: What changes: ``twice the NIC bandwidth``, ``--recompute selective``.
+    kind: str  #: ``machine`` or ``plan``.
+    iteration_time_s: float  #: With the change.
+    saving: float  #: Share of the time per sample that it saves; negative where it costs time.
+    #: Per cent saved per per cent more: the derivative for the machine, the slope to the value tried for a number of
+    #: the plan, null for words.
     elasticity: float | None
-    """Per cent saved per per cent more: the derivative for the machine, the slope to the value tried for a number of the
-    plan, null for words."""
-    same_training: bool
-    """Whether training computes the same; a change of the global batch does not."""
+    same_training: bool  #: Whether training computes the same; a change of the global batch does not.
 
 
 class Impossible(TypedDict):
     """A change that cannot be made."""
 
-    change: str
-    """What would change."""
-    reason: str
-    """Why it cannot."""
+    change: str  #: What would change.
+    reason: str  #: Why it cannot.
 
 
 class Ranking(TypedDict):
     """What would change the time."""
 
-    changes: list[Change]
-    """Changes that matter, the most useful first."""
-    best: list[Change]
-    """The three best different ones that save anything."""
-    without_effect: list[str]
-    """What does not matter here."""
-    impossible: list[Impossible]
-    """What cannot be made."""
+    changes: list[Change]  #: Changes that matter, the most useful first.
+    best: list[Change]  #: The three best different ones that save anything.
+    without_effect: list[str]  #: What does not matter here.
+    impossible: list[Impossible]  #: What cannot be made.
 
 
 class Explanation(Ranking):
     """What decides the time and what would change it."""
 
-    critical_path: list[PathRow]
-    """The critical path by kind of work, the longest first."""
+    critical_path: list[PathRow]  #: The critical path by kind of work, the longest first.
 
 
 def explain(

@@ -14,28 +14,16 @@ from simulator.topology import LINK_KINDS, Topology
 
 
 class LinkClass(NamedTuple):
-    """Links of one kind with one bandwidth and latency.
-
-    Parameters
-    ----------
-    kind : str
-    n_links : int
-    bandwidth_bytes_per_s : float
-        Per direction.
-    latency_s : float
-    mean, most : float
-        Share of the iteration that their bytes take at full rate: on average, and on the busiest.
-    busiest : str
-        The busiest one.
-    """
+    """Links of one kind with one bandwidth and latency."""
 
     kind: str
     n_links: int
-    bandwidth_bytes_per_s: float
+    bandwidth_bytes_per_s: float  #: Per direction.
     latency_s: float
+    #: Share of the iteration that their bytes take at full rate: on average, and on the busiest.
     mean: float
     most: float
-    busiest: str
+    busiest: str  #: The busiest one.
 
 
 def utilization(topology: Topology, link_busy_s: Mapping[int, float], iteration_time_s: float) -> NDArray[np.float64]:

@@ -42,46 +42,31 @@ AXES = {
 class DeviceTime(TypedDict):
     """Seconds of one iteration in which a device computes or communicates, as a mean over all ranks."""
 
-    compute_s: float
-    """Kernels of forward and backward."""
-    exposed_communication_s: float
-    """Communication with no compute beside it."""
-    overlapped_communication_s: float
-    """Communication hidden behind compute; it adds nothing to the iteration."""
+    compute_s: float  #: Kernels of forward and backward.
+    exposed_communication_s: float  #: Communication with no compute beside it.
+    overlapped_communication_s: float  #: Communication hidden behind compute; it adds nothing to the iteration.
 
 
 class Breakdown(DeviceTime):
     """Where an iteration goes: all parts but the overlapped communication add up to the iteration."""
 
-    bubble_s: float
-    """Waiting for other pipeline stages."""
-    optimizer_s: float
-    """Kernels of the optimizer step."""
-    host_s: float
-    """The device waits for the host to issue kernels."""
-    data_s: float
-    """The device waits for the next batch."""
+    bubble_s: float  #: Waiting for other pipeline stages.
+    optimizer_s: float  #: Kernels of the optimizer step.
+    host_s: float  #: The device waits for the host to issue kernels.
+    data_s: float  #: The device waits for the next batch.
 
 
 class CommunicationRow(TypedDict):
     """One kind of communication of one rank in one iteration."""
 
-    collective: str
-    """Such as ``all_reduce``, or ``send_recv``."""
-    axis: str
-    """The axis of the mesh: ``dp``, ``tp`` ..."""
-    group_size: int
-    """Ranks that take part."""
-    count: float
-    """How often; a mean over all ranks."""
-    bytes: float
-    """In all, as nccl-tests counts sizes."""
-    total_s: float
-    """Seconds in all, overlapped or not."""
-    algbw_bytes_per_s: float
-    """Bytes over time."""
-    busbw_bytes_per_s: float
-    """``algbw`` times nccl-tests' factor for the collective."""
+    collective: str  #: Such as ``all_reduce``, or ``send_recv``.
+    axis: str  #: The axis of the mesh: ``dp``, ``tp`` ...
+    group_size: int  #: Ranks that take part.
+    count: float  #: How often; a mean over all ranks.
+    bytes: float  #: In all, as nccl-tests counts sizes.
+    total_s: float  #: Seconds in all, overlapped or not.
+    algbw_bytes_per_s: float  #: Bytes over time.
+    busbw_bytes_per_s: float  #: ``algbw`` times nccl-tests' factor for the collective.
 
 
 class CommunicationKind(NamedTuple):
@@ -291,25 +276,14 @@ def _exposed(spans: Sequence[Span], length_ps: Callable[[list[tuple[int, int]]],
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """Means over all ranks of a timeline.
-
-    Parameters
-    ----------
-    iteration_time_s : float
-    breakdown : Breakdown
-    phase_s : dict
-        Seconds from the first to the last span of ``forward`` and so on, on the simulated rank with the lowest number.
-    communication : list of CommunicationRow
-        One row per collective, axis and group size.
-    n_flops : float
-        Floating-point operations of all kernels that ran, recomputation included, per rank.
-    """
+    """Means over all ranks of a timeline."""
 
     iteration_time_s: float
     breakdown: Breakdown
+    #: Seconds from the first to the last span of ``forward`` and so on, on the simulated rank with the lowest number.
     phase_s: dict[str, float]
-    communication: list[CommunicationRow]
-    n_flops: float
+    communication: list[CommunicationRow]  #: One row per collective, axis and group size.
+    n_flops: float  #: Floating-point operations of all kernels that ran, recomputation included, per rank.
 
     @property
     def communication_fraction(self) -> float:

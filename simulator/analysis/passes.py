@@ -23,24 +23,13 @@ KINDS = {
 
 
 class Pass(NamedTuple):
-    """One stage's forward or backward of one micro-batch through one chunk, a pair of both in turns, or its optimizer step.
-
-    Parameters
-    ----------
-    start_ps, end_ps : int
-    kind : str
-        A value of :data:`KINDS`.
-    micro_batch : int
-        -1 where it has none.
-    chunk : int
-        Which of the stage's chunks; 0 where the timeline does not tell.
-    """
+    """One stage's forward or backward of one micro-batch through one chunk, a pair of both in turns, or its optimizer step."""
 
     start_ps: int
     end_ps: int
-    kind: str
-    micro_batch: int
-    chunk: int = 0
+    kind: str  #: A value of :data:`KINDS`.
+    micro_batch: int  #: -1 where it has none.
+    chunk: int = 0  #: Which of the stage's chunks; 0 where the timeline does not tell.
 
 
 def table_of(plan: ParallelPlan) -> Table:

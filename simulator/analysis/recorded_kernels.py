@@ -44,95 +44,59 @@ _LAUNCHES = re.compile(r"^(cuda|hip|cu)LaunchKernel|^cuda(Memcpy|Memset)Async|^h
 class KernelRow(TypedDict):
     """Device operations of one name, operator, annotation or phase."""
 
-    name: str
-    """Of the kernel, operator, annotation or phase."""
-    kind: str
-    """``compute``, ``communication``, ``copy`` or ``host``; of groups the kind that takes most of the time."""
-    count: int
-    """Operations."""
-    total_s: float
-    """Of all of them."""
-    share: float
-    """Of the time of all device operations in the table."""
-    mean_s: float
-    """Of one."""
-    p50_s: float
-    """Median."""
-    p90_s: float
-    """90th percentile."""
-    p99_s: float
-    """99th percentile."""
-    min_s: float
-    """Shortest."""
-    max_s: float
-    """Longest."""
+    name: str  #: Of the kernel, operator, annotation or phase.
+    kind: str  #: ``compute``, ``communication``, ``copy`` or ``host``; of groups the kind that takes most of the time.
+    count: int  #: Operations.
+    total_s: float  #: Of all of them.
+    share: float  #: Of the time of all device operations in the table.
+    mean_s: float  #: Of one.
+    p50_s: float  #: Median.
+    p90_s: float  #: 90th percentile.
+    p99_s: float  #: 99th percentile.
+    min_s: float  #: Shortest.
+    max_s: float  #: Longest.
 
 
 class IdleRow(TypedDict):
     """Gaps between the operations of one stream, by cause."""
 
-    rank: int
-    """Global rank."""
-    stream: str
-    """Device and stream."""
-    host_s: float
-    """The host launched the next operation after the last one had ended."""
-    kernel_s: float
-    """Short gaps behind a launch that was in time: the device's own."""
-    communication_s: float
-    """Communication ran on another stream."""
-    other_s: float
-    """Anything else, such as another stream."""
-    total_s: float
-    """All gaps."""
-    share: float
-    """Of the selected steps."""
+    rank: int  #: Global rank.
+    stream: str  #: Device and stream.
+    host_s: float  #: The host launched the next operation after the last one had ended.
+    kernel_s: float  #: Short gaps behind a launch that was in time: the device's own.
+    communication_s: float  #: Communication ran on another stream.
+    other_s: float  #: Anything else, such as another stream.
+    total_s: float  #: All gaps.
+    share: float  #: Of the selected steps.
 
 
 class LaunchRow(TypedDict):
     """Launches of one rank on one stream."""
 
-    rank: int
-    """Global rank."""
-    stream: str
-    """Device and stream."""
-    count: int
-    """Launches."""
-    mean_delay_s: float
-    """From the end of the launching call to the start of the kernel, not below 0."""
-    p50_delay_s: float
-    """Median delay."""
-    p90_delay_s: float
-    """90th percentile of the delays."""
-    max_delay_s: float
-    """Longest delay."""
-    mean_call_s: float
-    """Length of the launching call."""
-    n_short: int
-    """Kernels that take less time than their launch."""
+    rank: int  #: Global rank.
+    stream: str  #: Device and stream.
+    count: int  #: Launches.
+    mean_delay_s: float  #: From the end of the launching call to the start of the kernel, not below 0.
+    p50_delay_s: float  #: Median delay.
+    p90_delay_s: float  #: 90th percentile of the delays.
+    max_delay_s: float  #: Longest delay.
+    mean_call_s: float  #: Length of the launching call.
+    n_short: int  #: Kernels that take less time than their launch.
+    #: Operations launched and not yet started, as a mean over the changes of the queue, which HTA reports.
     mean_queue: float
-    """Operations launched and not yet started, as a mean over the changes of the queue, which HTA reports."""
-    max_queue: int
-    """Most operations that waited for their start."""
-    blocked_s: float
-    """Time in which the queue was full."""
+    max_queue: int  #: Most operations that waited for their start.
+    blocked_s: float  #: Time in which the queue was full.
 
 
 class PatternRow(TypedDict):
     """One sequence of kernels that an operator launches again and again."""
 
-    operator: str
-    """The operator that launches them."""
-    kernels: list[str]
-    """Names, in order."""
-    count: int
-    """Occurrences."""
-    device_s: float
-    """Of all occurrences."""
-    host_s: float
-    """Of the operator, all occurrences."""
-    share: float
-    """Of the time of all device operations in the selected steps."""
+    operator: str  #: The operator that launches them.
+    kernels: list[str]  #: Names, in order.
+    count: int  #: Occurrences.
+    device_s: float  #: Of all occurrences.
+    host_s: float  #: Of the operator, all occurrences.
+    share: float  #: Of the time of all device operations in the selected steps.
 
 
 def kernel_rows(selection: Selection, by: str = "kernel") -> list[KernelRow]:

@@ -27,75 +27,50 @@ _TOLERATED = 0.01
 class CopyRow(TypedDict):
     """Copies and fills of one kind on one rank."""
 
-    rank: int
-    """Global rank."""
-    kind: str
-    """Such as ``Memcpy HtoD (Pageable -> Device)``."""
-    count: int
-    """Copies."""
-    bytes: int | None
-    """In all; null where the trace does not say."""
-    total_s: float
-    """Of all of them."""
-    mean_bandwidth_bytes_per_s: float | None
-    """Bytes over time, all of them together."""
-    p50_bandwidth_bytes_per_s: float | None
-    """Median of the single copies."""
-    max_bandwidth_bytes_per_s: float | None
-    """Largest of the single copies."""
+    rank: int  #: Global rank.
+    kind: str  #: Such as ``Memcpy HtoD (Pageable -> Device)``.
+    count: int  #: Copies.
+    bytes: int | None  #: In all; null where the trace does not say.
+    total_s: float  #: Of all of them.
+    mean_bandwidth_bytes_per_s: float | None  #: Bytes over time, all of them together.
+    p50_bandwidth_bytes_per_s: float | None  #: Median of the single copies.
+    max_bandwidth_bytes_per_s: float | None  #: Largest of the single copies.
 
 
 class CommunicationTime(TypedDict):
     """Communication of one kind: collective, group and size."""
 
-    collective: str
-    """Such as ``all_reduce``."""
-    group: str
-    """Name of the process group."""
-    group_size: int | None
-    """Ranks that take part; null where unknown."""
-    bytes: int | None
-    """Of one message, as nccl-tests counts them."""
+    collective: str  #: Such as ``all_reduce``.
+    group: str  #: Name of the process group.
+    group_size: int | None  #: Ranks that take part; null where unknown.
+    bytes: int | None  #: Of one message, as nccl-tests counts them.
+    #: Collectives, each counted once, not per rank; kernels of ranks whose partners are unknown count one each.
     count: int
-    """Collectives, each counted once, not per rank; kernels of ranks whose partners are unknown count one each."""
-    transfer_s: float
-    """Median time from the last arrival to the end; of kernels without partners the shortest."""
-    waiting_s: float
-    """Mean time that a rank's kernel waited for the last one to arrive."""
-    total_s: float
-    """Of all kernels, as a mean over the ranks."""
-    algbw_bytes_per_s: float | None
-    """Bytes over the transfer."""
-    busbw_bytes_per_s: float | None
-    """The same times nccl-tests' factor for the collective."""
+    transfer_s: float  #: Median time from the last arrival to the end; of kernels without partners the shortest.
+    waiting_s: float  #: Mean time that a rank's kernel waited for the last one to arrive.
+    total_s: float  #: Of all kernels, as a mean over the ranks.
+    algbw_bytes_per_s: float | None  #: Bytes over the transfer.
+    busbw_bytes_per_s: float | None  #: The same times nccl-tests' factor for the collective.
+    #: What the network model says of this transfer on the cluster that was named, alone on its links.
     expected_s: float | None
-    """What the network model says of this transfer on the cluster that was named, alone on its links."""
 
 
 class StepRow(StepTime):
     """One step of one rank."""
 
-    of_typical: float
-    """Length over the median of all steps of the table."""
-    outlier: bool
-    """Whether it differs from the others more than they differ among themselves."""
+    of_typical: float  #: Length over the median of all steps of the table.
+    outlier: bool  #: Whether it differs from the others more than they differ among themselves.
 
 
 class CounterRow(TypedDict):
     """A value over time, summed up."""
 
-    rank: int
-    """Global rank."""
-    counter: str
-    """What is counted."""
-    unit: str
-    """Of its values."""
-    points: int
-    """Changes of the value."""
-    mean: float
-    """Over time."""
-    max: float
-    """Largest value."""
+    rank: int  #: Global rank.
+    counter: str  #: What is counted.
+    unit: str  #: Of its values.
+    points: int  #: Changes of the value.
+    mean: float  #: Over time.
+    max: float  #: Largest value.
 
 
 def copy_rows(selection: Selection) -> list[CopyRow]:

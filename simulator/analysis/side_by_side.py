@@ -9,20 +9,13 @@ from typing import TypeVar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Something that takes time on both sides: an operator, a collective of one size, a kind of work, a phase.
-
-    Parameters
-    ----------
-    name : str
-    predicted_s, measured_s : float
-        Seconds, over as much on either side.
-    n_calls, n_bytes : int
-        How often it occurs, and what one occurrence moves; 0 where that says nothing.
-    """
+    """Something that takes time on both sides: an operator, a collective of one size, a kind of work, a phase."""
 
     name: str
+    #: Seconds, over as much on either side.
     predicted_s: float
     measured_s: float
+    #: How often it occurs, and what one occurrence moves; 0 where that says nothing.
     n_calls: int = 0
     n_bytes: int = 0
 

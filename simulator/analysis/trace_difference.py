@@ -33,21 +33,14 @@ PARTS = ("compute", "transfer", "wait", "copy", "host")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDifference:
-    """One step of one rank: simulated minus measured, in seconds.
-
-    Parameters
-    ----------
-    rank, step : int
-    measured_s, simulated_s : float
-        Lengths.
-    parts_s : mapping
-        Part -> seconds; ``transfer`` and ``wait`` are exposed communication, ``host`` is idle time.
-    """
+    """One step of one rank: simulated minus measured, in seconds."""
 
     rank: int
     step: int
+    #: Lengths.
     measured_s: float
     simulated_s: float
+    #: Part -> seconds; ``transfer`` and ``wait`` are exposed communication, ``host`` is idle time.
     parts_s: Mapping[str, float]
 
     @property
@@ -61,37 +54,25 @@ class OperatorDifference(Part):
     """One operator, summed over the compared steps; of aligned occurrences, or of all of a kind.
 
     Its name is in parentheses where it is the kind of work of operators that have no namesake on the other side.
-
-    Parameters
-    ----------
-    n_only_measured, n_only_simulated : int
-        Occurrences on one side; ``n_calls`` are on both.
     """
 
+    #: Occurrences on one side; ``n_calls`` are on both.
     n_only_measured: int = 0
     n_only_simulated: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The whole comparison.
-
-    Parameters
-    ----------
-    steps : tuple of StepDifference
-    parts_s : mapping
-        Mean over steps and ranks, largest magnitude first.
-    works : tuple of Part
-        Kinds of work, and collectives by the size of their group, as means over steps and ranks, largest difference first:
-        which part of a model is off.
-    operators : tuple of OperatorDifference
-        Largest magnitude first. Operators of one name are aligned by their order within a step; those without a
-        namesake, as all kernels of a simulation, by the kind of work they do.
-    """
+    """The whole comparison."""
 
     steps: tuple[StepDifference, ...]
+    #: Mean over steps and ranks, largest magnitude first.
     parts_s: Mapping[str, float]
+    #: Kinds of work, and collectives by the size of their group, as means over steps and ranks, largest difference
+    #: first: which part of a model is off.
     works: tuple[Part, ...]
+    #: Largest magnitude first. Operators of one name are aligned by their order within a step; those without a
+    #: namesake, as all kernels of a simulation, by the kind of work they do.
     operators: tuple[OperatorDifference, ...]
 
     @property

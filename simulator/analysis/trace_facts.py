@@ -14,64 +14,40 @@ from simulator.trace_io.trace_record import COMMUNICATION, COMPUTE, COPY, HOST_N
 class CollectiveFacts(TypedDict):
     """Communication kernels of one kind, over all recorded ranks."""
 
-    collective: str
-    """Such as ``all_reduce``."""
-    bytes: int | None
-    """As nccl-tests counts them; null where the trace does not say."""
-    group_size: int | None
-    """Ranks that take part; null where unknown."""
-    count: int
-    """Kernels."""
-    total_s: float
-    """Their seconds in all, waiting included."""
+    collective: str  #: Such as ``all_reduce``.
+    bytes: int | None  #: As nccl-tests counts them; null where the trace does not say.
+    group_size: int | None  #: Ranks that take part; null where unknown.
+    count: int  #: Kernels.
+    total_s: float  #: Their seconds in all, waiting included.
 
 
 class StageFacts(TypedDict):
     """What a file of stage times holds."""
 
-    ranks: int
-    """Ranks with times."""
-    iterations: int
-    """Recorded iterations."""
-    micro_batches: int
-    """Micro-batches of an iteration."""
-    mean_iteration_s: float | None
-    """Mean length of an iteration; null where it was not recorded."""
+    ranks: int  #: Ranks with times.
+    iterations: int  #: Recorded iterations.
+    micro_batches: int  #: Micro-batches of an iteration.
+    mean_iteration_s: float | None  #: Mean length of an iteration; null where it was not recorded.
 
 
 class TraceFacts(TypedDict):
     """What a trace holds."""
 
-    format: str
-    """A key of :data:`simulator.trace_io.FORMATS`."""
-    world_size: int
-    """Ranks of the run."""
-    recorded_ranks: list[int]
-    """Ranks in the files."""
-    layout: dict[str, int]
-    """Degrees ``dp``, ``pp``, ``tp`` where the format states them."""
-    devices: list[str]
-    """Names of the accelerators."""
-    n_device_operations: int
-    """Kernels, copies and communication over all ranks."""
-    n_host_events: int
-    """Operators, runtime calls and annotations over all ranks."""
-    operations: dict[str, int]
-    """Device operations by kind."""
-    collectives: list[CollectiveFacts]
-    """Communication by kind, size and group."""
-    joined_collectives: int
-    """Collectives found on more than one rank."""
-    joined_by: str
-    """How their kernels were matched."""
-    clock_offsets_us: list[float]
-    """What is subtracted from each rank's clock."""
-    steps: list[StepTime]
-    """Every step of every rank."""
-    stage_times: StageFacts | None
-    """For formats that hold durations only."""
-    notes: list[str]
-    """What the reader had to assume, skip or repair."""
+    format: str  #: A key of :data:`simulator.trace_io.FORMATS`.
+    world_size: int  #: Ranks of the run.
+    recorded_ranks: list[int]  #: Ranks in the files.
+    layout: dict[str, int]  #: Degrees ``dp``, ``pp``, ``tp`` where the format states them.
+    devices: list[str]  #: Names of the accelerators.
+    n_device_operations: int  #: Kernels, copies and communication over all ranks.
+    n_host_events: int  #: Operators, runtime calls and annotations over all ranks.
+    operations: dict[str, int]  #: Device operations by kind.
+    collectives: list[CollectiveFacts]  #: Communication by kind, size and group.
+    joined_collectives: int  #: Collectives found on more than one rank.
+    joined_by: str  #: How their kernels were matched.
+    clock_offsets_us: list[float]  #: What is subtracted from each rank's clock.
+    steps: list[StepTime]  #: Every step of every rank.
+    stage_times: StageFacts | None  #: For formats that hold durations only.
+    notes: list[str]  #: What the reader had to assume, skip or repair.
 
 
 def facts_of(trace: Trace) -> TraceFacts:

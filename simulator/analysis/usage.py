@@ -73,46 +73,28 @@ def covered(intervals: Intervals, start: int, end: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """How one rank spent one step; all times in nanoseconds.
-
-    Parameters
-    ----------
-    rank, step : int
-    start_ns, end_ns : int
-        The device window.
-    work_end_ns : int
-        End of the last kernel that belongs to the step.
-    partial, is_cut : bool
-        Whether the recording holds only a part of the step, and whether that is because the file was cut.
-    compute_ns, communication_ns, copy_ns : int
-        Time with at least one such operation.
-    exposed_ns, overlapped_ns, idle_ns : int
-        As defined at the top of the module.
-    waiting_ns : int
-        Part of the communication in which this rank's kernel waited for a later one.
-    transfer_ns : int
-        The rest of the communication kernels' time.
-    waited_for : mapping
-        Rank -> nanoseconds.
-    estimated : bool
-        Whether waiting was estimated from the shortest kernel of the same kind, for lack of the other ranks.
-    """
+    """How one rank spent one step; all times in nanoseconds."""
 
     rank: int
     step: int
+    #: The device window.
     start_ns: int
     end_ns: int
-    work_end_ns: int
+    work_end_ns: int  #: End of the last kernel that belongs to the step.
+    #: Time with at least one such operation.
     compute_ns: int
     communication_ns: int
     copy_ns: int
+    #: As defined at the top of the module.
     exposed_ns: int
     overlapped_ns: int
     idle_ns: int
-    waiting_ns: int = 0
-    transfer_ns: int = 0
-    waited_for: Mapping[int, int] = field(default_factory=dict)
+    waiting_ns: int = 0  #: Part of the communication in which this rank's kernel waited for a later one.
+    transfer_ns: int = 0  #: The rest of the communication kernels' time.
+    waited_for: Mapping[int, int] = field(default_factory=dict)  #: Rank -> nanoseconds.
+    #: Whether waiting was estimated from the shortest kernel of the same kind, for lack of the other ranks.
     estimated: bool = False
+    #: Whether the recording holds only a part of the step, and whether that is because the file was cut.
     partial: bool = False
     is_cut: bool = False
 
@@ -125,29 +107,20 @@ class Usage:
 class RecordedTime(DeviceTime):
     """Seconds of a step on a device. Compute, exposed communication and idle time fill it but for lone copies."""
 
-    copy_s: float
-    """Copies between memories."""
-    idle_s: float
-    """Neither compute nor communication nor copies."""
-    waiting_s: float
-    """Part of the communication that waited for a later rank."""
+    copy_s: float  #: Copies between memories.
+    idle_s: float  #: Neither compute nor communication nor copies.
+    waiting_s: float  #: Part of the communication that waited for a later rank.
 
 
 class StepTime(RecordedTime):
     """How one rank spent one step."""
 
-    rank: int
-    """Global rank."""
-    step: int
-    """Number of the step."""
-    duration_s: float
-    """Length of the step."""
-    waited_for: dict[str, float]
-    """Rank -> seconds."""
-    estimated: bool
-    """Whether waiting was estimated, for lack of the other ranks."""
-    partial: bool
-    """Whether the recording holds only a part of the step."""
+    rank: int  #: Global rank.
+    step: int  #: Number of the step.
+    duration_s: float  #: Length of the step.
+    waited_for: dict[str, float]  #: Rank -> seconds.
+    estimated: bool  #: Whether waiting was estimated, for lack of the other ranks.
+    partial: bool  #: Whether the recording holds only a part of the step.
 
 
 def _whole_steps(usages: Sequence[Usage]) -> list[Usage]:
@@ -194,27 +167,14 @@ def step_time(usage: Usage) -> StepTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """The answer for a whole trace.
+    """The answer for a whole trace."""
 
-    Parameters
-    ----------
-    usages : tuple of Usage
-        By rank, then step.
-    windows : tuple of Usage
-        One per rank from the start of its first step to the end of its last (``step`` is -1).
-    joins : Joins
-        Collectives across ranks.
-    offset_ns : mapping
-        Rank with steps -> offset of its clock.
-    host_iteration_s : mapping
-        Rank -> seconds per step as the host marked them.
-    """
-
-    usages: tuple[Usage, ...]
+    usages: tuple[Usage, ...]  #: By rank, then step.
+    #: One per rank from the start of its first step to the end of its last (``step`` is -1).
     windows: tuple[Usage, ...]
-    joins: Joins
-    offset_ns: Mapping[int, int]
-    host_iteration_s: Mapping[int, float]
+    joins: Joins  #: Collectives across ranks.
+    offset_ns: Mapping[int, int]  #: Rank with steps -> offset of its clock.
+    host_iteration_s: Mapping[int, float]  #: Rank -> seconds per step as the host marked them.
 
     @property
     def iteration_s(self) -> float:

@@ -49,21 +49,12 @@ _RINGLIKE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedConstant:
-    """One constant, before and after.
+    """One constant, before and after."""
 
-    Parameters
-    ----------
-    place : tuple
-        Keys and list positions: ``("inside", "ring", "efficiency", 2)``.
-    before, value : float
-    relative_error : float
-        One standard deviation, as a share of the value.
-    """
-
-    place: Place
+    place: Place  #: Keys and list positions: ``("inside", "ring", "efficiency", 2)``.
     before: float
     value: float
-    relative_error: float
+    relative_error: float  #: One standard deviation, as a share of the value.
 
     @property
     def name(self) -> str:
@@ -73,36 +64,23 @@ class FittedConstant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFit:
-    """What the logs of a cluster say.
+    """What the logs of a cluster say."""
 
-    Parameters
-    ----------
-    topology, transport, nccl : str
-        What was measured; no transport where all rows stay inside nodes.
-    constants : tuple of FittedConstant
-    undetermined : mapping
-        Constant -> why it keeps its shipped value.
-    before, after : mapping
-        Errors with shipped and with fitted constants, by ``"<fit or held out>, <collective>, <sizes>"``.
-    n_fitted, n_held_out : int
-        Rows.
-    ll128_measured : bool
-        Whether rows between nodes ran LL128, so that its rate is theirs and not bounded by that of Simple.
-    notes : tuple of str
-        What was left out.
-    """
-
+    #: What was measured; no transport where all rows stay inside nodes.
     topology: str
     transport: str
     nccl: str
     constants: tuple[FittedConstant, ...]
-    undetermined: Mapping[str, str]
+    undetermined: Mapping[str, str]  #: Constant -> why it keeps its shipped value.
+    #: Errors with shipped and with fitted constants, by ``"<fit or held out>, <collective>, <sizes>"``.
     before: Mapping[str, Residuals]
     after: Mapping[str, Residuals]
+    #: Rows.
     n_fitted: int
     n_held_out: int
+    #: Whether rows between nodes ran LL128, so that its rate is theirs and not bounded by that of Simple.
     ll128_measured: bool = False
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  #: What was left out.
 
     def section(self, part: str) -> dict[str, Any]:
         """Return the fitted constants ``inside`` or ``between`` nodes as a cluster file holds them.

@@ -34,28 +34,18 @@ _OPTIONAL = ("topology", "nodes", "transport", "algorithm", "split", "source", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One measured collective: repeated measurements of the same case are averaged.
-
-    Parameters
-    ----------
-    time_s : float
-        Geometric mean over in-place and out-of-place.
-    gpus_per_process : int
-        GPUs that one process drove; 1 unless the row says otherwise.
-    weight : float
-        Rows that were averaged.
-    """
+    """One measured collective: repeated measurements of the same case are averaged."""
 
     topology: str
     collective: str
     n_bytes: int
     shape: GroupShape
     algorithm: str | None
-    time_s: float
+    time_s: float  #: Geometric mean over in-place and out-of-place.
     split: str
     source: str
-    gpus_per_process: int = 1
-    weight: float = 1.0
+    gpus_per_process: int = 1  #: GPUs that one process drove; 1 unless the row says otherwise.
+    weight: float = 1.0  #: Rows that were averaged.
     protocol: str | None = None
 
 
@@ -183,19 +173,11 @@ def predicted_s(rows: Sequence[Measured], table: Mapping[str, Any]) -> FloatArra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Constants that are fitted together, and the rows that determine them.
-
-    Parameters
-    ----------
-    paths : tuple
-        Places of the constants in the table: keys and list positions.
-    rows : callable
-        Which rows to fit to.
-    """
+    """Constants that are fitted together, and the rows that determine them."""
 
     name: str
-    paths: tuple[tuple[str | int, ...], ...]
-    rows: Callable[[Measured], bool]
+    paths: tuple[tuple[str | int, ...], ...]  #: Places of the constants in the table: keys and list positions.
+    rows: Callable[[Measured], bool]  #: Which rows to fit to.
 
 
 def get_path(tree: Any, path: Sequence[str | int]) -> Any:
@@ -242,17 +224,11 @@ def expected_spread(path: Sequence[str | int], value: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedBlock:
-    """Constants of a block, and one standard deviation of the logarithm of each.
+    """Constants of a block, and one standard deviation of the logarithm of each."""
 
-    Parameters
-    ----------
-    table : dict
-        The whole table with the block's new values.
-    spread : dict
-        Place to standard deviation; as wide as the prior where rows say nothing.
-    """
-
+    #: The whole table with the block's new values.
     table: dict[str, Any]
+    #: Place to standard deviation; as wide as the prior where rows say nothing.
     spread: dict[tuple[str | int, ...], float]
 
 

@@ -363,34 +363,17 @@ def shape_of(cells: Mapping[str, str], place: str = "") -> KernelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRow:
-    """One timed kernel.
+    """One timed kernel."""
 
-    Parameters
-    ----------
-    source : str
-        Repository or publication, without the file.
-    shape : KernelShape
-    time_s : float
-    split : str
-        ``fit`` or ``test``.
-    conditions : Conditions
-        How it was timed.
-    implementation : str
-        Name of the library kernel where the table states it, otherwise empty.
-    beside : tuple of KernelShape
-        Other kernels that were timed with it: the quantisation of an operand, the rest of an expert block.
-    issue_s : float
-        Time that the host took to issue it, which nothing shorter shows.
-    """
-
-    source: str
+    source: str  #: Repository or publication, without the file.
     shape: KernelShape
     time_s: float
-    split: str
-    conditions: Conditions
-    implementation: str = ""
+    split: str  #: ``fit`` or ``test``.
+    conditions: Conditions  #: How it was timed.
+    implementation: str = ""  #: Name of the library kernel where the table states it, otherwise empty.
+    #: Other kernels that were timed with it: the quantisation of an operand, the rest of an expert block.
     beside: tuple[KernelShape, ...] = ()
-    issue_s: float = 0.0
+    issue_s: float = 0.0  #: Time that the host took to issue it, which nothing shorter shows.
 
 
 def row_of(cells: Mapping[str, str], place: str = "") -> KernelRow:

@@ -67,28 +67,19 @@ IMPLEMENTATIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFit:
-    """What a fit found for one device.
-
-    Parameters
-    ----------
-    device : str
-    sections : dict
-        Plain constants by family, as in the ``kernels`` section of a device file.
-    residuals : dict
-        ``"<family>"`` or ``"<family> / <source>"`` -> errors on the rows that were fitted.
-    held_out : dict
-        The same on rows with ``split=test``.
-    uncertainty : dict
-        ``"<family>.<constant>"`` -> one standard deviation of the constant as a share of it; infinite where rows do not say.
-    relative_error : float
-        One standard deviation of the logarithm of predicted over measured, all single kernels, tails clipped.
-    """
+    """What a fit found for one device."""
 
     device: str
+    #: Plain constants by family, as in the ``kernels`` section of a device file.
     sections: Mapping[str, Any]
+    #: ``"<family>"`` or ``"<family> / <source>"`` -> errors on the rows that were fitted.
     residuals: Mapping[str, Residuals]
+    #: The same on rows with ``split=test``.
     held_out: Mapping[str, Residuals]
+    #: ``"<family>.<constant>"`` -> one standard deviation of the constant as a share of it; infinite where rows do not
+    #: say.
     uncertainty: Mapping[str, float]
+    #: One standard deviation of the logarithm of predicted over measured, all single kernels, tails clipped.
     relative_error: float
 
 

@@ -24,21 +24,14 @@ PRIOR_WEIGHT = 0.1  # of the pull towards start values beside all rows together,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Free:
-    """A constant to be fitted.
+    """A constant to be fitted."""
 
-    Parameters
-    ----------
-    name : str
-        Field of the constants, ``field.key`` for an entry of a mapping.
-    low, high : float
-        Bounds, positive.
-    prior : float
-        Expected relative deviation from the start value; infinite where the start value says nothing.
-    """
-
+    #: Field of the constants, ``field.key`` for an entry of a mapping.
     name: str
+    #: Bounds, positive.
     low: float
     high: float
+    #: Expected relative deviation from the start value; infinite where the start value says nothing.
     prior: float = float("inf")
 
 
@@ -64,16 +57,10 @@ class Residuals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted(Generic[ConstantsT]):
-    """Constants that were fitted, and how sure each is.
-
-    Parameters
-    ----------
-    constants : dataclass
-    relative_errors : dict
-        One standard deviation as a share of the value, by dotted name; infinite at a bound or where rows say nothing.
-    """
+    """Constants that were fitted, and how sure each is."""
 
     constants: ConstantsT
+    #: One standard deviation as a share of the value, by dotted name; infinite at a bound or where rows say nothing.
     relative_errors: dict[str, float]
 
 

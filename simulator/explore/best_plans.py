@@ -98,11 +98,6 @@ class Energy:
     A board draws one power while it computes, one while it only communicates and one while it waits, and its node draws
     another all the time. With a step of at least ``T`` of which at least ``C`` is compute, and ``w`` the least power of a
     board, a step takes at least ``T (w + node) + C (compute - w)``: the rest of it draws no less than ``w``.
-
-    Parameters
-    ----------
-    power : PowerModel
-    bounds : Bounds
     """
 
     power: PowerModel
@@ -144,22 +139,12 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """A plan with its answer.
-
-    Parameters
-    ----------
-    plan : ParallelPlan
-    bound_s : float
-        Lower bound of its time.
-    answer : Answer
-    label : str
-        What it stands for, such as ``FSDP``; empty for most.
-    """
+    """A plan with its answer."""
 
     plan: ParallelPlan
-    bound_s: float
+    bound_s: float  #: Lower bound of its time.
     answer: Answer
-    label: str = ""
+    label: str = ""  #: What it stands for, such as ``FSDP``; empty for most.
 
     @property
     def iteration_time_s(self) -> float:
@@ -174,38 +159,27 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """What a search found.
+    """What a search found."""
 
-    Parameters
-    ----------
-    ranked : list of Ranked
-        The best plans, the fastest first.
-    plain : dict
-        The best plan of each kind in :data:`PLAIN`, or the reason why there is none.
-    n_plans, n_unfit, n_pruned, n_simulated, n_failed : int
-        Valid plans; those that do not fit; those that a bound ruled out; those that had to be simulated; and those that the
-        simulator could not run.
-    pareto : list of Ranked
-        Of all plans at most :data:`FRONT_SLOWDOWN` times as slow as the best, or of all if the whole front is asked for,
-        those that no other one beats in both time and memory.
-    frugal : Ranked, optional
-        Of all plans the one that draws the least energy, if that is asked for.
-    given : Ranked or str, optional
-        The plan that the search began with, or why it does not run; None where there was none.
-    n_stored : int
-        Of the simulated plans, those whose answers were taken from the store.
-    """
-
+    #: The best plans, the fastest first.
     ranked: list[Ranked]
+    #: The best plan of each kind in :data:`PLAIN`, or the reason why there is none.
     plain: dict[str, Ranked | str] = field(default_factory=dict)
+    #: Valid plans; those that do not fit; those that a bound ruled out; those that had to be simulated; and those that
+    #: the simulator could not run.
     n_plans: int = 0
     n_unfit: int = 0
     n_pruned: int = 0
     n_simulated: int = 0
     n_failed: int = 0
+    #: Of all plans at most :data:`FRONT_SLOWDOWN` times as slow as the best, or of all if the whole front is asked for,
+    #: those that no other one beats in both time and memory.
     pareto: list[Ranked] = field(default_factory=list)
+    #: Of all plans the one that draws the least energy, if that is asked for.
     frugal: Ranked | None = None
+    #: The plan that the search began with, or why it does not run; None where there was none.
     given: Ranked | str | None = None
+    #: Of the simulated plans, those whose answers were taken from the store.
     n_stored: int = 0
 
 

@@ -415,31 +415,16 @@ def bounds_for(scenario: Scenario, plan: ParallelPlan, topology: Topology, spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataBound:
-    """Data-parallel communication of one stage.
+    """Data-parallel communication of one stage."""
 
-    Parameters
-    ----------
-    before_s : float
-        What must end before the first pass can start.
-    beside_s : float
-        What the stage's passes wait for one after the other, added to their work.
-    launches : tuple of (float, float)
-        Reductions in the order of their stream: seconds of the last backward that must have passed when one is
-        launched, and its own seconds. Infinity means all of the backward.
-    after_step_s : float
-        Gathers behind the optimizer.
-    stream_s : float
-        All collectives of the busiest stream.
-    host_s : float
-        Host time that the strategy's own operations take.
-    """
-
-    before_s: float = 0.0
-    beside_s: float = 0.0
+    before_s: float = 0.0  #: What must end before the first pass can start.
+    beside_s: float = 0.0  #: What the stage's passes wait for one after the other, added to their work.
+    #: Reductions in the order of their stream: seconds of the last backward that must have passed when one is launched,
+    #: and its own seconds. Infinity means all of the backward.
     launches: tuple[tuple[float, float], ...] = ()
-    after_step_s: float = 0.0
-    stream_s: float = 0.0
-    host_s: float = 0.0
+    after_step_s: float = 0.0  #: Gathers behind the optimizer.
+    stream_s: float = 0.0  #: All collectives of the busiest stream.
+    host_s: float = 0.0  #: Host time that the strategy's own operations take.
 
     def after_backward_s(self, end_s: float, last_backward_s: float, *, is_own: bool = True) -> float:
         """Return when all gradients are reduced at the earliest.

@@ -23,78 +23,51 @@ SAME = 5e-4
 class InputChange(TypedDict):
     """An input that differs."""
 
-    setting: str
-    """Its name; a dotted key for one of the cluster."""
-    a: str
-    """Its value in the first answer."""
-    b: str
-    """Its value in the second."""
+    setting: str  #: Its name; a dotted key for one of the cluster.
+    a: str  #: Its value in the first answer.
+    b: str  #: Its value in the second.
 
 
 class PartChange(TypedDict):
     """A part of the time in both answers."""
 
-    part: str
-    """In words, exposed communication by axis where it is known."""
-    a_s: float
-    """Seconds in the first answer."""
-    b_s: float
-    """Seconds in the second, for the same number of samples where the batches differ."""
-    difference_s: float
-    """Second less first; all add up to the difference of the times."""
+    part: str  #: In words, exposed communication by axis where it is known.
+    a_s: float  #: Seconds in the first answer.
+    b_s: float  #: Seconds in the second, for the same number of samples where the batches differ.
+    difference_s: float  #: Second less first; all add up to the difference of the times.
+    #: Of the whole difference; negative where the part went the other way, null where there is none.
     share: float | None
-    """Of the whole difference; negative where the part went the other way, null where there is none."""
 
 
 class MemoryChange(TypedDict):
     """A category of memory in both answers."""
 
-    category: str
-    """In words."""
-    a_bytes: int
-    """In the first answer."""
-    b_bytes: int
-    """In the second."""
+    category: str  #: In words.
+    a_bytes: int  #: In the first answer.
+    b_bytes: int  #: In the second.
 
 
 class Comparison(TypedDict):
     """Two answers side by side."""
 
-    a: str
-    """The first scenario in words."""
-    b: str
-    """The second."""
-    basis: str
-    """What the times are of: an iteration, or a number of samples."""
-    inputs: list[InputChange]
-    """What differs between the scenarios."""
-    a_s: float
-    """Time of the first."""
-    b_s: float
-    """Time of the second."""
-    difference_s: float
-    """Second less first."""
-    parts: list[PartChange]
-    """Where the difference comes from, the largest first."""
-    memory: list[MemoryChange]
-    """Memory of the fullest rank by category, then the peak."""
-    summary: str
-    """The comparison in one sentence."""
+    a: str  #: The first scenario in words.
+    b: str  #: The second.
+    basis: str  #: What the times are of: an iteration, or a number of samples.
+    inputs: list[InputChange]  #: What differs between the scenarios.
+    a_s: float  #: Time of the first.
+    b_s: float  #: Time of the second.
+    difference_s: float  #: Second less first.
+    parts: list[PartChange]  #: Where the difference comes from, the largest first.
+    memory: list[MemoryChange]  #: Memory of the fullest rank by category, then the peak.
+    summary: str  #: The comparison in one sentence.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One side of a comparison.
-
-    Parameters
-    ----------
-    answer : Answer
-    exposed_s : dict of str to float
-        Exposed communication by axis; empty where only the answer is known.
-    """
+    """One side of a comparison."""
 
     answer: Answer
-    exposed_s: Mapping[str, float]
+    exposed_s: Mapping[str, float]  #: Exposed communication by axis; empty where only the answer is known.
 
     @property
     def plan(self) -> dict[str, Any]:

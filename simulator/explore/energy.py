@@ -36,18 +36,10 @@ def failure_rates() -> dict[str, FailureRate]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Price of one GPU for one hour.
-
-    Parameters
-    ----------
-    gpu_hour : float
-    currency : str
-        Empty where nobody says it.
-    source : str
-    """
+    """Price of one GPU for one hour."""
 
     gpu_hour: float
-    currency: str = ""
+    currency: str = ""  #: Empty where nobody says it.
     source: str = ""
 
 
@@ -92,12 +84,9 @@ def price_of(topology: Topology, given: Price | None = None) -> Price | None:
 class Training(TypedDict):
     """What training on a billion tokens takes."""
 
-    gpu_hours_per_billion_tokens: float
-    """GPUs times hours."""
-    cost_per_billion_tokens: float | None
-    """At the price of a GPU hour; null without one."""
-    currency: str
-    """Of the cost."""
+    gpu_hours_per_billion_tokens: float  #: GPUs times hours.
+    cost_per_billion_tokens: float | None  #: At the price of a GPU hour; null without one.
+    currency: str  #: Of the cost.
 
 
 def training_of(gpus: int, tokens_per_s: float, price: Price | None) -> Training:
@@ -121,26 +110,15 @@ J_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerModel:
-    """Powers of one GPU, of its share of the node, and of the building.
+    """Powers of one GPU, of its share of the node, and of the building."""
 
-    Parameters
-    ----------
-    compute_w, communication_w, idle_w : float
-        Of a board while its compute stream is busy, while it only communicates, and while it waits.
-    host_w : float
-        Rest of the node, per GPU: processors, memory, network cards, fans.
-    pue : float
-        Power usage effectiveness: energy of the building over that of its computers.
-    sources : dict
-        Where the GPU's powers, the host's and the PUE come from.
-    """
-
+    #: Of a board while its compute stream is busy, while it only communicates, and while it waits.
     compute_w: float
     communication_w: float
     idle_w: float
-    host_w: float
-    pue: float
-    sources: Mapping[str, str]
+    host_w: float  #: Rest of the node, per GPU: processors, memory, network cards, fans.
+    pue: float  #: Power usage effectiveness: energy of the building over that of its computers.
+    sources: Mapping[str, str]  #: Where the GPU's powers, the host's and the PUE come from.
 
     def gpu_w(self, breakdown: Breakdown) -> float:
         """Return the mean power of a board over a step.

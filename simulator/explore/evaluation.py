@@ -329,36 +329,21 @@ def evaluate(scenario: Scenario) -> Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """A scenario that nobody has answered yet.
-
-    Parameters
-    ----------
-    scenario : Scenario
-    key : str or None
-        Of the store.
-    positions : list of int
-        Where it stands among the scenarios that were asked for: equal ones are simulated once.
-    """
+    """A scenario that nobody has answered yet."""
 
     scenario: Scenario
+    #: Of the store.
     key: str | None
+    #: Where it stands among the scenarios that were asked for: equal ones are simulated once.
     positions: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookUp:
-    """What a store knows about some scenarios.
+    """What a store knows about some scenarios."""
 
-    Parameters
-    ----------
-    known : list of tuple of (list of int, dict)
-        Positions and record of each distinct scenario that it has.
-    pending : list of Pending
-        The others.
-    """
-
-    known: list[tuple[list[int], Record]]
-    pending: list[Pending]
+    known: list[tuple[list[int], Record]]  #: Positions and record of each distinct scenario that it has.
+    pending: list[Pending]  #: The others.
 
 
 def look_up(scenarios: Sequence[Scenario], store: Store | None) -> LookUp:

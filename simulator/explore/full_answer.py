@@ -18,53 +18,41 @@ from simulator.simulation import simulate
 class WayOut(TypedDict):
     """A change, or two, of a plan that does not fit."""
 
-    change: str
-    """As flags."""
-    fits: bool
-    """Whether it suffices."""
-    peak_bytes: int
-    """Memory of the fullest rank with it."""
-    capacity_bytes: int
-    """What the device has."""
+    change: str  #: As flags.
+    fits: bool  #: Whether it suffices.
+    peak_bytes: int  #: Memory of the fullest rank with it.
+    capacity_bytes: int  #: What the device has.
+    #: Simulated time of a step with it; null where it does not suffice, or slower ones were not simulated any more.
     iteration_time_s: float | None
-    """Simulated time of a step with it; null where it does not suffice, or slower ones were not simulated any more."""
-    gpu_hours_per_billion_tokens: float | None
-    """What training takes with it."""
-    cost_per_billion_tokens: float | None
-    """The same at the price of a GPU hour, where the cluster file has one."""
-    currency: str
-    """Of the cost."""
-    same_training: bool
-    """Whether training computes the same, to the last bit of its rounding."""
+    gpu_hours_per_billion_tokens: float | None  #: What training takes with it.
+    cost_per_billion_tokens: float | None  #: The same at the price of a GPU hour, where the cluster file has one.
+    currency: str  #: Of the cost.
+    same_training: bool  #: Whether training computes the same, to the last bit of its rounding.
 
 
 class Document(Answer):
     """What ``--json`` prints for one number of GPUs."""
 
+    #: Days, GPU hours, cost, energy and goodput, where the length of a run is given.
     whole_run: NotRequired[TrainingRun]
-    """Days, GPU hours, cost, energy and goodput, where the length of a run is given."""
+    #: With ``--explain``.
     explanation: NotRequired[Explanation]
-    """With ``--explain``."""
+    #: Where the plan does not fit: changes that need less, those that suffice first, the fastest of them first.
     ways_out: NotRequired[list[WayOut]]
-    """Where the plan does not fit: changes that need less, those that suffice first, the fastest of them first."""
 
 
 class ScalingRow(Document):
     """The answer for one of several numbers of GPUs."""
 
-    gpus: int
-    """The number of GPUs."""
+    gpus: int  #: The number of GPUs.
 
 
 class Scaling(TypedDict):
     """What ``--json`` prints for several numbers of GPUs."""
 
-    scaling: list[ScalingRow]
-    """One answer per number of GPUs."""
-    explanation: NotRequired[Explanation]
-    """Of the last one, with ``--explain``."""
-    ways_out: NotRequired[list[WayOut]]
-    """Of the first one that does not fit."""
+    scaling: list[ScalingRow]  #: One answer per number of GPUs.
+    explanation: NotRequired[Explanation]  #: Of the last one, with ``--explain``.
+    ways_out: NotRequired[list[WayOut]]  #: Of the first one that does not fit.
 
 
 def to_json(result: Result, request: RunRequest | None = None) -> Document:

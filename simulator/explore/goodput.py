@@ -58,26 +58,12 @@ def daly_interval_s(write_s: float, mtbf_s: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTime:
-    """Expected seconds of a run, by what they are spent on.
+    """Expected seconds of a run, by what they are spent on."""
 
-    Parameters
-    ----------
-    useful_s : float
-        Iterations that count.
-    checkpoint_s : float
-        Writing checkpoints that were finished.
-    lost_s : float
-        Work, and begun checkpoints, that failures undid.
-    restart_s : float
-        From failures until the job runs again.
-    n_failures : float
-    n_checkpoints : int
-    """
-
-    useful_s: float
-    checkpoint_s: float = 0.0
-    lost_s: float = 0.0
-    restart_s: float = 0.0
+    useful_s: float  #: Iterations that count.
+    checkpoint_s: float = 0.0  #: Writing checkpoints that were finished.
+    lost_s: float = 0.0  #: Work, and begun checkpoints, that failures undid.
+    restart_s: float = 0.0  #: From failures until the job runs again.
     n_failures: float = 0.0
     n_checkpoints: int = 0
 
@@ -152,24 +138,13 @@ def expected_run(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One checkpoint.
+    """One checkpoint."""
 
-    Parameters
-    ----------
-    n_bytes : int
-        Parameters and optimizer states, each once.
-    n_writers : int
-        Ranks that write: one copy of the model, or a whole sharding group.
-    write_s, read_s : float
-    source : str
-        Where the rate of storage comes from.
-    """
-
-    n_bytes: int
-    n_writers: int
+    n_bytes: int  #: Parameters and optimizer states, each once.
+    n_writers: int  #: Ranks that write: one copy of the model, or a whole sharding group.
     write_s: float
     read_s: float
-    source: str
+    source: str  #: Where the rate of storage comes from.
 
 
 def checkpoint_of(plan: ParallelPlan, topology: Topology, n_parameters: int) -> Checkpoint:

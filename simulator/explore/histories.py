@@ -22,49 +22,23 @@ _MOST_FAILURES = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureProcess:
-    """What a run goes through.
+    """What a run goes through."""
 
-    Parameters
-    ----------
-    useful_s : float
-        Iterations that count.
-    work_s : float
-        Of them, between two checkpoints.
-    write_s : float
-        Time that training stands still for a checkpoint.
-    mtbf_s : float
-        Mean time between failures of the job, exponentially distributed.
-    restart_s : float
-        From a failure to the first iteration after it, undisturbed.
-    hardware_share : float
-        Share of the failures that take a node away for repair.
-    n_spares : int or None
-        Nodes that stand by; None for as many as are needed.
-    repair_s : float
-        Until a failed node is a spare again.
-    """
-
-    useful_s: float
-    work_s: float
-    write_s: float
-    mtbf_s: float
-    restart_s: float
-    hardware_share: float = 1.0
-    n_spares: int | None = None
-    repair_s: float = 0.0
+    useful_s: float  #: Iterations that count.
+    work_s: float  #: Of them, between two checkpoints.
+    write_s: float  #: Time that training stands still for a checkpoint.
+    mtbf_s: float  #: Mean time between failures of the job, exponentially distributed.
+    restart_s: float  #: From a failure to the first iteration after it, undisturbed.
+    hardware_share: float = 1.0  #: Share of the failures that take a node away for repair.
+    n_spares: int | None = None  #: Nodes that stand by; None for as many as are needed.
+    repair_s: float = 0.0  #: Until a failed node is a spare again.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histories:
-    """Seconds and counts of every history, arrays of one length.
+    """Seconds and counts of every history, arrays of one length."""
 
-    Parameters
-    ----------
-    total_s, checkpoint_s, lost_s, restart_s, waiting_s : array
-        ``waiting_s`` is spent until a node is repaired, ``lost_s`` on work that failures undid.
-    n_failures : array
-    """
-
+    #: ``waiting_s`` is spent until a node is repaired, ``lost_s`` on work that failures undid.
     total_s: _Floats
     checkpoint_s: _Floats
     lost_s: _Floats

@@ -140,36 +140,20 @@ def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One combination of values.
+    """One combination of values."""
 
-    Parameters
-    ----------
-    values : dict
-        By axis.
-    scenario : Scenario, optional
-        What they describe, unless they contradict one another.
-    error : SimulatorError, optional
-        Why they do not describe a scenario.
-    """
-
-    values: dict[str, Any]
-    scenario: Scenario | None = None
-    error: SimulatorError | None = None
+    values: dict[str, Any]  #: By axis.
+    scenario: Scenario | None = None  #: What they describe, unless they contradict one another.
+    error: SimulatorError | None = None  #: Why they do not describe a scenario.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Settings that all scenarios share, and axes that they differ along.
+    """Settings that all scenarios share, and axes that they differ along."""
 
-    Parameters
-    ----------
-    base : dict
-        Values by canonical name.
-    axes : dict
-        Tuples of values by canonical name; every combination is a scenario.
-    """
-
+    #: Values by canonical name.
     base: dict[str, Any] = field(default_factory=dict)
+    #: Tuples of values by canonical name; every combination is a scenario.
     axes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def points(self) -> Iterator[Point]:

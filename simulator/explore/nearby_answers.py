@@ -39,28 +39,17 @@ _DEVICES = ("a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm", "b200", "mi300x")
 class NearbyAnswer(TypedDict):
     """What came of one combination of choices."""
 
-    choices: Choices
-    """Setting to word; empty for the answer itself."""
-    command: str
-    """The command line that gives it, with every setting that is not at its default."""
-    files: dict[str, str]
-    """The plan as files: ours, and those of the frameworks that can say it."""
-    iteration_time_s: float
-    """Of one step."""
-    samples_per_s: float
-    """Of all GPUs."""
-    tokens_per_s: float | None
-    """Of all GPUs; null where the model has no tokens."""
-    mfu: float
-    """Model FLOP utilization."""
-    breakdown: Breakdown
-    """Where the time goes."""
-    memory: Memory
-    """Of the fullest rank."""
-    gpu_hours_per_billion_tokens: float | None
-    """GPUs times hours; null without tokens."""
-    cost_per_billion_tokens: float | None
-    """At the price of a GPU hour; null without one."""
+    choices: Choices  #: Setting to word; empty for the answer itself.
+    command: str  #: The command line that gives it, with every setting that is not at its default.
+    files: dict[str, str]  #: The plan as files: ours, and those of the frameworks that can say it.
+    iteration_time_s: float  #: Of one step.
+    samples_per_s: float  #: Of all GPUs.
+    tokens_per_s: float | None  #: Of all GPUs; null where the model has no tokens.
+    mfu: float  #: Model FLOP utilization.
+    breakdown: Breakdown  #: Where the time goes.
+    memory: Memory  #: Of the fullest rank.
+    gpu_hours_per_billion_tokens: float | None  #: GPUs times hours; null without tokens.
+    cost_per_billion_tokens: float | None  #: At the price of a GPU hour; null without one.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,16 +48,9 @@ def divisors(number: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What plans are judged against.
+    """What plans are judged against."""
 
-    Parameters
-    ----------
-    topology : Topology
-        Cut to the GPUs in use.
-    spec : ModelSpec or RecordedModule
-    """
-
-    topology: Topology
+    topology: Topology  #: Cut to the GPUs in use.
     spec: ModelSpec | RecordedModule
 
     @property
@@ -202,30 +195,14 @@ def objection(plan: ParallelPlan, site: Site, *, than: ParallelPlan | None = Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """A plan that is one change away.
+    """A plan that is one change away."""
 
-    Parameters
-    ----------
-    name : str
-        The change as flags: ``--recompute full``.
-    setting : str
-        What it changes first.
-    plan : ParallelPlan
-        Resolved, unless ``reason`` says why it cannot be had.
-    same_training : bool
-        Whether training computes the same.
-    ratio : float
-        The new number over the old one; 0 for words.
-    reason : str
-        Why it cannot be had; empty where it can.
-    """
-
-    name: str
-    setting: str
-    plan: ParallelPlan
-    same_training: bool = True
-    ratio: float = 0.0
-    reason: str = ""
+    name: str  #: The change as flags: ``--recompute full``.
+    setting: str  #: What it changes first.
+    plan: ParallelPlan  #: Resolved, unless ``reason`` says why it cannot be had.
+    same_training: bool = True  #: Whether training computes the same.
+    ratio: float = 0.0  #: The new number over the old one; 0 for words.
+    reason: str = ""  #: Why it cannot be had; empty where it can.
 
 
 class _Change(NamedTuple):

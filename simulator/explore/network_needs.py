@@ -98,29 +98,16 @@ HIDDEN = 1.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleOfThumb:
-    """The rule and what becomes of it.
-
-    Parameters
-    ----------
-    n_nodes : int
-    n_parameters : int
-    rule_bytes_per_s : float
-        N x P GB/s.
-    closed_form_bytes_per_s : float
-        A ring's bytes per node over the compute of a step, under the rule's assumptions.
-    simulated_bytes_per_s : float
-        The same on the simulator, with the protocol's efficiency and the latency of the ring; infinite where no
-        bandwidth hides that latency.
-    tokens_per_gpu : float
-        Of the scenario in question: the assumption is :data:`TOKENS_PER_GPU`.
-    """
+    """The rule and what becomes of it."""
 
     n_nodes: int
     n_parameters: int
-    rule_bytes_per_s: float
-    closed_form_bytes_per_s: float
+    rule_bytes_per_s: float  #: N x P GB/s.
+    closed_form_bytes_per_s: float  #: A ring's bytes per node over the compute of a step, under the rule's assumptions.
+    #: The same on the simulator, with the protocol's efficiency and the latency of the ring; infinite where no
+    #: bandwidth hides that latency.
     simulated_bytes_per_s: float
-    tokens_per_gpu: float
+    tokens_per_gpu: float  #: Of the scenario in question: the assumption is :data:`TOKENS_PER_GPU`.
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, with the assumptions."""
@@ -222,53 +209,29 @@ CURVE = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirement:
-    """What one number of GPUs needs.
+    """What one number of GPUs needs."""
 
-    Parameters
-    ----------
-    scenario : Scenario
-        With its plan resolved.
-    n_nodes : int
-    target : float
-        Share of the throughput with a free network between nodes.
-    efficiency : float
-        Reached by the network as it is.
-    iteration_time_s, free_s : float
-        On the network as it is, and on a free one.
-    tokens_per_s : float
-    present_bytes_per_s : float
-        Bandwidth of a node into the network, per direction; 0 if there is none.
-    least_bytes_per_s : float
-        The least that reaches the target; 0 if any does, or nothing leaves the nodes.
-    most_latency_s : float or None
-        The most that every hop between nodes may take longer than now; None if the bandwidth misses the target already.
-    storage_bytes_per_s, node_storage_bytes_per_s : float
-        The least that storage must deliver, to all nodes and to the one that reads most, so that reading beside the step
-        does not miss the target either.
-    loader_workers : int
-        The least workers per GPU whose latency and processor time do not miss the target; 0 where they take no time.
-    present_storage_bytes_per_s : float or None
-        What the cluster's storage delivers to all nodes together; None where its file does not say.
-    curve : list of (float, float)
-        Bandwidth and efficiency.
-    rule : RuleOfThumb
-    """
-
-    scenario: Scenario
+    scenario: Scenario  #: With its plan resolved.
     n_nodes: int
-    target: float
-    efficiency: float
+    target: float  #: Share of the throughput with a free network between nodes.
+    efficiency: float  #: Reached by the network as it is.
+    #: On the network as it is, and on a free one.
     iteration_time_s: float
     free_s: float
     tokens_per_s: float
-    present_bytes_per_s: float
-    least_bytes_per_s: float
+    present_bytes_per_s: float  #: Bandwidth of a node into the network, per direction; 0 if there is none.
+    least_bytes_per_s: float  #: The least that reaches the target; 0 if any does, or nothing leaves the nodes.
+    #: The most that every hop between nodes may take longer than now; None if the bandwidth misses the target already.
     most_latency_s: float | None
+    #: The least that storage must deliver, to all nodes and to the one that reads most, so that reading beside the step
+    #: does not miss the target either.
     storage_bytes_per_s: float = 0.0
     node_storage_bytes_per_s: float = 0.0
+    #: The least workers per GPU whose latency and processor time do not miss the target; 0 where they take no time.
     loader_workers: int = 0
+    #: What the cluster's storage delivers to all nodes together; None where its file does not say.
     present_storage_bytes_per_s: float | None = None
-    curve: list[tuple[float, float]] = field(default_factory=list)
+    curve: list[tuple[float, float]] = field(default_factory=list)  #: Bandwidth and efficiency.
     rule: RuleOfThumb | None = None
 
     @property

@@ -76,24 +76,15 @@ def _signed(seconds: float) -> str:
 class PlanRow(Figures):
     """One plan of a ranking."""
 
-    plan: dict[str, Any]
-    """Every setting."""
-    summary: str
-    """Its choices in one line."""
-    label: str
-    """What kind of plain data parallelism it is, such as ``FSDP``; empty for most."""
-    bound_s: float
-    """Proven lower bound of its time, by which the search is ordered."""
-    breakdown: Breakdown
-    """Where the time goes."""
-    why: str
-    """Where it wins or loses against the one it is compared with."""
-    choices: str
-    """Which settings differ from that one's."""
-    compared_with: str
-    """``best``, or ``runner-up`` for the best."""
-    is_tight: bool
-    """Whether it leaves less of the device's memory free than the margin."""
+    plan: dict[str, Any]  #: Every setting.
+    summary: str  #: Its choices in one line.
+    label: str  #: What kind of plain data parallelism it is, such as ``FSDP``; empty for most.
+    bound_s: float  #: Proven lower bound of its time, by which the search is ordered.
+    breakdown: Breakdown  #: Where the time goes.
+    why: str  #: Where it wins or loses against the one it is compared with.
+    choices: str  #: Which settings differ from that one's.
+    compared_with: str  #: ``best``, or ``runner-up`` for the best.
+    is_tight: bool  #: Whether it leaves less of the device's memory free than the margin.
 
 
 def is_tight(peak_bytes: int, capacity_bytes: int, margin: float) -> bool:
@@ -190,24 +181,13 @@ def totals(one: Ranked, topology: Topology, price: Price | None = None) -> dict[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountResult:
-    """The search for one number of GPUs.
-
-    Parameters
-    ----------
-    gpus : int
-    space : Space, optional
-    result : SearchResult, optional
-        None where nothing runs.
-    reason : str
-        Why nothing runs.
-    topology, model : str
-        As they were given.
-    """
+    """The search for one number of GPUs."""
 
     gpus: int
     space: Space | None = None
-    result: SearchResult | None = None
-    reason: str = ""
+    result: SearchResult | None = None  #: None where nothing runs.
+    reason: str = ""  #: Why nothing runs.
+    #: As they were given.
     topology: str = ""
     model: str = ""
 

@@ -44,22 +44,12 @@ MOST_TP = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """The plans among which a search looks.
+    """The plans among which a search looks."""
 
-    Parameters
-    ----------
-    topology : Topology
-        Cut to the GPUs in use.
-    spec : ModelSpec
-    base : ParallelPlan
-        What all plans share; ``global_batch`` must be given.
-    allowed : mapping
-        Values of some of :data:`AXES`; the others take every valid value, but ``cp`` stays 1 unless values are given.
-    """
-
-    topology: Topology
+    topology: Topology  #: Cut to the GPUs in use.
     spec: ModelSpec
-    base: ParallelPlan
+    base: ParallelPlan  #: What all plans share; ``global_batch`` must be given.
+    #: Values of some of :data:`AXES`; the others take every valid value, but ``cp`` stays 1 unless values are given.
     allowed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -26,28 +26,18 @@ RESOLVED = ("gpus", "dp", "tp", "pp", "micro_batch", "global_batch", "sequence_l
 class SweepRow(Figures, Breakdown, total=False):
     """One combination: the values of the axes by their names, ``status`` and ``reason``, and the figures where it has any."""
 
-    status: Required[str]
-    """``ok``, ``does not fit``, ``infeasible``, ``invalid`` or ``error``."""
-    reason: Required[str]
-    """Why there is no answer that can be used."""
-    gpus: int
-    """GPUs that ran."""
-    dp: int
-    """Data-parallel degree, as resolved."""
-    tp: int
-    """Tensor-parallel degree."""
-    pp: int
-    """Pipeline stages."""
-    micro_batch: int
-    """Sequences per rank and micro-batch, as resolved."""
-    global_batch: int
-    """Sequences per optimizer step, as resolved."""
-    sequence_length: int
-    """Tokens per sequence."""
+    status: Required[str]  #: ``ok``, ``does not fit``, ``infeasible``, ``invalid`` or ``error``.
+    reason: Required[str]  #: Why there is no answer that can be used.
+    gpus: int  #: GPUs that ran.
+    dp: int  #: Data-parallel degree, as resolved.
+    tp: int  #: Tensor-parallel degree.
+    pp: int  #: Pipeline stages.
+    micro_batch: int  #: Sequences per rank and micro-batch, as resolved.
+    global_batch: int  #: Sequences per optimizer step, as resolved.
+    sequence_length: int  #: Tokens per sequence.
+    #: Why a search would leave this plan out, such as a sharding that the framework does not run; mostly empty.
     remark: str
-    """Why a search would leave this plan out, such as a sharding that the framework does not run; mostly empty."""
-    digest: str
-    """Content address of the scenario."""
+    digest: str  #: Content address of the scenario.
 
 
 class Observer(Protocol):
@@ -60,19 +50,12 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """What a sweep found.
-
-    Parameters
-    ----------
-    sweep : Sweep
-    rows : list of dict
-        One per combination, in the order of the axes: the values, ``status``, ``reason`` and the figures.
-    n_computed, n_stored : int
-        Scenarios simulated now, and taken from the store.
-    """
+    """What a sweep found."""
 
     sweep: Sweep
+    #: One per combination, in the order of the axes: the values, ``status``, ``reason`` and the figures.
     rows: list[dict[str, Any]] = field(default_factory=list)
+    #: Scenarios simulated now, and taken from the store.
     n_computed: int = 0
     n_stored: int = 0
 

@@ -43,25 +43,13 @@ Per = Literal["gpu", "node", "job"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mtbf:
-    """Mean time between failures of one part of the machine.
+    """Mean time between failures of one part of the machine."""
 
-    Parameters
-    ----------
-    seconds : float
-        Infinite for none.
-    per : str
-        ``gpu``, ``node`` or ``job``.
-    source : str
-    hardware_share : float
-        Share of the failures that take a node away for repair.
-    components : Mapping of str to float
-        Share of the failures by what failed, where it is published.
-    """
-
-    seconds: float
-    per: Per
+    seconds: float  #: Infinite for none.
+    per: Per  #: ``gpu``, ``node`` or ``job``.
     source: str = ""
-    hardware_share: float = 1.0
+    hardware_share: float = 1.0  #: Share of the failures that take a node away for repair.
+    #: Share of the failures by what failed, where it is published.
     components: Mapping[str, float] = field(default_factory=dict)
 
     def job_s(self, n_gpus: int, n_nodes: int) -> float:
@@ -77,48 +65,21 @@ class Mtbf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """How long a run is and how it is operated; what is None is taken from the cluster file or the defaults.
+    """How long a run is and how it is operated; what is None is taken from the cluster file or the defaults."""
 
-    Parameters
-    ----------
-    tokens : float
-        To train on; 0 where ``iterations`` says it.
-    iterations : int
-        Optimizer steps; 0 where ``tokens`` says it.
-    price : Price, optional
-    mtbf : Mtbf, optional
-    interval_s : float, optional
-        Time between checkpoints.
-    interval_iterations : int, optional
-        The same in steps.
-    write_s : float, optional
-        Time that training stands still for one checkpoint.
-    restart_s : float, optional
-        From a failure until the job begins to read its checkpoint.
-    pue : float, optional
-    n_histories : int
-        Times that the run is played; 0 for the closed form alone.
-    n_spares : int, optional
-        Nodes that stand by in played histories; None for as many as are needed.
-    repair_s : float
-        Until a failed node is a spare again.
-    seed : int
-        Of the histories.
-    """
-
-    tokens: float = 0.0
-    iterations: int = 0
+    tokens: float = 0.0  #: To train on; 0 where ``iterations`` says it.
+    iterations: int = 0  #: Optimizer steps; 0 where ``tokens`` says it.
     price: Price | None = None
     mtbf: Mtbf | None = None
-    interval_s: float | None = None
-    interval_iterations: int | None = None
-    write_s: float | None = None
-    restart_s: float | None = None
+    interval_s: float | None = None  #: Time between checkpoints.
+    interval_iterations: int | None = None  #: The same in steps.
+    write_s: float | None = None  #: Time that training stands still for one checkpoint.
+    restart_s: float | None = None  #: From a failure until the job begins to read its checkpoint.
     pue: float | None = None
-    n_histories: int = 0
-    n_spares: int | None = None
-    repair_s: float = 86400.0
-    seed: int = 0
+    n_histories: int = 0  #: Times that the run is played; 0 for the closed form alone.
+    n_spares: int | None = None  #: Nodes that stand by in played histories; None for as many as are needed.
+    repair_s: float = 86400.0  #: Until a failed node is a spare again.
+    seed: int = 0  #: Of the histories.
 
     def n_iterations(self, tokens_per_iteration: int) -> int:
         """Return the number of optimizer steps."""
@@ -249,192 +210,113 @@ S_PER_DAY = 86400.0
 class RunSeconds(TypedDict):
     """What the time of a run is spent on."""
 
-    useful_s: float
-    """Iterations that count."""
-    checkpoint_s: float
-    """Writing checkpoints that were finished."""
-    lost_s: float
-    """Work, and begun checkpoints, that failures undid."""
-    restart_s: float
-    """From failures until the job runs again."""
+    useful_s: float  #: Iterations that count.
+    checkpoint_s: float  #: Writing checkpoints that were finished.
+    lost_s: float  #: Work, and begun checkpoints, that failures undid.
+    restart_s: float  #: From failures until the job runs again.
 
 
 class RunEnergy(TypedDict):
     """What a run draws."""
 
-    kwh: float
-    """Energy of the building."""
-    gpu_w: float
-    """Mean power of a board during iterations."""
-    host_w_per_gpu: float
-    """Power of the rest of the node, per GPU."""
-    pue: float
-    """Energy of the building over that of its computers."""
-    mean_w: float
-    """Mean power of the building."""
+    kwh: float  #: Energy of the building.
+    gpu_w: float  #: Mean power of a board during iterations.
+    host_w_per_gpu: float  #: Power of the rest of the node, per GPU.
+    pue: float  #: Energy of the building over that of its computers.
+    mean_w: float  #: Mean power of the building.
 
 
 class RunCheckpoint(TypedDict):
     """One checkpoint, and how often it is written."""
 
-    bytes: int
-    """Its size."""
-    writers: int
-    """Ranks that write."""
-    write_s: float
-    """How long training stands still for it."""
-    interval_iterations: int
-    """Optimizer steps between two."""
-    interval_s: float
-    """The same as time."""
-    count: int
-    """How many are written."""
-    young_interval_s: float | None
-    """The optimum after Young; null where nothing fails."""
-    daly_interval_s: float | None
-    """The optimum after Daly; null where nothing fails."""
+    bytes: int  #: Its size.
+    writers: int  #: Ranks that write.
+    write_s: float  #: How long training stands still for it.
+    interval_iterations: int  #: Optimizer steps between two.
+    interval_s: float  #: The same as time.
+    count: int  #: How many are written.
+    young_interval_s: float | None  #: The optimum after Young; null where nothing fails.
+    daly_interval_s: float | None  #: The optimum after Daly; null where nothing fails.
 
 
 class RunFailures(TypedDict):
     """What failures are reckoned with."""
 
-    mtbf_s: float | None
-    """Mean time between failures of the job; null for none."""
-    expected: float
-    """How many there are."""
-    restart_s: float
-    """From a failure to the first iteration after it."""
-    by_component: dict[str, float]
-    """Expected failures by what failed; empty where no shares are published."""
+    mtbf_s: float | None  #: Mean time between failures of the job; null for none.
+    expected: float  #: How many there are.
+    restart_s: float  #: From a failure to the first iteration after it.
+    by_component: dict[str, float]  #: Expected failures by what failed; empty where no shares are published.
 
 
 class PlayedRuns(TypedDict):
     """What played histories of the run took."""
 
-    histories: int
-    """How many."""
-    seed: int
-    """Of their failures."""
-    mean_days: float
-    """On average."""
-    p10_days: float
-    """A tenth of the histories took less."""
-    p50_days: float
-    """Half of them took less."""
-    p90_days: float
-    """A tenth of them took more."""
-    goodput: float
-    """Mean share of the time that makes progress."""
-    failures: float
-    """Mean number of failures."""
-    waiting_days: float
-    """Mean time spent waiting for a node to be repaired."""
-    spares: int | None
-    """Nodes that stood by; null for as many as were needed."""
-    repair_s: float
-    """Until a failed node was a spare again."""
+    histories: int  #: How many.
+    seed: int  #: Of their failures.
+    mean_days: float  #: On average.
+    p10_days: float  #: A tenth of the histories took less.
+    p50_days: float  #: Half of them took less.
+    p90_days: float  #: A tenth of them took more.
+    goodput: float  #: Mean share of the time that makes progress.
+    failures: float  #: Mean number of failures.
+    waiting_days: float  #: Mean time spent waiting for a node to be repaired.
+    spares: int | None  #: Nodes that stood by; null for as many as were needed.
+    repair_s: float  #: Until a failed node was a spare again.
 
 
 class RunAssumption(TypedDict):
     """A figure that a training run rests on."""
 
-    what: str
-    """Its name."""
-    value: str
-    """In words."""
-    source: str
-    """Where it comes from."""
+    what: str  #: Its name.
+    value: str  #: In words.
+    source: str  #: Where it comes from.
 
 
 class TrainingRun(TypedDict):
     """What a training run takes."""
 
-    tokens: int
-    """To train on."""
-    samples: int
-    """Sequences."""
-    iterations: int
-    """Optimizer steps."""
-    total_s: float
-    """From start to end, interruptions included."""
-    days: float
-    """The same in days."""
-    low_days: float
-    """Where an iteration is at the low end of its interval."""
-    high_days: float
-    """Where it is at the high end."""
-    goodput: float
-    """Share of the time that makes progress."""
-    time: RunSeconds
-    """What the time is spent on."""
-    gpu_hours: float
-    """GPUs times hours."""
-    cost: float | None
-    """At the price of a GPU hour; null without one."""
-    currency: str
-    """Of the cost."""
-    energy: RunEnergy
-    """What it draws."""
-    checkpoint: RunCheckpoint
-    """How often a checkpoint is written."""
-    failures: RunFailures
-    """What failures cost."""
-    played: PlayedRuns | None
-    """The distribution over played histories; null where none were asked for."""
-    assumptions: list[RunAssumption]
-    """Every figure that was taken from a file or a default."""
+    tokens: int  #: To train on.
+    samples: int  #: Sequences.
+    iterations: int  #: Optimizer steps.
+    total_s: float  #: From start to end, interruptions included.
+    days: float  #: The same in days.
+    low_days: float  #: Where an iteration is at the low end of its interval.
+    high_days: float  #: Where it is at the high end.
+    goodput: float  #: Share of the time that makes progress.
+    time: RunSeconds  #: What the time is spent on.
+    gpu_hours: float  #: GPUs times hours.
+    cost: float | None  #: At the price of a GPU hour; null without one.
+    currency: str  #: Of the cost.
+    energy: RunEnergy  #: What it draws.
+    checkpoint: RunCheckpoint  #: How often a checkpoint is written.
+    failures: RunFailures  #: What failures cost.
+    played: PlayedRuns | None  #: The distribution over played histories; null where none were asked for.
+    assumptions: list[RunAssumption]  #: Every figure that was taken from a file or a default.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRun:
-    """What a run takes.
-
-    Parameters
-    ----------
-    n_iterations : int
-    tokens_per_iteration, samples_per_iteration : int
-    n_gpus : int
-    time : RunTime
-    low_s, high_s : float
-        The whole time where an iteration is at the ends of its interval.
-    checkpoint : Checkpoint
-        With the time that training stands still as ``write_s``.
-    iterations_per_checkpoint : int
-    iteration_s : float
-    mtbf_s : float
-        Of the job; infinite where failures are left out.
-    restart_s : float
-        From a failure to the first iteration, reading the checkpoint included.
-    power : PowerModel
-    gpu_w : float
-        Mean power of a board during iterations.
-    price : Price, optional
-    assumptions : tuple of (str, str, str)
-        What, its value in words, and where it comes from.
-    request : RunRequest
-    components : Mapping of str to float
-        Share of the failures by what failed.
-    histories : Histories, optional
-    """
+    """What a run takes."""
 
     n_iterations: int
     tokens_per_iteration: int
     samples_per_iteration: int
     n_gpus: int
     time: RunTime
+    #: The whole time where an iteration is at the ends of its interval.
     low_s: float
     high_s: float
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint  #: With the time that training stands still as ``write_s``.
     iterations_per_checkpoint: int
     iteration_s: float
-    mtbf_s: float
-    restart_s: float
+    mtbf_s: float  #: Of the job; infinite where failures are left out.
+    restart_s: float  #: From a failure to the first iteration, reading the checkpoint included.
     power: PowerModel
-    gpu_w: float
+    gpu_w: float  #: Mean power of a board during iterations.
     price: Price | None
-    assumptions: tuple[tuple[str, str, str], ...]
+    assumptions: tuple[tuple[str, str, str], ...]  #: What, its value in words, and where it comes from.
     request: RunRequest
-    components: Mapping[str, float]
+    components: Mapping[str, float]  #: Share of the failures by what failed.
     histories: Histories | None
 
     @property

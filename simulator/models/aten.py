@@ -84,27 +84,13 @@ _ROWS = {"layer_norm", "rms_norm", "softmax", "cross_entropy"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSize:
-    """What the dispatcher tells about one tensor.
+    """What the dispatcher tells about one tensor."""
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Its dimensions.
-    dtype : str
-        A value of :data:`DTYPES`.
-    n_bytes : int
-        Bytes of memory that it covers: less than its elements take where a dimension is expanded.
-    is_parameter : bool
-        Whether it is a weight.
-    strides : tuple of int
-        Elements from one index to the next, by dimension; empty where they are not known.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    n_bytes: int
-    is_parameter: bool = False
-    strides: tuple[int, ...] = ()
+    shape: tuple[int, ...]  #: Its dimensions.
+    dtype: str  #: A value of :data:`DTYPES`.
+    n_bytes: int  #: Bytes of memory that it covers: less than its elements take where a dimension is expanded.
+    is_parameter: bool = False  #: Whether it is a weight.
+    strides: tuple[int, ...] = ()  #: Elements from one index to the next, by dimension; empty where they are not known.
 
     @property
     def n_elements(self) -> int:

@@ -36,17 +36,11 @@ DTYPE_BYTES: dict[str, int] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How a kernel is launched, whatever it computes.
+    """How a kernel is launched, whatever it computes."""
 
-    Parameters
-    ----------
-    is_captured : bool
-        Whether a CUDA graph launches it and not the host.
-    n_pieces : int
-        Kernels of the same kind that it stands for, which the host launches one by one: those of single experts.
-    """
-
+    #: Whether a CUDA graph launches it and not the host.
     is_captured: bool = False
+    #: Kernels of the same kind that it stands for, which the host launches one by one: those of single experts.
     n_pieces: int = 1
 
 
@@ -127,32 +121,19 @@ class AttentionShape(Launch):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointwiseShape(Launch):
-    """A kernel bound by memory traffic: norms, activations, dropout, casts, embedding, loss, optimizer.
+    """A kernel bound by memory traffic: norms, activations, dropout, casts, embedding, loss, optimizer."""
 
-    Parameters
-    ----------
-    name : str
-        The operation, as in the measured tables: ``layer_norm``, ``rms_norm``, ``gelu``, ``silu``, ``add``,
-        ``mul``, ``dropout``, ``softmax``, ``cast``, ``embedding``, ``cross_entropy``, ``adamw_fused``,
-        ``copy`` ...
-    n_elements : int
-        Elements of the output.
-    read_bytes, written_bytes : float
-        Traffic to and from device memory.
-    row_length : int
-        Length of the reduced dimension for norms, softmax and loss; 0 where there is none.
-    access : str
-        How an elementwise kernel of eager PyTorch reaches its operands; see :data:`Access`.
-    """
-
+    #: The operation, as in the measured tables: ``layer_norm``, ``rms_norm``, ``gelu``, ``silu``, ``add``, ``mul``,
+    #: ``dropout``, ``softmax``, ``cast``, ``embedding``, ``cross_entropy``, ``adamw_fused``, ``copy`` ...
     name: str
-    n_elements: int
+    n_elements: int  #: Elements of the output.
+    #: Traffic to and from device memory.
     read_bytes: float
     written_bytes: float
-    row_length: int = 0
+    row_length: int = 0  #: Length of the reduced dimension for norms, softmax and loss; 0 where there is none.
     dtype: str = "bf16"
     kernel_pass: Pass = "forward"
-    access: Access = "vector"
+    access: Access = "vector"  #: How an elementwise kernel of eager PyTorch reaches its operands; see :data:`Access`.
 
     @property
     def n_flops(self) -> float:
@@ -220,32 +201,19 @@ KernelShape = GemmShape | AttentionShape | ScanShape | PointwiseShape
 class CommunicationPoint:
     """A place in a kernel list where a parallel implementation communicates; inert on one GPU.
 
-    Parameters
-    ----------
-    operator : str
-        ``"f"`` and ``"g"`` are Megatron's conjugate operators around a tensor-parallel region (``f`` enters
-        it: identity forward, reduction backward; ``g`` leaves it: reduction forward, identity backward;
-        with sequence parallelism ``f`` gathers and ``g`` reduce-scatters). ``"vocabulary"`` is the
-        vocabulary-parallel loss, ``"embedding"`` the vocabulary-parallel embedding, ``"context"`` the
-        exchange of keys and values of context parallelism, ``"dispatch"`` and ``"combine"`` the token
-        exchange of experts, ``"expert_f"`` and ``"expert_g"`` where tokens of the ranks that share an expert are gathered
-        and its output scattered again, ``"shared"`` begin and end of a shared expert, ``"logits"`` the gathering of
-        vocabulary-parallel logits for a loss that wants them whole.
-    n_bytes : int
-        Bytes of the full (not sequence-sharded) tensor of this rank's tensor-parallel group.
-    overlaps : int
-        Number of following kernels of the list that an implementation may run beside the communication.
-    n_copies : int
-        Copies of one token in the tensor: the experts that it is routed to.
-    n_tokens : int
-        Tokens that are routed.
-
     References
     ----------
     Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section
     4.2.2.
     """
 
+    #: ``"f"`` and ``"g"`` are Megatron's conjugate operators around a tensor-parallel region (``f`` enters it: identity
+    #: forward, reduction backward; ``g`` leaves it: reduction forward, identity backward; with sequence parallelism
+    #: ``f`` gathers and ``g`` reduce-scatters). ``"vocabulary"`` is the vocabulary-parallel loss, ``"embedding"`` the
+    #: vocabulary-parallel embedding, ``"context"`` the exchange of keys and values of context parallelism,
+    #: ``"dispatch"`` and ``"combine"`` the token exchange of experts, ``"expert_f"`` and ``"expert_g"`` where tokens of
+    #: the ranks that share an expert are gathered and its output scattered again, ``"shared"`` begin and end of a
+    #: shared expert, ``"logits"`` the gathering of vocabulary-parallel logits for a loss that wants them whole.
     operator: Literal[
         "f",
         "g",
@@ -259,10 +227,14 @@ class CommunicationPoint:
         "shared",
         "logits",
     ]
+    #: Bytes of the full (not sequence-sharded) tensor of this rank's tensor-parallel group.
     n_bytes: int
     kernel_pass: Literal["forward", "backward"] = "forward"
+    #: Number of following kernels of the list that an implementation may run beside the communication.
     overlaps: int = 0
+    #: Copies of one token in the tensor: the experts that it is routed to.
     n_copies: int = 1
+    #: Tokens that are routed.
     n_tokens: int = 0
 
 
@@ -285,40 +257,27 @@ LayerItem = KernelShape | CommunicationPoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer on one rank: what forward, backward and recomputation launch, and what is kept.
+    """One layer on one rank: what forward, backward and recomputation launch, and what is kept."""
 
-    Parameters
-    ----------
-    name : str
-        For people: ``"embedding"``, ``"block"``, ``"head"``. Identical layers are one shared object.
-    forward, backward : tuple of LayerItem
-        Kernels and communication points in launch order.
-    recompute : tuple of LayerItem
-        What backward launches first to rebuild activations dropped under the chosen recompute mode.
-    parameters : tuple of Parameter
-        Tensors of this rank, in registration order.
-    saved_bytes : int
-        Activations held from forward to backward, per micro-batch, under the chosen recompute mode.
-    transient_bytes : int
-        Largest additional bytes alive while forward or backward of this layer runs (recomputed activations,
-        gradients of activations, workspaces).
-    output_bytes : int
-        Bytes of the tensor handed to the next layer.
-    offloaded_bytes : int
-        Activations that wait in host memory from forward to backward, beside ``saved_bytes``.
-    plain : Layer, optional
-        The same without recomputation, for plans that recompute some layers only.
-    """
-
+    #: For people: ``"embedding"``, ``"block"``, ``"head"``. Identical layers are one shared object.
     name: str
+    #: Kernels and communication points in launch order.
     forward: tuple[LayerItem, ...]
     backward: tuple[LayerItem, ...]
+    #: What backward launches first to rebuild activations dropped under the chosen recompute mode.
     recompute: tuple[LayerItem, ...] = ()
+    #: Tensors of this rank, in registration order.
     parameters: tuple[Parameter, ...] = ()
+    #: Activations held from forward to backward, per micro-batch, under the chosen recompute mode.
     saved_bytes: int = 0
+    #: Largest additional bytes alive while forward or backward of this layer runs (recomputed activations, gradients of
+    #: activations, workspaces).
     transient_bytes: int = 0
+    #: Bytes of the tensor handed to the next layer.
     output_bytes: int = 0
+    #: Activations that wait in host memory from forward to backward, beside ``saved_bytes``.
     offloaded_bytes: int = 0
+    #: The same without recomputation, for plans that recompute some layers only.
     plain: Layer | None = None
 
     @property
@@ -349,26 +308,16 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The layers of one model as one tensor-parallel rank runs them for one micro-batch.
+    """The layers of one model as one tensor-parallel rank runs them for one micro-batch."""
 
-    Parameters
-    ----------
-    name : str
-        The architecture's name, e.g. ``gpt2-large``.
-    layers : tuple of Layer
-        In forward order: the embedding first, the head with the loss last. Equal layers are the same object.
-    n_parameters : int
-        Exact parameters of the whole model (all ranks), tied tensors counted once.
-    model_flops_per_sequence : float
-        Forward and backward FLOPs of the mathematical model for one sequence, without recomputation (for
-        MFU).
-    tied_embedding : bool
-        Whether the head shares the embedding's tensor.
-    """
-
+    #: The architecture's name, e.g. ``gpt2-large``.
     name: str
+    #: In forward order: the embedding first, the head with the loss last. Equal layers are the same object.
     layers: tuple[Layer, ...]
+    #: Exact parameters of the whole model (all ranks), tied tensors counted once.
     n_parameters: int
+    #: Forward and backward FLOPs of the mathematical model for one sequence, without recomputation (for MFU).
     model_flops_per_sequence: float
+    #: Whether the head shares the embedding's tensor.
     tied_embedding: bool = True
     notes: tuple[str, ...] = field(default=())

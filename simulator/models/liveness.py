@@ -12,44 +12,25 @@ from simulator.models.layer import DTYPE_BYTES, LayerItem
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """A block of device memory; views share one.
+    """A block of device memory; views share one."""
 
-    Parameters
-    ----------
-    n_bytes : int
-        Its size.
-    owner : str
-        ``layer`` counts as an activation of the layer; a ``parameter`` and what the ``model`` shares
-        between layers are counted elsewhere.
-    is_rebuilt : bool
-        Whether it is dropped after forward although others need it, and made again before backward.
-    """
-
+    #: Its size.
     n_bytes: int
+    #: ``layer`` counts as an activation of the layer; a ``parameter`` and what the ``model`` shares between layers are
+    #: counted elsewhere.
     owner: Literal["layer", "parameter", "model"] = "layer"
+    #: Whether it is dropped after forward although others need it, and made again before backward.
     is_rebuilt: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Tensor:
-    """A tensor without data.
+    """A tensor without data."""
 
-    Parameters
-    ----------
-    n_elements : int
-        Number of elements.
-    dtype : str
-        One of :data:`simulator.models.layer.DTYPE_BYTES`.
-    storage : Storage
-        What it lives in, possibly larger.
-    needs_gradient : bool
-        Whether backward reaches it.
-    """
-
-    n_elements: int
-    dtype: str
-    storage: Storage
-    needs_gradient: bool = True
+    n_elements: int  #: Number of elements.
+    dtype: str  #: One of :data:`simulator.models.layer.DTYPE_BYTES`.
+    storage: Storage  #: What it lives in, possibly larger.
+    needs_gradient: bool = True  #: Whether backward reaches it.
 
     @property
     def n_bytes(self) -> int:
@@ -59,35 +40,19 @@ class Tensor:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One recorded operation.
+    """One recorded operation."""
 
-    Parameters
-    ----------
-    inputs, outputs : tuple of Tensor
-        What it reads and returns.
-    forward, backward : tuple of LayerItem
-        What it launches.
-    saved : tuple of Storage
-        What it holds for backward.
-    is_alias : bool
-        The gradients of the inputs share the storage of the output's gradient.
-    region : str
-        The recompute region it belongs to.
-    is_kept : bool
-        Whether selective checkpointing by operator keeps its output.
-    is_captured : bool
-        Whether a CUDA graph launches it.
-    """
-
+    #: What it reads and returns.
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+    #: What it launches.
     forward: tuple[LayerItem, ...] = ()
     backward: tuple[LayerItem, ...] = ()
-    saved: tuple[Storage, ...] = ()
-    is_alias: bool = False
-    region: str = ""
-    is_kept: bool = False
-    is_captured: bool = False
+    saved: tuple[Storage, ...] = ()  #: What it holds for backward.
+    is_alias: bool = False  #: The gradients of the inputs share the storage of the output's gradient.
+    region: str = ""  #: The recompute region it belongs to.
+    is_kept: bool = False  #: Whether selective checkpointing by operator keeps its output.
+    is_captured: bool = False  #: Whether a CUDA graph launches it.
 
 
 def forward_extra_bytes(

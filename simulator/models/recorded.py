@@ -35,21 +35,11 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputTensor:
-    """One argument of a module's ``forward``.
+    """One argument of a module's ``forward``."""
 
-    Parameters
-    ----------
-    name : str
-        Keyword; empty for a positional argument.
-    shape : tuple of str
-        Numbers, ``B`` (micro-batch) or ``S`` (sequence length).
-    dtype : str
-        As torch names it.
-    """
-
-    name: str
-    shape: tuple[str, ...]
-    dtype: str = "float32"
+    name: str  #: Keyword; empty for a positional argument.
+    shape: tuple[str, ...]  #: Numbers, ``B`` (micro-batch) or ``S`` (sequence length).
+    dtype: str = "float32"  #: As torch names it.
 
     def sizes(self, micro_batch: int, sequence_length: int) -> tuple[int, ...]:
         """Return the shape with its symbols filled in."""
@@ -81,23 +71,12 @@ def parse_input(text: str) -> InputTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedModule:
-    """A module and the arguments of its ``forward``; stands where a :class:`ModelSpec` may stand.
+    """A module and the arguments of its ``forward``; stands where a :class:`ModelSpec` may stand."""
 
-    Parameters
-    ----------
-    name : str
-        For people and for provenance.
-    module : torch.nn.Module
-        On any device.
-    inputs : tuple of InputTensor
-    default_length : int
-        Tokens per sequence unless the plan says otherwise.
-    """
-
-    name: str
-    module: Any
+    name: str  #: For people and for provenance.
+    module: Any  #: On any device.
     inputs: tuple[InputTensor, ...]
-    default_length: int = 0
+    default_length: int = 0  #: Tokens per sequence unless the plan says otherwise.
     _known: dict[tuple[object, ...], Model] = field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -24,27 +24,13 @@ Checkpoint = Literal["none", "full", "operators"]
 
 @dataclass(slots=True)
 class Tape:
-    """Records the forward pass of one layer.
+    """Records the forward pass of one layer."""
 
-    Parameters
-    ----------
-    nodes : list of Node
-        In forward order.
-    inputs : list of Tensor
-        What comes from the previous layer.
-    region : str
-        Name of the open recompute region; empty outside.
-    is_discarding : bool
-        Whether the open region does not even keep what it returns.
-    is_captured : bool
-        Whether what is launched now is part of a CUDA graph.
-    """
-
-    nodes: list[Node] = field(default_factory=list)
-    inputs: list[Tensor] = field(default_factory=list)
-    region: str = ""
-    is_discarding: bool = False
-    is_captured: bool = False
+    nodes: list[Node] = field(default_factory=list)  #: In forward order.
+    inputs: list[Tensor] = field(default_factory=list)  #: What comes from the previous layer.
+    region: str = ""  #: Name of the open recompute region; empty outside.
+    is_discarding: bool = False  #: Whether the open region does not even keep what it returns.
+    is_captured: bool = False  #: Whether what is launched now is part of a CUDA graph.
 
     def input(self, n_elements: int, dtype: str) -> Tensor:
         """Return the tensor that comes from the previous layer."""

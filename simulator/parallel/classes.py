@@ -37,27 +37,18 @@ Passes = Literal["closed", "closed until replicas meet", "open"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classes:
-    """A partition of all ranks.
+    """A partition of all ranks."""
 
-    Parameters
-    ----------
-    members : tuple of tuple of int
-        The classes, each ascending, in the order of their first ranks.
-    is_split : bool
-        Whether a pipeline stage has more than one class; then all have, for stages are in step with their neighbours.
-    in_step : tuple of tuple of int
-        Per class, the ranks that do the same as long as replicas do not communicate: in the coarsest classes of what meets
-        in passes alone. Those of the class itself where nothing is split.
-    have_passes : tuple of Passes
-        Per class, when its ranks and those that they meet in a layer run in step.
-    joined : tuple of int
-        Per class, a number that it shares with those that its ranks meet in layers.
-    """
-
+    #: The classes, each ascending, in the order of their first ranks.
     members: tuple[tuple[int, ...], ...]
+    #: Per class, the ranks that do the same as long as replicas do not communicate: in the coarsest classes of what
+    #: meets in passes alone. Those of the class itself where nothing is split.
     in_step: tuple[tuple[int, ...], ...]
+    #: Per class, when its ranks and those that they meet in a layer run in step.
     have_passes: tuple[Passes, ...]
+    #: Per class, a number that it shares with those that its ranks meet in layers.
     joined: tuple[int, ...] = ()
+    #: Whether a pipeline stage has more than one class; then all have, for stages are in step with their neighbours.
     is_split: bool = False
 
     @classmethod

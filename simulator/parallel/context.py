@@ -37,29 +37,15 @@ from simulator.program.op import Routed
 
 
 class Exchange(NamedTuple):
-    """One collective of a layer.
-
-    Parameters
-    ----------
-    collective, axis : str
-    n_bytes : int
-        As nccl-tests counts it.
-    name : str
-    overlaps : int
-        Kernels behind it that may run beside it.
-    waits : bool
-        Whether the host waits for what stands before it.
-    routed : Routed, optional
-        Tokens that a dispatcher's own kernels carry.
-    """
+    """One collective of a layer."""
 
     collective: str
     axis: str
-    n_bytes: int
+    n_bytes: int  #: As nccl-tests counts it.
     name: str = "context"
-    overlaps: int = 0
-    waits: bool = False
-    routed: Routed | None = None
+    overlaps: int = 0  #: Kernels behind it that may run beside it.
+    waits: bool = False  #: Whether the host waits for what stands before it.
+    routed: Routed | None = None  #: Tokens that a dispatcher's own kernels carry.
 
 
 Item = LayerItem | Exchange

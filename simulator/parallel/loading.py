@@ -25,17 +25,10 @@ from simulator.topology.storage import storage_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """Reading of one step's batch.
-
-    Parameters
-    ----------
-    duration_s : float
-    has_workers : bool
-        Whether others than the training process read, one step ahead.
-    """
+    """Reading of one step's batch."""
 
     duration_s: float
-    has_workers: bool
+    has_workers: bool  #: Whether others than the training process read, one step ahead.
 
     def add(self, tasks: TaskList) -> None:
         """Append the reading of one step to a rank that has issued nothing yet."""

@@ -108,25 +108,14 @@ def data_parallel(layers: Sequence[Layer], plan: ParallelPlan, communicators: Co
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowered:
-    """A program and what it was made from, for memory accounting and reports.
-
-    Parameters
-    ----------
-    program : Program
-    mesh : Mesh
-    chunks : tuple
-        ``chunks[stage][chunk]`` is the tuple of layers of that virtual stage.
-    table : Table
-        The pipeline schedule.
-    placement : Placement
-        Which stage holds which virtual stage.
-    """
+    """A program and what it was made from, for memory accounting and reports."""
 
     program: Program
     mesh: Mesh
+    #: ``chunks[stage][chunk]`` is the tuple of layers of that virtual stage.
     chunks: tuple[tuple[tuple[Layer, ...], ...], ...]
-    table: Table
-    placement: Placement
+    table: Table  #: The pipeline schedule.
+    placement: Placement  #: Which stage holds which virtual stage.
 
 
 def split_layers(model: Model, plan: ParallelPlan, placement: Placement) -> tuple[tuple[tuple[Layer, ...], ...], ...]:

@@ -31,20 +31,11 @@ EXPERT_AXES = {"etp": "tp", "ep": "ep", "expert_dp": "dp"}
 
 @dataclass(frozen=True)
 class Mesh:
-    """Coordinates and groups of a resolved plan.
+    """Coordinates and groups of a resolved plan."""
 
-    Parameters
-    ----------
-    plan : ParallelPlan
-        With ``dp`` resolved.
-    gpus_per_node : int
-        Which ranks share a node; the default sharding group under ``hsdp`` lies within one.
-    collectives_at_once : int
-        How many collectives of one process group run at the same time: 1 with NCCL, its number of threads with gloo.
-    """
-
-    plan: ParallelPlan
-    gpus_per_node: int = 8
+    plan: ParallelPlan  #: With ``dp`` resolved.
+    gpus_per_node: int = 8  #: Which ranks share a node; the default sharding group under ``hsdp`` lies within one.
+    #: How many collectives of one process group run at the same time: 1 with NCCL, its number of threads with gloo.
     collectives_at_once: int = 1
 
     @cached_property

@@ -19,42 +19,22 @@ from simulator.schedules import Action, Kind, Placement, sends_block
 
 @dataclass(slots=True, kw_only=True)
 class StageLowering:
-    """Writes down what one stage does in one step.
-
-    Parameters
-    ----------
-    stage : int
-    layers : StageLayers
-        The stage's chunks.
-    data : DataParallel
-    placement : Placement
-        Which stage holds which virtual stage.
-    boundary_bytes : int
-        Bytes of the tensor that one rank sends to the next stage.
-    whole_bytes : int
-        Bytes of that tensor whole.
-    gather_bytes : int
-        Bytes gathered inside the tensor-parallel group on arrival (scatter/gather optimisation), 0 for none.
-    passes : str
-        When all ranks that meet inside a pass are in step, so that it may be a block.
-    joined : int, optional
-        What the classes share that run a pass together, each its own block, if they do.
-    marks : list of int
-        Once lowered: the first task of every action of the row, and the task behind the last.
-    """
+    """Writes down what one stage does in one step."""
 
     stage: int
     plan: ParallelPlan
-    layers: StageLayers
+    layers: StageLayers  #: The stage's chunks.
     data: DataParallel
     communicators: Communicators
-    placement: Placement
-    boundary_bytes: int
-    whole_bytes: int = 0
+    placement: Placement  #: Which stage holds which virtual stage.
+    boundary_bytes: int  #: Bytes of the tensor that one rank sends to the next stage.
+    whole_bytes: int = 0  #: Bytes of that tensor whole.
+    #: Bytes gathered inside the tensor-parallel group on arrival (scatter/gather optimisation), 0 for none.
     gather_bytes: int = 0
-    passes: Passes = "closed"
-    joined: int | None = None
+    passes: Passes = "closed"  #: When all ranks that meet inside a pass are in step, so that it may be a block.
+    joined: int | None = None  #: What the classes share that run a pass together, each its own block, if they do.
     tasks: TaskList = field(default_factory=TaskList)
+    #: Once lowered: the first task of every action of the row, and the task behind the last.
     marks: list[int] = field(default_factory=list)
     _channels: dict[tuple[int, int, Phase, bool], tuple[Transfer, str, int]] = field(default_factory=dict)
     _meetings: dict[str, Collective] = field(default_factory=dict)

@@ -15,22 +15,12 @@ STEADY_PERIODS = 4
 
 
 class ShortTable(NamedTuple):
-    """A schedule's table for fewer micro-batches, and where its rows go on.
-
-    Parameters
-    ----------
-    table : Table
-    n_omitted : int
-        Periods left out of every row.
-    n_micro_batches : int
-        Micro-batches of one period.
-    cuts : tuple of (range, int)
-        Per row, the actions before which periods may be inserted, the last first, and the actions of one period.
-    """
+    """A schedule's table for fewer micro-batches, and where its rows go on."""
 
     table: Table
-    n_omitted: int = 0
-    n_micro_batches: int = 0
+    n_omitted: int = 0  #: Periods left out of every row.
+    n_micro_batches: int = 0  #: Micro-batches of one period.
+    #: Per row, the actions before which periods may be inserted, the last first, and the actions of one period.
     cuts: tuple[tuple[range, int], ...] = ()
 
     def stretch(self, stage: int, tasks: Sequence[Task], marks: Sequence[int]) -> Stretch | None:

@@ -22,17 +22,10 @@ from simulator.schedules import Kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Gradients that are reduced together.
-
-    Parameters
-    ----------
-    n_elements : int
-    trigger : int
-        Position (in the stage, over all chunks) of the layer whose backward completes the bucket.
-    """
+    """Gradients that are reduced together."""
 
     n_elements: int
-    trigger: int
+    trigger: int  #: Position (in the stage, over all chunks) of the layer whose backward completes the bucket.
 
 
 def fill_buckets(

@@ -23,57 +23,25 @@ _UNSET = ("none", "null", "default", "auto")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The declaration of one setting.
+    """The declaration of one setting."""
 
-    Parameters
-    ----------
-    key : str
-        Its name in Python, in files, in ``--set`` and in ``--axis``; its flag has hyphens.
-    group : str
-        One of :data:`simulator.plan.parallel_plan.GROUPS`.
-    doc : str
-        What it means, in one line.
-    kind : type
-        ``int``, ``float``, ``bool`` or ``str``.
-    default : object
-        None where it is derived unless given; ``unset`` then says from what.
-    unset : str
-        What happens where nothing is given.
-    words : collection of str
-        The values of a ``str`` that has a fixed vocabulary.
-    synonyms : mapping
-        Other spellings of some words.
-    least, most : float
-        Smallest and largest number.
-    unit : str
-        Dimension (see :data:`simulator.units.DIMENSIONS`) that text may carry, such as ``25MiB``.
-    changes : tuple of str
-        What it decides; see :data:`Effect`.
-    aliases : tuple of str
-        Other names that mean exactly the same.
-    is_common : bool
-        Whether ``--help`` shows its flag.
-    takes_none : bool
-        Whether nothing may be given.
-    takes_several : bool
-        Whether several of the words may be given, written with ``+`` between them; blanks and commas are read, too.
-    """
-
-    key: str
-    group: str
-    doc: str
-    kind: type
-    default: Any
-    unset: str = ""
-    words: Collection[str] = ()
-    synonyms: Mapping[str, str] = field(default_factory=dict)
+    key: str  #: Its name in Python, in files, in ``--set`` and in ``--axis``; its flag has hyphens.
+    group: str  #: One of :data:`simulator.plan.parallel_plan.GROUPS`.
+    doc: str  #: What it means, in one line.
+    kind: type  #: ``int``, ``float``, ``bool`` or ``str``.
+    default: Any  #: None where it is derived unless given; ``unset`` then says from what.
+    unset: str = ""  #: What happens where nothing is given.
+    words: Collection[str] = ()  #: The values of a ``str`` that has a fixed vocabulary.
+    synonyms: Mapping[str, str] = field(default_factory=dict)  #: Other spellings of some words.
+    #: Smallest and largest number.
     least: float = -math.inf
     most: float = MOST
-    unit: str = ""
-    changes: tuple[Effect, ...] = ("time",)
-    aliases: tuple[str, ...] = ()
-    is_common: bool = False
-    takes_none: bool = False
+    unit: str = ""  #: Dimension (see :data:`simulator.units.DIMENSIONS`) that text may carry, such as ``25MiB``.
+    changes: tuple[Effect, ...] = ("time",)  #: What it decides; see :data:`Effect`.
+    aliases: tuple[str, ...] = ()  #: Other names that mean exactly the same.
+    is_common: bool = False  #: Whether ``--help`` shows its flag.
+    takes_none: bool = False  #: Whether nothing may be given.
+    #: Whether several of the words may be given, written with ``+`` between them; blanks and commas are read, too.
     takes_several: bool = False
 
     @property

@@ -21,109 +21,71 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zero3Limits:
-    """How far ZeRO-3 of DeepSpeed gathers ahead and keeps what it gathered, in elements; the defaults are DeepSpeed's.
+    """How far ZeRO-3 of DeepSpeed gathers ahead and keeps what it gathered, in elements; the defaults are DeepSpeed's."""
 
-    Parameters
-    ----------
-    prefetch_elements : int
-        ``stage3_prefetch_bucket_size``: what is gathered ahead.
-    persistence_elements : int
-        ``stage3_param_persistence_threshold``: smaller tensors stay whole.
-    max_live_elements : int
-        ``stage3_max_live_parameters``: nothing is prefetched beyond it.
-    max_reuse_elements : int
-        ``stage3_max_reuse_distance``: a gathered tensor that is not used again within so many elements is released.
-    """
-
-    prefetch_elements: int = 50_000_000
-    persistence_elements: int = 100_000
-    max_live_elements: int = 1_000_000_000
+    prefetch_elements: int = 50_000_000  #: ``stage3_prefetch_bucket_size``: what is gathered ahead.
+    persistence_elements: int = 100_000  #: ``stage3_param_persistence_threshold``: smaller tensors stay whole.
+    max_live_elements: int = 1_000_000_000  #: ``stage3_max_live_parameters``: nothing is prefetched beyond it.
+    #: ``stage3_max_reuse_distance``: a gathered tensor that is not used again within so many elements is released.
     max_reuse_elements: int = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallelism:
-    """Facts of an implementation of data parallelism.
+    """Facts of an implementation of data parallelism."""
 
-    Parameters
-    ----------
-    shardings, pipeline_shardings : tuple of str
-        What it can shard, without a pipeline and with one.
-    gathers_units : tuple of str
-        The shardings under which parameters are gathered unit by unit.
-    units : str
-        What is gathered at a time: a transformer ``block``, or every ``tensor`` by itself.
-    splits_models : bool
-        Whether it runs beside tensor and pipeline parallelism.
-    bucket_bytes, first_bucket_bytes : int, optional
-        Default size of a gradient bucket, and of the first one.
-    bucket_elements, bucket_elements_per_rank : int
-        The same in elements, the larger of both, where the size is not given in bytes.
-    buckets_whole_without_overlap : bool
-        Whether everything is one bucket where reduction does not overlap backward.
-    holds_buckets : bool
-        Whether a bucket is a buffer of its own, and a second one where reduction overlaps.
-    copies_into_buckets : bool
-        Whether gradients are copied into buckets and back unless they live there.
-    has_hooks : bool
-        Whether a communication hook may compress gradients.
-    scatters_gradients : bool
-        Whether a sharded optimizer's gradients are reduce-scattered by default, instead of all-reduced.
-    reduces_to_owners : bool
-        Whether ZeRO-1 and -2 can reduce every owner's part to it.
-    reduces_every_micro_batch : tuple of str
-        Shardings of whole parameters under which gradients are reduced in every micro-batch.
-    gathers_by_bucket : bool
-        Whether updated parameters that are gathered beside the next forward come bucket by bucket.
-    copies_gathered : bool
-        Whether gathered parameters are copied out of the flat buffer into tensors of their own.
-    orders_gathers : bool
-        Whether prefetching is a matter of the order in which gathers are issued (``backward_prefetch`` and its like).
-    once_under_pipelines : bool
-        Whether under a pipeline the first forward gathers for the whole step and the last backward reduces its sum
-        (``torch.distributed.pipelining``, ``backward_maybe_with_nosync``; torchtitan does not reshard after forward then).
-    zero3_limits : Zero3Limits, optional
-        How far gathers run ahead where that is a matter of elements.
-    quantizes : bool
-        Whether it can send parameters and gradients quantised (ZeRO++).
-    frees_gradients : bool
-        Whether ``zero_grad`` frees gradients, so that they appear during backward.
-    clears_gradients : bool
-        Whether adding a 16-bit gradient to the fp32 sum also clears it.
-    clips_in_kernel : bool
-        Whether clipping reads all reduced gradients in a kernel of its own.
-    shards_masters : bool
-        Whether its shards are the fp32 master weights themselves.
-    shards_optimizer : bool
-        Whether it has a sharded optimizer, which may then live on the host.
-    """
-
+    #: What it can shard, without a pipeline and with one.
     shardings: tuple[str, ...] = ("none",)
     pipeline_shardings: tuple[str, ...] = ("none",)
+    #: The shardings under which parameters are gathered unit by unit.
     gathers_units: tuple[str, ...] = ("zero3", "hsdp")
+    #: What is gathered at a time: a transformer ``block``, or every ``tensor`` by itself.
     units: Literal["block", "tensor"] = "block"
+    #: Whether it runs beside tensor and pipeline parallelism.
     splits_models: bool = True
+    #: Default size of a gradient bucket, and of the first one.
     bucket_bytes: int | None = None
     first_bucket_bytes: int | None = None
+    #: The same in elements, the larger of both, where the size is not given in bytes.
     bucket_elements: int = 0
     bucket_elements_per_rank: int = 0
+    #: Whether everything is one bucket where reduction does not overlap backward.
     buckets_whole_without_overlap: bool = False
+    #: Whether a bucket is a buffer of its own, and a second one where reduction overlaps.
     holds_buckets: bool = False
+    #: Whether gradients are copied into buckets and back unless they live there.
     copies_into_buckets: bool = False
+    #: Whether a communication hook may compress gradients.
     has_hooks: bool = False
+    #: Whether a sharded optimizer's gradients are reduce-scattered by default, instead of all-reduced.
     scatters_gradients: bool = False
+    #: Whether ZeRO-1 and -2 can reduce every owner's part to it.
     reduces_to_owners: bool = False
+    #: Shardings of whole parameters under which gradients are reduced in every micro-batch.
     reduces_every_micro_batch: tuple[str, ...] = ()
+    #: Whether updated parameters that are gathered beside the next forward come bucket by bucket.
     gathers_by_bucket: bool = False
+    #: Whether gathered parameters are copied out of the flat buffer into tensors of their own.
     copies_gathered: bool = True
+    #: Whether prefetching is a matter of the order in which gathers are issued (``backward_prefetch`` and its like).
     orders_gathers: bool = False
+    #: Whether under a pipeline the first forward gathers for the whole step and the last backward reduces its sum
+    #: (``torch.distributed.pipelining``, ``backward_maybe_with_nosync``; torchtitan does not reshard after forward
+    #: then).
     once_under_pipelines: bool = False
+    #: How far gathers run ahead where that is a matter of elements.
     zero3_limits: Zero3Limits | None = None
+    #: Whether it can send parameters and gradients quantised (ZeRO++).
     quantizes: bool = False
+    #: Whether ``zero_grad`` frees gradients, so that they appear during backward.
     frees_gradients: bool = False
+    #: Whether adding a 16-bit gradient to the fp32 sum also clears it.
     clears_gradients: bool = False
+    #: Whether clipping reads all reduced gradients in a kernel of its own.
     clips_in_kernel: bool = True
+    #: Whether its shards are the fp32 master weights themselves.
     shards_masters: bool = False
+    #: Whether it has a sharded optimizer, which may then live on the host.
     shards_optimizer: bool = True
 
     def bucket_sizes(self, element_bytes: int, n_ranks: int, *, overlaps: bool) -> tuple[float, float]:
@@ -200,21 +162,11 @@ FSDP2 = replace(FSDP, copies_gathered=True, once_under_pipelines=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """Something that a framework's recipes turn on from a release on.
+    """Something that a framework's recipes turn on from a release on."""
 
-    Parameters
-    ----------
-    since : str
-        The first container that has it.
-    precisions : tuple of str
-        Precisions whose recipes have it.
-    settings : mapping
-        What it means in a plan.
-    """
-
-    since: str
-    precisions: tuple[str, ...]
-    settings: Mapping[str, Any] = field(hash=False)
+    since: str  #: The first container that has it.
+    precisions: tuple[str, ...]  #: Precisions whose recipes have it.
+    settings: Mapping[str, Any] = field(hash=False)  #: What it means in a plan.
 
     def is_on(self, settings: Mapping[str, Any]) -> bool:
         """Tell whether it belongs to a plan of these settings."""

@@ -16,47 +16,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantisation:
-    """How operands of matrix products become narrow.
+    """How operands of matrix products become narrow."""
 
-    Parameters
-    ----------
-    kernel : str
-        Name of the kernel that quantises a tensor in both directions, along rows and along columns.
-    element_bytes : float
-        Bytes of one quantised element with its share of the scales.
-    reads : int
-        Times that a tensor is read: twice where its scale must be known before it is quantised.
-    wide_wgrad : bool
-        Whether the weight gradient is computed in 16 bits nevertheless.
-    """
-
-    kernel: str
-    element_bytes: float
-    reads: int = 1
-    wide_wgrad: bool = False
+    kernel: str  #: Name of the kernel that quantises a tensor in both directions, along rows and along columns.
+    element_bytes: float  #: Bytes of one quantised element with its share of the scales.
+    reads: int = 1  #: Times that a tensor is read: twice where its scale must be known before it is quantised.
+    wide_wgrad: bool = False  #: Whether the weight gradient is computed in 16 bits nevertheless.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """One precision of training.
+    """One precision of training."""
 
-    Parameters
-    ----------
-    name : str
-        The plan's word.
-    activations, weights : str
-        Types of activations that enter matrix products, and of the weights on the rank.
-    products : str
-        Type in which matrix products run: a key of a device's peak rates.
-    quantisation : Quantisation, optional
-        Where products run in fewer bits than activations have.
-    """
-
-    name: str
+    name: str  #: The plan's word.
+    #: Types of activations that enter matrix products, and of the weights on the rank.
     activations: str
     weights: str
-    products: str
-    quantisation: Quantisation | None = None
+    products: str  #: Type in which matrix products run: a key of a device's peak rates.
+    quantisation: Quantisation | None = None  #: Where products run in fewer bits than activations have.
 
     @property
     def is_autocast(self) -> bool:

@@ -26,18 +26,12 @@ class Block:
     A block occupies the compute stream from its start until the last of its tasks has ended, and nothing outside can
     touch the links it uses. It is therefore a function of how far the host runs ahead when it starts, and the engine
     computes it once per such lead and replays it. Blocks compare by identity.
-
-    Parameters
-    ----------
-    name : str
-    tasks : tuple of Task
-    is_joint : bool
-        Whether ranks of other classes run blocks of theirs at the same time, and those inside wait for each other: then what
-        it does also depends on when each of them begins.
     """
 
     name: str
     tasks: tuple[Task, ...]
+    #: Whether ranks of other classes run blocks of theirs at the same time, and those inside wait for each other: then
+    #: what it does also depends on when each of them begins.
     is_joint: bool = False
 
     @property
@@ -47,42 +41,26 @@ class Block:
 
 
 class Task(NamedTuple):
-    """One entry of a rank's program.
+    """One entry of a rank's program."""
 
-    Parameters
-    ----------
-    op : Op or Block
-        What to do.
-    stream : str
-        Tasks of one stream run one after the other in issue order; :data:`HOST` is the host thread itself.
-    after : tuple of int
-        Indices of earlier tasks of the same rank that must have ended. A :data:`HOST` task makes the host wait for
-        them before it issues anything further.
-    key : Hashable, optional
-        Communication with the same key on several rank classes is one operation: it starts when all have arrived.
-    micro_batch : int
-        For reports; -1 where it has none.
-    """
-
+    #: What to do.
     op: Op | Block
+    #: Tasks of one stream run one after the other in issue order; :data:`HOST` is the host thread itself.
     stream: str = COMPUTE
+    #: Indices of earlier tasks of the same rank that must have ended. A :data:`HOST` task makes the host wait for them
+    #: before it issues anything further.
     after: tuple[int, ...] = ()
+    #: Communication with the same key on several rank classes is one operation: it starts when all have arrived.
     key: Hashable | None = None
+    #: For reports; -1 where it has none.
     micro_batch: int = -1
 
 
 class Occurrence(NamedTuple):
-    """Last part of a key that names the task of a pass, where every rank of the communication writes the same tasks.
+    """Last part of a key that names the task of a pass, where every rank of the communication writes the same tasks."""
 
-    Parameters
-    ----------
-    kind : str
-        Of the pass.
-    micro_batch, position : int
-        The micro-batch, and the index of the task.
-    """
-
-    kind: str
+    kind: str  #: Of the pass.
+    #: The micro-batch, and the index of the task.
     micro_batch: int
     position: int
 
@@ -100,42 +78,23 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProgram:
-    """What one class of ranks does.
+    """What one class of ranks does."""
 
-    Parameters
-    ----------
-    rank : int
-        The rank that is simulated.
-    members : tuple of int
-        All ranks it stands for, itself included.
-    tasks : tuple of Task
-        In host issue order.
-    stretch : Stretch, optional
-        Where the periods stand that the program leaves out.
-    """
-
-    rank: int
-    members: tuple[int, ...]
-    tasks: tuple[Task, ...]
-    stretch: Stretch | None = None
+    rank: int  #: The rank that is simulated.
+    members: tuple[int, ...]  #: All ranks it stands for, itself included.
+    tasks: tuple[Task, ...]  #: In host issue order.
+    stretch: Stretch | None = None  #: Where the periods stand that the program leaves out.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """The whole run: one entry per rank class.
-
-    Parameters
-    ----------
-    ranks : tuple of RankProgram
-    n_omitted : int
-        Periods that every rank runs behind those of its stretch, but that are not written down;
-        :func:`~simulator.program.stretch.insert_periods` writes them down.
-    period_micro_batches : int
-        Micro-batches of one period.
-    """
+    """The whole run: one entry per rank class."""
 
     ranks: tuple[RankProgram, ...]
+    #: Periods that every rank runs behind those of its stretch, but that are not written down;
+    #: :func:`~simulator.program.stretch.insert_periods` writes them down.
     n_omitted: int = 0
+    #: Micro-batches of one period.
     period_micro_batches: int = 0
 
     @property

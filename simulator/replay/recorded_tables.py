@@ -35,39 +35,22 @@ from simulator.trace_io.tracks import Process, Slice, Track, earliest_ns, trace_
 class RecordedTable(TypedDict):
     """What an analysis of a recorded trace found."""
 
-    analysis: str
-    """A key of :data:`ANALYSES`."""
-    format: str
-    """Of the trace."""
-    ranks: list[int]
-    """Ranks that were looked at."""
-    steps: list[int]
-    """Steps that were looked at."""
-    left_out: str
-    """Steps that were left out without being asked, and why."""
-    figures: dict[str, float | None]
-    """Sums that belong to no row."""
-    rows: list[dict[str, Any]]
-    """One of the types below each."""
+    analysis: str  #: A key of :data:`ANALYSES`.
+    format: str  #: Of the trace.
+    ranks: list[int]  #: Ranks that were looked at.
+    steps: list[int]  #: Steps that were looked at.
+    left_out: str  #: Steps that were left out without being asked, and why.
+    figures: dict[str, float | None]  #: Sums that belong to no row.
+    rows: list[dict[str, Any]]  #: One of the types below each.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What to look at, beside ranks and steps.
+    """What to look at, beside ranks and steps."""
 
-    Parameters
-    ----------
-    by : str
-        How kernels are grouped.
-    operator : str
-        Part of the name of operators whose kernels are looked at for repeated sequences.
-    cluster : Topology, optional
-        On which the run was recorded, for what its network is expected to take.
-    """
-
-    by: str = "kernel"
-    operator: str = ""
-    cluster: Topology | None = None
+    by: str = "kernel"  #: How kernels are grouped.
+    operator: str = ""  #: Part of the name of operators whose kernels are looked at for repeated sequences.
+    cluster: Topology | None = None  #: On which the run was recorded, for what its network is expected to take.
 
 
 Rows = Sequence[Mapping[str, Any]]

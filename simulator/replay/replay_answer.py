@@ -34,145 +34,101 @@ _LONGEST = 10
 class ReplayStep(RecordedTime):
     """How one rank spends one step of the replay."""
 
-    rank: int
-    """Global rank."""
-    step: int
-    """Number of the step."""
-    measured_s: float | None
-    """Length of the step in the recording."""
-    simulated_s: float
-    """Length of the step in the replay."""
-    waited_for: dict[str, float]
-    """Rank -> seconds."""
+    rank: int  #: Global rank.
+    step: int  #: Number of the step.
+    measured_s: float | None  #: Length of the step in the recording.
+    simulated_s: float  #: Length of the step in the replay.
+    waited_for: dict[str, float]  #: Rank -> seconds.
 
 
 class RankIteration(TypedDict):
     """What one rank alone says of the iteration."""
 
-    rank: int
-    """Global rank."""
-    measured_iteration_time_s: float
-    """From the end of its first step to the end of its last, over the steps between."""
+    rank: int  #: Global rank.
+    measured_iteration_time_s: float  #: From the end of its first step to the end of its last, over the steps between.
 
 
 class ReplayedPath(TypedDict):
     """The critical path of a replay."""
 
-    kinds: list[PathRow]
-    """By kind of work, the longest first."""
-    by_rank_s: dict[str, float]
-    """Seconds by rank, the longest first."""
-    longest_s: dict[str, float]
-    """Seconds by name of the operation, the ten longest."""
+    kinds: list[PathRow]  #: By kind of work, the longest first.
+    by_rank_s: dict[str, float]  #: Seconds by rank, the longest first.
+    longest_s: dict[str, float]  #: Seconds by name of the operation, the ten longest.
 
 
 class _Replayed(TypedDict):
-    format: str
-    """Of the trace."""
-    world_size: int
-    """Ranks of the run."""
-    iteration_time_s: float
-    """Seconds per step in steady state, replayed."""
+    format: str  #: Of the trace.
+    world_size: int  #: Ranks of the run.
+    iteration_time_s: float  #: Seconds per step in steady state, replayed.
+    #: From the end of the first step to the end of the last, over the steps between; null where nothing was recorded.
     measured_iteration_time_s: float | None
-    """From the end of the first step to the end of the last, over the steps between; null where nothing was recorded."""
-    notes: list[str]
-    """What the reader had to repair, and what the replay and each change assume."""
+    notes: list[str]  #: What the reader had to repair, and what the replay and each change assume.
 
 
 class ReplayAnswer(_Replayed):
     """A recorded run, replayed as measured or with changes."""
 
-    recorded_ranks: list[int]
-    """Ranks in the files."""
-    identity_error: float
-    """Largest relative error of any step and rank, replayed without changes."""
-    speedup: float | None
-    """Measured over replayed."""
-    confidence: Confidence | None
-    """Interval of the iteration; null where all ranks and kernels are as recorded."""
-    stands_for: dict[str, list[int]]
-    """Recorded rank -> ranks like it."""
-    breakdown: RecordedTime
-    """Of the replay: means over ranks and steps."""
-    measured_breakdown: RecordedTime
-    """Of the recording."""
-    ranks: list[RankIteration]
-    """Each recorded rank alone."""
-    steps: list[ReplayStep]
-    """Every step of every recorded rank."""
-    critical_path: ReplayedPath
-    """What the replay would be shorter without."""
+    recorded_ranks: list[int]  #: Ranks in the files.
+    identity_error: float  #: Largest relative error of any step and rank, replayed without changes.
+    speedup: float | None  #: Measured over replayed.
+    confidence: Confidence | None  #: Interval of the iteration; null where all ranks and kernels are as recorded.
+    stands_for: dict[str, list[int]]  #: Recorded rank -> ranks like it.
+    breakdown: RecordedTime  #: Of the replay: means over ranks and steps.
+    measured_breakdown: RecordedTime  #: Of the recording.
+    ranks: list[RankIteration]  #: Each recorded rank alone.
+    steps: list[ReplayStep]  #: Every step of every recorded rank.
+    critical_path: ReplayedPath  #: What the replay would be shorter without.
 
 
 class OperatorAnswer(_Replayed):
     """An execution trace, priced on a device."""
 
-    recorded_ranks: list[int]
-    """Ranks in the files."""
-    breakdown: RecordedTime
-    """Means over ranks."""
-    n_kernels: int
-    """Kernels that were priced, over all ranks."""
-    n_communications: int
-    """Collectives that were priced, over all ranks."""
+    recorded_ranks: list[int]  #: Ranks in the files.
+    breakdown: RecordedTime  #: Means over ranks.
+    n_kernels: int  #: Kernels that were priced, over all ranks.
+    n_communications: int  #: Collectives that were priced, over all ranks.
 
 
 class PlanPart(TypedDict):
     """What a mean rank spends in a step on one kind of work or communication."""
 
-    part: str
-    """Kind of work and phase, or collective and ranks of the group."""
-    recorded_s: float
-    """In the recording."""
-    modelled_s: float
-    """In the recorded job as the models price it: what they are off by, the new job is corrected by."""
-    new_s: float
-    """In the new job."""
+    part: str  #: Kind of work and phase, or collective and ranks of the group.
+    recorded_s: float  #: In the recording.
+    modelled_s: float  #: In the recorded job as the models price it: what they are off by, the new job is corrected by.
+    new_s: float  #: In the new job.
 
 
 class PlanAnswer(_Replayed):
     """A recorded job under another plan."""
 
-    recorded_ranks: list[int]
-    """Ranks in the files."""
-    speedup: float
-    """Recorded over predicted."""
-    confidence: Confidence
-    """Interval of the iteration."""
+    recorded_ranks: list[int]  #: Ranks in the files.
+    speedup: float  #: Recorded over predicted.
+    confidence: Confidence  #: Interval of the iteration.
+    #: Share of the recorded step that the recorded job takes when it is simulated with the efficiency of the recording.
     explained: float
-    """Share of the recorded step that the recorded job takes when it is simulated with the efficiency of the recording."""
+    #: Settings of the plan that ran, those that differ from their defaults, with ``layers`` and ``hidden``.
     recorded_plan: dict[str, Any]
-    """Settings of the plan that ran, those that differ from their defaults, with ``layers`` and ``hidden``."""
-    plan: dict[str, Any]
-    """The same of the new plan."""
-    parts: list[PlanPart]
-    """The longest first."""
+    plan: dict[str, Any]  #: The same of the new plan.
+    parts: list[PlanPart]  #: The longest first.
 
 
 class StageStep(TypedDict):
     """One iteration of a job of which only stage times are known."""
 
-    step: int
-    """Number of the iteration."""
-    measured_s: float
-    """As recorded."""
-    simulated_s: float
-    """As replayed."""
+    step: int  #: Number of the iteration.
+    measured_s: float  #: As recorded.
+    simulated_s: float  #: As replayed.
 
 
 class StageAnswer(_Replayed):
     """Stage times, replayed through a pipeline schedule."""
 
-    layout: dict[str, int]
-    """Degrees ``dp``, ``pp``, ``tp``."""
+    layout: dict[str, int]  #: Degrees ``dp``, ``pp``, ``tp``.
+    #: Mean replayed over mean measured iteration, minus one; null where something else was asked for than what ran.
     relative_error: float | None
-    """Mean replayed over mean measured iteration, minus one; null where something else was asked for than what ran."""
-    compute_only_s: float
-    """Iteration with messages that take no time."""
-    message_s: float
-    """What a message between stages adds."""
-    steps: list[StageStep]
-    """The iterations that were predicted."""
+    compute_only_s: float  #: Iteration with messages that take no time.
+    message_s: float  #: What a message between stages adds.
+    steps: list[StageStep]  #: The iterations that were predicted.
 
 
 def answer_of(found: Outcome) -> ReplayAnswer | OperatorAnswer | StageAnswer | PlanAnswer:

@@ -36,35 +36,25 @@ _MOST_KINDS = 16
 class SlowdownRow(TypedDict):
     """What one group of operations costs."""
 
-    group: str
-    """``rank``, ``stage`` or ``operation``."""
-    name: str
-    """Rank, stage or kind of operation."""
-    slowdown: float
-    """Time with all operations ideal but this group's, over the ideal time."""
+    group: str  #: ``rank``, ``stage`` or ``operation``.
+    name: str  #: Rank, stage or kind of operation.
+    slowdown: float  #: Time with all operations ideal but this group's, over the ideal time.
+    #: Share of the slowdown that goes when this group alone is ideal; null for kinds of operations.
     explains: float | None
-    """Share of the slowdown that goes when this group alone is ideal; null for kinds of operations."""
 
 
 class Slowdowns(TypedDict):
     """The decomposition of a job's slowdown."""
 
-    measured_s: float
-    """Per step."""
-    without_delays_s: float
-    """Per step, without the gaps before operations."""
-    ideal_s: float
-    """Per step, every operation at the typical time of its type."""
-    launch_slowdown: float
-    """Measured over without delays."""
-    blocking_slowdown: float
-    """Without delays over ideal."""
+    measured_s: float  #: Per step.
+    without_delays_s: float  #: Per step, without the gaps before operations.
+    ideal_s: float  #: Per step, every operation at the typical time of its type.
+    launch_slowdown: float  #: Measured over without delays.
+    blocking_slowdown: float  #: Without delays over ideal.
+    #: Share of the blocking slowdown that the slowest 3 % of the ranks explain: the published M_w.
     worst_rank_explains: float | None
-    """Share of the blocking slowdown that the slowest 3 % of the ranks explain: the published M_w."""
-    last_stage_explains: float | None
-    """The same for the last pipeline stage: the published M_s; null without stages."""
-    groups: list[SlowdownRow]
-    """Ranks, stages and kinds of operations, the slowest of each first."""
+    last_stage_explains: float | None  #: The same for the last pipeline stage: the published M_s; null without stages.
+    groups: list[SlowdownRow]  #: Ranks, stages and kinds of operations, the slowest of each first.
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,41 +16,22 @@ _COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, GREY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One row of the page's plots.
+    """One row of the page's plots."""
 
-    Parameters
-    ----------
-    plot : str
-        Rows with the same name share a plot: one metric of one kind.
-    series : str
-        Rows with the same name share a colour.
-    label : str
-        Shown on hover.
-    measured, predicted : float
-        In the plot's unit.
-    """
-
-    plot: str
-    series: str
-    label: str
+    plot: str  #: Rows with the same name share a plot: one metric of one kind.
+    series: str  #: Rows with the same name share a colour.
+    label: str  #: Shown on hover.
+    #: In the plot's unit.
     measured: float
     predicted: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTable:
-    """A table of the page.
-
-    Parameters
-    ----------
-    title : str
-    columns : tuple of str
-        Names that end in a colon are right-aligned numbers.
-    rows : tuple of tuple of str
-    """
+    """A table of the page."""
 
     title: str
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  #: Names that end in a colon are right-aligned numbers.
     rows: tuple[tuple[str, ...], ...]
 
 

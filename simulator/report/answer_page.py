@@ -33,26 +33,13 @@ from simulator.report.topology_chart import nic_chart, topology_chart
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What a page shows.
+    """What a page shows."""
 
-    Parameters
-    ----------
-    document : Document or Scaling
-        What ``--json`` prints. The last answer is shown.
-    result : Result
-        Behind that answer, with detail, so that blocks of its timeline open.
-    explanation : Explanation, optional
-    given : collection of str
-        Names of the settings that the user made; the others are defaults or derived.
-    nearby : sequence of NearbyAnswer
-        The answer and those around it.
-    """
-
-    document: Document | Scaling
-    result: Result
+    document: Document | Scaling  #: What ``--json`` prints. The last answer is shown.
+    result: Result  #: Behind that answer, with detail, so that blocks of its timeline open.
     explanation: Explanation | None = None
-    given: Collection[str] = ()
-    nearby: Sequence[NearbyAnswer] = ()
+    given: Collection[str] = ()  #: Names of the settings that the user made; the others are defaults or derived.
+    nearby: Sequence[NearbyAnswer] = ()  #: The answer and those around it.
 
     @property
     def answers(self) -> Sequence[Document]:
@@ -77,19 +64,12 @@ class Shown:
 
 
 class Panel(NamedTuple):
-    """A section of the page of an answer.
+    """A section of the page of an answer."""
 
-    Parameters
-    ----------
-    name, title : str
-        In the navigation, and above the section.
-    draw : callable
-        Returns the parts of the section; none where there is nothing to say.
-    """
-
+    #: In the navigation, and above the section.
     name: str
     title: str
-    draw: Callable[[Shown], Sequence[Part]]
+    draw: Callable[[Shown], Sequence[Part]]  #: Returns the parts of the section; none where there is nothing to say.
 
 
 def _time(shown: Shown) -> list[Part]:

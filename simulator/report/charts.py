@@ -73,30 +73,16 @@ _IMAGES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One picture.
+    """One picture."""
 
-    Parameters
-    ----------
-    key : str
-        Identifier within a page.
-    title, summary : str
-        What it is, and what there is to see: the text for those who do not see it.
-    traces : tuple of dict
-        Plotly traces.
-    layout : dict
-        Plotly layout without colours of text, grid and background.
-    height_px : int
-    is_labelled : bool
-        Whether it shows all its numbers, so that a page need not say them below.
-    """
-
-    key: str
+    key: str  #: Identifier within a page.
+    #: What it is, and what there is to see: the text for those who do not see it.
     title: str
     summary: str
-    traces: tuple[dict[str, Any], ...]
-    layout: dict[str, Any]
+    traces: tuple[dict[str, Any], ...]  #: Plotly traces.
+    layout: dict[str, Any]  #: Plotly layout without colours of text, grid and background.
     height_px: int = 320
-    is_labelled: bool = False
+    is_labelled: bool = False  #: Whether it shows all its numbers, so that a page need not say them below.
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data that JSON can hold."""

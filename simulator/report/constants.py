@@ -27,20 +27,11 @@ _UNSAID = "not said"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Constants with one source.
+    """Constants with one source."""
 
-    Parameters
-    ----------
-    title : str
-        File and section, such as ``cluster · node.nvlink``.
-    source : str
-    rows : tuple of (str, str)
-        Name and value as text.
-    """
-
-    title: str
+    title: str  #: File and section, such as ``cluster · node.nvlink``.
     source: str
-    rows: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[str, str], ...]  #: Name and value as text.
 
 
 def constants_of(topology: Topology) -> list[Section]:

@@ -21,21 +21,12 @@ from simulator.report.timeline_chart import stream_chart
 
 
 class Stream(NamedTuple):
-    """A picture that the page draws anew for every zoom.
-
-    Parameters
-    ----------
-    key, title : str
-    data : mapping
-        As :func:`simulator.report.timeline_chart.timeline_data` returns it.
-    help_text : str
-        How to read it.
-    """
+    """A picture that the page draws anew for every zoom."""
 
     key: str
     title: str
-    data: Mapping[str, Any]
-    help_text: str
+    data: Mapping[str, Any]  #: As :func:`simulator.report.timeline_chart.timeline_data` returns it.
+    help_text: str  #: How to read it.
 
 
 #: what a section is made of
@@ -43,41 +34,22 @@ Part = Markup | Chart | Stream
 
 
 class Section(NamedTuple):
-    """A section of a page.
+    """A section of a page."""
 
-    Parameters
-    ----------
-    key : str
-        Its address: ``#memory``.
-    name, title : str
-        In the navigation, and above the section.
-    parts : sequence
-        Markup, charts and streams from top to bottom.
-    """
-
-    key: str
+    key: str  #: Its address: ``#memory``.
+    #: In the navigation, and above the section.
     name: str
     title: str
-    parts: Sequence[Part]
+    parts: Sequence[Part]  #: Markup, charts and streams from top to bottom.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A finished page.
+    """A finished page."""
 
-    Parameters
-    ----------
-    html : str
-        The whole page.
-    summary : str
-        Its headline and a table alone, for a notebook.
-    charts : dict of str to Chart
-        The pictures by key, those that the page draws for every zoom as they look at first.
-    """
-
-    html: str
-    summary: str
-    charts: Mapping[str, Chart]
+    html: str  #: The whole page.
+    summary: str  #: Its headline and a table alone, for a notebook.
+    charts: Mapping[str, Chart]  #: The pictures by key, those that the page draws for every zoom as they look at first.
 
     def save(self, path: str | Path) -> list[Path]:
         """Write the page, or its pictures where the path ends as one, and return what was written.

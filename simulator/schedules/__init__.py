@@ -56,46 +56,31 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A named schedule: how it builds its table, and how it lays the model out over the stages.
+    """A named schedule: how it builds its table, and how it lays the model out over the stages."""
 
-    Parameters
-    ----------
-    name : str
-        As in ``--schedule``.
-    build : callable
-        ``build(n_stages, n_micro_batches, *, n_chunks)`` with the chunks per stage returns the :data:`Table`: one row of
-        actions per stage. Builders say in their docstrings what is theirs alone: the order, its source, its bubble.
-    layout : str
-        Of its :class:`Placement`.
-    n_chunks : int
-        Chunks per stage; 0 means that the user chooses.
-    shares_vocabulary : bool
-        Of its :class:`Placement`.
-    with_chunks : str
-        The schedule that this one is with several chunks per stage, where that is another.
-    blocks_sends : bool
-        Whether a message may block the host and the next pass, as in Megatron's and DeepSpeed's own schedules; the others
-        post their sends and go on.
-    ends_with_first_chunk : bool
-        Whether rows hold each forward and each whole backward of every chunk once and end with a backward of chunk 0.
-    takes_turns : bool
-        Whether forwards and backwards run in turns, layer by layer, so that each hides what the other sends.
-    needs_chunks : bool
-        Whether the user must choose several chunks, where the number is the user's.
-    saturates : bool
-        Whether more than :data:`SATURATED_GROUPS` micro-batches per stage hold no more activations.
-    """
-
+    #: As in ``--schedule``.
     name: str
+    #: ``build(n_stages, n_micro_batches, *, n_chunks)`` with the chunks per stage returns the :data:`Table`: one row of
+    #: actions per stage. Builders say in their docstrings what is theirs alone: the order, its source, its bubble.
     build: Callable[..., Table]
+    #: Of its :class:`Placement`.
     layout: Layout = "loop"
+    #: Chunks per stage; 0 means that the user chooses.
     n_chunks: int = 1
+    #: Of its :class:`Placement`.
     shares_vocabulary: bool = False
+    #: The schedule that this one is with several chunks per stage, where that is another.
     with_chunks: str = ""
+    #: Whether a message may block the host and the next pass, as in Megatron's and DeepSpeed's own schedules; the
+    #: others post their sends and go on.
     blocks_sends: bool = False
+    #: Whether rows hold each forward and each whole backward of every chunk once and end with a backward of chunk 0.
     ends_with_first_chunk: bool = False
+    #: Whether forwards and backwards run in turns, layer by layer, so that each hides what the other sends.
     takes_turns: bool = False
+    #: Whether the user must choose several chunks, where the number is the user's.
     needs_chunks: bool = True
+    #: Whether more than :data:`SATURATED_GROUPS` micro-batches per stage hold no more activations.
     saturates: bool = True
 
     @property

@@ -10,25 +10,17 @@ Layout = Literal["loop", "vee", "bidirectional"]
 
 
 class Action(NamedTuple):
-    """One pass of one micro-batch through one chunk of a stage's layers.
+    """One pass of one micro-batch through one chunk of a stage's layers."""
 
-    Parameters
-    ----------
-    kind : str
-        ``F`` forward; ``B`` whole backward; or, where backward is split, ``I`` for the gradient of the input,
-        which the previous stage waits for, and ``W`` for the gradient of the weights, which nobody waits for. ``V`` is a
-        meeting of all stages, at which each computes its share of the vocabulary layers, forward and backward.
-    micro_batch : int
-    chunk : int
-        Which of the stage's chunks; see :class:`Placement`.
-    is_paired : bool
-        Whether this forward runs together with the backward that follows it in the row, layer by layer in turns: both
-        start when both have their inputs, and both end together (DualPipe's overlapped chunks).
-    """
-
+    #: ``F`` forward; ``B`` whole backward; or, where backward is split, ``I`` for the gradient of the input, which the
+    #: previous stage waits for, and ``W`` for the gradient of the weights, which nobody waits for. ``V`` is a meeting
+    #: of all stages, at which each computes its share of the vocabulary layers, forward and backward.
     kind: Kind
     micro_batch: int
+    #: Which of the stage's chunks; see :class:`Placement`.
     chunk: int = 0
+    #: Whether this forward runs together with the backward that follows it in the row, layer by layer in turns: both
+    #: start when both have their inputs, and both end together (DualPipe's overlapped chunks).
     is_paired: bool = False
 
 
@@ -43,20 +35,6 @@ class Placement:
     A virtual stage is one contiguous run of layers on one stage; activations flow through the virtual stages
     of a chain in ascending order and gradients in descending order.
 
-    Parameters
-    ----------
-    n_stages : int
-        Pipeline degree.
-    n_chunks : int
-        Virtual stages per stage.
-    layout : str
-        ``loop``: virtual stage ``v`` is chunk ``v // n_stages`` of stage ``v % n_stages`` (Megatron).
-        ``vee``: chunk 0 runs down the stages and chunk 1 comes back up, so that stage 0 has both ends.
-        ``bidirectional``: two copies of the model in opposite directions, each a chain of its own with
-        ``n_stages`` virtual stages (DualPipe).
-    shares_vocabulary : bool
-        Whether embedding and head are split over all stages, as one chunk more of each, instead of standing at the ends.
-
     Examples
     --------
     >>> vee = Placement(n_stages=4, n_chunks=2, layout="vee")
@@ -64,9 +42,15 @@ class Placement:
     [0, 1, 2, 3, 3, 2, 1, 0]
     """
 
+    #: Pipeline degree.
     n_stages: int
+    #: Virtual stages per stage.
     n_chunks: int = 1
+    #: ``loop``: virtual stage ``v`` is chunk ``v // n_stages`` of stage ``v % n_stages`` (Megatron). ``vee``: chunk 0
+    #: runs down the stages and chunk 1 comes back up, so that stage 0 has both ends. ``bidirectional``: two copies of
+    #: the model in opposite directions, each a chain of its own with ``n_stages`` virtual stages (DualPipe).
     layout: Layout = "loop"
+    #: Whether embedding and head are split over all stages, as one chunk more of each, instead of standing at the ends.
     shares_vocabulary: bool = False
 
     @property

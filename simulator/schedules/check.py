@@ -17,15 +17,10 @@ _HELD = {"F": 1, "B": -1, "I": 0, "W": -1, "V": 0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """When every action of a table runs if it starts as soon as its inputs and its stage are there.
+    """When every action of a table runs if it starts as soon as its inputs and its stage are there."""
 
-    Parameters
-    ----------
-    starts, ends : tuple of tuple of float
-        ``starts[stage][i]`` of the stage's ``i``-th action, in the unit of the durations. Of a pair that runs together
-        the second is counted behind the first, and both end with the pair.
-    """
-
+    #: ``starts[stage][i]`` of the stage's ``i``-th action, in the unit of the durations. Of a pair that runs together
+    #: the second is counted behind the first, and both end with the pair.
     starts: tuple[tuple[float, ...], ...]
     ends: tuple[tuple[float, ...], ...]
 

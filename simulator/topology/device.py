@@ -35,55 +35,39 @@ DEFAULT_KERNEL_ERROR = {"measured": 0.08, "generation": 0.15, "datasheet": 0.25}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One accelerator (or CPU rank): what the datasheet says, and what was fitted to measurements of it.
+    """One accelerator (or CPU rank): what the datasheet says, and what was fitted to measurements of it."""
 
-    Parameters
-    ----------
-    name, vendor, architecture, compute_capability : str
-        Identity; ``architecture`` is the generation in lower case, such as ``hopper`` or ``cdna3``, or ``cpu``. One that
-        no constants were measured on is priced like the newest that was.
-    n_sms : int
-        Streaming multiprocessors that are enabled.
-    memory_bytes : float
-        Total device memory as CUDA reports it.
-    memory_bandwidth_bytes_per_s, l2_bytes, clock_hz, power_limit_w : float
-        Datasheet numbers; the clock is the boost clock that the peak figures assume.
-    peak_flops_per_s : dict
-        Dense peak by dtype (``fp32``, ``tf32``, ``bf16``, ``fp16``, ``fp8``).
-    pcie_bandwidth_bytes_per_s : float
-        Host link per direction.
-    kernels : dict
-        Constants of the kernel models, one section per family (``gemm``, ``attention``, ``pointwise``).
-    host : dict
-        Seconds and bytes per second of the host side: launches, dispatch, copies.
-    interference : dict
-        Share of its speed that compute and communication keep when they run side by side.
-    kernel_basis : str
-        Where the kernel constants come from: ``measured`` on this device, carried over from its
-        ``generation``, or derived from the ``datasheet`` alone.
-    kernel_error : float
-        Expected relative error (one standard deviation) of a kernel time.
-    sources : dict
-        Where each group of numbers comes from.
-    """
-
+    #: Identity; ``architecture`` is the generation in lower case, such as ``hopper`` or ``cdna3``, or ``cpu``. One that
+    #: no constants were measured on is priced like the newest that was.
     name: str
     vendor: str = "NVIDIA"
     architecture: str
     compute_capability: str = ""
+    #: Streaming multiprocessors that are enabled.
     n_sms: int
+    #: Total device memory as CUDA reports it.
     memory_bytes: float
+    #: Datasheet numbers; the clock is the boost clock that the peak figures assume.
     memory_bandwidth_bytes_per_s: float
     l2_bytes: float
     clock_hz: float
     power_limit_w: float
+    #: Dense peak by dtype (``fp32``, ``tf32``, ``bf16``, ``fp16``, ``fp8``).
     peak_flops_per_s: Mapping[str, float] = field(hash=False)
+    #: Host link per direction.
     pcie_bandwidth_bytes_per_s: float
+    #: Constants of the kernel models, one section per family (``gemm``, ``attention``, ``pointwise``).
     kernels: Mapping[str, Any] = field(hash=False, default_factory=dict)
+    #: Seconds and bytes per second of the host side: launches, dispatch, copies.
     host: Mapping[str, Any] = field(hash=False, default_factory=dict)
+    #: Share of its speed that compute and communication keep when they run side by side.
     interference: Mapping[str, Any] = field(hash=False, default_factory=dict)
+    #: Where the kernel constants come from: ``measured`` on this device, carried over from its ``generation``, or
+    #: derived from the ``datasheet`` alone.
     kernel_basis: KernelBasis = "datasheet"
+    #: Expected relative error (one standard deviation) of a kernel time.
     kernel_error: float = DEFAULT_KERNEL_ERROR["datasheet"]
+    #: Where each group of numbers comes from.
     sources: Mapping[str, str] = field(hash=False, default_factory=dict)
 
     def peak(self, dtype: str) -> float:

@@ -33,25 +33,13 @@ class Topology:
     Rank ``r`` is GPU ``r % gpus_per_node`` of node ``r // gpus_per_node``. A node is what one NVLink domain joins: a host with
     its GPUs, or a rack of hosts (trays) whose GPUs meet in the same NVSwitches. Link numbers are those of the
     whole cluster: a :meth:`subset` has fewer links but gives the same number to the same link.
-
-    Parameters
-    ----------
-    spec : ClusterSpec
-        What the cluster file says.
-    layout : Layout
-        Vertices, links and routes.
-    n_gpus : int
-        Ranks in use.
-    gpus_per_node : int
-        Ranks in use on each node; GPUs beyond them stay idle.
-    scale : mapping
-        Factors on link bandwidths, by kind (``"nic"``) or by link number: upgrades and degraded links.
     """
 
-    spec: ClusterSpec
-    layout: Layout
-    n_gpus: int
-    gpus_per_node: int
+    spec: ClusterSpec  #: What the cluster file says.
+    layout: Layout  #: Vertices, links and routes.
+    n_gpus: int  #: Ranks in use.
+    gpus_per_node: int  #: Ranks in use on each node; GPUs beyond them stay idle.
+    #: Factors on link bandwidths, by kind (``"nic"``) or by link number: upgrades and degraded links.
     scale: Mapping[str | int, float] = field(default_factory=dict)
     _routes: dict[tuple[int, int, bool], Route] = field(default_factory=dict, repr=False)
 

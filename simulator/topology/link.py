@@ -20,56 +20,32 @@ Graph = nx.MultiDiGraph
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One direction of a connection between two vertices of the topology graph.
+    """One direction of a connection between two vertices of the topology graph."""
 
-    Parameters
-    ----------
-    index : int
-        Position in ``Topology.links``, and key of the edge in ``Topology.graph``.
-    source, target : str
-        Names of the vertices.
-    kind : str
-        One of :data:`LINK_KINDS`: ``nvlink`` between two GPUs, ``nvswitch`` between a GPU and NVSwitches,
-        ``pcie`` and ``socket`` inside the host, ``nic`` between a NIC and its switch, ``fabric`` between switches.
-    bandwidth_bytes_per_s : float
-        Of this direction, of all lanes together.
-    latency_s : float
-        Time for the first byte to cross, including the forwarding of the vertex it enters.
-    n_lanes : int
-        Parallel physical links that it stands for, over which traffic spreads evenly.
-    """
-
-    index: int
+    index: int  #: Position in ``Topology.links``, and key of the edge in ``Topology.graph``.
+    #: Names of the vertices.
     source: str
     target: str
+    #: One of :data:`LINK_KINDS`: ``nvlink`` between two GPUs, ``nvswitch`` between a GPU and NVSwitches, ``pcie`` and
+    #: ``socket`` inside the host, ``nic`` between a NIC and its switch, ``fabric`` between switches.
     kind: str
-    bandwidth_bytes_per_s: float
-    latency_s: float
-    n_lanes: int = 1
+    bandwidth_bytes_per_s: float  #: Of this direction, of all lanes together.
+    latency_s: float  #: Time for the first byte to cross, including the forwarding of the vertex it enters.
+    n_lanes: int = 1  #: Parallel physical links that it stands for, over which traffic spreads evenly.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkArrays:
-    """All links as arrays of length ``n_links``.
+    """All links as arrays of length ``n_links``."""
 
-    Parameters
-    ----------
-    source, target : array of int
-        Vertex numbers.
-    kind : array of int
-        Positions in :data:`LINK_KINDS`.
-    bandwidth_bytes_per_s, latency_s : array of float
-        Of each direction.
-    n_lanes : array of int
-        Parallel physical links in each.
-    """
-
+    #: Vertex numbers.
     source: NDArray[np.int64]
     target: NDArray[np.int64]
-    kind: NDArray[np.int64]
+    kind: NDArray[np.int64]  #: Positions in :data:`LINK_KINDS`.
+    #: Of each direction.
     bandwidth_bytes_per_s: NDArray[np.float64]
     latency_s: NDArray[np.float64]
-    n_lanes: NDArray[np.int64]
+    n_lanes: NDArray[np.int64]  #: Parallel physical links in each.
 
     def edges(self, names: Sequence[str]) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
         """Return all links as edges of a networkx graph: both ends, the number of the link as key, and attributes."""

@@ -78,26 +78,19 @@ class NodeGraph:
     """Vertices and links of one node, with local numbers.
 
     The last ``2 * n_nics`` links join NICs and fabric (``nic_up[i]``, ``nic_down[i]``), whose end is -1.
-
-    Parameters
-    ----------
-    name : str
-        ``node``, or ``rack`` where an NVLink domain spans nodes: with its number, the first part of the names of vertices.
-    vertices : tuple of (str, str)
-        Local name and kind of each vertex; GPUs come first.
-    inner : InnerRoutes
-        Routes between its GPUs and NICs.
     """
 
+    #: ``node``, or ``rack`` where an NVLink domain spans nodes: with its number, the first part of the names of
+    #: vertices.
     name: str
-    vertices: tuple[tuple[str, str], ...]
+    vertices: tuple[tuple[str, str], ...]  #: Local name and kind of each vertex; GPUs come first.
     links: LinkTable
     n_gpus: int
     n_nics: int
     nic_up: tuple[int, ...]
     nic_down: tuple[int, ...]
     graph: Graph[str]
-    inner: InnerRoutes = field(repr=False)
+    inner: InnerRoutes = field(repr=False)  #: Routes between its GPUs and NICs.
 
     def route(self, source: str, target: str, *, by_host: bool = False) -> Route:
         """Route between two vertices by their local names; see :meth:`InnerRoutes.route`."""

@@ -32,31 +32,13 @@ class LinkGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologySummary:
-    """Answer of :func:`describe`; bandwidths are per direction.
-
-    Parameters
-    ----------
-    nvlink_bytes_per_s : float
-        Rate at which one GPU can send to its peers over NVLink; 0 where there is none.
-    node_injection_bytes_per_s : float
-        Rate at which one node can send into the fabric.
-    gpu_internode_bytes_per_s : float
-        Share of that for each GPU when all send.
-    bisection_bytes_per_s : float
-        From the first half of the nodes to the second, the least of NICs and fabric; inside a node, between
-        the two halves of its GPUs.
-    storage_bytes_per_s, node_storage_bytes_per_s : float or None
-        Rate at which all nodes together, and one node, read from storage; None where nothing limits it or says it.
-    n_nodes, n_hosts : int
-        Nodes, and hosts: more than nodes where an NVLink domain spans several.
-    caveats : tuple of str
-        Sections of the file whose source says that something was assumed.
-    """
+    """Answer of :func:`describe`; bandwidths are per direction."""
 
     name: str
     description: str
     device: str
     n_gpus: int
+    #: Nodes, and hosts: more than nodes where an NVLink domain spans several.
     n_nodes: int
     n_hosts: int
     gpus_per_node: int
@@ -64,15 +46,18 @@ class TopologySummary:
     fabric: str
     n_switches: int
     transports: tuple[str, ...]
-    nvlink_bytes_per_s: float
-    node_injection_bytes_per_s: float
-    gpu_internode_bytes_per_s: float
+    nvlink_bytes_per_s: float  #: Rate at which one GPU can send to its peers over NVLink; 0 where there is none.
+    node_injection_bytes_per_s: float  #: Rate at which one node can send into the fabric.
+    gpu_internode_bytes_per_s: float  #: Share of that for each GPU when all send.
+    #: From the first half of the nodes to the second, the least of NICs and fabric; inside a node, between the two
+    #: halves of its GPUs.
     bisection_bytes_per_s: float
     links: tuple[LinkGroup, ...]
+    #: Rate at which all nodes together, and one node, read from storage; None where nothing limits it or says it.
     storage_bytes_per_s: float | None = None
     node_storage_bytes_per_s: float | None = None
     sources: dict[str, str] = field(default_factory=dict)
-    caveats: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()  #: Sections of the file whose source says that something was assumed.
 
     def __str__(self) -> str:
         network = f"{self.fabric}, {self.n_switches} switches"

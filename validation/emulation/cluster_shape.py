@@ -75,35 +75,23 @@ def parse_slow(text: str) -> tuple[tuple[int, float], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterShape:
-    """Hosts around one switch, or racks joined by trunks.
+    """Hosts around one switch, or racks joined by trunks."""
 
-    Parameters
-    ----------
-    n_nodes : int
-        Hosts.
-    rate_bits_per_s : float or None
-        Of every host's link, per direction, Ethernet headers included; None leaves links unshaped.
-    delay_s : float
-        One-way delay added between any two hosts.
-    n_racks : int
-        Switches over which the hosts are spread evenly, in order; two share a trunk, more hang on a spine.
-    trunk_bits_per_s : float or None
-        Rate of each trunk, per direction.
-    slow : tuple of (int, float)
-        Hosts with another rate, in bits per second.
-    queue_bytes : int
-        Length of every shaped queue; 0 takes the kernel's own (1000 packets).
-    congestion : str
-        TCP congestion control, set on the hosts' routes (a namespace may not choose every kernel's default).
-    """
-
+    #: Hosts.
     n_nodes: int
+    #: Of every host's link, per direction, Ethernet headers included; None leaves links unshaped.
     rate_bits_per_s: float | None = 1e9
+    #: One-way delay added between any two hosts.
     delay_s: float = 0.0
+    #: Switches over which the hosts are spread evenly, in order; two share a trunk, more hang on a spine.
     n_racks: int = 1
+    #: Rate of each trunk, per direction.
     trunk_bits_per_s: float | None = None
+    #: Hosts with another rate, in bits per second.
     slow: tuple[tuple[int, float], ...] = ()
+    #: Length of every shaped queue; 0 takes the kernel's own (1000 packets).
     queue_bytes: int = 0
+    #: TCP congestion control, set on the hosts' routes (a namespace may not choose every kernel's default).
     congestion: str = "cubic"
 
     def __post_init__(self) -> None:

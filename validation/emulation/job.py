@@ -41,53 +41,27 @@ _LAYERS = re.compile(r"L(\d+)x(\d+(?:\.\d+)?)MiB f(\d+(?:\.\d+)?) b(\d+(?:\.\d+)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One job.
+    """One job."""
 
-    Parameters
-    ----------
-    name : str
-        A key of :data:`JOBS`.
-    n_bytes : int
-        Size of a collective, as its entry in :data:`COLLECTIVES` counts it.
-    n_layers, layer_bytes : int
-        Timed layers and the bytes of parameters of each.
-    forward_s, backward_s : float
-        Compute time of one layer (of one stage and micro-batch for pipelines).
-    bucket_bytes : int
-        DDP's gradient buckets.
-    n_micro_batches, activation_bytes : int
-        Of a pipeline: micro-batches per step, and the message between stages.
-    n_groups : int
-        Process groups of ``zero3``: 2 gathers and scatters on separate ones.
-    gloo_threads : int
-        Collectives that one process group runs at once.
-    n_jobs : int
-        Equal jobs beside each other, on hosts of every rack each.
-    alone : bool
-        Of several jobs, run only the first and keep the others' hosts idle.
-    straggler : tuple of (int, float)
-        A rank and the factor on its compute time.
-    procs_per_node : int
-        Ranks on each host.
-    n_repeats, n_warm_up : int
-        Measured and unmeasured repetitions.
-    """
-
-    name: str
-    n_bytes: int = 4 * MIB
+    name: str  #: A key of :data:`JOBS`.
+    n_bytes: int = 4 * MIB  #: Size of a collective, as its entry in :data:`COLLECTIVES` counts it.
+    #: Timed layers and the bytes of parameters of each.
     n_layers: int = 8
     layer_bytes: int = 2 * MIB
+    #: Compute time of one layer (of one stage and micro-batch for pipelines).
     forward_s: float = 0.010
     backward_s: float = 0.020
-    bucket_bytes: int = 4 * MIB
+    bucket_bytes: int = 4 * MIB  #: DDP's gradient buckets.
+    #: Of a pipeline: micro-batches per step, and the message between stages.
     n_micro_batches: int = 8
     activation_bytes: int = 256 * KIB
-    n_groups: int = 1
-    gloo_threads: int = 2
-    n_jobs: int = 1
-    alone: bool = False
-    straggler: tuple[int, float] | None = None
-    procs_per_node: int = 1
+    n_groups: int = 1  #: Process groups of ``zero3``: 2 gathers and scatters on separate ones.
+    gloo_threads: int = 2  #: Collectives that one process group runs at once.
+    n_jobs: int = 1  #: Equal jobs beside each other, on hosts of every rack each.
+    alone: bool = False  #: Of several jobs, run only the first and keep the others' hosts idle.
+    straggler: tuple[int, float] | None = None  #: A rank and the factor on its compute time.
+    procs_per_node: int = 1  #: Ranks on each host.
+    #: Measured and unmeasured repetitions.
     n_repeats: int = 10
     n_warm_up: int = 3
 

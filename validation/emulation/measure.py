@@ -49,18 +49,10 @@ _TRAFFIC_FACTORS = {"zero1": 3, "zero3": 4, "fsdp2": 4, "broadcast": 4} | dict.f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one measurement may cost.
+    """What one measurement may cost."""
 
-    Parameters
-    ----------
-    timeout_s : float
-        After this the ranks are killed.
-    traffic_bytes : int
-        Most bytes that all hosts together may send.
-    """
-
-    timeout_s: float = 120.0
-    traffic_bytes: int = 8 << 30
+    timeout_s: float = 120.0  #: After this the ranks are killed.
+    traffic_bytes: int = 8 << 30  #: Most bytes that all hosts together may send.
 
 
 def expected_traffic_bytes(shape: ClusterShape, job: Job) -> int:

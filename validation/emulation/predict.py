@@ -33,29 +33,14 @@ _UNSHAPED_BITS_PER_S = 100e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """What costs time beside sleeping and the shaped links.
+    """What costs time beside sleeping and the shaped links."""
 
-    Parameters
-    ----------
-    layer_s : float
-        Of one pass of a timed layer under autograd.
-    spend_s : float
-        Of one plain sleep.
-    copy_s_per_byte : float
-        Of copying a gradient when every rank has a processor.
-    fresh_s_per_byte : float
-        Of copying to or from memory that was just allocated.
-    processors : int
-        How many ranks can copy at once.
-    shaped_bytes_per_s, unshaped_bytes_per_s : float
-        Payload that all processors together push through the network stack, with and without shapers.
-    """
-
-    layer_s: float
-    spend_s: float
-    copy_s_per_byte: float
-    fresh_s_per_byte: float
-    processors: int
+    layer_s: float  #: Of one pass of a timed layer under autograd.
+    spend_s: float  #: Of one plain sleep.
+    copy_s_per_byte: float  #: Of copying a gradient when every rank has a processor.
+    fresh_s_per_byte: float  #: Of copying to or from memory that was just allocated.
+    processors: int  #: How many ranks can copy at once.
+    #: Payload that all processors together push through the network stack, with and without shapers.
     shaped_bytes_per_s: float
     unshaped_bytes_per_s: float
 

@@ -23,28 +23,15 @@ Step = Callable[[], dict[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """Where one rank sits in one job.
+    """Where one rank sits in one job."""
 
-    Parameters
-    ----------
-    job : Job
-        What runs.
-    rank, world : int
-        Within the job.
-    group : process group
-        All ranks of the job.
-    second_group : process group
-        Another one of the same ranks, for jobs that use two.
-    ranks : tuple of int
-        Global ranks of the job, in order.
-    """
-
-    job: Job
+    job: Job  #: What runs.
+    #: Within the job.
     rank: int
     world: int
-    group: dist.ProcessGroup
-    second_group: dist.ProcessGroup
-    ranks: tuple[int, ...]
+    group: dist.ProcessGroup  #: All ranks of the job.
+    second_group: dist.ProcessGroup  #: Another one of the same ranks, for jobs that use two.
+    ranks: tuple[int, ...]  #: Global ranks of the job, in order.
 
     @property
     def factor(self) -> float:

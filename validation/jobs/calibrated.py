@@ -91,23 +91,12 @@ def fit_line(work: Sequence[float], times_s: Sequence[float]) -> Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibratedKernels:
-    """KernelModel of the machine that was timed.
+    """KernelModel of the machine that was timed."""
 
-    Parameters
-    ----------
-    lines : mapping
-        By family, see :func:`family_of`.
-    optimizer : Line
-        Per tensor, and per element.
-    n_tensors : int
-        Tensors that the optimizer of the simulated rank updates.
-    overhead : Line
-        Of the framework around every kernel: Python and autograd per kernel, first touch of new memory per byte.
-    """
-
-    lines: Mapping[str, Line]
-    optimizer: Line
-    n_tensors: int
+    lines: Mapping[str, Line]  #: By family, see :func:`family_of`.
+    optimizer: Line  #: Per tensor, and per element.
+    n_tensors: int  #: Tensors that the optimizer of the simulated rank updates.
+    #: Of the framework around every kernel: Python and autograd per kernel, first touch of new memory per byte.
     overhead: Line = field(default=Line(start_s=0.0, s_per_unit=0.0))
     fallback: Line = field(default=Line(start_s=5e-6, s_per_unit=1e-10))
 

@@ -49,30 +49,17 @@ def topology_here(n_ranks: int, collectives: Sequence[tuple[int, float]]) -> Top
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Predicted beside measured, in seconds.
-
-    Parameters
-    ----------
-    n_ranks : int
-    iteration, forward_backward, optimizer : (float, float)
-        Predicted and measured.
-    operators : list of Part
-        Of the model that is predicted, none of whose shapes was calibrated on.
-    collectives : list of (int, float, float)
-        Bytes, predicted, measured: sizes that were not calibrated on.
-    parts : list of Part
-        The iteration cut into kinds of kernels, what surrounds them, optimizer and communication.
-    jobs : list of JobComparison
-        Of other kinds of training of the same model on as many ranks.
-    """
+    """Predicted beside measured, in seconds."""
 
     n_ranks: int
+    #: Predicted and measured.
     iteration: tuple[float, float]
     forward_backward: tuple[float, float]
     optimizer: tuple[float, float]
-    operators: list[Part]
-    collectives: list[tuple[int, float, float]]
-    parts: list[Part]
+    operators: list[Part]  #: Of the model that is predicted, none of whose shapes was calibrated on.
+    collectives: list[tuple[int, float, float]]  #: Bytes, predicted, measured: sizes that were not calibrated on.
+    parts: list[Part]  #: The iteration cut into kinds of kernels, what surrounds them, optimizer and communication.
+    #: Of other kinds of training of the same model on as many ranks.
     jobs: list[JobComparison] = field(default_factory=list)
 
     @property

@@ -86,52 +86,25 @@ def by_kind(operators: Sequence[Part]) -> list[Part]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """The machine as calibrated.
-
-    Parameters
-    ----------
-    topology : Topology
-    kernels : CalibratedKernels
-    share : float
-        What compute and communication keep of their speed beside each other.
-    """
+    """The machine as calibrated."""
 
     topology: Topology
     kernels: CalibratedKernels
-    share: float
+    share: float  #: What compute and communication keep of their speed beside each other.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobComparison:
-    """A job, predicted beside measured, in seconds.
-
-    Parameters
-    ----------
-    job : str
-    iteration : (float, float)
-        Predicted and measured; not a number where there is a reason.
-    reason : str
-        Why the job is not predicted, or was not run; empty otherwise.
-    note : str
-        Why the prediction is not judged; empty otherwise.
-    phases : dict
-        Measured phases of the slowest rank.
-    operators : list of Part
-        Of the rank that computes most.
-    messages : list of Part
-        The kinds and sizes that carry most.
-    parts : list of Part
-        The iteration cut into parts.
-    """
+    """A job, predicted beside measured, in seconds."""
 
     job: str
-    iteration: tuple[float, float] | None = None
-    reason: str = ""
-    note: str = ""
-    phases: dict[str, float] = field(default_factory=dict)
-    operators: list[Part] = field(default_factory=list)
-    messages: list[Part] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    iteration: tuple[float, float] | None = None  #: Predicted and measured; not a number where there is a reason.
+    reason: str = ""  #: Why the job is not predicted, or was not run; empty otherwise.
+    note: str = ""  #: Why the prediction is not judged; empty otherwise.
+    phases: dict[str, float] = field(default_factory=dict)  #: Measured phases of the slowest rank.
+    operators: list[Part] = field(default_factory=list)  #: Of the rank that computes most.
+    messages: list[Part] = field(default_factory=list)  #: The kinds and sizes that carry most.
+    parts: list[Part] = field(default_factory=list)  #: The iteration cut into parts.
 
     @property
     def relative_error(self) -> float | None:

@@ -40,17 +40,10 @@ _REDUCED_FORWARD, _REDUCED_BACKWARD = (3, 5), (1, 3, 4, 5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgram:
-    """A real job, ready to simulate.
+    """A real job, ready to simulate."""
 
-    Parameters
-    ----------
-    program : Program
-        Every rank written down.
-    n_tensors, n_elements : tuple of int
-        Parameter tensors and elements that each rank's optimizer updates.
-    """
-
-    program: Program
+    program: Program  #: Every rank written down.
+    #: Parameter tensors and elements that each rank's optimizer updates.
     n_tensors: tuple[int, ...]
     n_elements: tuple[int, ...]
 

@@ -29,53 +29,27 @@ DEVICES = ("auto", "cpu", "cuda")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One real job.
+    """One real job."""
 
-    Parameters
-    ----------
-    job : str
-        A key of :data:`JOBS`.
-    model : str
-        Name of a GPT-2 size.
-    layers, seq_len : int
-        Replace the model's own; 0 keeps them.
-    micro_batch, n_micro_batches : int
-        Sequences per rank and forward, and forwards per step (per pipeline flush for ``pp``).
-    precision : str
-        ``fp32``; ``bf16``/``fp16`` weights; ``amp_*`` fp32 weights with autocast.
-    schedule : str
-        Pipeline schedule.
-    bucket_bytes : int
-        DDP's gradient buckets; 0 leaves them to DDP (a first one of 1 MiB, then 25 MiB).
-    collectives : tuple of str
-    sizes_bytes : tuple of int
-        For ``collectives``.
-    device : str
-        ``auto`` takes GPUs where there are any.
-    topology : str
-        What the rows' ``topology`` (``device`` for kernels) says: a shipped name lets them be predicted.
-    n_repeats, n_warm_up : int
-    profile : Path or None
-        Folder for one Kineto trace per rank.
-    timeout_s : float
-    """
-
-    job: str
-    model: str = "gpt2-tiny"
+    job: str  #: A key of :data:`JOBS`.
+    model: str = "gpt2-tiny"  #: Name of a GPT-2 size.
+    #: Replace the model's own; 0 keeps them.
     layers: int = 0
     seq_len: int = 0
+    #: Sequences per rank and forward, and forwards per step (per pipeline flush for ``pp``).
     micro_batch: int = 1
     n_micro_batches: int = 1
-    precision: str = "fp32"
-    schedule: str = "1f1b"
-    bucket_bytes: int = 0
+    precision: str = "fp32"  #: ``fp32``; ``bf16``/``fp16`` weights; ``amp_*`` fp32 weights with autocast.
+    schedule: str = "1f1b"  #: Pipeline schedule.
+    bucket_bytes: int = 0  #: DDP's gradient buckets; 0 leaves them to DDP (a first one of 1 MiB, then 25 MiB).
     collectives: tuple[str, ...] = COLLECTIVES
-    sizes_bytes: tuple[int, ...] = (65536, 1 << 20, 4 << 20)
-    device: str = "auto"
+    sizes_bytes: tuple[int, ...] = (65536, 1 << 20, 4 << 20)  #: For ``collectives``.
+    device: str = "auto"  #: ``auto`` takes GPUs where there are any.
+    #: What the rows' ``topology`` (``device`` for kernels) says: a shipped name lets them be predicted.
     topology: str = "here"
     n_repeats: int = 10
     n_warm_up: int = 3
-    profile: Path | None = None
+    profile: Path | None = None  #: Folder for one Kineto trace per rank.
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:

@@ -30,27 +30,18 @@ class JobError(SimulatorError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One process of a job.
+    """One process of a job."""
 
-    Parameters
-    ----------
-    rank, world_size : int
-        Among all processes.
-    local_rank, local_world_size : int
-        Among those of this node.
-    address, port : str, int
-        Where rank 0 listens.
-    launcher : str
-        ``torchrun``, ``slurm``, ``mpi`` or ``here``.
-    """
-
+    #: Among all processes.
     rank: int
     world_size: int
+    #: Among those of this node.
     local_rank: int
     local_world_size: int
+    #: Where rank 0 listens.
     address: str = "127.0.0.1"
     port: int = _DEFAULT_PORT
-    launcher: str = "here"
+    launcher: str = "here"  #: ``torchrun``, ``slurm``, ``mpi`` or ``here``.
 
     @property
     def n_nodes(self) -> int:

@@ -19,24 +19,15 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptSize:
-    """Sizes of a GPT-2.
+    """Sizes of a GPT-2."""
 
-    Parameters
-    ----------
-    name : str
-        For people.
-    layers, hidden, heads, vocab : int
-        Blocks, width, attention heads, rows of the token table.
-    seq_len : int
-        Tokens per sequence, also the rows of the position table.
-    """
-
-    name: str
+    name: str  #: For people.
+    #: Blocks, width, attention heads, rows of the token table.
     layers: int
     hidden: int
     heads: int
     vocab: int = 50257
-    seq_len: int = 1024
+    seq_len: int = 1024  #: Tokens per sequence, also the rows of the position table.
 
     @property
     def n_parameters(self) -> int:

@@ -33,50 +33,31 @@ Phases = list[dict[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenJob:
-    """What one rank measured of a job of its own kind.
+    """What one rank measured of a job of its own kind."""
 
-    Parameters
-    ----------
-    calibration : list of list of dict
-        Phases of every step of each calibration model.
-    judged : list of dict
-        The same of the model to predict.
-    messages : list of (str, int, float)
-        The collectives (or ``p2p``) that carry most: kind, bytes, seconds by itself.
-    """
-
-    calibration: list[Phases]
-    judged: Phases
+    calibration: list[Phases]  #: Phases of every step of each calibration model.
+    judged: Phases  #: The same of the model to predict.
+    #: The collectives (or ``p2p``) that carry most: kind, bytes, seconds by itself.
     messages: list[tuple[str, int, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one rank measured.
+    """What one rank measured."""
 
-    Parameters
-    ----------
-    shapes, judged_shapes : list of (KernelShape, float)
-        Timed calls, one at a time: of the calibration models, and of the model to predict.
-    collectives, judged_collectives : list of (int, float)
-        All-reduces by size: those that calibrate, and others.
-    calibration, calibration_alone : list of list of dict
-        Phases of every step of each calibration model: of the job, and on every rank by itself, without communication.
-    judged, alone : list of dict
-        The same of the model to predict.
-    jobs : dict
-        What was seen of other jobs, or why they could not run.
-    """
-
+    #: Timed calls, one at a time: of the calibration models, and of the model to predict.
     shapes: list[tuple[KernelShape, float]]
     judged_shapes: list[tuple[KernelShape, float]]
+    #: All-reduces by size: those that calibrate, and others.
     collectives: list[tuple[int, float]]
     judged_collectives: list[tuple[int, float]]
+    #: Phases of every step of each calibration model: of the job, and on every rank by itself, without communication.
     calibration: list[Phases]
     calibration_alone: list[Phases]
+    #: The same of the model to predict.
     judged: Phases
     alone: Phases
-    jobs: dict[str, SeenJob | str]
+    jobs: dict[str, SeenJob | str]  #: What was seen of other jobs, or why they could not run.
 
 
 def observe(settings: Settings, size: GptSize, launch: Launch, device: torch.device, jobs: Sequence[str] = ()) -> Seen:

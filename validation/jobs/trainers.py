@@ -21,15 +21,9 @@ _LEARNING_RATE = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """A model ready to train.
+    """A model ready to train."""
 
-    Parameters
-    ----------
-    step : callable
-        One optimizer step; marks its phases on the clock.
-    """
-
-    step: Callable[[PhaseClock], float | None]
+    step: Callable[[PhaseClock], float | None]  #: One optimizer step; marks its phases on the clock.
 
 
 def _weights_dtype(precision: str) -> torch.dtype:

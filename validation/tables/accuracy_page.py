@@ -153,21 +153,14 @@ def _unpredicted(outcomes: Sequence[Outcome]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What the page shows beside the validation of shipped tables.
+    """What the page shows beside the validation of shipped tables."""
 
-    Parameters
-    ----------
-    published : sequence of dict
-        Rows of ``published_errors.csv``.
-    clusters : mapping
-        Cluster -> errors of its all-reduces and the like with constants fitted to all others.
-    emulated, emulated_before : sequence of Group
-        Errors on emulated clusters by kind of job: of the suites that ``python -m validation emulate`` runs, and of all
-        other shipped rows.
-    """
-
+    #: Rows of ``published_errors.csv``.
     published: Sequence[dict[str, str]]
+    #: Cluster -> errors of its all-reduces and the like with constants fitted to all others.
     clusters: Mapping[str, Residuals]
+    #: Errors on emulated clusters by kind of job: of the suites that ``python -m validation emulate`` runs, and of all
+    #: other shipped rows.
     emulated: Sequence[Group]
     emulated_before: Sequence[Group]
 

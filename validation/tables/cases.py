@@ -73,24 +73,14 @@ _RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is simulated for a row; rows that measured several things of one run share an equal case.
+    """What is simulated for a row; rows that measured several things of one run share an equal case."""
 
-    Parameters
-    ----------
-    topology, transport : str
-        Cluster file, and the transport where one is stated.
-    spec : ModelSpec
-    plan : ParallelPlan
-        Unresolved.
-    alternatives : tuple of ParallelPlan
-        Tried in turn while the plan before does not fit in memory.
-    """
-
+    #: Cluster file, and the transport where one is stated.
     topology: str
     transport: str
     spec: ModelSpec
-    plan: ParallelPlan
-    alternatives: tuple[ParallelPlan, ...] = ()
+    plan: ParallelPlan  #: Unresolved.
+    alternatives: tuple[ParallelPlan, ...] = ()  #: Tried in turn while the plan before does not fit in memory.
 
 
 def _degrees(row: Row, assumed: list[str]) -> dict[str, int]:

@@ -12,36 +12,18 @@ def names_of(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableKind:
-    """One kind of measurement table.
+    """One kind of measurement table."""
 
-    Parameters
-    ----------
-    name : str
-        The stem of the shipped table.
-    columns : tuple of str
-        In the order in which tables have them.
-    marks : tuple of str
-        Columns without which a file is not of this kind.
-    measured : str
-        The column of the measured value.
-    groups : tuple of str
-        Columns that errors are grouped by unless the user says otherwise; ``size_class`` and ``metric`` are derived.
-    described_by : tuple of str
-        Columns that say in a few words what a row measured; those in :data:`WORDS` without their name.
-    predictor : str
-        Module whose ``predict`` predicts the rows.
-    also : tuple of str
-        Columns beside those, which some tables have; any other column is noted as not used.
-    """
-
-    name: str
-    columns: tuple[str, ...]
-    marks: tuple[str, ...]
-    measured: str
+    name: str  #: The stem of the shipped table.
+    columns: tuple[str, ...]  #: In the order in which tables have them.
+    marks: tuple[str, ...]  #: Columns without which a file is not of this kind.
+    measured: str  #: The column of the measured value.
+    #: Columns that errors are grouped by unless the user says otherwise; ``size_class`` and ``metric`` are derived.
     groups: tuple[str, ...]
+    #: Columns that say in a few words what a row measured; those in :data:`WORDS` without their name.
     described_by: tuple[str, ...]
-    predictor: str
-    also: tuple[str, ...] = ()
+    predictor: str  #: Module whose ``predict`` predicts the rows.
+    also: tuple[str, ...] = ()  #: Columns beside those, which some tables have; any other column is noted as not used.
 
 
 #: kind -> what it is; of kinds whose marks a header has, the first wins

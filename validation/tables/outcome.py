@@ -11,33 +11,17 @@ from validation.tables.reader import Row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A measured row and what the simulator says about it.
+    """A measured row and what the simulator says about it."""
 
-    Parameters
-    ----------
-    row : Row
-        The measurement.
-    predicted : float or None
-        In the unit of the row's metric; None where there is no prediction.
-    reason : str
-        Why there is none; empty otherwise.
-    assumed : tuple of str
-        What the row does not state and which rule filled it.
-    low, high : float or None
-        Ends of the 80 % interval, where one is given.
-    note : str
-        Something to know about a prediction that was made: what was chosen, a warning.
-    parts : Mapping of str to float
-        Seconds of a predicted iteration by what they are spent on; they add up to it. Empty elsewhere.
-    """
-
-    row: Row
-    predicted: float | None = None
-    reason: str = ""
-    assumed: tuple[str, ...] = ()
+    row: Row  #: The measurement.
+    predicted: float | None = None  #: In the unit of the row's metric; None where there is no prediction.
+    reason: str = ""  #: Why there is none; empty otherwise.
+    assumed: tuple[str, ...] = ()  #: What the row does not state and which rule filled it.
+    #: Ends of the 80 % interval, where one is given.
     low: float | None = None
     high: float | None = None
-    note: str = ""
+    note: str = ""  #: Something to know about a prediction that was made: what was chosen, a warning.
+    #: Seconds of a predicted iteration by what they are spent on; they add up to it. Empty elsewhere.
     parts: Mapping[str, float] = field(default_factory=dict)
 
     @property

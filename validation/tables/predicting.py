@@ -19,18 +19,10 @@ from validation.tables.statistics import group_outcomes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """Predicted and measured rows of one or more files.
+    """Predicted and measured rows of one or more files."""
 
-    Parameters
-    ----------
-    outcomes : tuple of Outcome
-        In file order.
-    by : dict
-        Kind of table -> grouping columns.
-    """
-
-    outcomes: tuple[Outcome, ...]
-    by: dict[str, tuple[str, ...]]
+    outcomes: tuple[Outcome, ...]  #: In file order.
+    by: dict[str, tuple[str, ...]]  #: Kind of table -> grouping columns.
 
 
 def predict_rows(rows: Sequence[Row], *, n_processes: int = 1, quiet: bool = True) -> list[Outcome]:

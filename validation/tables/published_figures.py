@@ -36,39 +36,18 @@ WITHIN_FRACTION, WITHIN = 0.05, 0.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One published figure and ours.
+    """One published figure and ours."""
 
-    Parameters
-    ----------
-    says : str
-        What the document states, or which row of its tables it is.
-    published : float
-        In ``unit``.
-    ours : float or None
-        None where the source contradicts itself, or there is no prediction.
-    unit : str
-        ``fraction`` and ``fits`` are compared absolutely.
-    bound : str
-        ``at least`` or ``at most`` where the document gives a bound; empty otherwise.
-    source_is : str
-        The arithmetic that shows the figure to be inconsistent in its source; empty where it is not.
-    note : str
-        What was assumed.
-    commands : tuple of str
-        Command lines behind ours.
-    fitted : bool
-        Whether a constant was fitted to this very figure, so that agreement proves nothing.
-    """
-
-    says: str
-    published: float
-    ours: float | None
-    unit: str
-    bound: str = ""
+    says: str  #: What the document states, or which row of its tables it is.
+    published: float  #: In ``unit``.
+    ours: float | None  #: None where the source contradicts itself, or there is no prediction.
+    unit: str  #: ``fraction`` and ``fits`` are compared absolutely.
+    bound: str = ""  #: ``at least`` or ``at most`` where the document gives a bound; empty otherwise.
+    #: The arithmetic that shows the figure to be inconsistent in its source; empty where it is not.
     source_is: str = ""
-    note: str = ""
-    commands: tuple[str, ...] = ()
-    fitted: bool = False
+    note: str = ""  #: What was assumed.
+    commands: tuple[str, ...] = ()  #: Command lines behind ours.
+    fitted: bool = False  #: Whether a constant was fitted to this very figure, so that agreement proves nothing.
 
     @property
     def agrees(self) -> bool:

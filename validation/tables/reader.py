@@ -20,24 +20,12 @@ MEASUREMENTS = Path(__file__).resolve().parents[1] / "measurements"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measurement.
+    """One measurement."""
 
-    Parameters
-    ----------
-    kind : str
-        A key of :data:`validation.tables.kinds.KINDS`.
-    file : str
-        Where it was read from, as the user wrote it.
-    line : int
-        Line of the file, 1-based.
-    cells : Mapping of str to str
-        Column name to text, blank cells included, surrounding blanks removed.
-    """
-
-    kind: str
-    file: str
-    line: int
-    cells: Mapping[str, str]
+    kind: str  #: A key of :data:`validation.tables.kinds.KINDS`.
+    file: str  #: Where it was read from, as the user wrote it.
+    line: int  #: Line of the file, 1-based.
+    cells: Mapping[str, str]  #: Column name to text, blank cells included, surrounding blanks removed.
 
     @property
     def row_id(self) -> str:

@@ -36,44 +36,24 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """Factor on one part of predicted iterations.
+    """Factor on one part of predicted iterations."""
 
-    Parameters
-    ----------
-    part : str
-        A key of :data:`PARTS`.
-    value : float
-        Above 1 the part is predicted too short.
-    uncertainty : float
-        One standard deviation, from fits that leave one source out (jackknife).
-    share : float
-        Mean share of the part in the iterations fitted, every source counting alike.
-    """
-
-    part: str
-    value: float
-    uncertainty: float
-    share: float
+    part: str  #: A key of :data:`PARTS`.
+    value: float  #: Above 1 the part is predicted too short.
+    uncertainty: float  #: One standard deviation, from fits that leave one source out (jackknife).
+    share: float  #: Mean share of the part in the iterations fitted, every source counting alike.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """One source, predicted as it is and with factors that its rows did not take part in.
-
-    Parameters
-    ----------
-    source : str
-    n : int
-    as_shipped, refitted : float
-        Mean absolute relative error.
-    bias_as_shipped, bias_refitted : float
-        Mean signed relative error.
-    """
+    """One source, predicted as it is and with factors that its rows did not take part in."""
 
     source: str
     n: int
+    #: Mean absolute relative error.
     as_shipped: float
     refitted: float
+    #: Mean signed relative error.
     bias_as_shipped: float
     bias_refitted: float
 

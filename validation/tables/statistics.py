@@ -58,39 +58,22 @@ def summarize(durations_s: Sequence[float]) -> Durations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Errors of the rows that share the grouping columns.
+    """Errors of the rows that share the grouping columns."""
 
-    Parameters
-    ----------
-    key : dict
-        Grouping column -> value.
-    n : int
-        Rows with a prediction.
-    mean_absolute, median_absolute, p90_absolute, max_absolute : float
-        Of the absolute relative errors.
-    bias : float
-        Mean of the signed relative errors: positive predicts too much.
-    weighted_mean_absolute, weighted_bias : float
-        The same means with every row weighted by :func:`weight_of`.
-    n_unpredicted : int
-        Rows without a prediction.
-    coverage : float or None
-        Share of measurements inside their interval.
-    verdicts : dict
-        For verdicts: ``accuracy``, ``false_fits``, ``false_oom`` (shares of n); empty otherwise.
-    """
-
-    key: dict[str, str]
-    n: int = 0
+    key: dict[str, str]  #: Grouping column -> value.
+    n: int = 0  #: Rows with a prediction.
+    #: Of the absolute relative errors.
     mean_absolute: float | None = None
     median_absolute: float | None = None
     p90_absolute: float | None = None
     max_absolute: float | None = None
-    bias: float | None = None
+    bias: float | None = None  #: Mean of the signed relative errors: positive predicts too much.
+    #: The same means with every row weighted by :func:`weight_of`.
     weighted_mean_absolute: float | None = None
     weighted_bias: float | None = None
-    n_unpredicted: int = 0
-    coverage: float | None = None
+    n_unpredicted: int = 0  #: Rows without a prediction.
+    coverage: float | None = None  #: Share of measurements inside their interval.
+    #: For verdicts: ``accuracy``, ``false_fits``, ``false_oom`` (shares of n); empty otherwise.
     verdicts: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -208,20 +191,11 @@ def _group(key: dict[str, str], outcomes: Sequence[Outcome]) -> Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """What the rows of one source do not state, and how often which rule filled it.
-
-    Parameters
-    ----------
-    source : str
-    n : int
-        Rows of the source.
-    rules : tuple of (str, int)
-        What was assumed, in words, and for how many rows; most frequent first.
-    """
+    """What the rows of one source do not state, and how often which rule filled it."""
 
     source: str
-    n: int
-    rules: tuple[tuple[str, int], ...]
+    n: int  #: Rows of the source.
+    rules: tuple[tuple[str, int], ...]  #: What was assumed, in words, and for how many rows; most frequent first.
 
     def describe(self) -> str:
         """Return the rules as one line; those of all rows carry no number."""
@@ -286,24 +260,12 @@ def _jobs(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], list[Outcome]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """How well predictions decide between plans of one job.
+    """How well predictions decide between plans of one job."""
 
-    Parameters
-    ----------
-    n_pairs : int
-        Pairs whose measured times are apart by at least :data:`APART`.
-    ordered : float
-        Share of them that is predicted in the measured order.
-    n_jobs : int
-        Jobs with at least two such plans.
-    regret : float
-        Mean over the jobs of how much slower the plan predicted fastest ran than the fastest.
-    """
-
-    n_pairs: int
-    ordered: float
-    n_jobs: int
-    regret: float
+    n_pairs: int  #: Pairs whose measured times are apart by at least :data:`APART`.
+    ordered: float  #: Share of them that is predicted in the measured order.
+    n_jobs: int  #: Jobs with at least two such plans.
+    regret: float  #: Mean over the jobs of how much slower the plan predicted fastest ran than the fastest.
 
 
 def decisions(outcomes: Sequence[Outcome]) -> Decisions:

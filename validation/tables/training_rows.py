@@ -27,24 +27,12 @@ _MEMORY_METRICS = frozenset(("fits", "peak_memory_bytes"))
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one simulation says: metrics by name, the plan that ran, and whether it fits.
+    """What one simulation says: metrics by name, the plan that ran, and whether it fits."""
 
-    Parameters
-    ----------
-    metrics : dict
-        Metric -> value in the metric's unit.
-    note : str
-        Warnings: what was chosen among alternatives, that the plan is predicted not to fit.
-    reason : str
-        Why there is no answer; empty otherwise.
-    parts : dict
-        Seconds of the iteration by what they are spent on.
-    """
-
-    metrics: dict[str, float]
-    note: str = ""
-    reason: str = ""
-    parts: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float]  #: Metric -> value in the metric's unit.
+    note: str = ""  #: Warnings: what was chosen among alternatives, that the plan is predicted not to fit.
+    reason: str = ""  #: Why there is no answer; empty otherwise.
+    parts: dict[str, float] = field(default_factory=dict)  #: Seconds of the iteration by what they are spent on.
 
 
 def _memory_metrics(memory: MemoryReport) -> dict[str, float]:

@@ -28,27 +28,14 @@ class FabricSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricGraph:
-    """Switches and the links between them, with routes computed from the structure.
+    """Switches and the links between them, with routes computed from the structure."""
 
-    Parameters
-    ----------
-    vertices : tuple of str
-        Names of the switches.
-    links : LinkTable
-        Directed links between switches.
-    attach : callable (node, nic) -> int
-        Switch that a NIC is plugged into.
-    path : callable (switch, switch) -> Route or None
-        Links between two switches with shares; None when there is no way.
-    cut_bytes_per_s : callable n_nodes -> float
-        Capacity, per direction, of the links between the first and the second half of the first ``n_nodes``
-        nodes; infinite where only the NICs limit.
-    """
-
-    vertices: tuple[str, ...]
-    links: LinkTable
-    attach: Callable[[int, int], int]
-    path: Callable[[int, int], Route | None]
+    vertices: tuple[str, ...]  #: Names of the switches.
+    links: LinkTable  #: Directed links between switches.
+    attach: Callable[[int, int], int]  #: Switch that a NIC is plugged into.
+    path: Callable[[int, int], Route | None]  #: Links between two switches with shares; None when there is no way.
+    #: Capacity, per direction, of the links between the first and the second half of the first ``n_nodes`` nodes;
+    #: infinite where only the NICs limit.
     cut_bytes_per_s: Callable[[int], float]
 
 
