@@ -253,20 +253,9 @@ def _collector_paused() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One pass of a scenario through the engine, with what went into it.
+    """One pass of a scenario through the engine, with what went into it."""
 
-    Parameters
-    ----------
-    scenario : Scenario
-        As it ran: unfolded where the ranks of a class share links unequally.
-    model : Model
-    lowered : Lowered
-    memory : MemoryReport
-    costs : ModelCosts
-    timeline : Timeline
-    """
-
-    scenario: Scenario
+    scenario: Scenario  #: As it ran: unfolded where the ranks of a class share links unequally.
     model: Model
     lowered: Lowered
     memory: MemoryReport

@@ -34,23 +34,15 @@ class Maker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Price of one collective: ``latency_s + n_bytes / min(cap, link rates)``.
+    """Price of one collective: ``latency_s + n_bytes / min(cap, link rates)``."""
 
-    Parameters
-    ----------
-    latency_s : float
-        Everything that does not scale with bytes over bandwidth.
-    scales : Scales
-        What raw links see per byte of the algorithm's traffic, shares of the wire that are lost included.
-    sent : tuple of float
-        Bytes that the busiest GPU sends in its node, and the busiest node over all its NICs, in that traffic.
-    cap_bytes_per_s : float
-        Largest rate of progress whatever the links allow.
-    """
-
+    #: Everything that does not scale with bytes over bandwidth.
     latency_s: float
+    #: What raw links see per byte of the algorithm's traffic, shares of the wire that are lost included.
     scales: Scales
+    #: Bytes that the busiest GPU sends in its node, and the busiest node over all its NICs, in that traffic.
     sent: tuple[float, float]
+    #: Largest rate of progress whatever the links allow.
     cap_bytes_per_s: float = math.inf
 
     @property
@@ -75,13 +67,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A collective with the protocol that was chosen and the constants that price it.
-
-    Parameters
-    ----------
-    pipelined : bool
-        Whether it is one of many back to back, as in nccl-tests: a broadcast or reduce then costs its root no hops.
-    """
+    """A collective with the protocol that was chosen and the constants that price it."""
 
     collective: str
     n_bytes: int
@@ -90,6 +76,7 @@ class Case:
     n_channels: int
     inside: Inside
     between: Between
+    #: Whether it is one of many back to back, as in nccl-tests: a broadcast or reduce then costs its root no hops.
     pipelined: bool = False
 
     @property

@@ -36,18 +36,10 @@ _PER_PROCESS = {"microsoft/superbenchmark": 8, "public GitHub file id 3320157772
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """How a benchmark was run.
+    """How a benchmark was run."""
 
-    Parameters
-    ----------
-    nccl : str or None
-        Version; None where it is not known, and that of the cluster file holds.
-    gpus_per_process : int
-        ``-g`` (times ``-t``): GPUs that one process drives.
-    """
-
-    nccl: str | None = None
-    gpus_per_process: int = 1
+    nccl: str | None = None  #: Version; None where it is not known, and that of the cluster file holds.
+    gpus_per_process: int = 1  #: ``-g`` (times ``-t``): GPUs that one process drives.
 
 
 def conditions_of(source: str, *, nccl: str = "", gpus_per_process: str = "") -> Conditions:

@@ -38,23 +38,15 @@ Triple = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """Latency and efficiency of one algorithm on one class of link, each for LL, LL128 and Simple.
+    """Latency and efficiency of one algorithm on one class of link, each for LL, LL128 and Simple."""
 
-    Parameters
-    ----------
-    base_s : tuple of float
-        Once per collective.
-    hop_s : tuple of float
-        Per step of a ring or level of a tree: in the file what the protocol takes, and :meth:`over` a route.
-    efficiency : tuple of float
-        Payload over raw link rate.
-    socket_bytes_per_s : tuple of float
-        What the threads of the host copy for each NIC, where bytes go through sockets, whatever the link could take.
-    """
-
+    #: Per step of a ring or level of a tree: in the file what the protocol takes, and :meth:`over` a route.
     hop_s: Triple
+    #: Payload over raw link rate.
     efficiency: Triple
+    #: Once per collective.
     base_s: Triple = (0.0, 0.0, 0.0)
+    #: What the threads of the host copy for each NIC, where bytes go through sockets, whatever the link could take.
     socket_bytes_per_s: Triple = (math.inf, math.inf, math.inf)
 
     def over(self, route_s: float) -> Path:
@@ -65,29 +57,19 @@ class Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
-    """Point-to-point messages; ``socket_bytes_per_s`` as for :class:`Path`.
+    """Point-to-point messages; ``socket_bytes_per_s`` as for :class:`Path`."""
 
-    Parameters
-    ----------
-    base_s, efficiency : tuple of float
-        For LL (small messages) and Simple; between nodes both are the same.
-    peer_s : float
-        Per further peer; overlaps with moving bytes.
-    inject_bytes, inject_factor : float
-        Messages up to this size cost so many times as much per peer (immediate-data commands of some NICs).
-    handshake_s, handshake_bytes : float
-        Extra time per peer of messages that need a rendezvous, and the size at which half of it is felt.
-    fill_s, fill_bytes : float
-        Inside a node: time until all channels of a large message are full, and the size at which half of it is felt.
-    """
-
+    #: For LL (small messages) and Simple; between nodes both are the same.
     base_s: tuple[float, float]
     efficiency: tuple[float, float]
-    peer_s: float
+    peer_s: float  #: Per further peer; overlaps with moving bytes.
+    #: Messages up to this size cost so many times as much per peer (immediate-data commands of some NICs).
     inject_bytes: float = 0.0
     inject_factor: float = 1.0
+    #: Extra time per peer of messages that need a rendezvous, and the size at which half of it is felt.
     handshake_s: float = 0.0
     handshake_bytes: float = 1.0
+    #: Inside a node: time until all channels of a large message are full, and the size at which half of it is felt.
     fill_s: float = 0.0
     fill_bytes: float = 1.0
     socket_bytes_per_s: tuple[float, float] = (math.inf, math.inf)
@@ -100,17 +82,10 @@ class Messages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Handshake before large messages: each hop costs ``extra_s`` more, half of it at the given message size.
+    """Handshake before large messages: each hop costs ``extra_s`` more, half of it at the given message size."""
 
-    Parameters
-    ----------
-    extra_s : float
-        Of one hop under LL128 and Simple.
-    ring_bytes, tree_bytes : float
-        Bytes per channel and step at which half of it is felt.
-    """
-
-    extra_s: float = 0.0
+    extra_s: float = 0.0  #: Of one hop under LL128 and Simple.
+    #: Bytes per channel and step at which half of it is felt.
     ring_bytes: float = 1.0
     tree_bytes: float = 1.0
 
@@ -131,33 +106,22 @@ class Nvls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """Constants inside a node.
-
-    Parameters
-    ----------
-    line_bytes_per_s : float
-        Rate at which one channel's threads fill up under LL before a second channel is used.
-    tail : float
-        Chunk times that a Simple ring needs beyond its steps to drain its pipeline.
-    copy_reduce, copy_gather : float
-        Weight of the local copy of a rank's own share, in all-reduce and in all-gather and reduce-scatter.
-    sockets_bytes_per_s : float
-        Rate at which one ring passes from a GPU to one of another socket, through host memory.
-    launch_s, launch_grouped_s : float
-        Host time per GPU when one process drives all GPUs of a node (``nccl-tests -g``), for a collective and
-        for grouped sends and receives.
-    """
+    """Constants inside a node."""
 
     ring: Path
     tree: Path
     nvls: Nvls
     p2p: Messages
-    line_bytes_per_s: float
-    tail: float
+    line_bytes_per_s: float  #: Rate at which one channel's threads fill up under LL before a second channel is used.
+    tail: float  #: Chunk times that a Simple ring needs beyond its steps to drain its pipeline.
+    #: Weight of the local copy of a rank's own share, in all-reduce and in all-gather and reduce-scatter.
     copy_reduce: float
     copy_gather: float
+    #: Host time per GPU when one process drives all GPUs of a node (``nccl-tests -g``), for a collective and for
+    #: grouped sends and receives.
     launch_s: float
     launch_grouped_s: float
+    #: Rate at which one ring passes from a GPU to one of another socket, through host memory.
     sockets_bytes_per_s: float
 
     def over(self, route_s: float) -> Inside:

@@ -37,23 +37,15 @@ Loads = Callable[[int, int], Load]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A priced collective and where it runs.
-
-    Parameters
-    ----------
-    rate_bytes_per_s : float
-        Progress of its flow alone in the network.
-    by_host : bool
-        Between nodes, through host memory.
-    """
+    """A priced collective and where it runs."""
 
     collective: str
     n_bytes: float
     shape: GroupShape
     terms: Terms
-    rate_bytes_per_s: float
+    rate_bytes_per_s: float  #: Progress of its flow alone in the network.
     topology: Any
-    by_host: bool
+    by_host: bool  #: Between nodes, through host memory.
 
     @property
     def nic_factor(self) -> float:
@@ -88,27 +80,17 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A table, its share of the bytes, and how its messages reach the links.
-
-    Parameters
-    ----------
-    ranks : sequence of int
-        Global rank of each rank of the table.
-    loads : callable
-        From two global ranks to links and weights.
-    latency_s, rate_cap_bytes_per_s : float
-        Of every message.
-    streams : bool
-        Whether a rank passes data on while they arrive, in order for each target; otherwise it waits for them, and
-        ends the sends of one round before those of the next.
-    """
+    """A table, its share of the bytes, and how its messages reach the links."""
 
     table: Table
     n_bytes: float
-    ranks: Sequence[int]
-    loads: Loads
+    ranks: Sequence[int]  #: Global rank of each rank of the table.
+    loads: Loads  #: From two global ranks to links and weights.
+    #: Of every message.
     latency_s: float = 0.0
     rate_cap_bytes_per_s: float = math.inf
+    #: Whether a rank passes data on while they arrive, in order for each target; otherwise it waits for them, and ends
+    #: the sends of one round before those of the next.
     streams: bool = False
 
     def steps(self, first: int = 0) -> list[Step]:

@@ -55,20 +55,14 @@ class Channels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A collective for which NCCL compares algorithms.
-
-    Parameters
-    ----------
-    n_bytes : float
-        The larger of the send and the receive buffer.
-    eight_bit_float : bool
-        Whether it adds up 8-bit floats, which NCCL keeps off long rings: every hop rounds again.
-    """
+    """A collective for which NCCL compares algorithms."""
 
     collective: str
+    #: The larger of the send and the receive buffer.
     n_bytes: float
     shape: GroupShape
     channels: Channels
+    #: Whether it adds up 8-bit floats, which NCCL keeps off long rings: every hop rounds again.
     eight_bit_float: bool = False
 
     @property

@@ -24,68 +24,35 @@ _WIRING_OF_KIND = {"switch": "switch", "mesh": "mesh", "hybrid-cube-mesh": "cube
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupShape:
-    """A communicator, reduced to what prices its collectives; equal shapes have equal plans.
+    """A communicator, reduced to what prices its collectives; equal shapes have equal plans."""
 
-    Parameters
-    ----------
-    n_ranks, n_nodes, ranks_per_node : int
-        Size, nodes touched, and the largest number of its ranks on one node.
-    generation : str
-        ``volta``, ``ampere``, ``hopper``, ``blackwell``, ``cpu``.
-    wiring : str
-        One of :data:`WIRINGS`.
-    nvlink_bytes_per_s : float
-        What one of its GPUs can send to the others on its node over NVLink, per direction; the PCIe rate
-        without NVLink.
-    node_nvlink_bytes_per_s : float
-        The same towards all GPUs of the node: what the weights of local copies refer to, since a copy takes no
-        link. 0 where the group has as many links.
-    multicast : bool
-        Whether the NVSwitches reduce and multicast (NVLS).
-    n_nics : int
-        NICs per node that the group uses: those of its members.
-    nic_bytes_per_s : float
-        Rate of one NIC under the chosen transport.
-    inside_latency_s, between_latency_s : float
-        Latency of a route from GPU to GPU in a node, and from node to node under the transport.
-    cpu_vendor : str
-        NCCL's constants depend on it.
-    transport : str
-        Name of the transport in the cluster file.
-    protocol : str
-        Its class: ``rdma``, ``roce``, ``efa``, ``slingshot``, ``omni-path``, ``tcp``, ``ipoib``, ``gloo``.
-    sockets : int
-        CPU sockets over which its GPUs of one node talk by PCIe; 1 with NVLink.
-    collnet : bool
-        Whether the switches between nodes reduce (SHARP with its plug-in).
-    full_node : bool
-        Whether all GPUs of the node take part (NVLS needs no less, but in racks, where any three do).
-    nccl : str
-        NCCL version, empty when not known: a current one.
-    overrides : str
-        Constants of the cluster file that replace those of the class, as JSON.
-    """
-
+    #: Size, nodes touched, and the largest number of its ranks on one node.
     n_ranks: int
     n_nodes: int
     ranks_per_node: int
-    generation: str
-    wiring: str
+    generation: str  #: ``volta``, ``ampere``, ``hopper``, ``blackwell``, ``cpu``.
+    wiring: str  #: One of :data:`WIRINGS`.
+    #: What one of its GPUs can send to the others on its node over NVLink, per direction; the PCIe rate without NVLink.
     nvlink_bytes_per_s: float
+    #: The same towards all GPUs of the node: what the weights of local copies refer to, since a copy takes no link. 0
+    #: where the group has as many links.
     node_nvlink_bytes_per_s: float = 0.0
-    multicast: bool = False
-    n_nics: int = 0
-    nic_bytes_per_s: float = 0.0
+    multicast: bool = False  #: Whether the NVSwitches reduce and multicast (NVLS).
+    n_nics: int = 0  #: NICs per node that the group uses: those of its members.
+    nic_bytes_per_s: float = 0.0  #: Rate of one NIC under the chosen transport.
+    #: Latency of a route from GPU to GPU in a node, and from node to node under the transport.
     inside_latency_s: float = 0.0
     between_latency_s: float = 0.0
-    cpu_vendor: str = "other"
-    transport: str = ""
+    cpu_vendor: str = "other"  #: NCCL's constants depend on it.
+    transport: str = ""  #: Name of the transport in the cluster file.
+    #: Its class: ``rdma``, ``roce``, ``efa``, ``slingshot``, ``omni-path``, ``tcp``, ``ipoib``, ``gloo``.
     protocol: str = "rdma"
-    sockets: int = 1
-    collnet: bool = False
+    sockets: int = 1  #: CPU sockets over which its GPUs of one node talk by PCIe; 1 with NVLink.
+    collnet: bool = False  #: Whether the switches between nodes reduce (SHARP with its plug-in).
+    #: Whether all GPUs of the node take part (NVLS needs no less, but in racks, where any three do).
     full_node: bool = True
-    nccl: str = ""
-    overrides: str = ""
+    nccl: str = ""  #: NCCL version, empty when not known: a current one.
+    overrides: str = ""  #: Constants of the cluster file that replace those of the class, as JSON.
 
     @property
     def library(self) -> str:

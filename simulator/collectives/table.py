@@ -8,23 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Chunks that one rank sends to another in a round.
+    """Chunks that one rank sends to another in a round."""
 
-    Parameters
-    ----------
-    source, target : int
-        Ranks within the group.
-    first, count : int
-        Chunks ``first`` to ``first + count - 1`` of the buffer; chunk numbers wrap around.
-    reduce : bool
-        Whether the target adds what it receives to what it has, or replaces it.
-    """
-
+    #: Ranks within the group.
     source: int
     target: int
+    #: Chunks ``first`` to ``first + count - 1`` of the buffer; chunk numbers wrap around.
     first: int
     count: int = 1
-    reduce: bool = False
+    reduce: bool = False  #: Whether the target adds what it receives to what it has, or replaces it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +24,12 @@ class Table:
     """An algorithm for one collective of ``n_ranks`` ranks on a buffer of ``n_chunks`` equal chunks.
 
     All sends of a round read what their sources held before the round.
-
-    Parameters
-    ----------
-    collective : str
-        What it does, as in :data:`simulator.collectives.COLLECTIVES`.
-    rounds : tuple of tuple of Send
-        What happens, round after round.
     """
 
-    collective: str
+    collective: str  #: What it does, as in :data:`simulator.collectives.COLLECTIVES`.
     n_ranks: int
     n_chunks: int
-    rounds: tuple[tuple[Send, ...], ...]
+    rounds: tuple[tuple[Send, ...], ...]  #: What happens, round after round.
 
     def chunks(self, send: Send) -> Iterator[int]:
         """Chunks that a send moves."""

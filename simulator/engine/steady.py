@@ -39,28 +39,15 @@ class StatefulNetwork(Protocol):
 
 
 class View(NamedTuple):
-    """What a machine shows of itself at a beat, besides its ranks.
-
-    Parameters
-    ----------
-    now_ps : int
-    network : NetworkModel
-    waiting : iterable of (participants, int)
-        Communication that some have reached, and when the last of them did.
-    beginning : iterable of (Communication, int)
-        Communication that will start at a known time, and the number of the call that starts it.
-    in_flight : iterable of Communication
-        In ascending order of their handles.
-    alarm : tuple of (int, int), optional
-        When the machine asks the network next, and the number of that call.
-    """
+    """What a machine shows of itself at a beat, besides its ranks."""
 
     now_ps: int
     network: NetworkModel
-    waiting: Iterable[tuple[Participants, int]]
+    waiting: Iterable[tuple[Participants, int]]  #: Communication that some have reached, and when the last of them did.
+    #: Communication that will start at a known time, and the number of the call that starts it.
     beginning: Collection[tuple[Communication, int]]
-    in_flight: Iterable[Communication]
-    alarm: tuple[int, int] | None
+    in_flight: Iterable[Communication]  #: In ascending order of their handles.
+    alarm: tuple[int, int] | None  #: When the machine asks the network next, and the number of that call.
 
 
 class Found(NamedTuple):
@@ -72,26 +59,13 @@ class Found(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What a machine was like at a beat.
+    """What a machine was like at a beat."""
 
-    Parameters
-    ----------
-    state : hashable or None
-        All that the future depends on besides the leads of hosts that wait for nothing.
-    positions : list of int
-        Per rank, how far it is in its program.
-    leads_ps : list of int
-        Per rank, how far ahead such a host is; 0 for others.
-    now_ps : int
-    tightest_ps : list of int
-        Per rank, the most by which a task was issued too late since the look before.
-    """
-
-    state: Hashable | None
-    positions: list[int]
-    leads_ps: list[int]
+    state: Hashable | None  #: All that the future depends on besides the leads of hosts that wait for nothing.
+    positions: list[int]  #: Per rank, how far it is in its program.
+    leads_ps: list[int]  #: Per rank, how far ahead such a host is; 0 for others.
     now_ps: int
-    tightest_ps: list[int]
+    tightest_ps: list[int]  #: Per rank, the most by which a task was issued too late since the look before.
 
 
 class Watch:

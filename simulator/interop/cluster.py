@@ -20,27 +20,13 @@ from simulator.topology.load import spec_of, topology_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedCluster:
-    """A cluster description in the keys and units of our own files.
+    """A cluster description in the keys and units of our own files."""
 
-    Parameters
-    ----------
-    data : mapping
-        What :meth:`to_yaml` writes; quantities are strings with units.
-    report : ImportReport
-        How it came about.
-    kind : str
-        Name of the importer.
-    file : str
-        File, or ``"this machine"``.
-    sha256 : str
-        Of the file's bytes; empty for a live reading.
-    """
-
-    data: Mapping[str, Any]
-    report: ImportReport
-    kind: str
-    file: str
-    sha256: str = ""
+    data: Mapping[str, Any]  #: What :meth:`to_yaml` writes; quantities are strings with units.
+    report: ImportReport  #: How it came about.
+    kind: str  #: Name of the importer.
+    file: str  #: File, or ``"this machine"``.
+    sha256: str = ""  #: Of the file's bytes; empty for a live reading.
 
     def spec(self, overrides: Mapping[str, object] | None = None) -> ClusterSpec | GraphSpec:
         """Check the description as if it were a cluster file.

@@ -14,38 +14,20 @@ from simulator.schedules import plain_name, sends_block
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is to be written down.
+    """What is to be written down."""
 
-    Parameters
-    ----------
-    plan : ParallelPlan
-        Resolved.
-    spec : ModelSpec
-    gpus_per_node : int
-    """
-
-    plan: ParallelPlan
+    plan: ParallelPlan  #: Resolved.
     spec: ModelSpec
     gpus_per_node: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emission:
-    """A plan in the words of one framework.
+    """A plan in the words of one framework."""
 
-    Parameters
-    ----------
-    text : str
-        Content of the file.
-    plan : ParallelPlan
-        What the file means: the plan, under the framework that reads the file.
-    unsaid : dict
-        Settings that the format has no word for, and where they are said instead.
-    """
-
-    text: str
-    plan: ParallelPlan
-    unsaid: dict[str, str]
+    text: str  #: Content of the file.
+    plan: ParallelPlan  #: What the file means: the plan, under the framework that reads the file.
+    unsaid: dict[str, str]  #: Settings that the format has no word for, and where they are said instead.
 
 
 def effective(plan: ParallelPlan) -> dict[str, Any]:

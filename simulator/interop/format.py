@@ -23,24 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportReport:
-    """Which keys of a foreign file counted, and how.
+    """Which keys of a foreign file counted, and how."""
 
-    Parameters
-    ----------
-    used : tuple of str
-        Keys that decided something.
-    irrelevant : tuple of str
-        Keys that are known and do not change time or memory.
-    unknown : tuple of str
-        Keys that are not understood, with the nearest known one, or with the reason why they would change the answer.
-    assumed : tuple of str
-        Values that the file does not say, with the source of the default.
-    """
-
-    used: tuple[str, ...] = ()
-    irrelevant: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()  #: Keys that decided something.
+    irrelevant: tuple[str, ...] = ()  #: Keys that are known and do not change time or memory.
+    #: Keys that are not understood, with the nearest known one, or with the reason why they would change the answer.
     unknown: tuple[str, ...] = ()
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()  #: Values that the file does not say, with the source of the default.
 
 
 @dataclass(slots=True)
@@ -105,30 +94,15 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """A foreign model or plan in this project's words.
+    """A foreign model or plan in this project's words."""
 
-    Parameters
-    ----------
-    kind : str
-        The format, a key of :data:`simulator.interop.FORMATS`.
-    file : str
-        Where it came from.
-    spec : ModelSpec, optional
-        The model, where the file describes one.
-    settings : dict
-        Plan settings in the keys of :class:`simulator.plan.ParallelPlan`.
-    accumulation : int, optional
-        Micro-batches of a step, where the global batch follows from them and the ranks.
-    report : ImportReport
-        What was done with every key.
-    """
-
-    kind: str
-    file: str
-    spec: ModelSpec | None = None
+    kind: str  #: The format, a key of :data:`simulator.interop.FORMATS`.
+    file: str  #: Where it came from.
+    spec: ModelSpec | None = None  #: The model, where the file describes one.
+    #: Plan settings in the keys of :class:`simulator.plan.ParallelPlan`.
     settings: dict[str, Any] = field(default_factory=dict)
-    accumulation: int | None = None
-    report: ImportReport = field(default_factory=ImportReport)
+    accumulation: int | None = None  #: Micro-batches of a step, where the global batch follows from them and the ranks.
+    report: ImportReport = field(default_factory=ImportReport)  #: What was done with every key.
 
     def plan(self) -> ParallelPlan:
         """Return the settings as a plan, everything else at its default."""
@@ -146,59 +120,28 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some names of a format, and what they decide or why they are ignored.
+    """Some names of a format, and what they decide or why they are ignored."""
 
-    Parameters
-    ----------
-    names : tuple of str
-        As the files have them.
-    why : str
-        What they decide, or why they decide nothing.
-    is_read : bool
-    """
-
-    names: tuple[str, ...]
-    why: str
+    names: tuple[str, ...]  #: As the files have them.
+    why: str  #: What they decide, or why they decide nothing.
     is_read: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """One format of files: how it is recognised, read and, where it can hold a plan, written.
+    """One format of files: how it is recognised, read and, where it can hold a plan, written."""
 
-    Parameters
-    ----------
-    gives : str
-        ``model``, ``plan``, ``plan and model``, ``cluster`` or ``measurements``.
-    what : str
-        The files, in a few words for the documentation.
-    sniff : callable
-        Whether a text is of this format, from its content.
-    read : callable
-        From a path, and the options below by keyword, to what the file holds.
-    options : tuple of str
-        Options of ``simulate import`` that :attr:`read` takes.
-    table : Table, optional
-        The keys that are known, for the documentation.
-    parts : tuple of Part
-        Of a format without such a table: what is read and what is ignored, from what its reader goes by.
-    write : callable, optional
-        From a plan to the text of a file that says it.
-    file : str
-        Name of the file that is written.
-    frameworks : tuple of str
-        Frameworks whose plans the format holds; the first runs those of any other.
-    """
-
-    gives: str
-    what: str
-    sniff: Callable[[str], bool]
+    gives: str  #: ``model``, ``plan``, ``plan and model``, ``cluster`` or ``measurements``.
+    what: str  #: The files, in a few words for the documentation.
+    sniff: Callable[[str], bool]  #: Whether a text is of this format, from its content.
+    #: From a path, and the options below by keyword, to what the file holds.
     read: Callable[..., Imported | ImportedCluster | CollectiveTable | TrainingLog]
-    options: tuple[str, ...] = ()
-    table: Table | None = None
+    options: tuple[str, ...] = ()  #: Options of ``simulate import`` that :attr:`read` takes.
+    table: Table | None = None  #: The keys that are known, for the documentation.
+    #: Of a format without such a table: what is read and what is ignored, from what its reader goes by.
     parts: tuple[Part, ...] = ()
-    write: Callable[[Request], Emission] | None = None
-    file: str = ""
+    write: Callable[[Request], Emission] | None = None  #: From a plan to the text of a file that says it.
+    file: str = ""  #: Name of the file that is written.
 
 
 def digest(path: str | Path) -> str:

@@ -55,30 +55,17 @@ class CollectiveRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTable:
-    """A log of nccl-tests.
+    """A log of nccl-tests."""
 
-    Parameters
-    ----------
-    file : str
-        Where it came from.
-    collective : str
-        As in :data:`simulator.collectives.COLLECTIVES`.
-    n_ranks, n_nodes, gpus_per_process : int
-        Who took part; 0 where the log does not tell.
-    nccl : str
-        Version, empty where the log does not tell.
-    later : tuple of CollectiveTable
-        Of the runs that follow in the same log.
-    """
-
-    file: str
-    collective: str
+    file: str  #: Where it came from.
+    collective: str  #: As in :data:`simulator.collectives.COLLECTIVES`.
+    #: Who took part; 0 where the log does not tell.
     n_ranks: int
     n_nodes: int
     gpus_per_process: int
-    nccl: str
+    nccl: str  #: Version, empty where the log does not tell.
     rows: tuple[CollectiveRow, ...]
-    later: tuple[CollectiveTable, ...] = ()
+    later: tuple[CollectiveTable, ...] = ()  #: Of the runs that follow in the same log.
 
     @property
     def runs(self) -> tuple[CollectiveTable, ...]:

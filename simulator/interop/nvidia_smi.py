@@ -21,24 +21,13 @@ _LEGEND = re.compile(r"^\s*(NIC\d+)\s*:\s*(\S+)\s*$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """The parsed matrix.
+    """The parsed matrix."""
 
-    Parameters
-    ----------
-    names : tuple of str
-        GPUs and NICs in the order of the columns.
-    cells : dict
-        ``cells[row, column]`` by name: ``NV12``, ``PIX``, ``PXB``, ``PHB``, ``NODE``, ``SYS`` or ``X``.
-    numa : dict
-        What follows the cells of a GPU's row: CPU affinity, NUMA affinity.
-    interfaces : dict
-        NICs by their interface, from the legend.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  #: GPUs and NICs in the order of the columns.
+    #: ``cells[row, column]`` by name: ``NV12``, ``PIX``, ``PXB``, ``PHB``, ``NODE``, ``SYS`` or ``X``.
     cells: dict[tuple[str, str], str]
-    numa: dict[str, str]
-    interfaces: dict[str, str]
+    numa: dict[str, str]  #: What follows the cells of a GPU's row: CPU affinity, NUMA affinity.
+    interfaces: dict[str, str]  #: NICs by their interface, from the legend.
 
     @property
     def gpus(self) -> tuple[str, ...]:

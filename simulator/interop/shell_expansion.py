@@ -37,26 +37,17 @@ class Command:
 
 @dataclass(slots=True, kw_only=True)
 class Script:
-    """What reading a script gave.
+    """What reading a script gave."""
 
-    Parameters
-    ----------
-    commands : list of Command
-        In the order in which they would run.
-    files : dict
-        Files that the script writes itself, by path: here-documents and what is echoed.
-    variables : dict
-        At its end.
-    assumed : list of str
-        Branches that hang on what is not known, and which way was taken.
-    ended : int
-        Line of an ``exit`` that was reached; 0 if none was.
-    """
-
+    #: In the order in which they would run.
     commands: list[Command] = field(default_factory=list)
+    #: Files that the script writes itself, by path: here-documents and what is echoed.
     files: dict[str, str] = field(default_factory=dict)
+    #: At its end.
     variables: dict[str, Value] = field(default_factory=dict)
+    #: Branches that hang on what is not known, and which way was taken.
     assumed: list[str] = field(default_factory=list)
+    #: Line of an ``exit`` that was reached; 0 if none was.
     ended: int = 0
 
 

@@ -37,43 +37,25 @@ class Word:
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    """A statement.
+    """A statement."""
 
-    Parameters
-    ----------
-    kind : str
-        ``command``, ``if``, ``case``, ``for``, ``while``, ``function``, ``test``, ``arithmetic``, ``not``, ``and``,
-        ``or``, ``pipe`` or ``group``.
-    line : int
-        Where it begins.
-    words : list of Word, optional
-        Of a command, a test, or what a loop goes over.
-    word : Word
-        The name of a function or of a loop's variable, what a case looks at, or an arithmetic expression.
-    body, other : sequence of Node
-        What runs; what runs otherwise, or on the right.
-    branches, cases : list
-        Conditions with their bodies; patterns with theirs.
-    targets : list of Word
-        Files that the output goes to.
-    document : str, optional
-        The here-document; ``is_literal`` where nothing in it is expanded.
-    negated : bool
-        ``until`` instead of ``while``.
-    """
-
+    #: ``command``, ``if``, ``case``, ``for``, ``while``, ``function``, ``test``, ``arithmetic``, ``not``, ``and``,
+    #: ``or``, ``pipe`` or ``group``.
     kind: str
-    line: int
-    words: list[Word] | None = None
+    line: int  #: Where it begins.
+    words: list[Word] | None = None  #: Of a command, a test, or what a loop goes over.
+    #: The name of a function or of a loop's variable, what a case looks at, or an arithmetic expression.
     word: Word = field(default_factory=lambda: Word("", 0))
+    #: What runs; what runs otherwise, or on the right.
     body: Sequence[Node] = ()
     other: Sequence[Node] = ()
+    #: Conditions with their bodies; patterns with theirs.
     branches: list[tuple[Sequence[Node], Sequence[Node]]] = field(default_factory=list)
     cases: list[tuple[list[Word], Sequence[Node]]] = field(default_factory=list)
-    targets: list[Word] = field(default_factory=list)
-    document: str | None = None
+    targets: list[Word] = field(default_factory=list)  #: Files that the output goes to.
+    document: str | None = None  #: The here-document; ``is_literal`` where nothing in it is expanded.
     is_literal: bool = False
-    negated: bool = False
+    negated: bool = False  #: ``until`` instead of ``while``.
 
 
 def parse_script(text: str, file: str, *, first_line: int = 1) -> Sequence[Node]:

@@ -29,40 +29,27 @@ SUSPICIOUS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key of a format.
+    """One key of a format."""
 
-    Parameters
-    ----------
-    names : tuple of str
-        Its spellings, dots between sections; the first is written.
-    kind : str
-        ``count`` (a whole number above zero), ``whole`` (where 0 is unset), ``number``, ``switch``, ``text``, ``word`` (one of
-        :attr:`words`) or ``any``.
-    plan, model : str
-        The field of the plan or of the model that it alone decides, in the same unit.
-    words : mapping
-        Their word -> our value; the first word of a value is written.
-    default : object
-        What the tool takes where the key is absent, in the tool's words; None if it depends on other keys.
-    unmodelled : tuple of str
-        Words of the tool that mean something that is not modelled: they end the import.
-    needs : str
-        Field of the plan that must be above 1 for the key to count.
-    most : int
-        The largest whole number that can be meant.
-    note : str
-        For the documentation.
-    """
-
+    #: Its spellings, dots between sections; the first is written.
     names: tuple[str, ...]
+    #: ``count`` (a whole number above zero), ``whole`` (where 0 is unset), ``number``, ``switch``, ``text``, ``word``
+    #: (one of :attr:`words`) or ``any``.
     kind: Kind
+    #: The field of the plan or of the model that it alone decides, in the same unit.
     plan: str = ""
     model: str = ""
+    #: Their word -> our value; the first word of a value is written.
     words: Mapping[Any, Any] = field(default_factory=dict)
+    #: What the tool takes where the key is absent, in the tool's words; None if it depends on other keys.
     default: Any = None
+    #: Words of the tool that mean something that is not modelled: they end the import.
     unmodelled: tuple[str, ...] = ()
+    #: Field of the plan that must be above 1 for the key to count.
     needs: str = ""
+    #: The largest whole number that can be meant.
     most: int = MOST
+    #: For the documentation.
     note: str = ""
 
     def read(self, reader: Reader) -> Any:
@@ -148,23 +135,16 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """All that is known of a format's keys.
+    """All that is known of a format's keys."""
 
-    Parameters
-    ----------
-    keys : tuple of Key
-        Those that are read.
-    irrelevant : mapping
-        Why -> patterns, blanks between them, of keys that change neither time nor memory; each stands for its section too.
-    missed : mapping
-        Why -> patterns of keys that would change the answer and are not modelled; false, zero and ``none`` are harmless.
-    suspicious : str
-        Pattern of words that mean something modelled: an unknown key that has one is said to change the answer.
-    """
-
+    #: Those that are read.
     keys: tuple[Key, ...]
+    #: Why -> patterns, blanks between them, of keys that change neither time nor memory; each stands for its section
+    #: too.
     irrelevant: Mapping[str, str] = field(default_factory=dict)
+    #: Why -> patterns of keys that would change the answer and are not modelled; false, zero and ``none`` are harmless.
     missed: Mapping[str, str] = field(default_factory=dict)
+    #: Pattern of words that mean something modelled: an unknown key that has one is said to change the answer.
     suspicious: str = SUSPICIOUS
 
     def named(self, name: str) -> Key:

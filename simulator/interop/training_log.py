@@ -42,24 +42,14 @@ _LINE = 4000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingLog:
-    """What a log tells of one run.
+    """What a log tells of one run."""
 
-    Parameters
-    ----------
-    file, tool : str
-        Where it comes from, and which tool wrote it.
-    metric : str
-        ``iteration_time_s``, or a rate in the names of ``simulate validate``.
-    values : tuple of float
-        Of every step that was logged.
-    columns : dict
-        What the log tells of the job, in the columns of training rows.
-    """
-
+    #: Where it comes from, and which tool wrote it.
     file: str
     tool: str
-    metric: str
-    values: tuple[float, ...]
+    metric: str  #: ``iteration_time_s``, or a rate in the names of ``simulate validate``.
+    values: tuple[float, ...]  #: Of every step that was logged.
+    #: What the log tells of the job, in the columns of training rows.
     columns: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -17,21 +17,11 @@ from simulator.plan import ParallelPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A file, or why there is none.
+    """A file, or why there is none."""
 
-    Parameters
-    ----------
-    kind : str
-        A format of :data:`simulator.interop.FORMATS` that can be written.
-    path : str
-        Empty if the plan cannot be said in this format.
-    note : str
-        What the file does not say, or why there is none.
-    """
-
-    kind: str
-    path: str = ""
-    note: str = ""
+    kind: str  #: A format of :data:`simulator.interop.FORMATS` that can be written.
+    path: str = ""  #: Empty if the plan cannot be said in this format.
+    note: str = ""  #: What the file does not say, or why there is none.
 
     def to_dict(self) -> dict[str, str]:
         """Return plain data."""

@@ -38,38 +38,18 @@ BLOCK_COLUMNS = 64.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConstants:
-    """Constants of fused attention on one device, for one direction.
+    """Constants of fused attention on one device, for one direction."""
 
-    Parameters
-    ----------
-    launch_s : float
-        Fixed part; backward includes its preparation kernel.
-    efficiency : float
-        Share of the datasheet peak in the products.
-    score_s : float
-        Seconds that one SM needs per score for softmax, not hidden behind the products.
-    block_s : float
-        Prologue and epilogue of one block of rows.
-    longest : float
-        Share of the longest block's time that bounds the whole from below.
-    tail : float
-        Share of the shorter of average load and longest block that is not hidden by the other.
-    dram_bandwidth : float
-        Share of the datasheet bandwidth for the tensors.
-    accumulator_bytes : float
-        Additional traffic of backward per element of q: the fp32 accumulator of its gradient.
-    joules_per_flop, joules_per_byte : float
-        As for matrix products.
-    """
-
-    launch_s: float = 4e-6
-    efficiency: float = 0.7
-    score_s: float = 20e-12
-    block_s: float = 1.5e-6
-    longest: float = 0.8
-    tail: float = 0.8
-    dram_bandwidth: float = 0.75
+    launch_s: float = 4e-6  #: Fixed part; backward includes its preparation kernel.
+    efficiency: float = 0.7  #: Share of the datasheet peak in the products.
+    score_s: float = 20e-12  #: Seconds that one SM needs per score for softmax, not hidden behind the products.
+    block_s: float = 1.5e-6  #: Prologue and epilogue of one block of rows.
+    longest: float = 0.8  #: Share of the longest block's time that bounds the whole from below.
+    tail: float = 0.8  #: Share of the shorter of average load and longest block that is not hidden by the other.
+    dram_bandwidth: float = 0.75  #: Share of the datasheet bandwidth for the tensors.
+    #: Additional traffic of backward per element of q: the fp32 accumulator of its gradient.
     accumulator_bytes: float = 0.0
+    #: As for matrix products.
     joules_per_flop: float = 0.0
     joules_per_byte: float = 0.0
 

@@ -13,30 +13,20 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What surrounds a kernel.
+    """What surrounds a kernel."""
 
-    Parameters
-    ----------
-    name : str
-        Key in :data:`CONDITIONS`.
-    burst_s : float
-        How long one run of the kernel may take before the power limit shows in a benchmark that repeats it a
-        fixed number of times; 0 where the power limit always acts, as in a job that runs for hours.
-    overhead_s : float
-        What the timing itself adds: events, and a stream that starts from idle.
-    is_cold : bool
-        Whether the L2 cache is flushed before the kernel.
-    power_share : float
-        Share of the power limit that the machine had: below one where a board was capped or throttled.
-    cache_copies : float
-        Times that keys and values are written and read once more (an inference engine's paged cache).
-    """
-
+    #: Key in :data:`CONDITIONS`.
     name: str
+    #: How long one run of the kernel may take before the power limit shows in a benchmark that repeats it a fixed
+    #: number of times; 0 where the power limit always acts, as in a job that runs for hours.
     burst_s: float = 0.0
+    #: What the timing itself adds: events, and a stream that starts from idle.
     overhead_s: float = 0.0
+    #: Whether the L2 cache is flushed before the kernel.
     is_cold: bool = False
+    #: Share of the power limit that the machine had: below one where a board was capped or throttled.
     power_share: float = 1.0
+    #: Times that keys and values are written and read once more (an inference engine's paged cache).
     cache_copies: float = 0.0
 
     def limited(self, unlimited_s: FloatArray, power_limited_s: FloatArray) -> FloatArray:

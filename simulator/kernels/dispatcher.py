@@ -31,45 +31,25 @@ _GB = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchConstants:
-    """Constants of one direction on one device; the defaults are those of the H200.
+    """Constants of one direction on one device; the defaults are those of the H200."""
 
-    Parameters
-    ----------
-    launch_s : float
-        Of an exchange without tokens: launch, notification, barriers.
-    sm_bytes_per_s, link_bytes_per_s : float
-        What one SM copies, and what the links of the rank carry.
-    reads : float
-        Work of the SMs on a token beside its copies, in copies.
-    header_bytes : float
-        What a copy costs beside its bytes, in bytes.
-    """
-
-    launch_s: float = 2.7e-5
+    launch_s: float = 2.7e-5  #: Of an exchange without tokens: launch, notification, barriers.
+    #: What one SM copies, and what the links of the rank carry.
     sm_bytes_per_s: float = 33.6 * _GB
     link_bytes_per_s: float = 537 * _GB
-    reads: float = 1.67
-    header_bytes: float = 2817.0
+    reads: float = 1.67  #: Work of the SMs on a token beside its copies, in copies.
+    header_bytes: float = 2817.0  #: What a copy costs beside its bytes, in bytes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConstants:
-    """Constants of one direction between nodes.
+    """Constants of one direction between nodes."""
 
-    Parameters
-    ----------
-    launch_s, sm_bytes_per_s, reads, header_bytes : float
-        As in :class:`DispatchConstants`.
-    nic_share : float
-        Share of the network card's rate.
-    crowding : float
-        Exponent by which that share falls with the number of nodes beyond four.
-    """
-
+    #: ``launch_s``, ``sm_bytes_per_s``, ``reads``, ``header_bytes``: as in :class:`DispatchConstants`.
     launch_s: float
     sm_bytes_per_s: float
-    nic_share: float
-    crowding: float
+    nic_share: float  #: Share of the network card's rate.
+    crowding: float  #: Exponent by which that share falls with the number of nodes beyond four.
     reads: float = 1.0
     header_bytes: float = 500.0
 

@@ -42,62 +42,43 @@ _TILE_EFFICIENCY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmConstants:
-    """Constants of matrix products on one device.
+    """Constants of matrix products on one device."""
 
-    Parameters
-    ----------
-    launch_s : float
-        Fixed part: start of the grid, first loads, drain.
-    tile_s, tile_s_per_element : float
-        Prologue and epilogue of one tile.
-    exposed_tiles : float
-        Share of prologue and epilogue that the other tiles of the SM do not hide.
-    solo_penalty : float
-        Slowdown of a small tile alone on its SM, where others that would hide its latencies are missing.
-    split_s : float
-        Cost of adding up split-k parts; their traffic comes on top at ``split_bandwidth`` of the memory
-        bandwidth.
-    warm_bandwidth, warm_share, dram_bandwidth : float
-        Traffic up to ``warm_share`` of the L2 size moves at ``warm_bandwidth`` of the datasheet memory
-        bandwidth (short transfers: cached, but never at full rate), the rest at ``dram_bandwidth`` of it.
-    overlap_norm : float
-        Sharpness p of the maximum of compute and memory time, ``(c^p + m^p)^(1/p)``.
-    tile_efficiency : dict
-        Share of the datasheet peak in the k loop, by tile; also the list of tiles to choose from.
-    k_step : int
-        The loop over k advances in steps of so many elements.
-    joules_per_flop, joules_per_byte : float
-        Energy of 16-bit arithmetic and of memory traffic; with the power limit they set the sustained speed.
-    dtype_efficiency, dtype_energy : dict
-        Factors on the datasheet peak of a dtype and on the energy per FLOP relative to its peak.
-    pass_efficiency : dict
-        Factors for ``dgrad`` and ``wgrad``, whose operands lie in other layouts.
-    release_efficiency : dict
-        Factors on the rate of the k loop under the matrix libraries of a CUDA release and those before it; ``12.5/fp8`` is
-        that of one dtype.
-    alignment_efficiency : dict
-        Factors where the contiguous dimensions are only multiples of 4, 2 or 1 16-bit elements.
-    """
-
+    #: Fixed part: start of the grid, first loads, drain.
     launch_s: float = 2.3e-6
+    #: Prologue and epilogue of one tile.
     tile_s: float = 1.0e-6
     tile_s_per_element: float = 100e-12
+    #: Share of prologue and epilogue that the other tiles of the SM do not hide.
     exposed_tiles: float = 0.9
+    #: Slowdown of a small tile alone on its SM, where others that would hide its latencies are missing.
     solo_penalty: float = 0.1
+    #: Cost of adding up split-k parts; their traffic comes on top at ``split_bandwidth`` of the memory bandwidth.
     split_s: float = 2.5e-6
     split_bandwidth: float = 1.6
+    #: Traffic up to ``warm_share`` of the L2 size moves at ``warm_bandwidth`` of the datasheet memory bandwidth (short
+    #: transfers: cached, but never at full rate), the rest at ``dram_bandwidth`` of it.
     warm_bandwidth: float = 0.7
     warm_share: float = 0.5
     dram_bandwidth: float = 0.8
+    #: Sharpness p of the maximum of compute and memory time, ``(c^p + m^p)^(1/p)``.
     overlap_norm: float = 4.5
+    #: Share of the datasheet peak in the k loop, by tile; also the list of tiles to choose from.
     tile_efficiency: Mapping[str, float] = field(default_factory=lambda: dict(_TILE_EFFICIENCY))
+    #: The loop over k advances in steps of so many elements.
     k_step: int = 32
+    #: Energy of 16-bit arithmetic and of memory traffic; with the power limit they set the sustained speed.
     joules_per_flop: float = 0.0
     joules_per_byte: float = 0.0
+    #: Factors on the datasheet peak of a dtype and on the energy per FLOP relative to its peak.
     dtype_efficiency: Mapping[str, float] = field(default_factory=dict)
     dtype_energy: Mapping[str, float] = field(default_factory=dict)
+    #: Factors for ``dgrad`` and ``wgrad``, whose operands lie in other layouts.
     pass_efficiency: Mapping[str, float] = field(default_factory=dict)
+    #: Factors on the rate of the k loop under the matrix libraries of a CUDA release and those before it; ``12.5/fp8``
+    #: is that of one dtype.
     release_efficiency: Mapping[str, float] = field(default_factory=dict)
+    #: Factors where the contiguous dimensions are only multiples of 4, 2 or 1 16-bit elements.
     alignment_efficiency: Mapping[str, float] = field(default_factory=lambda: {"4": 0.85, "2": 0.7, "1": 0.5})
 
 
@@ -132,25 +113,18 @@ def _version(release: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmColumns:
-    """Matrix products as columns of numbers, one entry per product.
+    """Matrix products as columns of numbers, one entry per product."""
 
-    Parameters
-    ----------
-    m, n, k, batch, element_bytes, result_bytes : ndarray of shape [products]
-        As in :class:`~simulator.models.layer.GemmShape`.
-    peak_flops_per_s : ndarray of shape [products]
-        Peak of one SM in the product's dtype, times the factors of dtype, pass and alignment.
-    flop_energy : ndarray of shape [products]
-        Energy per FLOP relative to 16-bit arithmetic.
-    """
-
+    #: As in :class:`~simulator.models.layer.GemmShape`. Shape [products].
     m: FloatArray
     n: FloatArray
     k: FloatArray
     batch: FloatArray
     element_bytes: FloatArray
     result_bytes: FloatArray
+    #: Peak of one SM in the product's dtype, times the factors of dtype, pass and alignment. Shape [products].
     peak_flops_per_s: FloatArray
+    #: Energy per FLOP relative to 16-bit arithmetic. Shape [products].
     flop_energy: FloatArray
 
     @classmethod

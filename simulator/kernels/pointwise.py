@@ -36,35 +36,24 @@ ALIASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointwiseConstants:
-    """Constants of bandwidth-bound kernels on one device.
+    """Constants of bandwidth-bound kernels on one device."""
 
-    Parameters
-    ----------
-    launch_s : float
-        Fixed part.
-    efficiency : dict
-        Share of the datasheet bandwidth by operation, ``"<name>"``, ``"<name>.<dtype>"`` (forward) or
-        ``"<name>.backward"``; ``default`` for others.
-    row_s : dict
-        Seconds per row of operations that reduce over rows, whole device, with the same keys.
-    fixed_s : dict
-        Additional fixed seconds of operations that launch several kernels, with the same keys.
-    warm_bandwidth, warm_share : float
-        Operands up to ``warm_share`` of the L2 size are served at ``warm_bandwidth`` times the rate of
-        memory, unless the cache was flushed.
-    row_elements : int
-        Longest row that is read once.
-    elements_per_clock : dict
-        Elements that one SM finishes per clock; see :data:`ELEMENTS_PER_CLOCK`.
-    """
-
+    #: Fixed part.
     launch_s: float = 2.3e-6
+    #: Share of the datasheet bandwidth by operation, ``"<name>"``, ``"<name>.<dtype>"`` (forward) or
+    #: ``"<name>.backward"``; ``default`` for others.
     efficiency: Mapping[str, float] = field(default_factory=lambda: {"default": 0.8})
+    #: Seconds per row of operations that reduce over rows, whole device, with the same keys.
     row_s: Mapping[str, float] = field(default_factory=dict)
+    #: Additional fixed seconds of operations that launch several kernels, with the same keys.
     fixed_s: Mapping[str, float] = field(default_factory=dict)
+    #: Operands up to ``warm_share`` of the L2 size are served at ``warm_bandwidth`` times the rate of memory, unless
+    #: the cache was flushed.
     warm_bandwidth: float = 1.0
     warm_share: float = 0.5
+    #: Longest row that is read once.
     row_elements: int = 4096
+    #: Elements that one SM finishes per clock; see :data:`ELEMENTS_PER_CLOCK`.
     elements_per_clock: Mapping[str, float] = field(default_factory=lambda: ELEMENTS_PER_CLOCK)
 
 

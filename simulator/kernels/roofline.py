@@ -19,17 +19,11 @@ from simulator.topology.device import Device
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertConstants:
-    """What whole expert blocks of serving stacks add to their kernels priced one by one, by type of their operands.
+    """What whole expert blocks of serving stacks add to their kernels priced one by one, by type of their operands."""
 
-    Parameters
-    ----------
-    factor : dict
-        On the sum of the kernels' times: how well small products of many experts share a launch.
-    fixed_s : dict
-        Routing, permutation and launches.
-    """
-
+    #: On the sum of the kernels' times: how well small products of many experts share a launch.
     factor: Mapping[str, float] = field(default_factory=dict)
+    #: Routing, permutation and launches.
     fixed_s: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -17,13 +17,6 @@ from simulator.topology.device import Device
 class ScanConstants:
     """Constants of recurrences on one device.
 
-    Parameters
-    ----------
-    launch_s : float
-        Fixed part of the several kernels of one call.
-    efficiency : dict
-        Share of the datasheet's 16-bit peak, by operation.
-
     References
     ----------
     Defaults of ``gated_delta_rule`` and of ``mamba2_ssd`` are the medians of rows with split=fit that
@@ -31,7 +24,9 @@ class ScanConstants:
     ``selective_scan`` is an assumption: 9 instructions per element of the state at the rate of fp32.
     """
 
+    #: Fixed part of the several kernels of one call.
     launch_s: float = 20e-6
+    #: Share of the datasheet's 16-bit peak, by operation.
     efficiency: Mapping[str, float] = field(
         default_factory=lambda: {"mamba2_ssd": 0.054, "gated_delta_rule": 0.075, "selective_scan": 0.03}
     )

@@ -25,28 +25,16 @@ NCCL_COMMUNICATOR_BYTES = 500 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """Memory of the rank that needs most.
+    """Memory of the rank that needs most."""
 
-    Parameters
-    ----------
-    by_category : dict of str to int
-        Bytes at the peak.
-    rank, stage : int
-        Who needs them.
-    capacity_bytes : int
-        Device memory.
-    stages : tuple of MemoryReport
-        The same of the first rank of every pipeline stage.
-    peak_at : str
-        The layer that needs most beside what is saved, and the operator in it that moves most.
-    """
-
-    by_category: dict[str, int]
+    by_category: dict[str, int]  #: Bytes at the peak.
+    #: Who needs them.
     rank: int
     stage: int
-    capacity_bytes: int
+    capacity_bytes: int  #: Device memory.
+    #: The same of the first rank of every pipeline stage.
     stages: tuple[MemoryReport, ...] = field(default=(), repr=False, compare=False)
-    peak_at: str = ""
+    peak_at: str = ""  #: The layer that needs most beside what is saved, and the operator in it that moves most.
 
     @property
     def allocated_bytes(self) -> int:

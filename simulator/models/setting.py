@@ -12,69 +12,35 @@ from simulator.plan import PRECISIONS, Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Everything beside the model that decides which kernels one rank launches for one micro-batch.
+    """Everything beside the model that decides which kernels one rank launches for one micro-batch."""
 
-    Parameters
-    ----------
-    micro_batch : int
-        Sequences.
-    sequence_length : int
-        Tokens of one whole sequence, before context parallelism splits it.
-    tp, cp, ep : int
-        Degrees of tensor, context and expert parallelism.
-    etp : int, optional
-        Degree of the experts' own tensor parallelism; by default ``tp``.
-    sequence_parallel : bool
-        Whether the tensor-parallel ranks split the tokens between tensor-parallel regions.
-    precision : str
-        One of :data:`simulator.plan.PRECISIONS`.
-    kernels : str
-        Style of the implementation: ``hf-eager``, ``megatron``, ``compiled``, ``fused``.
-    attention : str
-        ``flash`` or ``eager``.
-    recompute : str
-        ``none``, ``selective`` (core attention; with ``compiled``: all but every second matrix product and the
-        attention kernel), ``full`` (everything but the block's input).
-    recompute_modules : tuple of str
-        What selective recomputation recomputes; where empty what it is in this style.
-    captured_modules : tuple of str
-        What runs as CUDA graphs of its own.
-    lora_rank : int
-        Rank of the adapters beside frozen weights; 0 trains every weight.
-    lora_targets : tuple of str
-        Projections that have adapters.
-    fuses_experts : bool
-        Whether one kernel serves all experts of a rank.
-    stashes_experts : bool
-        Whether what experts save is copied out of buffers of static size, and back in backward.
-    stops_early : bool
-        Whether recomputation ends as soon as all that was saved is there again.
-    expert_load : float
-        Tokens of this rank's experts relative to an even share of all routed ones.
-    gradient_bytes : int
-        Of one element of the gradients that micro-batches add up.
-    """
-
-    micro_batch: int
-    sequence_length: int
+    micro_batch: int  #: Sequences.
+    sequence_length: int  #: Tokens of one whole sequence, before context parallelism splits it.
+    #: ``tp``, ``cp``, ``ep``: degrees of tensor, context and expert parallelism.
     tp: int = 1
+    #: Whether the tensor-parallel ranks split the tokens between tensor-parallel regions.
     sequence_parallel: bool = False
     cp: int = 1
     ep: int = 1
-    etp: int | None = None
-    precision: str = "bf16"
+    etp: int | None = None  #: Degree of the experts' own tensor parallelism; by default ``tp``.
+    precision: str = "bf16"  #: One of :data:`simulator.plan.PRECISIONS`.
+    #: Style of the implementation: ``hf-eager``, ``megatron``, ``compiled``, ``fused``.
     kernels: Literal["hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused"] = "megatron"
-    attention: Literal["flash", "eager"] = "flash"
+    attention: Literal["flash", "eager"] = "flash"  #: ``flash`` or ``eager``.
+    #: ``none``, ``selective`` (core attention; with ``compiled``: all but every second matrix product and the attention
+    #: kernel), ``full`` (everything but the block's input).
     recompute: Literal["none", "selective", "full"] = "none"
+    #: What selective recomputation recomputes; where empty what it is in this style.
     recompute_modules: tuple[str, ...] = ()
-    captured_modules: tuple[str, ...] = ()
-    lora_rank: int = 0
-    lora_targets: tuple[str, ...] = ()
-    fuses_experts: bool = False
+    captured_modules: tuple[str, ...] = ()  #: What runs as CUDA graphs of its own.
+    lora_rank: int = 0  #: Rank of the adapters beside frozen weights; 0 trains every weight.
+    lora_targets: tuple[str, ...] = ()  #: Projections that have adapters.
+    fuses_experts: bool = False  #: Whether one kernel serves all experts of a rank.
+    #: Whether what experts save is copied out of buffers of static size, and back in backward.
     stashes_experts: bool = False
-    stops_early: bool = False
-    expert_load: float = 1.0
-    gradient_bytes: int = 4
+    stops_early: bool = False  #: Whether recomputation ends as soon as all that was saved is there again.
+    expert_load: float = 1.0  #: Tokens of this rank's experts relative to an even share of all routed ones.
+    gradient_bytes: int = 4  #: Of one element of the gradients that micro-batches add up.
 
     @property
     def recipe(self) -> Precision:

@@ -37,161 +37,103 @@ class ModelSpec:
 
     Fields that are zero take the usual value: ``kv_heads`` = ``heads``, ``head_dim`` = ``hidden / heads``,
     ``ffn_hidden`` = ``4 * hidden``, ``expert_hidden`` = ``ffn_hidden``.
-
-    Parameters
-    ----------
-    name : str
-        Catalogue name, for people and for provenance.
-    architecture : str
-        Family that decides the block's structure: ``gpt``, ``bert``, ``t5``, ``llama`` or ``mpt``;
-        ``mixtral``, ``qwen`` and their like are ``llama`` with experts, biases or query/key norms.
-    layers : int
-        Transformer blocks; of the decoder where there is an encoder.
-    encoder_layers : int
-        Blocks of the encoder; 0 for decoder-only and encoder-only models.
-    hidden, heads, kv_heads, head_dim, ffn_hidden : int
-        Widths. ``ffn_hidden`` is that of a dense block.
-    gated_mlp : bool
-        Three matrices (gate, up, down) instead of two.
-    vocab, max_positions : int
-        Rows of the token and of the learned position table (the trained length where positions are not
-        learned).
-    norm_bias, attention_bias, attention_output_bias, mlp_bias, qk_norm : bool
-        Which tensors exist beside the matrices.
-    tied : bool
-        Whether the output projection is the embedding's tensor.
-    parallel_block : bool
-        Attention and MLP read the same input (GPT-J, NeoX) instead of following one another.
-    n_experts, top_k, expert_hidden, shared_expert_hidden, dense_layers : int
-        Experts of a mixture-of-experts block, how many each token takes, their width, the width of what all
-        tokens take beside them, and how many leading blocks are dense.
-    dense_blocks : tuple of int
-        Positions of further blocks without experts.
-    q_lora_rank, kv_lora_rank, qk_rope_head_dim, v_head_dim : int
-        Multi-head latent attention (DeepSeek); ``head_dim`` is then the part of a query head without
-        rotation.
-    dropout : float
-        Probability in training; 0 means that the dropout kernels do not exist.
-    type_vocab : int
-        Rows of BERT's segment table.
-    pooler : bool
-        BERT's pooler, which the published counts include.
-    sliding_window : int
-        Keys that a query sees at most; 0 for all.
-    full_attention_blocks : tuple of int
-        Positions of the blocks that see all nevertheless.
-    attention_chunk : int
-        Length of the chunks of blocks marked ``c`` (Llama 4).
-    pattern : tuple of str
-        Sublayers of every block, by the letters of :data:`SUBLAYERS`, where they are not attention followed by an MLP or
-        experts: ``("M", "E", "*")`` are three blocks of one sublayer each.
-    norm_position : str
-        ``before`` every sublayer; ``after_residual`` (BERT); ``after`` the sublayer but before the residual (OLMo 2);
-        ``around``: before and after it (Gemma 2).
-    shared_norm : bool
-        Whether both branches of a parallel block read one norm.
-    qk_norm_width : bool
-        Whether query and key norms run over all heads at once instead of one by one.
-    qk_norm_scale : bool
-        Whether they have weights.
-    attention_sinks, attention_gate : bool
-        A learned logit per head (gpt-oss); a gate on the output, from the query projection (Qwen3-Next).
-    index_heads, index_head_dim, index_top_k : int
-        Sparse attention: a small index attention chooses so many keys for each query (DeepSeek-V3.2).
-    router_bias, expert_bias, shared_expert_gate : bool
-        Tensors of the experts beside the matrices.
-    expert_latent : int
-        Width in which routed experts work, between a projection down and one up (latent experts); 0 for ``hidden``.
-    ssm_heads, ssm_head_dim, ssm_state, ssm_groups, ssm_dt_rank, conv_kernel : int
-        Mamba: heads and their width, state per channel, groups that share B and C, rank of Mamba-1's step projection,
-        taps of the causal convolution.
-    delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim : int
-        Gated delta net: heads and widths.
-    mtp_layers : int
-        Modules that predict further tokens in training, each a block with projection and norms of its own; the published
-        number of parameters leaves them out.
-    position_offset : int
-        Rows of a learned position table that no token uses (OPT: 2).
-    embedding_width : int
-        Width of the token table where it is projected to ``hidden`` (OPT-350m); 0 for ``hidden``.
-    head_bias : bool
-        Whether the output projection has a bias.
-    relative_buckets : int
-        T5's relative position buckets (times heads, once per stack).
-    embedding_norm : bool
-        A norm right after the embedding (BERT, BLOOM).
     """
 
-    name: str
+    name: str  #: Catalogue name, for people and for provenance.
+    #: Family that decides the block's structure: ``gpt``, ``bert``, ``t5``, ``llama`` or ``mpt``; ``mixtral``, ``qwen``
+    #: and their like are ``llama`` with experts, biases or query/key norms.
     architecture: Literal["gpt", "bert", "t5", "llama", "mpt"]
-    layers: int
+    layers: int  #: Transformer blocks; of the decoder where there is an encoder.
+    #: ``hidden``, ``heads``, ``kv_heads``, ``head_dim``, ``ffn_hidden``: widths. ``ffn_hidden`` is that of a dense
+    #: block.
     hidden: int
     heads: int
+    #: Rows of the token and of the learned position table (the trained length where positions are not learned).
     vocab: int
     max_positions: int
-    encoder_layers: int = 0
+    encoder_layers: int = 0  #: Blocks of the encoder; 0 for decoder-only and encoder-only models.
     kv_heads: int = 0
     head_dim: int = 0
     ffn_hidden: int = 0
-    gated_mlp: bool = False
+    gated_mlp: bool = False  #: Three matrices (gate, up, down) instead of two.
     activation: Activation = "gelu"
     positions: Positions = "learned"
     norm: Norm = "layer_norm"
+    #: ``norm_bias``, ``attention_bias``, ``attention_output_bias``, ``mlp_bias``, ``qk_norm``: which tensors exist
+    #: beside the matrices.
     norm_bias: bool = True
     final_norm: bool = True
     attention_bias: bool = True
     attention_output_bias: bool = True
     mlp_bias: bool = True
     qk_norm: bool = False
-    tied: bool = True
+    tied: bool = True  #: Whether the output projection is the embedding's tensor.
+    #: Attention and MLP read the same input (GPT-J, NeoX) instead of following one another.
     parallel_block: bool = False
     causal: bool = True
-    dropout: float = 0.0
+    dropout: float = 0.0  #: Probability in training; 0 means that the dropout kernels do not exist.
+    #: Experts of a mixture-of-experts block, how many each token takes, their width, the width of what all tokens take
+    #: beside them, and how many leading blocks are dense.
     n_experts: int = 0
     top_k: int = 0
     expert_hidden: int = 0
     shared_expert_hidden: int = 0
     dense_layers: int = 0
-    dense_blocks: tuple[int, ...] = ()
+    dense_blocks: tuple[int, ...] = ()  #: Positions of further blocks without experts.
+    #: Multi-head latent attention (DeepSeek); ``head_dim`` is then the part of a query head without rotation.
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0
-    type_vocab: int = 0
-    pooler: bool = False
-    relative_buckets: int = 0
-    embedding_norm: bool = False
-    sliding_window: int = 0
-    full_attention_blocks: tuple[int, ...] = ()
-    attention_chunk: int = 0
+    type_vocab: int = 0  #: Rows of BERT's segment table.
+    pooler: bool = False  #: BERT's pooler, which the published counts include.
+    relative_buckets: int = 0  #: T5's relative position buckets (times heads, once per stack).
+    embedding_norm: bool = False  #: A norm right after the embedding (BERT, BLOOM).
+    sliding_window: int = 0  #: Keys that a query sees at most; 0 for all.
+    full_attention_blocks: tuple[int, ...] = ()  #: Positions of the blocks that see all nevertheless.
+    attention_chunk: int = 0  #: Length of the chunks of blocks marked ``c`` (Llama 4).
+    #: Sublayers of every block, by the letters of :data:`SUBLAYERS`, where they are not attention followed by an MLP or
+    #: experts: ``("M", "E", "*")`` are three blocks of one sublayer each.
     pattern: tuple[str, ...] = ()
+    #: ``before`` every sublayer; ``after_residual`` (BERT); ``after`` the sublayer but before the residual (OLMo 2);
+    #: ``around``: before and after it (Gemma 2).
     norm_position: NormPosition = "before"
-    shared_norm: bool = False
-    qk_norm_width: bool = False
-    qk_norm_scale: bool = True
+    shared_norm: bool = False  #: Whether both branches of a parallel block read one norm.
+    qk_norm_width: bool = False  #: Whether query and key norms run over all heads at once instead of one by one.
+    qk_norm_scale: bool = True  #: Whether they have weights.
+    #: A learned logit per head (gpt-oss); a gate on the output, from the query projection (Qwen3-Next).
     attention_sinks: bool = False
     attention_gate: bool = False
+    #: Sparse attention: a small index attention chooses so many keys for each query (DeepSeek-V3.2).
     index_heads: int = 0
     index_head_dim: int = 0
     index_top_k: int = 0
+    #: Tensors of the experts beside the matrices.
     router_bias: bool = False
     expert_bias: bool = False
     shared_expert_gate: bool = False
+    #: Width in which routed experts work, between a projection down and one up (latent experts); 0 for ``hidden``.
     expert_latent: int = 0
+    #: Mamba: heads and their width, state per channel, groups that share B and C, rank of Mamba-1's step projection,
+    #: taps of the causal convolution.
     ssm_heads: int = 0
     ssm_head_dim: int = 0
     ssm_state: int = 0
     ssm_groups: int = 1
     ssm_dt_rank: int = 0
     conv_kernel: int = 4
+    #: Gated delta net: heads and widths.
     delta_key_heads: int = 0
     delta_value_heads: int = 0
     delta_key_dim: int = 0
     delta_value_dim: int = 0
+    #: Modules that predict further tokens in training, each a block with projection and norms of its own; the published
+    #: number of parameters leaves them out.
     mtp_layers: int = 0
-    position_offset: int = 0
+    position_offset: int = 0  #: Rows of a learned position table that no token uses (OPT: 2).
+    #: Width of the token table where it is projected to ``hidden`` (OPT-350m); 0 for ``hidden``.
     embedding_width: int = 0
-    head_bias: bool = False
+    head_bias: bool = False  #: Whether the output projection has a bias.
 
     @property
     def blocks(self) -> tuple[str, ...]:

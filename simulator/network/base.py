@@ -30,35 +30,19 @@ class LinkSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One message of a collective: what one rank sends to another of one chunk.
+    """One message of a collective: what one rank sends to another of one chunk."""
 
-    Parameters
-    ----------
-    latency_s : float
-        Time from the arrival of what it waits for until it loads links.
-    n_bytes : float
-        Bytes to move.
-    links, weights : tuple
-        As for :class:`Flow`, per byte of this message.
-    rate_cap_bytes_per_s : float
-        Largest rate of this message.
-    after : tuple of int
-        Positions of the steps that must have arrived before its latency begins.
-    through : tuple of int
-        Positions of the steps that it passes on while they arrive: its latency begins when the last of them has
-        begun to load links, and it arrives no sooner than its latency after the last of them.
-    behind : tuple of int
-        Positions of the steps that must have arrived before it loads links: messages of one connection stay in
-        order.
-    """
-
-    latency_s: float
-    n_bytes: float
+    latency_s: float  #: Time from the arrival of what it waits for until it loads links.
+    n_bytes: float  #: Bytes to move.
+    #: As for :class:`Flow`, per byte of this message.
     links: tuple[int, ...] = ()
     weights: tuple[float, ...] = ()
-    rate_cap_bytes_per_s: float = float("inf")
-    after: tuple[int, ...] = ()
+    rate_cap_bytes_per_s: float = float("inf")  #: Largest rate of this message.
+    after: tuple[int, ...] = ()  #: Positions of the steps that must have arrived before its latency begins.
+    #: Positions of the steps that it passes on while they arrive: its latency begins when the last of them has begun to
+    #: load links, and it arrives no sooner than its latency after the last of them.
     through: tuple[int, ...] = ()
+    #: Positions of the steps that must have arrived before it loads links: messages of one connection stay in order.
     behind: tuple[int, ...] = ()
 
 
@@ -70,41 +54,30 @@ class Flow:
     describes them). After ``latency_s`` the flow moves ``n_bytes``; at progress rate ``r`` it loads link
     ``l`` with ``weights[i] * r`` for ``links[i] == l``.
 
-    Parameters
-    ----------
-    latency_s : float
-        Start-up time in which no link is loaded: launch, hops, handshakes, synchronisation rounds.
-    n_bytes : float
-        Progress to make. For a collective the convention is its nccl-tests size.
-    links : tuple of int
-        Indices of the topology's links, ascending, each once.
-    weights : tuple of float
-        Bytes on that link per byte of progress.
-    rate_cap_bytes_per_s : float
-        Largest progress rate whatever the links allow: protocol, channels, per-flow caps.
-    label : str
-        What was chosen, for reports: ``"ring/simple"``.
-    alone_bytes_per_s : float
-        Rate that it reaches alone in the network, if whoever made it has worked that out; 0 if not.
-    expand : callable, optional
-        Makes the messages that the flow stands for; without it the flow is one message.
-    apart : callable, optional
-        Makes the flows of the first so many single groups or messages (of all without a number), where it adds up several.
-
     References
     ----------
     Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications and platforms",
     JPDC 2014 (SimGrid's parallel-task model: one consumption vector, one rate).
     """
 
+    #: Start-up time in which no link is loaded: launch, hops, handshakes, synchronisation rounds.
     latency_s: float
+    #: Progress to make. For a collective the convention is its nccl-tests size.
     n_bytes: float
+    #: Indices of the topology's links, ascending, each once.
     links: tuple[int, ...] = ()
+    #: Bytes on that link per byte of progress.
     weights: tuple[float, ...] = ()
+    #: Largest progress rate whatever the links allow: protocol, channels, per-flow caps.
     rate_cap_bytes_per_s: float = float("inf")
+    #: What was chosen, for reports: ``"ring/simple"``.
     label: str = ""
+    #: Rate that it reaches alone in the network, if whoever made it has worked that out; 0 if not.
     alone_bytes_per_s: float = 0.0
+    #: Makes the messages that the flow stands for; without it the flow is one message.
     expand: Callable[[], Sequence[Step]] | None = field(default=None, compare=False, repr=False)
+    #: Makes the flows of the first so many single groups or messages (of all without a number), where it adds up
+    #: several.
     apart: Callable[[int | None], Sequence[Flow]] | None = field(default=None, compare=False, repr=False)
 
     def parts(self, at_most: int | None = None) -> Sequence[Flow]:

@@ -25,26 +25,15 @@ MOST_PARTS = 64
 
 @dataclass(slots=True)
 class Profile:
-    """What is known about one Flow description, shared by all its instances in flight.
-
-    Parameters
-    ----------
-    flow : Flow
-    index : int
-        Of the flow among those that the network has met.
-    lone_rate_bytes_per_s : float
-        Its rate where nothing else loads its links.
-    links, weights : ndarray
-        Those of the flow, once asked for.
-    sharing : dict
-        Whether it shares a link with another profile, by that one's index.
-    """
+    """What is known about one Flow description, shared by all its instances in flight."""
 
     flow: Flow
-    index: int
-    lone_rate_bytes_per_s: float
+    index: int  #: Of the flow among those that the network has met.
+    lone_rate_bytes_per_s: float  #: Its rate where nothing else loads its links.
+    #: Those of the flow, once asked for.
     links: NDArray[np.intp] | None = None
     weights: FloatArray | None = None
+    #: Whether it shares a link with another profile, by that one's index.
     sharing: dict[int, bool] = field(default_factory=dict)
 
     def arrays(self) -> tuple[NDArray[np.intp], FloatArray]:

@@ -183,104 +183,73 @@ _FUSED_EXPERTS = Feature(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """How one training framework turns a model into kernels and collectives.
-
-    Parameters
-    ----------
-    kernels : str
-        Style of the operator stream: ``hf-eager`` (unfused Hugging Face), ``torch-modules`` (the same with gathered
-        logits), ``eager-fused-norm`` (with fused norms too), ``megatron`` (fused bias, dropout, softmax and norm
-        kernels), ``compiled`` (torch.compile), ``fused`` (hand-written, llm.c or Transformer Engine style).
-    data_parallel : DataParallelism
-        Who reduces gradients and shards states.
-    host : str
-        How the host issues kernels: ``eager``, ``compiled``, ``graphs``.
-    gradient_bytes : dict-like tuple
-        Bytes of one reduced gradient element per 16-bit precision, as the framework's usual recipes set it.
-    overlap : bool
-        Whether gradient reduction overlaps backward unless the plan says otherwise.
-    master_weights : bool
-        Whether the optimizer of 16-bit weights keeps fp32 masters and moments, or steps the 16-bit weights themselves.
-    fragmentation : float
-        Share of activations and temporaries lost between the allocator's blocks (Guo et al., GMLake, ASPLOS 2024: a few
-        percent in regular training on one GPU, up to 30 % in distributed training of irregular modules).
-    synchronous_p2p : bool
-        Whether pipeline messages block the host (Megatron's ``batch_p2p_sync``).
-    overlaps_interleaved_p2p : bool
-        Whether the interleaved schedule hides its messages instead (Megatron-Core's ``overlap_p2p_comm``, its default
-        with virtual stages).
-    stops_recompute_early : bool
-        Whether recomputation ends as soon as all that was saved is there again (``early_stop`` of PyTorch's
-        non-reentrant checkpointing).
-    cp_comm_type : str
-        How context parallelism exchanges keys and values unless the plan says otherwise.
-    flash : str
-        Which fused attention kernel: ``flash_attention`` (the device's best: cuDNN or FlashAttention 3 on Hopper,
-        FlashAttention 2 before), ``flash_attention_2``, or ``flash_attention_1`` (also its Triton port).
-    clips_gradients : bool
-        Whether the step clips gradients by their global norm: a kernel over them, and a sum over model-parallel ranks.
-    owners_broadcast : str
-        Whether with a sharded optimizer every rank owns whole tensors and broadcasts them after the step, instead of
-        gathering equal shards: ``tensors`` one by one (``ZeroRedundancyOptimizer``), ``ranks`` flattened, one broadcast
-        for each rank (InternEvo's ``HybridZeroOptimizer``), empty not at all.
-    gathers_buckets : bool
-        Whether updated parameters are gathered bucket by bucket even where that does not overlap the next forward.
-    keeps_last_unit : bool
-        Whether under full sharding the last unit stays gathered from forward to backward.
-    scatters_apart : bool
-        Whether under full sharding gradients are reduced in a process group of their own, beside gathers.
-    experts_need_split_tokens : bool
-        Whether it refuses experts under tensor parallelism without sequence parallelism (Megatron-LM, ``arguments.py``: "When
-        using MoE and tensor parallelism, sequence parallelism must be used").
-    lays_out_pipelines : bool
-        Whether chunks of a pipeline may differ (Megatron-Core's ``pipeline_model_parallel_layout``).
-    sharded_by : str
-        The framework that runs the same modules with sharded parameters, where this one cannot.
-    calls_modules : bool
-        Whether every matrix product and attention is a call of a module written in Python, forward and backward
-        (Transformer Engine), which costs the host far more than a launch.
-    features : tuple of Feature
-        What its recipes turn on from some release on.
-    recipe : mapping
-        Settings of a plan that the framework's recipes turn on, where nothing else is said.
-    parallel_recipe : mapping
-        The same of those that need tensor parallelism.
-    expert_recipe : mapping
-        The same of those that need tensor and expert parallelism.
-    wide_recipe : mapping
-        The same of those that need products in 16 bits.
-    aliases : tuple of str
-        Other names that people type.
-    """
+    """How one training framework turns a model into kernels and collectives."""
 
     name: str
+    #: Style of the operator stream: ``hf-eager`` (unfused Hugging Face), ``torch-modules`` (the same with gathered
+    #: logits), ``eager-fused-norm`` (with fused norms too), ``megatron`` (fused bias, dropout, softmax and norm
+    #: kernels), ``compiled`` (torch.compile), ``fused`` (hand-written, llm.c or Transformer Engine style).
     kernels: Literal["hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused"]
+    #: Who reduces gradients and shards states.
     data_parallel: DataParallelism
+    #: How the host issues kernels: ``eager``, ``compiled``, ``graphs``.
     host: Literal["eager", "compiled", "graphs"] = "eager"
+    #: Of one reduced gradient element, as the framework's usual recipes set it.
     gradient_bytes_bf16: int = 2
     gradient_bytes_fp16: int = 2
+    #: Whether gradient reduction overlaps backward unless the plan says otherwise.
     overlap: bool = True
+    #: Whether pipeline messages block the host (Megatron's ``batch_p2p_sync``).
     synchronous_p2p: bool = True
+    #: Whether the optimizer of 16-bit weights keeps fp32 masters and moments, or steps the 16-bit weights themselves.
     master_weights: bool = True
+    #: Share of activations and temporaries lost between the allocator's blocks (Guo et al., GMLake, ASPLOS 2024: a few
+    #: percent in regular training on one GPU, up to 30 % in distributed training of irregular modules).
     fragmentation: float = 0.03
+    #: Whether the interleaved schedule hides its messages instead (Megatron-Core's ``overlap_p2p_comm``, its default
+    #: with virtual stages).
     overlaps_interleaved_p2p: bool = False
+    #: Whether recomputation ends as soon as all that was saved is there again (``early_stop`` of PyTorch's
+    #: non-reentrant checkpointing).
     stops_recompute_early: bool = False
+    #: How context parallelism exchanges keys and values unless the plan says otherwise.
     cp_comm_type: Literal["p2p", "all_gather", "a2a"] = "p2p"
+    #: Which fused attention kernel: ``flash_attention`` (the device's best: cuDNN or FlashAttention 3 on Hopper,
+    #: FlashAttention 2 before), ``flash_attention_2``, or ``flash_attention_1`` (also its Triton port).
     flash: str = "flash_attention"
+    #: Whether the step clips gradients by their global norm: a kernel over them, and a sum over model-parallel ranks.
     clips_gradients: bool = True
+    #: Whether with a sharded optimizer every rank owns whole tensors and broadcasts them after the step, instead of
+    #: gathering equal shards: ``tensors`` one by one (``ZeroRedundancyOptimizer``), ``ranks`` flattened, one broadcast
+    #: for each rank (InternEvo's ``HybridZeroOptimizer``), empty not at all.
     owners_broadcast: Literal["", "tensors", "ranks"] = ""
+    #: Whether updated parameters are gathered bucket by bucket even where that does not overlap the next forward.
     gathers_buckets: bool = False
+    #: Whether under full sharding the last unit stays gathered from forward to backward.
     keeps_last_unit: bool = False
+    #: Whether under full sharding gradients are reduced in a process group of their own, beside gathers.
     scatters_apart: bool = False
+    #: Whether chunks of a pipeline may differ (Megatron-Core's ``pipeline_model_parallel_layout``).
     lays_out_pipelines: bool = False
+    #: The framework that runs the same modules with sharded parameters, where this one cannot.
     sharded_by: str = ""
+    #: Whether it refuses experts under tensor parallelism without sequence parallelism (Megatron-LM, ``arguments.py``:
+    #: "When using MoE and tensor parallelism, sequence parallelism must be used").
     experts_need_split_tokens: bool = False
+    #: Whether every matrix product and attention is a call of a module written in Python, forward and backward
+    #: (Transformer Engine), which costs the host far more than a launch.
     calls_modules: bool = False
+    #: What its recipes turn on from some release on.
     features: tuple[Feature, ...] = ()
+    #: Settings of a plan that the framework's recipes turn on, where nothing else is said.
     recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    #: The same of those that need tensor parallelism.
     parallel_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    #: The same of those that need tensor and expert parallelism.
     expert_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    #: The same of those that need products in 16 bits.
     wide_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    #: Other names that people type.
     aliases: tuple[str, ...] = ()
 
     def defaults(self, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -53,19 +53,11 @@ MessageKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJob:
-    """A training job as the simulator describes one.
-
-    Parameters
-    ----------
-    spec : ModelSpec or RecordedModule
-    plan : ParallelPlan
-    topology : Topology
-        With as many GPUs as the plan has ranks, or more.
-    """
+    """A training job as the simulator describes one."""
 
     spec: ModelSpec | RecordedModule
     plan: ParallelPlan
-    topology: Topology
+    topology: Topology  #: With as many GPUs as the plan has ranks, or more.
 
     @property
     def scenario(self) -> Scenario:
@@ -75,21 +67,15 @@ class PlannedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChange:
-    """What is different about the new job; everything left at its default stays as recorded.
+    """What is different about the new job; everything left at its default stays as recorded."""
 
-    Parameters
-    ----------
-    settings : mapping
-        Settings of the plan by key, such as ``tp`` or ``sequence_length``. Without ``dp``, the data-parallel degree stays.
-    layers, hidden : int, optional
-        Blocks of the model, and its width: heads keep their size, the MLP its proportion.
-    micro_batches : int, optional
-        Per data-parallel replica and step. Without it, and without ``global_batch``, their number stays.
-    """
-
+    #: Settings of the plan by key, such as ``tp`` or ``sequence_length``. Without ``dp``, the data-parallel degree
+    #: stays.
     settings: Mapping[str, Any] = field(default_factory=dict)
+    #: Blocks of the model, and its width: heads keep their size, the MLP its proportion.
     layers: int | None = None
     hidden: int | None = None
+    #: Per data-parallel replica and step. Without it, and without ``global_batch``, their number stays.
     micro_batches: int | None = None
 
     def __bool__(self) -> bool:
@@ -148,22 +134,13 @@ def _widened(spec: ModelSpec, hidden: int) -> ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """What a recorded job takes over what the models say of it.
+    """What a recorded job takes over what the models say of it."""
 
-    Parameters
-    ----------
-    kernels, messages : mapping
-        Factor on the model's time by kind. Work in a phase that has no kind of its own takes the phase's.
-    host : float
-        Factor on the host's time per operation.
-    gap_s : float
-        Idle time of the device before every kernel.
-    """
-
+    #: Factor on the model's time by kind. Work in a phase that has no kind of its own takes the phase's.
     kernels: Mapping[KernelKey, float] = field(default_factory=dict)
     messages: Mapping[MessageKey, float] = field(default_factory=dict)
-    host: float = 1.0
-    gap_s: float = 0.0
+    host: float = 1.0  #: Factor on the host's time per operation.
+    gap_s: float = 0.0  #: Idle time of the device before every kernel.
 
     def times(self, kernels: float, host: float) -> Efficiency:
         """Return it with all kernels and the host taking a factor as long."""
@@ -351,36 +328,24 @@ def efficiency_of(recorded: _Spent, simulated: _Spent) -> Efficiency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanPrediction:
-    """What a recorded job would take under another plan.
-
-    Parameters
-    ----------
-    before, after : PlannedJob
-    recorded_s, iteration_s : float
-        Seconds per step, as recorded and as predicted.
-    efficiency : Efficiency
-        Of the recording.
-    explained : float
-        Share of the recorded step that the recorded job takes when it is simulated with that efficiency.
-    parts_s : mapping
-        Seconds of a mean rank in a step by kind of work or communication: (recorded, recorded job simulated by the
-        models alone, new job).
-    confidence : Confidence
-        Between three ways to carry over what the simulation does not explain: in proportion, as seconds, and with the
-        models' own prices.
-    timeline : Timeline
-        Of a step of the new job.
-    notes : tuple of str
-    """
+    """What a recorded job would take under another plan."""
 
     before: PlannedJob
     after: PlannedJob
+    #: Seconds per step, as recorded and as predicted.
     recorded_s: float
     iteration_s: float
+    #: Of the recording.
     efficiency: Efficiency
+    #: Share of the recorded step that the recorded job takes when it is simulated with that efficiency.
     explained: float
+    #: Seconds of a mean rank in a step by kind of work or communication: (recorded, recorded job simulated by the
+    #: models alone, new job).
     parts_s: Mapping[str, tuple[float, float, float]]
+    #: Between three ways to carry over what the simulation does not explain: in proportion, as seconds, and with the
+    #: models' own prices.
     confidence: Confidence
+    #: Of a step of the new job.
     timeline: Timeline
     notes: tuple[str, ...]
 

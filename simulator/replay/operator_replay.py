@@ -89,17 +89,10 @@ class OperatorCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorReplay:
-    """A predicted run of an execution trace.
-
-    Parameters
-    ----------
-    timeline : Timeline
-    n_kernels, n_communications : int
-        Over all ranks.
-    device : str
-    """
+    """A predicted run of an execution trace."""
 
     timeline: Timeline
+    #: Over all ranks.
     n_kernels: int
     n_communications: int
     device: str

@@ -94,25 +94,12 @@ class NoLinks:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replay:
-    """A replayed trace beside the measured one.
+    """A replayed trace beside the measured one."""
 
-    Parameters
-    ----------
-    compiled : Compiled
-        The program that ran, and its reconstruction.
-    timeline : Timeline
-        Of the engine; collectives start when the last rank has arrived.
-    times : Times
-        Of every operation in the replay.
-    simulated : Trace
-        The same operations at their replayed times, waiting included.
-    measured_usage, simulated_usage : Analysis
-    """
-
-    compiled: Compiled
-    timeline: Timeline
-    times: Times
-    simulated: Trace
+    compiled: Compiled  #: The program that ran, and its reconstruction.
+    timeline: Timeline  #: Of the engine; collectives start when the last rank has arrived.
+    times: Times  #: Of every operation in the replay.
+    simulated: Trace  #: The same operations at their replayed times, waiting included.
     measured_usage: Analysis
     simulated_usage: Analysis
 

@@ -31,34 +31,18 @@ MessageTimes = Mapping[tuple[int, int], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageReplay:
-    """Iteration times of a pipelined job from its stage times.
+    """Iteration times of a pipelined job from its stage times."""
 
-    Parameters
-    ----------
-    iterations : tuple of int
-        Which iterations were replayed.
-    simulated_s, measured_s : tuple of float
-        Per iteration.
-    message_s : float
-        Time that a message between stages adds, host synchronisation included; the mean where links differ.
-    basis : str
-        Where ``message_s`` comes from.
-    compute_only_s : float
-        Mean iteration time with messages that take no time.
-    timeline : Timeline
-        Of the last iteration.
-    as_recorded : bool
-        Whether that many stages, layers and micro-batches ran.
-    """
-
-    iterations: tuple[int, ...]
+    iterations: tuple[int, ...]  #: Which iterations were replayed.
+    #: Per iteration.
     simulated_s: tuple[float, ...]
     measured_s: tuple[float, ...]
+    #: Time that a message between stages adds, host synchronisation included; the mean where links differ.
     message_s: float
-    basis: str
-    compute_only_s: float
-    timeline: Timeline
-    as_recorded: bool = True
+    basis: str  #: Where ``message_s`` comes from.
+    compute_only_s: float  #: Mean iteration time with messages that take no time.
+    timeline: Timeline  #: Of the last iteration.
+    as_recorded: bool = True  #: Whether that many stages, layers and micro-batches ran.
 
     @property
     def error(self) -> float:
@@ -70,23 +54,15 @@ class StageReplay:
 class StageMessages:
     """What messages between stages cost: a time, or a size on a machine; neither leaves it to be inferred.
 
-    Parameters
-    ----------
-    time_s : float, optional
-        Of every message.
-    n_bytes : int
-        Size of every message, with ``topology``.
-    topology : Topology, optional
-        On which rank r is GPU r; each message takes what its link needs when nothing else is in flight.
-
     Raises
     ------
     TraceError
         If the time or the size cannot be meant.
     """
 
-    time_s: float | None = None
-    n_bytes: int = 0
+    time_s: float | None = None  #: Of every message.
+    n_bytes: int = 0  #: Size of every message, with ``topology``.
+    #: On which rank r is GPU r; each message takes what its link needs when nothing else is in flight.
     topology: Topology | None = None
 
     def __post_init__(self) -> None:

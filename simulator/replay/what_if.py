@@ -46,61 +46,32 @@ _MOST = 1e6
 class WhatIf:
     """What to change; everything left at its default stays as measured.
 
-    Parameters
-    ----------
-    machine : MachineChange
-        Links, GPU, kernels, host, slow ranks; factors are improvements. Of links, one factor on all of them needs no
-        cluster, factors on some kinds need ``topology`` or ``measured_on``.
-    topology, measured_on : Topology, optional
-        New machine for the communication, and the one that was recorded.
-    measured_device : Device, optional
-        The recorded accelerator, where ``machine`` has another.
-    latency_s : float
-        Added to every transfer.
-    remove_straggler : tuple of int
-        Ranks made as fast as the median of the others.
-    delays : tuple of (int, float)
-        (rank, seconds by which its host is late at the start of every step).
-    cuda_graphs : bool
-        Kernels between two waits of the host cost no host time but the first.
-    overlap : bool, optional
-        True: gradient reductions only block the optimizer; False: nothing overlaps.
-    bucket_bytes : int, optional
-        Gradient all-reduces are merged up to this size, larger ones split.
-    dp : int, optional
-        Ranks of the largest group.
-    ideal : bool
-        Every operation takes the mean of its type, and nothing starts late: no host time.
-    ideal_peers : bool
-        Every operation takes the mean or median of its peers; host time stays, as even as theirs.
-    missing_ranks : bool
-        Recorded ranks stand for those that were not.
-    plan : PlanChange
-        Another plan or other sizes of the model.
-    recorded, model : mapping, str
-        What is known of the plan and the model that were recorded, where the trace does not tell.
-
     Raises
     ------
     TraceError
         If a number cannot be meant, or a choice has no effect without another.
     """
 
+    #: Links, GPU, kernels, host, slow ranks; factors are improvements. Of links, one factor on all of them needs no
+    #: cluster, factors on some kinds need ``topology`` or ``measured_on``.
     machine: MachineChange = field(default_factory=MachineChange)
+    #: New machine for the communication, and the one that was recorded.
     topology: Topology | None = None
     measured_on: Topology | None = None
-    measured_device: Device | None = None
-    latency_s: float = 0.0
-    remove_straggler: tuple[int, ...] = ()
-    delays: tuple[tuple[int, float], ...] = ()
-    cuda_graphs: bool = False
-    overlap: bool | None = None
-    bucket_bytes: int | None = None
-    dp: int | None = None
-    ideal: bool = False
+    measured_device: Device | None = None  #: The recorded accelerator, where ``machine`` has another.
+    latency_s: float = 0.0  #: Added to every transfer.
+    remove_straggler: tuple[int, ...] = ()  #: Ranks made as fast as the median of the others.
+    delays: tuple[tuple[int, float], ...] = ()  #: (rank, seconds by which its host is late at the start of every step).
+    cuda_graphs: bool = False  #: Kernels between two waits of the host cost no host time but the first.
+    overlap: bool | None = None  #: True: gradient reductions only block the optimizer; False: nothing overlaps.
+    bucket_bytes: int | None = None  #: Gradient all-reduces are merged up to this size, larger ones split.
+    dp: int | None = None  #: Ranks of the largest group.
+    ideal: bool = False  #: Every operation takes the mean of its type, and nothing starts late: no host time.
+    #: Every operation takes the mean or median of its peers; host time stays, as even as theirs.
     ideal_peers: bool = False
-    missing_ranks: bool = False
-    plan: PlanChange = field(default_factory=PlanChange)
+    missing_ranks: bool = False  #: Recorded ranks stand for those that were not.
+    plan: PlanChange = field(default_factory=PlanChange)  #: Another plan or other sizes of the model.
+    #: What is known of the plan and the model that were recorded, where the trace does not tell.
     recorded: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
 
@@ -248,36 +219,17 @@ def _with_warnings(whole: Reconstruction, what: WhatIf) -> Reconstruction:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """What a replay found.
+    """What a replay found."""
 
-    Parameters
-    ----------
-    trace : Trace
-        As read.
-    identity : Replay, optional
-        Without any change; None for stage times.
-    changed : Replay, optional
-        With the changes, if there are any.
-    confidence : Confidence, optional
-        Interval of the changed replay, where something that was not recorded enters it.
-    stages : StageReplay, optional
-        For traces that hold stage times only.
-    operators : OperatorReplay, optional
-        For execution traces, which hold no times.
-    planned : PlanPrediction, optional
-        Where another plan was asked for.
-    notes : tuple of str
-        What became of the changes.
-    """
-
-    trace: Trace
-    identity: Replay | None = None
-    changed: Replay | None = None
+    trace: Trace  #: As read.
+    identity: Replay | None = None  #: Without any change; None for stage times.
+    changed: Replay | None = None  #: With the changes, if there are any.
+    #: Interval of the changed replay, where something that was not recorded enters it.
     confidence: Confidence | None = None
-    stages: StageReplay | None = None
-    operators: OperatorReplay | None = None
-    planned: PlanPrediction | None = None
-    notes: tuple[str, ...] = ()
+    stages: StageReplay | None = None  #: For traces that hold stage times only.
+    operators: OperatorReplay | None = None  #: For execution traces, which hold no times.
+    planned: PlanPrediction | None = None  #: Where another plan was asked for.
+    notes: tuple[str, ...] = ()  #: What became of the changes.
 
     @property
     def iteration_s(self) -> float:

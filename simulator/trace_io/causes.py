@@ -54,70 +54,33 @@ After = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostWait:
-    """The host waits for an operation before it issues anything further.
+    """The host waits for an operation before it issues anything further."""
 
-    Parameters
-    ----------
-    before : int
-        Position in the issue order before which it waits.
-    op : int
-        Operation that it waits for.
-    work_ns : int
-        Host time between the issue before and the call.
-    """
-
-    before: int
-    op: int
-    work_ns: int
+    before: int  #: Position in the issue order before which it waits.
+    op: int  #: Operation that it waits for.
+    work_ns: int  #: Host time between the issue before and the call.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankPlan:
-    """What one rank does and why, editable: operation ``i`` is operation ``i`` of the rank's trace.
-
-    Parameters
-    ----------
-    rank : RankTrace
-    order : array of int64 [n]
-        Operations in issue order.
-    lane : tuple of str
-        Stream of each operation; where operations of one stream overlapped, lanes beside it.
-    duration_ns : array of int64 [n]
-        Measured durations; of joined collectives the transfer counts instead.
-    lead_ns : array of int64 [n]
-        Unexplained gap before each operation.
-    tail_ns : array of int64 [n]
-        What each operation lasted beyond its modelled end: ranks leave a collective one after the other, and streams
-        overlap by rounding.
-    issue_ns : array of int64 [n]
-        Host time from the issue before (or the host wait) to the moment each could start, in issue order.
-    after : tuple of tuple of int
-        Operations on other lanes that each one waits for.
-    waits : tuple of HostWait
-        Where the host waits for the device, ascending by position.
-    key : mapping
-        Operation -> number of its joined collective.
-    first : tuple of (int, int)
-        (step number, its first operation).
-    phase : tuple of str
-        Of each operation.
-    offset_ns : int
-        What was subtracted from the rank's clock.
-    """
+    """What one rank does and why, editable: operation ``i`` is operation ``i`` of the rank's trace."""
 
     rank: RankTrace
-    order: Int64
-    lane: tuple[str, ...]
-    duration_ns: Int64
-    lead_ns: Int64
+    order: Int64  #: Operations in issue order. Shape [n].
+    lane: tuple[str, ...]  #: Stream of each operation; where operations of one stream overlapped, lanes beside it.
+    duration_ns: Int64  #: Measured durations; of joined collectives the transfer counts instead. Shape [n].
+    lead_ns: Int64  #: Unexplained gap before each operation. Shape [n].
+    #: What each operation lasted beyond its modelled end: ranks leave a collective one after the other, and streams
+    #: overlap by rounding. Shape [n].
     tail_ns: Int64
+    #: Host time from the issue before (or the host wait) to the moment each could start, in issue order. Shape [n].
     issue_ns: Int64
-    after: After
-    waits: tuple[HostWait, ...]
-    key: Mapping[int, int]
-    first: tuple[tuple[int, int], ...]
-    phase: tuple[Phase, ...]
-    offset_ns: int = 0
+    after: After  #: Operations on other lanes that each one waits for.
+    waits: tuple[HostWait, ...]  #: Where the host waits for the device, ascending by position.
+    key: Mapping[int, int]  #: Operation -> number of its joined collective.
+    first: tuple[tuple[int, int], ...]  #: (step number, its first operation).
+    phase: tuple[Phase, ...]  #: Of each operation.
+    offset_ns: int = 0  #: What was subtracted from the rank's clock.
 
     @property
     def main(self) -> str:
@@ -194,47 +157,24 @@ def _leads(evidence: _Evidence, after: After) -> Int64:
 
 @dataclass(slots=True)
 class _Evidence:
-    """What is known about one rank; all times on the common clock.
-
-    Parameters
-    ----------
-    rank : RankTrace
-    offset_ns : int
-        What was subtracted from the rank's own clock.
-    origin_ns : int
-        Start of the replay.
-    start_ns, end_ns : array of int64 [n]
-        As measured; ``end_ns`` of joined collectives is the common end, and is shortened where streams overlap by
-        rounding only.
-    launch_ns : array of int64 [n]
-        Host time of each launch, far in the past where there is none.
-    ready_ns : array of int64 [n]
-        When the launch let each operation start at the earliest.
-    lane : tuple of str
-        Stream of each operation; where operations of one stream overlapped, lanes beside it.
-    order, position : array of int64 [n]
-        Operations in issue order, and the place of each in it.
-    previous : list of int
-        Operation before each on its lane, -1 for the first.
-    latency_ns : int
-        From the call to the earliest start, as this rank's launches show it.
-    joined : dict
-        Operation -> end of its collective.
-    """
+    """What is known about one rank; all times on the common clock."""
 
     rank: RankTrace
-    offset_ns: int
-    origin_ns: int
+    offset_ns: int  #: What was subtracted from the rank's own clock.
+    origin_ns: int  #: Start of the replay.
+    #: As measured; ``end_ns`` of joined collectives is the common end, and is shortened where streams overlap by
+    #: rounding only. Shape [n].
     start_ns: Int64
     end_ns: Int64
-    launch_ns: Int64
-    ready_ns: Int64
-    lane: tuple[str, ...]
+    launch_ns: Int64  #: Host time of each launch, far in the past where there is none. Shape [n].
+    ready_ns: Int64  #: When the launch let each operation start at the earliest. Shape [n].
+    lane: tuple[str, ...]  #: Stream of each operation; where operations of one stream overlapped, lanes beside it.
+    #: Operations in issue order, and the place of each in it. Shape [n].
     order: Int64
     position: Int64
-    previous: list[int]
-    latency_ns: int
-    joined: Mapping[int, int]
+    previous: list[int]  #: Operation before each on its lane, -1 for the first.
+    latency_ns: int  #: From the call to the earliest start, as this rank's launches show it.
+    joined: Mapping[int, int]  #: Operation -> end of its collective.
 
     @property
     def own_end_ns(self) -> Int64:

@@ -24,21 +24,13 @@ LAP = "lap"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Compiled:
-    """A program, and what is needed to find a trace's operations again in its timeline.
-
-    Parameters
-    ----------
-    reconstruction : Reconstruction
-    program : Program
-    place : dict
-        ``id`` of a kernel, an arrival or an unjoined communication -> (index of rank, operation).
-    number : dict
-        ``id`` of a joined communication -> its number.
-    """
+    """A program, and what is needed to find a trace's operations again in its timeline."""
 
     reconstruction: Reconstruction
     program: Program
+    #: ``id`` of a kernel, an arrival or an unjoined communication -> (index of rank, operation).
     place: dict[int, tuple[int, int]]
+    #: ``id`` of a joined communication -> its number.
     number: dict[int, int]
 
 

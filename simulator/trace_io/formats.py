@@ -191,26 +191,13 @@ _VIEWERS_LOSE = ("correlation of launches", "process groups", "sequence numbers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """What can be done with one format.
+    """What can be done with one format."""
 
-    Parameters
-    ----------
-    read_ranks : callable, optional
-        For formats with one or more ranks in a file.
-    read_job : callable, optional
-        For formats with a whole job in a file.
-    write : callable, optional
-    suffixes : tuple of str
-        Names that ask for this format when it is written.
-    loses : tuple of str
-        What it cannot hold: keys of the table of losses.
-    """
-
-    read_ranks: _ReadRanks | None = None
-    read_job: Callable[[Member], Trace] | None = None
+    read_ranks: _ReadRanks | None = None  #: For formats with one or more ranks in a file.
+    read_job: Callable[[Member], Trace] | None = None  #: For formats with a whole job in a file.
     write: Callable[[Trace, Path], None] | None = None
-    suffixes: tuple[str, ...] = ()
-    loses: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()  #: Names that ask for this format when it is written.
+    loses: tuple[str, ...] = ()  #: What it cannot hold: keys of the table of losses.
 
 
 #: recordings of one run that do not overlap are at most this far apart: hosts that keep time agree within seconds

@@ -24,27 +24,14 @@ _POINT_TO_POINT = ("send", "recv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """One collective on the ranks that recorded it; times on the clock of the first rank.
+    """One collective on the ranks that recorded it; times on the clock of the first rank."""
 
-    Parameters
-    ----------
-    members : tuple of (int, int)
-        (index into ``trace.ranks``, index of the device operation), one per recorded participant.
-    call : CollectiveCall
-        Metadata, completed over the members.
-    arrival_ns : tuple of int
-        When each member's kernel started.
-    start_ns : int
-        Last arrival: from here on data moves.
-    end_ns : int
-        Earliest end, but not before ``start_ns``.
-    """
-
+    #: (index into ``trace.ranks``, index of the device operation), one per recorded participant.
     members: tuple[tuple[int, int], ...]
-    call: CollectiveCall
-    arrival_ns: tuple[int, ...]
-    start_ns: int
-    end_ns: int
+    call: CollectiveCall  #: Metadata, completed over the members.
+    arrival_ns: tuple[int, ...]  #: When each member's kernel started.
+    start_ns: int  #: Last arrival: from here on data moves.
+    end_ns: int  #: Earliest end, but not before ``start_ns``.
 
     @property
     def last(self) -> int:
@@ -59,24 +46,12 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joins:
-    """All joined collectives of a trace.
+    """All joined collectives of a trace."""
 
-    Parameters
-    ----------
-    joined : tuple of Joined
-        Ascending by end.
-    offset_ns : tuple of int
-        What to subtract from each rank's times to get to the clock of the first rank.
-    unmatched : dict
-        Index into ``trace.ranks`` -> number of communication kernels without partners.
-    basis : str
-        How partners were found: ``sequence``, ``order``, or ``order and end time``.
-    """
-
-    joined: tuple[Joined, ...]
-    offset_ns: tuple[int, ...]
-    unmatched: dict[int, int]
-    basis: str = ""
+    joined: tuple[Joined, ...]  #: Ascending by end.
+    offset_ns: tuple[int, ...]  #: What to subtract from each rank's times to get to the clock of the first rank.
+    unmatched: dict[int, int]  #: Index into ``trace.ranks`` -> number of communication kernels without partners.
+    basis: str = ""  #: How partners were found: ``sequence``, ``order``, or ``order and end time``.
 
 
 @dataclass(frozen=True, slots=True)

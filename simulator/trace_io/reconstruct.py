@@ -18,34 +18,16 @@ from simulator.trace_io.trace_record import COMMUNICATION, CollectiveCall, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reconstruction:
-    """A whole run, editable.
-
-    Parameters
-    ----------
-    trace : Trace
-    joins : Joins
-    plans : tuple of RankPlan
-        In the order of ``trace.ranks``.
-    calls : tuple of CollectiveCall
-        Of the joined collectives, by number.
-    transfer_ns : tuple of int
-        Transfer time of the joined collectives.
-    members : tuple of tuple of int
-        Ranks that each plan stands for.
-    origin_ns : int
-        Time 0 of the replay on the clock of the first rank.
-    notes : tuple of str
-        What was assumed, and how sure that is.
-    """
+    """A whole run, editable."""
 
     trace: Trace
     joins: Joins
-    plans: tuple[RankPlan, ...]
-    calls: tuple[CollectiveCall, ...]
-    transfer_ns: tuple[int, ...]
-    members: tuple[tuple[int, ...], ...]
-    origin_ns: int = 0
-    notes: tuple[str, ...] = ()
+    plans: tuple[RankPlan, ...]  #: In the order of ``trace.ranks``.
+    calls: tuple[CollectiveCall, ...]  #: Of the joined collectives, by number.
+    transfer_ns: tuple[int, ...]  #: Transfer time of the joined collectives.
+    members: tuple[tuple[int, ...], ...]  #: Ranks that each plan stands for.
+    origin_ns: int = 0  #: Time 0 of the replay on the clock of the first rank.
+    notes: tuple[str, ...] = ()  #: What was assumed, and how sure that is.
 
 
 def noted(whole: Reconstruction, text: str, **changes: object) -> Reconstruction:

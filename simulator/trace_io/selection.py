@@ -15,23 +15,12 @@ from simulator.trace_io.trace_record import Int64, RankTrace, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chosen:
-    """One rank of a selection.
+    """One rank of a selection."""
 
-    Parameters
-    ----------
-    index : int
-        Into ``trace.ranks``.
-    rank : RankTrace
-    windows : tuple of StepWindow
-        The chosen steps.
-    ops : array of bool [n]
-        Which device operations belong to them.
-    """
-
-    index: int
+    index: int  #: Into ``trace.ranks``.
     rank: RankTrace
-    windows: tuple[StepWindow, ...]
-    ops: NDArray[np.bool_]
+    windows: tuple[StepWindow, ...]  #: The chosen steps.
+    ops: NDArray[np.bool_]  #: Which device operations belong to them. Shape [n].
 
     @property
     def length_ns(self) -> int:
@@ -41,22 +30,12 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Selection:
-    """What an analysis looks at.
-
-    Parameters
-    ----------
-    trace : Trace
-    ranks : tuple of Chosen
-    steps : tuple of int
-        Numbers of the chosen steps.
-    left_out : str
-        What was left out without being asked, and why; empty where nothing was.
-    """
+    """What an analysis looks at."""
 
     trace: Trace
     ranks: tuple[Chosen, ...]
-    steps: tuple[int, ...]
-    left_out: str = ""
+    steps: tuple[int, ...]  #: Numbers of the chosen steps.
+    left_out: str = ""  #: What was left out without being asked, and why; empty where nothing was.
 
 
 def operation_steps(rank: RankTrace) -> Int64:

@@ -32,24 +32,12 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One trace file, possibly compressed and inside an archive.
+    """One trace file, possibly compressed and inside an archive."""
 
-    Parameters
-    ----------
-    name : str
-        Path, with ``!member`` for what lies inside an archive.
-    path : Path
-        The file on disk.
-    inside : str
-        Name within the archive, ``""`` for a plain file.
-    n_bytes : int
-        Size as stored.
-    """
-
-    name: str
-    path: Path
-    inside: str = ""
-    n_bytes: int = 0
+    name: str  #: Path, with ``!member`` for what lies inside an archive.
+    path: Path  #: The file on disk.
+    inside: str = ""  #: Name within the archive, ``""`` for a plain file.
+    n_bytes: int = 0  #: Size as stored.
 
     @contextmanager
     def open(self, progress: Progress | None = None) -> Iterator[IO[bytes]]:

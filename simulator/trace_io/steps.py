@@ -22,26 +22,15 @@ _FULL = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWindow:
-    """One step on the device's timeline.
-
-    Parameters
-    ----------
-    number : int
-    start_ns, end_ns : int
-    work_end_ns : int
-        End of the last kernel that belongs to the step.
-    partial : bool
-        Whether the recording holds only a part of it: work of before ran into the first step, or the file was cut.
-    is_cut : bool
-        The latter alone.
-    """
+    """One step on the device's timeline."""
 
     number: int
     start_ns: int
     end_ns: int
-    work_end_ns: int
+    work_end_ns: int  #: End of the last kernel that belongs to the step.
+    #: Whether the recording holds only a part of it: work of before ran into the first step, or the file was cut.
     partial: bool = False
-    is_cut: bool = False
+    is_cut: bool = False  #: The latter alone.
 
 
 def step_windows(rank: RankTrace) -> tuple[StepWindow, ...]:

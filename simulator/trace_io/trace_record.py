@@ -30,73 +30,40 @@ RUNTIME, OPERATOR, ANNOTATION = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCall:
-    """What a trace says about one communication kernel.
+    """What a trace says about one communication kernel."""
 
-    Parameters
-    ----------
-    collective : str
-        ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``broadcast``, ``reduce``, ``all_to_all``, ``gather``,
-        ``scatter``, ``send``, ``recv``, ``send_recv``, ``barrier`` or ``unknown``.
-    n_bytes : int
-        As nccl-tests counts them; -1 where the trace does not say.
-    in_nelems, out_nelems : int
-        Elements handed in and out on this rank; -1 where unknown.
-    dtype : str
-        As the trace names it.
-    group : str
-        Name of the process group, ``""`` where unknown.
-    group_size : int
-        0 where unknown.
-    ranks : tuple of int
-        Global ranks of the group; empty where unknown.
-    sequence : int
-        Position within the group as the framework counts it; -1 where unknown.
-    peer : int
-        Global rank at the other end of a send or receive; -1 where it has none.
-    """
-
+    #: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``broadcast``, ``reduce``, ``all_to_all``, ``gather``,
+    #: ``scatter``, ``send``, ``recv``, ``send_recv``, ``barrier`` or ``unknown``.
     collective: str
-    n_bytes: int = -1
+    n_bytes: int = -1  #: As nccl-tests counts them; -1 where the trace does not say.
+    #: Elements handed in and out on this rank; -1 where unknown.
     in_nelems: int = -1
     out_nelems: int = -1
-    dtype: str = ""
-    group: str = ""
-    group_size: int = 0
-    ranks: tuple[int, ...] = ()
-    sequence: int = -1
-    peer: int = -1
+    dtype: str = ""  #: As the trace names it.
+    group: str = ""  #: Name of the process group, ``""`` where unknown.
+    group_size: int = 0  #: 0 where unknown.
+    ranks: tuple[int, ...] = ()  #: Global ranks of the group; empty where unknown.
+    sequence: int = -1  #: Position within the group as the framework counts it; -1 where unknown.
+    peer: int = -1  #: Global rank at the other end of a send or receive; -1 where it has none.
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeviceOps:
-    """Operations on one rank's device, ascending by start.
+    """Operations on one rank's device, ascending by start."""
 
-    Parameters
-    ----------
-    start_ns, end_ns : array of int64 [n]
-        Half-open intervals.
-    name, stream : array of int32 [n]
-        Indices into the rank's ``names`` and ``streams``.
-    kind : array of int8 [n]
-        :data:`COMPUTE`, :data:`COMMUNICATION`, :data:`COPY`, or :data:`HOST_NODE` for the host operators of formats
-        that put hosts and devices into one graph.
-    launch : array of int32 [n]
-        Index of the host event that launched it, -1 where the trace has none.
-    call : array of int32 [n]
-        Index into the rank's ``calls`` for communication, else -1.
-    n_bytes : array of int64 [n]
-        Bytes of copies, else -1.
-    """
-
+    #: Half-open intervals. Shape [n].
     start_ns: Int64
     end_ns: Int64
+    #: Indices into the rank's ``names`` and ``streams``. Shape [n].
     name: Int32
     stream: Int32
+    #: :data:`COMPUTE`, :data:`COMMUNICATION`, :data:`COPY`, or :data:`HOST_NODE` for the host operators of formats that
+    #: put hosts and devices into one graph. Shape [n].
     kind: Int8
-    launch: Int32
-    call: Int32
-    n_bytes: Int64
+    launch: Int32  #: Index of the host event that launched it, -1 where the trace has none. Shape [n].
+    call: Int32  #: Index into the rank's ``calls`` for communication, else -1. Shape [n].
+    n_bytes: Int64  #: Bytes of copies, else -1. Shape [n].
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -108,25 +75,16 @@ class DeviceOps:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostEvents:
-    """Events on one rank's host threads, ascending by start.
+    """Events on one rank's host threads, ascending by start."""
 
-    Parameters
-    ----------
-    start_ns, end_ns : array of int64 [n]
-        Half-open intervals; a parent encloses its children.
-    name, thread : array of int32 [n]
-        Indices into the rank's ``names`` and ``threads``.
-    kind : array of int8 [n]
-        :data:`RUNTIME`, :data:`OPERATOR` or :data:`ANNOTATION`.
-    correlation, external : array of int64 [n]
-        Ids of the format that join runtime calls to device operations and operators; -1 where absent.
-    """
-
+    #: Half-open intervals; a parent encloses its children. Shape [n].
     start_ns: Int64
     end_ns: Int64
+    #: Indices into the rank's ``names`` and ``threads``. Shape [n].
     name: Int32
     thread: Int32
-    kind: Int8
+    kind: Int8  #: :data:`RUNTIME`, :data:`OPERATOR` or :data:`ANNOTATION`. Shape [n].
+    #: Ids of the format that join runtime calls to device operations and operators; -1 where absent. Shape [n].
     correlation: Int64
     external: Int64
 
@@ -179,27 +137,13 @@ class OperatorCall(NamedTuple):
 
 
 class Operator(NamedTuple):
-    """What a trace says about one operator's work where it holds no time.
+    """What a trace says about one operator's work where it holds no time."""
 
-    Parameters
-    ----------
-    shapes : tuple of tuple of int
-        Of its tensor inputs.
-    dtype : str
-        Of the first one, as the trace names it.
-    n_bytes : int
-        Of all tensors in and out, each once.
-    on_device : bool
-        Whether any of them lives on an accelerator.
-    work : int
-        Number of the communication that it issues or, for a wait, waits for; -1 for anything else.
-    """
-
-    shapes: tuple[tuple[int, ...], ...] = ()
-    dtype: str = ""
-    n_bytes: int = 0
-    on_device: bool = False
-    work: int = -1
+    shapes: tuple[tuple[int, ...], ...] = ()  #: Of its tensor inputs.
+    dtype: str = ""  #: Of the first one, as the trace names it.
+    n_bytes: int = 0  #: Of all tensors in and out, each once.
+    on_device: bool = False  #: Whether any of them lives on an accelerator.
+    work: int = -1  #: Number of the communication that it issues or, for a wait, waits for; -1 for anything else.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,117 +164,60 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sync:
-    """A recorded ordering between streams or of the host behind a stream.
+    """A recorded ordering between streams or of the host behind a stream."""
 
-    Parameters
-    ----------
-    start_ns, end_ns : int
-        When the host was in the call.
-    kind : str
-        ``event``, ``stream``, ``device`` or ``stream_wait``.
-    stream : int
-        Index into ``streams`` of the stream that waits (``stream_wait``) or is waited for, -1 where unknown.
-    on_stream : int
-        The stream whose event is waited for, -1 where unknown.
-    record_ns : int
-        Host time of the event record that is waited for, -1 where unknown.
-    """
-
+    #: When the host was in the call.
     start_ns: int
     end_ns: int
-    kind: str
+    kind: str  #: ``event``, ``stream``, ``device`` or ``stream_wait``.
+    #: Index into ``streams`` of the stream that waits (``stream_wait``) or is waited for, -1 where unknown.
     stream: int = -1
-    on_stream: int = -1
-    record_ns: int = -1
+    on_stream: int = -1  #: The stream whose event is waited for, -1 where unknown.
+    record_ns: int = -1  #: Host time of the event record that is waited for, -1 where unknown.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankTrace:
-    """Everything one rank recorded.
+    """Everything one rank recorded."""
 
-    Parameters
-    ----------
-    rank : int
-        Global rank.
-    world_size : int
-        Ranks of the run as this rank knows it, 0 where it does not say.
-    names, streams, threads : tuple of str
-        Tables that the columns index.
-    ops : DeviceOps
-        Kernels and copies; for a run without accelerator the leaf operators of its threads.
-    host : HostEvents
-        Runtime calls, operators and annotations; may be empty.
-    calls : tuple of CollectiveCall
-        Metadata of the communication kernels.
-    steps : tuple of Step
-        Ascending; empty where nothing marks them.
-    groups : mapping
-        Process group name -> global ranks.
-    dependencies : tuple of tuple of int, optional
-        Device operations that must have ended before each one starts, where the format holds them (Chakra).
-    operators : tuple of Operator
-        One per device operation, for formats without times (execution traces); empty for all others.
-    device : str
-        Name of the accelerator, ``""`` where unknown.
-    epoch_ns : int
-        Wall clock of time 0.
-    source : str
-        File it came from.
-    notes : tuple of str
-        What the reader had to assume, skip or repair.
-    cut : bool
-        Whether the file ended early.
-    memory : Allocations, optional
-        Where the profiler recorded them.
-    operator_calls : mapping
-        How often operators that tell the sizes of a model were called, by their shapes; empty where none were recorded.
-    """
-
-    rank: int
-    world_size: int = 0
+    rank: int  #: Global rank.
+    world_size: int = 0  #: Ranks of the run as this rank knows it, 0 where it does not say.
+    #: Tables that the columns index.
     names: tuple[str, ...]
     streams: tuple[str, ...]
     threads: tuple[str, ...] = ()
-    ops: DeviceOps
-    host: HostEvents = field(default_factory=no_host)
-    calls: tuple[CollectiveCall, ...] = ()
-    steps: tuple[Step, ...] = ()
+    ops: DeviceOps  #: Kernels and copies; for a run without accelerator the leaf operators of its threads.
+    host: HostEvents = field(default_factory=no_host)  #: Runtime calls, operators and annotations; may be empty.
+    calls: tuple[CollectiveCall, ...] = ()  #: Metadata of the communication kernels.
+    steps: tuple[Step, ...] = ()  #: Ascending; empty where nothing marks them.
     syncs: tuple[Sync, ...] = ()
-    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  #: Process group name -> global ranks.
+    #: Device operations that must have ended before each one starts, where the format holds them (Chakra).
     dependencies: tuple[tuple[int, ...], ...] | None = None
+    #: One per device operation, for formats without times (execution traces); empty for all others.
     operators: tuple[Operator, ...] = ()
-    device: str = ""
-    epoch_ns: int = 0
-    source: str = ""
-    notes: tuple[str, ...] = ()
-    cut: bool = False
-    memory: Allocations | None = None
+    device: str = ""  #: Name of the accelerator, ``""`` where unknown.
+    epoch_ns: int = 0  #: Wall clock of time 0.
+    source: str = ""  #: File it came from.
+    notes: tuple[str, ...] = ()  #: What the reader had to assume, skip or repair.
+    cut: bool = False  #: Whether the file ended early.
+    memory: Allocations | None = None  #: Where the profiler recorded them.
+    #: How often operators that tell the sizes of a model were called, by their shapes; empty where none were recorded.
     operator_calls: Mapping[OperatorCall, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """Seconds that every pipeline stage spent per micro-batch, without a timeline.
+    """Seconds that every pipeline stage spent per micro-batch, without a timeline."""
 
-    Parameters
-    ----------
-    forward_s, backward_s : tuple
-        ``[rank][iteration][micro_batch]``.
-    load_s : tuple
-        The same for input loading; empty where unknown.
-    iteration_s : tuple
-        ``[rank][iteration]``, as measured around the whole step.
-    rest_s : tuple of float
-        Of every iteration, what it takes before and behind the pipeline; empty where unknown.
-    dp, pp, tp : int
-        Degrees.
-    """
-
+    #: ``[rank][iteration][micro_batch]``.
     forward_s: tuple[tuple[tuple[float, ...], ...], ...]
     backward_s: tuple[tuple[tuple[float, ...], ...], ...]
-    load_s: tuple[tuple[tuple[float, ...], ...], ...] = ()
-    iteration_s: tuple[tuple[float, ...], ...]
+    load_s: tuple[tuple[tuple[float, ...], ...], ...] = ()  #: The same for input loading; empty where unknown.
+    iteration_s: tuple[tuple[float, ...], ...]  #: ``[rank][iteration]``, as measured around the whole step.
+    #: Of every iteration, what it takes before and behind the pipeline; empty where unknown.
     rest_s: tuple[float, ...] = ()
+    #: Degrees.
     dp: int = 1
     pp: int = 1
     tp: int = 1
@@ -338,34 +225,17 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace:
-    """A whole trace: its ranks in ascending order and what was found out about the run.
+    """A whole trace: its ranks in ascending order and what was found out about the run."""
 
-    Parameters
-    ----------
-    format : str
-        Name of the reader.
-    ranks : tuple of RankTrace
-        Those that were recorded.
-    world_size : int
-        Ranks of the run, recorded or not.
-    layout : mapping
-        Degrees ``dp``, ``pp``, ``tp`` where the format states them.
-    stage_of : mapping
-        Rank -> pipeline stage, where the format states it.
-    stage_times : StageTimes, optional
-        For formats that hold durations only.
-    common_clock : bool
-        Whether all ranks' times are on one clock, so that there is nothing to align.
-    """
-
-    format: str
-    ranks: tuple[RankTrace, ...]
-    world_size: int
+    format: str  #: Name of the reader.
+    ranks: tuple[RankTrace, ...]  #: Those that were recorded.
+    world_size: int  #: Ranks of the run, recorded or not.
+    #: Degrees ``dp``, ``pp``, ``tp`` where the format states them.
     layout: Mapping[str, int] = field(default_factory=dict)
-    stage_of: Mapping[int, int] = field(default_factory=dict)
-    stage_times: StageTimes | None = None
+    stage_of: Mapping[int, int] = field(default_factory=dict)  #: Rank -> pipeline stage, where the format states it.
+    stage_times: StageTimes | None = None  #: For formats that hold durations only.
     notes: tuple[str, ...] = ()
-    common_clock: bool = False
+    common_clock: bool = False  #: Whether all ranks' times are on one clock, so that there is nothing to align.
 
     @property
     def n_ops(self) -> int:

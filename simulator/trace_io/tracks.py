@@ -43,22 +43,13 @@ class Track:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counter:
-    """A value over time: link load in bytes per second, memory in bytes.
+    """A value over time: link load in bytes per second, memory in bytes."""
 
-    Parameters
-    ----------
-    name, unit : str
-        As shown, for example ``"node0:nic0"`` in ``"GB/s"``.
-    points : tuple of (int, float)
-        (time in picoseconds, value from then on), ascending.
-    share_key : str
-        Counters with the same key share one vertical axis.
-    """
-
+    #: As shown, for example ``"node0:nic0"`` in ``"GB/s"``.
     name: str
     unit: str
-    points: tuple[tuple[int, float], ...]
-    share_key: str = ""
+    points: tuple[tuple[int, float], ...]  #: (time in picoseconds, value from then on), ascending.
+    share_key: str = ""  #: Counters with the same key share one vertical axis.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
