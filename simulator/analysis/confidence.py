@@ -125,8 +125,6 @@ def interval(features: Features, table: ResidualTable, *, without: str = "", lev
 
     Parameters
     ----------
-    features : Features
-    table : ResidualTable
     without : str
         A source to leave out (for leave-one-source-out coverage).
     level : float

@@ -106,7 +106,6 @@ def explain(
     ----------
     baseline : Outcome
         What is.
-    knobs, options : sequence
     say : callable
         Told what is being tried.
 

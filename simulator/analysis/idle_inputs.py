@@ -106,7 +106,6 @@ def idle_loading(plan: ParallelPlan, *, has_storage: bool, given: Collection[str
 
     Parameters
     ----------
-    plan : ParallelPlan
     has_storage : bool
         Whether the cluster says how fast its storage is.
     given : collection of str
@@ -126,11 +125,6 @@ def idle_loading(plan: ParallelPlan, *, has_storage: bool, given: Collection[str
 
 def idle_release(plan: ParallelPlan, device: Device) -> list[str]:
     """Name a CUDA release that makes no difference on a device.
-
-    Parameters
-    ----------
-    plan : ParallelPlan
-    device : Device
 
     Examples
     --------

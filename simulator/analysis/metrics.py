@@ -296,7 +296,6 @@ def measure(timeline: Timeline, *, pipelined: bool) -> Metrics:
 
     Parameters
     ----------
-    timeline : Timeline
     pipelined : bool
         Whether idle time that the host does not explain is the pipeline's bubble.
     """

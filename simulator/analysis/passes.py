@@ -43,7 +43,6 @@ def passes_of(timeline: Timeline, table: Table, stages: Mapping[int, int]) -> di
 
     Parameters
     ----------
-    timeline : Timeline
     table : Table
         Of the schedule that ran.
     stages : mapping

@@ -315,7 +315,6 @@ def pattern_rows(selection: Selection, operator: str = "", *, shortest: int = 3,
 
     Parameters
     ----------
-    selection : Selection
     operator : str
         Operators whose name contains this, the outermost of them; empty for all outermost operators.
     shortest : int

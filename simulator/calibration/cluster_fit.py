@@ -276,7 +276,6 @@ def determined(
         Where the fit starts.
     places : sequence
         Candidates.
-    rows : sequence of Measured
 
     Returns
     -------
@@ -438,7 +437,6 @@ def fitted_cluster_text(name_or_path: str, fit: ClusterFit, files: Sequence[str 
     ----------
     name_or_path : str
         The cluster: a shipped name, our own file, or another tool's.
-    fit : ClusterFit
     files : sequence of str or Path
         Where the rows came from, for the source.
 

@@ -86,12 +86,6 @@ class KernelFit:
 def predict_rows_s(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> FloatArray:
     """Predict timed kernels under the conditions of their timing.
 
-    Parameters
-    ----------
-    rows : sequence of KernelRow
-    device : Device
-    constants : KernelConstants
-
     Returns
     -------
     ndarray of shape [rows]
@@ -534,7 +528,6 @@ def write_kernels(path: str | Path, fit: KernelFit, *, source: str, basis: str =
     ----------
     path : str or Path
         The device file.
-    fit : KernelFit
     source : str
         Where the rows come from.
     basis : str

@@ -103,13 +103,10 @@ def fit_constants(
     ----------
     start : dataclass
         Start values, and the values of what is not free.
-    free : sequence of Free
     predict : callable
         From constants to seconds, shape [rows].
     measured_s : ndarray of shape [rows]
     weights : ndarray of shape [rows], optional
-    n_starts : int
-    scale : float
     max_evaluations : int
         Per start, Jacobians not counted.
 
@@ -185,9 +182,6 @@ def minimise(
     ----------
     residuals : callable
         From parameters to residuals.
-    start : ndarray
-    bounds : tuple of ndarray
-    scale : float
     max_evaluations : int
         Jacobians not counted.
     step : float

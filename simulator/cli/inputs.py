@@ -35,7 +35,6 @@ def write_warnings(messages: Iterable[str], *, said: set[str] | None = None, kin
 
     Parameters
     ----------
-    messages : iterable of str
     said : set of str, optional
         What was printed before; it grows.
     kind : str

@@ -207,14 +207,12 @@ def search(
     ----------
     scenario : Scenario
         Topology, model and cost models; its plan is not looked at.
-    space : Space
     top : int
         How many plans to rank.
     n_jobs : int
         Processes; 0 means one per core.
     scheduler : str
         Address of a Dask scheduler instead.
-    observe : callable, optional
     store : Store, optional
         Of answers that are known already; new ones are added when they arrive.
     given : ParallelPlan, optional

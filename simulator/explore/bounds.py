@@ -109,7 +109,6 @@ class Bounds:
         Names of the cost models; its plan only names the framework.
     topology : Topology
         Cut to the GPUs in use.
-    spec : ModelSpec or RecordedModule
     """
 
     def __init__(self, scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedModule) -> None:
@@ -457,8 +456,6 @@ def data_bound(
     ----------
     strategy : DataParallel
         Fresh, of one stage.
-    plan : ParallelPlan
-    durations : Durations
     first_chunk_s : sequence of float
         Least backward times of the layers of the chunk whose backward ends the step; empty if that is not known.
     is_first : bool

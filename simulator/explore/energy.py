@@ -121,12 +121,7 @@ class PowerModel:
     sources: Mapping[str, str]  #: Where the GPU's powers, the host's and the PUE come from.
 
     def gpu_w(self, breakdown: Breakdown) -> float:
-        """Return the mean power of a board over a step.
-
-        Parameters
-        ----------
-        breakdown : Breakdown
-        """
+        """Return the mean power of a board over a step."""
         computing_s = breakdown["compute_s"] + breakdown["optimizer_s"]
         talking_s = breakdown["exposed_communication_s"]
         total_s = sum(breakdown[part] for part in PARTS)
@@ -146,7 +141,6 @@ def power_model(topology: Topology, *, pue: float | None = None) -> PowerModel:
 
     Parameters
     ----------
-    topology : Topology
     pue : float, optional
         Wins over the file.
     """

@@ -81,8 +81,6 @@ def document(
 
     Parameters
     ----------
-    results : sequence of Result
-    explanation : Explanation, optional
     request : RunRequest, optional
         A whole run that is asked about.
     ways_out : list of WayOut, optional

@@ -95,9 +95,6 @@ def expected_run(
 
     Parameters
     ----------
-    n_iterations : int
-    iteration_s : float
-    iterations_per_checkpoint : int
     write_s : float
         Time that training stands still for one checkpoint.
     mtbf_s : float
@@ -154,7 +151,6 @@ def checkpoint_of(plan: ParallelPlan, topology: Topology, n_parameters: int) -> 
     ----------
     plan : ParallelPlan
         Resolved.
-    topology : Topology
     n_parameters : int
         Of the whole model.
     """

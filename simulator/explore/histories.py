@@ -78,8 +78,6 @@ def play_histories(process: FailureProcess, n_histories: int, seed: int = 0) -> 
 
     Parameters
     ----------
-    process : FailureProcess
-    n_histories : int
     seed : int
         Equal seeds give equal histories.
 

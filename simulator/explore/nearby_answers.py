@@ -163,7 +163,6 @@ def nearby_answers(
 
     Parameters
     ----------
-    result : Result
     most : int
         Simulations that may be made.
     price : Price, optional

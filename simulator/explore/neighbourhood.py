@@ -180,7 +180,6 @@ def objection(plan: ParallelPlan, site: Site, *, than: ParallelPlan | None = Non
     ----------
     plan : ParallelPlan
         Resolved.
-    site : Site
     than : ParallelPlan, optional
         A plan that is had anyway: rules that it breaks itself do not count.
     """

@@ -49,8 +49,6 @@ class NetworkNeeds:
     ----------
     scenario : Scenario
         With its plan resolved.
-    topology : Topology
-    spec : ModelSpec
     """
 
     def __init__(self, scenario: Scenario, topology: Topology, spec: ModelSpec) -> None:
@@ -185,7 +183,6 @@ def rule_of_thumb(n_nodes: int, n_parameters: int, *, tokens_per_gpu: float = TO
     ----------
     n_nodes : int
         At least 2.
-    n_parameters : int
     tokens_per_gpu : float
         Of the scenario in question.
     """
@@ -374,7 +371,6 @@ def least_factor(efficiency: Callable[[float], float], target: float) -> float:
     ----------
     efficiency : callable
         Of a factor; 1 at :data:`simulator.explore.network_needs.FREE`.
-    target : float
 
     Returns
     -------
@@ -444,7 +440,6 @@ def requirements(
 
     Parameters
     ----------
-    scenario : Scenario
     counts : tuple of int
         Numbers of GPUs; empty means the plan's own.
     target : float

@@ -45,10 +45,6 @@ def choices(plan: ParallelPlan, other: ParallelPlan) -> str:
 def explain(one: Ranked, other: Ranked) -> str:
     """Say why a plan is slower (or faster) than another: the parts that make most of the difference.
 
-    Parameters
-    ----------
-    one, other : Ranked
-
     Returns
     -------
     str
@@ -155,7 +151,6 @@ def totals(one: Ranked, topology: Topology, price: Price | None = None) -> dict[
 
     Parameters
     ----------
-    one : Ranked
     topology : Topology
         Whose power, and price where none is given, count.
     price : Price, optional
@@ -287,7 +282,6 @@ def answer_of(
 
     Parameters
     ----------
-    found : sequence of CountResult
     objective : str
         One of :data:`OBJECTIVES`.
     price : Price, optional

@@ -87,13 +87,10 @@ def run_sweep(
 
     Parameters
     ----------
-    sweep : Sweep
-    store : Store
     n_jobs : int
         Processes; 0 means one per core.
     scheduler : str
         Address of a Dask scheduler instead.
-    observe : Observer, optional
     work : callable
         What is done with a scenario.
 

@@ -388,12 +388,10 @@ def whole_run(
 
     Parameters
     ----------
-    request : RunRequest
     answer : Answer
         The documented answer about one iteration.
     plan : ParallelPlan
         Resolved.
-    topology : Topology
     n_parameters : int
         Of the model, for its checkpoint.
 

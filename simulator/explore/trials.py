@@ -54,7 +54,6 @@ class ChangedCosts(ModelCosts):
     ----------
     topology : Topology
         With the change applied.
-    scenario : Scenario
     change : MachineChange
         Its latencies and speeds count here; the topology holds the rest of it.
     """
@@ -168,10 +167,8 @@ def n_hops(op: Collective | Transfer, label: str, topology: Topology) -> int:
 
     Parameters
     ----------
-    op : Collective or Transfer
     label : str
         Of its flow: ``"ring/simple"``.
-    topology : Topology
 
     References
     ----------

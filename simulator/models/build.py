@@ -59,13 +59,6 @@ def build_model(
     ----------
     spec : ModelSpec
         The model. For an encoder-decoder model both sides have the sequence length.
-    micro_batch, sequence_length, tp, sequence_parallel, cp, ep : int, bool
-    precision, kernels, attention, recompute : str
-    recompute_modules, captured_modules, lora_targets : tuple of str
-    lora_rank : int
-    fuses_experts, stashes_experts : bool
-    stops_early : bool
-    expert_load : float
     gradient_bytes : int
         As in :class:`Setting`.
 

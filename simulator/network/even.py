@@ -43,7 +43,6 @@ class Evenness:
 
     Parameters
     ----------
-    topology : LinkSource
     contends : bool
         Whether flows share links.
     """
@@ -59,7 +58,6 @@ class Evenness:
 
         Parameters
         ----------
-        flows : sequence of Flow
         factors : sequence of float
             What each flow uses of what it is granted.
         rates : sequence of float
@@ -103,13 +101,7 @@ class Evenness:
 
 
 class EvenNetwork(FlowNetwork):
-    """A :class:`FlowNetwork` that refuses to go on where a flow stands for unequal ones.
-
-    Parameters
-    ----------
-    topology : LinkSource
-    evenness : Evenness
-    """
+    """A :class:`FlowNetwork` that refuses to go on where a flow stands for unequal ones."""
 
     def __init__(self, topology: LinkSource, evenness: Evenness) -> None:
         super().__init__(topology)

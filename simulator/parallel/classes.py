@@ -109,7 +109,6 @@ def routes_of(topology: Topology, slow_links: Mapping[int, float]) -> Callable[[
 
     Parameters
     ----------
-    topology : Topology
     slow_links : mapping of int to float
         Number of each slow link, and how many times as long its bytes take.
     """
@@ -175,7 +174,6 @@ def classes_of(
 
     Parameters
     ----------
-    mesh : Mesh
     color : callable
         What is special about a rank.
     mark : callable

@@ -58,7 +58,6 @@ def exchange_context(items: Sequence[LayerItem], plan: ParallelPlan) -> list[Ite
     ----------
     items : sequence of LayerItem
         One pass of a layer.
-    plan : ParallelPlan
 
     Raises
     ------

@@ -48,7 +48,6 @@ def exchange_experts(items: Sequence[Item], plan: ParallelPlan, communicators: C
     ----------
     items : sequence of Item
         One pass of a layer.
-    plan : ParallelPlan
     communicators : Communicators
         Whose ``ep`` groups exchange tokens, inside and across nodes.
     """

@@ -48,7 +48,6 @@ def idle_settings(
 
     Parameters
     ----------
-    plan : ParallelPlan
     has_experts, has_shared_expert : bool
         Of the model.
     given : collection of str, optional

@@ -37,7 +37,6 @@ def checkpointed(layers: Sequence[Layer], plan: ParallelPlan, known: dict[tuple[
     ----------
     layers : sequence of Layer
         Blocks with full recomputation, and what lies around them.
-    plan : ParallelPlan
     known : dict
         Layers made before, so that equal ones stay one object.
 

@@ -188,7 +188,6 @@ class Communicators:
 
     Parameters
     ----------
-    mesh : Mesh
     rank : int
         The simulated rank.
     folded : bool

@@ -28,8 +28,6 @@ class ShortTable(NamedTuple):
 
         Parameters
         ----------
-        stage : int
-        tasks : sequence of Task
         marks : sequence of int
             Index of the first task of every action of the row, and of the task behind the last.
         """
@@ -49,7 +47,6 @@ def shorten(build: Callable[[int], Table], n_stages: int, n_micro_batches: int) 
     ----------
     build : callable
         Makes the table for a number of micro-batches.
-    n_stages, n_micro_batches : int
 
     Returns
     -------

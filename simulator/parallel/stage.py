@@ -57,11 +57,6 @@ _EXPERTS = {
 def at_point(point: CommunicationPoint, plan: ParallelPlan) -> Exchange | None:
     """Return the collective that a plan performs at a point, or None.
 
-    Parameters
-    ----------
-    point : CommunicationPoint
-    plan : ParallelPlan
-
     Returns
     -------
     Exchange or None
@@ -183,10 +178,8 @@ def template_of(layer: Layer, kind: Kind, plan: ParallelPlan, communicators: Com
 
     Parameters
     ----------
-    layer : Layer
     kind : str
         ``F``, ``B``, ``I`` or ``W``.
-    plan : ParallelPlan
     communicators : Communicators
         Who takes part in the collectives.
     """
@@ -257,7 +250,6 @@ class StageLayers:
     ----------
     chunks : sequence of sequence of Layer
         The layers of each virtual stage.
-    plan : ParallelPlan
     communicators : Communicators
         Of the ranks that the stage's tasks are written for.
     inside : Communicators, optional

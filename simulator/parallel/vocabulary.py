@@ -69,7 +69,6 @@ def meeting_collectives(communicators: Communicators, boundary_bytes: int, n_row
 
     Parameters
     ----------
-    communicators : Communicators
     boundary_bytes : int
         Bytes of the last block's output, whole.
     n_rows : int

@@ -13,8 +13,6 @@ def shifted(task: Task, n_tasks: int, n_micro_batches: int, first: int = 0) -> T
 
     Parameters
     ----------
-    task : Task
-    n_tasks, n_micro_batches : int
     first : int
         Dependencies on tasks before this index stay where they are.
     """
@@ -40,7 +38,6 @@ def find_stretch(tasks: Sequence[Task], period_starts: Sequence[int], end: int, 
 
     Parameters
     ----------
-    tasks : sequence of Task
     period_starts : sequence of int
         Ascending candidates for the first task of a period, the last one a period before ``end``.
     end : int
@@ -86,7 +83,6 @@ def insert_periods(program: Program, n_periods: int) -> Program:
 
     Parameters
     ----------
-    program : Program
     n_periods : int
         At most ``program.n_omitted``.
     """

@@ -80,7 +80,6 @@ def agreement_page(title: str, note: str, points: Sequence[Point], tables: Seque
 
     Parameters
     ----------
-    title : str
     note : str
         A line below the title: what was compared.
     points : sequence of Point

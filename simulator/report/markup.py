@@ -55,7 +55,6 @@ def table(
     ----------
     caption : str
         What it is, also the name of the box for screen readers.
-    columns : sequence of str
     rows : iterable of sequence
         Cells; the first is the heading of its row.
     text_columns : int or set of int
@@ -146,7 +145,6 @@ def stream_place(key: str, title: str, data: Mapping[str, Any], help_text: str) 
 
     Parameters
     ----------
-    key, title : str
     data : dict
         As :func:`simulator.report.timeline_chart.timeline_data` returns it.
     help_text : str

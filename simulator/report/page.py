@@ -108,7 +108,6 @@ def make_page(
 
     Parameters
     ----------
-    title : str
     head : Markup
         What stands above the sections.
     sections : sequence of Section

@@ -112,7 +112,6 @@ def sweep_charts(axes: Axes, rows: Sequence[Row]) -> dict[str, Chart]:
     ----------
     axes : mapping of str to sequence
         The values of each axis.
-    rows : sequence of mapping
 
     Returns
     -------

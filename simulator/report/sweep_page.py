@@ -26,7 +26,6 @@ def sweep_page(title: str, axes: Axes, rows: Sequence[Row], *, base: Mapping[str
 
     Parameters
     ----------
-    title : str
     axes : mapping of str to sequence
         The values of each axis.
     rows : sequence of mapping
@@ -168,8 +167,6 @@ def write_sweep(result: SweepResult, folder: str | Path, formats: str, plot: str
 
     Parameters
     ----------
-    result : SweepResult
-    folder : str or Path
     formats : str
         Such as ``csv,jsonl``.
     plot : str, optional
@@ -236,7 +233,6 @@ def write_search(answer: Mapping[str, Any], folder: str | None, formats: str, pl
     ----------
     answer, formats, plot
         As for :func:`search_rows` and :func:`write_sweep`.
-    folder : str or None
     """
     rows = search_rows(answer)
     files = write_rows(rows, folder, "search", names_of(formats)) if folder else []

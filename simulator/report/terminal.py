@@ -69,7 +69,6 @@ def print_answer(scenario: Scenario, answer: Answer) -> None:
     ----------
     scenario : Scenario
         With its plan resolved.
-    answer : Answer
     """
     out = make_console()
     plan = scenario.plan
@@ -189,12 +188,7 @@ _WIDTH = 24
 
 
 def print_explanation(explanation: Explanation) -> None:
-    """Print the critical path, the best changes, all changes with derivatives, and what has no effect.
-
-    Parameters
-    ----------
-    explanation : Explanation
-    """
+    """Print the critical path, the best changes, all changes with derivatives, and what has no effect."""
     out = make_console()
     out.print()
     out.print(_path_table(explanation["critical_path"]), highlight=False)

@@ -379,7 +379,6 @@ def stream_chart(key: str, title: str, data: Mapping[str, Any]) -> Chart:
 
     Parameters
     ----------
-    key, title : str
     data : mapping
         As :func:`timeline_data` or :func:`pipeline_data` returns it.
     """

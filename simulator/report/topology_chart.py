@@ -55,7 +55,6 @@ def topology_chart(topology: Topology, shares: NDArray[np.float64]) -> Chart:
 
     Parameters
     ----------
-    topology : Topology
     shares : array of float
         As :func:`simulator.analysis.link_use.utilization` returns it.
     """

@@ -215,7 +215,6 @@ def build_table(name: str, n_stages: int, n_micro_batches: int, *, n_chunks: int
     ----------
     name : str
         One of :data:`SCHEDULES`.
-    n_stages, n_micro_batches : int
     n_chunks : int
         Chunks per stage; 1 takes the schedule's own number.
 

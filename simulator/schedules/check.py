@@ -49,8 +49,6 @@ def execute(table: Table, placement: Placement, duration_of: Callable[[Action], 
 
     Parameters
     ----------
-    table : Table
-    placement : Placement
     duration_of : callable
         Duration of an action, in any unit.
 
@@ -180,7 +178,6 @@ def check(table: Table, placement: Placement | None = None) -> None:
 
     Parameters
     ----------
-    table : Table
     placement : Placement, optional
         A loop over the stages where it is left out.
 
@@ -238,7 +235,6 @@ def peak_in_flight(table: Table, n_chunks: int) -> tuple[tuple[int, ...], ...]:
 
     Parameters
     ----------
-    table : Table
     n_chunks : int
         Chunks per stage.
 
@@ -279,7 +275,6 @@ def unit_time_execution(
 
     Parameters
     ----------
-    table : Table
     placement : Placement, optional
         A loop over the stages where it is left out.
     forward, backward : float

@@ -15,7 +15,6 @@ def render(table: Table, placement: Placement | None = None) -> str:
 
     Parameters
     ----------
-    table : Table
     placement : Placement, optional
         A loop over the stages where it is left out.
 

@@ -180,10 +180,6 @@ class GraphLayout:
 
     Traffic takes all shortest paths by hops. GPUs that say which NICs they use take these between nodes, and inside a
     node NVLink or the host, as the nodes of a cluster file do.
-
-    Parameters
-    ----------
-    spec : GraphSpec
     """
 
     def __init__(self, spec: GraphSpec) -> None:
@@ -292,7 +288,6 @@ class _Ports:
 
     Parameters
     ----------
-    graph : networkx.MultiDiGraph
     gpus : sequence of str
         GPUs of one node.
     """

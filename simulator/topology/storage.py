@@ -35,8 +35,6 @@ def storage_s(
 
     Parameters
     ----------
-    storage : StorageSpec
-    topology : Topology
     node_bytes : float
         Of the node that moves most.
     total_bytes : float

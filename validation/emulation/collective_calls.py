@@ -26,7 +26,6 @@ def collective_call(
 
     Parameters
     ----------
-    name : str
     n_bytes : int
         As nccl-tests counts them: the whole gathered or scattered tensor.
     world : int

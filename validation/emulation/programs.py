@@ -132,7 +132,6 @@ def program_of(job: Job, world: int, n_racks: int) -> Program:
 
     Parameters
     ----------
-    job : Job
     world : int
         Ranks of all jobs together.
     n_racks : int

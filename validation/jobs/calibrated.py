@@ -158,7 +158,6 @@ def simulate_job(job: JobProgram, topology: Topology, kernels: CalibratedKernels
 
     Parameters
     ----------
-    job : JobProgram
     topology : Topology
         As many ranks as the job has.
     kernels : CalibratedKernels

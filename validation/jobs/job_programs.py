@@ -193,7 +193,6 @@ def record(size: GptSize, micro_batch: int, *, n_shards: int = 1, tied: bool = T
 
     Parameters
     ----------
-    size : GptSize
     micro_batch : int
         Sequences.
     n_shards : int

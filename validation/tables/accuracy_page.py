@@ -248,7 +248,6 @@ def render(found: Validation, table: ResidualTable, budgets: dict[str, float], e
         Behind the intervals.
     budgets : dict
         Budget key -> mean error that CI allows.
-    extras : Extras
     """
     training = _select(found, "training", lambda outcome: True)
     collectives = _select(found, "collectives", _split("test"))

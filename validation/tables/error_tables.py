@@ -186,7 +186,6 @@ def print_tables(
 
     Parameters
     ----------
-    outcomes : sequence of Outcome
     by : dict
         Kind of table -> grouping columns.
     n_rows : int

@@ -93,7 +93,6 @@ def batches_of(weights: Sequence[float], n_batches: int) -> list[range]:
     ----------
     weights : sequence of float
         Expected cost of each job, in any unit.
-    n_batches : int
 
     Examples
     --------
@@ -128,7 +127,6 @@ def run_all(
         A module-level function; it may not raise what the caller wants to handle per job.
     jobs : sequence
         Neighbours are handled by the same process: order them so that they share what is cached.
-    progress : Progress, optional
     n_processes : int
         1 runs here; more only where there are jobs enough to pay for the start of the pool.
     weight : callable

@@ -30,7 +30,6 @@ def predict_rows(rows: Sequence[Row], *, n_processes: int = 1, quiet: bool = Tru
 
     Parameters
     ----------
-    rows : sequence of Row
     n_processes : int
         Processes for what takes long.
     quiet : bool

@@ -105,7 +105,6 @@ def answer(case: Case, *, memory_only: bool) -> Answer:
 
     Parameters
     ----------
-    case : Case
     memory_only : bool
         Whether verdict and peak suffice.
     """
@@ -154,7 +153,6 @@ def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: 
 
     Parameters
     ----------
-    rows : sequence of Row
     progress : Progress, optional
         Told how many runs are done.
     n_processes : int

@@ -39,7 +39,6 @@ def recording_modes(torch: Any, recorder: Recorder, attention: str) -> tuple[Any
 
     Parameters
     ----------
-    torch : module
     recorder : Recorder
         Who notes the operators.
     attention : str
