@@ -190,7 +190,7 @@ def register_commands() -> None:
     """Add the commands that live in files of their own, once; each imports its work lazily."""
     if any(command.name == "validate" for command in app.registered_commands):
         return
-    from simulator.cli import calibrate, collective, exploration, import_, replay, trace, validate
+    from simulator.cli import calibrate, collective, exploration, import_, replay, stragglers, trace, validate
     from simulator.cli.shared import with_scenario
 
     app.command("validate", help="Predict the rows of a measurement file and print the errors.")(validate.validate)
@@ -206,6 +206,9 @@ def register_commands() -> None:
     )
     needs = with_scenario(exploration.requirements, main_command)
     app.command("requirements", help="Find the network between nodes that a target needs.")(needs)
+    app.command("stragglers", help="Play jobs whose steps are not alike: what each cause costs.")(
+        with_scenario(stragglers.stragglers, main_command)
+    )
     app.command("replay", help="Replay a trace, as measured or with changes.")(replay.replay)
     app.add_typer(trace.trace_app, name="trace")
 

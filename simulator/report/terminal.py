@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from simulator.explore.comparison import Comparison
     from simulator.explore.full_answer import WayOut
     from simulator.explore.network_needs import Requirement
+    from simulator.explore.stragglers import Straggling
     from simulator.explore.sweeps import SweepResult
     from simulator.interop.writing import Written
 
@@ -448,6 +449,24 @@ def _gigabits(bytes_per_s: float) -> str:
         return "any"
     rate = bytes_per_s * 8e-9
     return f"{rate:,.0f} Gb/s" if rate >= 1000 else f"{rate:.4g} Gb/s"
+
+
+def print_straggling(scenario: Scenario, found: Straggling) -> None:
+    """Print what uneven steps cost, cause by cause."""
+    from simulator.explore.stragglers import in_words
+
+    out = make_console()
+    out.print(f"{scenario.model} on {scenario.topology}: {describe_plan(scenario.plan)}\n", highlight=False)
+    out.print(f"simulated, all alike: {format_time(found['iteration_time_s'])} per step", highlight=False)
+    out.print(f"uneven: {in_words(found)}\n", highlight=False)
+    rows = new_table("cause", "slowdown alone")
+    for row in found["causes"]:
+        rows.add_row(row["cause"], f"{row['slowdown']:.3f}")
+    out.print(rows, highlight=False)
+    if found["stages_slowdown"] > 1.005:
+        words = f"uneven stages cost {found['stages_slowdown'] - 1:.1%} of every step, the simulated one included"
+        out.print(f"\n{words}: --pipeline-layout moves layers", highlight=False)
+    out.print(f"\ntaken as in the simulated step: {'; '.join(found['left_out'])}", highlight=False)
 
 
 def print_emitted(written: Sequence[Written]) -> None:

@@ -14,9 +14,11 @@ from simulator.plan import ParallelPlan
 from simulator.schedules.action import Action, Kind, Layout, Placement, Row, Table
 from simulator.schedules.check import (
     Execution,
+    Turn,
     check,
     execute,
     peak_in_flight,
+    turns,
     unit_time_execution,
     unit_time_makespan,
 )
@@ -40,6 +42,7 @@ __all__ = [
     "Row",
     "Schedule",
     "Table",
+    "Turn",
     "build_table",
     "check",
     "execute",
@@ -49,6 +52,7 @@ __all__ = [
     "plain_name",
     "render",
     "sends_block",
+    "turns",
     "unit_time_execution",
     "unit_time_makespan",
 ]

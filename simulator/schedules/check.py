@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from simulator.errors import ConfigError
 from simulator.schedules.action import Action, Placement, Row, Table
@@ -123,6 +124,57 @@ class _Meetings:
         """Return the stages that may go on."""
         awake, self._awake = self._awake, []
         return awake
+
+
+class Turn(NamedTuple):
+    """One action of a table, or a pair that runs together, and what must have ended before it.
+
+    Parameters
+    ----------
+    stage, first, n : int
+        Actions ``first`` to ``first + n - 1`` of the stage's row.
+    after : tuple of (int, int)
+        (stage, index) of actions of other turns, that before it on its own stage included.
+    """
+
+    stage: int
+    first: int
+    n: int
+    after: tuple[tuple[int, int], ...]
+
+
+def turns(table: Table, placement: Placement) -> list[Turn]:
+    """Return the turns of a table in an order in which each comes after all that it waits for.
+
+    Whoever has durations can then compute when everything ends in one pass, for many sets of durations at once; what
+    :func:`execute` does with one.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`execute`.
+    """
+    starts = execute(table, placement, lambda _: 1.0).starts
+    where: dict[Pass, tuple[int, int]] = {}
+    meetings: dict[int, list[tuple[int, int]]] = {}
+    for stage, row in enumerate(table):
+        for index, action in enumerate(row):
+            where[_gradient(action), action.micro_batch, placement.virtual_stage(stage, action.chunk)] = stage, index
+            if action.kind == "V" and index:
+                meetings.setdefault(action.micro_batch, []).append((stage, index - 1))
+    found = []
+    for stage, row in enumerate(table):
+        index = 0
+        while index < len(row):
+            together = row[index : index + 1 + row[index].is_paired]
+            after = {where[p] for action in together for p in _inputs(action, stage, placement) if p is not None}
+            after |= {(stage, index - 1)} if index else set()
+            if row[index].kind == "V":
+                after |= set(meetings.get(row[index].micro_batch, ()))
+            after -= {(stage, index + i) for i in range(len(together))}
+            found.append((starts[stage][index], Turn(stage, index, len(together), tuple(sorted(after)))))
+            index += len(together)
+    return [turn for _, turn in sorted(found, key=lambda one: (one[0], one[1][:2]))]
 
 
 def _gradient(action: Action) -> str:

@@ -14,10 +14,12 @@ from simulator.schedules import (
     Placement,
     build_table,
     check,
+    execute,
     find_schedule,
     peak_in_flight,
     placement_of,
     render,
+    turns,
     unit_time_execution,
     unit_time_makespan,
 )
@@ -372,3 +374,18 @@ def test_declared_properties_are_those_of_the_table(name):
 def test_only_the_schedules_that_megatron_and_deepspeed_ship_block():
     """megatron/core/pipeline_parallel/schedules.py and deepspeed/runtime/pipe/schedule.py: with and without interleaving, and GPipe."""
     assert {name for name, one in SCHEDULES.items() if one.blocks_sends} == {"1f1b", "1f1b-interleaved", "gpipe"}
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_turns_in_their_order_end_when_the_table_does(name: str) -> None:
+    """One pass over the turns is what :func:`execute` finds by waiting."""
+    n_chunks = SCHEDULES[name].n_chunks or 2
+    table = build_table(name, 4, 8, n_chunks=n_chunks)
+    placement = placement_of(name, 4, n_chunks)
+    ends: dict[tuple[int, int], float] = {}
+    for turn in turns(table, placement):
+        start = max((ends[place] for place in turn.after), default=0.0)
+        for index in range(turn.first, turn.first + turn.n):
+            ends[turn.stage, index] = start + turn.n
+    wanted = execute(table, placement, lambda _: 1.0).ends
+    assert ends == {(stage, i): end for stage, row in enumerate(wanted) for i, end in enumerate(row)}

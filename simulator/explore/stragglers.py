@@ -1,0 +1,484 @@
+"""Steps that are not alike: ranks that wait for slower ones, played over many jobs and steps of one simulated plan.
+
+One step is simulated; its passes, the order of its schedule and what replicas wait for are then played with other durations,
+all steps and replicas as arrays. Causes are sequence lengths, slow GPUs, the spread of clocks, pauses of hosts and late data.
+What passes do not hold (messages between stages, reductions, the optimizer) takes as long as in the simulated step.
+
+References
+----------
+Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025: the causes, and the slowdown
+as the time over that of a job whose operations all take the mean of their peers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.analysis.critical_path import kind_of
+from simulator.analysis.passes import passes_of, table_of
+from simulator.answer import Result
+from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.explore.lengths import LengthMix, Lengths
+from simulator.explore.training_run import parse_time
+from simulator.parallel.mesh import Mesh
+from simulator.program.op import COMMUNICATIONS
+from simulator.program.program import COMPUTE
+from simulator.schedules import Table, Turn, placement_of, turns
+from simulator.units import format_time, to_s
+
+Floats = NDArray[np.float64]
+
+#: numbers that the arrays of one round hold: 256 MiB
+_MOST_NUMBERS = 1 << 25
+#: a job that is slower than this counts as straggling, as published
+STRAGGLES = 1.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Causes:
+    """Why steps differ. Each is off as it stands by default.
+
+    Parameters
+    ----------
+    lengths : Lengths, optional
+        Of the documents of a batch.
+    slow_gpus : tuple of (float, float)
+        (share of the GPUs, how many times as long their kernels take), for as long as a job runs.
+    spread : float
+        Standard deviation of the GPUs' kernel times, for as long as a job runs: temperature, silicon.
+    pause_s, pause_every : float
+        A process stops for so long (garbage collection, a logger) once in so many steps.
+    plans_pauses : bool
+        Whether all processes pause in the same step, at its start.
+    stall_s, stall_share : float
+        The share of steps in which a replica's next batch comes late, and how late in the mean (exponential).
+    """
+
+    lengths: Lengths | None = None
+    slow_gpus: tuple[float, float] = (0.0, 1.0)
+    spread: float = 0.0
+    pause_s: float = 0.0
+    pause_every: float = 1.0
+    plans_pauses: bool = False
+    stall_s: float = 0.0
+    stall_share: float = 0.0
+
+    def alone(self) -> Iterator[tuple[str, Causes]]:
+        """Yield each cause that is on by its name, without the others."""
+        if self.lengths is not None:
+            yield "sequence lengths", Causes(lengths=self.lengths)
+        if self.slow_gpus[0] > 0:
+            yield "slow GPUs", Causes(slow_gpus=self.slow_gpus)
+        if self.spread:
+            yield "spread of clocks", Causes(spread=self.spread)
+        if self.pause_s:
+            plain = Causes(pause_s=self.pause_s, pause_every=self.pause_every, plans_pauses=self.plans_pauses)
+            yield "planned pauses" if self.plans_pauses else "pauses of hosts", plain
+        if self.stall_s:
+            yield "late data", Causes(stall_s=self.stall_s, stall_share=self.stall_share)
+
+
+def parse_causes(
+    lengths: str | None = None,
+    *,
+    is_packed: bool = True,
+    slow_gpus: str | None = None,
+    spread: float | None = None,
+    pause: str | None = None,
+    plans_pauses: bool = False,
+    stall: str | None = None,
+) -> Causes:
+    """Read causes as the command line has them.
+
+    Parameters
+    ----------
+    lengths : str, optional
+        See :meth:`~simulator.explore.lengths.Lengths.parse`.
+    is_packed : bool
+    slow_gpus : str, optional
+        ``SHARE=FACTOR``.
+    spread : float, optional
+    pause, stall : str, optional
+        ``TIME/N steps``.
+    plans_pauses : bool
+
+    Raises
+    ------
+    ConfigError
+        If one cannot be read, or none is given.
+
+    Examples
+    --------
+    >>> parse_causes(slow_gpus="0.01=1.3", pause="200 ms/50 steps").pause_every
+    50.0
+    """
+    if plans_pauses and not pause:
+        raise ConfigError("--planned-pauses says when pauses are, and there are none", hint="--pause '200 ms/50 steps'")
+    if spread is not None and not 0 < spread < 1:
+        raise ConfigError(f"--spread {spread:g}: a share between 0 and 1", hint="--spread 0.02")
+    pause_s, pause_every = _now_and_then(pause, "--pause") if pause else (0.0, 1.0)
+    stall_s, stall_every = _now_and_then(stall, "--stall") if stall else (0.0, math.inf)
+    causes = Causes(
+        lengths=Lengths.parse(lengths, is_packed=is_packed) if lengths else None,
+        slow_gpus=_share_and_factor(slow_gpus) if slow_gpus else (0.0, 1.0),
+        spread=spread or 0.0, pause_s=pause_s, pause_every=pause_every, plans_pauses=plans_pauses,
+        stall_s=stall_s, stall_share=1.0 / stall_every,
+    )  # fmt: skip
+    if causes == Causes():
+        raise ConfigError(
+            "no cause of uneven steps is given",
+            hint="--lengths lognormal:600,1.2, --slow-gpus 0.01=1.3, --spread 0.02, --pause '200 ms/50 steps' or --stall '2 s/500 steps'",
+        )
+    return causes
+
+
+def _now_and_then(text: str, flag: str) -> tuple[float, float]:
+    """Read ``200 ms/50 steps``: seconds, and steps from one time to the next in the mean."""
+    time, slash, often = text.partition("/")
+    word = often.strip().removesuffix("steps").removesuffix("step").strip() or "1"
+    if not slash or not word.replace(".", "", 1).isdigit() or float(word) < 1:
+        raise ConfigError(f"{flag} {text}: a time, and once in how many steps", hint=f"{flag} '200 ms/50 steps'")
+    return parse_time(time.strip(), flag, least_s=1e-9), float(word)
+
+
+def _share_and_factor(text: str) -> tuple[float, float]:
+    try:
+        share, factor = map(float, text.split("="))
+    except ValueError:
+        share = factor = math.nan
+    if not (0 < share <= 1 and 1 <= factor < math.inf):
+        raise ConfigError(
+            f"--slow-gpus {text}: the share of the GPUs, above 0 and at most 1, and a factor of at least 1",
+            hint="--slow-gpus 0.01=1.3",
+        )
+    return share, factor
+
+
+class CauseRow(TypedDict):
+    """What one cause does alone."""
+
+    cause: str
+    """In words."""
+    slowdown: float
+    """Mean time of a step with this cause alone, over that of even steps."""
+
+
+class Straggling(TypedDict):
+    """What uneven steps cost a plan."""
+
+    iteration_time_s: float
+    """Of the simulated step."""
+    even_s: float
+    """Of a step in which everything takes the mean of its peers; differs where documents are shorter than the sequence."""
+    mean_s: float
+    """Of all played steps."""
+    p50_s: float
+    """Median of the played steps."""
+    p95_s: float
+    """Of the played steps, 5 % take longer."""
+    slowdown: float
+    """Mean of the played steps over the even one."""
+    job_p10: float
+    """Slowdown that 90 % of the jobs exceed."""
+    job_p90: float
+    """Slowdown that 10 % of the jobs exceed."""
+    straggling_share: float
+    """Share of the jobs that are at least 10 % slower than even ones."""
+    rank_waits: float
+    """Share of its time that a mean replica waits for the slowest one."""
+    stages_slowdown: float
+    """The simulated step over one in which every stage takes the mean of all stages: what uneven stages cost, always."""
+    causes: list[CauseRow]
+    """Each cause alone, the worst first."""
+    n_jobs: int
+    """Jobs that were played."""
+    n_steps: int
+    """Steps of each."""
+    seed: int
+    """Of the draws."""
+    left_out: list[str]
+    """What is taken as it is in the simulated step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """Seconds of played passes, ``[job, step, replica]``: from the start of a step until a replica's last pass has ended."""
+
+    replica_s: Floats
+
+    @property
+    def step_s(self) -> Floats:
+        """``[job, step]``: the slowest replica, for which the others wait at the gradients' reduction."""
+        slowest: Floats = self.replica_s.max(axis=2)
+        return slowest
+
+
+class StepModel:
+    """The passes of one simulated step, to be played with other durations.
+
+    Parameters
+    ----------
+    result : Result
+        Simulated in detail.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If the schedule runs passes in pairs.
+    """
+
+    def __init__(self, result: Result) -> None:
+        plan = result.plan
+        self.plan = plan
+        self.table: Table = table_of(plan)
+        if any(action.is_paired for row in self.table for action in row):
+            raise InfeasiblePlanError(
+                f"schedule {plan.schedule} runs passes in pairs, which cannot be played one by one",
+                hint="use another --schedule, such as 1f1b or zb-1p",
+            )
+        placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
+        self.turns: list[Turn] = turns(self.table, placement)
+        stages = {report.rank: report.stage for report in result.memory.stages}
+        self.passes_s = _passes_s(result, self.table, stages)
+        #: shares of a stage's passes that compute, and that attention takes
+        self.compute, self.attention = _shares(result, stages)
+        base_s = float(self._play([[np.full(1, one) for one in row] for row in self.passes_s], 1)[0])
+        self.iteration_s = result.metrics.iteration_time_s
+        #: time of a step that its passes do not explain
+        self.rest_s = self.iteration_s - base_s
+        mesh = Mesh(plan, result.topology.gpus_per_host)
+        sharded = mesh.sharding_group // plan.cp if plan.shards_parameters else 1
+        experts = plan.ep * (plan.etp or 1) // (plan.tp * plan.cp)
+        #: replicas that wait for one another in every pass: they gather parameters or exchange tokens there
+        self.coupled = int(min(plan.dp, max(1, sharded, experts)))
+
+    def _play(self, durations: list[list[Floats]], width: int) -> Floats:
+        """Return when the last pass ends, for ``width`` sets of durations."""
+        ends: dict[tuple[int, int], Floats] = {}
+        uses = self._n_uses()
+        last = np.zeros(width)
+        for turn in self.turns:
+            start = np.zeros(width)
+            for place in turn.after:
+                start = np.maximum(start, ends[place])
+                uses[place] -= 1
+                if not uses[place]:
+                    del ends[place]
+            end = start + durations[turn.stage][turn.first]
+            if uses.get((turn.stage, turn.first)):
+                ends[turn.stage, turn.first] = end
+            last = np.maximum(last, end)
+        return last
+
+    def _n_uses(self) -> dict[tuple[int, int], int]:
+        uses: dict[tuple[int, int], int] = {}
+        for turn in self.turns:
+            for place in turn.after:
+                uses[place] = uses.get(place, 0) + 1
+        return uses
+
+    def even_stages_s(self) -> float:
+        """Seconds of the step if every pass of a kind took the mean of its peers on all stages."""
+        sums: dict[str, list[float]] = {}
+        for row, times in zip(self.table, self.passes_s, strict=True):
+            for action, time_s in zip(row, times, strict=True):
+                sums.setdefault(action.kind, []).append(time_s)
+        means = {key: float(np.mean(values)) for key, values in sums.items()}
+        even = [[np.full(1, means[a.kind]) for a in row] for row in self.table]
+        return float(self._play(even, 1)[0]) + self.rest_s
+
+    def play(self, causes: Causes, *, n_jobs: int, n_steps: int, seed: int = 0) -> Played:
+        """Play jobs.
+
+        Parameters
+        ----------
+        causes : Causes
+        n_jobs, n_steps : int
+            Slow GPUs and clocks stay with a job, everything else is drawn anew in every step.
+        seed : int
+        """
+        n_actions = sum(map(len, self.table))
+        at_once = max(1, _MOST_NUMBERS // (n_actions * n_steps * self.plan.dp))
+        rng = np.random.default_rng(seed)
+        mix = causes.lengths.mix(self.plan.sequence_length, rng) if causes.lengths else None
+        found = [
+            self._round(causes, mix, (min(at_once, n_jobs - first), n_steps, self.plan.dp), rng)
+            for first in range(0, n_jobs, at_once)
+        ]
+        return Played(replica_s=np.concatenate(found))
+
+    def _round(
+        self, causes: Causes, mix: LengthMix | None, shape: tuple[int, int, int], rng: np.random.Generator
+    ) -> Floats:
+        """Play some jobs; return ``[job, step, replica]``."""
+        plan, rows = self.plan, self.table
+        n_ranks = plan.tp * plan.cp
+        slow = _gpu_factors(causes, (shape[0], shape[2], plan.pp, n_ranks), rng)
+        full = np.ones(1), np.ones(1)
+        shapes = [mix.draw(plan.micro_batch, shape, rng) if mix else full for _ in range(plan.n_micro_batches)]
+        late = _Delays(causes, shape, n_ranks, [len(row) for row in rows], rng)
+        durations = [
+            [
+                self._met(self._pass_s(stage, index, *shapes[max(0, action.micro_batch)], slow[:, None, :, stage])
+                          + late.of(stage, index) + np.zeros(shape)).reshape(-1)
+                for index, action in enumerate(row)
+            ]
+            for stage, row in enumerate(rows)
+        ]  # fmt: skip
+        return self._play(durations, int(np.prod(shape))).reshape(shape) + self.rest_s
+
+    def _pass_s(self, stage: int, index: int, tokens: Floats | float, squares: Floats | float, slow: Floats) -> Floats:
+        """Seconds of a pass with these shares of its tokens and of their squares, on GPUs so many times as slow."""
+        compute, attention = self.compute[stage], self.attention[stage]
+        scaled = (compute - attention) * tokens + attention * squares
+        return self.passes_s[stage][index] * (1.0 - compute + slow * scaled)
+
+    def even_s(self, lengths: Lengths | None = None, seed: int = 0) -> float:
+        """Seconds of a step whose micro-batches all have the mean length."""
+        mix = lengths.mix(self.plan.sequence_length, np.random.default_rng(seed)) if lengths else None
+        tokens, squares = mix.mean if mix else (1.0, 1.0)
+        one = np.ones(1)
+        durations = [
+            [self._pass_s(stage, index, tokens, squares, one) for index in range(len(row))]
+            for stage, row in enumerate(self.table)
+        ]
+        return float(self._play(durations, 1)[0]) + self.rest_s
+
+    def _met(self, times: Floats) -> Floats:
+        """Let replicas that meet inside a pass take as long as the slowest of them."""
+        width, n = self.coupled, self.plan.dp
+        if width == 1 or n % width:
+            return times
+        groups = times.reshape(*times.shape[:-1], n // width, width)
+        return np.broadcast_to(groups.max(axis=-1, keepdims=True), groups.shape).reshape(times.shape)
+
+
+def _passes_s(result: Result, table: Table, stages: dict[int, int]) -> list[list[float]]:
+    """Seconds of every action of every stage."""
+    by_stage = {stages[rank]: one for rank, one in passes_of(result.timeline, table, stages).items()}
+    found = []
+    for stage, row in enumerate(table):
+        own = iter(by_stage[stage])
+        times: list[float] = []
+        while len(times) < len(row):
+            action = row[len(times)]
+            if action.kind == "V":
+                times.append(0.0)
+                continue
+            one = next(own)
+            times.append(to_s(one.end_ps - one.start_ps))
+        found.append(times)
+    return found
+
+
+def _shares(result: Result, stages: dict[int, int]) -> tuple[list[float], list[float]]:
+    """Return which shares of the passes of each stage compute, and which are attention."""
+    n_stages = result.plan.pp
+    whole, compute, attention = (np.zeros(n_stages) for _ in range(3))
+    for outer, n in result.timeline.counted:
+        if outer.stream != COMPUTE or outer.rank not in stages:
+            continue
+        for span in outer.expand():
+            phase = getattr(span.op, "phase", "")
+            if phase in ("forward", "backward", "recompute") and not isinstance(span.op, COMMUNICATIONS):
+                compute[stages[outer.rank]] += n * span.duration_ps
+                attention[stages[outer.rank]] += n * span.duration_ps * (kind_of(span.op).name == "attention")
+    for rank, passes in passes_of(result.timeline, table_of(result.plan), stages).items():
+        whole[stages[rank]] += sum(one.end_ps - one.start_ps for one in passes if one.kind != "O")
+    return (np.minimum(1.0, compute / whole)).tolist(), (np.minimum(1.0, attention / whole)).tolist()
+
+
+def _gpu_factors(causes: Causes, shape: tuple[int, int, int, int], rng: np.random.Generator) -> Floats:
+    """Return ``[job, replica, stage]``: how many times as long kernels take on the slowest of a stage's ranks."""
+    share, factor = causes.slow_gpus
+    slow = np.ones(shape)
+    if causes.spread:
+        slow *= np.maximum(0.5, 1.0 + causes.spread * rng.standard_normal(shape))
+    if share > 0:
+        slow *= np.where(rng.random(shape) < share, factor, 1.0)
+    slowest: Floats = slow.max(axis=3)
+    return slowest
+
+
+class _Delays:
+    """What makes passes begin late: pauses of processes and data."""
+
+    def __init__(
+        self,
+        causes: Causes,
+        shape: tuple[int, int, int],
+        n_ranks: int,
+        n_actions: Sequence[int],
+        rng: np.random.Generator,
+    ) -> None:
+        often = 1.0 / causes.pause_every
+        self._pause_s = causes.pause_s
+        self._first = np.zeros(shape)
+        self._where: list[NDArray[np.int64]] = []
+        if causes.pause_s and causes.plans_pauses:  # all stop at once: the first pass of the first stage says it
+            self._first += causes.pause_s * (rng.random(shape[:2]) < often)[:, :, None]
+        elif causes.pause_s:
+            for n in n_actions:
+                happens = rng.random(shape) < 1.0 - (1.0 - often) ** n_ranks
+                self._where.append(np.where(happens, rng.integers(n, size=shape), -1))
+        if causes.stall_s:
+            self._first += rng.exponential(causes.stall_s, shape) * (rng.random(shape) < causes.stall_share)
+
+    def of(self, stage: int, index: int) -> Floats | float:
+        """Return how late a pass begins."""
+        late: Floats | float = self._pause_s * (self._where[stage] == index) if self._where else 0.0
+        return late + self._first if stage == index == 0 else late
+
+
+def straggle(
+    result: Result, causes: Causes, *, n_jobs: int = 100, n_steps: int = 20, seed: int = 0
+) -> tuple[Straggling, Played]:
+    """Play a plan with uneven steps.
+
+    Parameters
+    ----------
+    result : Result
+        Simulated in detail.
+    causes : Causes
+    n_jobs, n_steps : int
+    seed : int
+    """
+    model = StepModel(result)
+    even_s = model.even_s(causes.lengths, seed)
+    played = model.play(causes, n_jobs=n_jobs, n_steps=n_steps, seed=seed)
+    rows = [CauseRow(cause=name, slowdown=_slowdown(model, one, n_jobs, n_steps, seed)) for name, one in causes.alone()]
+    step_s = played.step_s
+    jobs = step_s.mean(axis=1) / even_s
+    left_out = ["messages between stages, reductions and the optimizer", "hosts that run ahead and so hide a pause"]
+    return Straggling(
+        iteration_time_s=model.iteration_s, even_s=even_s, mean_s=float(step_s.mean()),
+        p50_s=float(np.quantile(step_s, 0.5)), p95_s=float(np.quantile(step_s, 0.95)),
+        slowdown=float(step_s.mean()) / even_s, job_p10=float(np.quantile(jobs, 0.1)),
+        job_p90=float(np.quantile(jobs, 0.9)), straggling_share=float((jobs >= STRAGGLES).mean()),
+        rank_waits=float((1.0 - played.replica_s / step_s[:, :, None]).mean()),
+        stages_slowdown=model.iteration_s / model.even_stages_s(),
+        causes=sorted(rows, key=lambda row: -row["slowdown"]), n_jobs=n_jobs, n_steps=n_steps, seed=seed,
+        left_out=left_out,
+    ), played  # fmt: skip
+
+
+def _slowdown(model: StepModel, causes: Causes, n_jobs: int, n_steps: int, seed: int) -> float:
+    played = model.play(causes, n_jobs=n_jobs, n_steps=n_steps, seed=seed)
+    return float(played.step_s.mean()) / model.even_s(causes.lengths, seed)
+
+
+def in_words(found: Straggling) -> str:
+    """Say what uneven steps cost."""
+    jobs, low, high = found["straggling_share"], found["job_p10"], found["job_p90"]
+    return (
+        f"{format_time(found['mean_s'])} per step in the mean over {found['n_jobs']} jobs of {found['n_steps']} steps, "
+        f"{found['slowdown']:.3f} times the even {format_time(found['even_s'])}; {jobs:.0%} of the jobs are at least "
+        f"10 % slower, 80 % lie between {low:.3f} and {high:.3f}; a replica waits {found['rank_waits']:.1%} of its time "
+        "for the slowest"
+    )
