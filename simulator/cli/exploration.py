@@ -35,7 +35,7 @@ def sweep(
     **scenario: Any,
 ) -> None:
     """Simulate every combination of some settings; interrupted and started again, it does only the rest."""
-    from simulator.cli.inputs import settings_of
+    from simulator.cli.inputs import clusters_of, run_request, settings_of
     from simulator.cli.shared import Progress, after_the_answer, keeping, progress_line, say_who_works
     from simulator.explore.evaluation import open_store
     from simulator.explore.named_settings import Sweep, merge_sweeps, parse_axes, read_sweep
@@ -45,12 +45,15 @@ def sweep(
 
     base, counts = settings_of(scenario)
     axes = ({"gpus": counts} if counts else {}) | parse_axes(axis or ())
+    if clusters := clusters_of(base):
+        axes = {"topology": clusters} | axes
+    request = run_request(scenario, set(), of_rows=True)
     given = merge_sweeps(read_sweep(spec) if spec else Sweep(), Sweep(base=base, axes=axes))
     check_output(formats, plot, out)
     say_who_works(scheduler)
     store = open_store(out)
     with keeping(store, out), progress_line() as say:
-        result = run_sweep(given, store, n_jobs=jobs, scheduler=scheduler, observe=Progress(say).sweep)
+        result = run_sweep(given, store, request=request, n_jobs=jobs, scheduler=scheduler, observe=Progress(say).sweep)
     files = write_sweep(result, out, formats, plot)
     if json_output:
         print(json.dumps({**result.to_dict(), "files": [str(file) for file in files]}, allow_nan=False))
@@ -67,7 +70,6 @@ def search(
     objective: Annotated[
         str, typer.Option(help="What the choice minimises: time, gpu-hours, cost, energy, memory or gpus.")
     ] = "time",
-    gpu_hour_price: Annotated[Text, option("Price of a GPU hour, e.g. 2.50 or '2.50 USD'.")] = None,
     memory_margin: Annotated[
         float,
         typer.Option(help="Share of the memory that should stay free: plans that leave less are marked.", min=0, max=1),
@@ -81,10 +83,10 @@ def search(
     **scenario: Any,
 ) -> None:
     """Find the fastest plans that fit: every valid one is simulated, or ruled out by a proven lower bound."""
-    from simulator.cli.inputs import settings_of
+    from simulator.cli.inputs import clusters_of, run_request, settings_of
     from simulator.cli.shared import Progress, keeping, progress_line, say_who_works
     from simulator.explore.best_plans import describe
-    from simulator.explore.energy import parse_price
+    from simulator.explore.energy import price_of
     from simulator.explore.evaluation import open_store
     from simulator.explore.named_settings import parse_axes, scenario_of
     from simulator.explore.objectives import answer_of, check_objective, search_counts
@@ -95,9 +97,11 @@ def search(
 
     base, counts = settings_of(scenario)
     axes = parse_axes(axis or ())
+    if clusters := clusters_of(base):
+        axes["topology"], base["topology"] = clusters, clusters[0]
     counts = axes.pop("gpus", counts)
-    price = parse_price(gpu_hour_price) if gpu_hour_price else None
-    is_priced = price is not None or (objective == "cost" and topology_of(scenario_of(base)).spec.price is not None)
+    request = run_request(scenario, set(), of_rows=True)
+    is_priced = objective != "cost" or price_of(topology_of(scenario_of(base)), request.price) is not None
     check_objective(objective, has_price=is_priced)
     check_output(formats, plot, out, emit)
     say_who_works(scheduler)
@@ -107,7 +111,7 @@ def search(
             base, axes, counts, top=top, n_jobs=jobs, scheduler=scheduler, observe=Progress(say).search, store=store,
             objective=objective,
         )  # fmt: skip
-    answer, space, plans = answer_of(found, objective, price=price, margin=memory_margin)
+    answer, space, plans = answer_of(found, objective, request=request, margin=memory_margin)
     per_node = space.topology.gpus_per_host
     written = write_all(plans, space.spec, Path(emit), gpus_per_node=per_node, describe=describe) if emit else []
     files = write_search(answer, out, formats, plot)
@@ -164,7 +168,7 @@ def requirements(
     **scenario: Any,
 ) -> None:
     """Find the least bandwidth between nodes, and the largest latency, with which a plan scales to so many GPUs."""
-    from simulator.cli.inputs import settings_of
+    from simulator.cli.inputs import run_request, settings_of
     from simulator.cli.shared import progress_line
     from simulator.explore.named_settings import scenario_of
     from simulator.explore.network_needs import requirements as solve
@@ -173,10 +177,11 @@ def requirements(
     from simulator.report.terminal import print_requirements
 
     base, counts = settings_of(scenario)
+    request = run_request(scenario, set(), of_rows=True)
     if plot:
         check_page(plot)
     with progress_line() as say:
-        found = solve(scenario_of(base), counts, target=target, say=say)
+        found = solve(scenario_of(base), counts, target=target, request=request, say=say)
     rows = [one.to_dict() for one in found]
     if plot:
         files = requirements_page(found[0].scenario.model, base["topology"], target, rows).save(plot)

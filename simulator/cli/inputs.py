@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.errors import ConfigError
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 #: flags about a whole run that say nothing unless its length is given
 _OPERATION = (
     *("gpu_hour_price", "mtbf", "checkpoint_interval", "checkpoint_time", "restart_time", "pue"),
-    *("histories", "spare_nodes", "repair_time"),
+    *("kg_co2_per_kwh", "histories", "spare_nodes", "repair_time"),
 )
+#: those of them that say something without it, where rows of a table have what a billion tokens cost
+_OF_A_TOKEN = ("gpu_hour_price", "pue", "kg_co2_per_kwh")
 #: flags of the collectives -> settings of the scenario
 _FORCED = {"nccl_algo": "algorithm", "nccl_proto": "protocol"}
 
@@ -92,6 +95,12 @@ def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, 
     return {**found, "gpus": counts[0]}, ()
 
 
+def clusters_of(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the clusters where ``--topology`` names several, as ``a,b,c``; none where it names one, or a file."""
+    names = [name.strip() for name in str(settings.get("topology", "")).split(",")]
+    return tuple(names) if len(names) > 1 and not Path(str(settings["topology"])).exists() else ()
+
+
 def recorded_module(options: Mapping[str, Any]) -> RecordedModule | None:
     """Return the torch module that ``--module`` names, None where there is none.
 
@@ -118,8 +127,17 @@ def recorded_module(options: Mapping[str, Any]) -> RecordedModule | None:
 # -- whole runs --------------------------------------------------------------------------------------------------
 
 
-def run_request(options: Mapping[str, Any], said: set[str]) -> RunRequest | None:
-    """Return what the flags ask about a whole run; None where they do not give its length.
+def run_request(options: Mapping[str, Any], said: set[str], *, of_rows: bool = False) -> RunRequest:
+    """Return what the flags ask about a whole run, whose length may be left out.
+
+    Parameters
+    ----------
+    options : mapping
+        The options of the command; those that it does not have count as not given.
+    said : set of str
+        Warnings that were printed.
+    of_rows : bool
+        Whether there are rows of a table that have a price without the length of a run.
 
     Raises
     ------
@@ -127,10 +145,12 @@ def run_request(options: Mapping[str, Any], said: set[str]) -> RunRequest | None
         If a flag cannot be understood, or two contradict each other.
     """
     length = run_length(options["tokens"], options["epochs"], options["dataset_tokens"], options["iterations"])
-    pue = options["pue"]
+    pue, carbon = options["pue"], options["kg_co2_per_kwh"]
     if pue is not None and not 1 <= pue <= 10:
         raise ConfigError(f"--pue {pue:g}: the building's energy over its computers', at least 1", hint="--pue 1.2")
-    texts = {name: options[name] for name in _OPERATION if options[name] is not None}
+    if carbon is not None and not 0 <= carbon <= 5:
+        raise ConfigError(f"--kg-co2-per-kwh {carbon:g}: kilograms, from 0 to 5", hint="--kg-co2-per-kwh 0.38")
+    texts = {name: options[name] for name in _OPERATION if options.get(name) is not None}
     price = parse_price(texts["gpu_hour_price"]) if "gpu_hour_price" in texts else None
     mtbf = parse_mtbf(texts["mtbf"]) if "mtbf" in texts else None
     interval_s, interval_iterations = None, None
@@ -144,13 +164,13 @@ def run_request(options: Mapping[str, Any], said: set[str]) -> RunRequest | None
         if name in texts and texts[name] < least:
             raise ConfigError(f"--{name.replace('_', '-')} {texts[name]}: at least {least}")
     if length is None:
-        flags = (f"--{name.replace('_', '-')}" for name in texts)
+        idle = (name for name in texts if not (of_rows and name in _OF_A_TOKEN))
+        flags = (f"--{name.replace('_', '-')}" for name in idle)
         write_warnings((f"{one} has no effect without --tokens, --epochs or --iterations" for one in flags), said=said)
-        return None
-    tokens, iterations = length
+    tokens, iterations = length or (0.0, 0)
     return RunRequest(
         tokens=tokens, iterations=iterations, price=price, mtbf=mtbf, interval_s=interval_s,
-        interval_iterations=interval_iterations, write_s=write_s, restart_s=restart_s, pue=pue,
+        interval_iterations=interval_iterations, write_s=write_s, restart_s=restart_s, pue=pue, kg_co2_per_kwh=carbon,
         n_histories=texts.get("histories", 0), n_spares=texts.get("spare_nodes"), seed=options["seed"],
         **({} if repair_s is None else {"repair_s": repair_s}),
     )  # fmt: skip
@@ -163,10 +183,10 @@ def write_notes(options: Mapping[str, Any], said: set[str]) -> None:
     """Print on standard error what the files of other tools say that nobody knows, and what they leave open."""
     for imported in _imports(options):
         _write_account(imported.file, imported.report, said)
-    topology = options.get("topology")
-    if topology and _is_foreign_topology(topology):
-        cluster = import_topology(topology)
-        _write_account(cluster.file, cluster.report, said)
+    for topology in clusters_of(options) or (options.get("topology"),):
+        if topology and _is_foreign_topology(topology):
+            cluster = import_topology(topology)
+            _write_account(cluster.file, cluster.report, said)
 
 
 def _write_account(file: str, report: ImportReport, said: set[str]) -> None:

@@ -98,7 +98,9 @@ def main_command(
     epochs: Annotated[Real, _option("Passes over a data set instead, with --dataset-tokens.", _RUN)] = None,
     dataset_tokens: Annotated[Text, _option("Tokens of the data set, e.g. 10B.", _RUN)] = None,
     iterations: Annotated[Number, _option("Optimizer steps instead.", _RUN)] = None,
-    gpu_hour_price: Annotated[Text, _option("Price of a GPU hour, e.g. 2.50 or '2.50 USD'.", _RUN)] = None,
+    gpu_hour_price: Annotated[
+        Text, _option("Price of a GPU hour, e.g. 2.50 or '2.50 USD'; a list price by default.", _RUN)
+    ] = None,
     mtbf: Annotated[
         Text,
         _option(
@@ -111,6 +113,9 @@ def main_command(
     ] = None,
     restart_time: Annotated[Text, _option("From a failure until the checkpoint is read; 10 min.", _RUN)] = None,
     pue: Annotated[Real, _option("Energy of the building over that of its computers; 1.1.", _RUN)] = None,
+    kg_co2_per_kwh: Annotated[
+        Real, _option("What making the electricity emits; 0.473, the world's mean.", _RUN)
+    ] = None,
     histories: Annotated[Number, _option("Play the run this many times: how far single runs lie apart.", _RUN)] = None,
     spare_nodes: Annotated[Number, _option("Nodes that stand by in played runs; as many as needed.", _RUN)] = None,
     repair_time: Annotated[Text, _option("Until a failed node is a spare again; 24 h.", _RUN)] = None,
@@ -191,20 +196,22 @@ def register_commands() -> None:
     if any(command.name == "validate" for command in app.registered_commands):
         return
     from simulator.cli import calibrate, collective, exploration, import_, replay, stragglers, trace, validate
-    from simulator.cli.shared import with_scenario
+    from simulator.cli.shared import RUN_OPTIONS, with_scenario
 
     app.command("validate", help="Predict the rows of a measurement file and print the errors.")(validate.validate)
     app.command("import", help="Read a file of another tool: plan, model, cluster or log.")(import_.import_)
     app.add_typer(calibrate.calibrate, name="calibrate")
     app.command("collective", help="Predict a collective by size, in the columns of nccl-tests.")(collective.collective)
     app.command("sweep", help="Simulate every combination of some settings.")(
-        with_scenario(exploration.sweep, main_command)
+        with_scenario(exploration.sweep, main_command, RUN_OPTIONS)
     )
-    app.command("search", help="Find the fastest plans that fit.")(with_scenario(exploration.search, main_command))
+    app.command("search", help="Find the fastest plans that fit.")(
+        with_scenario(exploration.search, main_command, RUN_OPTIONS)
+    )
     app.command("compare", help="Compare two plans, clusters or sizes.")(
         with_scenario(exploration.compare, main_command)
     )
-    needs = with_scenario(exploration.requirements, main_command)
+    needs = with_scenario(exploration.requirements, main_command, RUN_OPTIONS)
     app.command("requirements", help="Find the network between nodes that a target needs.")(needs)
     app.command("stragglers", help="Play jobs whose steps are not alike: what each cause costs.")(
         with_scenario(stragglers.stragglers, main_command)

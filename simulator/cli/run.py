@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simulator.analysis.explain import Explanation
 from simulator.answer import Result, memory_over_time
-from simulator.cli.inputs import recorded_module, run_request, settings_of, write_notes, write_warnings
+from simulator.cli.inputs import clusters_of, recorded_module, run_request, settings_of, write_notes, write_warnings
 from simulator.cli.shared import after_the_answer, progress_line
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.full_answer import WayOut, document, simulate_counts, to_json
@@ -25,8 +25,11 @@ def run_main(options: dict[str, Any]) -> None:
     """Run the main command from its parsed options and exit with the documented status."""
     said: set[str] = set()
     write_notes(options, said)
-    request = run_request(options, said)
+    asked = run_request(options, said)
+    request = asked if asked.has_length else None
     settings, counts = settings_of(options)
+    if clusters := clusters_of(settings):
+        return _run_clusters(options, settings, counts, clusters)
     module = recorded_module(options)
     if module is not None:
         settings["model"] = options["module"]
@@ -52,6 +55,42 @@ def run_main(options: dict[str, Any]) -> None:
             raise InfeasiblePlanError(
                 f"the plan does not fit: {unfit.memory.explain()}", hint=in_words(extras.ways_out)
             )
+
+
+def _run_clusters(
+    options: dict[str, Any], settings: dict[str, Any], counts: Sequence[int], clusters: Sequence[str]
+) -> None:
+    """Simulate the same on several clusters: a sweep of which nothing is kept, the cheapest first."""
+    from simulator.cli.shared import Progress
+    from simulator.explore.named_settings import Sweep
+    from simulator.explore.sweeps import run_sweep, usable
+    from simulator.report.sweep_page import sweep_page
+
+    alone = [name for name in ("explain", "trace", "memory_trace", "neighbours", "module") if options[name]]
+    if alone:
+        raise ConfigError(f"--{alone[0].replace('_', '-')} is about one answer", hint="name one --topology")
+    axes = {"topology": tuple(clusters)} | ({"gpus": tuple(counts)} if counts else {})
+    sweep = Sweep(base={name: value for name, value in settings.items() if name != "topology"}, axes=axes)
+    with progress_line(is_quiet=options["json_output"]) as say:
+        found = run_sweep(
+            sweep, request=run_request(options, set(), of_rows=True), n_jobs=1, observe=Progress(say).sweep
+        )
+    found.rows.sort(key=lambda row: (row["status"] != "ok", *_price_of(row)))
+    if options["report"]:
+        title = f"{settings.get('model', 'One model')} on {', '.join(clusters)}"
+        sweep_page(title, axes, found.rows, base=sweep.base).save(options["report"])
+    if options["json_output"]:
+        print(json.dumps(found.to_dict(), allow_nan=False))
+    else:
+        terminal.print_sweep(found)
+    with after_the_answer(is_json=options["json_output"]):
+        usable(found)
+
+
+def _price_of(row: dict[str, Any]) -> tuple[float, float]:
+    """Return what rows are ordered by: money where it is known, then GPU hours."""
+    cost, hours = (row.get(f"{name}_per_billion_tokens") for name in ("cost", "gpu_hours"))
+    return float("inf") if cost is None else cost, hours or 0.0
 
 
 class Extras(NamedTuple):

@@ -22,8 +22,16 @@ _SCENARIO = (
     "seed", "set_", *(key for key in SETTINGS if key != "gpus"),
 )  # fmt: skip
 
+#: parameters of the main command that say how a whole run is operated and paid for
+RUN_OPTIONS = (
+    "tokens", "epochs", "dataset_tokens", "iterations", "gpu_hour_price", "mtbf", "checkpoint_interval", "checkpoint_time",
+    "restart_time", "pue", "kg_co2_per_kwh",
+)  # fmt: skip
 
-def with_scenario(command: Callable[..., None], main_command: Callable[..., None]) -> Callable[..., None]:
+
+def with_scenario(
+    command: Callable[..., None], main_command: Callable[..., None], also: tuple[str, ...] = ()
+) -> Callable[..., None]:
     """Give a command the main command's options that describe a scenario, as its ``**scenario``.
 
     Parameters
@@ -32,11 +40,15 @@ def with_scenario(command: Callable[..., None], main_command: Callable[..., None
         With a parameter ``**scenario``; an option of its own replaces the main command's.
     main_command : callable
         Where the options are declared.
+    also : tuple of str
+        Further options of the main command.
     """
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind != p.VAR_KEYWORD]
     theirs = inspect.signature(main_command, eval_str=True).parameters
     names = {parameter.name for parameter in own}
-    given = [theirs[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in _SCENARIO if name not in names]
+    given = [
+        theirs[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in (*_SCENARIO, *also) if name not in names
+    ]
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
 
     def wrapped(**options: Any) -> None:

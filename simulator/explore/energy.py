@@ -19,7 +19,14 @@ from simulator.analysis.metrics import PARTS, Breakdown
 from simulator.config import load_spec, resolve_name
 from simulator.errors import ConfigError
 from simulator.topology import Topology
-from simulator.topology.operation_spec import FailureRate, FailureRates, OperationDefaults, PowerSpec
+from simulator.topology.operation_spec import (
+    FailureRate,
+    FailureRates,
+    ListPrice,
+    ListPrices,
+    OperationDefaults,
+    PowerSpec,
+)
 
 
 @lru_cache(maxsize=1)  # a file that every search asks for
@@ -32,6 +39,12 @@ def operation_defaults() -> OperationDefaults:
 def failure_rates() -> dict[str, FailureRate]:
     """Return ``topologies/operation/failures.yaml``: published rates of failures by name."""
     return load_spec(resolve_name("failures", "operation"), FailureRates).rates
+
+
+@lru_cache(maxsize=1)  # a file that every row of a sweep asks for
+def list_prices() -> dict[str, ListPrice]:
+    """Return ``topologies/operation/prices.yaml``: what an hour of a device is offered for, with date and source."""
+    return load_spec(resolve_name("prices", "operation"), ListPrices).prices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +85,17 @@ def _number(word: str) -> float | None:
 
 
 def price_of(topology: Topology, given: Price | None = None) -> Price | None:
-    """Return the price that is given, else the cluster file's, else None."""
-    said = topology.spec.price
-    if given is not None or said is None:
+    """Return the price that is given, else the cluster file's, else the device's list price, else None."""
+    if given is not None:
         return given
+    if (said := topology.spec.price) is not None:
+        source = f"cluster file: {said.source or 'no source given'}"
+        return Price(gpu_hour=said.gpu_hour, currency=said.currency, source=source)
+    listed = list_prices().get(topology.device(0).name)
+    if listed is None:
+        return None
     return Price(
-        gpu_hour=said.gpu_hour, currency=said.currency, source=f"cluster file: {said.source or 'no source given'}"
+        gpu_hour=listed.gpu_hour, currency=listed.currency, source=f"list price of {listed.date}: {listed.source}"
     )
 
 
@@ -118,7 +136,8 @@ class PowerModel:
     idle_w: float
     host_w: float  #: Rest of the node, per GPU: processors, memory, network cards, fans.
     pue: float  #: Power usage effectiveness: energy of the building over that of its computers.
-    sources: Mapping[str, str]  #: Where the GPU's powers, the host's and the PUE come from.
+    sources: Mapping[str, str]  #: Where the GPU's powers, the host's, the PUE and the emissions come from.
+    kg_co2_per_kwh: float = 0.0  #: What making the electricity emits.
 
     def gpu_w(self, breakdown: Breakdown) -> float:
         """Return the mean power of a board over a step."""
@@ -136,13 +155,13 @@ class PowerModel:
         return (gpu_w + self.host_w) * self.pue
 
 
-def power_model(topology: Topology, *, pue: float | None = None) -> PowerModel:
+def power_model(topology: Topology, *, pue: float | None = None, kg_co2_per_kwh: float | None = None) -> PowerModel:
     """Return the powers of a cluster: its own where its file says them, defaults elsewhere.
 
     Parameters
     ----------
-    pue : float, optional
-        Wins over the file.
+    pue, kg_co2_per_kwh : float, optional
+        Win over the file.
     """
     defaults, limit_w = operation_defaults(), topology.device(0).power_limit_w
     said = topology.spec.power or PowerSpec()
@@ -155,19 +174,24 @@ def power_model(topology: Topology, *, pue: float | None = None) -> PowerModel:
     from_file = f"cluster file: {said.source or 'no source given'}"
     is_own = any(watts is not None for watts, _ in boards.values())
     host_w = defaults.host.per_gpu_w if said.host_w is None else said.host_w / topology.node.gpus
-    if pue is None:
-        pue, pue_source = (
-            (defaults.facility.pue, defaults.facility.source) if said.pue is None else (said.pue, from_file)
-        )
-    else:
-        pue_source = "--pue"
+
+    def chosen(given: float | None, flag: str, of_file: float | None, default: float, source: str) -> tuple[float, str]:
+        if given is not None:
+            return given, flag
+        return (default, source) if of_file is None else (of_file, from_file)
+
+    facility, grid = defaults.facility, defaults.grid
+    pue, pue_source = chosen(pue, "--pue", said.pue, facility.pue, facility.source)
+    carbon, carbon_source = chosen(
+        kg_co2_per_kwh, "--kg-co2-per-kwh", said.kg_co2_per_kwh, grid.kg_co2_per_kwh, grid.source
+    )
     return PowerModel(
         **{name: share * limit_w if watts is None else watts for name, (watts, share) in boards.items()},
-        host_w=host_w, pue=pue,
+        host_w=host_w, pue=pue, kg_co2_per_kwh=carbon,
         sources={
             "gpu": from_file if is_own else shares.source,
             "host": defaults.host.source if said.host_w is None else from_file,
-            "pue": pue_source,
+            "pue": pue_source, "grid": carbon_source,
         },
     )  # fmt: skip
 

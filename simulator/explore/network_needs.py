@@ -17,6 +17,8 @@ from simulator.changes import BETWEEN, MachineChange
 from simulator.costs import ModelCosts
 from simulator.engine import Interference, run
 from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.explore.spending import Spending, spending
+from simulator.explore.training_run import RunRequest
 from simulator.explore.trials import Trials
 from simulator.interop import load_model
 from simulator.models.spec import ModelSpec
@@ -230,6 +232,7 @@ class Requirement:
     present_storage_bytes_per_s: float | None = None
     curve: list[tuple[float, float]] = field(default_factory=list)  #: Bandwidth and efficiency.
     rule: RuleOfThumb | None = None
+    spending: Spending | None = None  #: What training takes on the network as it is.
 
     @property
     def suffices(self) -> bool:
@@ -280,11 +283,18 @@ class Requirement:
             "least_node_storage_bytes_per_s": self.node_storage_bytes_per_s,
             "present_storage_bytes_per_s": self.present_storage_bytes_per_s, "least_loader_workers": self.loader_workers,
             "curve": [{"bytes_per_s": rate, "efficiency": value} for rate, value in self.curve],
-            "rule_of_thumb": {**self.rule.to_dict(), "verdict": self.verdict} if self.rule else None, "plan": self.scenario.plan.to_dict(),
+            "rule_of_thumb": {**self.rule.to_dict(), "verdict": self.verdict} if self.rule else None,
+            "spending": self.spending, "plan": self.scenario.plan.to_dict(),
         }  # fmt: skip
 
 
-def requirement(scenario: Scenario, *, target: float = 0.9, with_curve: bool = True) -> Requirement:
+def requirement(
+    scenario: Scenario,
+    *,
+    target: float = 0.9,
+    with_curve: bool = True,
+    request: RunRequest = RunRequest(),  # noqa: B008 - frozen
+) -> Requirement:
     """Find what the network between nodes, and storage, must be for one number of GPUs, each as if it were alone.
 
     Parameters
@@ -295,6 +305,8 @@ def requirement(scenario: Scenario, *, target: float = 0.9, with_curve: bool = T
         Share of the throughput with a free network between nodes, below 1.
     with_curve : bool
         Whether to simulate the curve of efficiency against bandwidth too.
+    request : RunRequest
+        Price, power and, where it is asked for, the length of a run.
 
     Raises
     ------
@@ -325,6 +337,7 @@ def requirement(scenario: Scenario, *, target: float = 0.9, with_curve: bool = T
         **_storage(resolved, topology, sample_bytes_of(spec, resolved.plan), target / needs.free_s),
         curve=[(f * present, needs.efficiency(f)) for f in CURVE] if with_curve and present else [],
         rule=_rule(resolved, topology.n_nodes, spec) if present else None,
+        spending=spending(request, needs.result.answer, resolved.plan, topology),
     )  # fmt: skip
 
 
@@ -434,6 +447,7 @@ def requirements(
     counts: tuple[int, ...],
     *,
     target: float = 0.9,
+    request: RunRequest = RunRequest(),  # noqa: B008 - frozen
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Requirement]:
     """Return the requirement of every number of GPUs; the micro-batch of the first one is kept for all.
@@ -442,7 +456,7 @@ def requirements(
     ----------
     counts : tuple of int
         Numbers of GPUs; empty means the plan's own.
-    target : float
+    target, request
         As for :func:`requirement`.
     say : callable
         Told which number of GPUs is looked at.
@@ -453,5 +467,5 @@ def requirements(
         plan = replace(scenario.plan, gpus=count)
         if found and not plan.micro_batch:
             plan = replace(plan, micro_batch=found[0].scenario.plan.micro_batch)
-        found.append(requirement(replace(scenario, plan=plan), target=target))
+        found.append(requirement(replace(scenario, plan=plan), target=target, request=request))
     return found

@@ -1,8 +1,8 @@
-"""What a search minimises, over several numbers of GPUs, and why one plan is faster than another."""
+"""What a search minimises, over several clusters and numbers of GPUs, and why one plan is faster than another."""
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,9 +12,11 @@ from simulator.answer import Figures, figures_of
 from simulator.config import did_you_mean
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
 from simulator.explore.best_plans import Observer, Ranked, SearchResult, describe, search
-from simulator.explore.energy import Price, power_model, price_of, training_of
+from simulator.explore.energy import price_of
 from simulator.explore.evaluation import Store
 from simulator.explore.space import Space, search_space
+from simulator.explore.spending import spending
+from simulator.explore.training_run import RunRequest
 from simulator.interop.plan_files import PLAN_FILES
 from simulator.plan import ParallelPlan
 from simulator.topology import Topology
@@ -146,32 +148,11 @@ OBJECTIVES = {
 }
 
 
-def totals(one: Ranked, topology: Topology, price: Price | None = None) -> dict[str, Any]:
-    """Return what training costs per billion tokens with a plan.
-
-    Parameters
-    ----------
-    topology : Topology
-        Whose power, and price where none is given, count.
-    price : Price, optional
-        Of a GPU hour.
-
-    Returns
-    -------
-    dict
-        ``gpus``, ``peak_bytes``, ``currency``, and per billion tokens seconds, GPU hours, cost (None without a price) and
-        kWh, as :mod:`simulator.explore.training_run` counts them.
-    """
-    tokens_per_s, power = one.answer["tokens_per_s"] or math.nan, power_model(topology)
-    training = training_of(one.plan.gpus, tokens_per_s, price_of(topology, price))
-    watts = power.facility_w(power.gpu_w(one.answer["breakdown"]))
-    return {
-        "gpus": one.plan.gpus,
-        "peak_bytes": one.peak_bytes,
-        "s_per_billion_tokens": 1e9 / tokens_per_s,
-        **training,
-        "kwh_per_billion_tokens": training["gpu_hours_per_billion_tokens"] * watts / 1e3,
-    }
+def totals(one: Ranked, topology: Topology, request: RunRequest) -> dict[str, Any]:
+    """Return what training costs with a plan: ``gpus``, ``peak_bytes``, and :func:`simulator.explore.spending.spending`."""
+    spent = spending(request, one.answer, one.plan, topology)
+    assert spent is not None, "a search is over language models"
+    return {"gpus": one.plan.gpus, "peak_bytes": one.peak_bytes, **spent}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,13 +180,13 @@ def search_counts(
     store: Store | None = None,
     objective: str = "time",
 ) -> list[CountResult]:
-    """Search for every number of GPUs.
+    """Search for every number of GPUs, on every cluster.
 
     Parameters
     ----------
     base, axes : mapping
-        As for :func:`simulator.explore.space.search_space`. A plan file among them gives what all plans share; its own
-        plan is compared with those found.
+        As for :func:`simulator.explore.space.search_space`, and the axis ``topology``. A plan file among them gives what all plans share;
+        its own plan is compared with those found.
     counts : sequence of int
         Numbers of GPUs; empty means those of ``base``.
     top, n_jobs, scheduler, observe, store
@@ -220,27 +201,29 @@ def search_counts(
     """
     found: list[CountResult] = []
     last: SimulatorError | None = None
-    for count in counts or (int(base.get("gpus", 0)),):
+    clusters = axes.get("topology") or (base.get("topology", ""),)
+    axes = {name: values for name, values in axes.items() if name != "topology"}
+    for topology, count in itertools.product(clusters, counts or (int(base.get("gpus", 0)),)):
+        shared = {**base, "topology": topology} | ({"gpus": count} if count else {})
         try:
-            scenario, space = search_space({**base, "gpus": count} if count else base, axes)
+            scenario, space = search_space(shared, axes)
             given = replace(scenario.plan, gpus=space.n_gpus) if set(PLAN_FILES) & set(base) else None
             result = search(
                 scenario, space, top=top, n_jobs=n_jobs, scheduler=scheduler, observe=observe, store=store, given=given,
                 whole_front=objective == "memory", least_energy=objective == "energy",
             )  # fmt: skip
-            names = {"topology": str(scenario.topology), "model": scenario.model}
-            found.append(CountResult(gpus=space.n_gpus, space=space, result=result, **names))
+            found.append(
+                CountResult(gpus=space.n_gpus, space=space, result=result, topology=str(topology), model=scenario.model)
+            )
         except InfeasiblePlanError as error:
             last = error
-            found.append(CountResult(gpus=count, reason=error.message))
+            found.append(CountResult(gpus=count, reason=error.message, topology=str(topology)))
     if last is not None and all(one.result is None for one in found):
         raise last
     return found
 
 
-def best_by_objective(
-    found: Sequence[CountResult], objective: str, *, price: Price | None = None
-) -> tuple[CountResult, Ranked]:
+def best_by_objective(found: Sequence[CountResult], objective: str, request: RunRequest) -> tuple[CountResult, Ranked]:
     """Return the plan that is best by an objective, among the best of every number of GPUs and the Pareto fronts.
 
     For a given number of GPUs the fastest plan is also the one with the fewest GPU hours and the least cost. Memory and
@@ -254,7 +237,7 @@ def best_by_objective(
         ranked = [plan for plan in one.result.ranked if plan not in one.result.pareto]
         frugal = [one.result.frugal] if one.result.frugal is not None else []
         for plan in (*one.result.pareto, *ranked, *frugal):
-            figures = totals(plan, one.space.topology, price)
+            figures = totals(plan, one.space.topology, request)
             candidates.append((figures[column], figures["s_per_billion_tokens"], plan.plan.gpus, one, plan))
     best = min(candidates, key=lambda item: item[:3])
     return best[3], best[4]
@@ -272,11 +255,18 @@ def check_objective(objective: str, *, has_price: bool) -> None:
         guess = did_you_mean(objective, OBJECTIVES)
         raise ConfigError(f"there is no objective '{objective}'.{guess}", hint=f"one of {', '.join(OBJECTIVES)}")
     if objective == "cost" and not has_price:
-        raise ConfigError("cost needs a price", hint="--gpu-hour-price 2.50, or price in the cluster file")
+        raise ConfigError(
+            "cost needs a price",
+            hint="--gpu-hour-price 2.50, or price in the cluster file: none is listed for this device",
+        )
 
 
 def answer_of(
-    found: Sequence[CountResult], objective: str, *, price: Price | None = None, margin: float = MEMORY_MARGIN
+    found: Sequence[CountResult],
+    objective: str,
+    *,
+    request: RunRequest = RunRequest(),  # noqa: B008 - frozen
+    margin: float = MEMORY_MARGIN,
 ) -> tuple[dict[str, Any], Space, list[ParallelPlan]]:
     """Return the answer as plain data, and the chosen plan with its rivals for files.
 
@@ -284,8 +274,8 @@ def answer_of(
     ----------
     objective : str
         One of :data:`OBJECTIVES`.
-    price : Price, optional
-        Of a GPU hour; wins over the cluster file's.
+    request : RunRequest
+        Price, power and, where it is asked for, the length of a run.
     margin : float
         Share of the memory that a plan should leave free: those that leave less are marked.
 
@@ -305,9 +295,9 @@ def answer_of(
         If the objective is unknown, or cost is asked for without a price.
     """
     known = [one.space.topology for one in found if one.space is not None]
-    check_objective(objective, has_price=all(price_of(topology, price) for topology in known))
-    searches = [_answer(one, price, margin) for one in found]
-    chosen, best = best_by_objective(found, objective, price=price)
+    check_objective(objective, has_price=all(price_of(topology, request.price) for topology in known))
+    searches = [_answer(one, request, margin) for one in found]
+    chosen, best = best_by_objective(found, objective, request)
     assert chosen.space is not None and chosen.result is not None
     plans = [best.plan, *(one.plan for one in chosen.result.ranked if one.plan != best.plan)]
     plans += [one.plan for one in chosen.result.plain.values() if isinstance(one, Ranked) and one.plan not in plans]
@@ -316,18 +306,22 @@ def answer_of(
         "sequence_length": chosen.space.base.sequence_length, "framework": chosen.space.base.framework,
     }  # fmt: skip
     answer = {"scenario": shared, **(searches[0] if len(searches) == 1 else {"searches": searches})}
-    totals_of_best = totals(best, chosen.space.topology, price)
-    choice = {"objective": objective, "summary": describe(best.plan), "plan": best.plan.to_dict(), **totals_of_best,
-              "iteration_time_s": best.iteration_time_s, "memory_margin": margin,
+    totals_of_best = totals(best, chosen.space.topology, request)
+    choice = {"objective": objective, "topology": chosen.topology, "summary": describe(best.plan), "plan": best.plan.to_dict(),
+              **totals_of_best, "iteration_time_s": best.iteration_time_s, "memory_margin": margin,
               "is_tight": is_tight(best.peak_bytes, best.answer["memory"]["capacity_bytes"], margin)}  # fmt: skip
     return {**answer, "choice": choice}, chosen.space, plans
 
 
-def _answer(one: CountResult, price: Price | None, margin: float) -> dict[str, Any]:
+def _answer(one: CountResult, request: RunRequest, margin: float) -> dict[str, Any]:
     if one.result is None or one.space is None:
-        return {"gpus": one.gpus, "reason": one.reason}
+        return {"topology": one.topology, "gpus": one.gpus, "reason": one.reason}
     data = to_dict(one.result, margin)
     for row, plan in zip(data["plans"], one.result.ranked, strict=True):
-        row["totals"] = totals(plan, one.space.topology, price)
+        row["totals"] = totals(plan, one.space.topology, request)
     data["best"]["totals"] = data["plans"][0]["totals"]
-    return {"gpus": one.gpus, "global_batch": one.space.base.global_batch, **data}
+    beside = [(data["plain"][name], plan) for name, plan in one.result.plain.items()]
+    for place, known in (*beside, (data.get("given"), one.result.given)):
+        if isinstance(known, Ranked):
+            place["totals"] = totals(known, one.space.topology, request)
+    return {"topology": one.topology, "gpus": one.gpus, "global_batch": one.space.base.global_batch, **data}

@@ -18,12 +18,16 @@ from simulator.config import cell, did_you_mean
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.evaluation import Pool, Record, Store, Work, compute, evaluate, failure, look_up
 from simulator.explore.named_settings import Point, Sweep
+from simulator.explore.spending import Spending, spending
+from simulator.explore.training_run import RunRequest
+from simulator.plan import ParallelPlan
+from simulator.simulation import topology_of
 
 #: settings that a plan may leave open, as they were resolved
 RESOLVED = ("gpus", "dp", "tp", "pp", "micro_batch", "global_batch", "sequence_length")
 
 
-class SweepRow(Figures, Breakdown, total=False):
+class SweepRow(Figures, Breakdown, Spending, total=False):
     """One combination: the values of the axes by their names, ``status`` and ``reason``, and the figures where it has any."""
 
     status: Required[str]  #: ``ok``, ``does not fit``, ``infeasible``, ``invalid`` or ``error``.
@@ -74,8 +78,9 @@ class SweepResult:
 
 def run_sweep(
     sweep: Sweep,
-    store: Store,
+    store: Store | None = None,
     *,
+    request: RunRequest = RunRequest(),  # noqa: B008 - frozen
     n_jobs: int = 0,
     scheduler: str = "",
     observe: Observer | None = None,
@@ -87,6 +92,10 @@ def run_sweep(
 
     Parameters
     ----------
+    store : Store, optional
+        Nothing is kept without one.
+    request : RunRequest
+        Price, power and, where it is asked for, the length of a run: what the columns of money are reckoned with.
     n_jobs : int
         Processes; 0 means one per core.
     scheduler : str
@@ -122,7 +131,7 @@ def run_sweep(
                 records |= {asked[position][0]: record for position in positions}
                 n_failed += record["status"] != "ok"
                 tell(n_done)
-    rows = [_row(point, records.get(index) or _failed(point)) for index, point in enumerate(points)]
+    rows = [_row(point, records.get(index) or _failed(point), request) for index, point in enumerate(points)]
     return SweepResult(sweep=sweep, rows=rows, n_computed=len(found.pending), n_stored=n_stored)
 
 
@@ -131,8 +140,8 @@ def _failed(point: Point) -> Record:
     return failure(point.error)
 
 
-def _row(point: Point, record: Record) -> dict[str, Any]:
-    """Return one line of the table: values, status, then figures."""
+def _row(point: Point, record: Record, request: RunRequest) -> dict[str, Any]:
+    """Return one line of the table: values, status, then figures, then what they cost."""
     row: dict[str, Any] = dict(point.values)
     reason = record["reason"] + (f" (way out: {record['hint']})" if record.get("hint") else "")
     row |= {"status": record["status"], "reason": reason}
@@ -142,6 +151,11 @@ def _row(point: Point, record: Record) -> dict[str, Any]:
     plan = answer["provenance"]["scenario"]["plan"]
     row |= {name: plan[name] for name in RESOLVED if name not in row}
     row |= {**figures_of(answer), **answer["breakdown"]}
+    assert point.scenario is not None
+    try:
+        row |= spending(request, answer, ParallelPlan(**plan), topology_of(point.scenario)) or {}
+    except InfeasiblePlanError as error:  # a run that failures never let end
+        row |= {"status": "infeasible", "reason": error.message}
     row |= {"remark": record.get("remark", ""), "digest": answer["provenance"]["digest"]}
     return row
 

@@ -76,10 +76,16 @@ class RunRequest:
     write_s: float | None = None  #: Time that training stands still for one checkpoint.
     restart_s: float | None = None  #: From a failure until the job begins to read its checkpoint.
     pue: float | None = None
+    kg_co2_per_kwh: float | None = None
     n_histories: int = 0  #: Times that the run is played; 0 for the closed form alone.
     n_spares: int | None = None  #: Nodes that stand by in played histories; None for as many as are needed.
     repair_s: float = 86400.0  #: Until a failed node is a spare again.
     seed: int = 0  #: Of the histories.
+
+    @property
+    def has_length(self) -> bool:
+        """Whether it says how long the run is; otherwise only prices and powers are asked for."""
+        return bool(self.tokens or self.iterations)
 
     def n_iterations(self, tokens_per_iteration: int) -> int:
         """Return the number of optimizer steps."""
@@ -224,6 +230,8 @@ class RunEnergy(TypedDict):
     host_w_per_gpu: float  #: Power of the rest of the node, per GPU.
     pue: float  #: Energy of the building over that of its computers.
     mean_w: float  #: Mean power of the building.
+    kg_co2: float  #: What making the electricity emits, as carbon dioxide.
+    kg_co2_per_kwh: float  #: Of the grid.
 
 
 class RunCheckpoint(TypedDict):
@@ -363,7 +371,8 @@ class WholeRun:
             "gpu_hours": self.gpu_hours, "cost": self.cost, "currency": self.price.currency if self.price else "",
             "energy": {
                 "kwh": self.kwh, "gpu_w": self.gpu_w, "host_w_per_gpu": self.power.host_w, "pue": self.power.pue,
-                "mean_w": self.kwh * 3.6e6 / time.total_s,
+                "mean_w": self.kwh * 3.6e6 / time.total_s, "kg_co2": self.kwh * self.power.kg_co2_per_kwh,
+                "kg_co2_per_kwh": self.power.kg_co2_per_kwh,
             },
             "checkpoint": {
                 "bytes": self.checkpoint.n_bytes, "writers": self.checkpoint.n_writers, "write_s": self.checkpoint.write_s,
@@ -420,7 +429,7 @@ def whole_run(
         )  # fmt: skip
 
     time = time_at(iteration_s)
-    power = power_model(topology, pue=request.pue)
+    power = power_model(topology, pue=request.pue, kg_co2_per_kwh=request.kg_co2_per_kwh)
     price = price_of(topology, request.price)
     assumptions = (
         ("mean time between failures", _mtbf_words(mtbf, mtbf_s), mtbf.source),
@@ -430,6 +439,7 @@ def whole_run(
         ("power of a GPU", _power_words(power), power.sources["gpu"]),
         ("power of its share of the node", f"{power.host_w:.4g} W", power.sources["host"]),
         ("PUE", f"{power.pue:.4g}", power.sources["pue"]),
+        ("emissions", f"{power.kg_co2_per_kwh:.4g} kg CO2 per kWh", power.sources["grid"]),
         *([("price", f"{price.gpu_hour:g} {price.currency}".strip() + " per GPU hour", price.source)] if price else []),
     )  # fmt: skip
     return WholeRun(

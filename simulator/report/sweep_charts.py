@@ -347,24 +347,47 @@ def _distinct(labels: Sequence[str]) -> list[str]:
 # -- Pareto ------------------------------------------------------------------------------------------------------
 
 
+class _Axes(NamedTuple):
+    """What a Pareto plot shows."""
+
+    title: str
+    x: str
+    y: str
+    at: Callable[[Row], tuple[float, float]]
+
+
+def _pareto_axes(rows: Sequence[Row]) -> _Axes:
+    """Choose what rows are compared by: money where machines or the whole run differ, else GPU hours, else memory."""
+    has_days = all("days" in row for row in rows)
+    x = "days of the run" if has_days else "hours per billion tokens"
+    machines = {(row.get("topology"), row["gpus"]) for row in rows}
+    key = "cost" if has_days else "cost_per_billion_tokens"
+    currencies = {row.get("currency", "") for row in rows}
+    is_priced = len(currencies) == 1 and all(row.get(key) is not None for row in rows)
+
+    def hours(row: Row) -> float:
+        return float(row["days"]) if has_days else 1e9 / float(row["tokens_per_s"]) / 3600
+
+    if is_priced and (has_days or len(machines) > 1):
+        unit = f"cost in {currencies.pop() or 'money'}" + ("" if has_days else " per billion tokens")
+        return _Axes("Time against cost", x, unit, lambda row: (hours(row), float(row[key])))
+    if len(machines) > 1:
+        unit = "GPU hours per billion tokens"
+        return _Axes("Time against GPU hours", x, unit, lambda row: (hours(row), 1e9 / per_gpu(row) / 3600))
+    unit = "memory of the fullest rank in GiB"
+    return _Axes("Time against memory", x, unit, lambda row: (hours(row), row["peak_bytes"] / _GIB))
+
+
 def pareto(named: Sequence[tuple[str, Row]]) -> Chart:
-    """Return what no other row beats: time against GPU hours where the GPUs differ, else against memory.
+    """Return what no other row beats: time against money, against GPU hours, or against memory.
 
     Parameters
     ----------
     named : sequence of tuple of (str, mapping)
         Label and figures of each row.
     """
-    costs_gpus = len({row["gpus"] for _, row in named}) > 1
-    points = [
-        (
-            1e9 / row["tokens_per_s"] / 3600,
-            1e9 / per_gpu(row) / 3600 if costs_gpus else row["peak_bytes"] / _GIB,
-            label,
-            row,
-        )
-        for label, row in named
-    ]
+    chosen = _pareto_axes([row for _, row in named])
+    points = [(*chosen.at(row), label, row) for label, row in named]
     points = sorted(points, key=lambda point: point[:2])[:MAX_POINTS]
     front: list[tuple[float, float, str, Row]] = []
     for point in points:
@@ -388,14 +411,12 @@ def pareto(named: Sequence[tuple[str, Row]]) -> Chart:
         for p in front[:_MAX_NAMED]
     ]  # fmt: skip
     capacities = {row.get("capacity_bytes", 0) for _, row in named}
-    capacity = capacities.pop() / _GIB if len(capacities) == 1 and not costs_gpus else 0.0
-    what = "GPU hours per billion tokens" if costs_gpus else "memory of the fullest rank in GiB"
+    capacity = capacities.pop() / _GIB if len(capacities) == 1 and "memory" in chosen.title else 0.0
     reach = {"range": [0, 1.05 * capacity]} if capacity else {"rangemode": "tozero"}
-    made = layout(axis("hours per billion tokens"), axis(what, **reach), right_px=90, annotations=named_points)
+    made = layout(axis(chosen.x), axis(chosen.y, **reach), right_px=90, annotations=named_points)
     if capacity:
         made["shapes"] = [limit_line(capacity, "y")]
-    title = "Time against GPU hours" if costs_gpus else "Time against memory"
     names = "; ".join(point[2] for point in front[:6]) + (" ..." if len(front) > 6 else "")
     line = "; the dashed line is the capacity" if capacity else ""
     summary = f"{len(front)} of {len(points)} are on the Pareto front: {names}{line}"
-    return Chart(key="pareto", title=title, traces=traces, layout=made, summary=summary, height_px=380)
+    return Chart(key="pareto", title=chosen.title, traces=traces, layout=made, summary=summary, height_px=380)

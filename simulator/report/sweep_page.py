@@ -14,6 +14,7 @@ from simulator.report.charts import Chart, check_images
 from simulator.report.markup import Markup, element, table
 from simulator.report.page import Report, Section, check_page, make_page
 from simulator.report.sweep_charts import Axes, Row, is_ok, label_of, name_of, per_gpu, search_charts, sweep_charts
+from simulator.report.tables import money_columns
 from simulator.units import format_bytes, format_time
 
 MAX_ROWS = 1000
@@ -86,6 +87,12 @@ def _head(lead: str, named: Sequence[tuple[str, Row]]) -> Markup:
             f"with {where(leanest[0], lambda row: row['peak_bytes'])}",
         ),
     ]
+    priced = [one for one in good if one[1].get("cost_per_billion_tokens") is not None]
+    if len(priced) == len(good):
+        label, row = min(priced, key=lambda one: float(one[1]["cost_per_billion_tokens"]))
+        cost = f"{row['cost_per_billion_tokens']:,.4g} {row['currency']}".strip()
+        best = where(label, lambda row: float(row["cost_per_billion_tokens"]))
+        figures[2:3] = [("least cost", cost, f"per billion tokens with {best}")]
     boxes = [
         element("div", element("dt", name), element("dd", element("b", value), " ", what), class_="kpi")
         for name, value, what in figures
@@ -99,10 +106,16 @@ def _rows(named: Sequence[tuple[str, Row]]) -> Markup:
         "against the best": [_against(row) for _, row in shown],
         "no answer": ["" if is_ok(row) else str(row["status"]) for _, row in shown],
     }
-    kept = {name: texts for name, texts in columns.items() if any(texts)}
-    cells = [(label, *(texts[i] for texts in kept.values()), *_figures(row)) for i, (label, row) in enumerate(shown)]
+    kept, money = (
+        {name: texts for name, texts in columns.items() if any(texts)},
+        money_columns([row for _, row in shown]),
+    )
+    cells = [
+        (label, *(texts[i] for texts in kept.values()), *_figures(row), *(write(row) for write in money.values()))
+        for i, (label, row) in enumerate(shown)
+    ]
     caption = "Every combination" + (f" (the first {MAX_ROWS} of {len(named)})" if len(named) > MAX_ROWS else "")
-    heads = ("combination", *kept, "iteration", "tokens/s", "tokens/s/GPU", "MFU", "communication", "memory")
+    heads = ("combination", *kept, "iteration", "tokens/s", "tokens/s/GPU", "MFU", "communication", "memory", *money)
     reasons = Counter(f"{row['status']}: {row['reason']}" for _, row in named if not is_ok(row))
     items = (element("li", f"{count:,} x {reason}") for reason, count in reasons.most_common(MAX_REASONS))
     why = element("p", element("b", "Why there is no answer")) + element("ul", *items) if reasons else ""
@@ -198,7 +211,15 @@ def search_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for one in answer.get("searches", [answer]):
         if "reason" in one:
-            rows.append({"gpus": one["gpus"], "plan": "", "status": "infeasible", "reason": one["reason"]})
+            rows.append(
+                {
+                    "topology": one["topology"],
+                    "gpus": one["gpus"],
+                    "plan": "",
+                    "status": "infeasible",
+                    "reason": one["reason"],
+                }
+            )
             continue
         listed = [row["summary"] for row in one["plans"]]
         rows += [_row(one["gpus"], row, rank) for rank, row in enumerate(one["plans"], start=1)]
@@ -223,7 +244,12 @@ def _row(gpus: int, row: Mapping[str, Any], rank: int | None, label: str = "") -
     flat |= {
         name: row["plan"][name] for name in ("virtual_pp", "cp", "ep", "sharding", "recompute", "sequence_parallel")
     }
-    return {**flat, **{name: row[name] for name in Figures.__annotations__}, **row["breakdown"]}
+    return {
+        **flat,
+        **{name: row[name] for name in Figures.__annotations__},
+        **row["breakdown"],
+        **{name: value for name, value in row.get("totals", {}).items() if name not in ("gpus", "peak_bytes")},
+    }
 
 
 def write_search(answer: Mapping[str, Any], folder: str | None, formats: str, plot: str | None) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from simulator.analysis.critical_path import PathRow
@@ -297,6 +297,8 @@ def whole_run_rows(run: Mapping[str, Any]) -> Iterator[tuple[str, str, float, st
         f"{energy['gpu_w']:.0f} W per GPU and {energy['host_w_per_gpu']:.0f} W of its node, PUE {energy['pue']:.3g}"
     )
     yield "energy", "energy.kwh", energy["kwh"], f"{_energy(energy['kwh'])} ({per_gpu})"
+    grid = f"{_mass(energy['kg_co2'])} ({energy['kg_co2_per_kwh']:.3g} kg per kWh)"
+    yield "CO2", "energy.kg_co2", energy["kg_co2"], grid
     yield "goodput", "goodput", run["goodput"], f"{run['goodput']:.2%}{_losses(run)}"
     checkpoint = run["checkpoint"]
     every = f"every {format_duration(checkpoint['interval_s'])}" if checkpoint["count"] > 1 else "at the end"
@@ -341,6 +343,38 @@ def _losses(run: Mapping[str, Any]) -> str:
     names = {"checkpoint_s": "checkpoints", "lost_s": "lost work", "restart_s": "restarts"}
     parts = [f"{label} {run['time'][key] / run['total_s']:.2%}" for key, label in names.items() if run["time"][key] > 0]
     return f" ({', '.join(parts)})" if parts else ""
+
+
+def money_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Callable[[Mapping[str, Any]], str]]:
+    """Return the columns of money and days that rows of a table have something in: heading to what writes a cell.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        With the keys of :class:`simulator.explore.spending.Spending` where they have any.
+    """
+    if any("days" in row for row in rows):
+        return {
+            "run": lambda row: format_duration(row["days"] * 86400.0) if "days" in row else "-",
+            "cost": lambda row: _money(row, "cost"),
+            "energy": lambda row: _energy(row["kwh"]) if "kwh" in row else "-",
+            "CO2": lambda row: _mass(row["kg_co2"]) if "kg_co2" in row else "-",
+        }
+    if any(row.get("cost_per_billion_tokens") for row in rows):
+        return {"cost per 1e9 tokens": lambda row: _money(row, "cost_per_billion_tokens")}
+    return {}
+
+
+def _money(row: Mapping[str, Any], key: str) -> str:
+    value = row.get(key)
+    if value is None:
+        return "-"
+    shown = f"{value:,.0f}" if value >= 1000 else f"{value:,.2f}"
+    return f"{shown} {row.get('currency', '')}".strip()
+
+
+def _mass(kg: float) -> str:
+    return f"{kg / 1e3:,.3g} t" if kg >= 1e3 and kg < 1e6 else f"{kg / 1e3:,.0f} t" if kg >= 1e6 else f"{kg:,.3g} kg"
 
 
 def whole_run_tables(run: Mapping[str, Any]) -> Markup:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from simulator.answer import (
     throughput,
 )
 from simulator.plan import ParallelPlan
-from simulator.report.tables import whole_run_rows
+from simulator.report.tables import money_columns, whole_run_rows
 from simulator.scenario import Scenario
 from simulator.units import format_bandwidth, format_bytes, format_time
 
@@ -288,22 +288,23 @@ def print_whole_run(run: Mapping[str, Any], *, gpus: int = 0) -> None:
 # -- many answers ------------------------------------------------------------------------------------------------
 
 
-def print_sweep(result: SweepResult, files: Sequence[Path]) -> None:
+def print_sweep(result: SweepResult, files: Sequence[Path] = ()) -> None:
     """Print one line per combination, why some failed, and where the tables are."""
     out = make_console()
-    axes = list(result.sweep.axes)
-    table = new_table(*axes, "iteration", "tokens/s", "MFU", "communication", "memory", "", n_left=len(axes))
+    axes, money = list(result.sweep.axes), money_columns(result.rows)
+    table = new_table(*axes, "iteration", "tokens/s", "MFU", "exposed", "memory", *money, "", n_left=len(axes))
     table.columns[-1].justify = "left"
     for row in result.rows:
         status = "" if row["status"] == "ok" else row["status"]
-        table.add_row(*(str(row[name]) for name in axes), *_figures(row), status)
+        spent = (write(row) for write in money.values())
+        table.add_row(*(str(row[name]) for name in axes), *_figures(row), *spent, status)
     out.print(table, highlight=False)
     reasons = Counter(row["reason"] for row in result.rows if row["status"] != "ok")
     for reason, count in reasons.items():
         out.print(f"{count} failed: {reason}", highlight=False, markup=False)
     counts = f"{result.n_computed} simulated, {result.n_stored} from the store, {result.n_failed} failed"
-    where = ", ".join(str(file) for file in files)
-    out.print(f"\n{len(result.rows)} rows: {counts}; {where}", highlight=False, markup=False)
+    where = "".join(f"; {file}" if i == 0 else f", {file}" for i, file in enumerate(files))
+    out.print(f"\n{len(result.rows)} rows: {counts}{where}", highlight=False, markup=False)
 
 
 def _figures(row: dict[str, Any]) -> tuple[str, ...]:
@@ -321,7 +322,7 @@ def print_search(answer: dict[str, Any]) -> None:
     searches, shared = answer.get("searches", [answer]), answer["scenario"]
     for one in searches:
         batch = f", global batch {one['global_batch']}" if "global_batch" in one else ""
-        where = f"{shared['model']} on {one['gpus']} GPUs of {shared['topology']}{batch}\n"
+        where = f"{shared['model']} on {one['gpus']} GPUs of {one['topology']}{batch}\n"
         out.print(where, style="bold", highlight=False, markup=False)
         if "reason" in one:
             out.print(one["reason"] + "\n", highlight=False, markup=False)
@@ -337,16 +338,17 @@ def print_search(answer: dict[str, Any]) -> None:
         costs = choice["cost_per_billion_tokens"]
         cost = f", a cost of {costs:,.4g} {choice['currency']}".rstrip() if costs is not None else ""
         out.print(
-            f"best by {choice['objective']}: {choice['gpus']} GPUs, {choice['summary']}; a billion tokens take "
+            f"best by {choice['objective']}: {choice['gpus']} GPUs of {choice['topology']}, {choice['summary']}; a billion tokens take "
             f"{format_time(choice['s_per_billion_tokens'])}, {choice['gpu_hours_per_billion_tokens']:,.4g} GPU hours{cost}, "
-            f"{choice['kwh_per_billion_tokens']:,.4g} kWh",
+            f"{choice['kwh_per_billion_tokens']:,.4g} kWh, {choice['kg_co2_per_billion_tokens']:,.4g} kg of CO2",
             highlight=False,
         )
 
 
 def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
     """Print the ranking, why each plan wins or loses, plain data parallelism, the given plan, and what was looked at."""
-    table = new_table("", "plan", "iteration", "tokens/s", "MFU", "memory", "against the best", n_left=2)
+    money = money_columns([row["totals"] for row in answer["plans"]])
+    table = new_table("", "plan", "iteration", "tokens/s", "MFU", "memory", *money, "against the best", n_left=2)
     table.columns[-1].justify = "left"
     beside = answer["plain"] | ({"yours": answer["given"]} if "given" in answer else {})
     labels: dict[str, list[str]] = {}
@@ -355,13 +357,13 @@ def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
     for index, row in enumerate(answer["plans"], start=1):
         names = f" ({', '.join(labels[row['summary']])})" if row["summary"] in labels else ""
         why = "the best" + (f"; against the runner-up {row['why']}" if row["why"] else "") if index == 1 else row["why"]
-        table.add_row(str(index), row["summary"] + names, *_plan_figures(row), why)
+        table.add_row(str(index), row["summary"] + names, *_plan_figures(row, money), why)
     listed = [row["summary"] for row in answer["plans"]]
     for label, row in beside.items():
         if "reason" in row:
-            table.add_row("", label, "-", "-", "-", "-", row["reason"])
+            table.add_row("", label, *["-"] * (4 + len(money)), row["reason"])
         elif row["summary"] not in listed:
-            table.add_row("", f"{label}: {row['summary']}", *_plan_figures(row), row["why"])
+            table.add_row("", f"{label}: {row['summary']}", *_plan_figures(row, money), row["why"])
     out.print(table, highlight=False)
     if answer["best"]["choices"]:
         out.print(f"\nThe best plan has {answer['best']['choices']} of the runner-up.", highlight=False, markup=False)
@@ -374,10 +376,11 @@ def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
     )
 
 
-def _plan_figures(row: dict[str, Any]) -> tuple[str, ...]:
+def _plan_figures(row: dict[str, Any], money: Mapping[str, Callable[[Mapping[str, Any]], str]]) -> tuple[str, ...]:
     return (
         format_time(row["iteration_time_s"]), f"{row['tokens_per_s']:,.0f}", f"{row['mfu']:.1%}",
         format_bytes(row["peak_bytes"]) + (" (tight)" if row["is_tight"] else ""),
+        *(write(row.get("totals", {})) for write in money.values()),
     )  # fmt: skip
 
 
@@ -419,6 +422,13 @@ def print_requirements(found: Sequence[Requirement]) -> None:
             _gigabits(rule.rule_bytes_per_s) if rule else "-", _simulated(rule.simulated_bytes_per_s) if rule else "-",
         )  # fmt: skip
     out.print(table, highlight=False)
+    spent = [{"gpus": one.scenario.plan.gpus, **(one.spending or {})} for one in found]
+    if money := money_columns(spent):
+        out.print("\non the network as it is", highlight=False)
+        costs = new_table("GPUs", *money, n_left=0)
+        for row in spent:
+            costs.add_row(str(row["gpus"]), *(write(row) for write in money.values()))
+        out.print(costs, highlight=False)
     for one in found:
         if one.loader_workers:
             workers = f"{one.loader_workers} loader workers per GPU; there are {one.scenario.plan.loader_workers}"

@@ -47,6 +47,7 @@ class PowerSpec(Spec):
     gpu_idle_w: Power | None = Field(default=None, alias="gpu_idle", ge=0)
     host_w: Power | None = Field(default=None, alias="host", ge=0)
     pue: float | None = Field(default=None, ge=1, le=10)
+    kg_co2_per_kwh: float | None = Field(default=None, ge=0, le=5)
 
 
 class PriceSpec(Spec):
@@ -55,6 +56,18 @@ class PriceSpec(Spec):
     source: str = ""
     gpu_hour: float = Field(gt=0)
     currency: str = ""
+
+
+class ListPrice(PriceSpec):
+    """A published price of a device."""
+
+    date: str
+
+
+class ListPrices(Spec):
+    """``topologies/operation/prices.yaml``: published prices by device."""
+
+    prices: dict[str, ListPrice]
 
 
 class FailureSpec(Spec):
@@ -104,12 +117,20 @@ class Facility(Spec):
     pue: float = Field(ge=1)
 
 
+class Grid(Spec):
+    """Default of what making electricity emits."""
+
+    source: str
+    kg_co2_per_kwh: float = Field(ge=0)
+
+
 class OperationDefaults(Spec):
     """``topologies/operation/defaults.yaml``: what is taken where neither flags nor the cluster file say it."""
 
     power: PowerShares
     host: HostPower
     facility: Facility
+    grid: Grid
     failures: FailureSpec
     restart: FailureSpec
     storage: StorageSpec

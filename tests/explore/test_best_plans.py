@@ -20,6 +20,7 @@ from simulator.explore.named_settings import Sweep
 from simulator.explore.objectives import answer_of, differences_s, explain, search_counts, to_dict
 from simulator.explore.space import search_space
 from simulator.explore.sweeps import run_sweep
+from simulator.explore.training_run import RunRequest
 from simulator.plan import ParallelPlan
 from simulator.report.sweep_page import search_rows
 from simulator.simulation import simulate_on
@@ -282,7 +283,7 @@ def test_objectives_over_several_numbers_of_gpus():
     assert fastest["choice"]["iteration_time_s"] == min(
         s["best"]["iteration_time_s"] for s in fastest["searches"] if "best" in s
     )
-    fewest, space, plans = answer_of(found, "gpu-hours", price=parse_price("2 EUR"))
+    fewest, space, plans = answer_of(found, "gpu-hours", request=RunRequest(price=parse_price("2 EUR")))
     choice = fewest["choice"]
     assert choice["gpus"] == space.n_gpus == plans[0].gpus == 1
     assert choice["cost_per_billion_tokens"] == pytest.approx(2.0 * choice["gpu_hours_per_billion_tokens"])
@@ -292,7 +293,7 @@ def test_objectives_over_several_numbers_of_gpus():
     assert choice["kwh_per_billion_tokens"] == pytest.approx(choice["gpu_hours_per_billion_tokens"] * watts / 1e3)
     assert (choice["currency"], fastest["choice"]["cost_per_billion_tokens"]) == ("EUR", None)
     assert choice["s_per_billion_tokens"] == pytest.approx(choice["gpu_hours_per_billion_tokens"] * 3600)
-    assert fewest["searches"][2] == {"gpus": 3, "reason": found[2].reason}
+    assert fewest["searches"][2] == {"topology": "bigred200", "gpus": 3, "reason": found[2].reason}
     with pytest.raises(ConfigError, match="cost needs a price"):
         answer_of(found, "cost")
     with pytest.raises(ConfigError, match="no objective"):

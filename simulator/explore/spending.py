@@ -1,0 +1,70 @@
+"""What a row of a table costs: time, money, energy and emissions of a billion tokens, and of a whole run where its length is given."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict, cast
+
+from simulator.answer import Answer
+from simulator.explore.energy import Training, power_model, price_of, training_of
+from simulator.explore.training_run import RunRequest, whole_run
+from simulator.plan import ParallelPlan
+from simulator.topology import Topology
+
+
+class PerBillionTokens(Training):
+    """What training on a billion tokens takes, without checkpoints and failures."""
+
+    s_per_billion_tokens: float  #: Seconds.
+    kwh_per_billion_tokens: float  #: Energy of the building.
+    kg_co2_per_billion_tokens: float  #: What making it emits.
+
+
+class RunFigures(TypedDict, total=False):
+    """What a whole run takes, in one row of a table; interruptions included."""
+
+    days: float  #: From start to end.
+    low_days: float  #: Where an iteration is at the low end of its interval.
+    high_days: float  #: Where it is at the high end.
+    goodput: float  #: Share of the time that makes progress.
+    gpu_hours: float  #: GPUs times hours.
+    cost: float | None  #: At the price of a GPU hour; null without one.
+    kwh: float  #: Energy of the building.
+    kg_co2: float  #: What making it emits.
+
+
+class Spending(PerBillionTokens, RunFigures):
+    """Both."""
+
+
+def spending(request: RunRequest, answer: Answer, plan: ParallelPlan, topology: Topology) -> Spending | None:
+    """Return what training takes with an answer; None for models that know no tokens.
+
+    Parameters
+    ----------
+    request : RunRequest
+        Price, power and, where it has one, the length of the run.
+    answer : Answer
+    plan : ParallelPlan
+        Resolved.
+    topology : Topology
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If failures are so frequent that the run never ends.
+    """
+    rate = answer["tokens_per_s"]
+    if not rate:
+        return None
+    power = power_model(topology, pue=request.pue, kg_co2_per_kwh=request.kg_co2_per_kwh)
+    training = training_of(plan.gpus, rate, price_of(topology, request.price))
+    kwh = training["gpu_hours_per_billion_tokens"] * power.facility_w(power.gpu_w(answer["breakdown"])) / 1e3
+    found = {
+        "s_per_billion_tokens": 1e9 / rate, **training, "kwh_per_billion_tokens": kwh,
+        "kg_co2_per_billion_tokens": kwh * power.kg_co2_per_kwh,
+    }  # fmt: skip
+    if request.has_length:
+        run = whole_run(request, answer, plan, topology, answer["provenance"]["model_parameters"]).to_dict()
+        figures: dict[str, Any] = {**run, **run["energy"]}
+        found |= {name: figures[name] for name in RunFigures.__annotations__}
+    return cast(Spending, found)
