@@ -14,9 +14,11 @@ from typing import NamedTuple
 from simulator.errors import SimulatorError
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
+from simulator.models.styles import STYLES
 from simulator.parallel.expert import expert_refusal
 from simulator.parallel.idle import idle_settings
 from simulator.plan import SETTINGS, ParallelPlan
+from simulator.plan.rules import sharding_refusal
 from simulator.plan.stage_layout import shortened_ends
 from simulator.schedules import SCHEDULES, plain_name
 from simulator.topology import Topology
@@ -126,8 +128,7 @@ def sharding_rule(plan: ParallelPlan, site: Site) -> str:
         return f"sharding={plan.sharding}: there is one data-parallel rank"
     facts = plan.framework_spec.data_parallel
     if plan.sharding not in (facts.shardings if plan.pp == 1 else facts.pipeline_shardings):
-        pipelined = " with a pipeline" if plan.sharding in facts.shardings else ""
-        return f"{plan.framework} does not run {plan.sharding}{pipelined}"
+        return sharding_refusal(plan) or f"{plan.framework} does not run {plan.sharding}"
     if plan.sharding == "hsdp":
         group = plan.sharding_group or hybrid_group(plan, site)
         if replicas <= group or replicas % group:
@@ -150,6 +151,14 @@ def sequence_rule(plan: ParallelPlan, site: Site) -> str:
     return f"tp={plan.tp} does not divide the sequence of {length} tokens" if length % plan.tp else ""
 
 
+def attention_rule(plan: ParallelPlan, site: Site) -> str:
+    """The framework's modules have a fused kernel for the model's attention."""
+    if plan.attention == "eager" or not isinstance(site.spec, ModelSpec):
+        return ""
+    is_fused = STYLES[plan.framework_spec.kernels].fuses_attention(site.spec)
+    return "" if is_fused else f"{plan.framework} has no fused attention for {site.spec.name}"
+
+
 def chunk_rule(plan: ParallelPlan, site: Site) -> str:
     """Several chunks of layers per stage need a pipeline, layers that divide, and micro-batches in groups of one per stage."""
     if plan.virtual_pp == 1:
@@ -169,7 +178,8 @@ def chunk_rule(plan: ParallelPlan, site: Site) -> str:
 
 Rule = Callable[[ParallelPlan, Site], str]
 RULES: tuple[Rule, ...] = (
-    tensor_rule, pipeline_rule, context_rule, expert_rule, sharding_rule, sequence_rule, chunk_rule,
+    tensor_rule, pipeline_rule, context_rule, expert_rule, sharding_rule, sequence_rule, attention_rule,
+    chunk_rule,
 )  # fmt: skip
 
 

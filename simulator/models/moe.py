@@ -57,9 +57,7 @@ def _region(style: Style, x: Tensor, operator: Literal["f", "g"]) -> Tensor:
     n_bytes = setting.tokens * style.spec.expert_input * DTYPE_BYTES[x.dtype]
     point = CommunicationPoint(operator=operator, n_bytes=n_bytes)
     back = replace(point, kernel_pass="backward")
-    return style.tape.record(
-        [x], x.n_elements, x.dtype, forward=[point], backward=[back], view=x, gradient="alias", kept=operator == "g"
-    )
+    return style.tape.record([x], x.n_elements, x.dtype, forward=[point], backward=[back], view=x, gradient="alias")
 
 
 def _routed(style: Style, x: Tensor, gates: Tensor, n_sent: int) -> Tensor:

@@ -55,6 +55,20 @@ def check_combination(plan: ParallelPlan) -> None:
             raise InfeasiblePlanError(message, hint=hint)
 
 
+def sharding_refusal(plan: ParallelPlan) -> str:
+    """Return why a framework does not run a plan's sharding with a pipeline, or nothing.
+
+    References
+    ----------
+    DeepSpeed, ``runtime/pipe/engine.py``: "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism"; Megatron-LM,
+    ``training/arguments.py``, on its FSDP.
+    """
+    facts = plan.framework_spec.data_parallel
+    if plan.pp == 1 or plan.sharding not in facts.shardings or plan.sharding in facts.pipeline_shardings:
+        return ""
+    return f"{plan.framework} does not run {plan.sharding} with a pipeline"
+
+
 Conflicts = list[tuple[Any, str, str]]
 
 
@@ -63,7 +77,9 @@ def _axis_conflicts(plan: ParallelPlan) -> Conflicts:
     group = plan.sharding_group if plan.sharding != "none" else 0
     within = min(group or n_replicas, n_replicas)
     secondary = min(plan.secondary_group or 0, within) if plan.shards_parameters else 0
+    refusal = sharding_refusal(plan) if n_replicas > 1 else ""
     return [
+        (refusal, refusal, "--sharding zero1, or --pp 1 with more --tp, or --framework fsdp2"),
         (
             plan.cp > 1 and plan.attention == "eager" and plan.context_exchange != "all_gather",
             f"cp_comm_type={plan.cp_comm_type} needs fused attention, not attention=eager",

@@ -109,6 +109,14 @@ def test_advice_does_not_contradict_the_search():
     assert all(not objection(one.plan, site) for one in neighbours(plan, site) if not one.reason)
 
 
+def test_advice_offers_fused_attention_only_where_there_is_some():
+    """Hugging Face's T5 adds its position bias to scores that only eager attention has (modeling_t5.py)."""
+    spec, topology = find_spec("t5-base"), load_topology("bigred200", 8)
+    plan = ParallelPlan(gpus=8, micro_batch=1, sequence_length=256, attention="eager", framework="fsdp").resolve(8)
+    reasons = {one.name: one.reason for one in neighbours(plan, Site(topology=topology, spec=spec))}
+    assert reasons["--attention flash"] == "fsdp has no fused attention for t5-base"
+
+
 def test_degrees_that_the_heads_do_not_allow_are_no_way_out(simulated):
     """gpt2-large has 20 heads, which context parallelism of 8 by all-to-all cannot divide."""
     result = simulated("dgx-a100-40g", "gpt2-large", gpus=8, micro_batch=64, framework="deepspeed", cp_comm_type="a2a")

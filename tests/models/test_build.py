@@ -268,6 +268,22 @@ def test_full_recompute_repeats_the_collectives_and_selective_does_not():
     assert points(selective.recompute) == []
 
 
+@pytest.mark.parametrize("tp", [2, 4])
+def test_selective_recompute_by_operator_keeps_reduce_scatters_and_runs_all_reduces_again(tp):
+    """torchtitan, ``_op_sac_save_list``: matrix products, attention and ``reduce_scatter_tensor``; neither ``all_reduce`` nor gathers.
+
+    With sequence parallelism a block keeps what two reduce-scatters return, each 1/tp of ``[tokens, hidden]``, and 1/tp of its
+    input instead of all of it.
+    """
+    spec = small("nemotron-22b")
+    settings = {"kernels": "hf-eager", "recompute": "selective", "stops_early": True, "tp": tp}
+    whole, split = (built(spec, sequence_parallel=word, **settings).layers[1] for word in (False, True))
+    assert [operator for operator, _ in points(whole.recompute)].count("g") == 1  # nothing saved waits for the second
+    assert {operator for operator, _ in points(split.recompute)} == {"f"}
+    stream_bytes = 2 * 256 * spec.hidden * 2
+    assert split.saved_bytes - whole.saved_bytes == stream_bytes * (3 - tp) // tp
+
+
 def test_context_parallelism_exchanges_keys_and_values_of_the_whole_sequence():
     spec = small("llama3-8b")
     block = built(spec, cp=4, sequence_length=1024, kernels="fused").layers[1]

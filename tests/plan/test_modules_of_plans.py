@@ -36,11 +36,23 @@ def test_every_word_is_checked():
         ({"cuda_graphs": "attn+full_iteration"}, "full_iteration goes with nothing else"),
         ({"cuda_graphs": "moe_preprocess"}, "without moe_router"),
         ({"cuda_graphs": "moe"}, "static shapes"),
+        # deepspeed/runtime/pipe/engine.py: assert self.zero_optimization_stage() < 2
+        *(
+            ({"framework": name, "sharding": word, "pp": 2}, f"{name} does not run {word} with a pipeline")
+            for name in ("megatron-deepspeed", "deepspeed")
+            for word in ("zero2", "zero3")
+        ),
     ],
 )
 def test_what_excludes_one_another(settings, message):
     with pytest.raises(InfeasiblePlanError, match=message):
         ParallelPlan(micro_batch=1, **settings).resolve(8)
+
+
+@pytest.mark.parametrize("settings", [{"sharding": "zero1", "pp": 2}, {"sharding": "zero3"}, {"sharding": "zero2", "pp": 8}])
+def test_deepspeed_pipelines_run_zero1_and_shard_more_only_without_stages_or_replicas(settings):
+    plan = ParallelPlan(framework="megatron-deepspeed", micro_batch=1, **settings)
+    assert plan.resolve(8).sharding == settings["sharding"]
 
 
 def test_what_is_captured_costs_the_host_next_to_nothing():

@@ -27,6 +27,7 @@ from simulator.explore.neighbourhood import Site, neighbours, objection
 from simulator.faults import Faults
 from simulator.models.catalog import rename
 from simulator.models.spec import ModelSpec
+from simulator.models.styles import STYLES
 from simulator.simulation import model_for
 
 #: times are whole picoseconds: a step of thousands of operations is off by nanoseconds
@@ -509,11 +510,30 @@ UPCAST_SOFTMAX = Exemption(
     "autograd holds the same: tests/models/test_against_torch.py)",
     applies=lambda case: case.plan.attention == "eager",
 )
+ISSUED_EARLIER = Exemption(
+    reason="what is issued earlier may share links and multiprocessors with what is waited for (Graham, Bounds on multiprocessing "
+    "timing anomalies, SIAM J. Appl. Math. 17, 1969; seen: 0.3 %)",
+    applies=lambda case: case.plan.overlaps and case.plan.gpus > 1,
+    tolerance=0.01,
+)
+SMALL_MESSAGES = Exemption(
+    reason="smaller messages go by LL, whose share of a NIC is taken to be what it reaches alone (two bytes for one, and small "
+    "slices): gradients that are reduced beside them wait longer than beside twice the bytes by Simple (seen: 5 %)",
+    applies=lambda case: case.plan.overlaps and case.plan.cp > 1 and case.result.topology.n_nodes > 1,
+    tolerance=0.1,
+)
 FIRST_NODE = Exemption(
     reason="a node's own links may be slower than its NICs together (one link between two GPUs of a mesh; a ring over 8 x 400 Gb/s "
     "passes NVLink 7 times of 8), and collectives inside a node are slowed more by kernels (0.79 to 0.98, measured on H200)",
     applies=lambda case: case.plan.gpus == case.result.topology.gpus_per_node,
 )
+SAVED_SCATTERS = Exemption(
+    reason="torch's selective recomputation keeps what reduce-scatter returns, but not what all-reduce does (torchtitan, "
+    "_op_sac_save_list): with sequence parallelism a block keeps two shares of 1/tp more of its stream, and 1 - 1/tp less of its "
+    "input: of two ranks half a stream more, of three as much, of four a quarter less",
+    applies=lambda case: case.plan.tp == 2 and case.plan.recompute == "selective"
+    and STYLES[case.plan.framework_spec.kernels].recomputes_operators,
+)  # fmt: skip
 SAVED_GATHERS = Exemption(
     reason="torch.compile computes norms again in backward but no collectives (torch/_functorch/partitioners.py, "
     "force_save_collectives): what was gathered is kept beside its share",
@@ -534,9 +554,9 @@ RELATIONS: tuple[Relation, ...] = (
              check=degrees_share_the_work, is_cheap=True),
     Relation(name="layers", why="blocks of one kind are equal", check=every_layer_costs_the_same, is_cheap=True),
     Relation(name="a better machine is never slower", why="monotone: less time for every part", tolerance=1e-3,
-             check=better_machine_is_never_slower),
+             check=better_machine_is_never_slower, exemptions=(ISSUED_EARLIER,)),
     Relation(name="a worse machine is never faster", why="monotone: more time for every part", tolerance=1e-3,
-             check=worse_machine_is_never_faster),
+             check=worse_machine_is_never_faster, exemptions=(ISSUED_EARLIER,)),
     Relation(name="a slow GPU", why="only its kernels take longer, by its factor", tolerance=1e-3,
              check=slow_rank_costs_at_most_its_factor),
     Relation(name="a slow link", why="only its bytes take longer, by its factor", tolerance=1e-3,
@@ -553,14 +573,14 @@ RELATIONS: tuple[Relation, ...] = (
              check=larger_batch_takes_longer_but_not_in_proportion),
     Relation(name="half the sequence", why="less work", tolerance=1e-3, check=longer_sequence_takes_longer),
     Relation(name="twice the micro-batch", why="larger operations are at least as efficient", tolerance=0.02,
-             check=micro_batches_of_twice_the_size),
+             check=micro_batches_of_twice_the_size, exemptions=(SMALL_MESSAGES,)),
     Relation(name="weak scaling", why="more ranks to wait for, more to reduce", tolerance=1e-3,
              check=weak_scaling_is_never_faster, exemptions=(FIRST_NODE,)),
     Relation(name="recomputation", why="computes again what it does not keep", tolerance=1e-3,
              check=recompute_trades_time_for_memory),
     Relation(name="zero stages", why="each shards what the one before keeps whole", tolerance=0.0, check=sharding_more_needs_less),
     Relation(name="sequence parallelism", why="shards what tensor parallelism keeps whole", tolerance=0.0,
-             check=sequence_parallelism_needs_less, exemptions=(SAVED_GATHERS,)),
+             check=sequence_parallelism_needs_less, exemptions=(SAVED_GATHERS, SAVED_SCATTERS)),
     Relation(name="offload", why="moves states to the host", tolerance=0.0, check=offloading_needs_less),
     Relation(name="flash attention", why="keeps no scores", tolerance=1e-3, check=flash_needs_less, exemptions=(
         Exemption(reason="before Ampere there is no FlashAttention 2: the memory-efficient kernel computes scores again in backward",

@@ -380,7 +380,7 @@ class Style(ABC):
             backward=[CommunicationPoint(operator="g", n_bytes=n_bytes, kernel_pass="backward")],
             view=None if is_split else y,
             gradient="new" if is_split else "alias",
-            kept=True,
+            kept=is_split,  # torchtitan's list of kept operators (_op_sac_save_list) has reduce-scatter, not all-reduce
         )
 
     # ---- attention --------------------
