@@ -256,7 +256,7 @@ def _narrowed_bytes(layers: Sequence[Layer], plan: ParallelPlan, n_shards: int) 
     if not plan.lora_rank or narrowing is None:
         return 0
     directions = 2 if narrowing.element_bytes != 1.0 else 1
-    n_frozen = sum(layer.n_parameters - layer.n_trained_parameters for layer in layers if layer.name.endswith("block"))
+    n_frozen = sum(layer.n_parameters - layer.n_trained_parameters for layer in layers if layer.is_block)
     return max(0, round(n_frozen * (2 - directions * narrowing.element_bytes))) // n_shards
 
 
@@ -287,10 +287,11 @@ def _parameter_bytes(held: int, n_parameters: int, plan: ParallelPlan, shard_siz
 
 
 def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan, shard_size: int) -> int:
-    """Bytes of gathered units that are alive at once: the current one and what is gathered ahead of it.
+    """Bytes of gathered units that are alive at once.
 
-    Experts without replicas of their own are not sharded, so that nothing of them is gathered. FSDP's ``zero2`` keeps all
-    that forward gathered until backward.
+    Of DeepSpeed the current one and its prefetch bucket; of FSDP as many blocks as the plan says, and the root: what is outside the
+    blocks, which stays from forward to backward. Experts without replicas of their own are not sharded, so that nothing of them is
+    gathered. FSDP's ``zero2`` keeps all that forward gathered until backward.
     """
     if not plan.shards_parameters:
         return 0
@@ -300,14 +301,14 @@ def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan, shard_size: int
     units = [layer.n_parameters - (layer.n_expert_parameters if has_whole_experts else 0) for layer in layers]
     if plan.sharding == "zero2":
         return plan.gathered_bytes * sum(units)
-    unit = max(units, default=0)
-    ahead = unit
     limits = plan.zero3_limits
     if limits is not None:
-        ahead = max(ahead, min(limits.prefetch_elements, limits.max_live_elements))
-    elif not plan.limit_all_gathers:  # the gathers may run to the end of the pass before the first unit is done
-        ahead = sum(units) - unit
-    return plan.gathered_bytes * min(unit + ahead, sum(layer.n_parameters for layer in layers))
+        unit = max(units, default=0)
+        ahead = max(unit, min(limits.prefetch_elements, limits.max_live_elements))
+        return plan.gathered_bytes * min(unit + ahead, sum(layer.n_parameters for layer in layers))
+    blocks = [n for n, layer in zip(units, layers, strict=True) if layer.is_block]
+    alive = min(plan.gathered_units * max(blocks, default=0), sum(blocks))
+    return plan.gathered_bytes * (sum(units) - sum(blocks) + int(alive))
 
 
 def _bucket_bytes(n_parameters: int, plan: ParallelPlan, *, shards_parameters: bool) -> int:

@@ -281,6 +281,11 @@ class Layer:
     plain: Layer | None = None
 
     @property
+    def is_block(self) -> bool:
+        """Whether it is one of the model's repeated blocks, not its embedding or its head."""
+        return self.name.endswith("block")
+
+    @property
     def n_parameters(self) -> int:
         """Elements of all parameters of this rank."""
         return sum(p.n_elements for p in self.parameters)

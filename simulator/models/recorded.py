@@ -207,7 +207,7 @@ def _recomputed(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     found: list[Layer] = []
     for before, layer in zip((None, *layers), layers, strict=False):
         kept = before.output_bytes if before is not None and before.output_bytes else layer.output_bytes
-        if not layer.name.endswith("block") or layer.saved_bytes <= kept:
+        if not layer.is_block or layer.saved_bytes <= kept:
             found.append(layer)
             continue
         key = (id(layer), kept)

@@ -79,6 +79,7 @@ def _idle_data(plan: ParallelPlan) -> Idle:
             "only DDP copies into buckets",
         ),
         (_FSDP, not is_fsdp, "only FSDP's sharding has it"),
+        (("limit_all_gathers",), not facts.gathers_in_flight, "streams wait for room, not the host"),
         (("backward_prefetch", "limit_all_gathers"), plan.sharding == "zero2", "parameters stay gathered for backward"),
         (_ELEMENTS, not is_zero3, "only DeepSpeed's ZeRO-3 has it"),
         (("prefetch_elements", *_FSDP[:2]), not plan.overlaps, "nothing is gathered ahead without overlap"),

@@ -79,7 +79,7 @@ def offloaded(layers: tuple[Layer, ...], plan: ParallelPlan) -> tuple[Layer, ...
     """
     if not plan.offload_layers:
         return layers
-    blocks = [index for index, layer in enumerate(layers) if layer.name.endswith("block")][: plan.offload_layers]
+    blocks = [index for index, layer in enumerate(layers) if layer.is_block][: plan.offload_layers]
     known: dict[int, Layer] = {}
     found = list(layers)
     for index in blocks:
@@ -126,9 +126,9 @@ def split_layers(model: Model, plan: ParallelPlan, placement: Placement) -> tupl
         If the blocks do not divide over the virtual stages and no uneven split is named.
     """
     first, last = 0, len(model.layers)
-    while not model.layers[first].name.endswith("block"):
+    while not model.layers[first].is_block:
         first += 1
-    while not model.layers[last - 1].name.endswith("block"):
+    while not model.layers[last - 1].is_block:
         last -= 1
     known: dict[tuple[int, int], Layer] = {}
     spans = [

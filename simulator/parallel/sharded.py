@@ -10,6 +10,7 @@ ZeRO++, arXiv:2306.10209; Ren et al., ZeRO-Offload, arXiv:2101.06840. What each 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from simulator.models.layer import Layer
@@ -26,7 +27,8 @@ class FullySharded(DataParallel):
 
     FSDP moves one transformer block at a time; what is outside the blocks (embedding, head) is the root unit, gathered
     once and kept until its gradients are reduced. The host issues the next unit's gather behind the current one's kernels
-    (before them with explicit prefetching), and never runs further ahead than two gathers. Under ``zero2`` (FSDP's
+    (before them with explicit prefetching). No more units are alive than ``ParallelPlan.gathered_units`` says: the wrapper's host
+    waits for a unit that was freed, the streams of `fully_shard` for a buffer that was copied out. Under ``zero2`` (FSDP's
     SHARD_GRAD_OP, ``reshard_after_forward=False``) what forward gathered stays for backward.
     """
 
@@ -34,9 +36,10 @@ class FullySharded(DataParallel):
         super().__init__(layers, plan, communicators)
         self.element_bytes = plan.reduced_bytes
         self._gathered: dict[tuple[int, Kind, int], int] = {}
-        self._ends: dict[tuple[Kind, int], dict[int, int]] = {}
+        self._freed: deque[int] = deque()
+        self._copied: list[int] = []
         self._reduced: list[int] = []
-        self._roots = {i for i, layer in enumerate(self.layers) if not layer.name.endswith("block")}
+        self._roots = {i for i, layer in enumerate(self.layers) if not layer.is_block}
         self._units = [i for i in range(len(self.layers)) if i not in self._roots]
         self._root_gather: int | None = None
 
@@ -47,9 +50,7 @@ class FullySharded(DataParallel):
 
     def n_ahead(self, position: int, kind: Kind) -> int:
         """Units whose gathers are issued before this unit's kernels."""
-        if not self.plan.overlaps:
-            return 0
-        return int(self.plan.forward_prefetch if kind == "F" else self.plan.backward_prefetch == "pre")
+        return self.plan.prefetched_units(forward=kind == "F")
 
     def n_behind(self, kind: Kind) -> int:
         """Units whose gathers are issued right behind this unit's kernels, before its gradients are reduced."""
@@ -76,21 +77,22 @@ class FullySharded(DataParallel):
                 return (self._root_gather,)
             return ()  # what computes with it later stands behind what has waited for it
         self._gather(tasks, position, kind, micro_batch)
+        ready = self._gathered[position, kind, micro_batch]
+        if self.plan.framework_spec.data_parallel.copies_gathered:
+            name = f"gather copy-out {'forward' if kind == 'F' else 'backward'}"
+            n_elements = self.layers[position].n_parameters
+            ready = self.pointwise(tasks, name, n_elements, 1 if self.plan.quantized_weights else 2, 2, (ready,))
+            self._copied.append(ready)
         self._gather_following(tasks, position, kind, micro_batch, self.n_ahead(position, kind))
-        gathered = (self._gathered[position, kind, micro_batch],)
-        if not self.plan.framework_spec.data_parallel.copies_gathered:
-            return gathered
-        name = f"gather copy-out {'forward' if kind == 'F' else 'backward'}"
-        n_elements = self.layers[position].n_parameters
-        return (self.pointwise(tasks, name, n_elements, 1 if self.plan.quantized_weights else 2, 2, gathered),)
+        return (ready,)
 
     def after_layer(
         self, tasks: TaskList, position: int, kind: Kind, micro_batch: int, last: tuple[int, ...], *, is_last: bool
     ) -> None:
         """Reduce-scatter the unit's gradients, in every micro-batch."""
-        if last:
-            self._ends.setdefault((kind, micro_batch), {})[position] = last[-1]
         if position in self._units and kind != "W":
+            if last and not (kind == "F" and self.plan.sharding == "zero2"):
+                self._freed.append(last[-1])
             self._gather_following(tasks, position, kind, micro_batch, self.n_behind(kind))
         if kind not in ("F", "I"):
             self._reduce_unit(tasks, position, last)
@@ -153,10 +155,7 @@ class FullySharded(DataParallel):
         if (position, kind, micro_batch) in self._gathered:
             return
         kept = self._gathered.get((position, "F", micro_batch))
-        is_kept = self.plan.sharding == "zero2" or (
-            self.plan.framework_spec.keeps_last_unit and position == self._units[-1]
-        )
-        if kind != "F" and is_kept and kept is not None:
+        if kind != "F" and self.plan.sharding == "zero2" and kept is not None:
             self._gathered[position, kind, micro_batch] = kept
             return
         after = self._limit(tasks, position, kind, micro_batch) + (() if behind is None else (behind,))
@@ -169,18 +168,18 @@ class FullySharded(DataParallel):
         self._gathered[position, kind, micro_batch] = gathered
 
     def _limit(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int) -> tuple[int, ...]:
-        """Let the host wait until no more gathered units are alive than the rate limiter allows.
+        """Return what a gather waits for, so that there is room for it.
 
-        It waits for units that were freed (``_free_event_queue`` of torch/distributed/fsdp): what is kept for backward is not.
+        The wrapper's host waits for a unit that was freed when a number of them are in its queue (``_FreeEventQueue`` of
+        torch/distributed/fsdp). The streams of `fully_shard` wait for the copy-out of the unit before the last one, whose buffer
+        is then free; in backward for that of the last one (``FSDPParamGroup.wait_for_unshard``).
         """
-        if not self.plan.limit_all_gathers or self.plan.sharding == "zero2":
+        in_flight = self.plan.framework_spec.data_parallel.gathers_in_flight
+        if not in_flight:
+            return tuple(self._copied[-2:-1] if kind == "F" else self._copied[-1:])
+        if not self.plan.limit_all_gathers or len(self._freed) < in_flight:
             return ()
-        ends = self._ends.setdefault((kind, micro_batch), {})
-        n_alive = 1 + max(1, self.n_ahead(position, kind))
-        place = self._units.index(position) + (-n_alive if kind == "F" else n_alive)
-        if not 0 <= place < len(self._units) or self._units[place] not in ends:
-            return ()
-        after = (ends[self._units[place]],)
+        after = (self._freed.popleft(),)
         tasks.add(HostWork(name="rate limiter", duration_s=0.0), HOST, after)
         return after
 

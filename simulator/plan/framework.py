@@ -67,6 +67,9 @@ class DataParallelism:
     gathers_by_bucket: bool = False
     #: Whether gathered parameters are copied out of the flat buffer into tensors of their own.
     copies_gathered: bool = True
+    #: Gathered units that are freed before the host waits for one of them (``_max_num_inflight_all_gathers`` of FSDP's wrapper);
+    #: 0 where streams wait instead.
+    gathers_in_flight: int = 0
     #: Whether prefetching is a matter of the order in which gathers are issued (``backward_prefetch`` and its like).
     orders_gathers: bool = False
     #: Whether under a pipeline the first forward gathers for the whole step and the last backward reduces its sum
@@ -153,11 +156,12 @@ FSDP = DataParallelism(
     first_bucket_bytes=MIB,
     scatters_gradients=True,
     copies_gathered=False,
+    gathers_in_flight=2,
     orders_gathers=True,
     shards_masters=True,
 )
 #: ``fully_shard``, which copies what it gathered into tensors of their own
-FSDP2 = replace(FSDP, copies_gathered=True, once_under_pipelines=True)
+FSDP2 = replace(FSDP, copies_gathered=True, gathers_in_flight=0, once_under_pipelines=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,8 +229,6 @@ class Framework:
     owners_broadcast: Literal["", "tensors", "ranks"] = ""
     #: Whether updated parameters are gathered bucket by bucket even where that does not overlap the next forward.
     gathers_buckets: bool = False
-    #: Whether under full sharding the last unit stays gathered from forward to backward.
-    keeps_last_unit: bool = False
     #: Whether under full sharding gradients are reduced in a process group of their own, beside gathers.
     scatters_apart: bool = False
     #: Whether chunks of a pipeline may differ (Megatron-Core's ``pipeline_model_parallel_layout``).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from math import gcd
+from math import gcd, inf
 from typing import Any, Literal
 
 from simulator.errors import ConfigError, InfeasiblePlanError
@@ -481,6 +481,30 @@ class ParallelPlan:
     def synchronises_once(self) -> bool:
         """Whether sharded parameters are gathered, and gradients reduced, once per step: `fully_shard` under a pipeline."""
         return self.pp > 1 and self.shards_parameters and self.framework_spec.data_parallel.once_under_pipelines
+
+    def prefetched_units(self, *, forward: bool) -> int:
+        """Units of FSDP whose gathers are issued before another unit's kernels."""
+        return int(self.overlaps and (self.forward_prefetch if forward else self.backward_prefetch == "pre"))
+
+    @property
+    def gathered_units(self) -> float:
+        """Most units of FSDP beside the root whose gathered parameters are alive at once.
+
+        The wrapper's host waits before a gather once two freed units are in its queue: one runs and one more is gathered, and what
+        is prefetched explicitly comes on top. `fully_shard` holds the parameters of the unit that runs, the buffer that the
+        next one was gathered into, and the one behind it, from whose copy-out it was spared.
+
+        References
+        ----------
+        torch/distributed/fsdp, ``_limiter_utils.py``, ``_runtime_utils.py`` (``_unshard``, ``_reshard``) and
+        ``_fully_shard/_fsdp_param_group.py`` (``wait_for_unshard``).
+        """
+        in_flight = self.framework_spec.data_parallel.gathers_in_flight
+        if not in_flight:
+            return 3
+        if not self.limit_all_gathers:
+            return inf
+        return in_flight + max(self.prefetched_units(forward=word) for word in (True, False))
 
     @property
     def overlaps(self) -> bool:

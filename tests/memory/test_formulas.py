@@ -108,10 +108,13 @@ def test_experts_that_lie_like_dense_layers_are_sharded_like_them():
 
 @pytest.mark.parametrize(
     ("settings", "n_units"),
-    [({"framework": "fsdp"}, 2), ({"framework": "torchtitan"}, 2), ({"framework": "fsdp", "limit_all_gathers": False}, 5)],
+    [({"framework": "fsdp", "backward_prefetch": "none"}, 2), ({"framework": "fsdp"}, 3), ({"framework": "torchtitan"}, 3),
+     ({"framework": "fsdp", "backward_prefetch": "none", "forward_prefetch": True}, 3), ({"framework": "fsdp", "overlap": False}, 2),
+     ({"framework": "fsdp", "limit_all_gathers": False}, 5)],
 )  # fmt: skip
-def test_fsdp_holds_the_unit_that_runs_and_the_next_one(settings, n_units):
-    """Zhao et al., arXiv:2304.11277, section 3.4: at most two units gathered, all of them without the rate limiter."""
+def test_fsdp_holds_the_unit_that_runs_and_those_gathered_ahead(settings, n_units):
+    """The wrapper: two in its queue, and one more where the next is prefetched before the current one computes (what torch's own
+    queue says: tests/parallel/test_data.py). `fully_shard`: parameters and the two buffers of an overlapped copy-out."""
     found = memory([layer()] * 5, dp=8, sharding="zero3", **settings)
     assert found["buffers"] == 2 * n_units * DENSE
 
@@ -123,11 +126,18 @@ def test_experts_without_replicas_are_not_gathered(ep, n_gathered):
     assert memory([layer(experts=EXPERTS)] * 5, dp=8, sharding="zero3", **settings)["buffers"] == 2 * n_gathered
 
 
-def test_of_units_of_different_size_the_largest_counts_twice_under_the_limiter():
+def test_of_units_of_different_size_the_largest_counts_for_each_under_the_limiter():
     """And no more than all units together."""
-    layers = [layer(dense=n) for n in (1_000_000, 5_000_000, 2_000_000, 4_000_000)]
-    assert memory(layers, dp=8, sharding="zero3", framework="fsdp")["buffers"] == 2 * (5_000_000 + 5_000_000)
+    layers = [layer(dense=n) for n in (1_000_000, 5_000_000, 2_000_000, 4_000_000, 4_000_000)]
+    assert memory(layers, dp=8, sharding="zero3", framework="fsdp")["buffers"] == 2 * 3 * 5_000_000
     assert memory(layers[:2], dp=8, sharding="zero3", framework="fsdp")["buffers"] == 2 * 6_000_000
+
+
+def test_what_is_outside_the_blocks_stays_gathered_all_the_time():
+    """The root unit of FSDP, embedding and head: not freed after forward (``_post_forward_reshard``: ``not state._is_root``)."""
+    ends = [replace(layer(dense=7_000_000), name=name) for name in ("embedding", "head")]
+    layers = [ends[0], *[layer()] * 4, ends[1]]
+    assert memory(layers, dp=8, sharding="zero3", framework="fsdp")["buffers"] == 2 * (14_000_000 + 3 * DENSE)
 
 
 def test_the_context_is_as_large_as_measured():

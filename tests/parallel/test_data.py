@@ -309,12 +309,65 @@ def step_tasks(plan, sizes, n_micro_batches=1):
     return tasks.tasks, strategy.finish_backward(tasks, last)
 
 
-@pytest.mark.parametrize(("sharding", "n_waits"), [("zero3", 4), ("zero2", 0)])
-def test_the_rate_limiter_waits_for_freed_units_only(sharding, n_waits):
-    """Two gathered units may be alive: the third and fourth of four wait, each way; what is kept for backward is never freed
-    (torch/distributed/fsdp/_runtime_utils.py: only ``_reshard`` with ``free_unsharded_flat_param`` fills the queue of events)."""
-    tasks, _ = step_tasks(zero_plan(framework="fsdp", sharding=sharding), SIZES)
-    assert sum(task.op.name == "rate limiter" for task in tasks) == n_waits
+def waits_of_torch(n_units, *, forward, backward):
+    """What each gather of a step waits for: torch's own queue of freed units, asked by the hooks of ``_runtime_utils.py`` in turn."""
+    queue = pytest.importorskip("torch.distributed.fsdp._limiter_utils")._FreeEventQueue()
+    found, gathered = [], set()
+
+    def unshard(unit, way):
+        if 0 <= unit < n_units and (way, unit) not in gathered:
+            gathered.add((way, unit))
+            found.append(queue.dequeue_if_needed())
+
+    for unit in range(n_units):
+        unshard(unit, "F")
+        if forward:
+            unshard(unit + 1, "F")
+        queue.enqueue(unit)
+    for unit in reversed(range(n_units)):
+        unshard(unit, "B")
+        if backward == "pre":
+            unshard(unit - 1, "B")
+        queue.enqueue(2 * n_units - 1 - unit)
+        if backward == "post":
+            unshard(unit - 1, "B")
+    return found
+
+
+@pytest.mark.parametrize("n_units", [1, 2, 4, 7])
+@pytest.mark.parametrize("forward", [False, True])
+@pytest.mark.parametrize("backward", ["pre", "post", "none"])
+def test_the_host_waits_for_what_torchs_queue_says(n_units, forward, backward):
+    """torch/distributed/fsdp: ``_unshard`` waits for an event of the queue, which ``_reshard`` fills when it frees."""
+    plan = zero_plan(framework="fsdp", sharding="zero3", forward_prefetch=forward, backward_prefetch=backward)
+    tasks, _ = step_tasks(plan, [1_000_000] * n_units)
+    passes = [index for index, task in enumerate(tasks) if task.op is KERNEL]
+    waits, waiting = [], None
+    for task in tasks:
+        if isinstance(task.op, HostWork) and task.op.name == "rate limiter":
+            waiting = passes.index(*task.after)
+        elif isinstance(task.op, Collective) and task.op.collective == "all_gather":
+            waits.append(waiting)
+            waiting = None
+    assert waits == waits_of_torch(n_units, forward=forward, backward=backward)
+
+
+def test_what_is_kept_for_backward_is_never_freed():
+    """SHARD_GRAD_OP: only ``_reshard`` with ``free_unsharded_flat_param`` fills the queue of events."""
+    tasks, _ = step_tasks(zero_plan(framework="fsdp", sharding="zero2"), SIZES)
+    assert not any(isinstance(task.op, HostWork) and task.op.name == "rate limiter" for task in tasks)
+
+
+def test_streams_of_fully_shard_wait_for_a_buffer_and_its_host_for_nothing():
+    """``FSDPParamGroup.wait_for_unshard``: in forward a gather follows the copy-out of the unit before the last, whose buffer is freed
+    then; in backward, where the buffer is freed at once, that of the last."""
+    plan = zero_plan(framework="fsdp2", sharding="zero3")
+    tasks, _ = step_tasks(plan, [1_000_000] * 5)
+    copies = [index for index, task in enumerate(tasks) if "copy-out" in getattr(task.op, "name", "")]
+    gathers = [task for task in tasks if isinstance(task.op, Collective) and task.op.collective == "all_gather"]
+    waits = [[copies.index(index) for index in task.after if index in copies] for task in gathers]
+    assert waits == [[], [], [0], [1], [2], [4], [5], [6], [7], [8]]
+    assert not any(isinstance(task.op, HostWork) and task.after for task in tasks)
 
 
 @pytest.mark.parametrize(
@@ -422,25 +475,27 @@ def test_each_rank_broadcasts_what_it_owns_at_once():
 
 
 def alive_units(plan, sizes):
-    """Most units of forward, and of backward, that are gathered and that the host does not know to be over."""
+    """Most units of a step that are gathered and that the host does not know to be over."""
     tasks, _ = step_tasks(plan, sizes)
-    over, gathered, most = -1, {"forward": [], "backward": []}, {"forward": 0, "backward": 0}
+    over, gathered, most = -1, [], 0
     for index, task in enumerate(tasks):
         if isinstance(task.op, HostWork) and task.after:
             over = max(over, *task.after)
         if isinstance(task.op, Collective) and task.op.collective == "all_gather":
             users = [i for i, later in enumerate(tasks) if later.op is KERNEL and index in later.after]
-            phase = task.op.phase
-            gathered[phase] = [use for use in gathered[phase] if use > over] + [users[0]]
-            most[phase] = max(most[phase], len(gathered[phase]))
+            gathered = [use for use in gathered if use > over] + [users[0]]
+            most = max(most, len(gathered))
     return most
 
 
+@pytest.mark.parametrize(("backward", "n_alive"), [("pre", 3), ("none", 2)])
 @pytest.mark.parametrize("n_units", [4, 7])
-def test_no_more_than_two_units_are_gathered_under_the_rate_limiter(n_units):
-    """Zhao et al., arXiv:2304.11277, section 3.4: at most two all-gathers in flight, or the host waits."""
-    plan = ParallelPlan(dp=8, gpus=8, sharding="zero3", framework="fsdp", micro_batch=1, global_batch=8)
+def test_as_many_units_are_alive_as_memory_is_counted_for(n_units, backward, n_alive):
+    """Zhao et al., arXiv:2304.11277, section 3.4: at most two all-gathers in flight, or the host waits; forward gathers the second
+    behind the unit that runs, and backward one more before it. From forward to backward there are no more."""
+    plan = ParallelPlan(
+        dp=8, gpus=8, sharding="zero3", framework="fsdp", micro_batch=1, global_batch=8, backward_prefetch=backward
+    )
     sizes = [1_000_000] * n_units
-    assert alive_units(plan, sizes) == {"forward": 2, "backward": 2}
-    free = alive_units(replace(plan, limit_all_gathers=False), sizes)
-    assert free == {"forward": n_units, "backward": n_units}
+    assert alive_units(plan, sizes) == plan.gathered_units == n_alive
+    assert alive_units(replace(plan, limit_all_gathers=False), sizes) == 2 * n_units

@@ -49,7 +49,9 @@ def test_what_excludes_one_another(settings, message):
         ParallelPlan(micro_batch=1, **settings).resolve(8)
 
 
-@pytest.mark.parametrize("settings", [{"sharding": "zero1", "pp": 2}, {"sharding": "zero3"}, {"sharding": "zero2", "pp": 8}])
+@pytest.mark.parametrize(
+    "settings", [{"sharding": "zero1", "pp": 2}, {"sharding": "zero3"}, {"sharding": "zero2", "pp": 8}]
+)
 def test_deepspeed_pipelines_run_zero1_and_shard_more_only_without_stages_or_replicas(settings):
     plan = ParallelPlan(framework="megatron-deepspeed", micro_batch=1, **settings)
     assert plan.resolve(8).sharding == settings["sharding"]
