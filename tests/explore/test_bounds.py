@@ -113,7 +113,7 @@ def test_bounds_know_the_attention_of_context_parallelism(exchange):
 def test_groups_may_lie_on_nodes_unequally(degrees, sharding, rank_order):
     plan = ParallelPlan(
         **degrees, gpus=math.prod(degrees.values()), micro_batch=1, global_batch=4 * degrees["dp"],
-        sequence_length=960, framework="megatron", sharding=sharding, rank_order=rank_order,
+        sequence_length=960, framework="megatron" if sharding == "none" else "fsdp", sharding=sharding, rank_order=rank_order,
     )  # fmt: skip
     scenario, cluster = Scenario(topology="polaris", model="gpt2", plan=plan), load_topology("polaris", plan.gpus)
     spec = find_spec("gpt2")

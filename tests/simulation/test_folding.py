@@ -96,7 +96,8 @@ def test_folded_equals_unfolded(data, plan, cluster, network, is_healthy):
         # passes written down layer by layer beside gathers use the links of their own stage
         ("selene", {"gpus": 32, "tp": 2, "pp": 4, "dp": 4, "global_batch": 8, "sharding": "hsdp", "recompute": "full"}, True),
         # stages of one and a half nodes: some messages share NICs, some do not
-        ("polaris", {"gpus": 12, "tp": 2, "pp": 2, "dp": 3, "global_batch": 6, "schedule": "gpipe", "sharding": "zero3"}, False),
+        ("polaris", {"gpus": 12, "tp": 2, "pp": 2, "dp": 3, "global_batch": 6, "schedule": "gpipe", "sharding": "zero3",
+                     "framework": "fsdp"}, False),
         # trees over three nodes beside messages between the stages
         ("bigred200", {"gpus": 48, "pp": 4, "dp": 12, "global_batch": 48, "schedule": "zb-1p", "sharding": "hsdp"}, False),
     ],
