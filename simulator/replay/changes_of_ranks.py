@@ -15,6 +15,7 @@ from simulator.replay.replayed import Replay
 from simulator.topology import Topology
 from simulator.trace_io.causes import RankPlan
 from simulator.trace_io.reconstruct import Reconstruction, noted
+from simulator.trace_io.selection import operation_steps
 from simulator.trace_io.trace_record import COMMUNICATION, COMPUTE, CollectiveCall, Int64
 from simulator.units import format_time
 
@@ -234,18 +235,55 @@ def types_of(plan: RankPlan) -> list[str]:
 
 def _by_type(whole: Reconstruction, values: Sequence[Int64]) -> list[Int64]:
     """Replace values, one per operation and rank, by the mean over all operations of the same type."""
-    totals: dict[str, list[int]] = {}
-    for plan, column in zip(whole.plans, values, strict=True):
-        sums = np.bincount(plan.rank.ops.name, column, minlength=len(plan.rank.names))
-        counts = np.bincount(plan.rank.ops.name, minlength=len(plan.rank.names))
-        for kind, total, count in zip(types_of(plan), sums.tolist(), counts.tolist(), strict=True):
-            known = totals.setdefault(kind, [0, 0])
-            known[0] += round(total)
-            known[1] += count
-    return [
-        np.array([totals[kind][0] // max(totals[kind][1], 1) for kind in types_of(plan)], np.int64)[plan.rank.ops.name]
-        for plan in whole.plans
-    ]
+    peers = _peers(whole)
+    every = np.concatenate(peers) if peers else np.zeros(0, np.int64)
+    sums = np.bincount(every, np.concatenate(values))
+    means = np.rint(sums / np.maximum(np.bincount(every), 1)).astype(np.int64)
+    return [means[own] for own in peers]
+
+
+def _peers(whole: Reconstruction) -> list[Int64]:
+    """Number of the type of each operation, rank by rank.
+
+    Kernels of one name have many shapes: where every rank launches as many of them in every step, peers are those of the
+    same place in the step.
+    """
+    numbers: dict[tuple[str, int], int] = {}
+    places = [_place_in_step(plan) for plan in whole.plans]
+    counts: dict[str, set[int]] = {}
+    for found in places:
+        for kind, (_, n_per_step) in found.items():
+            counts.setdefault(kind, set()).update(n_per_step)
+    result = []
+    for plan, found in zip(whole.plans, places, strict=True):
+        own = np.empty(len(plan.rank.ops), np.int64)
+        kinds = np.array(types_of(plan))[plan.rank.ops.name]
+        for kind, (at, _) in found.items():
+            ops = np.flatnonzero(kinds == kind)
+            shown = at if len(counts[kind]) == 1 else 0 * at
+            own[ops] = [numbers.setdefault((kind, place), len(numbers)) for place in shown.tolist()]
+        result.append(own)
+    return result
+
+
+def _place_in_step(plan: RankPlan) -> dict[str, tuple[Int64, set[int]]]:
+    """Type -> place of each of its operations among those of its step, and how many there are in a step.
+
+    A log of a framework counts its operations in their names: there all are peers, and the place is 0.
+    """
+    launched = bool((plan.rank.ops.launch >= 0).any())
+    steps, kinds = operation_steps(plan.rank), np.array(types_of(plan))[plan.rank.ops.name]
+    result = {}
+    for kind in np.unique(kinds).tolist():
+        own = steps[kinds == kind]
+        at = np.zeros(len(own), np.int64)
+        sizes = set()
+        for step in np.unique(own).tolist() if launched else ():
+            here = own == step
+            at[here] = np.arange(int(here.sum()))
+            sizes.add(int(here.sum()))
+        result[kind] = at, sizes
+    return result
 
 
 def _evened(whole: Reconstruction) -> list[RankPlan]:

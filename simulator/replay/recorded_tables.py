@@ -22,7 +22,7 @@ from simulator.analysis.usage import analyse
 from simulator.errors import TraceError
 from simulator.replay.changes_of_links import alone_s
 from simulator.replay.replay_answer import path_pieces
-from simulator.replay.replayed import Replay, replay
+from simulator.replay.replayed import Replay, replay, step_spans
 from simulator.replay.straggler_slowdowns import slowdowns
 from simulator.topology import Topology
 from simulator.trace_io import chrome_json, perfetto
@@ -30,6 +30,7 @@ from simulator.trace_io.reconstruct import reconstruct
 from simulator.trace_io.selection import Selection, select
 from simulator.trace_io.trace_record import CollectiveCall, Trace
 from simulator.trace_io.tracks import Process, Slice, Track, earliest_ns, trace_processes
+from simulator.units import to_s
 
 
 class RecordedTable(TypedDict):
@@ -96,25 +97,32 @@ def _stragglers(selection: Selection, question: Question) -> Found:
     whole = reconstruct(selection.trace, stand_for_all=False)
     if len(whole.plans) < 2:
         raise TraceError("one rank has no stragglers beside it", hint="give the traces of the other ranks too")
-    found = slowdowns(whole, analyse(selection.trace).iteration_s)
+    found = slowdowns(whole, steps=selection.steps, looked_at={chosen.rank.rank for chosen in selection.ranks})
     figures = {key: value for key, value in found.items() if isinstance(value, float)}
     return found["groups"], figures
 
 
 def _critical_path(selection: Selection, question: Question) -> Found:
-    pieces = path_pieces(replay(reconstruct(selection.trace)))
-    total = sum(piece.ps for piece in pieces) or 1
+    found = replay(reconstruct(selection.trace))
+    spans = step_spans(found.compiled.reconstruction, found.times.end)
+    chosen = [(1000 * spans[step][0], 1000 * spans[step][1]) for step in selection.steps if step in spans]
+    ranks = {one.rank.rank for one in selection.ranks}
     sums: dict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for piece in pieces:
-        entry = sums[piece.rank, piece.kind.name, piece.name]
-        entry[0] += 1
-        entry[1] += piece.ps
+    total, at = 0, found.timeline.makespan_ps
+    for piece in path_pieces(found):
+        inside_ps = sum(max(0, min(at, end) - max(at - piece.ps, begin)) for begin, end in chosen)
+        at -= piece.ps
+        total += inside_ps
+        if inside_ps and piece.rank in ranks:
+            entry = sums[piece.rank, piece.kind.name, piece.name]
+            entry[0] += 1
+            entry[1] += inside_ps
     ranked = sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
     rows = [
-        {"rank": rank, "kind": kind, "name": name, "count": count, "seconds": ps / 1e12, "share": ps / total}
+        {"rank": rank, "kind": kind, "name": name, "count": count, "seconds": to_s(ps), "share": ps / total}
         for (rank, kind, name), (count, ps) in ranked
     ]
-    return rows, {"total_s": total / 1e12}
+    return rows, {"total_s": to_s(total)}
 
 
 def _patterns(selection: Selection, question: Question) -> Found:
@@ -143,8 +151,6 @@ ANALYSES: dict[str, Callable[[Selection, Question], Found]] = {
     "counters": _counters,
     "steps": _steps,
 }
-#: analyses of the whole recording: of a selection of steps they would be another run
-_WHOLE = ("stragglers", "critical-path")
 
 
 def look_into(
@@ -172,12 +178,10 @@ def look_into(
         If the trace has no times, or lacks what was asked for.
     """
     if not trace.ranks or any(rank.operators for rank in trace.ranks):
-        raise TraceError(f"a {trace.format} trace has no timeline to look into", hint="give a profile of the run")
-    whole = analysis in _WHOLE
-    if whole and (ranks or steps):
-        raise TraceError(f"{analysis} is of the whole recording", hint="leave out --rank and --step")
-    everything = None if whole else () if analysis == "steps" and not steps else steps
-    selection = select(trace, ranks=ranks, steps=everything)
+        raise TraceError(
+            f"a trace of format {trace.format} has no timeline to look into", hint="give a profile of the run"
+        )
+    selection = select(trace, ranks=ranks, steps=steps)
     if analysis == "steps" and not steps:
         selection = replace(select(trace, ranks=ranks, steps=None), left_out="")
     rows, figures = ANALYSES[analysis](selection, question or Question())

@@ -13,9 +13,12 @@ mean weight of a cycle.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
 
 from simulator.analysis.usage import Analysis, Usage, analyse
 from simulator.engine import Interference, run
@@ -34,7 +37,8 @@ from simulator.trace_io.compile import (
     simulated_trace,
 )
 from simulator.trace_io.reconstruct import Reconstruction
-from simulator.trace_io.trace_record import Trace
+from simulator.trace_io.selection import operation_steps
+from simulator.trace_io.trace_record import Int64, Trace
 from simulator.units import to_ps, to_s
 
 #: laps behind the recording that a steady state takes, the first of which is left out; fewer of long recordings, which
@@ -141,6 +145,25 @@ class Replay:
             for usage in self.measured_usage.usages
             if usage.duration_ns and (other := simulated.get((usage.rank, usage.step))) is not None
         )
+
+
+def step_spans(whole: Reconstruction, ends_ns: Sequence[Int64]) -> dict[int, tuple[int, int]]:
+    """Return when each step of a run begins and ends, where a step lasts from the end of the one before to its own.
+
+    Parameters
+    ----------
+    whole : Reconstruction
+        Whose ranks say which operations are of which step.
+    ends_ns : sequence of int array [n_operations]
+        When the operations of each rank end, since the start of the run.
+    """
+    ends: dict[int, int] = {}
+    for plan, end in zip(whole.plans, ends_ns, strict=True):
+        steps = operation_steps(plan.rank)
+        for step in np.unique(steps[steps >= 0]).tolist():
+            ends[step] = max(ends.get(step, 0), int(end[steps == step].max()))
+    ordered = sorted(ends.items())
+    return {step: (begin, max(begin, end)) for (_, begin), (step, end) in pairwise([(-1, 0), *ordered])}
 
 
 def replay(reconstruction: Reconstruction) -> Replay:

@@ -11,21 +11,22 @@ Lin et al., "Understanding Stragglers in Large Model Training Using What-if Anal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.engine import run
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.replay.changes_of_ranks import ideal, types_of
-from simulator.replay.replayed import NoLinks, ReplayCosts
+from simulator.replay.replayed import NoLinks, ReplayCosts, step_spans
 from simulator.trace_io.causes import RankPlan
-from simulator.trace_io.compile import compile_program
+from simulator.trace_io.compile import compile_program, operation_times
 from simulator.trace_io.reconstruct import Reconstruction
-from simulator.units import to_s
+from simulator.trace_io.trace_record import Int64
 
 #: share of the ranks that count as the slowest ones, as published
 _WORST_SHARE = 0.03
@@ -61,23 +62,29 @@ class Slowdowns(TypedDict):
 class _Study:
     whole: Reconstruction
     even: Reconstruction
-    n_steps: int
+    steps: Collection[int]
 
-    def time_s(self, keep: Callable[[RankPlan, int], bool]) -> float:
-        """Seconds per step where operations keep their own times if ``keep`` says so of (rank, operation)."""
+    def time_s(self, keep: Callable[[RankPlan], NDArray[np.bool_]]) -> float:
+        """Seconds per step where the operations of each rank that ``keep`` marks take their own times."""
         plans = []
         kept: set[int] = set()
         for plan, even in zip(self.whole.plans, self.even.plans, strict=True):
-            mask = np.array([keep(plan, op) for op in range(len(plan.duration_ns))], bool)
+            mask = keep(plan)
             plans.append(replace(even, duration_ns=np.where(mask, plan.duration_ns, even.duration_ns)))
             kept.update(number for op, number in plan.key.items() if mask[op] and _leads(plan, op))
         transfers = tuple(
             own if number in kept else typical
             for number, (own, typical) in enumerate(zip(self.whole.transfer_ns, self.even.transfer_ns, strict=True))
         )
-        program = compile_program(replace(self.even, plans=tuple(plans), transfer_ns=transfers)).program
-        timeline = run(program, ReplayCosts(), lambda: AlphaBetaNetwork(NoLinks()))
-        return to_s(timeline.makespan_ps) / self.n_steps
+        compiled = compile_program(replace(self.even, plans=tuple(plans), transfer_ns=transfers))
+        timeline = run(compiled.program, ReplayCosts(), lambda: AlphaBetaNetwork(NoLinks()), detail=True)
+        return self.per_step_s(operation_times(compiled, timeline).end)
+
+    def per_step_s(self, ends_ns: Sequence[Int64]) -> float:
+        """Seconds per step of a run whose operations end at these times."""
+        spans = step_spans(self.whole, ends_ns)
+        chosen = [end - begin for step, (begin, end) in spans.items() if step in self.steps]
+        return sum(chosen) / max(len(chosen), 1) / 1e9
 
 
 def _leads(plan: RankPlan, op: int) -> bool:
@@ -85,26 +92,37 @@ def _leads(plan: RankPlan, op: int) -> bool:
     return plan.call(op).collective != "recv"
 
 
-def slowdowns(whole: Reconstruction, measured_s: float) -> Slowdowns:
+def slowdowns(whole: Reconstruction, *, steps: Collection[int], looked_at: Collection[int]) -> Slowdowns:
     """Decompose the slowdown of a recorded job.
 
     Parameters
     ----------
     whole : Reconstruction
         As measured.
-    measured_s : float
-        Per step.
+    steps : collection of int
+        Over which times are taken; each lasts from the end of the one before to its own.
+    looked_at : collection of int
+        Ranks whose operations, one by one, by stage and by kind, are left as they were.
     """
-    n_steps = max((len(plan.first) for plan in whole.plans), default=1) or 1
-    study = _Study(whole, ideal(whole), n_steps)
-    bare, best = study.time_s(lambda plan, op: True), study.time_s(lambda plan, op: False)
-    ranks = [plan.rank.rank for plan in whole.plans]
-    rows = [_row(study, "rank", str(rank), {rank}, bare, best) for rank in ranks]
-    worst = sorted(rows, key=lambda row: -row["slowdown"])[: ceil(_WORST_SHARE * len(ranks))]
+    offsets = whole.joins.offset_ns
+    study = _Study(whole, ideal(whole), steps)
+    measured_s = study.per_step_s(
+        [plan.rank.ops.end_ns - offset - whole.origin_ns for plan, offset in zip(whole.plans, offsets, strict=True)]
+    )
+    bare, best = study.time_s(_everything), study.time_s(lambda plan: ~_everything(plan))
+
+    def row(group: str, name: str, members: set[int]) -> SlowdownRow:
+        slow = study.time_s(lambda plan: _everything(plan) & (plan.rank.rank in members))
+        share = _explains(study, members, bare, best)
+        return SlowdownRow(group=group, name=name, slowdown=slow / best if best else 1.0, explains=share)
+
+    rows = [row("rank", str(plan.rank.rank), {plan.rank.rank}) for plan in whole.plans]
+    worst = sorted(rows, key=lambda row: -row["slowdown"])[: ceil(_WORST_SHARE * len(rows))]
+    rows = [one for one in rows if int(one["name"]) in looked_at]
     stages = _stages(whole)
-    rows += [_row(study, "stage", str(stage), members, bare, best) for stage, members in stages.items()]
+    rows += [row("stage", str(stage), members) for stage, members in stages.items() if members & set(looked_at)]
     for kind in _longest_kinds(whole):
-        slow = study.time_s(lambda plan, op, kind=kind: types_of(plan)[plan.rank.ops.name[op]] == kind)  # type: ignore[misc]
+        slow = study.time_s(lambda plan, kind=kind: _of_kind(plan, kind) & (plan.rank.rank in looked_at))  # type: ignore[misc]
         rows.append(SlowdownRow(group="operation", name=kind, slowdown=slow / best if best else 1.0, explains=None))
     order = ("rank", "stage", "operation")
     return Slowdowns(
@@ -119,6 +137,15 @@ def slowdowns(whole: Reconstruction, measured_s: float) -> Slowdowns:
     )
 
 
+def _everything(plan: RankPlan) -> NDArray[np.bool_]:
+    return np.ones(len(plan.duration_ns), bool)
+
+
+def _of_kind(plan: RankPlan, kind: str) -> NDArray[np.bool_]:
+    """Which operations are of a kind."""
+    return np.array([one == kind for one in types_of(plan)], bool)[plan.rank.ops.name]
+
+
 def _longest_kinds(whole: Reconstruction) -> list[str]:
     """Kinds of operations that take the most time, each worth a replay."""
     totals: dict[str, float] = {}
@@ -129,16 +156,10 @@ def _longest_kinds(whole: Reconstruction) -> list[str]:
     return sorted(totals, key=lambda kind: (-totals[kind], kind))[:_MOST_KINDS]
 
 
-def _row(study: _Study, group: str, name: str, members: set[int], bare: float, best: float) -> SlowdownRow:
-    slow = study.time_s(lambda plan, op: plan.rank.rank in members)
-    share = _explains(study, members, bare, best)
-    return SlowdownRow(group=group, name=name, slowdown=slow / best if best else 1.0, explains=share)
-
-
 def _explains(study: _Study, members: Iterable[int], bare: float, best: float) -> float | None:
     """Share of the slowdown that goes when these ranks alone are ideal."""
     chosen = set(members)
-    left = study.time_s(lambda plan, op: plan.rank.rank not in chosen)
+    left = study.time_s(lambda plan: _everything(plan) & (plan.rank.rank not in chosen))
     return (bare - left) / (bare - best) if bare > best else None
 
 

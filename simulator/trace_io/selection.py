@@ -81,7 +81,7 @@ def select(trace: Trace, *, ranks: Collection[int] = (), steps: Collection[int] 
         raise TraceError(f"rank {missing} was not recorded", hint=f"recorded: {', '.join(map(str, sorted(recorded)))}")
     windows = {rank.rank: step_windows(rank) for rank in trace.ranks}
     known = sorted({window.number for found in windows.values() for window in found})
-    wanted, left_out = (set(known), "") if steps is None else _wanted(known, windows, set(steps))
+    wanted, left_out = (set(known), "") if steps is None else _wanted(known, windows, set(steps), trace)
     chosen = []
     for index, rank in enumerate(trace.ranks):
         if not ranks or rank.rank in ranks:
@@ -92,15 +92,20 @@ def select(trace: Trace, *, ranks: Collection[int] = (), steps: Collection[int] 
     return Selection(trace=trace, ranks=tuple(chosen), steps=tuple(sorted(wanted)), left_out=left_out)
 
 
-def _wanted(known: list[int], windows: dict[int, tuple[StepWindow, ...]], asked: set[int]) -> tuple[set[int], str]:
-    """Steps to look at, and what was left out without being asked."""
+def _wanted(
+    known: list[int], windows: dict[int, tuple[StepWindow, ...]], asked: set[int], trace: Trace
+) -> tuple[set[int], str]:
+    """Steps to look at, and what was left out without being asked.
+
+    A profiler warms up in the first step; the log of a framework samples steps of a job that runs.
+    """
     if asked:
         if not asked <= set(known):
             missing = ", ".join(map(str, sorted(asked - set(known))))
             raise TraceError(f"step {missing} was not recorded", hint=f"recorded: {', '.join(map(str, known))}")
         return asked, ""
     partial = {window.number for found in windows.values() for window in found if window.partial}
-    first = set(known[:1]) if len(known) > 1 else set()
+    first = set(known[:1]) if len(known) > 1 and trace.format != "pipeline_ops" else set()
     left = first | partial if set(known) - first - partial else set()
     reasons = [f"step {number} ({'warm-up' if number in first else 'partial'})" for number in sorted(left)]
     return set(known) - left, ", ".join(reasons)

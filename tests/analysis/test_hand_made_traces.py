@@ -19,7 +19,7 @@ from simulator.analysis.recorded_transfers import (
 )
 from simulator.analysis.trace_difference import diff
 from simulator.analysis.trace_facts import facts_of
-from simulator.analysis.usage import Intervals, analyse, clip, hta_breakdown, recorded_time, step_time, union
+from simulator.analysis.usage import Intervals, analyse, clip, recorded_time, step_time, union
 from simulator.errors import TraceError
 from simulator.trace_io.selection import select
 from simulator.trace_io.trace_record import (
@@ -153,20 +153,6 @@ def test_waiting_is_estimated_from_the_shortest_of_three_where_partners_are_miss
     unknown = [(*row[:6], 0) if row[0] == "c" else row for row in kernels]
     (usage,) = analyse(trace_of(rank_of(unknown, calls=(replace(GATHER, n_bytes=-1),)))).usages
     assert us(usage, "waiting", "transfer") == (0, 200)
-
-
-def test_percentages_of_holistic_trace_analysis():
-    """Its last step is left out: of 800 us 400 compute, 350 more something else, 50 nothing; 50 of 350 are hidden."""
-    first, second = hta_breakdown(two_ranks())
-    assert (first.compute, first.non_compute, first.idle) == (50, 100 * 350 / 800, 100 * 50 / 800)
-    assert first.overlap == pytest.approx(100 * 50 / 350)
-    assert (second.rank, second.compute, second.overlap) == (1, pytest.approx(100 * 500 / 700), 0)
-    whole = hta_breakdown(trace_of(*(replace(rank, steps=()) for rank in two_ranks().ranks)))
-    assert whole[0].compute == pytest.approx(100 * 1200 / 2000)
-    alone = rank_of([("k", "a", 0, 4), ("k", "b", 6, 10)])
-    assert hta_breakdown(trace_of(alone))[0].overlap == 0
-    assert hta_breakdown(trace_of(rank_of([("h", "a", 0, 4)]))) == ()
-    assert [row.rank for row in hta_breakdown(trace_of(rank_of([("h", "a", 0, 4)]), replace(alone, rank=1)))] == [1]
 
 
 def test_intervals():

@@ -53,44 +53,80 @@ def as_hta_selects(trace, rank):
     return replace(selection, ranks=(replace(chosen, ops=kept),))
 
 
-# figures of TraceAnalysis(trace_dir=...) of HolisticTraceAnalysis 0.6 (traceinsight), run on the fixture, which has whole
-# microseconds, so that nothing is lost by that tool's rounding: get_idle_time_breakdown, rank 0: stream -> (host wait,
-# kernel wait, other) in us
-HTA_IDLE = {"0:25": (516126, 72, 1143), "0:20": (337230, 2, 61842)}
+# figures of TraceAnalysis(trace_dir=...) of HolisticTraceAnalysis 0.5 and 0.6, run on the fixtures with whole microseconds,
+# so that nothing is lost by that tool's rounding: get_idle_time_breakdown, (rank, stream) -> (host wait, kernel wait, other)
+HTA_IDLE = {
+    "torchrec/trace/sst_long_a2a_optimizer_4": {
+        (0, "0:25"): (516126, 72, 1143), (0, "0:20"): (337230, 2, 61842), (2, "2:7"): (321030, 803, 11976),
+    },
+    "torchrec/trace/sst_long_a2a_optimizer": {(0, "0:7"): (1169431, 178, 982251), (2, "2:7"): (2138337, 146, 5694)},
+    "param/et_replay/tests/inputs/dlrm_kineto.tar.gz": {(0, "0:7"): (11448, 123, 0), (4, "4:24"): (8613, 18, 0)},
+    "kineto": {(0, "0:7"): (318934, 8529, 0)},
+}  # fmt: skip
 # get_cuda_kernel_launch_stats: rank -> (launches, sum of calls, of kernels' delays in us, kernels shorter than the call)
-HTA_LAUNCHES = {0: (416, 6569, 9265261, 165), 1: (416, 6096, 9199706, 163)}
-# get_queue_length_summary: stream -> (mean, max); ties in time are ordered otherwise there
-HTA_QUEUE = {"0:7": (25.655, 88), "0:20": (0.944, 4), "0:25": (1.0, 4)}
+HTA_LAUNCHES = {
+    "torchrec/trace/sst_long_a2a_optimizer_4": {0: (416, 6569, 9265261, 165), 1: (416, 6096, 9199706, 163)},
+    "torchrec/trace/sst_long_a2a_optimizer": {0: (174, 19218, 6432510, 100), 2: (174, 2523, 491628, 94)},
+    "param/et_replay/tests/inputs/dlrm_kineto.tar.gz": {3: (273, 2487, 35775, 216), 7: (262, 1444, 4796, 179)},
+    "kineto": {0: (7580, 83728, 81929231, 4793)},
+}
+# get_queue_length_summary: stream of rank 0 -> (mean, max); ties in time are ordered otherwise there
+HTA_QUEUE = {
+    "torchrec/trace/sst_long_a2a_optimizer_4": {"0:7": (25.655, 88), "0:20": (0.944, 4), "0:25": (1.0, 4)},
+    "torchrec/trace/sst_long_a2a_optimizer": {"0:7": (5.733, 19), "0:25": (2.174, 10), "0:48": (0.5, 1)},
+    "megatron-tp2/tp2/result": {"0:7": (6.901, 19)},
+    "hta": {"0:7": (0.815, 10), "0:40": (0.5, 1)},
+    "kineto": {"0:7": (153.63, 567)},
+}
+# get_memory_bw_summary, rank 0: kind -> (count, median, max) in GB/s
+HTA_COPIES = {
+    "Memcpy DtoD (Device -> Device)": (16, 128.7860, 141.2414),
+    "Memcpy HtoD (Pageable -> Device)": (5, 3.6571, 6.7815),
+}
 
 
 @needs_shared
-def test_idle_time_as_holistic_trace_analysis_divides_it():
-    found = {row["stream"]: row for row in idle_rows(as_hta_selects(read(TORCHREC), 0))}
-    for stream, (host, kernel, other) in HTA_IDLE.items():
-        row = found[stream]
+@pytest.mark.parametrize("name", HTA_IDLE)
+def test_idle_time_as_holistic_trace_analysis_divides_it(name):
+    trace = read(SHARED / name)
+    for (rank, stream), figures in HTA_IDLE[name].items():
+        row = next(row for row in idle_rows(as_hta_selects(trace, rank)) if row["stream"] == stream)
         got = [row["host_s"], row["kernel_s"], row["communication_s"] + row["other_s"]]
-        assert [round(1e6 * seconds) for seconds in got] == [host, kernel, other]
+        assert tuple(round(1e6 * seconds) for seconds in got) == figures
 
 
 @needs_shared
-@pytest.mark.parametrize("rank", HTA_LAUNCHES)
-def test_launches_as_holistic_trace_analysis_counts_them(rank):
-    rows = launch_rows(as_hta_selects(read(TORCHREC), rank))
-    got = (
-        sum(row["count"] for row in rows),
-        round(sum(1e6 * row["mean_call_s"] * row["count"] for row in rows)),
-        round(sum(1e6 * row["mean_delay_s"] * row["count"] for row in rows)),
-        sum(row["n_short"] for row in rows),
-    )
-    assert got == HTA_LAUNCHES[rank]
+@pytest.mark.parametrize("name", HTA_LAUNCHES)
+def test_launches_as_holistic_trace_analysis_counts_them(name):
+    trace = read(SHARED / name)
+    for rank, figures in HTA_LAUNCHES[name].items():
+        rows = launch_rows(as_hta_selects(trace, rank))
+        got = (
+            sum(row["count"] for row in rows),
+            round(sum(1e6 * row["mean_call_s"] * row["count"] for row in rows)),
+            round(sum(1e6 * row["mean_delay_s"] * row["count"] for row in rows)),
+            sum(row["n_short"] for row in rows),
+        )
+        assert got == figures
 
 
 @needs_shared
-def test_queues_as_holistic_trace_analysis_counts_them():
-    found = {row["stream"]: row for row in launch_rows(as_hta_selects(read(TORCHREC), 0))}
-    for stream, (mean, longest) in HTA_QUEUE.items():
+@pytest.mark.parametrize("name", HTA_QUEUE)
+def test_queues_as_holistic_trace_analysis_counts_them(name):
+    found = {row["stream"]: row for row in launch_rows(as_hta_selects(read(SHARED / name), 0))}
+    for stream, (mean, longest) in HTA_QUEUE[name].items():
         assert found[stream]["mean_queue"] == pytest.approx(mean, abs=0.005)
         assert found[stream]["max_queue"] == longest
+
+
+@needs_shared
+def test_copies_as_holistic_trace_analysis_sums_them_up():
+    rows = {row["kind"]: row for row in copy_rows(as_hta_selects(read(SHARED / "megatron-tp2/tp2/result"), 0))}
+    for kind, (count, median, largest) in HTA_COPIES.items():
+        row = rows[kind]
+        assert row["count"] == count
+        assert row["p50_bandwidth_bytes_per_s"] == pytest.approx(1e9 * median, rel=1e-4)
+        assert row["max_bandwidth_bytes_per_s"] == pytest.approx(1e9 * largest, rel=1e-4)
 
 
 # get_gpu_kernel_breakdown with everything kept, rank 3 and 0: kernel -> (sum, mean, max, min in us)
@@ -232,13 +268,34 @@ def test_the_critical_path_is_drawn_over_the_measured_run(tmp_path):
         (e["pid"], e["tid"]) for e in events if e["name"] == "thread_name" and e["args"]["name"] == "critical path"
     }
     drawn = [e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) in tracks]
-    whole = sum(row["seconds"] for row in look_into(trace, "critical-path")["rows"])
+    whole = sum(row["seconds"] for row in look_into(trace, "critical-path", steps=[0, 1])["rows"])
     assert sum(e["dur"] for e in drawn) / 1e6 == pytest.approx(whole, rel=1e-6)
     ends = sorted((e["ts"], e["ts"] + e["dur"]) for e in drawn)
     assert all(later == pytest.approx(earlier, abs=1e-3) for (_, earlier), (later, _) in itertools.pairwise(ends))
     write_overlay(trace, "counters", tmp_path / "counters.pftrace")
     with pytest.raises(TraceError, match="draws nothing"):
         write_overlay(trace, "kernels", tmp_path / "out.json")
+
+
+def test_the_critical_path_of_a_step_lasts_from_the_end_of_the_one_before_to_its_own():
+    trace = read(OWN / "pp-4")
+    whole = look_into(trace, "critical-path", steps=[0, 1])
+    first, second = (look_into(trace, "critical-path", steps=[step]) for step in (0, 1))
+    assert first["figures"]["total_s"] + second["figures"]["total_s"] == pytest.approx(whole["figures"]["total_s"])
+    default = look_into(trace, "critical-path")
+    assert (default["rows"], default["left_out"]) == (second["rows"], "step 0 (warm-up)")
+    (alone,) = ({row["rank"] for row in look_into(trace, "critical-path", ranks=[r])["rows"]} for r in (2,))
+    assert alone <= {2}
+
+
+@needs_shared
+def test_stragglers_of_one_rank_and_of_some_steps():
+    """Rank 2 sleeps for a second in each of three steps, on its host: that is a delay of launches, and every rank's."""
+    trace = read(SHARED / "torchrec" / "trace" / "sst_long_a2a_optimizer")
+    found = look_into(trace, "stragglers", ranks=[2], steps=[6])
+    assert {row["name"] for row in found["rows"] if row["group"] == "rank"} == {"2"}
+    assert found["figures"]["measured_s"] == pytest.approx(1.0665, rel=0.02), "step 6, as expected.json has it"
+    assert found["figures"]["measured_s"] - found["figures"]["without_delays_s"] > 1.0
 
 
 def test_what_was_not_recorded_is_refused(tmp_path):
@@ -248,8 +305,6 @@ def test_what_was_not_recorded_is_refused(tmp_path):
             look_into(trace, "kernels", **more)
     with pytest.raises(TraceError, match="no stragglers beside it"):
         look_into(trace, "stragglers")
-    with pytest.raises(TraceError, match="whole recording"):
-        look_into(trace, "critical-path", ranks=[0])
 
 
 #: analysis -> type of its rows

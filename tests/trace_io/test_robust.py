@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from simulator.analysis.trace_difference import diff
 from simulator.analysis.trace_facts import facts_of as info
-from simulator.analysis.usage import analyse, hta_breakdown
+from simulator.analysis.usage import analyse
 from simulator.errors import TraceError
 from simulator.replay import replay
 from simulator.replay.stage_replay import replay_stages
@@ -80,7 +80,6 @@ def exercise(path):
             replay_stages(trace.stage_times)
             return
         analyse(trace)
-        hta_breakdown(trace)
         result = replay(reconstruct(trace))
         diff(trace, result.simulated)
         write(trace, path.parent / "out.pftrace")
