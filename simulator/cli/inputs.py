@@ -73,6 +73,11 @@ def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, 
             raise ConfigError(f"--set {item}: write key=value")
         name = canonical_name(key)
         found[name] = convert(name, value)
+    if options.get("power_cap"):
+        watts, _, part = options["power_cap"].partition("/")
+        if part.strip() not in ("", "gpu", "node"):
+            raise ConfigError(f"--power-cap {options['power_cap']}: per gpu or per node", hint="--power-cap 6kW/node")
+        found[f"power.{part.strip() or 'gpu'}_cap"] = watts.strip()
     for name, one in SETTINGS.items():
         said = os.environ.get(f"SIMULATE_PLAN__{name.upper()}")
         if said is not None:

@@ -91,6 +91,9 @@ def main_command(
     slow_link: Annotated[
         Texts, _option("Degraded links: nodeN.KIND=FACTOR or 'A -> B=FACTOR' on their times; repeatable.", _COST)
     ] = None,
+    power_cap: Annotated[
+        Text, _option("What a GPU or node may draw: 500W or 6kW/node; clocks fall with it.", _COST)
+    ] = None,
     unfold: Annotated[
         bool, _option("Simulate every rank and micro-batch, not one per class and period.", _COST, "--unfold")
     ] = False,

@@ -24,15 +24,9 @@ from simulator.topology.operation_spec import (
     FailureRates,
     ListPrice,
     ListPrices,
-    OperationDefaults,
     PowerSpec,
+    operation_defaults,
 )
-
-
-@lru_cache(maxsize=1)  # a file that every search asks for
-def operation_defaults() -> OperationDefaults:
-    """Return ``topologies/operation/defaults.yaml``."""
-    return load_spec(resolve_name("defaults", "operation"), OperationDefaults)
 
 
 @lru_cache(maxsize=1)  # a file that every search asks for
@@ -163,7 +157,7 @@ def power_model(topology: Topology, *, pue: float | None = None, kg_co2_per_kwh:
     pue, kg_co2_per_kwh : float, optional
         Win over the file.
     """
-    defaults, limit_w = operation_defaults(), topology.device(0).power_limit_w
+    defaults, limit_w = operation_defaults(), topology.device(0).most_power_w
     said = topology.spec.power or PowerSpec()
     shares = defaults.power
     boards = {
@@ -186,7 +180,7 @@ def power_model(topology: Topology, *, pue: float | None = None, kg_co2_per_kwh:
         kg_co2_per_kwh, "--kg-co2-per-kwh", said.kg_co2_per_kwh, grid.kg_co2_per_kwh, grid.source
     )
     return PowerModel(
-        **{name: share * limit_w if watts is None else watts for name, (watts, share) in boards.items()},
+        **{name: share * limit_w if watts is None else min(watts, limit_w) for name, (watts, share) in boards.items()},
         host_w=host_w, pue=pue, kg_co2_per_kwh=carbon,
         sources={
             "gpu": from_file if is_own else shares.source,

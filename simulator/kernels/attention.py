@@ -131,7 +131,7 @@ def attention_times_s(
     unlimited = (compute**4 + memory**4) ** 0.25 + copies
     n_flops = np.array([s.n_flops for s in shapes])
     energy = n_flops * constants.joules_per_flop + n_bytes * constants.joules_per_byte
-    return constants.launch_s + conditions.overhead_s + conditions.limited(unlimited, energy / device.power_limit_w)
+    return constants.launch_s + conditions.overhead_s + conditions.limited(unlimited, energy / device.sustained_power_w)
 
 
 def _blocks(

@@ -219,7 +219,7 @@ def gemm_times_s(columns: GemmColumns, device: Device, constants: GemmConstants,
     unlimited = (body + np.where(split > 1.0, adding, 0.0)).min(axis=1)
     n_flops = 2.0 * columns.m * columns.n * columns.k * columns.batch
     energy = n_flops * columns.flop_energy * c.joules_per_flop + n_bytes * c.joules_per_byte
-    return c.launch_s + conditions.overhead_s + conditions.limited(unlimited, energy / device.power_limit_w)
+    return c.launch_s + conditions.overhead_s + conditions.limited(unlimited, energy / device.sustained_power_w)
 
 
 def _memory(

@@ -6,11 +6,12 @@ All of it is optional. What a file leaves out is not modelled (storage of the in
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from simulator.config import Bandwidth, Power, Spec, Time, complaint
+from simulator.config import Bandwidth, Power, Spec, Time, complaint, load_spec, resolve_name
 from simulator.errors import ConfigError
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -46,8 +47,31 @@ class PowerSpec(Spec):
     gpu_communication_w: Power | None = Field(default=None, alias="gpu_communication", gt=0)
     gpu_idle_w: Power | None = Field(default=None, alias="gpu_idle", ge=0)
     host_w: Power | None = Field(default=None, alias="host", ge=0)
+    gpu_cap_w: Power | None = Field(default=None, alias="gpu_cap", gt=0)
+    node_cap_w: Power | None = Field(default=None, alias="node_cap", gt=0)
     pue: float | None = Field(default=None, ge=1, le=10)
     kg_co2_per_kwh: float | None = Field(default=None, ge=0, le=5)
+
+    def cap_w(self, gpus_per_host: int) -> float | None:
+        """Return what a board may draw at most by the operator's will; None where the file says nothing of it.
+
+        A limit of a node is shared by its boards once the rest of the node has its part.
+
+        Raises
+        ------
+        ConfigError
+            If a node's limit leaves its boards nothing.
+        """
+        caps = [] if self.gpu_cap_w is None else [self.gpu_cap_w]
+        if self.node_cap_w is not None:
+            rest_w = operation_defaults().host.per_gpu_w * gpus_per_host if self.host_w is None else self.host_w
+            if self.node_cap_w <= rest_w:
+                raise ConfigError(
+                    f"power.node_cap: {self.node_cap_w:,.0f} W leave nothing for GPUs beside {rest_w:,.0f} W of the rest of a node",
+                    hint="raise it, or say the rest of the node: power.host",
+                )
+            caps.append((self.node_cap_w - rest_w) / gpus_per_host)
+        return min(caps, default=None)
 
 
 class PriceSpec(Spec):
@@ -134,6 +158,12 @@ class OperationDefaults(Spec):
     failures: FailureSpec
     restart: FailureSpec
     storage: StorageSpec
+
+
+@lru_cache(maxsize=1)  # a file that every search asks for
+def operation_defaults() -> OperationDefaults:
+    """Return ``topologies/operation/defaults.yaml``."""
+    return load_spec(resolve_name("defaults", "operation"), OperationDefaults)
 
 
 class FailureRate(FailureSpec):

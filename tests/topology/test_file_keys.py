@@ -174,6 +174,8 @@ CASES = {
     ("PowerSpec", "gpu_communication"): ({}, "power.gpu_communication", "100 W"),
     ("PowerSpec", "gpu_idle"): ({}, "power.gpu_idle", "10 W"),
     ("PowerSpec", "host"): ({}, "power.host", "2 kW"),
+    ("PowerSpec", "gpu_cap"): ({}, "power.gpu_cap", "150 W"),
+    ("PowerSpec", "node_cap"): ({}, "power.node_cap", "1.6 kW"),
     ("PowerSpec", "pue"): ({}, "power.pue", 2.0),
     ("PriceSpec", "gpu_hour"): ({"price": {"gpu_hour": 1.0}}, "price.gpu_hour", 2.0),
     ("PriceSpec", "currency"): ({"price": {"gpu_hour": 1.0}}, "price.currency", "EUR"),
