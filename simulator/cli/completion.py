@@ -51,3 +51,10 @@ def networks(incomplete: str) -> list[str]:
     from simulator.network import NETWORKS
 
     return _starting(NETWORKS, incomplete)
+
+
+def presets(incomplete: str) -> list[str]:
+    """Complete published runs."""
+    from simulator.config import shipped_names
+
+    return _starting(shipped_names("presets"), incomplete)

@@ -8,6 +8,7 @@ from typing import Any
 
 from simulator.errors import ConfigError
 from simulator.report.terminal import make_console, new_table
+from simulator.units import format_time
 
 
 def topology(action: str, name: str | None, *, plot: str | None = None, json_output: bool) -> None:
@@ -70,3 +71,17 @@ def schedule(name: str, n_stages: int, n_micro_batches: int, n_chunks: int, plot
         from simulator.report.still_pages import schedule_page
 
         print(f"wrote {', '.join(map(str, schedule_page(name, table, placement).save(plot)))}", file=sys.stderr)
+
+
+def list_presets(*, json_output: bool) -> None:
+    """Run ``simulate --preset list``."""
+    from simulator.explore.presets import presets
+
+    known = presets()
+    if json_output:
+        print(json.dumps({name: one.model_dump() for name, one in known.items()}))
+        return
+    table = new_table("preset", "run", "measured", n_left=2)
+    for name, one in known.items():
+        table.add_row(name, one.title, format_time(one.measured.iteration_time_s) if one.measured else "")
+    make_console().print(table, highlight=False)

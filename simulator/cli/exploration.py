@@ -159,6 +159,31 @@ def compare(
         print_comparison(found)
 
 
+def gallery(
+    out: Annotated[str, typer.Option(help="Folder of the pages.")] = "gallery",
+    only: Annotated[Texts, option("Runs by name, or by a part of it; repeatable. All of them by default.")] = None,
+    jobs: Jobs = 0,
+) -> None:
+    """Write pages of published runs, measured beside simulated; each is a preset to start from."""
+    from simulator.cli.shared import Progress, keeping, progress_line
+    from simulator.errors import ConfigError
+    from simulator.explore.evaluation import open_store
+    from simulator.explore.named_settings import Sweep
+    from simulator.explore.presets import presets
+    from simulator.explore.sweeps import run_sweep
+    from simulator.report.gallery_pages import write_gallery
+
+    known = {name: one for name, one in presets().items() if one.measured is not None}
+    wanted = tuple(name for name in known if not only or any(part in name for part in only))
+    if not wanted:
+        raise ConfigError(f"no published run is called like {', '.join(only or ())}", hint="simulate --preset list")
+    store = open_store(out)
+    with keeping(store, out), progress_line() as say:
+        found = run_sweep(Sweep(axes={"preset": wanted}), store, n_jobs=jobs, observe=Progress(say).sweep)
+    files = write_gallery(known, found.rows, out)
+    print(f"{len(wanted)} runs: open {files[0]}")
+
+
 def requirements(
     target: Annotated[
         float, typer.Option(help="Share of the throughput that a free network between nodes gives.")
@@ -184,7 +209,7 @@ def requirements(
         found = solve(scenario_of(base), counts, target=target, request=request, say=say)
     rows = [one.to_dict() for one in found]
     if plot:
-        files = requirements_page(found[0].scenario.model, base["topology"], target, rows).save(plot)
+        files = requirements_page(found[0].scenario.model, str(found[0].scenario.topology), target, rows).save(plot)
         print(f"wrote {', '.join(map(str, files))}", file=sys.stderr)
     if json_output:
         print(json.dumps({"requirements": rows}, allow_nan=False))

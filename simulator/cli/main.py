@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from simulator import __version__
-from simulator.cli.completion import files, models, networks, schedules, topologies
+from simulator.cli.completion import files, models, networks, presets, schedules, topologies
 from simulator.cli.options import (
     PLAIN_JSON,
     Number,
@@ -61,6 +61,9 @@ def main_command(
     module: Annotated[Text, _option("Your torch module instead: package.module:name or file.py:name.", _MODEL)] = None,
     batch: Annotated[Texts, _option("Shape of an input of its forward(), e.g. BxS:int64; repeatable.", _MODEL)] = None,
     gpus: Annotated[Text, _option("GPUs to use; a list 1,2,4,8 gives a scaling table.", _MODEL)] = None,
+    preset: Annotated[
+        Text, _option("A published run to start from; flags win. 'list' prints them.", _MODEL, words=presets)
+    ] = None,
     plan: Annotated[
         Text,
         _option(
@@ -141,7 +144,13 @@ def main_command(
     """Simulate one training iteration of a model on a cluster."""
     if context.invoked_subcommand is not None:
         return
-    named = model or megatron or module
+    if preset == "list":
+        from simulator.cli.describe import list_presets
+
+        list_presets(json_output=json_output)
+        return
+    named = model or megatron or module or preset
+    topology = topology or preset
     if topology is None and named is None and len(sys.argv) == 1:
         print(context.get_help())
         raise typer.Exit
@@ -215,6 +224,7 @@ def register_commands() -> None:
         with_scenario(exploration.compare, main_command)
     )
     needs = with_scenario(exploration.requirements, main_command, RUN_OPTIONS)
+    app.command("gallery", help="Simulate published runs beside what was measured.")(exploration.gallery)
     app.command("requirements", help="Find the network between nodes that a target needs.")(needs)
     app.command("stragglers", help="Play jobs whose steps are not alike: what each cause costs.")(
         with_scenario(stragglers.stragglers, main_command)

@@ -18,8 +18,8 @@ from simulator.units import format_time
 
 #: parameters of the main command that describe a scenario
 _SCENARIO = (
-    "topology", "model", "gpus", "plan", "deepspeed", "megatron", "args", "define", "network", "transport", "nccl_algo", "nccl_proto",
-    "seed", "set_", "power_cap", *(key for key in SETTINGS if key != "gpus"),
+    "topology", "model", "gpus", "preset", "plan", "deepspeed", "megatron", "args", "define", "network", "transport",
+    "nccl_algo", "nccl_proto", "seed", "set_", "power_cap", *(key for key in SETTINGS if key != "gpus"),
 )  # fmt: skip
 
 #: parameters of the main command that say how a whole run is operated and paid for

@@ -10,6 +10,7 @@ from typing import Any
 
 from simulator.config import did_you_mean, load_yaml
 from simulator.errors import ConfigError, SimulatorError
+from simulator.explore.presets import read_preset
 from simulator.interop import open_topology
 from simulator.interop.plan_files import PLAN_FILES, needs_ranks, plan_settings
 from simulator.plan import SETTINGS, ParallelPlan, declared, setting_named
@@ -129,6 +130,10 @@ def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
     own = {name: value for name, value in settings.items() if name not in PLAN_FILES}
     if not files:
         return own
+    if "preset" in files:
+        said = read_preset(files.pop("preset")).settings
+        started = {(key := canonical_name(name)): convert(key, value) for name, value in said.items()}
+        return started | with_files({**_machine_and_model(started), **own, **files})
     if "megatron" in files and not own.get("model"):
         own["model"] = files["megatron"]
     n_gpus = int(own.get("gpus") or 0)
@@ -136,6 +141,10 @@ def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
         known = (*SETTINGS, *SCENARIO_SETTINGS)
         n_gpus = open_topology(own["topology"], overrides={k: v for k, v in own.items() if k not in known}).n_gpus
     return plan_settings({**own, **files}, n_gpus) | own
+
+
+def _machine_and_model(started: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: started[name] for name in ("topology", "model") if name in started}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

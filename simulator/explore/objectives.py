@@ -204,7 +204,7 @@ def search_counts(
     clusters = axes.get("topology") or (base.get("topology", ""),)
     axes = {name: values for name, values in axes.items() if name != "topology"}
     for topology, count in itertools.product(clusters, counts or (int(base.get("gpus", 0)),)):
-        shared = {**base, "topology": topology} | ({"gpus": count} if count else {})
+        shared = {**base, **({"topology": topology} if topology else {}), **({"gpus": count} if count else {})}
         try:
             scenario, space = search_space(shared, axes)
             given = replace(scenario.plan, gpus=space.n_gpus) if set(PLAN_FILES) & set(base) else None
@@ -213,7 +213,9 @@ def search_counts(
                 whole_front=objective == "memory", least_energy=objective == "energy",
             )  # fmt: skip
             found.append(
-                CountResult(gpus=space.n_gpus, space=space, result=result, topology=str(topology), model=scenario.model)
+                CountResult(
+                    gpus=space.n_gpus, space=space, result=result, topology=str(scenario.topology), model=scenario.model
+                )
             )
         except InfeasiblePlanError as error:
             last = error

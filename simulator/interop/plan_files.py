@@ -10,8 +10,8 @@ from simulator.interop import import_settings, recognise_settings
 from simulator.interop.deepspeed import import_deepspeed
 from simulator.plan.load import load_plan
 
-#: options that name such a file, the later ones winning
-PLAN_FILES = ("megatron", "deepspeed", "plan")
+#: options that name such a file, or a published run, the later ones winning
+PLAN_FILES = ("preset", "megatron", "deepspeed", "plan")
 _DEGREES = ("tp", "pp", "cp")
 
 
