@@ -4,6 +4,7 @@ import itertools
 import math
 
 import networkx as nx
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from simulator.config import parse_yaml, validate
 from simulator.errors import ConfigError, UnroutableError
 from simulator.topology.cluster_spec import ClusterSpec
 from simulator.topology.fabrics import FABRICS
+from simulator.topology.fabrics.tree import hashed_share
 from simulator.topology.load import topology_of
 from simulator.topology.summary import bisection_bytes_per_s
 
@@ -117,6 +119,36 @@ def test_fat_tree_bisection(levels, leaves, ratio):
     fabric = f"{{kind: fat-tree, {sizes}}}"
     topology = cluster(4 * leaves, fabric)
     assert bisection_bytes_per_s(topology) == pytest.approx(4 * leaves / 2 * 10e9 / ratio)
+
+
+@pytest.mark.parametrize("bundled", ["true", "false"])
+def test_a_failed_spine_takes_its_share_of_the_bisection(bundled):
+    fabric = f"{{kind: fat-tree, nodes_per_leaf: 4, spines: 4, failed_spines: 1, bundled: {bundled}}}"
+    topology = cluster(16, fabric)
+    assert bisection_bytes_per_s(topology) == pytest.approx(16 / 2 * 10e9 * 3 / 4)
+    assert bisection_bytes_per_s(topology) == pytest.approx(max_flow(topology))
+
+
+@pytest.mark.parametrize(("n_flows", "n_uplinks"), [(16, 16), (8, 32), (256, 16), (64, 20), (3, 2)])
+def test_hashed_flows_wait_for_the_fullest_uplink(n_flows, n_uplinks):
+    """Thrown 20,000 times; the closed form takes loads as independent, which few flows on few uplinks are not."""
+    rng = np.random.default_rng(0)
+    thrown = rng.integers(n_uplinks, size=(20_000, n_flows))
+    fullest = np.stack([(thrown == uplink).sum(axis=1) for uplink in range(n_uplinks)]).max(axis=0).mean()
+    wanted = min(1.0, n_flows / n_uplinks / fullest)
+    assert hashed_share(n_flows, n_uplinks) == pytest.approx(wanted, rel=0.14 if n_uplinks == 2 else 0.05)
+
+
+def test_static_routing_loses_what_collides_and_more_flows_win_it_back():
+    """16 NICs on 16 uplinks: the fullest uplink has three flows on average, so a third is left; one spine has no choice."""
+
+    def left(more):
+        return bisection_bytes_per_s(cluster(64, f"{{kind: clos, nodes_per_leaf: 16{more}}}")) / (64 / 2 * 10e9)
+
+    assert left("") == 1.0
+    assert left(", routing: static") == pytest.approx(1 / 3, abs=0.03)
+    assert left(", routing: static") < left(", routing: static, flows_per_nic: 8") < 1.0
+    assert left(", routing: static, spines: 1") == 1.0
 
 
 @settings(deadline=None)

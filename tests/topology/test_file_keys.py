@@ -90,6 +90,9 @@ def tree_cases(name, fabric):
         (name, "leaves_per_pod"): (deep, "fabric.leaves_per_pod", 4),
         (name, "oversubscription"): (deep, "fabric.oversubscription", 8),
         (name, "bundled"): (fabric, "fabric.bundled", False),
+        (name, "failed_spines"): (fabric, "fabric.failed_spines", 1),
+        (name, "routing"): (fabric, "fabric.routing", "static"),
+        (name, "flows_per_nic"): ({"fabric": fabric["fabric"] | {"routing": "static"}}, "fabric.flows_per_nic", 64),
         (name, "spines"): ({"fabric": fabric["fabric"] | {"bundled": False}}, "fabric.spines", 4),
     }  # fmt: skip
 
@@ -176,6 +179,7 @@ CASES = {
     ("PowerSpec", "host"): ({}, "power.host", "2 kW"),
     ("PowerSpec", "gpu_cap"): ({}, "power.gpu_cap", "150 W"),
     ("PowerSpec", "node_cap"): ({}, "power.node_cap", "1.6 kW"),
+    ("PowerSpec", "kg_co2_per_kwh"): ({}, "power.kg_co2_per_kwh", 0.05),
     ("PowerSpec", "pue"): ({}, "power.pue", 2.0),
     ("PriceSpec", "gpu_hour"): ({"price": {"gpu_hour": 1.0}}, "price.gpu_hour", 2.0),
     ("PriceSpec", "currency"): ({"price": {"gpu_hour": 1.0}}, "price.currency", "EUR"),

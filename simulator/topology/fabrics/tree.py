@@ -4,14 +4,19 @@ A switch's uplinks go to all switches of the level above, and routing spreads ov
 this is one link of their summed bandwidth to one switch, and that is built (``bundled``). Unbundled, a spine
 of a two-level tree is a vertex, and every rate comes out the same.
 
+Static routing hashes each flow to one uplink, and a collective waits for the flow that shares its uplink with the
+most others: the fullest of n bins for m balls says which part of the uplinks' bandwidth it gets.
+
 References
 ----------
 Leiserson, "Fat-trees: universal networks for hardware-efficient supercomputing", IEEE Trans. Comp. 1985;
-Al-Fares et al., "A Scalable, Commodity Data Center Network Architecture", SIGCOMM 2008.
+Al-Fares et al., "A Scalable, Commodity Data Center Network Architecture", SIGCOMM 2008. Raab and Steger, "Balls into
+bins: a simple and tight analysis", RANDOM 1998.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,7 +34,8 @@ class TreeSpec(LinkedFabric):
 
     ``oversubscription`` is the ratio of bandwidth below to bandwidth above a switch: of the leaves, or one
     number per level from the leaves up. Uplinks of a switch are one bundle, over which routing spreads
-    traffic evenly; with ``bundled: false`` every spine of a two-level tree is a vertex of its own.
+    traffic evenly; with ``bundled: false`` every spine of a two-level tree is a vertex of its own. With
+    ``routing: static`` the flows of a NIC (``flows_per_nic``: queue pairs of NCCL) are hashed to uplinks instead.
     """
 
     levels: Literal[1, 2, 3] = 2
@@ -38,6 +44,9 @@ class TreeSpec(LinkedFabric):
     oversubscription: float | tuple[float, ...] = 1.0
     bundled: bool = True
     spines: int | None = Field(default=None, gt=0, le=1024)
+    failed_spines: int = Field(default=0, ge=0)
+    routing: Literal["adaptive", "static"] = "adaptive"
+    flows_per_nic: int | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _consistent(self) -> TreeSpec:
@@ -49,6 +58,10 @@ class TreeSpec(LinkedFabric):
             raise complaint(ConfigError("three levels need leaves_per_pod"), "levels")
         if not self.bundled and self.levels != 2:
             raise complaint(ConfigError("only a two-level tree can be unbundled"), "bundled")
+        if self.flows_per_nic is not None and self.routing == "adaptive":
+            raise complaint(ConfigError("flows are hashed by routing: static alone"), "flows_per_nic")
+        if self.levels == 1 and (self.failed_spines or self.routing == "static"):
+            raise complaint(ConfigError("a tree of one level has no spines"), "levels")
         return self
 
     def ratio(self, level: int) -> float:
@@ -81,6 +94,39 @@ class RailOptimised(TreeSpec):
     pxn: bool = True
 
 
+def hashed_share(n_flows: int, n_uplinks: int) -> float:
+    """Share of the uplinks' bandwidth that is left where every flow waits for the one with the fullest uplink.
+
+    Parameters
+    ----------
+    n_flows, n_uplinks : int
+        Equal flows, each hashed to one of the uplinks.
+
+    Returns
+    -------
+    float
+        Mean load of an uplink over the expected load of the fullest, loads taken as independent Poisson numbers.
+
+    Examples
+    --------
+    >>> hashed_share(8, 1)
+    1.0
+    >>> hashed_share(16, 16) < hashed_share(256, 16) < 1.0
+    True
+    """
+    if n_uplinks == 1:
+        return 1.0
+    mean = n_flows / n_uplinks
+    chance = below = math.exp(-mean)
+    fullest, load = 0.0, 0
+    while below < 1.0 - 1e-12 / n_uplinks and load < n_flows:
+        fullest += 1.0 - below**n_uplinks
+        load += 1
+        chance *= mean / load
+        below += chance
+    return min(1.0, mean / fullest)
+
+
 @dataclass(slots=True)
 class _Tree:
     spec: TreeSpec
@@ -108,7 +154,27 @@ class _Tree:
     def uplink_bytes_per_s(self) -> float:
         """Of one leaf, all uplinks together."""
         below = self.spec.nodes_per_leaf * self.size.injection_bytes_per_s / self.n_rails
-        return below / self.spec.ratio(0)
+        return below / self.spec.ratio(0) * self.share_left
+
+    @property
+    def n_spines(self) -> int:
+        """Above a leaf, failed ones included."""
+        below = self.spec.nodes_per_leaf * self.size.injection_bytes_per_s / self.n_rails
+        return self.spec.spines or lanes(below / self.spec.ratio(0), self.port_bytes_per_s)
+
+    @property
+    def share_left(self) -> float:
+        """Of the uplinks' bandwidth, after failures and collisions."""
+        n_left = self.n_spines - self.spec.failed_spines
+        if n_left < 1:
+            raise ConfigError(
+                f"fabric.failed_spines: {self.spec.failed_spines} of {self.n_spines} spines", hint="leave at least one"
+            )
+        share = n_left / self.n_spines
+        if self.spec.routing == "static":
+            n_nics = self.spec.nodes_per_leaf * self.size.n_nics // self.n_rails
+            share *= hashed_share(n_nics * (self.spec.flows_per_nic or 1), n_left)
+        return share
 
     @property
     def leaves_per_pod(self) -> int:
@@ -127,7 +193,7 @@ class _Tree:
     def add_spines(self) -> None:
         """Join the leaves of each pod by its spines; a two-level tree is one pod."""
         n_pods = -(-self.n_leaves // self.leaves_per_pod)
-        n_spines = 1 if self.spec.bundled else self.spec.spines or lanes(self.uplink_bytes_per_s, self.port_bytes_per_s)
+        n_spines = 1 if self.spec.bundled else self.n_spines - self.spec.failed_spines
         share = 1.0 / n_spines
         each = self.uplink_bytes_per_s * share
         first = len(self.vertices)
