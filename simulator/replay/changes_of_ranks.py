@@ -316,13 +316,20 @@ def _labels(whole: Reconstruction) -> dict[int, str]:
 
 
 def largest_group(whole: Reconstruction) -> int:
-    """Return the size of the largest group that communicates, the world's where nothing says."""
+    """Return the data-parallel degree where the format states it, else the size of the largest group that communicates.
+
+    Where nothing says, that is the world's.
+    """
+    if whole.trace.layout.get("dp", 1) > 1:
+        return whole.trace.layout["dp"]
     sizes = [max(call.group_size, len(call.ranks)) for call, _ in transfers(whole)]
     return max(sizes, default=0) or whole.trace.world_size
 
 
 def data_parallel(whole: Reconstruction, n_ranks: int, topology: Topology | None = None) -> Reconstruction:
-    """Let more (or fewer) data-parallel ranks take part in the largest group; the recorded ranks stand for all.
+    """Let more (or fewer) data-parallel ranks take part in their groups; the recorded ranks stand for all.
+
+    Those are the groups of the degree that the format states, within a stage, else the largest; the world grows with them.
 
     On a topology, transfers of that group take as much longer as its links say for the larger group; where a call has
     no size, or no topology is given, they are rescaled as a ring would be: bytes on the wire with ``(n-1)/n``, the
@@ -352,24 +359,26 @@ def data_parallel(whole: Reconstruction, n_ranks: int, topology: Topology | None
     world = whole.trace.world_size * n_ranks // old
     if topology is not None and topology.n_gpus < world:
         raise TraceError(f"{world} ranks do not fit on the {topology.n_gpus} GPUs of {topology.name}")
-    wire = ((n_ranks - 1) / n_ranks) / ((old - 1) / old)
-    hops = (n_ranks - 1) / (old - 1)
-    everybody = tuple(range(world))
+    everybody, stage_of = tuple(range(world)), whole.trace.stage_of
     priced = 0
 
     def change(call: CollectiveCall, duration_ns: int, fixed_ns: int) -> int:
         nonlocal priced
-        if max(call.group_size, len(call.ranks)) not in (0, old) or call.collective in ("send", "recv"):
+        size = max(call.group_size, len(call.ranks)) or old
+        across = len({stage_of.get(rank, 0) for rank in call.ranks}) > 1
+        if size not in (old, whole.trace.world_size) or call.collective in ("send", "recv") or (size == old and across):
             return duration_ns
+        larger = size * n_ranks // old
         before = after = None
         if topology is not None:
             before = alone_s(call, topology, everybody[: whole.trace.world_size])
-            after = alone_s(replace(call, ranks=grown(call.ranks, old, n_ranks)), topology, everybody)
+            after = alone_s(replace(call, ranks=grown(call.ranks, size, larger)), topology, everybody)
         if before and after:
             priced += 1
             return round(duration_ns * after / before)
         fixed = min(fixed_ns, duration_ns)
-        return round(fixed * hops + (duration_ns - fixed) * wire)
+        wire = ((larger - 1) / larger) / ((size - 1) / size)
+        return round(fixed * (larger - 1) / (size - 1) + (duration_ns - fixed) * wire)
 
     edited = change_transfers(whole, change, "")
     how = "as rings over links as fast as those recorded; give a topology to price the new links"

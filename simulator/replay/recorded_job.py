@@ -5,6 +5,7 @@ What the trace does not tell is taken from the user: ``given`` settings win, and
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +29,8 @@ _TYPICAL = ("dgx", "hgx", "gb", "mi")
 _NO_BUCKET = 4096
 #: how much larger than the smallest the largest bucket of one size is at most: an assumption
 _EVEN = 4
+#: what Megatron-LM calls the autograd functions of its parallel layers
+_MEGATRON = re.compile(r"VocabParallelCrossEntropy|LinearWithGradAccumulation|TensorModelParallelRegion")
 _PRECISIONS = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32"}
 
 
@@ -51,8 +54,8 @@ def recorded_job(
     TraceError
         If the trace does not tell the model and nobody names it, or its sizes contradict each other.
     """
-    settings = {**_layout(trace), **(given or {})}
     shapes = _Shapes(trace)
+    settings = {**_layout(trace, shapes), **(given or {})}
     spec: ModelSpec | RecordedModule | None = None if model is None else load_model(model)
     tp, pp = int(settings.get("tp", 1)), int(settings.get("pp", 1))
     if spec is None:
@@ -102,12 +105,14 @@ def typical_cluster(trace: Trace, n_gpus: int = 0) -> Topology:
     )
 
 
-def _layout(trace: Trace) -> dict[str, Any]:
-    """Degrees and sharding, as the format states them or the collectives show them."""
+def _layout(trace: Trace, shapes: _Shapes) -> dict[str, Any]:
+    """Degrees and sharding, as the format states them or the collectives and shapes show them."""
     if trace.layout:
         return {key: size for key, size in trace.layout.items() if key in ("dp", "tp", "pp") and size}
     kinds = Counter(call.collective for rank in trace.ranks for call in rank.calls)
     messages = kinds["send"] + kinds["recv"]
+    if any(_MEGATRON.search(name) for rank in trace.ranks for name in rank.names):
+        return {"framework": "megatron", **({"tp": shapes.tensor_parallel} if shapes.tells else {})}
     if messages and not (kinds["all_reduce"] or kinds["reduce_scatter"] or kinds["all_gather"]):
         return {"pp": trace.world_size, "framework": "torch-pp"}
     if kinds["all_gather"] and kinds["reduce_scatter"] and not messages:
@@ -131,16 +136,32 @@ class _Shapes:
         self.calls: Counter[OperatorCall] = Counter()
         for rank in trace.ranks:
             self.calls.update(rank.operator_calls)
+        weights = ((self._weight(call), call, n) for call, n in self.calls.items())
+        every = [(weight, call, n) for weight, call, n in weights if weight is not None]
+        # layers that are no modules of torch's multiply themselves, which torch's do within
+        self.weights = [one for one in every if one[1].name != "aten::matmul"] or every
         embeddings = [(call, n) for call, n in self._named("aten::embedding") if len(call.shapes) > 1]
-        # positions have one index per place of a sequence, tokens one per sequence and place
-        self.token = max(embeddings, key=lambda item: (len(item[0].shapes[1]), item[0].shapes[0][0]), default=None)
-        self.positions = next((c.shapes[0][0] for c, _ in embeddings if len(c.shapes[1]) == 1), 0)
+        # positions have one index per place of a sequence, tokens one per sequence and place; logits are of all tokens
+        logits = {weight[0] for weight, _, _ in self.weights}
+        self.token = max(
+            embeddings,
+            key=lambda item: (len(item[0].shapes[1]), item[0].shapes[0][0] in logits, item[0].shapes[0][0]),
+            default=None,
+        )
+        of_width = [c for c, _ in embeddings if self.token and c.shapes[0][1] == self.token[0].shapes[0][1]]
+        self.positions = next((c.shapes[0][0] for c in of_width if self.token and c != self.token[0]), 0)
         with_tokens = [
             n for rank in trace.ranks for call, n in rank.operator_calls.items() if self.token and call == self.token[0]
         ]
         self.micro_batches = max(with_tokens, default=0) // self.n_steps
-        weights = ((self._weight(call), call, n) for call, n in self.calls.items())
-        self.weights = [(weight, call, n) for weight, call, n in weights if weight is not None]
+
+    @property
+    def tensor_parallel(self) -> int:
+        """How many ranks share the heads, if those of all of them are as wide as the model."""
+        attention = self._attention()
+        assert self.token is not None and attention is not None
+        heads, _, head_dim, _ = attention
+        return max(1, self.token[0].shapes[0][1] // (heads * head_dim)) if head_dim else 1
 
     @property
     def tells(self) -> bool:
@@ -157,6 +178,8 @@ class _Shapes:
             return call.shapes[1][0], call.shapes[1][1]
         if call.name == "aten::addmm" and len(call.shapes) > 2 and len(call.shapes[2]) == 2:
             return call.shapes[2][1], call.shapes[2][0]
+        if call.name == "aten::matmul" and [len(shape) for shape in call.shapes[:2]] == [3, 2]:
+            return call.shapes[1][1], call.shapes[1][0]
         return None
 
     def _attention(self) -> tuple[int, int, int, int] | None:
@@ -172,7 +195,10 @@ class _Shapes:
         eager = [(c, n) for c, n in self._named("aten::_softmax") if len(c.shapes[0]) == 4]
         if eager:
             call = max(eager, key=lambda item: item[1])[0]
-            return call.shapes[0][1], 0, 0, sum(n for _, n in eager)
+            batched = (
+                c.shapes[1][2] for c, _ in self._named("aten::baddbmm") if len(c.shapes) > 1 and len(c.shapes[1]) == 3
+            )
+            return call.shapes[0][1], 0, next(batched, 0), sum(n for _, n in eager)
         return None
 
     def settings(self) -> dict[str, Any]:
@@ -205,14 +231,18 @@ class _Shapes:
         if self.token is None or attention is None or not self.weights:
             raise TraceError(
                 "the trace does not tell the model: no shapes of embeddings, projections and attention",
-                hint="name it with --model, or record with record_shapes=True",
+                hint="name it with --model NAME or its config.json, and what else ran with --recorded, like --recorded tp=2 "
+                "--recorded micro_batch=4 --recorded sequence_length=2048; or give the execution traces of the ranks beside "
+                "the profiles, or record with record_shapes=True",
             )
         vocab, hidden = self.token[0].shapes[0]
         heads, kv_heads, head_dim, n_calls = attention
         n_forwards = self.micro_batches * self.n_steps * self.n_ranks
-        down = [
+        down = [call.shapes[0][-1] for name in ("aten::gelu", "aten::silu") for call, _ in self._named(name)] or [
             columns for (rows, columns), _, _ in self.weights if rows == hidden and columns * tp not in (hidden, vocab)
         ]
+        if self.weights[0][1].name == "aten::matmul":  # Megatron-LM's layers divide the words, too
+            vocab *= tp
         gated = bool(self._named("aten::silu"))
         length = self.settings()["sequence_length"]
         n_layers = max(1, round(n_calls * pp / max(n_forwards, 1)))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,8 +40,10 @@ from simulator.trace_io.trace_record import (
     COPY,
     HOST_NODE,
     MAX_RANKS,
+    TELLING,
     CollectiveCall,
     Operator,
+    OperatorCall,
     OpRow,
     RankTrace,
     Step,
@@ -99,7 +102,17 @@ def read(stream: IO[bytes], source: str, *, rank: int | None = None) -> RankTrac
     nodes.sort(key=lambda node: node.order)
     parents = {node.parent for node in nodes}
     found = _timeline(nodes, parents, groups) if timed else _order(nodes, parents, groups)
-    return replace(found, rank=-1 if rank is None else rank, groups=groups, source=source, notes=tuple(notes))
+    calls = (
+        OperatorCall(node.name, node.operator.shapes, node.operator.dtype) for node in nodes if TELLING.match(node.name)
+    )
+    return replace(
+        found,
+        rank=-1 if rank is None else rank,
+        groups=groups,
+        source=source,
+        notes=tuple(notes),
+        operator_calls=Counter(calls),
+    )
 
 
 def _order(nodes: list[_Node], parents: set[int], groups: Mapping[str, tuple[int, ...]]) -> RankTrace:
@@ -328,7 +341,9 @@ def fill_sizes(timed: RankTrace, sized: RankTrace) -> RankTrace:
         known = calls[mine].collective
         if known in ("unknown", "send_recv") or other.collective == known:
             calls[mine] = merge_calls(calls[mine], other)
-    return replace(timed, calls=tuple(calls), groups={**sized.groups, **timed.groups})
+    n_steps = max(len(timed.steps), 1)  # the other trace is of one
+    shapes = timed.operator_calls or {call: n * n_steps for call, n in sized.operator_calls.items()}
+    return replace(timed, calls=tuple(calls), groups={**sized.groups, **timed.groups}, operator_calls=shapes)
 
 
 def _launch_or_start(trace: RankTrace) -> Any:

@@ -38,6 +38,7 @@ from simulator.trace_io.trace_record import (
     MAX_RANKS,
     OPERATOR,
     RUNTIME,
+    TELLING,
     Allocations,
     CollectiveCall,
     DeviceOps,
@@ -78,10 +79,6 @@ CATEGORIES = {
     "cuda_sync": (_SYNC, 0),
 }
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)?$")
-#: operators whose shapes tell a model's width, heads, vocabulary and batch
-_TELLING = re.compile(
-    r"^(aten::(embedding|linear|addmm|scaled_dot_product_attention|_softmax|silu|rms_norm)|flash_attn::_flash_attn_forward)$"
-)
 _COMMUNICATION_OPERATOR = re.compile(r"^(record_param_comms|c10d::|nccl:|gloo:|mpi:|ucc:|xccl:|hccl:)")
 
 
@@ -158,7 +155,7 @@ class _Columns:
             external = integer(args.external_id if args.external_id is not None else args.external_id_2021)
         if kind != RUNTIME and _COMMUNICATION_OPERATOR.match(name):
             self.host_args[len(self.host[0])] = args
-        elif args is not None and args.input_dims is not None and _TELLING.match(name):
+        elif args is not None and args.input_dims is not None and TELLING.match(name):
             self.operator_calls[_operator_call(name, args)] += 1
         row = (start, length, self.names(name), self.threads(f"{event.pid}:{event.tid}"), kind, correlation, external)
         for column, value in zip(self.host, row, strict=True):

@@ -7,6 +7,7 @@ million events takes a few dozen megabytes.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -126,6 +127,13 @@ class Allocations(NamedTuple):
     def in_use(self) -> Int64:
         """Bytes in use: the allocator's totals, or, where the trace has none, what was given out since it began."""
         return self.allocated if (self.allocated >= 0).any() else np.cumsum(self.n_bytes)
+
+
+#: operators whose shapes tell a model's width, heads, vocabulary and batch
+TELLING = re.compile(
+    r"^(aten::(embedding|linear|addmm|matmul|baddbmm|scaled_dot_product_attention|_softmax|gelu|silu|rms_norm)"
+    r"|flash_attn::_flash_attn_forward)$"
+)
 
 
 class OperatorCall(NamedTuple):

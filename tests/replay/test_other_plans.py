@@ -18,6 +18,7 @@ from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
 from simulator.replay.changes_of_plan import PlanChange, PlannedJob, efficiency_of, predict_plan
 from simulator.replay.recorded_job import recorded_job
+from simulator.replay.replay_answer import answer_of
 from simulator.replay.stage_replay import StageMessages, regrouped, stage_times_of
 from simulator.replay.what_if import WhatIf, what_if
 from simulator.scenario import Scenario
@@ -28,6 +29,8 @@ from simulator.trace_io.reconstruct import reconstruct
 from simulator.trace_io.trace_record import StageTimes
 
 OWN = Path(__file__).resolve().parents[2] / "traces"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
+needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="the shared traces are not beside this checkout")
 RECORDED = {"gpus": 4, "tp": 2, "pp": 2, "dp": 1, "micro_batch": 2, "global_batch": 8, "sequence_length": 512}
 
 
@@ -127,6 +130,31 @@ def test_shapes_tell_the_model_that_was_recorded():
     assert recorded_job(read(OWN / "fsdp2-2")).plan.sharding == "zero3"
 
 
+@needs_shared
+def test_execution_traces_beside_profiles_tell_megatrons_model():
+    """examples/run_simple_mcore_train_loop.py of Megatron-LM: 2 layers of width 12 with 4 heads, 100 words, 64 places, batch 8."""
+    folder = SHARED / "megatron-tp2" / "tp2"
+    job = recorded_job(read(folder))
+    spec, plan = job.spec, job.plan
+    assert isinstance(spec, ModelSpec)
+    assert (spec.layers, spec.hidden, spec.heads, spec.vocab, spec.max_positions) == (2, 12, 4, 100, 64)
+    assert spec.ffn_hidden == 4 * 12
+    assert (plan.tp, plan.dp, plan.micro_batch, plan.sequence_length, plan.framework) == (2, 1, 8, 64, "megatron")
+    with pytest.raises(TraceError, match="does not tell the model") as refused:
+        what_if(read(folder / "result"), WhatIf(plan=PlanChange(layers=4)))
+    assert "--recorded tp=2" in str(refused.value)
+
+
+@needs_shared
+def test_data_parallel_ranks_are_those_of_the_stated_degree():
+    """Of 2 x 4 stages become 4 x 4: a ring of 4 has (3/4)/(1/2) of the bytes of a ring of 2 on the wire, whatever is fixed."""
+    trace = read(SHARED / "straggler" / "data" / "trace-ST.csv.gz")
+    found = answer_of(what_if(trace, WhatIf(dp=4)))
+    assert found["world_size"] == 16
+    assert any("groups of 2 became 4" in note for note in found["notes"])
+    assert found["iteration_time_s"] > found["measured_iteration_time_s"]
+
+
 def test_what_a_trace_does_not_tell_is_asked_for(tmp_path):
     path = tmp_path / "a.json"
     events = [
@@ -221,10 +249,7 @@ def test_layers_are_what_repeats_where_no_shapes_tell(tmp_path):
         what_if(trace, WhatIf(plan=PlanChange(micro_batches=2), recorded={"micro_batches": 7}))
 
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the shared traces are not beside this checkout")
+@needs_shared
 def test_the_stages_of_a_pipelined_job_give_back_what_was_recorded():
     trace = read(SHARED / "straggler" / "data" / "trace-ST.csv.gz")
     same = what_if(trace, WhatIf(plan=PlanChange(micro_batches=4))).stages
@@ -237,7 +262,7 @@ def test_the_stages_of_a_pipelined_job_give_back_what_was_recorded():
     assert further_s == pytest.approx(4 * max(per_stage), rel=0.05)
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="the shared traces are not beside this checkout")
+@needs_shared
 def test_communication_in_backward_predicts_the_recording_that_has_it_there():
     """The same training before and after its reductions moved into the backward pass: 61.51 and 60.76 ms a step."""
     folder = SHARED / "modded-nanogpt" / "2025-10-31_AdamSyncGradientHook"
