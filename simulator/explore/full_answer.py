@@ -65,8 +65,7 @@ def to_json(result: Result, request: RunRequest | None = None) -> Document:
     """
     answer = cast(Document, {**result.answer})
     if request is not None:
-        run = whole_run(request, answer, result.plan, result.topology, result.spec.n_parameters)
-        answer["whole_run"] = run.to_dict()
+        answer["whole_run"] = whole_run(request, answer, result.plan, result.topology, result.spec.n_parameters)
     return answer
 
 

@@ -11,6 +11,7 @@ from typing import Literal, TypedDict
 from simulator.answer import Answer
 from simulator.errors import ConfigError
 from simulator.explore.energy import (
+    J_PER_KWH,
     PowerModel,
     Price,
     energy_kwh,
@@ -27,7 +28,7 @@ from simulator.explore.goodput import (
     expected_run,
     young_interval_s,
 )
-from simulator.explore.histories import FailureProcess, Histories, by_component, play_histories
+from simulator.explore.histories import FailureProcess, by_component, play_histories
 from simulator.plan import ParallelPlan
 from simulator.topology import Topology
 from simulator.topology.operation_spec import FailureSpec
@@ -302,98 +303,10 @@ class TrainingRun(TypedDict):
     assumptions: list[RunAssumption]  #: Every figure that was taken from a file or a default.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeRun:
-    """What a run takes."""
-
-    n_iterations: int
-    tokens_per_iteration: int
-    samples_per_iteration: int
-    n_gpus: int
-    time: RunTime
-    #: The whole time where an iteration is at the ends of its interval.
-    low_s: float
-    high_s: float
-    checkpoint: Checkpoint  #: With the time that training stands still as ``write_s``.
-    iterations_per_checkpoint: int
-    iteration_s: float
-    mtbf_s: float  #: Of the job; infinite where failures are left out.
-    restart_s: float  #: From a failure to the first iteration, reading the checkpoint included.
-    power: PowerModel
-    gpu_w: float  #: Mean power of a board during iterations.
-    price: Price | None
-    assumptions: tuple[tuple[str, str, str], ...]  #: What, its value in words, and where it comes from.
-    request: RunRequest
-    components: Mapping[str, float]  #: Share of the failures by what failed.
-    histories: Histories | None
-
-    @property
-    def gpu_hours(self) -> float:
-        """GPUs times hours, interruptions included."""
-        return self.n_gpus * self.time.total_s / 3600.0
-
-    @property
-    def cost(self) -> float | None:
-        """GPU hours at the price; None without one."""
-        return None if self.price is None else self.gpu_hours * self.price.gpu_hour
-
-    @property
-    def kwh(self) -> float:
-        """Energy of the building: boards run while iterations do and wait otherwise; nodes and building always draw."""
-        running_s = self.time.useful_s + self.time.lost_s
-        boards_kwh = energy_kwh(self.gpu_w, running_s) + energy_kwh(self.power.idle_w, self.time.total_s - running_s)
-        return self.n_gpus * (boards_kwh + energy_kwh(self.power.host_w, self.time.total_s)) * self.power.pue
-
-    def _played(self) -> PlayedRuns | None:
-        """Return what the histories say."""
-        if self.histories is None:
-            return None
-        found = self.histories
-        return {
-            "histories": len(found.total_s), "seed": self.request.seed, "mean_days": float(found.total_s.mean()) / S_PER_DAY,
-            "p10_days": found.quantile_s(0.1) / S_PER_DAY, "p50_days": found.quantile_s(0.5) / S_PER_DAY,
-            "p90_days": found.quantile_s(0.9) / S_PER_DAY, "goodput": float((self.time.useful_s / found.total_s).mean()),
-            "failures": float(found.n_failures.mean()), "waiting_days": float(found.waiting_s.mean()) / S_PER_DAY,
-            "spares": self.request.n_spares, "repair_s": self.request.repair_s,
-        }  # fmt: skip
-
-    def to_dict(self) -> TrainingRun:
-        """Return plain data: ``whole_run`` of the documented answer."""
-        time = self.time
-        fails = math.isfinite(self.mtbf_s)
-        return {
-            "tokens": self.n_iterations * self.tokens_per_iteration, "samples": self.n_iterations * self.samples_per_iteration,
-            "iterations": self.n_iterations, "total_s": time.total_s, "days": time.total_s / S_PER_DAY,
-            "low_days": self.low_s / S_PER_DAY, "high_days": self.high_s / S_PER_DAY, "goodput": time.goodput,
-            "time": {
-                "useful_s": time.useful_s, "checkpoint_s": time.checkpoint_s, "lost_s": time.lost_s, "restart_s": time.restart_s,
-            },
-            "gpu_hours": self.gpu_hours, "cost": self.cost, "currency": self.price.currency if self.price else "",
-            "energy": {
-                "kwh": self.kwh, "gpu_w": self.gpu_w, "host_w_per_gpu": self.power.host_w, "pue": self.power.pue,
-                "mean_w": self.kwh * 3.6e6 / time.total_s, "kg_co2": self.kwh * self.power.kg_co2_per_kwh,
-                "kg_co2_per_kwh": self.power.kg_co2_per_kwh,
-            },
-            "checkpoint": {
-                "bytes": self.checkpoint.n_bytes, "writers": self.checkpoint.n_writers, "write_s": self.checkpoint.write_s,
-                "interval_iterations": self.iterations_per_checkpoint,
-                "interval_s": self.iterations_per_checkpoint * self.iteration_s, "count": time.n_checkpoints,
-                "young_interval_s": young_interval_s(self.checkpoint.write_s, self.mtbf_s) if fails else None,
-                "daly_interval_s": daly_interval_s(self.checkpoint.write_s, self.mtbf_s) if fails else None,
-            },
-            "failures": {
-                "mtbf_s": self.mtbf_s if fails else None, "expected": time.n_failures, "restart_s": self.restart_s,
-                "by_component": by_component(time.n_failures, self.components),
-            },
-            "played": self._played(),
-            "assumptions": [{"what": what, "value": value, "source": source} for what, value, source in self.assumptions],
-        }  # fmt: skip
-
-
 def whole_run(
     request: RunRequest, answer: Answer, plan: ParallelPlan, topology: Topology, n_parameters: int
-) -> WholeRun:
-    """Return what a run takes.
+) -> TrainingRun:
+    """Return what a run takes: ``whole_run`` of the documented answer.
 
     Parameters
     ----------
@@ -442,17 +355,53 @@ def whole_run(
         ("emissions", f"{power.kg_co2_per_kwh:.4g} kg CO2 per kWh", power.sources["grid"]),
         *([("price", f"{price.gpu_hour:g} {price.currency}".strip() + " per GPU hour", price.source)] if price else []),
     )  # fmt: skip
-    return WholeRun(
-        n_iterations=n_iterations, tokens_per_iteration=tokens_per_iteration, samples_per_iteration=plan.global_batch,
-        n_gpus=plan.gpus, time=time, low_s=time_at(answer["confidence"]["low_s"]).total_s,
-        high_s=time_at(answer["confidence"]["high_s"]).total_s, checkpoint=checkpoint,
-        iterations_per_checkpoint=per_checkpoint, iteration_s=iteration_s, mtbf_s=mtbf_s, restart_s=restart_s, power=power,
-        gpu_w=power.gpu_w(answer["breakdown"]), price=price, assumptions=assumptions, request=request,
-        components=mtbf.components, histories=_histories(request, time, iteration_s * per_checkpoint, checkpoint, mtbf, mtbf_s, restart_s),
-    )  # fmt: skip
+    gpu_hours = plan.gpus * time.total_s / 3600.0
+    return {
+        "tokens": n_iterations * tokens_per_iteration, "samples": n_iterations * plan.global_batch, "iterations": n_iterations,
+        "total_s": time.total_s, "days": time.total_s / S_PER_DAY,
+        "low_days": time_at(answer["confidence"]["low_s"]).total_s / S_PER_DAY,
+        "high_days": time_at(answer["confidence"]["high_s"]).total_s / S_PER_DAY, "goodput": time.goodput,
+        "time": {
+            "useful_s": time.useful_s, "checkpoint_s": time.checkpoint_s, "lost_s": time.lost_s, "restart_s": time.restart_s,
+        },
+        "gpu_hours": gpu_hours, "cost": gpu_hours * price.gpu_hour if price else None,
+        "currency": price.currency if price else "",
+        "energy": _energy(plan.gpus, time, power, power.gpu_w(answer["breakdown"])),
+        "checkpoint": _checkpoint(checkpoint, per_checkpoint, iteration_s, time.n_checkpoints, mtbf_s),
+        "failures": {
+            "mtbf_s": mtbf_s if math.isfinite(mtbf_s) else None, "expected": time.n_failures, "restart_s": restart_s,
+            "by_component": by_component(time.n_failures, mtbf.components),
+        },
+        "played": _played(request, time, iteration_s * per_checkpoint, checkpoint, mtbf, mtbf_s, restart_s),
+        "assumptions": [{"what": what, "value": value, "source": source} for what, value, source in assumptions],
+    }  # fmt: skip
 
 
-def _histories(
+def _energy(n_gpus: int, time: RunTime, power: PowerModel, gpu_w: float) -> RunEnergy:
+    """Return what the run draws: boards run while iterations do and wait otherwise; nodes and building always draw."""
+    running_s = time.useful_s + time.lost_s
+    boards_kwh = energy_kwh(gpu_w, running_s) + energy_kwh(power.idle_w, time.total_s - running_s)
+    kwh = n_gpus * (boards_kwh + energy_kwh(power.host_w, time.total_s)) * power.pue
+    mean_w = kwh * J_PER_KWH / time.total_s
+    return {
+        "kwh": kwh, "gpu_w": gpu_w, "host_w_per_gpu": power.host_w, "pue": power.pue, "mean_w": mean_w,
+        "kg_co2": kwh * power.kg_co2_per_kwh, "kg_co2_per_kwh": power.kg_co2_per_kwh,
+    }  # fmt: skip
+
+
+def _checkpoint(
+    checkpoint: Checkpoint, iterations: int, iteration_s: float, count: int, mtbf_s: float
+) -> RunCheckpoint:
+    fails = math.isfinite(mtbf_s)
+    return {
+        "bytes": checkpoint.n_bytes, "writers": checkpoint.n_writers, "write_s": checkpoint.write_s,
+        "interval_iterations": iterations, "interval_s": iterations * iteration_s, "count": count,
+        "young_interval_s": young_interval_s(checkpoint.write_s, mtbf_s) if fails else None,
+        "daly_interval_s": daly_interval_s(checkpoint.write_s, mtbf_s) if fails else None,
+    }  # fmt: skip
+
+
+def _played(
     request: RunRequest,
     time: RunTime,
     work_s: float,
@@ -460,15 +409,22 @@ def _histories(
     mtbf: Mtbf,
     mtbf_s: float,
     restart_s: float,
-) -> Histories | None:
-    """Return the histories that are asked for."""
+) -> PlayedRuns | None:
+    """Return what the histories that are asked for say."""
     if not request.n_histories or math.isinf(mtbf_s):
         return None
     process = FailureProcess(
         useful_s=time.useful_s, work_s=work_s, write_s=checkpoint.write_s, mtbf_s=mtbf_s, restart_s=restart_s,
         hardware_share=mtbf.hardware_share, n_spares=request.n_spares, repair_s=request.repair_s,
     )  # fmt: skip
-    return play_histories(process, request.n_histories, request.seed)
+    found = play_histories(process, request.n_histories, request.seed)
+    return {
+        "histories": len(found.total_s), "seed": request.seed, "mean_days": float(found.total_s.mean()) / S_PER_DAY,
+        "p10_days": found.quantile_s(0.1) / S_PER_DAY, "p50_days": found.quantile_s(0.5) / S_PER_DAY,
+        "p90_days": found.quantile_s(0.9) / S_PER_DAY, "goodput": float((time.useful_s / found.total_s).mean()),
+        "failures": float(found.n_failures.mean()), "waiting_days": float(found.waiting_s.mean()) / S_PER_DAY,
+        "spares": request.n_spares, "repair_s": request.repair_s,
+    }  # fmt: skip
 
 
 def _mtbf(request: RunRequest, topology: Topology) -> Mtbf:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from simulator.models.layer import DTYPE_BYTES, Access, GemmShape, KernelShape, Pass, PointwiseShape
@@ -156,48 +156,26 @@ def _product(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, 
 
 
 def _convolution(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> list[KernelShape]:
-    """Return the implicit matrix product of a convolution: pixels x output channels x (channels x taps)."""
-    image, weight = [t for t in call.inputs if len(t.shape) >= 3][-2:]
-    output = call.outputs[0]
-    groups = max(1, image.shape[1] // weight.shape[1])
-    pixels = output.shape[0] * math.prod(output.shape[2:])
+    """Return the implicit matrix products of a convolution: pixels x output channels x (channels x taps).
+
+    A transposed one spreads each pixel of its image over all taps: image and output change places.
+    """
+    tensors = [t for t in call.inputs if len(t.shape) >= 3]
+    is_gradient = call.name.endswith("_backward")
+    image, weight = tensors[1:3] if is_gradient else tensors[-2:]
+    output = tensors[0] if is_gradient else call.outputs[0]
+    is_transposed = "transposed" in call.name
+    source, target = (output, image) if is_transposed else (image, output)
+    groups = max(1, source.shape[1] // weight.shape[1])
+    pixels = target.shape[0] * math.prod(target.shape[2:])
     rows, depth = weight.shape[0] // groups, math.prod(weight.shape[1:])
-    return [GemmShape(m=pixels, n=rows, k=depth, batch=groups, dtype=image.dtype, name="convolution")]
-
-
-def _convolution_backward(
-    call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]
-) -> list[KernelShape]:
-    gradient, image, weight = [t for t in call.inputs if len(t.shape) >= 3][:3]
-    groups = max(1, image.shape[1] // weight.shape[1])
-    pixels = gradient.shape[0] * math.prod(gradient.shape[2:])
-    rows, depth = weight.shape[0] // groups, math.prod(weight.shape[1:])
-    common = {"batch": groups, "dtype": image.dtype, "name": "convolution"}
-    to_image = GemmShape(m=pixels, n=depth, k=rows, kernel_pass="dgrad", **common)  # type: ignore[arg-type]
-    to_weight = GemmShape(m=rows, n=depth, k=pixels, kernel_pass="wgrad", **common)  # type: ignore[arg-type]
-    needs_image = any(t.shape == image.shape for t in call.outputs)
-    return [to_image, to_weight] if needs_image else [to_weight]
-
-
-def _transposed(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> list[KernelShape]:
-    """Return the product of a transposed convolution: pixels of its image, each spread over all taps."""
-    image, weight = [t for t in call.inputs if len(t.shape) >= 3][-2:]
-    groups = max(1, call.outputs[0].shape[1] // weight.shape[1])
-    pixels = image.shape[0] * math.prod(image.shape[2:])
-    rows, depth = weight.shape[0] // groups, math.prod(weight.shape[1:])
-    return [GemmShape(m=pixels, n=depth, k=rows, batch=groups, dtype=image.dtype, name="convolution")]
-
-
-def _transposed_backward(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> list[KernelShape]:
-    gradient, image, weight = [t for t in call.inputs if len(t.shape) >= 3][:3]
-    groups = max(1, gradient.shape[1] // weight.shape[1])
-    pixels = image.shape[0] * math.prod(image.shape[2:])
-    rows, depth = weight.shape[0] // groups, math.prod(weight.shape[1:])
-    common = {"batch": groups, "dtype": image.dtype, "name": "convolution"}
-    to_image = GemmShape(m=pixels, n=rows, k=depth, kernel_pass="dgrad", **common)  # type: ignore[arg-type]
-    to_weight = GemmShape(m=rows, n=depth, k=pixels, kernel_pass="wgrad", **common)  # type: ignore[arg-type]
-    needs_image = any(t.shape == image.shape for t in call.outputs)
-    return [to_image, to_weight] if needs_image else [to_weight]
+    product = GemmShape(m=pixels, n=rows, k=depth, batch=groups, dtype=image.dtype, name="convolution")
+    turned = replace(product, n=depth, k=rows)
+    if not is_gradient:
+        return [turned if is_transposed else product]
+    to_image = replace(product if is_transposed else turned, kernel_pass="dgrad")
+    to_weight = replace(product, m=rows, n=depth, k=pixels, kernel_pass="wgrad")
+    return [to_image, to_weight] if any(t.shape == image.shape for t in call.outputs) else [to_weight]
 
 
 def _lookup(call: Call, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> list[KernelShape]:
@@ -237,9 +215,9 @@ _SPECIAL: dict[str, Callable[[Call, bool, frozenset[tuple[int, ...]]], list[Kern
     "bmm": _product,
     "baddbmm": _product,
     "convolution": _convolution,
-    "convolution_backward": _convolution_backward,
-    "convolution_transposed": _transposed,
-    "convolution_transposed_backward": _transposed_backward,
+    "convolution_backward": _convolution,
+    "convolution_transposed": _convolution,
+    "convolution_transposed_backward": _convolution,
     "embedding": _lookup,
     "gather": _lookup,
     "index": _lookup,

@@ -4,115 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from simulator.errors import ConfigError
 from simulator.models.mixtures import MIXTURES
 from simulator.models.spec import ModelSpec
-
-#: name: (layers, hidden, heads); vocabulary 50257, 1024 learned positions (Radford et al. 2019)
-_GPT2 = {
-    "gpt2": (12, 768, 12),
-    "gpt2-medium": (24, 1024, 16),
-    "gpt2-large": (36, 1280, 20),
-    "gpt2-xl": (48, 1600, 25),
-}
-
-#: name: (layers, hidden, heads); vocabulary 51200, 2048 positions (Narayanan et al., arXiv:2104.04473,
-#: table 1, whose names these are from gpt-1.7b on; the smaller ones are the sizes of Brown et al.,
-#: arXiv:2005.14165, table 2.1)
-_MEGATRON = {
-    "gpt-125m": (12, 768, 12),
-    "gpt-350m": (24, 1024, 16),
-    "gpt-760m": (24, 1536, 16),
-    "gpt-1.3b": (24, 2048, 16),
-    "gpt-1.7b": (24, 2304, 24),
-    "gpt-2.7b": (32, 2560, 32),
-    "gpt-3.6b": (30, 3072, 32),
-    "gpt3-5b": (24, 4096, 32),
-    "gpt-6.7b": (32, 4096, 32),
-    "gpt-7.5b": (36, 4096, 32),
-    "gpt-8.3b": (72, 3072, 32),
-    "gpt-13b": (40, 5120, 40),
-    "gpt-18.4b": (40, 6144, 48),
-    "gpt3-20b": (44, 6144, 48),
-    "gpt-22b": (48, 6144, 64),
-    "gpt-39.1b": (48, 8192, 64),
-    "gpt-76.1b": (60, 10240, 80),
-    "gpt-145.6b": (80, 12288, 96),
-    "gpt3-175b": (96, 12288, 96),
-    "gpt-310.1b": (96, 16384, 128),
-    "gpt-529.6b": (105, 20480, 128),
-    "mt-nlg-530b": (105, 20480, 128),
-    "gpt-1t": (128, 25600, 160),
-}
-
-#: name: (layers, hidden, heads, kv_heads, ffn_hidden, vocab, max_positions)
-_LLAMA = {
-    "llama-7b": (32, 4096, 32, 32, 11008, 32000, 2048),
-    "llama-13b": (40, 5120, 40, 40, 13824, 32000, 2048),
-    "llama-30b": (60, 6656, 52, 52, 17920, 32000, 2048),
-    "llama-65b": (80, 8192, 64, 64, 22016, 32000, 2048),
-    "llama2-7b": (32, 4096, 32, 32, 11008, 32000, 4096),
-    "llama2-13b": (40, 5120, 40, 40, 13824, 32000, 4096),
-    "llama2-34b": (48, 8192, 64, 8, 22016, 32000, 4096),
-    "llama2-70b": (80, 8192, 64, 8, 28672, 32000, 4096),
-    "llama3-8b": (32, 4096, 32, 8, 14336, 128256, 8192),
-    "llama3-70b": (80, 8192, 64, 8, 28672, 128256, 8192),
-    "llama3-405b": (126, 16384, 128, 8, 53248, 128256, 8192),
-    "mistral-7b": (32, 4096, 32, 8, 14336, 32000, 8192),
-}
-
-#: name: (layers, hidden, heads); vocabulary 50368, 2048 positions, ALiBi (MosaicML llm-foundry,
-#: scripts/train)
-_MPT = {
-    "mpt-125m": (12, 768, 12),
-    "mpt-350m": (24, 1024, 16),
-    "mpt-760m": (24, 1536, 12),
-    "mpt-1b": (24, 2048, 16),
-    "mpt-3b": (32, 2560, 20),
-    "mpt-7b": (32, 4096, 32),
-    "mpt-13b": (40, 5120, 40),
-    "mpt-30b": (48, 7168, 56),
-    "mpt-70b": (80, 8192, 64),
-}
-
-#: name: (layers per stack, hidden, heads, head_dim, ffn_hidden); vocabulary 32128 (Raffel et al.,
-#: arXiv:1910.10683)
-_T5 = {
-    "t5-small": (6, 512, 8, 64, 2048),
-    "t5-base": (12, 768, 12, 64, 3072),
-    "t5-large": (24, 1024, 16, 64, 4096),
-    "t5-3b": (24, 1024, 32, 128, 16384),
-    "t5-11b": (24, 1024, 128, 128, 65536),
-}
-
-#: name: (layers, hidden, heads) (Devlin et al., arXiv:1810.04805)
-_BERT = {"bert-base": (12, 768, 12), "bert-large": (24, 1024, 16)}
-
-#: name: (layers, hidden, heads, kv_heads, ffn_hidden, tied) of Qwen2/2.5; vocabulary 151936, 152064 from 7b
-#: on
-_QWEN2 = {
-    "qwen2-0.5b": (24, 896, 14, 2, 4864, True),
-    "qwen2-1.5b": (28, 1536, 12, 2, 8960, True),
-    "qwen2-7b": (28, 3584, 28, 4, 18944, False),
-    "qwen2-72b": (80, 8192, 64, 8, 29568, False),
-    "qwen2.5-14b": (48, 5120, 40, 8, 13824, False),
-    "qwen2.5-32b": (64, 5120, 40, 8, 27648, False),
-}
-
-#: name: (layers, hidden, heads, kv_heads, ffn_hidden, tied) of Qwen3, head_dim 128
-_QWEN3 = {
-    "qwen3-0.6b": (28, 1024, 16, 8, 3072, True),
-    "qwen3-1.7b": (28, 2048, 16, 8, 6144, True),
-    "qwen3-4b": (36, 2560, 32, 8, 9728, True),
-    "qwen3-8b": (36, 4096, 32, 8, 12288, False),
-    "qwen3-14b": (40, 5120, 40, 8, 17408, False),
-    "qwen3-32b": (64, 5120, 64, 8, 25600, False),
-}
 
 #: other spellings -> catalogue names
 ALIASES = {
@@ -208,123 +107,156 @@ T5_STYLE: dict[str, Any] = {
 }
 
 
-def _sized(style: dict[str, Any], name: str, layers: int, hidden: int, heads: int, **more: Any) -> ModelSpec:
-    return ModelSpec(name=name, layers=layers, hidden=hidden, heads=heads, **{**style, **more})
+class Family(NamedTuple):
+    """Models of one family: what all share, and a row of sizes for each."""
+
+    style: Mapping[str, Any]
+    shared: Mapping[str, Any]
+    columns: str  #: Fields of :class:`ModelSpec` that a row gives after layers, hidden and heads, in order.
+    rows: Mapping[str, tuple[Any, ...]]
+
+    def specs(self) -> Iterator[ModelSpec]:
+        """Yield the models."""
+        columns = ("layers", "hidden", "heads", *self.columns.split())
+        for name, sizes in self.rows.items():
+            own = dict(zip(columns, sizes, strict=True))
+            if self.style["architecture"] == "t5":
+                own["encoder_layers"] = own["layers"]
+            yield ModelSpec(name=name, **{**self.style, **self.shared, **own})
 
 
-def _dense() -> Iterator[ModelSpec]:
-    for name, sizes in _GPT2.items():
-        yield _sized(GPT2_STYLE, name, *sizes, vocab=50257, max_positions=1024)
-    for name, sizes in _MEGATRON.items():
-        yield _sized(MEGATRON_STYLE, name, *sizes, vocab=51200, max_positions=2048)
-    for name, (layers, hidden, heads, kv_heads, ffn, vocab, positions) in _LLAMA.items():
-        yield _sized(
-            LLAMA_STYLE,
-            name,
-            layers,
-            hidden,
-            heads,
-            kv_heads=kv_heads,
-            ffn_hidden=ffn,
-            vocab=vocab,
-            max_positions=positions,
-        )
-    for name, sizes in _MPT.items():
-        yield _sized(MPT_STYLE, name, *sizes, vocab=50368, max_positions=2048)
-    for name, sizes in _BERT.items():
-        yield _sized(BERT_STYLE, name, *sizes, vocab=30522, max_positions=512)
-    for name, (layers, hidden, heads, head_dim, ffn) in _T5.items():
-        yield _sized(
-            T5_STYLE,
-            name,
-            layers,
-            hidden,
-            heads,
-            encoder_layers=layers,
-            head_dim=head_dim,
-            ffn_hidden=ffn,
-            vocab=32128,
-            max_positions=512,
-        )
+_NEMOTRON_STYLE = MEGATRON_STYLE | {
+    "activation": "relu2", "dropout": 0.0, "positions": "rotary", "tied": False, "attention_bias": False,
+    "attention_output_bias": False, "mlp_bias": False,
+}  # fmt: skip
 
-
-def _others() -> Iterator[ModelSpec]:
-    llama = LLAMA_STYLE
-    for name, (layers, hidden, heads, kv_heads, ffn, tied) in _QWEN2.items():
-        vocab = 151936 if tied else 152064
-        sizes = {"kv_heads": kv_heads, "ffn_hidden": ffn, "tied": tied, "attention_bias": True}
-        yield _sized(llama, name, layers, hidden, heads, vocab=vocab, max_positions=32768, **sizes)
-    for name, (layers, hidden, heads, kv_heads, ffn, tied) in _QWEN3.items():
-        sizes = {"kv_heads": kv_heads, "ffn_hidden": ffn, "tied": tied, "qk_norm": True, "head_dim": 128}
-        yield _sized(llama, name, layers, hidden, heads, vocab=151936, max_positions=40960, **sizes)
-    for name, layers, hidden, heads, ffn in (
-        ("llama3.2-1b", 16, 2048, 32, 8192),
-        ("llama3.2-3b", 28, 3072, 24, 8192),
-    ):
-        sizes = {"kv_heads": 8, "ffn_hidden": ffn, "tied": True}
-        yield _sized(llama, name, layers, hidden, heads, vocab=128256, max_positions=131072, **sizes)
-    for name, layers, hidden, heads, ffn, vocab in (
-        ("mixtral-8x7b", 32, 4096, 32, 14336, 32000),
-        ("mixtral-8x22b", 56, 6144, 48, 16384, 32768),
-    ):
-        sizes = {"kv_heads": 8, "ffn_hidden": ffn, "n_experts": 8, "top_k": 2}
-        yield _sized(llama, name, layers, hidden, heads, vocab=vocab, max_positions=32768, **sizes)
-    for name, layers, hidden, heads, expert in (
-        ("qwen3-30b-a3b", 48, 2048, 32, 768),
-        ("qwen3-235b-a22b", 94, 4096, 64, 1536),
-    ):
-        sizes = {
-            "kv_heads": 4,
-            "head_dim": 128,
-            "qk_norm": True,
-            "n_experts": 128,
-            "top_k": 8,
-            "expert_hidden": expert,
-        }
-        yield _sized(llama, name, layers, hidden, heads, vocab=151936, max_positions=40960, **sizes)
-
-
-def _mixtures() -> Iterator[ModelSpec]:
-    """Yield the open mixtures of experts and hybrids."""
-    for name, facts in MIXTURES.items():
-        layers = len(facts["pattern"]) if "pattern" in facts else facts["layers"]
-        yield ModelSpec(name=name, **{**LLAMA_STYLE, **facts, "layers": layers})
-
-
-def _megatron_like() -> Iterator[ModelSpec]:
-    """Yield the open models with GPT's block: Nemotron, Bloom, OPT."""
-    nemotron = {**MEGATRON_STYLE, "activation": "relu2", "dropout": 0.0, "positions": "rotary", "tied": False}
-    nemotron |= {"attention_bias": False, "attention_output_bias": False, "mlp_bias": False}
-    for name, layers, hidden, heads, kv_heads, ffn in (
-        ("nemotron-8b", 32, 4096, 32, 32, 16384),
-        ("nemotron-22b", 40, 6144, 48, 48, 24576),
-        ("nemotron4-15b", 32, 6144, 48, 8, 24576),
-        ("nemotron4-340b", 96, 18432, 96, 8, 73728),
-    ):
-        yield _sized(
-            nemotron,
-            name,
-            layers,
-            hidden,
-            heads,
-            kv_heads=kv_heads,
-            ffn_hidden=ffn,
-            vocab=256000,
-            max_positions=4096,
-        )
-    bloom = {**MEGATRON_STYLE, "activation": "gelu", "positions": "alibi", "embedding_norm": True}
-    yield _sized(bloom, "bloom-176b", 70, 14336, 112, vocab=250880, max_positions=2048)
-    for name, layers, hidden, heads in (
-        ("opt-1.3b", 24, 2048, 32),
-        ("opt-13b", 40, 5120, 40),
-        ("opt-30b", 48, 7168, 56),
-    ):
-        opt = {**MEGATRON_STYLE, "activation": "relu"}
-        yield _sized(opt, name, layers, hidden, heads, vocab=50272, max_positions=2048, position_offset=2)
-
+_FAMILIES = (
+    # Radford et al. 2019
+    Family(GPT2_STYLE, {"vocab": 50257, "max_positions": 1024}, "", {
+        "gpt2": (12, 768, 12),
+        "gpt2-medium": (24, 1024, 16),
+        "gpt2-large": (36, 1280, 20),
+        "gpt2-xl": (48, 1600, 25),
+    }),
+    # Narayanan et al., arXiv:2104.04473, table 1, whose names these are from gpt-1.7b on; the smaller ones are the sizes of
+    # Brown et al., arXiv:2005.14165, table 2.1
+    Family(MEGATRON_STYLE, {"vocab": 51200, "max_positions": 2048}, "", {
+        "gpt-125m": (12, 768, 12),
+        "gpt-350m": (24, 1024, 16),
+        "gpt-760m": (24, 1536, 16),
+        "gpt-1.3b": (24, 2048, 16),
+        "gpt-1.7b": (24, 2304, 24),
+        "gpt-2.7b": (32, 2560, 32),
+        "gpt-3.6b": (30, 3072, 32),
+        "gpt3-5b": (24, 4096, 32),
+        "gpt-6.7b": (32, 4096, 32),
+        "gpt-7.5b": (36, 4096, 32),
+        "gpt-8.3b": (72, 3072, 32),
+        "gpt-13b": (40, 5120, 40),
+        "gpt-18.4b": (40, 6144, 48),
+        "gpt3-20b": (44, 6144, 48),
+        "gpt-22b": (48, 6144, 64),
+        "gpt-39.1b": (48, 8192, 64),
+        "gpt-76.1b": (60, 10240, 80),
+        "gpt-145.6b": (80, 12288, 96),
+        "gpt3-175b": (96, 12288, 96),
+        "gpt-310.1b": (96, 16384, 128),
+        "gpt-529.6b": (105, 20480, 128),
+        "mt-nlg-530b": (105, 20480, 128),
+        "gpt-1t": (128, 25600, 160),
+    }),
+    Family(LLAMA_STYLE, {}, "kv_heads ffn_hidden vocab max_positions", {
+        "llama-7b": (32, 4096, 32, 32, 11008, 32000, 2048),
+        "llama-13b": (40, 5120, 40, 40, 13824, 32000, 2048),
+        "llama-30b": (60, 6656, 52, 52, 17920, 32000, 2048),
+        "llama-65b": (80, 8192, 64, 64, 22016, 32000, 2048),
+        "llama2-7b": (32, 4096, 32, 32, 11008, 32000, 4096),
+        "llama2-13b": (40, 5120, 40, 40, 13824, 32000, 4096),
+        "llama2-34b": (48, 8192, 64, 8, 22016, 32000, 4096),
+        "llama2-70b": (80, 8192, 64, 8, 28672, 32000, 4096),
+        "llama3-8b": (32, 4096, 32, 8, 14336, 128256, 8192),
+        "llama3-70b": (80, 8192, 64, 8, 28672, 128256, 8192),
+        "llama3-405b": (126, 16384, 128, 8, 53248, 128256, 8192),
+        "mistral-7b": (32, 4096, 32, 8, 14336, 32000, 8192),
+    }),
+    # MosaicML llm-foundry, scripts/train
+    Family(MPT_STYLE, {"vocab": 50368, "max_positions": 2048}, "", {
+        "mpt-125m": (12, 768, 12),
+        "mpt-350m": (24, 1024, 16),
+        "mpt-760m": (24, 1536, 12),
+        "mpt-1b": (24, 2048, 16),
+        "mpt-3b": (32, 2560, 20),
+        "mpt-7b": (32, 4096, 32),
+        "mpt-13b": (40, 5120, 40),
+        "mpt-30b": (48, 7168, 56),
+        "mpt-70b": (80, 8192, 64),
+    }),
+    # Devlin et al., arXiv:1810.04805
+    Family(BERT_STYLE, {"vocab": 30522, "max_positions": 512}, "", {
+        "bert-base": (12, 768, 12),
+        "bert-large": (24, 1024, 16),
+    }),
+    # Raffel et al., arXiv:1910.10683; layers of one stack
+    Family(T5_STYLE, {"vocab": 32128, "max_positions": 512}, "head_dim ffn_hidden", {
+        "t5-small": (6, 512, 8, 64, 2048),
+        "t5-base": (12, 768, 12, 64, 3072),
+        "t5-large": (24, 1024, 16, 64, 4096),
+        "t5-3b": (24, 1024, 32, 128, 16384),
+        "t5-11b": (24, 1024, 128, 128, 65536),
+    }),
+    # Qwen2 and Qwen2.5
+    Family(LLAMA_STYLE, {"max_positions": 32768, "attention_bias": True}, "kv_heads ffn_hidden tied vocab", {
+        "qwen2-0.5b": (24, 896, 14, 2, 4864, True, 151936),
+        "qwen2-1.5b": (28, 1536, 12, 2, 8960, True, 151936),
+        "qwen2-7b": (28, 3584, 28, 4, 18944, False, 152064),
+        "qwen2-72b": (80, 8192, 64, 8, 29568, False, 152064),
+        "qwen2.5-14b": (48, 5120, 40, 8, 13824, False, 152064),
+        "qwen2.5-32b": (64, 5120, 40, 8, 27648, False, 152064),
+    }),
+    Family(LLAMA_STYLE, {"vocab": 151936, "max_positions": 40960, "qk_norm": True, "head_dim": 128}, "kv_heads ffn_hidden tied", {
+        "qwen3-0.6b": (28, 1024, 16, 8, 3072, True),
+        "qwen3-1.7b": (28, 2048, 16, 8, 6144, True),
+        "qwen3-4b": (36, 2560, 32, 8, 9728, True),
+        "qwen3-8b": (36, 4096, 32, 8, 12288, False),
+        "qwen3-14b": (40, 5120, 40, 8, 17408, False),
+        "qwen3-32b": (64, 5120, 64, 8, 25600, False),
+    }),
+    Family(LLAMA_STYLE, {"vocab": 128256, "max_positions": 131072, "kv_heads": 8, "tied": True}, "ffn_hidden", {
+        "llama3.2-1b": (16, 2048, 32, 8192),
+        "llama3.2-3b": (28, 3072, 24, 8192),
+    }),
+    Family(LLAMA_STYLE, {"max_positions": 32768, "kv_heads": 8, "n_experts": 8, "top_k": 2}, "ffn_hidden vocab", {
+        "mixtral-8x7b": (32, 4096, 32, 14336, 32000),
+        "mixtral-8x22b": (56, 6144, 48, 16384, 32768),
+    }),
+    Family(LLAMA_STYLE, {
+        "vocab": 151936, "max_positions": 40960, "kv_heads": 4, "head_dim": 128, "qk_norm": True, "n_experts": 128, "top_k": 8,
+    }, "expert_hidden", {
+        "qwen3-30b-a3b": (48, 2048, 32, 768),
+        "qwen3-235b-a22b": (94, 4096, 64, 1536),
+    }),
+    *(
+        Family(LLAMA_STYLE, facts, "", {name: (len(facts.get("pattern", ())) or facts["layers"], facts["hidden"], facts["heads"])})
+        for name, facts in MIXTURES.items()
+    ),
+    Family(_NEMOTRON_STYLE, {"vocab": 256000, "max_positions": 4096}, "kv_heads ffn_hidden", {
+        "nemotron-8b": (32, 4096, 32, 32, 16384),
+        "nemotron-22b": (40, 6144, 48, 48, 24576),
+        "nemotron4-15b": (32, 6144, 48, 8, 24576),
+        "nemotron4-340b": (96, 18432, 96, 8, 73728),
+    }),
+    Family(MEGATRON_STYLE | {"positions": "alibi", "embedding_norm": True}, {"vocab": 250880, "max_positions": 2048}, "", {
+        "bloom-176b": (70, 14336, 112),
+    }),
+    Family(MEGATRON_STYLE | {"activation": "relu", "position_offset": 2}, {"vocab": 50272, "max_positions": 2048}, "", {
+        "opt-1.3b": (24, 2048, 32),
+        "opt-13b": (40, 5120, 40),
+        "opt-30b": (48, 7168, 56),
+    }),
+)  # fmt: skip
 
 #: name -> spec of every shipped model
-CATALOG: dict[str, ModelSpec] = {spec.name: spec for spec in (*_dense(), *_others(), *_mixtures(), *_megatron_like())}
+CATALOG: dict[str, ModelSpec] = {spec.name: spec for family in _FAMILIES for spec in family.specs()}
 
 
 def _normal(name: str) -> str:

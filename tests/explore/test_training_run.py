@@ -37,7 +37,7 @@ def plan_of(gpus=16, **settings):
 
 def run_of(request, gpus=16, overrides=None, **settings):
     topology = load_topology("bigred200", gpus, overrides=overrides)
-    return whole_run(request, ANSWER, plan_of(gpus, **settings), topology, 1_000_000_000).to_dict()
+    return whole_run(request, ANSWER, plan_of(gpus, **settings), topology, 1_000_000_000)
 
 
 def test_days_gpu_hours_and_cost_without_failures():

@@ -246,7 +246,7 @@ def host_refusal(topology):
 def operation(topology):
     """What a whole run takes, costs and writes."""
     plan = replace(PLAN, gpus=topology.n_gpus).resolve(topology.n_gpus)
-    run = whole_run(RunRequest(iterations=1000), STEP_ANSWER, plan, topology, 10**9).to_dict()
+    run = whole_run(RunRequest(iterations=1000), STEP_ANSWER, plan, topology, 10**9)
     numbers = [run["days"], run["energy"]["kwh"], run["failures"]]
     return [
         numbers,
