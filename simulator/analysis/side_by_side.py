@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 
+def relative_error(predicted: float, measured: float) -> float | None:
+    """Return predicted over measured, minus one; None where nothing was measured."""
+    return predicted / measured - 1.0 if measured > 0 else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """Something that takes time on both sides: an operator, a collective of one size, a kind of work, a phase."""
@@ -27,7 +32,7 @@ class Part:
     @property
     def relative_error(self) -> float | None:
         """Predicted over measured, minus one; None where nothing was measured."""
-        return self.predicted_s / self.measured_s - 1.0 if self.measured_s > 0 else None
+        return relative_error(self.predicted_s, self.measured_s)
 
 
 AnyPart = TypeVar("AnyPart", bound=Part)

@@ -13,9 +13,6 @@ from simulator.collectives.constants import merge
 from simulator.errors import ConfigError, UnroutableError
 from simulator.topology.node import socket_of
 
-#: Wirings of the GPUs of a node as NCCL's graph search tells them apart.
-WIRINGS = ("switch", "mesh", "cube", "pcie")
-
 #: pairs of neighbouring nodes of which the routes are looked at
 _LOOKED_AT = 64
 
@@ -31,7 +28,7 @@ class GroupShape:
     n_nodes: int
     ranks_per_node: int
     generation: str  #: ``volta``, ``ampere``, ``hopper``, ``blackwell``, ``cpu``.
-    wiring: str  #: One of :data:`WIRINGS`.
+    wiring: str  #: Of the GPUs of a node, as NCCL's graph search tells them apart: ``switch``, ``mesh``, ``cube`` or ``pcie``.
     #: What one of its GPUs can send to the others on its node over NVLink, per direction; the PCIe rate without NVLink.
     nvlink_bytes_per_s: float
     #: The same towards all GPUs of the node: what the weights of local copies refer to, since a copy takes no link. 0

@@ -407,11 +407,6 @@ def _fullest(layout: Layout, in_flight: Sequence[Sequence[int]]) -> list[int]:
     return sorted(stage for rivals in kept.values() for stage in rivals)
 
 
-def bounds_for(scenario: Scenario, plan: ParallelPlan, topology: Topology, spec: ModelSpec) -> Bounds:
-    """Return bounds for the framework of a plan."""
-    return Bounds(replace(scenario, plan=plan), topology, spec)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataBound:
     """Data-parallel communication of one stage."""

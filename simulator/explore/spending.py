@@ -64,7 +64,7 @@ def spending(request: RunRequest, answer: Answer, plan: ParallelPlan, topology: 
         "kg_co2_per_billion_tokens": kwh * power.kg_co2_per_kwh,
     }  # fmt: skip
     if request.has_length:
-        run = whole_run(request, answer, plan, topology, answer["provenance"]["model_parameters"]).to_dict()
+        run = whole_run(request, answer, plan, topology, answer["provenance"]["model_parameters"])
         figures: dict[str, Any] = {**run, **run["energy"]}
         found |= {name: figures[name] for name in RunFigures.__annotations__}
     return cast(Spending, found)

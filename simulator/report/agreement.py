@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from simulator.analysis.side_by_side import relative_error
 from simulator.report.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Chart, axis, layout
 from simulator.report.markup import element, table
 from simulator.report.page import Report, Section, make_page
@@ -47,9 +48,10 @@ def agreement_chart(key: str, name: str, points: Sequence[Point]) -> Chart:
     points : sequence of Point
         Values that are not positive are left out: logarithmic axes cannot show them.
     """
-    shown = [point for point in points if point.measured > 0 and point.predicted > 0]
+    errors = [(point, relative_error(point.predicted, point.measured)) for point in points if point.predicted > 0]
+    shown = [(point, error) for point, error in errors if error is not None]
     traces = []
-    values = [value for point in shown for value in (point.measured, point.predicted)] or [1.0]
+    values = [value for point, _ in shown for value in (point.measured, point.predicted)] or [1.0]
     ends = [min(values) * 0.8, max(values) * 1.25]
     for factor, dash in ((1.0, "solid"), (1 - _BAND, "dot"), (1 + _BAND, "dot")):
         traces.append(
@@ -58,9 +60,9 @@ def agreement_chart(key: str, name: str, points: Sequence[Point]) -> Chart:
                 "line": {"color": GREY, "width": 1, "dash": dash}, "hoverinfo": "skip",
             }
         )  # fmt: skip
-    for index, series in enumerate(sorted({point.series for point in shown})):
-        mine = [point for point in shown if point.series == series]
-        texts = [f"{escape(p.label)}<br>error {p.predicted / p.measured - 1:+.1%}" for p in mine]
+    for index, series in enumerate(sorted({point.series for point, _ in shown})):
+        mine = [point for point, _ in shown if point.series == series]
+        texts = [f"{escape(point.label)}<br>error {error:+.1%}" for point, error in shown if point.series == series]
         traces.append(
             {
                 "type": "scatter", "mode": "markers", "name": series, "text": texts,
@@ -70,7 +72,7 @@ def agreement_chart(key: str, name: str, points: Sequence[Point]) -> Chart:
             }
         )  # fmt: skip
     made = layout(axis("measured", type="log"), axis("predicted", type="log"), hovermode="closest")
-    within = sum(abs(point.predicted / point.measured - 1) <= _BAND for point in shown)
+    within = sum(abs(error) <= _BAND for _, error in shown)
     summary = f"{within} of {len(shown)} predictions are within {_BAND:.0%} of the measurement (dotted lines)"
     return Chart(key=key, title=name, traces=tuple(traces), layout=made, summary=summary, height_px=460)
 

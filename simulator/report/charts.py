@@ -197,17 +197,6 @@ def write_images(charts: Mapping[str, Chart], path: str | Path, *, width_px: int
     return files
 
 
-def write_image(chart: Chart, path: str | Path, *, width_px: int = 900) -> None:
-    """Write a chart as PNG, SVG or PDF, by the ending of the path.
-
-    Raises
-    ------
-    ConfigError
-        If the ending is unknown, or kaleido or its browser is missing.
-    """
-    _write_figures([figure(chart)], [Path(path)], width_px)
-
-
 def check_images(path: str | Path) -> None:
     """Complain where images cannot be written, before hours of work.
 

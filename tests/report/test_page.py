@@ -11,7 +11,7 @@ import pytest
 from simulator.errors import ConfigError
 from simulator.explore import full_answer as documents
 from simulator.report import answer_page, charts
-from simulator.report.charts import CONFIG, figure, library, write_image
+from simulator.report.charts import CONFIG, figure, library, write_images
 from simulator.report.page import Report
 from simulator.units import format_bytes, format_time
 
@@ -111,7 +111,7 @@ def test_plotly_accepts_every_chart(reports):
 
 def test_unknown_image_format_is_refused(reports, tmp_path):
     with pytest.raises(ConfigError, match="unknown format"):
-        write_image(reports["small"].charts["memory"], tmp_path / "memory.bmp")
+        write_images({"memory": reports["small"].charts["memory"]}, tmp_path / "memory.bmp")
     with pytest.raises(ConfigError, match="unknown format"):
         reports["small"].save(tmp_path / "report.docx")
 
@@ -144,7 +144,7 @@ def test_a_browser_that_does_not_start_is_no_traceback(reports, tmp_path, monkey
     plotly = charts._plotly
     monkeypatch.setattr(charts, "_plotly", lambda name: Broken if name == "plotly.io" else plotly(name))
     with pytest.raises(ConfigError, match="requires Google Chrome to be installed"):
-        write_image(reports["small"].charts["memory"], tmp_path / "memory.svg")
+        write_images({"memory": reports["small"].charts["memory"]}, tmp_path / "memory.svg")
 
 
 def test_names_are_escaped(small):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from simulator.analysis.side_by_side import relative_error
 from simulator.report.agreement import PageTable, Point
 from validation.tables.error_tables import percent, print_table, write_agreement
 
@@ -44,8 +45,7 @@ def _calls(operators: Iterable[Part]) -> list[Side]:
 
 def _side_by_side(title: str, rows: Iterable[Side]) -> PageTable:
     cells = (
-        (name, f"{1e3 * p:.3f}", f"{1e3 * m:.3f}", percent(p / m - 1 if m > 0 else None, sign=True))
-        for name, p, m in rows
+        (name, f"{1e3 * p:.3f}", f"{1e3 * m:.3f}", percent(relative_error(p, m), sign=True)) for name, p, m in rows
     )
     return PageTable(title=title, columns=_COLUMNS, rows=tuple(cells))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -171,8 +170,3 @@ def _base(settings: Settings, size: GptSize, launch: Launch) -> dict[str, Any]:
         "recompute": "none",
         "flash_attention": 1,
     }
-
-
-def median_iteration_s(rows: Sequence[Row]) -> float:
-    """Iteration time among the rows of one job."""
-    return statistics.median(float(row["value"]) for row in rows if row["metric"] == "iteration_time_s")
