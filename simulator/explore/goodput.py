@@ -18,12 +18,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from simulator.errors import InfeasiblePlanError
-from simulator.explore.energy import operation_defaults
 from simulator.memory.estimate import state_bytes
 from simulator.parallel.mesh import Mesh
 from simulator.plan import ParallelPlan
 from simulator.topology import Topology
-from simulator.topology.operation_spec import StorageSpec
+from simulator.topology.operation_spec import StorageSpec, operation_defaults
 from simulator.topology.storage import storage_s
 from simulator.units import format_duration
 

@@ -16,7 +16,6 @@ from simulator.explore.energy import (
     Price,
     energy_kwh,
     failure_rates,
-    operation_defaults,
     power_model,
     price_of,
 )
@@ -31,7 +30,7 @@ from simulator.explore.goodput import (
 from simulator.explore.histories import FailureProcess, by_component, play_histories
 from simulator.plan import ParallelPlan
 from simulator.topology import Topology
-from simulator.topology.operation_spec import FailureSpec
+from simulator.topology.operation_spec import FailureSpec, operation_defaults
 from simulator.units import format_bytes, format_duration, parse_quantity
 
 _COUNT = re.compile(r"\s*(\d[\d_,]*(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*([kKMGBT]?)\s*")
