@@ -23,12 +23,14 @@ import msgspec
 import typer.main
 from pydantic import BaseModel
 
+from simulator.analysis.confidence import Features, shipped_table
 from simulator.analysis.recorded_kernels import IdleRow, KernelRow, LaunchRow, PatternRow
 from simulator.analysis.recorded_transfers import CommunicationTime, CopyRow, CounterRow, StepRow
+from simulator.analysis.support import ENOUGH, cell_of, in_words, mean_error, nearest, span
 from simulator.analysis.trace_facts import TraceFacts
 from simulator.cli.main import app, register_commands
 from simulator.cli.options import words_of
-from simulator.config import load_yaml
+from simulator.config import load_yaml, shipped_names
 from simulator.explore.comparison import Comparison
 from simulator.explore.full_answer import Document, Scaling
 from simulator.explore.objectives import PlanRow
@@ -41,7 +43,7 @@ from simulator.replay.recorded_tables import RecordedTable
 from simulator.replay.replay_answer import OperatorAnswer, PlanAnswer, ReplayAnswer, StageAnswer
 from simulator.replay.straggler_slowdowns import SlowdownRow
 from simulator.topology.cluster_spec import ClusterSpec
-from simulator.topology.device import DeviceFile
+from simulator.topology.device import DeviceFile, load_device
 from simulator.topology.given_graph import EdgeSpec, GraphSpec, VertexSpec
 
 FOLDER = Path(__file__).parent
@@ -434,8 +436,66 @@ def formats_page() -> str:
     return "\n".join(parts)
 
 
+# -- what measured runs validate ---------------------------------------------------------------------------------
+
+#: kinds of plans -> numbers of GPUs that a cell without measured runs is asked for
+KINDS = {"one GPU": 1, "data": 16, "sharded": 64, "tensor": 16, "pipeline": 256}
+
+
+def support_page() -> str:
+    """Return the support matrix: for every family of models, device, width of products and kind of plan, one word."""
+    rows = shipped_table().rows
+    families = sorted({row.features.family for row in rows})
+    parts = [
+        NOTE,
+        "# What measured runs validate\n",
+        "Written from the shipped residuals of published runs. **Validated**: at least "
+        f"{ENOUGH} measured runs of the same family, device, width of products and kind of plan, with their mean error, for up to "
+        "twice the GPUs and down to half of them; beyond, and everywhere else, an answer is *extrapolated* from the runs that are most "
+        "alike; a device *refuses* precisions that it has no arithmetic for. The same word stands on every answer: below the "
+        "time, in the report, and as `support` in JSON. Errors are of rows that constants were fitted to; [accuracy](accuracy.md) has "
+        "those of test rows. A mixture is a mixture of experts, whatever its layers are.\n",
+    ]
+    for family in families:
+        measured = sorted({row.features.device for row in rows if row.features.family == family})
+        parts += [f"## {family}\n", *_support_table(family, measured)]
+    everywhere = {row.features.device for row in rows}
+    others = [
+        name for name in shipped_names("devices") if name not in everywhere and load_device(name).architecture != "cpu"
+    ]
+    parts += ["## Devices without a measured run\n", "As for llama models; other families are the same.\n"]
+    return "\n".join([*parts, *_support_table("llama", others)])
+
+
+def _support_table(family: str, devices: Iterable[str]) -> Iterator[str]:
+    yield f"| device | products | {' | '.join(KINDS)} |"
+    yield "|---" * (2 + len(KINDS)) + "|"
+    for name in devices:
+        for is_narrow in (False, True):
+            cells = (_support_cell(family, name, is_narrow, kind) for kind in KINDS)
+            yield f"| {name} | {'8 bits' if is_narrow else '16 and 32 bits'} | {' | '.join(cells)} |"
+    yield ""
+
+
+def _support_cell(family: str, name: str, is_narrow: bool, kind: str) -> str:
+    device, rows = load_device(name), shipped_table().rows
+    if is_narrow and not device.computes("fp8"):
+        return "refused: no such products"
+    asked = Features(
+        kind=kind, device=name, generation=device.architecture, kernels="", fp8=is_narrow, gpus=KINDS[kind],
+        experts=family == "mixture", family=family,
+    )  # fmt: skip
+    mine = [row for row in rows if cell_of(row.features) == cell_of(asked)]
+    if len(mine) >= ENOUGH:
+        return f"**validated**: {len(mine)} rows, {mean_error(mine):.1%}, {span(mine)}"
+    few = f"{len(mine)} row{'s' * (len(mine) > 1)}, {mean_error(mine):.1%}; " if mine else ""
+    there = nearest(asked, [row for row in rows if row not in mine])[0].features
+    return f"*extrapolated*: {few}from {in_words(there)}"
+
+
 #: page -> what writes it
 PAGES = {
+    "support.md": support_page,
     "reference_commands.md": commands_page,
     "reference_files.md": files_page,
     "reference_answers.md": answers_page,

@@ -13,11 +13,12 @@ from html import escape
 from typing import Any, Literal, TypedDict, cast
 
 from simulator import __version__
-from simulator.analysis.confidence import Confidence, confidence_of
+from simulator.analysis.confidence import Confidence, confidence_of, features_of
 from simulator.analysis.idle_inputs import idle_inputs
 from simulator.analysis.memory_trace import memory_points
 from simulator.analysis.metrics import AXES, PARTS, Breakdown, CommunicationRow, Metrics
 from simulator.analysis.passes import passes_of, table_of
+from simulator.analysis.support import Support, support_of
 from simulator.memory import MemoryReport
 from simulator.models.layer import Model
 from simulator.models.recorded import RecordedModule
@@ -108,6 +109,7 @@ class Answer(TypedDict):
     memory: Memory  #: Of the rank that needs most.
     bottleneck: Bottleneck | None  #: The busiest link; null where no link carries anything.
     confidence: Confidence  #: The 80 % interval of the iteration.
+    support: Support  #: Whether measured runs validate it.
     provenance: Provenance  #: What made the answer.
 
 
@@ -191,6 +193,7 @@ def to_json(result: Result) -> Answer:
     hfu = metrics.n_flops / seconds / peak_flops_per_s
     assert hfu <= 1.0, f"{metrics.n_flops:.4g} FLOPs in {seconds:.4g} s are more than {device.name} can do"
     has_tokens = not isinstance(result.spec, RecordedModule) or result.spec.has_tokens
+    experts, family = getattr(result.spec, "n_experts", 0) > 0, getattr(result.spec, "architecture", "module")
     return Answer(
         iteration_time_s=seconds,
         samples_per_s=plan.global_batch / seconds,
@@ -203,7 +206,8 @@ def to_json(result: Result) -> Answer:
         communication=metrics.communication,
         memory=_memory(result.memory),
         bottleneck=bottleneck(result),
-        confidence=confidence_of(plan, device, seconds, experts=getattr(result.spec, "n_experts", 0) > 0),
+        confidence=confidence_of(plan, device, seconds, experts=experts),
+        support=support_of(features_of(plan, device, experts=experts, family=family)),
         provenance=Provenance(
             version=__version__,
             scenario=result.scenario.to_dict(),
@@ -352,6 +356,21 @@ def describe_interval(confidence: Confidence) -> str:
     return f"80 %: {format_time(confidence['low_s'])} to {format_time(confidence['high_s'])}"
 
 
+def describe_support(support: Support) -> str:
+    """Say whether measured runs validate an answer, and which.
+
+    Examples
+    --------
+    >>> describe_support({"word": "validated", "n_rows": 3, "error": 0.05, "basis": "3 measured runs"})
+    'validated: 3 measured runs'
+    """
+    return (
+        f"{support['word']}: {support['basis']}"
+        if support["word"] == "validated"
+        else f"{support['word']} {support['basis']}"
+    )
+
+
 def describe_verdict(memory: Memory) -> str:
     """Say whether a plan fits."""
     verdict = "fits in" if memory["fits"] else "does not fit in"
@@ -389,7 +408,10 @@ def _summary(result: Result) -> tuple[str, list[tuple[str, str]]]:
     parts = (f"{name} {spent_s / seconds:.1%}" for name, spent_s in parts_of(answer["breakdown"]))
     rows = [
         ("plan", describe_plan(scenario.plan)),
-        ("iteration", f"{format_time(seconds)} ({describe_interval(answer['confidence'])})"),
+        (
+            "iteration",
+            f"{format_time(seconds)} ({describe_interval(answer['confidence'])}; {answer['support']['word']})",
+        ),
         ("throughput", describe_throughput(answer)),
         ("utilization", describe_utilization(answer)),
         ("time", ", ".join(parts)),

@@ -47,6 +47,7 @@ class Features:
     fp8: bool  #: Whether GEMMs run in 8 bits.
     gpus: int
     experts: bool = False  #: Whether the model is a mixture of experts.
+    family: str = ""  #: Of the model: ``llama``, ``gpt`` ..., ``mixture`` or ``module``; intervals do not look at it.
 
     def distance(self, other: Features) -> float:
         """Return how unlike two runs are: 0 alike, from 1 another kind."""
@@ -99,7 +100,7 @@ def kind_of(plan: ParallelPlan) -> str:
     return "one GPU" if plan.gpus == 1 else "data"
 
 
-def features_of(plan: ParallelPlan, device: Device, *, experts: bool = False) -> Features:
+def features_of(plan: ParallelPlan, device: Device, *, experts: bool = False, family: str = "") -> Features:
     """Return the features of a resolved plan on a device, for a dense model or a mixture of experts."""
     return Features(
         kind=kind_of(plan),
@@ -108,6 +109,7 @@ def features_of(plan: ParallelPlan, device: Device, *, experts: bool = False) ->
         kernels=plan.framework_spec.kernels,
         fp8=plan.precision_spec.quantisation is not None,
         experts=experts,
+        family="mixture" if experts else family,
         gpus=plan.gpus or 1,
     )
 

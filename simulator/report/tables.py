@@ -9,7 +9,15 @@ from simulator.analysis.critical_path import PathRow
 from simulator.analysis.explain import Change, Explanation
 from simulator.analysis.link_use import LinkClass
 from simulator.analysis.metrics import CommunicationRow
-from simulator.answer import Answer, describe_axes, describe_chosen, describe_plan, describe_scaling, throughput
+from simulator.answer import (
+    Answer,
+    describe_axes,
+    describe_chosen,
+    describe_plan,
+    describe_scaling,
+    describe_support,
+    throughput,
+)
 from simulator.explore.full_answer import ScalingRow, WayOut
 from simulator.plan import ParallelPlan
 from simulator.report.constants import Section, write_value
@@ -38,6 +46,7 @@ def headline(answer: Answer, scenario: Scenario) -> Markup:
         element("p", describe_plan(scenario.plan), class_="plan")
         + (element("p", describe_chosen(answer), class_="plan") if answer["provenance"]["chosen"] else "")
         + element("div", big, interval, class_="answer")
+        + element("p", describe_support(answer["support"]), class_="plan")
         + element("dl", *_figures(answer), class_="kpis")
         + _busiest_link(answer)
     )

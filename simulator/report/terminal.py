@@ -25,6 +25,7 @@ from simulator.answer import (
     describe_link,
     describe_plan,
     describe_scaling,
+    describe_support,
     describe_throughput,
     describe_utilization,
     parts_of,
@@ -85,6 +86,7 @@ def print_answer(scenario: Scenario, answer: Answer) -> None:
         f"\n[bold]iteration {format_time(answer['iteration_time_s'])}[/bold]  ({describe_interval(sure)}; {sure['basis']})",
         highlight=False,
     )
+    out.print(describe_support(answer["support"]), highlight=False)
     out.print(
         f"{describe_throughput(answer)}; {describe_utilization(answer)}\n",
         highlight=False,

@@ -26,7 +26,7 @@ def row_features(row: Row) -> Features | None:
         device = load_topology(case.topology, case.plan.gpus).device(0)
     except SimulatorError:
         return None
-    return features_of(case.plan, device, experts=case.spec.n_experts > 0)
+    return features_of(case.plan, device, experts=case.spec.n_experts > 0, family=case.spec.architecture)
 
 
 def residuals_of(outcomes: Sequence[Outcome]) -> list[tuple[Residual, Row]]:

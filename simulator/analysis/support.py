@@ -1,0 +1,106 @@
+"""Whether an answer is validated, extrapolated or refused, from the measured runs of its kind: one word, the same everywhere.
+
+A cell is a family of models, a device, a width of products and a kind of plan. It is validated where measured runs of all four exist, at
+numbers of GPUs like the one asked for; else the answer is extrapolated from the runs that are most alike. A device refuses the
+precisions that it has no arithmetic for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+from simulator.analysis.confidence import Features, Residual, ResidualTable, shipped_table
+
+#: measured runs from which on a cell counts as validated
+ENOUGH = 3
+#: how far beyond the measured numbers of GPUs it still does
+_REACH = 2.0
+#: as another kind of run: a family that nobody measured there
+_OTHER_FAMILY = 0.5
+
+Word = Literal["validated", "extrapolated", "refused"]
+
+
+class Support(TypedDict):
+    """What measured runs an answer rests on."""
+
+    word: Word  #: ``validated``, ``extrapolated`` or ``refused``.
+    n_rows: int  #: Measured runs of the same family, device, width of products and kind of plan.
+    error: float | None  #: Their mean relative error, unsigned; null without any.
+    basis: str  #: The same in words.
+
+
+def cell_of(features: Features) -> tuple[str, str, bool, str]:
+    """Return what must agree: family, device, whether products are of 8 bits or fewer, kind of plan."""
+    return features.family, features.device, features.fp8, features.kind
+
+
+def support_of(features: Features, table: ResidualTable | None = None) -> Support:
+    """Return the word for a run and what it rests on, from the shipped residuals unless others are given."""
+    known = shipped_table() if table is None else table
+    mine = [row for row in known.rows if cell_of(row.features) == cell_of(features)]
+    least, most = gpus_of(mine)
+    if len(mine) >= ENOUGH and least / _REACH <= features.gpus <= most * _REACH:
+        return Support(word="validated", n_rows=len(mine), error=mean_error(mine), basis=_validated(features, mine))
+    error = mean_error(mine) if mine else None
+    return Support(word="extrapolated", n_rows=len(mine), error=error, basis=_extrapolated(features, mine, known.rows))
+
+
+def mean_error(rows: Sequence[Residual]) -> float:
+    """Return the mean of |predicted / measured - 1|."""
+    return sum(abs(math.exp(-row.log_ratio) - 1.0) for row in rows) / len(rows)
+
+
+def gpus_of(rows: Sequence[Residual]) -> tuple[int, int]:
+    """Return the fewest and the most GPUs of measured runs; 0 and 0 without any."""
+    counts = [row.features.gpus for row in rows]
+    return min(counts, default=0), max(counts, default=0)
+
+
+def span(rows: Sequence[Residual]) -> str:
+    """Say on how many GPUs rows were measured.
+
+    Examples
+    --------
+    >>> span([])
+    'on no GPUs'
+    """
+    least, most = gpus_of(rows)
+    if not most:
+        return "on no GPUs"
+    return f"on {least:,} GPU{'s' * (most > 1)}" if least == most else f"on {least:,} to {most:,} GPUs"
+
+
+def _validated(features: Features, rows: Sequence[Residual]) -> str:
+    return f"{len(rows)} measured {in_words(features)} {span(rows)}, {mean_error(rows):.1%} off in the mean"
+
+
+def nearest(features: Features, rows: Sequence[Residual]) -> list[Residual]:
+    """Return the measured runs of the cell that is most like a run."""
+
+    def apart(row: Residual) -> float:
+        return features.distance(row.features) + _OTHER_FAMILY * (features.family != row.features.family)
+
+    cell = cell_of(min(rows, key=apart).features)
+    return [row for row in rows if cell_of(row.features) == cell]
+
+
+def in_words(features: Features) -> str:
+    """Say a cell: kind of plan, family, width of products and device."""
+    return (
+        f"{features.kind} runs of {features.family} models{' in 8 bits' if features.fp8 else ''} on {features.device}"
+    )
+
+
+def _extrapolated(features: Features, mine: Sequence[Residual], rows: Sequence[Residual]) -> str:
+    if len(mine) >= ENOUGH:
+        return f"from runs like it {span(mine)}, {mean_error(mine):.1%} off in the mean"
+    if not rows:
+        return "without any measured runs to compare with"
+    there = nearest(features, rows)
+    few = f"; of its own kind {len(mine)}" if mine else ""
+    return (
+        f"from {len(there)} {in_words(there[0].features)} {span(there)}, {mean_error(there):.1%} off in the mean{few}"
+    )
