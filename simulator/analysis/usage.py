@@ -128,6 +128,14 @@ def _whole_steps(usages: Sequence[Usage]) -> list[Usage]:
     return list(takewhile(lambda usage: not usage.is_cut, usages))
 
 
+def _length_s(usages: Sequence[tuple[Usage, int]]) -> float:
+    """Seconds from first start to last end of one step on ranks of these offsets; the longest where their clocks have nothing in common."""
+    starts, ends = zip(*((usage.start_ns - offset, usage.end_ns - offset) for usage, offset in usages), strict=True)
+    if max(starts) < min(ends):
+        return (max(ends) - min(starts)) / 1e9
+    return max(usage.duration_ns for usage, _ in usages) / 1e9
+
+
 def _host_iteration_s(rank: RankTrace) -> float:
     """Seconds per step between the ends of the host's steps; of one step its length."""
     ends = sorted(step.end_ns for step in rank.steps)
@@ -180,7 +188,8 @@ class Analysis:
     def iteration_s(self) -> float:
         """Seconds per step, end to end: from the end of the first step to the end of the last, over all ranks.
 
-        Of a single step its length on the slowest rank; 0 without any step. Steps of a file that was cut do not count
+        A single step begins with the first rank and ends with the last (in a pipeline they do not begin together); 0 without any
+        step. Steps of a file that was cut do not count
         where a part of them is missing; where fewer than two are whole, the host's steps tell.
         """
         return self._between_ends_s(self.offset_ns)
@@ -198,7 +207,9 @@ class Analysis:
         if not common:
             return float(np.mean([self.iteration_of_s(rank) for rank in offset_ns])) if len(offset_ns) > 1 else 0.0
         if len(common) == 1:
-            return max(usage.duration_ns for usages in whole for usage in usages if usage.step in common) / 1e9
+            return _length_s(
+                [(u, o) for us, o in zip(whole, offset_ns.values(), strict=True) for u in us if u.step in common]
+            )
         ends: dict[int, int] = {}
         for usages, offset in zip(whole, offset_ns.values(), strict=True):
             for usage in usages:

@@ -27,7 +27,7 @@ _NVLINK_SHARE = {"volta": 0.8, "ampere": 0.8, "hopper": 0.824, "blackwell": 0.80
 #: the same of a network's rate: 12 GB/s for each 100 Gb/s
 _NET_SHARE = 0.96
 _MAX_CHANNELS = {"volta": 24, "ampere": 24, "hopper": 24, "blackwell": 32}
-_INTRA_SPEEDS = (40.0, 30.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0)
+_INTRA_SPEEDS = (18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0)
 _INTER_SPEEDS = (48.0, 30.0, 28.0, 24.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.4, 1.2)
 
 

@@ -86,6 +86,17 @@ def test_a_block_is_what_is_inside_it_and_what_slows_it_down_is_compute(length, 
     assert exposed_by_axis(line) == {"tp": 4}
 
 
+def test_a_joint_block_waits_for_other_ranks_where_its_host_is_not_late():
+    """Kernels from 1 to 3 and 6 to 8 of a block that ranks of several classes share: of the 4 in which nothing runs the host says it
+    was late for 1; the other 3 are a pipeline's bubble. Beside 2 by which the block was stretched."""
+    one, other = span(kernel(), 1, 3, host_wait_ps=1), inside(6, 8, kernel())
+    joint = Block(name="forward", tasks=(), is_joint=True)
+    line = timeline(span(joint, 0, 10, inner=(one, other)), end=10)
+    assert parts(line, pipelined=True) == {"compute": 4 + 2, "host": 1, "bubble": 3}
+    alone = timeline(span(Block(name="forward", tasks=()), 0, 10, inner=(one, other)), end=10)
+    assert parts(alone, pipelined=True) == {"compute": 6, "host": 4}
+
+
 def test_a_steady_state_counts_as_often_as_it_comes():
     """From 2 to 6 a kernel of 3 and a collective of 1; three times more at the end of what was simulated."""
     line = timeline(
@@ -96,6 +107,7 @@ def test_a_steady_state_counts_as_often_as_it_comes():
     assert found.iteration_time_s == 22
     assert parts(line) == {"compute": 8 + 3 * 3, "exposed_communication": 4, "host": 1}
     assert [(row["count"], row["bytes"], row["total_s"]) for row in found.communication] == [(4, 4000, 4)]
+    assert found.phase_s == {"forward": 10 + 3 * 3}  # a period's kernel begins when the one before it has ended
     assert exposed_by_axis(line) == {"dp": 4}
 
 

@@ -185,6 +185,28 @@ def test_estimates(name):
     assert estimate_us(shape, collective, algorithm, protocol, n_bytes) == pytest.approx(expected, rel=1e-9)
 
 
+#: microseconds of tuning.cc, lines 139-175: once, and per hop over NVLink, PCIe and network, under LL, LL128 and Simple
+LATENCY_US = {
+    "tree": ((6.8, 14.0, 8.4), (0.6, 1.25, 4.0), (1.0, 1.9, 4.0), (5.0, 8.5, 14.0)),
+    "ring": ((6.6, 14.0, 8.4), (0.6, 1.9, 3.4), (1.0, 2.5, 5.7), (2.7, 4.0, 14.0)),
+}
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("algorithm", LATENCY_US)
+def test_a_message_of_no_bytes_takes_its_hops(algorithm, number):
+    """Lines 384-436: a chain down and up the tree's nodes; 2(n-1) steps of a ring, of which as many leave the node as there are nodes."""
+    once, nvlink, pcie, net = (row[number] for row in LATENCY_US[algorithm])
+    protocol = ("ll", "ll128", "simple")[number]
+    posted = (1.0, 1.0, 3.0)[number]  # by an Intel processor on Volta: net overhead, line 397
+    for shape, hop in ((ONE_A100, nvlink), (PCIE, pcie)):
+        assert estimate_us(shape, "all_reduce", algorithm, protocol, 0) == pytest.approx(
+            once + 2 * (shape.n_ranks - 1) * hop
+        )
+    over = 2 * (3 * nvlink + net) if algorithm == "tree" else 12 * max(nvlink, posted) + 2 * net
+    assert estimate_us(TWO_V100, "all_reduce", algorithm, protocol, 0) == pytest.approx(once + over)
+
+
 def test_the_plug_in_of_efa_adds_its_latency_twice_under_simple():
     """75 us on A100, 35 us from Hopper on: 6 hops of a ring over four nodes."""
     aws = GroupShape(n_ranks=32, n_nodes=4, ranks_per_node=8, n_nics=4, nic_bytes_per_s=12.5e9, protocol="efa", **A100)

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.collectives import plan_collective, plan_transfer
+from simulator.collectives import ALGORITHMS, plan_collective, plan_transfer
+from simulator.collectives.groups import Groups
+from simulator.collectives.loads import link_loads
 from simulator.collectives.nccl import find_channels
 from simulator.collectives.shape import shape_of
 from simulator.collectives.tuner import candidates, choose, constants_of, describe_collective
@@ -48,6 +50,45 @@ def test_links_bound_the_flow_as_the_shape_says(name, n_gpus, collective):
     expected = describe_collective(collective, 2**28, shape).terms.lone_time_s(2**28, shape)
     flow = plan_collective(collective, 2**28, (group,), topology)
     assert alone_s(flow, topology) == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("collective", "inside", "between"),
+    [
+        ("all_to_all", 8 * 3 / 8, 8 * 4 / 8),
+        ("gather", 3 / 8, 4 / 8),
+        ("scatter", 3 / 8, 4 / 8),
+        ("send_recv", 6.0, 2.0),
+    ],
+)
+def test_messages_to_peers_carry_what_the_definition_says(collective, inside, between):
+    """Of eight ranks on two nodes. nccl-tests counts the size per rank: an eighth of it goes to (or comes from) each peer, in an
+    all-to-all from every rank; in a send-receive all of it from every rank to the next, of which two are on the other node."""
+    topology, group = load_topology("bigred200", 8), (tuple(range(8)),)
+    groups = Groups(group, shape_of(group[0], topology), topology)
+    phases = ALGORITHMS["p2p"].phases(collective, groups)
+    for traffic, expected in ((sum_of(phases, "inside"), inside), (sum_of(phases, "between"), between)):
+        assert traffic == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("name", "n_gpus"), [("polaris", 16), ("dgx-a100-80g", 32)])
+def test_in_large_groups_some_peers_stand_for_all(monkeypatch, name, n_gpus):
+    """Nodes are alike: it is the same to every link whether a rank writes to all other nodes or as much to some of them."""
+    topology, group = load_topology(name, n_gpus), (tuple(range(n_gpus)),)
+    groups = Groups(group, shape_of(group[0], topology), topology)
+    (exact,) = ALGORITHMS["p2p"].phases("all_to_all", groups)
+    monkeypatch.setattr("simulator.collectives.exchange._MAX_PAIRS", n_gpus)
+    (fewer,) = ALGORITHMS["p2p"].phases("all_to_all", groups)
+    assert len(fewer.between.source) < len(exact.between.source)
+    for place in ("inside", "between"):
+        loads = [link_loads(getattr(phase, place), topology) for phase in (exact, fewer)]
+        assert loads[1] == pytest.approx(loads[0])
+
+
+def sum_of(phases, place):
+    """Bytes from ranks to other ranks, per byte of size."""
+    found = [(getattr(phase, place), phase.n_times) for phase in phases]
+    return sum(n * float(one.amount[one.source != one.target].sum()) for one, n in found)
 
 
 def test_groups_that_share_a_nic_halve_each_other():

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.engine import Interference, run
+from simulator.engine.durations import is_serial
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.network.base import Flow
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Transfer
@@ -90,6 +91,9 @@ def test_a_host_task_waits_and_delays_what_is_issued_later():
     sync = Task(HostWork(name="sync", duration_s=2e-6), "host", (0,))
     timeline = execute(one_rank(Task(kernel(10, "a")), sync, Task(kernel(1, "b"))), FakeCosts(issue=1 * US))
     assert times(timeline) == {"a": (1, 11), "sync": (11, 13), "b": (14, 15)}
+    idle = Task(HostWork(name="idle", duration_s=0.0), "host", (0,))  # to wait is no work of the host: nothing to draw
+    timeline = execute(one_rank(Task(kernel(10, "a")), idle, Task(kernel(1, "b"))), FakeCosts(issue=1 * US))
+    assert times(timeline) == {"a": (1, 11), "b": (12, 13)}
 
 
 def test_a_run_of_kernels_equals_its_kernels_issued_singly():
@@ -309,3 +313,21 @@ def test_a_collective_starts_with_the_latest_launch_though_it_was_noted_first():
     task = Task(collective(4, "c"), "dp", key="x")
     program = Program(ranks=tuple(RankProgram(rank=rank, members=(rank,), tasks=(task,)) for rank in (0, 1)))
     assert {(s.start_ps // US, s.end_ps // US) for s in execute(program, costs).spans} == {(5, 9)}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "expected"),
+    [
+        # (stream, what it waits for): kernels stand behind one another, and what waits for the last waits for all of them
+        ([("compute", ()), ("compute", ()), ("tp", (1,)), ("compute", (2,))], True),
+        ([("compute", ()), ("tp", (0,)), ("tp", (1,)), ("compute", (2,))], True),
+        ([("compute", ()), ("host", (0,)), ("tp", (0,)), ("compute", (2,)), ("host", ())], True),
+        ([("compute", ()), ("compute", ()), ("tp", (0,))], False),  # beside the second kernel
+        ([("compute", ()), ("tp", (0,)), ("compute", ())], False),  # the second kernel beside it
+        ([("tp", ()), ("dp", ()), ("compute", (1,))], False),  # beside the first of two collectives
+        ([], True),
+    ],
+)
+def test_compute_and_communication_are_serial_where_each_waits_for_all_of_the_other(tasks, expected):
+    ops = {"compute": kernel(1), "host": HostWork(name="h", duration_s=0.0)}
+    assert is_serial([Task(ops.get(stream, collective(1)), stream, after) for stream, after in tasks]) is expected

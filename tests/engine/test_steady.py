@@ -208,3 +208,56 @@ def test_a_steady_state_is_found_and_ends_the_simulation(kernel_us, issue_us):
         assert found.makespan_ps == (issue_us + kernel_us + max(issue_us, kernel_us) * (5 + n_omitted)) * US
         events.append(found.n_events)
     assert events[0] == events[1] < 10
+
+
+EQUAL = [(lengths, issue) for lengths in [((3,), (3,)), ((2, 5), (2, 5))] for issue in [(0, 0), (1, 1), (7, 7)]]
+UNEQUAL = [
+    (((3,), (3,)), (0, 7)),
+    (((2, 5), (2, 5)), (7, 0)),
+    (((9, 1, 4), (2, 2, 2)), (1, 1)),
+    (((9, 1, 4), (2, 2, 2)), (0, 7)),
+]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize(
+    ("case", "meets"), [*((case, False) for case in EQUAL), *((case, True) for case in EQUAL + UNEQUAL)]
+)
+def test_whatever_two_ranks_do_over_and_over_is_simulated_a_few_times(case, meets, waits):
+    """Baccelli et al., section 3.7: what commutes with shifts of time ends in a cycle, of at most six periods here. Twenty times as
+    many cycles cost no event more, and take twenty times as long. Ranks that are unequally fast must meet, or they drift apart."""
+    lengths_us, issue_us = case
+    factors = Interference(compute=0.5, communication=0.8)
+    links = SimpleNamespace(links=[SimpleNamespace(bandwidth_bytes_per_s=1e6)])
+    found = {}
+    for n_omitted in (60, 120, 1260):
+        program = two_ranks(lengths_us, n_omitted=n_omitted, meets=meets, waits=waits)
+        found[n_omitted] = run(program, TinyCosts(issue_us, factors), lambda: NETWORKS["flow"](links))
+    assert found[60].n_events == found[120].n_events == found[1260].n_events < 150
+    times = {n: line.makespan_ps for n, line in found.items()}
+    assert times[1260] - times[60] == 20 * (times[120] - times[60])
+    whole = insert_periods(program, n_omitted)
+    assert run(whole, TinyCosts(issue_us, factors), lambda: NETWORKS["flow"](links)).makespan_ps == times[1260]
+
+
+def two_ranks(lengths_us, *, n_omitted, meets, waits):
+    """Two ranks whose periods are kernels and, if they meet, a collective that the next period waits for."""
+    reduce = Collective(collective="all_reduce", axis="dp", n_bytes=3, groups=((0, 1),), name="c")
+    ranks = []
+    for rank, lengths in enumerate(lengths_us):
+        tasks, met = [Task(Kernel(name="first", phase="forward", duration_s=5e-6))], 0
+        for period in range(4):
+            for us in lengths:
+                kernel = Kernel(name="k", phase="forward", duration_s=us * 1e-6)
+                tasks.append(Task(kernel, after=(met,) if meets else (), micro_batch=period))
+            if meets:
+                met = len(tasks)
+                tasks.append(Task(reduce, "dp", (met - 1,), ("c", period), period))
+            if waits:
+                tasks.append(Task(HostWork(name="sync", duration_s=0.0), HOST, (len(tasks) - 1,)))
+        length = (len(tasks) - 1) // 4
+        tasks.append(Task(Kernel(name="last", phase="optimizer", duration_s=2e-6), after=(len(tasks) - 1 - waits,)))
+        ranks.append(
+            RankProgram(rank=rank, members=(rank,), tasks=tuple(tasks), stretch=Stretch(1, len(tasks) - 1, length))
+        )
+    return Program(ranks=tuple(ranks), n_omitted=n_omitted, period_micro_batches=1)

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from simulator.errors import InfeasiblePlanError
-from simulator.memory.estimate import CONTEXT_BYTES, MIB, MemoryReport, check_host_memory, estimate
+from simulator.memory.estimate import CONTEXT_BYTES, MemoryReport, check_host_memory, estimate
 from simulator.models.layer import CommunicationPoint, Layer, Parameter, PointwiseShape
 from simulator.plan import ParallelPlan
 from simulator.topology.device import load_device
 
 A100 = load_device("a100-sxm4-80g")
+MIB = 1024 * 1024
 #: parameters of a dense part and of the experts of one layer, per rank
 DENSE, EXPERTS = 6_000_000, 4_000_000
 
@@ -232,6 +233,16 @@ def test_a_second_copy_is_sharded_over_its_own_group():
     assert capped["parameters"] == 2 * DENSE // 4 + 2 * DENSE // 4
 
 
+@pytest.mark.parametrize(
+    ("settings", "whole"),
+    [({"framework": "fsdp", "sharding": "zero2"}, 2 * DENSE // 16), ({"framework": "deepspeed", "sharding": "zero1"}, 2 * DENSE),
+     ({"framework": "fsdp", "sharding": "zero3"}, 2 * DENSE // 16 + 2 * DENSE // 8)],
+)  # fmt: skip
+def test_only_what_is_gathered_in_both_passes_has_a_second_copy(settings, whole):
+    """ZeRO++ and FSDP2's ``reshard_after_forward=8``: backward gathers within 8 ranks what forward gathered over all 16."""
+    assert memory([layer()], dp=16, secondary_group=8, **settings)["parameters"] == whole
+
+
 def test_the_fullest_stage_decides():
     plan = ParallelPlan(dp=1, pp=3, micro_batch=1, global_batch=8)
     chunks = [[[layer(saved=n)]] for n in (10, 30, 20)]
@@ -286,8 +297,9 @@ def test_offloaded_states_fit_into_the_host():
 
 @pytest.mark.parametrize(
     ("name", "precision", "saved"),
-    [("h100-sxm5-80g", "fp8", 2 * DENSE), ("b200", "fp8", 2 * DENSE), ("b200", "mxfp8", 0)],
-)
+    [("h100-sxm5-80g", "fp8", 2 * DENSE), ("b200", "fp8", 2 * DENSE), ("b200", "mxfp8", 0),
+     ("b200", "nvfp4", 2 * DENSE * 7 // 8)],  # twice 4 bits and a scale of 8 for each 16: 9/8 of a byte instead of 2
+)  # fmt: skip
 def test_frozen_weights_in_eight_bits_save_half_where_one_copy_serves_both_directions(name, precision, saved):
     """Scales of blocks differ by direction, so that both are kept, which is as much as 16 bits; with one scale one is transposed."""
     frozen = Parameter(name="w", n_elements=2 * DENSE, is_trained=False)
@@ -300,6 +312,15 @@ def test_frozen_weights_in_eight_bits_save_half_where_one_copy_serves_both_direc
     found = estimate([[[adapted]]], [[1]], plan, device, shard_size=1, first_ranks=[0]).by_category
     assert found["parameters"] == 2 * (2 * DENSE + 1000) - saved
     assert (found["gradients"], found["optimizer"]) == (4 * 1000, 12 * 1000)  # of the adapters alone
+    whole = replace(plan, dp=8)
+    assert (
+        estimate([[[adapted]]], [[1]], whole, device, shard_size=8, first_ranks=[0]).by_category["parameters"]
+        == found["parameters"]
+    )
+    sharded = estimate(
+        [[[adapted]]], [[1]], replace(whole, sharding="zero3"), device, shard_size=8, first_ranks=[0]
+    ).by_category
+    assert sharded["parameters"] == found["parameters"] // 8
 
 
 def test_sharded_once_under_a_pipeline_means_gathered_whole_for_the_step():

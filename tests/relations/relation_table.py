@@ -455,8 +455,10 @@ def narrower_activations_need_less(case: Case, tolerance: float) -> Violations:
 def fewer_bytes_are_never_slower(case: Case, tolerance: float) -> Violations:
     if case.plan.dp * case.plan.cp == 1 or case.plan.gradient_compression != "none":
         raise InapplicableError
-    times = {size: seconds_of(case.with_plan(gradient_bytes=size)) for size in (2, 4)}
-    yield from longer("gradients of 2 bytes, against 4", times[2], times[4], tolerance)
+    runs = {size: case.with_plan(gradient_bytes=size) for size in (2, 4)}
+    times = {size: seconds_of(run) - run.answer["breakdown"]["optimizer_s"] for size, run in runs.items()}
+    name = "gradients of 2 bytes, against 4, the optimizer left out: Megatron's casts them to fp32 first (main_grad.float())"
+    yield from longer(name, times[2], times[4], tolerance)
 
 
 def the_librarys_choice_is_not_beaten(case: Case, tolerance: float) -> Violations:

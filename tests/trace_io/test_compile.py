@@ -280,6 +280,16 @@ def test_steps_keep_their_distance_to_their_first_operations():
     steps = simulated_trace(whole_of(plan), times).ranks[0].steps
     assert [(s.number, s.start_ns / US, s.end_ns / US, s.name, s.work_end_ns) for s in steps] == [
         (1, -2, 29, "ProfilerStep#1", -1), (2, 30, 69, "ProfilerStep#2", -1)]  # fmt: skip
+    # what begins when the last window is over, such as the next step's copy, does not lengthen it, nor does a copy inside it
+    behind = plan_of(
+        [("k", "0:7", 0, 10), ("k", "0:7", 22, 40), ("m", "0:9", 30, 90), ("k", "0:7", 41, 99)],
+        first=((1, 0), (2, 1)),
+        steps=STEPS,
+    )
+    times = Times(start=(np.array([0, 32, 40, 80]) * US,), end=(np.array([20, 68, 100, 138]) * US,))
+    assert [s.end_ns / US for s in simulated_trace(whole_of(behind), times).ranks[0].steps] == [29, 69]
+    nothing = Times(start=(np.zeros(0, np.int64),), end=(np.zeros(0, np.int64),))
+    assert simulated_trace(whole_of(plan_of([], steps=STEPS)), nothing).ranks[0].steps == ()
     unmarked = plan_of([("k", "0:7", 0, 10)])
     assert simulated_trace(whole_of(unmarked), Times(start=(np.array([0]),), end=(np.array([9]),))).ranks[0].steps == ()
 
@@ -317,6 +327,31 @@ def test_laps_wait_for_the_counterparts_of_what_came_before_them():
     ]  # fmt: skip
 
 
+def test_a_counterpart_is_as_far_from_the_end_of_its_stream():
+    """Of two copies before the repeated step its kernel waits for the first: in the next lap for the first of the step's own two."""
+    ops = [("m", "0:9", 0, 2), ("m", "0:9", 2, 4), ("k", "0:7", 4, 8), ("m", "0:9", 4, 6), ("m", "0:9", 6, 8)]
+    plan = plan_of(ops, first=((0, 0), (1, 2)), after={2: (0,)})
+    assert written(compile_laps(whole_of(plan), 1).ranks[0].tasks) == [
+        ("op0", "stream 9", ()), ("op1", "stream 9", ()), ("op2", "compute", (0,)), ("op3", "stream 9", ()),
+        ("op4", "stream 9", ()), ("lap", "lap", (2, 4)),
+        ("op2", "compute", (3,)), ("op3", "stream 9", ()), ("op4", "stream 9", ()), ("lap", "lap", (6, 8)),
+    ]  # fmt: skip
+
+
+def test_hosts_of_later_laps_wait_for_counterparts_too():
+    """The host waits in its repeated step for the first of two copies of before: in the next lap for the first of the step's own."""
+    ops = [("m", "0:9", 0, 2), ("m", "0:9", 2, 4), ("k", "0:7", 4, 8), ("m", "0:9", 4, 6), ("m", "0:9", 6, 8)]
+    plan = plan_of(ops, first=((0, 0), (1, 2)), waits=[HostWait(before=2, op=0, work_ns=0)])
+    tasks = written(compile_laps(whole_of(plan), 1).ranks[0].tasks)
+    assert [after for name, _, after in tasks if name == "wait for device"] == [(0,), (4,)]
+
+
+def test_a_run_of_kernels_is_of_the_phase_in_which_it_begins():
+    ops = [("k", "0:7", 0, 5), ("k", "0:7", 5, 15)]
+    (task,) = compile_program(whole_of(plan_of(ops, phase=("forward", "backward")))).program.ranks[0].tasks
+    assert (task.op.phase, [kernel.phase for kernel in task.op.kernels]) == ("forward", ["forward", "backward"])
+
+
 def test_collectives_meet_lap_by_lap_where_all_ranks_repeat_them():
     def plan(rank, begin):
         ops = [("c", "0:20", 0, 5), ("k", "0:7", 5, 15), ("c", "0:20", 15, 20)]
@@ -350,6 +385,12 @@ def test_the_second_step_begins_with_the_first_operation_that_its_host_launched(
     )
     names = [task.op.name for task in compile_laps(whole_of(launched), 1).ranks[0].tasks]
     assert names == ["3 kernels", "lap", "2 kernels", "lap"]
+    # what nothing launched belongs to no step of the host, though events of the step are the host's last ones
+    unknown = replace(
+        plan, rank=replace(plan.rank, host=host, ops=replace(plan.rank.ops, launch=np.array([-1, 1, 3], np.int32)))
+    )
+    assert len(compile_laps(whole_of(unknown), 1).ranks[0].tasks) == 4
+    assert compile_laps(whole_of(unknown), 1).ranks[0].tasks[2].op.name == "op2"
     early = replace(
         plan, rank=replace(plan.rank, host=host, ops=replace(plan.rank.ops, launch=np.array([0, 1, 3], np.int32)))
     )
