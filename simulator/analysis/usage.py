@@ -129,8 +129,9 @@ def _whole_steps(usages: Sequence[Usage]) -> list[Usage]:
 
 
 def _length_s(usages: Sequence[tuple[Usage, int]]) -> float:
-    """Seconds from first start to last end of one step on ranks of these offsets; the longest where their clocks have nothing in common."""
-    starts, ends = zip(*((usage.start_ns - offset, usage.end_ns - offset) for usage, offset in usages), strict=True)
+    """Seconds of one step on ranks of these offsets, from first start to last end; where clocks do not agree at all, of the longest."""
+    starts = [usage.start_ns - offset for usage, offset in usages]
+    ends = [usage.end_ns - offset for usage, offset in usages]
     if max(starts) < min(ends):
         return (max(ends) - min(starts)) / 1e9
     return max(usage.duration_ns for usage, _ in usages) / 1e9

@@ -8,7 +8,7 @@ import pytest
 
 from simulator.collectives import ALGORITHMS, plan_collective, plan_transfer
 from simulator.collectives.groups import Groups
-from simulator.collectives.loads import link_loads
+from simulator.collectives.loads import link_loads, nic_links
 from simulator.collectives.nccl import find_channels
 from simulator.collectives.shape import shape_of
 from simulator.collectives.tuner import candidates, choose, constants_of, describe_collective
@@ -73,7 +73,7 @@ def test_messages_to_peers_carry_what_the_definition_says(collective, inside, be
 
 @pytest.mark.parametrize(("name", "n_gpus"), [("polaris", 16), ("dgx-a100-80g", 32)])
 def test_in_large_groups_some_peers_stand_for_all(monkeypatch, name, n_gpus):
-    """Nodes are alike: it is the same to every link whether a rank writes to all other nodes or as much to some of them."""
+    """Nodes are alike: it is the same to every NIC whether a rank writes to all other nodes or as much to some of them."""
     topology, group = load_topology(name, n_gpus), (tuple(range(n_gpus)),)
     groups = Groups(group, shape_of(group[0], topology), topology)
     (exact,) = ALGORITHMS["p2p"].phases("all_to_all", groups)
@@ -82,7 +82,8 @@ def test_in_large_groups_some_peers_stand_for_all(monkeypatch, name, n_gpus):
     assert len(fewer.between.source) < len(exact.between.source)
     for place in ("inside", "between"):
         loads = [link_loads(getattr(phase, place), topology) for phase in (exact, fewer)]
-        assert loads[1] == pytest.approx(loads[0])
+        watched = nic_links(topology) if place == "between" else slice(None)
+        assert loads[1][watched] == pytest.approx(loads[0][watched])
 
 
 def sum_of(phases, place):
