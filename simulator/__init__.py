@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from simulator.models.spec import ModelSpec
     from simulator.plan import ParallelPlan
     from simulator.report.answer_page import report as make_report
+    from simulator.report.figures import figures
     from simulator.scenario import Scenario
     from simulator.simulation import simulate
     from simulator.timeline import Timeline
@@ -45,7 +46,7 @@ _PLACES = {
     "CalibrationError": "errors", "ConfigError": "errors", "InfeasiblePlanError": "errors", "SimulatorError": "errors",
     "TraceError": "errors", "UnroutableError": "errors",
     "search": "explore.best_plans", "Sweep": "explore.named_settings", "sweep": "explore.sweeps:run_sweep",
-    "explain": "explore.trials", "Faults": "faults", "load_model": "interop", "open_topology": "interop",
+    "explain": "explore.trials", "figures": "report.figures", "Faults": "faults", "load_model": "interop", "open_topology": "interop",
     "ModelSpec": "models.spec", "ParallelPlan": "plan", "make_report": "report.answer_page:report", "Scenario": "scenario",
     "simulate": "simulation", "Timeline": "timeline", "Topology": "topology", "load_topology": "topology",
 }  # fmt: skip
@@ -68,6 +69,7 @@ __all__ = [
     "UnroutableError",
     "__version__",
     "explain",
+    "figures",
     "load_model",
     "load_topology",
     "make_report",

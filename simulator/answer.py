@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from typing import Any, Literal, TypedDict, cast
 
 from simulator import __version__
@@ -19,6 +18,7 @@ from simulator.analysis.memory_trace import memory_points
 from simulator.analysis.metrics import AXES, PARTS, Breakdown, CommunicationRow, Metrics
 from simulator.analysis.passes import passes_of, table_of
 from simulator.analysis.support import Support, support_of
+from simulator.config import notebook_table
 from simulator.memory import MemoryReport
 from simulator.models.layer import Model
 from simulator.models.recorded import RecordedModule
@@ -175,12 +175,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        title, rows = _summary(self)
-        cells = "".join(
-            f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(value)}</td></tr>'
-            for name, value in rows
-        )
-        return f"<table><caption>{escape(title)}</caption><tbody>{cells}</tbody></table>"
+        return notebook_table(*_summary(self))
 
 
 def to_json(result: Result) -> Answer:

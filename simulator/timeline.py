@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from simulator.config import notebook_table
 from simulator.program.op import Op
 from simulator.program.program import Block
 
@@ -158,6 +159,28 @@ class Timeline:
     def ranks(self) -> tuple[int, ...]:
         """Simulated ranks, ascending."""
         return tuple(sorted({span.rank for span in self.simulated}))
+
+    def __repr__(self) -> str:
+        n_ranks = sum(len(members) for members in self.members.values())
+        return (
+            f"Timeline of {self.makespan_ps * 1e-12:.6g} s: {len(self.simulated):,} simulated spans of {len(self.ranks):,} ranks, "
+            f"which stand for {n_ranks:,}"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: how long every stream of the first rank is busy, and with what."""
+        longest: dict[str, dict[str, int]] = {}
+        for span in self.of_rank(self.ranks[0]) if self.ranks else ():
+            kinds = longest.setdefault(span.stream, {})
+            kinds[type(span.op).__name__.lower()] = kinds.get(type(span.op).__name__.lower(), 0) + span.duration_ps
+        rows = [
+            (stream, kind, f"{busy_ps * 1e-12:.4g} s", f"{busy_ps / max(self.makespan_ps, 1):.1%}")
+            for stream, kinds in longest.items()
+            for kind, busy_ps in sorted(kinds.items(), key=lambda one: -one[1])
+        ]
+        return notebook_table(
+            repr(self), rows, (f"stream of rank {self.ranks[0] if self.ranks else 0}", "what", "busy", "share")
+        )
 
     def of_rank(self, rank: int) -> Iterator[Span]:
         """Yield the spans of one simulated rank, in order of completion."""

@@ -7,6 +7,7 @@ A file may build on another (``extends``), and values may come from the command 
 from __future__ import annotations
 
 from simulator.config.names import data_folders, did_you_mean, near_misses, resolve_name, shipped_names
+from simulator.config.notebook_tables import notebook_table
 from simulator.config.specs import (
     Bandwidth,
     Bytes,
@@ -54,6 +55,7 @@ __all__ = [
     "load_spec",
     "load_yaml",
     "near_misses",
+    "notebook_table",
     "parse_yaml",
     "raise_faults",
     "read_text",

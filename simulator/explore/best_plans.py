@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from simulator.answer import Answer
+from simulator.config import notebook_table
 from simulator.errors import InfeasiblePlanError
 from simulator.explore.bounds import Bounds, Layout
 from simulator.explore.energy import PowerModel, power_model
@@ -17,6 +18,7 @@ from simulator.memory import MemoryReport
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.topology import Topology
+from simulator.units import format_bytes, format_time
 
 #: kinds of plain data parallelism that every search reports
 PLAIN = {"DDP": "none", "FSDP": "zero3"}
@@ -181,6 +183,22 @@ class SearchResult:
     given: Ranked | str | None = None
     #: Of the simulated plans, those whose answers were taken from the store.
     n_stored: int = 0
+
+    def __repr__(self) -> str:
+        return f"search: the best {len(self.ranked)} of {self.n_plans:,} valid plans, {self.n_simulated:,} of them simulated"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        rows = [
+            (
+                describe(one.plan),
+                format_time(one.iteration_time_s),
+                f"{one.answer['mfu']:.1%}",
+                format_bytes(one.peak_bytes),
+            )
+            for one in self.ranked
+        ]
+        return notebook_table(repr(self), rows, ("plan", "iteration", "MFU", "memory"))
 
 
 def search(

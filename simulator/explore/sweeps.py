@@ -14,7 +14,7 @@ from typing import Any, Protocol, Required
 
 from simulator.analysis.metrics import Breakdown
 from simulator.answer import Figures, figures_of
-from simulator.config import cell, did_you_mean
+from simulator.config import cell, did_you_mean, notebook_table
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.evaluation import Pool, Record, Store, Work, compute, evaluate, failure, look_up
 from simulator.explore.named_settings import Point, Sweep
@@ -22,6 +22,7 @@ from simulator.explore.spending import Spending, spending
 from simulator.explore.training_run import RunRequest
 from simulator.plan import ParallelPlan
 from simulator.simulation import topology_of
+from simulator.units import format_bytes, format_time
 
 #: settings that a plan may leave open, as they were resolved
 RESOLVED = ("gpus", "dp", "tp", "pp", "micro_batch", "global_batch", "sequence_length")
@@ -68,12 +69,27 @@ class SweepResult:
         """Rows without an answer that can be used."""
         return sum(row["status"] != "ok" for row in self.rows)
 
+    def __repr__(self) -> str:
+        return f"sweep over {', '.join(self.sweep.axes)}: {len(self.rows)} rows, {self.n_failed} without an answer"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        rows = [(*(row[name] for name in self.sweep.axes), *_shown(row)) for row in self.rows]
+        return notebook_table(repr(self), rows, (*self.sweep.axes, "iteration", "tokens/s", "MFU", "memory"))
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
         return {
             **self.sweep.to_dict(), "n_rows": len(self.rows), "n_computed": self.n_computed, "n_stored": self.n_stored,
             "n_failed": self.n_failed, "rows": self.rows,
         }  # fmt: skip
+
+
+def _shown(row: dict[str, Any]) -> tuple[str, ...]:
+    if row["status"] != "ok":
+        return (row["status"], "", "", "")
+    rate = f"{row['tokens_per_s']:,.0f}" if row["tokens_per_s"] else ""
+    return format_time(row["iteration_time_s"]), rate, f"{row['mfu']:.1%}", format_bytes(row["peak_bytes"])
 
 
 def run_sweep(
