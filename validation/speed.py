@@ -7,13 +7,17 @@ measures all cases and prints the page, or writes it: large regular runs, and co
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 #: what a process of its own runs: one simulation, the first one of the process
@@ -146,7 +150,7 @@ COMMANDS: dict[str, Command] = {
     **{
         f"chunk-{gpus}": Command(
             title=f"1 GiB all-reduce message by message, {gpus} GPUs", goal_s=goal_s,
-            words=f"collective all_reduce --topology selene --gpus {gpus} --min 1GiB --max 1GiB --network chunk",
+            words=f"collective all_reduce --topology selene --gpus {gpus} --min 1GiB --max 1GiB --network chunk --nccl-algo ring",
         )
         for gpus, goal_s in ((64, 0.5), (256, 1.0), (1024, 2.5))
     },
@@ -165,12 +169,24 @@ LIMIT_S = 20
 ANSWERED = (0, 3, 4)
 
 
+@lru_cache(maxsize=1)
+def _environment() -> dict[str, str]:
+    """Return the variables of measured processes: one thread, and modules compiled before, as they are once installed."""
+    folder = tempfile.mkdtemp(prefix="compiled-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    found = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": folder}
+    found.pop("PYTHONDONTWRITEBYTECODE", None)
+    for command in ("main", "chunk-64"):
+        words = [sys.executable, "-m", "simulator", *COMMANDS[command].words.split(), "--json"]
+        subprocess.run(words, env=found, check=True, stdout=subprocess.DEVNULL)
+    return found
+
+
 def measure_command(command: Command) -> tuple[float, float, int]:
     """Run a command in a process of its own and return CPU seconds, MiB at its peak, and its exit status, -1 beyond the limit."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     words = [sys.executable, "-c", _LIMITED, str(LIMIT_S), *command.words.split(), "--json"]
     null = subprocess.DEVNULL
-    with subprocess.Popen(words, env=environment, stdout=null, stderr=null) as process:
+    with subprocess.Popen(words, env=_environment(), stdout=null, stderr=null) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     answered = process.returncode if process.returncode in ANSWERED else -1
@@ -179,16 +195,15 @@ def measure_command(command: Command) -> tuple[float, float, int]:
 
 def measure(case: Case) -> Measured:
     """Run a case twice in fresh processes on one core: the simulation alone, and the whole command."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     described = {
         "topology": case.topology, "model": case.model, "plan": case.plan, "overrides": case.overrides,
         "unfold": case.unfold,
     }  # fmt: skip
     alone = [sys.executable, "-c", _SIMULATE, json.dumps(described)]
-    done = subprocess.run(alone, env=environment, check=True, capture_output=True, text=True)
+    done = subprocess.run(alone, env=_environment(), check=True, capture_output=True, text=True)
     simulation_s, peak, n_events, iteration_time_s = json.loads(done.stdout)
     command = [sys.executable, "-m", "simulator.cli.main", *case.arguments(), "--json"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, env=_environment(), stdout=subprocess.DEVNULL) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -203,34 +204,49 @@ def schedule_command(
     schedule(name, stages, micro_batches, chunks, plot)
 
 
+#: whether a command takes the flags of the main command, and among them those of a whole run
+_OWN, _FLAGS, _FLAGS_OF_RUNS = range(3)
+#: commands that live in files of their own: module, function, help, and which flags they take
+_COMMANDS = {
+    "validate": ("validate", "validate", "Predict the rows of a measurement file and print the errors.", _OWN),
+    "import": ("import_", "import_", "Read a file of another tool: plan, model, cluster or log.", _OWN),
+    "calibrate": ("calibrate", "calibrate", "", _OWN),
+    "collective": ("collective", "collective", "Predict a collective by size, in the columns of nccl-tests.", _OWN),
+    "sweep": ("exploration", "sweep", "Simulate every combination of some settings.", _FLAGS_OF_RUNS),
+    "search": ("exploration", "search", "Find the fastest plans that fit.", _FLAGS_OF_RUNS),
+    "compare": ("exploration", "compare", "Compare two plans, clusters or sizes.", _FLAGS),
+    "gallery": ("exploration", "gallery", "Simulate published runs beside what was measured.", _OWN),
+    "requirements": (
+        "exploration", "requirements", "Find the network between nodes that a target needs.", _FLAGS_OF_RUNS,
+    ),
+    "stragglers": (
+        "stragglers", "stragglers", "Play jobs whose steps are not alike: what each cause costs.", _FLAGS,
+    ),
+    "replay": ("replay", "replay", "Replay a trace, as measured or with changes.", _OWN),
+    "trace": ("trace", "trace_app", "", _OWN),
+}  # fmt: skip
+
+
 def register_commands() -> None:
     """Add the commands that live in files of their own, once; each imports its work lazily."""
     if any(command.name == "validate" for command in app.registered_commands):
         return
-    from simulator.cli import calibrate, collective, exploration, import_, replay, stragglers, trace, validate
     from simulator.cli.shared import RUN_OPTIONS, with_scenario
 
-    app.command("validate", help="Predict the rows of a measurement file and print the errors.")(validate.validate)
-    app.command("import", help="Read a file of another tool: plan, model, cluster or log.")(import_.import_)
-    app.add_typer(calibrate.calibrate, name="calibrate")
-    app.command("collective", help="Predict a collective by size, in the columns of nccl-tests.")(collective.collective)
-    app.command("sweep", help="Simulate every combination of some settings.")(
-        with_scenario(exploration.sweep, main_command, RUN_OPTIONS)
-    )
-    app.command("search", help="Find the fastest plans that fit.")(
-        with_scenario(exploration.search, main_command, RUN_OPTIONS)
-    )
-    app.command("compare", help="Compare two plans, clusters or sizes.")(
-        with_scenario(exploration.compare, main_command)
-    )
-    needs = with_scenario(exploration.requirements, main_command, RUN_OPTIONS)
-    app.command("gallery", help="Simulate published runs beside what was measured.")(exploration.gallery)
-    app.command("requirements", help="Find the network between nodes that a target needs.")(needs)
-    app.command("stragglers", help="Play jobs whose steps are not alike: what each cause costs.")(
-        with_scenario(stragglers.stragglers, main_command)
-    )
-    app.command("replay", help="Replay a trace, as measured or with changes.")(replay.replay)
-    app.add_typer(trace.trace_app, name="trace")
+    for name, (module, attribute, text, flags) in _COMMANDS.items():
+        found = getattr(import_module(f"simulator.cli.{module}"), attribute)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+            continue
+        if flags != _OWN:
+            found = with_scenario(found, main_command, *((RUN_OPTIONS,) if flags == _FLAGS_OF_RUNS else ()))
+        app.command(name, help=text)(found)
+
+
+def _is_main_alone(words: list[str]) -> bool:
+    """Whether nobody asks for another command: describing the flags of all takes a tenth of a small simulation."""
+    is_asked = "--help" in words or any(name.endswith("_COMPLETE") for name in os.environ)
+    return bool(words) and words[0].startswith("-") and not is_asked and _COMMANDS.keys().isdisjoint(words)
 
 
 def _make_streams_safe() -> None:
@@ -251,7 +267,8 @@ def main() -> None:
     wants_json = "--json" in sys.argv
     _make_streams_safe()
     try:
-        register_commands()
+        if not _is_main_alone(sys.argv[1:]):
+            register_commands()
         refuse_blanks(sys.argv[1:])
         sys.argv[1:] = our_flags(sys.argv[1:])
         try:

@@ -15,7 +15,6 @@ from simulator.explore.full_answer import WayOut, document, simulate_counts, to_
 from simulator.explore.named_settings import given_in
 from simulator.explore.training_run import RunRequest
 from simulator.faults import Faults
-from simulator.report import terminal
 
 if TYPE_CHECKING:
     from simulator.explore.nearby_answers import NearbyAnswer
@@ -82,6 +81,8 @@ def _run_clusters(
     if options["json_output"]:
         print(json.dumps(found.to_dict(), allow_nan=False))
     else:
+        from simulator.report import terminal
+
         terminal.print_sweep(found)
     with after_the_answer(is_json=options["json_output"]):
         usable(found)
@@ -160,6 +161,8 @@ def _write_files(
 
 
 def _print(results: Sequence[Result], extras: Extras) -> None:
+    from simulator.report import terminal
+
     answers = [to_json(result, extras.request) for result in results]
     if len(results) > 1:
         terminal.print_scaling([result.plan for result in results], answers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -16,7 +16,7 @@ from simulator.collectives.loads import Scales
 from simulator.collectives.nccl import LL, PROTOCOLS, Question
 from simulator.collectives.shape import GroupShape
 from simulator.collectives.table import Send, Table
-from simulator.network.base import Step
+from simulator.network.base import Rounds, Step
 
 if TYPE_CHECKING:
     from simulator.collectives.messages import Job
@@ -190,6 +190,10 @@ class Algorithm:
             inside, between = groups.split(groups.given[:, source].ravel(), groups.given[:, target].ravel(), amount)
             found.append(Phase(inside, between, times))
         return found
+
+    def rounds(self, job: Job, groups: Sequence[Sequence[int]]) -> Callable[[], Rounds] | None:
+        """Return what makes the messages of all groups where everybody sends the same in every round; None elsewhere."""
+        return None
 
     def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[Step, ...]:
         """Return the messages of all groups: each rank ends a round before it begins the next."""

@@ -154,9 +154,9 @@ def _regular(traffic: Traffic, topology: Any, by_host: bool) -> tuple[IntArray, 
     node_b, gpu_b = traffic.target // per_node, traffic.target % per_node
     kind = (gpu_a * per_node + gpu_b) * 2 + (node_a == node_b)
     found = _Regular(topology, by_host)
-    for code in np.unique(kind):
+    for code in sorted(set(kind.tolist())):
         chosen = kind == code
-        gpus = divmod(int(code) // 2, per_node)
+        gpus = divmod(code // 2, per_node)
         if code % 2:
             found.inside(gpus, node_a[chosen], traffic.amount[chosen])
         else:

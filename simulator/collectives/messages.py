@@ -18,14 +18,13 @@ from simulator.collectives.shape import GroupShape, link_matrix
 from simulator.collectives.table import Send, Table
 from simulator.errors import ConfigError
 from simulator.network.base import Step
+from simulator.network.rounds import MOST_MESSAGES
 from simulator.topology.link import LINK_KINDS
 
 if TYPE_CHECKING:
     from simulator.collectives.algorithm import Terms
     from simulator.collectives.groups import Phase
 
-#: messages that one collective may stand for
-MOST_MESSAGES = 400_000
 #: pieces in which messages that are passed on as they arrive follow what others on their links do, at most
 MOST_PIECES = 32
 

@@ -106,7 +106,10 @@ def _collective(
         rest = (topology, transport, forced, eight_bit_float, nccl, pipelined)
         return [_collective(known, collective, n_bytes, one, *rest) for one in each]
 
-    return replace(flow, expand=partial(chosen.messages, job, groups), apart=apart if len(groups) > 1 else None)
+    return replace(
+        flow, expand=partial(chosen.messages, job, groups), rounds=chosen.rounds(job, groups),
+        apart=apart if len(groups) > 1 else None,
+    )  # fmt: skip
 
 
 def plan_transfer(n_bytes: int, pairs: Pairs, topology: Any, *, transport: str | None = None) -> Flow:

@@ -9,7 +9,8 @@ NVIDIA/nccl v2.30.7, ``src/graph/tuning.cc`` (estimate, and structure of the lat
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from simulator.collectives.algorithm import Algorithm, Case, Terms, by_name
 from simulator.collectives.groups import Groups, Phase
@@ -28,7 +29,7 @@ from simulator.collectives.messages import (
 from simulator.collectives.nccl import LL, REDUCING, SIMPLE, TREE_US, LinkLatency, Question, is_legacy, n_steps
 from simulator.collectives.shape import GroupShape
 from simulator.collectives.table import Send, Table
-from simulator.network.base import Step
+from simulator.network.base import Rounds, Step
 
 #: bytes of one ring step that the threads of one channel move in one go under LL (512 threads x 8 B)
 LL_LINE_BYTES = 4096
@@ -46,6 +47,8 @@ LL_MAX = ((39.0, 39.0, 20.4), (87.7, 22.5, 19.0), (141.0, 45.0, 35.0), (282.0, 9
 _LL128_CHANNEL = ((20.0,) * 3, (20.0,) * 3, (36.7,) * 3, (40.0,) * 3)
 _LATENCY_US = LinkLatency((6.6, 14.0, 8.4), (0.6, 1.9, 3.4), (1.0, 2.5, 5.7), (2.7, 4.0, 14.0))
 _LONGEST_8_BIT_RING = 8
+#: rounds of a ring that are simulated before they repeat, for which many messages it is judged
+REPEATED_ROUNDS = 32
 _NEVER_US = 1e12
 _CHAINS = ("broadcast", "reduce")
 
@@ -61,6 +64,12 @@ def _reduce_rounds(n: int) -> list[tuple[Send, ...]]:
 def _gather_rounds(n: int) -> list[tuple[Send, ...]]:
     """Rank r starts with chunk r; all end with all."""
     return [tuple(Send(source=r, target=(r + 1) % n, first=(r - step) % n) for r in range(n)) for step in range(n - 1)]
+
+
+def _one_round(collective: str, n: int) -> Table:
+    """What everybody sends to the next in each round."""
+    sends = tuple(Send(source=r, target=(r + 1) % n, first=r) for r in range(n))
+    return Table(collective=collective, n_ranks=n, n_chunks=n, rounds=(sends,))
 
 
 def all_reduce(n_ranks: int) -> Table:
@@ -223,12 +232,30 @@ class Ring(Algorithm):
     def messages(self, job: Job, groups: Sequence[Sequence[int]]) -> tuple[Step, ...]:
         """Return the messages of all channels of all groups; too many are refused before they are written down."""
         if job.collective not in _CHAINS:
-            per_node = job.topology.gpus_per_node
-            n_rounds = n_steps(job.collective, job.shape.n_ranks)
-            job.check(sum(n_rounds * len(group) * channels_of(by_node(group, per_node)) for group in groups))
+            job.check(n_steps(job.collective, job.shape.n_ranks) * _n_lanes(job, groups))
         return on_channels(job, groups, self._channel)
 
-    def _channel(self, job: Job, nodes: Nodes, channel: int, n_channels: int) -> list[Placed]:
+    def rounds(self, job: Job, groups: Sequence[Sequence[int]]) -> Callable[[], Rounds] | None:
+        """Return what makes the rounds of all rings: whoever sends a chunk sends another one next, to the same neighbour."""
+        return None if job.collective in _CHAINS else partial(self._rounds, job, groups)
+
+    def _rounds(self, job: Job, groups: Sequence[Sequence[int]]) -> Rounds:
+        job.check(REPEATED_ROUNDS * _n_lanes(job, groups))
+        lanes: list[Step] = []
+        before: list[int] = []
+        for group in groups:
+            nodes = by_node(group, job.topology.gpus_per_node)
+            n_channels = channels_of(nodes)
+            for channel in range(n_channels):
+                first = len(lanes)
+                (placed,) = self._channel(job, nodes, channel, n_channels, only_first=True)
+                lanes += placed.steps()
+                before += [first + (place - 1) % len(group) for place in range(len(group))]
+        return Rounds(lanes=tuple(lanes), before=tuple(before), n_rounds=n_steps(job.collective, job.shape.n_ranks))
+
+    def _channel(
+        self, job: Job, nodes: Nodes, channel: int, n_channels: int, *, only_first: bool = False
+    ) -> list[Placed]:
         """Place one ring of several.
 
         The threads of a ring take one step after the other; a chain, which is a ring from its root on, passes pieces
@@ -245,8 +272,8 @@ class Ring(Algorithm):
             table = (broadcast if job.collective == "broadcast" else reduce)(n, n_pieces)
             cap = job.rate_bytes_per_s / n_channels
         else:
-            table = self.tables[job.collective](n)
-            latency_s = job.terms.latency_s / len(table.rounds)
+            table = _one_round(job.collective, n) if only_first else self.tables[job.collective](n)
+            latency_s = job.terms.latency_s / n_steps(job.collective, n)
             cap = job.terms.cap_bytes_per_s * traffic / n_channels
         return [
             Placed(
@@ -259,6 +286,11 @@ class Ring(Algorithm):
                 streams=job.collective in _CHAINS,
             )
         ]
+
+
+def _n_lanes(job: Job, groups: Sequence[Sequence[int]]) -> int:
+    """Messages of one round, over all channels of all groups."""
+    return sum(len(group) * channels_of(by_node(group, job.topology.gpus_per_node)) for group in groups)
 
 
 def _inside_share(shape: GroupShape) -> float:

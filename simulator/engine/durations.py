@@ -93,6 +93,8 @@ class Durations:
         self._blocks: dict[tuple[int, int, int], BlockResult] = {}
         self._waits: dict[int, bool] = {}
         self._serial: dict[int, bool] = {}
+        # by identity, and with what is asked about, which keeps it alive
+        self._touching: dict[tuple[int, int], tuple[frozenset[int], tuple[int, ...], bool]] = {}
 
     def kind(self, rank: int) -> int:
         """Return a number that ranks of one kind share."""
@@ -187,6 +189,14 @@ class Durations:
         if all(part.lead_ps >= one.needed_lead_ps for part, one in zip(parts, ample.results, strict=True)):
             return ample
         return self._known_jointly(parts)
+
+    def touches(self, used: frozenset[int], links: tuple[int, ...]) -> bool:
+        """Whether a flow takes links that a pass uses; asked again and again about the same two."""
+        key = (id(used), id(links))
+        known = self._touching.get(key)
+        if known is None:
+            known = self._touching[key] = (used, links, not used.isdisjoint(links))
+        return known[2]
 
     def _known_jointly(self, parts: Sequence[Part]) -> JointResult:
         key = tuple((id(part.block), part.kind, part.offset_ps, part.lead_ps) for part in parts)

@@ -243,9 +243,9 @@ class Machine:
         for communication in self.in_flight.values():
             self._check_links(self.costs.flow(communication.op).links)
 
-    def _check_links(self, links: Sequence[int]) -> None:
+    def _check_links(self, links: tuple[int, ...]) -> None:
         for until_ps, used in self.joint:
-            if until_ps > self.clock.now_ps and not used.isdisjoint(links):
+            if until_ps > self.clock.now_ps and self.durations.touches(used, links):
                 raise TouchedError
 
     def _schedule_end(self, rank: RankState, stream: Stream, running: Running) -> None:

@@ -178,7 +178,7 @@ _TOOLS: dict[str, tuple[str, Values, Callable[[str], dict[str, str]]]] = {
 def _mesh(text: str) -> dict[str, str]:
     """Return the ranks of torchtitan's mesh, ``Building 2-D device mesh with ['dp_shard', 'tp'], [4, 2]``."""
     sizes = re.search(r"device mesh with \[[^\]]{1,200}\], \[([\d, ]{1,60})\]", text)
-    return {"gpus": str(math.prod(int(one) for one in sizes[1].split(",") if one.strip()))} if sizes else {}
+    return {"gpus": str(math.prod(map(int, re.findall(r"\d{1,9}", sizes[1]))))} if sizes else {}
 
 
 def _plain(text: str) -> str:

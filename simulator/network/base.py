@@ -47,6 +47,18 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """Messages of a collective whose senders send the same in every round, one after the other.
+
+    The message of a lane begins when its message of the round before has arrived, and that of the lane that it waits for.
+    """
+
+    lanes: tuple[Step, ...]  #: What each sends in a round.
+    before: tuple[int, ...]  #: The lane that each waits for.
+    n_rounds: int  #: How often all of them send.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
     """A piece of communication that progresses at one rate on all the links it uses.
 
@@ -75,6 +87,7 @@ class Flow:
     #: Rate that it reaches alone in the network, if whoever made it has worked that out; 0 if not.
     alone_bytes_per_s: float = 0.0
     #: Makes the messages that the flow stands for; without it the flow is one message.
+    rounds: Callable[[], Rounds] | None = field(default=None, compare=False, repr=False)
     expand: Callable[[], Sequence[Step]] | None = field(default=None, compare=False, repr=False)
     #: Makes the flows of the first so many single groups or messages (of all without a number), where it adds up
     #: several.

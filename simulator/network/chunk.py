@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.network.base import Flow, LinkSource, Step, capacities
+from simulator.network.base import Flow, LinkSource, Rounds, Step, capacities
 from simulator.network.crowd import Crowd
 from simulator.network.maxmin import FloatArray
+from simulator.network.rounds import RoundFlight, RoundPlan
 from simulator.units import PS_PER_S, to_ps
 
 #: messages of expanded flows that are kept for flows that come again
@@ -75,7 +76,10 @@ class ChunkNetwork:
     def __init__(self, topology: LinkSource) -> None:
         self._crowd = Crowd(capacities(topology))
         self._plans: dict[int, _Plan] = {}
+        self._round_plans: dict[int, tuple[Flow, RoundPlan]] = {}
         self._flights: dict[int, _Flight] = {}
+        self._rounds: dict[int, RoundFlight] = {}
+        self._asleep: RoundFlight | None = None
         self._waiting: list[tuple[int, int, int]] = []
         self._now_ps = 0
         self._next_handle = 0
@@ -89,9 +93,16 @@ class ChunkNetwork:
     def start(self, flow: Flow, now_ps: int) -> int:
         """Begin a flow at ``now_ps`` and return its handle."""
         assert now_ps >= self._now_ps, "time never goes back"
+        self._wake(now_ps)
         self._move_to(now_ps)
         handle = self._next_handle
         self._next_handle += 1
+        if flow.rounds is not None:
+            lanes = self._round_plan(flow, flow.rounds)
+            self._rounds[handle] = RoundFlight(lanes)
+            for lane, latency_ps in enumerate(lanes.latency_ps):
+                heapq.heappush(self._waiting, (now_ps + latency_ps, handle, lane))
+            return handle
         plan = self._plan(flow)
         self._flights[handle] = _Flight(
             plan, list(plan.n_before), list(plan.n_behind), list(plan.n_arriving), len(plan.steps)
@@ -103,6 +114,8 @@ class ChunkNetwork:
 
     def next_completion_ps(self) -> int | None:
         """Time of the next event: a message ends, or leaves its latency; None when idle."""
+        if self._asleep is not None and self._asleep.sleep is not None:
+            return self._asleep.sleep.until_ps
         times = [self._waiting[0][0]] if self._waiting else []
         left_s = self._crowd.next_end_s()
         if left_s < math.inf:
@@ -111,16 +124,26 @@ class ChunkNetwork:
 
     def advance(self, now_ps: int) -> tuple[int, ...]:
         """Move to ``now_ps``; return the handles of flows finished by then, ascending."""
+        if self._asleep is not None and self._asleep.sleep is not None:
+            if now_ps < self._asleep.sleep.until_ps:
+                return ()
+            self._wake(now_ps)
         finished: list[int] = []
         while (time_ps := self.next_completion_ps()) is not None and time_ps <= now_ps:
             self._move_to(time_ps)
             ended = self._crowd.take_ended()
             while ended:
                 handle, index = ended.pop()
-                if self._may_arrive(handle, index) and self._arrive(handle, index):
+                if handle in self._rounds:
+                    if self._arrive_lane(handle, index):
+                        finished.append(handle)
+                elif self._may_arrive(handle, index) and self._arrive(handle, index):
                     finished.append(handle)
             while self._waiting and self._waiting[0][0] <= time_ps:
                 _, handle, index = heapq.heappop(self._waiting)
+                if handle in self._rounds:
+                    self._load_lane(handle, index)
+                    continue
                 flight = self._flights[handle]
                 if index in flight.held:
                     flight.held.discard(index)
@@ -130,24 +153,29 @@ class ChunkNetwork:
                     flight.ready.add(index)
                 else:
                     self._load(handle, index)
-        self._move_to(now_ps)
+            if self._look_for_periods():
+                break
+        if self._asleep is None:
+            self._move_to(now_ps)
         return tuple(sorted(finished))
 
     def set_slowdown(self, handle: int, factor: float, now_ps: int) -> None:
         """Let the messages of a flow use only ``factor`` of what their links grant them, from ``now_ps`` on."""
-        flight = self._flights.get(handle)
+        flight = self._flights.get(handle) or self._rounds.get(handle)
         if flight is None or flight.factor == factor:
             return
+        self._wake(now_ps)
         self._move_to(now_ps)
         flight.factor = factor
         self._crowd.set_factor(handle, factor)
 
     def state(self, now_ps: int) -> Hashable:
         """All that the future depends on, relative to ``now_ps``: networks in equal states go on equally."""
-        order = {handle: position for position, handle in enumerate(self._flights)}
+        order = {handle: position for position, handle in enumerate(sorted([*self._flights, *self._rounds]))}
         return (
             now_ps - self._now_ps,
-            tuple(self._flight_state(flight, now_ps) for flight in self._flights.values()),
+            tuple((order[handle], self._flight_state(flight, now_ps)) for handle, flight in self._flights.items()),
+            tuple((order[handle], flight.state(now_ps)) for handle, flight in self._rounds.items()),
             tuple(sorted((at_ps - now_ps, order[handle], index) for at_ps, handle, index in self._waiting)),
             tuple((order[handle], index, left) for (handle, index), left in self._crowd.state()),
         )
@@ -162,6 +190,59 @@ class ChunkNetwork:
             tuple(sorted(flight.held)),
             tuple(sorted((index, max(0, at_ps - now_ps)) for index, at_ps in flight.earliest_ps.items())),
             flight.factor,
+        )
+
+    def _look_for_periods(self) -> bool:
+        """Whether rounds that are alone in the network go on as before until their last."""
+        if self._flights or len(self._rounds) != 1:
+            return False
+        (flight,) = self._rounds.values()
+        if not flight.n_sent[0] or (flight.looks and flight.looks[-1].n_sent == flight.n_sent[0]):
+            return False
+        first, now_ps = flight.n_sent[0] * flight.plan.n_lanes, self._now_ps
+        waiting = tuple(sorted((at_ps - now_ps, index - first) for at_ps, _, index in self._waiting))
+        sent = np.array(flight.n_sent) - flight.n_sent[0]
+        flight.look(now_ps, (sent.tobytes(), waiting, self._crowd.solved_state(first)))
+        self._asleep = flight if flight.sleep is not None else None
+        return self._asleep is not None
+
+    def _wake(self, now_ps: int) -> None:
+        """Let the periods pass that have gone by, and what has happened since the last of them."""
+        flight, self._asleep = self._asleep, None
+        if flight is None or flight.sleep is None:
+            return
+        sleep = flight.sleep
+        n_periods = min(sleep.n_periods, (now_ps - sleep.from_ps) // sleep.period_ps)
+        passed_ps, n_messages = n_periods * sleep.period_ps, n_periods * sleep.n_rounds * flight.plan.n_lanes
+        flight.skip(n_periods * sleep.n_rounds)
+        self._crowd.rename(n_messages)
+        self._waiting = [(at_ps + passed_ps, handle, index + n_messages) for at_ps, handle, index in self._waiting]
+        self._now_ps += passed_ps
+        if now_ps < sleep.until_ps:
+            flight.looks = []
+            finished = self.advance(now_ps)
+            assert not finished, "rounds that sleep have some to go"
+
+    def _arrive_lane(self, handle: int, index: int) -> bool:
+        """Release who waits for a message of a round; tell whether its flow has ended."""
+        flight = self._rounds[handle]
+        for later in flight.arrive(index % flight.plan.n_lanes):
+            latency_ps = flight.plan.latency_ps[later % flight.plan.n_lanes]
+            heapq.heappush(self._waiting, (self._now_ps + latency_ps, handle, later))
+        if not flight.n_left:
+            del self._rounds[handle]
+        return not flight.n_left
+
+    def _load_lane(self, handle: int, index: int) -> None:
+        flight = self._rounds[handle]
+        lane = index % flight.plan.n_lanes
+        step = flight.plan.rounds.lanes[lane]
+        self._crowd.add(
+            (handle, index),
+            step.n_bytes,
+            flight.plan.loads[lane],
+            cap_bytes_per_s=step.rate_cap_bytes_per_s,
+            factor=flight.factor,
         )
 
     def _move_to(self, now_ps: int) -> None:
@@ -223,6 +304,12 @@ class ChunkNetwork:
             cap_bytes_per_s=step.rate_cap_bytes_per_s,
             factor=flight.factor,
         )
+
+    def _round_plan(self, flow: Flow, make: Callable[[], Rounds]) -> RoundPlan:
+        known = self._round_plans.get(id(flow))
+        if known is None or known[0] is not flow:
+            known = self._round_plans[id(flow)] = flow, RoundPlan(make())
+        return known[1]
 
     def _plan(self, flow: Flow) -> _Plan:
         known = self._plans.get(id(flow))

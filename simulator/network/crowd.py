@@ -117,6 +117,16 @@ class Crowd:
         self._take_in()
         return tuple(zip(self._names, self._remaining.tolist(), strict=True))
 
+    def solved_state(self, first: int) -> tuple[object, ...]:
+        """Messages counted from ``first``, in order, what remains of them and their rates."""
+        self._solve()
+        places = np.array([index for _, index in self._names], dtype=np.int64) - first
+        return places.tobytes(), self._remaining.tobytes(), self._rates.tobytes(), self._factors.tobytes()
+
+    def rename(self, step: int) -> None:
+        """Let all messages stand for those so many later."""
+        self._names = [(handle, index + step) for handle, index in self._names]
+
     def _unsettle(self, level_bytes_per_s: float) -> None:
         """Mark all rates from a level on as to be solved: those below it were settled by links that nothing left."""
         self._kept_below = min(self._kept_below, level_bytes_per_s) if not self._is_solved else level_bytes_per_s

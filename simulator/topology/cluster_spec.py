@@ -6,6 +6,7 @@ Keys of the file are the aliases; attribute names carry the units.
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
@@ -41,7 +42,7 @@ HYBRID_CUBE_MESH = (
 
 def _device_name(name: str, info: ValidationInfo) -> str:
     beside = Path((info.context or {}).get("folder", "."), name)
-    if beside.is_file():
+    if os.path.isfile(beside):  # unlike Path.is_file, not an error where a name is too long
         return str(beside)
     try:
         resolve_name(name, "devices")

@@ -169,3 +169,41 @@ def test_a_ring_from_socket_to_socket_goes_as_fast_as_its_flow(name, collective)
     topology = load_topology(name, 8)
     flow, chunk = both(plan(topology, collective, 2**26, 8, algorithm="ring", protocol="simple"), topology)
     assert flow == pytest.approx(chunk, rel=0.01)
+
+
+def ends_ps(network, flows):
+    """Start flows at given times and return when each ends."""
+    ends, begun = {}, []
+    for start_ps, flow in flows:
+        while (wake_ps := network.next_completion_ps()) is not None and wake_ps <= start_ps:
+            ends |= dict.fromkeys(network.advance(wake_ps), wake_ps)
+        begun.append(network.start(flow, start_ps))
+    while (wake_ps := network.next_completion_ps()) is not None:
+        ends |= dict.fromkeys(network.advance(wake_ps), wake_ps)
+    return [ends[handle] for handle in begun]
+
+
+@pytest.mark.parametrize(("name", "n_gpus"), [("selene", 16), ("polaris", 16), ("bigred200", 8), ("hgx-h100", 8)])
+def test_rounds_that_repeat_take_what_all_their_messages_take(name, n_gpus):
+    """To the picosecond, alone and where another ring begins in the midst of it."""
+    topology = load_topology(name, n_gpus)
+    ring = plan(topology, "all_reduce", 2**26, n_gpus, algorithm="ring")
+    one_by_one = replace(ring, rounds=None)
+    (alone_ps,) = ends_ps(NETWORKS["chunk"](topology), [(0, one_by_one)])
+    assert ends_ps(NETWORKS["chunk"](topology), [(0, ring)]) == [alone_ps]
+    starts = (0, alone_ps // 4 * 3 + 1)
+    expected = ends_ps(NETWORKS["chunk"](topology), [(start, one_by_one) for start in starts])
+    for second in (one_by_one, ring):
+        found = ends_ps(NETWORKS["chunk"](topology), list(zip(starts, (ring, second), strict=True)))
+        assert found == expected
+
+
+def test_a_ring_costs_its_transient_and_not_its_rounds():
+    topology = load_topology("polaris", 64)
+    network = NETWORKS["chunk"](topology)
+    network.start(plan(topology, "all_reduce", 2**30, 64, algorithm="ring"), 0)
+    n_wakes = 0
+    while (wake_ps := network.next_completion_ps()) is not None:
+        network.advance(wake_ps)
+        n_wakes += 1
+    assert n_wakes < 126  # its rounds

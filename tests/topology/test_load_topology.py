@@ -257,3 +257,8 @@ def test_a_node_that_does_not_say_gets_the_pcie_of_its_device(tmp_path, device, 
     topology = load_topology(file)
     assert (topology.node.pcie.generation, topology.node.pcie.switches) == (generation, 1)
     assert any("taken from the device" in caveat for caveat in describe(topology).caveats)
+
+
+def test_a_device_name_longer_than_any_path_is_an_unknown_device():
+    with pytest.raises(ConfigError, match="xxxx"):
+        load_topology("bigred200", overrides={"node.gpu": "x" * 400})
