@@ -12,12 +12,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from simulator.config import load_yaml
 from simulator.interop.deepspeed import import_deepspeed
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
-from simulator.interop.format import Format, Imported
-from simulator.interop.reader import Reader
-from simulator.interop.table import Found, Table, flattened, key, nested
+from simulator.interop.format import Format
+from simulator.interop.table import Described, Found, Table, key, nested, reader_of
 
 _STRATEGIES = {
     "FULL_SHARD": "zero3",
@@ -78,22 +76,8 @@ KEYS = Table(
 )  # fmt: skip
 
 
-def import_accelerate(path: str | Path) -> Imported:
-    """Read the YAML that ``accelerate config`` writes.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file. A DeepSpeed file that it names is read too.
-
-    Raises
-    ------
-    ConfigError
-        If a value cannot be understood.
-    """
-    path = Path(path)
-    data, locator = load_yaml(path)
-    found = KEYS.read(Reader(flattened(data, str(path)), str(path), locator=locator))
+def _describe(found: Found) -> Described:
+    """Return what ``accelerate config`` wrote; a DeepSpeed file that it names is read too."""
     has_fsdp = any(name.startswith("fsdp_config") for name in found.reader.data)
     kind = found["distributed_type"] or ("FSDP" if has_fsdp else "NO")
     precision = _precision(found)
@@ -103,10 +87,12 @@ def import_accelerate(path: str | Path) -> Imported:
     if kind != "NO" and kind in _READERS:
         settings |= _READERS[kind](found) | {"precision": precision.removeprefix("amp_")}  # 16-bit working weights
     if kind == "DEEPSPEED" and found["deepspeed_config.deepspeed_config_file"]:
-        settings |= _named_file(found, path)
+        settings |= _named_file(found, Path(found.reader.file))
     settings |= _mesh(found)
-    KEYS.finish(found)
-    return Imported(kind="accelerate", file=str(path), settings=settings, report=found.reader.account.report())
+    return None, settings, None
+
+
+import_accelerate = reader_of("accelerate", KEYS, _describe)
 
 
 def is_accelerate(text: str) -> bool:

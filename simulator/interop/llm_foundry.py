@@ -9,14 +9,14 @@ mosaicml/llm-foundry, ``scripts/train/yamls`` and ``llmfoundry/models/mpt/config
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from simulator.config import parse_yaml, read_text
-from simulator.interop.format import Format, Imported
+from simulator.interop.adapters import adapter_settings, optimizer_settings
+from simulator.interop.format import Format
 from simulator.interop.nemo import resolved
-from simulator.interop.reader import Reader
-from simulator.interop.table import Found, Table, flattened, key
+from simulator.interop.table import Described, Found, Table, key, reader_of
 from simulator.interop.trainer import catalogue_model
 from simulator.models.catalog import MPT_STYLE
 from simulator.models.spec import MOST_LAYERS, ModelSpec
@@ -52,6 +52,9 @@ KEYS = Table(
         key("fsdp_config.activation_cpu_offload", "switch"),
         key("fsdp_config.limit_all_gathers", "switch", plan="limit_all_gathers", default=True),
         key("compile_config", "any", note="`host` compiled"),
+        key("model.peft_config.r lora.args.r", "count", note="`lora_rank`: 8"),
+        key("model.peft_config.target_modules lora.args.target_modules", "any", note="`lora_targets`"),
+        key("optimizer.name", "any", note="Adam's states are taken; `moment_bytes` of 8-bit ones"),
     ),
     irrelevant={
         "the task and its data": "variables* tokenizer* train_loader* eval_loader* eval* max_duration dataset* data_local data_remote icl* "
@@ -60,12 +63,13 @@ KEYS = Table(
         "model.loss_fn model.pretrained model.config_overrides* model.use_auth_token model.learned_pos_emb model.tokenizer_name "
         "model.norm_type model.logit_scale model.use_cache model.ffn_config",
         "logging": "loggers* callbacks* progress_bar log_to_console console_log* python_log_level profiler* log_config metadata*",
-        "how it is done, not what": "fsdp_config.verbose fsdp_config.forward_prefetch fsdp_config.backward_prefetch "
+        "scale and dropout of adapters": "model.peft_config* lora.args* lora",
+        "how it is done, not what": "expandable_segments fsdp_config.verbose fsdp_config.forward_prefetch fsdp_config.backward_prefetch "
         "fsdp_config.activation_checkpointing_reentrant fsdp_config.sync_module_states "
         "fsdp_config.state_dict_type fsdp_config.use_orig_params dist_timeout parallelism_config",
     },
     missed={
-        "only adapters are trained: taken as training of all weights": "model.peft_config*",
+        "quantized frozen weights": "model.load_in_4bit model.load_in_8bit model.quantization_config*",
         "layers that differ": "model.block_overrides*",
         "tensor parallelism of Composer": "tp_config*",
         "parameters on the host": "fsdp_config.cpu_offload",
@@ -73,23 +77,17 @@ KEYS = Table(
 )  # fmt: skip
 
 
-def import_llm_foundry(path: str | Path) -> Imported:
-    """Read a training file.
+def _filled(flat: dict[str, Any]) -> dict[str, Any]:
+    """Fill the variables of a file in."""
+    return resolved(_variables(flat) | flat, {})
 
-    Parameters
-    ----------
-    path : str or Path
-        The YAML file; its variables are filled in.
 
-    Raises
-    ------
-    ConfigError
-        If a value cannot be understood.
-    """
-    data, locator = parse_yaml(read_text(path), str(path))
-    flat = flattened(data, str(path))
-    variables = {name.rpartition(".")[2]: value for name, value in flat.items() if name.startswith("variables.")}
-    found = KEYS.read(Reader(resolved({**variables, **flat}, {}), str(path), locator=locator))
+def _variables(flat: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.rpartition(".")[2]: value for name, value in flat.items() if name.startswith("variables.")}
+
+
+def _describe(found: Found) -> Described:
+    """Return what a training file says."""
     settings: dict[str, Any] = {"framework": "llm-foundry"} | KEYS.fields(found, "plan")
     micro = found["device_train_microbatch_size"]
     if isinstance(micro, int) and not isinstance(micro, bool):
@@ -103,12 +101,29 @@ def import_llm_foundry(path: str | Path) -> Imported:
         settings["host"] = "compiled"
     if found["fsdp_config.activation_cpu_offload"]:
         found.reader.miss("fsdp_config.activation_cpu_offload", "activations on the host")
-    spec = _spec(found, Path(path).stem)
-    found.reader.irrelevant([name for name in variables if name not in flat])
-    KEYS.finish(found)
-    return Imported(
-        kind="llm-foundry", file=str(path), spec=spec, settings=settings, report=found.reader.account.report()
-    )
+    settings |= _adapters(found) | optimizer_settings(found.reader, "optimizer.name", "decoupled_adamw")
+    spec = _spec(found, Path(found.reader.file).stem)
+    found.reader.irrelevant(_variables(found.reader.data))
+    return spec, settings, None
+
+
+def _adapters(found: Found) -> dict[str, Any]:
+    """Return the settings of adapters: of peft in ``model.peft_config``, or of older files in ``lora.args``."""
+    for section in ("model.peft_config", "lora.args"):
+        kind = str(found.reader.data.get("model.peft_config.peft_type") or "LORA").upper()
+        if not any(name.startswith(f"{section}.") for name in found.reader.data):
+            continue
+        if kind != "LORA":
+            found.reader.miss(
+                "model.peft_config.peft_type", f"{kind}: adapters of another kind, taken as low-rank ones"
+            )
+        return adapter_settings(
+            found.reader,
+            f"{section}.target_modules",
+            found["model.peft_config.r"] or 8,
+            found["model.peft_config.target_modules"],
+        )
+    return {}
 
 
 def _spec(found: Found, name: str) -> ModelSpec | None:
@@ -151,5 +166,9 @@ def is_llm_foundry(text: str) -> bool:
 
 
 LLM_FOUNDRY = Format(
-    gives="plan and model", what="YAML of LLM Foundry", sniff=is_llm_foundry, read=import_llm_foundry, table=KEYS
+    gives="plan and model",
+    what="YAML of LLM Foundry",
+    sniff=is_llm_foundry,
+    read=reader_of("llm-foundry", KEYS, _describe, _filled),
+    table=KEYS,
 )

@@ -9,7 +9,6 @@ NVIDIA/Megatron-LM, ``megatron/training/arguments.py``, ``megatron/core/model_pa
 
 from __future__ import annotations
 
-import ast
 import json
 import posixpath
 import re
@@ -22,14 +21,13 @@ from simulator.config import load_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.deepspeed import read_deepspeed
 from simulator.interop.format import Format, Imported
-from simulator.interop.megatron_keys import DISPATCHERS, FSDP, KEYS, STATE_BYTES, VOCABULARIES
+from simulator.interop.megatron_keys import DISPATCHERS, FSDP, KEYS, STATE_BYTES
+from simulator.interop.megatron_model import LAYERS, expert_counts, is_deepspeed, model_of, take_pattern
 from simulator.interop.megatron_writing import write_megatron
 from simulator.interop.reader import Reader, is_unknown, readable
 from simulator.interop.shell import read_script
 from simulator.interop.shell_expansion import Script
 from simulator.interop.table import Found, flattened
-from simulator.models.catalog import BERT_STYLE, MEGATRON_STYLE, T5_STYLE
-from simulator.models.spec import ModelSpec
 from simulator.plan.parallel_plan import SETTINGS
 
 
@@ -97,7 +95,9 @@ def parse_megatron(
 
 def is_megatron(text: str) -> bool:
     """Whether a text has the flags, or the YAML keys, of a model of Megatron's, or is a script that may launch one."""
-    flags = bool(re.search(r"--(?:encoder[-_])?num[-_]layers\b", text) and re.search(r"--hidden[-_]size\b", text))
+    flags = bool(re.search(r"--(?:encoder[-_])?num[-_]layers\b|--hybrid[-_]\w+[-_]pattern\b", text)) and bool(
+        re.search(r"--hidden[-_]size\b", text)
+    )
     keys = re.search(r"(?m)^\s*num_layers\s*:", text) and re.search(r"(?m)^\s*hidden_size\s*:", text)
     if re.search(r"(?m)^(MODEL_ARGS|modules|trainer)\s*:", text):
         return False  # a recipe around Megatron
@@ -121,7 +121,7 @@ def _launch(script: Script, file: str) -> list[str]:
 
     def has_model(words: Sequence[str]) -> bool:
         names = {word.partition("=")[0].replace("_", "-") for word in words}
-        return bool(names & {"--num-layers", "--encoder-num-layers"}) and "--hidden-size" in names
+        return bool(names & {f"--{name}" for name in LAYERS}) and "--hidden-size" in names
 
     launches = [command.words for command in script.commands if has_model(command.words)]
     if launches:
@@ -152,7 +152,7 @@ def _of_yaml(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 #: flags that take several values
-_LISTS = ("num-experts", "window-size", "recompute-modules", "cuda-graph-scope")
+LISTS = ("num-experts", "window-size", "recompute-modules", "cuda-graph-scope", "cuda-graph-modules", "spec")
 
 
 def _flags(tokens: list[str]) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _flags(tokens: list[str]) -> dict[str, Any]:
             flags[name] = value if equals else True
             if equals or name in switches:
                 name = ""
-        elif name and (name in _LISTS or flags[name] is True) and word not in ("&&", "|", "2>&1", ";", "&"):
+        elif name and (name in LISTS or flags[name] is True) and word not in ("&&", "|", "2>&1", ";", "&"):
             before = flags[name]
             flags[name] = word if before is True else [*(before if isinstance(before, list) else [before]), word]
     return flags
@@ -200,14 +200,14 @@ def read_flags(
     is_partial : bool
         Whether the flags change a recipe that is not here: what they do not name stays unset.
     """
+    stages = take_pattern(reader)
     found = KEYS.read(reader)
-    _refuse_unmodelled(found)
     settings = _settings(found, nodes, gpus_per_node)
     if found["deepspeed-config"] is not None:
         settings |= _beside(found, written or {}, settings)
     has_model = found.given("num-layers", "encoder-num-layers") and found.given("hidden-size")
-    spec = _spec(found, family, settings) if has_model or not (is_partial or written is None) else None
-    settings |= _stages(found, settings, spec.layers if spec is not None else 0)
+    spec = model_of(found, family, settings) if has_model or not (is_partial or written is None) else None
+    settings |= _stages(found, settings, spec.layers if spec is not None else 0, stages)
     if is_partial:
         settings = _said_only(found, settings)
     KEYS.finish(found)
@@ -234,38 +234,22 @@ def _said_only(found: Found, settings: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _refuse_unmodelled(found: Found) -> None:
-    """End the import where the model or its execution is of a kind that is not modelled."""
-    reader = found.reader
-    for name in ("hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model", "fp4-format"):
-        if reader.has(name):
-            reader.fault(
-                name,
-                "is not modelled for Megatron's scripts",
-                hint="give the model as --model, and this file as --megatron",
-            )
-    if found["mlp-type"] not in (None, "standard"):
-        reader.fault("mlp-type", f"{found['mlp-type']} experts (PR-MoE) are not modelled")
-    if isinstance(found["num-experts"], list) and len(set(found["num-experts"])) > 1:
-        reader.fault("num-experts", "layers with different numbers of experts are not modelled", hint="give one number")
-
-
 def _settings(found: Found, nodes: int | None, gpus_per_node: int | None) -> dict[str, Any]:
     """Return the settings of the plan."""
     settings = KEYS.fields(found, "plan")
-    is_deepspeed = _is_deepspeed(found)
+    with_deepspeed = is_deepspeed(found)
     is_old = any(found.reader.has(name) for name in _BEFORE_CORE) and not found.given("transformer-impl")
     is_local = found["transformer-impl"] == "local" or is_old
-    if is_old and not is_deepspeed:
+    if is_old and not with_deepspeed:
         found.reader.assume(
             "attention", "eager", "flags of Megatron-LM before Megatron-Core: flash attention needs one of its own"
         )
     framework = "megatron" if is_local or found.given("use-flash-attn") else "megatron-core"
-    settings["framework"] = "megatron-deepspeed" if is_deepspeed else framework
-    settings["attention"] = _attention(found, is_local=is_local or is_deepspeed)
+    settings["framework"] = "megatron-deepspeed" if with_deepspeed else framework
+    settings["attention"] = _attention(found, is_local=is_local or with_deepspeed)
     settings |= _graphs(found) | _states(found)
-    if settings.get("cp", 1) > 1 and (is_deepspeed or found["cp-comm-type"] == "a2a+p2p"):
-        settings["cp_comm_type"] = "a2a" if is_deepspeed else "p2p"
+    if settings.get("cp", 1) > 1 and (with_deepspeed or found["cp-comm-type"] == "a2a+p2p"):
+        settings["cp_comm_type"] = "a2a" if with_deepspeed else "p2p"
     settings |= _recompute(found) | _precision(found) | {"sharding": _sharding(found)} | _experts_travel(found)
     if found["no-overlap-p2p-communication"]:
         settings["overlap_p2p"] = False
@@ -283,18 +267,6 @@ def _settings(found: Found, nodes: int | None, gpus_per_node: int | None) -> dic
 
 #: flags of Megatron-LM that were gone when its layers became Transformer Engine's
 _BEFORE_CORE = ("data-impl", "DDP-impl", "activations-checkpoint-method", "checkpoint-activations", "local-rank")
-
-
-def _is_deepspeed(found: Found) -> bool:
-    """Whether the tool is Megatron-DeepSpeed."""
-    names = (
-        "deepspeed",
-        "deepspeed-config",
-        "zero-stage",
-        "deepspeed-activation-checkpointing",
-        "enable-zbh1-pipeline",
-    )
-    return found.given(*names) or any(name in found.reader.data for name in names)
 
 
 def _beside(found: Found, written: Mapping[str, str], settings: dict[str, Any]) -> dict[str, Any]:
@@ -393,8 +365,11 @@ def _sharding(found: Found) -> str:
 
 def _experts_travel(found: Found) -> dict[str, Any]:
     """Return how tokens of experts travel, where there are experts."""
-    if _n_experts(found) < 2:
+    if max(expert_counts(found)) < 2:
         return {}
+    if is_deepspeed(found):  # tokens beyond the capacity are dropped, and what is left of it is padding
+        factor = None if found["disable-moe-token-dropping"] else found["moe-train-capacity-factor"]
+        return {"moe_dispatcher": "alltoall", "moe_capacity_factor": factor, "moe_pad_to_capacity": factor is not None}
     dispatcher = DISPATCHERS[found["moe-token-dispatcher-type"]]
     is_hybrid = dispatcher == "deepep" and found["moe-flex-dispatcher-backend"] == "hybridep"
     return {
@@ -421,9 +396,14 @@ def _groups(found: Found, settings: dict[str, Any], world: int) -> dict[str, Any
     return groups
 
 
-def _stages(found: Found, settings: dict[str, Any], layers: int) -> dict[str, Any]:
-    """Return the schedule, and how many chunks of layers a stage has."""
+def _stages(found: Found, settings: dict[str, Any], layers: int, segments: tuple[int, ...]) -> dict[str, Any]:
+    """Return the schedule, and how many chunks of layers a stage has; ``segments``: layers of each, where a pattern cuts them."""
     virtual, pp = settings["virtual_pp"], settings["pp"]
+    if len(segments) > 1:
+        if len(segments) % pp:
+            found.reader.fault("hybrid-layer-pattern", f"{len(segments)} segments do not divide into {pp} stages")
+        settings["pipeline_layout"] = "E" + "|".join("t" * n for n in segments) + "L"
+        virtual = len(segments) // pp
     per_chunk = found["num-layers-per-virtual-pipeline-stage"]
     if per_chunk and layers:
         if layers % (pp * per_chunk):
@@ -457,145 +437,6 @@ def _world(found: Found, nodes: int | None, gpus_per_node: int | None) -> int:
             "gpus", "that of the topology", f"{shown} are set at run time: give --nodes and --gpus-per-node"
         )
         return 0
-
-
-def _spec(found: Found, family: str, settings: dict[str, Any]) -> ModelSpec:
-    """Return the model."""
-    r, given = found.reader, KEYS.fields(found, "model")
-    for name in ("hidden-size", "num-attention-heads", "num-layers"):
-        if found[name] is None:
-            r.missing(KEYS.named(name).names)
-    glu = found["glu-activation"] or ("swiglu" if found["swiglu"] else "geglu" if found["quick-geglu"] else "")
-    bias, gated = not found["disable-bias-linear"], bool(glu)
-    fields: dict[str, Any] = {"gpt": MEGATRON_STYLE, "bert": BERT_STYLE, "t5": T5_STYLE}[family].copy()
-    if family != "bert":
-        fields |= {
-            "architecture": "t5" if family == "t5" else "llama" if gated and given["norm"] == "rms_norm" else "gpt",
-            "activation": "silu" if glu == "swiglu" else "relu2" if found["squared-relu"] else "gelu",
-            "positions": _positions(found, given["positions"]),
-            "norm": given["norm"],
-            "attention_bias": bias or found["add-qkv-bias"],
-            "attention_output_bias": bias,
-            "mlp_bias": bias,
-            "qk_norm": given["qk_norm"],
-            "embedding_norm": given["embedding_norm"],
-        }
-    if not found["ffn-hidden-size"]:
-        given["ffn_hidden"] = int(8 * given["hidden"] / 3 / 64) * 64 if gated else 4 * given["hidden"]
-        r.assume("ffn-hidden-size", given["ffn_hidden"], "Megatron's default")
-    layers = given["layers"]
-    heads = found["num-query-groups"] or given["heads"]
-    fields |= {name: given[name] for name in ("hidden", "heads", "ffn_hidden", "dropout")} | {
-        "gated_mlp": gated,
-        "layers": found["decoder-num-layers"] or layers if family == "t5" else layers,
-        "encoder_layers": layers if family == "t5" else 0,
-        "kv_heads": heads if found["group-query-attention"] or found.given("num-key-value-heads") else 0,
-        "head_dim": given.get("head_dim", 0),
-        "max_positions": given.get("max_positions", settings["sequence_length"]),
-        "vocab": _vocab(found, settings["tp"]),
-        "tied": not found["untie-embeddings-and-output-weights"],
-    }
-    return ModelSpec(name=f"megatron-{Path(r.file).stem}", **(fields | _experts(found, layers) | _latent(found)))
-
-
-def _positions(found: Found, named: str) -> str:
-    if found["use-rotary-position-embeddings"]:
-        return "rotary"
-    return "none" if found["no-position-embedding"] and not found.given("position-embedding-type") else named
-
-
-def _vocab(found: Found, tp: int) -> int:
-    """Return the rows of the embedding: the vocabulary, padded."""
-    if found["padded-vocab-size"] or found["pad-vocab-size-to"]:
-        return int(found["padded-vocab-size"] or found["pad-vocab-size-to"])
-    size = found["vocab-size"] or _of_tokenizer(found)
-    if not size:
-        size = 50257
-        if found["tokenizer-type"] in (None, True):
-            found.reader.assume(
-                "vocab-size", size, "GPT-2's tokenizer; the real one is read from the tokenizer at run time"
-            )
-        else:
-            found.reader.account.miss("tokenizer-type", "the file does not hold its vocabulary: that of GPT-2 is taken")
-    multiple: int = found["make-vocab-size-divisible-by"] * tp
-    return int(-(-size // multiple) * multiple)
-
-
-def _of_tokenizer(found: Found) -> int:
-    """Return the vocabulary of a known tokenizer; 0 where it is not known."""
-    names = " ".join(
-        readable(str(found[name] or "")) for name in ("tokenizer-type", "tokenizer-model", "patch-tokenizer-type")
-    )
-    return next((size for pattern, size in VOCABULARIES.items() if re.search(pattern, names, re.IGNORECASE)), 0)
-
-
-def _n_experts(found: Found) -> int:
-    value = found["num-experts"]
-    if isinstance(value, list):
-        found.reader.data["num-experts"] = value[0]
-    return found.reader.integer("num-experts", default=0) if found.reader.has("num-experts") else 0
-
-
-def _experts(found: Found, layers: int) -> dict[str, Any]:
-    if _n_experts(found) < 2:
-        return {}
-    return {
-        "n_experts": _n_experts(found),
-        "top_k": found["moe-router-topk"] or (1 if _is_deepspeed(found) else 2),
-        "expert_hidden": found["moe-ffn-hidden-size"] or 0,
-        "shared_expert_hidden": found["moe-shared-expert-intermediate-size"] or 0,
-        "dense_blocks": _every(found, layers) if _is_deepspeed(found) else _dense_blocks(found, layers),
-    }
-
-
-def _every(found: Found, layers: int) -> tuple[int, ...]:
-    """Return the blocks without experts of Megatron-DeepSpeed: all but every second one, unless it says otherwise."""
-    every = found["expert-interval"] or 2
-    return tuple(i for i in range(layers) if (i + 1) % every)
-
-
-def _latent(found: Found) -> dict[str, Any]:
-    if not found["multi-latent-attention"]:
-        return {}
-    return {
-        "q_lora_rank": found["q-lora-rank"] or 0,
-        "kv_lora_rank": found["kv-lora-rank"],
-        "head_dim": found["qk-head-dim"],
-        "qk_rope_head_dim": found["qk-pos-emb-head-dim"],
-        "v_head_dim": found["v-head-dim"],
-    }
-
-
-def _dense_blocks(found: Found, layers: int) -> tuple[int, ...]:
-    """Return which blocks have no experts: a frequency, or a pattern such as ``([0]*3+[1]*58)``, 1 for experts."""
-    text = str(found["moe-layer-freq"]).strip("'\" ")
-    if re.fullmatch(r"0*[1-9]\d{0,5}", text):
-        return tuple(i for i in range(layers) if i % int(text))
-    try:
-        pattern = _pattern(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        pattern = []
-    if len(pattern) != layers or not set(pattern) <= {0, 1}:
-        hint = "4, or ([0]*3+[1]*29)"
-        found.reader.fault("moe-layer-freq", f"{text!r:.80} is no pattern for {layers} layers", hint=hint)
-    return tuple(i for i, moe in enumerate(pattern) if not moe)
-
-
-def _pattern(node: ast.expr) -> list[int]:
-    """Evaluate sums and multiples of lists of whole numbers."""
-    if isinstance(node, ast.List):
-        found = [item.value for item in node.elts if isinstance(item, ast.Constant) and isinstance(item.value, int)]
-        if len(found) == len(node.elts):
-            return found
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _pattern(node.left) + _pattern(node.right)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        pair = (node.left, node.right) if isinstance(node.right, ast.Constant) else (node.right, node.left)
-        times = pair[1].value if isinstance(pair[1], ast.Constant) else None
-        inner = _pattern(pair[0])
-        if isinstance(times, int) and 0 <= times * len(inner) <= 10_000:
-            return inner * times
-    raise ValueError("not a pattern")
 
 
 MEGATRON = Format(

@@ -12,6 +12,8 @@ from __future__ import annotations
 from simulator.interop.table import Table, key
 from simulator.models.spec import MOST_LAYERS
 
+#: names of a hybrid's pattern of layers
+PATTERNS = ("hybrid-layer-pattern", "hybrid-override-pattern")
 #: sharding of Megatron's FSDP -> ours
 FSDP = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
 _POSITIONS = {
@@ -48,7 +50,34 @@ KEYS = Table(
         key("embed-layernorm", "switch", model="embedding_norm"),
         key("quick-geglu", "switch", note="a gated MLP with gelu"),
         key("glu-activation", "text", note="a gated MLP: swiglu, geglu ..."),
-        key("mlp-type", "text"),
+        key("mlp-type", "text", default="standard", note="residual: `residual_experts` of the model (PR-MoE)"),
+        key("mtp-num-layers", model="mtp_layers"),
+        key(" ".join(PATTERNS), "text", note="`pattern` of the model; `|` cuts it into stages (`pipeline_layout`)"),
+        key("hybrid-attention-ratio", "number", note="`pattern` of the model, of old scripts"),
+        key("hybrid-mlp-ratio", "number", note="the same"),
+        key("is-hybrid-model", "switch", note="Mamba layers but for these ratios"),
+        key("mamba-num-heads", note="`ssm_heads` of the model: 2 hidden sizes over `mamba-head-dim`"),
+        key("mamba-head-dim", "count", default=64, note="`ssm_head_dim` of the model"),
+        key("mamba-state-dim", "count", default=128, note="`ssm_state` of the model"),
+        key("mamba-num-groups", "count", default=8, note="`ssm_groups` of the model"),
+        key(
+            "experimental-attention-variant linear-attention-type",
+            words={"gated_delta_net": "G"},
+            unmodelled="dsa",
+            note="gated delta nets instead of attention",
+        ),
+        key(
+            "linear-attention-freq",
+            "any",
+            default="4",
+            note="every so manieth layer is attention; or a list, 1 for delta nets",
+        ),
+        key("linear-num-key-heads", "count", default=16, note="`delta_key_heads` of the model"),
+        key("linear-num-value-heads", "count", default=32, note="`delta_value_heads` of the model"),
+        key("linear-key-head-dim", "count", default=128, note="`delta_key_dim` of the model"),
+        key("linear-value-head-dim", "count", default=128, note="`delta_value_dim` of the model"),
+        key("attention-output-gate", "switch", note="`attention_gate` of the model"),
+        key("moe-latent-size", note="`expert_latent` of the model"),
         key("no-position-embedding", "switch", note="positions: none, unless others are named"),
         key("normalization", model="norm", words=_NORMS, default="LayerNorm"),
         key("disable-bias-linear", "switch"),
@@ -63,7 +92,11 @@ KEYS = Table(
         key("patch-tokenizer-type", "any", note="the same"),
         key("untie-embeddings-and-output-weights", "switch"),
         key("hidden-dropout", "number", model="dropout", default=0.1),
-        key("num-experts", "any", note="`n_experts` of the model; 1 is a dense model"),
+        key(
+            "num-experts",
+            "any",
+            note="`n_experts` of the model; 1 is a dense model; several: `experts_of_blocks` (PR-MoE)",
+        ),
         key("moe-router-topk topk", note="`top_k` of the model: 2, with DeepSpeed's experts 1"),
         key("moe-ffn-hidden-size", note="`expert_hidden` of the model"),
         key("moe-shared-expert-intermediate-size", note="`shared_expert_hidden` of the model"),
@@ -110,6 +143,8 @@ KEYS = Table(
         key("moe-token-dispatcher-type", words=DISPATCHERS, default="allgather", note="`moe_dispatcher`"),
         key("moe-flex-dispatcher-backend", words=dict.fromkeys(("deepep", "hybridep")), note="`moe_dispatcher`"),
         key("moe-expert-capacity-factor", "number", note="`moe_capacity_factor`"),
+        key("moe-train-capacity-factor", "number", default=1.0, note="`moe_capacity_factor`, of Megatron-DeepSpeed"),
+        key("disable-moe-token-dropping", "switch", note="the same: no limit"),
         key("moe-pad-expert-input-to-capacity", "switch", note="`moe_pad_to_capacity`"),
         key("moe-shared-expert-overlap", "switch", note="`moe_shared_expert_overlap`"),
         key("bf16", "switch", note="precision"),
@@ -152,7 +187,7 @@ KEYS = Table(
         key("attention-backend", words=dict.fromkeys(("auto", "flash", "fused", "unfused", "local"))),
         key("use-flash-attn use-flash-attn-v1 use-flash-attn-v2 use-flash-attn-triton", "switch"),
         key("cuda-graph-impl", words=dict.fromkeys(("none", "local", "transformer_engine", "full_iteration"))),
-        key("cuda-graph-scope", "any", note="`cuda_graphs`"),
+        key("cuda-graph-scope cuda-graph-modules", "any", note="`cuda_graphs`"),
         key("enable-cuda-graph external-cuda-graph", "switch", note="`host`: graphs"),
         key("nnodes num-nodes", "any", note="of the launcher: GPUs"),
         key("nproc-per-node num-gpus", "any", note="of the launcher: GPUs"),
@@ -161,10 +196,12 @@ KEYS = Table(
         key("deepspeed-config", "any"),
     ),
     irrelevant={
-        "files and data": "*data* *path* save* load* *dir *-file no-load* no-save* split mmap* ckpt* dist-ckpt* legacy* "
+        "files and data": "mamba-inference* linear-conv* "
+        "*data* *path* save* load* *dir *-file no-load* no-save* split mmap* ckpt* dist-ckpt* legacy* "
         "num-workers seed reset-* eod-* mock-* *dataset* *checkpoint-* finetune create-attention-mask* merge* "
         "vocab-extra* no-create-attention* tokenizer-* *tokenizer override-* exit-* master* node-rank rdzv* rank "
-        "short-seq-prob mask-prob bert-no-binary-head valid* tee redirects role max-restarts",
+        "short-seq-prob mask-prob bert-no-binary-head valid* tee redirects role max-restarts "
+        "moe-eval-cap* moe-min-cap* calculate-per-token* spec trust-remote* export-* standalone extra",
         "learning": "lr* min-lr *adam-* weight-decay* end-weight-decay clip-grad init-method* *loss-scale* hysteresis "
         "train-* eval* rampup* *warmup* optimizer start-weight* decoupled-* apply-query* attention-softmax* "
         "moe-aux* moe-z* moe-router-* moe-loss* moe-*bias* norm-epsilon layernorm-epsilon apply-layernorm-1p rotary-* "
@@ -182,9 +219,10 @@ KEYS = Table(
         "create-moe-param-group no-pipeline-parallel scattered-embeddings partition-activations distribute-saved-*",
     },
     missed={
-        "multi-token prediction layers": "mtp-num-layers",
+        "a teacher that runs beside": "mos kd",
+        "ranks of the parts of a model": "llm-tp llm-cp llm-pp llm-dp llm-ep llm-expt-tp encoder-tp encoder-dp",
         "activations on the host": "cpu-offloading-act* cpu-offloading-w* cpu-offloading-d*",
-        "layers that are not attention": "hybrid-* is-hybrid-model mamba-* *ssm*",
+        "layers of another kind": "hybrid-* *ssm* linear-attention*",
         "a window of attention": "window-size window-attn*",
         "the recipe of fp8": "fp8-recipe first-last-layers-bf16",
         "FP4": "fp4-*",

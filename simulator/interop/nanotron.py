@@ -11,11 +11,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from simulator.config import load_yaml
-from simulator.interop.format import Format, Imported
+from simulator.interop.format import Format
 from simulator.interop.hf_families import activation
 from simulator.interop.reader import Reader
-from simulator.interop.table import Table, flattened, key
+from simulator.interop.table import Described, Found, Table, key, reader_of
 from simulator.models.catalog import LLAMA_STYLE
 from simulator.models.spec import MOST_LAYERS, ModelSpec
 
@@ -61,23 +60,9 @@ KEYS = Table(
 )  # fmt: skip
 
 
-def import_nanotron(path: str | Path) -> Imported:
-    """Read a training file.
-
-    Parameters
-    ----------
-    path : str or Path
-        The YAML file.
-
-    Raises
-    ------
-    ConfigError
-        If a value cannot be understood.
-    """
-    data, locator = load_yaml(path)
-    flat = flattened(data, str(path))
-    stage = flat.get("optimizer.zero_stage")
-    found = KEYS.read(reader := Reader(flat, str(path), locator=locator))
+def _describe(found: Found) -> Described:
+    """Return what a training file says."""
+    reader, stage = found.reader, found.reader.data.get("optimizer.zero_stage")
     if stage not in (None, 0, 1, 2, 3) or isinstance(stage, bool):
         reader.fault("optimizer.zero_stage", f"{stage!r:.40} is not 0, 1, 2 or 3")
     settings: dict[str, Any] = {"framework": "megatron", "attention": "flash"} | KEYS.fields(found, "plan")
@@ -89,7 +74,7 @@ def import_nanotron(path: str | Path) -> Imported:
     )
     if found["parallelism.tp_linear_async_communication"] and settings["tp"] > 1:
         settings["asynchronous_tp"] = True
-    sizes = Reader(dict(reader.data), str(path), locator=locator)
+    sizes = Reader(dict(reader.data), reader.file, locator=reader.locator)
     spec = None
     if found[f"{_MODEL}.hidden_size"]:
         fields = LLAMA_STYLE | KEYS.fields(found, "model")
@@ -101,9 +86,8 @@ def import_nanotron(path: str | Path) -> Imported:
             fields = {
                 name: value for name, value in fields.items() if name not in ("n_experts", "top_k", "expert_hidden")
             }
-        spec = ModelSpec(name=f"nanotron-{Path(path).stem}", **fields)
-    KEYS.finish(found)
-    return Imported(kind="nanotron", file=str(path), spec=spec, settings=settings, report=reader.account.report())
+        spec = ModelSpec(name=f"nanotron-{Path(reader.file).stem}", **fields)
+    return spec, settings, None
 
 
 def is_nanotron(text: str) -> bool:
@@ -111,4 +95,10 @@ def is_nanotron(text: str) -> bool:
     return all(re.search(rf"(?m)^{name}\s*:", text) for name in ("parallelism", "tokens")) and "model_config" in text
 
 
-NANOTRON = Format(gives="plan and model", what="YAML of Nanotron", sniff=is_nanotron, read=import_nanotron, table=KEYS)
+NANOTRON = Format(
+    gives="plan and model",
+    what="YAML of Nanotron",
+    sniff=is_nanotron,
+    read=reader_of("nanotron", KEYS, _describe),
+    table=KEYS,
+)

@@ -14,17 +14,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from simulator.config import parse_yaml, read_text
 from simulator.errors import ConfigError
+from simulator.interop.adapters import adapter_settings
 from simulator.interop.format import Format, Imported
-from simulator.interop.megatron import read_flags
+from simulator.interop.megatron import LISTS, read_flags
 from simulator.interop.megatron_keys import KEYS
+from simulator.interop.megatron_model import LAYERS
 from simulator.interop.reader import Reader, unknown
 from simulator.interop.table import flattened
+from simulator.interop.torchtitan import read_torchtitan
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
 
@@ -47,6 +51,7 @@ _NAMES = {
     "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
     "layernorm_zero_centered_gamma": "apply-layernorm-1p",
     "persist_layer_norm": "no-persist-layer-norm",
+    "mtp_hybrid_override_pattern": "mtp-hybrid-pattern",
 }
 _ACTIVATIONS = {"swiglu": "swiglu", "geglu": "geglu", "reglu": "reglu"}
 _PRECISIONS = {
@@ -57,6 +62,10 @@ _PRECISIONS = {
     "16-mixed": "fp16",
     "fp16": "fp16",
 }
+#: where the rank of adapters stands, its default, and what has adapters by default
+_RANKS = ("peft.lora_tuning.adapter_dim", "peft.dim", "peft_dim", "lora.dim")
+_DEFAULT_RANK = 32
+_PROJECTIONS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 #: sections whose keys are no settings of the model or of its parallelism
 _OTHER = (
     "exp_manager",
@@ -65,6 +74,7 @@ _OTHER = (
     "log",
     "logger",
     "checkpoint",
+    "peft",
     "scheduler",
     "data",
     "nsys_profile",
@@ -98,23 +108,24 @@ def import_recipe(
         raise ConfigError(f"{path}: expected a mapping of settings, found {type(data).__name__}")
     variables = dict(one.partition("=")[::2] for one in define or ())
     flat = resolved(flattened(data, str(path)), variables)
+    framework = next((name for name in flat if re.fullmatch(r"modules\.\w+\.framework", name)), "")
+    if framework and flat[framework] == "torchtitan":
+        return _titan_of_primus(Reader(_overrides(flat), str(path)), flat)
     flags, places = _flags(flat)
     reader = Reader(flags, str(path), locator=locator, names=places)
-    family = (
-        "t5"
-        if any(name.startswith("model.encoder.") for name in flat) or "mcore_t5" in str(data.get("model", ""))
-        else "gpt"
-    )
-    if family == "t5" and flags.get("recompute-method") == "block" and not flags.get("recompute-num-layers"):
-        reader.data["recompute-granularity"] = "none"  # none of the blocks
-    is_primus = "modules" in data
-    is_whole = (
-        reader.has("num-layers") and reader.has("hidden-size") and "MODEL_ARGS" not in data
-    ) or "--num-layers" in str(data)
-    named = _named_model(flat, reader) if is_primus else None
+    if framework and flat[framework] not in ("megatron", "megatron_bridge"):
+        raise ConfigError(
+            f"{path}: {framework}: {flat[framework]!r:.40} is not modelled", hint="megatron or torchtitan"
+        )
+    is_primus = "modules" in data and flat.get(framework) != "megatron_bridge"
+    has_sizes = reader.has(*LAYERS) and reader.has("hidden-size")
+    is_whole = (has_sizes and "MODEL_ARGS" not in data) or "--num-layers" in str(data)
+    named = _named_model(flat, reader) if framework else None
     if is_primus and not reader.has("bf16", "fp16"):
         reader.assume("precision", "bf16", "the default of Primus")
         reader.data["bf16"] = True
+    tuned = _adapters(flat, reader)
+    family = _family(data, flat, reader)
     imported = read_flags(reader, family, nodes, gpus_per_node, is_partial=not is_whole and not is_primus)
     buckets = next((value for name, value in flat.items() if name.endswith("optim.bucket_cap_mb")), None)
     if isinstance(buckets, int) and not isinstance(buckets, bool) and 0 < buckets < 10**6:
@@ -123,8 +134,64 @@ def import_recipe(
         kind="nemo",
         file=str(path),
         spec=imported.spec or named,
-        settings=imported.settings,
+        settings=imported.settings | tuned,
         report=reader.account.report(),
+    )
+
+
+def _family(data: Mapping[str, Any], flat: Mapping[str, Any], reader: Reader) -> str:
+    """Return ``gpt`` or ``t5``, where a method without a number recomputes none of the blocks."""
+    is_t5 = any(name.startswith("model.encoder.") for name in flat) or "mcore_t5" in str(data.get("model", ""))
+    if is_t5 and reader.data.get("recompute-method") == "block" and not reader.has("recompute-num-layers"):
+        reader.data["recompute-granularity"] = "none"
+    return "t5" if is_t5 else "gpt"
+
+
+def _overrides(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a file of Primus changes in its presets."""
+    found = ((name.partition(".overrides."), value) for name, value in flat.items())
+    return {name: value for (_, is_inside, name), value in found if is_inside}
+
+
+def _titan_of_primus(reader: Reader, flat: Mapping[str, Any]) -> Imported:
+    """Read a file of Primus that runs torchtitan: its preset of a model, and defaults of Primus.
+
+    References
+    ----------
+    AMD-AGI/Primus, ``primus/configs/modules/torchtitan/pre_trainer.yaml``.
+    """
+    preset = next((str(value) for name, value in flat.items() if re.fullmatch(r"modules\.\w+\.model", name)), "")
+    for name, value in (("compile.enable", True), ("activation_checkpoint.mode", "none"), ("training.seq_len", 2048)):
+        if name not in reader.data:
+            reader.data[name] = value
+            reader.assume(name, value, "the default of Primus")
+    spec = _named_model(flat, reader)
+    imported = read_torchtitan(reader, kind="nemo")
+    if "fp8" in preset.lower():
+        imported.settings["precision"] = "fp8"
+    return replace(imported, spec=spec)
+
+
+def _adapters(flat: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
+    """Return the settings of adapters, in the words of NeMo, of Megatron Bridge and of Primus."""
+    leaves = {
+        re.sub(r"^.*?(?=(?:peft|lora)\b)", "", name): value
+        for name, value in flat.items()
+        if re.search(r"\b(peft|lora)\b", name)
+    }
+    scheme = str(leaves.get("peft.peft_scheme") or leaves.get("peft") or "")
+    is_lora = scheme == "lora" or leaves.get("lora.enabled") is True or (not scheme and "peft.dim" in leaves)
+    if scheme not in ("", "lora", "none", "null", "None"):
+        reader.account.miss("peft_scheme", f"{scheme:.40} is taken as training of all weights")
+    if not is_lora:
+        return {}
+    rank = next((leaves[name] for name in _RANKS if name in leaves), None)
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        rank = _DEFAULT_RANK
+        reader.assume("lora_rank", rank, "the default of NeMo and Megatron Bridge")
+    modules = next((value for name, value in leaves.items() if name.endswith("target_modules")), None)
+    return adapter_settings(
+        reader, "target_modules", rank, modules, ("attention_qkv",) if "peft.peft_scheme" in leaves else _PROJECTIONS
     )
 
 
@@ -136,7 +203,7 @@ def is_recipe(text: str) -> bool:
 
     is_nemo = has("trainer", "model", "micro_batch_size") and has("tensor_model_parallel_size")
     is_test = has("MODEL_ARGS") and (has("trainer\\.num_nodes") or has("--num-layers"))
-    is_primus = has("modules", "pre_trainer")
+    is_primus = has("modules", r"\w+_trainer", "framework")
     is_bridge = has("train") and bool(
         re.search(r"(?m)^train:\s*\n(?:\s+.*\n)*?\s+(train_iters|global_batch_size)\s*:", text)
     )
@@ -240,6 +307,13 @@ def _flag(leaf: str, value: Any, parts: list[str]) -> dict[str, Any]:
     if leaf == "activation":
         word = text.removeprefix("fast-")
         return {"glu-activation": word} if word in _ACTIVATIONS else {"squared-relu": text == "squared-relu"}
+    if leaf == "fsdp" and isinstance(value, bool):
+        return {"use-megatron-fsdp": value}
+    if leaf == "fsdp_sharding_strategy":
+        strategies = {"full": "optim_grads_params", "hybrid": "optim_grads_params", "grad": "optim_grads"}
+        return {"data-parallel-sharding-strategy": strategies.get(text, value)}
+    if leaf == "grad_reduce_in_fp32":
+        return {"accumulate-allreduce-grads-in-fp32": value, "grad-reduce-in-bf16": value is False}
     if leaf in ("bias", "add_bias_linear"):
         return {"disable-bias-linear": value is False}
     if leaf == "share_embeddings_and_output_weights":
@@ -263,14 +337,18 @@ def _flag(leaf: str, value: Any, parts: list[str]) -> dict[str, Any]:
     if leaf == "normalization":
         return {"normalization": text.removesuffix("1p") if text.startswith("layernorm") else value}
     flag = _NAMES.get(leaf, leaf.replace("_", "-"))
+    if isinstance(value, str) and re.fullmatch(r"\[[\w ,]*\]", value) and flag in LISTS:
+        value = re.split(r"[ ,]+", value.strip("[]"))  # as the tests of Megatron-LM write several values
     return {flag: value, **({"group-query-attention": True} if flag == "num-query-groups" else {})}
 
 
 def _named_model(flat: Mapping[str, Any], reader: Reader) -> ModelSpec | None:
     """Return the catalogue's model for the preset that a file of Primus names."""
     preset = next((str(value) for name, value in flat.items() if name.endswith(".model")), "")
-    name = preset.removesuffix(".yaml").lower().replace("_", "-")
-    for one in (name, re.sub(r"^llama3\.[13]-", "llama3-", name)):
+    name = re.sub(r"-fp8$", "", preset.removesuffix(".yaml").lower().replace("_", "-"))
+    sized = {"deepseek-v3-671b": "deepseek-v3", "deepseek-v3-16b": "deepseek-v2-lite", "llama4-17bx16e": "llama4-scout",
+             "llama4-17bx128e": "llama4-maverick-400b"}  # fmt: skip
+    for one in (sized.get(name, name), re.sub(r"^llama3\.[13]-", "llama3-", name)):
         try:
             spec = find_spec(one)
         except ConfigError:

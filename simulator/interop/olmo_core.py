@@ -12,10 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from simulator.config import load_yaml
-from simulator.interop.format import Format, Imported
-from simulator.interop.reader import Reader
-from simulator.interop.table import Found, Table, flattened, key
+from simulator.interop.format import Format
+from simulator.interop.table import Described, Found, Table, key, reader_of
 from simulator.models.catalog import LLAMA_STYLE
 from simulator.models.spec import MOST_LAYERS, ModelSpec
 
@@ -63,21 +61,8 @@ KEYS = Table(
 )  # fmt: skip
 
 
-def import_olmo_core(path: str | Path) -> Imported:
-    """Read a configuration.
-
-    Parameters
-    ----------
-    path : str or Path
-        YAML or JSON.
-
-    Raises
-    ------
-    ConfigError
-        If a value cannot be understood.
-    """
-    data, locator = load_yaml(path)
-    found = KEYS.read(Reader(flattened(data, str(path)), str(path), locator=locator))
+def _describe(found: Found) -> Described:
+    """Return what a configuration says."""
     settings: dict[str, Any] = {"framework": "fsdp2", "attention": "flash"} | KEYS.fields(found, "plan")
     _batches(found, settings)
     settings["sharding"] = {"fsdp": "zero3", "hsdp": "hsdp"}.get(found["train_module.dp_config.name"], "none")
@@ -92,11 +77,8 @@ def import_olmo_core(path: str | Path) -> Imported:
         found.reader.miss("train_module.ac_config.mode", f"{mode} is taken as recomputation of attention")
     if found["train_module.compile_model"]:
         settings["host"] = "compiled"
-    spec = _spec(found, settings, Path(path).stem)
-    KEYS.finish(found)
-    return Imported(
-        kind="olmo-core", file=str(path), spec=spec, settings=settings, report=found.reader.account.report()
-    )
+    spec = _spec(found, settings, Path(found.reader.file).stem)
+    return spec, settings, None
 
 
 def _batches(found: Found, settings: dict[str, Any]) -> None:
@@ -141,6 +123,6 @@ OLMO_CORE = Format(
     gives="plan and model",
     what="a configuration of OLMo-core, YAML or JSON",
     sniff=is_olmo_core,
-    read=import_olmo_core,
+    read=reader_of("olmo-core", KEYS, _describe),
     table=KEYS,
 )

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Literal
 
-from simulator.config import near_misses
+from simulator.config import load_yaml, near_misses
 from simulator.errors import ConfigError
-from simulator.interop.format import Part
+from simulator.interop.format import Imported, Part
 from simulator.interop.reader import MOST, Reader
+from simulator.models.spec import ModelSpec
 
 Kind = Literal["count", "whole", "number", "switch", "text", "word", "any"]
 
@@ -215,6 +217,41 @@ class Table:
             elif re.search(self.suspicious, name) and not near_misses(name, known):
                 reader.miss(name, "an unknown key of something that is modelled")
         reader.finish(known)
+
+
+#: what a file of settings describes: the model, the plan's settings, and micro-batches of a step; empty where it is silent
+Described = tuple[ModelSpec | None, dict[str, Any], int | None]
+
+
+def reader_of(
+    kind: str,
+    table: Table,
+    describe: Callable[[Found], Described],
+    prepare: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> Callable[[str | Path], Imported]:
+    """Return what reads a YAML or JSON file of settings.
+
+    Parameters
+    ----------
+    kind : str
+        Name of the format.
+    table : Table
+        Its keys.
+    describe : callable
+        From the values of a file to what it describes.
+    prepare : callable
+        Rewrites the dotted keys and values first.
+    """
+
+    def read(path: str | Path) -> Imported:
+        data, locator = load_yaml(path)
+        found = table.read(Reader(prepare(flattened(data, str(path))), str(path), locator=locator))
+        spec, settings, steps = describe(found)
+        table.finish(found)
+        report = found.reader.account.report()
+        return Imported(kind=kind, file=str(path), spec=spec, settings=settings, accumulation=steps, report=report)
+
+    return read
 
 
 #: values that switch a thing off

@@ -36,7 +36,8 @@ KEYS = Table(
         key("model.name", "text", default=""),
         key("model.flavor", "text", default=""),
         key("model.converters", "any", note="float8 is precision fp8"),
-        key("float8.enable_float8_linear", "switch", note="precision fp8, of old files"),
+        key("float8.enable_float8_linear training.enable_float8_linear training.enable_fp8_linear", "switch",
+            note="precision fp8, of old files"),
         key("float8.enable_fsdp_float8_all_gather", "switch", note="precision fp8, of old files"),
         key("training.seq_len training.max_context_length", "count", plan="sequence_length", default=2048),
         key("training.local_batch_size training.batch_size", "count", note="`micro_batch`; with pp, that of a rank"),
@@ -69,6 +70,7 @@ KEYS = Table(
             words={"selective": "selective", "full": "full", "none": "none", "memory_budget": "selective"}, default="selective"),
     ),
     irrelevant={
+        "switches of Primus for kernels": "primus_turbo *sink_level training.mock_data",
         "files, logging and learning": "job profiling metrics optimizer lr_scheduler checkpoint fault_tolerance comm "
         "memory_estimation validation experimental debug hf_assets_path dump_folder model.tokenizer_path model.hf_assets_path "
         "model.print_after_conversion model.norm_type training.dataset training.dataset_path training.max_norm training.steps "
@@ -102,6 +104,11 @@ def import_torchtitan(path: str | Path, *, overrides: tuple[str, ...] = ()) -> I
     """
     data, locator = load_yaml(path) if Path(path).suffix == ".json" else (load_toml(path), None)
     reader = Reader(flattened(data, str(path)) | _overrides(overrides), str(path), locator=locator)
+    return read_torchtitan(reader)
+
+
+def read_torchtitan(reader: Reader, *, kind: str = "torchtitan") -> Imported:
+    """Read settings that are already a mapping, written flat; see :func:`import_torchtitan`."""
     found = KEYS.read(reader)
     spec = _spec(found)
     settings = KEYS.fields(found, "plan") | _sharding(found) | _training(found)
@@ -118,13 +125,12 @@ def import_torchtitan(path: str | Path, *, overrides: tuple[str, ...] = ()) -> I
     if _is_float8(found):
         settings["precision"] = "fp8"
     KEYS.finish(found)
-    steps = found["training.gradient_accumulation_steps"]
     return Imported(
-        kind="torchtitan",
-        file=str(path),
+        kind=kind,
+        file=reader.file,
         spec=spec,
         settings=settings,
-        accumulation=steps,
+        accumulation=found["training.gradient_accumulation_steps"],
         report=reader.account.report(),
     )
 

@@ -8,14 +8,11 @@ pytorch/torchtune, ``recipes/configs`` and ``recipes/full_finetune_distributed.p
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
-from simulator.config import load_yaml
-from simulator.interop.adapters import targets_of
-from simulator.interop.format import Format, Imported
-from simulator.interop.reader import Reader
-from simulator.interop.table import Found, Table, flattened, key
+from simulator.interop.adapters import QUANTIZED, adapter_settings, optimizer_settings
+from simulator.interop.format import Format
+from simulator.interop.table import Described, Found, Table, key, reader_of
 from simulator.interop.trainer import catalogue_model
 
 _PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "bfloat16": "bf16", "float32": "fp32"}
@@ -40,6 +37,8 @@ KEYS = Table(
         key("model.lora_rank", "count", plan="lora_rank"),
         key("model.lora_attn_modules", "any", note="`lora_targets`"),
         key("model.apply_lora_to_mlp", "switch", default=False, note="`lora_targets`"),
+        key("model.quantize_base", "switch", default=False),
+        key("model.use_dora", "switch", default=False),
     ),
     irrelevant={
         "the task and its data": "tokenizer dataset* validation* checkpointer* resume* seed shuffle epochs max_steps* save_* output_dir "
@@ -51,7 +50,8 @@ KEYS = Table(
         "how it is done, not what": "custom_sharded_layers tensor_parallel_plan* keep_last* model.attn_dropout model.max_seq_len",
     },
     missed={
-        "adapters of another kind: taken as plain low-rank ones": "model.quantize_base model.use_dora model.apply_lora_to_output",
+        "adapters of the output projection": "model.apply_lora_to_output",
+        "other models that run beside": "teacher* policy_model* ref_* reward_* value_*",
         "gradients freed as they are made": "optimizer_in_bwd",
         "activations on the host": "enable_activation_offloading activation_offloading*",
         "precision": "enable_fp8_training fp8_recipe_name",
@@ -59,51 +59,43 @@ KEYS = Table(
 )  # fmt: skip
 
 
-def import_torchtune(path: str | Path) -> Imported:
-    """Read a recipe.
-
-    Parameters
-    ----------
-    path : str or Path
-        The YAML file.
+def _describe(found: Found) -> Described:
+    """Return what a recipe says.
 
     Raises
     ------
     ConfigError
-        If a value cannot be understood.
+        If it trains nothing.
     """
-    data, locator = load_yaml(path)
-    found = KEYS.read(Reader(flattened(data, str(path)), str(path), locator=locator))
+    words = " ".join(found.reader.data)
+    if "optimizer" not in words and re.search(r"\b(tasks|quantizer|prompt|max_new_tokens)\b", words):
+        found.reader.fault(
+            "", "a recipe that evaluates, quantizes or generates trains nothing", hint="give the recipe of the training"
+        )
     settings = {"framework": "fsdp2"} | KEYS.fields(found, "plan") | _sharding(found)
     if found["compile"] not in (None, False):
         settings["host"] = "compiled"
-    optimizer = str(found.reader.data.get("optimizer._component_", "AdamW"))
-    if not optimizer.rpartition(".")[2].startswith("Adam") or "8" in optimizer:
-        found.reader.miss("optimizer._component_", f"the states of {optimizer} are taken as Adam's in 32 bits")
+    settings |= optimizer_settings(found.reader, "optimizer._component_", "torch.optim.AdamW")
     component = found["model._component_"].rpartition(".")[2]
     settings |= _adapters(found, component)
     name = re.sub(r"^(q?lora_|dora_)", "", component)
     name = re.sub(r"_(\d+)b?(?=_|$)", r"-\1b", re.sub(r"(?<=\d)_(?=\d+_)", ".", name)).replace("_", "-")
     spec = catalogue_model(found.reader, "model._component_", re.sub(r"3\.1(?=-)", "3", name)) if name else None
-    KEYS.finish(found)
-    return Imported(
-        kind="torchtune", file=str(path), spec=spec, settings=settings, accumulation=found["gradient_accumulation_steps"],
-        report=found.reader.account.report(),
-    )  # fmt: skip
+    return spec, settings, found["gradient_accumulation_steps"]
 
 
 def _adapters(found: Found, component: str) -> dict[str, Any]:
     """Return the settings of adapters, which a recipe names by the builder of its model and by their rank."""
     if not component.startswith(("lora_", "qlora_", "dora_")):
         return {}
-    if component.startswith(("qlora_", "dora_")):
-        found.reader.miss("model._component_", "adapters of another kind: taken as plain low-rank ones")
+    if component.startswith("qlora_") or found["model.quantize_base"]:
+        found.reader.miss("model.quantize_base", QUANTIZED)
+    if component.startswith("dora_") or found["model.use_dora"]:
+        found.reader.miss("model.use_dora", "adapters with magnitudes of their own: taken as plain low-rank ones")
     modules = found["model.lora_attn_modules"]
-    mlp = ("gate_proj", "up_proj", "down_proj") if found["model.apply_lora_to_mlp"] else ()
-    targets, unknown = targets_of([*(map(str, modules) if isinstance(modules, list) else ("q_proj", "v_proj")), *mlp])
-    if unknown:
-        found.reader.miss("model.lora_attn_modules", f"{', '.join(unknown)}: adapters of no projection that is known")
-    return {"lora_rank": found["model.lora_rank"] or _DEFAULT_RANK, "lora_targets": targets or None}
+    mlp = ["gate_proj", "up_proj", "down_proj"] if found["model.apply_lora_to_mlp"] else []
+    named = [*(modules if isinstance(modules, list) else ("q_proj", "v_proj")), *mlp]
+    return adapter_settings(found.reader, "model.lora_attn_modules", found["model.lora_rank"] or _DEFAULT_RANK, named)
 
 
 def _sharding(found: Found) -> dict[str, Any]:
@@ -124,5 +116,9 @@ def is_torchtune(text: str) -> bool:
 
 
 TORCHTUNE = Format(
-    gives="plan and model", what="a recipe of torchtune", sniff=is_torchtune, read=import_torchtune, table=KEYS
+    gives="plan and model",
+    what="a recipe of torchtune",
+    sniff=is_torchtune,
+    read=reader_of("torchtune", KEYS, _describe),
+    table=KEYS,
 )

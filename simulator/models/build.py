@@ -121,9 +121,10 @@ def _build(spec: ModelSpec, setting: Setting) -> Model:
         layers += [_block_layer(spec, setting, name="encoder_block", causal=False)] * spec.encoder_layers
         layers.append(_between_layer(spec, setting))
     decoder = spec.encoder_layers > 0
-    kinds = spec.blocks
+    kinds = list(zip(spec.specs_of_blocks, spec.blocks, strict=True))
     blocks = {
-        kind: _block_layer(spec, setting, kind, causal=spec.causal, decoder=decoder) for kind in sorted(set(kinds))
+        (own, kind): _block_layer(own, setting, kind, causal=spec.causal, decoder=decoder)
+        for own, kind in dict.fromkeys(kinds)
     }
     layers += [blocks[kind] for kind in kinds]
     if spec.mtp_layers:

@@ -34,7 +34,12 @@ def _sublayer_flops(spec: ModelSpec, kind: str, sequence_length: int) -> float:
         weights = (n_up + 1) * (
             spec.top_k * spec.expert_input * spec.expert_hidden + spec.hidden * spec.shared_expert_hidden
         )
-        return 2.0 * (weights + spec.hidden * (spec.n_experts + 2 * spec.expert_latent + spec.shared_expert_gate))
+        if spec.residual_experts:
+            weights += (n_up + 1) * spec.hidden * spec.ffn_hidden + 2 * spec.hidden
+        counts = spec.experts_of_blocks or (spec.n_experts,)
+        return 2.0 * (
+            weights + spec.hidden * (sum(counts) / len(counts) + 2 * spec.expert_latent + spec.shared_expert_gate)
+        )
     if kind in RECURRENT:
         return _recurrent_flops(spec, kind)
     return 2.0 * _attention_weights(spec) + _score_flops(spec, kind, sequence_length)

@@ -132,6 +132,8 @@ def moe_parameters(spec: ModelSpec, tp: int = 1, ep: int = 1, etp: int | None = 
         tensors.append(Parameter(name="experts.bias", n_elements=biases, is_expert=True))
     if spec.shared_expert_hidden:
         tensors += mlp_parameters(spec, tp, "shared_expert", spec.shared_expert_hidden)
+    if spec.residual_experts:
+        tensors += mlp_parameters(spec, tp) + _linear("coefficient", 2, spec.hidden, bias=True, tp=tp, split="none")
     if spec.shared_expert_gate:
         tensors += _linear("shared_expert.gate", 1, spec.hidden, bias=False, tp=tp, split="none")
     return tensors
@@ -310,6 +312,6 @@ def model_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
         tensors += [p for _ in range(spec.encoder_layers) for p in block_parameters(spec)]
         tensors += norm_parameters(spec, "encoder_norm")
     tensors += relative_parameters(spec)
-    for sublayers in spec.blocks:
-        tensors += block_parameters(spec, sublayers, cross_attention=decoder)
+    for own, sublayers in zip(spec.specs_of_blocks, spec.blocks, strict=True):
+        tensors += block_parameters(own, sublayers, cross_attention=decoder)
     return tuple(tensors) + head_parameters(spec)

@@ -113,7 +113,7 @@ class Setting:
         if self.ep > 1 and not spec.n_experts:
             raise InfeasiblePlanError(f"ep={self.ep}: {spec.name} has no experts to distribute", hint="use --ep 1")
         if spec.n_experts:
-            rules.append(("experts", spec.n_experts, "ep", self.ep))
+            rules += [("experts", n, "ep", self.ep) for n in sorted({*spec.experts_of_blocks, spec.n_experts})]
             rules.append(("expert_hidden", spec.expert_hidden, "etp", self.expert_tp))
         if self.is_sequence_parallel:
             rules.append(("sequence_length / cp", self.sequence, "tp", self.tp))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from simulator.errors import ConfigError
@@ -80,6 +80,10 @@ class ModelSpec:
     shared_expert_hidden: int = 0
     dense_layers: int = 0
     dense_blocks: tuple[int, ...] = ()  #: Positions of further blocks without experts.
+    #: Experts of every block that has some, in order, where they are not ``n_experts`` each (the pyramid of PR-MoE).
+    experts_of_blocks: tuple[int, ...] = ()
+    #: Whether a dense MLP works beside the experts, mixed with them by two learned coefficients (PR-MoE, arXiv:2201.05596).
+    residual_experts: bool = False
     #: Multi-head latent attention (DeepSeek); ``head_dim`` is then the part of a query head without rotation.
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
@@ -149,6 +153,15 @@ class ModelSpec:
         dense = not self.n_experts or block < self.dense_layers or block in self.dense_blocks
         return "-" if dense else "E"
 
+    @property
+    def specs_of_blocks(self) -> tuple[ModelSpec, ...]:
+        """The model as every block of the decoder sees it: with its own number of experts."""
+        if not self.experts_of_blocks:
+            return (self,) * self.layers
+        counts = iter(self.experts_of_blocks)
+        alike = {n: replace(self, n_experts=n, experts_of_blocks=()) for n in {*self.experts_of_blocks, self.n_experts}}
+        return tuple(alike[next(counts) if "E" in kind else self.n_experts] for kind in self.blocks)
+
     def has_experts(self, block: int) -> bool:
         """Whether the block at a position has experts instead of a dense MLP."""
         return "E" in self.blocks[block]
@@ -186,10 +199,12 @@ class ModelSpec:
                 f"model '{self.name}': pattern of {len(self.pattern)} blocks for layers={self.layers}, unknown: {sorted(unknown)}",
                 hint=f"one entry per block, of the letters {' '.join(SUBLAYERS)}",
             )
-        if self.n_experts and not 0 < self.top_k <= self.n_experts:
+        if self.n_experts and not 0 < self.top_k <= min(self.experts_of_blocks, default=self.n_experts):
             raise ConfigError(
                 f"model '{self.name}': top_k={self.top_k} is not between 1 and n_experts={self.n_experts}"
             )
+        if self.experts_of_blocks and len(self.experts_of_blocks) != sum("E" in kind for kind in self.blocks):
+            raise ConfigError(f"model '{self.name}': experts_of_blocks has not one number for each block with experts")
 
     @property
     def attention_width(self) -> int:
@@ -232,7 +247,8 @@ class ModelSpec:
         if not self.n_experts:
             return self.n_parameters
         experts = sum(p.n_elements for p in self.parameters if p.is_expert)
-        return self.n_parameters - experts + experts * self.top_k // self.n_experts
+        counts = self.experts_of_blocks or (self.n_experts,)
+        return self.n_parameters - experts + experts * self.top_k * len(counts) // sum(counts)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the spec as plain data."""

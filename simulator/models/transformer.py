@@ -85,8 +85,21 @@ def mlp(style: Style, x: Tensor, width: int = 0) -> Tensor:
     return style.row(y, local, bias=spec.mlp_bias, name="mlp_down")
 
 
+def _with_residual(style: Style, x: Tensor) -> Tensor:
+    """Append experts and a dense MLP beside them, each weighted by a learned coefficient of the token (PR-MoE)."""
+    done = [routed_experts(style, x), mlp(style, x)]
+    weights = pointwise(
+        style.tape, "softmax", [style.linear(x, 2, style.spec.hidden, bias=True, name="gate", is_narrow=False)],
+        saves_output=True,
+    )  # fmt: skip
+    parts = [pointwise(style.tape, "mul", [part, weights], saves=[part, weights]) for part in done]
+    return style.residual(*parts, bias=False)
+
+
 def experts(style: Style, x: Tensor) -> Tensor:
     """Append a mixture-of-experts MLP: routed experts and, where there is one, the shared one."""
+    if style.spec.residual_experts:
+        return _with_residual(style, x)
     if not style.spec.shared_expert_hidden:
         return routed_experts(style, x)
     with style.captured("moe_router"):

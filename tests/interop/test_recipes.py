@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.interop import import_settings, recognise
 from simulator.interop.megatron import import_megatron
 from simulator.interop.nemo import resolved
+from simulator.models.build import build_model
 
 NEMO = """
 run: {name: llama}
@@ -109,6 +110,39 @@ def test_primus_takes_its_variables(tmp_path):
     )
 
 
+TITAN_OF_PRIMUS = """
+exp_name: run
+modules:
+  pre_trainer:
+    framework: torchtitan
+    config: pre_trainer.yaml
+    model: llama3.1_8B-fp8.yaml
+    overrides:
+      training: {local_batch_size: 4, seq_len: 8192}
+      parallelism: {tensor_parallel_degree: 2}
+"""
+
+
+def test_primus_runs_torchtitan_too(tmp_path):
+    found = read(tmp_path, TITAN_OF_PRIMUS)
+    wanted = {"framework": "torchtitan-compile", "sharding": "zero3", "micro_batch": 4, "sequence_length": 8192, "tp": 2,
+              "precision": "fp8", "recompute": "none"}  # fmt: skip
+    assert {name: found.settings[name] for name in wanted} == wanted
+    with pytest.raises(ConfigError, match="'maxtext' is not modelled"):
+        read(tmp_path, TITAN_OF_PRIMUS.replace("torchtitan", "maxtext"))
+
+
+def test_adapters_of_a_recipe(tmp_path):
+    peft = (
+        "  peft:\n    peft_scheme: lora\n    lora_tuning: {adapter_dim: 16, target_modules: [attention_qkv, mlp_fc2]}\n"
+    )
+    found = read(tmp_path, NEMO.replace("model:\n", "model:\n" + peft))
+    assert (found.settings["lora_rank"], found.settings["lora_targets"]) == (16, "qkv+fc2")
+    bridge = "model: {seq_length: 4096}\ntrain:\n  global_batch_size: 128\n  micro_batch_size: 2\npeft: {dim: 8, alpha: 16}\n"
+    found = read(tmp_path, bridge)
+    assert (found.settings["lora_rank"], found.settings["lora_targets"]) == (8, "qkv+proj+fc1+fc2")
+
+
 def test_a_functional_test_lists_flags(tmp_path):
     text = (
         "ENV_VARS: {NVTE_FLASH_ATTN: 1}\nMODEL_ARGS:\n  --num-layers: 12\n  --hidden-size: 512\n  --num-attention-heads: 8\n"
@@ -203,11 +237,59 @@ def test_experts_of_megatron_deepspeed(tmp_path):
     found = import_megatron(path)
     assert (found.spec.n_experts, found.spec.top_k, found.spec.dense_blocks) == (8, 1, (0, 2))
     assert (found.settings["ep"], found.settings["gpus"], found.settings["attention"]) == (8, 16, "eager")
+    # DeepSpeed's experts exchange tokens all to all, and take 1.0 of an even share unless told
+    assert (found.settings["moe_dispatcher"], found.settings["moe_capacity_factor"]) == ("alltoall", 1.0)
     path.write_text(path.read_text().replace("--num-experts 8", "--num-experts 8 8 16 16"))
-    with pytest.raises(ConfigError, match="different numbers of experts"):
+    with pytest.raises(ConfigError, match="4 numbers of experts for 2 layers"):
         import_megatron(path)
     path.write_text(path.read_text().replace("--num-experts 8 8 16 16", "--num-experts 1"))
     assert import_megatron(path).spec.n_experts == 0
+
+
+def test_a_pyramid_of_residual_experts(tmp_path):
+    """PR-MoE: experts grow from layer to layer, beside a dense MLP and two coefficients each."""
+    path, h = tmp_path / "run.sh", 64
+    flags = f"--num-layers 4 --hidden-size {h} --num-attention-heads 4 --seq-length 32 --vocab-size 128 --disable-bias-linear"
+    path.write_text(
+        f"#!/bin/bash\ndeepspeed pretrain_gpt.py {flags} --fp16 --deepspeed --num-experts 2 8 --mlp-type residual "
+        "--moe-train-capacity-factor 2.0\n"
+    )
+    found = import_megatron(path)
+    assert (found.spec.n_experts, found.spec.experts_of_blocks, found.spec.residual_experts) == (8, (2, 8), True)
+    assert found.settings["moe_capacity_factor"] == 2.0
+    # tables, four attentions and dense MLPs, ten experts, routers, coefficients with bias, norms with bias
+    experts = 10 * 8 * h * h + 10 * h + 2 * (2 * h + 2)
+    assert found.spec.n_parameters == 128 * h + 32 * h + 4 * (4 + 8) * h * h + experts + (2 * 4 + 1) * 2 * h
+    model = build_model(found.spec, micro_batch=1, sequence_length=32, ep=2)
+    assert len(set(map(id, model.layers))) == 5  # embedding, the dense block, two with experts, head
+    with pytest.raises(InfeasiblePlanError, match="ep=4 does not divide experts=2"):
+        build_model(found.spec, micro_batch=1, sequence_length=32, ep=4)
+
+
+def test_a_hybrid_of_megatron(tmp_path):
+    path = tmp_path / "run.sh"
+    flags = (
+        "--hidden-size 4480 --ffn-hidden-size 15680 --num-attention-heads 40 --kv-channels 128 --group-query-attention "
+        "--num-query-groups 8 --mamba-head-dim 80 --mamba-num-heads 128 --squared-relu --normalization RMSNorm "
+        "--disable-bias-linear --position-embedding-type none --untie-embeddings-and-output-weights --padded-vocab-size 131072 --bf16"
+    )
+    layers = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
+    path.write_text(f"#!/bin/bash\ntorchrun pretrain_mamba.py {flags} --hybrid-override-pattern {layers}\n")
+    found = import_megatron(path)
+    assert found.spec.n_parameters == 8_888_227_328  # nvidia/NVIDIA-Nemotron-Nano-9B-v2 on the hub
+    assert (found.spec.layers, found.spec.pattern.count("*")) == (56, 4)
+    cut = f"{layers[:28]}|{layers[28:]}"
+    path.write_text(
+        f"#!/bin/bash\ntorchrun pretrain_mamba.py {flags} --hybrid-layer-pattern '{cut}' --pipeline-model-parallel-size 2\n"
+    )
+    assert import_megatron(path).settings["pipeline_layout"] == "E" + 28 * "t" + "|" + 28 * "t" + "L"
+    path.write_text(f"#!/bin/bash\ntorchrun pretrain_mamba.py {flags} --hybrid-override-pattern M-M- --num-experts 8\n")
+    with pytest.raises(ConfigError, match="no layer has the 8 experts"):
+        import_megatron(path)
+    path.write_text(
+        f"#!/bin/bash\ntorchrun pretrain_mamba.py {flags} --num-layers 8 --is-hybrid-model --hybrid-attention-ratio 0.25\n"
+    )
+    assert "".join(import_megatron(path).spec.pattern) == "MM*MM*MM"  # two of eight, between sections of equal length
 
 
 def test_a_script_that_trains_nothing_says_so(tmp_path):
@@ -289,7 +371,43 @@ def test_axolotl(tmp_path):
     }  # fmt: skip
     assert {name: found.settings[name] for name in wanted} == wanted
     assert found.accumulation == 4 and found.spec.name == "llama2-7b"
-    assert {entry.split(":")[0] for entry in found.report.unknown} == {"load_in_4bit", "adapter"}
+    # peft adapts the projections of queries and values of a Llama unless it is told others
+    assert (found.settings["lora_rank"], found.settings["lora_targets"]) == (32, "qkv")
+    assert {entry.split(":")[0] for entry in found.report.unknown} == {"load_in_4bit"}
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("adapter: lora\nlora_r: 16\nlora_target_linear: true\n", (16, None)),
+        ("adapter: lora\nlora_target_modules: '.*.(self_attn|mlp).(o|up)_proj'\n", (8, "proj+fc1")),
+        ("adapter: lora\nlora_target_modules: [q_proj, down_proj]\noptimizer: adamw_bnb_8bit\n", (8, "qkv+fc2")),
+        ("finetuning_type: lora\nlora_rank: 4\nlora_target: all\n", (4, None)),
+        ("stage: sft\nlora_target: q_proj,o_proj\n", (8, "qkv+proj")),
+        ("use_peft: true\nlora_r: 64\nlora_target_modules: all-linear\n", (64, None)),
+    ],
+)
+def test_adapters_in_the_words_of_each_tool(tmp_path, more, expected):
+    found = read(
+        tmp_path, "model_name_or_path: meta-llama/Llama-2-7b-hf\nper_device_train_batch_size: 1\nbf16: true\n" + more
+    )
+    assert (found.settings["lora_rank"], found.settings["lora_targets"]) == expected
+    assert not found.report.unknown
+    assert found.settings.get("moment_bytes", 4) == (1 if "8bit" in more else 4)
+
+
+def test_llama_factory_through_megatron(tmp_path):
+    text = (
+        "model_name_or_path: meta-llama/Llama-2-7b-hf\nstage: pt\nfinetuning_type: full\ncutoff_len: 4096\nbf16: true\n"
+        "per_device_train_batch_size: 1\ntensor_model_parallel_size: 4\npipeline_model_parallel_size: 2\nsequence_parallel: true\n"
+        "use_distributed_optimizer: true\noverlap_grad_reduce: true\n"
+    )
+    found = read(tmp_path, text)
+    wanted = {"framework": "megatron-core", "tp": 4, "pp": 2, "sharding": "zero1", "sequence_parallel": True, "overlap": True,
+              "precision": "bf16", "recompute": "none"}  # fmt: skip
+    assert {name: found.settings[name] for name in wanted} == wanted and not found.report.unknown
+    other = read(tmp_path, text.replace("stage: pt", "stage: ppo"))
+    assert [entry.split(":")[0] for entry in other.report.unknown] == ["stage"]
 
 
 def test_llama_factory_with_a_deepspeed_file(tmp_path):

@@ -1,0 +1,300 @@
+"""Megatron-LM's flags of a model: sizes, blocks, experts, and the layers of hybrids.
+
+References
+----------
+NVIDIA/Megatron-LM, ``megatron/core/models/hybrid/hybrid_layer_allocation.py`` (letters, separators and ratios of patterns),
+``core/ssm/mamba_mixer.py`` and ``core/transformer/transformer_config.py`` (sizes of mixers); deepspeedai/Megatron-DeepSpeed,
+``megatron/model/transformer.py`` (experts of every layer).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+from simulator.interop.megatron_keys import KEYS, PATTERNS, VOCABULARIES
+from simulator.interop.reader import Reader, readable
+from simulator.interop.table import Found
+from simulator.models.catalog import BERT_STYLE, MEGATRON_STYLE, T5_STYLE
+from simulator.models.spec import ModelSpec
+
+#: flags that say how many layers there are
+LAYERS = ("num-layers", "encoder-num-layers", *PATTERNS)
+#: letters of Megatron's patterns -> ours; latent attention is said by flags of its own
+_LETTERS = {"M": "M", "G": "G", "*": "*", "+": "*", "-": "-", "E": "E"}
+
+
+def is_deepspeed(found: Found) -> bool:
+    """Whether the tool is Megatron-DeepSpeed."""
+    names = (
+        "deepspeed",
+        "deepspeed-config",
+        "zero-stage",
+        "deepspeed-activation-checkpointing",
+        "enable-zbh1-pipeline",
+    )
+    return found.given(*names) or any(name in found.reader.data for name in names)
+
+
+# ---- hybrids -----------------------------------------------------------------------------------------------------
+
+
+def take_pattern(reader: Reader) -> tuple[int, ...]:
+    """Write the layers of a hybrid as a pattern of plain letters and their number; return the layers of each segment.
+
+    ``M-M*|M-ME/*E``: two segments of the pipeline, and one module that predicts a further token.
+    """
+    name = reader.spelling(PATTERNS)
+    layers = reader.data.get("num-layers")
+    if not reader.has(*PATTERNS):
+        if not any(reader.data.get(word) for word in ("is-hybrid-model", "hybrid-attention-ratio", "hybrid-mlp-ratio")):
+            return ()
+        ratios = [reader.number(f"hybrid-{kind}-ratio", default=0.0) for kind in ("attention", "mlp")]
+        if min(ratios) < 0.0 or sum(ratios) > 1.0:
+            reader.fault("hybrid-attention-ratio", f"{ratios} are no parts of a whole")
+        reader.data[name] = _of_ratios(reader.positive("num-layers"), *ratios)
+        reader.assume(name, reader.data[name], "the layers that the ratios give")
+    main, *predicted = str(reader.data[name]).strip("'\"").split("/")
+    wrong = sorted(set(main) - set(_LETTERS) - {"|"})
+    if wrong or not main:
+        hint = f"layers are {' '.join(_LETTERS)}; or give the model as --model, and this file as --megatron"
+        reader.fault(name, f"layers of kind {' '.join(wrong) or 'none'} are not modelled", hint=hint)
+    if any(predicted):
+        reader.data.pop("mtp-num-layers", None)
+        reader.account.miss(name, f"{len(predicted)} modules {predicted[0]} that predict further tokens are left out")
+    segments = main.split("|")
+    main = "".join(segments)
+    reader.data |= {name: main, "num-layers": len(main)}
+    if layers is not None and str(layers) != str(len(main)):
+        reader.assume("num-layers", len(main), f"the pattern wins over --num-layers {layers}")
+    return tuple(map(len, segments))
+
+
+def _of_ratios(layers: int, attention: float, mlp: float) -> str:
+    """Spread attention evenly between the Mamba layers, and MLPs over what Mamba is left, as Megatron-Core does."""
+    letters = ["M"] * layers
+    n_attention, n_mlp = round(layers * attention), round(layers * mlp)
+    n_mamba = layers - n_attention
+    _spread(letters, "*", n_mamba / (n_attention + 1))
+    if n_mlp:
+        _spread(letters, "-", (n_mamba - n_mlp) / n_mlp)
+    return "".join(letters)
+
+
+def _spread(letters: list[str], letter: str, every: float) -> None:
+    """Put a letter in the place of a Mamba layer after every so many of them that stay."""
+    left = every
+    for index, before in enumerate(letters):
+        if before == "M":
+            if left < 0.5:
+                letters[index] = letter
+                left += every
+            else:
+                left -= 1
+
+
+def _mixers(found: Found, hidden: int, layers: int) -> dict[str, Any]:
+    """Return the pattern of a hybrid, and the sizes of its layers that are not attention."""
+    letters = "".join(_LETTERS[letter] for letter in str(found[PATTERNS[0]] or ""))
+    fields: dict[str, Any] = {"pattern": tuple(letters)} if letters else {}
+    if letters and max(expert_counts(found)) > 1 and "E" not in letters:
+        message = f"no layer has the {max(expert_counts(found))} experts: the letters mean something else in this fork"
+        found.reader.fault(PATTERNS[0], message, hint="give the model as --model, and this file as --megatron")
+    if found["experimental-attention-variant"] == "gated_delta_net":
+        dense = _dense_blocks(found, layers) if max(expert_counts(found)) > 1 else range(layers)
+        linear = _pattern_of(found, "linear-attention-freq", layers)
+        fields["pattern"] = tuple(("G" if linear[i] else "*") + ("-" if i in dense else "E") for i in range(layers))
+    if "M" in letters:
+        width = found["mamba-head-dim"]
+        fields |= {
+            "ssm_heads": found["mamba-num-heads"] or 2 * hidden // width, "ssm_head_dim": width,
+            "ssm_state": found["mamba-state-dim"], "ssm_groups": found["mamba-num-groups"],
+        }  # fmt: skip
+    if any("G" in block for block in fields.get("pattern", ())):
+        fields |= {
+            "delta_key_heads": found["linear-num-key-heads"], "delta_value_heads": found["linear-num-value-heads"],
+            "delta_key_dim": found["linear-key-head-dim"], "delta_value_dim": found["linear-value-head-dim"],
+            "attention_gate": found["attention-output-gate"],
+        }  # fmt: skip
+    return fields
+
+
+# ---- sizes -------------------------------------------------------------------------------------------------------
+
+
+def model_of(found: Found, family: str, settings: dict[str, Any]) -> ModelSpec:
+    """Return the model that flags describe.
+
+    Parameters
+    ----------
+    found : Found
+        The flags.
+    family : str
+        ``gpt``, ``bert`` or ``t5``.
+    settings : dict
+        Of the plan: the padding of the vocabulary and the number of positions may follow from it.
+    """
+    r, given = found.reader, KEYS.fields(found, "model")
+    for name in ("hidden-size", "num-attention-heads", "num-layers"):
+        if found[name] is None:
+            r.missing(KEYS.named(name).names)
+    glu = found["glu-activation"] or ("swiglu" if found["swiglu"] else "geglu" if found["quick-geglu"] else "")
+    bias, gated = not found["disable-bias-linear"], bool(glu)
+    fields: dict[str, Any] = {"gpt": MEGATRON_STYLE, "bert": BERT_STYLE, "t5": T5_STYLE}[family].copy()
+    if family != "bert":
+        fields |= {
+            "architecture": "t5" if family == "t5" else "llama" if gated and given["norm"] == "rms_norm" else "gpt",
+            "activation": "silu" if glu == "swiglu" else "relu2" if found["squared-relu"] else "gelu",
+            "positions": _positions(found, given["positions"]),
+            "norm": given["norm"],
+            "attention_bias": bias or found["add-qkv-bias"],
+            "attention_output_bias": bias,
+            "mlp_bias": bias,
+            "qk_norm": given["qk_norm"],
+            "embedding_norm": given["embedding_norm"],
+        }
+    if not found["ffn-hidden-size"]:
+        given["ffn_hidden"] = int(8 * given["hidden"] / 3 / 64) * 64 if gated else 4 * given["hidden"]
+        r.assume("ffn-hidden-size", given["ffn_hidden"], "Megatron's default")
+    layers = given["layers"]
+    heads = found["num-query-groups"] or given["heads"]
+    fields |= {name: given[name] for name in ("hidden", "heads", "ffn_hidden", "dropout")} | {
+        "gated_mlp": gated,
+        "layers": found["decoder-num-layers"] or layers if family == "t5" else layers,
+        "encoder_layers": layers if family == "t5" else 0,
+        "kv_heads": heads if found["group-query-attention"] or found.given("num-key-value-heads") else 0,
+        "head_dim": given.get("head_dim", 0),
+        "max_positions": given.get("max_positions", settings["sequence_length"]),
+        "vocab": _vocab(found, settings["tp"]),
+        "tied": not found["untie-embeddings-and-output-weights"],
+        "mtp_layers": given.get("mtp_layers", 0),
+    }
+    fields |= _experts(found, layers) | _latent(found) | _mixers(found, given["hidden"], layers)
+    return ModelSpec(name=f"megatron-{Path(r.file).stem}", **fields)
+
+
+def _positions(found: Found, named: str) -> str:
+    if found["use-rotary-position-embeddings"]:
+        return "rotary"
+    return "none" if found["no-position-embedding"] and not found.given("position-embedding-type") else named
+
+
+def _vocab(found: Found, tp: int) -> int:
+    """Return the rows of the embedding: the vocabulary, padded."""
+    if found["padded-vocab-size"] or found["pad-vocab-size-to"]:
+        return int(found["padded-vocab-size"] or found["pad-vocab-size-to"])
+    size = found["vocab-size"] or _of_tokenizer(found)
+    if not size:
+        size = 50257
+        if found["tokenizer-type"] in (None, True):
+            found.reader.assume(
+                "vocab-size", size, "GPT-2's tokenizer; the real one is read from the tokenizer at run time"
+            )
+        else:
+            found.reader.account.miss("tokenizer-type", "the file does not hold its vocabulary: that of GPT-2 is taken")
+    multiple: int = found["make-vocab-size-divisible-by"] * tp
+    return int(-(-size // multiple) * multiple)
+
+
+def _of_tokenizer(found: Found) -> int:
+    """Return the vocabulary of a known tokenizer; 0 where it is not known."""
+    names = " ".join(
+        readable(str(found[name] or "")) for name in ("tokenizer-type", "tokenizer-model", "patch-tokenizer-type")
+    )
+    return next((size for pattern, size in VOCABULARIES.items() if re.search(pattern, names, re.IGNORECASE)), 0)
+
+
+def expert_counts(found: Found) -> list[int]:
+    """Return the experts of every layer that has some, one number where they are alike; 1 is a dense model."""
+    value = found["num-experts"]
+    counts = []
+    for one in value if isinstance(value, list) else [value or 1]:
+        found.reader.data["num-experts"] = one
+        counts.append(found.reader.integer("num-experts", default=1))
+    return counts if len(set(counts)) > 1 else counts[:1]
+
+
+def _experts(found: Found, layers: int) -> dict[str, Any]:
+    """Return the experts: which blocks have some, and how many."""
+    reader, counts = found.reader, expert_counts(found)
+    if max(counts) < 2:
+        return {}
+    fields = {
+        "n_experts": max(counts),
+        "top_k": found["moe-router-topk"] or (1 if is_deepspeed(found) else 2),
+        "expert_hidden": found["moe-ffn-hidden-size"] or 0,
+        "shared_expert_hidden": found["moe-shared-expert-intermediate-size"] or 0,
+        "expert_latent": found["moe-latent-size"] or 0,
+    }
+    if found.given(*PATTERNS):
+        return fields
+    dense = _every(found, layers) if is_deepspeed(found) else _dense_blocks(found, layers)
+    if len(counts) not in (1, layers - len(dense)):
+        message = f"{len(counts)} numbers of experts for {layers - len(dense)} layers with experts"
+        reader.fault("num-experts", message, hint="give one number, or one for each of these layers")
+    if found["mlp-type"] not in ("standard", "residual"):
+        reader.fault("mlp-type", f"{found['mlp-type']!r:.40} is not known here", hint="standard or residual")
+    return fields | {
+        "dense_blocks": dense,
+        "experts_of_blocks": tuple(counts) if len(counts) > 1 else (),
+        "residual_experts": found["mlp-type"] == "residual",
+    }
+
+
+def _every(found: Found, layers: int) -> tuple[int, ...]:
+    """Return the blocks without experts of Megatron-DeepSpeed: all but every second one, unless it says otherwise."""
+    every = found["expert-interval"] or 2
+    return tuple(i for i in range(layers) if (i + 1) % every)
+
+
+def _latent(found: Found) -> dict[str, Any]:
+    if not found["multi-latent-attention"]:
+        return {}
+    return {
+        "q_lora_rank": found["q-lora-rank"] or 0,
+        "kv_lora_rank": found["kv-lora-rank"],
+        "head_dim": found["qk-head-dim"],
+        "qk_rope_head_dim": found["qk-pos-emb-head-dim"],
+        "v_head_dim": found["v-head-dim"],
+    }
+
+
+def _dense_blocks(found: Found, layers: int) -> tuple[int, ...]:
+    """Return which blocks have no experts."""
+    text = str(found["moe-layer-freq"]).strip("'\" ")
+    if re.fullmatch(r"0*[1-9]\d{0,5}", text):
+        return tuple(i for i in range(layers) if i % int(text))
+    return tuple(i for i, moe in enumerate(_pattern_of(found, "moe-layer-freq", layers)) if not moe)
+
+
+def _pattern_of(found: Found, name: str, layers: int) -> list[int]:
+    """Return 1 or 0 for every layer: of a list such as ``([0]*3+[1]*58)``, or 0 for every so manieth and 1 for the others."""
+    text = str(found[name]).strip("'\" ")
+    if re.fullmatch(r"0*[1-9]\d{0,5}", text):
+        return [int((i + 1) % int(text) != 0) for i in range(layers)]
+    try:
+        pattern = _pattern(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        pattern = []
+    if len(pattern) != layers or not set(pattern) <= {0, 1}:
+        found.reader.fault(name, f"{text!r:.80} is no pattern for {layers} layers", hint="4, or ([0]*3+[1]*29)")
+    return pattern
+
+
+def _pattern(node: ast.expr) -> list[int]:
+    """Evaluate sums and multiples of lists of whole numbers."""
+    if isinstance(node, ast.List):
+        found = [item.value for item in node.elts if isinstance(item, ast.Constant) and isinstance(item.value, int)]
+        if len(found) == len(node.elts):
+            return found
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _pattern(node.left) + _pattern(node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        pair = (node.left, node.right) if isinstance(node.right, ast.Constant) else (node.right, node.left)
+        times = pair[1].value if isinstance(pair[1], ast.Constant) else None
+        inner = _pattern(pair[0])
+        if isinstance(times, int) and 0 <= times * len(inner) <= 10_000:
+            return inner * times
+    raise ValueError("not a pattern")
