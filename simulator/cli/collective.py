@@ -38,7 +38,7 @@ def collective(
     json_output: Annotated[bool, PLAIN_JSON] = False,
 ) -> None:
     """Predict a collective by size, alone on its links, in the columns of nccl-tests."""
-    from simulator.analysis.collective_confidence import collective_interval
+    from simulator.analysis.confidence import collective_interval
     from simulator.collectives.benchmark import benchmark_table, size_range
     from simulator.interop import open_topology
     from simulator.network import NETWORKS

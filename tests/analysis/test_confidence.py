@@ -14,12 +14,14 @@ from simulator.analysis.confidence import (
     Interval,
     Residual,
     ResidualTable,
+    collective_interval,
     confidence_of,
     coverage,
     features_of,
     fit_widening,
     interval,
     kind_of,
+    shipped_spread,
 )
 from simulator.plan import ParallelPlan
 from simulator.topology.device import load_device
@@ -174,3 +176,17 @@ def test_a_single_comparable_run_is_said_in_the_singular_with_its_source():
     far = replace(HERE, kind="pipeline")  # another kind of run: a distance of 1, beyond what is called comparable
     table = ResidualTable(rows=(*rows(0.1, source="near"), *rows(0.2, source="far", features=far)))
     assert interval(HERE, table).basis == "residuals of 1 comparable measured run, mostly near"
+
+
+def test_intervals_hold_one_and_come_from_several_clusters():
+    for entry in shipped_spread():
+        assert 0.3 < entry["low"] <= 1.0 <= entry["high"] < 5.0
+        assert len(entry["clusters"]) >= 5 and entry["n"] > 100
+    assert {entry["part"] for entry in shipped_spread()} == {"inside", "between"}
+
+
+def test_sizes_and_places_choose_the_entry():
+    small, large, across = collective_interval(1024, 1), collective_interval(2**30, 1), collective_interval(2**30, 2)
+    assert (small.sizes, large.sizes) == ("below 1 MiB", "from 1 MiB")
+    assert "inside nodes" in large.basis and "between nodes" in across.basis
+    assert across.high / across.low > large.high / large.low  # networks differ more than NVLink does

@@ -8,9 +8,7 @@ import torch
 import torch.distributed as dist
 
 from simulator.errors import ConfigError
-from validation.emulation.job import buffer_bytes
-
-_FLOAT_BYTES = 4
+from validation.emulation.job import FLOAT_BYTES, buffer_bytes
 
 
 def collective_call(
@@ -42,7 +40,7 @@ def collective_call(
     ConfigError
         If there is no such collective.
     """
-    n_elements = buffer_bytes(n_bytes, world) // _FLOAT_BYTES
+    n_elements = buffer_bytes(n_bytes, world) // FLOAT_BYTES
     whole = torch.ones(n_elements, device=device)
     part = torch.ones(n_elements // world, device=device)
     other = torch.empty_like(whole)
