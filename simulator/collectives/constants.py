@@ -72,6 +72,8 @@ class Messages:
     #: Inside a node: time until all channels of a large message are full, and the size at which half of it is felt.
     fill_s: float = 0.0
     fill_bytes: float = 1.0
+    #: Share of the rate that is left between nodes where every GPU has messages for many peers there at once (all-to-all).
+    crowd: float = 1.0
     socket_bytes_per_s: tuple[float, float] = (math.inf, math.inf)
 
     def over(self, route_s: float) -> Messages:

@@ -106,9 +106,10 @@ def _terms(case: Case, *, sent: tuple[float, float], n_peers: tuple[int, int], m
     if n_peers[1]:
         posting_s += n_peers[1] * _peer_s(between, message_share * n_bytes)
         by_threads = case.shape.protocol in SOCKETS
+        efficiency = between.efficiency[1] * (between.crowd if n_peers[1] > 1 else 1.0)
         return Terms(
             latency_s=between.base_s[1] + (posting_s if by_threads else 0.0),
-            scales=Scales(inside=1.0 / inside.efficiency[1], nics=1.0 / between.efficiency[1], beyond=1.0),
+            scales=Scales(inside=1.0 / inside.efficiency[1], nics=1.0 / efficiency, beyond=1.0),
             sent=sent,
             cap_bytes_per_s=n_bytes / posting_s if posting_s and n_bytes and not by_threads else math.inf,
         )

@@ -129,7 +129,7 @@ def attention_times_s(
     memory = n_bytes / (constants.dram_bandwidth * bandwidth)
     copies = conditions.cache_copies * 2.0 * width * batch * kv_heads * seq_k * head_dim / (0.8 * bandwidth)
     unlimited = (compute**4 + memory**4) ** 0.25 + copies
-    n_flops = np.array([s.n_flops for s in shapes])
+    n_flops = np.minimum(1.0, width / 2.0) * np.array([s.n_flops for s in shapes])  # in 16-bit ones
     energy = n_flops * constants.joules_per_flop + n_bytes * constants.joules_per_byte
     return constants.launch_s + conditions.overhead_s + conditions.limited(unlimited, energy / device.sustained_power_w)
 

@@ -45,14 +45,14 @@ class Conditions:
 #: name -> conditions; the first is the default. Fitted to rows with split=fit: ``burst_s`` of graph replay to
 #: ai-dynamo/aiconfigurator@095f58a51c on A100 and H100 (both 0.84 to 0.90 ms), ``events_flushed`` to own H200
 #: measurements with the H100's kernel constants; the inference engines' overhead to the same as graph replay. The GB200 of
-#: that source throttles: long 16-bit products run at 860 to 1,090 TFLOP/s, where its B200 keeps 1,320 to 1,740 at 1,000 W
+#: that source throttles: long 16-bit products run at 860 to 1,090 TFLOP/s, where training and cuBLASLt's sustained products say 1,300
 CONDITIONS: dict[str, Conditions] = {
     c.name: c
     for c in (
         Conditions(name="training"),
         Conditions(name="benchmark", burst_s=0.6e-3, overhead_s=1e-6),
         Conditions(name="graph_replay", burst_s=0.85e-3),
-        Conditions(name="graph_replay_throttled", burst_s=0.85e-3, power_share=0.63),
+        Conditions(name="graph_replay_throttled", burst_s=0.85e-3, power_share=0.8),
         Conditions(name="events_flushed", burst_s=0.3e-3, overhead_s=3.2e-6, is_cold=True),
         Conditions(name="autograd_flushed", burst_s=0.3e-3, overhead_s=20e-6, is_cold=True),
         Conditions(name="profiler"),

@@ -45,6 +45,7 @@ def build_model(
     recompute: str = "none",
     recompute_modules: tuple[str, ...] = (),
     captured_modules: tuple[str, ...] = (),
+    narrow_modules: tuple[str, ...] = (),
     lora_rank: int = 0,
     lora_targets: tuple[str, ...] = (),
     fuses_experts: bool = False,
@@ -88,6 +89,7 @@ def build_model(
         recompute=recompute,  # type: ignore[arg-type]
         recompute_modules=recompute_modules,
         captured_modules=captured_modules,
+        narrow_modules=narrow_modules,
         lora_rank=lora_rank,
         lora_targets=lora_targets,
         fuses_experts=fuses_experts,

@@ -91,6 +91,10 @@ def head(style: Style, x: Tensor) -> None:
             x = pointwise(style.tape, "mul", [x])
     vocab = padded_vocab(spec.vocab, setting.tp) // setting.tp
     (logits,) = style.columns(
-        x, [vocab], bias=spec.head_bias or spec.architecture == "bert", name="logits", is_narrow=False
+        x,
+        [vocab],
+        bias=spec.head_bias or spec.architecture == "bert",
+        name="logits",
+        is_narrow="output" in setting.narrow_modules,
     )
     style.loss(logits, tokens, vocab)

@@ -174,8 +174,18 @@ def _across_expert(style: Style, x: Tensor, operator: Literal["expert_f", "exper
 
 
 def _expert_products(style: Style, x: Tensor) -> Tensor:
-    """Append both grouped products and the activation over the experts of this rank."""
+    """Append both grouped products and the activation over the experts of this rank.
+
+    Where one kernel serves all experts and operands are narrow, the activation, forward and backward, and the quantisation of
+    its result are part of the products before it.
+
+    References
+    ----------
+    NVIDIA Transformer Engine, ``pytorch/ops/fused/grouped_mlp.py`` (kernels of cuDNN's frontend in CuTe: grouped GEMM, GLU and
+    quantisation forward, grouped GEMM, GLU's gradient and quantisation backward).
+    """
     spec, setting = style.spec, style.setting
+    is_fused = setting.fuses_experts and setting.recipe.quantisation is not None
     n_local = max(1, spec.n_experts // setting.ep)
     n_rows = x.n_elements // spec.expert_input
     width = spec.expert_hidden // setting.expert_tp
@@ -187,21 +197,32 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
         n_rows=n_rows,
         rows=width * (2 if spec.gated_mlp else 1),
         columns=spec.expert_input,
+        fused="gradient" if is_fused else "",
     )
     up = _stashed(style, up)
     with style.recomputed("moe_act", is_discarding=True):
-        if spec.gated_mlp:
+        if spec.gated_mlp or is_fused:
+            forward = kernel("swiglu", n_rows * width, up.n_bytes, n_rows * width * DTYPE_BYTES[up.dtype], up.dtype)
+            back = kernel("swiglu", up.n_elements, 1.5 * up.n_bytes, up.n_bytes, up.dtype, in_pass="backward")
             gated = style.tape.record(
                 [up],
                 n_rows * width,
                 up.dtype,
-                forward=[kernel("swiglu", n_rows * width, up.n_bytes, up.n_bytes / 2, up.dtype)],
-                backward=[kernel("swiglu", up.n_elements, 1.5 * up.n_bytes, up.n_bytes, up.dtype, in_pass="backward")],
-                saves=[up],
+                forward=[] if is_fused else [forward],
+                backward=[] if is_fused else [back],
+                **style.saved_activation(up),
             )
         else:
             gated = style.activation(up, bias=False)
-    return _grouped(style, gated, n_local=n_local, n_rows=n_rows, rows=spec.expert_input, columns=width)
+    return _grouped(
+        style,
+        gated,
+        n_local=n_local,
+        n_rows=n_rows,
+        rows=spec.expert_input,
+        columns=width,
+        fused="input" if is_fused else "",
+    )
 
 
 def _stashed(style: Style, x: Tensor) -> Tensor:
@@ -210,7 +231,8 @@ def _stashed(style: Style, x: Tensor) -> Tensor:
     References
     ----------
     NVIDIA/Megatron-LM, paged stashing (``moe_paged_stash``): graphs of whole iterations need buffers of static size, which only
-    the current layer can afford; saved are the quantised input and the up-projection's output.
+    the current layer can afford; saved are the quantised input and the up-projection's output. The copies are kernels of up to 2,048
+    blocks on a stream beside, which take the SMs and the memory from what they run beside.
     """
     if not style.setting.stashes_experts:
         return x
@@ -221,8 +243,20 @@ def _stashed(style: Style, x: Tensor) -> Tensor:
     return style.tape.record([x], x.n_elements, x.dtype, forward=[move], backward=[back], view=x, gradient="alias")
 
 
-def _grouped(style: Style, x: Tensor, *, n_local: int, n_rows: int, rows: int, columns: int) -> Tensor:
-    """Append one product per local expert, batched; rows are spread evenly, over fewer experts where they do not suffice."""
+def _grouped(
+    style: Style,
+    x: Tensor,
+    *,
+    n_local: int,
+    n_rows: int,
+    rows: int,
+    columns: int,
+    fused: Literal["", "input", "gradient"],
+) -> Tensor:
+    """Append one product per local expert, batched; rows are spread evenly, over fewer experts where they do not suffice.
+
+    What is ``fused`` was quantised by the kernel that made it.
+    """
     setting = style.setting
     each = max(1, -(-n_rows // n_local))
     n_pieces = 1 if setting.fuses_experts or style.groups_experts else n_local
@@ -237,7 +271,7 @@ def _grouped(style: Style, x: Tensor, *, n_local: int, n_rows: int, rows: int, c
     )
     weight = style.tape.weight(n_local * rows * columns, style.weight_dtype)
     if setting.recipe.quantisation is not None:
-        return style.quantised_product(x, weight, shape)
+        return style.quantised_product(x, weight, shape, fused=fused)
     weight_gradient = replace(shape, m=rows, n=columns, k=each, kernel_pass="wgrad", output_bytes=style.wgrad_bytes)
     return style.tape.record(
         [x, weight],

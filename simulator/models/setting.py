@@ -33,6 +33,8 @@ class Setting:
     #: What selective recomputation recomputes; where empty what it is in this style.
     recompute_modules: tuple[str, ...] = ()
     captured_modules: tuple[str, ...] = ()  #: What runs as CUDA graphs of its own.
+    #: What is in eight bits beside the products of layers: ``attention``, ``output``, ``activation``.
+    narrow_modules: tuple[str, ...] = ()
     lora_rank: int = 0  #: Rank of the adapters beside frozen weights; 0 trains every weight.
     lora_targets: tuple[str, ...] = ()  #: Projections that have adapters.
     fuses_experts: bool = False  #: Whether one kernel serves all experts of a rank.

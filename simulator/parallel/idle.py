@@ -109,6 +109,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         (("rank_order",), n_axes < 2 and plan.ep == 1, "at most one axis has more than one rank"),
         (("recompute_method", "recompute_layers"), plan.recompute != "full", f"recompute={plan.recompute}"),
         (("attention_kernel",), plan.attention == "eager", "attention=eager"),
+        (("fp8_modules",), plan.precision_spec.quantisation is None, f"precision={plan.precision} quantises nothing"),
         (
             ("attention_kernel",),
             plan.precision_spec.activations == "fp32",

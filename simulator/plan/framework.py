@@ -179,9 +179,11 @@ class Feature:
 
 
 #: Megatron Bridge 26.06 (recipes under src/megatron/bridge/perf_recipes): grouped products fused with their activation, and whole
-#: iterations as one graph over experts with paged buffers, for mixtures of experts in MXFP8
+#: iterations as one graph over experts with paged buffers, attention in eight bits, for mixtures of experts in MXFP8
 _FUSED_EXPERTS = Feature(
-    since="26.06", precisions=("mxfp8",), settings={"moe_fused_experts": True, "cuda_graphs": "full_iteration"}
+    since="26.06",
+    precisions=("mxfp8",),
+    settings={"moe_fused_experts": True, "cuda_graphs": "full_iteration", "fp8_modules": "attention"},
 )
 
 
@@ -251,6 +253,8 @@ class Framework:
     expert_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
     #: The same of those that need products in 16 bits.
     wide_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    #: The same of those whose tokens HybridEP carries.
+    hybrid_recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
     #: Other names that people type.
     aliases: tuple[str, ...] = ()
 
@@ -260,6 +264,7 @@ class Framework:
         found = {**self.recipe, **(self.parallel_recipe if is_split else {})}
         found |= self.expert_recipe if is_split and has_experts else {}
         found |= self.wide_recipe if settings.get("precision", "bf16") == "bf16" else {}
+        found |= self.hybrid_recipe if settings.get("moe_dispatcher") == "hybridep" else {}
         for feature in self.features:
             found |= feature.settings if feature.is_on(settings) else {}
         return {key: value for key, value in found.items() if key not in settings}
@@ -306,6 +311,7 @@ FRAMEWORKS: dict[str, Framework] = {
             # with bf16 the precision-aware optimizer, whose fused Adam keeps of a master weight what the weight lacks; and
             # allocator segments that expand (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), between which nothing is lost
             wide_recipe={"master_bytes": 2},
+            hybrid_recipe={"moe_dispatcher_sms": 32},  # moe_hybridep_num_sms of all performance recipes since 25.11
             fragmentation=0.0,
             aliases=("nemo",),
         ),

@@ -33,6 +33,8 @@ Host = Literal["eager", "compiled", "graphs"]
 RECOMPUTE_MODULES = ("core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "moe", "shared_experts")
 #: projections that may have adapters
 LORA_TARGETS = ("qkv", "proj", "fc1", "fc2")
+#: what 8 bits serve beside the products of layers
+FP8_MODULES = ("attention", "output", "activation")
 #: what Megatron-Core's ``--cuda-graph-scope`` names, and the whole iteration
 GRAPH_SCOPES = ("none", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full_iteration")
 
@@ -120,6 +122,14 @@ class ParallelPlan:
     precision: str = setting(
         "precision", "fp16, bf16, amp_fp16, amp_bf16, tf32, fp32, fp8, fp8_current, mxfp8, nvfp4 ...", default="bf16",
         words=PRECISIONS, synonyms=SYNONYMS, is_common=True, changes=("time", "memory", "training"),
+    )  # fmt: skip
+    fp8_modules: str | None = setting(
+        "precision", "What a precision of 8 or 4 bits puts in 8 beside the products of the layers, joined by `+`: `attention` "
+        "(Transformer Engine's `fp8_dot_product_attention`), `output` (Megatron-Core's `fp8_output_proj`), `activation` (the "
+        "MLP's saved up-projection, `activation_func_fp8_input_store`).", unset="nothing", words=FP8_MODULES,
+        synonyms={"fp8_dot_product_attention": "attention", "fp8_output_proj": "output",
+                  "activation_func_fp8_input_store": "activation"},
+        takes_several=True, changes=("time", "memory", "training"),
     )  # fmt: skip
     recompute: Recompute = setting(
         "recompute", "Activation recomputation: none, selective (core attention, or every second matrix product) or full.",
@@ -368,6 +378,12 @@ class ParallelPlan:
         """Modules that run as CUDA graphs of their own: words of :data:`GRAPH_SCOPES`."""
         scopes = tuple((self.cuda_graphs or "none").split("+"))
         return scopes if scopes[0] not in ("none", "full_iteration") else ()
+
+    @property
+    def narrow_modules(self) -> tuple[str, ...]:
+        """What runs or waits in eight bits beside the products of layers: words of :data:`FP8_MODULES`."""
+        is_narrow = self.fp8_modules and self.precision_spec.quantisation is not None
+        return tuple((self.fp8_modules or "").split("+")) if is_narrow else ()
 
     @property
     def adapted_projections(self) -> tuple[str, ...]:

@@ -283,7 +283,8 @@ def _check_pairs(stage: int, row: Row) -> None:
 def peak_in_flight(table: Table, n_chunks: int) -> tuple[tuple[int, ...], ...]:
     """Count the micro-batches whose activations a stage holds when it holds most.
 
-    Activations are held from the forward to the end of the backward, the weight gradient included.
+    Activations are held from the forward to the end of the backward, the weight gradient included. A forward and a backward of
+    one chunk in turns go through its layers in opposite order: what one takes the other gives back.
 
     Parameters
     ----------
@@ -305,9 +306,10 @@ def peak_in_flight(table: Table, n_chunks: int) -> tuple[tuple[int, ...], ...]:
     n_chunks = max(n_chunks, 1 + max((action.chunk for row in table for action in row), default=0))
     for row in table:
         held, peak = [0] * n_chunks, (0,) * n_chunks
-        for action in row:
+        for action, following in zip(row, (*row[1:], None), strict=True):
             held[action.chunk] += _HELD[action.kind]
-            if sum(held) > sum(peak):
+            swaps = action.is_paired and following is not None and following.chunk == action.chunk
+            if not swaps and sum(held) > sum(peak):
                 peak = tuple(held)
         peaks.append(peak)
     return tuple(peaks)

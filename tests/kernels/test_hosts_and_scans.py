@@ -110,6 +110,5 @@ def test_timing_adds_microseconds_and_jobs_add_nothing() -> None:
     assert (training.overhead_s, training.burst_s, training.cache_copies, training.power_share) == (0, 0, 0, 1)
     assert CONDITIONS["inference_prefill"].cache_copies == 2  # written into the pages and read from them
     throttled = CONDITIONS["graph_replay_throttled"]
-    assert throttled.power_share == pytest.approx(
-        975 / 1530, rel=0.02
-    )  # middle of 860 to 1,090 over that of 1,320 to 1,740
+    # 860 to 1,090 TFLOP/s of long 16-bit products, over the 1,300 that training and cuBLASLt's sustained products say
+    assert 860 / 1300 < throttled.power_share < 1090 / 1300

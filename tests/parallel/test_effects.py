@@ -61,10 +61,11 @@ EFFECTS = [
     ("recompute_modules", "mlp", {"recompute": "selective"}), ("recompute_modules", "layernorm", {"recompute": "selective"}),
     ("recompute_modules", "moe_act", {"recompute": "selective", "experts": True}),
 ]  # fmt: skip
-#: dp follows from the others; the data loader's, partial recomputation's, the host's and the releases' tests are elsewhere
+#: dp follows from the others; tests of what stands here are elsewhere, each beside its mechanism
 ELSEWHERE = {
     "dp",
     "cuda",
+    "fp8_modules",
     "host",
     "release",
     "recompute_method",

@@ -4,7 +4,7 @@ import pytest
 
 from simulator.models.build import build_model
 from simulator.models.catalog import CATALOG, rename
-from simulator.models.layer import GemmShape, PointwiseShape
+from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape
 from simulator.plan import PRECISIONS, ParallelPlan
 
 QUANTISED = [name for name, precision in PRECISIONS.items() if precision.quantisation]
@@ -92,3 +92,56 @@ def test_recipes_turn_settings_on_where_nothing_is_said():
     assert (plan.sharding, plan.sequence_parallel, plan.asynchronous_tp, plan.overlap) == ("zero1", True, True, True)
     plan = ParallelPlan.of({"framework": "megatron-bridge", "sharding": "none", "overlap": False})
     assert (plan.sharding, plan.sequence_parallel, plan.overlap) == ("none", False, False)
+
+
+def with_narrow(*modules, precision="fp8", **changes):
+    spec = rename(CATALOG["llama3-8b"], "x", layers=1)
+    model = build_model(
+        spec,
+        micro_batch=1,
+        sequence_length=1024,
+        precision=precision,
+        kernels="fused",
+        narrow_modules=modules,
+        **changes,
+    )
+    return {layer.name: layer for layer in model.layers}
+
+
+def test_narrow_attention_computes_and_saves_queries_keys_and_values_in_eight_bits():
+    """Llama 3 8B: 32 heads of queries, 8 of keys and of values, 128 wide, one byte each; in 16 bits rotated queries and keys are
+    saved, and the projection of all three, of which the values are a view."""
+    plain, narrow = with_narrow()["block"], with_narrow("attention")["block"]
+    wide = 2 * (32 + 8) * 128 + 2 * (32 + 8 + 8) * 128
+    assert plain.saved_bytes - narrow.saved_bytes == 1024 * (wide - (32 + 8 + 8) * 128)
+    for items in (narrow.forward, narrow.backward):
+        assert [item.dtype for item in items if isinstance(item, AttentionShape)] == ["fp8"]
+
+
+def test_a_narrow_output_projection_is_a_narrow_product():
+    head = with_narrow("output")["head"]
+    assert {item.dtype for item in (*head.forward, *head.backward) if isinstance(item, GemmShape)} == {"fp8"}
+
+
+def test_narrow_activations_save_gate_and_up_in_eight_bits():
+    """Two times 14,336 values a token, one byte each instead of two (Megatron-Core's ``activation_func_fp8_input_store``)."""
+    plain, narrow = with_narrow()["block"], with_narrow("activation")["block"]
+    assert plain.saved_bytes - narrow.saved_bytes == 1024 * 2 * 14_336
+
+
+def test_nothing_else_is_narrow_in_sixteen_bits():
+    assert ParallelPlan(precision="bf16", fp8_modules="attention+output").narrow_modules == ()
+    assert ParallelPlan(precision="mxfp8", fp8_modules="attention+output").narrow_modules == ("attention", "output")
+
+
+def test_one_kernel_for_all_experts_activates_and_quantises():
+    """cuDNN's grouped products behind Transformer Engine's fused grouped MLP: of eight quantisations of a block two go, and SwiGLU.
+
+    Query/key/value and output projection keep one each way; of the experts the first product's input and the second one's gradient.
+    """
+    spec = rename(CATALOG["mixtral-8x7b"], "x", layers=1)
+    model = build_model(
+        spec, micro_batch=1, sequence_length=1024, precision="mxfp8", kernels="fused", fuses_experts=True
+    )
+    names = [item.name for item in kernels(model, PointwiseShape)]
+    assert names.count("quantize_mxfp8") == 6 and "swiglu" not in names

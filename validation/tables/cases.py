@@ -14,7 +14,7 @@ from typing import Any
 from simulator.errors import ConfigError
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan, Recompute
-from simulator.plan.parallel_plan import SETTINGS
+from simulator.plan.parallel_plan import FP8_MODULES, SETTINGS
 from validation.tables.frameworks import cuda_of, framework_of, machine_of, who_ran
 from validation.tables.models import spec_of
 from validation.tables.reader import Row
@@ -309,9 +309,16 @@ def _expert_split(degrees: Mapping[str, int], framework: str, assumed: list[str]
 
 
 def _heavier(row: Row, plan: ParallelPlan, layers: int, recompute: Sequence[Recompute]) -> Iterator[ParallelPlan]:
-    """Yield what to try in turn should a run not fit: smaller chunks where they are not stated, then more recomputation."""
+    """Yield what to try in turn should a run not fit: smaller chunks where they are not stated, then more recomputation.
+
+    Before that, adapters save activations in eight bits, as MLPerf's smaller machines do (``FP8_ACTIVATION`` of their shell files).
+    """
     if not recompute:
         return
+    if plan.lora_rank and plan.precision_spec.quantisation and "activation" not in plan.narrow_modules:
+        words = [word for word in FP8_MODULES if word in (*plan.narrow_modules, "activation")]
+        plan = replace(plan, fp8_modules="+".join(words))
+        yield plan
     is_open = not row.text("virtual_pp") and plan.virtual_pp > 1
     if is_open and layers % plan.pp == 0 and layers // plan.pp > plan.virtual_pp:
         plan = replace(plan, virtual_pp=layers // plan.pp)

@@ -33,6 +33,14 @@ _LAYER_SCOPES = "attn mlp mamba moe_router moe_preprocess"
 #: rank of adapters where a row states none: NVIDIA's performance recipes (NeMo ``llama3_70b``, on ``linear_qkv`` only) and
 #: AutoModel's (``match_all_linear``)
 _LORA_RANK = 16
+#: model, machine -> ``fp8_modules`` of the recipes that capture whole iterations (Megatron Bridge 26.06: ``fp8_dot_product_attention``
+#: and ``fp8_output_proj``; an empty machine is any other)
+_FP8_MODULES = {
+    ("deepseek", "gb200"): "output", ("deepseek", ""): "attention+output", ("gpt-oss", ""): "attention+output",
+    ("qwen3", ""): "attention",
+}  # fmt: skip
+#: from this release on, these recipes say so in functions that the table of cells was not read from
+_IN_FUNCTIONS = "26.08"
 #: column -> what is left out where it is 1
 _LEFT_OUT = {
     "token_drop": "dropped tokens",
@@ -119,7 +127,8 @@ def recipe_fields(row: Row, assumed: list[str]) -> dict[str, Any]:
         fields["moe_dispatcher"] = _word(
             "moe_dispatcher", dispatcher, "dispatcher", dispatcher, assumed, stands_in="deepep"
         )
-    fields |= _graphs(row, assumed)
+    fields |= _whole_iterations(row, assumed) or _graphs(row, assumed)
+    fields |= _fp8_flags(row)
     assumed += [f"{column} 1: without {what}" for column, what in _LEFT_OUT.items() if row.flag(column)]
     return fields
 
@@ -150,6 +159,39 @@ def optimizer_fields(row: Row, framework: str, assumed: list[str]) -> dict[str, 
         return {}
     assumed.append("moment_bytes 2, master_bytes 2: the precision-aware optimizer of this model's recipe")
     return {"moment_bytes": 2, "master_bytes": 2}
+
+
+def _whole_iteration_words(row: Row) -> str:
+    """Return the ``fp8_modules`` of a recipe in MXFP8 that captures whole iterations; nothing of any other."""
+    model, release = row.text("model").lower(), row.text("release")
+    found = {machine: words for (name, machine), words in _FP8_MODULES.items() if model.startswith(name)}
+    is_said = row.text("cuda_graph_impl").lower() == "full_iteration" or release >= _IN_FUNCTIONS
+    if not (found and is_said and row.flag("recipe_matches") and row.text("precision").lower() == "mxfp8"):
+        return ""
+    return found.get(row.text("topology").partition("-")[0], found[""])
+
+
+def _whole_iterations(row: Row, assumed: list[str]) -> dict[str, Any]:
+    """Return what the recipes that capture whole iterations set beside their cells; nothing for other rows."""
+    words = _whole_iteration_words(row)
+    if not words:
+        return {}
+    assumed.append(f"fp8_modules {words}, cuda_graphs full_iteration: this recipe's functions")
+    fields = {
+        "fp8_modules": SETTINGS["fp8_modules"].parse(words),
+        "cuda_graphs": "full_iteration",
+        "moe_fused_experts": True,
+    }
+    return fields | ({"moe_dispatcher": "hybridep"} if row.text("release") >= _IN_FUNCTIONS else {})
+
+
+def _fp8_flags(row: Row) -> dict[str, Any]:
+    """Return what MLPerf's shell files put in eight bits beside the products of layers, as the notes print their flags."""
+    flags = dict(re.findall(r"(FP8_DPA|FP8_ACTIVATION|NVTE_DPA_FP8_RECIPE)=(\w+)", row.text("notes")))
+    has_attention = flags.get("FP8_DPA", "0") in ("1", "True") or "Float8" in flags.get("NVTE_DPA_FP8_RECIPE", "")
+    words = ["attention"] if has_attention and flags.get("NVTE_DPA_FP8_RECIPE") != "F16" else []
+    words += ["activation"] if flags.get("FP8_ACTIVATION") == "True" else []
+    return {"fp8_modules": "+".join(words)} if words else {}
 
 
 def _graphs(row: Row, assumed: list[str]) -> dict[str, Any]:
@@ -206,7 +248,7 @@ def _word(key: str, word: str, column: str, stated: str, assumed: list[str], *, 
 
 def overlaps_experts(row: Row, schedule: str, degrees: Mapping[str, int], virtual_pp: int, assumed: list[str]) -> str:
     """Return the schedule under which experts' communication runs beside other micro-batches, where the row says that it does."""
-    if not row.flag("moe_a2a_overlap"):
+    if not row.flag("moe_a2a_overlap") and not _whole_iteration_words(row):
         return schedule
     if degrees["pp"] > 1 and virtual_pp == 1:
         assumed.append("moe_a2a_overlap 1: without it, as it needs virtual stages")

@@ -154,6 +154,10 @@ class Style(ABC):
         """Append ``activation(gate) * up`` of two separate tensors."""
         raise NotImplementedError(f"{type(self).__name__} reads gate and up from one tensor")
 
+    def saved_activation(self, x: Tensor) -> dict[str, Any]:
+        """Return what an activation holds of its input for backward: the tensor, or a copy of it in eight bits."""
+        return {"saved_bytes": x.n_elements} if "activation" in self.setting.narrow_modules else {"saves": [x]}
+
     def adds_bias_late(self) -> bool:
         """Whether biases of row-parallel products are added by the fused kernel of the residual."""
         return False
@@ -257,8 +261,11 @@ class Style(ABC):
         before: Sequence[LayerItem] = (),
         between: Sequence[LayerItem] = (),
         saved_input: Tensor | None = None,
+        fused: str = "",
     ) -> Tensor:
         """Append ``shape``, forward and backward, on operands that the precision's recipe narrows.
+
+        What is ``fused``, ``input`` or ``gradient``, arrives narrow from the kernel that makes it.
 
         What is saved of the input is narrow, unless it is rebuilt before backward (Megatron-Core's ``save_original_input``);
         under sequence parallelism it is this rank's share ``saved_input``, which backward gathers again.
@@ -267,7 +274,7 @@ class Style(ABC):
         narrowing = recipe.quantisation
         assert narrowing is not None
         n_out = x.n_elements // shape.k * shape.n
-        casts: list[LayerItem] = [self._quantise(x, n_pieces=shape.n_pieces)]
+        casts: list[LayerItem] = [] if fused == "input" else [self._quantise(x, n_pieces=shape.n_pieces)]
         if not self.keeps_quantised_weights:
             casts.append(self._quantise(weight))
         held = x if saved_input is None else saved_input
@@ -285,7 +292,11 @@ class Style(ABC):
             self.dtype,
             forward=[*casts, narrow],
             backward=[
-                self._quantise(gradient, in_pass="backward", n_pieces=shape.n_pieces),
+                *(
+                    []
+                    if fused == "gradient"
+                    else [self._quantise(gradient, in_pass="backward", n_pieces=shape.n_pieces)]
+                ),
                 *(before if is_trained else ()),
                 replace(narrow, n=shape.k, k=shape.n, kernel_pass="dgrad"),
                 *between,

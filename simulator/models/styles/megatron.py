@@ -8,6 +8,8 @@ Korthikanti et al., arXiv:2205.05198, section 4 (what is saved: 34 s b h + 5 a s
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simulator.models.layer import DTYPE_BYTES, AttentionShape, CommunicationPoint, LayerItem
 from simulator.models.liveness import Tensor
 from simulator.models.ops import (
@@ -52,7 +54,8 @@ class Megatron(Style):
             n_tokens = self.setting.tokens
             backward.append(bias_gradient(n_tokens, x.n_elements // n_tokens, x.dtype))
             name = f"bias_{name}"
-        return pointwise(self.tape, name, [x], n_elements=n_elements, saves=[x], backward=backward)
+        held = self.saved_activation(x)
+        return pointwise(self.tape, name, [x], n_elements=n_elements, backward=backward, **held)
 
     def rotary(self, x: Tensor) -> Tensor:
         """Append the rotation as one kernel each way."""
@@ -153,7 +156,35 @@ class Fused(Megatron):
     def flash(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
         """Append the fused kernel; selective recompute launches it a second time."""
         with self.recomputed("core_attn"):
+            if "attention" in self.setting.narrow_modules:
+                return self.narrow_attention(q, k, v, shape)
             return flash_attention(self.tape, q, k, v, shape)
+
+    def narrow_attention(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
+        """Append attention whose products, forward and backward, are in eight bits; queries, keys and values are saved so.
+
+        References
+        ----------
+        NVIDIA Transformer Engine, ``pytorch/attention/dot_product_attention``: ``fp8_dpa`` quantises query, key and value before
+        the kernel and the output's gradient before its backward.
+        """
+        narrow = replace(shape, dtype="fp8")
+        n_inputs = q.n_elements + k.n_elements + v.n_elements
+        n_rows = shape.batch * shape.heads * shape.seq_q
+        n_out = n_rows * (v.n_elements // (shape.batch * shape.kv_heads * shape.seq_q))
+        return self.tape.record(
+            [q, k, v],
+            n_out,
+            q.dtype,
+            forward=[kernel("quantize", n_inputs, 2 * n_inputs, n_inputs, "fp8"), narrow],
+            backward=[
+                kernel("quantize", n_out, 2 * n_out, n_out, "fp8", in_pass="backward"),
+                replace(narrow, kernel_pass="backward"),
+            ],
+            saves_output=True,
+            saved_bytes=4 * n_rows + n_inputs,
+            kept=True,
+        )
 
     def loss(self, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
         """Append one kernel that reads the logits and overwrites them with their gradient."""

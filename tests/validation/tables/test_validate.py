@@ -90,6 +90,33 @@ class TestPredicting:
         case, _ = case_of(training_row(cuda_graph_impl="full_iteration", dispatcher="deepep"))
         assert (case.plan.cuda_graphs, case.plan.moe_dispatcher) == ("full_iteration", "deepep")
 
+    @pytest.mark.parametrize(
+        ("notes", "words"),
+        [
+            ("flags: FP8_DPA=1 FP8_PARAM_GATHER=0 SP=0", "attention"),
+            ("flags: TP_COMM_OVERLAP=1 FP8_DPA=0 FP8_ACTIVATION=True SP=0", "activation"),
+            ("flags: NVTE_DPA_FP8_RECIPE=F16 FP8_DPA=1", None),
+            ("", None),
+        ],
+    )
+    def test_flags_of_shell_files_say_what_else_is_in_eight_bits(self, notes, words):
+        assert case_of(training_row(precision="fp8", notes=notes))[0].plan.fp8_modules == words
+
+    def test_recipes_that_capture_whole_iterations_are_read_with_what_their_functions_set(self):
+        """NVIDIA-NeMo/Megatron-Bridge v0.5.0 and v0.6.0: DeepSeek-V3 on GB200 narrows its output projection, on GB300 attention, too."""
+        cells = {
+            "source": "NVIDIA-NeMo/Megatron-Bridge:x", "model": "deepseek-v3", "precision": "mxfp8", "gpus": "256", "dp": "", "tp": "1",
+            "pp": "4", "virtual_pp": "4", "ep": "64", "micro_batch": "1", "global_batch": "4096", "seq_len": "4096",
+            "recipe": "R", "recipe_matches": "1", "fsdp": "0", "layers": "", "hidden": "", "heads": "", "recompute": "",
+            "release": "26.06", "cuda_graph_impl": "full_iteration", "moe_a2a_overlap": "1", "framework": "",
+        }  # fmt: skip
+        for machine, words in (("gb200-nvl72", "output"), ("gb300-nvl72", "attention+output")):
+            plan = case_of(training_row(**cells, topology=machine))[0].plan
+            assert (plan.fp8_modules, plan.cuda_graphs, plan.moe_fused_experts) == (words, "full_iteration", True)
+        later = {**cells, "release": "26.08", "cuda_graph_impl": "", "moe_a2a_overlap": "0", "topology": "gb200-nvl72"}
+        plan = case_of(training_row(**later))[0].plan
+        assert (plan.cuda_graphs, plan.schedule, plan.moe_dispatcher) == ("full_iteration", "1f1b-combined", "hybridep")
+
 
 class TestCommand:
     def run(self, folder, *arguments):
