@@ -74,7 +74,6 @@ class Durations:
 
     Parameters
     ----------
-    costs : Costs
     detail : bool
         Whether spans carry what happened inside runs of kernels.
     run_block, run_jointly : callable

@@ -34,8 +34,6 @@ class Machine:
 
     Parameters
     ----------
-    program : Program
-    durations : Durations
     network : NetworkModel
         Idle.
     host_start_ps : int

@@ -21,17 +21,12 @@ _FORMS = "lognormal:MEDIAN,SIGMA, uniform:LOW-HIGH, exponential:MEAN, or a file 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthMix:
-    """Sequences of a batch, relative to full ones.
+    """Sequences of a batch, relative to full ones."""
 
-    Parameters
-    ----------
-    tokens : array
-        Of each sequence, over the sequence length.
-    squares : array
-        Sum of the squares of its documents' lengths over the square of the sequence length: attention stays in a document.
-    """
-
+    #: Of each sequence, over the sequence length.
     tokens: Floats
+    #: Sum of the squares of its documents' lengths over the square of the sequence length: attention stays in a
+    #: document.
     squares: Floats
 
     @property
@@ -47,23 +42,16 @@ class LengthMix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Lengths of documents, as a user gives them.
+    """Lengths of documents, as a user gives them."""
 
-    Parameters
-    ----------
-    text : str
-        As it was written.
-    kind : str
-        ``lognormal`` (median, sigma of the logarithm), ``uniform`` (least, most), ``exponential`` (mean) or ``file``.
-    values : tuple of float
-        The numbers of the kind, or the lengths.
-    is_packed : bool
-        Whether documents are strung together and cut at the sequence length; else a sequence is one document, at most cut.
-    """
-
+    #: As it was written.
     text: str
+    #: ``lognormal`` (median, sigma of the logarithm), ``uniform`` (least, most), ``exponential`` (mean) or ``file``.
     kind: str
+    #: The numbers of the kind, or the lengths.
     values: tuple[float, ...]
+    #: Whether documents are strung together and cut at the sequence length; else a sequence is one document, at most
+    #: cut.
     is_packed: bool = True
 
     @classmethod

@@ -43,10 +43,8 @@ def spending(request: RunRequest, answer: Answer, plan: ParallelPlan, topology: 
     ----------
     request : RunRequest
         Price, power and, where it has one, the length of the run.
-    answer : Answer
     plan : ParallelPlan
         Resolved.
-    topology : Topology
 
     Raises
     ------

@@ -42,30 +42,20 @@ STRAGGLES = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Causes:
-    """Why steps differ. Each is off as it stands by default.
+    """Why steps differ. Each is off as it stands by default."""
 
-    Parameters
-    ----------
-    lengths : Lengths, optional
-        Of the documents of a batch.
-    slow_gpus : tuple of (float, float)
-        (share of the GPUs, how many times as long their kernels take), for as long as a job runs.
-    spread : float
-        Standard deviation of the GPUs' kernel times, for as long as a job runs: temperature, silicon.
-    pause_s, pause_every : float
-        A process stops for so long (garbage collection, a logger) once in so many steps.
-    plans_pauses : bool
-        Whether all processes pause in the same step, at its start.
-    stall_s, stall_share : float
-        The share of steps in which a replica's next batch comes late, and how late in the mean (exponential).
-    """
-
+    #: Of the documents of a batch.
     lengths: Lengths | None = None
+    #: (share of the GPUs, how many times as long their kernels take), for as long as a job runs.
     slow_gpus: tuple[float, float] = (0.0, 1.0)
+    #: Standard deviation of the GPUs' kernel times, for as long as a job runs: temperature, silicon.
     spread: float = 0.0
+    #: A process stops for so long (garbage collection, a logger) once in so many steps.
     pause_s: float = 0.0
     pause_every: float = 1.0
+    #: Whether all processes pause in the same step, at its start.
     plans_pauses: bool = False
+    #: The share of steps in which a replica's next batch comes late, and how late in the mean (exponential).
     stall_s: float = 0.0
     stall_share: float = 0.0
 
@@ -100,13 +90,10 @@ def parse_causes(
     ----------
     lengths : str, optional
         See :meth:`~simulator.explore.lengths.Lengths.parse`.
-    is_packed : bool
     slow_gpus : str, optional
         ``SHARE=FACTOR``.
-    spread : float, optional
     pause, stall : str, optional
         ``TIME/N steps``.
-    plans_pauses : bool
 
     Raises
     ------
@@ -163,47 +150,31 @@ def _share_and_factor(text: str) -> tuple[float, float]:
 class CauseRow(TypedDict):
     """What one cause does alone."""
 
-    cause: str
-    """In words."""
-    slowdown: float
-    """Mean time of a step with this cause alone, over that of even steps."""
+    cause: str  #: In words.
+    slowdown: float  #: Mean time of a step with this cause alone, over that of even steps.
 
 
 class Straggling(TypedDict):
     """What uneven steps cost a plan."""
 
-    iteration_time_s: float
-    """Of the simulated step."""
+    iteration_time_s: float  #: Of the simulated step.
+    #: Of a step in which everything takes the mean of its peers; differs where documents are shorter than the sequence.
     even_s: float
-    """Of a step in which everything takes the mean of its peers; differs where documents are shorter than the sequence."""
-    mean_s: float
-    """Of all played steps."""
-    p50_s: float
-    """Median of the played steps."""
-    p95_s: float
-    """Of the played steps, 5 % take longer."""
-    slowdown: float
-    """Mean of the played steps over the even one."""
-    job_p10: float
-    """Slowdown that 90 % of the jobs exceed."""
-    job_p90: float
-    """Slowdown that 10 % of the jobs exceed."""
-    straggling_share: float
-    """Share of the jobs that are at least 10 % slower than even ones."""
-    rank_waits: float
-    """Share of its time that a mean replica waits for the slowest one."""
+    mean_s: float  #: Of all played steps.
+    p50_s: float  #: Median of the played steps.
+    p95_s: float  #: Of the played steps, 5 % take longer.
+    slowdown: float  #: Mean of the played steps over the even one.
+    job_p10: float  #: Slowdown that 90 % of the jobs exceed.
+    job_p90: float  #: Slowdown that 10 % of the jobs exceed.
+    straggling_share: float  #: Share of the jobs that are at least 10 % slower than even ones.
+    rank_waits: float  #: Share of its time that a mean replica waits for the slowest one.
+    #: The simulated step over one in which every stage takes the mean of all stages: what uneven stages cost, always.
     stages_slowdown: float
-    """The simulated step over one in which every stage takes the mean of all stages: what uneven stages cost, always."""
-    causes: list[CauseRow]
-    """Each cause alone, the worst first."""
-    n_jobs: int
-    """Jobs that were played."""
-    n_steps: int
-    """Steps of each."""
-    seed: int
-    """Of the draws."""
-    left_out: list[str]
-    """What is taken as it is in the simulated step."""
+    causes: list[CauseRow]  #: Each cause alone, the worst first.
+    n_jobs: int  #: Jobs that were played.
+    n_steps: int  #: Steps of each.
+    seed: int  #: Of the draws.
+    left_out: list[str]  #: What is taken as it is in the simulated step.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,10 +269,8 @@ class StepModel:
 
         Parameters
         ----------
-        causes : Causes
         n_jobs, n_steps : int
             Slow GPUs and clocks stay with a job, everything else is drawn anew in every step.
-        seed : int
         """
         n_actions = sum(map(len, self.table))
         at_once = max(1, _MOST_NUMBERS // (n_actions * n_steps * self.plan.dp))
@@ -445,9 +414,6 @@ def straggle(
     ----------
     result : Result
         Simulated in detail.
-    causes : Causes
-    n_jobs, n_steps : int
-    seed : int
     """
     model = StepModel(result)
     even_s = model.even_s(causes.lengths, seed)

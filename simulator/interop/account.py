@@ -31,7 +31,6 @@ def account_of(
 
     Parameters
     ----------
-    found : Imported, ImportedCluster, CollectiveTable or TrainingLog
     topology, transport : str
         Of a log: what was measured.
     written : bool

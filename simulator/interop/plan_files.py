@@ -94,9 +94,3 @@ def _lay_deepspeed_over(settings: dict[str, Any], path: str, above: dict[str, An
 def needs_ranks(options: Mapping[str, Any]) -> bool:
     """Whether the plan depends on the number of GPUs, since a DeepSpeed file gives the batch per rank."""
     return any("dp" not in import_deepspeed(path).settings for path in deepspeed_files(options))
-
-
-def without_deepspeed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without DeepSpeed's files."""
-    files = set(deepspeed_files(options))
-    return {**options, "deepspeed": None, "plan": None if options.get("plan") in files else options.get("plan")}

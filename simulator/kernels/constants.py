@@ -21,7 +21,6 @@ def read_constants(device: Device, family: str, kind: type[ConstantsT]) -> Const
 
     Parameters
     ----------
-    device : Device
     family : str
         ``gemm``, ``attention`` or ``pointwise``.
     kind : type

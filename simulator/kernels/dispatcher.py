@@ -110,8 +110,6 @@ class Dispatcher:
         ----------
         operator : str
             ``dispatch`` or ``combine``.
-        routed : Routed
-        n_sms : int
         """
         constants = self._constants(operator)
         copy_bytes = routed.n_tokens * (routed.token_bytes + constants.header_bytes)
@@ -128,9 +126,6 @@ def network_s(operator: str, routed: Routed, n_sms: int, nic_bytes_per_s: float)
 
     Parameters
     ----------
-    operator : str
-    routed : Routed
-    n_sms : int
     nic_bytes_per_s : float
         Of the network card of one rank.
     """

@@ -189,13 +189,6 @@ def _candidates(tiles: tuple[str, ...]) -> tuple[FloatArray, FloatArray, FloatAr
 def gemm_times_s(columns: GemmColumns, device: Device, constants: GemmConstants, conditions: Conditions) -> FloatArray:
     """Seconds of each product.
 
-    Parameters
-    ----------
-    columns : GemmColumns
-    device : Device
-    constants : GemmConstants
-    conditions : Conditions
-
     Returns
     -------
     ndarray of shape [products]

@@ -75,15 +75,7 @@ def lookup(table: Mapping[str, float], shape: PointwiseShape, default: float) ->
 def pointwise_time_s(
     shape: PointwiseShape, device: Device, constants: PointwiseConstants, conditions: Conditions
 ) -> float:
-    """Seconds of one kernel.
-
-    Parameters
-    ----------
-    shape : PointwiseShape
-    device : Device
-    constants : PointwiseConstants
-    conditions : Conditions
-    """
+    """Seconds of one kernel."""
     bandwidth = device.memory_bandwidth_bytes_per_s * lookup(constants.efficiency, shape, 0.8)
     n_bytes = shape.n_bytes
     seconds = constants.launch_s + conditions.overhead_s + lookup(constants.fixed_s, shape, 0.0)

@@ -33,14 +33,7 @@ class ScanConstants:
 
 
 def scan_time_s(shape: ScanShape, device: Device, constants: ScanConstants) -> float:
-    """Seconds of one recurrence, forward or backward.
-
-    Parameters
-    ----------
-    shape : ScanShape
-    device : Device
-    constants : ScanConstants
-    """
+    """Seconds of one recurrence, forward or backward."""
     peak = device.peak("bf16" if shape.dtype in ("bf16", "fp16") else shape.dtype)
     share = constants.efficiency.get(shape.name, 0.05)
     products = shape.n_flops / (share * peak)

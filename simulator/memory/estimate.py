@@ -111,8 +111,6 @@ def estimate(
         ``chunks[stage][chunk]`` is the layers of that virtual stage.
     in_flight : sequence
         ``in_flight[stage][chunk]`` is the most micro-batches whose activations are held at once.
-    plan : ParallelPlan
-    device : Device
     shard_size : int
         Ranks that share one sharded state.
     first_ranks : sequence of int
@@ -143,7 +141,6 @@ def check_host_memory(
     ----------
     chunks : sequence
         ``chunks[stage][chunk]`` is the layers of that virtual stage.
-    plan : ParallelPlan
     shard_size : int
         Ranks that share one sharded state.
     n_ranks : int

@@ -32,7 +32,6 @@ def scale_kernels(whole: Reconstruction, factor_of: Callable[[int, str], float],
 
     Parameters
     ----------
-    whole : Reconstruction
     factor_of : callable
         (global rank, kernel name) -> factor; below 1 is faster.
     note : str

@@ -98,7 +98,6 @@ def on_topology(whole: Reconstruction, topology: Topology, *, measured_on: Topol
 
     Parameters
     ----------
-    whole : Reconstruction
     topology : Topology
         The new machine; rank r is GPU r of it.
     measured_on : Topology, optional

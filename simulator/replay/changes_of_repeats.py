@@ -39,7 +39,6 @@ def repeat(whole: Reconstruction, what: str, recorded: int, wanted: int) -> Reco
 
     Parameters
     ----------
-    whole : Reconstruction
     what : str
         ``layers`` or ``micro-batches``.
     recorded, wanted : int

@@ -41,7 +41,6 @@ def recorded_job(
 
     Parameters
     ----------
-    trace : Trace
     given : mapping
         Settings of the plan that ran, as far as the user knows them.
     model : str, optional

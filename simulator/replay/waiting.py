@@ -24,7 +24,6 @@ def scale_waiting(whole: Reconstruction, factor: float) -> Reconstruction:
 
     Parameters
     ----------
-    whole : Reconstruction
     factor : float
         0 takes the waiting away, 1 leaves it.
     """

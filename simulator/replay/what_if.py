@@ -252,8 +252,6 @@ def what_if(
 
     Parameters
     ----------
-    trace : Trace
-    what : WhatIf, optional
     schedule, messages : str, StageMessages
         For stage times: the pipeline schedule, and what a message between stages costs.
 

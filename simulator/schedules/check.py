@@ -127,19 +127,13 @@ class _Meetings:
 
 
 class Turn(NamedTuple):
-    """One action of a table, or a pair that runs together, and what must have ended before it.
+    """One action of a table, or a pair that runs together, and what must have ended before it."""
 
-    Parameters
-    ----------
-    stage, first, n : int
-        Actions ``first`` to ``first + n - 1`` of the stage's row.
-    after : tuple of (int, int)
-        (stage, index) of actions of other turns, that before it on its own stage included.
-    """
-
+    #: Actions ``first`` to ``first + n - 1`` of the stage's row.
     stage: int
     first: int
     n: int
+    #: (stage, index) of actions of other turns, that before it on its own stage included.
     after: tuple[tuple[int, int], ...]
 
 

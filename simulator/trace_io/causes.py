@@ -113,7 +113,6 @@ def plan_rank(
 
     Parameters
     ----------
-    rank : RankTrace
     offset_ns : int
         Subtracted from its times to get to the common clock.
     origin_ns : int

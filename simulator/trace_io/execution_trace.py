@@ -365,7 +365,6 @@ def write(trace: Trace, folder: Path) -> tuple[Path, ...]:
 
     Parameters
     ----------
-    trace : Trace
     folder : Path
         Made where it does not exist.
     """

@@ -414,7 +414,6 @@ def write(trace: Trace, path: str | Path, to: str | None = None) -> tuple[str, .
 
     Parameters
     ----------
-    trace : Trace
     path : str or Path
         A file for ``perfetto`` and ``chrome``; a directory for the others, which are one file per rank
         (``run.et`` writes ``run.RANK.et`` beside it).

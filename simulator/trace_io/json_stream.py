@@ -147,7 +147,6 @@ class Listed(Generic[Item]):
 
     Parameters
     ----------
-    key : str
     kind : type
         Decoded by msgspec.
     repair : callable

@@ -40,7 +40,6 @@ def reconstruct(trace: Trace, joins: Joins | None = None, *, stand_for_all: bool
 
     Parameters
     ----------
-    trace : Trace
     joins : Joins, optional
         If known already.
     stand_for_all : bool

@@ -63,7 +63,6 @@ def select(trace: Trace, *, ranks: Collection[int] = (), steps: Collection[int] 
 
     Parameters
     ----------
-    trace : Trace
     ranks : collection of int
         Empty for all that were recorded.
     steps : collection of int, optional

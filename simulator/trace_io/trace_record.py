@@ -304,7 +304,6 @@ def columns_of(rows: Sequence[OpRow], names: Names | None = None, *, streams: Se
 
     Parameters
     ----------
-    rows : sequence of OpRow
     names : Names, optional
         A table that host events share.
     streams : sequence of str

@@ -272,7 +272,6 @@ def trace_processes(
 
     Parameters
     ----------
-    trace : Trace
     prefix : str
         Put before every process name, for example ``"measured "``.
     origin_ns : int, optional
@@ -297,7 +296,6 @@ def throughput_counters(rank: RankTrace, origin_ns: int) -> tuple[Counter, ...]:
 
     Parameters
     ----------
-    rank : RankTrace
     origin_ns : int
         Becomes time 0.
 
