@@ -14,7 +14,7 @@ from simulator.engine import Interference
 from simulator.faults import slowest_of
 from simulator.kernels import KERNEL_MODELS
 from simulator.kernels.dispatcher import Dispatcher
-from simulator.kernels.host import COPY_LATENCY_S, copy_bytes_per_s, cpu_adam_s, issue_s
+from simulator.kernels.host import COPY_LATENCY_S, SYNCHRONIZE_S, copy_bytes_per_s, cpu_adam_s, issue_s
 from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape, ScanShape
 from simulator.network.base import Flow
 from simulator.parallel.classes import placement
@@ -41,7 +41,8 @@ class ModelCosts:
         self.scenario = scenario
         self.kernels = KERNEL_MODELS[scenario.kernels](cuda=scenario.plan.cuda or "")
         self.framework = scenario.plan.framework_spec
-        self.flash = scenario.plan.attention_kernel or self.framework.flash
+        chosen = scenario.plan.attention_kernel
+        self.flash = chosen if chosen and chosen.startswith("flash") else self.framework.flash
         self._is_quantised = scenario.plan.precision_spec.quantisation is not None
         self.slowdown = slowest_of(scenario.plan.gpus)
         self._mesh = Mesh(scenario.plan, topology.gpus_per_node)
@@ -69,7 +70,13 @@ class ModelCosts:
         if isinstance(shape, AttentionShape) and shape.name == "flash_attention" and shape.dtype != "fp32":
             # of fp32 PyTorch and xFormers take the memory-efficient kernel: FlashAttention of any generation computes in 16 bits
             shape = replace(shape, name=self.flash)
-        return to_ps(slowdown * self.slowdown * self.kernels.duration_s(shape, self.topology.device(rank)))
+        found = to_ps(slowdown * self.slowdown * self.kernels.duration_s(shape, self.topology.device(rank)))
+        return found + (self._blocked_ps(kernel, rank) if self.scenario.plan.launch_blocking else 0)
+
+    def _blocked_ps(self, kernel: Kernel, rank: int) -> int:
+        """Time for which the device is idle before a kernel whose host has waited for the one before it."""
+        waited_s = float(self.topology.device(rank).host.get("synchronize_s", SYNCHRONIZE_S))
+        return self.issue_ps(kernel, rank) + to_ps(waited_s)
 
     def issue_ps(self, op: Op, rank: int) -> int:
         """Host time to issue one operation in the framework's mode."""

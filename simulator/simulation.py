@@ -59,7 +59,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
     return build_model(
         spec, micro_batch=plan.micro_batch, sequence_length=sequence_length, tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp,
         sequence_parallel=plan.sequence_parallel, precision=plan.precision, kernels=framework.kernels,
-        attention=plan.attention, recompute=plan.recompute, recompute_modules=plan.recomputed_modules,
+        attention=plan.softmax_kernel or plan.attention, recompute=plan.recompute, recompute_modules=plan.recomputed_modules,
         captured_modules=plan.captured_modules, narrow_modules=plan.narrow_modules, lora_rank=plan.lora_rank or 0,
         lora_targets=plan.adapted_projections, fuses_experts=plan.fuses_experts, stashes_experts=plan.stashes_experts,
         stops_early=framework.stops_recompute_early, expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,

@@ -357,7 +357,7 @@ class Bounds:
 
     def _transfer_s(self, plan: ParallelPlan, source: int, target: int) -> float:
         """Least time of a message between stages: only the first node's pairs load the network, or the first pair."""
-        shards = plan.tp if plan.sequence_parallel or plan.scatter_gather else 1
+        shards = plan.message_shards
         n_bytes = boundary_bytes(self.spec, plan) // shards
         per_stage = plan.tp * plan.dp * plan.cp
         key = (n_bytes, per_stage, source, target, plan.rank_order)

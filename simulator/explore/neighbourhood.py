@@ -261,7 +261,7 @@ def _changes(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
         yield from (_Change({name: value}, same_training=is_same) for value in _others(plan, name))
     yield from (_Change({"recompute": word}) for word in RECOMPUTE if word != plan.recompute)
     if plan.attention == "eager":
-        yield _Change({"attention": "flash"})
+        yield _Change({"attention": "flash"} | ({"attention_kernel": None} if plan.softmax_kernel else {}))
     yield from _batches(plan)
     yield from _shardings(plan)
     yield from _degrees(plan, site)
@@ -274,6 +274,8 @@ def _changes(plan: ParallelPlan, site: Site) -> Iterator[_Change]:
 
 def _others(plan: ParallelPlan, name: str) -> list[object]:
     now, one = getattr(plan, name), SETTINGS[name]
+    if name == "scatter_gather":
+        return [plan.message_shards == 1]
     if one.kind is bool:
         return [not now]
     if name == "gradient_bytes":

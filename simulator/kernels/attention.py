@@ -25,9 +25,13 @@ from simulator.topology.device import Device
 
 FloatArray = npt.NDArray[np.float64]
 
-#: FlashAttention 1 and its Triton port beside FlashAttention 2, A100, causal, long sequences:
-#: arXiv:2307.08691, figures 4 to 6 ("around 2x")
-FIRST_GENERATION_SPEED = {"forward": 0.6, "backward": 0.5}
+#: speed beside FlashAttention 2 on A100, forward and backward, with heads of up to 64 and of more elements: FlashAttention 1 is
+#: 1.7 to 3.0 times slower, least with the narrow heads that its blocks were made for, and its Triton port 1.3 to 2.5 times
+#: (arXiv:2307.08691, section 4.1 and figures 4 to 6)
+FIRST_GENERATION_SPEED: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "flash_attention_1": {"forward": (1 / 1.7, 1 / 3.0), "backward": (1 / 1.7, 1 / 3.0)},
+    "flash_attention_triton": {"forward": (0.6, 0.6), "backward": (0.5, 0.5)},
+}
 #: clocks of one SM that dropout takes per score: Philox 4x32 with ten rounds serves 16 scores (about 80 instructions),
 #: each then compares and selects, and backward makes the mask anew and applies it to two products (Salmon et al., "Parallel
 #: random numbers: as easy as 1, 2, 3", SC'11; 128 lanes an SM)
@@ -60,15 +64,14 @@ class AttentionFamily:
 
     implementations: Mapping[str, Mapping[str, AttentionConstants]]
 
-    def of(self, name: str, direction: str) -> AttentionConstants:
+    def of(self, name: str, direction: str, head_dim: int = 128) -> AttentionConstants:
         """Constants by the name in the shape, or those of the device's default implementation.
 
-        The first generation of fused attention (FlashAttention 1, its Triton port) is the second one at
-        :data:`FIRST_GENERATION_SPEED`.
+        The first generation of fused attention is the second one at :data:`FIRST_GENERATION_SPEED`.
         """
-        if name == "flash_attention_1" and name not in self.implementations:
+        if name in FIRST_GENERATION_SPEED and name not in self.implementations:
             second = self.of("flash_attention_2", direction)
-            speed = FIRST_GENERATION_SPEED[direction]
+            speed = FIRST_GENERATION_SPEED[name][direction][head_dim > 64]
             return replace(second, efficiency=second.efficiency * speed, score_s=second.score_s / speed)
         return self.implementations.get(name, self.implementations["default"])[direction]
 

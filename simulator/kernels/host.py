@@ -21,6 +21,8 @@ _DEFAULTS = {
 PCIE_EFFICIENCY = 0.85
 #: host time to launch one copy and to see its end
 COPY_LATENCY_S = 1.0e-5
+#: host time to see that the device is done, where a device file states none
+SYNCHRONIZE_S = 6.0e-6
 #: bytes per parameter that a CPU's Adam reads and writes: gradient, master weight and both moments, and the 16-bit weight
 CPU_ADAM_BYTES = 30
 #: bytes per second that the processors of one node step with: 0.24 s per 1e9 parameters on two Xeon 8168 with 12 channels of

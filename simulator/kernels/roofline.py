@@ -127,7 +127,8 @@ class RooflineKernels:
             return float(gemm_times_s(columns, device, constants.gemm, self.conditions)[0])
         if isinstance(shape, AttentionShape):
             is_backward = shape.kernel_pass != "forward"
-            of_direction = constants.attention.of(shape.name, "backward" if is_backward else "forward")
+            way = "backward" if is_backward else "forward"
+            of_direction = constants.attention.of(shape.name, way, shape.head_dim)
             times = attention_times_s([shape], device, of_direction, self.conditions, is_backward=is_backward)
             return float(times[0])
         if isinstance(shape, ScanShape):

@@ -108,7 +108,7 @@ def _check_names(setting: Setting) -> None:
     for key, known in (
         ("precision", PRECISIONS),
         ("kernels", STYLES),
-        ("attention", ("flash", "eager")),
+        ("attention", ("flash", "eager", "fused_softmax")),
         ("recompute", ("none", "selective", "full")),
     ):
         value = getattr(setting, key)

@@ -26,7 +26,8 @@ class Setting:
     precision: str = "bf16"  #: One of :data:`simulator.plan.PRECISIONS`.
     #: Style of the implementation: ``hf-eager``, ``megatron``, ``compiled``, ``fused``.
     kernels: Literal["hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused"] = "megatron"
-    attention: Literal["flash", "eager"] = "flash"  #: ``flash`` or ``eager``.
+    #: ``flash``, ``eager``, or ``fused_softmax``: eager with Megatron's kernel of mask and softmax.
+    attention: Literal["flash", "eager", "fused_softmax"] = "flash"
     #: ``none``, ``selective`` (core attention; with ``compiled``: all but every second matrix product and the attention
     #: kernel), ``full`` (everything but the block's input).
     recompute: Literal["none", "selective", "full"] = "none"

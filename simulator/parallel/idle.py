@@ -108,7 +108,11 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         (("cp_comm_type", "cp_load_balance"), plan.cp == 1, "cp=1"),
         (("rank_order",), n_axes < 2 and plan.ep == 1, "at most one axis has more than one rank"),
         (("recompute_method", "recompute_layers"), plan.recompute != "full", f"recompute={plan.recompute}"),
-        (("attention_kernel",), plan.attention == "eager", "attention=eager"),
+        (
+            ("attention_kernel",),
+            (plan.attention == "eager") != (plan.attention_kernel == "fused_softmax"),
+            f"attention={plan.attention}",
+        ),
         (("fp8_modules",), plan.precision_spec.quantisation is None, f"precision={plan.precision} quantises nothing"),
         (
             ("attention_kernel",),

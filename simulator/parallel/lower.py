@@ -301,7 +301,7 @@ def _write_down(
         )
         for part in ([(r,) for r in members] if unfold else [members])
     ]
-    shards = plan.tp if plan.sequence_parallel or plan.scatter_gather else 1
+    shards = plan.message_shards
     shared: dict[Hashable, StageLayers] = {}
     programs = []
     for members, alike, passes, joined in sorted(parts, key=lambda part: mesh.stage_of(part[0][0])):

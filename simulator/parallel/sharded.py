@@ -18,7 +18,7 @@ from simulator.parallel.data import DataParallel, last_of_each_stream
 from simulator.parallel.mesh import Communicators
 from simulator.plan import ParallelPlan
 from simulator.program.op import HostWork, Phase
-from simulator.program.program import HOST, TaskList
+from simulator.program.program import COMPUTE, HOST, TaskList
 from simulator.schedules import Kind
 
 
@@ -192,17 +192,17 @@ class FullySharded(DataParallel):
             needs = after
             if self.plan.offload_parameters == "cpu":
                 needs = (self.copy(tasks, "from_host", n_bytes // self.communicators.size(axis), after, phase),)
-            self.issue(tasks, phase)
+            self.issue(tasks, "all_gather", phase)
             index = self.collective(tasks, "all_gather", axis, n_bytes, needs, phase)
         assert index >= 0, "a unit has parameters"
         return index
 
-    def issue(self, tasks: TaskList, phase: Phase) -> None:
+    def issue(self, tasks: TaskList, collective: str, phase: Phase) -> None:
         """Insert the host's work for one message beside its launch."""
 
     def reduce_scatter(self, tasks: TaskList, n_elements: int, after: tuple[int, ...]) -> int:
         """Reduce one message to its owners, across replicas too, and send the shard to the host if it is stepped there."""
-        self.issue(tasks, "backward")
+        self.issue(tasks, "reduce_scatter", "backward")
         n_bytes = n_elements * self.element_bytes
         shard_bytes = n_bytes // self.communicators.size("shard")
         scattered = self.scatter(tasks, n_elements, after)
@@ -245,9 +245,12 @@ class ShardedOnce(FullySharded):
             self._reduce_unit(tasks, position, last)
 
 
-#: Host time per rank of the group and message in DeepSpeed, which slices every gathered or scattered buffer rank by rank in
-#: Python (partition_parameters.py, coalesced_collectives.py); a view takes eager PyTorch 3 to 8 us
-SLICE_S = 5e-6
+#: host time of one operation on a view in eager PyTorch, 3 to 8 us
+VIEW_S = 5e-6
+#: how many of them DeepSpeed does in Python for every rank of the group and message: gradients are sliced and chunked
+#: (coalesced_collectives.py); a list is of views, each of which PyTorch copies (``ProcessGroupNCCL::allgather``). A matrix that
+#: is gathered by itself arrives in place (partition_parameters.py, ``all_gather_coalesced``)
+N_VIEWS = 2
 #: bytes of a gradient element as ZeRO++ sends it
 INT4_BYTES = 0.5
 
@@ -327,10 +330,15 @@ class Zero3(FullySharded):
             self._reduced.append(self.reduce_scatter(tasks, n_elements, self._pending[-1][1]))
             self._pending.clear()
 
-    def issue(self, tasks: TaskList, phase: Phase) -> None:
-        """Slice the buffer rank by rank."""
-        n_ranks = self.communicators.size("shard")
-        tasks.add(HostWork(name="slice partitions", duration_s=n_ranks * SLICE_S, phase=phase), HOST)
+    def issue(self, tasks: TaskList, collective: str, phase: Phase) -> None:
+        """Slice the buffer rank by rank; where it is a list of tensors, once the device has nothing left to do."""
+        moves_lists = self.plan.framework_spec.data_parallel.moves_lists
+        if collective == "all_gather" and not moves_lists:
+            return
+        last = next((i for i in reversed(range(len(tasks.tasks))) if tasks.tasks[i].stream == COMPUTE), None)
+        waits = () if last is None or not moves_lists else (last,)
+        duration_s = self.communicators.size("shard") * N_VIEWS * VIEW_S
+        tasks.add(HostWork(name="slice partitions", duration_s=duration_s, phase=phase), HOST, waits)
 
     def scatter(self, tasks: TaskList, n_elements: int, after: tuple[int, ...]) -> int:
         """Reduce-scatter, or with ZeRO++ two all-to-alls of int4: inside the nodes, then across them."""

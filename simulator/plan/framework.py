@@ -78,6 +78,9 @@ class DataParallelism:
     once_under_pipelines: bool = False
     #: How far gathers run ahead where that is a matter of elements.
     zero3_limits: Zero3Limits | None = None
+    #: Whether every tensor is gathered into a list of views, and scattered out of one, which PyTorch copies one by one, after
+    #: the host has waited for the device (DeepSpeed 0.3, ``partition_parameters.py``, ``_allgather_param``).
+    moves_lists: bool = False
     #: Whether it can send parameters and gradients quantised (ZeRO++).
     quantizes: bool = False
     #: Whether ``zero_grad`` frees gradients, so that they appear during backward.
@@ -215,13 +218,16 @@ class Framework:
     #: Whether the interleaved schedule hides its messages instead (Megatron-Core's ``overlap_p2p_comm``, its default
     #: with virtual stages).
     overlaps_interleaved_p2p: bool = False
+    #: Whether a pipeline message crosses once per tensor-parallel group, scattered and gathered again: Megatron-LM's
+    #: ``scatter_gather_tensors_in_pipeline`` (on until Megatron-Core dropped it), and DeepSpeed's engine (``is_pipe_partitioned``).
+    scatters_messages: bool = False
     #: Whether recomputation ends as soon as all that was saved is there again (``early_stop`` of PyTorch's
     #: non-reentrant checkpointing).
     stops_recompute_early: bool = False
     #: How context parallelism exchanges keys and values unless the plan says otherwise.
     cp_comm_type: Literal["p2p", "all_gather", "a2a"] = "p2p"
     #: Which fused attention kernel: ``flash_attention`` (the device's best: cuDNN or FlashAttention 3 on Hopper,
-    #: FlashAttention 2 before), ``flash_attention_2``, or ``flash_attention_1`` (also its Triton port).
+    #: FlashAttention 2 before), ``flash_attention_2``, or ``flash_attention_triton`` (the port of the first one).
     flash: str = "flash_attention"
     #: Whether the step clips gradients by their global norm: a kernel over them, and a sum over model-parallel ranks.
     clips_gradients: bool = True
@@ -281,6 +287,7 @@ FRAMEWORKS: dict[str, Framework] = {
             gradient_bytes_bf16=4,
             experts_need_split_tokens=True,
             overlap=False,
+            scatters_messages=True,
         ),
         Framework(
             name="megatron-core",
@@ -321,8 +328,16 @@ FRAMEWORKS: dict[str, Framework] = {
             data_parallel=DEEPSPEED,
             gradient_bytes_bf16=4,
             overlap=False,
+            scatters_messages=True,
         ),
         Framework(name="deepspeed", kernels="hf-eager", data_parallel=DEEPSPEED, cp_comm_type="a2a"),
+        Framework(
+            # the first ZeRO-3, below Megatron-LM's modules: tensor by tensor, nothing beside compute
+            name="deepspeed-0.3",
+            kernels="megatron",
+            data_parallel=replace(DEEPSPEED, moves_lists=True, bucket_elements=1),
+            overlap=False,
+        ),
         Framework(
             name="fsdp",
             kernels="hf-eager",
@@ -342,7 +357,7 @@ FRAMEWORKS: dict[str, Framework] = {
             kernels="hf-eager",
             data_parallel=FSDP,
             stops_recompute_early=True,
-            flash="flash_attention_1",
+            flash="flash_attention_triton",
         ),
         Framework(
             name="torchtitan",

@@ -19,7 +19,9 @@ Sharding = Literal["none", "zero1", "zero2", "zero3", "hsdp"]
 Recompute = Literal["none", "selective", "full"]
 RecomputeMethod = Literal["uniform", "block"]
 Attention = Literal["flash", "eager"]
-AttentionKernel = Literal["flash_attention", "flash_attention_1", "flash_attention_2"]
+AttentionKernel = Literal[
+    "flash_attention", "flash_attention_1", "flash_attention_2", "flash_attention_triton", "fused_softmax"
+]
 GradientCollective = Literal["all_reduce", "reduce_scatter", "reduce"]
 Compression = Literal["none", "fp16", "bf16"]
 Prefetch = Literal["pre", "post", "none"]
@@ -154,8 +156,9 @@ class ParallelPlan:
         "software", "flash or eager.", default="flash", is_common=True, changes=("time", "memory")
     )  # fmt: skip
     attention_kernel: AttentionKernel | None = setting(
-        "software", "Which fused attention kernel runs: `flash_attention_1` (also its Triton port), `flash_attention_2`, or "
-        "`flash_attention` (the device's best: cuDNN or FlashAttention 3 on Hopper, FlashAttention 2 before).",
+        "software", "Which fused attention kernel runs: `flash_attention_1`, `flash_attention_triton` (its port), `flash_attention_2`, "
+        "or `flash_attention` (the device's best: cuDNN or FlashAttention 3 on Hopper, FlashAttention 2 before); of eager attention, "
+        "`fused_softmax` (Megatron's mask and softmax in one).",
         unset="the framework's own",
     )  # fmt: skip
     sequence_parallel: bool = setting(
@@ -181,8 +184,9 @@ class ParallelPlan:
         "overlap", "Cut the gathers and scatters of sequence parallelism into pieces that run beside the matrix product.",
         default=False,
     )  # fmt: skip
-    scatter_gather: bool = setting(
-        "pipeline", "Send each pipeline message once per tensor-parallel group, scattered and gathered again.", default=False
+    scatter_gather: bool | None = setting(
+        "pipeline", "Send each pipeline message once per tensor-parallel group, scattered and gathered again.",
+        unset="the framework's default: Megatron-LM and DeepSpeed do, Megatron-Core does not",
     )  # fmt: skip
     first_stage_layers: int | None = setting(
         "pipeline", "Layers on the first pipeline stage.", unset="an even split", least=1, changes=("time", "memory")
@@ -310,6 +314,10 @@ class ParallelPlan:
         "software", "How kernels are issued: one by one from Python (`eager`), from compiled code (`compiled`), as CUDA graphs "
         "(`graphs`). Which kernels there are depends on the framework alone.", unset="the framework's own",
     )  # fmt: skip
+    launch_blocking: bool = setting(
+        "software", "The host waits for every kernel before it issues the next (`CUDA_LAUNCH_BLOCKING=1`), so that nothing "
+        "overlaps.", default=False,
+    )  # fmt: skip
     cuda_graphs: str | None = setting(
         "software", "What is captured in CUDA graphs, which costs the host almost nothing and some memory: `none`, modules joined "
         "by `+` as Megatron-Core's `--cuda-graph-scope` names them (`attn`, `mlp`, `mamba`, `moe_router`, `moe_preprocess`; `moe` "
@@ -372,6 +380,11 @@ class ParallelPlan:
         """The entry of :data:`FRAMEWORKS` that the plan names, with the plan's own way to issue kernels."""
         host: Host | None = "graphs" if self.cuda_graphs == "full_iteration" else self.host
         return FRAMEWORKS[self.framework] if host is None else _hosted(FRAMEWORKS[self.framework], host)
+
+    @property
+    def softmax_kernel(self) -> str:
+        """The fused kernel between the products of eager attention, empty for separate ones."""
+        return "fused_softmax" if self.attention == "eager" and self.attention_kernel == "fused_softmax" else ""
 
     @property
     def captured_modules(self) -> tuple[str, ...]:
@@ -525,7 +538,14 @@ class ParallelPlan:
     @property
     def overlaps(self) -> bool:
         """Whether gradient communication runs beside backward: the plan's word, or the framework's default."""
-        return self.framework_spec.overlap if self.overlap is None else self.overlap
+        wanted = self.framework_spec.overlap if self.overlap is None else self.overlap
+        return wanted and not self.launch_blocking
+
+    @property
+    def message_shards(self) -> int:
+        """Ranks of a tensor-parallel group that share in sending a pipeline message."""
+        scatters = self.framework_spec.scatters_messages if self.scatter_gather is None else self.scatter_gather
+        return self.tp if self.sequence_parallel or scatters else 1
 
     @property
     def zero3_limits(self) -> Zero3Limits | None:

@@ -31,6 +31,18 @@ def test_up_projections_are_made_again_from_the_latents():
     assert names.count("q_up") == names.count("kv_up") == 1 and "attention_output" not in names
 
 
+def test_megatrons_softmax_masks_in_the_same_kernel():
+    """megatron/fused_kernels, ``scaled_upper_triang_masked_softmax``: one kernel in 16 bits instead of mask, casts and softmax."""
+    model = build_model(
+        find_spec("llama2-7b"), micro_batch=1, sequence_length=4096, kernels="torch-modules", attention="fused_softmax"
+    )
+    names = [item.name for item in model.layers[1].forward]
+    first, second = names.index("bmm_qk"), names.index("bmm_pv")
+    assert names[first + 1 : second] == ["mul", "softmax"]
+    softmax = model.layers[1].forward[second - 1]
+    assert softmax.read_bytes == softmax.written_bytes == 2 * 32 * 4096**2
+
+
 @pytest.mark.parametrize("name", ["block", "moe_block"])
 def test_norms_drop_their_outputs(name):
     """Two norms of a block: outputs in bf16 and four bytes of statistics a token."""

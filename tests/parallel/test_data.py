@@ -142,6 +142,17 @@ def test_zero3_gathers_twice_and_scatters_once_per_micro_batch(micro_batches):
     assert sent == {"all_gather": 4 * PSI * micro_batches, "reduce_scatter": 2 * PSI * micro_batches}
 
 
+@pytest.mark.parametrize(("framework", "per_gather"), [("deepspeed", 0), ("deepspeed-0.3", 1)])
+def test_what_deepspeed_slices_costs_the_host_two_views_per_rank(framework, per_gather):
+    """A slice and a chunk per rank of what is scattered; lists of views (0.3) are gathered like that, too, behind the device."""
+    tasks, _ = step_tasks(zero_plan(framework=framework), SIZES)
+    slices = [task for task in tasks if isinstance(task.op, HostWork) and task.op.name == "slice partitions"]
+    assert {task.op.duration_s for task in slices} == {16 * 2 * 5e-6}
+    sent = [task.op.collective for task in tasks if isinstance(task.op, Collective)]
+    assert len(slices) == sent.count("reduce_scatter") + per_gather * sent.count("all_gather")
+    assert any(task.after for task in slices) == (framework == "deepspeed-0.3")
+
+
 def test_zero_plus_plus_sends_a_quarter():
     """Int8 forward and, of the second copy, backward; int4 all-to-alls inside and across two nodes: 2 Psi + Psi / 2 (1 + 1/8)."""
     plan = zero_plan(secondary_group=8, quantized_weights=True, quantized_gradients=True)

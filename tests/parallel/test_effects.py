@@ -42,7 +42,7 @@ EFFECTS = [
     ("gradient_collective", "reduce_scatter", {"framework": "deepspeed", "sharding": "zero1"}),
     ("gradient_collective", "reduce", {"framework": "deepspeed", "sharding": "zero2"}), ("gradient_compression", "bf16", DDP),
     ("gradient_as_bucket_view", True, DDP), ("backward_prefetch", "none", FSDP),
-    ("attention_kernel", "flash_attention_1", {}),
+    ("attention_kernel", "flash_attention_1", {}), ("launch_blocking", True, {}),
     ("backward_prefetch", "post", {**FSDP, "recompute": "full"}),
     ("forward_prefetch", True, FSDP), ("limit_all_gathers", False, FSDP), ("secondary_group", 8, ZERO3),
     ("secondary_group", 8, {"framework": "torchtitan", "sharding": "zero3"}), ("quantized_weights", True, ZERO3),

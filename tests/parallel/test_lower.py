@@ -186,13 +186,21 @@ def test_interlaced_stages_share_the_vocabulary_and_meet_once_per_micro_batch():
 
 @pytest.mark.parametrize(
     ("changes", "sent", "gathered"),
-    [({}, 1024, 0), ({"sequence_parallel": True}, 256, 0), ({"scatter_gather": True}, 256, 1024)],
+    [
+        ({}, 256, 1024),
+        ({"sequence_parallel": True}, 256, 0),
+        ({"scatter_gather": False}, 1024, 0),
+        ({"framework": "megatron-deepspeed"}, 256, 1024),
+        ({"framework": "megatron-core"}, 1024, 0),
+    ],
 )
 def test_bytes_between_stages(changes, sent, gathered):
-    """The boundary tensor of every micro-batch once forward and once backward: whole, or a tensor-parallel rank's share."""
-    plan = ParallelPlan(
-        pp=2, tp=4, dp=1, micro_batch=1, global_batch=3, gpus=8, framework="megatron", precision="fp16", **changes
-    )
+    """The boundary tensor of every micro-batch once forward and once backward: whole, or a tensor-parallel rank's share.
+
+    Narayanan et al., arXiv:2104.04473, section 4.1 (Megatron-LM); DeepSpeed, ``runtime/pipe/engine.py``.
+    """
+    fields = {"framework": "megatron", **changes}
+    plan = ParallelPlan(pp=2, tp=4, dp=1, micro_batch=1, global_batch=3, gpus=8, precision="fp16", **fields)
     lowered = lower(model_of(2), plan, gpus_per_node=8, boundary_bytes=1024)
     for rank in lowered.program.ranks:
         ops = [op for t in rank.tasks for op in ([i.op for i in t.op.tasks] if isinstance(t.op, Block) else [t.op])]

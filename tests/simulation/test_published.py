@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from simulator.plan import ParallelPlan
+from simulator.program.op import KernelRun
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
 
@@ -40,3 +43,16 @@ def test_scatter_gather_is_worth_up_to_eleven_percent(virtual_pp, worth):
         simulate(Scenario(topology="selene", model="gpt3-175b", plan=plan)).metrics.iteration_time_s for plan in plans
     )
     assert 1.0 - having / without == pytest.approx(worth, abs=0.02)
+
+
+def test_blocking_launches_put_every_launch_between_kernels():
+    """CUDA C++ programming guide, CUDA_LAUNCH_BLOCKING: each launch waits, so issuing and waiting add to each kernel's time."""
+    plan = ParallelPlan(gpus=1, framework="megatron", micro_batch=8, global_batch=8, precision="fp16")
+    ahead, blocked = (
+        simulate(Scenario(topology="selene", model="gpt2-medium", plan=replace(plan, launch_blocking=blocks)))
+        for blocks in (False, True)
+    )
+    parts = [part for span in blocked.timeline.spans for part in (span.inner or (span,))]
+    n_kernels = sum(len(part.op.kernels) for part in parts if isinstance(part.op, KernelRun))
+    added_s = blocked.metrics.iteration_time_s - ahead.metrics.iteration_time_s
+    assert n_kernels * (8e-6 + 6.07e-6) * 0.95 < added_s < n_kernels * (22e-6 + 6.07e-6)

@@ -15,7 +15,7 @@ from simulator.errors import ConfigError
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan, Recompute
 from simulator.plan.parallel_plan import FP8_MODULES, SETTINGS
-from validation.tables.frameworks import cuda_of, framework_of, machine_of, who_ran
+from validation.tables.frameworks import blocks_launches, cuda_of, framework_of, machine_of, who_ran
 from validation.tables.models import spec_of
 from validation.tables.reader import Row
 from validation.tables.recipes import (
@@ -61,7 +61,7 @@ _ATTENTIONS: dict[str, tuple[str, str | None]] = {
     "flash2": ("flash", "flash_attention_2"),
     "flash": ("flash", None),
     "torch": ("eager", None),
-    "megatron_kernel": ("eager", None),
+    "megatron_kernel": ("eager", "fused_softmax"),
 }
 #: NeMo container from which Transformer Engine prefers cuDNN's fused attention to FlashAttention 2 on Hopper
 _CUDNN_ATTENTION = "24.05"
@@ -137,8 +137,6 @@ def _attention(row: Row, framework: str, assumed: list[str]) -> dict[str, str | 
     if kernel:
         if kernel not in _ATTENTIONS:
             raise ConfigError(f"kernels '{kernel}' is unknown", hint=", ".join(_ATTENTIONS))
-        if kernel == "megatron_kernel":
-            assumed.append("kernels megatron_kernel: softmax as an unfused kernel")
         attention, name = _ATTENTIONS[kernel]
         return {"attention": attention, "attention_kernel": name}
     flash = row.flag("flash_attention")
@@ -292,6 +290,9 @@ def _usual(row: Row, degrees: Mapping[str, int], framework: str, assumed: list[s
     if degrees["cp"] > 1 and framework.startswith("torchtitan"):
         facts["cp_load_balance"] = False
         assumed.append("cp_load_balance off: torchtitan's tables are older than its balancer")
+    if blocking := blocks_launches(row.text("source"), degrees["gpus"]):
+        facts["launch_blocking"] = True
+        assumed.append(blocking)
     if framework in _CORE and degrees["dp"] > 1:
         facts["overlap_parameter_gather"] = True
         assumed.append("parameter gather overlapped: usual for megatron-core")

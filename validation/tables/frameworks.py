@@ -77,6 +77,11 @@ RULES: tuple[Rule, ...] = (
     Rule(words=("gpt-neox",), framework="megatron-deepspeed"),
     Rule(words=("fsdp", "compile"), framework="torchtitan-compile", why="FSDP with torch.compile"),
     Rule(words=("fsdp",), framework="fsdp"),
+    Rule(
+        words=("deepspeed", "of 2021"),
+        framework="deepspeed-0.3",
+        why="Narayanan et al. (2021) ran the ZeRO-3 that had just come, below Megatron-LM",
+    ),
     Rule(words=("deepspeed",), framework="deepspeed"),
     Rule(words=("apex", "21.11"), framework="apex-ddp-fused", why="the release that fused attention and pointwise"),
     Rule(words=("apex",), framework="apex-ddp", why="fused norms and optimizer only"),
@@ -90,11 +95,16 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+#: sources that quote Narayanan et al., arXiv:2104.04473, table 2
+_OF_2021 = r"megatron-lm-2nd-table|2104\.04473"
+
+
 def who_ran(row: Row) -> str:
     """Return what names the framework of a row: its own column, or in tables without it the source and the release."""
     named = row.text("framework") or f"{row.text('source')} {row.text('release')}"
     kernels = re.search(r"kernels: \w+", row.text("notes"))
-    return f"{named} {kernels[0] if kernels else ''}".strip().lower()
+    age = "of 2021" if re.search(_OF_2021, row.text("source").lower()) else ""
+    return " ".join(filter(None, (named, kernels[0] if kernels else "", age))).lower()
 
 
 def framework_of(name: str, *, model_parallel: int, sharding: str, flash: bool) -> tuple[str, str]:
@@ -140,6 +150,22 @@ _MACHINES = (
         "torchtitan's authors state 500 W for the H100s that they and torchao are measured on",
     ),
 )
+
+
+#: sources that say which of their runs had CUDA_LAUNCH_BLOCKING=1: words of the source, from how many GPUs, and where it is said
+_BLOCKING = ((("bigscience",), 320, "chronicles-prequel.md: runs on 320 GPUs and more hang without"),)
+
+
+def blocks_launches(source: str, gpus: int) -> str:
+    """Return why a run is known to have waited for every kernel, empty where it is not.
+
+    Examples
+    --------
+    >>> blocks_launches("bigscience-workshop/bigscience@1", 8)
+    ''
+    """
+    found = (why for words, least, why in _BLOCKING if gpus >= least and all(word in source.lower() for word in words))
+    return next((f"launch_blocking on: {why}" for why in found), "")
 
 
 def machine_of(source: str, topology: str) -> tuple[str, str]:

@@ -429,7 +429,7 @@ class Style(ABC):
     def core_attention(self, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape) -> Tensor:
         """Append attention proper, with the exchange of keys and values under context parallelism."""
         k, v = self.exchange_context(k, v)
-        if self.setting.attention == "eager":
+        if self.setting.attention != "flash":
             return self.eager_attention(q, k, v, shape)
         return self.flash(q, k, v, shape)
 

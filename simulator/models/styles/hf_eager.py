@@ -223,6 +223,9 @@ class HfEager(Style):
         repeats = self.kv_heads != self.heads
         k, v = (self._repeat(t) if repeats else copy(tape, t) for t in (k, v))
         scores = scale(tape, self.scores(copy(tape, q), k, shape))
+        if self.setting.attention == "fused_softmax":
+            weights = pointwise(tape, "softmax", [scores], saves_output=True, row=shape.seq_k)
+            return self.weighted_values(dropout(tape, weights, self.spec.dropout), v, shape)
         scores = self.biased(scores, shape)
         wide = self.is_autocast or self.spec.architecture in ("llama", "mpt")
         scores = cast(tape, scores, "fp32") if wide else scores

@@ -54,6 +54,7 @@ class TestCases:
             ("llm.c (CUDA, cuDNN flash attention)", "fused"),
             ("torch eager, Hugging Face transformers", "hf-eager"),
             ("DeepSpeed ZeRO-3", "deepspeed"),
+            ("DeepSpeed ZeRO-3 of 2021", "deepspeed-0.3"),
             ("PyTorch DDP + ZeroRedundancyOptimizer", "torch-ddp"),
             ("PyTorch FSDP2", "torch-fsdp2"),
             ("PyTorch DTensor tensor parallel", "torch-tp"),
