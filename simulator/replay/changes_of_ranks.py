@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.analysis.usage import recorded_time
 from simulator.errors import TraceError
@@ -234,56 +235,49 @@ def types_of(plan: RankPlan) -> list[str]:
 
 
 def _by_type(whole: Reconstruction, values: Sequence[Int64]) -> list[Int64]:
-    """Replace values, one per operation and rank, by the mean over all operations of the same type."""
+    """Replace values, one per operation and rank, by the mean over all operations of the same type but those of warm-up."""
     peers = _peers(whole)
     every = np.concatenate(peers) if peers else np.zeros(0, np.int64)
-    sums = np.bincount(every, np.concatenate(values))
-    means = np.rint(sums / np.maximum(np.bincount(every), 1)).astype(np.int64)
-    return [means[own] for own in peers]
+    counts = np.concatenate([~_warms_up(plan) for plan in whole.plans]).astype(float)
+    found = np.bincount(every, counts)
+    means = np.rint(np.bincount(every, counts * np.concatenate(values)) / np.maximum(found, 1)).astype(np.int64)
+    return [np.where(found[own] > 0, means[own], column) for own, column in zip(peers, values, strict=True)]
+
+
+def _warms_up(plan: RankPlan) -> NDArray[np.bool_]:
+    """Which operations are of the first of several profiled steps."""
+    steps = operation_steps(plan.rank)
+    first = plan.first[0][0] if len(plan.first) > 1 and bool((plan.rank.ops.launch >= 0).any()) else None
+    return steps == first if first is not None else np.zeros(len(steps), bool)
 
 
 def _peers(whole: Reconstruction) -> list[Int64]:
     """Number of the type of each operation, rank by rank.
 
     Kernels of one name have many shapes: where every rank launches as many of them in every step, peers are those of the
-    same place in the step.
+    same place in the step. A log of a framework counts its operations in their names: there all are peers.
     """
-    numbers: dict[tuple[str, int], int] = {}
-    places = [_place_in_step(plan) for plan in whole.plans]
-    counts: dict[str, set[int]] = {}
-    for found in places:
-        for kind, (_, n_per_step) in found.items():
-            counts.setdefault(kind, set()).update(n_per_step)
-    result = []
-    for plan, found in zip(whole.plans, places, strict=True):
-        own = np.empty(len(plan.rank.ops), np.int64)
-        kinds = np.array(types_of(plan))[plan.rank.ops.name]
-        for kind, (at, _) in found.items():
-            ops = np.flatnonzero(kinds == kind)
-            shown = at if len(counts[kind]) == 1 else 0 * at
-            own[ops] = [numbers.setdefault((kind, place), len(numbers)) for place in shown.tolist()]
-        result.append(own)
-    return result
-
-
-def _place_in_step(plan: RankPlan) -> dict[str, tuple[Int64, set[int]]]:
-    """Type -> place of each of its operations among those of its step, and how many there are in a step.
-
-    A log of a framework counts its operations in their names: there all are peers, and the place is 0.
-    """
-    launched = bool((plan.rank.ops.launch >= 0).any())
-    steps, kinds = operation_steps(plan.rank), np.array(types_of(plan))[plan.rank.ops.name]
-    result = {}
-    for kind in np.unique(kinds).tolist():
-        own = steps[kinds == kind]
-        at = np.zeros(len(own), np.int64)
-        sizes = set()
-        for step in np.unique(own).tolist() if launched else ():
-            here = own == step
-            at[here] = np.arange(int(here.sum()))
-            sizes.add(int(here.sum()))
-        result[kind] = at, sizes
-    return result
+    kinds: dict[str, int] = {}
+    codes = [np.array([kinds.setdefault(kind, len(kinds)) for kind in types_of(p)], np.int64) for p in whole.plans]
+    own = [code[plan.rank.ops.name] for code, plan in zip(codes, whole.plans, strict=True)]
+    if not any(bool((plan.rank.ops.launch >= 0).any()) for plan in whole.plans):
+        return own
+    places = [np.zeros(len(column), np.int64) for column in own]
+    sizes: dict[int, set[int]] = {}
+    for plan, column, place in zip(whole.plans, own, places, strict=True):
+        steps = operation_steps(plan.rank)
+        order = np.lexsort((np.arange(len(column)), column, steps))
+        changes = np.flatnonzero((np.diff(column[order]) != 0) | (np.diff(steps[order]) != 0)) + 1
+        for group in np.split(order, changes):
+            place[group] = np.arange(len(group))
+            sizes.setdefault(int(column[group[0]]), set()).add(len(group))
+    even = np.array([len(sizes.get(code, ())) == 1 for code in range(len(kinds))], bool)
+    numbers: dict[tuple[int, int], int] = {}
+    return [
+        np.array([numbers.setdefault(pair, len(numbers)) for pair in zip(column.tolist(), shown.tolist(), strict=True)])
+        for column, place in zip(own, places, strict=True)
+        for shown in (np.where(even[column], place, 0),)
+    ]
 
 
 def _evened(whole: Reconstruction) -> list[RankPlan]:
