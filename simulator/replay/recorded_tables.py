@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from simulator.analysis.recorded_kernels import idle_rows, kernel_rows, launch_rows, pattern_rows
 from simulator.analysis.recorded_transfers import (
@@ -23,7 +23,7 @@ from simulator.errors import TraceError
 from simulator.replay.changes_of_links import alone_s
 from simulator.replay.replay_answer import path_pieces
 from simulator.replay.replayed import Replay, replay, step_spans
-from simulator.replay.straggler_slowdowns import slowdowns
+from simulator.replay.straggler_slowdowns import SlowdownMap, slowdowns
 from simulator.topology import Topology
 from simulator.trace_io import chrome_json, perfetto
 from simulator.trace_io.reconstruct import reconstruct
@@ -43,6 +43,7 @@ class RecordedTable(TypedDict):
     left_out: str  #: Steps that were left out without being asked, and why.
     figures: dict[str, float | None]  #: Sums that belong to no row.
     rows: list[dict[str, Any]]  #: One of the types below each.
+    map: SlowdownMap | None  #: Of stragglers, by rank and step.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,24 +56,31 @@ class Question:
 
 
 Rows = Sequence[Mapping[str, Any]]
-Found = tuple[Rows, Mapping[str, float | None]]
+
+
+class Found(NamedTuple):
+    """What an analysis found: the parts of :class:`RecordedTable` that it fills."""
+
+    rows: Rows
+    figures: Mapping[str, float | None] = {}
+    map: SlowdownMap | None = None
 
 
 def _kernels(selection: Selection, question: Question) -> Found:
     rows = kernel_rows(selection, question.by)
-    return rows, {"total_s": sum(row["total_s"] for row in rows)}
+    return Found(rows, {"total_s": sum(row["total_s"] for row in rows)})
 
 
 def _idle(selection: Selection, question: Question) -> Found:
-    return idle_rows(selection), {}
+    return Found(idle_rows(selection))
 
 
 def _launches(selection: Selection, question: Question) -> Found:
-    return launch_rows(selection), {}
+    return Found(launch_rows(selection))
 
 
 def _memory(selection: Selection, question: Question) -> Found:
-    return copy_rows(selection), allocation_figures(selection)
+    return Found(copy_rows(selection), allocation_figures(selection))
 
 
 def _communication(selection: Selection, question: Question) -> Found:
@@ -80,7 +88,7 @@ def _communication(selection: Selection, question: Question) -> Found:
     if question.cluster is not None:
         everybody = tuple(range(selection.trace.world_size))
         rows = [_with_expected(row, question.cluster, everybody) for row in rows]
-    return rows, {"total_s": sum(row["total_s"] for row in rows)}
+    return Found(rows, {"total_s": sum(row["total_s"] for row in rows)})
 
 
 def _with_expected(row: CommunicationTime, cluster: Topology, everybody: tuple[int, ...]) -> CommunicationTime:
@@ -99,7 +107,7 @@ def _stragglers(selection: Selection, question: Question) -> Found:
         raise TraceError("one rank has no stragglers beside it", hint="give the traces of the other ranks too")
     found = slowdowns(whole, steps=selection.steps, looked_at={chosen.rank.rank for chosen in selection.ranks})
     figures = {key: value for key, value in found.items() if isinstance(value, float)}
-    return found["groups"], figures
+    return Found(found["groups"], figures, found["map"])
 
 
 def _critical_path(selection: Selection, question: Question) -> Found:
@@ -122,20 +130,20 @@ def _critical_path(selection: Selection, question: Question) -> Found:
         {"rank": rank, "kind": kind, "name": name, "count": count, "seconds": to_s(ps), "share": ps / total}
         for (rank, kind, name), (count, ps) in ranked
     ]
-    return rows, {"total_s": to_s(total)}
+    return Found(rows, {"total_s": to_s(total)})
 
 
 def _patterns(selection: Selection, question: Question) -> Found:
-    return pattern_rows(selection, question.operator), {}
+    return Found(pattern_rows(selection, question.operator))
 
 
 def _counters(selection: Selection, question: Question) -> Found:
-    return counter_rows(selection), {}
+    return Found(counter_rows(selection))
 
 
 def _steps(selection: Selection, question: Question) -> Found:
     analysis = analyse(selection.trace)
-    return step_rows(selection, analysis), {"iteration_time_s": analysis.iteration_s}
+    return Found(step_rows(selection, analysis), {"iteration_time_s": analysis.iteration_s})
 
 
 #: analysis -> what makes its rows and figures
@@ -184,15 +192,16 @@ def look_into(
     selection = select(trace, ranks=ranks, steps=steps)
     if analysis == "steps" and not steps:
         selection = replace(select(trace, ranks=ranks, steps=None), left_out="")
-    rows, figures = ANALYSES[analysis](selection, question or Question())
+    found = ANALYSES[analysis](selection, question or Question())
     return RecordedTable(
         analysis=analysis,
         format=trace.format,
         ranks=[chosen.rank.rank for chosen in selection.ranks],
         steps=list(selection.steps),
         left_out=selection.left_out,
-        figures=dict(figures),
-        rows=[dict(row) for row in rows],
+        figures=dict(found.figures),
+        rows=[dict(row) for row in found.rows],
+        map=found.map,
     )
 
 

@@ -217,6 +217,10 @@ def path_pieces(result: Replay) -> list[Stretch]:
             continue
         for kind, ps, _, _ in same:
             name = getattr(op, "name", kind.name) or kind.name
+            if isinstance(op, Kernel) and op.layer == ARRIVAL and id(op) in compiled.place:
+                index, number = compiled.place[id(op)]
+                own = compiled.reconstruction.plans[index].rank
+                name = own.names[own.ops.name[number]]
             found += _with_lead(op, Stretch(rank, kind, name, ps))
     return found
 

@@ -11,7 +11,7 @@ Lin et al., "Understanding Stragglers in Large Model Training Using What-if Anal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import TypedDict
@@ -44,6 +44,14 @@ class SlowdownRow(TypedDict):
     explains: float | None
 
 
+class SlowdownMap(TypedDict):
+    """Slowdown of every step where one rank alone keeps its own times."""
+
+    ranks: list[int]  #: Ranks, one row each.
+    steps: list[int]  #: Steps, one column each.
+    slowdown: list[list[float]]  #: Length of the step over that of the ideal one.
+
+
 class Slowdowns(TypedDict):
     """The decomposition of a job's slowdown."""
 
@@ -56,6 +64,7 @@ class Slowdowns(TypedDict):
     worst_rank_explains: float | None
     last_stage_explains: float | None  #: The same for the last pipeline stage: the published M_s; null without stages.
     groups: list[SlowdownRow]  #: Ranks, stages and kinds of operations, the slowest of each first.
+    map: SlowdownMap  #: Of the ranks.
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,10 @@ class _Study:
 
     def time_s(self, keep: Callable[[RankPlan], NDArray[np.bool_]]) -> float:
         """Seconds per step where the operations of each rank that ``keep`` marks take their own times."""
+        return _mean(self.steps_s(keep))
+
+    def steps_s(self, keep: Callable[[RankPlan], NDArray[np.bool_]]) -> dict[int, float]:
+        """Seconds of each step of the same."""
         plans = []
         kept: set[int] = set()
         for plan, even in zip(self.whole.plans, self.even.plans, strict=True):
@@ -78,13 +91,16 @@ class _Study:
         )
         compiled = compile_program(replace(self.even, plans=tuple(plans), transfer_ns=transfers))
         timeline = run(compiled.program, ReplayCosts(), lambda: AlphaBetaNetwork(NoLinks()), detail=True)
-        return self.per_step_s(operation_times(compiled, timeline).end)
+        return self.lengths_s(operation_times(compiled, timeline).end)
 
-    def per_step_s(self, ends_ns: Sequence[Int64]) -> float:
-        """Seconds per step of a run whose operations end at these times."""
+    def lengths_s(self, ends_ns: Sequence[Int64]) -> dict[int, float]:
+        """Seconds of each step of a run whose operations end at these times."""
         spans = step_spans(self.whole, ends_ns)
-        chosen = [end - begin for step, (begin, end) in spans.items() if step in self.steps]
-        return sum(chosen) / max(len(chosen), 1) / 1e9
+        return {step: (end - begin) / 1e9 for step, (begin, end) in spans.items() if step in self.steps}
+
+
+def _mean(steps_s: Mapping[int, float]) -> float:
+    return sum(steps_s.values()) / max(len(steps_s), 1)
 
 
 def _leads(plan: RankPlan, op: int) -> bool:
@@ -106,34 +122,50 @@ def slowdowns(whole: Reconstruction, *, steps: Collection[int], looked_at: Colle
     """
     offsets = whole.joins.offset_ns
     study = _Study(whole, ideal(whole), steps)
-    measured_s = study.per_step_s(
+    measured = study.lengths_s(
         [plan.rank.ops.end_ns - offset - whole.origin_ns for plan, offset in zip(whole.plans, offsets, strict=True)]
     )
-    bare, best = study.time_s(_everything), study.time_s(lambda plan: ~_everything(plan))
+    ideal_s = study.steps_s(lambda plan: ~_everything(plan))
+    bare, best = study.time_s(_everything), _mean(ideal_s)
+    kept = {
+        rank: study.steps_s(lambda plan, rank=rank: _everything(plan) & (plan.rank.rank == rank))  # type: ignore[misc]
+        for rank in (plan.rank.rank for plan in whole.plans)
+    }
 
-    def row(group: str, name: str, members: set[int]) -> SlowdownRow:
-        slow = study.time_s(lambda plan: _everything(plan) & (plan.rank.rank in members))
+    def row(group: str, name: str, slow_s: float, members: set[int]) -> SlowdownRow:
         share = _explains(study, members, bare, best)
-        return SlowdownRow(group=group, name=name, slowdown=slow / best if best else 1.0, explains=share)
+        return SlowdownRow(group=group, name=name, slowdown=slow_s / best if best else 1.0, explains=share)
 
-    rows = [row("rank", str(plan.rank.rank), {plan.rank.rank}) for plan in whole.plans]
+    rows = [row("rank", str(rank), _mean(steps_s), {rank}) for rank, steps_s in kept.items()]
     worst = sorted(rows, key=lambda row: -row["slowdown"])[: ceil(_WORST_SHARE * len(rows))]
     rows = [one for one in rows if int(one["name"]) in looked_at]
     stages = _stages(whole)
-    rows += [row("stage", str(stage), members) for stage, members in stages.items() if members & set(looked_at)]
+    for stage, members in stages.items():
+        if members & set(looked_at):
+            slow = study.time_s(lambda plan, members=members: _everything(plan) & (plan.rank.rank in members))  # type: ignore[misc]
+            rows.append(row("stage", str(stage), slow, members))
     for kind in _longest_kinds(whole):
         slow = study.time_s(lambda plan, kind=kind: _of_kind(plan, kind) & (plan.rank.rank in looked_at))  # type: ignore[misc]
         rows.append(SlowdownRow(group="operation", name=kind, slowdown=slow / best if best else 1.0, explains=None))
     order = ("rank", "stage", "operation")
     return Slowdowns(
-        measured_s=measured_s,
+        measured_s=_mean(measured),
         without_delays_s=bare,
         ideal_s=best,
-        launch_slowdown=measured_s / bare if bare else 1.0,
+        launch_slowdown=_mean(measured) / bare if bare else 1.0,
         blocking_slowdown=bare / best if best else 1.0,
         worst_rank_explains=_explains(study, {int(row["name"]) for row in worst}, bare, best),
         last_stage_explains=_explains(study, stages[max(stages)], bare, best) if stages else None,
         groups=sorted(rows, key=lambda row: (order.index(row["group"]), -row["slowdown"], row["name"])),
+        map=SlowdownMap(
+            ranks=[rank for rank in kept if rank in looked_at],
+            steps=list(ideal_s),
+            slowdown=[
+                [steps_s[step] / ideal_s[step] if ideal_s[step] else 1.0 for step in ideal_s]
+                for rank, steps_s in kept.items()
+                if rank in looked_at
+            ],
+        ),
     )
 
 

@@ -111,6 +111,31 @@ def layout(x: dict[str, Any], y: dict[str, Any], *, right_px: int = 16, **more: 
     }
 
 
+def slowdown_map(
+    key: str, title: str, summary: str, slowdowns: Sequence[Sequence[float]], **named: Sequence[int]
+) -> Chart:
+    """Return a map of slowdowns, one row below the other.
+
+    Parameters
+    ----------
+    key, title, summary : str
+        Of the chart.
+    slowdowns : sequence of sequences of float
+        Rows and columns.
+    named : sequence of int
+        Numbers of the columns and of the rows, by what these are.
+    """
+    (column, x), (row, y) = named.items()
+    trace = {
+        "type": "heatmap", "z": [[round(value, 4) for value in line] for line in slowdowns], "x": list(map(str, x)),
+        "y": list(map(str, y)), "colorscale": SEQUENTIAL, "colorbar": {"thickness": 10},
+        "hovertemplate": f"{column} %{{x}}, {row} %{{y}}: %{{z:.3f}}<extra></extra>",
+    }  # fmt: skip
+    bounds = layout(axis(column, type="category"), axis(row, type="category", autorange="reversed"), right_px=8)
+    height = min(700, 140 + 14 * len(y))
+    return Chart(key=key, title=title, summary=summary, traces=(trace,), layout=bounds, height_px=height)
+
+
 def limit_line(value: float, along: str) -> dict[str, Any]:
     """Return a dashed line across the plot at a value of the ``x`` or ``y`` axis."""
     other = "y" if along == "x" else "x"

@@ -10,7 +10,8 @@ from typing import Any
 
 from simulator.errors import ConfigError
 from simulator.replay.recorded_tables import RecordedTable
-from simulator.report.charts import BLUE, GREY, ORANGE, VERMILLION, Chart, axis, layout
+from simulator.replay.straggler_slowdowns import SlowdownMap
+from simulator.report.charts import BLUE, GREY, ORANGE, VERMILLION, Chart, axis, layout, slowdown_map
 from simulator.report.markup import Markup, element, table
 from simulator.report.page import Report, Section, make_page
 from simulator.report.terminal import make_console, new_table
@@ -60,7 +61,7 @@ def shown(key: str, value: object) -> str:
             return format_time(float(value))
         if key == "bytes" or key.endswith("_bytes"):
             return format_bytes(int(value))
-        if key in ("share", "explains", "of_typical"):
+        if key in ("share", "of_typical") or key.endswith("explains"):
             return f"{value:.1%}"
         return f"{value:.4g}" if isinstance(value, float) else str(value)
     return str(value)
@@ -122,7 +123,10 @@ def recorded_page(found: RecordedTable) -> Report:
     listed = table(caption, [_words(key) for key in (rows[0] if rows else {})], cells, text_columns=len(names))
     sections = [Section("rows", "Rows", "All rows", [listed])]
     if rows:
-        sections.insert(0, Section("picture", "Picture", title, [_chart(title, rows[:_BARS], names, drawn)]))
+        pictures = [_chart(title, rows[:_BARS], names, drawn)]
+        if found["map"] is not None:
+            pictures.append(_map(found["map"]))
+        sections.insert(0, Section("picture", "Picture", title, pictures))
     document = dict(found)
     return make_page(f"simulate trace {found['analysis']}", head, sections, document=document, summary=listed)
 
@@ -144,9 +148,20 @@ def _words(key: str) -> str:
     return key.removesuffix("_bytes_per_s").removesuffix("_bytes").removesuffix("_s").replace("_", " ")
 
 
+def _map(found: SlowdownMap) -> Chart:
+    slowest = max((value, rank, step) for rank, line in zip(found["ranks"], found["slowdown"], strict=True)
+                  for step, value in zip(found["steps"], line, strict=True))  # fmt: skip
+    text = f"each rank with its own times, all others ideal; most in step {slowest[2]} on rank {slowest[1]}: {slowest[0]:.3f}"
+    title = "Slowdown by rank and step"
+    return slowdown_map("map", title, text, found["slowdown"], step=found["steps"], rank=found["ranks"])
+
+
 def _chart(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str], drawn: Sequence[str]) -> Chart:
     """Bars, one per row, in the order of the table."""
-    labels = [f"{i + 1}. " + " ".join(shown(key, row[key])[:_NAME] for key in names) for i, row in enumerate(rows)]
+    labels = [
+        f"{i + 1}. " + " ".join(f"{key} {row[key]}" if key == "rank" else shown(key, row[key])[:_NAME] for key in names)
+        for i, row in enumerate(rows)
+    ]
     bars = tuple(
         {
             "type": "bar", "orientation": "h", "name": _words(key), "y": labels, "x": [row[key] for row in rows],

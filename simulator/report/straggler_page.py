@@ -6,7 +6,7 @@ import numpy as np
 
 from simulator.answer import describe_plan
 from simulator.explore.stragglers import Floats, Played, Straggling, in_words
-from simulator.report.charts import BLUE, SEQUENTIAL, Chart, axis, layout
+from simulator.report.charts import BLUE, Chart, axis, layout, slowdown_map
 from simulator.report.markup import element, table
 from simulator.report.page import Report, Section, make_page
 from simulator.scenario import Scenario
@@ -59,13 +59,11 @@ def _map(replica_s: Floats, even_s: float, jobs: Floats) -> Chart:
     middle = int(np.argsort(jobs)[len(jobs) // 2])
     shown = (replica_s[middle, :_MOST_STEPS, :_MOST_REPLICAS] / even_s).T
     n_replicas, n_steps = shown.shape
-    trace = {
-        "type": "heatmap", "z": shown.round(4).tolist(), "x": list(range(n_steps)), "y": list(range(n_replicas)),
-        "colorscale": SEQUENTIAL, "colorbar": {"thickness": 10},
-        "hovertemplate": "step %{x}, replica %{y}: %{z:.3f}<extra></extra>",
-    }  # fmt: skip
-    summary = f"job {middle}, the median one: time until a replica has ended its passes, over the even step"
-    made = layout(axis("step"), axis("replica", autorange="reversed"), right_px=8)
-    height = min(700, 140 + 14 * n_replicas)
-    return Chart(key="replicas", title="Slowdown by step and replica", summary=summary, traces=(trace,), layout=made,
-                 height_px=height)  # fmt: skip
+    return slowdown_map(
+        "replicas",
+        "Slowdown by step and replica",
+        f"job {middle}, the median one: time until a replica has ended its passes, over the even step",
+        shown.tolist(),
+        step=range(n_steps),
+        replica=range(n_replicas),
+    )

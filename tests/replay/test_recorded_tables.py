@@ -162,6 +162,10 @@ def test_stragglers_as_published():
     assert figures["blocking_slowdown"] == pytest.approx(published["blocking_slowdown"], rel=0.01)
     assert figures["last_stage_explains"] == pytest.approx(ms["Ms"], rel=0.01)
     assert figures["worst_rank_explains"] == pytest.approx(mw["Mw"], abs=0.002)
+    shown = found["map"]
+    assert np.shape(shown["slowdown"]) == (8, 32)
+    slowest = np.argsort(np.mean(shown["slowdown"], axis=1))[-2:]
+    assert {shown["ranks"][row] for row in slowest} == {6, 7}, "the last stage, which ms-ST.json blames"
     slow = {(row["group"], row["name"]): row["slowdown"] for row in found["rows"]}
     for stage, ratio in published["blocking_decompose_by_stage"].items():
         assert slow["stage", stage] == pytest.approx(ratio, rel=0.01)
