@@ -20,6 +20,7 @@ from simulator.memory import MemoryReport, check_host_memory, estimate
 from simulator.models.build import build_model
 from simulator.models.layer import DTYPE_BYTES, Model
 from simulator.models.recorded import RecordedModule
+from simulator.models.setting import Setting
 from simulator.models.spec import ModelSpec
 from simulator.models.styles import STYLES
 from simulator.network import NETWORKS, FlowNetwork, NetworkModel
@@ -56,14 +57,15 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
         return spec.model(plan)
     sequence_length = plan.sequence_length or spec.max_positions
     framework = plan.framework_spec
-    return build_model(
-        spec, micro_batch=plan.micro_batch, sequence_length=sequence_length, tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp,
+    setting = Setting(
+        micro_batch=plan.micro_batch, sequence_length=sequence_length, tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp,
         sequence_parallel=plan.sequence_parallel, precision=plan.precision, kernels=framework.kernels,
         attention=plan.softmax_kernel or plan.attention, recompute=plan.recompute, recompute_modules=plan.recomputed_modules,
         captured_modules=plan.captured_modules, narrow_modules=plan.narrow_modules, lora_rank=plan.lora_rank or 0,
         lora_targets=plan.adapted_projections, fuses_experts=plan.fuses_experts, stashes_experts=plan.stashes_experts,
         stops_early=framework.stops_recompute_early, expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,
     )  # fmt: skip
+    return build_model(spec, setting)
 
 
 def boundary_bytes(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> int:

@@ -29,44 +29,10 @@ from simulator.models.transformer import block
 from simulator.plan import PRECISIONS
 
 
-def build_model(
-    spec: ModelSpec,
-    *,
-    micro_batch: int,
-    sequence_length: int,
-    tp: int = 1,
-    sequence_parallel: bool = False,
-    cp: int = 1,
-    ep: int = 1,
-    etp: int | None = None,
-    precision: str = "bf16",
-    kernels: str = "megatron",
-    attention: str = "flash",
-    recompute: str = "none",
-    recompute_modules: tuple[str, ...] = (),
-    captured_modules: tuple[str, ...] = (),
-    narrow_modules: tuple[str, ...] = (),
-    lora_rank: int = 0,
-    lora_targets: tuple[str, ...] = (),
-    fuses_experts: bool = False,
-    stashes_experts: bool = False,
-    stops_early: bool = False,
-    expert_load: float = 1.0,
-    gradient_bytes: int = 4,
-) -> Model:
-    """Return the layers of one rank for one micro-batch.
+def build_model(spec: ModelSpec, setting: Setting) -> Model:
+    """Return the layers of one rank for one micro-batch; equal layers are the same object.
 
-    Parameters
-    ----------
-    spec : ModelSpec
-        The model. For an encoder-decoder model both sides have the sequence length.
-    gradient_bytes : int
-        As in :class:`Setting`.
-
-    Returns
-    -------
-    Model
-        Equal layers are the same object.
+    Of an encoder-decoder model both sides have the sequence length.
 
     Raises
     ------
@@ -75,29 +41,6 @@ def build_model(
     ConfigError
         If a name is unknown.
     """
-    setting = Setting(
-        micro_batch=micro_batch,
-        sequence_length=sequence_length,
-        tp=tp,
-        sequence_parallel=sequence_parallel,
-        cp=cp,
-        ep=ep,
-        etp=etp,
-        precision=precision,
-        kernels=kernels,  # type: ignore[arg-type]
-        attention=attention,  # type: ignore[arg-type]
-        recompute=recompute,  # type: ignore[arg-type]
-        recompute_modules=recompute_modules,
-        captured_modules=captured_modules,
-        narrow_modules=narrow_modules,
-        lora_rank=lora_rank,
-        lora_targets=lora_targets,
-        fuses_experts=fuses_experts,
-        stashes_experts=stashes_experts,
-        stops_early=stops_early,
-        expert_load=expert_load,
-        gradient_bytes=gradient_bytes,
-    )
     _check_names(setting)
     setting.check(spec)
     return _build(spec, setting)

@@ -382,7 +382,7 @@ class ParallelPlan:
         return FRAMEWORKS[self.framework] if host is None else _hosted(FRAMEWORKS[self.framework], host)
 
     @property
-    def softmax_kernel(self) -> str:
+    def softmax_kernel(self) -> Literal["fused_softmax", ""]:
         """The fused kernel between the products of eager attention, empty for separate ones."""
         return "fused_softmax" if self.attention == "eager" and self.attention_kernel == "fused_softmax" else ""
 

@@ -9,6 +9,7 @@ from simulator.interop import import_settings, recognise
 from simulator.interop.megatron import import_megatron
 from simulator.interop.nemo import resolved
 from simulator.models.build import build_model
+from simulator.models.setting import Setting
 
 NEMO = """
 run: {name: llama}
@@ -260,10 +261,10 @@ def test_a_pyramid_of_residual_experts(tmp_path):
     # tables, four attentions and dense MLPs, ten experts, routers, coefficients with bias, norms with bias
     experts = 10 * 8 * h * h + 10 * h + 2 * (2 * h + 2)
     assert found.spec.n_parameters == 128 * h + 32 * h + 4 * (4 + 8) * h * h + experts + (2 * 4 + 1) * 2 * h
-    model = build_model(found.spec, micro_batch=1, sequence_length=32, ep=2)
+    model = build_model(found.spec, Setting(micro_batch=1, sequence_length=32, ep=2))
     assert len(set(map(id, model.layers))) == 5  # embedding, the dense block, two with experts, head
     with pytest.raises(InfeasiblePlanError, match="ep=4 does not divide experts=2"):
-        build_model(found.spec, micro_batch=1, sequence_length=32, ep=4)
+        build_model(found.spec, Setting(micro_batch=1, sequence_length=32, ep=4))
 
 
 def test_a_hybrid_of_megatron(tmp_path):

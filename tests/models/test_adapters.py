@@ -6,6 +6,7 @@ from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.flops import forward_flops_per_token, model_flops_per_sequence
 from simulator.models.layer import AttentionShape, GemmShape
+from simulator.models.setting import Setting
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
@@ -21,7 +22,10 @@ ADAPTERS = {
 def model(targets=(), **settings):
     rank = RANK if targets else 0
     return build_model(
-        LLAMA, micro_batch=1, sequence_length=TOKENS, kernels="fused", lora_rank=rank, lora_targets=targets, **settings
+        LLAMA,
+        Setting(
+            micro_batch=1, sequence_length=TOKENS, kernels="fused", lora_rank=rank, lora_targets=targets, **settings
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from simulator.kernels import RooflineKernels
 from simulator.models.build import build_model
 from simulator.models.catalog import rename
 from simulator.models.layer import CommunicationPoint, GemmShape
+from simulator.models.setting import Setting
 from simulator.models.torch_module import record_module
 from simulator.topology.device import load_device
 
@@ -29,12 +30,14 @@ FUSED = ("mpt", "mixtral")
 def built(name, size=SMALL, precision="bf16", recompute="none", attention="eager"):
     return build_model(
         spec_of(name, size),
-        micro_batch=size.batch,
-        sequence_length=size.length,
-        precision=precision,
-        kernels="hf-eager",
-        attention=attention,
-        recompute=recompute,
+        Setting(
+            micro_batch=size.batch,
+            sequence_length=size.length,
+            precision=precision,
+            kernels="hf-eager",
+            attention=attention,
+            recompute=recompute,
+        ),
     )
 
 
@@ -165,11 +168,13 @@ def test_saved_bytes_of_megatrons_layer(recompute):
     spec = rename(spec_of("gpt2", SMALL), "megatron", activation="gelu")
     model = build_model(
         spec,
-        micro_batch=SMALL.batch,
-        sequence_length=SMALL.length,
-        kernels="megatron",
-        attention="eager",
-        recompute=recompute,
+        Setting(
+            micro_batch=SMALL.batch,
+            sequence_length=SMALL.length,
+            kernels="megatron",
+            attention="eager",
+            recompute=recompute,
+        ),
     )
     assert model.layers[1].saved_bytes == pytest.approx(totals[1] - totals[0], rel=0.01)
 

@@ -8,6 +8,7 @@ from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.models.build import build_model
 from simulator.models.catalog import CATALOG, find_spec, rename
 from simulator.models.layer import AttentionShape, CommunicationPoint, GemmShape, PointwiseShape
+from simulator.models.setting import Setting
 from simulator.models.styles import STYLES
 
 FAMILIES = ["gpt2", "gpt-1.3b", "bert-base", "t5-small", "llama2-7b", "llama3-8b", "mpt-125m", "mixtral-8x7b"]
@@ -21,7 +22,7 @@ def small(name, **more):
 
 
 def built(spec, **more):
-    return build_model(spec, **({"micro_batch": 2, "sequence_length": 256} | more))
+    return build_model(spec, Setting(**({"micro_batch": 2, "sequence_length": 256} | more)))
 
 
 def shapes(items):
@@ -71,7 +72,7 @@ def test_experts_compute_every_routed_row_however_few():
     """128 tokens choose 2 of 8 experts: 256 rows; of 3 tokens 6 rows, fewer than experts."""
     spec = small("mixtral-8x7b")
     for length in (128, 3):
-        model = build_model(spec, micro_batch=1, sequence_length=length)
+        model = build_model(spec, Setting(micro_batch=1, sequence_length=length))
         products = [k for layer in model.layers for k in layer.forward if getattr(k, "name", "") == "grouped_gemm"]
         assert [k.batch * k.m for k in products] == [2 * length] * len(products)
         weights = 3 * spec.hidden * spec.expert_hidden * spec.layers  # gate, up and down
@@ -109,7 +110,7 @@ def test_forward_flops_of_a_gpt_layer(kernels, batch, sequence, heads, vocab):
     spec = small("gpt-1.3b", hidden=heads * 32, heads=heads, kv_heads=heads, head_dim=32, ffn_hidden=4 * heads * 32)
     spec = rename(spec, "x", vocab=vocab, max_positions=sequence)
     b, s, h = batch, sequence, spec.hidden
-    model = build_model(spec, micro_batch=b, sequence_length=s, kernels=kernels, attention="eager")
+    model = build_model(spec, Setting(micro_batch=b, sequence_length=s, kernels=kernels, attention="eager"))
     assert model.layers[1].n_forward_flops == 24 * b * s * h**2 + 4 * b * s**2 * h
     assert model.layers[-1].n_forward_flops == 2 * b * s * h * vocab
     assert model.model_flops_per_sequence * b == 3 * sum(layer.n_forward_flops for layer in model.layers)
@@ -145,9 +146,9 @@ def test_early_stop_leaves_the_last_product_out_of_recomputation(kernels):
     spec = find_spec("llama2-7b")
     whole, early = (
         build_model(
-            spec, micro_batch=1, sequence_length=512, tp=2, sequence_parallel=True, kernels=kernels,
+            spec, Setting(micro_batch=1, sequence_length=512, tp=2, sequence_parallel=True, kernels=kernels,
             recompute="full", stops_early=stops,
-        ).layers[1]
+        )).layers[1]
         for stops in (False, True)
     )  # fmt: skip
     dropped = whole.recompute[len(early.recompute) :]
@@ -187,14 +188,16 @@ def test_saved_bytes_of_megatron(name, tp, sequence_parallel, recompute, expecte
     s, b, h, a = 2048, 2, spec.hidden, spec.heads
     model = build_model(
         spec,
-        micro_batch=b,
-        sequence_length=s,
-        tp=tp,
-        sequence_parallel=sequence_parallel,
-        precision="fp16",
-        kernels="megatron",
-        attention="eager",
-        recompute=recompute,
+        Setting(
+            micro_batch=b,
+            sequence_length=s,
+            tp=tp,
+            sequence_parallel=sequence_parallel,
+            precision="fp16",
+            kernels="megatron",
+            attention="eager",
+            recompute=recompute,
+        ),
     )
     # the formula leaves out the statistics of the norms: 8 bytes per token and norm
     assert model.layers[1].saved_bytes == pytest.approx(s * b * h * expected(a, s, h, tp), rel=5e-4)

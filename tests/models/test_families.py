@@ -8,6 +8,7 @@ from simulator.interop.hf_config import FAMILIES, import_hf_config
 from simulator.models.build import build_model
 from simulator.models.catalog import CATALOG, find_spec, rename
 from simulator.models.layer import GemmShape
+from simulator.models.setting import Setting
 from simulator.models.spec import ModelSpec
 
 #: catalogue name -> parameters that transformers 5.23 builds on the meta device from the published config.json
@@ -80,7 +81,7 @@ def matrix_elements(spec):
 def test_products_are_two_for_every_matrix_element_a_token_meets(name, kernels):
     # three sequences: so every expert has a whole number of rows
     spec = small(name)
-    model = build_model(spec, micro_batch=3, sequence_length=1024, kernels=kernels)
+    model = build_model(spec, Setting(micro_batch=3, sequence_length=1024, kernels=kernels))
     products = [
         item
         for layer in model.layers
@@ -92,11 +93,11 @@ def test_products_are_two_for_every_matrix_element_a_token_meets(name, kernels):
 
 def test_a_window_and_chunks_leave_out_scores():
     spec = CATALOG["gpt-oss-20b"]
-    model = build_model(small("gpt-oss-20b"), micro_batch=1, sequence_length=4096, kernels="fused")
+    model = build_model(small("gpt-oss-20b"), Setting(micro_batch=1, sequence_length=4096, kernels="fused"))
     attention = [item for layer in model.layers for item in layer.forward if type(item).__name__ == "AttentionShape"]
     assert [item.window for item in attention] == [128, 0, 128, 0]
     assert spec.blocks[:4] == ("wE", "*E", "wE", "*E")
-    chunked = build_model(small("llama4-scout"), micro_batch=1, sequence_length=32768, kernels="fused")
+    chunked = build_model(small("llama4-scout"), Setting(micro_batch=1, sequence_length=32768, kernels="fused"))
     attention = [item for layer in chunked.layers for item in layer.forward if type(item).__name__ == "AttentionShape"]
     assert [(item.batch, item.seq_q) for item in attention] == [(4, 8192)] * 3 + [(1, 32768)]
 
@@ -104,12 +105,14 @@ def test_a_window_and_chunks_leave_out_scores():
 def test_prediction_modules_cost_a_block_a_head_and_a_projection():
     spec = small("deepseek-v3", dense_layers=0)
     with_module = rename(spec, "y", mtp_layers=1)
-    plain, more = (build_model(s, micro_batch=1, sequence_length=512, kernels="fused") for s in (spec, with_module))
+    plain, more = (
+        build_model(s, Setting(micro_batch=1, sequence_length=512, kernels="fused")) for s in (spec, with_module)
+    )
     extra = more.model_flops_per_sequence - plain.model_flops_per_sequence
     block = (
         plain.model_flops_per_sequence
         - build_model(
-            rename(spec, "z", layers=3), micro_batch=1, sequence_length=512, kernels="fused"
+            rename(spec, "z", layers=3), Setting(micro_batch=1, sequence_length=512, kernels="fused")
         ).model_flops_per_sequence
     )
     head_and_projection = 3 * 512 * 2 * (spec.hidden * spec.vocab + 2 * spec.hidden**2)

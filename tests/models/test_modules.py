@@ -5,6 +5,7 @@ import pytest
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.layer import AttentionShape, CommunicationPoint
+from simulator.models.setting import Setting
 
 DEEPSEEK = find_spec("deepseek-v3")
 TOKENS, HIDDEN, HEADS = 4096, 7168, 128
@@ -12,7 +13,7 @@ MIB = 2**20
 
 
 def layers(spec=DEEPSEEK, sequence_length=TOKENS, **settings):
-    model = build_model(spec, micro_batch=1, sequence_length=sequence_length, kernels="fused", **settings)
+    model = build_model(spec, Setting(micro_batch=1, sequence_length=sequence_length, kernels="fused", **settings))
     return {layer.name: layer for layer in model.layers}
 
 
@@ -34,7 +35,8 @@ def test_up_projections_are_made_again_from_the_latents():
 def test_megatrons_softmax_masks_in_the_same_kernel():
     """megatron/fused_kernels, ``scaled_upper_triang_masked_softmax``: one kernel in 16 bits instead of mask, casts and softmax."""
     model = build_model(
-        find_spec("llama2-7b"), micro_batch=1, sequence_length=4096, kernels="torch-modules", attention="fused_softmax"
+        find_spec("llama2-7b"),
+        Setting(micro_batch=1, sequence_length=4096, kernels="torch-modules", attention="fused_softmax"),
     )
     names = [item.name for item in model.layers[1].forward]
     first, second = names.index("bmm_qk"), names.index("bmm_pv")

@@ -8,6 +8,7 @@ from simulator.errors import InfeasiblePlanError
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.layer import AttentionShape
+from simulator.models.setting import Setting
 from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.stage import StageLayers, items_of
@@ -25,8 +26,8 @@ def plan_of(cp, kind, **changes):
 
 
 def layer_of(plan):
-    model = build_model(SPEC, micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, tp=plan.tp, cp=plan.cp, kernels="fused",
-                        recompute=plan.recompute, attention=plan.attention)  # fmt: skip
+    model = build_model(SPEC, Setting(micro_batch=MICRO_BATCH, sequence_length=SEQUENCE, tp=plan.tp, cp=plan.cp, kernels="fused",
+                        recompute=plan.recompute, attention=plan.attention))  # fmt: skip
     return model.layers[1]
 
 

@@ -7,6 +7,7 @@ import pytest
 from simulator.models.build import build_model
 from simulator.models.catalog import find_spec
 from simulator.models.layer import CommunicationPoint
+from simulator.models.setting import Setting
 from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.sharded import released_before_reuse
 from simulator.parallel.stage import StageLayers, items_of
@@ -32,9 +33,9 @@ def plan_of(**changes):
 def stage_of(plan):
     spec = find_spec("gpt2-medium")
     model = build_model(
-        spec, micro_batch=plan.micro_batch, sequence_length=plan.sequence_length, tp=plan.tp,
+        spec, Setting(micro_batch=plan.micro_batch, sequence_length=plan.sequence_length, tp=plan.tp,
         sequence_parallel=plan.sequence_parallel, precision=plan.precision, recompute=plan.recompute,
-    )  # fmt: skip
+    ))  # fmt: skip
     communicators = Communicators(Mesh(plan, 8), 0, folded=True)
     return spec, model, StageLayers([model.layers], plan, communicators)
 

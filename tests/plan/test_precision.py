@@ -5,6 +5,7 @@ import pytest
 from simulator.models.build import build_model
 from simulator.models.catalog import CATALOG, rename
 from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape
+from simulator.models.setting import Setting
 from simulator.plan import PRECISIONS, ParallelPlan
 
 QUANTISED = [name for name, precision in PRECISIONS.items() if precision.quantisation]
@@ -20,7 +21,7 @@ def kernels(model, kind):
 
 def built(name, precision, kernels="fused"):
     spec = rename(CATALOG[name], "x", layers=2, **({"dense_layers": 0} if name == "deepseek-v3" else {}))
-    return build_model(spec, micro_batch=1, sequence_length=1024, precision=precision, kernels=kernels)
+    return build_model(spec, Setting(micro_batch=1, sequence_length=1024, precision=precision, kernels=kernels))
 
 
 @pytest.mark.parametrize("precision", QUANTISED)
@@ -75,10 +76,12 @@ def test_gradients_are_added_to_sums_in_the_epilogue():
     """Megatron-Core's gradient_accumulation_fusion reads and writes the sum: 8 bytes an element in fp32, 4 in 16 bits."""
     spec = rename(CATALOG["llama3-8b"], "x", layers=2)
     for gradient_bytes, traffic in ((4, 8.0), (2, 4.0)):
-        model = build_model(spec, micro_batch=1, sequence_length=1024, kernels="fused", gradient_bytes=gradient_bytes)
+        model = build_model(
+            spec, Setting(micro_batch=1, sequence_length=1024, kernels="fused", gradient_bytes=gradient_bytes)
+        )
         wgrads = [item for item in kernels(model, GemmShape) if item.kernel_pass == "wgrad"]
         assert {item.result_bytes for item in wgrads} == {traffic}
-    unfused = build_model(spec, micro_batch=1, sequence_length=1024, kernels="megatron")
+    unfused = build_model(spec, Setting(micro_batch=1, sequence_length=1024, kernels="megatron"))
     assert {item.result_bytes for item in kernels(unfused, GemmShape) if item.kernel_pass == "wgrad"} == {2}
 
 
@@ -98,12 +101,14 @@ def with_narrow(*modules, precision="fp8", **changes):
     spec = rename(CATALOG["llama3-8b"], "x", layers=1)
     model = build_model(
         spec,
-        micro_batch=1,
-        sequence_length=1024,
-        precision=precision,
-        kernels="fused",
-        narrow_modules=modules,
-        **changes,
+        Setting(
+            micro_batch=1,
+            sequence_length=1024,
+            precision=precision,
+            kernels="fused",
+            narrow_modules=modules,
+            **changes,
+        ),
     )
     return {layer.name: layer for layer in model.layers}
 
@@ -141,7 +146,7 @@ def test_one_kernel_for_all_experts_activates_and_quantises():
     """
     spec = rename(CATALOG["mixtral-8x7b"], "x", layers=1)
     model = build_model(
-        spec, micro_batch=1, sequence_length=1024, precision="mxfp8", kernels="fused", fuses_experts=True
+        spec, Setting(micro_batch=1, sequence_length=1024, precision="mxfp8", kernels="fused", fuses_experts=True)
     )
     names = [item.name for item in kernels(model, PointwiseShape)]
     assert names.count("quantize_mxfp8") == 6 and "swiglu" not in names
