@@ -10,6 +10,8 @@ from simulator.units import format_bytes, format_time
 
 #: parts that change the time by less than this share of it stand in one bar
 _SMALL = 0.002
+#: differences below a nanosecond are none
+_NOTHING_S = 1e-9
 
 
 def waterfall(found: Comparison) -> Chart:
@@ -52,12 +54,14 @@ def waterfall(found: Comparison) -> Chart:
 
 
 def _signed(seconds: float) -> str:
+    if abs(seconds) < _NOTHING_S:
+        return "0 s"
     return f"{'-' if seconds < 0 else '+'}{format_time(abs(seconds))}"
 
 
 def part_cells(row: PartChange) -> tuple[str, ...]:
     """Return a part of the time as the cells of a table."""
-    share = "" if row["share"] is None else f"{row['share']:.1%}"
+    share = "" if row["share"] is None else f"{row['share']:.1%}".replace("-0.0%", "0.0%")
     return row["part"], format_time(row["a_s"]), format_time(row["b_s"]), _signed(row["difference_s"]), share
 
 

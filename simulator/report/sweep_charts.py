@@ -38,10 +38,13 @@ MAX_BARS = 24
 MAX_POINTS = 3000
 _GIB = 2**30
 _MAX_NAMED = 8
+_LONG = 24
 _COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, "#8C6D00", GREY)
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
 #: values that say by themselves what they are a value of
 _PLAIN_WORDS = {*SETTINGS["sharding"].words, *SETTINGS["precision"].words, *SCHEDULES, *FRAMEWORKS} - {"none"}
+#: axes whose values are names
+_NAMED = ("topology", "model", "preset")
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(\D.*)?$")
 
 
@@ -75,7 +78,8 @@ def name_of(axis: str) -> str:
 def _words(name: str, value: Any) -> str:
     if name == "gpus":
         return f"{value:,} GPU{'s' if value != 1 else ''}"
-    return str(value) if isinstance(value, str) and value in _PLAIN_WORDS else f"{name_of(name)} {value}"
+    is_plain = name in _NAMED or (isinstance(value, str) and value in _PLAIN_WORDS)
+    return str(value) if is_plain else f"{name_of(name)} {value}"
 
 
 def per_gpu(row: Row) -> float:
@@ -304,7 +308,7 @@ def breakdowns(named: Sequence[tuple[str, Row]]) -> Chart:
     scale = [
         1.0 if same_work else 1e6 / (row["tokens_per_s"] * row["iteration_time_s"]) * row["gpus"] for _, row in shown
     ]
-    labels = _distinct([label for label, _ in shown])
+    labels = _distinct([_in_lines(label) for label, _ in shown])
     traces = [
         {
             "type": "bar", "orientation": "h", "name": name, "y": labels,
@@ -329,9 +333,24 @@ def breakdowns(named: Sequence[tuple[str, Row]]) -> Chart:
     fastest = shown[0][1]
     share = fastest["communication_fraction"]
     summary = f"{left}{shown[0][0]} needs least, {share:.1%} of it exposed communication"
-    height = 110 + 26 * len(shown)
+    height = 110 + (34 if any("<br>" in label for label in labels) else 26) * len(shown)
     title = "Where the time goes"
     return Chart(key="breakdown", title=title, traces=tuple(traces), layout=made, summary=summary, height_px=height)
+
+
+def _in_lines(label: str) -> str:
+    """Break a long label at the comma nearest its middle, so that it leaves room for bars.
+
+    Examples
+    --------
+    >>> _in_lines("dgx-h100, 128 GPUs, micro batch 1")
+    'dgx-h100,<br>128 GPUs, micro batch 1'
+    """
+    commas = [place for place, letter in enumerate(label) if letter == ","]
+    if len(label) <= _LONG or not commas:
+        return label
+    middle = min(commas, key=lambda place: abs(place - len(label) / 2))
+    return f"{label[: middle + 1]}<br>{label[middle + 2 :]}"
 
 
 def _distinct(labels: Sequence[str]) -> list[str]:
@@ -378,6 +397,23 @@ def _pareto_axes(rows: Sequence[Row]) -> _Axes:
     return _Axes("Time against memory", x, unit, lambda row: (hours(row), row["peak_bytes"] / _GIB))
 
 
+def _apart(front: Sequence[Any], points: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return labels of the points of a front, those left out that would cover one another."""
+    wide = max(point[0] for point in points) - min(point[0] for point in points) or 1.0
+    high = max(point[1] for point in points) - min(point[1] for point in points) or 1.0
+    shown: list[Any] = []
+    for point in front:
+        if all(abs(point[0] - one[0]) > 0.3 * wide or abs(point[1] - one[1]) > 0.12 * high for one in shown):
+            shown.append(point)
+    return [
+        {
+            "x": x, "y": y, "text": text, "showarrow": False, "font": {"size": 11}, "yanchor": "bottom",
+            "xanchor": "left" if x - min(point[0] for point in points) < 0.5 * wide else "right",
+        }
+        for x, y, text, _ in shown
+    ]  # fmt: skip
+
+
 def pareto(named: Sequence[tuple[str, Row]]) -> Chart:
     """Return what no other row beats: time against money, against GPU hours, or against memory.
 
@@ -406,13 +442,10 @@ def pareto(named: Sequence[tuple[str, Row]]) -> Chart:
         trace("Pareto front", front, mode="lines+markers", line={"color": BLUE, "shape": "hv"})
         | {"marker": {"color": BLUE, "size": 10}},
     )
-    named_points = [
-        {"x": p[0], "y": p[1], "text": p[2], "showarrow": False, "xanchor": "left", "yanchor": "bottom", "font": {"size": 11}}
-        for p in front[:_MAX_NAMED]
-    ]  # fmt: skip
+    named_points = _apart(front[:_MAX_NAMED], points)
     capacities = {row.get("capacity_bytes", 0) for _, row in named}
     capacity = capacities.pop() / _GIB if len(capacities) == 1 and "memory" in chosen.title else 0.0
-    reach = {"range": [0, 1.05 * capacity]} if capacity else {"rangemode": "tozero"}
+    reach = {"range": [0, 1.05 * capacity]} if capacity else {}
     made = layout(axis(chosen.x), axis(chosen.y, **reach), right_px=90, annotations=named_points)
     if capacity:
         made["shapes"] = [limit_line(capacity, "y")]

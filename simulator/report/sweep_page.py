@@ -103,23 +103,24 @@ def _head(lead: str, named: Sequence[tuple[str, Row]]) -> Markup:
 def _rows(named: Sequence[tuple[str, Row]]) -> Markup:
     shown = named[:MAX_ROWS]
     columns = {
-        "against the best": [_against(row) for _, row in shown],
         "no answer": ["" if is_ok(row) else str(row["status"]) for _, row in shown],
+        "against the best": [
+            element("span", why, class_="words") if (why := _against(row)) else "" for _, row in shown
+        ],
     }
-    kept, money = (
-        {name: texts for name, texts in columns.items() if any(texts)},
-        money_columns([row for _, row in shown]),
-    )
+    kept = {name: texts for name, texts in columns.items() if any(texts)}
+    money = money_columns([row for _, row in shown])
     cells = [
-        (label, *(texts[i] for texts in kept.values()), *_figures(row), *(write(row) for write in money.values()))
+        (label, *_figures(row), *(write(row) for write in money.values()), *(texts[i] for texts in kept.values()))
         for i, (label, row) in enumerate(shown)
     ]
     caption = "Every combination" + (f" (the first {MAX_ROWS} of {len(named)})" if len(named) > MAX_ROWS else "")
-    heads = ("combination", *kept, "iteration", "tokens/s", "tokens/s/GPU", "MFU", "communication", "memory", *money)
+    numbers = ("iteration", "tokens/s", "tokens/s/GPU", "MFU", "communication", "memory", *money)
+    heads = ("combination", *numbers, *kept)
     reasons = Counter(f"{row['status']}: {row['reason']}" for _, row in named if not is_ok(row))
     items = (element("li", f"{count:,} x {reason}") for reason, count in reasons.most_common(MAX_REASONS))
     why = element("p", element("b", "Why there is no answer")) + element("ul", *items) if reasons else ""
-    return Markup(table(caption, heads, cells, text_columns=1 + len(kept)) + why)
+    return Markup(table(caption, heads, cells, text_columns={0, *range(1 + len(numbers), len(heads))}) + why)
 
 
 def _against(row: Row) -> str:

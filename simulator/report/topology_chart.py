@@ -309,6 +309,15 @@ def _midpoints(drawing: _Drawing) -> dict[str, Any]:
 
 
 def _vertices(drawing: _Drawing) -> list[dict[str, Any]]:
+    """Return a label for each vertex; of a long row one in so many, which has room for itself."""
+    rows: dict[float, list[str]] = {}
+    for name, (_, y) in drawing.places.items():
+        rows.setdefault(y, []).append(name)
+    named = {
+        name
+        for row in rows.values()
+        for name in sorted(row, key=lambda name: drawing.places[name][0])[:: -(-len(row) // _MOST_NAMED)]
+    }
     return [
         {
             "x": x,
@@ -321,9 +330,12 @@ def _vertices(drawing: _Drawing) -> list[dict[str, Any]]:
             "font": {"size": 11},
         }
         for name, (x, y) in drawing.places.items()
+        if name in named
     ]
 
 
+#: vertices of one row that are named
+_MOST_NAMED = 18
 #: the stops as plotly has them
 _SCALE = [[i / (len(_STOPS) - 1), _hex(stop)] for i, stop in enumerate(_STOPS)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 
 from simulator import __version__
 from simulator.analysis.confidence import LEVEL, Residual, ResidualTable, coverage
@@ -19,6 +20,8 @@ from validation.tables.shares import fit_shares
 from validation.tables.statistics import APART, Group, decisions, group_outcomes
 
 _WORST = 25
+#: groups up to which a table stands open; a longer one is folded by its first column
+_UNFOLDED = 12
 _BY_MACHINE = ("topology", "transport", "collective", "nodes", "size_class")
 
 
@@ -29,7 +32,16 @@ def _shown(table: PageTable) -> list[str]:
 def _by_group(title: str, outcomes: Sequence[Outcome], by: Sequence[str]) -> list[str]:
     if not outcomes:
         return []
-    return [f"### {title}", "", *_shown(group_table(title, group_outcomes(outcomes, by)))]
+    groups = group_outcomes(outcomes, by)
+    if len(groups) <= _UNFOLDED:
+        return [f"### {title}", "", *_shown(group_table(title, groups))]
+    lines = [f"### {title}", ""]
+    for whole in group_outcomes(outcomes, by[:1]):
+        name = whole.key[by[0]]
+        mine = group_table(title, [group for group in groups if group.key[by[0]] == name])
+        said = f"{name or '-'}: n {whole.n}, mean {percent(whole.mean_absolute) or '-'}, bias {percent(whole.bias, sign=True) or '-'}"
+        lines += ["<details>", f"<summary>{escape(said)}</summary>", "", *_shown(mine), "</details>", ""]
+    return lines
 
 
 def _select(found: Validation, kind: str, keep: Callable[[Outcome], bool]) -> list[Outcome]:
