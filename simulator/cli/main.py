@@ -15,6 +15,7 @@ import typer
 
 from simulator import __version__
 from simulator.cli.completion import files, models, networks, presets, schedules, topologies
+from simulator.cli.memory_limit import limit_memory
 from simulator.cli.options import (
     PLAIN_JSON,
     Number,
@@ -137,12 +138,16 @@ def main_command(
     ] = None,
     memory_trace: Annotated[Text, _option("Write memory over the step (.csv or .json).", _OUT)] = None,
     json_output: Annotated[bool, _option("Print one JSON document and nothing else.", _OUT, "--json")] = False,
+    max_memory: Annotated[
+        Text, _option("End with a message beyond so much memory: 4GiB, or 50% of the machine (90%).", _OUT)
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     **settings: Any,
 ) -> None:
     """Simulate one training iteration of a model on a cluster."""
+    limit_memory(max_memory)
     if context.invoked_subcommand is not None:
         return
     if preset == "list":
@@ -249,6 +254,16 @@ def _is_main_alone(words: list[str]) -> bool:
     return bool(words) and words[0].startswith("-") and not is_asked and _COMMANDS.keys().isdisjoint(words)
 
 
+def _limits_first(words: list[str]) -> list[str]:
+    """Put ``--max-memory``, which holds for every command, before the command."""
+    for place, word in enumerate(words):
+        if word == "--max-memory" and place + 1 < len(words):
+            return [*words[place : place + 2], *words[:place], *words[place + 2 :]]
+        if word.startswith("--max-memory="):
+            return [word, *words[:place], *words[place + 1 :]]
+    return words
+
+
 def _make_streams_safe() -> None:
     """Let a character that the terminal's encoding lacks become a question mark, and a closed stream an error of ours."""
     if sys.stderr is None:
@@ -270,7 +285,7 @@ def main() -> None:
         if not _is_main_alone(sys.argv[1:]):
             register_commands()
         refuse_blanks(sys.argv[1:])
-        sys.argv[1:] = our_flags(sys.argv[1:])
+        sys.argv[1:] = _limits_first(our_flags(sys.argv[1:]))
         try:
             app()
         finally:
@@ -280,6 +295,12 @@ def main() -> None:
             print(json.dumps({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}}))
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except MemoryError:
+        limit = "memory is full: the run needs more than --max-memory allows, or than the machine has"
+        if wants_json:
+            print(json.dumps({"error": {"type": "MemoryError", "message": limit, "hint": ""}}))
+        print(f"error: {limit}", file=sys.stderr)
+        sys.exit(SimulatorError.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

@@ -81,6 +81,12 @@ def _written_out(scenario: Scenario, model: ModelSpec) -> Scenario:
         return scenario
 
 
+def _digest(key: str, record: Record) -> str:
+    """Return what a record must come to: JSON reads numbers and the order of keys back as they were written."""
+    text = json.dumps(record, allow_nan=False, separators=(",", ":"))
+    return hashlib.sha256(f"{key}\n{text}".encode()).hexdigest()[:16]
+
+
 class Store:
     """Results on disk.
 
@@ -98,18 +104,21 @@ class Store:
         return self.folder / f"{key}.json"
 
     def get(self, key: str) -> Record | None:
-        """Return a record, or None where there is none that can be read."""
+        """Return a record, or None where there is none, or one that is not what was written under this key."""
         try:
-            record = json.loads(self._path(key).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            stored = json.loads(self._path(key).read_text(encoding="utf-8"))
+            record: Record = stored["record"]
+            is_whole = stored["digest"] == _digest(key, record)
+        except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return None
-        return record if isinstance(record, dict) else None
+        return record if is_whole else None
 
     def put(self, key: str, record: Record) -> None:
         """Write a record; a reader sees it whole or not at all."""
         path = self._path(key)
         partial = path.with_suffix(f".{os.getpid()}.tmp")
-        partial.write_text(json.dumps(record, allow_nan=False, separators=(",", ":")), encoding="utf-8")
+        stored = {"digest": _digest(key, record), "record": record}
+        partial.write_text(json.dumps(stored, allow_nan=False, separators=(",", ":")), encoding="utf-8")
         os.replace(partial, path)
 
     def __len__(self) -> int:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -110,3 +111,50 @@ def test_json_stays_one_document(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main()
     assert json.loads(capsys.readouterr().out)["error"]["message"].startswith("--plan: needs a value")
+
+
+def test_a_run_beyond_its_memory_ends_with_a_message():
+    huge = "--topology selene --set nodes=12512 --model gpt3-175b --gpus 100096 --tp 8 --pp 8 --micro-batch 1 --json"
+    ended = run(f"{huge} --max-memory 200MiB")
+    assert ended.returncode == 3
+    assert json.loads(ended.stdout)["error"]["type"] == "MemoryError"
+    assert "--max-memory" in ended.stderr and "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("abc", "neither bytes nor a share"), ("1MB", "the program itself takes"), ("nan%", "neither")],
+)
+def test_a_limit_of_memory_that_is_none(monkeypatch, capsys, text, message):
+    monkeypatch.setattr("sys.argv", ["simulate", "topology", "list", "--max-memory", text])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 3
+    assert message in capsys.readouterr().err
+
+
+def test_the_answer_does_not_depend_on_locale_and_optimisation():
+    """Assertions and docstrings are not part of an answer, nor is the user's language."""
+    job = " ".join(JOB) + " --json"
+    plain = run(job)
+    stripped = run(job, PYTHONOPTIMIZE="2", LC_ALL="C", PYTHONUTF8="0", LANG="tr_TR.ISO-8859-9")
+    assert (stripped.returncode, stripped.stderr) == (0, plain.stderr)
+    assert stripped.stdout == plain.stdout
+
+
+def test_a_killed_sweep_goes_on_where_it_was_beside_another(tmp_path):
+    """Kill -9 in the midst, then two sweeps of the same folder at once: the table is that of a sweep that nobody disturbed."""
+    axes = "--axis micro-batch=1,2,4 --axis global-batch=8,16 --jobs 1 --json --out"
+    words = [sys.executable, "-m", "simulator", "sweep", *JOB, *axes.split()]
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    store = tmp_path / "disturbed" / "store"
+    first = subprocess.Popen([*words, str(tmp_path / "disturbed")], **quiet)
+    while first.poll() is None and not list(store.glob("*.json")):
+        time.sleep(0.01)
+    first.kill()
+    first.communicate()
+    both = [subprocess.Popen([*words, str(tmp_path / "disturbed")], **quiet) for _ in range(2)]
+    found = [json.loads(one.communicate(timeout=100)[0]) for one in both]
+    alone = json.loads(subprocess.run([*words, str(tmp_path / "alone")], check=True, **quiet).stdout)
+    assert len(alone["rows"]) == 6
+    assert all(one["rows"] == alone["rows"] for one in found)

@@ -269,8 +269,14 @@ def test_a_broken_record_counts_as_missing(store):
     store.put("a", {"status": "ok"})
     (store.folder / "b.json").write_text('{"status": "o', encoding="utf-8")
     assert store.get("a") == {"status": "ok"}
+    written = (store.folder / "a.json").read_text(encoding="utf-8")
+    # JSON that nobody wrote, an answer with another digit, and the answer of another scenario
+    others = ("{}", "[]", '{"status": "ok"}', '{"record": {"status": "ok"}}', written.replace("ok", "invalid"), written)
+    for text in others:
+        (store.folder / "c.json").write_text(text, encoding="utf-8")
+        assert store.get("c") is None
     assert store.get("b") is None
-    assert store.get("c") is None
+    assert store.get("d") is None
 
 
 # -- tables ------------------------------------------------------------------------------------------------------
