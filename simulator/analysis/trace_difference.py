@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 from simulator.analysis.side_by_side import Part, ranked
 from simulator.analysis.usage import Usage, analyse
 from simulator.errors import TraceError
+from simulator.trace_io.selection import select
 from simulator.trace_io.trace_record import COMMUNICATION, COPY, HOST_NODE, CollectiveCall, RankTrace, Trace
 
 _WORKS = tuple(
@@ -74,6 +75,8 @@ class Difference:
     #: Largest magnitude first. Operators of one name are aligned by their order within a step; those without a
     #: namesake, as all kernels of a simulation, by the kind of work they do.
     operators: tuple[OperatorDifference, ...]
+    #: Steps of the measured trace that were left out without being asked, and why.
+    left_out: str = ""
 
     @property
     def mean_absolute_error(self) -> float:
@@ -85,6 +88,7 @@ class Difference:
         step_s = float(np.mean([step.measured_s for step in self.steps])) if self.steps else 0.0
         return {
             "mean_absolute_error": self.mean_absolute_error,
+            "left_out": self.left_out,
             "parts_s": dict(self.parts_s),
             "works": [
                 {"work": part.name, **_seconds(part), "of_step": part.difference_s / step_s if step_s else 0.0}
@@ -111,25 +115,34 @@ def _seconds(part: Part) -> dict[str, float]:
     return {"measured_s": part.measured_s, "simulated_s": part.predicted_s, "difference_s": part.difference_s}
 
 
-def diff(measured: Trace, simulated: Trace) -> Difference:
+def diff(measured: Trace, simulated: Trace, *, ranks: Collection[int] = (), steps: Collection[int] = ()) -> Difference:
     """Compare two traces of one run.
 
     Ranks are compared with the rank of the same number, or with the only one where the simulation folds ranks into
     one; steps by their number, or in order where the numbers differ.
 
+    Parameters
+    ----------
+    measured, simulated : Trace
+    ranks, steps : collection of int
+        Of the measured trace; without steps, warm-up and partial steps are left out.
+
     Raises
     ------
     TraceError
-        If no rank or no step is common to both.
+        If no rank or no step is common to both, or one that was asked for was not recorded.
     """
+    selection = select(measured, ranks=ranks, steps=steps)
+    chosen = {one.rank.rank for one in selection.ranks}
     partner = _partners(measured, simulated)
     first, second = analyse(measured), analyse(simulated)
     own, others = ({rank.rank: rank for rank in trace.ranks} for trace in (measured, simulated))
-    steps, totals = [], _Totals()
+    found, totals = [], _Totals()
     for rank, other in partner.items():
-        for a, b in _paired_steps(first.of(rank), second.of(other)):
+        wanted = tuple(usage for usage in first.of(rank) if rank in chosen and usage.step in selection.steps)
+        for a, b in _paired_steps(wanted, second.of(other)):
             parts = {part: value / 1e9 for part, value in _parts(a, b).items()}
-            steps.append(
+            found.append(
                 StepDifference(
                     rank=rank,
                     step=a.step,
@@ -139,14 +152,15 @@ def diff(measured: Trace, simulated: Trace) -> Difference:
                 )
             )
             totals.add(_durations(own[rank], a), _durations(others[other], b))
-    if not steps:
+    if not found:
         raise TraceError("the traces have no step in common")
-    means = {part: float(np.mean([step.parts_s[part] for step in steps])) for part in PARTS}
+    means = {part: float(np.mean([step.parts_s[part] for step in found])) for part in PARTS}
     return Difference(
-        steps=tuple(steps),
+        steps=tuple(found),
         parts_s=dict(sorted(means.items(), key=lambda item: -abs(item[1]))),
-        works=totals.works(len(steps)),
+        works=totals.works(len(found)),
         operators=totals.ranked(),
+        left_out=selection.left_out,
     )
 
 

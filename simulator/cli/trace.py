@@ -6,17 +6,28 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from simulator.cli.options import PLAIN_JSON, Ranks, Text, option
+
+if TYPE_CHECKING:
+    from simulator.replay.recorded_tables import RecordedTable
 
 trace_app = typer.Typer(no_args_is_help=True, help="Look into traces, convert and compare them.")
 
 #: headings of ``--help``
 _WHAT, _HOW = "What is looked at", "How it is shown"
 Paths = Annotated[list[str], typer.Argument(metavar="TRACE...", help="Files, archives or folders.", show_default=False)]
+
+_Rank = Annotated[Ranks, option("Look at this rank only; repeatable.", panel=_WHAT)]
+_Step = Annotated[
+    Ranks,
+    option("Look at this step only; repeatable. Without it, warm-up and partial steps are left out.", panel=_WHAT),
+]
+_Csv = Annotated[Text, option("Write the rows as CSV into this file; - prints them.", "--csv", panel=_HOW)]
+_Page = Annotated[Text, option("Write a page with a picture (.html), or the picture alone (.svg, .png).", panel=_HOW)]
 
 
 def show_progress() -> Callable[[str, int, int], None] | None:
@@ -79,39 +90,6 @@ def _short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-@trace_app.command("diff", hidden=True)
-@trace_app.command("compare")
-def compare(
-    measured: Annotated[str, typer.Argument(help="The measured trace.")],
-    simulated: Annotated[str, typer.Argument(help="The simulated trace, or another one.")],
-    top: Annotated[int, typer.Option(min=1, help="Operators to show.")] = 15,
-    json_output: Annotated[bool, PLAIN_JSON] = False,
-) -> None:
-    """Compare two traces: the residual by compute, transfer, wait, copy and host, by kind of work, and by operator."""
-    from simulator.analysis.trace_difference import diff as run
-    from simulator.trace_io import read
-
-    progress = show_progress()
-    found = run(read(measured, progress=progress), read(simulated, progress=progress))
-    if json_output:
-        print(json.dumps(found.to_dict(), allow_nan=False))
-        return
-    print(f"mean absolute error of a step: {found.mean_absolute_error:.2%}")
-    for part, seconds in found.parts_s.items():
-        print(f"{part:<9} {seconds * 1e3:+10.3f} ms per step")
-    print("by kind of work per step:     measured    simulated   difference")
-    for work in found.works[:top]:
-        times = f"{work.measured_s * 1e3:10.3f} ms {work.predicted_s * 1e3:9.3f} ms {work.difference_s * 1e3:+9.3f} ms"
-        error = "" if work.relative_error is None else f"  {work.relative_error:+.1%}"
-        print(f"  {work.name:<24} {times}{error}")
-    print(
-        "largest differences of operators, summed over the steps (occurrences: both, measured alone, simulated alone)"
-    )
-    for entry in found.operators[:top]:
-        counts = f"{entry.n_calls:>6} {entry.n_only_measured:>6} {entry.n_only_simulated:>6}"
-        print(f"{entry.difference_s * 1e3:+10.3f} ms  {counts}  {entry.name[:80]}")
-
-
 def write_text(path: str, text: str) -> None:
     """Write a file.
 
@@ -140,7 +118,7 @@ def _look(
 ) -> None:
     """Look into traces and show what was found in the ways that were asked for."""
     from simulator.replay.recorded_tables import Question, look_into, write_overlay
-    from simulator.report.recorded_view import as_csv, print_recorded, save_recorded
+    from simulator.report.recorded_view import as_csv, print_recorded
     from simulator.trace_io import read
 
     recorded = read(traces, as_format=as_format, progress=show_progress())
@@ -151,31 +129,80 @@ def _look(
         print(json.dumps(found, allow_nan=False))
     else:
         print_recorded(found)
+    _save(found, csv, page)
+    if overlay:
+        write_overlay(recorded, analysis, overlay)
+        print(f"wrote {overlay}", file=sys.stderr)
+
+
+def _save(found: RecordedTable, csv: str | None, page: str | None) -> None:
+    """Write a table into the files that were asked for."""
+    from simulator.report.recorded_view import as_csv, save_recorded
+
     written: list[object] = []
     if csv not in (None, "-"):
         write_text(csv or "", as_csv(found))
         written.append(csv)
     if page:
         written += save_recorded(found, page)
-    if overlay:
-        write_overlay(recorded, analysis, overlay)
-        written.append(overlay)
     for path in written:
         print(f"wrote {path}", file=sys.stderr)
 
 
+@trace_app.command("diff", hidden=True)
+@trace_app.command("compare")
+def compare(
+    measured: Annotated[str, typer.Argument(help="The measured trace.")],
+    simulated: Annotated[str, typer.Argument(help="The simulated trace, or another one.")],
+    top: Annotated[int, typer.Option(min=1, help="Operators to show.")] = 15,
+    rank: _Rank = None,
+    step: _Step = None,
+    csv: _Csv = None,
+    page: _Page = None,
+    json_output: Annotated[bool, PLAIN_JSON] = False,
+) -> None:
+    """Compare two traces: the residual by compute, transfer, wait, copy and host, by kind of work, and by operator."""
+    from simulator.analysis.trace_difference import diff as run
+    from simulator.replay.recorded_tables import table_of
+    from simulator.report.recorded_view import as_csv
+    from simulator.trace_io import read
+
+    progress = show_progress()
+    traces = [read(path, progress=progress) for path in (measured, simulated)]
+    found = run(*traces, ranks=rank or (), steps=step or ())
+    rows = table_of(found)
+    _save(rows, csv, page)
+    if csv == "-":
+        print(as_csv(rows), end="")
+        return
+    if json_output:
+        print(json.dumps(found.to_dict(), allow_nan=False))
+        return
+    if found.left_out:
+        print(f"left out: {found.left_out}")
+    print(f"mean absolute error of a step: {found.mean_absolute_error:.2%}")
+    for part, seconds in found.parts_s.items():
+        print(f"{part:<9} {seconds * 1e3:+10.3f} ms per step")
+    print("by kind of work per step:     measured    simulated   difference")
+    for work in found.works[:top]:
+        times = f"{work.measured_s * 1e3:10.3f} ms {work.predicted_s * 1e3:9.3f} ms {work.difference_s * 1e3:+9.3f} ms"
+        error = "" if work.relative_error is None else f"  {work.relative_error:+.1%}"
+        print(f"  {work.name:<24} {times}{error}")
+    print(
+        "largest differences of operators, summed over the steps (occurrences: both, measured alone, simulated alone)"
+    )
+    for entry in found.operators[:top]:
+        counts = f"{entry.n_calls:>6} {entry.n_only_measured:>6} {entry.n_only_simulated:>6}"
+        print(f"{entry.difference_s * 1e3:+10.3f} ms  {counts}  {entry.name[:80]}")
+
+
 #: options that every analysis takes, in the order of ``--help``
 _COMMON: dict[str, Any] = {
-    "rank": Annotated[Ranks, option("Look at this rank only; repeatable.", panel=_WHAT)],
-    "step": Annotated[
-        Ranks,
-        option("Look at this step only; repeatable. Without it, warm-up and partial steps are left out.", panel=_WHAT),
-    ],
+    "rank": _Rank,
+    "step": _Step,
     "as_format": Annotated[Text, option("Read the files as this format.", "--as", panel=_WHAT)],
-    "csv": Annotated[Text, option("Write the rows as CSV into this file; - prints them.", "--csv", panel=_HOW)],
-    "page": Annotated[
-        Text, option("Write a page with a picture (.html), or the picture alone (.svg, .png).", panel=_HOW)
-    ],
+    "csv": _Csv,
+    "page": _Page,
     "json_output": Annotated[bool, PLAIN_JSON],
 }
 #: and those that draw into the trace

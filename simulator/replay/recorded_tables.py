@@ -18,6 +18,7 @@ from simulator.analysis.recorded_transfers import (
     counters_of,
     step_rows,
 )
+from simulator.analysis.trace_difference import Difference
 from simulator.analysis.usage import analyse
 from simulator.errors import TraceError
 from simulator.replay.changes_of_links import alone_s
@@ -202,6 +203,21 @@ def look_into(
         figures=dict(found.figures),
         rows=[dict(row) for row in found.rows],
         map=found.map,
+    )
+
+
+def table_of(found: Difference) -> RecordedTable:
+    """Return a comparison by kind of work as a table like the others."""
+    document = found.to_dict()
+    return RecordedTable(
+        analysis="compare",
+        format="",
+        ranks=sorted({step.rank for step in found.steps}),
+        steps=sorted({step.step for step in found.steps}),
+        left_out=found.left_out,
+        figures={f"{part}_s": seconds for part, seconds in found.parts_s.items()},
+        rows=document["works"],
+        map=None,
     )
 
 

@@ -34,6 +34,7 @@ _DRAWN: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "critical-path": ("Critical path", ("rank", "kind", "name"), ("seconds",)),
     "patterns": ("Repeated kernel sequences", ("operator", "count"), ("device_s",)),
     "counters": ("Counters", ("rank", "counter"), ("max",)),
+    "compare": ("Measured and simulated by kind of work", ("work",), ("measured_s", "simulated_s")),
     "steps": ("Steps", ("rank", "step"), ("compute_s", "exposed_communication_s", "idle_s")),
 }
 
@@ -61,7 +62,7 @@ def shown(key: str, value: object) -> str:
             return format_time(float(value))
         if key == "bytes" or key.endswith("_bytes"):
             return format_bytes(int(value))
-        if key in ("share", "of_typical") or key.endswith("explains"):
+        if key in ("share", "of_typical", "of_step") or key.endswith("explains"):
             return f"{value:.1%}"
         return f"{value:.4g}" if isinstance(value, float) else str(value)
     return str(value)
@@ -172,5 +173,5 @@ def _chart(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str], 
     unit = "seconds" if drawn[0].endswith("_s") or drawn[0] == "seconds" else _words(drawn[0])
     first = f"{labels[0]}: " + ", ".join(f"{_words(key)} {shown(key, rows[0][key])}" for key in drawn)
     height = 120 + 26 * len(rows)
-    bounds = layout(axis(unit), axis("", autorange="reversed"), barmode="stack")
+    bounds = layout(axis(unit), axis("", autorange="reversed"), barmode="group" if "simulated_s" in drawn else "stack")
     return Chart(key="picture", title=title, summary=first, traces=bars, layout=bounds, height_px=height)

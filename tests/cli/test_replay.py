@@ -84,10 +84,22 @@ def test_a_replay_is_written_for_other_tools_and_compared(simulate, tmp_path):
     want = sum(max(s["simulated_s"] for s in json.loads(expected)["steps"] if s["step"] == n) for n in (0, 1)) / 2
     # in Kineto files a step starts with its first kernel, on a thread where the host marks it
     for name, within in (("folder", 0.03), ("both.json", 1e-3)):
-        code, out, _ = simulate("trace", "diff", OWN / "ddp-2", tmp_path / name, "--json")
+        code, out, _ = simulate("trace", "diff", OWN / "ddp-2", tmp_path / name, "--step", 0, "--step", 1, "--json")
         steps = json.loads(out)["steps"]
         slowest = [max(s["simulated_s"] for s in steps if s["step"] == number) for number in (0, 1)]
         assert (code, sum(slowest) / 2) == (0, pytest.approx(want, rel=within)), name
+
+
+def test_a_comparison_leaves_warm_up_out_and_says_so(simulate, tmp_path):
+    both = OWN / "ddp-2", OWN / "ddp-2"
+    code, out, _ = simulate("trace", "compare", *both, "--rank", 1, "--json")
+    found = json.loads(out)
+    assert (code, found["left_out"]) == (0, "step 0 (warm-up)")
+    assert {(step["rank"], step["step"]) for step in found["steps"]} == {(1, 1)}
+    code, out, _ = simulate("trace", "compare", *both, "--csv", "-", "--page", tmp_path / "page.html")
+    assert out.splitlines()[0] == "work,measured_s,simulated_s,difference_s,of_step"
+    assert "by kind of work" in (tmp_path / "page.html").read_text()
+    assert simulate("trace", "compare", *both, "--step", 7)[0] == 3
 
 
 def test_one_rank_says_how_sure_more_ranks_are(simulate):

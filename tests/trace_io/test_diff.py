@@ -78,7 +78,7 @@ def test_the_cause_is_ranked_first():
 def test_the_part_of_the_model_that_is_off_is_ranked_first():
     """Kernels take four times as long: kinds of computation differ by three times what they took, communication by nothing."""
     trace = read(OWN / "ddp-2")
-    found = diff(trace, replay(scale_kernels(reconstruct(trace), lambda rank, name: 4.0)).simulated)
+    found = diff(trace, replay(scale_kernels(reconstruct(trace), lambda rank, name: 4.0)).simulated, steps=[0, 1])
     works = {row["work"]: row for row in found.to_dict()["works"]}
     assert found.works[0].name not in ("all_reduce of 2", "barrier of 2")
     for row in works.values():
