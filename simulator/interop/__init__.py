@@ -18,9 +18,11 @@ from simulator.interop.astra_network import ASTRA_NETWORK
 from simulator.interop.cluster import ImportedCluster
 from simulator.interop.deepspeed import DEEPSPEED
 from simulator.interop.format import Format, Imported
-from simulator.interop.hf_config import HF_CONFIG, import_hf_config
+from simulator.interop.hf_config import HF_CONFIG, config_of, import_hf_config
 from simulator.interop.hub import PREFIX, import_hub_model
+from simulator.interop.ib_fabric import IB_FABRIC
 from simulator.interop.infragraph import INFRAGRAPH
+from simulator.interop.kubernetes import KUBERNETES
 from simulator.interop.llm_foundry import LLM_FOUNDRY
 from simulator.interop.lstopo import LSTOPO
 from simulator.interop.megatron import MEGATRON
@@ -32,6 +34,7 @@ from simulator.interop.node_link import NODE_LINK
 from simulator.interop.nvidia_smi import NVIDIA_SMI
 from simulator.interop.nvml import NVML
 from simulator.interop.olmo_core import OLMO_CORE
+from simulator.interop.rocm_smi import ROCM_SMI
 from simulator.interop.slurm_topology import SLURM
 from simulator.interop.smi_inventory import SMI_INVENTORY
 from simulator.interop.torchtitan import TORCHTITAN
@@ -58,7 +61,10 @@ FORMATS: dict[str, Format] = {
     "nccl-topo": NCCL_TOPO,
     "nvidia-smi": NVIDIA_SMI,
     "nvidia-smi-xml": SMI_INVENTORY,
+    "rocm-smi": ROCM_SMI,
     "slurm": SLURM,
+    "ib-fabric": IB_FABRIC,
+    "kubernetes": KUBERNETES,
     "lstopo": LSTOPO,
     "node-link": NODE_LINK,
     "infragraph": INFRAGRAPH,
@@ -133,7 +139,7 @@ def _flag(name: str) -> str:
 
 def _kind_of(path: Path, gives: tuple[str, ...]) -> str:
     if path.is_dir():
-        if (path / "config.json").is_file():
+        if config_of(path).is_file():
             return "hf-config"
         raise ConfigError(f"{path} is a folder without a config.json", hint="name the file itself")
     found = recognise(path, gives)
@@ -283,7 +289,7 @@ def open_topology(
 def is_foreign(path: str | Path) -> bool:
     """Whether a file is another tool's picture of a machine, and not a cluster file of ours."""
     text = read_text(path)
-    theirs = any(one.sniff(text) for one in (SLURM, INFRAGRAPH, ASTRA_NETWORK))
+    theirs = any(one.sniff(text) for one in (SLURM, INFRAGRAPH, ASTRA_NETWORK, KUBERNETES))
     return (theirs or Path(path).suffix not in (".yaml", ".yml")) and bool(recognise(path, ("cluster",)))
 
 

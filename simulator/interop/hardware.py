@@ -10,7 +10,12 @@ from simulator.topology.cluster_spec import HYBRID_CUBE_MESH
 
 #: pattern of the driver's product name, least memory in GB, shipped device; first match wins
 _PRODUCTS = (
+    (r"GB300", 0, "gb300"),
+    (r"GB200", 0, "gb200"),
+    (r"B300", 0, "b300"),
     (r"B200", 0, "b200"),
+    (r"H800", 0, "h800-sxm"),
+    (r"\bH20\b", 0, "h20"),
     (r"H200", 0, "h200-sxm"),
     (r"H100.*PCIe", 0, "h100-pcie"),
     (r"H100.*64", 0, "h100-64g"),
@@ -73,6 +78,22 @@ def device_of_product(product: str, memory_bytes: float | None = None) -> str | 
 #: GB/s per Infinity Fabric link and direction, by generation: AMD's data sheets say 92 GB/s both ways for MI50 to MI100 (three
 #: links: 276 GB/s), 100 GB/s for MI200, 128 GB/s for MI300 (seven links: 896 GB/s) and 153.6 GB/s for MI350
 XGMI_GB_PER_S = {"gfx906": 46.0, "gfx908": 46.0, "gfx90a": 50.0, "gfx940": 64.0, "gfx942": 64.0, "gfx950": 76.8}
+
+
+#: GB/s of the same links by the beginning of a board's name
+XGMI_OF_BOARD = {"mi5": 46.0, "mi6": 46.0, "mi1": 46.0, "mi2": 50.0, "mi30": 64.0, "mi32": 64.0, "mi35": 76.8}
+
+
+def device_of_board(text: str) -> str | None:
+    """Return the shipped device of the only board of AMD's that a text names.
+
+    Examples
+    --------
+    >>> device_of_board("Card series: AMD Instinct MI300X OAM"), device_of_board("MI210 or MI250X"), device_of_board("none")
+    ('mi300x', None, None)
+    """
+    named = {word.lower() for word in re.findall(r"\b(MI\d{2,3}[AX]?)\b", text)} & set(_PCI_IDS.values())
+    return named.pop() if len(named) == 1 else None
 
 
 def graphics_of(gcn: str) -> str:
@@ -151,3 +172,31 @@ def nvlink_section(
         return {"kind": "hybrid-cube-mesh", **common}
     matrix = [[counts[i][j] if i != j else 0 for j in range(size)] for i in range(size)]
     return {"kind": "matrix", "matrix": matrix, **common}
+
+
+#: NVLinks of a board with NVLink, and GB/s of one per direction (data sheets of V100, A100, H100 and B200)
+_LINKS = {
+    "v100": (6, 25),
+    "a100": (12, 25),
+    "h100": (18, 25),
+    "h200": (18, 25),
+    "h800": (8, 25),
+    "h20": (18, 25),
+    "b200": (18, 50),
+}
+_ON_A_BASEBOARD = 8
+
+
+def baseboard_nvlink(product: str, device: str, n_gpus: int, source: str) -> dict[str, Any] | None:
+    """Return the NVLinks of a baseboard with so many of a GPU; None for boards over PCIe and single GPUs."""
+    family = device.partition("-")[0]
+    if family not in _LINKS or n_gpus < 2 or "PCI" in product.upper() or "NVL" in product.upper():
+        return None
+    links, rate = _LINKS[family]
+    if n_gpus == _ON_A_BASEBOARD and family == "v100" and "SXM3" not in product:
+        return nvlink_section(HYBRID_CUBE_MESH, f"{rate} GB/s", source)
+    if n_gpus < _ON_A_BASEBOARD and links % (n_gpus - 1) == 0:
+        counts = [[links // (n_gpus - 1) * (i != j) for j in range(n_gpus)] for i in range(n_gpus)]
+        return nvlink_section(counts, f"{rate} GB/s", source)
+    counts = [[links * (i != j) for j in range(n_gpus)] for i in range(n_gpus)]
+    return nvlink_section(counts, f"{rate} GB/s", source, switches=1)

@@ -7,9 +7,10 @@ Key names and defaults: huggingface/transformers, ``configuration_*.py`` of each
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from simulator.config import load_yaml, near_misses
+from simulator.config import near_misses, parse_yaml, read_text
 from simulator.interop.format import Format, Imported, Part
 from simulator.interop.hf_families import DENSE, IRRELEVANT, RECORD
 from simulator.interop.hf_mixtures import MIXTURES
@@ -38,9 +39,24 @@ def import_hf_config(path: str | Path) -> Imported:
         If it is not such a file, its family is not known, or a value is impossible.
     """
     path = Path(path)
-    path = path / "config.json" if path.is_dir() else path
-    data, locator = load_yaml(path)
-    return read_hf_config(Reader(data, str(path), locator=locator))
+    path = config_of(path) if path.is_dir() else path
+    return parse_hf_config(read_text(path), str(path))
+
+
+def config_of(folder: Path) -> Path:
+    """Return the ``config.json`` of a folder: its own, or that of the last revision in a folder of the hub's cache."""
+    own = folder / "config.json"
+    found = sorted(folder.glob("snapshots/*/config.json"), key=lambda one: one.stat().st_mtime)
+    named = folder / "refs" / "main"
+    main = folder / "snapshots" / read_text(named).strip() / "config.json" if named.is_file() else own
+    return own if own.is_file() or not found else main if main in found else found[-1]
+
+
+def parse_hf_config(text: str, file: str, *, name: str = "") -> Imported:
+    """Read the text of a configuration, in which Python may have written infinities; see :func:`import_hf_config`."""
+    quoted = re.sub(r"(?<=[\[,:\s])(-?(?:Infinity|NaN))(?=\s*[,\]}])", r'"\1"', text)
+    data, locator = parse_yaml(quoted, file, as_json=True)
+    return read_hf_config(Reader(data, file, locator=locator), name=name)
 
 
 def read_hf_config(reader: Reader, *, name: str = "") -> Imported:

@@ -219,7 +219,12 @@ def _bert(r: Reader) -> dict[str, Any]:
     r.irrelevant(["tie_word_embeddings"])  # the published models have no head
     _refuse_if(r, "add_cross_attention", "cross-attention")
     kind = r.text("position_embedding_type", default="absolute")
-    if kind != "absolute":
+    if kind in ("relative_key", "relative_key_query"):
+        r.miss(
+            "position_embedding_type",
+            f"{kind}: scores of relative positions are left out, and positions are added as in BERT",
+        )
+    elif kind != "absolute":
         r.fault("position_embedding_type", f"{kind!r} is not modelled for this family", hint=RECORD)
     return BERT_STYLE | {
         "layers": r.positive("num_hidden_layers", default=12),

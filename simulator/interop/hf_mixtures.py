@@ -42,6 +42,9 @@ def _deepseek_v2(r: Reader) -> dict[str, Any]:
 
 def _sparse_deepseek(r: Reader) -> dict[str, Any]:
     _leave_out_mtp(r)
+    r.irrelevant(["indexer_rope_interleave", "index_share_for_mtp_iteration", "index_skip_topk_offset"])
+    if r.data.get("index_topk_pattern") or r.integer("index_topk_freq", default=1) > 1:
+        r.miss("index_topk_freq", "layers that share the choice of keys: every layer is taken to choose its own")
     return deepseek(r) | {
         "index_heads": r.positive("index_n_heads", default=64),
         "index_head_dim": r.positive("index_head_dim", default=128),

@@ -6,11 +6,10 @@ import json
 from importlib import import_module
 from typing import Any
 
-from simulator.config import near_misses, parse_yaml
+from simulator.config import near_misses
 from simulator.errors import ConfigError
 from simulator.interop.format import Imported
-from simulator.interop.hf_config import read_hf_config
-from simulator.interop.reader import Reader
+from simulator.interop.hf_config import parse_hf_config
 from simulator.models.catalog import CATALOG
 from simulator.models.recorded import InputTensor, RecordedModule
 from simulator.models.torch_module import load_torch
@@ -37,9 +36,7 @@ def import_hub_model(name: str) -> Imported:
     The weights are not read. What is not in the cache is not downloaded.
     """
     config = _config(name).to_dict()
-    text = json.dumps(config, default=str)
-    data, locator = parse_yaml(text, f"{PREFIX}{name}", as_json=True)
-    return read_hf_config(Reader(data, f"{PREFIX}{name}", locator=locator), name=name.rsplit("/", maxsplit=1)[-1])
+    return parse_hf_config(json.dumps(config, default=str), f"{PREFIX}{name}", name=name.rsplit("/", maxsplit=1)[-1])
 
 
 def open_hub_module(name: str, *, sequence_length: int = 0) -> RecordedModule:

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 from simulator.config import read_text
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, imported
+from simulator.interop.cluster import ImportedCluster, node_on_a_switch
 from simulator.interop.format import Account, Format, Part, refuse
 from simulator.interop.hardware import device_of_product, nvlink_section
 from simulator.interop.syntax import parse_xml
@@ -85,11 +85,7 @@ def import_lstopo(
         account.use(*found.interfaces.values())
     elif found.interfaces:
         account.assume(f"NICs {', '.join(found.interfaces.values())} are left out: their rate is not in the file")
-    data = {"version": 1, "name": Path(path).stem, "nodes": nodes, "node": node}
-    if nodes > 1:
-        account.assume("nodes are joined by one switch")
-        data["fabric"] = {"kind": "one-switch", "source": "assumed"}
-    return imported("lstopo", path, data, account, text)
+    return node_on_a_switch("lstopo", path, node, nodes, account, text)
 
 
 def _walk(element: Element, switch: str, pci: Element | None, found: _Found) -> None:

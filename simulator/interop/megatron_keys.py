@@ -62,10 +62,12 @@ KEYS = Table(
         key("mamba-num-groups", "count", default=8, note="`ssm_groups` of the model"),
         key(
             "experimental-attention-variant linear-attention-type",
-            words={"gated_delta_net": "G"},
-            unmodelled="dsa",
-            note="gated delta nets instead of attention",
+            words={"gated_delta_net": "G", "dsa": "*"},
+            note="gated delta nets instead of attention, or sparse attention with an index",
         ),
+        key("dsa-indexer-n-heads", "count", default=64, note="`index_heads` of the model"),
+        key("dsa-indexer-head-dim", "count", default=128, note="`index_head_dim` of the model"),
+        key("dsa-indexer-topk", "count", default=2048, note="`index_top_k` of the model"),
         key(
             "linear-attention-freq",
             "any",
@@ -196,7 +198,7 @@ KEYS = Table(
         key("deepspeed-config", "any"),
     ),
     irrelevant={
-        "files and data": "mamba-inference* linear-conv* "
+        "files and data": "mamba-inference* linear-conv* dsa-indexer-loss* "
         "*data* *path* save* load* *dir *-file no-load* no-save* split mmap* ckpt* dist-ckpt* legacy* "
         "num-workers seed reset-* eod-* mock-* *dataset* *checkpoint-* finetune create-attention-mask* merge* "
         "vocab-extra* no-create-attention* tokenizer-* *tokenizer override-* exit-* master* node-rank rdzv* rank "

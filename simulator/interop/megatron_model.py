@@ -106,6 +106,11 @@ def _mixers(found: Found, hidden: int, layers: int) -> dict[str, Any]:
         dense = _dense_blocks(found, layers) if max(expert_counts(found)) > 1 else range(layers)
         linear = _pattern_of(found, "linear-attention-freq", layers)
         fields["pattern"] = tuple(("G" if linear[i] else "*") + ("-" if i in dense else "E") for i in range(layers))
+    if found["experimental-attention-variant"] == "dsa":
+        fields |= {
+            "index_heads": found["dsa-indexer-n-heads"], "index_head_dim": found["dsa-indexer-head-dim"],
+            "index_top_k": found["dsa-indexer-topk"],
+        }  # fmt: skip
     if "M" in letters:
         width = found["mamba-head-dim"]
         fields |= {

@@ -12,11 +12,12 @@ from xml.etree.ElementTree import Element
 
 from simulator.config import read_text
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, imported
+from simulator.interop.cluster import ImportedCluster, node_on_a_switch
 from simulator.interop.format import Account, Format, Part, refuse
 from simulator.interop.hardware import (
     NCCL_NVLINK_GB_PER_S,
     XGMI_GB_PER_S,
+    baseboard_nvlink,
     device_of_compute_units,
     device_of_pci_id,
     device_of_sm,
@@ -61,6 +62,7 @@ _DECIDES = {
     "net": "NICs and their rate",
 }
 _NVSWITCH, _BRIDGE = "0x068000", "0x060400"
+_GPU_CLASSES, _NIC_CLASSES = ("0x0302", "0x0300", "0x1200"), ("0x0207", "0x0200")
 _GENERATION = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
 _VENDOR = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
 _ARCH = {"arm64": "arm", "ppc64": "power"}
@@ -84,6 +86,11 @@ class _Node:
     cpus: list[Element] = field(default_factory=list)
     identity: str = ""  # PCI device id of a GPU
     slots: list[Element] = field(default_factory=list)
+    bare: list[tuple[bool, Element, str, str]] = field(
+        default_factory=list
+    )  # whether a GPU; PCI device without <gpu> or <nic>
+    is_bare: bool = False
+    n_bare_nics: int = 0
 
 
 def import_nccl_topology(
@@ -120,9 +127,11 @@ def import_nccl_topology(
     _account(root, account)
     node = _collect(root, path, account)
     counts, switches = _nvlinks(node, path)
+    source = f"NCCL topology file {Path(path).name}"
+    if node.is_bare:
+        return _bare(node, path, account, device, nodes, nic_bandwidth, text)
     compute_capability = _number(node.gpus[0][1], "sm", path)
     name = device or _device(node, compute_capability, any(map(any, counts)), path, account)
-    source = f"NCCL topology file {Path(path).name}"
     each = NCCL_NVLINK_GB_PER_S.get(compute_capability, 20.0) if rates == "nccl" else 25.0
     if any(True for _ in root.iter("xgmi")):
         each = XGMI_GB_PER_S.get(graphics_of(node.gpus[0][1].get("gcn", "")), 64.0)
@@ -137,11 +146,35 @@ def import_nccl_topology(
     nics = _nics(node, source, path, account, nic_bandwidth)
     if nics:
         description["nics"] = nics
-    data = {"version": 1, "name": Path(path).stem, "nodes": nodes, "node": description}
-    if nodes > 1:
-        account.assume("nodes are joined by one switch: the file describes one node only")
-        data["fabric"] = {"kind": "one-switch", "source": "assumed"}
-    return imported("nccl-topo", path, data, account, text)
+    return node_on_a_switch("nccl-topo", path, description, nodes, account, text)
+
+
+def _bare(
+    node: _Node,
+    path: str | Path,
+    account: Account,
+    device: str | None,
+    nodes: int,
+    nic_bandwidth: str | None,
+    text: str,
+) -> ImportedCluster:
+    """Return a node of a file for ``NCCL_TOPO_FILE``, in which only the classes of PCI tell what is a GPU and what a NIC."""
+    name = device or device_of_pci_id(node.identity)
+    if name is None:
+        message = f"{path}: {len(node.gpus)} GPUs by their PCI class, without <gpu>: the file does not tell which"
+        raise ConfigError(message, hint="give --device h100-sxm5-80g, or another, and --nic-bandwidth '400 Gb/s'")
+    source = f"NCCL topology file {Path(path).name}"
+    description: dict[str, Any] = {"device": name, "gpus": len(node.gpus), "source": source}
+    nvlink = baseboard_nvlink(name, Path(name).stem, len(node.gpus), source)
+    if nvlink:
+        description["nvlink"] = nvlink
+        account.assume(f"NVLinks as the baseboards of {len(node.gpus)} {name} have them: the file has none")
+    description |= {"pcie": _pcie(node, source, account), "cpu": _cpu(node, source, account)}
+    if node.n_bare_nics and nic_bandwidth is not None:
+        description["nics"] = {"count": node.n_bare_nics, "bandwidth": nic_bandwidth, "source": source}
+    elif node.n_bare_nics:
+        account.assume(f"{node.n_bare_nics} NICs are left out: their rate is not in the file, give --nic-bandwidth")
+    return node_on_a_switch("nccl-topo", path, description, nodes, account, text)
 
 
 def _root(text: str, path: str | Path) -> Element:
@@ -179,6 +212,12 @@ def _collect(root: Element, path: str | Path, account: Account) -> _Node:
         if cpu.get("host_hash", "") == hosts[0]:
             node.cpus.append(cpu)
             _walk(cpu, "", cpu.get("numaid", "?"), node, path)
+    if not node.gpus and node.bare:
+        gpus = [one for one in node.bare if one[0]]
+        node.is_bare, node.n_bare_nics = True, len(node.bare) - len(gpus)
+        node.gpus = [(index, element, busid, switch) for index, (_, element, busid, switch) in enumerate(gpus)]
+        node.slots += [element for _, element, _, _ in gpus]
+        node.identity = gpus[0][1].get("device", "") if gpus else ""
     if not node.gpus:
         raise refuse(path, 1, "there is no <gpu> in the file", hint="dump the topology from a job that uses the GPUs")
     node.gpus.sort(key=lambda gpu: gpu[0])
@@ -194,6 +233,9 @@ def _walk(element: Element, busid: str, switch: str, node: _Node, path: str | Pa
                 node.slots.append(child)
             if any(inner.tag == "gpu" for inner in child):
                 node.identity = child.get("device", "")
+            kind = child.get("class", "")[:6]
+            if not len(child) and kind in (*_GPU_CLASSES, *_NIC_CLASSES):
+                node.bare.append((kind in _GPU_CLASSES, child, own.lower(), switch))
             _walk(child, own, own if bridge and not busid else switch, node, path)
         elif child.tag == "gpu":
             node.gpus.append((_number(child, "dev", path), child, busid.lower(), switch))

@@ -142,7 +142,7 @@ def import_recipe(
 def _family(data: Mapping[str, Any], flat: Mapping[str, Any], reader: Reader) -> str:
     """Return ``gpt`` or ``t5``, where a method without a number recomputes none of the blocks."""
     is_t5 = any(name.startswith("model.encoder.") for name in flat) or "mcore_t5" in str(data.get("model", ""))
-    if is_t5 and reader.data.get("recompute-method") == "block" and not reader.has("recompute-num-layers"):
+    if is_t5 and reader.data.get("recompute-method") == "block" and not reader.data.get("recompute-num-layers"):
         reader.data["recompute-granularity"] = "none"
     return "t5" if is_t5 else "gpt"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from simulator.config import read_text
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, imported
+from simulator.interop.cluster import ImportedCluster, node_on_a_switch
 from simulator.interop.format import Account, Format, Part, refuse
 from simulator.interop.hardware import device_of_nvlinks, nvlink_section
 
@@ -134,11 +134,7 @@ def import_nvidia_smi(
         account.assume(f"all {len(matrix.nics)} NICs carry training traffic")
     elif matrix.nics:
         account.assume(f"{len(matrix.nics)} NICs are left out: their rate is not in the matrix")
-    data = {"version": 1, "name": Path(path).stem, "nodes": nodes, "node": node}
-    if nodes > 1:
-        account.assume("nodes are joined by one switch")
-        data["fabric"] = {"kind": "one-switch", "source": "assumed"}
-    return imported("nvidia-smi", path, data, account, text)
+    return node_on_a_switch("nvidia-smi", path, node, nodes, account, text)
 
 
 def _counts(matrix: Matrix) -> list[list[int]]:

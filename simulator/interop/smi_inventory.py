@@ -8,23 +8,10 @@ from typing import Any
 
 from simulator.config import read_text
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, imported
+from simulator.interop.cluster import ImportedCluster, node_on_a_switch
 from simulator.interop.format import Account, Format, Part, refuse
-from simulator.interop.hardware import device_of_product, nvlink_section
+from simulator.interop.hardware import baseboard_nvlink, device_of_product
 from simulator.interop.syntax import parse_xml
-from simulator.topology.cluster_spec import HYBRID_CUBE_MESH
-
-#: NVLinks of a board with NVLink, and GB/s of one per direction (data sheets of V100, A100, H100 and B200)
-_LINKS = {
-    "v100": (6, 25),
-    "a100": (12, 25),
-    "h100": (18, 25),
-    "h200": (18, 25),
-    "h800": (8, 25),
-    "h20": (18, 25),
-    "b200": (18, 50),
-}
-_ON_A_BASEBOARD = 8
 
 
 def is_smi_inventory(text: str) -> bool:
@@ -68,7 +55,7 @@ def import_smi_inventory(
         raise ConfigError(f"{path}: no shipped device is a {product or 'GPU without a name'!r}", hint="give --device")
     account.use("product_name", "fb_memory_usage.total", "pcie_gen.max_link_gen")
     node: dict[str, Any] = {"device": name, "gpus": len(gpus), "source": source}
-    nvlink = _nvlink(product, name, len(gpus), source)
+    nvlink = baseboard_nvlink(product, name, len(gpus), source)
     if nvlink:
         node["nvlink"] = nvlink
         account.assume(
@@ -82,26 +69,7 @@ def import_smi_inventory(
     if nic_bandwidth is not None:
         node["nics"] = {"count": len(gpus), "bandwidth": nic_bandwidth, "source": source}
         account.assume("one NIC for each GPU")
-    data: dict[str, Any] = {"version": 1, "name": Path(path).stem, "nodes": nodes, "node": node}
-    if nodes > 1:
-        account.assume("nodes are joined by one switch")
-        data["fabric"] = {"kind": "one-switch", "source": "assumed"}
-    return imported("nvidia-smi-xml", path, data, account, text)
-
-
-def _nvlink(product: str, device: str, n_gpus: int, source: str) -> dict[str, Any] | None:
-    """Return the NVLinks of a baseboard with so many of a GPU; None for boards over PCIe and single GPUs."""
-    family = device.partition("-")[0]
-    if family not in _LINKS or n_gpus < 2 or "PCI" in product.upper() or "NVL" in product.upper():
-        return None
-    links, rate = _LINKS[family]
-    if n_gpus == _ON_A_BASEBOARD and family == "v100" and "SXM3" not in product:
-        return nvlink_section(HYBRID_CUBE_MESH, f"{rate} GB/s", source)
-    if n_gpus < _ON_A_BASEBOARD and links % (n_gpus - 1) == 0:
-        counts = [[links // (n_gpus - 1) * (i != j) for j in range(n_gpus)] for i in range(n_gpus)]
-        return nvlink_section(counts, f"{rate} GB/s", source)
-    counts = [[links * (i != j) for j in range(n_gpus)] for i in range(n_gpus)]
-    return nvlink_section(counts, f"{rate} GB/s", source, switches=1)
+    return node_on_a_switch("nvidia-smi-xml", path, node, nodes, account, text)
 
 
 SMI_INVENTORY = Format(

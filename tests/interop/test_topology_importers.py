@@ -8,6 +8,7 @@ import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_fabric_tools import DISCOVERED, SHOWTOPO, trays
 
 from simulator.errors import ConfigError, SimulatorError
 from simulator.interop import FORMATS, import_topology, open_topology, recognise
@@ -201,6 +202,9 @@ FIXTURES = {
     "nvidia-smi-xml": (inventory("NVIDIA A100-SXM4-80GB", 81920, 8), ".xml", {"nic_bandwidth": "200 Gb/s"}),
     "astra-network": (ASTRA, ".yml", {"device": "a100-sxm4-80g"}),
     "infragraph": (INFRAGRAPH, ".yaml", {"device": "a100-sxm4-80g"}),
+    "rocm-smi": (SHOWTOPO, ".txt", {"device": "mi250x", "nic_bandwidth": "200 Gb/s"}),
+    "ib-fabric": (DISCOVERED, ".txt", {"node_of": "dgx-a100-80g"}),
+    "kubernetes": (trays(4, 2), ".json", {"nic_bandwidth": "400 Gb/s"}),
 }
 
 

@@ -1,0 +1,134 @@
+"""Nodes of Kubernetes with the labels of NVIDIA's feature discovery: ``kubectl get nodes -o json`` or ``yaml``.
+
+References
+----------
+NVIDIA/k8s-device-plugin, ``docs/gpu-feature-discovery`` (labels); ``nvidia.com/gpu.clique`` is the fabric's cluster and clique:
+nodes that share one are one NVLink domain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from simulator.config import parse_yaml, read_text
+from simulator.errors import ConfigError
+from simulator.interop.cluster import ImportedCluster, imported
+from simulator.interop.format import Account, Format, Part, refuse
+from simulator.interop.hardware import baseboard_nvlink, device_of_product
+
+_CLIQUE, _PRODUCT, _COUNT, _MEMORY = (f"nvidia.com/gpu.{name}" for name in ("clique", "product", "count", "memory"))
+
+
+def is_kubernetes(text: str) -> bool:
+    """Whether a text holds nodes with NVIDIA's labels."""
+    return bool(re.search(r"nvidia\.com/gpu\.(product|clique)", text)) and bool(
+        re.search(r"[\"']?kind[\"']?\s*:\s*[\"']?(Node|List)\b", text)
+    )
+
+
+def import_kubernetes(
+    path: str | Path, *, device: str | None = None, nic_bandwidth: str | None = None
+) -> ImportedCluster:
+    """Read the nodes that have GPUs.
+
+    Parameters
+    ----------
+    path : str or Path
+        JSON or YAML: a list of nodes, or one.
+    device : str, optional
+        Shipped device or device file; taken from the label of the product otherwise.
+    nic_bandwidth : str, optional
+        Rate of the NIC of each GPU, which no label tells.
+
+    Raises
+    ------
+    ConfigError
+        If no node has GPUs, they are of several kinds, or their NVLink domains are not alike.
+    """
+    text = read_text(path)
+    data, _ = parse_yaml(text, str(path), as_json=text.lstrip().startswith("{"))
+    items = data.get("items", [data]) if isinstance(data, dict) else []
+    labels = [_labels(item) for item in items if isinstance(item, dict) and item.get("kind", "Node") == "Node"]
+    labels = [one for one in labels if _PRODUCT in one or _CLIQUE in one]
+    if not labels:
+        raise refuse(path, 1, "no node has the labels nvidia.com/gpu.product or nvidia.com/gpu.clique")
+    products = Counter(str(one.get(_PRODUCT, "")) for one in labels)
+    if len(products) > 1 and device is None:
+        raise ConfigError(
+            f"{path}: GPUs of several kinds: {', '.join(sorted(products))}", hint="give the nodes of one kind"
+        )
+    product = next(iter(products))
+    memory = re.match(r"\d{1,9}", str(labels[0].get(_MEMORY, "")))
+    name = device or device_of_product(product, float(memory[0]) * 2**20 if memory else None)
+    if name is None:
+        raise ConfigError(f"{path}: no shipped device is a {product or 'GPU without a label'!r}", hint="give --device")
+    counts = Counter(str(one.get(_COUNT, "")) for one in labels)
+    gpus = counts.most_common(1)[0][0]
+    if len(counts) > 1 or not gpus.isdigit() or not 1 <= int(gpus) <= 64:
+        raise ConfigError(
+            f"{path}: {_COUNT} is {', '.join(sorted(counts))}: nodes are not alike", hint="give the nodes of one kind"
+        )
+    account, source = Account(), f"labels of Kubernetes nodes, {Path(path).name}"
+    account.use(_PRODUCT, _COUNT, *([_MEMORY] if memory else []))
+    node: dict[str, Any] = {"device": name, "gpus": int(gpus), "source": source}
+    nvlink = _domain(labels, name, product, int(gpus), source, account, path)
+    if nvlink:
+        node["nvlink"] = nvlink
+    if nic_bandwidth is not None:
+        node["nics"] = {"count": int(gpus), "bandwidth": nic_bandwidth, "source": source}
+        account.assume("one NIC for each GPU")
+    cluster: dict[str, Any] = {"version": 1, "name": Path(path).stem, "nodes": len(labels), "node": node}
+    if len(labels) > 1:
+        account.assume("nodes are joined by one switch: no label tells rates")
+        cluster["fabric"] = {"kind": "one-switch", "source": "assumed"}
+    return imported("kubernetes", path, cluster, account, text)
+
+
+def _labels(item: dict[str, Any]) -> dict[str, Any]:
+    metadata = item.get("metadata")
+    labels = metadata.get("labels") if isinstance(metadata, dict) else None
+    return labels if isinstance(labels, dict) else {}
+
+
+def _domain(
+    labels: list[dict[str, Any]], device: str, product: str, gpus: int, source: str, account: Account, path: str | Path
+) -> dict[str, Any] | None:
+    """Return the NVLinks of a node; with cliques of several nodes the switches join all of these."""
+    cliques = Counter(str(one[_CLIQUE]) for one in labels if one.get(_CLIQUE))
+    hosts = max(cliques.values(), default=1)
+    if hosts == 1:
+        account.assume(f"NVLinks as the baseboards of {gpus} {device} have them: no label tells what they join")
+        return baseboard_nvlink(product, Path(device).stem, gpus, source)
+    account.use(_CLIQUE)
+    if min(cliques.values()) != hosts or sum(cliques.values()) != len(labels):
+        sizes = ", ".join(map(str, sorted(set(cliques.values()))))
+        message = (
+            f"{path}: NVLink domains of {sizes} nodes, {len(labels) - sum(cliques.values())} nodes in none: not alike"
+        )
+        raise ConfigError(message, hint="give the nodes of whole domains of one size")
+    account.assume("18 NVLinks of 50 GB/s per direction for each GPU, as NVLink 5 has")
+    return {
+        "kind": "switch",
+        "nodes": hosts,
+        "links_per_gpu": 18,
+        "bandwidth_per_link": "50 GB/s",
+        "switches": 18,
+        "source": source,
+    }
+
+
+KUBERNETES = Format(
+    gives="cluster",
+    what="nodes of Kubernetes (`kubectl get nodes -o json` or `yaml`) with the labels of NVIDIA's feature discovery",
+    sniff=is_kubernetes,
+    read=import_kubernetes,
+    options=("device", "nic_bandwidth"),
+    parts=(
+        Part((_PRODUCT, _COUNT, _MEMORY), "the device, and how many a node has"),
+        Part((_CLIQUE,), "NVLink domains that span nodes"),
+        Part(("nvidia.com/cuda.*", "nvidia.com/mig.*", "kubernetes.io/*", "topology.k8s.aws/*"), "places and software", is_read=False),
+    ),
+)  # fmt: skip
