@@ -181,18 +181,30 @@ class Style(ABC):
 
         Routers and output projections are never narrow (Megatron-Core and torchtitan leave them in 16 bits).
         """
-        if self.is_adapted(name):
-            return self._with_adapter(x, rows, columns, bias=bias, name=name, before=before, between=between,
-                                      saved_input=saved_input, is_narrow=is_narrow)  # fmt: skip
-        return self._linear(x, rows, columns, bias=bias, name=name, before=before, between=between,
-                            saved_input=saved_input, is_narrow=is_narrow)  # fmt: skip
+        setting = self.setting
+        weight = self.tape.weight(rows * columns, self.weight_dtype)
+        vector = self.tape.weight(rows, self.weight_dtype) if bias else None
+        taken = cast(self.tape, x, self.dtype)
+        if self.is_autocast:
+            vector = cast(self.tape, vector, self.dtype) if vector is not None else None
+            weight = cast(self.tape, weight, self.dtype)
+        if is_narrow and setting.recipe.quantisation is not None:
+            shape = GemmShape(m=x.n_elements // columns, n=rows, k=columns, name=name)
+            y = self.quantised_product(taken, weight, shape, before=before, between=between, saved_input=saved_input)
+        else:
+            y = product(
+                self.tape, taken, weight, rows=rows, columns=columns, dtype=setting.gemm_dtype, name=name, before=before,
+                between=between, saves=None if saved_input is None else [saved_input, weight], bias=vector,
+                wgrad_bytes=self.wgrad_bytes, is_frozen=setting.lora_rank > 0,
+            )  # fmt: skip
+        return self._with_adapter(y, x, rows, columns, name) if self.is_adapted(name) else y
 
     def is_adapted(self, name: str) -> bool:
         """Whether a product has a low-rank adapter beside it."""
         return _PROJECTIONS.get(name, "") in self.setting.lora_targets
 
-    def _with_adapter(self, x: Tensor, rows: int, columns: int, *, name: str, **rest: Any) -> Tensor:
-        """Append a frozen product and its adapter: down to the rank, up again, scaled, and added.
+    def _with_adapter(self, frozen: Tensor, x: Tensor, rows: int, columns: int, name: str) -> Tensor:
+        """Append the adapter of a frozen product: down to the rank, up again, scaled, and added.
 
         Both factors are whole on every tensor-parallel rank, up to the share of rows or columns that the product has.
 
@@ -204,53 +216,13 @@ class Style(ABC):
         self.adapters += [
             Parameter(name=f"{name}.lora_a", n_elements=rank * columns), Parameter(name=f"{name}.lora_b", n_elements=rows * rank)
         ]  # fmt: skip
-        base = self._linear(x, rows, columns, name=name, **rest)
         x = cast(tape, x, self.dtype)
         width = self.wgrad_bytes
         low = product(tape, x, tape.weight(rank * columns, self.dtype), rows=rank, columns=columns, dtype=dtype,
                       name="lora_a", wgrad_bytes=width)  # fmt: skip
         high = product(tape, low, tape.weight(rows * rank, self.dtype), rows=rows, columns=rank, dtype=dtype,
                        name="lora_b", wgrad_bytes=width)  # fmt: skip
-        return add(tape, base, scale(tape, high))
-
-    def _linear(
-        self,
-        x: Tensor,
-        rows: int,
-        columns: int,
-        *,
-        bias: bool,
-        name: str,
-        before: Sequence[LayerItem],
-        between: Sequence[LayerItem],
-        saved_input: Tensor | None,
-        is_narrow: bool,
-    ) -> Tensor:
-        setting = self.setting
-        weight = self.tape.weight(rows * columns, self.weight_dtype)
-        vector = self.tape.weight(rows, self.weight_dtype) if bias else None
-        x = cast(self.tape, x, self.dtype)
-        if self.is_autocast:
-            vector = cast(self.tape, vector, self.dtype) if vector is not None else None
-            weight = cast(self.tape, weight, self.dtype)
-        if is_narrow and setting.recipe.quantisation is not None:
-            shape = GemmShape(m=x.n_elements // columns, n=rows, k=columns, name=name)
-            return self.quantised_product(x, weight, shape, before=before, between=between, saved_input=saved_input)
-        return product(
-            self.tape,
-            x,
-            weight,
-            rows=rows,
-            columns=columns,
-            dtype=setting.gemm_dtype,
-            name=name,
-            before=before,
-            between=between,
-            saves=None if saved_input is None else [saved_input, weight],
-            bias=vector,
-            wgrad_bytes=self.wgrad_bytes,
-            is_frozen=setting.lora_rank > 0,
-        )
+        return add(tape, frozen, scale(tape, high))
 
     def quantised_product(
         self,
