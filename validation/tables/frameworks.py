@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from validation.tables.reader import Row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(NamedTuple):
     """One line of the table: all of ``words`` and none of ``without`` occur in the name, any case."""
 
     words: tuple[str, ...]
@@ -20,78 +19,65 @@ class Rule:
 
 #: first match wins; names that match nothing are judged by their plan (see :func:`framework_of`)
 RULES: tuple[Rule, ...] = (
+    Rule(("training results v5", "amd/results"), "megatron-core", why="AMD's submissions run Megatron-LM"),
+    Rule(("training results v5",), "megatron-bridge", why="NVIDIA's code of MLPerf 5, which others submit too"),
+    Rule(("llama 3 herd",), "llama3-4d", why="Meta's own: FSDP under pipelines, fused kernels"),
+    Rule(("pytorch ddp",), "torch-ddp"),
+    Rule(("pytorch fsdp2",), "torch-fsdp2"),
+    Rule(("pytorch dtensor",), "torch-tp"),
+    Rule(("pytorch pipelining",), "torch-pp"),
+    Rule(("torchtitan", "compile"), "torchtitan-compile"),
+    Rule(("torchtitan", "float8"), "torchtitan-compile", why="torchtitan's float8 needs compile"),
+    Rule(("torchtitan", "async"), "torchtitan-compile", why="torchtitan's async TP needs compile"),
+    Rule(("torchtitan",), "torchtitan"),
+    Rule(("megatron", "deepspeed"), "megatron-deepspeed"),
+    Rule(("llm.c",), "fused"),
+    Rule(("foundry",), "llm-foundry"),
+    Rule(("composer",), "llm-foundry"),
+    Rule(("megatron-lm 2019",), "torch-3d-fused-norm", why="before Megatron's fused bias, dropout and softmax kernels"),
+    Rule(("nemo megatron 2022",), "megatron", why="NeMo before Megatron-Core"),
+    Rule(("automodel", "kernels: te"), "automodel-te"),
+    Rule(("automodel",), "automodel"),
+    Rule(("nvidia/megatron-lm", "deepseek"), "megatron-core"),
+    Rule(("megatron-bridge",), "megatron-bridge"),
+    Rule(("dgxc-benchmarking",), "megatron-bridge", why="NVIDIA's recipes"),
+    Rule(("primus",), "megatron-core", why="AMD Primus runs Megatron-Core"),
+    Rule(("pytorch/ao",), "torchtitan-compile", why="float8 of torchao needs compile"),
+    Rule(("nemo",), "megatron-bridge", why="NVIDIA's recipes: tensor-parallel overlap, 16-bit gradients"),
+    Rule(("megatron-core",), "megatron-core"),
+    Rule(("megatron core",), "megatron-core"),
+    Rule(("mcore",), "megatron-core"),
+    Rule(("transformer engine",), "megatron-core"),
+    Rule(("internevo",), "internevo"),
+    Rule(("internlm",), "internevo", why="InternLM is trained with InternEvo"),
+    Rule(("nanotron",), "torch-3d-fused-norm", why="eager modules, Triton's norms, FlashAttention"),
+    Rule(("megascale",), "megatron-core"),
+    Rule(("megatron",), "megatron"),
+    Rule(("aleph alpha", "fused rmsnorm"), "torch-3d-fused-norm"),
+    Rule(("aleph alpha",), "torch-3d"),
+    Rule(("colossal",), "torch-3d", why="Shardformer over Hugging Face's modules"),
+    Rule(("torchtune", "compile"), "torchtitan-compile", why="fully_shard with torch.compile"),
+    Rule(("torchtune",), "fsdp2", why="fully_shard over eager modules"),
+    Rule(("olmo-core",), "torchtitan-compile", why="fully_shard with torch.compile"),
+    Rule(("olmo",), "fsdp", why="FSDP over eager modules"),
+    Rule(("gpt-neox",), "megatron-deepspeed"),
+    Rule(("fsdp", "compile"), "torchtitan-compile", why="FSDP with torch.compile"),
+    Rule(("fsdp",), "fsdp"),
     Rule(
-        words=("training results v5", "amd/results"), framework="megatron-core", why="AMD's submissions run Megatron-LM"
-    ),
-    Rule(
-        words=("training results v5",),
-        framework="megatron-bridge",
-        why="NVIDIA's code of MLPerf 5, which others submit too",
-    ),
-    Rule(words=("llama 3 herd",), framework="llama3-4d", why="Meta's own: FSDP under pipelines, fused kernels"),
-    Rule(words=("pytorch ddp",), framework="torch-ddp"),
-    Rule(words=("pytorch fsdp2",), framework="torch-fsdp2"),
-    Rule(words=("pytorch dtensor",), framework="torch-tp"),
-    Rule(words=("pytorch pipelining",), framework="torch-pp"),
-    Rule(words=("torchtitan", "compile"), framework="torchtitan-compile"),
-    Rule(words=("torchtitan", "float8"), framework="torchtitan-compile", why="torchtitan's float8 needs compile"),
-    Rule(words=("torchtitan", "async"), framework="torchtitan-compile", why="torchtitan's async TP needs compile"),
-    Rule(words=("torchtitan",), framework="torchtitan"),
-    Rule(words=("megatron", "deepspeed"), framework="megatron-deepspeed"),
-    Rule(words=("llm.c",), framework="fused"),
-    Rule(words=("foundry",), framework="llm-foundry"),
-    Rule(words=("composer",), framework="llm-foundry"),
-    Rule(
-        words=("megatron-lm 2019",),
-        framework="torch-3d-fused-norm",
-        why="before Megatron's fused bias, dropout and softmax kernels",
-    ),
-    Rule(words=("nemo megatron 2022",), framework="megatron", why="NeMo before Megatron-Core"),
-    Rule(words=("automodel", "kernels: te"), framework="automodel-te"),
-    Rule(words=("automodel",), framework="automodel"),
-    Rule(words=("nvidia/megatron-lm", "deepseek"), framework="megatron-core"),
-    Rule(words=("megatron-bridge",), framework="megatron-bridge"),
-    Rule(words=("dgxc-benchmarking",), framework="megatron-bridge", why="NVIDIA's recipes"),
-    Rule(words=("training results v5",), framework="megatron-bridge", why="submitters train with NVIDIA's recipes"),
-    Rule(words=("primus",), framework="megatron-core", why="AMD Primus runs Megatron-Core"),
-    Rule(words=("pytorch/ao",), framework="torchtitan-compile", why="float8 of torchao needs compile"),
-    Rule(
-        words=("nemo",), framework="megatron-bridge", why="NVIDIA's recipes: tensor-parallel overlap, 16-bit gradients"
-    ),
-    Rule(words=("megatron-core",), framework="megatron-core"),
-    Rule(words=("megatron core",), framework="megatron-core"),
-    Rule(words=("mcore",), framework="megatron-core"),
-    Rule(words=("transformer engine",), framework="megatron-core"),
-    Rule(words=("internevo",), framework="internevo"),
-    Rule(words=("internlm",), framework="internevo", why="InternLM is trained with InternEvo"),
-    Rule(words=("nanotron",), framework="torch-3d-fused-norm", why="eager modules, Triton's norms, FlashAttention"),
-    Rule(words=("megascale",), framework="megatron-core"),
-    Rule(words=("megatron",), framework="megatron"),
-    Rule(words=("aleph alpha", "fused rmsnorm"), framework="torch-3d-fused-norm"),
-    Rule(words=("aleph alpha",), framework="torch-3d"),
-    Rule(words=("colossal",), framework="torch-3d", why="Shardformer over Hugging Face's modules"),
-    Rule(words=("torchtune", "compile"), framework="torchtitan-compile", why="fully_shard with torch.compile"),
-    Rule(words=("torchtune",), framework="fsdp2", why="fully_shard over eager modules"),
-    Rule(words=("olmo-core",), framework="torchtitan-compile", why="fully_shard with torch.compile"),
-    Rule(words=("olmo",), framework="fsdp", why="FSDP over eager modules"),
-    Rule(words=("gpt-neox",), framework="megatron-deepspeed"),
-    Rule(words=("fsdp", "compile"), framework="torchtitan-compile", why="FSDP with torch.compile"),
-    Rule(words=("fsdp",), framework="fsdp"),
-    Rule(
-        words=("deepspeed", "of 2021"),
-        framework="deepspeed-0.3",
+        ("deepspeed", "of 2021"),
+        "deepspeed-0.3",
         why="Narayanan et al. (2021) ran the ZeRO-3 that had just come, below Megatron-LM",
     ),
-    Rule(words=("deepspeed",), framework="deepspeed"),
-    Rule(words=("apex", "21.11"), framework="apex-ddp-fused", why="the release that fused attention and pointwise"),
-    Rule(words=("apex",), framework="apex-ddp", why="fused norms and optimizer only"),
-    Rule(words=("paddle",), framework="apex-ddp-fused", why="PaddlePaddle Fleet fuses as apex's last release"),
-    Rule(words=("compile",), framework="compiled-ddp", without=("torch.compiler.disable",)),
-    Rule(words=("hugging face",), framework="hf-eager"),
-    Rule(words=("huggingface",), framework="hf-eager"),
-    Rule(words=("transformers",), framework="hf-eager"),
-    Rule(words=("eager",), framework="hf-eager"),
-    Rule(words=("accelerate",), framework="hf-eager"),
+    Rule(("deepspeed",), "deepspeed"),
+    Rule(("apex", "21.11"), "apex-ddp-fused", why="the release that fused attention and pointwise"),
+    Rule(("apex",), "apex-ddp", why="fused norms and optimizer only"),
+    Rule(("paddle",), "apex-ddp-fused", why="PaddlePaddle Fleet fuses as apex's last release"),
+    Rule(("compile",), "compiled-ddp", without=("torch.compiler.disable",)),
+    Rule(("hugging face",), "hf-eager"),
+    Rule(("huggingface",), "hf-eager"),
+    Rule(("transformers",), "hf-eager"),
+    Rule(("eager",), "hf-eager"),
+    Rule(("accelerate",), "hf-eager"),
 )
 
 
