@@ -118,6 +118,8 @@ def _layout(trace: Trace, shapes: _Shapes) -> dict[str, Any]:
         return {"sharding": "zero3", "framework": "torch-fsdp2"}
     if not kinds["all_reduce"] or messages:
         return {}
+    if shapes.tells and shapes.tensor_parallel > 1:
+        return {"framework": "torch-tp", "tp": shapes.tensor_parallel}
     found: dict[str, Any] = {"framework": "torch-ddp"}
     calls = (call for rank in trace.ranks for call in rank.calls if call.collective == "all_reduce")
     sizes = sorted(call.n_bytes for call in calls if call.n_bytes > _NO_BUCKET)
@@ -240,6 +242,8 @@ class _Shapes:
         down = [call.shapes[0][-1] for name in ("aten::gelu", "aten::silu") for call, _ in self._named(name)] or [
             columns for (rows, columns), _, _ in self.weights if rows == hidden and columns * tp not in (hidden, vocab)
         ]
+        # distributed tensors show their whole shape to some operators and a rank's share to others
+        down = [columns for columns in down if tp == 1 or columns % tp or columns // tp not in down]
         if self.weights[0][1].name == "aten::matmul":  # Megatron-LM's layers divide the words, too
             vocab *= tp
         gated = bool(self._named("aten::silu"))

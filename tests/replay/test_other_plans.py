@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -128,6 +129,39 @@ def test_shapes_tell_the_model_that_was_recorded():
     job = recorded_job(read(OWN / "pp-4"))
     assert (job.spec.layers, job.plan.pp, job.plan.n_micro_batches) == (4, 4, 4)
     assert recorded_job(read(OWN / "fsdp2-2")).plan.sharding == "zero3"
+
+
+def test_a_rank_with_half_of_the_heads_is_one_of_two_tensor_parallel_ones():
+    """The shapes of gpt2-micro as two ranks share them: half of the heads, and of the rows or columns of every projection."""
+    trace = read(OWN / "ddp-2")
+
+    def shared(call):
+        shapes = [list(shape) for shape in call.shapes]
+        if call.name == "aten::scaled_dot_product_attention":
+            for shape in shapes[:3]:
+                shape[1] //= 2
+        elif call.name == "aten::gelu":
+            shapes[0][-1] //= 2
+        elif call.name == "aten::addmm":  # linear keeps the shape of the whole weight, as distributed tensors show it
+            side = 1 if shapes[2][1] >= shapes[2][0] else 0
+            shapes[2][side] //= 2
+            shapes[1][1] = shapes[2][0]
+        return call._replace(shapes=tuple(map(tuple, shapes)))
+
+    ranks = tuple(
+        replace(rank, operator_calls={shared(call): n for call, n in rank.operator_calls.items()})
+        for rank in trace.ranks
+    )
+    job = recorded_job(replace(trace, ranks=ranks))
+    assert isinstance(job.spec, ModelSpec)
+    assert (job.plan.tp, job.plan.dp, job.plan.framework) == (2, 1, "torch-tp")
+    assert (job.spec.layers, job.spec.hidden, job.spec.heads, job.spec.vocab, job.spec.ffn_hidden) == (
+        2,
+        64,
+        4,
+        512,
+        256,
+    )
 
 
 @needs_shared
