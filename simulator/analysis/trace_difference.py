@@ -123,7 +123,6 @@ def diff(measured: Trace, simulated: Trace, *, ranks: Collection[int] = (), step
 
     Parameters
     ----------
-    measured, simulated : Trace
     ranks, steps : collection of int
         Of the measured trace; without steps, warm-up and partial steps are left out.
 

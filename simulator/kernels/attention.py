@@ -86,14 +86,6 @@ def attention_times_s(
 ) -> FloatArray:
     """Seconds of each call, all of one direction.
 
-    Parameters
-    ----------
-    shapes : sequence of AttentionShape
-    device : Device
-    constants : AttentionConstants
-    conditions : Conditions
-    is_backward : bool
-
     Returns
     -------
     ndarray of shape [calls]

@@ -102,11 +102,6 @@ class RooflineKernels:
     def duration_s(self, shape: KernelShape, device: Device) -> float:
         """Seconds that the kernel occupies its stream.
 
-        Parameters
-        ----------
-        shape : KernelShape
-        device : Device
-
         Raises
         ------
         ConfigError

@@ -332,7 +332,6 @@ def data_parallel(whole: Reconstruction, n_ranks: int, topology: Topology | None
 
     Parameters
     ----------
-    whole : Reconstruction
     n_ranks : int
         Of the largest group, from now on.
     topology : Topology, optional

@@ -174,12 +174,10 @@ def look_into(
 
     Parameters
     ----------
-    trace : Trace
     analysis : str
         A key of :data:`ANALYSES`.
     ranks, steps : collection of int
         What to look at; without steps, warm-up and partial steps are left out.
-    question : Question, optional
 
     Raises
     ------

@@ -22,8 +22,6 @@ def straggler_page(scenario: Scenario, found: Straggling, played: Played) -> Rep
     ----------
     scenario : Scenario
         With its plan resolved.
-    found : Straggling
-    played : Played
     """
     head = element("div", element("p", describe_plan(scenario.plan), class_="plan"), element("p", in_words(found)))
     rows = [[row["cause"], f"{row['slowdown']:.3f}"] for row in found["causes"]]

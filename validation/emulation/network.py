@@ -124,23 +124,13 @@ def trunks(shape: ClusterShape) -> tuple[tuple[str, str], ...]:
     return tuple((f"br{rack}", "spine") for rack in range(shape.n_racks))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedNetwork:
-    """A running emulated cluster; host ``i`` is the namespace behind ``hosts[i]``.
+    """A running emulated cluster; host ``i`` is the namespace behind ``hosts[i]``."""
 
-    Parameters
-    ----------
-    shape : ClusterShape
-        What was built.
-    hosts : list of int
-        File descriptors of the hosts' namespaces.
-    switch : int
-        File descriptor of the namespace that holds the switches.
-    """
-
-    def __init__(self, shape: ClusterShape, hosts: list[int], switch: int) -> None:
-        self.shape = shape
-        self.hosts = hosts
-        self.switch = switch
+    shape: ClusterShape  #: What was built.
+    hosts: list[int]  #: File descriptors of the hosts' namespaces.
+    switch: int  #: File descriptor of the namespace that holds the switches.
 
 
 def _apply(descriptor: int, batch: Batch) -> None:
@@ -169,7 +159,7 @@ def emulated_network(shape: ClusterShape) -> Iterator[EmulatedNetwork]:
         _apply(switch, switch_batch(shape, lambda host: f"/proc/{pid}/fd/{hosts[host]}"))
         for host, descriptor in enumerate(hosts):
             _apply(descriptor, host_batch(shape, host))
-        network = EmulatedNetwork(shape, hosts, switch)
+        network = EmulatedNetwork(shape=shape, hosts=hosts, switch=switch)
         if not shape.delay_s:
             yield network
             return
