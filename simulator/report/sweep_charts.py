@@ -442,7 +442,7 @@ def pareto(named: Sequence[tuple[str, Row]]) -> Chart:
         trace("Pareto front", front, mode="lines+markers", line={"color": BLUE, "shape": "hv"})
         | {"marker": {"color": BLUE, "size": 10}},
     )
-    named_points = _apart(front[:_MAX_NAMED], points)
+    named_points = _apart((front if len(points) > _MAX_NAMED else points)[:_MAX_NAMED], points)
     capacities = {row.get("capacity_bytes", 0) for _, row in named}
     capacity = capacities.pop() / _GIB if len(capacities) == 1 and "memory" in chosen.title else 0.0
     reach = {"range": [0, 1.05 * capacity]} if capacity else {}

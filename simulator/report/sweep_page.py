@@ -102,13 +102,14 @@ def _head(lead: str, named: Sequence[tuple[str, Row]]) -> Markup:
 
 def _rows(named: Sequence[tuple[str, Row]]) -> Markup:
     shown = named[:MAX_ROWS]
-    columns = {
-        "no answer": ["" if is_ok(row) else str(row["status"]) for _, row in shown],
-        "against the best": [
-            element("span", why, class_="words") if (why := _against(row)) else "" for _, row in shown
-        ],
+    states = ["" if is_ok(row) else str(row["status"]) for _, row in shown]
+    whys = [element("span", why, class_="words") if (why := _against(row)) else "" for _, row in shown]
+    words = {
+        "against the best" if any(whys) else "no answer": [
+            why or state for why, state in zip(whys, states, strict=True)
+        ]
     }
-    kept = {name: texts for name, texts in columns.items() if any(texts)}
+    kept = {name: texts for name, texts in words.items() if any(texts)}
     money = money_columns([row for _, row in shown])
     cells = [
         (label, *_figures(row), *(write(row) for write in money.values()), *(texts[i] for texts in kept.values()))
