@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from simulator.models.layer import DTYPE_BYTES, CommunicationPoint, GemmShape
+from simulator.models.layer import DTYPE_BYTES, CommunicationPoint, GemmShape, PointwiseShape
 from simulator.models.liveness import Tensor
 from simulator.models.ops import kernel, map_kernel
 from simulator.models.styles.base import Style
@@ -186,6 +186,7 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
     """
     spec, setting = style.spec, style.setting
     is_fused = setting.fuses_experts and setting.recipe.quantisation is not None
+    is_biased = spec.expert_bias and style.weighs_inside_experts and not is_fused
     n_local = max(1, spec.n_experts // setting.ep)
     n_rows = x.n_elements // spec.expert_input
     width = spec.expert_hidden // setting.expert_tp
@@ -201,6 +202,7 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
     )
     up = _stashed(style, up)
     with style.recomputed("moe_act", is_discarding=True):
+        up = _clamped(style, up) if is_biased else up
         if spec.gated_mlp or is_fused:
             forward = kernel("swiglu", n_rows * width, up.n_bytes, n_rows * width * DTYPE_BYTES[up.dtype], up.dtype)
             back = kernel("swiglu", up.n_elements, 1.5 * up.n_bytes, up.n_bytes, up.dtype, in_pass="backward")
@@ -214,7 +216,7 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
             )
         else:
             gated = style.activation(up, bias=False)
-    return _grouped(
+    done = _grouped(
         style,
         gated,
         n_local=n_local,
@@ -223,6 +225,54 @@ def _expert_products(style: Style, x: Tensor) -> Tensor:
         columns=width,
         fused="input" if is_fused else "",
     )
+    return _biased(style, done) if is_biased else done
+
+
+def _clamped(style: Style, x: Tensor) -> Tensor:
+    """Append the clamps of gate and up, which become one tensor again, outside the fused activation.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/fusions/fused_bias_geglu.py``: ``weighted_bias_quick_geglu_impl`` with ``clamp_value`` (gpt-oss).
+    """
+    half = x.n_bytes / 2
+    clamp = kernel("clamp", x.n_elements // 2, half, half, x.dtype)
+    back = kernel("clamp", x.n_elements // 2, 2 * half, half, x.dtype, in_pass="backward")
+    join = map_kernel("cat", [x], [x])
+    return style.tape.record(
+        [x],
+        x.n_elements,
+        x.dtype,
+        forward=[clamp, clamp, join],
+        backward=[back, back, replace(join, kernel_pass="backward")],
+        saves=[x],
+    )
+
+
+def _biased(style: Style, x: Tensor) -> Tensor:
+    """Append the bias of the experts' second product, weighed by the router in fp32, expert by expert.
+
+    References
+    ----------
+    NVIDIA/Megatron-LM, ``core/transformer/moe/experts.py``: ``TEGroupedMLP._apply_bias``, which widens to fp32 what it adds to,
+    concatenates the experts and narrows the sum; its gradient goes to the product, to the bias and to the router.
+    """
+    n = x.n_elements
+    narrow, wide = 2 * n, 4 * n
+
+    def step(name: str, read: int, written: int, *, is_backward: bool = False) -> PointwiseShape:
+        return kernel(name, n, read, written, "fp32", in_pass="backward" if is_backward else "forward")
+
+    forward = [
+        step("mul", 0, wide), step("add", narrow + wide, wide), step("cat", wide, wide), step("cast", wide, narrow)
+    ]  # fmt: skip
+    backward = [
+        step("cast", narrow, wide, is_backward=True),
+        step("cast", wide, narrow, is_backward=True),
+        step("cat", narrow, narrow, is_backward=True),
+        *[step(name, wide, wide if name == "mul" else 0, is_backward=True) for name in ("mul", "sum", "mul", "sum")],
+    ]
+    return style.tape.record([x], n, x.dtype, forward=forward, backward=backward)
 
 
 def _stashed(style: Style, x: Tensor) -> Tensor:

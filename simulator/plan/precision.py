@@ -21,6 +21,9 @@ class Quantisation:
     kernel: str  #: Name of the kernel that quantises a tensor in both directions, along rows and along columns.
     element_bytes: float  #: Bytes of one quantised element with its share of the scales.
     reads: int = 1  #: Times that a tensor is read: twice where its scale must be known before it is quantised.
+    #: Launches that quantise one expert's rows where each has its own: Transformer Engine's NVFP4 takes amax, random state, rows and
+    #: transformed columns one by one (``NVFP4Quantizer::quantize_impl``).
+    launches: int = 1
     wide_wgrad: bool = False  #: Whether the weight gradient is computed in 16 bits nevertheless.
 
 
@@ -73,7 +76,9 @@ PRECISIONS: dict[str, Precision] = {
         ),
         _quantised("fp8_block", "fp8_block", Quantisation(kernel="quantize", element_bytes=1.0 + 4 / 128)),
         _quantised("mxfp8", "mxfp8", Quantisation(kernel="quantize_mxfp8", element_bytes=1.0 + 1 / 32)),
-        _quantised("nvfp4", "nvfp4", Quantisation(kernel="quantize_nvfp4", element_bytes=0.5 + 1 / 16, reads=2)),
+        _quantised(
+            "nvfp4", "nvfp4", Quantisation(kernel="quantize_nvfp4", element_bytes=0.5 + 1 / 16, reads=2, launches=4)
+        ),
     )
 }
 

@@ -150,3 +150,44 @@ def test_one_kernel_for_all_experts_activates_and_quantises():
     )
     names = [item.name for item in kernels(model, PointwiseShape)]
     assert names.count("quantize_mxfp8") == 6 and "swiglu" not in names
+
+
+def test_nvfp4_takes_an_experts_rows_in_four_launches():
+    """Transformer Engine's ``NVFP4Quantizer::quantize_impl``: amax, random state, rows, transformed columns; MXFP8 is one kernel."""
+    spec = rename(CATALOG["mixtral-8x7b"], "x", layers=1)
+    for precision, launches in (("mxfp8", 1), ("nvfp4", 4)):
+        setting = {"micro_batch": 1, "sequence_length": 1024, "precision": precision, "kernels": "fused"}
+        casts = [
+            item
+            for item in kernels(build_model(spec, Setting(**setting)), PointwiseShape)
+            if item.name.startswith("quantize")
+        ]
+        assert {cast.n_pieces for cast in casts} == {1, 8 * launches}
+
+
+def test_biased_experts_of_megatron_clamp_and_add_in_kernels_of_their_own():
+    """gpt-oss in Megatron-Core: what a block's experts move beside SwiGLU, by hand from ``_apply_bias`` and the clamps of gate and up.
+
+    4 of 128 experts of 2,880 for 1,024 tokens. Forward 28 bytes per element of the result (``b * p`` 4, its sum 10, ``cat`` 8, ``to``
+    6) and 8 of gate and up (clamped and joined again); backward 40 (``to`` and its cast back 6 each, ``split`` 4, two products of 8
+    and their sums of 4) and 10.
+    """
+    spec = rename(CATALOG["gpt-oss-120b"], "x", layers=1)
+    plain = build_model(spec, Setting(micro_batch=1, sequence_length=1024, kernels="fused"))
+    setting = Setting(micro_batch=1, sequence_length=1024, precision="mxfp8", kernels="fused", fuses_experts=True)
+    fused = build_model(spec, setting)
+    (block,) = [layer for layer in plain.layers if layer.name == "moe_block"]
+    n_out, n_up = 1024 * 4 * 2880, 1024 * 4 * 2 * 2880
+
+    def moved(items):
+        names = ("mul", "add", "cat", "cast", "sum", "clamp")
+        chosen = [
+            i
+            for i in items
+            if isinstance(i, PointwiseShape) and i.name in names and i.n_elements in (n_out, n_up, n_up // 2)
+        ]
+        return sum(item.read_bytes + item.written_bytes for item in chosen)
+
+    assert moved(block.forward) == 28 * n_out + 8 * n_up
+    assert moved(block.backward) == 40 * n_out + 10 * n_up
+    assert not [i for i in kernels(fused, PointwiseShape) if i.name == "clamp"]

@@ -284,6 +284,7 @@ class Style(ABC):
         narrowing = self.setting.recipe.quantisation
         assert narrowing is not None
         read, written = narrowing.reads * x.n_bytes, 2 * x.n_elements * narrowing.element_bytes
+        n_pieces *= narrowing.launches if n_pieces > 1 else 1
         return replace(kernel(narrowing.kernel, x.n_elements, read, written, "fp8", in_pass=in_pass), n_pieces=n_pieces)
 
     def point_bytes(self, width: int) -> int:
