@@ -15,6 +15,7 @@ from simulator.config import did_you_mean, load_yaml, read_text, resolve_name
 from simulator.errors import ConfigError
 from simulator.interop.accelerate import ACCELERATE
 from simulator.interop.astra_network import ASTRA_NETWORK
+from simulator.interop.bandwidth_log import BANDWIDTH_LOG
 from simulator.interop.cluster import ImportedCluster
 from simulator.interop.deepspeed import DEEPSPEED
 from simulator.interop.format import Format, Imported
@@ -41,6 +42,7 @@ from simulator.interop.torchtitan import TORCHTITAN
 from simulator.interop.torchtune import TORCHTUNE
 from simulator.interop.trainer import TRAINER
 from simulator.interop.training_log import TRAINING_LOG, TrainingLog
+from simulator.interop.weights import GGUF, SAFETENSORS, binary_kind
 from simulator.models.catalog import CATALOG, find_spec
 from simulator.models.spec import ModelSpec
 from simulator.topology import Topology, load_topology
@@ -48,6 +50,8 @@ from simulator.topology import Topology, load_topology
 #: name -> format
 FORMATS: dict[str, Format] = {
     "hf-config": HF_CONFIG,
+    "safetensors": SAFETENSORS,
+    "gguf": GGUF,
     "megatron": MEGATRON,
     "nemo": NEMO,
     "deepspeed": DEEPSPEED,
@@ -71,6 +75,7 @@ FORMATS: dict[str, Format] = {
     "astra-network": ASTRA_NETWORK,
     "nvml": NVML,
     "nccl-tests": NCCL_TESTS,
+    "bandwidth-log": BANDWIDTH_LOG,
     "training-log": TRAINING_LOG,
 }
 _SETTINGS = ("model", "plan", "plan and model")
@@ -86,6 +91,9 @@ def recognise(path: str | Path, gives: tuple[str, ...] = ()) -> list[str]:
     gives : tuple of str
         Only formats that give one of these; any unless named.
     """
+    binary = binary_kind(path)
+    if binary:
+        return [binary] if not gives or FORMATS[binary].gives in gives else []
     text = read_text(path)
     return [name for name, one in FORMATS.items() if (not gives or one.gives in gives) and one.sniff(text)]
 
@@ -237,7 +245,7 @@ def import_model(name_or_path: str) -> Imported | None:
     if path.is_dir():
         return import_settings(path)
     if not path.is_file():
-        if path.suffix in (".json", ".sh", ".toml", ".yaml", ".yml"):
+        if path.suffix in (".json", ".sh", ".gguf", ".safetensors", ".toml", ".yaml", ".yml"):
             hint = "give the path of a Hugging Face config.json, or a name"
             raise ConfigError(f"no file '{name_or_path}'", hint=hint)
         return None
@@ -288,6 +296,8 @@ def open_topology(
 
 def is_foreign(path: str | Path) -> bool:
     """Whether a file is another tool's picture of a machine, and not a cluster file of ours."""
+    if binary_kind(path):
+        return False
     text = read_text(path)
     theirs = any(one.sniff(text) for one in (SLURM, INFRAGRAPH, ASTRA_NETWORK, KUBERNETES))
     return (theirs or Path(path).suffix not in (".yaml", ".yml")) and bool(recognise(path, ("cluster",)))

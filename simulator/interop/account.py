@@ -97,7 +97,7 @@ def _of_runs(found: CollectiveTable, key: str) -> Any:
 
 
 def _of_log(found: CollectiveTable, topology: str, transport: str) -> tuple[dict[str, Any], str]:
-    document = _account("nccl-tests", found.file, None)
+    document = _account(found.kind, found.file, None)
     rows = found.measurements(topology, transport=transport)
     document["measurements"] = {
         **{name: _of_runs(found, key) for name, key in _LOG_KEYS.items()},

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator.config import near_misses, read_text
+from simulator.config import near_misses
 from simulator.errors import ConfigError
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
@@ -142,11 +141,6 @@ class Format:
     parts: tuple[Part, ...] = ()
     write: Callable[[Request], Emission] | None = None  #: From a plan to the text of a file that says it.
     file: str = ""  #: Name of the file that is written.
-
-
-def digest(path: str | Path) -> str:
-    """Return the SHA-256 of a file's text."""
-    return hashlib.sha256(read_text(path).encode()).hexdigest()
 
 
 def refuse(path: str | Path, line: int, message: str, *, hint: str = "", column: int = 1) -> ConfigError:

@@ -66,6 +66,7 @@ class CollectiveTable:
     nccl: str  #: Version, empty where the log does not tell.
     rows: tuple[CollectiveRow, ...]
     later: tuple[CollectiveTable, ...] = ()  #: Of the runs that follow in the same log.
+    kind: str = "nccl-tests"  #: Format of the log.
 
     @property
     def runs(self) -> tuple[CollectiveTable, ...]:

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import json
+
 import pytest
+from test_weights import CONFIG, SHAPES, gguf, safetensors
 
 from simulator.errors import ConfigError
 from simulator.interop import FORMATS, import_settings
 
 FILES = {
+    "safetensors": safetensors(SHAPES),
+    "gguf": gguf(),
     "hf-config": '{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2}',
     "megatron": "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 2 --bf16",
     "nemo": "trainer:\n  devices: 8\nmodel:\n  tensor_model_parallel_size: 2\n  micro_batch_size: 1\n",
@@ -25,7 +30,9 @@ FILES = {
 )
 def test_every_format_is_seen_from_its_content(tmp_path, kind):
     path = tmp_path / "file"
-    path.write_text(FILES[kind])
+    content = FILES[kind]
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))  # beside the weights
     assert import_settings(path).kind == kind
     assert import_settings(path, kind).kind == kind
 

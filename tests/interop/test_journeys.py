@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from test_fabric_tools import DISCOVERED, SHOWTOPO, trays
 from test_trainers_yaml import FOUNDRY, NANOTRON, OLMO, TORCHTUNE
+from test_weights import TOTAL, gguf
 
 from simulator.cli.main import main
 
@@ -60,6 +62,26 @@ def rccl():
         for n, own in enumerate(bus)
     )
     return RCCL.format(gpus=gpus)
+
+
+LORA = """base_model: meta-llama/Llama-2-7b-hf
+adapter: lora
+lora_r: 16
+lora_target_modules: [q_proj, k_proj, v_proj, o_proj]
+sequence_len: 2048
+micro_batch_size: 1
+gradient_accumulation_steps: 2
+bf16: true
+gradient_checkpointing: true
+fsdp_version: 2
+fsdp_config: {reshard_after_forward: true}
+"""
+HYBRID = """#!/bin/bash
+torchrun --nproc_per_node 4 --nnodes 2 pretrain_mamba.py --hybrid-layer-pattern M-M*-ME --hidden-size 1024 --num-attention-heads 8 \\
+  --group-query-attention --num-query-groups 2 --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 8 --seq-length 2048 \\
+  --normalization RMSNorm --disable-bias-linear --squared-relu --position-embedding-type none --vocab-size 32000 --bf16 \\
+  --micro-batch-size 1 --global-batch-size 16 --use-distributed-optimizer --untie-embeddings-and-output-weights
+"""
 
 
 @pytest.fixture
@@ -170,3 +192,45 @@ def test_a_script_is_searched_around(simulate, tmp_path, monkeypatch, capsys):
     found = json.loads(capsys.readouterr().out)
     rows = found["rows"] if "rows" in found else found["results"]
     assert [row["micro_batch"] for row in rows] == [1, 2]
+
+
+def imported_cluster(monkeypatch, capsys, tmp_path, name, text, *options):
+    (tmp_path / name).write_text(text)
+    cluster = tmp_path / "cluster.yaml"
+    monkeypatch.setattr("sys.argv", ["simulate", "import", str(tmp_path / name), *options, "--out", str(cluster)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None), capsys.readouterr()
+    capsys.readouterr()
+    return str(cluster)
+
+
+def test_adapters_of_axolotl_on_a_fabric_that_was_discovered(simulate, tmp_path, monkeypatch, capsys):
+    cluster = imported_cluster(monkeypatch, capsys, tmp_path, "ib.txt", DISCOVERED, "--node-of", "dgx-a100-80g")
+    job = ("--topology", cluster, "--model", "lora__yaml", "--plan", "lora__yaml", "--gpus", 16)
+    answer, plan = simulate(*job, lora__yaml=LORA)
+    assert (plan["sharding"], plan["lora_rank"], plan["lora_targets"], plan["global_batch"]) == (
+        "zero3",
+        16,
+        "qkv+proj",
+        32,
+    )
+    assert answer["provenance"]["model_parameters"] == 6_738_415_616  # meta-llama/Llama-2-7b-hf
+
+
+def test_a_hybrid_script_on_nvlink_domains_of_kubernetes(simulate, tmp_path, monkeypatch, capsys):
+    cluster = imported_cluster(monkeypatch, capsys, tmp_path, "nodes.json", trays(4, 2), "--nic-bandwidth", "400 Gb/s")
+    answer, plan = simulate("--topology", cluster, "--megatron", "run__sh", run__sh=HYBRID)
+    assert (plan["gpus"], plan["ep"], plan["sharding"]) == (8, 8, "zero1")
+    h, rows, mixed = 1024, 32000, 2048 + 2 * 8 * 128  # channels of Mamba: two hidden sizes, and groups of states
+    mamba = (2048 + mixed + 32) * h + 2048 * h + mixed * 5 + 3 * 32 + 2048
+    attention, mlp = 2 * h * h + 2 * 256 * h, 2 * h * 4096
+    layers = 3 * mamba + attention + 2 * mlp + 8 * mlp + 8 * h + 7 * h
+    assert answer["provenance"]["model_parameters"] == layers + 2 * rows * h + h
+
+
+def test_weights_on_a_node_of_amd(simulate, tmp_path, monkeypatch, capsys):
+    cluster = imported_cluster(monkeypatch, capsys, tmp_path, "topo.txt", SHOWTOPO, "--device", "mi300x")
+    (tmp_path / "m.gguf").write_bytes(gguf())
+    answer, _ = simulate("--topology", cluster, "--model", str(tmp_path / "m.gguf"), "--gpus", 2, "--micro-batch", 1)
+    assert answer["provenance"]["model_parameters"] == TOTAL and answer["provenance"]["device"] == "mi300x"
