@@ -86,8 +86,6 @@ def recognise(path: str | Path, gives: tuple[str, ...] = ()) -> list[str]:
 
     Parameters
     ----------
-    path : str or Path
-        The file.
     gives : tuple of str
         Only formats that give one of these; any unless named.
     """

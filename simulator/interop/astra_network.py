@@ -50,8 +50,6 @@ def import_astra_network(path: str | Path, *, device: str | None = None) -> Impo
 
     Parameters
     ----------
-    path : str or Path
-        The YAML file.
     device : str, optional
         The GPU, which the format does not name.
 

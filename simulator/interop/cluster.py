@@ -95,7 +95,7 @@ def imported(kind: str, path: str | Path, data: Mapping[str, Any], account: Acco
 def node_on_a_switch(
     kind: str, path: str | Path, node: Mapping[str, Any], nodes: int, account: Account, text: str
 ) -> ImportedCluster:
-    """Finish the import of a file that describes one node, of which there are so many on one switch."""
+    """Finish the import of a file of one node; ``nodes`` of every such importer says how many there are, on one switch."""
     data: dict[str, Any] = {"version": 1, "name": Path(path).stem, "nodes": nodes, "node": node}
     if nodes > 1:
         account.assume("nodes are joined by one switch: the file describes one node only")

@@ -100,8 +100,6 @@ def import_deepspeed(path: str | Path, *, gpus: int = 0) -> Imported:
 
     Parameters
     ----------
-    path : str or Path
-        The file.
     gpus : int
         Data-parallel ranks, where the batch rule needs them; 0 if not known yet.
 

@@ -125,8 +125,6 @@ def import_ib_fabric(path: str | Path, *, node_of: str | None = None) -> Importe
 
     Parameters
     ----------
-    path : str or Path
-        A file with the output.
     node_of : str, optional
         Cluster (shipped name or file) whose node these hosts are.
 

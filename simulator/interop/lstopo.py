@@ -50,12 +50,8 @@ def import_lstopo(
 
     Parameters
     ----------
-    path : str or Path
-        The file that ``lstopo node.xml`` wrote.
     device : str, optional
         Shipped device or device file; taken from the GPU's product name otherwise.
-    nodes : int
-        How many such nodes there are, on one switch.
     nic_bandwidth : str, optional
         Rate of one NIC; the file does not tell. Without it NICs are left out.
 

@@ -105,12 +105,8 @@ def import_nccl_topology(
 
     Parameters
     ----------
-    path : str or Path
-        The XML file.
     device : str, optional
         Shipped device or device file. The dump tells the compute capability only; its commonest is taken.
-    nodes : int
-        How many such nodes there are, on one switch.
     nic_bandwidth : str, optional
         Rate of the NICs that carry training traffic, where the file has some of several rates.
     rates : str

@@ -93,12 +93,8 @@ def import_nvidia_smi(
 
     Parameters
     ----------
-    path : str or Path
-        A file with the output.
     device : str, optional
         Shipped device or device file; taken from the number of NVLinks otherwise.
-    nodes : int
-        How many such nodes there are, on one switch.
     nic_bandwidth : str, optional
         Rate of one NIC, ``"200 Gb/s"``; the matrix does not tell. Without it NICs are left out.
 

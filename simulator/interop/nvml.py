@@ -22,8 +22,6 @@ def import_nvml(*, device: str | None = None, nodes: int = 1, library: Any = Non
     ----------
     device : str, optional
         Shipped device or device file; taken from the product name otherwise.
-    nodes : int
-        How many such nodes there are, on one switch.
     library : module, optional
         Stand-in for ``pynvml``.
 

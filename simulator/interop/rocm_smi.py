@@ -67,12 +67,8 @@ def import_rocm_smi(
 
     Parameters
     ----------
-    path : str or Path
-        A file with the output.
     device : str, optional
         Shipped device or device file; taken from a board that is named beside the tables otherwise.
-    nodes : int
-        How many such nodes there are, on one switch.
     nic_bandwidth : str, optional
         Rate of the NIC of each GPU; the output knows of none. Without it NICs are left out.
 

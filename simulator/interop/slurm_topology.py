@@ -72,8 +72,6 @@ def import_slurm(
 
     Parameters
     ----------
-    path : str or Path
-        The file.
     node_of : str, optional
         Cluster (shipped name or file) whose node these nodes are.
     links : mapping, optional

@@ -26,12 +26,8 @@ def import_smi_inventory(
 
     Parameters
     ----------
-    path : str or Path
-        The XML file.
     device : str, optional
         Shipped device or device file; taken from the product's name and memory otherwise.
-    nodes : int
-        How many such nodes there are, on one switch.
     nic_bandwidth : str, optional
         Rate of the NIC of each GPU; the file knows of none. Without it NICs are left out.
 
