@@ -15,6 +15,7 @@ from simulator.analysis.recorded_transfers import (
     communication_rows,
     copy_rows,
     counter_rows,
+    counters_of,
     step_rows,
 )
 from simulator.analysis.trace_difference import diff
@@ -309,7 +310,7 @@ def test_repeated_sequences_of_the_outermost_operators():
     chosen = select(trace_of(rank_of(ops, host=events)), steps=None)
     (row,) = pattern_rows(chosen)
     assert (row["operator"], row["kernels"], row["count"]) == ("mm", ["a", "b", "c"], 2)
-    assert row["device_s"] == pytest.approx(2 * 9e-6) and row["host_s"] == pytest.approx(100e-6)
+    assert (row["device_s"], row["host_s"]) == (18_000 / 1e9, 100_000 / 1e9)
     assert row["share"] == pytest.approx(18 / (9 + 9 + 5 + 9))
     assert [r["operator"] for r in pattern_rows(chosen, "inn")] == ["inner"]
     assert [r["kernels"] for r in pattern_rows(chosen, shortest=2)] == [["a", "b", "c"]]
@@ -342,6 +343,11 @@ def test_communication_is_summed_over_ranks_and_timed_from_the_last_arrival():
     got = [row[f"{key}_s"] * 1e6 for key in ("transfer", "waiting", "total")]
     assert got == pytest.approx([150, (100 + 75) / 2, (350 + 150 + 150 + 300) / 2])
     assert row["algbw_bytes_per_s"] == pytest.approx(20e9) and row["busbw_bytes_per_s"] == pytest.approx(10e9)
+    unsaid = trace_of(
+        *(replace(rank, calls=tuple(replace(call, n_bytes=-1) for call in rank.calls)) for rank in trace.ranks)
+    )
+    (row,) = communication_rows(select(unsaid, steps=None), analyse(unsaid))
+    assert (row["bytes"], row["algbw_bytes_per_s"]) == (None, None)
     alone = trace_of(trace.ranks[0])
     (row,) = communication_rows(select(alone, steps=None), analyse(alone))
     assert (row["count"], row["transfer_s"], row["waiting_s"]) == (2, 150e-6, pytest.approx(100e-6))
@@ -372,6 +378,14 @@ def test_counters_have_means_over_time():
     assert (row["counter"], row["unit"], row["points"], row["mean"], row["max"]) == ("copies", "GB/s", 4, 1.25, 2.0)
     queue = next(row for row in counter_rows(launched()) if row["counter"] == "queue of stream 0:7")
     assert (queue["points"], queue["max"]) == (8, 3)
+    (chosen,) = launched().ranks
+    origin_ns = 7 * US
+    shown, plain = (
+        next(c for c in counters_of(chosen, ns) if c.name == "queue of stream 0:7") for ns in (origin_ns, 0)
+    )
+    length_ns = 155 * US  # in picoseconds, as all that is drawn
+    assert plain.points[-1][0] - plain.points[0][0] == 1000 * length_ns
+    assert [time for time, _ in shown.points] == [time - 1000 * origin_ns for time, _ in plain.points]
     assert queue["mean"] == pytest.approx((5 * 1 + 20 * 0 + 1 * 1 + 1 * 2 + 3 * 3 + 25 * 2 + 100 * 1) / 155)
     memory = Allocations(*(np.array(column) for column in ([0, 10 * US, 40 * US], [5, 3, -8], [5, 8, 0], [9, 9, 9])))
     found = counter_rows(select(trace_of(rank_of(ops, memory=memory)), steps=None))[-1]

@@ -161,6 +161,11 @@ CASES = {
         TWO_H100, "all_reduce", "nvls_tree", "simple", GIB, 25.0 + 2 * 20.9,
         16 * min(370.8 / 16 * 0.85 * 15 / 16 * 2, 2 * 384 / 16, 57.7) * 16 / 30,
     ),
+    # eight HDR instead of NDR: 192 GB/s of the network bind, twice over two nodes
+    "NVLSTree over a slow network": (
+        replace(TWO_H100, nic_bytes_per_s=12.5e9), "all_reduce", "nvls_tree", "simple", GIB, 25.0 + 2 * 20.9,
+        16 * (2 * 8 * 12.0 / 16) * 16 / 30,
+    ),
     # CollNet: two GPUs a channel, so factor 0.5 - (0.5 - 1) / 2 with 16 channels for 8 GPUs; 0.85 from Hopper on
     "CollNetDirect": (
         SHARP_H100, "all_reduce", "collnet_direct", "simple", GIB, 2 * (3.7 + 0.4 * 7) + 31.0,
@@ -168,6 +173,11 @@ CASES = {
     ),
     "CollNetDirect gather": (
         SHARP_H100, "all_gather", "collnet_direct", "simple", GIB, 2 * (3.7 + 0.4 * 7) + 31.0, 8 * 0.9 * 24.0,
+    ),
+    # two GPUs a node: one hop and one peer inside; rings pass both, so that half of the channels is left
+    "CollNetDirect of two": (
+        replace(SHARP_H100, n_ranks=8, ranks_per_node=2), "all_reduce", "collnet_direct", "simple", 0,
+        2 * (3.7 + 0.4 * 1) + 31.0, 1.0,
     ),
     "CollNetChain": (SHARP_H100, "all_reduce", "collnet_chain", "simple", GIB, 2 * 7 * 2.8 + 30.0, 0.5 * 384),
     # one GPU per node: the network's latency is that of trees; PAT has no conversion of bandwidth

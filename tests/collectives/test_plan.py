@@ -10,7 +10,7 @@ from simulator.collectives import ALGORITHMS, plan_collective, plan_transfer
 from simulator.collectives.groups import Groups
 from simulator.collectives.loads import link_loads, nic_links
 from simulator.collectives.nccl import find_channels
-from simulator.collectives.shape import shape_of
+from simulator.collectives.shape import link_matrix, shape_of
 from simulator.collectives.tuner import candidates, choose, constants_of, describe_collective
 from simulator.errors import ConfigError, UnroutableError
 from simulator.network import NETWORKS
@@ -69,6 +69,11 @@ def test_messages_to_peers_carry_what_the_definition_says(collective, inside, be
     phases = ALGORITHMS["p2p"].phases(collective, groups)
     for traffic, expected in ((sum_of(phases, "inside"), inside), (sum_of(phases, "between"), between)):
         assert traffic == pytest.approx(expected)
+
+
+def test_every_gpu_of_a_mesh_has_links_to_every_other():
+    """Four A100 of Polaris: 12 NVLinks each, four to each peer (ALCF's machine overview)."""
+    assert link_matrix(load_topology("polaris", 4).node) == [[0 if a == b else 4 for b in range(4)] for a in range(4)]
 
 
 @pytest.mark.parametrize(("name", "n_gpus"), [("polaris", 16), ("dgx-a100-80g", 32)])

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.engine import Interference, run
-from simulator.engine.durations import is_serial
+from simulator.engine.durations import BlockResult, between, is_serial
 from simulator.network.alpha_beta import AlphaBetaNetwork
 from simulator.network.base import Flow
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Transfer
 from simulator.program.program import Block, Program, RankProgram, Task
+from simulator.timeline import Span
 from simulator.units import to_ps
 
 US = 1_000_000
@@ -331,3 +332,19 @@ def test_a_collective_starts_with_the_latest_launch_though_it_was_noted_first():
 def test_compute_and_communication_are_serial_where_each_waits_for_all_of_the_other(tasks, expected):
     ops = {"compute": kernel(1), "host": HostWork(name="h", duration_s=0.0)}
     assert is_serial([Task(ops.get(stream, collective(1)), stream, after) for stream, after in tasks]) is expected
+
+
+def test_a_block_with_some_lead_begins_each_part_when_device_and_host_allow_it():
+    """Two kernels of 10 and 5 that the device could begin at 0 and 10; the host issues them at 4 and 20: with 6 of lead at -2 and 14."""
+
+    def span(name, start, end, wait=0):
+        return Span(kernel(end - start, name), 0, "compute", start, end, -1, wait)
+
+    ample = BlockResult(15, 20, (span("a", 0, 10), span("b", 10, 15)), issued_ps=0)
+    without = BlockResult(25, 0, (span("a", 4, 14, 4), span("b", 20, 25, 6)), issued_ps=20)
+    found = between(ample, without, 6)
+    assert [(one.op.name, one.start_ps, one.end_ps, one.host_wait_ps) for one in found.spans] == [
+        ("a", 0, 10, 0),
+        ("b", 14, 19, 4),
+    ]
+    assert (found.duration_ps, found.needed_lead_ps, found.issued_ps) == (19, 20, 14)

@@ -335,3 +335,12 @@ def test_graphs_have_a_pool_of_their_own_for_temporaries():
     layers = [layer(saved=100, transient=7_000), layer(transient=9_000)]
     assert memory(layers, framework="megatron-core", cuda_graphs="full_iteration")["graphs"] == 9_000
     assert memory(layers, framework="megatron-core")["graphs"] == 0
+
+
+@pytest.mark.parametrize(("n_micro_batches", "gradients"), [(1, 0), (2, 2 * DENSE)])
+def test_gradients_that_are_freed_with_every_step_hide_behind_activations_where_one_backward_makes_them(
+    n_micro_batches, gradients
+):
+    """``zero_grad(set_to_none=True)``, PyTorch's default: they appear in backward as activations go, unless they are accumulated."""
+    settings = {"framework": "hf-eager", "precision": "bf16", "global_batch": n_micro_batches}
+    assert memory([layer(saved=10 * DENSE)], **settings)["gradients"] == gradients

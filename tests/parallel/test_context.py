@@ -116,3 +116,9 @@ def test_frameworks_exchange_as_they_do_by_default():
 def test_too_few_heads_for_ulysses():
     with pytest.raises(InfeasiblePlanError, match="does not divide the 32 heads and 8 key-value heads"):
         sent(plan_of(16, "a2a"), "F")
+
+
+def test_one_rank_exchanges_nothing_whatever_is_marked():
+    marked = [item for _, part in items_of(layer_of(plan_of(2, "p2p")), "F") for item in part]
+    alone = exchange_context(marked, plan_of(1, "p2p"))
+    assert len(alone) == len(marked) - 1 and not any(isinstance(item, Exchange) for item in alone)

@@ -223,10 +223,12 @@ def test_without_whole_buckets_every_owner_gets_its_part():
 
 def test_a_gradient_hook_halves_fp32_gradients():
     plan = zero_plan(framework="hf-eager", sharding="none", precision="amp_bf16", gradient_compression="bf16")
+    plain = zero_plan(framework="hf-eager", sharding="none", precision="amp_bf16")
     assert sent_bytes(plan, SIZES) == {"all_reduce": 2 * PSI}
-    assert sent_bytes(zero_plan(framework="hf-eager", sharding="none", precision="amp_bf16"), SIZES) == {
-        "all_reduce": 4 * PSI
-    }
+    assert sent_bytes(plain, SIZES) == {"all_reduce": 4 * PSI}
+    names = [{getattr(task.op, "name", "") for task in step_tasks(one, SIZES)[0]} for one in (plan, plain)]
+    assert ["compress gradients" in found for found in names] == [True, False]
+    assert ["copy into bucket" in found for found in names] == [False, True]
 
 
 def test_fsdp_that_keeps_its_parameters_gathers_once_per_micro_batch():
@@ -444,12 +446,17 @@ def test_fsdp_issues_the_next_gather_before_or_behind_a_units_kernels(forward, b
 @pytest.mark.parametrize(
     ("settings", "read", "written"),
     [({"framework": "megatron", "precision": "bf16"}, 4 + 12, 12 + 2), ({"framework": "torchtitan", "precision": "bf16"}, 4 + 12, 12),
-     ({"framework": "hf-eager", "precision": "fp32"}, 4 + 12, 12)],
+     ({"framework": "hf-eager", "precision": "fp32"}, 4 + 12, 12), ({"framework": "hf-eager", "precision": "bf16"}, 2 + 6, 6)],
 )  # fmt: skip
 def test_adam_reads_gradient_weight_and_moments_and_writes_what_it_changed(settings, read, written):
-    """Kingma and Ba, arXiv:1412.6980: two moments; masters in fp32 and the 16-bit weight where there is one besides."""
+    """Kingma and Ba, arXiv:1412.6980: two moments; masters in fp32 and the 16-bit weight where there is one besides, or all in 16 bits."""
     run = optimizer_run(1000, 4, ParallelPlan(dp=8, **settings))
     adam = next(kernel for kernel in run.kernels if kernel.shape.name == "adamw_fused")
+    # Megatron's main_grad.float(): of gradients that were reduced in 16 bits, where the optimizer has masters in 32
+    assert not any(kernel.shape.name == "cast" for kernel in run.kernels)
+    narrow = optimizer_run(1000, 4, ParallelPlan(dp=8, **settings, gradient_bytes=2))
+    casts = settings["framework"] == "megatron" and settings["precision"] == "bf16"
+    assert sum(kernel.shape.name == "cast" for kernel in narrow.kernels) == casts
     assert (adam.shape.read_bytes / 1000, adam.shape.written_bytes / 1000) == (read, written)
 
 

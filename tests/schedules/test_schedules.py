@@ -168,6 +168,17 @@ def test_a_missed_meeting_is_found():
         check(tuple(map(tuple, late)), placement_of("interlaced", 2))
 
 
+def test_only_meetings_share_the_vocabulary_and_every_stage_that_misses_one_is_named():
+    """Yeung et al., arXiv:2411.05288: the vocabulary layers lie on all stages, of the interlaced schedule alone."""
+    assert [name for name, one in SCHEDULES.items() if one.shares_vocabulary] == ["interlaced"]
+    rows = [list(row) for row in build_table("interlaced", 3, 2)]
+    for row in rows[:2]:
+        row.sort(key=lambda action: action.kind == "V")
+    with pytest.raises(ConfigError) as caught:
+        check(tuple(map(tuple, rows)), placement_of("interlaced", 3))
+    assert all(f"stage {stage} " in str(caught.value) for stage in range(3))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_checker_passes_every_table_up_to_16_x_64(name):

@@ -327,14 +327,15 @@ def test_laps_wait_for_the_counterparts_of_what_came_before_them():
     ]  # fmt: skip
 
 
-def test_a_counterpart_is_as_far_from_the_end_of_its_stream():
-    """Of two copies before the repeated step its kernel waits for the first: in the next lap for the first of the step's own two."""
+@pytest.mark.parametrize(("waited", "counterpart"), [(0, 3), (1, 4)])
+def test_a_counterpart_is_as_far_from_the_end_of_its_stream(waited, counterpart):
+    """Of two copies before the repeated step its kernel waits for one: in the next lap for the same of the step's own two."""
     ops = [("m", "0:9", 0, 2), ("m", "0:9", 2, 4), ("k", "0:7", 4, 8), ("m", "0:9", 4, 6), ("m", "0:9", 6, 8)]
-    plan = plan_of(ops, first=((0, 0), (1, 2)), after={2: (0,)})
+    plan = plan_of(ops, first=((0, 0), (1, 2)), after={2: (waited,)})
     assert written(compile_laps(whole_of(plan), 1).ranks[0].tasks) == [
-        ("op0", "stream 9", ()), ("op1", "stream 9", ()), ("op2", "compute", (0,)), ("op3", "stream 9", ()),
+        ("op0", "stream 9", ()), ("op1", "stream 9", ()), ("op2", "compute", (waited,)), ("op3", "stream 9", ()),
         ("op4", "stream 9", ()), ("lap", "lap", (2, 4)),
-        ("op2", "compute", (3,)), ("op3", "stream 9", ()), ("op4", "stream 9", ()), ("lap", "lap", (6, 8)),
+        ("op2", "compute", (counterpart,)), ("op3", "stream 9", ()), ("op4", "stream 9", ()), ("lap", "lap", (6, 8)),
     ]  # fmt: skip
 
 
@@ -406,3 +407,9 @@ def test_pairs_of_messages_are_in_the_order_that_the_trace_says():
     assert operation(1, collective="recv", peer=2, ranks=(2, 1)).pairs == ((2, 1),)
     assert operation(3, collective="send", peer=0).pairs == ((0, 3),)
     assert operation(3, collective="send", peer=0, ranks=(0, 1, 3)).pairs == ((0, 3),)
+
+
+def test_arrivals_are_as_late_as_recorded_and_streams_keep_their_names():
+    plan = plan_of([("k", "0:7", 0, 5), ("c", "0:nccl:2", 5, 9)], lead={1: 3}, calls=(CALL,) * 2)
+    _, arrival, message = compile_program(whole_of(plan)).program.ranks[0].tasks
+    assert (arrival.op.lead_s, arrival.stream, message.stream) == (3e-6, "stream nccl:2", "stream nccl:2")
