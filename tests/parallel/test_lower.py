@@ -208,6 +208,26 @@ def test_bytes_between_stages(changes, sent, gathered):
         assert [op.n_bytes for op in ops if getattr(op, "name", "") == "boundary"] == [gathered] * 3 * (gathered > 0)
 
 
+@pytest.mark.parametrize("virtual", [1, 2])
+def test_both_ends_of_a_message_say_who_sends_it_to_whom(virtual):
+    """Activations go down and gradients up the stages: stage s to s + 1 (of chunks from the last to the first, too), and back."""
+    plan = ParallelPlan(pp=4, dp=1, virtual_pp=virtual, schedule="1f1b" if virtual == 1 else "1f1b-interleaved", micro_batch=1,
+                        global_batch=8, gpus=4, precision="fp16", framework="megatron")  # fmt: skip
+    lowered = lower(model_of(8), plan, gpus_per_node=4, boundary_bytes=1, unfold=True)
+    ends = {}
+    for rank in lowered.program.ranks:
+        for task in rank.tasks:
+            if isinstance(task.op, Transfer):
+                ends.setdefault(task.key, []).append((rank.rank, task.op))
+    assert ends
+    for (one, first), (other, second) in ends.values():
+        assert first.pairs == second.pairs
+        ((source, target),) = first.pairs
+        sender = one if first.name.startswith("send") else other
+        assert (source, {source, target}) == (sender, {one, other})
+        assert (target - source) % 4 == (1 if first.phase == "forward" else 3)
+
+
 @pytest.mark.parametrize(
     ("settings", "blocks"),
     [({"framework": "megatron"}, True), ({"framework": "megatron", "overlap_p2p": True}, False),
