@@ -70,6 +70,9 @@ class GemmConstants:
     #: Energy of 16-bit arithmetic and of memory traffic; with the power limit they set the sustained speed.
     joules_per_flop: float = 0.0
     joules_per_byte: float = 0.0
+    #: Factor on the former where the limit always acts: all boards of a node at work for hours are warmer, and leak more,
+    #: than one in a benchmark.
+    sustained_energy: float = 1.0
     #: Factors on the datasheet peak of a dtype and on the energy per FLOP relative to its peak.
     dtype_efficiency: Mapping[str, float] = field(default_factory=dict)
     dtype_energy: Mapping[str, float] = field(default_factory=dict)
@@ -211,7 +214,8 @@ def gemm_times_s(columns: GemmColumns, device: Device, constants: GemmConstants,
     adding = c.split_s + parts_bytes / (c.split_bandwidth * device.memory_bandwidth_bytes_per_s)
     unlimited = (body + np.where(split > 1.0, adding, 0.0)).min(axis=1)
     n_flops = 2.0 * columns.m * columns.n * columns.k * columns.batch
-    energy = n_flops * columns.flop_energy * c.joules_per_flop + n_bytes * c.joules_per_byte
+    joules_per_flop = c.joules_per_flop * (1.0 if conditions.burst_s else c.sustained_energy)
+    energy = n_flops * columns.flop_energy * joules_per_flop + n_bytes * c.joules_per_byte
     return c.launch_s + conditions.overhead_s + conditions.limited(unlimited, energy / device.sustained_power_w)
 
 

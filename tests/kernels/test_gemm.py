@@ -72,6 +72,16 @@ def test_power_limit_bounds_long_runs_and_not_bursts(plain_device: Device) -> No
     assert burst == pytest.approx(time_s(shape, plain_device), rel=1e-3)
 
 
+def test_a_job_takes_more_energy_than_a_benchmark_whose_limit_acts(plain_device: Device) -> None:
+    """An eighth more joules per FLOP is an eighth more time under the limit, and nothing in a benchmark of one board."""
+    constants = replace(BARE, joules_per_flop=2e-12)
+    warm = replace(constants, sustained_energy=1.125)
+    shape = GemmShape(m=128 * 100, n=128 * 8, k=8192)
+    assert time_s(shape, plain_device, warm) == pytest.approx(shape.n_flops * 2.25e-12 / 400.0)
+    benchmark = Conditions(name="benchmark", burst_s=1e-5)
+    assert time_s(shape, plain_device, warm, benchmark) == time_s(shape, plain_device, constants, benchmark)
+
+
 @pytest.mark.parametrize(
     ("shape", "elements"),
     [
