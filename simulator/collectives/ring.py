@@ -35,7 +35,9 @@ from simulator.network.base import Rounds, Step
 LL_LINE_BYTES = 4096
 #: largest chunk of a ring step on one channel under Simple
 SIMPLE_CHUNK_BYTES = 2 * 1024 * 1024
-#: what one channel buffers under LL: a benchmark's operations below it do not wait for each other
+#: what one channel buffers under LL on both sides of a hop: a benchmark's operations do not wait for each other below what the
+#: nodes of a chain buffer together (abci2, split=fit, where times jump at 64, 128 and 256 KiB on 2, 4 and 8 nodes of four channels,
+#: and at twice those on nodes of eight)
 LL_WINDOW_BYTES = 16 * 1024
 #: what a node takes in before it passes it on in a chain of nodes (broadcast, reduce), on one channel, by protocol
 CHAIN_CHUNK_BYTES = (0, 512 * 1024, 1024 * 1024)
@@ -187,7 +189,7 @@ class Ring(Algorithm):
             latency_s += inside.tail * chunk_bytes * n_channels / (shape.nvlink_bytes_per_s * inside.ring.efficiency[p])
         traffic = hop_bytes(case.collective, n)
         share = _inside_share(shape)
-        credits_bytes_per_s = self._credits_rate(case) if p == LL and is_chain and shape.n_nodes > 1 else math.inf
+        credits_bytes_per_s = self._credits_rate(case) if p == LL and is_chain and n_between else math.inf
         copied = 0.0 if p == LL or is_chain else self._copied(case)
         return Terms(
             latency_s=latency_s,
@@ -204,7 +206,7 @@ class Ring(Algorithm):
         """Steps within nodes and between nodes that follow one another."""
         n, nodes = case.shape.n_ranks, case.shape.n_nodes
         if case.collective in _CHAINS:
-            fits = case.protocol == "ll" and case.n_bytes < case.n_channels * LL_WINDOW_BYTES
+            fits = case.protocol == "ll" and case.n_bytes < case.n_channels * nodes * LL_WINDOW_BYTES / 2
             return (0, 0) if case.pipelined and (nodes == 1 or fits) else (n - nodes, nodes - 1)
         n_between = (2 if case.collective == "all_reduce" else 1) * (nodes - 1)
         return n_steps(case.collective, n) - n_between, n_between

@@ -157,6 +157,15 @@ def test_the_root_of_many_broadcasts_in_a_row_waits_for_no_hops():
     assert terms(TWO, "all_reduce", 2**14, "ring", "ll128", pipelined=True).latency_s == pytest.approx(90 * US)
 
 
+@pytest.mark.parametrize(("nodes", "window_bytes"), [(2, 2**16), (4, 2**17), (8, 2**18)])
+def test_a_longer_chain_buffers_more_broadcasts_in_a_row(nodes, window_bytes):
+    """aistairc/abci2.0benchmark, V100, four channels: times jump at 64, 128 and 256 KiB on 2, 4 and 8 nodes."""
+    chain = replace(TWO, n_ranks=4 * nodes, n_nodes=nodes)
+    waits = [terms(chain, "broadcast", n, "ring", "ll", pipelined=True) for n in (window_bytes - 1, window_bytes)]
+    assert [found.cap_bytes_per_s < float("inf") for found in waits] == [False, True]
+    assert waits[1].latency_s - waits[0].latency_s == pytest.approx((nodes * 3 + (nodes - 1) * 10) * US, rel=1e-3)
+
+
 def test_caps():
     """Credits of a chain under LL, posting of messages, and rings that pass from socket to socket."""
     trip_s = 6 * 1 * US + 1 * 10 * US
