@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -294,19 +294,38 @@ def print_sweep(result: SweepResult, files: Sequence[Path] = ()) -> None:
     """Print one line per combination, why some failed, and where the tables are."""
     out = make_console()
     axes, money = list(result.sweep.axes), money_columns(result.rows)
-    table = new_table(*axes, "iteration", "tokens/s", "MFU", "exposed", "memory", *money, "", n_left=len(axes))
+    beside = {} if out.width < _WIDE else money
+    table = new_table(*axes, "iteration", "tokens/s", "MFU", "exposed", "memory", *beside, "", n_left=len(axes))
     table.columns[-1].justify = "left"
     for row in result.rows:
         status = "" if row["status"] == "ok" else row["status"]
-        spent = (write(row) for write in money.values())
+        spent = (write(row) for write in beside.values())
         table.add_row(*(str(row[name]) for name in axes), *_figures(row), *spent, status)
     out.print(table, highlight=False)
+    if money and not beside:
+        _print_money(out, axes, [([str(row[name]) for name in axes], row) for row in result.rows], money)
     reasons = Counter(row["reason"] for row in result.rows if row["status"] != "ok")
     for reason, count in reasons.items():
         out.print(f"{count} failed: {reason}", highlight=False, markup=False)
     counts = f"{result.n_computed} simulated, {result.n_stored} from the store, {result.n_failed} failed"
     where = "".join(f"; {file}" if i == 0 else f", {file}" for i, file in enumerate(files))
     out.print(f"\n{len(result.rows)} rows: {counts}{where}", highlight=False, markup=False)
+
+
+#: columns from which on a table has room for money and words beside its figures
+_WIDE = 130
+Money = Mapping[str, Callable[[Mapping[str, Any]], str]]
+
+
+def _print_money(
+    out: Console, names: Sequence[str], rows: Sequence[tuple[list[str], Mapping[str, Any]]], money: Money
+) -> None:
+    """Print the columns of money and days as a table of their own."""
+    table = new_table(*names, *money, n_left=len(names))
+    for said, row in rows:
+        table.add_row(*said, *(write(row) for write in money.values()))
+    out.print()
+    out.print(table, highlight=False)
 
 
 def _figures(row: dict[str, Any]) -> tuple[str, ...]:
@@ -350,23 +369,26 @@ def print_search(answer: dict[str, Any]) -> None:
 def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
     """Print the ranking, why each plan wins or loses, plain data parallelism, the given plan, and what was looked at."""
     money = money_columns([row["totals"] for row in answer["plans"]])
-    table = new_table("", "plan", "iteration", "tokens/s", "MFU", "memory", *money, "against the best", n_left=2)
-    table.columns[-1].justify = "left"
-    beside = answer["plain"] | ({"yours": answer["given"]} if "given" in answer else {})
-    labels: dict[str, list[str]] = {}
-    for label, row in beside.items():
-        labels.setdefault(row.get("summary", ""), []).append(label)
-    for index, row in enumerate(answer["plans"], start=1):
-        names = f" ({', '.join(labels[row['summary']])})" if row["summary"] in labels else ""
-        why = "the best" + (f"; against the runner-up {row['why']}" if row["why"] else "") if index == 1 else row["why"]
-        table.add_row(str(index), row["summary"] + names, *_plan_figures(row, money), why)
-    listed = [row["summary"] for row in answer["plans"]]
-    for label, row in beside.items():
-        if "reason" in row:
-            table.add_row("", label, *["-"] * (4 + len(money)), row["reason"])
-        elif row["summary"] not in listed:
-            table.add_row("", f"{label}: {row['summary']}", *_plan_figures(row, money), row["why"])
-    out.print(table, highlight=False)
+    rows = list(_ranking(answer))
+    if out.width < _WIDE:
+        table = new_table("", "plan", "iteration", "tokens/s", "MFU", "memory", n_left=2)
+        for rank, plan, row, _ in rows:
+            table.add_row(rank, plan, *_plan_figures(row))
+        out.print(table, highlight=False)
+        if money:
+            _print_money(
+                out, ["", "plan"], [([rank, plan], row.get("totals", {})) for rank, plan, row, _ in rows], money
+            )
+        out.print("\nagainst the best", highlight=False)
+        for rank, plan, _, why in rows:
+            out.print(f"{rank or plan}: {why}", highlight=False, markup=False)
+    else:
+        table = new_table("", "plan", "iteration", "tokens/s", "MFU", "memory", *money, "against the best", n_left=2)
+        table.columns[-1].justify = "left"
+        for rank, plan, row, why in rows:
+            spent = (write(row.get("totals", {})) for write in money.values())
+            table.add_row(rank, plan, *_plan_figures(row), *spent, why)
+        out.print(table, highlight=False)
     if answer["best"]["choices"]:
         out.print(f"\nThe best plan has {answer['best']['choices']} of the runner-up.", highlight=False, markup=False)
     failed = f", {answer['n_failed']} could not be simulated" if answer["n_failed"] else ""
@@ -378,11 +400,30 @@ def _print_ranking(out: Console, answer: dict[str, Any]) -> None:
     )
 
 
-def _plan_figures(row: dict[str, Any], money: Mapping[str, Callable[[Mapping[str, Any]], str]]) -> tuple[str, ...]:
+def _ranking(answer: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any], str]]:
+    """Yield rank, name, figures and words of every plan that is shown: the ranking, then what stands beside it."""
+    beside = answer["plain"] | ({"yours": answer["given"]} if "given" in answer else {})
+    labels: dict[str, list[str]] = {}
+    for label, row in beside.items():
+        labels.setdefault(row.get("summary", ""), []).append(label)
+    for index, row in enumerate(answer["plans"], start=1):
+        names = f" ({', '.join(labels[row['summary']])})" if row["summary"] in labels else ""
+        why = "the best" + (f"; against the runner-up {row['why']}" if row["why"] else "") if index == 1 else row["why"]
+        yield str(index), row["summary"] + names, row, why
+    listed = [row["summary"] for row in answer["plans"]]
+    for label, row in beside.items():
+        if "reason" in row:
+            yield "", label, row, row["reason"]
+        elif row["summary"] not in listed:
+            yield "", f"{label}: {row['summary']}", row, row["why"]
+
+
+def _plan_figures(row: dict[str, Any]) -> tuple[str, ...]:
+    if "reason" in row:
+        return ("-",) * 4
     return (
         format_time(row["iteration_time_s"]), f"{row['tokens_per_s']:,.0f}", f"{row['mfu']:.1%}",
         format_bytes(row["peak_bytes"]) + (" (tight)" if row["is_tight"] else ""),
-        *(write(row.get("totals", {})) for write in money.values()),
     )  # fmt: skip
 
 
