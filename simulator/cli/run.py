@@ -15,6 +15,7 @@ from simulator.explore.full_answer import WayOut, document, simulate_counts, to_
 from simulator.explore.named_settings import given_in
 from simulator.explore.training_run import RunRequest
 from simulator.faults import Faults
+from simulator.plan.published import published_settings
 
 if TYPE_CHECKING:
     from simulator.explore.nearby_answers import NearbyAnswer
@@ -32,6 +33,13 @@ def run_main(options: dict[str, Any]) -> None:
     module = recorded_module(options)
     if module is not None:
         settings["model"] = options["module"]
+    given = given_in(settings)
+    if published := {} if counts else published_settings(settings):
+        shown = ", ".join(f"{name}={value}" for name, value in published.items())
+        write_warnings(
+            [f"settings of the published recipe for this model, cluster and framework: {shown}"], said=said, kind="note"
+        )
+        settings = {**settings, **published}
     with progress_line(is_quiet=options["json_output"]) as say:
         results = simulate_counts(
             settings, counts, module=module, faults=Faults.parse(options["slow_rank"] or (), options["slow_link"] or ()),
@@ -39,7 +47,6 @@ def run_main(options: dict[str, Any]) -> None:
         )  # fmt: skip
         extras = _extras(options, results, request, say)
         nearby = _nearby(options, results[-1], request, say)
-    given = given_in(settings)
     write_warnings(results[-1].idle_inputs(given), said=said)
     _write_files(options, results, extras, nearby, {*given, *(["gpus"] if options["gpus"] else [])})
     if options["json_output"]:

@@ -5,6 +5,7 @@ import pytest
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.plan import ParallelPlan
 from simulator.plan.parallel_plan import parse_setting
+from simulator.plan.published import PUBLISHED, published_settings
 from simulator.simulation import Scenario, simulate
 
 
@@ -105,3 +106,15 @@ def test_automodel_steps_16_bit_weights():
     plan = ParallelPlan(framework="automodel", sharding="zero3")
     state = state_bytes(plan)
     assert (state.parameter, state.gradient, state.optimizer) == (2, 2, 4)
+
+
+def test_published_recipes_are_taken_where_nothing_else_is_said():
+    """NVIDIA-NeMo/Megatron-Bridge v0.6.0, ``deepseek_v3_pretrain_256gpu_gb300_fp8mx_config`` and its like on GB200."""
+    job = {"framework": "nemo", "model": "deepseek-v3", "topology": "gb300-nvl72", "gpus": 256}
+    found = published_settings(job)
+    assert [found[name] for name in ("pp", "virtual_pp", "ep", "micro_batch", "global_batch")] == [2, 8, 32, 1, 4096]
+    other = published_settings({**job, "topology": "gb200-nvl72"})
+    assert [other[name] for name in ("pp", "virtual_pp", "ep", "recompute_modules")] == [4, 4, 64, "mla_up_proj"]
+    assert published_settings({**job, "gpus": 512}) == published_settings({**job, "pp": 4}) == {}
+    for (framework, *_), recipe in PUBLISHED.items():
+        ParallelPlan.of({"framework": framework, **recipe})

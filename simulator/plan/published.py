@@ -1,0 +1,56 @@
+"""Published recipes: the settings of a model on a machine, for who names the framework and nothing else.
+
+References
+----------
+NVIDIA-NeMo/Megatron-Bridge v0.6.0, ``src/megatron/bridge/perf_recipes``: the functions ``*_fp8mx_config`` of ``deepseek`` and
+``qwen`` for ``gb200`` and ``gb300``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from simulator.plan.framework import FRAMEWORK_ALIASES
+
+_MXFP8 = {"precision": "mxfp8", "release": "26.08", "moe_dispatcher": "hybridep", "schedule": "1f1b-combined"}
+#: 61 layers over 16 chunks; the catalogue's model leaves out the module that predicts further tokens
+_LAYOUT = "Et*4|(t*4|)*14tL"
+
+
+def _recipe(pp: int, virtual_pp: int, ep: int, micro_batch: int, global_batch: int, **own: Any) -> dict[str, Any]:
+    degrees = {"pp": pp, "virtual_pp": virtual_pp, "ep": ep, "micro_batch": micro_batch, "global_batch": global_batch}
+    return {**_MXFP8, **degrees, "sequence_length": 4096, **own}
+
+
+#: framework, model, cluster and GPUs -> what the recipe sets beside the framework's own defaults
+PUBLISHED: dict[tuple[str, str, str, int], Mapping[str, Any]] = {
+    ("megatron-bridge", "deepseek-v3", "gb300-nvl72", 256): _recipe(
+        2, 8, 32, 1, 4096, fp8_modules="attention+output", pipeline_layout=_LAYOUT
+    ),
+    ("megatron-bridge", "deepseek-v3", "gb200-nvl72", 256): _recipe(
+        4, 4, 64, 1, 4096, fp8_modules="output", recompute="selective", recompute_modules="mla_up_proj",
+        pipeline_layout=_LAYOUT,
+    ),
+    ("megatron-bridge", "qwen3-235b-a22b", "gb300-nvl72", 256): _recipe(4, 12, 32, 2, 8192),
+    ("megatron-bridge", "qwen3-235b-a22b", "gb200-nvl72", 256): _recipe(8, 3, 32, 1, 8192),
+    ("megatron-bridge", "qwen3-30b-a3b", "gb300-nvl72", 8): _recipe(1, 1, 8, 8, 512),
+    ("megatron-bridge", "qwen3-30b-a3b", "gb200-nvl72", 8): _recipe(1, 1, 8, 4, 512),
+}  # fmt: skip
+
+
+def published_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a published recipe sets, where settings name framework, model, cluster and GPUs, and nothing else of the plan.
+
+    Examples
+    --------
+    >>> job = {"framework": "megatron-bridge", "model": "deepseek-v3", "topology": "gb300-nvl72", "gpus": 256}
+    >>> published_settings(job)["ep"], published_settings({**job, "ep": 64})
+    (32, {})
+    """
+    named = {"framework", "model", "topology", "gpus"}
+    if set(settings) - named:
+        return {}
+    framework = FRAMEWORK_ALIASES.get(settings.get("framework", ""), settings.get("framework", ""))
+    key = (framework, settings.get("model", ""), settings.get("topology", ""), settings.get("gpus", 0))
+    return dict(PUBLISHED.get(key, {}))
