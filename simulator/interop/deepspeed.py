@@ -231,7 +231,7 @@ def _zero(found: Found) -> dict[str, Any]:
         "sharding": f"zero{stage}" if stage else "none",
         "overlap": stage == 3 if not isinstance(overlap, bool) else overlap,
     }
-    if group > 1:
+    if group > 1 and stage == 3:  # at other stages DeepSpeed does not look at it
         settings |= {"sharding": "hsdp", "sharding_group": group}
     is_cut = (
         found["zero_optimization.reduce_scatter"] and not found["zero_optimization.use_multi_rank_bucket_allreduce"]

@@ -303,7 +303,7 @@ def _attention(found: Found, *, is_local: bool) -> str:
 def _states(found: Found) -> dict[str, Any]:
     """Return the widths of the optimizer's states; its fused Adam keeps of a master weight what a bf16 weight lacks."""
     if not found["use-precision-aware-optimizer"]:
-        return {}
+        return {"moment_bytes": 1} if found["use-bnb-optimizer"] else {}
     mean, square = (STATE_BYTES[found[name]] for name in ("exp-avg-dtype", "exp-avg-sq-dtype"))
     if mean != square:
         found.reader.fault(

@@ -162,13 +162,14 @@ KEYS = Table(
         key("zero-stage", note="sharding, of Megatron-DeepSpeed"),
         key("num-distributed-optimizer-instances", "count", default=1, note="`sharding_group` = ranks / this"),
         key(
-            "optimizer-cpu-offload",
+            "optimizer-cpu-offload cpu-optimizer",
             "switch",
             plan="offload_optimizer",
             words={True: "cpu", False: "none"},
             default=False,
         ),
         key("optimizer-offload-fraction", "number", default=1.0, note="all or nothing"),
+        key("use-bnb-optimizer", "switch", note="`moment_bytes`: 1"),
         key("use-precision-aware-optimizer", "switch", note="`moment_bytes` and `master_bytes`"),
         key("exp-avg-dtype", words=dict.fromkeys(STATE_BYTES), default="fp32", note="`moment_bytes`"),
         key("exp-avg-sq-dtype", words=dict.fromkeys(STATE_BYTES), default="fp32", note="the same"),
@@ -203,7 +204,10 @@ KEYS = Table(
         "num-workers seed reset-* eod-* mock-* *dataset* *checkpoint-* finetune create-attention-mask* merge* "
         "vocab-extra* no-create-attention* tokenizer-* *tokenizer override-* exit-* master* node-rank rdzv* rank "
         "short-seq-prob mask-prob bert-no-binary-head valid* tee redirects role max-restarts "
-        "moe-eval-cap* moe-min-cap* calculate-per-token* spec trust-remote* export-* standalone extra",
+        "moe-eval-cap* moe-min-cap* kd-* DDP-impl pretrained-ckp* pretrained-checkpoint universal-ckp* universal-checkpoint "
+        "deterministic-mode "
+        "use-persistent-ckpt* auto-detect-ckpt* no-mmap-bin* tiktoken* abort-on-unmet* sync-tp-dup* no-query-key-layer* "
+        "calculate-per-token* spec trust-remote* export-* standalone extra",
         "learning": "lr* min-lr *adam-* weight-decay* end-weight-decay clip-grad init-method* *loss-scale* hysteresis "
         "train-* eval* rampup* *warmup* optimizer start-weight* decoupled-* apply-query* attention-softmax* "
         "moe-aux* moe-z* moe-router-* moe-loss* moe-*bias* norm-epsilon layernorm-epsilon apply-layernorm-1p rotary-* "
@@ -222,6 +226,9 @@ KEYS = Table(
     },
     missed={
         "a teacher that runs beside": "mos kd",
+        "stages that are cut otherwise": "pp-partition-method",
+        "frozen weights": "bitfit freeze-*",
+        "attention in chunks of a sequence": "ds-sequence-parallel-fpdt*",
         "ranks of the parts of a model": "llm-tp llm-cp llm-pp llm-dp llm-ep llm-expt-tp encoder-tp encoder-dp",
         "activations on the host": "cpu-offloading-act* cpu-offloading-w* cpu-offloading-d*",
         "layers of another kind": "hybrid-* *ssm* linear-attention*",

@@ -318,7 +318,9 @@ def _flag(leaf: str, value: Any, parts: list[str]) -> dict[str, Any]:
         return {"disable-bias-linear": value is False}
     if leaf == "share_embeddings_and_output_weights":
         return {"untie-embeddings-and-output-weights": value is False}
-    if leaf == "precision" and "trainer" in parts:
+    if leaf == "overlap_p2p_comm":
+        return {"no-overlap-p2p-communication": value is False}
+    if leaf == "precision" and ("trainer" in parts or parts[:-1] == ["model"]):
         return {_PRECISIONS[text]: True} if text in _PRECISIONS else {}
     if leaf == "name" and "optim" in parts:
         return {"use-distributed-optimizer": "distributed" in text}

@@ -28,6 +28,10 @@ _SCHEDULES = {
     "InterleavedZeroBubble": "zb-1p",
     "ZBVZeroBubble": "zb-v",
     "LoopedBFS": "gpipe",
+    "1f1b": "1f1b",  # and the words of 2024
+    "gpipe": "gpipe",
+    "interleaved_1f1b": "1f1b-interleaved",
+    "flexible_interleaved_1f1b": "1f1b-interleaved",
 }
 _WIDTHS = {"float32": "fp32", "bfloat16": "bf16"}
 
@@ -53,7 +57,8 @@ KEYS = Table(
         key("parallelism.data_parallel_replicate_degree training.data_parallel_replicate_degree", "count", default=1),
         key("parallelism.data_parallel_shard_degree training.data_parallel_shard_degree training.data_parallel_degree", default=-1),
         key("parallelism.tensor_parallel_degree training.tensor_parallel_degree", "count", plan="tp", default=1),
-        key("parallelism.pipeline_parallel_degree experimental.pipeline_parallel_degree", "count", plan="pp", default=1),
+        key("parallelism.pipeline_parallel_degree experimental.pipeline_parallel_degree training.pipeline_parallel_degree",
+            "count", plan="pp", default=1),
         key("parallelism.context_parallel_degree experimental.context_parallel_degree", "count", plan="cp", default=1),
         key("parallelism.expert_parallel_degree", "count", plan="ep", default=1),
         key("parallelism.enable_async_tensor_parallel experimental.enable_async_tensor_parallel", "switch", plan="asynchronous_tp"),

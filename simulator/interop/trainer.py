@@ -17,7 +17,7 @@ from simulator.interop.adapters import QUANTIZED, adapter_settings, optimizer_se
 from simulator.interop.deepspeed import import_deepspeed
 from simulator.interop.format import Format
 from simulator.interop.reader import Reader
-from simulator.interop.table import Described, Found, Table, key, reader_of
+from simulator.interop.table import Described, Found, Table, json_keys, key, reader_of
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
 
@@ -174,9 +174,10 @@ def _megatron(found: Found) -> dict[str, Any]:
 
 def is_trainer(text: str) -> bool:
     """Whether a text names a model to be trained, and its batch or its data."""
+    keys = json_keys(text)
 
     def has(*names: str) -> bool:
-        return any(re.search(rf"(?m)^[\s{{]*[\"']?{name}[\"']?\s*:", text) for name in names)
+        return bool(keys & set(names)) or any(re.search(rf"(?m)^[\s{{]*[\"']?{name}[\"']?\s*:", text) for name in names)
 
     model = has("base_model", "model_name_or_path")
     return has("per_device_train_batch_size") or (

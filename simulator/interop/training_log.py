@@ -152,7 +152,7 @@ _TOOLS: dict[str, tuple[str, Values, Callable[[str], dict[str, str]]]] = {
     ),
     "torchtitan": (
         "tokens_per_s",
-        lambda text: _floats(r"\bstep: {0,8}\d{1,9}.{1,200}?\btps: {0,8}NUMBER", _plain(text)),
+        lambda text: _floats(r"\bstep: {0,8}\d{1,9}.{1,200}?\b[tw]ps: {0,8}NUMBER", _plain(text)),
         lambda text: {"framework": "torchtitan"} | _mesh(text),
     ),
     "DeepSpeed": (
@@ -190,7 +190,7 @@ def is_training_log(text: str) -> bool:
     """Whether a text has lines of steps of one of the tools."""
     marks = r"elapsed time per iteration \(ms\)|train_step_timing|:::MLLOG|iter time \(s\): |CurrSamplesPerSec=|train_steps_per_second"
     return bool(re.search(marks, text)) or bool(
-        re.search(r"step: {0,8}\d{1,9}.{1,200}?\btps: ", _plain(text[:200_000]))
+        re.search(r"step: {0,8}\d{1,9}.{1,200}?\b[tw]ps: ", _plain(text[:200_000]))
     )
 
 

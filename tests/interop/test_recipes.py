@@ -428,3 +428,31 @@ def test_llama_factory_with_a_deepspeed_file(tmp_path):
     )
     (tmp_path / "z3.json").unlink()
     assert any(entry.startswith("deepspeed") for entry in read(tmp_path, text).report.unknown)
+
+
+def test_torchtitan_of_2024(tmp_path):
+    text = (
+        '[model]\nname = "llama2"\nflavor = "13B"\n[training]\nbatch_size = 2\nseq_len = 4096\ntensor_parallel_degree = 4\n'
+        'pipeline_parallel_degree = 2\nenable_fp8_linear = true\n[experimental]\npipeline_parallel_schedule = "interleaved_1f1b"\n'
+    )
+    found = read(tmp_path, text, "train.toml")
+    assert (found.settings["tp"], found.settings["pp"], found.settings["schedule"]) == (4, 2, "1f1b-interleaved")
+    assert found.settings["precision"] == "fp8" and not found.report.unknown
+
+
+def test_arguments_of_the_trainer_on_one_line(tmp_path):
+    text = json.dumps(
+        {"per_device_train_batch_size": 4, "bf16": True, "fsdp": "shard_grad_op auto_wrap offload", "output_dir": "o"}
+    )
+    found = read(tmp_path, text, "args.json")
+    assert (found.settings["sharding"], found.settings["offload_parameters"], found.settings["micro_batch"]) == (
+        "zero2",
+        "cpu",
+        4,
+    )
+
+
+def test_groups_of_mics_need_the_third_stage(tmp_path):
+    for stage, expected in ((1, "zero1"), (3, "hsdp")):
+        data = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage, "mics_shard_size": 4}}
+        assert read(tmp_path, json.dumps(data), "ds.json").settings["sharding"] == expected
