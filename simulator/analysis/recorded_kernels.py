@@ -38,6 +38,7 @@ KIND_NAMES = {COMPUTE: "compute", COMMUNICATION: "communication", COPY: "copy", 
 KERNEL_GAP_NS = 30_000
 #: launches that a CUDA stream takes before the host blocks; NVIDIA documents no figure, 1024 is what is observed
 QUEUE_LENGTH = 1024
+_LONG_AGO = np.iinfo(np.int64).min
 _LAUNCHES = re.compile(r"^(cuda|hip|cu)LaunchKernel|^cuda(Memcpy|Memset)Async|^hip(Memcpy|Memset)Async")
 
 
@@ -211,7 +212,7 @@ def idle_rows(selection: Selection) -> list[IdleRow]:
         for stream, mine in _streams(chosen):
             start, end = ops.start_ns[mine], ops.end_ns[mine]
             gap = np.maximum(start[1:] - end[:-1], 0)
-            launched = _launch_starts(rank)[mine][1:]
+            launched = rank.launched_ns(_LONG_AGO)[mine][1:]
             host = launched > end[:-1]
             short = ~host & (gap < KERNEL_GAP_NS)
             others = union(ops.start_ns[talking & (ops.stream != stream)], ops.end_ns[talking & (ops.stream != stream)])
@@ -239,14 +240,6 @@ def _streams(chosen: Chosen) -> Iterator[tuple[int, Int64]]:
     numbers, counts = np.unique(ops.stream[mine], return_counts=True)
     for stream in numbers[np.argsort(-counts, kind="stable")].tolist():
         yield stream, mine[ops.stream[mine] == stream]
-
-
-def _launch_starts(rank: RankTrace) -> Int64:
-    """Host time of each operation's launch, far in the past where it is unknown."""
-    result = np.full(len(rank.ops), np.iinfo(np.int64).min, np.int64)
-    known = rank.ops.launch >= 0
-    result[known] = rank.host.start_ns[rank.ops.launch[known]]
-    return result
 
 
 class Queue(NamedTuple):

@@ -60,7 +60,7 @@ def scale_host(whole: Reconstruction, factor: float) -> Reconstruction:
     """
     plans = []
     for plan in whole.plans:
-        launches = bool((plan.rank.ops.launch >= 0).any())
+        launches = plan.rank.has_launches
         plans.append(
             replace(
                 plan,
@@ -85,7 +85,7 @@ def capture(whole: Reconstruction) -> Reconstruction:
     """
     plans = []
     for plan in whole.plans:
-        if not (plan.rank.ops.launch >= 0).any():
+        if not plan.rank.has_launches:
             raise TraceError(f"rank {plan.rank.rank} launches nothing that a graph could hold")
         kept = np.zeros(len(plan.order), bool)
         kept[[wait.before for wait in plan.waits]] = True

@@ -254,7 +254,7 @@ def _simulated(timeline: Timeline, costs: EfficientCosts, ranks: list[int]) -> _
 
 def _recorded(whole: Reconstruction, usages: Mapping[int, list[Usage]]) -> _Spent:
     """Add up the recorded ranks over the steps that count."""
-    launches = any(bool((rank.ops.launch >= 0).any()) for rank in whole.trace.ranks)
+    launches = any(rank.has_launches for rank in whole.trace.ranks)
     spent = _Spent(launches=launches or (False if any(len(rank.host) for rank in whole.trace.ranks) else None))
     times = dict(enumerate(whole.transfer_ns))
     n_rank_steps = sum(len(found) for found in usages.values())

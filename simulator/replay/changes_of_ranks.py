@@ -247,7 +247,7 @@ def _by_type(whole: Reconstruction, values: Sequence[Int64]) -> list[Int64]:
 def _warms_up(plan: RankPlan) -> NDArray[np.bool_]:
     """Which operations are of the first of several profiled steps."""
     steps = operation_steps(plan.rank)
-    first = plan.first[0][0] if len(plan.first) > 1 and bool((plan.rank.ops.launch >= 0).any()) else None
+    first = plan.first[0][0] if len(plan.first) > 1 and plan.rank.has_launches else None
     return steps == first if first is not None else np.zeros(len(steps), bool)
 
 
@@ -260,7 +260,7 @@ def _peers(whole: Reconstruction) -> list[Int64]:
     kinds: dict[str, int] = {}
     codes = [np.array([kinds.setdefault(kind, len(kinds)) for kind in types_of(p)], np.int64) for p in whole.plans]
     own = [code[plan.rank.ops.name] for code, plan in zip(codes, whole.plans, strict=True)]
-    if not any(bool((plan.rank.ops.launch >= 0).any()) for plan in whole.plans):
+    if not any(plan.rank.has_launches for plan in whole.plans):
         return own
     places = [np.zeros(len(column), np.int64) for column in own]
     sizes: dict[int, set[int]] = {}

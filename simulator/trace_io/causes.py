@@ -188,9 +188,8 @@ def _gather(rank: RankTrace, offset_ns: int, origin_ns: int, joined: Mapping[int
     for op, common in joined.items():
         end[op] = common
     lanes, lane = _lanes(rank, start, end, joined)
-    launch = np.full(len(ops), _NEVER, np.int64)
     known = ops.launch >= 0
-    launch[known] = rank.host.start_ns[ops.launch[known]] - offset_ns
+    launch = np.where(known, rank.launched_ns(0) - offset_ns, _NEVER)
     latency = _launch_latency((start - launch)[known])
     order, ready = _issue_order(start, launch + latency, lanes, origin_ns)
     position = np.empty(len(ops), np.int64)
@@ -311,7 +310,7 @@ def _find_dependencies(evidence: _Evidence) -> After:
 
 def _blocking_hosts(evidence: _Evidence) -> bool:
     """Whether threads compute and wait themselves: nothing is launched, and the format knows no dependencies."""
-    return evidence.rank.dependencies is None and not (evidence.rank.ops.launch >= 0).any()
+    return evidence.rank.dependencies is None and not evidence.rank.has_launches
 
 
 def _shorten(evidence: _Evidence, after: After) -> None:

@@ -334,7 +334,9 @@ def fill_sizes(timed: RankTrace, sized: RankTrace) -> RankTrace:
     """
     calls = list(timed.calls)
     order = [
-        int(timed.ops.call[i]) for i in np.argsort(_launch_or_start(timed), kind="stable") if timed.ops.call[i] >= 0
+        int(timed.ops.call[i])
+        for i in np.argsort(timed.launched_ns(timed.ops.start_ns), kind="stable")
+        if timed.ops.call[i] >= 0
     ]
     others = [call for call in sized.calls if call.collective not in ("barrier",)]
     for mine, other in zip(reversed(order), reversed(others), strict=False):
@@ -344,13 +346,6 @@ def fill_sizes(timed: RankTrace, sized: RankTrace) -> RankTrace:
     n_steps = max(len(timed.steps), 1)  # the other trace is of one
     shapes = timed.operator_calls or {call: n * n_steps for call, n in sized.operator_calls.items()}
     return replace(timed, calls=tuple(calls), groups={**sized.groups, **timed.groups}, operator_calls=shapes)
-
-
-def _launch_or_start(trace: RankTrace) -> Any:
-    known = trace.ops.launch >= 0
-    times = trace.ops.start_ns.copy()
-    times[known] = trace.host.start_ns[trace.ops.launch[known]]
-    return times
 
 
 _SCHEMA = "1.1.0-chakra.0.0.4"

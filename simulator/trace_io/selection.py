@@ -44,11 +44,9 @@ def operation_steps(rank: RankTrace) -> Int64:
     An operation belongs to the step in which the host launched it; without launches to the one in which it starts.
     """
     result = np.full(len(rank.ops), -1, np.int64)
-    at = rank.ops.start_ns.copy()
-    launched = rank.ops.launch >= 0
-    by_launch = bool(launched.any()) and any(not step.on_device for step in rank.steps)
-    if by_launch:
-        at[launched] = rank.host.start_ns[rank.ops.launch[launched]]
+    at, launched = rank.ops.start_ns, rank.ops.launch >= 0
+    if rank.has_launches and any(not step.on_device for step in rank.steps):
+        at = rank.launched_ns(at)
         bounds = [(step.number, step.start_ns, step.end_ns) for step in rank.steps]
     else:
         launched = np.ones(len(rank.ops), bool)

@@ -87,7 +87,7 @@ def _bounds(rank: RankTrace) -> list[tuple[int, int, int]]:
     if not len(busy) or rank.operators:  # operators without times have an order only
         return []
     end = int(ops.end_ns[busy].max())
-    if rank.steps and not (ops.launch >= 0).any():
+    if rank.steps and not rank.has_launches:
         return [(step.number, step.start_ns, step.end_ns) for step in rank.steps]
     compute = np.flatnonzero((ops.kind == COMPUTE) & (ops.launch >= 0))
     firsts = []

@@ -213,6 +213,19 @@ class RankTrace:
     #: How often operators that tell the sizes of a model were called, by their shapes; empty where none were recorded.
     operator_calls: Mapping[OperatorCall, int] = field(default_factory=dict)
 
+    @property
+    def has_launches(self) -> bool:
+        """Whether the host's launch of any operation is known."""
+        return bool((self.ops.launch >= 0).any())
+
+    def launched_ns(self, unknown: Int64 | int) -> Int64:
+        """Return when the host launched each operation, and ``unknown`` where that is not known."""
+        launch = self.ops.launch
+        times = np.broadcast_to(np.asarray(unknown, np.int64), launch.shape).copy()
+        known = launch >= 0
+        times[known] = self.host.start_ns[launch[known]]
+        return times
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
