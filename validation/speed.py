@@ -125,6 +125,8 @@ def _175b(gpus: int, rest: str, *, tp: int = 8, batch: int = 0) -> str:
 
 
 _SIXTEEN = " ".join(f"--slow-rank {rank}=1.{5 + rank % 26:02d}" for rank in range(97, 4096, 251))
+#: every GPU up to 1 % slower than the fastest, each by an amount of its own
+_JITTER = " ".join(f"--slow-rank {rank}={1 + rank * 7919 % 4096 / 409600:.6f}" for rank in range(4096))
 
 COMMANDS: dict[str, Command] = {
     "main": Command(title="main command, 8 GPUs", words="--topology bigred200 --model gpt2-large", goal_s=0.5),
@@ -141,6 +143,15 @@ COMMANDS: dict[str, Command] = {
         for gpus in (64, 256, 1024, 4096)
     },
     "slow-ranks": Command(title="16 slow GPUs of 4,096", words=_175b(4096, _SIXTEEN), goal_s=5.0),
+    "jitter": Command(title="4,096 GPUs, each up to 1 % slower", words=_175b(4096, _JITTER), goal_s=30.0),
+    **{
+        f"{routing}-{gpus}": Command(
+            title=f"fat tree with one of 8 spines failed, {routing} routing, {gpus:,} GPUs", goal_s=10.0,
+            words=_175b(gpus, f"--set fabric.spines=8 --set fabric.failed_spines=1 --set fabric.routing={routing}")
+            .replace("nodes=1024", f"nodes={gpus // 8}"),
+        )
+        for gpus in (1024, 16384) for routing in ("adaptive", "static")
+    },
     **{
         f"slow-link-{gpus}": Command(
             title=f"slow NICs of a node, {gpus:,} GPUs", words=_175b(gpus, "--slow-link node0.nic=2"), goal_s=goal_s
@@ -158,12 +169,16 @@ COMMANDS: dict[str, Command] = {
         f"micro-batches-{n}": Command(title=f"{n:,} micro-batches", words=_175b(64, "", batch=n), goal_s=2.0)
         for n in (100_000, 1_000_000)
     },
+    "search": Command(
+        title="search of 175B on 1,024 GPUs, one process", goal_s=8.0,
+        words="search --topology selene --model gpt3-175b --gpus 1024 --global-batch 1536 --jobs 1",
+    ),
     "nvl72": Command(
         title="DeepSeek-V3 on 256 GB300, which does not fit as asked, with its ways out", goal_s=5.0,
         words="--topology gb300-nvl72 --model deepseek-v3 --gpus 256 --framework megatron-bridge",
     ),
 }  # fmt: skip
-#: CPU seconds after which a command is ended
+#: CPU seconds after which a command is ended, unless its goal is later
 LIMIT_S = 20
 #: exit statuses of an answer: done, refused, does not fit
 ANSWERED = (0, 3, 4)
@@ -184,7 +199,7 @@ def _environment() -> dict[str, str]:
 
 def measure_command(command: Command) -> tuple[float, float, int]:
     """Run a command in a process of its own and return CPU seconds, MiB at its peak, and its exit status, -1 beyond the limit."""
-    words = [sys.executable, "-c", _LIMITED, str(LIMIT_S), *command.words.split(), "--json"]
+    words = [sys.executable, "-c", _LIMITED, str(max(LIMIT_S, round(command.goal_s))), *command.words.split(), "--json"]
     null = subprocess.DEVNULL
     with subprocess.Popen(words, env=_environment(), stdout=null, stderr=null) as process:
         _, status, usage = os.wait4(process.pid, 0)
@@ -227,7 +242,7 @@ CPU time and memory on one core, each run in a process of its own. *Simulation* 
 _IRREGULAR = """
 ## Irregular machines and plans
 
-CPU time of the whole command, the interpreter's start included.
+CPU time of the whole command, the interpreter's start included, with modules compiled before, as they are once installed.
 
 | run | CPU time | goal | peak memory | goal |
 | --- | ---: | ---: | ---: | ---: |
@@ -242,7 +257,8 @@ stage's pass over one micro-batch is one event, and of a pipeline's steady state
 that happens by itself, and the provenance says so ([design](design.md)). A slow GPU (`--slow-rank`) leaves the passes of its
 tensor-parallel group blocks, which its classes run together, but replicas that run at different speeds share no steady state: all
 their micro-batches are simulated. Groups that straddle nodes share NICs with messages between the stages, differently on every
-rank, and reach no exact period: they are simulated rank by rank, layer by layer and micro-batch by micro-batch.
+rank, and reach no exact period: they are simulated rank by rank, layer by layer and micro-batch by micro-batch. So are GPUs each of
+which has a speed of its own. Rounds of a ring repeat, message by message, too ([collectives](collective.md)).
 """
 
 

@@ -26,7 +26,7 @@ from simulator.timeline import Cycle, Span, Timeline
 from simulator.units import to_ps
 
 #: Periods that are written down when the steady state was not reached, per period that stood there
-GROWTH = 3
+GROWTH = 15
 
 
 class Machine:

@@ -221,10 +221,12 @@ def _refined(colors: dict[int, int], groups: Sequence[tuple[tuple[str, Hashable]
     while n_colors < (n_now := len(set(colors.values()))):
         n_colors = n_now
         seen: dict[int, list[Hashable]] = {rank: [color] for rank, color in colors.items()}
+        numbers: dict[Hashable, int] = {}
         for what, group in groups:
             met = tuple(sorted(colors[rank] for rank in group))
+            number = numbers.setdefault((what, met), len(numbers))
             for place, rank in enumerate(group):
-                seen[rank].append((what, met, place if what[0] == "pp" else 0))
+                seen[rank].append((number, place) if what[0] == "pp" else number)
         colors = _numbered({rank: tuple(what) for rank, what in seen.items()})
     return colors
 
