@@ -183,7 +183,10 @@ class StageLowering:
         return source is not None and self.placement.stage(source) != self.stage
 
     def _gather(self, action: Action, received: tuple[int, ...]) -> int:
-        """Put the tensor together again of which every tensor-parallel rank has received its share."""
+        """Put the tensor together again of which every tensor-parallel rank has received its share.
+
+        It stands in the order of the stream that computes, as at the start of a block: behind the pass before.
+        """
         phase: Phase = "forward" if action.kind == "F" else "backward"
         op = self._gathers.get(phase)
         if op is None:
@@ -193,7 +196,9 @@ class StageLowering:
             key = self.communicators.key(
                 "tp", Occurrence(f"boundary {phase}", action.micro_batch, len(self.tasks.tasks))
             )
-        return self.tasks.add(op, "tp", received, key, action.micro_batch)
+        tasks = self.tasks.tasks
+        computed = next(((i,) for i in reversed(range(len(tasks))) if tasks[i].stream == COMPUTE), ())
+        return self.tasks.add(op, "tp", received + computed, key, action.micro_batch)
 
     def _send(self, action: Action) -> None:
         if action.kind == "W":
