@@ -365,7 +365,7 @@ def money_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Callable[[Mapp
     if any("days" in row for row in rows):
         return {
             "run": lambda row: format_duration(row["days"] * 86400.0) if "days" in row else "-",
-            "cost": lambda row: _money(row, "cost"),
+            **({"cost": lambda row: _money(row, "cost")} if any(row.get("cost") is not None for row in rows) else {}),
             "energy": lambda row: _energy(row["kwh"]) if "kwh" in row else "-",
             "CO2": lambda row: _mass(row["kg_co2"]) if "kg_co2" in row else "-",
         }

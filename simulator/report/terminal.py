@@ -453,18 +453,16 @@ def print_requirements(found: Sequence[Requirement]) -> None:
     out = make_console()
     target = found[0].target
     out.print(f"{target:.0%} of the throughput that a free network between nodes would give needs\n", highlight=False)
-    table = new_table("GPUs", "nodes", "bandwidth per node", "present", "efficiency now", "additional latency per hop", "storage",
-                      "rule of thumb", "its assumptions", n_left=0)  # fmt: skip
-    for one in found:
-        rule = one.rule
-        latency = "-" if one.most_latency_s is None else f"up to {format_time(one.most_latency_s)}"
-        table.add_row(
-            str(one.scenario.plan.gpus), str(one.n_nodes), _gigabits(one.least_bytes_per_s) if one.present_bytes_per_s else "none",
-            _gigabits(one.present_bytes_per_s), f"{one.efficiency:.1%}", latency,
-            _storage(one),
-            _gigabits(rule.rule_bytes_per_s) if rule else "-", _simulated(rule.simulated_bytes_per_s) if rule else "-",
-        )  # fmt: skip
-    out.print(table, highlight=False)
+    columns = ("GPUs", "nodes", "bandwidth per node", "present", "efficiency now", "additional latency per hop", "storage", "rule of thumb",
+               "its assumptions")  # fmt: skip
+    rows = [_needs(one) for one in found]
+    split = len(columns) if out.width >= _WIDE else _SPLIT
+    for first, last in ((1, split), (split, len(columns))):
+        if first < last:
+            table = new_table("GPUs", *columns[first:last], n_left=0)
+            for row in rows:
+                table.add_row(row[0], *row[first:last])
+            out.print(table, highlight=False)
     spent = [{"gpus": one.scenario.plan.gpus, **(one.spending or {})} for one in found]
     if money := money_columns(spent):
         out.print("\non the network as it is", highlight=False)
@@ -485,6 +483,21 @@ def print_requirements(found: Sequence[Requirement]) -> None:
         for one in curves:
             curve.add_row(str(one.scenario.plan.gpus), *(f"{value:.1%}" for _, value in one.curve))
         out.print(curve, highlight=False)
+
+
+#: columns of requirements that stand in the first table where a terminal is narrow
+_SPLIT = 6
+
+
+def _needs(one: Requirement) -> tuple[str, ...]:
+    """Return what one number of GPUs needs as the cells of a row."""
+    rule = one.rule
+    latency = "-" if one.most_latency_s is None else f"up to {format_time(one.most_latency_s)}"
+    return (
+        str(one.scenario.plan.gpus), str(one.n_nodes), _gigabits(one.least_bytes_per_s) if one.present_bytes_per_s else "none",
+        _gigabits(one.present_bytes_per_s), f"{one.efficiency:.1%}", latency, _storage(one),
+        _gigabits(rule.rule_bytes_per_s) if rule else "-", _simulated(rule.simulated_bytes_per_s) if rule else "-",
+    )  # fmt: skip
 
 
 def _storage(one: Requirement) -> str:
