@@ -77,7 +77,7 @@ class StageLowering:
             key = ("pass", self.joined, action.kind, action.chunk, action.micro_batch)
             self._last = (self.tasks.add(block, COMPUTE, after, key, action.micro_batch),)
         else:
-            after += (self._gather(action, received),) if gathers else ()
+            after += (self._gather(action, after),) if gathers else ()
             self._last = finish(self._steps(action, after, is_last=is_last))
         self._ends[action.kind, action.chunk, action.micro_batch] = self._last
         self._send(action)
