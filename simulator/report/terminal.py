@@ -455,13 +455,13 @@ def print_requirements(found: Sequence[Requirement]) -> None:
     out.print(f"{target:.0%} of the throughput that a free network between nodes would give needs\n", highlight=False)
     columns = ("GPUs", "nodes", "bandwidth per node", "present", "efficiency now", "additional latency per hop", "storage", "rule of thumb",
                "its assumptions")  # fmt: skip
-    rows = [_needs(one) for one in found]
+    needs = [_needs(one) for one in found]
     split = len(columns) if out.width >= _WIDE else _SPLIT
     for first, last in ((1, split), (split, len(columns))):
         if first < last:
             table = new_table("GPUs", *columns[first:last], n_left=0)
-            for row in rows:
-                table.add_row(row[0], *row[first:last])
+            for cells in needs:
+                table.add_row(cells[0], *cells[first:last])
             out.print(table, highlight=False)
     spent = [{"gpus": one.scenario.plan.gpus, **(one.spending or {})} for one in found]
     if money := money_columns(spent):
