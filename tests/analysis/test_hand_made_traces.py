@@ -432,8 +432,13 @@ def simulated():
     )  # fmt: skip
 
 
+def diff_of_all(measured, simulated):
+    """The warm-up, too, which is left out unless it is asked for."""
+    return diff(measured, simulated, steps={step.number for rank in measured.ranks for step in rank.steps})
+
+
 def test_a_difference_is_divided_into_parts_that_add_up():
-    found = diff(trace_of(two_ranks().ranks[0]), simulated())
+    found = diff_of_all(trace_of(two_ranks().ranks[0]), simulated())
     first, second = found.steps
     assert (first.measured_s, first.simulated_s, first.relative) == (1e-3, 1e-3, 0)
     assert {part: round(1e6 * value, 6) for part, value in first.parts_s.items()} == {
@@ -449,7 +454,7 @@ def test_a_difference_is_divided_into_parts_that_add_up():
 
 
 def test_operators_are_aligned_by_name_and_works_by_kind():
-    found = diff(trace_of(two_ranks().ranks[0]), simulated()).to_dict()
+    found = diff_of_all(trace_of(two_ranks().ranks[0]), simulated()).to_dict()
     keys = ("name", "n_aligned", "n_only_measured", "n_only_simulated")
     assert [(*(row[key] for key in keys), round(row["difference_s"] * 1e6)) for row in found["operators"]] == [
         ("gemm", 2, 0, 0, 800), ("nccl", 2, 0, 0, -400), ("(copies)", 0, 1, 0, -50), ("(optimizer)", 0, 0, 1, 10)]  # fmt: skip
@@ -468,9 +473,9 @@ def test_operators_are_aligned_by_name_and_works_by_kind():
 
 def test_exposed_waiting_and_transfer_share_like_the_kernels():
     """Rank 0's first step: 300 us exposed of kernels that wait 200 and transfer 150; with itself nothing differs."""
-    same = diff(two_ranks(), two_ranks())
+    same = diff_of_all(two_ranks(), two_ranks())
     assert same.mean_absolute_error == 0 and not any(same.parts_s.values())
-    alone = diff(two_ranks(), simulated())  # one rank stands for all
+    alone = diff_of_all(two_ranks(), simulated())  # one rank stands for all
     assert [step.rank for step in alone.steps] == [0, 0, 1, 1]
     assert alone.steps[0].parts_s["wait"] == pytest.approx(-300e-6 * 200 / 350)
     assert alone.steps[0].parts_s["transfer"] == pytest.approx(50e-6 - 300e-6 * 150 / 350)
@@ -485,14 +490,14 @@ def test_steps_pair_by_number_or_in_order_and_ranks_by_number():
         return replace(trace, ranks=tuple(ranks))
 
     measured = trace_of(two_ranks().ranks[0])
-    assert [step.simulated_s for step in diff(measured, renumbered(simulated(), 0, 1)).steps] == [1e-3, 2e-3]
-    assert [(step.step, step.simulated_s) for step in diff(measured, renumbered(simulated(), 0, 5)).steps] == [
+    assert [step.simulated_s for step in diff_of_all(measured, renumbered(simulated(), 0, 1)).steps] == [1e-3, 2e-3]
+    assert [(step.step, step.simulated_s) for step in diff_of_all(measured, renumbered(simulated(), 0, 5)).steps] == [
         (5, 2e-3)
     ]
     one = replace(simulated().ranks[0], steps=simulated().ranks[0].steps[1:])
-    assert [step.simulated_s for step in diff(measured, renumbered(trace_of(one), 9)).steps] == [2e-3, 2e-3]
+    assert [step.simulated_s for step in diff_of_all(measured, renumbered(trace_of(one), 9)).steps] == [2e-3, 2e-3]
     others = trace_of(*(replace(rank, rank=rank.rank + 5) for rank in two_ranks().ranks))
     with pytest.raises(TraceError, match="no rank in common"):
-        diff(two_ranks(), others)
+        diff_of_all(two_ranks(), others)
     with pytest.raises(TraceError, match="have durations"):
-        diff(trace_of(rank_of([("k", "a", 5, 5)])), simulated())
+        diff_of_all(trace_of(rank_of([("k", "a", 5, 5)])), simulated())
