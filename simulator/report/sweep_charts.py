@@ -344,7 +344,7 @@ def _in_lines(label: str) -> str:
     Examples
     --------
     >>> _in_lines("dgx-h100, 128 GPUs, micro batch 1")
-    'dgx-h100,<br>128 GPUs, micro batch 1'
+    'dgx-h100, 128 GPUs,<br>micro batch 1'
     """
     commas = [place for place, letter in enumerate(label) if letter == ","]
     if len(label) <= _LONG or not commas:
