@@ -106,7 +106,7 @@ def attention_times_s(
     ]
     table = np.array(rows, dtype=np.float64).T
     batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, width, window = table
-    peak = np.array([_peak(s.dtype, device) for s in shapes]) / device.n_sms
+    peak = np.array([device.peak(s.dtype) for s in shapes]) / device.n_sms
     products = 10.0 if is_backward else 4.0
     n_blocks, n_pairs, longest = _blocks(seq_q, seq_k, causal, window)
     padded = np.ceil(head_dim / 32.0) * 32.0
@@ -127,19 +127,6 @@ def attention_times_s(
     n_flops = np.minimum(1.0, width / 2.0) * np.array([s.n_flops for s in shapes])  # in 16-bit ones
     energy = n_flops * constants.joules_per_flop + n_bytes * constants.joules_per_byte
     return constants.launch_s + conditions.overhead_s + conditions.limited(unlimited, energy / device.sustained_power_w)
-
-
-def _peak(dtype: str, device: Device) -> float:
-    """FLOP per second of the products: of 32 bits the memory-efficient kernel keeps all by three products in TF32 each.
-
-    References
-    ----------
-    pytorch/pytorch, ``aten/src/ATen/native/transformers/cuda/mem_eff_attention/gemm_kernel_utils.h``: from compute capability
-    8.0 on, ``float`` takes tensor cores with ``OpMultiplyAddFastF32``.
-    """
-    if dtype in ("fp32", "tf32") and device.vendor == "NVIDIA":
-        return max(device.peak("fp32"), device.peak("tf32") / 3.0)
-    return device.peak(dtype)
 
 
 def _blocks(
