@@ -52,7 +52,7 @@ class Causes:
     spread: float = 0.0
     #: A process stops for so long (garbage collection, a logger) once in so many steps.
     pause_s: float = 0.0
-    pause_every: float = 1.0
+    pause_every_steps: float = 1.0
     #: Whether all processes pause in the same step, at its start.
     plans_pauses: bool = False
     #: The share of steps in which a replica's next batch comes late, and how late in the mean (exponential).
@@ -68,7 +68,9 @@ class Causes:
         if self.spread:
             yield "spread of clocks", Causes(spread=self.spread)
         if self.pause_s:
-            plain = Causes(pause_s=self.pause_s, pause_every=self.pause_every, plans_pauses=self.plans_pauses)
+            plain = Causes(
+                pause_s=self.pause_s, pause_every_steps=self.pause_every_steps, plans_pauses=self.plans_pauses
+            )
             yield "planned pauses" if self.plans_pauses else "pauses of hosts", plain
         if self.stall_s:
             yield "late data", Causes(stall_s=self.stall_s, stall_share=self.stall_share)
@@ -102,19 +104,19 @@ def parse_causes(
 
     Examples
     --------
-    >>> parse_causes(slow_gpus="0.01=1.3", pause="200 ms/50 steps").pause_every
+    >>> parse_causes(slow_gpus="0.01=1.3", pause="200 ms/50 steps").pause_every_steps
     50.0
     """
     if plans_pauses and not pause:
         raise ConfigError("--planned-pauses says when pauses are, and there are none", hint="--pause '200 ms/50 steps'")
     if spread is not None and not 0 < spread < 1:
         raise ConfigError(f"--spread {spread:g}: a share between 0 and 1", hint="--spread 0.02")
-    pause_s, pause_every = _now_and_then(pause, "--pause") if pause else (0.0, 1.0)
+    pause_s, pause_every_steps = _now_and_then(pause, "--pause") if pause else (0.0, 1.0)
     stall_s, stall_every = _now_and_then(stall, "--stall") if stall else (0.0, math.inf)
     causes = Causes(
         lengths=Lengths.parse(lengths, is_packed=is_packed) if lengths else None,
         slow_gpus=_share_and_factor(slow_gpus) if slow_gpus else (0.0, 1.0),
-        spread=spread or 0.0, pause_s=pause_s, pause_every=pause_every, plans_pauses=plans_pauses,
+        spread=spread or 0.0, pause_s=pause_s, pause_every_steps=pause_every_steps, plans_pauses=plans_pauses,
         stall_s=stall_s, stall_share=1.0 / stall_every,
     )  # fmt: skip
     if causes == Causes():
@@ -164,10 +166,10 @@ class Straggling(TypedDict):
     p50_s: float  #: Median of the played steps.
     p95_s: float  #: Of the played steps, 5 % take longer.
     slowdown: float  #: Mean of the played steps over the even one.
-    job_p10: float  #: Slowdown that 90 % of the jobs exceed.
-    job_p90: float  #: Slowdown that 10 % of the jobs exceed.
+    job_slowdown_p10: float  #: Slowdown that 90 % of the jobs exceed.
+    job_slowdown_p90: float  #: Slowdown that 10 % of the jobs exceed.
     straggling_share: float  #: Share of the jobs that are at least 10 % slower than even ones.
-    rank_waits: float  #: Share of its time that a mean replica waits for the slowest one.
+    waiting_share: float  #: Share of its time that a mean replica waits for the slowest one.
     #: The simulated step over one in which every stage takes the mean of all stages: what uneven stages cost, always.
     stages_slowdown: float
     causes: list[CauseRow]  #: Each cause alone, the worst first.
@@ -386,7 +388,7 @@ class _Delays:
         n_actions: Sequence[int],
         rng: np.random.Generator,
     ) -> None:
-        often = 1.0 / causes.pause_every
+        often = 1.0 / causes.pause_every_steps
         self._pause_s = causes.pause_s
         self._first = np.zeros(shape)
         self._where: list[NDArray[np.int64]] = []
@@ -425,9 +427,9 @@ def straggle(
     return Straggling(
         iteration_time_s=model.iteration_s, even_s=even_s, mean_s=float(step_s.mean()),
         p50_s=float(np.quantile(step_s, 0.5)), p95_s=float(np.quantile(step_s, 0.95)),
-        slowdown=float(step_s.mean()) / even_s, job_p10=float(np.quantile(jobs, 0.1)),
-        job_p90=float(np.quantile(jobs, 0.9)), straggling_share=float((jobs >= STRAGGLES).mean()),
-        rank_waits=float((1.0 - played.replica_s / step_s[:, :, None]).mean()),
+        slowdown=float(step_s.mean()) / even_s, job_slowdown_p10=float(np.quantile(jobs, 0.1)),
+        job_slowdown_p90=float(np.quantile(jobs, 0.9)), straggling_share=float((jobs >= STRAGGLES).mean()),
+        waiting_share=float((1.0 - played.replica_s / step_s[:, :, None]).mean()),
         stages_slowdown=model.iteration_s / model.even_stages_s(),
         causes=sorted(rows, key=lambda row: -row["slowdown"]), n_jobs=n_jobs, n_steps=n_steps, seed=seed,
         left_out=left_out,
@@ -441,10 +443,10 @@ def _slowdown(model: StepModel, causes: Causes, n_jobs: int, n_steps: int, seed:
 
 def in_words(found: Straggling) -> str:
     """Say what uneven steps cost."""
-    jobs, low, high = found["straggling_share"], found["job_p10"], found["job_p90"]
+    jobs, low, high = found["straggling_share"], found["job_slowdown_p10"], found["job_slowdown_p90"]
     return (
         f"{format_time(found['mean_s'])} per step in the mean over {found['n_jobs']} jobs of {found['n_steps']} steps, "
         f"{found['slowdown']:.3f} times the even {format_time(found['even_s'])}; {jobs:.0%} of the jobs are at least "
-        f"10 % slower, 80 % lie between {low:.3f} and {high:.3f}; a replica waits {found['rank_waits']:.1%} of its time "
+        f"10 % slower, 80 % lie between {low:.3f} and {high:.3f}; a replica waits {found['waiting_share']:.1%} of its time "
         "for the slowest"
     )

@@ -23,6 +23,11 @@ def test_a_limit_of_a_node_is_shared_by_its_boards_after_the_rest_of_it():
         capped(node_cap="1.9 kW").device(0)
 
 
+def test_a_board_draws_no_more_than_the_cap_and_no_more_than_its_file_says():
+    assert power_model(capped(gpu_compute="600 W", gpu_cap="400 W")).compute_w == 400.0
+    assert power_model(capped(gpu_compute="300 W", gpu_cap="400 W")).compute_w == 300.0
+
+
 def test_a_cap_above_the_board_s_own_limit_changes_nothing():
     plain, high = load_topology("dgx-h100").device(0), capped(gpu_cap="900 W").device(0)
     assert high.sustained_power_w == plain.sustained_power_w == plain.power_limit_w == 700.0
