@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -97,6 +97,15 @@ class Case:
         return extra_s * message_bytes / (message_bytes + half_bytes)
 
 
+class RoundBytes(NamedTuple):
+    """Rounds of a table that are alike, in bytes per byte of size."""
+
+    times: int
+    inside: float  #: What the busiest GPU sends in its node.
+    between: float  #: What the busiest node sends to others.
+    message: float  #: The largest message between nodes.
+
+
 class Algorithm:
     """A way of running collectives; a new one is a subclass with :attr:`name` and :attr:`tables`, and a line in ``ALGORITHMS``.
 
@@ -146,12 +155,13 @@ class Algorithm:
         """Price a collective for one communicator."""
         shape, p = case.shape, case.p
         rounds = self.round_bytes(case)
-        n_between = sum(times for times, _, between in rounds if between)
-        n_inside = sum(times for times, _, between in rounds if not between)
+        n_between = sum(kind.times for kind in rounds if kind.between)
+        n_inside = sum(kind.times for kind in rounds if not kind.between)
         latency_s = case.inside.ring.base_s[p] + n_inside * case.inside.ring.hop_s[p]
         if shape.n_nodes > 1:
             latency_s += case.between.ring.base_s[p] + n_between * case.between.ring.hop_s[p]
-        sent = sum(times * sent for times, sent, _ in rounds), sum(times * sent for times, _, sent in rounds)
+            latency_s += self.handshakes_s(case, case.between.rendezvous.ring_bytes)
+        sent = sum(kind.times * kind.inside for kind in rounds), sum(kind.times * kind.between for kind in rounds)
         return Terms(
             latency_s=latency_s,
             scales=Scales(
@@ -161,21 +171,27 @@ class Algorithm:
             cap_bytes_per_s=case.sockets_bytes_per_s / sent[0] if sent[0] else math.inf,
         )
 
-    def round_bytes(self, case: Case) -> list[tuple[int, float, float]]:
-        """How often each kind of round comes, and what the busiest GPU sends in its node and the busiest node in it."""
+    def handshakes_s(self, case: Case, half_bytes: float) -> float:
+        """Extra time of all rounds whose messages need a rendezvous between nodes."""
+        size = case.n_bytes / case.n_channels
+        return sum(kind.times * case.handshake_s(size * kind.message, half_bytes) for kind in self.round_bytes(case))
+
+    def round_bytes(self, case: Case) -> list[RoundBytes]:
+        """How often each kind of round comes, and what is sent in it."""
         m, found = case.shape.ranks_per_node, []
         table = self.tables[case.collective](case.shape.n_ranks)
         for sends, times in Counter(map(_moves, table.rounds)).items():
             inside: Counter[int] = Counter()
             between: Counter[int] = Counter()
+            largest = max((count for source, target, count in sends if source // m != target // m), default=0)
             for source, target, count in sends:
                 if source // m == target // m:
                     inside[source] += count
                 else:
                     between[source // m] += count
             if sends:
-                busiest = max(inside.values(), default=0), max(between.values(), default=0)
-                found.append((times, busiest[0] * table.bytes_per_chunk, busiest[1] * table.bytes_per_chunk))
+                counts = max(inside.values(), default=0), max(between.values(), default=0), largest
+                found.append(RoundBytes(times, *(count * table.bytes_per_chunk for count in counts)))
         return found
 
     def phases(self, collective: str, groups: Groups) -> Sequence[Phase]:

@@ -3,13 +3,18 @@
 References
 ----------
 Thakur, Rabenseifner and Gropp, IJHPCA 2005; Bruck et al., "Efficient algorithms for all-to-all communications
-in multiport message-passing systems", IEEE TPDS 8 (1997).
+in multiport message-passing systems", IEEE TPDS 8 (1997). NVIDIA/nccl v2.30.7, ``src/graph/tuning.cc``.
 """
 
 from __future__ import annotations
 
-from simulator.collectives.algorithm import Algorithm, by_name
+from dataclasses import replace
+
+from simulator.collectives.algorithm import Algorithm, Case, Terms, by_name
 from simulator.collectives.table import Send, Table
+
+#: of a ring's bandwidth between nodes, where partners are 1, 2, 4 ... nodes away: NCCL's factor on its only such algorithm, PAT
+RING_SHARE = 0.75
 
 
 def _levels(n_ranks: int) -> list[int]:
@@ -69,3 +74,8 @@ class Binomial(Algorithm):
 
     name = "binomial"
     tables = by_name(all_reduce, all_gather, reduce_scatter, broadcast, reduce)
+
+    def terms(self, case: Case) -> Terms:
+        """Rounds that wait for each other, at the share of a ring's rate that NCCL leaves its own."""
+        found = super().terms(case)
+        return replace(found, scales=replace(found.scales, nics=found.scales.nics / RING_SHARE))

@@ -89,10 +89,10 @@ class Gloo(Algorithm):
         """Rounds, and the raw links' bytes."""
         collective_s, round_s = _constants()
         rounds = self.round_bytes(case)
-        n_rounds = sum(times for times, _, _ in rounds)
+        n_rounds = sum(kind.times for kind in rounds)
         route_s = case.shape.between_latency_s if case.shape.n_nodes > 1 else case.shape.inside_latency_s
         return Terms(
             latency_s=collective_s + n_rounds * (round_s + 2.0 * route_s),
             scales=Scales(inside=1.0, nics=1.0, beyond=1.0),
-            sent=(sum(times * sent for times, sent, _ in rounds), sum(times * sent for times, _, sent in rounds)),
+            sent=(sum(kind.times * kind.inside for kind in rounds), sum(kind.times * kind.between for kind in rounds)),
         )

@@ -21,8 +21,6 @@ from simulator.collectives.shape import GroupShape
 from simulator.network.base import Step
 
 _LATENCY_US = LinkLatency((8.0, 8.0, 8.0), (0.0, 0.0, 4.0), (0.0, 0.0, 4.0), (0.0, 0.0, 14.0))
-#: of a ring's bandwidth between nodes, as NCCL has it
-_RING_SHARE = 0.75
 
 
 class Pat(Algorithm):
@@ -41,16 +39,17 @@ class Pat(Algorithm):
         """NCCL's estimate."""
         latency_us = _LATENCY_US.base[SIMPLE] + 2.8 * question.shape.n_ranks
         latency_us += log_nodes(question.shape) * question.inter_us(_LATENCY_US, "simple") / 3.5
-        return question.time_us(latency_us, _RING_SHARE * question.bus)
+        return question.time_us(latency_us, binomial.RING_SHARE * question.bus)
 
     def terms(self, case: Case) -> Terms:
         """Levels of a tree, bytes of a ring."""
         between = case.between
         traffic = hop_bytes(case.collective, case.shape.n_ranks)
         latency_s = case.inside.ring.base_s[SIMPLE] + between.tree.base_s[SIMPLE]
+        latency_s += self.handshakes_s(case, between.rendezvous.tree_bytes)
         return Terms(
             latency_s=latency_s + log_nodes(case.shape) * between.tree.hop_s[SIMPLE],
-            scales=Scales(nics=traffic / (_RING_SHARE * between.ring.efficiency[SIMPLE]), beyond=traffic),
+            scales=Scales(nics=traffic / (binomial.RING_SHARE * between.ring.efficiency[SIMPLE]), beyond=traffic),
             sent=(0.0, 1.0),
         )
 
