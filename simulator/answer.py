@@ -98,10 +98,10 @@ class Answer(TypedDict):
     #: Model FLOPs utilization: ``tflops_per_gpu`` over the peak of the device in the plan's precision. The model's
     #: FLOPs are those of forward and twice as many of backward, without recomputation; attention counts whole, as in
     #: PaLM (arXiv 2204.02311, appendix B), although causal kernels skip half of it. Of a long sequence it may therefore
-    #: exceed 1.
+    #: exceed 1, in fp32 the more so, of which fused attention makes products in TF32.
     mfu: float
-    #: Hardware FLOPs utilization: FLOPs of all kernels that ran, recomputation included and what a causal mask skips
-    #: left out, over the same peak; never above 1.
+    #: Hardware FLOPs utilization: seconds that the FLOPs of all kernels that ran, recomputation included and what a
+    #: causal mask skips left out, take at the peak of the unit that each ran on, over the iteration; never above 1.
     hfu: float
     breakdown: Breakdown  #: Where the time goes.
     communication_fraction: float  #: Exposed communication as a share of the iteration.
@@ -185,8 +185,8 @@ def to_json(result: Result) -> Answer:
     device = result.topology.device(0)
     peak_flops_per_s = device.peak(plan.precision_spec.products)
     per_gpu = result.model.model_flops_per_sequence * plan.global_batch / seconds / plan.gpus
-    hfu = metrics.n_flops / seconds / peak_flops_per_s
-    assert hfu <= 1.0, f"{metrics.n_flops:.4g} FLOPs in {seconds:.4g} s are more than {device.name} can do"
+    hfu = metrics.least_s / seconds
+    assert hfu <= 1.0, f"{device.name} needs {metrics.least_s:.4g} s for what is said to run in {seconds:.4g} s"
     has_tokens = not isinstance(result.spec, RecordedModule) or result.spec.has_tokens
     experts, family = getattr(result.spec, "n_experts", 0) > 0, getattr(result.spec, "architecture", "module")
     return Answer(
@@ -328,7 +328,9 @@ def describe_throughput(answer: Answer) -> str:
 
 def describe_utilization(answer: Answer) -> str:
     """Say model FLOPs per second, MFU and HFU."""
-    why = " (counts attention whole; causal kernels skip half)" if answer["mfu"] > 1 else ""
+    precision = answer["provenance"]["scenario"]["plan"]["precision"]
+    units = ", and make fp32 of TF32 where there is any" if precision == "fp32" else ""
+    why = f" (counts attention whole; causal kernels skip half{units})" if answer["mfu"] > 1 else ""
     return f"{answer['tflops_per_gpu']:.1f} TFLOP/s per GPU, MFU {answer['mfu']:.1%}{why}, HFU {answer['hfu']:.1%}"
 
 

@@ -320,7 +320,7 @@ def simulate_on(
     """Simulate a resolved scenario on a topology object, which need not be the one that the scenario names."""
     ran = run_scenario(scenario, topology, spec, detail=detail, say=say)
     with _collector_paused():
-        metrics = measure(ran.timeline, pipelined=scenario.plan.pp > 1)
+        metrics = measure(ran.timeline, topology.device(0), pipelined=scenario.plan.pp > 1)
         link_busy_s = ran.costs.link_busy_s(ran.timeline)
     return Result(
         scenario=ran.scenario, topology=topology, spec=spec, model=ran.model, timeline=ran.timeline, memory=ran.memory,

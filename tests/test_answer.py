@@ -89,7 +89,7 @@ def test_hfu_leaves_out_what_causal_kernels_skip(simulated):
     )
     scores = 4 * 2 * 1024**2 * 768 * 12  # both products of forward, whole
     skipped = 3 * scores - (0.5 * scores + 0.5 * 2.5 * scores)
-    assert eager.metrics.n_flops - flash.metrics.n_flops == pytest.approx(skipped, rel=1e-9)
+    assert 312e12 * (eager.metrics.least_s - flash.metrics.least_s) == pytest.approx(skipped, rel=1e-9)
 
 
 def test_hfu_is_the_same_folded_and_unfolded(simulated):
@@ -100,7 +100,20 @@ def test_hfu_is_the_same_folded_and_unfolded(simulated):
     folded, unfolded = (
         simulate(Scenario(topology="dgx-a100-40g", model="gpt2", plan=plan, unfold=unfold)) for unfold in (False, True)
     )
-    assert folded.metrics.n_flops == pytest.approx(unfolded.metrics.n_flops, rel=1e-12)
+    assert folded.metrics.least_s == pytest.approx(unfolded.metrics.least_s, rel=1e-12)
+
+
+def test_hfu_holds_each_kernel_against_the_unit_it_ran_on(simulated):
+    """A100 in fp32: products of layers at 19.5 TFLOP/s, attention as three products in TF32 each, at 156 / 3.
+
+    FLOPs by the formula of Narayanan et al. (arXiv 2104.04473, appendix); causal flash attention computes (2 + 5) / 2 of the six
+    products of scores that it counts.
+    """
+    answer = simulated("dgx-a100-40g", "gpt2", gpus=1, micro_batch=1, attention="flash", precision="fp32").answer
+    s, h, layers, vocab = 1024, 768, 12, 50257
+    layers_s = 3 * (24 * s * h**2 * layers + 2 * s * h * vocab) / 19.5e12
+    scores_s = 3.5 * 2 * s**2 * h * layers / (156e12 / 3)
+    assert answer["hfu"] * answer["iteration_time_s"] == pytest.approx(layers_s + scores_s, rel=1e-3)
 
 
 # -- what was chosen ---------------------------------------------------------------------------------------------

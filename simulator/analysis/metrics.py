@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypedDict, cast
 
+from simulator.kernels.base import peak_flops_per_s
 from simulator.program.op import COMMUNICATIONS, COMPUTE_OPS, Collective, HostWork, Kernel, KernelRun, Transfer
 from simulator.program.program import COMPUTE, HOST, LOADER, Block
 from simulator.timeline import Span, Timeline, merge, subtract, total_ps
+from simulator.topology.device import Device
 from simulator.units import PS_PER_S
 
 Part = Literal["compute_s", "exposed_communication_s", "bubble_s", "optimizer_s", "host_s", "data_s"]
@@ -87,7 +89,9 @@ class _Tally:
     overlapped_ps: int = 0
     idle_ps: int = 0
     waiting_ps: int = 0
-    n_flops: float = 0.0
+    flops: dict[float, float] = field(
+        default_factory=lambda: defaultdict(float)
+    )  #: By the peak of the unit that they run on.
     communication: dict[CommunicationKind, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0, 0]))
 
     def add(self, other: _Tally, times: int = 1) -> None:
@@ -97,24 +101,26 @@ class _Tally:
         self.overlapped_ps += times * other.overlapped_ps
         self.idle_ps += times * other.idle_ps
         self.waiting_ps += times * other.waiting_ps
-        self.n_flops += times * other.n_flops
+        for peak, n_flops in other.flops.items():
+            self.flops[peak] += times * n_flops
         for kind, (count, n_bytes, ps) in other.communication.items():
             entry = self.communication[kind]
             entry[0] += times * count
             entry[1] += times * n_bytes
             entry[2] += times * ps
 
-    def add_span(self, span: Span, times: int, cache: dict[int, _Tally]) -> None:
+    def add_span(self, span: Span, times: int, cache: dict[int, _Tally], device: Device) -> None:
         """Add a span that occurs ``times`` times."""
         op = span.op
         if isinstance(op, Block):
-            inner = _block_tally(span, cache)
+            inner = _block_tally(span, cache, device)
             self.add(inner, times)
             inside_ps = inner.compute_ps + inner.optimizer_ps + inner.exposed_ps + inner.idle_ps + inner.waiting_ps
             stretch = span.duration_ps - inside_ps
             self.compute_ps += times * stretch  # interference slows the block as a whole
         elif isinstance(op, COMPUTE_OPS):
-            self.n_flops += times * flops_of(op)
+            for peak, n_flops in flops_of(op, device).items():
+                self.flops[peak] += times * n_flops
             self.idle_ps += times * span.host_idle_ps
             if op.phase == "optimizer":
                 self.optimizer_ps += times * (span.duration_ps - span.host_idle_ps)
@@ -127,11 +133,13 @@ class _Tally:
             entry[2] += times * span.duration_ps
 
 
-def flops_of(op: Kernel | KernelRun) -> float:
-    """Return the floating-point operations of kernels; those of which only the time is known count none."""
-    if isinstance(op, KernelRun):
-        return sum(map(flops_of, op.kernels))
-    return op.shape.n_flops if op.shape is not None else 0.0
+def flops_of(op: Kernel | KernelRun, device: Device) -> dict[float, float]:
+    """Return the FLOPs of kernels by the peak of the unit that they run on; those of which only the time is known have none."""
+    found: dict[float, float] = defaultdict(float)
+    for kernel in op.kernels if isinstance(op, KernelRun) else (op,):
+        if kernel.shape is not None and (n_flops := kernel.shape.n_flops):
+            found[peak_flops_per_s(kernel.shape, device)] += n_flops
+    return found
 
 
 def bus_factor(collective: str, group_size: int) -> float:
@@ -166,12 +174,12 @@ def _kind(op: Collective | Transfer) -> CommunicationKind:
     return CommunicationKind(op.collective, op.axis, len(op.groups[0]))
 
 
-def _block_tally(span: Span, cache: dict[int, _Tally]) -> _Tally:
+def _block_tally(span: Span, cache: dict[int, _Tally], device: Device) -> _Tally:
     tally = cache.get(id(span.inner))
     if tally is None:
         tally = _Tally()
         for inner in span.inner:
-            tally.add_span(inner, 1, cache)
+            tally.add_span(inner, 1, cache, device)
         busy, talking = _intervals(span.inner)
         exposed = subtract(talking, busy)
         tally.exposed_ps += total_ps(exposed)
@@ -205,6 +213,7 @@ def _rank_breakdown(
     timeline: Timeline,
     late_data_ps: int,
     cache: dict[int, _Tally],
+    device: Device,
     *,
     pipelined: bool,
 ) -> tuple[dict[str, int], _Tally]:
@@ -212,7 +221,7 @@ def _rank_breakdown(
     waited_ps = 0
     for part, times in ((spans, 1), (period, timeline.cycle.n_more if timeline.cycle else 0)):
         for span in part:
-            tally.add_span(span, times, cache)
+            tally.add_span(span, times, cache, device)
             if span.stream == COMPUTE and not isinstance(span.op, Block):
                 waited_ps += times * span.host_wait_ps
     busy, talking = _intervals(spans)
@@ -283,7 +292,8 @@ class Metrics:
     #: Seconds from the first to the last span of ``forward`` and so on, on the simulated rank with the lowest number.
     phase_s: dict[str, float]
     communication: list[CommunicationRow]  #: One row per collective, axis and group size.
-    n_flops: float  #: Floating-point operations of all kernels that ran, recomputation included, per rank.
+    #: Seconds of the FLOPs of all kernels that ran, recomputation included, each at the peak of its unit, per rank.
+    least_s: float
 
     @property
     def communication_fraction(self) -> float:
@@ -291,11 +301,13 @@ class Metrics:
         return self.breakdown["exposed_communication_s"] / self.iteration_time_s if self.iteration_time_s else 0.0
 
 
-def measure(timeline: Timeline, *, pipelined: bool) -> Metrics:
+def measure(timeline: Timeline, device: Device, *, pipelined: bool) -> Metrics:
     """Add up a timeline.
 
     Parameters
     ----------
+    device : Device
+        Whose peaks the FLOPs of kernels are held against.
     pipelined : bool
         Whether idle time that the host does not explain is the pipeline's bubble.
     """
@@ -309,15 +321,15 @@ def measure(timeline: Timeline, *, pipelined: bool) -> Metrics:
     world = sum(len(members) for members in timeline.members.values())
     totals: dict[str, float] = defaultdict(float)
     table: dict[CommunicationKind, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    n_flops = 0.0
+    least_s = 0.0
     late_data_ps = _late_data_ps(timeline)
     first = min(timeline.members)
     for rank, members in timeline.members.items():
         weight = len(members) / world
         times, tally = _rank_breakdown(
-            simulated[rank], period[rank], timeline, late_data_ps, cache, pipelined=pipelined
+            simulated[rank], period[rank], timeline, late_data_ps, cache, device, pipelined=pipelined
         )
-        n_flops += weight * tally.n_flops
+        least_s += weight * sum(n_flops / peak for peak, n_flops in sorted(tally.flops.items()))
         for name, ps in times.items():
             totals[f"{name}_s"] += weight * ps / PS_PER_S
         for kind, entry in tally.communication.items():
@@ -328,7 +340,7 @@ def measure(timeline: Timeline, *, pipelined: bool) -> Metrics:
         breakdown=cast(Breakdown, dict(totals)),
         phase_s=_phases(simulated[first], period[first], timeline.cycle.n_more if timeline.cycle else 0),
         communication=[_row(kind, *entry) for kind, entry in sorted(table.items())],
-        n_flops=n_flops,
+        least_s=least_s,
     )
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from simulator.kernels.base import peak_flops_per_s
 from simulator.kernels.conditions import Conditions
 from simulator.models.layer import DTYPE_BYTES, AttentionShape
 from simulator.topology.device import Device
@@ -106,7 +107,7 @@ def attention_times_s(
     ]
     table = np.array(rows, dtype=np.float64).T
     batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, width, window = table
-    peak = np.array([device.peak(s.dtype) for s in shapes]) / device.n_sms
+    peak = np.array([peak_flops_per_s(s, device) for s in shapes]) / device.n_sms
     products = 10.0 if is_backward else 4.0
     n_blocks, n_pairs, longest = _blocks(seq_q, seq_k, causal, window)
     padded = np.ceil(head_dim / 32.0) * 32.0

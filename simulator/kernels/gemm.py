@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.errors import ConfigError
+from simulator.kernels.base import peak_flops_per_s
 from simulator.kernels.conditions import Conditions
 from simulator.models.layer import DTYPE_BYTES, GemmShape
 from simulator.topology.device import Device
@@ -165,7 +166,7 @@ def _sm_peak_flops_per_s(shape: GemmShape, device: Device, constants: GemmConsta
     if shape.dtype != "fp32" and device.architecture != "cpu":  # tensor cores only
         elements = alignment_elements(shape) * DTYPE_BYTES[shape.dtype] // 2  # in 16-bit units
         factor *= constants.alignment_efficiency.get(str(max(1, elements)), 1.0)
-    return device.peak(shape.dtype) * factor / device.n_sms
+    return peak_flops_per_s(shape, device) * factor / device.n_sms
 
 
 def _flop_energy(dtype: str, device: Device, constants: GemmConstants) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from simulator.kernels.base import peak_flops_per_s
 from simulator.models.layer import ScanShape
 from simulator.topology.device import Device
 
@@ -34,7 +35,6 @@ class ScanConstants:
 
 def scan_time_s(shape: ScanShape, device: Device, constants: ScanConstants) -> float:
     """Seconds of one recurrence, forward or backward."""
-    peak = device.peak("bf16" if shape.dtype in ("bf16", "fp16") else shape.dtype)
     share = constants.efficiency.get(shape.name, 0.05)
-    products = shape.n_flops / (share * peak)
+    products = shape.n_flops / (share * peak_flops_per_s(shape, device))
     return constants.launch_s + max(products, shape.n_bytes / device.memory_bandwidth_bytes_per_s)

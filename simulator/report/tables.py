@@ -66,7 +66,9 @@ def _figures(answer: Answer) -> list[Markup]:
             "per GPU", number("tflops_per_gpu", answer["tflops_per_gpu"], f"{answer['tflops_per_gpu']:.1f}"), "TFLOP/s"
         ),
         _figure("MFU", number("mfu", answer["mfu"], f"{answer['mfu']:.1%}"), "model FLOPs of the peak"),
-        _figure("HFU", number("hfu", answer["hfu"], f"{answer['hfu']:.1%}"), "FLOPs that ran of the peak"),
+        _figure(
+            "HFU", number("hfu", answer["hfu"], f"{answer['hfu']:.1%}"), "least time of what ran, of the iteration"
+        ),
         _figure(
             "exposed communication", number("communication_fraction", exposed, f"{exposed:.1%}"), "of the iteration"
         ),

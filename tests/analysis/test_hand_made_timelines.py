@@ -19,8 +19,10 @@ from simulator.program.program import COMPUTE, HOST, LOADER, Block
 from simulator.schedules import Action, build_table
 from simulator.timeline import Cycle, Span, Timeline
 from simulator.topology import load_topology
+from simulator.topology.device import load_device
 
 S = 10**12
+DEVICE = load_device("a100-sxm4-40g")
 
 
 def kernel(phase="forward", shape=None):
@@ -43,7 +45,9 @@ def timeline(*spans, end, members=None, cycle=None):
 
 
 def parts(line, *, pipelined=False):
-    found = {name.removesuffix("_s"): value for name, value in measure(line, pipelined=pipelined).breakdown.items()}
+    found = {
+        name.removesuffix("_s"): value for name, value in measure(line, DEVICE, pipelined=pipelined).breakdown.items()
+    }
     return {name: value for name, value in found.items() if value}
 
 
@@ -56,9 +60,9 @@ def test_ranks_count_as_often_as_they_stand_for_others():
         span(gemm, 0, 4), span(collective(ranks=(0, 1, 2, 3)), 4, 7, "dp"), span(kernel(), 0, 8, rank=3),
         end=8, members={0: (0, 1, 2), 3: (3,)},
     )  # fmt: skip
-    found = measure(line, pipelined=False)
+    found = measure(line, DEVICE, pipelined=False)
     assert parts(line) == {"compute": (3 * 4 + 8) / 4, "exposed_communication": 3 * 3 / 4, "host": 3 * 1 / 4}
-    assert found.n_flops == 60 * 3 / 4
+    assert found.least_s == pytest.approx(60 / 312e12 * 3 / 4)
     assert found.communication_fraction == pytest.approx(2.25 / 8)
     (row,) = found.communication
     assert (row["count"], row["bytes"], row["total_s"], row["group_size"]) == (0.75, 750, 2.25, 4)
@@ -81,7 +85,7 @@ def test_a_block_is_what_is_inside_it_and_what_slows_it_down_is_compute(length, 
     assert parts(line) == {
         "compute": 2 * (3 + stretch), "optimizer": 4, "exposed_communication": 4, "overlapped_communication": 2, "host": 2,
     }  # fmt: skip
-    (row,) = measure(line, pipelined=False).communication
+    (row,) = measure(line, DEVICE, pipelined=False).communication
     assert (row["axis"], row["count"], row["bytes"], row["total_s"]) == ("tp", 2, 2000, 6)
     assert exposed_by_axis(line) == {"tp": 4}
 
@@ -103,7 +107,7 @@ def test_a_steady_state_counts_as_often_as_it_comes():
         span(kernel(), 0, 2), span(kernel(), 2, 5), span(collective(), 5, 6, "dp"), span(kernel(), 7, 10),
         end=10, cycle=Cycle(2 * S, 6 * S, 3, 1),
     )  # fmt: skip
-    found = measure(line, pipelined=False)
+    found = measure(line, DEVICE, pipelined=False)
     assert found.iteration_time_s == 22
     assert parts(line) == {"compute": 8 + 3 * 3, "exposed_communication": 4, "host": 1}
     assert [(row["count"], row["bytes"], row["total_s"]) for row in found.communication] == [(4, 4000, 4)]
@@ -150,7 +154,7 @@ def test_phases_are_what_the_compute_stream_does_and_the_gaps_before_it():
         span(kernel(), 0, 4), span(kernel("recompute"), 5, 6), span(kernel("backward"), 6, 9), span(kernel("optimizer"), 10, 12),
         span(collective(), 12, 20, "dp"), end=20,
     )  # fmt: skip
-    assert measure(line, pipelined=False).phase_s == {"forward": 4, "backward": 5, "optimizer": 3}
+    assert measure(line, DEVICE, pipelined=False).phase_s == {"forward": 4, "backward": 5, "optimizer": 3}
 
 
 def test_messages_are_pairs_and_rows_stand_in_order():
@@ -161,7 +165,7 @@ def test_messages_are_pairs_and_rows_stand_in_order():
         span(collective(), 2, 4, "dp"),
         end=4,
     )
-    rows = measure(line, pipelined=False).communication
+    rows = measure(line, DEVICE, pipelined=False).communication
     assert [(r["collective"], r["axis"], r["group_size"]) for r in rows] == [
         ("all_reduce", "dp", 2), ("all_reduce", "tp", 3), ("send_recv", "pp", 2)]  # fmt: skip
     assert [(r["algbw_bytes_per_s"], r["busbw_bytes_per_s"]) for r in rows] == [(500, 500), (0, 0), (25, 25)]
@@ -177,10 +181,16 @@ def test_bus_factors_of_every_collective(n):
     assert [bus_factor(name, n) for name in ("broadcast", "reduce", "send_recv")] == [1.0] * 3
 
 
-def test_floating_point_operations_of_a_run_are_those_of_its_kernels():
+def test_floating_point_operations_of_a_run_are_those_of_its_kernels_by_unit():
+    """NVIDIA A100 datasheet: 312 TFLOP/s in bf16, 156 in TF32, 19.5 in fp32; CUTLASS emulates fp32 by three products in TF32."""
     gemm = kernel(shape=GemmShape(m=2, n=3, k=5, batch=7))
-    assert flops_of(gemm) == 2 * 2 * 3 * 5 * 7
-    assert flops_of(KernelRun(name="r", phase="forward", kernels=(gemm, kernel(), gemm))) == 840
+    assert flops_of(gemm, DEVICE) == {312e12: 2 * 2 * 3 * 5 * 7}
+    narrow, wide = (kernel(shape=GemmShape(m=2, n=3, k=5, dtype=dtype)) for dtype in ("tf32", "fp32"))
+    scores = kernel(
+        shape=AttentionShape(batch=1, heads=1, kv_heads=1, seq_q=4, seq_k=4, head_dim=8, causal=False, dtype="fp32")
+    )
+    run = KernelRun(name="r", phase="forward", kernels=(gemm, kernel(), gemm, narrow, wide, scores))
+    assert flops_of(run, DEVICE) == {312e12: 840, 156e12: 60, 19.5e12: 60, 52e12: 4 * 4 * 4 * 8}
 
 
 # -- the path ---------------------------------------------------------------------------------------------------------

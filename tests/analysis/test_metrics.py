@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from simulator.analysis.metrics import bus_factor, measure
 from simulator.program.op import Collective, Kernel
 from simulator.timeline import Span, Timeline, merge, subtract, total_ps
+from simulator.topology.device import load_device
+
+DEVICE = load_device("v100-sxm2-16g")
 
 S = 10**12
 KERNEL = Kernel(name="k", phase="forward", duration_s=1.0)
@@ -26,7 +29,9 @@ def timeline(*spans, makespan):
 
 def test_categories_of_a_hand_made_step():
     metrics = measure(
-        timeline((KERNEL, "compute", 0, 4), (REDUCE, "dp", 2, 7), (STEP, "compute", 7, 9), makespan=10), pipelined=False
+        timeline((KERNEL, "compute", 0, 4), (REDUCE, "dp", 2, 7), (STEP, "compute", 7, 9), makespan=10),
+        DEVICE,
+        pipelined=False,
     )
     assert metrics.breakdown == {
         "compute_s": 4, "optimizer_s": 2, "exposed_communication_s": 3, "overlapped_communication_s": 2,
@@ -38,7 +43,7 @@ def test_categories_of_a_hand_made_step():
 
 
 def test_idle_time_of_a_pipeline_is_its_bubble():
-    metrics = measure(timeline((KERNEL, "compute", 3, 4), makespan=5), pipelined=True)
+    metrics = measure(timeline((KERNEL, "compute", 3, 4), makespan=5), DEVICE, pipelined=True)
     assert metrics.breakdown["bubble_s"] == 4
 
 
@@ -62,7 +67,7 @@ def test_categories_add_up_to_the_iteration(runs, talks):
     spans += [(REDUCE, f"dp{i}", start, end) for i, (start, end) in enumerate(talks) if end > start]
     makespan = max(end for *_, end in spans) + 1
     for pipelined in (False, True):
-        breakdown = measure(timeline(*spans, makespan=makespan), pipelined=pipelined).breakdown
+        breakdown = measure(timeline(*spans, makespan=makespan), DEVICE, pipelined=pipelined).breakdown
         total = sum(value for name, value in breakdown.items() if name != "overlapped_communication_s")
         assert total == pytest.approx(makespan)
 

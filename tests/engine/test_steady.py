@@ -23,6 +23,7 @@ from simulator.program.stretch import insert_periods
 from simulator.scenario import Scenario
 from simulator.schedules import SCHEDULES
 from simulator.simulation import lower_scenario, resolve, topology_of
+from simulator.topology.device import load_device
 from simulator.units import to_ps
 
 
@@ -73,7 +74,8 @@ def test_periods_left_out_change_nothing(pp, tp, dp, n_micro_batches, schedule, 
     costs, (short, whole) = both(scenario, topology, found.program)
     assert short.makespan_ps == whole.makespan_ps
     assert rows(short) == rows(whole)
-    assert measure(short, pipelined=True) == measure(whole, pipelined=True)
+    device = topology.device(0)
+    assert measure(short, device, pipelined=True) == measure(whole, device, pipelined=True)
     assert costs.link_busy_s(short) == pytest.approx(costs.link_busy_s(whole))
 
 
@@ -192,7 +194,8 @@ def test_whatever_repeats_is_what_writing_it_down_gives(case):
     )
     assert short.makespan_ps == whole.makespan_ps
     assert rows(short) == rows(whole)
-    assert measure(short, pipelined=True) == measure(whole, pipelined=True)
+    device = load_device("v100-sxm2-16g")
+    assert measure(short, device, pipelined=True) == measure(whole, device, pipelined=True)
 
 
 @pytest.mark.parametrize(("kernel_us", "issue_us"), [(3, 1), (1, 3), (2, 2)])

@@ -182,3 +182,14 @@ def test_shares_of_attention_are_shares() -> None:
 
 def _attention_of_nothing() -> Mapping[str, Mapping[str, AttentionConstants]]:
     return KernelConstants.of(replace(load_device("a100-sxm4-80g"), kernels={})).attention.implementations
+
+
+def test_products_of_32_bits_are_three_in_tf32_from_ampere_on():
+    """A100: 19.5 TFLOP/s on its plain units, 156 in TF32, so 52 by three products each; V100 has no TF32."""
+    shape = replace(shape_of(8192), dtype="fp32")
+    rates = {}
+    for name in ("a100-sxm4-80g", "v100-sxm2-32g"):
+        device = load_device(name)
+        rates[name] = shape.n_flops / RooflineKernels().duration_s(shape, device)
+    assert 19.5e12 < rates["a100-sxm4-80g"] < 156e12 / 3
+    assert rates["v100-sxm2-32g"] < 15.7e12
