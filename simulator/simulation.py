@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+
+import numpy as np
 
 from simulator.analysis.metrics import measure
 from simulator.answer import Result, chosen
 from simulator.costs import ModelCosts
 from simulator.engine import run
 from simulator.engine.durations import TouchedError
+from simulator.engine.together import Iteration, run_together
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.faults import Faults
 from simulator.interop import load_model, open_topology
@@ -35,6 +38,7 @@ from simulator.scenario import Scenario
 from simulator.schedules import peak_in_flight
 from simulator.timeline import Timeline
 from simulator.topology import Topology
+from simulator.topology.link import LINK_KINDS
 
 #: token ids of so many words or more do not fit into 16 bits
 WIDE_VOCABULARY = 65_500
@@ -108,10 +112,23 @@ def lower_scenario(
     *,
     whole: bool | None = None,
     jointly: bool = True,
+    by_layer: bool = False,
 ) -> tuple[Model, Lowered, MemoryReport]:
-    """Lower a scenario with a resolved plan and account for its memory; ``whole`` and ``jointly`` as for :func:`lower`."""
+    """Lower a scenario with a resolved plan and account for its memory.
+
+    Parameters
+    ----------
+    whole, jointly
+        As for :func:`lower`.
+    by_layer : bool
+        Whether no pass is a block, for others may touch its links.
+    """
     plan = scenario.plan
     model = model_for(spec, plan)
+    classes = _classes(scenario, topology)
+    if by_layer:
+        mesh = Mesh(plan, topology.gpus_per_node)
+        classes = (classes or Classes.whole(tuple(map(mesh.stage_ranks, range(plan.pp))))).opened()
     lowered = lower(
         model,
         plan,
@@ -121,7 +138,7 @@ def lower_scenario(
         whole=whole,
         jointly=jointly,
         loading=loading_of(plan, topology, sample_bytes_of(spec, plan)),
-        classes=_classes(scenario, topology),
+        classes=classes,
     )
     check_host_memory(
         lowered.chunks, plan, lowered.mesh.sharding_group, n_ranks=min(plan.gpus, topology.gpus_per_node),
@@ -326,3 +343,84 @@ def simulate_on(
         scenario=ran.scenario, topology=topology, spec=spec, model=ran.model, timeline=ran.timeline, memory=ran.memory,
         metrics=metrics, link_busy_s=link_busy_s,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedJob:
+    """A resolved scenario on its part of a cluster."""
+
+    scenario: Scenario
+    topology: Topology  #: As :meth:`~simulator.topology.Topology.placed` gives it.
+    spec: ModelSpec | RecordedModule
+    nodes: tuple[int, ...]  #: Of the cluster, ascending.
+
+
+class Together:
+    """Jobs beside each other on one cluster, to be run with different starts.
+
+    Parameters
+    ----------
+    jobs : sequence of PlacedJob
+        On nodes of their own; all on one cluster, with the same network model.
+
+    Raises
+    ------
+    ConfigError
+        If the network model cannot share links among jobs.
+    """
+
+    def __init__(self, jobs: Sequence[PlacedJob]) -> None:
+        self._jobs = tuple(jobs)
+        first = self._jobs[0]
+        if first.scenario.network != "flow":
+            raise ConfigError(
+                f"jobs beside each other share links, which --network {first.scenario.network} does not play",
+                hint="--network flow",
+            )
+        factors: dict[str | int, float] = {}
+        for job in self._jobs:
+            factors |= job.topology.scale
+        #: the cluster with what is degraded for any of the jobs
+        self.network_topology = replace(first.topology, scale=factors)
+        self._shared = frozenset(np.flatnonzero(first.topology.arrays.kind == LINK_KINDS.index("fabric")).tolist())
+        self._is_foldable = sum(job.scenario.plan.gpus for job in self._jobs) <= MAX_UNFOLDED
+        self._by_layer = False
+        self._lower()
+
+    def _lower(self) -> None:
+        programs = [
+            lower_scenario(job.scenario, job.topology, job.spec, whole=True, jointly=False, by_layer=self._by_layer)[
+                1
+            ].program
+            for job in self._jobs
+        ]
+        self._programs = [
+            (program, ModelCosts(job.topology, job.scenario)) for program, job in zip(programs, self._jobs, strict=True)
+        ]
+
+    def play(
+        self, starts_ps: Sequence[int], is_enough: Callable[[Sequence[Sequence[Iteration]]], bool]
+    ) -> list[list[Iteration]]:
+        """Run the jobs; see :func:`~simulator.engine.together.run_together`.
+
+        Jobs whose blocks would touch shared links are written down layer by layer, and those whose classes would share links
+        unequally rank by rank.
+        """
+        evenness = Evenness(self.network_topology) if self._is_foldable else None
+
+        def network() -> NetworkModel:
+            known = evenness
+            return EvenNetwork(self.network_topology, known) if known else FlowNetwork(self.network_topology)
+
+        with _collector_paused():
+            while True:
+                try:
+                    return run_together(
+                        self._programs, network, starts_ps=starts_ps, shared=self._shared, is_enough=is_enough
+                    )
+                except TouchedError:
+                    self._by_layer = True
+                except UnevenError:
+                    evenness, self._is_foldable = None, False
+                    self._jobs = tuple(replace(job, scenario=replace(job.scenario, unfold=True)) for job in self._jobs)
+                self._lower()

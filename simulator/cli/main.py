@@ -43,7 +43,8 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-_MODEL, _PLAN, _COST, _RUN, _OUT = "What to run", "Plan files", "Cost models", "Whole run", "Output"
+_MODEL, _PLAN, _COST, _BESIDE = "What to run", "Plan files", "Cost models", "Other jobs on the cluster"
+_RUN, _OUT = "Whole run", "Output"
 
 
 def _option(help_text: str, panel: str, *names: str, words: Callable[[str], list[str]] | None = None) -> Any:
@@ -98,6 +99,15 @@ def main_command(
     ] = None,
     power_cap: Annotated[
         Text, _option("What a GPU or node may draw: 500W or 6kW/node; clocks fall with it.", _COST)
+    ] = None,
+    with_: Annotated[
+        Texts, _option("A job's file: play it beside this one on the same fabric; repeatable.", _BESIDE, "--with")
+    ] = None,
+    placement: Annotated[
+        Text, _option("Nodes of this job: slurm, random, in-order, or a list like 0-3,8; slurm by default.", _BESIDE)
+    ] = None,
+    nodes_free: Annotated[
+        Text, _option("File of free nodes (sinfo's): find the fastest placement of this job on them.", _BESIDE)
     ] = None,
     unfold: Annotated[
         bool, _option("Simulate every rank and micro-batch, not one per class and period.", _COST, "--unfold")

@@ -19,6 +19,7 @@ from simulator.plan.published import published_settings
 
 if TYPE_CHECKING:
     from simulator.explore.nearby_answers import NearbyAnswer
+    from simulator.explore.neighbours import Neighbours, PlacementRow
 
 
 def run_main(options: dict[str, Any]) -> None:
@@ -45,7 +46,7 @@ def run_main(options: dict[str, Any]) -> None:
             settings, counts, module=module, faults=Faults.parse(options["slow_rank"] or (), options["slow_link"] or ()),
             detail=bool(options["trace"] or options["report"] or options["explain"]), say=say,
         )  # fmt: skip
-        extras = _extras(options, results, request, say)
+        extras = _extras(options, results, request, say)._replace(**_others(options, settings, results, say))
         nearby = _nearby(options, results[-1], request, say)
     write_warnings(results[-1].idle_inputs(given), said=said)
     _write_files(options, results, extras, nearby, {*given, *(["gpus"] if options["gpus"] else [])})
@@ -107,6 +108,26 @@ class Extras(NamedTuple):
     request: RunRequest | None
     explanation: Explanation | None
     ways_out: list[WayOut] | None
+    neighbours: Neighbours | None = None
+    placements: list[PlacementRow] | None = None
+
+
+def _others(
+    options: dict[str, Any], settings: dict[str, Any], results: Sequence[Result], say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Play other jobs beside the one that is asked about, or look for the best of the free nodes."""
+    files, way, free = options["with_"] or (), options["placement"], options["nodes_free"]
+    if not (files or way or free):
+        return {}
+    if len(results) > 1 or options["module"]:
+        raise ConfigError("--with, --placement and --nodes-free are about one job", hint="one --gpus, and a --model")
+    from simulator.explore.neighbours import JobRequest, beside, best_placements, read_job
+
+    job = JobRequest(scenario=results[0].scenario, placement=way or "slurm")
+    others = [read_job(path, settings) for path in files]
+    if free and way is None:
+        return {"placements": best_placements(job, others, free_file=free, say=say)}
+    return {"neighbours": beside([job, *others], free_file=free, say=say)}
 
 
 def _extras(
@@ -178,6 +199,10 @@ def _print(results: Sequence[Result], extras: Extras) -> None:
     if extras.request is not None:
         for result, answer in zip(results, answers, strict=True):
             terminal.print_whole_run(answer["whole_run"], gpus=result.plan.gpus if len(results) > 1 else 0)
+    if extras.neighbours is not None:
+        terminal.print_neighbours(extras.neighbours)
+    if extras.placements is not None:
+        terminal.print_placements(extras.placements)
     if extras.explanation is not None:
         terminal.print_explanation(extras.explanation)
     if extras.ways_out is not None:

@@ -38,15 +38,23 @@ class Machine:
         Idle.
     host_start_ps : int
         When the hosts begin to issue; the devices are ready at 0.
+    clock : Clock, optional
+        One that others run on, too; its own by default.
     """
 
     def __init__(
-        self, program: Program, durations: Durations, network: NetworkModel, *, host_start_ps: int = 0
+        self,
+        program: Program,
+        durations: Durations,
+        network: NetworkModel,
+        *,
+        host_start_ps: int = 0,
+        clock: Clock | None = None,
     ) -> None:
         self.costs = durations.costs
         self.durations = durations
         self.network = network
-        self.clock = Clock()
+        self.clock = clock or Clock()
         self.ranks = [
             RankState(number, rank, durations.kind(rank.rank), host_start_ps)
             for number, rank in enumerate(program.ranks)
@@ -335,9 +343,9 @@ class Machine:
                     self._change_rate(participant)
                     self._slow_collectives(participant)
                     self._look_again_when_computing(participant)
-        self._set_alarm()
+        self.set_alarm()
 
-    def _set_alarm(self) -> None:
+    def set_alarm(self) -> None:
         """Ask the network again at its next completion."""
         wake_ps = self.network.next_completion_ps()
         if wake_ps is not None and (self.alarm is None or wake_ps != self.alarm[0]):
@@ -360,7 +368,7 @@ class Machine:
         for communication in communications:
             for rank, index in communication.participants:
                 self.finish(rank, index, rank.streams[rank.program.tasks[index].stream], now_ps)
-        self._set_alarm()
+        self.set_alarm()
 
     # -- interference and steady state ------------------------------------------------------------------------
 
@@ -375,7 +383,7 @@ class Machine:
 
     def _slow_collectives(self, rank: RankState) -> None:
         slow_collectives(rank, self.network, self.in_flight, self.clock.now_ps)
-        self._set_alarm()
+        self.set_alarm()
 
     def _beat(self) -> None:
         assert self.watch is not None
@@ -406,6 +414,47 @@ def _result_of(machine: Machine, state: RankState, part: Part) -> BlockResult:
     return BlockResult(end_ps, state.needed_ps + part.lead_ps, spans, issued_ps, trails=computed_ps < end_ps)
 
 
+def durations_of(
+    costs: Costs,
+    new_network: Callable[[], NetworkModel],
+    *,
+    detail: bool = False,
+    shared: frozenset[int] = frozenset(),
+) -> Durations:
+    """Return a memory of durations that computes blocks on networks of their own.
+
+    Parameters
+    ----------
+    shared : frozenset of int
+        Links that others load, too: a block that takes one of them is none.
+    """
+
+    def run_block(rank: int, block: Block, lead_ps: int) -> BlockResult:
+        inside = Program(ranks=(RankProgram(rank=rank, members=(rank,), tasks=block.tasks),))
+        machine = Machine(inside, durations, new_network(), host_start_ps=-lead_ps)
+        machine.touched = set() if shared else None
+        machine.execute()
+        if machine.touched and not shared.isdisjoint(machine.touched):
+            raise TouchedError
+        (state,) = machine.ranks
+        return BlockResult(machine.latest_ps, state.needed_ps + lead_ps, tuple(machine.spans), state.host_ps)
+
+    def run_jointly(parts: Sequence[Part]) -> JointResult:
+        ranks = [RankProgram(rank=part.rank, members=(part.rank,), tasks=part.block.tasks) for part in parts]
+        machine = Machine(Program(ranks=tuple(ranks)), durations, new_network())
+        machine.touched = set()
+        for state, part in zip(machine.ranks, parts, strict=True):
+            state.host_ps = part.offset_ps - part.lead_ps
+            machine.clock.call_at(part.offset_ps, machine.issue, state)
+        machine.clock.run()
+        assert machine.is_finished, "ranks of a pass post the same operations"
+        found = [_result_of(machine, state, part) for state, part in zip(machine.ranks, parts, strict=True)]
+        return JointResult(tuple(found), frozenset(machine.touched))
+
+    durations = Durations(costs, run_block, run_jointly, detail=detail)
+    return durations
+
+
 def run(program: Program, costs: Costs, new_network: Callable[[], NetworkModel], *, detail: bool = False) -> Timeline:
     """Run a program and return what happened when.
 
@@ -432,27 +481,7 @@ def run(program: Program, costs: Costs, new_network: Callable[[], NetworkModel],
     TouchedError
         If a pass that several ranks run is not alone on what it uses.
     """
-
-    def run_block(rank: int, block: Block, lead_ps: int) -> BlockResult:
-        inside = Program(ranks=(RankProgram(rank=rank, members=(rank,), tasks=block.tasks),))
-        machine = Machine(inside, durations, new_network(), host_start_ps=-lead_ps)
-        machine.execute()
-        (state,) = machine.ranks
-        return BlockResult(machine.latest_ps, state.needed_ps + lead_ps, tuple(machine.spans), state.host_ps)
-
-    def run_jointly(parts: Sequence[Part]) -> JointResult:
-        ranks = [RankProgram(rank=part.rank, members=(part.rank,), tasks=part.block.tasks) for part in parts]
-        machine = Machine(Program(ranks=tuple(ranks)), durations, new_network())
-        machine.touched = set()
-        for state, part in zip(machine.ranks, parts, strict=True):
-            state.host_ps = part.offset_ps - part.lead_ps
-            machine.clock.call_at(part.offset_ps, machine.issue, state)
-        machine.clock.run()
-        assert machine.is_finished, "ranks of a pass post the same operations"
-        found = [_result_of(machine, state, part) for state, part in zip(machine.ranks, parts, strict=True)]
-        return JointResult(tuple(found), frozenset(machine.touched))
-
-    durations = Durations(costs, run_block, run_jointly, detail=detail)
+    durations = durations_of(costs, new_network, detail=detail)
     while True:
         machine = Machine(program, durations, new_network())
         machine.execute()

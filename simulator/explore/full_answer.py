@@ -9,6 +9,7 @@ from typing import Any, NotRequired, TypedDict, cast
 from simulator.analysis.explain import Explanation
 from simulator.answer import Answer, Result
 from simulator.explore.named_settings import given_in, scenario_of
+from simulator.explore.neighbours import Neighbours, PlacementRow
 from simulator.explore.training_run import RunRequest, TrainingRun, whole_run
 from simulator.faults import Faults
 from simulator.models.recorded import RecordedModule, fit_plan
@@ -39,6 +40,8 @@ class Document(Answer):
     explanation: NotRequired[Explanation]
     #: Where the plan does not fit: changes that need less, those that suffice first, the fastest of them first.
     ways_out: NotRequired[list[WayOut]]
+    neighbours: NotRequired[Neighbours]  #: Jobs beside this one, with ``--with`` or ``--placement``.
+    placements: NotRequired[list[PlacementRow]]  #: Ways to place the job, the fastest first, with ``--nodes-free``.
 
 
 class ScalingRow(Document):
@@ -75,6 +78,8 @@ def document(
     *,
     request: RunRequest | None = None,
     ways_out: list[WayOut] | None = None,
+    neighbours: Neighbours | None = None,
+    placements: list[PlacementRow] | None = None,
 ) -> Document | Scaling:
     """Return what ``--json`` prints: one answer, or ``scaling``, a list of them with ``gpus`` added.
 
@@ -84,6 +89,8 @@ def document(
         A whole run that is asked about.
     ways_out : list of WayOut, optional
         As :func:`simulator.explore.out_of_memory.ways_out` returns them.
+    neighbours, placements : optional
+        As :mod:`simulator.explore.neighbours` returns them; there is one answer then.
     """
     answers = [to_json(result, request) for result in results]
     whole: Document | Scaling = answers[0]
@@ -94,6 +101,10 @@ def document(
         whole["explanation"] = explanation
     if ways_out is not None:
         whole["ways_out"] = ways_out
+    if neighbours is not None:
+        cast(Document, whole)["neighbours"] = neighbours
+    if placements is not None:
+        cast(Document, whole)["placements"] = placements
     return whole
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from simulator.parallel.mesh import CROSSING, DEFAULT_ORDER, Groups, Mesh
@@ -57,6 +57,11 @@ class Classes:
         closed: Passes = "closed"
         numbers = tuple(range(len(members)))
         return cls(members=members, in_step=members, have_passes=(closed,) * len(members), joined=numbers)
+
+    def opened(self) -> Classes:
+        """Return the same classes with no pass that is sure to run by itself."""
+        is_open: Passes = "open"
+        return replace(self, have_passes=(is_open,) * len(self.members))
 
 
 def meetings(mesh: Mesh, stage: int) -> Iterator[tuple[str, Groups]]:

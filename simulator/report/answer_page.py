@@ -21,6 +21,7 @@ from simulator.analysis.passes import passes_of, table_of
 from simulator.answer import Result, memory_over_time
 from simulator.explore.full_answer import Document, Scaling, ScalingRow, WayOut, document
 from simulator.explore.nearby_answers import NearbyAnswer
+from simulator.explore.neighbours import Neighbours, PlacementRow
 from simulator.explore.training_run import RunRequest
 from simulator.parallel.mesh import Mesh
 from simulator.report import answer_charts, tables
@@ -138,6 +139,13 @@ def _nearby(shown: Shown) -> list[Part]:
     return [nearby_choices(shown.nearby, shown.result.plan)] if len(shown.nearby) > 1 else []
 
 
+def _neighbours(shown: Shown) -> list[Part]:
+    found, ways = shown.answer.get("neighbours"), shown.answer.get("placements")
+    return [
+        *([tables.neighbours_table(found)] if found else []), *([tables.placements_table(ways)] if ways else [])
+    ]  # fmt: skip
+
+
 def _inputs(shown: Shown) -> list[Part]:
     sources = tables.constants_details(constants_of(shown.result.topology))
     return [tables.input_table(shown.result.scenario, shown.given), sources]
@@ -148,6 +156,7 @@ PANELS: dict[str, Panel] = {
     "time": Panel("Time", "Where the time goes", _time),
     "explained": Panel("Explained", "What decides the time, and what would help", _explained),
     "nearby": Panel("Change one thing", "Change one thing", _nearby),
+    "neighbours": Panel("Neighbours", "Other jobs on the cluster", _neighbours),
     "run": Panel("Whole run", "The whole run", _whole_run),
     "scaling": Panel("Scaling", "Scaling", _scaling),
     "pipeline": Panel("Pipeline", "The pipeline", _pipeline),
@@ -165,6 +174,8 @@ def report(
     request: RunRequest | None = None,
     explanation: Explanation | None = None,
     ways_out: list[WayOut] | None = None,
+    neighbours: Neighbours | None = None,
+    placements: list[PlacementRow] | None = None,
     given: Collection[str] = (),
     nearby: Sequence[NearbyAnswer] = (),
 ) -> Report:
@@ -180,6 +191,8 @@ def report(
         As :func:`simulator.explore.full_answer.explain` returns it; without it the page has the critical path alone.
     ways_out : list of WayOut, optional
         Of a plan that does not fit, as :func:`simulator.explore.out_of_memory.ways_out` returns them.
+    neighbours, placements : optional
+        As :mod:`simulator.explore.neighbours` returns them.
     given : collection of str
         Names of the settings that the user made.
     nearby : sequence of NearbyAnswer
@@ -187,7 +200,9 @@ def report(
     """
     last = results[-1]
     shown = Shown(
-        document=document(results, explanation, request=request, ways_out=ways_out),
+        document=document(
+            results, explanation, request=request, ways_out=ways_out, neighbours=neighbours, placements=placements
+        ),
         result=last,
         explanation=explanation,
         given=given,

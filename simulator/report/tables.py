@@ -19,6 +19,7 @@ from simulator.answer import (
     throughput,
 )
 from simulator.explore.full_answer import ScalingRow, WayOut
+from simulator.explore.neighbours import Neighbours, PlacementRow
 from simulator.plan import ParallelPlan
 from simulator.report.constants import Section, write_value
 from simulator.report.markup import Markup, element, number, share_bar, table
@@ -245,6 +246,35 @@ def ways_out_table(rows: Sequence[WayOut]) -> Markup:
     ]
     columns = ("change", "verdict", "peak memory", "iteration", "GPU hours per 1e9 tokens", "cost of them")
     return table("Ways out of memory, the fastest first", columns, cells, text_columns=2)
+
+
+def neighbours_table(found: Neighbours) -> Markup:
+    """Return what jobs beside each other lose against running alone."""
+    cells = [
+        (
+            job["model"], f"{job['gpus']} GPUs, nodes {_by_leaf(job['on_leaves'])}", format_time(job["alone_s"]),
+            format_time(job["beside_s"]), f"{job['slowdown']:.3f}",
+            f"{job['slowdown_low']:.3f} to {job['slowdown_high']:.3f}",
+        )
+        for job in found["jobs"]
+    ]  # fmt: skip
+    columns = ("job", "where", "alone", "beside the others", "slowdown", "by how they start")
+    return table("Each job against itself alone", columns, cells, text_columns=2)
+
+
+def placements_table(rows: Sequence[PlacementRow]) -> Markup:
+    """Return the ways to place a job, the fastest first."""
+    cells = [
+        (_by_leaf(row["on_leaves"]), "Slurm's choice" if row["is_slurms"] else "", format_time(row["iteration_time_s"]))
+        for row in rows
+    ]
+    return table(
+        "Placements on the free nodes, the fastest first", ("nodes by leaf", "", "iteration"), cells, text_columns=2
+    )
+
+
+def _by_leaf(counts: Sequence[int]) -> str:
+    return " + ".join(map(str, counts))
 
 
 def _best(rows: Sequence[Change]) -> Markup:

@@ -39,6 +39,7 @@ from simulator.units import format_bandwidth, format_bytes, format_time
 if TYPE_CHECKING:
     from simulator.explore.comparison import Comparison
     from simulator.explore.full_answer import WayOut
+    from simulator.explore.neighbours import Neighbours, PlacementRow
     from simulator.explore.network_needs import Requirement
     from simulator.explore.stragglers import Straggling
     from simulator.explore.sweeps import SweepResult
@@ -533,6 +534,36 @@ def print_straggling(scenario: Scenario, found: Straggling) -> None:
         words = f"uneven stages cost {found['stages_slowdown'] - 1:.1%} of every step, the simulated one included"
         out.print(f"\n{words}: --pipeline-layout moves layers", highlight=False)
     out.print(f"\ntaken as in the simulated step: {'; '.join(found['left_out'])}", highlight=False)
+
+
+def print_neighbours(found: Neighbours) -> None:
+    """Print what jobs beside each other lose."""
+    from simulator.explore.neighbours import in_words
+
+    out = make_console()
+    out.print(f"\n{in_words(found)}\n", highlight=False)
+    rows = new_table("job", "GPUs", "nodes by leaf", "alone", "beside", "slowdown", "by how they start")
+    for job in found["jobs"]:
+        spread = f"{job['slowdown_low']:.3f} to {job['slowdown_high']:.3f}"
+        rows.add_row(
+            job["model"], str(job["gpus"]), " + ".join(map(str, job["on_leaves"])), format_time(job["alone_s"]),
+            format_time(job["beside_s"]), f"{job['slowdown']:.3f}", spread,
+        )  # fmt: skip
+    out.print(rows, highlight=False)
+
+
+def print_placements(found: Sequence[PlacementRow]) -> None:
+    """Print the ways to place a job, the fastest first."""
+    out = make_console()
+    rows = new_table("nodes by leaf", "per step", "nodes", "")
+    for row in found:
+        nodes = ",".join(map(str, row["nodes"]))
+        shown = nodes if len(nodes) <= 40 else f"{nodes[:37]}..."
+        rows.add_row(
+            " + ".join(map(str, row["on_leaves"])), format_time(row["iteration_time_s"]), shown,
+            "Slurm's choice" if row["is_slurms"] else "",
+        )  # fmt: skip
+    out.print(rows, highlight=False)
 
 
 def print_emitted(written: Sequence[Written]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from simulator.errors import ConfigError
 from simulator.topology.cluster_spec import PREFERENCE, ClusterSpec, NodeSpec, TransportSpec
 from simulator.topology.device import Device, load_device
 from simulator.topology.fabrics import Fabric
-from simulator.topology.layout import Layout, RegularLayout, build_layout
+from simulator.topology.layout import Layout, PlacedLayout, RegularLayout, build_layout
 from simulator.topology.link import LINK_KINDS, Graph, Link, LinkArrays, LinkView, graph_of
 from simulator.topology.operation_spec import StorageSpec
 from simulator.topology.routing import Route
@@ -277,6 +277,22 @@ class Topology:
         return Topology(
             spec=self.spec, layout=layout, n_gpus=n_gpus, gpus_per_node=self.gpus_per_node, scale=self.scale
         )
+
+    def placed(self, nodes: Sequence[int], n_gpus: int, gpus_per_node: int = 0) -> Topology:
+        """Return a job's part of this cluster: its nodes in the job's order, links with the numbers of the whole.
+
+        Parameters
+        ----------
+        nodes : sequence of int
+            Enough for the GPUs.
+        n_gpus : int
+            Of the job.
+        gpus_per_node : int
+            That it uses of each node; all by default.
+        """
+        per_node = gpus_per_node or self.gpus_per_node
+        layout = PlacedLayout(whole=self.layout, nodes=tuple(nodes[: -(-n_gpus // per_node)]))
+        return Topology(spec=self.spec, layout=layout, n_gpus=n_gpus, gpus_per_node=per_node, scale=self.scale)
 
     def scaled(self, factors: Mapping[str | int, float]) -> Topology:
         """Return the same topology with some bandwidths multiplied.

@@ -193,6 +193,61 @@ class RegularLayout:
         return self.fabric.cut_bytes_per_s(n_nodes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedLayout:
+    """Some nodes of a cluster, in the order in which a job counts them; links keep the numbers of the whole."""
+
+    whole: Layout
+    nodes: tuple[int, ...]  #: By the job's count.
+
+    @property
+    def pxn(self) -> bool:
+        """As of the whole."""
+        return self.whole.pxn
+
+    @property
+    def n_vertices(self) -> int:
+        """Those of the whole."""
+        return self.whole.n_vertices
+
+    @property
+    def n_links(self) -> int:
+        """Those of the whole."""
+        return self.whole.n_links
+
+    def vertex(self, index: int) -> tuple[str, str]:
+        """Name and kind of a vertex."""
+        return self.whole.vertex(index)
+
+    def attributes(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Name and attributes of each vertex of the whole."""
+        return self.whole.attributes()
+
+    def vertices_of(self, node: int) -> Sequence[int]:
+        """Vertices inside one of the job's nodes."""
+        return self.whole.vertices_of(self.nodes[node])
+
+    def arrays(self) -> LinkArrays:
+        """All links of the whole."""
+        return self.whole.arrays()
+
+    def route(self, source: tuple[int, int], target: tuple[int, int], by_host: bool) -> Route:
+        """As between the nodes at these places."""
+        return self.whole.route((self.nodes[source[0]], source[1]), (self.nodes[target[0]], target[1]), by_host)
+
+    def nics_of(self, gpu: int) -> tuple[int, ...]:
+        """NICs, counted within the node, that a GPU of a node uses."""
+        return self.whole.nics_of(gpu)
+
+    def resized(self, n_nodes: int) -> PlacedLayout:
+        """The first of these nodes."""
+        return PlacedLayout(whole=self.whole, nodes=self.nodes[:n_nodes])
+
+    def cut_bytes_per_s(self, n_nodes: int) -> float:
+        """As of so many nodes side by side."""
+        return self.whole.cut_bytes_per_s(n_nodes)
+
+
 def build_layout(spec: ClusterSpec, n_nodes: int) -> RegularLayout:
     """Lay out the fabric of the whole cluster and the first ``n_nodes`` nodes."""
     nics = spec.node.nics

@@ -1,0 +1,374 @@
+"""Jobs beside each other on one cluster: where they lie, what they share, and what each loses against running alone.
+
+Every job repeats its step. The steps of two jobs shift against each other until they lock or come round again; from then on
+everything repeats, and the mean over that period is the answer. How the jobs happen to start decides where they lock, so
+several starts are played.
+
+References
+----------
+Rajasekaran et al., "CASSINI: Network-Aware Job Scheduling in Machine Learning Clusters", NSDI 2024: periods of jobs on a
+circle, and how they interleave. Cao et al., "Crux", SIGCOMM 2024: how often jobs contend, and what a pair lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
+
+import numpy as np
+
+from simulator.answer import Result
+from simulator.config import load_yaml
+from simulator.engine.together import Iteration
+from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
+from simulator.explore.named_settings import canonical_name, convert, scenario_of
+from simulator.explore.placement import Switches, place, placements, read_free_nodes
+from simulator.faults import Faults
+from simulator.interop import load_model
+from simulator.plan import SETTINGS, ParallelPlan
+from simulator.scenario import Scenario
+from simulator.simulation import PlacedJob, Together, resolve, simulate_on, topology_of
+from simulator.topology import Topology
+from simulator.units import format_time, to_ps, to_s
+
+#: starts of the later jobs that are played, spread over a step of theirs
+N_STARTS = 4
+#: steps of the longest job after which it is not waited for a period any more
+MOST_STEPS = 24
+#: steps that are not counted where no period is found
+WARM_UP = 2
+#: two times are one in the period where other jobs' steps are as far on, to such a part of theirs
+SAME_PHASE = 1e-3
+#: placements that a search simulates
+MOST_PLACEMENTS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """A job that is to be placed."""
+
+    scenario: Scenario
+    placement: str = "slurm"  #: As :func:`~simulator.explore.placement.place` takes it.
+    gpus_per_node: int = 0  #: GPUs that it uses of each node; all by default.
+
+
+class NeighbourJob(TypedDict):
+    """One of several jobs on a cluster."""
+
+    model: str  #: What it trains.
+    gpus: int  #: GPUs that it has.
+    nodes: list[int]  #: On which it lies, by the cluster's numbers.
+    on_leaves: list[int]  #: How many of them share a leaf switch, most first.
+    alone_s: float  #: Time of a step with nothing beside it.
+    beside_s: float  #: Mean time of a step beside the others.
+    slowdown: float  #: The same over that alone.
+    slowdown_low: float  #: Where the jobs happen to start best for it.
+    slowdown_high: float  #: Where they happen to start worst for it.
+
+
+class Neighbours(TypedDict):
+    """What jobs beside each other come to."""
+
+    jobs: list[NeighbourJob]  #: The job that is asked about, then the others.
+    #: The link that they share and that all together ask most of; null where they share none that they load.
+    shared_link: str | None
+    #: Seconds per second that this link is needed for by all jobs at the pace of each alone; above 1 it cannot keep up.
+    shared_load: float
+    n_starts: int  #: Starts against each other that were played.
+    n_steps: int  #: Steps of the first job in all of them.
+    is_periodic: bool  #: Whether each came to repeat itself; means over many steps otherwise.
+
+
+class PlacementRow(TypedDict):
+    """One way to place a job on free nodes."""
+
+    nodes: list[int]  #: By the cluster's numbers.
+    on_leaves: list[int]  #: How many of them share a leaf switch, most first.
+    iteration_time_s: float  #: Of a step there, beside the other jobs where there are any.
+    is_slurms: bool  #: Whether Slurm's topology rules would choose it.
+
+
+def read_job(path: str, base: Mapping[str, Any]) -> JobRequest:
+    """Read a job's file: settings of a plan file, and ``model``, ``placement`` and ``gpus_per_node``.
+
+    Parameters
+    ----------
+    base : mapping
+        Settings of the job that it runs beside, whose cluster it shares.
+
+    Raises
+    ------
+    ConfigError
+        With the place in the file, if a setting is wrong, or model or GPUs are missing.
+    """
+    data, locator = load_yaml(path)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: a job is a mapping of settings", hint="model: bert-large, gpus: 16, ...")
+    own: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    for name, value in data.items():
+        try:
+            if (key := str(name).replace("-", "_")) in ("placement", "gpus_per_node"):
+                own[key] = value
+                continue
+            key = canonical_name(str(name))
+            if key not in SETTINGS and key != "model":
+                raise ConfigError("the cluster is that of the main job", hint="keys of a plan, and model")
+            settings[key] = convert(key, value)
+        except SimulatorError as error:
+            raise ConfigError(f"{locator.value((str(name),))}: {name}: {error.message}", hint=error.hint) from None
+    missing = [name for name in ("model", "gpus") if name not in settings]
+    if missing:
+        raise ConfigError(f"{path}: no {' and no '.join(missing)}", hint="model: bert-large, gpus: 16, ...")
+    shared = scenario_of(base)
+    scenario = scenario_of({**settings, "topology": base["topology"]})
+    return JobRequest(
+        scenario=replace(scenario, overrides=shared.overrides, network=shared.network, seed=shared.seed),
+        placement=str(own.get("placement", "slurm")), gpus_per_node=int(own.get("gpus_per_node", 0)),
+    )  # fmt: skip
+
+
+class Site:
+    """A cluster on which jobs are placed one after the other.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Whose cluster it is.
+    free_file : str, optional
+        File of the nodes that are free.
+    """
+
+    def __init__(self, scenario: Scenario, free_file: str | None = None) -> None:
+        whole = replace(scenario, plan=ParallelPlan(), faults=Faults())
+        self.cluster: Topology = topology_of(whole)
+        self.switches = Switches(self.cluster)
+        self.free = read_free_nodes(free_file, self.cluster) if free_file else list(range(self.cluster.n_nodes))
+        self.rng = np.random.default_rng(scenario.seed)
+
+    def n_nodes(self, job: JobRequest) -> int:
+        """Return how many nodes a job needs.
+
+        Raises
+        ------
+        InfeasiblePlanError
+            If the job takes all of the cluster because it does not say how many GPUs.
+        """
+        n_gpus = job.scenario.plan.gpus
+        if not n_gpus:
+            raise InfeasiblePlanError(f"{job.scenario.model} has no --gpus", hint="--gpus N leaves room for others")
+        return -(-n_gpus // (job.gpus_per_node or self.cluster.gpus_per_node))
+
+    def place(self, job: JobRequest) -> PlacedJob:
+        """Place a job on free nodes, which it keeps."""
+        return self.put(job, place(job.placement, self.switches, self.free, self.n_nodes(job), self.rng))
+
+    def put(self, job: JobRequest, nodes: Sequence[int]) -> PlacedJob:
+        """Place a job on the nodes that are named."""
+        self.free = [node for node in self.free if node not in nodes]
+        topology = self.cluster.placed(nodes, job.scenario.plan.gpus, job.gpus_per_node)
+        spec = load_model(job.scenario.model)
+        topology = job.scenario.faults.apply(topology)
+        return PlacedJob(
+            scenario=resolve(job.scenario, topology, spec), topology=topology, spec=spec, nodes=tuple(sorted(nodes))
+        )
+
+
+def beside(
+    jobs: Sequence[JobRequest],
+    *,
+    free_file: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Neighbours:
+    """Place jobs one after the other on the cluster of the first, and play them beside each other.
+
+    Parameters
+    ----------
+    jobs : sequence of JobRequest
+        The one that is asked about first.
+    free_file : str, optional
+        File of the nodes that are free.
+    say : callable
+        Told what is being done.
+
+    Raises
+    ------
+    SimulatorError
+        If one does not fit beside the others, or cannot run.
+    """
+    site = Site(jobs[0].scenario, free_file)
+    return play(site, [site.place(job) for job in jobs], say)
+
+
+def play(site: Site, placed: Sequence[PlacedJob], say: Callable[[str], None] = lambda _: None) -> Neighbours:
+    """Play placed jobs beside each other, from several starts."""
+    say("each alone")
+    alone = [simulate_on(job.scenario, job.topology, job.spec) for job in placed]
+    alone_s = [one.metrics.iteration_time_s for one in alone]
+    link, load = busiest_shared(alone, alone_s)
+    together = Together(placed)
+    means: list[list[float]] = []
+    n_steps, is_periodic = 0, True
+    n_starts = N_STARTS if link is not None else 1
+    for number in range(n_starts):
+        say(f"together, start {number + 1} of {n_starts}")
+        later = [to_ps(number / n_starts * seconds) for seconds in alone_s[1:]]
+        watch = _Watch(alone_s)
+        found = together.play([0, *later], watch)
+        means.append(watch.means_s(found))
+        n_steps += len(found[0])
+        is_periodic &= watch.first is not None
+    rows = [
+        _row(site, job, seconds, [mean[number] for mean in means])
+        for number, (job, seconds) in enumerate(zip(placed, alone_s, strict=True))
+    ]
+    return Neighbours(
+        jobs=rows, shared_link=link, shared_load=load, n_starts=n_starts, n_steps=n_steps, is_periodic=is_periodic
+    )
+
+
+def _row(site: Site, job: PlacedJob, alone_s: float, means_s: Sequence[float]) -> NeighbourJob:
+    nodes = list(job.nodes)
+    beside_s = sum(means_s) / len(means_s)
+    return NeighbourJob(
+        model=job.scenario.model, gpus=job.scenario.plan.gpus, nodes=nodes, on_leaves=list(site.switches.counts(nodes)),
+        alone_s=alone_s, beside_s=beside_s, slowdown=beside_s / alone_s, slowdown_low=min(means_s) / alone_s,
+        slowdown_high=max(means_s) / alone_s,
+    )  # fmt: skip
+
+
+def busiest_shared(alone: Sequence[Result], alone_s: Sequence[float]) -> tuple[str | None, float]:
+    """Return the link that more than one job loads and that they need most, and for which share of the time."""
+    needed: dict[int, list[float]] = {}
+    for result, seconds in zip(alone, alone_s, strict=True):
+        for index, busy_s in result.link_busy_s.items():
+            needed.setdefault(index, []).append(busy_s / seconds)
+    shared = {index: sum(shares) for index, shares in needed.items() if len(shares) > 1}
+    if not shared:
+        return None, 0.0
+    index = max(sorted(shared), key=lambda one: shared[one])
+    link = alone[0].topology.links[index]
+    return f"{link.source} -> {link.target}", shared[index]
+
+
+class _Watch:
+    """Looks at the starts of the longest job's steps until the others are where they were before.
+
+    Attributes
+    ----------
+    first : int or None
+        The step of the longest job since whose start everything repeats.
+    """
+
+    def __init__(self, alone_s: Sequence[float]) -> None:
+        self.first: int | None = None
+        self._longest = max(range(len(alone_s)), key=lambda number: alone_s[number])
+        others_s = [seconds for number, seconds in enumerate(alone_s) if number != self._longest]
+        self._limits_ps = [max(1, to_ps(SAME_PHASE * seconds)) for seconds in others_s]
+        self._n_seen = 0
+
+    def __call__(self, found: Sequence[Sequence[Iteration]]) -> bool:
+        """Whether enough steps have been played."""
+        own = found[self._longest]
+        if len(own) == self._n_seen:
+            return False
+        self._n_seen = len(own)
+        if any(not steps for steps in found):
+            return False
+        last = own[-1]
+        for number in range(len(own) - 2, 0, -1):
+            if all(
+                abs(now - before) <= limit
+                for now, before, limit in zip(last.phases_ps, own[number].phases_ps, self._limits_ps, strict=True)
+            ):
+                self.first = number
+                return True
+        return len(own) >= MOST_STEPS
+
+    def means_s(self, found: Sequence[Sequence[Iteration]]) -> list[float]:
+        """Return the mean time of each job's steps, over the period where there is one."""
+        own = found[self._longest]
+        since = self.first if self.first is not None else min(WARM_UP, len(own) - 2)
+        from_ps, to = own[since].start_ps, own[-1].start_ps
+        means = []
+        for number, steps in enumerate(found):
+            if number == self._longest:
+                means.append(to_s(to - from_ps) / (len(own) - 1 - since))
+                continue
+            # steps are counted in parts, by how far each is when the window begins and ends
+            done = sum(_overlap(one, from_ps, to) for one in steps)
+            covered = sum(max(0, min(one.end_ps, to) - max(one.start_ps, from_ps)) for one in steps)
+            means.append(to_s(covered) / done)
+        return means
+
+
+def _overlap(step: Iteration, from_ps: int, to_ps_: int) -> float:
+    """Return which part of a step lies between two times."""
+    length = step.end_ps - step.start_ps
+    return max(0, min(step.end_ps, to_ps_) - max(step.start_ps, from_ps)) / length if length else 0.0
+
+
+def best_placements(
+    job: JobRequest,
+    others: Sequence[JobRequest] = (),
+    *,
+    free_file: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[PlacementRow]:
+    """Return placements of a job on free nodes, the fastest first.
+
+    Parameters
+    ----------
+    job : JobRequest
+        To be placed.
+    others : sequence of JobRequest
+        That run already, on nodes that their requests list or else on those that are not free.
+    free_file : str, optional
+        File of the free nodes; all by default.
+    """
+    site = Site(job.scenario, free_file)
+    open_nodes = site.free
+    if others:
+        site.free = list(range(site.cluster.n_nodes)) if free_file is None else _taken(site)
+    running = [site.place(one) for one in others]
+    held = {node for one in running for node in one.nodes}
+    free = [node for node in open_nodes if node not in held]
+    slurms = site.switches.by_slurm(free, site.n_nodes(job))
+    ways = placements(site.switches, free, site.n_nodes(job))
+    rows: list[PlacementRow] = []
+    candidates = [slurms]
+    slurms_counts = site.switches.counts(slurms)
+    for nodes in ways:
+        if len(candidates) >= MOST_PLACEMENTS:
+            break
+        if site.switches.counts(nodes) != slurms_counts or len(set(site.switches.levels[-1].values())) > 1:
+            candidates.append(nodes)
+    for number, nodes in enumerate(dict.fromkeys(candidates)):
+        say(f"placement {number + 1}")
+        placed = site.put(job, nodes)
+        if running:
+            seconds = play(site, [placed, *running])["jobs"][0]["beside_s"]
+        else:
+            seconds = simulate_on(placed.scenario, placed.topology, placed.spec).metrics.iteration_time_s
+        rows.append(
+            PlacementRow(
+                nodes=list(nodes), on_leaves=list(site.switches.counts(nodes)), iteration_time_s=seconds,
+                is_slurms=nodes == slurms,
+            )
+        )  # fmt: skip
+    return sorted(rows, key=lambda row: (row["iteration_time_s"], not row["is_slurms"]))
+
+
+def _taken(site: Site) -> list[int]:
+    free = set(site.free)
+    return [node for node in range(site.cluster.n_nodes) if node not in free]
+
+
+def in_words(found: Neighbours) -> str:
+    """Say what the first job loses."""
+    first = found["jobs"][0]
+    words = f"{format_time(first['beside_s'])} per step beside the others, {first['slowdown']:.3f} times {format_time(first['alone_s'])}"
+    if found["shared_link"] is None:
+        return f"{words}: no link is shared"
+    return f"{words}; of all shared links {found['shared_link']} is needed most, {found['shared_load']:.0%} of the time"

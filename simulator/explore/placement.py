@@ -1,0 +1,241 @@
+"""Which nodes of a cluster a job gets: by Slurm's topology rules, at random, as listed, or the best of many ways.
+
+References
+----------
+SchedMD, "Topology Guide" and ``src/plugins/topology/tree`` of Slurm: the lowest switch with enough free nodes, of several the
+one with the fewest; below it the leaf that holds what is left with the least room to spare, else the fullest one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from simulator.config import read_text
+from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.interop.hostlist import expand_hostlist
+from simulator.topology import Topology
+from simulator.topology.layout import RegularLayout
+
+#: words for ways to place a job; anything else lists nodes
+WAYS = ("slurm", "random", "in-order")
+_LAST_NUMBER = re.compile(r"(\d+)\D*$")
+
+
+class Switches:
+    """Nodes by the switches above them, from leaves up.
+
+    Parameters
+    ----------
+    cluster : Topology
+        The whole.
+
+    Attributes
+    ----------
+    levels : list of dict
+        Per level, the switch (a number) above each leaf; the first level is the leaves themselves.
+    """
+
+    def __init__(self, cluster: Topology) -> None:
+        self._leaf = self._leaves(cluster)
+        leaves = sorted(set(self._leaf))
+        first = {leaf: self._leaf.index(leaf) for leaf in leaves}
+        hops = {
+            (a, b): _n_hops(cluster, first[a], first[b])
+            for position, a in enumerate(leaves)
+            for b in leaves[position + 1 :]
+        }
+        self.levels: list[dict[int, int]] = [{leaf: leaf for leaf in leaves}]
+        for limit in sorted(set(hops.values())):
+            above = dict(self.levels[-1])
+            for (a, b), n in hops.items():
+                if n <= limit and above[a] != above[b]:
+                    gone, kept = above[b], above[a]
+                    above = {leaf: kept if switch == gone else switch for leaf, switch in above.items()}
+            self.levels.append(above)
+
+    @staticmethod
+    def _leaves(cluster: Topology) -> list[int]:
+        layout = cluster.layout
+        if isinstance(layout, RegularLayout):
+            attached = [
+                tuple(layout.fabric.attach(node, nic) for nic in range(layout.node.n_nics))
+                for node in range(cluster.n_nodes)
+            ]
+            numbers: dict[tuple[int, ...], int] = {}
+            return [numbers.setdefault(switches, len(numbers)) for switches in attached]
+        found: list[int] = []
+        for node in range(cluster.n_nodes):
+            same = (other for other in range(node) if not _n_hops(cluster, other, node))
+            found.append(found[other] if (other := next(same, None)) is not None else max(found, default=-1) + 1)
+        return found
+
+    def leaf(self, node: int) -> int:
+        """Return the leaf of a node."""
+        return self._leaf[node]
+
+    def counts(self, nodes: Sequence[int]) -> tuple[int, ...]:
+        """Return how many of some nodes are on each of their leaves, most first."""
+        leaves = [self._leaf[node] for node in nodes]
+        return tuple(sorted((leaves.count(leaf) for leaf in set(leaves)), reverse=True))
+
+    def by_slurm(self, free: Sequence[int], n_nodes: int) -> tuple[int, ...]:
+        """Return the nodes that Slurm's tree plugin picks of free ones, in order.
+
+        Raises
+        ------
+        InfeasiblePlanError
+            If there are not so many.
+        """
+        _check_room(free, n_nodes)
+        for above in self.levels:
+            room: dict[int, list[int]] = {}
+            for node in free:
+                room.setdefault(above[self._leaf[node]], []).append(node)
+            fitting = [nodes for nodes in room.values() if len(nodes) >= n_nodes]
+            if fitting:
+                return self._best_fit(min(fitting, key=len), n_nodes)
+        return self._best_fit(free, n_nodes)
+
+    def _best_fit(self, free: Sequence[int], n_nodes: int) -> tuple[int, ...]:
+        by_leaf: dict[int, list[int]] = {}
+        for node in sorted(free):
+            by_leaf.setdefault(self._leaf[node], []).append(node)
+        chosen: list[int] = []
+        while len(chosen) < n_nodes:
+            left = n_nodes - len(chosen)
+            enough = [nodes for nodes in by_leaf.values() if len(nodes) >= left]
+            best = min(enough, key=len) if enough else max(by_leaf.values(), key=len)
+            chosen += best[:left]
+            del by_leaf[self._leaf[best[0]]]
+        return tuple(sorted(chosen))
+
+
+def _n_hops(cluster: Topology, a: int, b: int) -> int:
+    """Links between switches on the way from one node to another."""
+    per_node = cluster.gpus_per_node
+    route = cluster.route(a * per_node, b * per_node)
+    return sum(cluster.links[index].kind == "fabric" for index, _ in route)
+
+
+def _check_room(free: Sequence[int], n_nodes: int) -> None:
+    if len(free) < n_nodes:
+        raise InfeasiblePlanError(
+            f"{n_nodes} nodes are needed and {len(free)} are free", hint="fewer --gpus, or --set nodes=N"
+        )
+
+
+def place(way: str, switches: Switches, free: Sequence[int], n_nodes: int, rng: np.random.Generator) -> tuple[int, ...]:
+    """Return the nodes of a job, in the order of its ranks.
+
+    Parameters
+    ----------
+    way : str
+        One of :data:`WAYS`, or the nodes themselves: ``0-3,8`` or a hostlist.
+
+    Raises
+    ------
+    ConfigError
+        If listed nodes are taken, or too few.
+    InfeasiblePlanError
+        If there are not so many free nodes.
+    """
+    if way in WAYS:
+        _check_room(free, n_nodes)
+        if way == "slurm":
+            return switches.by_slurm(free, n_nodes)
+        if way == "random":
+            return tuple(sorted(int(node) for node in rng.choice(np.array(free), n_nodes, replace=False)))
+        return tuple(sorted(free)[:n_nodes])
+    nodes = parse_nodes(way)
+    taken = [node for node in nodes if node not in free]
+    if taken or len(nodes) < n_nodes:
+        what = f"node {taken[0]} is not free" if taken else f"{len(nodes)} nodes are listed and {n_nodes} are needed"
+        raise ConfigError(f"placement {way}: {what}", hint=f"{', '.join(WAYS)}, or a list like 0-3,8")
+    return tuple(nodes[:n_nodes])
+
+
+def parse_nodes(text: str) -> list[int]:
+    """Read a list of nodes: numbers and ranges, or a hostlist whose names end in the node's number from 0.
+
+    Raises
+    ------
+    ConfigError
+        If it is neither.
+
+    Examples
+    --------
+    >>> parse_nodes("0-2,8"), parse_nodes("gpu[003-004]")
+    ([0, 1, 2, 8], [3, 4])
+    """
+    plain = re.sub(r"\s+", ",", text.strip())
+    if re.fullmatch(r"[\d,\-]+", plain):
+        plain = f"[{plain.strip(',')}]"
+    found = [_LAST_NUMBER.search(host) for host in expand_hostlist(plain)]
+    if not found or None in found:
+        raise ConfigError(f"{text!r} names no nodes by number", hint="0-3,8 or node[000-003]")
+    return list(dict.fromkeys(int(match[1]) for match in found if match))
+
+
+def read_free_nodes(path: str, cluster: Topology) -> list[int]:
+    """Read a file of free nodes, one list on each line; ``sinfo -t idle -h -o %N`` writes one.
+
+    Raises
+    ------
+    ConfigError
+        If the cluster has no such node.
+    """
+    lines = [line.partition("#")[0].strip() for line in read_text(path).splitlines()]
+    nodes = sorted({node for line in lines if line for node in parse_nodes(line)})
+    if not nodes or nodes[-1] >= cluster.n_nodes:
+        raise ConfigError(
+            f"{path}: nodes {nodes[:3] or ''} ...: {cluster.name} has nodes 0 to {cluster.n_nodes - 1}",
+            hint="--set nodes=N makes it larger",
+        )
+    return nodes
+
+
+def placements(switches: Switches, free: Sequence[int], n_nodes: int) -> Iterator[tuple[int, ...]]:
+    """Yield placements that differ in how many nodes they take on each leaf, those on few leaves first.
+
+    Leaves with equally many free nodes under the same switches are alike; so are nodes of a leaf.
+    """
+    _check_room(free, n_nodes)
+    by_leaf: dict[int, list[int]] = {}
+    for node in sorted(free):
+        by_leaf.setdefault(switches.leaf(node), []).append(node)
+    leaves = sorted(by_leaf, key=lambda leaf: (-len(by_leaf[leaf]), leaf))
+    seen: set[tuple[tuple[object, ...], ...]] = set()
+    for n_leaves in range(1, len(leaves) + 1):
+        for counts in _splits(n_nodes, [len(by_leaf[leaf]) for leaf in leaves], n_leaves):
+            used = {leaf: count for leaf, count in zip(leaves, counts, strict=True) if count}
+            kind = _kind(switches, used)
+            if kind not in seen:
+                seen.add(kind)
+                yield tuple(sorted(node for leaf, count in used.items() for node in by_leaf[leaf][:count]))
+
+
+def _kind(switches: Switches, used: Mapping[int, int]) -> tuple[tuple[object, ...], ...]:
+    """Return what placements have in common that differ only in which equal switches they take."""
+    found: list[tuple[object, ...]] = []
+    for above in switches.levels:
+        by_switch: dict[int, list[int]] = {}
+        for leaf, count in used.items():
+            by_switch.setdefault(above[leaf], []).append(count)
+        found.append(tuple(sorted(tuple(sorted(counts)) for counts in by_switch.values())))
+    return tuple(found)
+
+
+def _splits(n: int, room: Sequence[int], n_used: int) -> Iterator[tuple[int, ...]]:
+    """Yield ways to take ``n`` of leaves with so much room, of exactly ``n_used`` leaves."""
+    if not room:
+        if n == n_used == 0:
+            yield ()
+        return
+    for count in range(min(n, room[0]), -1, -1):
+        used = n_used - (count > 0)
+        if used >= 0 and n - count <= sum(sorted(room[1:], reverse=True)[:used]):
+            for rest in _splits(n - count, room[1:], used):
+                yield (count, *rest)
