@@ -33,6 +33,8 @@ from simulator.network.base import Rounds, Step
 
 #: bytes of one ring step that the threads of one channel move in one go under LL (512 threads x 8 B)
 LL_LINE_BYTES = 4096
+#: share of the wire that is payload under LL: four bytes of flag for four of data
+LL_WIRE_SHARE = 0.5
 #: largest chunk of a ring step on one channel under Simple
 SIMPLE_CHUNK_BYTES = 2 * 1024 * 1024
 #: what one channel buffers under LL on both sides of a hop: a benchmark's operations do not wait for each other below what the
@@ -190,16 +192,17 @@ class Ring(Algorithm):
         traffic = hop_bytes(case.collective, n)
         share = _inside_share(shape)
         credits_bytes_per_s = self._credits_rate(case) if p == LL and is_chain and n_between else math.inf
+        wire, lines_bytes_per_s = self._between(case)
         copied = 0.0 if p == LL or is_chain else self._copied(case)
         return Terms(
             latency_s=latency_s,
             scales=Scales(
                 inside=(traffic + copied / share) / inside.ring.efficiency[p] if m > 1 else 0.0,
-                nics=traffic / between.ring.efficiency[p],
+                nics=traffic / wire,
                 beyond=traffic,
             ),
             sent=(share, float(shape.n_nodes > 1)),
-            cap_bytes_per_s=min(credits_bytes_per_s, case.sockets_bytes_per_s / traffic),
+            cap_bytes_per_s=min(credits_bytes_per_s, min(lines_bytes_per_s, case.sockets_bytes_per_s) / traffic),
         )
 
     def steps(self, case: Case) -> tuple[int, int]:
@@ -210,6 +213,18 @@ class Ring(Algorithm):
             return (0, 0) if case.pipelined and (nodes == 1 or fits) else (n - nodes, nodes - 1)
         n_between = (2 if case.collective == "all_reduce" else 1) * (nodes - 1)
         return n_steps(case.collective, n) - n_between, n_between
+
+    def _between(self, case: Case) -> tuple[float, float]:
+        """Share of the wire that payload has between nodes, and the rate that channels reach whatever the wire allows.
+
+        What a ring under LL reaches alone is what its small slices on their way allow; others may use the wire beside them, but
+        for the flags. Where the threads behind sockets are the limit, all that a NIC carries waits for them.
+        """
+        ring, shape, p = case.between.ring, case.shape, case.p
+        share = ring.efficiency[p]
+        if p != LL or shape.n_nodes == 1 or share > LL_WIRE_SHARE or ring.socket_bytes_per_s[p] < math.inf:
+            return share, math.inf
+        return LL_WIRE_SHARE, share * shape.n_nics * shape.nic_bytes_per_s
 
     def _copied(self, case: Case) -> float:
         """Weight of the local copy of a rank's own share, which takes no link, in bytes of its NVLinks."""

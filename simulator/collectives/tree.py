@@ -19,14 +19,12 @@ from simulator.collectives.groups import Groups, Phase
 from simulator.collectives.loads import FloatArray, IntArray, Scales, Traffic
 from simulator.collectives.messages import Hops, Job, Nodes, Placed, on_channels, pipeline, rotated
 from simulator.collectives.nccl import LL, PROTOCOLS, TREE_US, Question, is_legacy, log_nodes, nvlink_speed
-from simulator.collectives.ring import LL_MAX
+from simulator.collectives.ring import LL_MAX, LL_WIRE_SHARE
 from simulator.collectives.table import Send, Table
 from simulator.network.base import Step
 
 #: payload of one slot under LL: each level of a tree between nodes takes it in before it passes it on
 LL_SLOT_BYTES = 32 * 1024
-#: share of the wire that is payload under LL: four bytes of flag for four of data
-LL_WIRE_SHARE = 0.5
 
 # NCCL's figures in GB/s; one row per generation, columns: 1 node, 2 nodes, more nodes
 _CHANNEL = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (38.7, 41.4, 36.0), (70.0, 42.8, 24.0))

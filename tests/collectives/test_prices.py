@@ -43,6 +43,8 @@ PCIE = GroupShape(
     n_ranks=4, n_nodes=1, ranks_per_node=4, generation="ampere", wiring="pcie", nvlink_bytes_per_s=32e9, sockets=2
 )
 FREE = replace(BETWEEN, rendezvous=Rendezvous())
+#: with channels under LL that alone reach 20 GB/s of two NICs, beyond what their credits allow along a chain
+FAST_LL = replace(FREE, ring=replace(FREE.ring, efficiency=(0.4, 0.6, 0.8)))
 
 
 def terms(shape, collective, n_bytes, algorithm=None, protocol=None, *, between=FREE, pipelined=False):
@@ -76,8 +78,9 @@ CASES = {
     "ring LL128, 2 nodes": (
         TWO, "all_reduce", MIB, "ring", "ll128", 20 + 12 * 2 + 6 + 2 * 20, (1.75 * 0.75 + 0.05) / 0.5, 1.75 / 0.6,
     ),
+    # of each 16 bytes on the wire eight are flags (NCCL's prims_ll.h)
     "gather LL, 2 nodes": (
-        TWO, "all_gather", MIB, "ring", "ll", 10 + 6 * 1 + 5 + 1 * 10 + 7 * 1, 0.875 * 0.75 / 0.25, 0.875 / 0.1,
+        TWO, "all_gather", MIB, "ring", "ll", 10 + 6 * 1 + 5 + 1 * 10 + 7 * 1, 0.875 * 0.75 / 0.25, 0.875 / 0.5,
     ),
     # 6 + 1 hops, and a node takes in a chunk of 0.5 MiB on 4 channels at 0.6 of two NICs before it passes it on
     "broadcast LL128, 2 nodes": (
@@ -172,15 +175,20 @@ def test_the_root_of_many_broadcasts_in_a_row_waits_for_no_hops():
 def test_a_longer_chain_buffers_more_broadcasts_in_a_row(nodes, window_bytes):
     """aistairc/abci2.0benchmark, V100, four channels: times jump at 64, 128 and 256 KiB on 2, 4 and 8 nodes."""
     chain = replace(TWO, n_ranks=4 * nodes, n_nodes=nodes)
-    waits = [terms(chain, "broadcast", n, "ring", "ll", pipelined=True) for n in (window_bytes - 1, window_bytes)]
-    assert [found.cap_bytes_per_s < float("inf") for found in waits] == [False, True]
+    waits = [
+        terms(chain, "broadcast", n, "ring", "ll", between=FAST_LL, pipelined=True)
+        for n in (window_bytes - 1, window_bytes)
+    ]
+    assert [found.cap_bytes_per_s < 0.4 * 50e9 for found in waits] == [False, True]
     assert waits[1].latency_s - waits[0].latency_s == pytest.approx((nodes * 3 + (nodes - 1) * 10) * US, rel=1e-3)
 
 
 def test_caps():
     """Credits of a chain under LL, posting of messages, and rings that pass from socket to socket."""
     trip_s = 6 * 1 * US + 1 * 10 * US
-    assert terms(TWO, "broadcast", MIB, "ring", "ll").cap_bytes_per_s == pytest.approx(4 * 2**14 / (0.6 * trip_s))
+    by_credits = terms(TWO, "broadcast", MIB, "ring", "ll", between=FAST_LL)
+    assert by_credits.cap_bytes_per_s == pytest.approx(4 * 2**14 / (0.6 * trip_s))
+    assert terms(TWO, "broadcast", MIB, "ring", "ll").cap_bytes_per_s == pytest.approx(0.1 * 50e9)
     assert terms(TWO, "broadcast", MIB, "ring", "ll128").cap_bytes_per_s == float("inf")
     assert terms(PCIE, "all_reduce", MIB, "ring", "simple").cap_bytes_per_s == pytest.approx(5e9 / 1.5)
     assert terms(PCIE, "all_reduce", MIB, "tree", "simple").cap_bytes_per_s == pytest.approx(5e9)
@@ -191,6 +199,15 @@ def test_caps():
     assert terms(TWO, "all_to_all", 8 * 64).cap_bytes_per_s == pytest.approx(8 * 64 / tiny_s)
     by_threads = terms(replace(TWO, protocol="tcp"), "all_to_all", 8 * MIB)
     assert (by_threads.latency_s, by_threads.cap_bytes_per_s) == (pytest.approx(25 * US + posting_s), float("inf"))
+
+
+def test_low_rates_of_LL_leave_the_wire_to_others():
+    """Alone a gather moves 0.1 of two NICs of 25 GB/s; of the wire it takes its bytes and as many flags."""
+    found = terms(TWO, "all_gather", MIB, "ring", "ll")
+    assert found.cap_bytes_per_s == pytest.approx(0.1 * 50e9 / 0.875)
+    assert found.lone_time_s(MIB, TWO) == pytest.approx(found.latency_s + 0.875 * MIB / 5e9)
+    threads = replace(FREE, ring=replace(FREE.ring, socket_bytes_per_s=(1e9, 1e9, 1e9)))
+    assert terms(TWO, "all_gather", MIB, "ring", "ll", between=threads).between_load == pytest.approx(0.875 / 0.1)
 
 
 def test_time_alone_is_latency_and_the_slowest_of_links_and_cap():
