@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from simulator.collectives.benchmark import BenchmarkRow
     from simulator.topology import Topology
 
-_COLLECTIVES = "all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, gather, scatter or send_recv."
+_COLLECTIVES = (
+    "all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, gather, scatter or send_recv; p2p_copy for copies "
+    "to a peer and the host, as nvbandwidth has them."
+)
+_COPIES = "p2p_copy"
 
 
 def collective(
@@ -46,6 +50,9 @@ def collective(
     name = _plain_name(name)
     sizes = size_range(_size("--min", smallest), _size("--max", largest), factor)
     machine = open_topology(topology, gpus, gpus_per_node=gpus_per_node)
+    if name == _COPIES:
+        _copies(machine, sizes, plot, as_json=json_output)
+        return
     given = {"transport": transport or "", "nccl_algo": nccl_algo or "", "nccl_proto": nccl_proto or ""}
     predict = partial(
         benchmark_table, name, machine, sizes, dtype=dtype, transport=transport, algorithm=nccl_algo,
@@ -70,6 +77,17 @@ def collective(
                 f"# 80 % interval {interval.sizes}: {interval.low:.2f} to {interval.high:.2f} of the time ({interval.basis})"
             )
     _draw(plot, name, machine, {f"{machine.n_gpus} GPUs": rows})
+
+
+def _copies(machine: Topology, sizes: Sequence[int], plot: str | None, *, as_json: bool) -> None:
+    """Show copies of the first GPU: no collective, so nothing is chosen and no transport is used."""
+    from simulator.collectives.copies import copy_table
+
+    rows = copy_table(machine, sizes)
+    print(_dump(_document(_COPIES, machine, rows, "")) if as_json else _table(_COPIES, machine, rows, ""))
+    _draw(
+        plot, _COPIES, machine, {label: [r for r in rows if r.label == label] for label in {r.label: 0 for r in rows}}
+    )
 
 
 def _draw(plot: str | None, name: str, machine: Topology, series: Mapping[str, Sequence[BenchmarkRow]]) -> None:
@@ -140,7 +158,7 @@ def _plain_name(name: str) -> str:
     from simulator.collectives import COLLECTIVES
 
     bare = name.lower().removesuffix("_perf").replace("_", "").replace("-", "")
-    return next((known for known in COLLECTIVES if known.replace("_", "") == bare), name)
+    return next((known for known in (*COLLECTIVES, _COPIES) if known.replace("_", "") == bare), name)
 
 
 def _size(option: str, text: str) -> int:

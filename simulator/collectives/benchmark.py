@@ -208,7 +208,7 @@ def benchmark_table(
         )  # fmt: skip
         floor_s = launch_floor_s(flow.label, gpus_per_process, inside)
         time_s = max(lone_flow_s(flow, topology, network), floor_s)
-        rows.append(_row(collective, n_bytes, n_ranks, dtype=dtype, time_s=time_s, label=flow.label))
+        rows.append(row_of(collective, n_bytes, n_ranks, dtype=dtype, time_s=time_s, label=flow.label))
     return tuple(rows)
 
 
@@ -242,7 +242,8 @@ def _check(collective: str, topology: Any, n_ranks: int, *, dtype: str, network:
         )
 
 
-def _row(collective: str, n_bytes: int, n_ranks: int, *, dtype: str, time_s: float, label: str) -> BenchmarkRow:
+def row_of(collective: str, n_bytes: int, n_ranks: int, *, dtype: str, time_s: float, label: str) -> BenchmarkRow:
+    """Return a line of the table: rates and counts as nccl-tests defines them."""
     share = n_ranks if collective in _SHARED else 1
     algbw = n_bytes / time_s
     return BenchmarkRow(

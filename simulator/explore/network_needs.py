@@ -239,6 +239,19 @@ class Requirement:
         """Whether the network as it is reaches the target."""
         return self.efficiency >= self.target
 
+    def speed_up(self, factor: float, efficiency: float) -> dict[str, float]:
+        """Return by how much training is faster with so much more bandwidth: simulated, and as a profile projects it.
+
+        The projection is Amdahl's law over the share of the time that a free network would save: every second of it
+        shrinks with the bandwidth. That is how studies go from a network's measured efficiency to a better one's; the
+        simulation knows that latencies stay, and what hides behind compute.
+        """
+        share = 1.0 - self.efficiency
+        return {
+            "speed_up": efficiency / self.efficiency,
+            "projected_speed_up": 1.0 / (1.0 - share + share / factor),
+        }
+
     @property
     def verdict(self) -> str:
         """What the rule of thumb is worth here, in words; empty on one node."""
@@ -282,7 +295,10 @@ class Requirement:
             "least_storage_bytes_per_s": self.storage_bytes_per_s,
             "least_node_storage_bytes_per_s": self.node_storage_bytes_per_s,
             "present_storage_bytes_per_s": self.present_storage_bytes_per_s, "least_loader_workers": self.loader_workers,
-            "curve": [{"bytes_per_s": rate, "efficiency": value} for rate, value in self.curve],
+            "curve": [
+                {"bytes_per_s": rate, "efficiency": value, **self.speed_up(rate / self.present_bytes_per_s, value)}
+                for rate, value in self.curve
+            ],
             "rule_of_thumb": {**self.rule.to_dict(), "verdict": self.verdict} if self.rule else None,
             "spending": self.spending, "plan": self.scenario.plan.to_dict(),
         }  # fmt: skip

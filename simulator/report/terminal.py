@@ -484,6 +484,16 @@ def print_requirements(found: Sequence[Requirement]) -> None:
         for one in curves:
             curve.add_row(str(one.scenario.plan.gpus), *(f"{value:.1%}" for _, value in one.curve))
         out.print(curve, highlight=False)
+        out.print(
+            "\nfaster than now by bandwidth per node (projected from the share that a free network saves)",
+            highlight=False,
+        )
+        faster = new_table("GPUs", *(_gigabits(rate) for rate, _ in curves[0].curve), n_left=0)
+        for one in curves:
+            gains = [one.speed_up(rate / one.present_bytes_per_s, value) for rate, value in one.curve]
+            shown = (f"{gain['speed_up']:.2f} ({gain['projected_speed_up']:.2f})" for gain in gains)
+            faster.add_row(str(one.scenario.plan.gpus), *shown)
+        out.print(faster, highlight=False)
 
 
 #: columns of requirements that stand in the first table where a terminal is narrow

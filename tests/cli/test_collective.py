@@ -111,3 +111,15 @@ def test_intervals_stand_below_the_table_and_in_every_row(simulate):
     assert code == 0 and "# 80 % interval from 1 MiB: " in out
     row = json.loads(simulate(*arguments, "--json")[1])["rows"][0]
     assert row["low_s"] <= row["time_s"] <= row["high_s"]
+
+
+def test_copies_stand_in_the_same_columns(simulate):
+    flags = ("-t", "polaris", "--gpus", 4, "--min", "64MiB", "--max", "64MiB")
+    code, out, err = simulate("collective", "p2p_copy", *flags)
+    assert (code, err) == (0, "")
+    assert [line.split("  ")[-1] for line in out.splitlines() if line.startswith(" ")] == [
+        "peer, copy engine", "peer, kernel", "peer, both ways", "host to device", "device to host",
+    ]  # fmt: skip
+    code, out, _ = simulate("collective", "p2p_copy", *flags, "--json")
+    document = json.loads(out)
+    assert code == 0 and document["collective"] == "p2p_copy" and len(document["rows"]) == 5

@@ -119,6 +119,13 @@ def test_the_requirement_reaches_its_target_and_less_does_not():
         assert needs.efficiency(1.0, found.most_latency_s) >= 0.8
 
 
+def test_a_projection_from_a_profile_is_amdahls_law_over_the_network():
+    """At 40 % of a free network's throughput, twice the bandwidth takes 0.4 + 0.6 / 2 of the time: 1.43 times as fast."""
+    found = replace(requirement(scenario_of(), target=0.8, with_curve=False), efficiency=0.4)
+    gain = found.speed_up(2.0, 0.6)
+    assert gain == pytest.approx({"speed_up": 1.5, "projected_speed_up": 1.0 / 0.7})
+
+
 def test_storage_delivers_a_batch_per_step():
     found = requirement(scenario_of(), target=0.8, with_curve=False)
     batch_bytes = found.scenario.plan.global_batch * 512 * 2  # 50,257 words fit into 16 bits

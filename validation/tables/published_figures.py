@@ -48,11 +48,13 @@ class Figure:
     note: str = ""  #: What was assumed.
     commands: tuple[str, ...] = ()  #: Command lines behind ours.
     fitted: bool = False  #: Whether a constant was fitted to this very figure, so that agreement proves nothing.
+    transport: str = ""  #: Of a row of the tables, across nodes.
+    case: str = ""  #: What the row measured, whatever the transport.
 
     @property
     def agrees(self) -> bool:
-        """Whether ours is within 10 % of the figure (0.05 for fractions), or keeps its bound."""
-        if self.ours is None:
+        """Whether ours is within 10 % of the figure (0.05 for fractions), or keeps its bound; never of what the source contradicts."""
+        if self.ours is None or self.source_is:
             return False
         if self.bound:
             return self.ours >= self.published if self.bound == "at least" else self.ours <= self.published
@@ -108,18 +110,20 @@ class Document:
         rows = [
             row for part in entry["rows"] for row in select(read_table(MEASUREMENTS / part["table"]), part["where"])
         ]
+        contradicted = {row_id: one["source_is"] for one in entry.get("contradicted", ()) for row_id in one["rows"]}
         readings = [
             Reading(
                 name=reading["name"],
                 why=reading.get("why", ""),
                 figures=tuple(
-                    map(_row_figure, predict_rows([_as_read(row, reading) for row in rows], n_processes=n_processes))
+                    _row_figure(outcome, contradicted.get(outcome.row.row_id, ""))
+                    for outcome in predict_rows([_as_read(row, reading) for row in rows], n_processes=n_processes)
                 ),
             )
             for reading in entry.get("readings", [{"name": "as stated"}])
         ]
-        claims = tuple(_claimed(claim) for claim in entry["claims"])
-        return cls(name=entry["name"], title=entry["title"], readings=tuple(readings), claims=claims)
+        found = cls(name=entry["name"], title=entry["title"], readings=tuple(readings), claims=())
+        return replace(found, claims=tuple(_claimed(claim, found.best.figures) for claim in entry["claims"]))
 
 
 def _as_read(row: Row, reading: Mapping[str, Any]) -> Row:
@@ -129,7 +133,7 @@ def _as_read(row: Row, reading: Mapping[str, Any]) -> Row:
     return row
 
 
-def _row_figure(outcome: Outcome) -> Figure:
+def _row_figure(outcome: Outcome, source_is: str) -> Figure:
     """Return the figure of one row of the tables."""
     row = outcome.row
     unit = {"communication_fraction": "fraction", "fits": "fits", "tflops_per_gpu": "TFLOP/s", "time_us": "us"}
@@ -141,6 +145,9 @@ def _row_figure(outcome: Outcome) -> Figure:
         unit=unit.get(row.metric, "s"),
         note="; ".join(filter(None, (*outcome.assumed, outcome.note, outcome.reason))),
         fitted=row.text("split") == "fit",
+        source_is=source_is,
+        transport=row.text("transport"),
+        case=describe_row(outcome),
     )
 
 
@@ -171,22 +178,42 @@ def _number(document: Any, formula: str) -> float:
     return above / below[0] if below else above
 
 
-def _ours(rule: Mapping[str, Any], runs: Mapping[str, str]) -> float:
-    """Return our figure: a number of the first answer, or its ratio to that of the second."""
+def slowdown(figures: Sequence[Figure], slow: str, fast: str) -> float:
+    """Return how many times longer a step takes over one transport than over another, in the mean over cells of a table.
+
+    What is no communication takes the same time over both, so that a cell's ratio is ``(1 - share over the fast one) / (1 -
+    share over the slow one)``. Cells whose shares are equal have no network between their GPUs.
+    """
+    shares = {
+        name: {f.case: f.ours for f in figures if f.unit == "fraction" and f.transport == name and f.ours is not None}
+        for name in (slow, fast)
+    }
+    ratios = [
+        (1.0 - share) / (1.0 - shares[slow][case])
+        for case, share in shares[fast].items()
+        if share != shares[slow][case]
+    ]
+    return sum(ratios) / len(ratios)
+
+
+def _ours(rule: Mapping[str, Any], runs: Mapping[str, str], figures: Sequence[Figure]) -> float:
+    """Return our figure: a number of the first answer, its ratio to that of the second, or a mean over the table."""
+    if "slowdown" in rule:
+        return slowdown(figures, *rule["slowdown"])
     [formula] = [rule[key] for key in ("value", "ratio", "gain") if key in rule]
     values = [_number(_answer(runs[name]), formula) for name in ("a", "b") if name in runs]
     found = values[0] if "value" in rule else values[0] / values[1] - ("gain" in rule)
     return found * float(rule.get("times", 1.0))
 
 
-def _claimed(claim: Mapping[str, Any]) -> Figure:
+def _claimed(claim: Mapping[str, Any], figures: Sequence[Figure]) -> Figure:
     """Return the figure of one claim of the text."""
     runs = claim.get("runs", {})
     bounds = [name.replace("_", " ") for name in ("at_least", "at_most") if name in claim.get("agree", {})]
     return Figure(
         says=claim["says"],
         published=float(claim["published"]),
-        ours=_ours(claim["ours"], runs) if "ours" in claim else None,
+        ours=_ours(claim["ours"], runs, figures) if "ours" in claim else None,
         unit=claim["unit"],
         bound=bounds[0] if bounds else "",
         source_is=claim.get("source_is", ""),
@@ -244,6 +271,8 @@ def _document_lines(document: Document) -> Iterator[str]:
         [f"figure (reading: {document.best.name})", "published", "ours", ""],
         [[f.says, _shown(f.published, f.unit), _shown(f.ours, f.unit), f.verdict] for f in document.best.figures],
     )
+    if reasons := list(dict.fromkeys(f.source_is for f in document.best.figures if f.source_is)):
+        yield from ("Why rows are inconsistent in their source:", "", *(f"- {reason}." for reason in reasons), "")
 
 
 def render(name: str, found: Sequence[Document]) -> str:

@@ -40,12 +40,28 @@ def test_a_claim_is_made_of_the_answers_of_its_runs(monkeypatch: pytest.MonkeyPa
     answers = {"slow": {"time": 3.0, "rows": [{"rate": 7.0}]}, "fast": {"time": 2.0}}
     monkeypatch.setattr(published_figures, "_answer", answers.__getitem__)
     runs = {"a": "slow", "b": "fast"}
-    assert published_figures._ours({"ratio": "time"}, runs) == pytest.approx(1.5)
-    assert published_figures._ours({"gain": "time"}, runs) == pytest.approx(0.5)
-    assert published_figures._ours({"value": "rows.0.rate", "times": 2.0}, {"a": "slow"}) == pytest.approx(14.0)
-    assert published_figures._ours({"value": "time+rows.0.rate/time"}, {"a": "slow"}) == pytest.approx(
+    assert published_figures._ours({"ratio": "time"}, runs, ()) == pytest.approx(1.5)
+    assert published_figures._ours({"gain": "time"}, runs, ()) == pytest.approx(0.5)
+    assert published_figures._ours({"value": "rows.0.rate", "times": 2.0}, {"a": "slow"}, ()) == pytest.approx(14.0)
+    assert published_figures._ours({"value": "time+rows.0.rate/time"}, {"a": "slow"}, ()) == pytest.approx(
         (3.0 + 7.0) / 3.0
     )
+
+
+def test_a_slowdown_is_the_mean_over_cells_with_a_network() -> None:
+    """Compute takes 1 s over both networks; communication 1 and 3 s, and 1 and 2 s: steps of 2 and 4, and of 2 and 3 s."""
+    cells = [("a", 0.5, 0.75), ("b", 0.5, 2 / 3), ("one node", 0.2, 0.2)]
+    figures = [
+        figure(0.0, share, "fraction", transport=transport, case=case)
+        for case, *shares in cells
+        for transport, share in zip(("rdma", "tcp"), shares, strict=True)
+    ]
+    assert published_figures.slowdown(figures, "tcp", "rdma") == pytest.approx((4 / 2 + 3 / 2) / 2)
+    assert published_figures._ours({"slowdown": ["tcp", "rdma"]}, {}, figures) == pytest.approx(1.75)
+
+
+def test_what_the_source_contradicts_never_agrees() -> None:
+    assert not figure(10.0, 10.0, source_is="its other table says 8").agrees
 
 
 def test_the_reading_under_which_most_agree_is_shown() -> None:
@@ -65,7 +81,7 @@ def test_every_claim_states_how_it_is_judged(page: str) -> None:
     entries, _ = load_yaml(claims_file(page))
     assert len(entries) >= 4
     for claim in (claim for entry in entries for claim in entry["claims"]):
-        assert claim.get("runs") or claim.get("source_is"), claim["says"]
+        assert claim.get("runs") or claim.get("source_is") or "slowdown" in claim["ours"], claim["says"]
         names = set(claim.get("ours", {})) - {"times"}
-        assert len(names) == (1 if "ours" in claim else 0) and names <= {"value", "ratio", "gain"}
+        assert len(names) == (1 if "ours" in claim else 0) and names <= {"value", "ratio", "gain", "slowdown"}
         assert ("b" in claim.get("runs", {})) == bool(names & {"ratio", "gain"})
