@@ -32,7 +32,7 @@ from simulator.models.spec import ModelSpec
 from simulator.network.base import Flow
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Kernel, Op, Transfer
-from simulator.replay.changes_of_links import shortest
+from simulator.replay.changes_of_links import shortest, transfers
 from simulator.scenario import Scenario
 from simulator.simulation import resolve, run_scenario
 from simulator.timeline import Timeline
@@ -154,8 +154,9 @@ class Efficiency:
         return next((self.kernels[place] for place in places if place in self.kernels), 1.0)
 
     def of_message(self, op: Collective | Transfer) -> float:
-        """Factor on a communication; of a kind that was not recorded that of all."""
-        return self.messages.get(_message_key(op), self.messages.get(("", 0), 1.0))
+        """Factor on a communication; of a collective of a kind that was not recorded that of all of them."""
+        other = 1.0 if isinstance(op, Transfer) else self.messages.get(("", 0), 1.0)
+        return self.messages.get(_message_key(op), other)
 
 
 class EfficientCosts(ModelCosts):
@@ -256,7 +257,7 @@ def _recorded(whole: Reconstruction, usages: Mapping[int, list[Usage]]) -> _Spen
     """Add up the recorded ranks over the steps that count."""
     launches = any(rank.has_launches for rank in whole.trace.ranks)
     spent = _Spent(launches=launches or (False if any(len(rank.host) for rank in whole.trace.ranks) else None))
-    times = dict(enumerate(whole.transfer_ns))
+    times, messages = dict(enumerate(whole.transfer_ns)), _shortest_messages(whole)
     n_rank_steps = sum(len(found) for found in usages.values())
     for plan in whole.plans:
         inside = np.zeros(len(plan.rank.ops), bool)
@@ -269,8 +270,10 @@ def _recorded(whole: Reconstruction, usages: Mapping[int, list[Usage]]) -> _Spen
             call = plan.call(op)
             alone_ns = min(int(plan.duration_ns[op]), least.get(replace(call, sequence=-1), int(plan.duration_ns[op])))
             size = max(call.group_size, len(call.ranks)) or whole.trace.world_size
-            kind: MessageKey = ("message", 2) if call.collective in ("send", "recv") else (call.collective, size)
-            spent.messages[kind] += (times[plan.key[op]] if op in plan.key else alone_ns) / 1e9 / n_rank_steps
+            taken_ns, kind = times[plan.key[op]] if op in plan.key else alone_ns, (call.collective, size)
+            if call.collective in ("send", "recv"):
+                taken_ns, kind = messages[call.n_bytes], ("message", 2)
+            spent.messages[kind] += taken_ns / 1e9 / n_rank_steps
         compute = inside & (plan.rank.ops.kind == COMPUTE)
         host_ns = int(plan.issue_ns[inside[plan.order]].sum())
         host_ns += sum(wait.work_ns for wait in plan.waits if inside[plan.order[wait.before]])
@@ -278,6 +281,18 @@ def _recorded(whole: Reconstruction, usages: Mapping[int, list[Usage]]) -> _Spen
         spent.gap_s += int(plan.lead_ns[compute].sum()) / 1e9 / n_rank_steps
         spent.n_kernels += int(compute.sum()) / n_rank_steps
     return spent
+
+
+def _shortest_messages(whole: Reconstruction) -> dict[int, int]:
+    """Bytes -> nanoseconds of the shortest message of that size: whatever others take longer is waiting or contention.
+
+    Neither end of a message says when it has arrived, only when somebody looked; and contention is simulated.
+    """
+    found: dict[int, int] = {}
+    for call, taken_ns in transfers(whole):
+        if call.collective in ("send", "recv"):
+            found[call.n_bytes] = min(taken_ns, found.get(call.n_bytes, taken_ns))
+    return found
 
 
 def _kernels_of(plan: RankPlan, inside: NDArray[np.bool_]) -> Iterator[tuple[KernelKey, float]]:
@@ -313,8 +328,9 @@ def efficiency_of(recorded: _Spent, simulated: _Spent) -> Efficiency:
         for key in recorded.messages
         if recorded.messages[key] > 0 and simulated.messages.get(key, 0.0) > 0
     }
-    common = [sum(side.messages[key] for key in messages) for side in (recorded, simulated)]
-    if messages:
+    collectives = [key for key in messages if key[0] != "message"]
+    if collectives:
+        common = [sum(side.messages[key] for key in collectives) for side in (recorded, simulated)]
         messages["", 0] = common[0] / common[1]
     if recorded.launches is None:
         return Efficiency(kernels=kernels, messages=messages)
@@ -475,6 +491,10 @@ def _notes(explained: float, efficiency: Efficiency, new: _Spent) -> tuple[str, 
     unknown = sorted({kind for kind in new.messages if kind not in efficiency.messages})
     if unknown:
         kinds = ", ".join(kind if kind == "message" else f"{kind} of {size}" for kind, size in unknown)
-        basis = "the efficiency of the recorded communication" if efficiency.messages else "what the network model says"
+        basis = (
+            "the efficiency of the recorded communication"
+            if ("", 0) in efficiency.messages
+            else "what the network model says"
+        )
         notes.append(f"not recorded, and taken at {basis}: {kinds}")
     return tuple(notes)

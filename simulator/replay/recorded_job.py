@@ -17,7 +17,7 @@ from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
 from simulator.replay.changes_of_kernels import shipped_device
-from simulator.replay.changes_of_plan import PlannedJob
+from simulator.replay.changes_of_plan import PlanChange, PlannedJob
 from simulator.topology import Topology, load_topology
 from simulator.trace_io.trace_record import OperatorCall, Trace
 
@@ -60,6 +60,8 @@ def recorded_job(
     if spec is None:
         spec = shapes.spec(tp, pp)
     settings = {**(shapes.settings() if shapes.tells else {}), **settings}
+    if layers := settings.pop("layers", None):
+        spec = PlanChange(layers=int(layers)).spec(spec, 0)
     settings.setdefault("sequence_length", spec.max_positions)
     settings.setdefault("micro_batch", 1)
     world = trace.world_size
