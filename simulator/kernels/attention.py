@@ -28,9 +28,10 @@ FloatArray = npt.NDArray[np.float64]
 
 #: speed beside FlashAttention 2 on A100, forward and backward, with heads of up to 64 and of more elements: FlashAttention 1 is
 #: 1.7 to 3.0 times slower, least with the narrow heads that its blocks were made for, and its Triton port 1.3 to 2.5 times
-#: (arXiv:2307.08691, section 4.1 and figures 4 to 6)
+#: (arXiv:2307.08691, section 4.1 and figures 4 to 6); 2.1 with heads of 128 is fitted to runs of equal layouts with either
+#: (Hagemann et al., arXiv:2311.05610, split=fit: 13B to 65B at 2,048 and 8,192 tokens)
 FIRST_GENERATION_SPEED: Mapping[str, Mapping[str, tuple[float, float]]] = {
-    "flash_attention_1": {"forward": (1 / 1.7, 1 / 3.0), "backward": (1 / 1.7, 1 / 3.0)},
+    "flash_attention_1": {"forward": (1 / 1.7, 1 / 2.1), "backward": (1 / 1.7, 1 / 2.1)},
     "flash_attention_triton": {"forward": (0.6, 0.6), "backward": (0.5, 0.5)},
 }
 #: clocks of one SM that dropout takes per score: Philox 4x32 with ten rounds serves 16 scores (about 80 instructions),

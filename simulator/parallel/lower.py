@@ -21,7 +21,7 @@ from simulator.parallel.stage import StageLayers
 from simulator.parallel.states import optimizer_run
 from simulator.parallel.vocabulary import share
 from simulator.plan import ParallelPlan
-from simulator.plan.stage_layout import parse_layout, shortened_ends
+from simulator.plan.stage_layout import balanced_parts, parse_layout, shortened_ends
 from simulator.program.op import Collective
 from simulator.program.program import COMPUTE, Program, RankProgram, TaskList
 from simulator.schedules import Placement, Table, build_table, placement_of
@@ -152,6 +152,10 @@ def _cuts(model: Model, plan: ParallelPlan, placement: Placement, first: int, la
     n_parts, n_layers = placement.n_parts, len(model.layers)
     if plan.pipeline_layout is not None and n_parts > 1:
         return _cuts_of_layout(parse_layout(plan.pipeline_layout), model, placement, first, last)
+    if plan.framework_spec.balances_parameters and n_parts == plan.pp > 1 and not placement.shares_vocabulary:
+        sizes = balanced_parts([layer.n_parameters for layer in model.layers], n_parts)
+        if sizes is not None and not (plan.first_stage_layers or plan.last_stage_layers):
+            return list(pairwise(accumulate(sizes, initial=0)))
     ends = list(accumulate(_counts(last - first, n_parts, plan), initial=first))
     if not placement.shares_vocabulary:
         ends = [0, *ends[1:-1], n_layers]

@@ -148,13 +148,17 @@ class Replicated(DataParallel):
     @property
     def _packs(self) -> bool:
         """Whether gradients are copied into buckets, and back at the end of backward: DDP's do, unless they live there."""
+        if self.facts.reduces_wide:
+            return True
         if not self.facts.copies_into_buckets:
             return False
         return self._sent_bytes < self.element_bytes or not self.plan.gradient_as_bucket_view
 
     @property
     def _sent_bytes(self) -> int:
-        """Bytes of a gradient element as it travels: a communication hook may compress it."""
+        """Bytes of a gradient element as it travels: a communication hook may compress it, its reducer may widen it."""
+        if self.facts.reduces_wide:
+            return 4
         return min(self.element_bytes, 2) if self.plan.gradient_compression != "none" else self.element_bytes
 
     def _pack(self, tasks: TaskList, bucket: Bucket, after: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
@@ -162,8 +166,10 @@ class Replicated(DataParallel):
         n_bytes = bucket.n_elements * self._sent_bytes
         if not self._packs:
             return after, n_bytes
-        name = "copy into bucket" if self._sent_bytes == self.element_bytes else "compress gradients"
-        copied = self.pointwise(tasks, name, bucket.n_elements, self.element_bytes, self._sent_bytes, after)
+        name = "compress gradients" if self._sent_bytes < self.element_bytes else "copy into bucket"
+        flat = 2 * self.element_bytes if self.facts.reduces_wide else 0  # flattened, then divided, before the cast
+        sizes = (self.element_bytes + flat, self._sent_bytes + flat)
+        copied = self.pointwise(tasks, name, bucket.n_elements, *sizes, after)
         return (copied,), n_bytes
 
     def after_layer(
@@ -189,7 +195,10 @@ class Replicated(DataParallel):
                     self.collective(tasks, name, "expert_dp", self._n_experts * self.element_bytes, last)
                 )
         for n_elements, reduced in self._packed:
-            name, sizes = "copy out of bucket", (self._sent_bytes, self.element_bytes)
+            flat = (
+                self.element_bytes if self.facts.reduces_wide else 0
+            )  # cast into the flat bucket, then copied out of it
+            name, sizes = "copy out of bucket", (self._sent_bytes + flat, self.element_bytes + flat)
             self._reduced.append(self.pointwise(tasks, name, n_elements, *sizes, (reduced,)))
         return last + last_of_each_stream(tasks, self._reduced)
 

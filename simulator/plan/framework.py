@@ -55,6 +55,9 @@ class DataParallelism:
     holds_buckets: bool = False
     #: Whether gradients are copied into buckets and back unless they live there.
     copies_into_buckets: bool = False
+    #: Whether gradients kept in 16 bits are reduced in fp32: flattened, divided by the number of ranks and cast, bucket by
+    #: bucket, and the way back after it.
+    reduces_wide: bool = False
     #: Whether a communication hook may compress gradients.
     has_hooks: bool = False
     #: Whether a sharded optimizer's gradients are reduce-scattered by default, instead of all-reduced.
@@ -150,6 +153,18 @@ DEEPSPEED = DataParallelism(
 )
 #: InternEvo's: ``reduce_bucket_size``
 INTERNEVO = replace(MEGATRON, bucket_bytes=512 * MIB, scatters_gradients=False, gathers_by_bucket=False)
+#: Aleph Alpha's: ``allreduce_bucket_size`` elements at a time, summed in fp32 after backward (Aleph-Alpha/scaling,
+#: ``core/optimizer/allreduce.py``); every rank then steps its shard
+SCALING = replace(
+    MEGATRON,
+    shardings=("none", "zero1"),
+    bucket_elements=500_000_000,
+    bucket_elements_per_rank=0,
+    buckets_whole_without_overlap=False,
+    scatters_gradients=False,
+    gathers_by_bucket=False,
+    reduces_wide=True,
+)
 #: the wrapper, ``FullyShardedDataParallel``
 FSDP = DataParallelism(
     shardings=("none", "zero2", "zero3", "hsdp"),
@@ -241,6 +256,9 @@ class Framework:
     scatters_apart: bool = False
     #: Whether chunks of a pipeline may differ (Megatron-Core's ``pipeline_model_parallel_layout``).
     lays_out_pipelines: bool = False
+    #: Whether a pipeline gives its stages equal numbers of parameters, those of embedding and head among them, instead of equal
+    #: numbers of blocks.
+    balances_parameters: bool = False
     #: The framework that runs the same modules with sharded parameters, where this one cannot.
     sharded_by: str = ""
     #: Whether it refuses experts under tensor parallelism without sequence parallelism (Megatron-LM, ``arguments.py``:
@@ -436,6 +454,18 @@ FRAMEWORKS: dict[str, Framework] = {
             data_parallel=MEGATRON,
             overlap=False,
             fragmentation=0.3,
+        ),
+        *(
+            # Aleph Alpha's Scaling (Aleph-Alpha/scaling): its own modules, ``pipe_partition_method: balanced``
+            Framework(
+                name=name,
+                kernels=kernels,  # type: ignore[arg-type]
+                data_parallel=SCALING,
+                overlap=False,
+                fragmentation=0.3,
+                balances_parameters=True,
+            )
+            for name, kernels in (("scaling", "torch-modules"), ("scaling-fused-norm", "eager-fused-norm"))
         ),
         Framework(
             # InternEvo (HybridZeroOptimizer): eager modules with FlashAttention's fused norms, 16-bit gradients reduced in

@@ -11,6 +11,7 @@ NVIDIA/Megatron-LM, ``core/transformer/pipeline_parallel_layer_layout.py``.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from simulator.errors import ConfigError
 
@@ -85,3 +86,37 @@ def shortened_ends(blocks: int, n_virtual: int) -> list[int] | None:
     last = each - min(spare, each)
     first = each - (spare - (each - last))
     return None if first < 0 or n_virtual < 2 else [first, *[each] * (n_virtual - 2), last]
+
+
+def balanced_parts(weights: Sequence[int], n_parts: int) -> list[int] | None:
+    """Cut a row of weights into consecutive parts, the heaviest as light as can be; each takes what it can, the last the rest.
+
+    Returns
+    -------
+    list of int or None
+        Length of every part; None where one would be empty.
+
+    References
+    ----------
+    DeepSpeed, ``runtime/utils.py``, ``partition_balanced``; Aleph-Alpha/scaling, ``core/nn/parallel_module/pipeline_partitioning.py``.
+
+    Examples
+    --------
+    >>> balanced_parts([2, 1, 1, 1, 1, 1, 1, 2], 2), balanced_parts([1, 1, 1, 1, 1, 1, 1, 2], 3), balanced_parts([1], 2)
+    ([4, 4], [3, 3, 2], None)
+    """
+    low, high = max(weights), sum(weights)
+    while low < high:
+        limit = (low + high) // 2
+        low, high = (low, limit) if len(_filled(weights, limit)) <= n_parts else (limit + 1, high)
+    found = _filled(weights, low)
+    return found if len(found) == n_parts else None
+
+
+def _filled(weights: Sequence[int], limit: int) -> list[int]:
+    sizes, total = [0], 0
+    for weight in weights:
+        if total + weight > limit:
+            sizes, total = [*sizes, 0], 0
+        sizes[-1], total = sizes[-1] + 1, total + weight
+    return sizes

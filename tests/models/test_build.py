@@ -366,3 +366,15 @@ def test_the_position_bias_of_t5_keeps_plain_code_from_fused_attention():
     t5, gpt2 = find_spec("t5-base"), find_spec("gpt2")
     assert not any(STYLES[name].fuses_attention(t5) for name in ("hf-eager", "torch-modules", "eager-fused-norm"))
     assert STYLES["megatron"].fuses_attention(t5) and STYLES["hf-eager"].fuses_attention(gpt2)
+
+
+@pytest.mark.parametrize(("is_split", "inside"), [(False, 3), (True, 2)])
+def test_modules_of_a_laboratory_reduce_behind_every_column_parallel_product(is_split, inside):
+    """Aleph-Alpha/scaling, ``column_parallel_linear.py``, ``mlp.py``: one product of q, k and v, gate and up apart; norms gather."""
+    layers = built(
+        small("llama2-7b"), kernels="torch-modules", tp=2, sequence_parallel=is_split, recompute="full"
+    ).layers
+    points = [item for item in layers[1].backward if isinstance(item, CommunicationPoint) and item.operator == "f"]
+    assert len(points) == inside
+    again = [item for item in layers[-1].recompute if isinstance(item, CommunicationPoint)]
+    assert [item.operator for item in again if item.operator == "logits"] == ["logits"]  # the head is checkpointed, too

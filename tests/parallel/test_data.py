@@ -70,6 +70,8 @@ PSI = sum(SIZES)
         ("megatron", "none", 3, {"all_reduce": 4 * PSI}),
         ("megatron", "zero1", 3, {"reduce_scatter": 4 * PSI, "all_gather": 2 * PSI}),
         ("deepspeed", "zero1", 3, {"all_reduce": 2 * PSI, "all_gather": 2 * PSI}),
+        # Aleph-Alpha/scaling, core/optimizer/allreduce.py: 16-bit gradients are cast and all-reduced in fp32
+        ("scaling", "zero1", 3, {"all_reduce": 4 * PSI, "all_gather": 2 * PSI}),
         ("deepspeed", "zero2", 3, {"all_reduce": 3 * 2 * PSI, "all_gather": 2 * PSI}),
     ],
 )

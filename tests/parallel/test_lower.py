@@ -98,6 +98,22 @@ def test_uneven_layers_go_to_the_middle():
     assert [len(stage[0]) for stage in split_layers(model_of(10), named, placement_of("1f1b", 4))] == [2, 4, 4, 2]
 
 
+def test_stages_of_equal_parameters_count_embedding_and_head():
+    """Ten blocks of 1 between ends of 2: 14 over two stages are 7 each, over three at most 5 (``partition_balanced``)."""
+    model = model_of(10)
+    weights = [2, *[1] * 10, 2]
+    model = replace(
+        model,
+        layers=tuple(
+            replace(layer, parameters=(Parameter(name="w", n_elements=weight),))
+            for layer, weight in zip(model.layers, weights, strict=True)
+        ),
+    )
+    for pp, sizes in ((2, [6, 6]), (3, [4, 5, 3])):
+        plan = ParallelPlan(pp=pp, gpus=pp, dp=1, framework="scaling")
+        assert [len(stage[0]) for stage in split_layers(model, plan, placement_of("1f1b", pp))] == sizes
+
+
 def test_too_many_stages_are_refused():
     with pytest.raises(InfeasiblePlanError, match="3 layers cannot be split"):
         split_layers(model_of(3), ParallelPlan(pp=4, gpus=4, dp=1), placement_of("1f1b", 4))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
 from simulator.models.layer import CommunicationPoint
 from simulator.models.liveness import Tensor
 from simulator.models.ops import layer_norm, map_kernel, rms_norm
@@ -11,13 +14,43 @@ from simulator.models.styles.hf_eager import HfEager
 class TorchModules(HfEager):
     """Unfused operators as the Python code names them; logits are gathered, the loss is PyTorch's own.
 
+    Queries, keys and values of a decoder come from one product. Each column-parallel product copies its input to the region by itself, so
+    that backward of a gated MLP reduces twice, beside nothing; under sequence parallelism one gather serves all of them. Full
+    recomputation checkpoints every module, the head among them.
+
     References
     ----------
+    Aleph-Alpha/scaling, ``core/nn/linear/column_parallel_linear.py``, ``core/nn/mlp.py``, ``attention_qkv_in_one``,
+    ``core/nn/parallel_module/parallel_module.py``; facebookresearch/fairscale, ``nn/model_parallel/layers.py``.
     Hagemann et al., arXiv:2311.05610: which of 461 runs (split=fit) ran out of memory. Those whose loss is the
     largest part need its fp32 logits beside the log-softmax and both gradients.
     """
 
     recomputes_operators = False
+    merges_columns = False
+
+    def columns(
+        self,
+        x: Tensor,
+        rows: Sequence[int],
+        *,
+        bias: bool = False,
+        name: str = "gemm",
+        columns: int = 0,
+        is_narrow: bool = True,
+    ) -> list[Tensor]:
+        """Append the products one by one, each in a region of its own."""
+        merges = name == "qkv" and self.spec.architecture not in ("bert", "t5")
+        rows = [sum(rows)] if merges else list(rows)
+        regions = [rows] if self.setting.is_sequence_parallel else [[n] for n in rows]
+        found: list[Tensor] = []
+        with self._checkpointed() if name == "logits" else nullcontext():
+            for part in regions:
+                found += super().columns(x, part, bias=bias, name=name, columns=columns, is_narrow=is_narrow)
+        return found
+
+    def _checkpointed(self) -> AbstractContextManager[None]:
+        return self.tape.recomputed("head") if self.setting.recompute == "full" else nullcontext()
 
     def loss(self, logits: Tensor, n_tokens: int, vocab: int) -> Tensor:
         """Append the gathering of the logits ``[tokens, vocab / tp]`` and the loss over the whole vocabulary.
@@ -39,16 +72,17 @@ class TorchModules(HfEager):
 
     def _gathered(self, logits: Tensor, n_elements: int) -> Tensor:
         whole = Tensor(n_elements, logits.dtype, logits.storage)
-        return self.tape.record(
-            [logits],
-            n_elements,
-            logits.dtype,
-            forward=[
-                CommunicationPoint(operator="logits", n_bytes=whole.n_bytes),
-                map_kernel("cat", [whole], [whole]),
-            ],
-            backward=[map_kernel("copy", [logits], [logits], in_pass="backward")],
-        )
+        with self._checkpointed():
+            return self.tape.record(
+                [logits],
+                n_elements,
+                logits.dtype,
+                forward=[
+                    CommunicationPoint(operator="logits", n_bytes=whole.n_bytes),
+                    map_kernel("cat", [whole], [whole]),
+                ],
+                backward=[map_kernel("copy", [logits], [logits], in_pass="backward")],
+            )
 
 
 class EagerFusedNorm(TorchModules):

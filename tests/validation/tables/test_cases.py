@@ -58,7 +58,7 @@ class TestCases:
             ("PyTorch DDP + ZeroRedundancyOptimizer", "torch-ddp"),
             ("PyTorch FSDP2", "torch-fsdp2"),
             ("PyTorch DTensor tensor parallel", "torch-tp"),
-            ("Aleph Alpha Scaling (AdamW, 1F1B) fused rmsnorm", "torch-3d-fused-norm"),
+            ("Aleph Alpha Scaling (AdamW, 1F1B) fused rmsnorm", "scaling-fused-norm"),
             ("InternEvo 0.2", "internevo"),
             ("nanotron", "torch-3d-fused-norm"),
             ("torchtune, torch.compile", "torchtitan-compile"),

@@ -82,7 +82,7 @@ class TestPredicting:
     def test_what_a_row_states_is_simulated(self):
         case, _ = case_of(training_row(kernels="flash1+rms_norm_kernel", framework="Aleph Alpha Scaling"))
         assert (case.plan.attention, case.plan.attention_kernel) == ("flash", "flash_attention_1")
-        assert case.plan.framework == "torch-3d-fused-norm"
+        assert case.plan.framework == "scaling-fused-norm"
         case, _ = case_of(training_row(recompute="full:4-layers"))
         assert (case.plan.recompute, case.plan.recompute_method, case.plan.recompute_layers) == ("full", "block", 4)
         case, _ = case_of(training_row(precision="fp8", float8_recipe="rowwise"))
