@@ -93,7 +93,8 @@ def recognise(path: str | Path, gives: tuple[str, ...] = ()) -> list[str]:
     if binary:
         return [binary] if not gives or FORMATS[binary].gives in gives else []
     text = read_text(path)
-    return [name for name, one in FORMATS.items() if (not gives or one.gives in gives) and one.sniff(text)]
+    found = [name for name, one in FORMATS.items() if (not gives or one.gives in gives) and one.sniff(text)]
+    return ["training-log"] if "training-log" in found else found  # a log repeats the settings of its run
 
 
 def import_any(

@@ -29,6 +29,7 @@ from simulator.interop.shell import read_script
 from simulator.interop.shell_expansion import Script
 from simulator.interop.table import Found, flattened
 from simulator.plan.parallel_plan import SETTINGS
+from simulator.plan.stage_layout import parse_layout
 
 
 def import_megatron(
@@ -88,9 +89,15 @@ def parse_megatron(
     entry = next((posixpath.basename(word) for word in tokens if word.endswith(".py")), "pretrain_gpt.py")
     family = next((one for one in ("bert", "t5") if one in entry), "gpt")
     reader = Reader(_flags(tokens), file)
+    if _NO_TRAINING.search(entry):
+        reader.account.miss(entry, "it trains nothing: a step of training its model is described")
     for note in script.assumed:
         reader.account.assume(readable(note))
     return read_flags(reader, family, nodes, gpus_per_node, written=script.files)
+
+
+#: programs that train nothing
+_NO_TRAINING = re.compile(r"generat|inference|evaluat|server|prompt|convert|quantiz|export", re.IGNORECASE)
 
 
 def is_megatron(text: str) -> bool:
@@ -152,7 +159,15 @@ def _of_yaml(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 #: flags that take several values
-LISTS = ("num-experts", "window-size", "recompute-modules", "cuda-graph-scope", "cuda-graph-modules", "spec")
+LISTS = (
+    "num-experts",
+    "window-size",
+    "window-attn-skip-freq",
+    "recompute-modules",
+    "cuda-graph-scope",
+    "cuda-graph-modules",
+    "spec",
+)
 
 
 def _flags(tokens: list[str]) -> dict[str, Any]:
@@ -244,7 +259,8 @@ def _settings(found: Found, nodes: int | None, gpus_per_node: int | None) -> dic
         found.reader.assume(
             "attention", "eager", "flags of Megatron-LM before Megatron-Core: flash attention needs one of its own"
         )
-    framework = "megatron" if is_local or found.given("use-flash-attn") else "megatron-core"
+    is_core = found["transformer-impl"] == "transformer_engine" or found.reader.has("use-mcore-models")
+    framework = "megatron" if is_local or (found.given("use-flash-attn") and not is_core) else "megatron-core"
     settings["framework"] = "megatron-deepspeed" if with_deepspeed else framework
     settings["attention"] = _attention(found, is_local=is_local or with_deepspeed)
     settings |= _graphs(found) | _states(found)
@@ -330,6 +346,10 @@ def _recompute(found: Found) -> dict[str, Any]:
     count = found["recompute-num-layers"]
     if granularity != "full":
         modules = found["recompute-modules"] if granularity == "selective" else None
+        if found["moe-layer-recompute"]:
+            before = modules or ["core_attn"] * (granularity == "selective")
+            modules = [*(before if isinstance(before, list) else [before]), "moe"]
+            granularity = "selective"
         told = {"recompute_modules": SETTINGS["recompute_modules"].parse(modules)} if modules else {}
         return {"recompute": granularity} | told
     if method == "block":
@@ -347,6 +367,9 @@ def _precision(found: Found) -> dict[str, Any]:
         found.reader.assume("precision", "fp32", "neither --bf16 nor --fp16 is given")
     wide = precision != "fp16" or found["accumulate-allreduce-grads-in-fp32"]
     is_fp8 = found["fp8-format"] is not None
+    if is_fp8 and found["fp8-recipe"] != "delayed":
+        why = "delayed scaling is taken: give --precision fp8_current, fp8_block or mxfp8"
+        found.reader.miss("fp8-recipe", f"{found['fp8-recipe']:.20}: {why}")
     return {
         "precision": "fp8" if is_fp8 else precision,
         "gradient_bytes": 4 if wide and not found["grad-reduce-in-bf16"] else 2,
@@ -386,11 +409,15 @@ def _groups(found: Found, settings: dict[str, Any], world: int) -> dict[str, Any
     instances = found["num-distributed-optimizer-instances"]
     if instances > 1:
         replicas = world // (settings["tp"] * settings["pp"])
-        if not world or replicas % instances:
-            ranks = f"{instances} instances of {replicas or 'an unknown number of'} ranks"
+        if not world:
+            why = "of how many ranks: give --nodes and --gpus-per-node"
+            found.reader.miss("num-distributed-optimizer-instances", why)
+        elif not replicas or replicas % instances:
+            ranks = f"{instances} instances of {replicas} ranks"
             hint = "a divisor of the data- and context-parallel ranks that --nnodes and --nproc-per-node leave"
             found.reader.fault("num-distributed-optimizer-instances", ranks, hint=hint)
-        groups["sharding_group"] = replicas // instances
+        else:
+            groups["sharding_group"] = replicas // instances
     if found["ddp-bucket-size"]:
         groups["bucket_bytes"] = found["ddp-bucket-size"] * settings["gradient_bytes"]
     return groups
@@ -403,13 +430,14 @@ def _stages(found: Found, settings: dict[str, Any], layers: int, segments: tuple
         if len(segments) % pp:
             found.reader.fault("hybrid-layer-pattern", f"{len(segments)} segments do not divide into {pp} stages")
         settings["pipeline_layout"] = "E" + "|".join("t" * n for n in segments) + "L"
-        virtual = len(segments) // pp
     per_chunk = found["num-layers-per-virtual-pipeline-stage"]
     if per_chunk and layers:
         if layers % (pp * per_chunk):
             message = f"{layers} layers do not divide into {pp} stages of chunks of {per_chunk}"
             found.reader.fault("num-layers-per-virtual-pipeline-stage", message)
         virtual = layers // pp // per_chunk
+    if settings.get("pipeline_layout"):
+        virtual = max(virtual, len(parse_layout(settings["pipeline_layout"])) // pp)
     stages: dict[str, Any] = {"virtual_pp": virtual}
     if virtual > 1:
         stages["schedule"] = "1f1b-interleaved"

@@ -85,6 +85,12 @@ KEYS = Table(
         key("disable-bias-linear", "switch"),
         key("add-qkv-bias", "switch"),
         key("qk-layernorm", "switch", model="qk_norm"),
+        key("window-size", "any", note="`sliding_window` of the model: the keys before a query, and its own"),
+        key(
+            "window-attn-skip-freq",
+            "any",
+            note="`full_attention_blocks` of the model: every so manieth, or a list with 0 for these",
+        ),
         key("vocab-size", note="padded to a multiple of `make-vocab-size-divisible-by` x tp"),
         key("padded-vocab-size", note="as it is"),
         key("pad-vocab-size-to", note="as it is"),
@@ -152,6 +158,7 @@ KEYS = Table(
         key("bf16", "switch", note="precision"),
         key("fp16", "switch", note="precision"),
         key("fp8-format fp8-hybrid fp8-e4m3", "any", note="precision fp8"),
+        key("fp8-recipe", "text", default="delayed", note="any but the delayed one is named: `--precision` says it"),
         key("accumulate-allreduce-grads-in-fp32", "switch", note="`gradient_bytes`: 4, which bf16 has anyway"),
         key("grad-reduce-in-bf16", "switch", note="`gradient_bytes`: 2"),
         key("use-distributed-optimizer", "switch", note="sharding zero1"),
@@ -184,6 +191,7 @@ KEYS = Table(
             "activations-checkpoint-method", words={"uniform": "uniform", "block": "block"}, note="full, of old scripts"
         ),
         key("recompute-modules", "any", note="`recompute_modules`"),
+        key("moe-layer-recompute", "switch", note="the same: moe"),
         key("recompute-method", words={"uniform": "uniform", "block": "block"}),
         key("recompute-num-layers checkpoint-num-layers", note="of full recomputation"),
         key("transformer-impl", words={"local": "local", "transformer_engine": "transformer_engine"}),
@@ -206,14 +214,17 @@ KEYS = Table(
         "short-seq-prob mask-prob bert-no-binary-head valid* tee redirects role max-restarts "
         "moe-eval-cap* moe-min-cap* kd-* DDP-impl pretrained-ckp* pretrained-checkpoint universal-ckp* universal-checkpoint "
         "deterministic-mode "
+        "init-model-with-meta* hostfile include force-multi packing-* special-tokens force-system-message allow-missing-* "
         "use-persistent-ckpt* auto-detect-ckpt* no-mmap-bin* tiktoken* abort-on-unmet* sync-tp-dup* no-query-key-layer* "
         "calculate-per-token* spec trust-remote* export-* standalone extra",
         "learning": "lr* min-lr *adam-* weight-decay* end-weight-decay clip-grad init-method* *loss-scale* hysteresis "
         "train-* eval* rampup* *warmup* optimizer start-weight* decoupled-* apply-query* attention-softmax* "
         "moe-aux* moe-z* moe-router-* moe-loss* moe-*bias* norm-epsilon layernorm-epsilon apply-layernorm-1p rotary-* "
         "use-rope-scaling rope-* attention-dropout no-masked* qk-clip* mtp-loss* te-rng* use-cpu-init* no-rope-freq "
+        "mscale* mrope-section moe-token-drop-policy "
         "no-weight-decay* min-loss* log-likelihood* perform-init* use-checkpoint-*",
         "logging and checks": "log* tensorboard* wandb* timing* timers* profile* check-for* rerun* exit* use-pytorch-prof* "
+        "moe-per-layer-logging no-check-for-nan* "
         "inprocess* distributed-timeout* *-memory-history* one-logger* no-one-logger",
         "kernels that every answer takes as fused": "*-fusion *fusion-impl no-masked-softmax-fusion moe-permute-fusion "
         "moe-grouped-gemm cross-entropy-* gradient-accumulation-fusion* bias-* empty-unused* manual-gc* no-bias* "
@@ -221,6 +232,7 @@ KEYS = Table(
         "use-dist* async-* distributed-backend use-fused* no-async* distributed-b* variable-seq-lengths "
         "ddp-average-in-collective ddp-pad* ddp-num-buckets cuda-graph-warmup* "
         "cuda-graph-num* cuda-graph-use* cuda-graph-share* fp8-amax* fp8-margin fp8-interval "
+        "disable-gloo* use-te enable-experimental enable-gpt-oss glu-linear-offset activation-func-clamp* softmax-type "
         "moe-enable-deepep delay-wgrad-compute fp8-param-gather deepspeed-* "
         "create-moe-param-group no-pipeline-parallel scattered-embeddings partition-activations distribute-saved-*",
     },
@@ -232,8 +244,15 @@ KEYS = Table(
         "ranks of the parts of a model": "llm-tp llm-cp llm-pp llm-dp llm-ep llm-expt-tp encoder-tp encoder-dp",
         "activations on the host": "cpu-offloading-act* cpu-offloading-w* cpu-offloading-d*",
         "layers of another kind": "hybrid-* *ssm* linear-attention*",
-        "a window of attention": "window-size window-attn*",
-        "the recipe of fp8": "fp8-recipe first-last-layers-bf16",
+        "a window of attention": "window-attn*",
+        "layers of another precision": "first-last-layers-bf16",
+        "images or sound: its language model alone is described": "img-* patch-dim patch-size num-frames vision-* *-vision-* "
+        "language-model-type pixel-shuffle use-tiling max-num-tiles use-thumbnail use-tile-tags image-tag-type recompute-vision "
+        "audio-* model-provider",
+        "the decoder has a length of its own: seq-length is taken, else give --sequence-length": "decoder-seq-length",
+        "generation beside training": "rl-* grpo-* langrl-*",
+        "no training, or one of another kind": "task epochs prompt-type retriever-* genfile out-seq-length num-samples "
+        "inference-dynamic-batching num-tokens-to-generate",
         "FP4": "fp4-*",
         "an optimizer with states in fewer bits": "main-grads-dtype main-params-dtype",
     },

@@ -176,7 +176,9 @@ def model_of(found: Found, family: str, settings: dict[str, Any]) -> ModelSpec:
         "tied": not found["untie-embeddings-and-output-weights"],
         "mtp_layers": given.get("mtp_layers", 0),
     }
-    fields |= _experts(found, layers) | _latent(found) | _mixers(found, given["hidden"], layers)
+    fields |= (
+        _experts(found, layers) | _latent(found) | _window(found, layers) | _mixers(found, given["hidden"], layers)
+    )
     return ModelSpec(name=f"megatron-{Path(r.file).stem}", **fields)
 
 
@@ -252,6 +254,25 @@ def _every(found: Found, layers: int) -> tuple[int, ...]:
     """Return the blocks without experts of Megatron-DeepSpeed: all but every second one, unless it says otherwise."""
     every = found["expert-interval"] or 2
     return tuple(i for i in range(layers) if (i + 1) % every)
+
+
+def _window(found: Found, layers: int) -> dict[str, Any]:
+    """Return the keys that a query sees, its own and so many before, and the blocks where it sees all."""
+    value = found["window-size"]
+    parts = re.findall(r"-?\d{1,12}", " ".join(map(str, value)) if isinstance(value, list) else str(value or ""))
+    if not parts or int(parts[0]) < 0:
+        return {}
+    if len(parts) > 1 and int(parts[1]) > 0:
+        found.reader.fault("window-size", f"{value!r:.40} looks at later keys, which is not modelled")
+    skipped = found["window-attn-skip-freq"]
+    if skipped is None:
+        return {"sliding_window": int(parts[0]) + 1}
+    found.values["window-attn-skip-freq"] = str(skipped)
+    pattern = _pattern_of(found, "window-attn-skip-freq", layers)
+    return {
+        "sliding_window": int(parts[0]) + 1,
+        "full_attention_blocks": tuple(block for block, sees_part in enumerate(pattern) if not sees_part),
+    }
 
 
 def _latent(found: Found) -> dict[str, Any]:

@@ -117,6 +117,11 @@ def import_recipe(
         raise ConfigError(
             f"{path}: {framework}: {flat[framework]!r:.40} is not modelled", hint="megatron or torchtitan"
         )
+    images = next(
+        (name for name in flat if re.match(r"model\.(?:num_classes|vision\.|unet_config|first_stage)", name)), ""
+    )
+    if images:
+        raise ConfigError(f"{path}: {images}: a model of images is not modelled", hint="record it with --module")
     is_primus = "modules" in data and flat.get(framework) != "megatron_bridge"
     has_sizes = reader.has(*LAYERS) and reader.has("hidden-size")
     is_whole = (has_sizes and "MODEL_ARGS" not in data) or "--num-layers" in str(data)

@@ -22,6 +22,8 @@ from simulator.interop.shell_syntax import Word, split_words
 #: characters of one value, and of one that patterns are tried on: no launch script comes near
 MOST_CHARACTERS, MOST_MATCHED = 1 << 20, 10_000
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_RANGE = re.compile(r"\{(-?\d{1,6})\.\.(-?\d{1,6})(?:\.\.-?(\d{1,6}))?\}")
+_CHOICE = re.compile(r"([^\s{}'\"`$\\]*)\{([^\s{}'\"`$\\]*,[^\s{}'\"`$\\]*)\}([^\s{}'\"`$\\]*)")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]]*)\])?(\+?)=(.*)", re.DOTALL)
 
 Value = str | list[str] | dict[str, str]
@@ -128,7 +130,8 @@ class Expander:
         """Expand words as bash does: what stands outside quotation marks is split at blanks."""
         found: list[str] = []
         for word in words:
-            found += self.fields(word.text)
+            for one in in_braces(word.text):
+                found += self.fields(one)
             if sum(map(len, found[-50:])) > MOST_CHARACTERS:
                 self.refuse(word.line, "expands beyond all bounds")
         return found
@@ -378,6 +381,16 @@ class Expander:
             first, last = (1, int(words[1])) if len(words) == 2 else (int(words[1]), int(words[2]))
             return "\n".join(map(str, range(first, last + 1)))
         return unknown(f"$({readable(text.strip())})")
+
+
+def in_braces(raw: str) -> Sequence[str]:
+    """Return the words of ``{1..9..2}`` or of ``a{b,c}d``; the word itself where it is neither."""
+    if match := _RANGE.fullmatch(raw):
+        first, last, step = int(match[1]), int(match[2]), int(match[3] or 1) or 1
+        return [str(one) for one in range(first, last + 1, step)] or [str(one) for one in range(first, last - 1, -step)]
+    if match := _CHOICE.fullmatch(raw):
+        return [match[1] + one + match[3] for one in match[2].split(",")]
+    return [raw]
 
 
 def closing(raw: str, at: int, opens: str, closes: str) -> int:

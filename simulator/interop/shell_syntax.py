@@ -203,6 +203,9 @@ class _Lexer:
                 at += 1
             elif mark == '"' and self.text[at] == "$" and self.text[at + 1 : at + 2] in ("(", "{"):
                 at = self.closing(at + 1) - 1
+            elif mark == '"' and self.text[at] == "`":
+                end = self.text.find("`", at + 1)
+                at = len(self.text) if end < 0 else end
             at += 1
         if at >= len(self.text):
             self.refuse("No closing quotation", hint="close the quotation marks")

@@ -268,10 +268,11 @@ def _injection(node: Any) -> float:
 def _ratio(job: _Job, levels: str, below_bytes_per_s: float) -> float:
     """Oversubscription from the uplinks of one switch."""
     if levels not in job.links:
-        raise ConfigError(
-            f"{job.path}: Slurm does not tell the bandwidth of the {levels} links",
-            hint=f"give the uplinks of one switch: simulate import FILE --links {levels}='400 Gb/s x 8'",
+        given = f"--links {levels}='400 Gb/s x 8'"
+        job.account.miss(
+            f"{levels} links", f"Slurm does not tell their bandwidth: as much as below is taken; else {given}"
         )
+        return 1.0
     match = _LINK.fullmatch(job.links[levels])
     assert match is not None
     above = parse_quantity(match["rate"], "bandwidth") * int(match["count"] or 1)

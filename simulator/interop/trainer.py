@@ -30,6 +30,7 @@ KEYS = Table(
         key("sequence_len cutoff_len max_seq_length max_length", "count", plan="sequence_length"),
         key("bf16", "any", note="`precision`"),
         key("fp16", "any", note="`precision`"),
+        key("pure_bf16", "any", note="`precision`: weights in 16 bits, and no others"),
         key("tf32", "any", note="`precision`, where neither is on"),
         key("gradient_checkpointing", "any", note="`recompute` full"),
         key("disable_gradient_checkpointing", "switch", note="of LLaMA-Factory, which recomputes unless told"),
@@ -193,6 +194,8 @@ def _precision(found: Found) -> dict[str, Any]:
     """Return the precision: 16-bit working weights under FSDP or DeepSpeed, autocast without them."""
     is_sharded = found["fsdp"] is not None or found["deepspeed"] is not None or _has_fsdp_config(found)
     prefix = "" if is_sharded else "amp_"
+    if _is_on(found["pure_bf16"]):
+        return {"precision": "bf16"}
     if found["bf16"] in (True, "auto", "full", "true", "pure_bf16") and found["bf16"] is not False:
         if found["bf16"] == "auto":
             found.reader.assume("precision", "bf16", "'auto' takes it on GPUs of Ampere and later")

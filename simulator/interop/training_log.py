@@ -187,7 +187,9 @@ def _plain(text: str) -> str:
 
 
 def is_training_log(text: str) -> bool:
-    """Whether a text has lines of steps of one of the tools."""
+    """Whether a text has lines of steps of one of the tools, and is no script that quotes some."""
+    if text.startswith("#!"):
+        return False
     marks = r"elapsed time per iteration \(ms\)|train_step_timing|:::MLLOG|iter time \(s\): |CurrSamplesPerSec=|train_steps_per_second"
     return bool(re.search(marks, text)) or bool(
         re.search(r"step: {0,8}\d{1,9}.{1,200}?\b[tw]ps: ", _plain(text[:200_000]))

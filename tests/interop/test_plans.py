@@ -405,6 +405,58 @@ def test_megatron_places_dense_layers_anywhere(frequency, dense):
     assert [spec.has_experts(i) for i in range(32)] == [i not in dense for i in range(32)]
 
 
+def test_windows_of_megatron():
+    # megatron/core/transformer/utils.py: layers count from 1, and every n-th of them, or one with a 0, sees all
+    spec = parse_megatron(LLAMA + " --window-size 127,0 --window-attn-skip-freq 8").spec
+    assert (spec.sliding_window, spec.full_attention_blocks) == (128, (7, 15, 23, 31))
+    spec = parse_megatron(LLAMA + " --window-size 4095 0 --window-attn-skip-freq '([1]*31+[0])'").spec
+    assert (spec.sliding_window, spec.full_attention_blocks) == (4096, (31,))
+    assert parse_megatron(LLAMA + " --window-size 127,0").spec.blocks == ("w-",) * 32
+    with pytest.raises(ConfigError, match="later keys"):
+        parse_megatron(LLAMA + " --window-size 127,127")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--moe-layer-recompute", ("selective", "moe")),
+        ("--moe-layer-recompute --recompute-activations", ("selective", "core_attn+moe")),
+        ("--recompute-granularity selective --recompute-modules mlp layernorm", ("selective", "layernorm+mlp")),
+    ],
+)
+def test_recomputed_modules_of_megatron(flags, expected):
+    settings = parse_megatron(LLAMA + " " + flags).settings
+    assert (settings["recompute"], settings["recompute_modules"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ("--fp8-format hybrid --fp8-recipe mxfp8", "fp8-recipe"),
+        ("--decoder-seq-length 3200", "decoder-seq-length"),
+        ("--language-model-type yi-34b --img-h 448", "language-model-type"),
+        ("--grpo-group-size 16", "grpo-group-size"),
+        ("--task LAMBADA", "task"),
+    ],
+)
+def test_what_megatron_runs_beside_a_model_of_text_is_named(more, key):
+    unknown = parse_megatron(f"{LLAMA} {more}").report.unknown
+    assert any(text.startswith(f"{key}: not understood, changes the answer") for text in unknown), unknown
+
+
+def test_a_program_that_generates_is_named():
+    text = LLAMA.replace("pretrain_gpt.py", "tools/run_text_generation_server.py")
+    assert text != LLAMA
+    assert any("trains nothing" in one for one in parse_megatron(text).report.unknown)
+
+
+def test_megatron_layout_tells_the_chunks():
+    settings = parse_megatron(
+        LLAMA + " --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*8|t*8|t*8|t*8L'"
+    ).settings
+    assert (settings["virtual_pp"], settings["schedule"]) == (2, "1f1b-interleaved")
+
+
 def test_megatron_messages_that_do_not_overlap():
     assert parse_megatron(LLAMA + " --no-overlap-p2p-communication").plan().overlap_p2p is False
 
@@ -448,6 +500,9 @@ def test_partial_recomputation_and_graphs_of_megatron(flags, expected):
 def test_megatron_optimizer_instances_shard_in_groups():
     text = LLAMA + " --num-distributed-optimizer-instances 2"
     assert parse_megatron(text).plan().sharding_group == 8
+    unsaid = parse_megatron(text.replace("--nproc_per_node 8 --nnodes 2", ""))
+    assert "sharding_group" not in unsaid.settings
+    assert any("give --nodes and --gpus-per-node" in one for one in unsaid.report.unknown)
     with pytest.raises(ConfigError, match="3 instances of 16 ranks"):
         parse_megatron(LLAMA + " --num-distributed-optimizer-instances 3")
 

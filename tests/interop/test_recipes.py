@@ -397,6 +397,12 @@ def test_adapters_in_the_words_of_each_tool(tmp_path, more, expected):
     assert found.settings.get("moment_bytes", 4) == (1 if "8bit" in more else 4)
 
 
+def test_pure_bf16_of_llama_factory(tmp_path):
+    text = "model_name_or_path: meta-llama/Llama-2-7b-hf\nfinetuning_type: full\ncutoff_len: 2048\nper_device_train_batch_size: 1\n"
+    assert read(tmp_path, text + "pure_bf16: true\n").settings["precision"] == "bf16"  # 16-bit weights, and no others
+    assert read(tmp_path, text + "bf16: true\n").settings["precision"] == "amp_bf16"
+
+
 def test_llama_factory_through_megatron(tmp_path):
     text = (
         "model_name_or_path: meta-llama/Llama-2-7b-hf\nstage: pt\nfinetuning_type: full\ncutoff_len: 4096\nbf16: true\n"

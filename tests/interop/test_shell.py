@@ -55,6 +55,8 @@ run $A $B""",
     "and, or, not": "true && A=1\nfalse || B=2\n! false && C=3\nrun $A $B $C",
     "length and substitution": 'X=abc\nrun ${X^^} "${X:1}" $(echo $X d) $(basename /a/b) $(expr 3 + 4)',
     "let and increments": "i=1\n((i++))\nlet i=i*5\nrun $i",
+    "back-quotes in quotation marks": 'A=" --a `expr "1" + "2"` --b "\nrun $A',
+    "braces": "for i in {1..7..3} {3..1} {a,b}x; do run $i a{1,2}b; done",
     "declared arrays": 'declare -A M\nM[a]=1\nM["b"]=2\nexport N=3\nrun ${M[a]} ${M[b]} $N',
 }
 

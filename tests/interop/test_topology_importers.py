@@ -344,8 +344,9 @@ def test_slurm_tree_needs_the_links_and_the_node(brought):
     assert (spec.nodes, spec.fabric.kind, spec.fabric.nodes_per_leaf) == (8, "fat-tree", 4)
     assert spec.fabric.ratio(0) == pytest.approx(4 * 8 * 200 / (16 * 200))
     assert spec.node.device == "a100-sxm4-80g"
-    with pytest.raises(ConfigError, match="bandwidth of the leaf-spine links"):
-        brought("slurm", links=None)
+    unsaid = brought("slurm", links=None)  # Slurm knows no bandwidth: as much above as below, and said so
+    assert unsaid.spec().fabric.ratio(0) == 1.0
+    assert [text for text in unsaid.report.unknown if "leaf-spine links: not understood, changes the answer" in text]
     with pytest.raises(ConfigError, match="node-of"):
         brought("slurm", node_of=None)
 

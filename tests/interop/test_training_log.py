@@ -82,6 +82,15 @@ def test_a_log_is_one_measured_row(tmp_path, tool):
     assert (found.tool, row["metric"], float(row["value"])) == (tool, metric, pytest.approx(value))
 
 
+def test_a_log_repeats_settings_and_a_script_quotes_logs(tmp_path):
+    steps = LOGS["Megatron-LM"][0]
+    assert recognise(written(tmp_path, "+ torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64\n" + steps)) == [
+        "training-log"
+    ]
+    script = "#!/bin/bash\ntorchrun pretrain_gpt.py --num-layers 2 --hidden-size 64\n: <<'END'\n" + steps + "END\n"
+    assert recognise(written(tmp_path, script)) == ["megatron"]
+
+
 def test_megatron_prints_its_job(tmp_path):
     row = import_any(written(tmp_path, MEGATRON)).measurements("selene")[0]
     expected = {
