@@ -66,8 +66,9 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
         sequence_parallel=plan.sequence_parallel, precision=plan.precision, kernels=framework.kernels,
         attention=plan.softmax_kernel or plan.attention, recompute=plan.recompute, recompute_modules=plan.recomputed_modules,
         captured_modules=plan.captured_modules, narrow_modules=plan.narrow_modules, lora_rank=plan.lora_rank or 0,
-        lora_targets=plan.adapted_projections, fuses_experts=plan.fuses_experts, stashes_experts=plan.stashes_experts,
-        stops_early=framework.stops_recompute_early, expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,
+        lora_targets=plan.adapted_projections, fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
+        permutes_by_scan=plan.permutes_by_scan, stops_early=framework.stops_recompute_early,
+        expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,
     )  # fmt: skip
     return build_model(spec, setting)
 

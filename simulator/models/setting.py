@@ -39,6 +39,7 @@ class Setting:
     lora_rank: int = 0  #: Rank of the adapters beside frozen weights; 0 trains every weight.
     lora_targets: tuple[str, ...] = ()  #: Projections that have adapters.
     fuses_experts: bool = False  #: Whether one kernel serves all experts of a rank.
+    permutes_by_scan: bool = False  #: Whether sorting tokens by expert visits all experts for every token.
     #: Whether what experts save is copied out of buffers of static size, and back in backward.
     stashes_experts: bool = False
     stops_early: bool = False  #: Whether recomputation ends as soon as all that was saved is there again.

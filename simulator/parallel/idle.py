@@ -103,7 +103,11 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
             plan.tp > 1 and not plan.sequence_parallel,
             "an all-reduce is not cut into pieces, only sequence parallelism's gathers and scatters are",
         ),
-        (("release",), not plan.framework_spec.features, f"no feature of {plan.framework} depends on it"),
+        (
+            ("release",),
+            not (plan.framework_spec.features or plan.framework_spec.calls_modules),
+            f"no feature of {plan.framework} depends on it",
+        ),
         (("overlap_p2p",), not sends_block(replace(plan, overlap_p2p=False)), "these messages never block"),
         (("cp_comm_type", "cp_load_balance"), plan.cp == 1, "cp=1"),
         (("rank_order",), n_axes < 2 and plan.ep == 1, "at most one axis has more than one rank"),

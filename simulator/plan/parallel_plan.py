@@ -409,9 +409,10 @@ class ParallelPlan:
         return tuple(self.recompute_modules.split("+")) if self.recompute_modules else ()
 
     @property
-    def fuses_experts(self) -> bool:
-        """Whether one kernel serves all experts of a rank."""
-        return self.moe_fused_experts
+    def permutes_by_scan(self) -> bool:
+        """Whether the kernels that sort tokens by expert visit all experts for every token, as Transformer Engine's did before 2.7."""
+        is_old = self.release is not None and self.release < "25.09"
+        return is_old and self.framework_spec.calls_modules and self.moe_dispatcher in ("alltoall", "allgather")
 
     @property
     def stashes_experts(self) -> bool:

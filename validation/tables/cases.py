@@ -16,6 +16,7 @@ from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan, Recompute
 from simulator.plan.parallel_plan import FP8_MODULES, SETTINGS
 from validation.tables.frameworks import blocks_launches, cuda_of, framework_of, machine_of, who_ran
+from validation.tables.launchers import launched_fields
 from validation.tables.models import spec_of
 from validation.tables.reader import Row
 from validation.tables.recipes import (
@@ -355,9 +356,8 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     spec, about_model = spec_of(row, pad_vocab_to=pad, fused_style=framework in ("fused", "compiled-ddp"))
     assumed += about_model
     topology, where = machine_of(row.text("source"), row.text("topology"))
-    assumed += [where] if where else []
     cuda, when = cuda_of(row.text("source"), row.text("framework"), row.text("release"))
-    assumed += [when] if when else []
+    assumed += filter(None, (where, when))
     recompute, heavier = _recompute(row, spec.layers, degrees["pp"], framework, assumed)
     virtual_pp = _virtual_pp(row, degrees, spec.layers, framework, assumed)
     fields: dict[str, Any] = {
@@ -382,6 +382,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         "precision": _precision(row, framework, assumed),
         "sequence_parallel": _sequence_parallel(row, degrees["tp"], framework, recompute["recompute"], assumed),
     }
+    fields |= launched_fields(row, spec.layers, degrees["pp"], assumed)
     if not fields["global_batch"] and fields["micro_batch"]:
         fields["global_batch"] = fields["micro_batch"] * degrees["dp"]
         assumed.append(f"global_batch {fields['global_batch']}: one micro-batch per replica")

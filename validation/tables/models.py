@@ -8,6 +8,7 @@ from typing import Any
 from simulator.errors import ConfigError
 from simulator.models.catalog import BERT_STYLE, GPT2_STYLE, LLAMA_STYLE, MEGATRON_STYLE, MPT_STYLE, T5_STYLE, find_spec
 from simulator.models.spec import ModelSpec
+from validation.tables.launchers import launcher_of
 from validation.tables.reader import Row
 
 _NO_BIAS = {"attention_bias": False, "attention_output_bias": False, "mlp_bias": False}
@@ -120,6 +121,9 @@ def spec_of(row: Row, *, pad_vocab_to: int = 1, fused_style: bool = False) -> tu
     spec, assumed = _stated_spec(row)
     if row.text("mtp") or row.text("pp_layout"):
         spec = replace(spec, mtp_layers=row.integer("mtp", row.text("pp_layout").count("m")))
+    elif (launcher := launcher_of(row)) and launcher.mtp_layers:
+        spec = replace(spec, mtp_layers=launcher.mtp_layers)
+        assumed.append(f"mtp {launcher.mtp_layers}: the launch script of this release")
     if fused_style and spec.architecture == "gpt" and spec.dropout:
         spec = replace(spec, dropout=0.0)
         assumed.append("dropout 0: this trainer's default")

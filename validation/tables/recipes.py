@@ -120,8 +120,10 @@ def recipe_fields(row: Row, assumed: list[str]) -> dict[str, Any]:
     fields: dict[str, Any] = {"pipeline_layout": row.text("pp_layout") or None} | _offloaded(row, assumed)
     if row.flag("fused_grouped_mlp"):
         fields["moe_fused_experts"] = True
-    if re.fullmatch(r"\d\d\.\d\d(\.\d\d)?", row.text("release")) and row.text("recipe"):
-        fields["release"] = row.text("release")
+    release = row.text("release").removeprefix("v")
+    is_container = row.text("recipe") or "dgxc-benchmarking" in row.text("source").lower()
+    if re.fullmatch(r"\d\d\.\d\d(\.\d\d)?", release) and is_container:
+        fields["release"] = release
     dispatcher = row.text("dispatcher").lower()
     if dispatcher:
         fields["moe_dispatcher"] = _word(

@@ -117,6 +117,53 @@ class TestPredicting:
         plan = case_of(training_row(**later))[0].plan
         assert (plan.cuda_graphs, plan.schedule, plan.moe_dispatcher) == ("full_iteration", "1f1b-combined", "hybridep")
 
+    @pytest.mark.parametrize(
+        ("cells", "expected"),
+        [
+            (
+                {"topology": "gb200-nvl72", "release": "v25.05", "pp": "4", "ep": "32", "gpus": "128"},
+                {"recompute_modules": "core_attn", "attention": "eager", "moe_capacity_factor": 1.0, "first_stage_layers": 15,
+                 "last_stage_layers": 14},
+            ),
+            (
+                {"topology": "dgx-h100", "release": "v25.05", "pp": "16", "ep": "64", "gpus": "1024"},
+                {"recompute_modules": "mla_up_proj", "attention": "flash", "first_stage_layers": 3, "last_stage_layers": 2},
+            ),
+            (
+                {"topology": "gb200-nvl72", "release": "v25.10.02", "pp": "4", "virtual_pp": "4", "ep": "64", "gpus": "256"},
+                {"recompute_modules": "mla_up_proj", "attention": "flash", "first_stage_layers": None},
+            ),
+        ],
+    )  # fmt: skip
+    def test_launch_scripts_say_what_rows_do_not(self, cells, expected):
+        """NVIDIA/dgxc-benchmarking, deepseek_v3: ``RM`` of launch.sh, 64 // pp less one and two layers at the ends, one MTP module.
+
+        That there is one follows from its figures, too: 163.7 TFLOP/s x 1,024 GPUs x 52.04 s over 8,192 x 4,096 tokens are 260.0 GFLOP
+        per token, where 249.6 are those of the model without it.
+        """
+        common = {
+            "source": "NVIDIA/dgxc-benchmarking@v25.05:x", "model": "deepseek-v3", "dp": "", "tp": "2", "virtual_pp": "1",
+            "micro_batch": "1", "global_batch": "1024", "seq_len": "4096", "fsdp": "0", "layers": "", "hidden": "", "heads": "",
+            "recompute": "", "framework": "", "precision": "bf16",
+        }  # fmt: skip
+        case, assumed = case_of(training_row(**{**common, **cells}))
+        assert {key: getattr(case.plan, key) for key in expected} == expected
+        assert case.spec.mtp_layers == 1
+        assert any("launch script" in note for note in assumed)
+
+    def test_a_dispatcher_that_a_function_replaces_is_not_the_one_that_its_base_names(self):
+        """Megatron-Bridge c0b9a000: the base configuration of Qwen3-235B names DeepEP, the function of H100 takes all-to-all."""
+        cells = {
+            "source": "NVIDIA-NeMo/Megatron-Bridge:x", "model": "qwen3-235b-a22b", "precision": "fp8_cs", "gpus": "256", "dp": "",
+            "tp": "2", "pp": "8", "virtual_pp": "4", "ep": "32", "micro_batch": "1", "global_batch": "8192", "seq_len": "4096",
+            "fsdp": "0", "layers": "", "hidden": "", "heads": "", "recompute": "", "framework": "", "dispatcher": "deepep",
+        }  # fmt: skip
+        found = [
+            case_of(training_row(**{**cells, "topology": machine, "release": release}))[0].plan.moe_dispatcher
+            for machine, release in (("dgx-h100", "26.02"), ("gb200-nvl72", "26.02"))
+        ]
+        assert found == ["alltoall", "deepep"]
+
 
 class TestCommand:
     def run(self, folder, *arguments):

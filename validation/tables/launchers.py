@@ -1,0 +1,103 @@
+"""What the functions and launch scripts behind published runs set beside the cells of a row.
+
+Each entry was read in the repository that published the run, at the release of the row. A cell wins over it, except for a
+dispatcher that the recipe's base configuration names and its function replaces.
+
+References
+----------
+NVIDIA/dgxc-benchmarking, tags v25.05 to v25.10.02, ``deepseek_v3/*/launch.sh`` (``RM``: recomputed modules) and the commits of
+NVIDIA/NeMo (7a8f1cc7, ``scripts/performance/llm/pretrain_deepseek_v3.py``) and NVIDIA-NeMo/Megatron-Bridge (d7dfa764,
+``scripts/performance/run_script.py``) that they run; NVIDIA-NeMo/Megatron-Bridge,
+``scripts/performance/configs/qwen/qwen3_llm_pretrain.py`` at c0b9a000 and cfeddcd9 (``moe_token_dispatcher_type``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from validation.tables.reader import Row
+
+#: ``MegatronTokenDropCallback`` and ``apply_moe_token_drop``: every expert computes its even share
+_TOKEN_DROP = {"moe_capacity_factor": 1.0, "moe_pad_to_capacity": True}
+#: before cuDNN 9.11 Transformer Engine has no fused kernel for heads of 192 and 128 on Blackwell (NVIDIA/Megatron-LM,
+#: docs/discussions/deepseek-v3-gb200-optimization): products, mask and softmax one by one, which the scripts recompute
+_UNFUSED = {"attention": "eager", "attention_kernel": "fused_softmax"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """What a script sets for one model on some machines, from a release on and before another."""
+
+    source: str  #: Word of the row's source.
+    since: str
+    before: str
+    model: str
+    machines: tuple[str, ...] = ("",)  #: How the names of topologies begin.
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    recompute: str = ""  #: Modules, joined by ``+``.
+    mtp_layers: int = 0
+    #: Whether 64 layers are counted, of which the first stage lacks one and the last one two.
+    trims_ends: bool = False
+
+    def fits(self, row: Row) -> bool:
+        """Tell whether a row is such a run."""
+        release = row.text("release").removeprefix("v")
+        return (
+            self.source in row.text("source").lower()
+            and self.since <= release < self.before
+            and row.text("model").lower() == self.model
+            and row.text("topology").startswith(self.machines)
+        )
+
+
+def _cloud(since: str, before: str, machines: tuple[str, ...], recompute: str, **settings: Any) -> Launcher:
+    is_nemo = before <= "25.08"
+    return Launcher(
+        source="dgxc-benchmarking", since=since, before=before, model="deepseek-v3", machines=machines, recompute=recompute,
+        mtp_layers=1, trims_ends=is_nemo, settings={**settings, **({"asynchronous_tp": False} if is_nemo else {})},
+    )  # fmt: skip
+
+
+_BRIDGE_DROPS = {**_TOKEN_DROP, "moe_shared_expert_overlap": True}
+LAUNCHERS = (
+    _cloud("25.05", "25.08", ("gb200",), "core_attn", **_TOKEN_DROP, **_UNFUSED),
+    _cloud("25.05", "25.08", ("dgx-b200",), "core_attn+mla_up_proj", **_TOKEN_DROP, **_UNFUSED),
+    _cloud("25.05", "25.08", ("dgx-h100",), "mla_up_proj", **_TOKEN_DROP),
+    _cloud("25.10", "25.12", ("gb300",), "", **_BRIDGE_DROPS),
+    _cloud("25.10", "25.12", ("gb200",), "mla_up_proj", **_BRIDGE_DROPS),
+    _cloud("25.10", "25.12", ("dgx-b200",), "mlp+mla_up_proj", **_BRIDGE_DROPS),
+    _cloud(
+        "25.10", "25.12", ("dgx-h100",), "mlp+mla_up_proj", moe_dispatcher="deepep", schedule="1f1b-combined", overlap=False,
+        pipeline_layout="Et|(tt|)*30mL",
+    ),
+    *(
+        Launcher(source="dgxc-benchmarking", since="25.10", before="25.12", model=model, settings=_TOKEN_DROP)
+        for model in ("qwen3-235b-a22b", "qwen3-30b-a3b")
+    ),
+    Launcher(
+        source="megatron-bridge", since="26.02", before="26.08", model="qwen3-235b-a22b",
+        machines=("dgx-h100", "dgx-b200", "dgx-b300"), settings={"moe_dispatcher": "alltoall"},
+    ),
+)  # fmt: skip
+
+
+def launcher_of(row: Row) -> Launcher | None:
+    """Return what is known of the script that a row's run was launched by."""
+    return next((launcher for launcher in LAUNCHERS if launcher.fits(row)), None)
+
+
+def launched_fields(row: Row, layers: int, stages: int, assumed: list[str]) -> dict[str, Any]:
+    """Return the settings of the script that a row's run was launched by."""
+    launcher = launcher_of(row)
+    if launcher is None:
+        return {}
+    fields = dict(launcher.settings)
+    if launcher.recompute and not row.text("recompute_modules"):
+        fields |= {"recompute": "selective", "recompute_modules": launcher.recompute}
+    if launcher.trims_ends and stages > 1:
+        each = -(-layers // stages)
+        fields |= {"first_stage_layers": each - 1, "last_stage_layers": each - 2}
+    assumed += [f"{', '.join(f'{key} {value}' for key, value in fields.items())}: the launch script of this release"]
+    return fields
