@@ -89,7 +89,7 @@ class StageLowering:
         sent = self._take_sent()
         if self._is_quiet(forward, is_last=False) and self._is_quiet(backward, is_last=is_last):
             block = self.layers.paired_block(forward.chunk, backward.chunk)
-            index = self.tasks.add(block, COMPUTE, after[0] + after[1] + sent, None, backward.micro_batch)
+            index = self.tasks.add(block, COMPUTE, after[0] + after[1] + sent, None, forward.micro_batch)
             ends: tuple[tuple[int, ...], tuple[int, ...]] = ((index,), (index,))
         else:
             ends = take_turns(

@@ -78,6 +78,19 @@ def test_passes_are_those_of_the_schedule(piped):
         assert {one.chunk for one in passes if one.kind == "F"} == {0, 1}
 
 
+def test_pairs_in_turns_are_drawn_where_they_ran(simulated):
+    """Combined 1F1B is interleaved 1F1B with one forward more at the start, then pairs; a stage runs one pass at a time."""
+    degrees = {"gpus": 16, "pp": 2, "virtual_pp": 4, "ep": 8, "micro_batch": 1, "global_batch": 64}
+    result = simulated("dgx-h100", "qwen3-30b-a3b", **degrees, schedule="1f1b-combined", framework="megatron-core")
+    for stage, passes in enumerate(all_passes(result).values()):
+        alone = 2 * (2 - 1 - stage) + (4 - 1) * 2 + 1
+        pairs = [one for one in passes if one.kind == "P"]
+        assert len(pairs) == 8 * 4 - alone
+        assert all(before.end_ps <= after.start_ps for before, after in zip(passes, passes[1:], strict=False))
+        lengths = [one.end_ps - one.start_ps for one in pairs]
+        assert max(lengths) < 1.5 * min(lengths)  # layers are alike, but for embedding and head
+
+
 def test_activations_in_flight_return_to_nothing(piped):
     for passes in all_passes(piped).values():
         points = in_flight(passes)
