@@ -50,6 +50,7 @@ class NearbyAnswer(TypedDict):
     memory: Memory  #: Of the fullest rank.
     gpu_hours_per_billion_tokens: float | None  #: GPUs times hours; null without tokens.
     cost_per_billion_tokens: float | None  #: At the price of a GPU hour; null without one.
+    currency: str  #: Of the cost.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,7 @@ class _Around:
             "memory": answer["memory"],
             "gpu_hours_per_billion_tokens": spent and spent["gpu_hours_per_billion_tokens"],
             "cost_per_billion_tokens": spent and spent["cost_per_billion_tokens"],
+            "currency": spent["currency"] if spent else "",
         }
 
     def singles(self) -> list[_Place]:

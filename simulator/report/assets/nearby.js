@@ -64,7 +64,7 @@ window.addEventListener("DOMContentLoaded", async () => {
     if (Object.keys(choices).length) shown.push([named(choices), answers.get(keyOf(choices))]);
     const slowest = Math.max(...shown.map(([, a]) => a.iteration_time_s)), fullest = Math.max(...shown.map(([, a]) => Math.max(a.memory.peak_bytes, a.memory.capacity_bytes)));
     const counted = base.tokens_per_s === null ? "samples" : "tokens";
-    const cost = (a) => (a.gpu_hours_per_billion_tokens === null ? "" : a.cost_per_billion_tokens === null ? `${a.gpu_hours_per_billion_tokens.toPrecision(4)} GPU hours` : a.cost_per_billion_tokens.toFixed(2));
+    const cost = (a) => (a.gpu_hours_per_billion_tokens === null ? "" : a.cost_per_billion_tokens === null ? `${a.gpu_hours_per_billion_tokens.toPrecision(4)} GPU hours` : `${a.cost_per_billion_tokens.toFixed(2)} ${a.currency}`.trim());
     const rows = [
       ["iteration", (a) => timeText(a.iteration_time_s) + percent(a.iteration_time_s, base.iteration_time_s)],
       ["where the time goes", (a) => bar(a, data.parts, (part) => a.breakdown[part.key], slowest)],
@@ -72,7 +72,7 @@ window.addEventListener("DOMContentLoaded", async () => {
       ["MFU", (a) => `${(100 * a.mfu).toFixed(1)} %`],
       ["memory", (a) => `${bytesText(a.memory.peak_bytes)} of ${bytesText(a.memory.capacity_bytes)}${a.memory.fits ? "" : ": does not fit"}`],
       ["by category", (a) => bar(a, data.memory, (part) => a.memory[part.key] || 0, fullest, a.memory.capacity_bytes)],
-      ["per billion tokens", cost],
+      ["for a billion tokens", cost],
     ];
     const head = make("tr", [make("td"), ...shown.map(([title]) => make("th", title, { scope: "col" }))]);
     const body = rows.map(([title, cell]) => make("tr", [make("th", title, { scope: "row" }), ...shown.map(([, a]) => make("td", cell(a), a.memory.fits ? {} : { class: "unfit" }))]));
