@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simulator.cli.shared import complain
 from simulator.errors import ConfigError
 from simulator.explore.energy import parse_price
 from simulator.explore.named_settings import SCENARIO_SETTINGS, canonical_name, convert, parse_axis
@@ -47,7 +47,7 @@ def write_warnings(messages: Iterable[str], *, said: set[str] | None = None, kin
     for message in messages:
         if message not in seen:
             seen.add(message)
-            print(f"{kind}: {message}", file=sys.stderr)
+            complain(f"{kind}: {message}")
 
 
 # -- settings ----------------------------------------------------------------------------------------------------

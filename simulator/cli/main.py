@@ -27,6 +27,7 @@ from simulator.cli.options import (
     refuse_blanks,
     with_plan_flags,
 )
+from simulator.cli.shared import complain
 from simulator.errors import SimulatorError
 
 app = typer.Typer(
@@ -174,7 +175,7 @@ def main_command(
     missing = [name for name, value in zip(lists, (topology, named), strict=True) if value is None]
     if missing:
         what = " and ".join(f"{name} NAME (`{lists[name]}` prints the shipped ones)" for name in missing)
-        print(f"missing: {what}; `simulate --help` lists all flags", file=sys.stderr)
+        complain(f"missing: {what}; `simulate --help` lists all flags")
         raise typer.Exit(2)
     from simulator.cli.run import run_main
 
@@ -303,13 +304,13 @@ def main() -> None:
     except SimulatorError as error:
         if wants_json:
             print(json.dumps({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}}))
-        print(f"error: {error}", file=sys.stderr)
+        complain(f"error: {error}")
         sys.exit(error.exit_code)
     except MemoryError:
         limit = "memory is full: the run needs more than --max-memory allows, or than the machine has"
         if wants_json:
             print(json.dumps({"error": {"type": "MemoryError", "message": limit, "hint": ""}}))
-        print(f"error: {limit}", file=sys.stderr)
+        complain(f"error: {limit}")
         sys.exit(SimulatorError.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -319,7 +320,7 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-        print(f"error: {message}", file=sys.stderr)
+        complain(f"error: {message}")
         if error.filename is None:  # the output itself
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         elif wants_json:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,8 +71,18 @@ def after_the_answer(*, is_json: bool) -> Iterator[None]:
     except SimulatorError as error:
         if not is_json:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        complain(f"error: {error}")
         sys.exit(error.exit_code)
+
+
+def complain(text: str) -> None:
+    """Print lines on standard error; a terminal breaks them between words, a log keeps them whole."""
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = "\n".join(
+            textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines()
+        )
+    print(text, file=sys.stderr)
 
 
 @contextmanager

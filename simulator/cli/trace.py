@@ -37,7 +37,8 @@ def show_progress() -> Callable[[str, int, int], None] | None:
 
 def _progress(name: str, done: int, total: int) -> None:
     if total > 1 << 26:
-        print(f"\r{name}: {100 * done // total} %", end="" if done < total else "\n", file=sys.stderr)
+        erase = "\r\x1b[K"
+        print(f"{erase}{name}: {100 * done // total} %" if done < total else erase, end="", file=sys.stderr, flush=True)
 
 
 @trace_app.command("convert")
