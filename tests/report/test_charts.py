@@ -1,5 +1,7 @@
 """Pictures as data: passes, memory over time, rows of spans, links on the machine."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,7 +88,7 @@ def test_pairs_in_turns_are_drawn_where_they_ran(simulated):
         alone = 2 * (2 - 1 - stage) + (4 - 1) * 2 + 1
         pairs = [one for one in passes if one.kind == "P"]
         assert len(pairs) == 8 * 4 - alone
-        assert all(before.end_ps <= after.start_ps for before, after in zip(passes, passes[1:], strict=False))
+        assert all(before.end_ps <= after.start_ps for before, after in itertools.pairwise(passes))
         lengths = [one.end_ps - one.start_ps for one in pairs]
         assert max(lengths) < 1.5 * min(lengths)  # layers are alike, but for embedding and head
 
