@@ -212,15 +212,16 @@ def ideal(whole: Reconstruction) -> Reconstruction:
 def as_peers(whole: Reconstruction) -> Reconstruction:
     """Let every operation take the typical time of its type as :func:`ideal` does, but keep the host's time, evened out.
 
-    Gaps before operations and host time before each issue take the mean of their type as well: evened out over ranks,
-    micro-batches and steps, not removed. What is left is what evening out alone would give.
+    Gaps before operations and host time before each issue take the median of their type: evened out over ranks,
+    micro-batches and steps, not removed. A mean would hand what one rank stalled, or waited where it did not matter, to all
+    others. What is left is what evening out alone would give.
     """
-    gaps = _by_type(whole, [plan.lead_ns for plan in whole.plans])
+    gaps = _by_type(whole, [plan.lead_ns for plan in whole.plans], are_delays=True)
     issues = []
     for plan in whole.plans:
         issues.append(np.empty_like(plan.issue_ns))
         issues[-1][plan.order] = plan.issue_ns
-    hosts = _by_type(whole, issues)
+    hosts = _by_type(whole, issues, are_delays=True)
     plans = [
         replace(plan, lead_ns=gap, tail_ns=0 * plan.tail_ns, issue_ns=host[plan.order])
         for plan, gap, host in zip(_evened(whole), gaps, hosts, strict=True)
@@ -234,14 +235,24 @@ def types_of(plan: RankPlan) -> list[str]:
     return [name.rstrip("0123456789 ") for name in plan.rank.names]
 
 
-def _by_type(whole: Reconstruction, values: Sequence[Int64]) -> list[Int64]:
-    """Replace values, one per operation and rank, by the mean over all operations of the same type but those of warm-up."""
+def _by_type(whole: Reconstruction, values: Sequence[Int64], *, are_delays: bool = False) -> list[Int64]:
+    """Replace values, one per operation and rank, by what is typical of all of the same type but those of warm-up.
+
+    That is the mean; of delays, which are long where somebody stalled, the median, of two the lower.
+    """
     peers = _peers(whole)
-    every = np.concatenate(peers) if peers else np.zeros(0, np.int64)
-    counts = np.concatenate([~_warms_up(plan) for plan in whole.plans]).astype(float)
-    found = np.bincount(every, counts)
-    means = np.rint(np.bincount(every, counts * np.concatenate(values)) / np.maximum(found, 1)).astype(np.int64)
-    return [np.where(found[own] > 0, means[own], column) for own, column in zip(peers, values, strict=True)]
+    every, column = np.concatenate(peers), np.concatenate(values)
+    counts = np.concatenate([~_warms_up(plan) for plan in whole.plans])
+    found = np.bincount(every[counts], minlength=int(every.max(initial=0)) + 1)
+    if are_delays:
+        order = np.lexsort((column, every))
+        ranked = column[order[counts[order]]]
+        middle = np.cumsum(found) - found + np.maximum(found - 1, 0) // 2
+        typical = ranked[np.minimum(middle, len(ranked) - 1)]
+    else:
+        sums = np.bincount(every[counts], column[counts], minlength=len(found))
+        typical = np.rint(sums / np.maximum(found, 1)).astype(np.int64)
+    return [np.where(found[own] > 0, typical[own], column) for own, column in zip(peers, values, strict=True)]
 
 
 def _warms_up(plan: RankPlan) -> NDArray[np.bool_]:

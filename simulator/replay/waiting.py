@@ -8,7 +8,8 @@ from math import hypot, log, sqrt
 import numpy as np
 
 from simulator.analysis.confidence import Confidence
-from simulator.replay.changes_of_kernels import scale_kernels
+from simulator.kernels.host import issue_s
+from simulator.replay.changes_of_kernels import scale_host, scale_kernels
 from simulator.replay.changes_of_links import shortest
 from simulator.replay.replayed import Replay, replay
 from simulator.topology.device import Device
@@ -54,7 +55,8 @@ def replay_confidence(
 
     Ranks that were not recorded make others wait. At best they never do. At worst they are late as the recorded ones
     are: the latest of n ranks whose delays are alike and independent is late in proportion to ``sqrt(log n)``.
-    Kernels on another device are off by the errors of the two devices' kernel models, as one error of all.
+    Kernels on another device are off by the errors of the two devices' kernel models, as one error of all; its host is that
+    of the recording, or as much faster or slower as the hosts of such devices typically are.
 
     Parameters
     ----------
@@ -80,7 +82,7 @@ def replay_confidence(
     """
     trace, (old, new) = edited.trace, groups
     bases = []
-    waiting, error = (1.0, 1.0), 0.0
+    waiting, error, host = (1.0, 1.0), 0.0, 1.0
     if len(trace.ranks) < trace.world_size or old != new:
         waiting = (0.0, max(1.0, sqrt(log(max(new, 2)) / log(max(old, 2)))))
         n = max(trace.world_size * new // old, trace.world_size)
@@ -91,12 +93,16 @@ def replay_confidence(
     device, recorded = devices
     if device is not None and recorded is not None and device.name != recorded.name:
         error = hypot(device.kernel_error, recorded.kernel_error)
-        bases.append(f"kernels rescaled to {device.name} are off by {error:.0%} together")
+        host = issue_s(device, "eager", "forward") / issue_s(recorded, "eager", "forward")
+        bases.append(f"kernels rescaled to {device.name} are off by {error:.0%} together, its host takes 1 to {host:.3g} times "
+                     "the recorded time")  # fmt: skip
     if not bases:
         return None
     times = [result.iteration_s(unchanged)]
-    for wait, kernels in zip(waiting, (1 - error, 1 + error), strict=True):
+    for wait, kernels, issues in zip(waiting, (1 - error, 1 + error), sorted((1.0, host)), strict=True):
         whole = scale_waiting(edited, wait)
+        if issues != 1.0:
+            whole = scale_host(whole, issues)
         if error:
             whole = scale_kernels(whole, lambda rank, name, factor=kernels: factor)  # type: ignore[misc]
         times.append(replay(whole).iteration_s(unchanged))
