@@ -69,6 +69,7 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
         lora_targets=plan.adapted_projections, fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
         permutes_by_scan=plan.permutes_by_scan, stops_early=framework.stops_recompute_early,
         expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,
+        reduces_beside=framework.reduces_beside_products and not plan.launch_blocking,
     )  # fmt: skip
     return build_model(spec, setting)
 

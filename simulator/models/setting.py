@@ -44,6 +44,8 @@ class Setting:
     stashes_experts: bool = False
     stops_early: bool = False  #: Whether recomputation ends as soon as all that was saved is there again.
     expert_load: float = 1.0  #: Tokens of this rank's experts relative to an even share of all routed ones.
+    #: Whether gradients of column-parallel products are reduced beside the products of their weights' gradients.
+    reduces_beside: bool = True
     gradient_bytes: int = 4  #: Of one element of the gradients that micro-batches add up.
 
     @property

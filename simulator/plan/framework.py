@@ -256,6 +256,9 @@ class Framework:
     scatters_apart: bool = False
     #: Whether chunks of a pipeline may differ (Megatron-Core's ``pipeline_model_parallel_layout``).
     lays_out_pipelines: bool = False
+    #: Whether backward of a column-parallel product reduces its input's gradient beside the product of its weight's (Megatron-LM's
+    #: ``async_tensor_model_parallel_allreduce``, from 2022 on); forks of the year before reduce it behind both.
+    reduces_beside_products: bool = True
     #: Whether a pipeline gives its stages equal numbers of parameters, those of embedding and head among them, instead of equal
     #: numbers of blocks.
     balances_parameters: bool = False
@@ -347,6 +350,7 @@ FRAMEWORKS: dict[str, Framework] = {
             gradient_bytes_bf16=4,
             overlap=False,
             scatters_messages=True,
+            reduces_beside_products=False,  # mpu/layers.py, bigscience-workshop/Megatron-DeepSpeed
         ),
         Framework(name="deepspeed", kernels="hf-eager", data_parallel=DEEPSPEED, cp_comm_type="a2a"),
         Framework(
@@ -355,6 +359,7 @@ FRAMEWORKS: dict[str, Framework] = {
             kernels="megatron",
             data_parallel=replace(DEEPSPEED, moves_lists=True, bucket_elements=1),
             overlap=False,
+            reduces_beside_products=False,
         ),
         Framework(
             name="fsdp",

@@ -388,3 +388,11 @@ def test_modules_of_a_laboratory_reduce_behind_every_column_parallel_product(is_
     assert len(points) == inside
     again = [item for item in layers[-1].recompute if isinstance(item, CommunicationPoint)]
     assert [item.operator for item in again if item.operator == "logits"] == ["logits"]  # the head is checkpointed, too
+
+
+def test_forks_of_2021_reduce_behind_the_products_of_backward():
+    """bigscience-workshop/ and microsoft/Megatron-DeepSpeed, ``mpu/layers.py``: ``copy_to_tensor_model_parallel_region``."""
+    for beside in (True, False):
+        block = built(small("gpt2"), kernels="megatron", tp=4, reduces_beside=beside).layers[1]
+        points = [item for item in block.backward if isinstance(item, CommunicationPoint) and item.operator == "f"]
+        assert [point.overlaps for point in points] == [int(beside)] * 2

@@ -318,8 +318,9 @@ class Style(ABC):
             leave = CommunicationPoint(operator="f", n_bytes=n_bytes, kernel_pass="backward")
             inside = self._enter(x, enter, [leave])
             return [self.linear(inside, n, columns, bias=bias, name=name, is_narrow=is_narrow) for n in widths]
-        reduce = CommunicationPoint(operator="f", n_bytes=n_bytes, kernel_pass="backward", overlaps=1)
-        again = CommunicationPoint(operator="f", n_bytes=n_bytes, overlaps=1)
+        beside = int(self.setting.reduces_beside)
+        reduce = CommunicationPoint(operator="f", n_bytes=n_bytes, kernel_pass="backward", overlaps=beside)
+        again = CommunicationPoint(operator="f", n_bytes=n_bytes, overlaps=beside)
         inside = self._enter(x, enter, [])
         return [
             self.linear(
