@@ -13,7 +13,7 @@ import numpy as np
 from simulator.analysis.metrics import measure
 from simulator.answer import Result, chosen
 from simulator.costs import ModelCosts
-from simulator.engine import run
+from simulator.engine import Costs, run
 from simulator.engine.durations import TouchedError
 from simulator.engine.together import Iteration, run_together
 from simulator.errors import ConfigError, InfeasiblePlanError
@@ -34,6 +34,8 @@ from simulator.parallel.loading import loading_of
 from simulator.parallel.lower import Lowered, lower
 from simulator.parallel.mesh import Mesh
 from simulator.plan import ParallelPlan
+from simulator.program.op import COMMUNICATIONS
+from simulator.program.program import Program
 from simulator.scenario import Scenario
 from simulator.schedules import peak_in_flight
 from simulator.timeline import Timeline
@@ -364,6 +366,8 @@ class Together:
     ----------
     jobs : sequence of PlacedJob
         On nodes of their own; all on one cluster, with the same network model.
+    also : sequence of (Program, Costs)
+        Traffic besides, which repeats, too.
 
     Raises
     ------
@@ -371,8 +375,9 @@ class Together:
         If the network model cannot share links among jobs.
     """
 
-    def __init__(self, jobs: Sequence[PlacedJob]) -> None:
+    def __init__(self, jobs: Sequence[PlacedJob], also: Sequence[tuple[Program, Costs]] = ()) -> None:
         self._jobs = tuple(jobs)
+        self._also = tuple(also)
         first = self._jobs[0]
         if first.scenario.network != "flow":
             raise ConfigError(
@@ -384,7 +389,11 @@ class Together:
             factors |= job.topology.scale
         #: the cluster with what is degraded for any of the jobs
         self.network_topology = replace(first.topology, scale=factors)
-        self._shared = frozenset(np.flatnonzero(first.topology.arrays.kind == LINK_KINDS.index("fabric")).tolist())
+        kinds = first.topology.arrays.kind
+        self._shared = frozenset(np.flatnonzero(kinds == LINK_KINDS.index("fabric")).tolist()).union(
+            *(costs.flow(task.op).links for program, costs in also for task in program.ranks[0].tasks
+              if isinstance(task.op, COMMUNICATIONS))
+        )  # fmt: skip
         self._is_foldable = sum(job.scenario.plan.gpus for job in self._jobs) <= MAX_UNFOLDED
         self._by_layer = False
         self._lower()
@@ -396,9 +405,8 @@ class Together:
             ].program
             for job in self._jobs
         ]
-        self._programs = [
-            (program, ModelCosts(job.topology, job.scenario)) for program, job in zip(programs, self._jobs, strict=True)
-        ]
+        own = [ModelCosts(job.topology, job.scenario) for job in self._jobs]
+        self._programs: list[tuple[Program, Costs]] = [*zip(programs, own, strict=True), *self._also]
 
     def play(
         self, starts_ps: Sequence[int], is_enough: Callable[[Sequence[Sequence[Iteration]]], bool]

@@ -44,7 +44,7 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-_MODEL, _PLAN, _COST, _BESIDE = "What to run", "Plan files", "Cost models", "Other jobs on the cluster"
+_MODEL, _PLAN, _COST, _BESIDE = "What to run", "Plan files", "Cost models", "Other jobs and sites"
 _RUN, _OUT = "Whole run", "Output"
 
 
@@ -109,6 +109,9 @@ def main_command(
     ] = None,
     nodes_free: Annotated[
         Text, _option("File of free nodes (sinfo's): find the fastest placement of this job on them.", _BESIDE)
+    ] = None,
+    local_steps: Annotated[
+        Number, _option("Steps of each site by itself between two means over all sites (DiLoCo).", _BESIDE)
     ] = None,
     unfold: Annotated[
         bool, _option("Simulate every rank and micro-batch, not one per class and period.", _COST, "--unfold")

@@ -18,6 +18,7 @@ from simulator.faults import Faults
 from simulator.plan.published import published_settings
 
 if TYPE_CHECKING:
+    from simulator.explore.local_steps import LocalSteps
     from simulator.explore.nearby_answers import NearbyAnswer
     from simulator.explore.neighbours import Neighbours, PlacementRow
 
@@ -110,15 +111,22 @@ class Extras(NamedTuple):
     ways_out: list[WayOut] | None
     neighbours: Neighbours | None = None
     placements: list[PlacementRow] | None = None
+    local_steps: LocalSteps | None = None
 
 
 def _others(
     options: dict[str, Any], settings: dict[str, Any], results: Sequence[Result], say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Play other jobs beside the one that is asked about, or look for the best of the free nodes."""
+    """Play other jobs beside the one that is asked about, look for the best of the free nodes, or train site by site."""
+    found: dict[str, Any] = {}
+    if options["local_steps"] is not None:
+        from simulator.explore.local_steps import local_steps
+
+        say("sites by themselves")
+        found["local_steps"] = local_steps(results[-1], options["local_steps"])
     files, way, free = options["with_"] or (), options["placement"], options["nodes_free"]
     if not (files or way or free):
-        return {}
+        return found
     if len(results) > 1 or options["module"]:
         raise ConfigError("--with, --placement and --nodes-free are about one job", hint="one --gpus, and a --model")
     from simulator.explore.neighbours import JobRequest, beside, best_placements, read_job
@@ -126,8 +134,8 @@ def _others(
     job = JobRequest(scenario=results[0].scenario, placement=way or "slurm")
     others = [read_job(path, settings) for path in files]
     if free and way is None:
-        return {"placements": best_placements(job, others, free_file=free, say=say)}
-    return {"neighbours": beside([job, *others], free_file=free, say=say)}
+        return {**found, "placements": best_placements(job, others, free_file=free, say=say)}
+    return {**found, "neighbours": beside([job, *others], free_file=free, say=say)}
 
 
 def _extras(
@@ -203,6 +211,8 @@ def _print(results: Sequence[Result], extras: Extras) -> None:
         terminal.print_neighbours(extras.neighbours)
     if extras.placements is not None:
         terminal.print_placements(extras.placements)
+    if extras.local_steps is not None:
+        terminal.print_local_steps(extras.local_steps)
     if extras.explanation is not None:
         terminal.print_explanation(extras.explanation)
     if extras.ways_out is not None:

@@ -8,6 +8,7 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from simulator.analysis.explain import Explanation
 from simulator.answer import Answer, Result
+from simulator.explore.local_steps import LocalSteps
 from simulator.explore.named_settings import given_in, scenario_of
 from simulator.explore.neighbours import Neighbours, PlacementRow
 from simulator.explore.training_run import RunRequest, TrainingRun, whole_run
@@ -41,6 +42,7 @@ class Document(Answer):
     #: Where the plan does not fit: changes that need less, those that suffice first, the fastest of them first.
     ways_out: NotRequired[list[WayOut]]
     neighbours: NotRequired[Neighbours]  #: Jobs beside this one, with ``--with`` or ``--placement``.
+    local_steps: NotRequired[LocalSteps]  #: Training site by site, with ``--local-steps``.
     placements: NotRequired[list[PlacementRow]]  #: Ways to place the job, the fastest first, with ``--nodes-free``.
 
 
@@ -80,6 +82,7 @@ def document(
     ways_out: list[WayOut] | None = None,
     neighbours: Neighbours | None = None,
     placements: list[PlacementRow] | None = None,
+    local_steps: LocalSteps | None = None,
 ) -> Document | Scaling:
     """Return what ``--json`` prints: one answer, or ``scaling``, a list of them with ``gpus`` added.
 
@@ -89,8 +92,8 @@ def document(
         A whole run that is asked about.
     ways_out : list of WayOut, optional
         As :func:`simulator.explore.out_of_memory.ways_out` returns them.
-    neighbours, placements : optional
-        As :mod:`simulator.explore.neighbours` returns them; there is one answer then.
+    neighbours, placements, local_steps : optional
+        As :mod:`simulator.explore.neighbours` and :mod:`~simulator.explore.local_steps` return them, about one answer.
     """
     answers = [to_json(result, request) for result in results]
     whole: Document | Scaling = answers[0]
@@ -105,6 +108,8 @@ def document(
         cast(Document, whole)["neighbours"] = neighbours
     if placements is not None:
         cast(Document, whole)["placements"] = placements
+    if local_steps is not None:
+        cast(Document, whole)["local_steps"] = local_steps
     return whole
 
 

@@ -214,7 +214,7 @@ def play(site: Site, placed: Sequence[PlacedJob], say: Callable[[str], None] = l
     for number in range(n_starts):
         say(f"together, start {number + 1} of {n_starts}")
         later = [to_ps(number / n_starts * seconds) for seconds in alone_s[1:]]
-        watch = _Watch(alone_s)
+        watch = PeriodWatch(alone_s)
         found = together.play([0, *later], watch)
         means.append(watch.means_s(found))
         n_steps += len(found[0])
@@ -252,7 +252,7 @@ def busiest_shared(alone: Sequence[Result], alone_s: Sequence[float]) -> tuple[s
     return f"{link.source} -> {link.target}", shared[index]
 
 
-class _Watch:
+class PeriodWatch:
     """Looks at the starts of the longest job's steps until the others are where they were before.
 
     Attributes

@@ -226,10 +226,8 @@ class StepModel:
         #: time of a step that its passes do not explain
         self.rest_s = self.iteration_s - base_s
         mesh = Mesh(plan, result.topology.gpus_per_host)
-        sharded = mesh.sharding_group // plan.cp if plan.shards_parameters else 1
-        experts = plan.ep * (plan.etp or 1) // (plan.tp * plan.cp)
-        #: replicas that wait for one another in every pass: they gather parameters or exchange tokens there
-        self.coupled = int(min(plan.dp, max(1, sharded, experts)))
+        #: replicas that wait for one another in every pass
+        self.coupled = [np.array(group) for group in mesh.coupled_replicas() if len(group) > 1]
 
     def _play(self, durations: list[list[Floats]], width: int) -> Floats:
         """Return when the last pass ends, for ``width`` sets of durations."""
@@ -323,11 +321,9 @@ class StepModel:
 
     def _met(self, times: Floats) -> Floats:
         """Let replicas that meet inside a pass take as long as the slowest of them."""
-        width, n = self.coupled, self.plan.dp
-        if width == 1 or n % width:
-            return times
-        groups = times.reshape(*times.shape[:-1], n // width, width)
-        return np.broadcast_to(groups.max(axis=-1, keepdims=True), groups.shape).reshape(times.shape)
+        for group in self.coupled:
+            times[..., group] = times[..., group].max(axis=-1, keepdims=True)
+        return times
 
 
 def _passes_s(result: Result, table: Table, stages: dict[int, int]) -> list[list[float]]:

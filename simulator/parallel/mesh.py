@@ -113,6 +113,26 @@ class Mesh:
     def _known(self) -> dict[tuple[str, int], Groups]:
         return {}
 
+    def coupled_replicas(self) -> Groups:
+        """Data-parallel replicas whose ranks meet in every pass, to gather parameters or to exchange tokens.
+
+        Examples
+        --------
+        >>> plan = ParallelPlan(gpus=8, sharding="hsdp", sharding_group=4, micro_batch=1).resolve(8)
+        >>> Mesh(plan).coupled_replicas()
+        ((0, 1, 2, 3), (4, 5, 6, 7))
+        """
+        plan = self.plan
+        replica_of = {self.rank(tp=t, replica=r): r // plan.cp for r in range(self.n_replicas) for t in range(plan.tp)}
+        axes = (*(("shard",) if plan.shards_parameters else ()), *EXPERT_AXES.keys() - {"expert_dp"})
+        first = list(range(plan.dp))
+        for axis in axes:
+            for group in self.groups(axis):
+                met = {first[replica_of[rank]] for rank in group}
+                if len(met) > 1:
+                    first = [min(met) if one in met else one for one in first]
+        return tuple(tuple(r for r in range(plan.dp) if first[r] == one) for one in sorted(set(first)))
+
     def _groups(self, axis: str, stage: int) -> Groups:
         plan, n_replicas = self.plan, self.n_replicas
         if axis == "tp":

@@ -20,12 +20,14 @@ from simulator.analysis.link_use import link_classes, utilization
 from simulator.analysis.passes import passes_of, table_of
 from simulator.answer import Result, memory_over_time
 from simulator.explore.full_answer import Document, Scaling, ScalingRow, WayOut, document
+from simulator.explore.local_steps import LocalSteps, in_words
 from simulator.explore.nearby_answers import NearbyAnswer
 from simulator.explore.neighbours import Neighbours, PlacementRow
 from simulator.explore.training_run import RunRequest
 from simulator.parallel.mesh import Mesh
 from simulator.report import answer_charts, tables
 from simulator.report.constants import constants_of
+from simulator.report.markup import element
 from simulator.report.nearby_panel import nearby_choices
 from simulator.report.page import Part, Report, Section, Stream, make_page
 from simulator.report.timeline_chart import pipeline_data, timeline_data
@@ -140,10 +142,14 @@ def _nearby(shown: Shown) -> list[Part]:
 
 
 def _neighbours(shown: Shown) -> list[Part]:
-    found, ways = shown.answer.get("neighbours"), shown.answer.get("placements")
+    found, ways, sites = (
+        shown.answer.get("neighbours"), shown.answer.get("placements"), shown.answer.get("local_steps"),
+    )  # fmt: skip
     return [
-        *([tables.neighbours_table(found)] if found else []), *([tables.placements_table(ways)] if ways else [])
-    ]  # fmt: skip
+        *([tables.neighbours_table(found)] if found else []),
+        *([tables.placements_table(ways)] if ways else []),
+        *([element("p", in_words(sites))] if sites else []),
+    ]
 
 
 def _inputs(shown: Shown) -> list[Part]:
@@ -156,7 +162,7 @@ PANELS: dict[str, Panel] = {
     "time": Panel("Time", "Where the time goes", _time),
     "explained": Panel("Explained", "What decides the time, and what would help", _explained),
     "nearby": Panel("Change one thing", "Change one thing", _nearby),
-    "neighbours": Panel("Neighbours", "Other jobs on the cluster", _neighbours),
+    "neighbours": Panel("Neighbours", "Other jobs and sites", _neighbours),
     "run": Panel("Whole run", "The whole run", _whole_run),
     "scaling": Panel("Scaling", "Scaling", _scaling),
     "pipeline": Panel("Pipeline", "The pipeline", _pipeline),
@@ -176,6 +182,7 @@ def report(
     ways_out: list[WayOut] | None = None,
     neighbours: Neighbours | None = None,
     placements: list[PlacementRow] | None = None,
+    local_steps: LocalSteps | None = None,
     given: Collection[str] = (),
     nearby: Sequence[NearbyAnswer] = (),
 ) -> Report:
@@ -191,8 +198,8 @@ def report(
         As :func:`simulator.explore.full_answer.explain` returns it; without it the page has the critical path alone.
     ways_out : list of WayOut, optional
         Of a plan that does not fit, as :func:`simulator.explore.out_of_memory.ways_out` returns them.
-    neighbours, placements : optional
-        As :mod:`simulator.explore.neighbours` returns them.
+    neighbours, placements, local_steps : optional
+        As :mod:`simulator.explore.neighbours` and :mod:`~simulator.explore.local_steps` return them.
     given : collection of str
         Names of the settings that the user made.
     nearby : sequence of NearbyAnswer
@@ -201,7 +208,13 @@ def report(
     last = results[-1]
     shown = Shown(
         document=document(
-            results, explanation, request=request, ways_out=ways_out, neighbours=neighbours, placements=placements
+            results,
+            explanation,
+            request=request,
+            ways_out=ways_out,
+            neighbours=neighbours,
+            placements=placements,
+            local_steps=local_steps,
         ),
         result=last,
         explanation=explanation,

@@ -39,6 +39,7 @@ from simulator.units import format_bandwidth, format_bytes, format_time
 if TYPE_CHECKING:
     from simulator.explore.comparison import Comparison
     from simulator.explore.full_answer import WayOut
+    from simulator.explore.local_steps import LocalSteps
     from simulator.explore.neighbours import Neighbours, PlacementRow
     from simulator.explore.network_needs import Requirement
     from simulator.explore.stragglers import Straggling
@@ -560,6 +561,13 @@ def print_neighbours(found: Neighbours) -> None:
             format_time(job["beside_s"]), f"{job['slowdown']:.3f}", spread,
         )  # fmt: skip
     out.print(rows, highlight=False)
+
+
+def print_local_steps(found: LocalSteps) -> None:
+    """Print what local steps on several sites save."""
+    from simulator.explore.local_steps import in_words
+
+    make_console().print(f"\n{in_words(found)}", highlight=False)
 
 
 def print_placements(found: Sequence[PlacementRow]) -> None:

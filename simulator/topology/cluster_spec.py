@@ -216,6 +216,14 @@ class TransportSpec(Sourced):
     constants: dict[str, Any] = Field(default_factory=dict)
 
 
+class SitesSpec(Sourced):
+    """Equal parts of the cluster at several places, joined by wide-area links."""
+
+    count: int = Field(ge=2, le=64)
+    bandwidth_bytes_per_s: Bandwidth = Field(alias="bandwidth", gt=0)
+    latency_s: Time = Field(default=0.0, alias="latency", ge=0)
+
+
 class ClusterSpec(OperatedSpec, Sourced):
     """A whole cluster file."""
 
@@ -225,6 +233,7 @@ class ClusterSpec(OperatedSpec, Sourced):
     nodes: int = Field(gt=0, le=1_000_000)
     node: NodeSpec
     fabric: FabricSpec = Field(default_factory=lambda: FABRICS["none"](kind="none"))
+    sites: SitesSpec | None = None
     transports: dict[str, TransportSpec] = Field(default_factory=dict)
     default_transport: str | None = None
     efficiency: dict[str, Any] = Field(default_factory=dict)
@@ -240,6 +249,9 @@ class ClusterSpec(OperatedSpec, Sourced):
         if self.nodes > 1 and self.fabric.kind != "none" and self.node.nics is None:
             text = f"a {self.fabric.kind} fabric between {self.nodes} nodes needs node.nics"
             raise complaint(ConfigError(text), "node")
+        if self.sites is not None and (self.nodes % self.sites.count or self.fabric.kind == "none"):
+            text = f"{self.sites.count} sites need a fabric, and as many nodes each: {self.nodes} nodes of fabric {self.fabric.kind}"
+            raise complaint(ConfigError(text), "sites")
         n_nics = self.node.nics.count if self.node.nics else 0
         room = self.fabric.n_nodes_max(n_nics)
         if room is not None and self.nodes > room:

@@ -294,6 +294,14 @@ class Topology:
         layout = PlacedLayout(whole=self.layout, nodes=tuple(nodes[: -(-n_gpus // per_node)]))
         return Topology(spec=self.spec, layout=layout, n_gpus=n_gpus, gpus_per_node=per_node, scale=self.scale)
 
+    def whole(self) -> Topology:
+        """Return all nodes of the cluster, whatever part of them this is; links have the same numbers."""
+        layout = self.layout.whole if isinstance(self.layout, PlacedLayout) else self.layout.resized(self.spec.nodes)
+        n_gpus = self.spec.nodes * self.gpus_per_node
+        return Topology(
+            spec=self.spec, layout=layout, n_gpus=n_gpus, gpus_per_node=self.gpus_per_node, scale=self.scale
+        )
+
     def scaled(self, factors: Mapping[str | int, float]) -> Topology:
         """Return the same topology with some bandwidths multiplied.
 

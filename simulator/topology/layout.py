@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from simulator.errors import UnroutableError
 from simulator.topology.cluster_spec import ClusterSpec
 from simulator.topology.fabrics import FabricGraph, FabricSize
+from simulator.topology.fabrics.sites import over_sites
 from simulator.topology.link import LinkArrays
 from simulator.topology.node import NodeGraph, build_node
 from simulator.topology.routing import Route, combine, shifted
@@ -259,7 +260,14 @@ def build_layout(spec: ClusterSpec, n_nodes: int) -> RegularLayout:
     pxn = bool(getattr(spec.fabric, "pxn", False)) and spec.node.nvlink is not None
     return RegularLayout(
         node=build_node(spec.node, getattr(spec.fabric, "latency_s", 0.0)),
-        fabric=spec.fabric.build(size),
+        fabric=_fabric(spec, size),
         n_nodes=n_nodes,
         pxn=pxn,
     )
+
+
+def _fabric(spec: ClusterSpec, size: FabricSize) -> FabricGraph:
+    sites = spec.sites
+    if sites is None:
+        return spec.fabric.build(size)
+    return over_sites(spec.fabric, size, sites.count, sites.bandwidth_bytes_per_s, sites.latency_s)

@@ -67,8 +67,21 @@ def topology_of(spec: ClusterSpec, n_gpus: int | None = None, *, gpus_per_node: 
         raise ConfigError(f"{per_node} GPUs per node asked for, but nodes of {spec.name} have {spec.node.gpus}")
     wanted = spec.nodes * per_node if n_gpus is None else n_gpus
     check_size(spec, wanted, per_node)
-    layout = build_layout(spec, -(-wanted // per_node))
+    n_nodes = -(-wanted // per_node)
+    if spec.sites is not None and n_nodes < spec.nodes:  # an equal part of every site
+        whole = Topology(
+            spec=spec, layout=build_layout(spec, spec.nodes), n_gpus=spec.nodes * per_node, gpus_per_node=per_node
+        )
+        return whole.placed(nodes_of_sites(spec, n_nodes), wanted)
+    layout = build_layout(spec, n_nodes)
     return Topology(spec=spec, layout=layout, n_gpus=wanted, gpus_per_node=per_node)
+
+
+def nodes_of_sites(spec: ClusterSpec, n_nodes: int) -> list[int]:
+    """Return the first nodes of every site, as many of each, site by site."""
+    n_sites = spec.sites.count if spec.sites is not None else 1
+    share, per_site = -(-n_nodes // n_sites), spec.nodes // n_sites
+    return [site * per_site + node for site in range(n_sites) for node in range(share)][:n_nodes]
 
 
 def gpus_used_of_node(spec: ClusterSpec, n_gpus: int | None) -> int:

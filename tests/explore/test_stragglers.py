@@ -13,6 +13,7 @@ from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.lengths import Lengths
 from simulator.explore.stragglers import Causes, StepModel, parse_causes, straggle
 from simulator.faults import Faults
+from simulator.parallel.mesh import Mesh
 
 
 @cache
@@ -66,11 +67,20 @@ def test_replicas_that_gather_parameters_wait_for_each_other_in_every_pass() -> 
     """Sharded, a step is the sum of the slowest passes; replicated, the slowest replica's sum, which is at most that."""
     lengths = Causes(lengths=Lengths.parse("lognormal:200,1.5"))
     model = StepModel(answer(sharding="zero3"))
-    assert model.coupled == 8
+    assert [list(group) for group in model.coupled] == [list(range(8))]
     met = model.play(lengths, n_jobs=4, n_steps=10, seed=3).step_s
-    model.coupled = 1
+    model.coupled = []
     alone = model.play(lengths, n_jobs=4, n_steps=10, seed=3).step_s
     assert np.all(met >= alone - 1e-12) and met.mean() > alone.mean()
+
+
+def test_replicas_meet_where_the_mesh_says() -> None:
+    """Experts of two ranks: neighbouring replicas exchange tokens, or, laid out behind data, those half the machine apart."""
+    experts = {"gpus": 8, "micro_batch": 1, "ep": 2}
+    near = Mesh(ParallelPlan(**experts).resolve(8))
+    assert near.coupled_replicas() == ((0, 1), (2, 3), (4, 5), (6, 7))
+    far = Mesh(ParallelPlan(**experts, rank_order="tp-cp-dp-ep-pp").resolve(8))
+    assert far.coupled_replicas() == ((0, 4), (1, 5), (2, 6), (3, 7))
 
 
 def test_equal_lengths_change_nothing_and_shorter_ones_shorten() -> None:

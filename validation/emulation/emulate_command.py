@@ -14,7 +14,7 @@ import typer
 
 from simulator.errors import ConfigError
 from validation.emulation.cluster_shape import ClusterShape, parse_rate, parse_slow
-from validation.emulation.job import JOBS, STEPS, Job, parse_bytes
+from validation.emulation.job import JOBS, STEPS, Job, job_named, parse_bytes
 from validation.emulation.judged import check_targets, groups_of, print_groups
 from validation.emulation.measure import COLUMN_HELP, COLUMNS, Limits, expected_traffic_bytes, measure_on
 from validation.emulation.measure import check as check_case
@@ -125,6 +125,7 @@ def emulate(
     groups: Annotated[int, typer.Option(help="zero3: 2 gathers and scatters on separate process groups.")] = 1,
     gloo_threads: Annotated[int, typer.Option(help="Collectives that a process group runs at once.")] = 2,
     jobs: Annotated[int, typer.Option(help="Equal jobs beside each other.")] = 1,
+    beside: Annotated[str, typer.Option(help="Another job meanwhile: 'ddp L4x4MiB f20 b20 bucket4'.")] = "",
     straggler: Annotated[str, typer.Option(help="RANK:FACTOR on its compute time.")] = "",
     slow: Annotated[str, typer.Option(help="Slow links: HOST:RATE, several with commas.")] = "",
     racks: Annotated[int, typer.Option(help="Switches that the hosts are spread over.")] = 1,
@@ -151,7 +152,8 @@ def emulate(
         base = Job(
             name="all_reduce", n_layers=layers, layer_bytes=parse_bytes(layer_bytes), forward_s=forward_ms / 1e3,
             backward_s=backward_ms / 1e3, bucket_bytes=parse_bytes(bucket_bytes), n_micro_batches=micro_batches,
-            activation_bytes=parse_bytes(activation_bytes), n_groups=groups, gloo_threads=gloo_threads, n_jobs=jobs,
+            activation_bytes=parse_bytes(activation_bytes), n_groups=groups, gloo_threads=gloo_threads,
+            n_jobs=2 if beside else jobs, beside=replace(job_named(beside), n_repeats=8 * repeats) if beside else None,
             straggler=_straggler(straggler), procs_per_node=procs_per_node, n_repeats=repeats, n_warm_up=warm_up,
         )  # fmt: skip
         shapes = _shapes(nodes, rate, delay_us, racks, trunk, slow, queue)

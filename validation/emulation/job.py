@@ -36,6 +36,7 @@ STEPS: dict[str, str] = {
 JOBS = {**COLLECTIVES, **STEPS}
 
 _ALIASES = {name.replace("_", ""): name for name in JOBS}
+_BESIDE = " beside "
 _LAYERS = re.compile(r"L(\d+)x(\d+(?:\.\d+)?)MiB f(\d+(?:\.\d+)?) b(\d+(?:\.\d+)?)")
 
 
@@ -59,6 +60,7 @@ class Job:
     gloo_threads: int = 2  #: Collectives that one process group runs at once.
     n_jobs: int = 1  #: Equal jobs beside each other, on hosts of every rack each.
     alone: bool = False  #: Of several jobs, run only the first and keep the others' hosts idle.
+    beside: Job | None = None  #: Another job that goes through its own steps meanwhile, on hosts of every rack, too.
     straggler: tuple[int, float] | None = None  #: A rank and the factor on its compute time.
     procs_per_node: int = 1  #: Ranks on each host.
     #: Measured and unmeasured repetitions.
@@ -74,6 +76,8 @@ class Job:
         for field in counts.split(" "):
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field}={getattr(self, field)}: must be at least 1")
+        if self.beside is not None and (self.n_jobs != 2 or self.beside.beside is not None):
+            raise ConfigError("a job beside another makes two jobs", hint="n_jobs=2")
         if self.forward_s < 0 or self.backward_s < 0 or self.n_warm_up < 0:
             raise ConfigError("times and warm-up cannot be negative")
 
@@ -101,7 +105,12 @@ class Job:
         --------
         >>> Job(name="ddp").configuration()
         'L8x2MiB f10 b20 bucket4'
+        >>> Job(name="ddp", n_jobs=2, beside=Job(name="ddp", forward_s=0.03)).configuration()
+        'L8x2MiB f10 b20 bucket4 beside ddp L8x2MiB f30 b20 bucket4'
         """
+        if self.beside is not None:
+            plain = replace(self, beside=None, n_jobs=1)
+            return f"{plain.configuration()}{_BESIDE}{self.beside.name} {self.beside.configuration()}"
         times = f"f{self.forward_s * 1e3:g} b{self.backward_s * 1e3:g}"
         layers = f"L{self.n_layers}x{self.layer_bytes / MIB:g}MiB {times}"
         slow = f" slow{self.straggler[1]:g}" if self.straggler else ""
@@ -142,6 +151,10 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         If the row is of a job that is not known here.
     """
     name, text = row["job"], row.get("cfg", "") or ""
+    if _BESIDE in text:
+        own, _, other = text.partition(_BESIDE)
+        first = job_of_row({**row, "job": name.removeprefix("pair-"), "cfg": own})
+        return replace(first, n_jobs=2, beside=job_named(other))
     job = Job(
         name=_name_of(name, text),
         gloo_threads=int(row.get("gloo_threads") or 2),
@@ -170,6 +183,25 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         bucket_bytes=round(float(bucket.group(1)) * MIB) if bucket else job.bucket_bytes,
         n_groups=2 if "groups2" in text else 1,
     )
+
+
+def job_named(text: str) -> Job:
+    """Read the job that runs beside another: its name and its configuration.
+
+    Raises
+    ------
+    ConfigError
+        If it is no training step.
+
+    Examples
+    --------
+    >>> job_named("ddp L4x1MiB f5 b10 bucket25").n_layers
+    4
+    """
+    name, _, cfg = text.strip().partition(" ")
+    if name not in STEPS or not cfg:
+        raise ConfigError(f"{text!r} is not a step with its configuration", hint="ddp L8x2MiB f10 b20 bucket4")
+    return job_of_row({"job": "pp" if name in ("gpipe", "1f1b") else name, "cfg": cfg})
 
 
 def _pipeline_of(job: Job, text: str) -> Job:

@@ -30,6 +30,7 @@ TARGETS = {
     "straggler": 0.05,
     "slow link": 0.05,
     "two jobs": 0.05,
+    "a job beside another": 0.05,
 }
 
 
@@ -46,6 +47,7 @@ def kind_of(row: Mapping[str, Any]) -> str:
         (shape.total_bits_per_s > MAX_TOTAL_BITS_PER_S, f"{job.name}, beyond the processors"),
         (not job.is_step and job.n_bytes < 1 << 20, f"{job.name}, below 1 MiB"),
         (gathers and shape.n_nodes == 2, f"{job.name}, 2 hosts (no anchor)"),
+        (job.beside is not None, "a job beside another"),
         (job.straggler is not None, "straggler"),
         (bool(shape.slow), "slow link"),
         (job.n_jobs > 1 and not job.alone, "two jobs"),

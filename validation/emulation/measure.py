@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import sys
@@ -22,7 +23,7 @@ from validation.tables.statistics import summarize
 
 #: columns of a measured row, and what they hold
 COLUMN_HELP = {
-    "job": "a job of this package; two-X are two jobs X on one network",
+    "job": "a job of this package; two-X are two jobs X on one network, pair-X is X beside the other job of cfg",
     "nodes, world": "hosts and ranks",
     "rate, slow, trunk": "link rates as tc writes them, headers included; slow: HOST:RATE",
     "delay_us": "added one-way delay",
@@ -32,7 +33,8 @@ COLUMN_HELP = {
     "racks, queue_kb": "switches, and the length of shaped queues in KiB (0: the kernel's)",
     "cfg": "layers, compute times, buckets, groups of a step; alone or together for two jobs",
     "bytes": "size of a collective, of a step's parameters, of a pipeline's message",
-    "median_s, iqr_s, min_s, max_s, repeats": "from the last rank's start to the last rank's end",
+    "median_s, iqr_s, min_s, max_s, repeats": "from the last rank's start to the last rank's end; of pair-X the mean "
+    "time from one step's start to the next while the other job runs",
     "tx_max, tx_min, rx_max": "bytes sent and received by a host per repetition",
     "cpu_all, cpu_own, load1": "busy share of all processors, share used by the ranks, load average before",
     "buckets": "DDP's gradient buckets in bytes",
@@ -159,14 +161,19 @@ def _children_s() -> float:
 
 
 def _row(shape: ClusterShape, job: Job, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    durations = durations_s([answer["times"] for answer in answers if answer["times"]])
+    if job.beside is None:
+        durations = durations_s([answer["times"] for answer in answers if answer["times"]])
+    else:
+        durations = paces_s(
+            *([answers[r]["times"] for r in job.ranks_of_job(i, len(answers), shape.n_racks)] for i in (0, 1))
+        )
     found = summarize(durations)
     hosts = [answers[host * job.procs_per_node] for host in range(shape.n_nodes)]
     sent = [round(host["sent_bytes"] / job.n_repeats) for host in hosts]
     received = [round(host["received_bytes"] / job.n_repeats) for host in hosts]
     row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
     row |= {
-        "job": f"two-{job.name}" if job.n_jobs == 2 else job.name,
+        "job": f"pair-{job.name}" if job.beside else f"two-{job.name}" if job.n_jobs == 2 else job.name,
         "nodes": shape.n_nodes,
         "world": len(answers),
         "rate": rate_text(shape.rate_bits_per_s),
@@ -181,7 +188,7 @@ def _row(shape: ClusterShape, job: Job, answers: Sequence[dict[str, Any]]) -> di
         "queue_kb": shape.queue_bytes / 1024,
         "cfg": job.configuration(),
         "bytes": job.size_bytes,
-        "median_s": round(found.median_s, 7),
+        "median_s": round(statistics.fmean(durations) if job.beside else found.median_s, 7),
         "iqr_s": round(found.upper_s - found.lower_s, 7),
         "min_s": round(min(durations), 7),
         "max_s": round(max(durations), 7),
@@ -208,6 +215,29 @@ def durations_s(times: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
         ``[rank][repetition]``: start and end on the clock that all share.
     """
     return [max(end for _, end in one) - max(start for start, _ in one) for one in zip(*times, strict=True)]
+
+
+def paces_s(
+    own: Sequence[Sequence[tuple[float, float]]], other: Sequence[Sequence[tuple[float, float]]]
+) -> list[float]:
+    """Time from the start of each step to that of the next, of those that lie wholly beside another job's.
+
+    Parameters
+    ----------
+    own, other : sequence of sequences of (float, float)
+        ``[rank][repetition]`` of each job: start and end on the clock that all share.
+
+    Raises
+    ------
+    ConfigError
+        If the other job was over before two steps were.
+    """
+    over_s = min(times[-1][1] for times in other)
+    starts = [max(start for start, _ in one) for one in zip(*own, strict=True)]
+    beside = [one for one in starts if one <= over_s]
+    if len(beside) < 3:
+        raise ConfigError("the other job was over too soon", hint="let it repeat more often")
+    return [later - earlier for earlier, later in itertools.pairwise(beside)]
 
 
 def rate_text(bits_per_s: float | None) -> str:

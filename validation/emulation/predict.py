@@ -14,17 +14,21 @@ from typing import Any
 
 from simulator.collectives import plan_collective, plan_transfer
 from simulator.config import load_yaml
-from simulator.engine import Interference, run
+from simulator.engine import Costs, Interference, run
+from simulator.engine.together import run_together
 from simulator.errors import SimulatorError
+from simulator.explore.neighbours import PeriodWatch
 from simulator.network.base import Flow
+from simulator.network.chunk import ChunkNetwork
 from simulator.network.flow import FlowNetwork
 from simulator.program.op import Collective, Kernel, Op, Transfer
+from simulator.program.program import Program
 from simulator.topology.graph import Topology
 from simulator.topology.load import load_topology
 from simulator.units import to_ps, to_s
 from validation.emulation.cluster_shape import ClusterShape, goodput_bytes_per_s, parse_rate, parse_slow
 from validation.emulation.job import FLOAT_BYTES, Job, job_of_row
-from validation.emulation.programs import TIMED, program_of
+from validation.emulation.programs import TIMED, placed_program, program_of
 
 _BASE = "emulated-1g"
 #: a veth pair moves memory: the processors are the limit long before this
@@ -199,11 +203,36 @@ def predicted_s(shape: ClusterShape, job: Job, overheads: Overheads | None = Non
         _Processors(bandwidth_bytes_per_s=limits.shaped_bytes_per_s if shaped else limits.unshaped_bytes_per_s),
     )
     world = shape.n_nodes * job.procs_per_node
+    if job.beside is not None:
+        return _beside_s(shape, job, topology, links, limits)
     program = program_of(job, world, shape.n_racks)
     ranks = [job.ranks_of_job(index, world, shape.n_racks) for index in range(job.n_jobs)]
     places = {rank: place for one in ranks for place, rank in enumerate(one)}
     timeline = run(program, _Costs(job, places, topology, limits), lambda: FlowNetwork(links))
     return to_s(timeline.makespan_ps)
+
+
+def _beside_s(shape: ClusterShape, job: Job, topology: Topology, links: _Links, limits: Overheads) -> float:
+    """Predict the mean step of a job beside another; both begin at once and go on at their own pace.
+
+    Message by message: a pipeline loads one direction of a trunk at a time, and the two directions of an all-reduce drift apart.
+    """
+    assert job.beside is not None
+    world = shape.n_nodes * job.procs_per_node
+    jobs: list[tuple[Program, Costs]] = []
+    for index, one in enumerate((job, job.beside)):
+        ranks = job.ranks_of_job(index, world, shape.n_racks)
+        plain = replace(one, beside=None, n_jobs=1)
+        places = {rank: place for place, rank in enumerate(ranks)}
+        jobs.append((placed_program(plain, ranks), _Costs(plain, places, topology, limits)))
+
+    def network() -> ChunkNetwork:
+        return ChunkNetwork(links)
+
+    alone_s = [to_s(run(*one, network).makespan_ps) for one in jobs]
+    watch = PeriodWatch(alone_s)
+    found = run_together(jobs, network, starts_ps=(0, 0), shared=frozenset(range(len(links.links))), is_enough=watch)
+    return watch.means_s(found)[0]
 
 
 def shape_of_row(row: Mapping[str, str]) -> ClusterShape:

@@ -139,10 +139,14 @@ def program_of(job: Job, world: int, n_racks: int) -> Program:
     """
     found: list[RankProgram] = []
     for index in range(1 if job.alone else job.n_jobs):
-        ranks = job.ranks_of_job(index, world, n_racks)
-        program = (_step if job.is_step else _exchange)(job, len(ranks))
-        found += [_placed(one, ranks) for one in program.ranks]
+        found += placed_program(job, job.ranks_of_job(index, world, n_racks)).ranks
     return Program(ranks=tuple(sorted(found, key=lambda one: one.rank)))
+
+
+def placed_program(job: Job, ranks: tuple[int, ...]) -> Program:
+    """Write a job down as a program of these ranks."""
+    program = (_step if job.is_step else _exchange)(job, len(ranks))
+    return replace(program, ranks=tuple(_placed(one, ranks) for one in program.ranks))
 
 
 def _placed(program: RankProgram, ranks: tuple[int, ...]) -> RankProgram:

@@ -50,8 +50,9 @@ def _seat(rank: int, world: int, job: Job, n_racks: int) -> Seat | None:
         ranks = job.ranks_of_job(index, world, n_racks)
         groups = [dist.new_group(list(ranks), backend=_BACKEND) for _ in range(2)]
         if rank in ranks and not (job.alone and index):
+            own = job.beside if index and job.beside else job
             mine = Seat(
-                job=job, rank=ranks.index(rank), world=len(ranks), group=groups[0], second_group=groups[1], ranks=ranks
+                job=own, rank=ranks.index(rank), world=len(ranks), group=groups[0], second_group=groups[1], ranks=ranks
             )
     return mine
 
@@ -93,16 +94,19 @@ def run_rank(rank: int, world: int, job: Job, *, n_racks: int, store_path: str, 
 
 
 def _measure(seat: Seat | None, job: Job) -> dict[str, Any]:
-    step = WORKLOADS[job.name](seat) if seat else dict
+    own = seat.job if seat else job
+    step = WORKLOADS[own.name](seat) if seat else dict
     times: list[tuple[float, float]] = []
     phases: dict[str, list[float]] = defaultdict(list)
+    in_turn = job.beside is None  # else each job goes through its steps at its own pace
     for _ in range(job.n_warm_up):
         dist.barrier()
         step()
     dist.barrier()
     before = _counters()
-    for _ in range(job.n_repeats):
-        dist.barrier()
+    for _ in range(own.n_repeats):
+        if in_turn:
+            dist.barrier()
         start_s = time.monotonic()
         seen = step()
         end_s = time.monotonic()

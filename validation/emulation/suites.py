@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from simulator.errors import ConfigError
 from validation.emulation.cluster_shape import ClusterShape
@@ -14,6 +15,8 @@ _RATES = (1e8, 5e8, 1e9)
 _ZERO_RATES = (2.5e8, 5e8)
 #: hosts of one emulated machine and rates stay below what its processors carry
 _QUEUE_BYTES = 512 * 1024
+#: no frame is dropped
+_LOSSLESS_BYTES = 4 * MIB
 
 
 def _all_reduces(rate_bits_per_s: float) -> list[Job]:
@@ -86,9 +89,29 @@ def sharing() -> Cases:
     ]
 
 
+def beside() -> Cases:
+    """Two unequal jobs on one trunk, each at its own pace: DDP beside DDP with other layers, and beside a pipeline.
+
+    Queues hold what TCP has under way: the fabrics that are predicted drop nothing, and one lost message costs 200 ms.
+    """
+    short = Job(name="ddp", n_repeats=20)
+    long = Job(name="ddp", n_layers=4, layer_bytes=4 * MIB, forward_s=0.02, backward_s=0.02, n_repeats=20)
+    pipeline = Job(name="1f1b", activation_bytes=MIB, n_repeats=20)
+    pairs = [
+        replace(own, n_jobs=2, beside=replace(other, n_repeats=60))
+        for one, two in ((short, long), (short, pipeline))
+        for own, other in ((one, two), (two, one))
+    ]
+    return [
+        (ClusterShape(n_nodes=n, n_racks=2, trunk_bits_per_s=trunk, queue_bytes=_LOSSLESS_BYTES), pairs)
+        for n in (4, 8)
+        for trunk in _RATES[1:]
+    ]
+
+
 def full() -> Cases:
     """Everything: about ten minutes."""
-    return [*collectives(), *steps(), *sharing()]
+    return [*collectives(), *steps(), *sharing(), *beside()]
 
 
 #: name -> its cases
@@ -97,6 +120,7 @@ SUITES: dict[str, Callable[[], Cases]] = {
     "collectives": collectives,
     "steps": steps,
     "sharing": sharing,
+    "beside": beside,
     "full": full,
 }
 
