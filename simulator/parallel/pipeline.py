@@ -52,21 +52,51 @@ class StageLowering:
         self.data.start_step(self.tasks)
         last_backward = {a.chunk: a for a in actions if a.kind not in ("F", "I")}
         lasts = set(last_backward.values())
-        remaining = iter(actions)
-        for action in remaining:
+        ahead = next((i for i, action in enumerate(actions) if action.kind != "F"), 0)
+        all_ahead = ahead == sum(action.kind == "F" for action in actions)
+        remaining = iter(zip(actions, (*actions[1:], None), strict=True))
+        for action, following in remaining:
             self.marks.append(len(self.tasks.tasks))
             if action.kind == "V":
                 self._meet(action, is_last=action in lasts)
-            elif action.is_paired:
-                self._pair(action, next(remaining), lasts)
+            elif following is not None and action.is_paired:
+                self._pair(action, following, lasts)
                 self.marks.append(self.marks[-1])
+                next(remaining)
+            elif following is not None and not all_ahead and self._shares_exchange(action, following):
+                self._in_one_exchange(action, following, lasts)
+                self.marks.append(self.marks[-1])
+                next(remaining)
             else:
-                self._pass(action, is_last=action in lasts)
+                self._run(action, self._receive(action), is_last=action in lasts)
+                self._send(action)
         self.marks.append(len(self.tasks.tasks))
         return self.data.finish_backward(self.tasks, self._last + self._sent)
 
-    def _pass(self, action: Action, *, is_last: bool) -> None:
-        received = self._receive(action)
+    def _shares_exchange(self, action: Action, following: Action) -> bool:
+        """Whether a forward and the backward behind it send and receive at once, and wait for all of it.
+
+        Stages that run all forwards ahead have no such pairs.
+
+        References
+        ----------
+        NVIDIA/Megatron-LM, ``core/pipeline_parallel/schedules.py``, ``forward_backward_pipelining_with_interleaving`` without
+        ``overlap_p2p_comm``: ``send_forward_backward_recv_forward_backward`` between one pair and the next.
+        """
+        return self._is_blocking and self.placement.n_chunks > 1 and (action.kind, following.kind) == ("F", "B")
+
+    def _in_one_exchange(self, forward: Action, backward: Action, lasts: Collection[Action]) -> None:
+        """Receive for both passes, run them, and send of both: who waited for one alone would wait for a rank that waits for it."""
+        activation, gradient = (self._receive(action, waits=False) for action in (forward, backward))
+        if activation or gradient:
+            self.tasks.add(HostWork(name="synchronise", duration_s=0.0), HOST, activation + gradient)
+        self._run(forward, activation + gradient, is_last=False)
+        self._run(backward, gradient, is_last=backward in lasts)
+        self._send(forward)
+        self._send(backward)
+
+    def _run(self, action: Action, received: tuple[int, ...], *, is_last: bool) -> None:
+        """Run a pass behind what it received and all that was sent before."""
         after = received + self._take_sent()
         gathers = self.gather_bytes if self._arrives(action) else 0
         if self._is_quiet(action, is_last=is_last):
@@ -80,7 +110,6 @@ class StageLowering:
             after += (self._gather(action, after),) if gathers else ()
             self._last = finish(self._steps(action, after, is_last=is_last))
         self._ends[action.kind, action.chunk, action.micro_batch] = self._last
-        self._send(action)
 
     def _pair(self, forward: Action, backward: Action, lasts: Collection[Action]) -> None:
         """Run a forward and a backward in turns."""
@@ -154,8 +183,8 @@ class StageLowering:
             self.data.after_layer(self.tasks, base + index, kind, action.micro_batch, after, is_last=is_last)
         return after
 
-    def _receive(self, action: Action) -> tuple[int, ...]:
-        """Post the receive of an activation or gradient that another stage computes."""
+    def _receive(self, action: Action, *, waits: bool = True) -> tuple[int, ...]:
+        """Post the receive of an activation or gradient that another stage computes; a host that blocks waits for it."""
         if action.kind == "W":
             return ()
         virtual = self.placement.virtual_stage(self.stage, action.chunk)
@@ -166,7 +195,7 @@ class StageLowering:
             chunk = self.placement.chunk(source)
             return self._ends[action.kind, chunk, action.micro_batch]
         received = self._transfer(action, source, virtual, sends=False)
-        if self._is_blocking:
+        if self._is_blocking and waits:
             self.tasks.add(HostWork(name="synchronise", duration_s=0.0), HOST, (received,))
         return (received,)
 

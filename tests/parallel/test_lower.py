@@ -260,6 +260,39 @@ def test_the_pass_behind_a_blocking_send_waits_for_it(settings, blocks):
     assert bool(waits) == blocks
 
 
+def test_interleaved_stages_that_block_send_and_receive_of_a_pair_at_once():
+    """megatron/core/pipeline_parallel/schedules.py, interleaved without overlap_p2p_comm: forward_step, backward_step, then
+    send_forward_backward_recv_forward_backward for the next pair; stages that run all forwards ahead take turns instead.
+    """
+    plan = ParallelPlan(pp=4, dp=1, virtual_pp=2, schedule="1f1b-interleaved", micro_batch=1, global_batch=8, gpus=4,
+                        precision="fp16", framework="megatron")  # fmt: skip
+    ranks = lower(model_of(8), plan, gpus_per_node=4, boundary_bytes=1, unfold=True).program.ranks
+    words = {
+        "receive forward": "f",
+        "receive backward": "b",
+        "send forward": "F",
+        "send backward": "B",
+        "synchronise": "|",
+    }
+    row = "".join(words.get(task.op.name, "." if task.stream == "compute" and task.op.name != "optimizer" else "")
+                  for task in ranks[1].tasks)  # fmt: skip
+    # 2 x (4 - 1 - 1) + 4 = 8 forwards ahead of 16; then 8 pairs, then 8 backwards
+    ahead, pairs = "f|.F" * 8, "fb|..FB" * 8
+    assert row.startswith(ahead + pairs + "b|.B")
+
+
+@pytest.mark.parametrize("n_micro_batches", [4, 8, 12])
+@pytest.mark.parametrize("virtual", [2, 4])
+def test_hosts_that_wait_in_experts_do_not_wait_for_each_other(simulated, virtual, n_micro_batches):
+    """They learn how many tokens came from a device that waits for messages: whoever waits for one needs the other's posted."""
+    settings = {"gpus": 8, "pp": 4, "virtual_pp": virtual, "ep": 2, "schedule": "1f1b-interleaved", "micro_batch": 1,
+                "global_batch": 2 * n_micro_batches, "sequence_length": 256, "framework": "megatron"}  # fmt: skip
+    blocking, hidden = (
+        simulated("polaris", "mixtral-8x7b", overlap_p2p=overlap, **settings) for overlap in (False, True)
+    )
+    assert blocking.metrics.iteration_time_s > hidden.metrics.iteration_time_s
+
+
 # -- layouts -----------------------------------------------------------------------------------------------------------
 
 
