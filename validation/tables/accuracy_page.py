@@ -15,9 +15,9 @@ from validation.tables.accuracy_figure import figure, shares_inside
 from validation.tables.error_tables import group_table, markdown, percent, plans_table, reasons_table, rows_table
 from validation.tables.outcome import Outcome
 from validation.tables.predicting import Validation
-from validation.tables.residuals import residuals_of
-from validation.tables.shares import fit_shares
-from validation.tables.statistics import APART, Group, decisions, group_outcomes
+from validation.tables.residuals import noise_floors, residuals_of
+from validation.tables.shares import SharesFit, fit_shares
+from validation.tables.statistics import APART, Group, decisions, describe, group_outcomes
 
 _WORST = 25
 #: groups up to which a table stands open; a longer one is folded by its first column
@@ -52,7 +52,40 @@ def _split(name: str) -> Callable[[Outcome], bool]:
     return lambda outcome: outcome.row.text("split") == name
 
 
-def _summary(found: Validation, table: ResidualTable) -> list[str]:
+def _left_out(fit: SharesFit, clusters: Mapping[str, Residuals]) -> list[list[str]]:
+    """Return the rows of the summary whose own source, or cluster, was left out of the fit."""
+    n_rows = sum(one.n for one in fit.left_out)
+    mean = sum(one.refitted for one in fit.left_out) / max(len(fit.left_out), 1)
+    bias = sum(one.n * one.bias_refitted for one in fit.left_out) / max(n_rows, 1)
+    found = [["whole iterations, factors fitted without their source", "`fit`", str(len(fit.left_out)), str(n_rows),
+              percent(mean), "", "", percent(bias, sign=True), ""]]  # fmt: skip
+    counted = [one for one in clusters.values() if one.n]
+    if counted:
+        middle, n_rows = sum(one.median for one in counted) / len(counted), sum(one.n for one in counted)
+        bias = sum(one.n * one.bias for one in counted) / n_rows
+        found.append(["collectives from 1 MiB, fitted without their cluster (mean of clusters' medians)", "all",
+                      str(len(counted)), str(n_rows), percent(middle), "", "", percent(bias, sign=True), ""])  # fmt: skip
+    return found
+
+
+def _noise(outcomes: Sequence[Outcome]) -> list[str]:
+    text = (
+        "Measured iterations of equal settings, and how far each lies from the median of its equals: differences between nodes, days "
+        "and settings that no row states. No prediction from the settings alone can be closer."
+    )
+    rows = [
+        [
+            source,
+            str(len(floors)),
+            *(percent(described[name]) for name in ("median_absolute", "p90_absolute", "max_absolute")),
+        ]
+        for source, floors in sorted(noise_floors(outcomes).items())
+        for described in [describe(floors)]
+    ]
+    return ["### Noise floors", "", text, "", *markdown(("source", "rows", "median", "p90", "max"), rows)]
+
+
+def _summary(found: Validation, table: ResidualTable, left_out: list[list[str]]) -> list[str]:
     """Say in one table what a stranger wants to know first."""
     rows = []
     kinds = (
@@ -71,6 +104,7 @@ def _summary(found: Validation, table: ResidualTable) -> list[str]:
             (whole,) = group_outcomes(chosen, ())
             figures = (percent(mean), percent(weighted), percent(whole.median_absolute), percent(whole.bias, sign=True))
             rows.append([title, f"`{split}`", str(len(sources)), str(whole.n), *figures, percent(whole.coverage)])
+    rows += left_out
     columns = ("what", "rows of", "sources", "n", "mean of sources' means", "the same, weighted", "median over rows", "bias",
                "in the 80 % interval")  # fmt: skip
     unseen = [residual for residual, _ in residuals_of(found.outcomes)]
@@ -177,8 +211,7 @@ class Extras:
     emulated_before: Sequence[Group]
 
 
-def _left_out_sources(found: Validation) -> list[str]:
-    fit = fit_shares(_select(found, "training", _split("fit")))
+def _left_out_sources(fit: SharesFit) -> list[str]:
     text = (
         "Most constants come from kernels and collectives that were timed by themselves, some of host and pointwise "
         "kernels from the phases of one source's runs on one GPU, and the speed of older library releases from iterations "
@@ -264,6 +297,7 @@ def render(found: Validation, table: ResidualTable, budgets: dict[str, float], e
     training = _select(found, "training", lambda outcome: True)
     collectives = _select(found, "collectives", _split("test"))
     kernels = _select(found, "kernels", _split("test"))
+    fit = fit_shares(_select(found, "training", _split("fit")))
     lines = [
         "# Accuracy",
         "",
@@ -274,9 +308,10 @@ def render(found: Validation, table: ResidualTable, budgets: dict[str, float], e
         "",
         "![Predicted against measured iterations, and how many measurements intervals of each promise hold](images/accuracy.svg)",
         "",
-        *_summary(found, table),
+        *_summary(found, table, _left_out(fit, extras.clusters)),
         *_training(found),
-        *_left_out_sources(found),
+        *_left_out_sources(fit),
+        *_noise(training),
         *_worst(training),
         *_plans(training),
         *_intervals(found, table),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 
 from simulator.analysis.confidence import Features, Residual, ResidualTable, features_of, interval
 from simulator.errors import SimulatorError
-from validation.tables.cases import case_of
+from validation.tables.cases import Case, case_of
 from validation.tables.outcome import Outcome
 from validation.tables.reader import Row
 
@@ -42,6 +43,22 @@ def residuals_of(outcomes: Sequence[Outcome]) -> list[tuple[Residual, Row]]:
         ratio = math.log(row.measured / outcome.predicted)
         residuals.append((Residual(features=features, source=row.key("source"), log_ratio=ratio), row))
     return residuals
+
+
+def noise_floors(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
+    """Return by source how far measured iterations of equal settings lie from their own median: nothing can predict better.
+
+    Settings are equal where rows mean the same simulation; sources without two such rows are left out.
+    """
+    alike: dict[tuple[str, Case], list[float]] = {}
+    for outcome in outcomes:
+        if outcome.row.kind == "training" and outcome.row.metric in TIMES and outcome.predicted:
+            alike.setdefault((outcome.row.key("source"), case_of(outcome.row)[0]), []).append(outcome.row.measured)
+    floors: dict[str, list[float]] = {}
+    for (source, _), measured in alike.items():
+        if len(measured) > 1:
+            floors.setdefault(source, []).extend(abs(value / median(measured) - 1.0) for value in measured)
+    return floors
 
 
 def with_intervals(outcomes: Sequence[Outcome], table: ResidualTable) -> list[Outcome]:
