@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 from simulator.config import notebook_table
@@ -92,9 +93,9 @@ def subtract(minuend: Sequence[tuple[int, int]], subtrahend: Sequence[tuple[int,
 
 
 class Cycle(NamedTuple):
-    """The steady state of a run: what happened from ``start_ps`` to ``end_ps`` happens ``n_more`` times more at its end."""
+    """A steady state: what happened from ``start_ps`` to ``end_ps`` happens ``n_more`` times more at its end."""
 
-    #: One period on the clock of the run that was simulated.
+    #: One period on the clock of what was simulated: that of all other spans of the ranks that share it.
     start_ps: int
     end_ps: int
     n_more: int  #: Periods that were not simulated.
@@ -110,16 +111,18 @@ class Cycle(NamedTuple):
 class Timeline:
     """All spans of a run."""
 
-    #: What the engine ran, in order of completion.
+    #: What the engine ran; of each rank in order of completion, on a clock that stands still in the periods left out.
     simulated: tuple[Span, ...]
     #: Simulated rank -> all ranks that it stands for, itself included.
     members: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    #: End of the last span or host action that the engine ran.
+    #: End of the last span or host action; but for the periods that ``cycle`` leaves out.
     simulated_ps: int = 0
     #: Events that the engine processed.
     n_events: int = 0
-    #: What of this happens again and again; the other attributes and methods account for it.
+    #: What of this happens again and again on all ranks; the other attributes and methods account for it.
     cycle: Cycle | None = None
+    #: The same by simulated rank, where ranks have steady states of their own.
+    cycles: dict[int, Cycle] = field(default_factory=dict)
 
     @property
     def makespan_ps(self) -> int:
@@ -129,36 +132,62 @@ class Timeline:
     @cached_property
     def spans(self) -> tuple[Span, ...]:
         """All spans, in order of completion; made when somebody looks."""
-        if self.cycle is None:
+        if self.cycle is None and not self.cycles:
             return self.simulated
-        return tuple(sorted(_unroll(self.simulated, self.cycle), key=lambda span: span.end_ps))
+        unrolled = (_unroll(spans, self.cycle_of(rank)) for rank, spans in self._by_rank.items())
+        return tuple(sorted(chain.from_iterable(unrolled), key=lambda span: span.end_ps))
+
+    def cycle_of(self, rank: int) -> Cycle | None:
+        """Return what happens again and again on a simulated rank."""
+        return self.cycles.get(rank, self.cycle)
+
+    def n_more(self, rank: int) -> int:
+        """Return how many periods of a simulated rank were not simulated."""
+        cycle = self.cycle_of(rank)
+        return 0 if cycle is None else cycle.n_more
+
+    @cached_property
+    def _by_rank(self) -> dict[int, list[Span]]:
+        found: dict[int, list[Span]] = {}
+        for span in self.simulated:
+            found.setdefault(span.rank, []).append(span)
+        return found
 
     @cached_property
     def period(self) -> tuple[Span, ...]:
         """Spans that begin in a period that was not simulated; a stretch of time that crosses its end included whole."""
-        return () if self.cycle is None else tuple(_period(self.simulated, self.cycle))
+        found: list[Span] = []
+        for rank, spans in self._by_rank.items():
+            cycle = self.cycle_of(rank)
+            found += [] if cycle is None else _period(spans, cycle)
+        return tuple(found)
 
     @property
     def counted(self) -> Iterator[tuple[Span, int]]:
         """Spans with how often they occur, on the clock of the simulated run: what sums of spans are taken over."""
         yield from ((span, 1) for span in self.simulated)
-        if self.cycle is not None:
-            yield from ((span, self.cycle.n_more) for span in self.period)
+        yield from ((span, self.n_more(span.rank)) for span in self.period)
 
-    def length_ps(self, intervals: Iterable[tuple[int, int]]) -> int:
-        """Return the length over the whole run of disjoint intervals on the clock of the simulated run."""
+    def length_ps(self, intervals: Iterable[tuple[int, int]], rank: int) -> int:
+        """Return the length over the whole run of disjoint intervals on the clock of a simulated rank."""
         intervals = list(intervals)
         length_ps = total_ps(intervals)
-        if self.cycle is not None:
-            first, last = self.cycle.start_ps, self.cycle.end_ps
+        cycle = self.cycle_of(rank)
+        if cycle is not None:
+            first, last = cycle.start_ps, cycle.end_ps
             inside = sum(max(0, min(end, last) - max(start, first)) for start, end in intervals)
-            length_ps += self.cycle.n_more * inside
+            length_ps += cycle.n_more * inside
         return length_ps
+
+    def ends_ps(self, span: Span) -> int:
+        """Return when a span of :attr:`simulated` ends, of those behind the periods left out on ``cycle``'s clock."""
+        own = self.cycles.get(span.rank)
+        return span.end_ps + (own.left_out_ps if own is not None and span.start_ps >= own.start_ps else 0)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Simulated ranks, ascending."""
-        return tuple(sorted({span.rank for span in self.simulated}))
+        return tuple(sorted(self._by_rank))
 
     def __repr__(self) -> str:
         n_ranks = sum(len(members) for members in self.members.values())
@@ -184,10 +213,8 @@ class Timeline:
 
     def of_rank(self, rank: int) -> Iterator[Span]:
         """Yield the spans of one simulated rank, in order of completion."""
-        own = [span for span in self.simulated if span.rank == rank]
-        if self.cycle is not None:
-            own = sorted(_unroll(own, self.cycle), key=lambda span: span.end_ps)
-        return iter(own)
+        own, cycle = self._by_rank.get(rank, []), self.cycle_of(rank)
+        return iter(own if cycle is None else sorted(_unroll(own, cycle), key=lambda span: span.end_ps))
 
 
 def _period(spans: Sequence[Span], cycle: Cycle) -> list[Span]:
@@ -204,8 +231,11 @@ def _period(spans: Sequence[Span], cycle: Cycle) -> list[Span]:
     return found
 
 
-def _unroll(spans: Sequence[Span], cycle: Cycle) -> Iterator[Span]:
+def _unroll(spans: Sequence[Span], cycle: Cycle | None) -> Iterator[Span]:
     """Yield the spans of the whole run: those before, those of every period, and those after."""
+    if cycle is None:
+        yield from spans
+        return
     length_ps = cycle.end_ps - cycle.start_ps
     steps = [(k * length_ps, k * cycle.n_micro_batches) for k in range(cycle.n_more + 1)]
     period = _period(spans, cycle)

@@ -255,8 +255,8 @@ What the cost grows with is distinct behaviour, not size: ranks that do the same
 stage's pass over one micro-batch is one event, and of a pipeline's steady state one period is simulated ([design](design.md)).
 `--unfold` simulates every rank and micro-batch, with the same answer to the picosecond; where up to 256 ranks share links unequally,
 that happens by itself, and the provenance says so ([design](design.md)). A slow GPU (`--slow-rank`) leaves the passes of its
-tensor-parallel group blocks, which its classes run together, but replicas that run at different speeds share no steady state: all
-their micro-batches are simulated. Groups that straddle nodes share NICs with messages between the stages, differently on every
+tensor-parallel group blocks, which its classes run together, and replicas that meet only when they reduce gradients have steady
+states of their own. Groups that straddle nodes share NICs with messages between the stages, differently on every
 rank, and reach no exact period: they are simulated rank by rank, layer by layer and micro-batch by micro-batch. So are GPUs each of
 which has a speed of its own. Rounds of a ring repeat, message by message, too ([collectives](collective.md)).
 """

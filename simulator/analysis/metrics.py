@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, NamedTuple, TypedDict, cast
 
 from simulator.kernels.base import peak_flops_per_s
@@ -203,11 +204,12 @@ def _late_data_ps(timeline: Timeline) -> int:
     """Time at the end of a step in which nothing is left to do but reading the next batch, which all ranks wait for."""
     if all(span.stream != LOADER for span in timeline.simulated):
         return 0
-    ends_ps = (span.end_ps for span in timeline.simulated if span.stream != LOADER)
+    ends_ps = (timeline.ends_ps(span) for span in timeline.simulated if span.stream != LOADER)
     return timeline.simulated_ps - max(ends_ps, default=0)
 
 
 def _rank_breakdown(
+    rank: int,
     spans: Sequence[Span],
     period: Sequence[Span],
     timeline: Timeline,
@@ -219,19 +221,19 @@ def _rank_breakdown(
 ) -> tuple[dict[str, int], _Tally]:
     tally = _Tally()
     waited_ps = 0
-    for part, times in ((spans, 1), (period, timeline.cycle.n_more if timeline.cycle else 0)):
+    for part, times in ((spans, 1), (period, timeline.n_more(rank))):
         for span in part:
             tally.add_span(span, times, cache, device)
             if span.stream == COMPUTE and not isinstance(span.op, Block):
                 waited_ps += times * span.host_wait_ps
     busy, talking = _intervals(spans)
-    exposed_ps = timeline.length_ps(subtract(talking, busy))
-    overlapped_ps = timeline.length_ps(talking) - exposed_ps
+    exposed_ps = timeline.length_ps(subtract(talking, busy), rank)
+    overlapped_ps = timeline.length_ps(talking, rank) - exposed_ps
     occupied = merge(busy + talking)
     data = merge([(s.start_ps, s.end_ps) for s in spans if s.stream == HOST and _is_data(s)])
-    blocking_ps = timeline.length_ps(subtract(data, occupied))
+    blocking_ps = timeline.length_ps(subtract(data, occupied), rank)
     data_ps = blocking_ps + late_data_ps
-    left_ps = timeline.makespan_ps - timeline.length_ps(occupied) - data_ps
+    left_ps = timeline.makespan_ps - timeline.length_ps(occupied, rank) - data_ps
     host_ps = min(left_ps, max(0, waited_ps - blocking_ps)) if pipelined else left_ps
     times_ps = {
         "compute": tally.compute_ps,
@@ -254,11 +256,16 @@ def exposed_by_axis(timeline: Timeline) -> dict[str, float]:
     world = sum(len(members) for members in timeline.members.values())
     totals: dict[str, float] = defaultdict(float)
     inside: dict[int, dict[str, int]] = {}
+    simulated: dict[int, list[Span]] = defaultdict(list)
+    for span in timeline.simulated:
+        simulated[span.rank].append(span)
+    counted: dict[int, list[tuple[Span, int]]] = defaultdict(list)
+    for span, times in timeline.counted:
+        if isinstance(span.op, Block):
+            counted[span.rank].append((span, times))
     for rank, members in timeline.members.items():
-        found = _exposed([span for span in timeline.simulated if span.rank == rank], timeline.length_ps)
-        for span, times in timeline.counted:
-            if span.rank != rank or not isinstance(span.op, Block):
-                continue
+        found = _exposed(simulated[rank], partial(timeline.length_ps, rank=rank))
+        for span, times in counted[rank]:
             if id(span.inner) not in inside:
                 inside[id(span.inner)] = _exposed(span.inner, total_ps)
             for axis, ps in inside[id(span.inner)].items():
@@ -327,7 +334,7 @@ def measure(timeline: Timeline, device: Device, *, pipelined: bool) -> Metrics:
     for rank, members in timeline.members.items():
         weight = len(members) / world
         times, tally = _rank_breakdown(
-            simulated[rank], period[rank], timeline, late_data_ps, cache, device, pipelined=pipelined
+            rank, simulated[rank], period[rank], timeline, late_data_ps, cache, device, pipelined=pipelined
         )
         least_s += weight * sum(n_flops / peak for peak, n_flops in sorted(tally.flops.items()))
         for name, ps in times.items():
@@ -338,7 +345,7 @@ def measure(timeline: Timeline, device: Device, *, pipelined: bool) -> Metrics:
     return Metrics(
         iteration_time_s=timeline.makespan_ps / PS_PER_S,
         breakdown=cast(Breakdown, dict(totals)),
-        phase_s=_phases(simulated[first], period[first], timeline.cycle.n_more if timeline.cycle else 0),
+        phase_s=_phases(simulated[first], period[first], timeline.n_more(first)),
         communication=[_row(kind, *entry) for kind, entry in sorted(table.items())],
         least_s=least_s,
     )

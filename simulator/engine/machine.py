@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from math import lcm
 
+from simulator.engine.circles import Circle, OutsideError, circles_of, put_off
 from simulator.engine.clock import Clock
 from simulator.engine.costs import Costs
-from simulator.engine.durations import BlockResult, Durations, JointResult, Part, TouchedError
+from simulator.engine.durations import FAR_AHEAD_PS, BlockResult, Durations, JointResult, Part, TouchedError
 from simulator.engine.interference import change_rate, slow_collectives
 from simulator.engine.state import Communication, Participants, RankState, Running, Stream
-from simulator.engine.steady import View, Watch
-from simulator.network.base import NetworkModel
+from simulator.engine.steady import Found, View, Watch
+from simulator.network.base import NetworkModel, SeparableNetwork, StatefulNetwork
 from simulator.program.check import check
 from simulator.program.op import COMMUNICATIONS, Collective, HostWork, Kernel, KernelRun
 from simulator.program.program import COMPUTE, HOST, Block, Program, RankProgram, Task
@@ -26,7 +28,7 @@ from simulator.timeline import Cycle, Span, Timeline
 from simulator.units import to_ps
 
 #: Periods that are written down when the steady state was not reached, per period that stood there
-GROWTH = 15
+GROWTH = 3
 
 
 class Machine:
@@ -36,6 +38,9 @@ class Machine:
     ----------
     network : NetworkModel
         Idle.
+    circles : sequence of Circle
+        Ranks that meet nobody else in their stretches; where there are several, each goes on behind the periods that are left
+        out as soon as its steady state is known. By default all ranks are one.
     host_start_ps : int
         When the hosts begin to issue; the devices are ready at 0.
     clock : Clock, optional
@@ -48,6 +53,7 @@ class Machine:
         durations: Durations,
         network: NetworkModel,
         *,
+        circles: Sequence[Circle] = (),
         host_start_ps: int = 0,
         clock: Clock | None = None,
     ) -> None:
@@ -67,9 +73,19 @@ class Machine:
         self.alarm: tuple[int, int] | None = None
         self.latest_ps = 0
         self.touched: set[int] | None = None
-        self.joint: list[tuple[int, frozenset[int]]] = []
+        self.joint: list[tuple[int, frozenset[int], int]] = []
         self.trailing: set[tuple[int, int]] = set()
-        self.watch = Watch(program, self.ranks) if program.n_omitted else None
+        self.n_omitted = program.n_omitted
+        self.circles = circles or (Circle(tuple(range(len(self.ranks))), frozenset()),)
+        self.circle_of = {number: index for index, circle in enumerate(self.circles) for number in circle.numbers}
+        self.watches = [
+            Watch(program.n_omitted, [self.ranks[number] for number in circle.numbers])
+            for circle in (self.circles if program.n_omitted else ())
+        ]
+        #: Until when the links of a circle are in use although no event of it is simulated.
+        self.passing: list[tuple[int, int]] = []
+        #: Per rank, how many spans stood there when it was put off, and by how much.
+        self.moved: dict[int, tuple[int, int]] = {}
 
     def execute(self) -> None:
         """Run until nothing is left to do."""
@@ -124,8 +140,14 @@ class Machine:
             self.spans.append(Span(task.op, rank.program.rank, HOST, start_ps, rank.host_ps, task.micro_batch))
         assert index not in rank.dependents, "what follows a host task is ordered by the host itself"
 
-    def _release(self, rank: RankState) -> None:
+    def _release_later(self, rank: RankState, at_ps: int) -> None:
+        rank.release_ticket = self.clock.call_at(at_ps, self._release, rank, rank.generation)
+
+    def _release(self, rank: RankState, generation: int) -> None:
         """Let the host go on behind a block whose inner waits are known now."""
+        if generation != rank.generation:
+            return
+        rank.release_ticket = 0
         rank.held = -1
         self.issue(rank)
 
@@ -176,7 +198,7 @@ class Machine:
             work_ps, inner = result.duration_ps, result.spans
             if rank.held == index:
                 rank.host_ps = start_ps + result.issued_ps
-                self.clock.call_at(now_ps, self._release, rank)
+                self._release_later(rank, now_ps)
             self._tighten(rank, host_ps + result.needed_lead_ps - start_ps)
         elif isinstance(op, KernelRun):
             cost = self.durations.run(op, number, rank.kind)
@@ -233,7 +255,7 @@ class Machine:
             assert running is not None
             if rank.held == running.index:
                 rank.host_ps = running.since_ps + result.issued_ps
-                self.clock.call_at(self.clock.now_ps, self._release, rank)
+                self._release_later(rank, self.clock.now_ps)
             self._tighten(rank, result.needed_lead_ps - part.lead_ps)
             if result.trails:
                 self.trailing.add((rank.number, running.index))
@@ -244,13 +266,13 @@ class Machine:
                 raise TouchedError
             self._schedule_end(rank, stream, running)
         end_ps = max(running.end_ps for _, _, running in states if running)
-        self.joint = [(until_ps, links) for until_ps, links in self.joint if until_ps > self.clock.now_ps]
-        self.joint.append((end_ps, found.links))
+        self.joint = [one for one in self.joint if one[0] > self.clock.now_ps]
+        self.joint.append((end_ps, found.links, self.circle_of[states[0][0].number]))
         for communication in self.in_flight.values():
             self._check_links(self.costs.flow(communication.op).links)
 
     def _check_links(self, links: tuple[int, ...]) -> None:
-        for until_ps, used in self.joint:
+        for until_ps, used, _ in self.joint:
             if until_ps > self.clock.now_ps and self.durations.touches(used, links):
                 raise TouchedError
 
@@ -267,8 +289,8 @@ class Machine:
     def _end_compute(self, rank: RankState, stream: Stream, running: Running, generation: int) -> None:
         if generation != running.generation:
             return
-        if running.index == rank.beat:
-            self._beat()
+        if running.index == rank.beat and self._beat(rank):
+            return
         now_ps = self.clock.now_ps
         op, number, name, start_ps, _, micro_batch, wait_ps, _, inner = running.span
         self.spans.append(Span(op, number, name, start_ps, now_ps, micro_batch, wait_ps, running.idle_ps, inner))
@@ -318,19 +340,27 @@ class Machine:
                 return
         communication = Communication(task.op, participants, at_ps)
         if at_ps > self.clock.now_ps:
-            ticket = self.clock.call_at(at_ps, self._begin, communication)
-            self.beginning[id(communication)] = (communication, ticket)
+            self._begin_later(communication)
         else:
             self._begin(communication)
 
+    def _begin_later(self, communication: Communication) -> None:
+        ticket = self.clock.call_at(communication.start_ps, self._begin_now, communication)
+        self.beginning[id(communication)] = (communication, ticket)
+
+    def _begin_now(self, communication: Communication) -> None:
+        if self.beginning.pop(id(communication), None) is not None:
+            self._begin(communication)
+
     def _begin(self, communication: Communication) -> None:
-        self.beginning.pop(id(communication), None)
         op, participants, now_ps = communication.op, communication.participants, self.clock.now_ps
         flow = self.costs.flow(op)
         if self.touched is not None:
             self.touched.update(flow.links)
         if self.joint:
             self._check_links(flow.links)
+        if self.passing:
+            self._check_passing(flow.links, participants)
         handle = self.network.start(flow, now_ps)
         self.in_flight[handle] = communication
         if isinstance(op, Collective):
@@ -379,20 +409,124 @@ class Machine:
     def _look_again_when_computing(self, rank: RankState) -> None:
         """Slow collectives down once the host has issued what the compute stream is waiting for."""
         if rank.running is not None and rank.running.since_ps > self.clock.now_ps:
-            self.clock.call_at(rank.running.since_ps, self._slow_collectives, rank)
+            self.clock.call_at(rank.running.since_ps, self._slow_collectives_later, rank, rank.generation)
+
+    def _slow_collectives_later(self, rank: RankState, generation: int) -> None:
+        if generation == rank.generation:
+            self._slow_collectives(rank)
 
     def _slow_collectives(self, rank: RankState) -> None:
         slow_collectives(rank, self.network, self.in_flight, self.clock.now_ps)
         self.set_alarm()
 
-    def _beat(self) -> None:
-        assert self.watch is not None
-        flying = self.in_flight.values()
-        self.watch.look(
-            View(
-                self.clock.now_ps, self.network, self.arrived.values(), self.beginning.values(), flying, self.alarm
-            )
-        )  # fmt: skip
+    def _beat(self, rank: RankState) -> bool:
+        """Look at a rank's circle; return whether it has been put off."""
+        now_ps, network, circle = self.clock.now_ps, self.network, self.circle_of[rank.number]
+        watch = self.watches[circle]
+        if len(self.circles) == 1:
+            state = network.state(now_ps) if isinstance(network, StatefulNetwork) else None
+            flying = self.in_flight.values()
+            watch.look(
+                View(now_ps, state, self.arrived.values(), self.beginning.values(), flying, self.alarm)
+            )  # fmt: skip
+            return False
+        assert isinstance(network, SeparableNetwork)
+        own = {handle: one for handle, one in self.in_flight.items() if self._concerns(circle, one.participants)}
+        due_ps = network.due_ps(own)
+        ticket = self.alarm[1] if self.alarm is not None and self.alarm[0] == due_ps else FAR_AHEAD_PS
+        waiting = [one for one in self.arrived.values() if self._concerns(circle, one[0])]
+        beginning = [one for one in self.beginning.values() if self._concerns(circle, one[0].participants)]
+        alarm = None if due_ps is None else (due_ps, ticket)
+        watch.look(View(now_ps, network.state(now_ps, own), waiting, beginning, own.values(), alarm))
+        if watch.found is None:
+            return False
+        self._put_off(circle, watch.found)
+        return True
+
+    def _concerns(self, circle: int, participants: Participants) -> bool:
+        return any(self.circle_of[rank.number] == circle for rank, _ in participants)
+
+    def _put_off(self, circle: int, found: Found) -> None:
+        """Move what a circle is about to do behind the periods that are left out, everything in the order that it has.
+
+        Raises
+        ------
+        OutsideError
+            If other traffic takes its links in the meantime.
+        """
+        assert isinstance(self.network, SeparableNetwork)
+        now_ps = self.clock.now_ps
+        by_ps = self.n_omitted // found.n_periods * (found.end_ps - found.start_ps)
+        calls: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
+        for number in self.circles[circle].numbers:
+            rank = self.ranks[number]
+            self.moved[number] = (len(self.spans), by_ps)
+            ending = {id(running) for running in put_off(rank, by_ps)}
+            for stream in rank.streams.values():
+                running = stream.running
+                if running is not None and id(running) in ending:
+                    calls.append((running.end_ps, running.ticket, self._schedule_end, (rank, stream, running)))
+            if rank.release_ticket:
+                calls.append((now_ps + by_ps, rank.release_ticket, self._release_later, (rank, now_ps + by_ps)))
+            if rank.collectives:
+                self._look_again_when_computing(rank)
+        for communication, ticket in list(self.beginning.values()):
+            if self._concerns(circle, communication.participants):
+                del self.beginning[id(communication)]
+                later = communication._replace(start_ps=communication.start_ps + by_ps)
+                calls.append((later.start_ps, ticket, self._begin_later, (later,)))
+        for _, _, action, arguments in sorted(calls, key=lambda call: call[:2]):
+            action(*arguments)
+        for key, (participants, at_ps) in self.arrived.items():
+            if self._concerns(circle, participants):
+                self.arrived[key] = (participants, at_ps + by_ps)
+        own = {handle: one for handle, one in self.in_flight.items() if self._concerns(circle, one.participants)}
+        for handle, one in own.items():
+            self.in_flight[handle] = one._replace(start_ps=one.start_ps + by_ps)
+        self.network.put_off(own, by_ps)
+        self.joint = [(until + by_ps if whose == circle else until, used, whose) for until, used, whose in self.joint]
+        self.passing.append((now_ps + by_ps, circle))
+        for handle, one in self.in_flight.items():
+            if handle not in own:
+                self._check_passing(self.costs.flow(one.op).links, one.participants)
+        self.set_alarm()
+
+    def recorded(self) -> tuple[Span, ...]:
+        """Return all spans, those of a rank that was put off on a clock that stood still in the meantime."""
+        if not self.moved:
+            return tuple(self.spans)
+        by_rank = {self.ranks[number].program.rank: moved for number, moved in self.moved.items()}
+        found = []
+        for place, span in enumerate(self.spans):
+            n_before, by_ps = by_rank.get(span.rank, (0, 0))
+            is_late = by_ps and place >= n_before
+            found.append(span._replace(start_ps=span.start_ps - by_ps, end_ps=span.end_ps - by_ps) if is_late else span)
+        return tuple(found)
+
+    def cycles(self, period_micro_batches: int) -> tuple[Cycle | None, dict[int, Cycle]]:
+        """Return the steady state that all ranks share, or those of ranks that have their own.
+
+        Parameters
+        ----------
+        period_micro_batches : int
+            Micro-batches of one period of the program.
+        """
+        own: dict[int, Cycle] = {}
+        for circle, watch in zip(self.circles, self.watches, strict=bool(self.n_omitted)):
+            if watch.found is not None:
+                start_ps, end_ps, n_periods = watch.found
+                cycle = Cycle(start_ps, end_ps, self.n_omitted // n_periods, n_periods * period_micro_batches)
+                if len(self.circles) == 1:
+                    return cycle, {}
+                own |= {self.ranks[number].program.rank: cycle for number in circle.numbers}
+        return None, own
+
+    def _check_passing(self, links: tuple[int, ...], participants: Participants) -> None:
+        now_ps, touches = self.clock.now_ps, self.durations.touches
+        for until_ps, circle in self.passing:
+            is_outside = until_ps > now_ps and not self._concerns(circle, participants)
+            if is_outside and touches(self.circles[circle].links, links):
+                raise OutsideError
 
 
 def _runs_jointly(rank: RankState) -> bool:
@@ -482,25 +616,34 @@ def run(program: Program, costs: Costs, new_network: Callable[[], NetworkModel],
         If a pass that several ranks run is not alone on what it uses.
     """
     durations = durations_of(costs, new_network, detail=detail)
+    network = new_network()
+    circles: Sequence[Circle] = ()
+    if program.n_omitted and isinstance(network, SeparableNetwork):
+        circles = circles_of(program, costs, network)
     while True:
-        machine = Machine(program, durations, new_network())
-        machine.execute()
+        machine = Machine(program, durations, network, circles=circles)
+        network = new_network()
+        try:
+            machine.execute()
+        except OutsideError:
+            circles = ()
+            continue
         if not machine.is_finished:
             check(program)  # says who waits for whom
             raise AssertionError("a program that passes the check always finishes")
-        found = machine.watch.found if machine.watch else None
-        n_whole, n_left = divmod(program.n_omitted, found.n_periods if found else 1)
-        if not program.n_omitted or (found and not n_left):
+        n_omitted = program.n_omitted
+        n_periods = [watch.found.n_periods if watch.found else 0 for watch in machine.watches]
+        n_left = n_omitted % lcm(*n_periods) if all(n_periods) else 0
+        if all(n_periods) and not n_left:
             break
         n_more = GROWTH * program.n_periods
-        program = insert_periods(program, n_left if found else n_more if 3 * n_more < n_whole else n_whole)
-    cycle = (
-        Cycle(found.start_ps, found.end_ps, n_whole, found.n_periods * program.period_micro_batches) if found else None
-    )
+        program = insert_periods(program, n_left or (n_more if 3 * n_more < n_omitted else n_omitted))
+    cycle, cycles = machine.cycles(program.period_micro_batches)
     return Timeline(
-        simulated=tuple(machine.spans),
+        simulated=machine.recorded(),
         members={rank.rank: rank.members for rank in program.ranks},
         simulated_ps=machine.latest_ps,
         n_events=machine.clock.n_events,
         cycle=cycle,
+        cycles=cycles,
     )

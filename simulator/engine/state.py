@@ -89,12 +89,17 @@ class RankState:
         Task at whose end the machine looks for its steady state; -1 for none.
     needed_ps : int
         The same until the host has waited for the device.
+    generation : int
+        How often it was put off; calls from before are void.
+    release_ticket : int
+        Number of the call that lets its host go on behind a block, 0 for none.
     tightest_ps : int
         By how much a task was issued too late for what it could have started at, at most; negative where all were in time.
     """
 
-    __slots__ = ("beat", "collectives", "dependents", "has_waited", "held", "host_ps", "issued_ps", "kind", "n_issued",
-                 "n_waiting", "needed_ps", "number", "program", "ready_ps", "running", "streams", "tightest_ps")  # fmt: skip
+    __slots__ = ("beat", "collectives", "dependents", "generation", "has_waited", "held", "host_ps", "issued_ps", "kind",
+                 "n_issued", "n_waiting", "needed_ps", "number", "program", "ready_ps", "release_ticket", "running",
+                 "streams", "tightest_ps")  # fmt: skip
 
     def __init__(self, number: int, program: RankProgram, kind: int, host_ps: int) -> None:
         n_tasks = len(program.tasks)
@@ -104,6 +109,7 @@ class RankState:
         self.host_ps = host_ps
         self.n_issued = 0
         self.beat = -1
+        self.generation = self.release_ticket = 0
         self.tightest_ps = self.needed_ps = -FAR_AHEAD_PS
         self.held = -1
         self.has_waited = False

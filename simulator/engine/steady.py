@@ -17,32 +17,22 @@ Baccelli, Cohen, Olsder and Quadrat, "Synchronization and Linearity", Wiley 1992
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from simulator.engine.durations import FAR_AHEAD_PS
 from simulator.engine.state import Communication, Participants, RankState, Running
-from simulator.network.base import NetworkModel
-from simulator.program.program import COMPUTE, Program, Stretch
+from simulator.program.program import COMPUTE, Stretch
 from simulator.program.stretch import makes_host_wait
 
 #: Periods after which a state may come again: the cyclicity of the regime
 MAX_PERIODS = 6
 
 
-@runtime_checkable
-class StatefulNetwork(Protocol):
-    """A network model that can say all that its future depends on."""
-
-    def state(self, now_ps: int) -> Hashable:
-        """Return the state relative to ``now_ps``: equal states behave equally."""
-        ...
-
-
 class View(NamedTuple):
     """What a machine shows of itself at a beat, besides its ranks."""
 
     now_ps: int
-    network: NetworkModel
+    network: Hashable | None  #: All that the future of the flows depends on, relative to ``now_ps``; None if unknown.
     waiting: Iterable[tuple[Participants, int]]  #: Communication that some have reached, and when the last of them did.
     #: Communication that will start at a known time, and the number of the call that starts it.
     beginning: Collection[tuple[Communication, int]]
@@ -73,10 +63,11 @@ class Watch:
 
     Parameters
     ----------
-    program : Program
-        With omitted periods.
+    n_omitted : int
+        Periods that the program leaves out.
     ranks : sequence of RankState
-        The machine's, in the program's order; the ends of the first rank's passes are the beats.
+        Those of the machine that meet each other in their stretches, in the program's order; the ends of the first one's
+        passes are the beats.
 
     Attributes
     ----------
@@ -84,10 +75,11 @@ class Watch:
         Two times of the same state.
     """
 
-    def __init__(self, program: Program, ranks: Sequence[RankState]) -> None:
+    def __init__(self, n_omitted: int, ranks: Sequence[RankState]) -> None:
         self.found: Found | None = None
         self._ranks = ranks
-        self._n_omitted = program.n_omitted
+        self._n_omitted = n_omitted
+        self._places = {rank.number: place for place, rank in enumerate(ranks)}
         self._stretches = [_stretch_of(rank) for rank in ranks]
         self._are_free = [
             not any(map(makes_host_wait, rank.program.tasks[stretch.start :]))
@@ -95,7 +87,7 @@ class Watch:
         ]
         self._known: list[_Look] = []
         first = self._stretches[0]
-        tasks = program.ranks[0].tasks
+        tasks = ranks[0].program.tasks
         ranks[0].beat = next((i for i in range(first.start, first.end) if tasks[i].stream == COMPUTE), -1)
 
     def look(self, view: View) -> None:
@@ -150,8 +142,8 @@ class Watch:
 
     def _state(self, view: View, positions: Sequence[int]) -> Hashable | None:
         """Return all that the future depends on, relative to the time and the ranks' positions; None if irregular."""
-        now_ps, network = view.now_ps, view.network
-        if not isinstance(network, StatefulNetwork):
+        now_ps = view.now_ps
+        if view.network is None:
             return None
         ranks = [
             (_free_state if is_free else _rank_state)(rank, stretch, position, now_ps)
@@ -164,14 +156,18 @@ class Watch:
         flying = [self._meeting(c.participants, c.start_ps - now_ps, positions) for c in view.in_flight]
         if None in ranks or None in met or None in soon or None in flying:
             return None
-        return (tuple(ranks), frozenset(met), tuple(soon), tuple(flying), self._order(view), network.state(now_ps))
+        return (tuple(ranks), frozenset(met), tuple(soon), tuple(flying), self._order(view), view.network)
 
     def _meeting(self, participants: Participants, since_ps: int, positions: Sequence[int]) -> Hashable | None:
+        places = self._places
         for rank, index in participants:
-            stretch = self._stretches[rank.number]
-            if index < stretch.start or (index >= stretch.end and self._are_free[rank.number]):
+            place = places.get(rank.number)
+            if place is None:
                 return None
-        return (since_ps, tuple((rank.number, index - positions[rank.number]) for rank, index in participants))
+            stretch = self._stretches[place]
+            if index < stretch.start or (index >= stretch.end and self._are_free[place]):
+                return None
+        return (since_ps, tuple((rank.number, index - positions[places[rank.number]]) for rank, index in participants))
 
     def _order(self, view: View) -> Hashable:
         """What is going to happen, as far as it is settled, in the order in which the clock breaks ties."""

@@ -26,30 +26,29 @@ PLAIN = {"DDP": "none", "FSDP": "zero3"}
 
 @dataclass(slots=True)
 class Frontier:
-    """Plans by their bounds: a quick one for all, the full one for those that come to the front."""
+    """Plans by their bounds: the first, a quick one, for all, the next ones for those that come to the front."""
 
     layouts: Mapping[int, Layout]
-    quick: Callable[[Layout], float]
-    full: Callable[[Layout], float]
-    heap: list[tuple[float, bool, int]] = field(default_factory=list)
+    bounds: Sequence[Callable[[Layout], float]]
+    heap: list[tuple[float, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.heap = [(self.quick(layout), False, index) for index, layout in self.layouts.items()]
+        self.heap = [(self.bounds[0](layout), 1, index) for index, layout in self.layouts.items()]
         heapq.heapify(self.heap)
 
     def take(self, n_plans: int, limit: Callable[[int], float]) -> list[tuple[int, float]]:
         """Return the next plans that may be below their limit, with their bounds."""
         batch: list[tuple[int, float]] = []
         while self.heap and len(batch) < n_plans:
-            bound, is_full, index = heapq.heappop(self.heap)
+            bound, n_asked, index = heapq.heappop(self.heap)
             if bound >= limit(index):
                 continue
-            if is_full:
+            if n_asked == len(self.bounds):
                 batch.append((index, bound))
                 continue
-            full = max(bound, self.full(self.layouts[index]))
-            if full < limit(index):
-                heapq.heappush(self.heap, (full, True, index))
+            tighter = max(bound, self.bounds[n_asked](self.layouts[index]))
+            if tighter < limit(index):
+                heapq.heappush(self.heap, (tighter, n_asked + 1, index))
         return batch
 
 
@@ -331,7 +330,8 @@ class _Run:
     def best_first(self, top: int, observe: Observer | None) -> None:
         """Simulate plans in the order of their bounds until no other one can be among the best."""
         layouts = dict(enumerate(self.layouts))
-        frontier, board = Frontier(layouts, self.bounds.quick_s, self.bounds.full_s), Board(top)
+        frontier = Frontier(layouts, (self.bounds.quick_s, self.bounds.full_s, self.bounds.run_s))
+        board = Board(top)
         n_taken = BATCH_PER_WORKER * self.pool.n_workers
         while batch := frontier.take(n_taken, lambda index: board.limit_s(self.layouts[index].plan)):
             for index in self._simulate(dict(batch)):
@@ -383,7 +383,8 @@ class _Run:
             if (
                 not is_known
                 and self.bounds.quick_s(layout) < limit_s
-                and (bound_s := self.bounds.full_s(layout)) < limit_s
+                and self.bounds.full_s(layout) < limit_s
+                and (bound_s := self.bounds.run_s(layout)) < limit_s
             ):
                 bounds_s[index] = bound_s
             if not bounds_s or len(bounds_s) == self.pool.n_workers:
@@ -394,7 +395,7 @@ class _Run:
     def least_energy(self, energy: Energy, observe: Observer | None) -> Ranked:
         """Simulate plans in the order of the energy that they draw at least until no other one can draw less."""
         left = {i: layout for i, layout in enumerate(self.layouts) if i not in self.found and i not in self.failed}
-        frontier = Frontier(left, energy.quick_j, energy.full_j)
+        frontier = Frontier(left, (energy.quick_j, energy.full_j))
 
         def least(_: int = 0) -> float:
             return min((energy.joules(one.answer) for one in self.found.values()), default=float("inf"))

@@ -27,15 +27,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
 from simulator.costs import ModelCosts
+from simulator.engine import run
+from simulator.explore.least_durations import Durations
 from simulator.memory import MemoryReport, estimate
 from simulator.models.layer import CommunicationPoint, Layer, Model
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
 from simulator.network import NETWORKS
-from simulator.network.base import Flow, capacities
 from simulator.parallel.classes import fills_nodes
 from simulator.parallel.context import Exchange, exchange_context
 from simulator.parallel.data import DataParallel
@@ -46,8 +45,8 @@ from simulator.parallel.sharded import FullySharded
 from simulator.parallel.stage import StageLayers
 from simulator.parallel.states import optimizer_run, split_parameters
 from simulator.plan import ParallelPlan
-from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Transfer
-from simulator.program.program import COMPUTE, HOST, Block, Task, TaskList
+from simulator.program.op import Collective, HostWork, Kernel, Transfer
+from simulator.program.program import COMPUTE, HOST, Program, RankProgram, Task, TaskList
 from simulator.scenario import Scenario
 from simulator.schedules import (
     SATURATED_GROUPS,
@@ -64,6 +63,10 @@ from simulator.simulation import boundary_bytes, model_for
 from simulator.topology import Topology
 
 Chunks = tuple[tuple[tuple[Layer, ...], ...], ...]
+#: durations are rounded to picoseconds in the simulator, each a little; a bound must stay below
+SLACK = 1.0 - 1e-7
+#: what a device is busy with while its host runs ahead
+AHEAD_S = 100.0
 
 
 class LayerTime(NamedTuple):
@@ -123,6 +126,9 @@ class Bounds:
         self._communicators: dict[tuple[int, ...], Communicators] = {}
         self._peaks: dict[tuple[str, int, int, int], tuple[tuple[int, ...], ...]] = {}
         self._passes: dict[tuple[object, ...], tuple[object, tuple[float, float]]] = {}
+        self._runs: dict[tuple[object, ...], tuple[object, float]] = {}
+        self._alone: dict[tuple[int, int, Kind], tuple[Layout, int]] = {}
+        self._costs_of: tuple[ParallelPlan, ModelCosts] | None = None
         self._transfers: dict[tuple[object, ...], float] = {}
         self._collective_s: dict[tuple[str, int, int], tuple[object, float]] = {}
 
@@ -249,7 +255,16 @@ class Bounds:
         n_times = plan.n_micro_batches // (2 if layout.placement.layout == "bidirectional" else 1)
         return SLACK * n_times * sum(time.forward_s + time.backward_s for time in times) / plan.pp
 
-    def full_s(self, layout: Layout) -> float:
+    def run_s(self, layout: Layout) -> float:
+        """Return the full bound, with the engine's own time of passes that nothing outside touches.
+
+        It has what compute and the collectives of a pass take from each other. Such a pass takes no less where its host
+        is late: of two that run side by side and slow each other down the later one ends no sooner if one of them is delayed, as
+        long as the shares of their speeds that they keep add up to more than one.
+        """
+        return max(self.full_s(layout), self.full_s(layout, runs_passes=True))
+
+    def full_s(self, layout: Layout, *, runs_passes: bool = False) -> float:
         """Return the bound with communication and the end of the step."""
         plan = layout.plan
         durations = self.durations()
@@ -261,7 +276,7 @@ class Bounds:
         )
         fill_s = drain_s = latest_s = 0.0
         for stage in range(plan.pp):
-            work_s, host_s = self._work_s(layout, stage, durations)
+            work_s, host_s = self._work_s(layout, stage, durations, runs_passes=runs_passes)
             own_s = fill_s + work_s
             through_s = own_s + drain_s
             through_data_s = data[0].after_backward_s(through_s, first_backward_s, is_own=stage == 0)
@@ -293,7 +308,9 @@ class Bounds:
             strategy, plan, durations, first if layout.schedule.ends_with_first_chunk else [], is_first=stage == 0
         )
 
-    def _work_s(self, layout: Layout, stage: int, durations: Durations) -> tuple[float, float]:
+    def _work_s(
+        self, layout: Layout, stage: int, durations: Durations, *, runs_passes: bool = False
+    ) -> tuple[float, float]:
         """Least time of all passes of a stage, one after the other, and host time to issue them."""
         plan, placement = layout.plan, layout.placement
         if layout.schedule.takes_turns:  # forwards and backwards in turns: each hides what the other sends
@@ -306,7 +323,9 @@ class Bounds:
         least_send_s = 0.0
         for (kind, chunk), count in self._counts(layout, stage).items():
             pass_s, issue_s = self._pass_s(layout, stage, chunk, kind, durations)
-            work_s += count * pass_s
+            n_alone = self._n_alone(layout, stage, kind) if runs_passes else 0
+            work_s += (count - n_alone) * pass_s
+            work_s += n_alone * self._run_pass_s(layout, stage, chunk, kind) if n_alone else 0.0
             host_s += count * issue_s
             virtual = placement.virtual_stage(stage, chunk)
             target = (
@@ -330,25 +349,57 @@ class Bounds:
 
     def _pass_s(self, layout: Layout, stage: int, chunk: int, kind: Kind, durations: Durations) -> tuple[float, float]:
         """Least time of one pass through one chunk, and host time to issue it."""
-        plan, layers = layout.plan, layout.chunks[stage][chunk]
-        communicators = self.communicators(plan, stage)
-        per_stage = plan.tp * communicators.mesh.n_replicas
-        is_whole = per_stage % self.topology.gpus_per_node == 0 and communicators.mesh.has_outermost_stages
-        place = 0 if is_whole and self._is_uniform(plan) else stage
-        key = (
-            tuple(map(id, layers)),
+        layers, key = layout.chunks[stage][chunk], self._pass_key(layout, stage, chunk, kind)
+        known = self._passes.get(key)
+        if known is None:
+            communicators = self.communicators(layout.plan, stage)
+            block = StageLayers([layers], layout.plan, communicators, communicators).block(0, kind)
+            known = self._passes[key] = (layers, durations.tasks_s(block.tasks))
+        return known[1]
+
+    def _pass_key(self, layout: Layout, stage: int, chunk: int, kind: Kind) -> tuple[object, ...]:
+        """Return what the times of a pass depend on."""
+        plan, mesh = layout.plan, self.mesh(layout.plan)
+        is_whole = plan.tp * mesh.n_replicas % self.topology.gpus_per_node == 0 and mesh.has_outermost_stages
+        return (
+            tuple(map(id, layout.chunks[stage][chunk])),
             kind,
-            id(communicators.mesh),
-            place,
+            id(mesh),
+            0 if is_whole and self._is_uniform(plan) else stage,
             plan.sequence_parallel,
             plan.asynchronous_tp,
             (plan.context_exchange, plan.cp_load_balance),
             (plan.moe_dispatcher, plan.moe_fp8_dispatch, plan.moe_shared_expert_overlap, plan.dispatcher_sms),
         )
-        known = self._passes.get(key)
+
+    def _n_alone(self, layout: Layout, stage: int, kind: Kind) -> int:
+        """Return how many passes of a chunk nothing outside touches for certain: not the first forward and the last backward."""
+        plan = layout.plan
+        if self.scenario.faults or not fills_nodes(self.mesh(plan)) or not layout.schedule.ends_with_first_chunk:
+            return 0
+        key = (id(layout), stage, kind)
+        if key not in self._alone:
+            strategy = data_parallel(layout.stage_layers(stage), plan, self.communicators(plan, stage))
+            is_quiet = strategy.is_quiet(kind, 1, is_last=False)
+            self._alone[key] = layout, plan.n_micro_batches - 1 if is_quiet else 0
+        return self._alone[key][1]
+
+    def _run_pass_s(self, layout: Layout, stage: int, chunk: int, kind: Kind) -> float:
+        """Return the time that a pass takes in the engine, with nothing else in the network and a host that is far ahead."""
+        plan, layers, key = layout.plan, layout.chunks[stage][chunk], self._pass_key(layout, stage, chunk, kind)
+        known = self._runs.get(key)
         if known is None:
+            if self._costs_of is None or self._costs_of[0] is not plan:
+                self._costs_of = plan, ModelCosts(self.topology, replace(self.scenario, plan=plan))
+                self._costs_of[1].kernels = self.costs.kernels  # which remembers the times of shapes
+            communicators = self.communicators(plan, stage)
             block = StageLayers([layers], plan, communicators, communicators).block(0, kind)
-            known = self._passes[key] = (layers, durations.tasks_s(block.tasks))
+            ahead = Kernel(name="before", phase="forward", duration_s=AHEAD_S)
+            rank = self.mesh(plan).stage_ranks(stage)[0]
+            tasks = (Task(ahead), Task(block))
+            program = Program(ranks=(RankProgram(rank=rank, members=(rank,), tasks=tasks),))
+            line = run(program, self._costs_of[1], lambda: NETWORKS[self.scenario.network](self.topology))
+            known = self._runs[key] = (layers, line.simulated[-1].duration_ps * 1e-12)
         return known[1]
 
     def _is_uniform(self, plan: ParallelPlan) -> bool:
@@ -561,98 +612,3 @@ def _awaited_s(tasks: Sequence[Task], durations: Durations) -> float:
         elif isinstance(task.op, HostWork) and task.op.name == "wait for reduction":
             awaited_s += latest_s
     return awaited_s
-
-
-#: durations are rounded to picoseconds in the simulator, each a little; a bound must stay below
-SLACK = 1.0 - 1e-7
-
-
-def alone_s(flow: Flow, topology: Topology, *, contends: bool = True) -> float:
-    """Return the time of a flow that has the network to itself: no flow is ever faster.
-
-    Where nothing contends, the groups whose loads a flow adds up do not either: one of them by itself is no slower.
-    """
-    if not flow.n_bytes:
-        return flow.latency_s
-    if not contends and flow.apart is not None:
-        return alone_s(flow.parts(1)[0], topology)
-    rate = flow.alone_bytes_per_s
-    if not rate:
-        levels = capacities(topology)[np.asarray(flow.links, dtype=np.intp)] / np.asarray(flow.weights)
-        rate = min(flow.rate_cap_bytes_per_s, float(levels.min(initial=np.inf)))
-    return flow.latency_s + flow.n_bytes / rate
-
-
-class Durations:
-    """Least durations of operations and tasks, and host time to issue them, on one rank's device.
-
-    Every duration that the simulator gives is at least this long: kernels take their time or, beside a collective,
-    more; flows share links; hosts are late.
-
-    Parameters
-    ----------
-    costs : ModelCosts
-        Of the simulator itself.
-    rank : int
-        On whose device kernels run.
-    """
-
-    def __init__(self, costs: ModelCosts, rank: int = 0) -> None:
-        self.costs = costs
-        self.rank = rank
-        self.contends: bool = getattr(NETWORKS[costs.scenario.network], "contends", True)
-        self._known: dict[int, tuple[object, float, float]] = {}
-        #: shared between instances where the groups are the same objects
-        self.collectives: dict[tuple[str, int, int], tuple[object, float]] = {}
-
-    def op_s(self, op: object) -> tuple[float, float]:
-        """Return device or network seconds of an operation, and host seconds to issue it."""
-        known = self._known.get(id(op))
-        if known is None:
-            known = self._known[id(op)] = (op, *self._op_s(op))
-        return known[1], known[2]
-
-    def _op_s(self, op: object) -> tuple[float, float]:
-        if isinstance(op, Block):
-            return self.tasks_s(op.tasks)
-        if isinstance(op, KernelRun):
-            device_s = sum(self.costs.kernel_ps(kernel, self.rank) for kernel in op.kernels) * 1e-12
-            issue_ps = self.costs.issue_ps(op.kernels[0], self.rank) if op.kernels else 0
-            return device_s, issue_ps * len(op.kernels) * 1e-12
-        if isinstance(op, Kernel):
-            return self.costs.kernel_ps(op, self.rank) * 1e-12, self.costs.issue_ps(op, self.rank) * 1e-12
-        if isinstance(op, Collective | Transfer):
-            return self.communication_s(op), self.costs.issue_ps(op, self.rank) * 1e-12
-        assert isinstance(op, HostWork)
-        return 0.0, op.duration_s
-
-    def communication_s(self, op: Collective | Transfer) -> float:
-        """Return the seconds of a communication alone in the network."""
-        if isinstance(op, Transfer):
-            return alone_s(self.costs.flow(op), self.costs.topology, contends=self.contends)
-        key = (op.collective, op.n_bytes, id(op.groups))
-        known = self.collectives.get(key)
-        if known is None:
-            known = self.collectives[key] = (
-                op.groups,
-                alone_s(self.costs.flow(op), self.costs.topology, contends=self.contends),
-            )
-        return known[1]
-
-    def tasks_s(self, tasks: Sequence[Task]) -> tuple[float, float]:
-        """Return the least seconds from the first to the last of a rank's tasks, and host seconds to issue all.
-
-        Streams run their tasks in order and tasks wait for what they name: the longest path through both.
-        """
-        ends: list[float] = []
-        free: dict[str, float] = {}
-        host_s = 0.0
-        for task in tasks:
-            device_s, issue_s = self.op_s(task.op)
-            host_s += issue_s
-            start_s = free.get(task.stream, 0.0)
-            for earlier in task.after:
-                start_s = max(start_s, ends[earlier])
-            free[task.stream] = start_s + device_s
-            ends.append(start_s + device_s)
-        return max(ends, default=0.0), host_s

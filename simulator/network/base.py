@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +117,42 @@ def capacities(topology: LinkSource) -> NDArray[np.float64]:
     if arrays is not None:
         return np.asarray(arrays.bandwidth_bytes_per_s, dtype=np.float64)
     return np.array([link.bandwidth_bytes_per_s for link in topology.links], dtype=np.float64)
+
+
+def ample_links(topology: LinkSource) -> NDArray[np.bool_]:
+    """Which links can never be full, as far as the topology says so."""
+    known = getattr(topology, "ample_links", None)
+    return np.zeros(len(topology.links), dtype=np.bool_) if known is None else np.asarray(known, dtype=np.bool_)
+
+
+@runtime_checkable
+class StatefulNetwork(Protocol):
+    """A network model that can say all that its future depends on."""
+
+    def state(self, now_ps: int) -> Hashable:
+        """Return the state relative to ``now_ps``: equal states behave equally."""
+        ...
+
+
+@runtime_checkable
+class SeparableNetwork(Protocol):
+    """A network model whose flows can be looked at, and put off, apart from others with which they share no link."""
+
+    def state(self, now_ps: int, handles: Collection[int] | None = None) -> Hashable | None:
+        """Return the state of some flows relative to ``now_ps``; None if it cannot be told."""
+        ...
+
+    def contended(self, links: tuple[int, ...]) -> frozenset[int]:
+        """Return on which of some links flows may hold each other up."""
+        ...
+
+    def due_ps(self, handles: Collection[int]) -> int | None:
+        """Time of the next event of some flows; None if there is none."""
+        ...
+
+    def put_off(self, handles: Collection[int], by_ps: int) -> None:
+        """Let some flows be at a later time what they are now."""
+        ...
 
 
 class NetworkModel(Protocol):

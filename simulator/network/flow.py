@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.network.base import Flow, LinkSource, capacities
+from simulator.network.base import Flow, LinkSource, ample_links, capacities
 from simulator.network.chunk import ChunkNetwork
 from simulator.network.maxmin import FloatArray, max_min_rates
 from simulator.units import PS_PER_S, to_ps
@@ -73,7 +73,8 @@ class FlowNetwork:
 
     A flow first spends its latency, in which it loads nothing, then moves its bytes at a rate that is
     recomputed whenever a flow of its connected component (flows that share links, transitively) begins to
-    load links or ends. A flow that shares no link with any other is priced once. Rates of a combination of
+    load links or ends. Links that what feeds them cannot fill hold nobody up and join nothing (:func:`ample_links`). A flow that
+    shares no other link is priced once. Rates of a combination of
     flows are remembered: programs repeat themselves. More flows than :data:`CROWDED` are taken as one component.
 
     Parameters
@@ -92,6 +93,7 @@ class FlowNetwork:
     def __init__(self, topology: LinkSource) -> None:
         self._topology = topology
         self._capacity = capacities(topology)
+        self._is_ample = ample_links(topology)
         self._crowd: ChunkNetwork | None = None
         self._handle_in_crowd: dict[int, int] = {}
         self._active: dict[int, _Active] = {}
@@ -187,16 +189,51 @@ class FlowNetwork:
         if active.loading:
             self._recompute(handle, now_ps)
 
-    def state(self, now_ps: int) -> Hashable:
-        """All that the future depends on, relative to ``now_ps``: networks in equal states go on equally."""
+    def state(self, now_ps: int, handles: Collection[int] | None = None) -> Hashable | None:
+        """All that the future depends on, relative to ``now_ps``: networks in equal states go on equally.
+
+        Parameters
+        ----------
+        handles : collection of int, optional
+            Only of these flows, which share links with no others; None is returned if that cannot be told.
+        """
         if self._crowd is not None:
-            return self._crowd.state(now_ps)
-        order = {handle: position for position, handle in enumerate(self._active)}
+            return self._crowd.state(now_ps) if handles is None else None
+        flows = self._active.items() if handles is None else [(handle, self._active[handle]) for handle in handles]
+        order = {handle: position for position, (handle, _) in enumerate(flows)}
+        if any(not a.neighbours <= order.keys() for _, a in flows):
+            return None
         return tuple(
             (a.profile.index, a.loads_from_ps - now_ps, a.updated_ps - now_ps, a.remaining_bytes, a.rate_bytes_per_s,
              a.factor, a.loading, tuple(sorted(order[handle] for handle in a.neighbours)))
-            for a in self._active.values()
+            for _, a in flows
         )  # fmt: skip
+
+    def contended(self, links: tuple[int, ...]) -> frozenset[int]:
+        """Return on which of some links flows may hold each other up."""
+        return self._link_set(links)[1] if self.contends else frozenset()
+
+    def due_ps(self, handles: Collection[int]) -> int | None:
+        """Time of the next event of some flows; None if there is none."""
+        return min((time_ps for time_ps, _ in self._due(handles)), default=None)
+
+    def put_off(self, handles: Collection[int], by_ps: int) -> None:
+        """Let some flows, which share links with no others, be at a later time what they are now."""
+        due = self._due(handles)
+        for handle in handles:
+            active = self._active[handle]
+            active.loads_from_ps += by_ps
+            active.updated_ps += by_ps
+            active.done_ps += by_ps if active.done_ps else 0
+        for time_ps, handle in due:
+            self._push(handle, self._active[handle], time_ps + by_ps)
+
+    def _due(self, handles: Collection[int]) -> list[tuple[int, int]]:
+        return sorted(
+            (time_ps, handle)
+            for time_ps, handle, version in self._events
+            if handle in handles and self._active[handle].version == version
+        )
 
     def rate_bytes_per_s(self, handle: int) -> float:
         """Present rate of a flow in flight; its lone rate while it is in its latency."""
@@ -261,8 +298,6 @@ class FlowNetwork:
         a, b = first.flow.links, second.flow.links
         if not a or not b or a[-1] < b[0] or b[-1] < a[0]:
             return False
-        if a is b:
-            return True
         (key_a, set_a), (key_b, set_b) = self._link_set(a), self._link_set(b)
         key = (key_a, key_b) if key_a < key_b else (key_b, key_a)
         shares = self._sharing.get(key)
@@ -273,10 +308,11 @@ class FlowNetwork:
         return shares
 
     def _link_set(self, links: tuple[int, ...]) -> tuple[int, frozenset[int]]:
-        """Number and set of a tuple of links; collectives of the same groups share one tuple."""
+        """Number of a tuple of links, and those that may be full; collectives of the same groups share one tuple."""
         known = self._link_sets.get(id(links))
         if known is None or known[0] is not links:
-            known = (links, self._next_link_set, frozenset(links))
+            numbers = np.asarray(links, dtype=np.intp)
+            known = (links, self._next_link_set, frozenset(numbers[~self._is_ample[numbers]].tolist()))
             self._next_link_set += 1
             self._link_sets[id(links)] = known
         return known[1], known[2]

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.errors import ConfigError
 from simulator.topology.cluster_spec import PREFERENCE, ClusterSpec, NodeSpec, TransportSpec
@@ -182,6 +183,11 @@ class Topology:
             elif which < len(bandwidth):
                 bandwidth[which] *= factor
         return replace(plain, bandwidth_bytes_per_s=bandwidth)
+
+    @cached_property
+    def ample_links(self) -> NDArray[np.bool_]:
+        """Of all links, which can never be full; see :meth:`LinkArrays.ample`."""
+        return self.arrays.ample()
 
     @cached_property
     def links(self) -> LinkView:

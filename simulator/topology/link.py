@@ -47,6 +47,33 @@ class LinkArrays:
     latency_s: NDArray[np.float64]
     n_lanes: NDArray[np.int64]  #: Parallel physical links in each.
 
+    def ample(self) -> NDArray[np.bool_]:
+        """Return which links can never be full: the only way from a switch onwards, as wide as all that hangs on the switch.
+
+        What such a link carries comes from NICs below it, or goes to them. In a tree whose switches have all uplinks that they ask
+        for (Al-Fares et al., SIGCOMM 2008: "rearrangeably non-blocking") that is every link between switches.
+        """
+        is_nic, onwards = (self.kind == LINK_KINDS.index(kind) for kind in ("nic", "fabric"))
+        source, target, rate = self.source, self.target, self.bandwidth_bytes_per_s
+        n_vertices = int(max(source.max(initial=-1), target.max(initial=-1))) + 1
+
+        def total(ends: NDArray[np.int64], of: NDArray[np.bool_], amounts: NDArray[np.float64]) -> NDArray[np.float64]:
+            return np.asarray(np.bincount(ends[of], amounts[of], minlength=n_vertices), dtype=np.float64)
+
+        one, ample = np.ones(len(rate)), np.zeros(len(rate), dtype=np.bool_)
+        is_plain = total(target, ~(is_nic | onwards), one) == 0
+        below_out, below_in = total(target, is_nic, rate), total(source, is_nic, rate)
+        while onwards.any():
+            ends = is_plain & (total(source, onwards, one) == 1) & (total(target, onwards, one) == 1)
+            up, down = onwards & ends[source], onwards & ends[target]
+            if not up.any():
+                break
+            ample |= (up & (rate * (1 + 1e-9) >= below_out[source])) | (down & (rate * (1 + 1e-9) >= below_in[target]))
+            below_out = below_out + total(target, up, np.minimum(rate, below_out[source]))
+            below_in = below_in + total(source, down, np.minimum(rate, below_in[target]))
+            onwards &= ~(up | down)
+        return ample
+
     def edges(self, names: Sequence[str]) -> Iterator[tuple[str, str, int, dict[str, Any]]]:
         """Return all links as edges of a networkx graph: both ends, the number of the link as key, and attributes."""
         columns = (self.source, self.target, self.kind, self.bandwidth_bytes_per_s, self.latency_s, self.n_lanes)

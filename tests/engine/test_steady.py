@@ -13,6 +13,7 @@ from simulator.analysis.metrics import measure
 from simulator.costs import ModelCosts
 from simulator.engine import Interference, run
 from simulator.errors import SimulatorError
+from simulator.faults import Faults
 from simulator.interop import load_model
 from simulator.network import NETWORKS, Flow
 from simulator.parallel.repetition import ShortTable
@@ -99,6 +100,35 @@ def test_long_pipelines_cost_no_more_than_short_ones(settings_, n_micro_batches)
         events.append(short.n_events)
         assert whole.n_events > n * 8
     assert events[1] < 1.5 * events[0]
+
+
+@pytest.mark.parametrize(
+    ("slow", "settings_"),
+    [
+        (((12, 1.2),), {"gpus": 16, "pp": 4, "tp": 2, "framework": "megatron"}),
+        (((15, 1.5), (13, 1.1)), {"gpus": 16, "pp": 4, "tp": 1, "framework": "megatron-core", "sharding": "zero1"}),
+        (((5, 1.3),), {"gpus": 8, "pp": 2, "tp": 2, "framework": "deepspeed", "sharding": "zero1"}),
+        (((3, 2.0),), {"gpus": 8, "pp": 4, "framework": "megatron", "schedule": "1f1b-interleaved", "virtual_pp": 3}),
+    ],
+)
+def test_replicas_that_meet_only_at_the_end_have_periods_of_their_own(slow, settings_):
+    """A slow GPU delays its own replica: the others have another period, and all is as if every period were written down."""
+    dp = settings_["gpus"] // settings_["pp"] // settings_.get("tp", 1)
+    plan = ParallelPlan(**{"micro_batch": 8, "global_batch": 8 * 60 * dp, **settings_})
+    scenario = Scenario(topology="selene", model="gpt2", plan=plan, faults=Faults(slow_ranks=slow))
+    topology, spec = topology_of(scenario), load_model(scenario.model)
+    scenario = resolve(scenario, topology, spec)
+    program = lower_scenario(scenario, topology, spec, jointly=False)[1].program
+    assert program.n_omitted
+    _, (short, whole) = both(scenario, topology, program)
+    assert len({cycle.end_ps - cycle.start_ps for cycle in short.cycles.values()}) > 1
+    assert short.n_events < whole.n_events
+    assert short.makespan_ps == whole.makespan_ps
+    assert rows(short) == rows(whole)
+    measured = [measure(line, topology.device(0), pipelined=True) for line in (short, whole)]
+    assert measured[0].breakdown == measured[1].breakdown
+    assert measured[0].communication == measured[1].communication
+    assert measured[0].phase_s == measured[1].phase_s
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -223,12 +253,10 @@ UNEQUAL = [
 
 
 @pytest.mark.parametrize("waits", [False, True])
-@pytest.mark.parametrize(
-    ("case", "meets"), [*((case, False) for case in EQUAL), *((case, True) for case in EQUAL + UNEQUAL)]
-)
+@pytest.mark.parametrize(("case", "meets"), [(case, meets) for case in EQUAL + UNEQUAL for meets in (False, True)])
 def test_whatever_two_ranks_do_over_and_over_is_simulated_a_few_times(case, meets, waits):
     """Baccelli et al., section 3.7: what commutes with shifts of time ends in a cycle, of at most six periods here. Twenty times as
-    many cycles cost no event more, and take twenty times as long. Ranks that are unequally fast must meet, or they drift apart."""
+    many cycles cost no event more, and take twenty times as long. Ranks that are unequally fast and do not meet have a cycle each."""
     lengths_us, issue_us = case
     factors = Interference(compute=0.5, communication=0.8)
     links = SimpleNamespace(links=[SimpleNamespace(bandwidth_bytes_per_s=1e6)])

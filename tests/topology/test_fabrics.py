@@ -1,5 +1,6 @@
 """Fabrics against closed forms, and their formulas against the maximum flow of the graph."""
 
+import dataclasses
 import itertools
 import math
 
@@ -256,3 +257,28 @@ def test_nodes_without_a_fabric_cannot_talk():
 def test_fabrics_that_cannot_be_are_refused(nodes, fabric, message):
     with pytest.raises(ConfigError, match=message):
         cluster(nodes, fabric)
+
+
+@pytest.mark.parametrize(
+    ("name", "n_ample"),
+    [
+        # 4 leaves with an uplink and a downlink each; oversubscribed twofold their 2 nodes can fill them
+        ((8, "{kind: fat-tree, nodes_per_leaf: 2}"), 8),
+        ((8, "{kind: fat-tree, nodes_per_leaf: 2, oversubscription: 2}"), 0),
+        ((8, "{kind: fat-tree, nodes_per_leaf: 2, spines: 4, failed_spines: 1}"), 0),
+        # 8 leaves and 4 pods; where the pods are oversubscribed only the links of the leaves cannot be filled
+        ((16, "{kind: fat-tree, levels: 3, nodes_per_leaf: 2, leaves_per_pod: 2}"), 16 + 8),
+        ((16, "{kind: fat-tree, levels: 3, nodes_per_leaf: 2, leaves_per_pod: 2, oversubscription: [1, 2]}"), 16),
+        # with several ways from a switch onwards nothing is said
+        ((16, "{kind: torus, dims: [4, 4]}"), 0),
+    ],
+)
+def test_links_as_wide_as_all_nics_behind_them_are_never_full(name, n_ample):
+    assert cluster(*name).ample_links.sum() == n_ample
+
+
+def test_a_degraded_uplink_may_be_full():
+    topology = cluster(8, "{kind: fat-tree, nodes_per_leaf: 2}")
+    up = next(link.index for link in topology.links if (link.source, link.target) == ("leaf1", "spine0"))
+    slower = dataclasses.replace(topology, scale={up: 0.9})
+    assert set(np.flatnonzero(topology.ample_links)) - set(np.flatnonzero(slower.ample_links)) == {up}

@@ -1,0 +1,95 @@
+"""Circles of ranks that meet nobody else while their periods last: each has a steady state of its own.
+
+Replicas of a pipeline meet at the reduction of the gradients only. Where one of them is slower than the others, there is no
+period that all of them share, but each circle of ranks that communicate, or load the same links, has one. The periods that are
+left out take a circle another time than the others: once its period is known, all that it is about to do is moved to the
+time at which they have passed (:func:`put_off`), and who meets it later finds it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from simulator.engine.costs import Costs
+from simulator.engine.state import RankState, Running
+from simulator.network.base import SeparableNetwork
+from simulator.program.op import COMMUNICATIONS, Collective, Transfer
+from simulator.program.program import Block, Program, Task
+
+
+class OutsideError(Exception):
+    """Other traffic takes links of a circle in the time of which no event is simulated."""
+
+
+class Circle(NamedTuple):
+    """Ranks that meet each other in their stretches, directly or through others, and nobody else."""
+
+    numbers: tuple[int, ...]  #: Of the ranks, in the program's order.
+    links: frozenset[
+        int
+    ]  #: On which others could hold them up there; without those of blocks that nothing outside can touch.
+
+
+def circles_of(program: Program, costs: Costs, network: SeparableNetwork) -> tuple[Circle, ...]:
+    """Return the circles of a program that leaves out periods, in the order of their first ranks."""
+    lowest = list(range(len(program.ranks)))
+    first: dict[Hashable, int] = {}
+
+    def head(number: int) -> int:
+        while lowest[number] != number:
+            lowest[number] = lowest[lowest[number]]
+            number = lowest[number]
+        return number
+
+    def join(number: int, things: Iterable[Hashable]) -> None:
+        for thing in things:
+            a, b = head(first.setdefault(thing, number)), head(number)
+            lowest[max(a, b)] = min(a, b)
+
+    periods: list[Sequence[Task]] = []
+    for number, rank in enumerate(program.ranks):
+        assert rank.stretch is not None, "every rank of a program with omitted periods has a stretch"
+        periods.append(rank.tasks[rank.stretch.start : rank.stretch.end])
+        join(number, {("key", task.key) for task in periods[number] if task.key is not None})
+    loaded: list[frozenset[int]] = [frozenset()] * len(periods)
+    if any(head(number) for number in range(len(periods))):
+        for number, tasks in enumerate(periods):
+            ops = {id(op): op for op in _exposed(tasks)}.values()
+            loaded[number] = frozenset().union(*(network.contended(costs.flow(op).links) for op in ops))
+            join(number, loaded[number])
+    found: dict[int, list[int]] = {}
+    for number in range(len(program.ranks)):
+        found.setdefault(head(number), []).append(number)
+    return tuple(
+        Circle(tuple(numbers), frozenset().union(*(loaded[number] for number in numbers))) for numbers in found.values()
+    )
+
+
+def _exposed(tasks: Sequence[Task]) -> Iterator[Collective | Transfer]:
+    """Yield what others could meet on links: all communication but that of passes which nothing outside can touch."""
+    for task in tasks:
+        if isinstance(task.op, COMMUNICATIONS):
+            yield task.op
+        elif isinstance(task.op, Block) and task.op.is_joint:
+            yield from (inner.op for inner in task.op.tasks if isinstance(inner.op, COMMUNICATIONS))
+
+
+def put_off(rank: RankState, by_ps: int) -> list[Running]:
+    """Let a rank be at a later time what it is now; return what runs on it and has an end, which must be scheduled anew."""
+    rank.host_ps += by_ps
+    rank.issued_ps = [time_ps + by_ps for time_ps in rank.issued_ps]
+    rank.ready_ps = [time_ps + by_ps for time_ps in rank.ready_ps]
+    rank.generation += 1
+    ending = []
+    for stream in rank.streams.values():
+        running = stream.running
+        if running is None:
+            continue
+        running.since_ps += by_ps
+        running.floor_ps += by_ps
+        running.end_ps += by_ps
+        running.span = running.span._replace(start_ps=running.span.start_ps + by_ps)
+        if running.generation:
+            ending.append(running)
+    return ending
