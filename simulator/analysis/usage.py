@@ -270,15 +270,7 @@ def _usage(rank: int, window: StepWindow, sets: _Sets) -> Usage:
 
 
 def analyse(trace: Trace, joins: Joins | None = None) -> Analysis:
-    """Measure every step of every rank.
-
-    Parameters
-    ----------
-    trace : Trace
-        Anything with device operations.
-    joins : Joins, optional
-        From :func:`simulator.trace_io.join.join`, if it is known already.
-    """
+    """Measure every step of every rank."""
     found = join(trace) if joins is None else joins
     waits = _waits(trace, found)
     usages, windows = [], []

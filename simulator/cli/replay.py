@@ -122,47 +122,32 @@ def _bytes(text: str | None) -> int | None:
     return None if text is None else round(parse_quantity(text, "bytes"))
 
 
-def _what_if(run: Trace, **given: Any) -> WhatIf:
+def _what_if(
+    run: Trace, *, topology: str | None, measured_on: str | None, gpu: str | None, measured_gpu: str | None,
+    bandwidth: str | None, kernels: float, host: float, remove: Sequence[int] | None, add: Sequence[str] | None,
+    **others: Any,
+) -> WhatIf:  # fmt: skip
     from simulator.changes import MachineChange
     from simulator.faults import Faults
     from simulator.interop import open_topology
     from simulator.replay.what_if import WhatIf
     from simulator.topology.device import load_device
 
-    def machine(name: str | None) -> Any:
-        return None if name is None else open_topology(name, None)
-
-    device = None if given["gpu"] is None else load_device(given["gpu"])
-    late = [_straggler(text) for text in given["add"] or ()]
+    late = [_straggler(text) for text in add or ()]
     return WhatIf(
         machine=MachineChange(
-            bandwidth=_bandwidths(given["bandwidth"]),
-            device=device,
-            kernel_speed=_speed(given["kernels"], "--kernels"),
-            host_speed=_speed(given["host"], "--host"),
+            bandwidth=_bandwidths(bandwidth),
+            device=None if gpu is None else load_device(gpu),
+            kernel_speed=_speed(kernels, "--kernels"),
+            host_speed=_speed(host, "--host"),
             faults=Faults(slow_ranks=tuple((rank, factor) for rank, factor, delay in late if not delay)),
         ),
-        topology=machine(given["topology"]),
-        measured_on=machine(given["measured_on"]),
-        measured_device=_recorded_device(run, given["measured_gpu"], wanted=device is not None),
-        latency_s=given["latency_s"],
-        remove_straggler=tuple(given["remove"] or ()),
+        topology=None if topology is None else open_topology(topology, None),
+        measured_on=None if measured_on is None else open_topology(measured_on, None),
+        measured_device=_recorded_device(run, measured_gpu, wanted=gpu is not None),
+        remove_straggler=tuple(remove or ()),
         delays=tuple((rank, delay) for rank, _, delay in late if delay),
-        **{
-            name: given[name]
-            for name in (
-                "cuda_graphs",
-                "overlap",
-                "bucket_bytes",
-                "dp",
-                "ideal",
-                "ideal_peers",
-                "missing_ranks",
-                "plan",
-                "recorded",
-                "model",
-            )
-        },
+        **others,
     )
 
 

@@ -91,19 +91,6 @@ def _short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def write_text(path: str, text: str) -> None:
-    """Write a file.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be written.
-    """
-    from simulator.config import write_file
-
-    write_file(path, text)
-
-
 def _look(
     analysis: str,
     traces: list[str],
@@ -138,11 +125,12 @@ def _look(
 
 def _save(found: RecordedTable, csv: str | None, page: str | None) -> None:
     """Write a table into the files that were asked for."""
+    from simulator.config import write_file
     from simulator.report.recorded_view import as_csv, save_recorded
 
     written: list[object] = []
     if csv not in (None, "-"):
-        write_text(csv or "", as_csv(found))
+        write_file(csv or "", as_csv(found))
         written.append(csv)
     if page:
         written += save_recorded(found, page)
@@ -264,43 +252,26 @@ def _patterns(
     return {"operator": operator}
 
 
-@_analysis("idle")
-def _idle() -> dict[str, Any]:
-    """Divide idle time of each stream: waiting for the host, between kernels, for communication, other."""
-    return {}
+#: analyses that ask for nothing beside -> (whether they draw into the trace, what they say)
+_PLAIN = {
+    "idle": (
+        False,
+        "Divide idle time of each stream: waiting for the host, between kernels, for communication, other.",
+    ),
+    "launches": (
+        False,
+        "Look at launches: delay, queue depth, time blocked on a full queue, kernels shorter than their launch.",
+    ),
+    "memory": (False, "Add up copies and fills: bytes, time, bandwidth."),
+    "stragglers": (False, "Say how much each rank, stage and kind of operation slows the job down."),
+    "critical-path": (True, "Say what the run would be shorter without, and draw it into the trace."),
+    "counters": (True, "Sum up launch queues and bandwidth over time, and draw them into the trace."),
+    "steps": (False, "Show every step of every rank, partial ones and outliers marked."),
+}
+for _name, (_draws, _text) in _PLAIN.items():
 
+    def _nothing() -> dict[str, Any]:
+        return {}
 
-@_analysis("launches")
-def _launches() -> dict[str, Any]:
-    """Look at launches: delay, queue depth, time blocked on a full queue, kernels shorter than their launch."""
-    return {}
-
-
-@_analysis("memory")
-def _memory() -> dict[str, Any]:
-    """Add up copies and fills: bytes, time, bandwidth."""
-    return {}
-
-
-@_analysis("stragglers")
-def _stragglers() -> dict[str, Any]:
-    """Say how much each rank, stage and kind of operation slows the job down."""
-    return {}
-
-
-@_analysis("critical-path", draws=True)
-def _critical_path() -> dict[str, Any]:
-    """Say what the run would be shorter without, and draw it into the trace."""
-    return {}
-
-
-@_analysis("counters", draws=True)
-def _counters() -> dict[str, Any]:
-    """Sum up launch queues and bandwidth over time, and draw them into the trace."""
-    return {}
-
-
-@_analysis("steps")
-def _steps() -> dict[str, Any]:
-    """Show every step of every rank, partial ones and outliers marked."""
-    return {}
+    _nothing.__doc__ = _text
+    _analysis(_name, draws=_draws)(_nothing)

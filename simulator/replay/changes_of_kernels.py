@@ -34,8 +34,6 @@ def scale_kernels(whole: Reconstruction, factor_of: Callable[[int, str], float],
     ----------
     factor_of : callable
         (global rank, kernel name) -> factor; below 1 is faster.
-    note : str
-        What is being assumed.
 
     Raises
     ------

@@ -82,13 +82,7 @@ class PlanChange:
         return bool(self.settings) or any((self.layers, self.hidden, self.micro_batches))
 
     def plan(self, recorded: ParallelPlan) -> ParallelPlan:
-        """Return the new plan.
-
-        Parameters
-        ----------
-        recorded : ParallelPlan
-            Resolved.
-        """
+        """Return the new plan."""
         given = dict(self.settings)
         plan = replace(recorded.without("gpus", "global_batch"), **given)
         dp = int(given.get("dp") or recorded.dp)
@@ -373,10 +367,6 @@ def predict_plan(
 
     Parameters
     ----------
-    whole : Reconstruction
-        Of the recording.
-    before, after : PlannedJob
-        What was recorded, and what is asked for.
     kernels, host : float
         Factors on the times of kernels and of the host in the new job.
 

@@ -41,8 +41,6 @@ def repeat(whole: Reconstruction, what: str, recorded: int, wanted: int) -> Reco
     ----------
     what : str
         ``layers`` or ``micro-batches``.
-    recorded, wanted : int
-        How many there were, and how many there are to be.
 
     Raises
     ------

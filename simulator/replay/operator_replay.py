@@ -49,8 +49,6 @@ class OperatorCosts:
 
     Parameters
     ----------
-    device : Device
-        Runs the kernels.
     topology : Topology, optional
         Carries the communication; without it communication takes no time.
     """
@@ -103,10 +101,6 @@ def replay_operators(trace: Trace, device: Device, topology: Topology | None = N
 
     Parameters
     ----------
-    trace : Trace
-        Read from execution traces.
-    device : Device
-        On which the kernels run.
     topology : Topology, optional
         Needed if anything communicates between several ranks.
 

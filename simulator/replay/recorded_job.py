@@ -43,10 +43,6 @@ def recorded_job(
     ----------
     given : mapping
         Settings of the plan that ran, as far as the user knows them.
-    model : str, optional
-        Name or file of the model.
-    cluster : Topology, optional
-        Where it ran.
 
     Raises
     ------

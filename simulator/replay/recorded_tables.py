@@ -26,11 +26,11 @@ from simulator.replay.replay_answer import path_pieces
 from simulator.replay.replayed import Replay, replay, step_spans
 from simulator.replay.straggler_slowdowns import SlowdownMap, slowdowns
 from simulator.topology import Topology
-from simulator.trace_io import chrome_json, perfetto
+from simulator.trace_io.perfetto import write_shown
 from simulator.trace_io.reconstruct import reconstruct
 from simulator.trace_io.selection import Selection, select
 from simulator.trace_io.trace_record import CollectiveCall, Trace
-from simulator.trace_io.tracks import Process, Slice, Track, earliest_ns, trace_processes
+from simulator.trace_io.tracks import Slice, Track, earliest_ns, trace_processes
 from simulator.units import to_s
 
 
@@ -70,18 +70,6 @@ class Found(NamedTuple):
 def _kernels(selection: Selection, question: Question) -> Found:
     rows = kernel_rows(selection, question.by)
     return Found(rows, {"total_s": sum(row["total_s"] for row in rows)})
-
-
-def _idle(selection: Selection, question: Question) -> Found:
-    return Found(idle_rows(selection))
-
-
-def _launches(selection: Selection, question: Question) -> Found:
-    return Found(launch_rows(selection))
-
-
-def _memory(selection: Selection, question: Question) -> Found:
-    return Found(copy_rows(selection), allocation_figures(selection))
 
 
 def _communication(selection: Selection, question: Question) -> Found:
@@ -134,14 +122,6 @@ def _critical_path(selection: Selection, question: Question) -> Found:
     return Found(rows, {"total_s": to_s(total)})
 
 
-def _patterns(selection: Selection, question: Question) -> Found:
-    return Found(pattern_rows(selection, question.operator))
-
-
-def _counters(selection: Selection, question: Question) -> Found:
-    return Found(counter_rows(selection))
-
-
 def _steps(selection: Selection, question: Question) -> Found:
     analysis = analyse(selection.trace)
     return Found(step_rows(selection, analysis), {"iteration_time_s": analysis.iteration_s})
@@ -150,14 +130,14 @@ def _steps(selection: Selection, question: Question) -> Found:
 #: analysis -> what makes its rows and figures
 ANALYSES: dict[str, Callable[[Selection, Question], Found]] = {
     "kernels": _kernels,
-    "idle": _idle,
-    "launches": _launches,
-    "memory": _memory,
+    "idle": lambda selection, question: Found(idle_rows(selection)),
+    "launches": lambda selection, question: Found(launch_rows(selection)),
+    "memory": lambda selection, question: Found(copy_rows(selection), allocation_figures(selection)),
     "communication": _communication,
     "stragglers": _stragglers,
     "critical-path": _critical_path,
-    "patterns": _patterns,
-    "counters": _counters,
+    "patterns": lambda selection, question: Found(pattern_rows(selection, question.operator)),
+    "counters": lambda selection, question: Found(counter_rows(selection)),
     "steps": _steps,
 }
 
@@ -249,11 +229,7 @@ def write_overlay(trace: Trace, analysis: str, path: str | Path) -> None:
         ]
     else:
         raise TraceError(f"{analysis} draws nothing into a trace", hint="critical-path and counters do")
-    _write(processes, name)
-
-
-def _write(processes: Sequence[Process], name: str) -> None:
-    (chrome_json.write if name.endswith((".json", ".json.gz")) else perfetto.write_processes)(processes, name)
+    write_shown(processes, name)
 
 
 def _path_tracks(found: Replay, first_ns: int) -> dict[int, Track]:

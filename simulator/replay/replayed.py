@@ -127,13 +127,7 @@ class Replay:
         return to_s(last - first) / (n_laps - 1)
 
     def iteration_s(self, unchanged: Replay) -> float:
-        """Return the seconds per step of a changed run, in steady state.
-
-        Parameters
-        ----------
-        unchanged : Replay
-            Of the run as it was measured.
-        """
+        """Return the seconds per step of a changed run, in steady state."""
         before = unchanged.simulated_usage.iteration_s
         return before if self is unchanged or not unchanged.lap_s else before * self.lap_s / unchanged.lap_s
 
@@ -152,8 +146,6 @@ def step_spans(whole: Reconstruction, ends_ns: Sequence[Int64]) -> dict[int, tup
 
     Parameters
     ----------
-    whole : Reconstruction
-        Whose ranks say which operations are of which step.
     ends_ns : sequence of int array [n_operations]
         When the operations of each rank end, since the start of the run.
     """

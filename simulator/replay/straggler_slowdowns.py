@@ -113,8 +113,6 @@ def slowdowns(whole: Reconstruction, *, steps: Collection[int], looked_at: Colle
 
     Parameters
     ----------
-    whole : Reconstruction
-        As measured.
     steps : collection of int
         Over which times are taken; each lasts from the end of the one before to its own.
     looked_at : collection of int

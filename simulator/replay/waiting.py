@@ -60,12 +60,6 @@ def replay_confidence(
 
     Parameters
     ----------
-    edited : Reconstruction
-        With all changes.
-    result : Replay
-        Of ``edited``.
-    unchanged : Replay
-        Of the run as it was measured.
     groups : (int, int)
         Ranks of the largest group, recorded and asked for.
     devices : (Device, Device), optional

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from simulator.errors import ConfigError
 from simulator.replay.what_if import Outcome
-from simulator.trace_io import chrome_json
 from simulator.trace_io.formats import refuse_overwriting
 from simulator.trace_io.formats import write as write_trace
 from simulator.trace_io.perfetto import write, write_beside
@@ -53,11 +52,7 @@ def _write_as(found: Outcome, path: str) -> None:
     elif path.endswith((".et", "/")) or not Path(path).suffix:
         write_trace(found.result.simulated, path, "chakra" if path.endswith(".et") else "kineto")
     else:
-        simulated, measured = _beside(found)
-        if path.endswith((".json", ".json.gz")):
-            chrome_json.write(sorted((*measured, *simulated), key=lambda process: process.rank), path)
-        else:
-            write_beside(simulated, measured, path)
+        write_beside(*_beside(found), path)
 
 
 def _beside(found: Outcome) -> tuple[tuple[Process, ...], tuple[Process, ...]]:

@@ -448,14 +448,8 @@ def write(trace: Trace, directory: str | Path, *, prefix: str = "trace", compres
 
     Parameters
     ----------
-    trace : Trace
-        Measured or simulated.
-    directory : str or Path
-        Made if need be.
     prefix : str
         Files are named ``prefix.RANK.et``.
-    compress : bool
-        Whether to gzip.
     """
     numbers = _number_groups(trace)
     folder = Path(directory)

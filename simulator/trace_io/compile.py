@@ -348,15 +348,7 @@ def operation_times(compiled: Compiled, timeline: Timeline) -> Times:
 
 
 def simulated_trace(reconstruction: Reconstruction, times: Times) -> Trace:
-    """Turn a replay back into the neutral record: the same operations at their new times.
-
-    Parameters
-    ----------
-    reconstruction : Reconstruction
-        That was replayed.
-    times : Times
-        Of its operations.
-    """
+    """Turn a replay back into the neutral record: the same operations at their new times."""
     ranks = []
     for plan, start, modelled in zip(reconstruction.plans, times.start, times.end, strict=True):
         end = modelled + plan.tail_ns

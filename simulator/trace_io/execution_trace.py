@@ -356,13 +356,7 @@ _ATTRIBUTE_TYPES = {str: "string", int: "uint64", float: "double"}
 
 
 def write(trace: Trace, folder: Path) -> tuple[Path, ...]:
-    """Write one file per rank, as PyTorch's observer does, with the times of operations as further attributes.
-
-    Parameters
-    ----------
-    folder : Path
-        Made where it does not exist.
-    """
+    """Write one file per rank, as PyTorch's observer does, with the times of operations as further attributes."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for rank in trace.ranks:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from simulator.errors import TraceError
 from simulator.trace_io.sources import Member, Progress, members
@@ -67,11 +68,6 @@ def detect(path: str | Path) -> str:
     path : str or Path
         A file; an archive or a directory gives the format that :func:`read` would take from it.
 
-    Returns
-    -------
-    str
-        A key of :data:`FORMATS`.
-
     Raises
     ------
     TraceError
@@ -88,35 +84,27 @@ def detect(path: str | Path) -> str:
 _ReadRanks = Callable[[Member, Progress | None, Sequence[str]], Iterable[RankTrace]]
 
 
-def _kineto(member: Member, progress: Progress | None, communication: Sequence[str]) -> Iterable[RankTrace]:
-    from simulator.trace_io import kineto
-
-    with member.open(progress) as stream:
-        return kineto.read(stream, member.name, rank=member.rank, communication=communication)
-
-
-def _chrome(member: Member, progress: Progress | None, communication: Sequence[str]) -> Iterable[RankTrace]:
-    from simulator.trace_io import chrome_json
-
-    with member.open(progress) as stream:
-        return chrome_json.read(stream, member.name)
-
-
 def _nsys(member: Member, progress: Progress | None, communication: Sequence[str]) -> Iterable[RankTrace]:
     from simulator.trace_io import nsys
 
     return nsys.read(member, communication=communication)
 
 
-def _one_rank(module: str, function: str = "read") -> _ReadRanks:
-    """Return the reader of a format with one rank in a file; its module is loaded when it is needed."""
+def _streamed(module: str, function: str = "read", passes: Sequence[str] = ("rank",)) -> _ReadRanks:
+    """Return the reader of a format that is read front to back; its module is loaded when it is needed."""
 
     def read_file(member: Member, progress: Progress | None, communication: Sequence[str]) -> Iterable[RankTrace]:
-        found = getattr(import_module(f"simulator.trace_io.{module}"), function)
+        found, known = _function(module, function), {"rank": member.rank, "communication": communication}
         with member.open(progress) as stream:
-            return (found(stream, member.name, rank=member.rank),)
+            ranks = found(stream, member.name, **{name: known[name] for name in passes})
+        return (ranks,) if isinstance(ranks, RankTrace) else tuple(ranks)
 
     return read_file
+
+
+def _function(module: str, name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(import_module(f"simulator.trace_io.{module}"), name)
+    return found
 
 
 def _pipeline_ops(member: Member) -> Trace:
@@ -135,10 +123,17 @@ def _stage_times(member: Member) -> Trace:
     return Trace(format="stage_times", ranks=(), world_size=n_ranks, layout=layout, stage_times=times)
 
 
-def _write_kineto(trace: Trace, target: Path) -> None:
-    from simulator.trace_io import kineto
+def _writer(module: str, function: str = "write", *, is_shown: bool = False) -> Callable[[Trace, Path], None]:
+    """Return the writer of a format, of one that viewers show from the tracks of a trace."""
 
-    kineto.write(trace, target)
+    def write_file(trace: Trace, target: Path) -> None:
+        what: object = trace
+        if is_shown:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            what = _function("tracks", "trace_processes")(trace)
+        _function(module, function)(what, target)
+
+    return write_file
 
 
 def _write_chakra(trace: Trace, target: Path) -> None:
@@ -149,26 +144,6 @@ def _write_chakra(trace: Trace, target: Path) -> None:
         chakra.write(trace, target.parent, prefix=prefix, compress=target.name.endswith(".gz"))
     else:
         chakra.write(trace, target)
-
-
-def _write_perfetto(trace: Trace, target: Path) -> None:
-    from simulator.trace_io import perfetto, tracks
-
-    target.parent.mkdir(parents=True, exist_ok=True)
-    perfetto.write_processes(tracks.trace_processes(trace), target)
-
-
-def _write_chrome(trace: Trace, target: Path) -> None:
-    from simulator.trace_io import chrome_json, tracks
-
-    target.parent.mkdir(parents=True, exist_ok=True)
-    chrome_json.write(tracks.trace_processes(trace), target)
-
-
-def _write_execution_traces(trace: Trace, target: Path) -> None:
-    from simulator.trace_io import execution_trace
-
-    execution_trace.write(trace, target)
 
 
 def _has_host(trace: Trace) -> bool:
@@ -206,20 +181,29 @@ _PERFETTO = (".pftrace", ".perfetto-trace", ".pftrace.gz")
 #: the formats; the order is the preference where a folder holds several of one run
 FORMATS: dict[str, Format] = {
     "pipeline_ops": Format(read_job=_pipeline_ops),
-    "kineto": Format(read_ranks=_kineto, write=_write_kineto, loses=("explicit dependencies between operations",)),
-    "chrome": Format(read_ranks=_chrome, write=_write_chrome, suffixes=(".json", ".json.gz"), loses=_VIEWERS_LOSE),
+    "kineto": Format(
+        read_ranks=_streamed("kineto", passes=("rank", "communication")),
+        write=_writer("kineto"),
+        loses=("explicit dependencies between operations",),
+    ),
+    "chrome": Format(
+        read_ranks=_streamed("chrome_json", passes=()),
+        write=_writer("chrome_json", is_shown=True),
+        suffixes=(".json", ".json.gz"),
+        loses=_VIEWERS_LOSE,
+    ),
     "nsys": Format(read_ranks=_nsys),
     "chakra": Format(
-        read_ranks=_one_rank("chakra"),
+        read_ranks=_streamed("chakra"),
         write=_write_chakra,
         suffixes=(".et", ".et.gz"),
         loses=("host threads and their events", "launches"),
     ),
-    "chakra_json": Format(read_ranks=_one_rank("chakra", "read_json")),
+    "chakra_json": Format(read_ranks=_streamed("chakra", "read_json")),
     "stage_times": Format(read_job=_stage_times),
     "execution_trace": Format(
-        read_ranks=_one_rank("execution_trace"),
-        write=_write_execution_traces,
+        read_ranks=_streamed("execution_trace"),
+        write=_writer("execution_trace"),
         loses=("host threads and their events", "launches", "names of communication kernels", "peers of messages"),
     ),
 }
@@ -227,7 +211,9 @@ FORMATS: dict[str, Format] = {
 _ONE_CLOCK = ("nsys", "chrome")
 #: those that can be written
 WRITTEN: dict[str, Format] = {name: form for name, form in FORMATS.items() if form.write is not None} | {
-    "perfetto": Format(write=_write_perfetto, suffixes=_PERFETTO, loses=_VIEWERS_LOSE)
+    "perfetto": Format(
+        write=_writer("perfetto", "write_processes", is_shown=True), suffixes=_PERFETTO, loses=_VIEWERS_LOSE
+    )
 }
 
 
@@ -251,10 +237,6 @@ def read(
         Called with (file, stored bytes read, stored bytes in all).
     communication : sequence of str
         Further regular expressions for kernels that communicate.
-
-    Returns
-    -------
-    Trace
 
     Raises
     ------
@@ -381,7 +363,7 @@ def _with_sizes(
         return ranks
     from simulator.trace_io.execution_trace import fill_sizes
 
-    sized = {rank.rank: rank for member in files for rank in _one_rank("execution_trace")(member, progress, ())}
+    sized = {rank.rank: rank for member in files for rank in _streamed("execution_trace")(member, progress, ())}
     notes += [f"message sizes of rank {r.rank} completed from {sized[r.rank].source}" for r in ranks if r.rank in sized]
     return tuple(fill_sizes(rank, sized[rank.rank]) if rank.rank in sized else rank for rank in ranks)
 

@@ -34,10 +34,6 @@ def from_timeline(
         Of one training step.
     world_size : int
         Ranks of the run; 0 takes those that the timeline accounts for.
-    device : str
-        Name of the accelerator.
-    step : int
-        Number of the step.
     everybody : bool
         Whether ranks that others stand for are laid out, too, up to :data:`MOST_RANKS` of them.
     """

@@ -147,8 +147,6 @@ class Listed(Generic[Item]):
 
     Parameters
     ----------
-    kind : type
-        Decoded by msgspec.
     repair : callable
         Makes one of a decoded object that does not fit the type, None where it cannot.
     hint : str
@@ -182,19 +180,8 @@ def read_documents(
 
     Parameters
     ----------
-    stream : binary file
-        Uncompressed JSON.
-    source : str
-        Name for messages.
-    listed : Listed
-        What is read of each document.
     on_items : callable
         Called with the document's number and a list of objects, many times.
-
-    Returns
-    -------
-    list of Document
-        One per document, in order.
 
     Raises
     ------
@@ -338,21 +325,10 @@ class JsonObjects:
 
     Parameters
     ----------
-    stream : binary file
-        Uncompressed JSON.
     key : str
         The list under this key of one object is read; ``""`` reads objects in a row and the contents of bare lists.
     optional : bool
         Whether a stream that does not begin with such an object is read as objects in a row.
-
-    Attributes
-    ----------
-    header : dict
-        What stands before the list, once iteration has begun.
-    found : bool
-        Whether the key was found.
-    damage : str
-        Why iteration ended early, ``""`` where it did not.
     """
 
     #: characters among which an optional key is looked for

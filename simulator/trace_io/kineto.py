@@ -35,6 +35,7 @@ from simulator.trace_io.trace_record import (
     COMPUTE,
     COPY,
     HOST_NODE,
+    HOST_TYPES,
     MAX_RANKS,
     OPERATOR,
     RUNTIME,
@@ -219,15 +220,9 @@ def _host_events(columns: tuple[array[Any], ...]) -> tuple[HostEvents, Int64]:
     """Events ascending by start, parents before children; and for each row its place in the input."""
     start, end = _times(columns)
     order = np.lexsort((-end, start))
-    kinds = (np.int32, np.int32, np.int8, np.int64, np.int64)
-    name, thread, kind, correlation, external = (
-        np.array(column, dtype)[order] for column, dtype in zip(columns[2:], kinds, strict=True)
-    )
-    events = HostEvents(
-        start_ns=start[order], end_ns=end[order], name=name, thread=thread, kind=kind, correlation=correlation,
-        external=external,
-    )  # fmt: skip
-    return events, order
+    rest = (np.array(column, dtype) for column, dtype in zip(columns[2:], HOST_TYPES[2:], strict=True))
+    fields = zip(HostEvents.__slots__, (start, end, *rest), strict=True)
+    return HostEvents(**{name: column[order] for name, column in fields}), order
 
 
 def _device_ops(columns: tuple[array[Any], ...], host: HostEvents) -> tuple[DeviceOps, Int64]:
@@ -252,12 +247,8 @@ def read(
 
     Parameters
     ----------
-    stream : binary file
-        Uncompressed JSON.
     source : str
         Its name, for messages and for the rank where the header has none.
-    rank : int, optional
-        The rank, where the file does not say.
     communication : sequence of str
         Further regular expressions for kernels that communicate.
 
@@ -489,22 +480,7 @@ _HOST_PID = 1_000_000
 
 
 def write(trace: Trace, directory: str | Path, *, compress: bool = True) -> tuple[Path, ...]:
-    """Write one file per rank into a directory.
-
-    Parameters
-    ----------
-    trace : Trace
-        Measured or simulated.
-    directory : str or Path
-        Made if need be.
-    compress : bool
-        Whether the files end in ``.json.gz``.
-
-    Returns
-    -------
-    tuple of Path
-        The files, in order of rank.
-    """
+    """Write one file per rank into a directory."""
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []

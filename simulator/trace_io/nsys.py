@@ -29,6 +29,7 @@ from simulator.trace_io.trace_record import (
     COMMUNICATION,
     COMPUTE,
     COPY,
+    HOST_TYPES,
     OPERATOR,
     RUNTIME,
     CollectiveCall,
@@ -45,7 +46,6 @@ from simulator.trace_io.trace_record import (
 
 _MAGIC = b"SQLite format 3\x00"
 _LIMIT_NS = 1 << 61
-_HOST_TYPES = (np.int64, np.int64, np.int32, np.int32, np.int8, np.int64, np.int64, np.int64)
 _PREFIX = "CUPTI_ACTIVITY_KIND_"
 _STEP = re.compile(r"(?:^|\b)(?:profilerstep|iteration|iter|step|train_step)[ _#:=]*(\d+)$", re.IGNORECASE)
 _OPERATOR = re.compile(r"^(aten|c10d|autograd)::|, op_id = ")
@@ -210,7 +210,7 @@ def _host(
         label = text if isinstance(text, str) else strings.get(text_id)
         if isinstance(label, str) and end is not None:
             add(start, end, label, thread=thread, kind=OPERATOR if _OPERATOR.search(label) else ANNOTATION)
-    arrays = [np.array(column, dtype) for column, dtype in zip(columns, _HOST_TYPES, strict=True)]
+    arrays = [np.array(column, dtype) for column, dtype in zip(columns, (*HOST_TYPES, np.int64), strict=True)]
     order = np.lexsort((-arrays[1], arrays[0]))
     *fields, pid = (column[order] for column in arrays)
     return HostEvents(**dict(zip(HostEvents.__slots__, fields, strict=True))), pid

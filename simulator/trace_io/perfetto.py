@@ -41,8 +41,6 @@ def write(
 
     Parameters
     ----------
-    timeline : Timeline
-        What to write.
     path : str or Path
         ``*.json`` or ``*.json.gz`` gives Chrome JSON, ``*.pftrace`` Perfetto protobuf, ``*.et`` a Chakra trace of
         each rank; a name without suffix is a folder of Kineto files, which Holistic Trace Analysis reads. Both hold every
@@ -53,8 +51,6 @@ def write(
         Shown as a process of its own named ``fabric``.
     memory : mapping of int to iterable of Counter, optional
         Shown below the tracks of a rank.
-    device : str
-        Name of the GPU, for formats that say it.
 
     Raises
     ------
@@ -63,9 +59,7 @@ def write(
     """
     name = str(path)
     if name.endswith((".json", ".json.gz", ".pftrace", ".perfetto-trace", ".pb")):
-        processes = _with_counters(timeline_processes(timeline, labels=labels), counters, memory or {})
-        as_json = name.endswith((".json", ".json.gz"))
-        (chrome_json.write if as_json else write_processes)(processes, path)
+        write_shown(_with_counters(timeline_processes(timeline, labels=labels), counters, memory or {}), path)
     elif name.endswith(".et"):
         trace = from_timeline(timeline, device=device, everybody=True)
         chakra.write(trace, Path(path).parent, prefix=Path(path).stem)
@@ -86,6 +80,12 @@ def _with_counters(
         replace(process, counters=(*process.counters, *memory.get(process.rank, ()))) for process in processes
     )
     return (*processes, Process(name="fabric", counters=counters)) if counters else processes
+
+
+def write_shown(processes: Iterable[Process], path: str | Path) -> None:
+    """Write processes as Chrome JSON where the name asks for it, else as Perfetto protobuf."""
+    as_json = str(path).endswith((".json", ".json.gz"))
+    (chrome_json.write if as_json else write_processes)(processes, path)
 
 
 def write_processes(processes: Iterable[Process], path: str | Path) -> None:
@@ -229,10 +229,10 @@ def write_beside(simulated: Iterable[Process], measured: Iterable[Process], path
         Both on clocks that start together.
     path : str or Path
         ``*.tar`` gives an archive of two traces with a ``perfetto_manifest.json`` (Perfetto v58 or later); any
-        other name one protobuf file in which the measured and the simulated rank follow each other.
+        other name one file in which the measured and the simulated rank follow each other.
     """
     if not str(path).endswith(".tar"):
-        write_processes(_interleave(tuple(simulated), tuple(measured)), path)
+        write_shown(sorted((*measured, *simulated), key=lambda process: (process.rank < 0, process.rank)), path)
         return
     files = {"simulated.pftrace": tuple(simulated), "measured.pftrace": tuple(measured)}
     entries: list[dict[str, Any]] = [
@@ -252,7 +252,3 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     info = tarfile.TarInfo(name)
     info.size = len(content)
     archive.addfile(info, BytesIO(content))
-
-
-def _interleave(simulated: tuple[Process, ...], measured: tuple[Process, ...]) -> tuple[Process, ...]:
-    return tuple(sorted((*measured, *simulated), key=lambda process: (process.rank < 0, process.rank)))

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +49,22 @@ class CollectiveCall:
     source: str = ""
 
 
+class _Rows:
+    """Columns of one length."""
+
+    __slots__: tuple[str, ...] = ()
+    start_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def take(self, rows: Int64) -> Self:
+        """Return what is at ``rows``, in that order."""
+        return type(self)(**{name: getattr(self, name)[rows] for name in self.__slots__})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DeviceOps:
+class DeviceOps(_Rows):
     """Operations on one rank's device, ascending by start."""
 
     #: Half-open intervals. Shape [n].
@@ -66,16 +80,9 @@ class DeviceOps:
     call: Int32  #: Index into the rank's ``calls`` for communication, else -1. Shape [n].
     n_bytes: Int64  #: Bytes of copies, else -1. Shape [n].
 
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    def take(self, rows: Int64) -> DeviceOps:
-        """Return the operations at ``rows``, in that order."""
-        return DeviceOps(**{name: getattr(self, name)[rows] for name in DeviceOps.__slots__})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HostEvents:
+class HostEvents(_Rows):
     """Events on one rank's host threads, ascending by start."""
 
     #: Half-open intervals; a parent encloses its children. Shape [n].
@@ -89,26 +96,14 @@ class HostEvents:
     correlation: Int64
     external: Int64
 
-    def __len__(self) -> int:
-        return len(self.start_ns)
 
-    def take(self, rows: Int64) -> HostEvents:
-        """Return the events at ``rows``, in that order."""
-        return HostEvents(**{name: getattr(self, name)[rows] for name in HostEvents.__slots__})
+#: of the columns of host events
+HOST_TYPES = (np.int64, np.int64, np.int32, np.int32, np.int8, np.int64, np.int64)
 
 
 def no_host() -> HostEvents:
     """Host events of a format that has none."""
-    wide, narrow = np.empty(0, np.int64), np.empty(0, np.int32)
-    return HostEvents(
-        start_ns=wide,
-        end_ns=wide,
-        name=narrow,
-        thread=narrow,
-        kind=np.empty(0, np.int8),
-        correlation=wide,
-        external=wide,
-    )
+    return HostEvents(**{name: np.empty(0, kind) for name, kind in zip(HostEvents.__slots__, HOST_TYPES, strict=True)})
 
 
 class Allocations(NamedTuple):

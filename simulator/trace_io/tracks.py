@@ -147,8 +147,6 @@ def timeline_processes(
 
     Parameters
     ----------
-    timeline : Timeline
-        What the engine returned.
     prefix : str
         Put before every process name, for example ``"simulated "``.
     labels : mapping of int to str, optional
@@ -274,8 +272,6 @@ def trace_processes(
     ----------
     prefix : str
         Put before every process name, for example ``"measured "``.
-    origin_ns : int, optional
-        Becomes time 0; the earliest event where it is left out.
     offsets_ns : sequence of int
         Clock offsets of the ranks, to be subtracted.
     """
@@ -293,11 +289,6 @@ def trace_processes(
 
 def throughput_counters(rank: RankTrace, origin_ns: int) -> tuple[Counter, ...]:
     """Return the bytes that a rank's communication moves per second, waiting included, over time.
-
-    Parameters
-    ----------
-    origin_ns : int
-        Becomes time 0.
 
     Returns
     -------

@@ -23,7 +23,8 @@ def test_identity_replay(name):
     trace = read(TRACES / name)
     assert len(trace.ranks) == trace.world_size == int(name.rsplit("-", 1)[1])
     errors = replay(reconstruct(trace)).errors()
-    assert len(errors) == 2 * trace.world_size
+    n_steps = 3 if name.startswith("tiny") else 2  # as traces/README.md says
+    assert len(errors) == n_steps * trace.world_size
     assert max(abs(error) for *_, error in errors) < 0.02
 
 
