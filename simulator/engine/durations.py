@@ -92,6 +92,7 @@ class Durations:
         self._blocks: dict[tuple[int, int, int], BlockResult] = {}
         self._waits: dict[int, bool] = {}
         self._serial: dict[int, bool] = {}
+        self._equal: dict[tuple[int, int], bool] = {}
         # by identity, and with what is asked about, which keeps it alive
         self._touching: dict[tuple[int, int], tuple[frozenset[int], tuple[int, ...], bool]] = {}
 
@@ -201,8 +202,32 @@ class Durations:
         key = tuple((id(part.block), part.kind, part.offset_ps, part.lead_ps) for part in parts)
         result = self._joint.get(key)
         if result is None:
-            result = self._joint[key] = self._run_jointly(parts)
+            firsts = self._distinct(parts)
+            ran = sorted(set(firsts))
+            found = self._run_jointly([parts[place] for place in ran])
+            by_place = dict(zip(ran, found.results, strict=True))
+            result = JointResult(tuple(by_place[place] for place in firsts), found.links)
+            self._joint[key] = result
         return result
+
+    def _distinct(self, parts: Sequence[Part]) -> list[int]:
+        """Return, for each part, the first that does the same on the same kind of rank from the same time on: one stands for all."""
+        firsts: list[int] = []
+        by_start: dict[tuple[int, int, int], list[int]] = {}
+        for place, part in enumerate(parts):
+            rivals = by_start.setdefault((part.kind, part.offset_ps, part.lead_ps), [])
+            first = next((rival for rival in rivals if self._are_equal(parts[rival].block, part.block)), place)
+            if first == place:
+                rivals.append(place)
+            firsts.append(first)
+        return firsts
+
+    def _are_equal(self, one: Block, other: Block) -> bool:
+        key = (id(one), id(other))
+        known = self._equal.get(key)
+        if known is None:
+            known = self._equal[key] = one.tasks == other.tasks
+        return known
 
     def _known(self, block: Block, rank: int, kind: int, lead_ps: int) -> BlockResult:
         key = (id(block), kind, lead_ps)

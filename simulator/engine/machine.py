@@ -86,6 +86,7 @@ class Machine:
         self.passing: list[tuple[int, int]] = []
         #: Per rank, how many spans stood there when it was put off, and by how much.
         self.moved: dict[int, tuple[int, int]] = {}
+        self._own: dict[int, int] = {}  # by the operation's identity
 
     def execute(self) -> None:
         """Run until nothing is left to do."""
@@ -269,12 +270,26 @@ class Machine:
         self.joint = [one for one in self.joint if one[0] > self.clock.now_ps]
         self.joint.append((end_ps, found.links, self.circle_of[states[0][0].number]))
         for communication in self.in_flight.values():
-            self._check_links(self.costs.flow(communication.op).links)
+            self._check_links(self.costs.flow(communication.op).links, communication)
 
-    def _check_links(self, links: tuple[int, ...]) -> None:
-        for until_ps, used, _ in self.joint:
-            if until_ps > self.clock.now_ps and self.durations.touches(used, links):
+    def _check_links(self, links: tuple[int, ...], communication: Communication) -> None:
+        own, now_ps = self._own_circle(links, communication), self.clock.now_ps
+        for until_ps, used, whose in self.joint:
+            is_met = own < 0 or whose == own
+            if is_met and until_ps > now_ps and self.durations.touches(used, links):
                 raise TouchedError
+
+    def _own_circle(self, links: tuple[int, ...], communication: Communication) -> int:
+        """Return the circle which alone loads the links of a communication, -1 if that is not known."""
+        known = self._own.get(id(communication.op))
+        if known is None:
+            found = {self.circle_of[rank.number] for rank, _ in communication.participants}
+            own = found.pop() if len(found) == 1 else -1
+            if len(self.circles) > 1 and own >= 0:
+                assert isinstance(self.network, SeparableNetwork)
+                own = own if self.network.contended(links) <= self.circles[own].links else -1
+            known = self._own[id(communication.op)] = own
+        return known
 
     def _schedule_end(self, rank: RankState, stream: Stream, running: Running) -> None:
         left_ps = running.left_ps if running.rate == 1.0 else round(running.left_ps / running.rate)
@@ -358,7 +373,7 @@ class Machine:
         if self.touched is not None:
             self.touched.update(flow.links)
         if self.joint:
-            self._check_links(flow.links)
+            self._check_links(flow.links, communication)
         if self.passing:
             self._check_passing(flow.links, participants)
         handle = self.network.start(flow, now_ps)
@@ -620,6 +635,8 @@ def run(program: Program, costs: Costs, new_network: Callable[[], NetworkModel],
     circles: Sequence[Circle] = ()
     if program.n_omitted and isinstance(network, SeparableNetwork):
         circles = circles_of(program, costs, network)
+    if len(circles) > 1:  # slow replicas take longer to reach their steady state, and the others do not wait for them
+        program = insert_periods(program, min(GROWTH * program.n_periods, program.n_omitted))
     while True:
         machine = Machine(program, durations, network, circles=circles)
         network = new_network()
