@@ -174,7 +174,7 @@ def nvlink_section(
     return {"kind": "matrix", "matrix": matrix, **common}
 
 
-#: NVLinks of a board with NVLink, and GB/s of one per direction (data sheets of V100, A100, H100 and B200)
+#: NVLinks of a board with NVLink, and GB/s of one per direction (data sheets of V100, A100, H100, B200 and GB200)
 _LINKS = {
     "v100": (6, 25),
     "a100": (12, 25),
@@ -183,6 +183,9 @@ _LINKS = {
     "h800": (8, 25),
     "h20": (18, 25),
     "b200": (18, 50),
+    "b300": (18, 50),
+    "gb200": (18, 50),
+    "gb300": (18, 50),
 }
 _ON_A_BASEBOARD = 8
 
@@ -195,7 +198,8 @@ def baseboard_nvlink(product: str, device: str, n_gpus: int, source: str) -> dic
     links, rate = _LINKS[family]
     if n_gpus == _ON_A_BASEBOARD and family == "v100" and "SXM3" not in product:
         return nvlink_section(HYBRID_CUBE_MESH, f"{rate} GB/s", source)
-    if n_gpus < _ON_A_BASEBOARD and links % (n_gpus - 1) == 0:
+    is_tray = family.startswith("gb")  # all its links go to switches outside
+    if not is_tray and n_gpus < _ON_A_BASEBOARD and links % (n_gpus - 1) == 0:
         counts = [[links // (n_gpus - 1) * (i != j) for j in range(n_gpus)] for i in range(n_gpus)]
         return nvlink_section(counts, f"{rate} GB/s", source)
     counts = [[links * (i != j) for j in range(n_gpus)] for i in range(n_gpus)]

@@ -71,6 +71,10 @@ def is_ib_fabric(text: str) -> bool:
     )
 
 
+#: what computes inside a switch (SHARP) and hangs on it as an adapter
+_AGGREGATION = "Aggregation Node"
+
+
 def _host(description: str) -> str:
     """Return the host of an adapter's description: ``node01 mlx5_0``, ``node01 HCA-1``, ``MT4123 ConnectX6 node01``."""
     words = [word for word in description.split() if not re.match(r"(mlx\d|HCA|mt\d+|ibp|hfi)", word, re.IGNORECASE)]
@@ -91,11 +95,12 @@ def _of_discovery(text: str) -> _Fabric:
             here = head[2] if head[1].lower() == "switch" else ""
         elif link and here and link[5] in _LANES:
             rate = int(link[4]) * _LANES[link[5]]
-            to = fabric.between if link[2].startswith("S-") else fabric.hosts
             told = re.search(r'#\s*"([^"]*)"', line)
-            to[here].append(
-                (link[2] if to is fabric.between else _host(names.get(link[2]) or (told[1] if told else link[2])), rate)
-            )
+            name = names.get(link[2]) or (told[1] if told else link[2])
+            if link[2].startswith("S-"):
+                fabric.between[here].append((link[2], rate))
+            elif _AGGREGATION not in name:
+                fabric.hosts[here].append((_host(name), rate))
     return fabric
 
 
@@ -115,7 +120,7 @@ def _of_links(text: str) -> _Fabric:
     for here, there, description, rate in rows:
         if there in switches:
             fabric.between[here].append((there, rate))
-        else:
+        elif _AGGREGATION not in description:
             fabric.hosts[here].append((_host(description), rate))
     return fabric
 
@@ -221,5 +226,8 @@ IB_FABRIC = Format(
         Part(("Switch", "Ca", "CA"), "leaves, spines and cores by what hangs on them; hosts by their names"),
         Part(("4xHDR", "4X 53.125 Gbps"), "rates of NICs, and the oversubscription of every level"),
         Part(("vendid", "devid", "guid", "lid", "lmc"), "identity", is_read=False),
+        Part(
+            ("Mellanox Technologies Aggregation Node",), "SHARP's port inside a switch, which is no host", is_read=False
+        ),
     ),
 )

@@ -29,13 +29,13 @@ PROGRAMS = {
 }  # fmt: skip
 _PREFIX = r"^\s*(?:\[?[\w.,\- ]*\]?(?:<\w+>:|:\s))?\s*"
 _PROGRAM = re.compile(r"\b(" + "|".join(sorted(PROGRAMS, key=len, reverse=True)) + r")_perf\b")
-_DEVICE = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)")
+_DEVICE = re.compile(r"(?m)(?:#|^)\s*Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)")
 _VERSION = re.compile(r"NCCL version\s+(\d+\.\d+)|nccl-library=(\d)(\d\d)\d\d|nccl[_-](\d+)[._](\d+)", re.IGNORECASE)
-_HEADER = re.compile(r"#\s+size\s+count\s+type\b(.*)")
+_HEADER = re.compile(r"(?:#|^)\s*size\s+count\s+type\b(.*)")
 _NUMBER = re.compile(r"^-?(?:\d+\.?\d*(?:e[+-]?\d+)?|nan|N/A)$", re.IGNORECASE)
 _TIMES = ("time", "cputime")
 #: a run begins, when the results of another are above
-_BEGIN = re.compile(r"nccl-tests version|#\s*nThread\b|" + _PROGRAM.pattern)
+_BEGIN = re.compile(r"nccl-tests version|\bnThread\s+\d|" + _PROGRAM.pattern)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,8 @@ def is_nccl_tests(text: str) -> bool:
     head = text[:200_000]
     if head.lstrip().startswith("{"):
         return '"results"' in head and ('"nccl_version"' in head or '"out_of_place"' in head)
-    return "# nccl-tests version" in head or bool(_HEADER.search(head))
+    marks = (r"# nccl-tests version", r"(?m)(?:#|^)\s*size\s+count\s+type\b", r"\bnThread \d+ nGpus \d+ minBytes")
+    return any(re.search(mark, head) for mark in marks)
 
 
 def import_nccl_tests(
@@ -163,10 +164,13 @@ def _from_text(text: str, file: str, collective: str | None, n_ranks: int | None
     for lines, rows, head in runs:
         part = "\n".join(lines)
         devices = {match[1]: match for match in _DEVICE.finditer(part)}
+        listed = 1 + max(map(int, devices), default=-1)
+        if listed > len(devices):  # the end of a list: it tells how many ranks ran, and not where
+            devices = {}
         programs = _PROGRAM.findall("\n".join(lines[:head])) or _PROGRAM.findall(part)
         told = PROGRAMS[programs[-1]] if programs else None
         own = _VERSION.search(part) or version
-        ranks = n_ranks or len(devices) or _ranks_from_bus(rows, file)
+        ranks = n_ranks or listed or _ranks_from_bus(rows, file)
         processes = {(match[3], match[2]) for match in devices.values()}
         known = (told or collective) if len(runs) > 1 else (collective or told)
         tables.append(

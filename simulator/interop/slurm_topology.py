@@ -183,7 +183,7 @@ def _of_kind(job: _Job, kind: str, body: Any) -> Fabric:
         torus = body["toruses"][0]
         dims = [int(torus["dims"][axis]) for axis in "xyz"]
         return dims[0] * dims[1] * dims[2], {"kind": "torus", "dims": dims}
-    job.account.assume("a flat topology names no nodes: two are taken; set nodes")
+    job.account.miss("nodes", "a flat topology names none: two are taken, else set nodes in the file that --out writes")
     return 2, {"kind": "one-switch"}
 
 
@@ -194,7 +194,7 @@ def _tree_fabric(job: _Job, tree: SlurmTree) -> Fabric:
         raise ConfigError(f"{path}: switches without a line of their own: {', '.join(sorted(names))}")
     _once_each(tree, account)
     tops = set(tree.nodes) - {child for children in tree.children.values() for child in children}
-    if len(tops) > 1 and len(tree.nodes) > 1:
+    if len(tops) > 1 and not _share(tree, tops):
         shown = ", ".join(sorted(tops)[:8])
         hint = "add a line for the switch that joins them: SwitchName=core Switches=..."
         raise ConfigError(f"{path}: {len(tops)} switches are joined by no switch: {shown}", hint=hint)
@@ -219,6 +219,12 @@ def _tree_fabric(job: _Job, tree: SlurmTree) -> Fabric:
         ratios.append(_ratio(job, "spine-core", below))
     fabric["oversubscription"] = ratios
     return n_nodes, fabric
+
+
+def _share(tree: SlurmTree, tops: set[str]) -> bool:
+    """Whether switches at the top stand above the same ones, as the spines of one fabric do."""
+    below = [set(tree.children.get(top, ())) for top in tops]
+    return bool(set.intersection(*below))
 
 
 def _once_each(tree: SlurmTree, account: Account) -> None:

@@ -57,6 +57,9 @@ def import_smi_inventory(
         account.assume(
             f"NVLinks as the baseboards of {len(gpus)} {name} have them: the file does not tell what they join"
         )
+        if name.startswith("gb"):
+            why = "the file does not tell how many trays one joins: each is one of its own"
+            account.miss("NVLink domain", f"{why}; else set node.nvlink.nodes in the file that --out writes")
     else:
         account.assume("no NVLink: the board has none")
     generation = (gpus[0].findtext("pci/pci_gpu_link_info/pcie_gen/max_link_gen") or "").strip()

@@ -61,6 +61,16 @@ def test_a_fabric_of_two_leaves(tmp_path, text):
     assert found.topology(32).n_gpus == 32
 
 
+def test_what_reduces_inside_a_switch_is_no_host(tmp_path):
+    # SHARP hangs on a port of its own, past the last one of a switch
+    sharp = '[41]	"H-9"[1](9) 		# "Mellanox Technologies Aggregation Node" lid 99 4xHDR\nswitchguid=0xb(b)'
+    found = read(tmp_path, DISCOVERED.replace("switchguid=0xb(b)", sharp), node_of="dgx-a100-80g")
+    assert (found.data["nodes"], found.data["fabric"]["oversubscription"]) == (4, [2.0])
+    line = '  1   41[  ] ==( 4X    53.125 Gbps Active/  LinkUp)==>   99   1[  ] "Mellanox Technologies Aggregation Node" ( )'
+    text = linked().replace("Switch: 0x2 leaf2:", line + "\nSwitch: 0x2 leaf2:")
+    assert read(tmp_path, text, node_of="dgx-a100-80g").data["nodes"] == 4
+
+
 def test_a_lane_is_not_a_link(tmp_path):
     found = read(tmp_path, linked("106.25"), node_of="dgx-h100")
     assert found.data["node"]["nics"]["bandwidth"] == "400 Gb/s"  # NDR: four lanes of 100 Gb/s of data

@@ -148,6 +148,30 @@ def test_later_runs_that_do_not_tell_take_the_collective_that_is_given(tmp_path)
     ]
 
 
+def test_the_end_of_a_list_of_devices_tells_the_ranks_and_not_the_nodes(tmp_path):
+    lines = [line for line in NEW.splitlines() if "Rank  0" not in line and "Rank  1" not in line]
+    table = import_nccl_tests(write(tmp_path, "\n".join(lines)))
+    assert (table.n_ranks, table.n_nodes, table.gpus_per_process) == (4, 0, 0)
+
+
+def test_a_ticket_eats_the_hashes(tmp_path):
+    text = NEW.replace("# ", " ").replace("#\n", "\n")
+    assert is_nccl_tests(text) and "#  Rank" not in text
+    table = import_nccl_tests(write(tmp_path, text))
+    assert (table.n_ranks, table.n_nodes, table.collective, len(table.rows)) == (4, 2, "all_reduce", 6)
+
+
+def test_runs_without_a_head_of_their_tables(tmp_path):
+    text = "".join(
+        f"# Collective test starting: {name}_perf\n# nThread 1 nGpus 2 minBytes 8 maxBytes 8 step: 2(factor)\n"
+        f"     1048576        262144     float     sum      -1    40.00   26.21   {bus}      0    41.00   25.58   25.58      0\n"
+        for name, bus in (("all_reduce", 26.21), ("reduce_scatter", 13.11))
+    )
+    assert is_nccl_tests(text)
+    table = import_nccl_tests(write(tmp_path, text), gpus=2)
+    assert [run.collective for run in table.runs] == ["all_reduce", "reduce_scatter"]
+
+
 def test_rows_without_bytes_are_no_measurements(tmp_path):
     empty = "           0             0     float     sum      -1     9.51    0.00    0.00      0     9.32    0.00    0.00      0\n"
     lines = NEW.splitlines(keepends=True)

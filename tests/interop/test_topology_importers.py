@@ -301,6 +301,12 @@ def test_nccl_files_that_are_not(brought, text, message):
         brought("nccl-topo", text)
 
 
+def test_a_tray_of_a_rack_has_nvlinks_to_switches_outside(brought):
+    found = brought("nvidia-smi-xml", inventory("NVIDIA GB200", 189471, 4))  # data sheet: 18 NVLink 5 per GPU
+    assert (found.data["node"]["device"], found.data["node"]["nvlink"]["links_per_gpu"]) == ("gb200", 18)
+    assert any("NVLink domain: not understood, changes the answer" in text for text in found.report.unknown)
+
+
 def test_nvidia_smi_with_nvswitch(brought):
     cluster = brought("nvidia-smi")
     node = cluster.spec().node
@@ -349,6 +355,15 @@ def test_slurm_tree_needs_the_links_and_the_node(brought):
     assert [text for text in unsaid.report.unknown if "leaf-spine links: not understood, changes the answer" in text]
     with pytest.raises(ConfigError, match="node-of"):
         brought("slurm", node_of=None)
+
+
+def test_two_spines_over_the_same_leaves_of_slurm_are_one_fabric(brought):
+    both = "SwitchName=s[1-2] Switches=l[1-2]\nSwitchName=l1 Nodes=n[1-4]\nSwitchName=l2 Nodes=n[5-8]\n"
+    spec = brought("slurm", both).spec()
+    assert (spec.nodes, spec.fabric.levels, spec.fabric.nodes_per_leaf) == (8, 2, 4)
+    apart = both + "SwitchName=s3 Switches=l3\nSwitchName=l3 Nodes=n9\n"
+    with pytest.raises(ConfigError, match="3 switches are joined by no switch"):
+        brought("slurm", apart)
 
 
 @pytest.mark.parametrize(
