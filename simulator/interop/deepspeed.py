@@ -38,7 +38,8 @@ KEYS = Table(
         key("compile.enabled", "switch", note="`host` compiled"),
         key("compile.backend", "any"),
         key("compile.disable", "any", note="`host` compiled if false"),
-        key("optimizer.type", "text", default="Adam", note="Adam's states are taken"),
+        key("optimizer.type", "text", default="Adam", note="Adam's states are taken; OneBitAdam: `gradient_compression` onebit"),
+        key("optimizer.params.freeze_step", note="of OneBitAdam: the steps after it are described"),
         key("data_types.grad_accum_dtype", "text", note="`gradient_bytes`"),
         key("communication_data_type", words=_WIDTHS, note="`gradient_bytes`"),
         key(_Z + "stage", default=0, note="`sharding`"),
@@ -137,7 +138,7 @@ def read_deepspeed(reader: Reader, *, n_ranks: int = 0) -> Imported:
         | _zero(found)
     )
     settings |= _reduction(found, settings)
-    _check_optimizer(found)
+    settings |= _optimizer(found, settings)
     if found["compile.enabled"] or found["compile.disable"] is False:
         settings["host"] = "compiled"
     settings["tp"] = max(1, found["tensor_parallel.autotp_size"])
@@ -196,13 +197,22 @@ def _batch(found: Found, automatic: set[str], n_ranks: int) -> dict[str, Any]:
     return {}
 
 
-def _check_optimizer(found: Found) -> None:
-    """Note an optimizer that communicates or keeps something else than Adam."""
-    name = found["optimizer.type"]
+def _optimizer(found: Found, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return how the optimizer communicates; note one that does so, or keeps something, otherwise than what is taken."""
+    name, warm_up = found["optimizer.type"], found["optimizer.params.freeze_step"]
     if re.search(r"one_?bit|zero_?one", name, re.IGNORECASE):
-        found.reader.miss("optimizer.type", f"{name} compresses gradients to one bit after its warm-up: taken as Adam")
-    elif name.lower() not in _ADAM_LIKE:
+        if settings["sharding"] != "none":
+            found.reader.miss("optimizer.type", f"{name} was not made for ZeRO: taken as Adam")
+            return {}
+        if "adam" not in name.lower() or "zero" in name.lower():
+            found.reader.miss(
+                "optimizer.type", f"{name} is taken as OneBitAdam, which synchronises one bit at every step"
+            )
+        found.reader.assume("gradient_compression", "onebit", f"steps after the warm-up, {warm_up or 100000} of {name}")
+        return {"gradient_compression": "onebit"}
+    if name.lower() not in _ADAM_LIKE:
         found.reader.miss("optimizer.type", f"the states of {name} are taken as Adam's")
+    return {}
 
 
 def _precision(found: Found, automatic: set[str]) -> dict[str, Any]:

@@ -219,7 +219,9 @@ def _stage_bytes(
         )
         - _narrowed_bytes(layers, plan, shard_size if shards_parameters else 1),
         "gradients": 0 if is_offloaded and shards_gradients else held(state.gradient, is_sharded=shards_gradients),
-        "optimizer": 0 if is_offloaded else held(state.optimizer, is_sharded=plan.sharding != "none"),
+        "optimizer": 0
+        if is_offloaded
+        else held(state.optimizer, is_sharded=plan.sharding != "none") + _left_out_bytes(n_trained, plan),
         "activations": sum(saved),
         "transient": max((layer.transient_bytes for layer in layers), default=0),
         "buffers": _gathered_bytes(layers, plan, shard_size)
@@ -239,6 +241,11 @@ def _stage_bytes(
         categories["gradients"] = _appearing_gradients(layers, state.gradient)
     categories["fragmentation"] = round(plan.framework_spec.fragmentation * dynamic)
     return categories
+
+
+def _left_out_bytes(n_trained: int, plan: ParallelPlan) -> int:
+    """Return what signs leave out of a momentum, kept in fp32 by who sends it whole and by who averages its part of it."""
+    return 4 * n_trained + 4 * n_trained // (plan.dp * plan.cp) if plan.gradient_compression == "onebit" else 0
 
 
 def _narrowed_bytes(layers: Sequence[Layer], plan: ParallelPlan, n_shards: int) -> int:

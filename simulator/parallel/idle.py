@@ -72,7 +72,11 @@ def _idle_data(plan: ParallelPlan) -> Idle:
         ((*_SHARED, *_ELEMENTS, *_FSDP), alone, "there is one data-parallel rank"),
         (("overlap",), plan.gpus == 1, "there is one GPU"),
         (("sharding_group", "overlap_parameter_gather"), plan.sharding == "none", "sharding=none"),
-        (("gradient_compression",), plan.precision in ("fp16", "bf16"), "gradients are 16-bit already"),
+        (
+            ("gradient_compression",),
+            plan.precision in ("fp16", "bf16") and plan.gradient_compression != "onebit",
+            "gradients are 16-bit already",
+        ),
         (
             ("gradient_as_bucket_view",),
             not facts.copies_into_buckets or plan.sharding != "none",

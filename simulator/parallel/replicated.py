@@ -3,7 +3,8 @@
 References
 ----------
 Li et al., PyTorch Distributed, arXiv:2006.15704; Rajbhandari et al., ZeRO, arXiv:1910.02054; Ren et al., ZeRO-Offload,
-arXiv:2101.06840. DeepSpeed: ``runtime/zero/stage_1_and_2.py``; Megatron-LM: ``core/distributed/param_and_grad_buffer.py``.
+arXiv:2101.06840; Tang et al., 1-bit Adam, arXiv:2102.02888. DeepSpeed: ``runtime/zero/stage_1_and_2.py``, ``runtime/comm/nccl.py``
+(``compressed_allreduce``); Megatron-LM: ``core/distributed/param_and_grad_buffer.py``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from simulator.parallel.states import split_parameters
 from simulator.plan import ParallelPlan
 from simulator.program.program import TaskList
 from simulator.schedules import Kind
+
+#: bytes that the kernels of a compressed all-reduce read and write of one fp32 element: what makes signs of a buffer and keeps
+#: the rest of it, and what makes values of signs (counted in ``compressed_allreduce``, one kernel an operator)
+_COMPRESS, _UNPACK = (58.0, 42.0), (17.0, 17.0)
+_SIGN_BYTES, _SCALE_BYTES = 1 / 8, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +90,8 @@ class Replicated(DataParallel):
 
     def is_quiet(self, kind: Kind, micro_batch: int, *, is_last: bool) -> bool:
         """Only reductions that overlap backward, and gathers that overlap the first forward, are heard."""
+        if self.plan.gradient_compression == "onebit":
+            return True
         if kind == "F":
             return not (self._parameter_gathers and micro_batch == 0)
         return kind == "I" or not self.overlaps or not (is_last or self.every_micro_batch)
@@ -184,6 +192,8 @@ class Replicated(DataParallel):
 
     def finish_backward(self, tasks: TaskList, last: tuple[int, ...]) -> tuple[int, ...]:
         """Reduce everything now where nothing overlapped, and wait for all reductions."""
+        if self.plan.gradient_compression == "onebit":
+            return (*last, self._exchange_signs(tasks, last))
         repeats = self.plan.n_micro_batches if self.every_micro_batch else 1
         if not self.overlaps:
             for bucket in self._buckets * repeats:
@@ -201,6 +211,19 @@ class Replicated(DataParallel):
             name, sizes = "copy out of bucket", (self._sent_bytes + flat, self.element_bytes + flat)
             self._reduced.append(self.pointwise(tasks, name, n_elements, *sizes, (reduced,)))
         return last + last_of_each_stream(tasks, self._reduced)
+
+    def _exchange_signs(self, tasks: TaskList, after: tuple[int, ...]) -> int:
+        """All-reduce the momentum in one bit an element: every rank averages one part, and sends it to all others."""
+        n_elements, n_ranks = sum(bucket.n_elements for bucket in self._buckets), self.communicators.size("dp")
+        n_bytes = round(n_elements * _SIGN_BYTES)
+        index = self.pointwise(tasks, "compress momentum", n_elements, *_COMPRESS, after)
+        for collective in ("all_to_all", "all_gather"):
+            index = self.collective(tasks, collective, "dp", n_bytes, (index,))
+            index = self.collective(tasks, "all_gather", "dp", n_ranks * _SCALE_BYTES, (index,))
+            index = self.pointwise(tasks, "unpack signs", n_elements, *_UNPACK, (index,))
+            if collective == "all_to_all":
+                index = self.pointwise(tasks, "compress part", -(-n_elements // n_ranks), *_COMPRESS, (index,))
+        return index
 
     def _gather_buckets(self) -> list[Bucket]:
         by_bucket = self.plan.overlap_parameter_gather or self.plan.framework_spec.gathers_buckets

@@ -23,7 +23,7 @@ AttentionKernel = Literal[
     "flash_attention", "flash_attention_1", "flash_attention_2", "flash_attention_triton", "fused_softmax"
 ]
 GradientCollective = Literal["all_reduce", "reduce_scatter", "reduce"]
-Compression = Literal["none", "fp16", "bf16"]
+Compression = Literal["none", "fp16", "bf16", "onebit"]
 Prefetch = Literal["pre", "post", "none"]
 Offload = Literal["none", "cpu"]
 ContextExchange = Literal["p2p", "all_gather", "a2a"]
@@ -222,7 +222,8 @@ class ParallelPlan:
         "sharding", "`all_reduce`, `reduce_scatter` or `reduce` (one per owner of a shard).", unset="the framework's own"
     )  # fmt: skip
     gradient_compression: Compression = setting(
-        "precision", "DDP's communication hook: fp16 or bf16 reduces 16-bit gradients.", default="none",
+        "precision", "DDP's communication hook: fp16 or bf16 reduces 16-bit gradients. DeepSpeed's 1-bit Adam after its warm-up: "
+        "onebit sends the signs of the momentum, and keeps what that leaves out.", default="none",
         changes=("time", "training"),
     )  # fmt: skip
     gradient_as_bucket_view: bool = setting(

@@ -117,10 +117,15 @@ def _gradient_conflicts(plan: ParallelPlan) -> Conflicts:
             "--framework deepspeed --sharding zero2",
         ),
         (
-            plan.gradient_compression != "none" and not (facts.has_hooks and plan.sharding == "none"),
+            plan.gradient_compression in ("fp16", "bf16") and not (facts.has_hooks and plan.sharding == "none"),
             f"gradient_compression={plan.gradient_compression} is a communication hook of DDP, "
             f"not of {plan.framework} with sharding {plan.sharding}",
             "--set gradient_bytes=2 reduces 16-bit gradients elsewhere",
+        ),
+        (
+            plan.gradient_compression == "onebit" and not (facts.quantizes and plan.sharding == "none"),
+            "gradient_compression=onebit is DeepSpeed's 1-bit Adam, which shards nothing",
+            "--framework deepspeed --sharding none",
         ),
         (
             (plan.quantized_weights or plan.quantized_gradients) and not (facts.quantizes and plan.sharding == "zero3"),

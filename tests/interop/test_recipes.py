@@ -321,7 +321,11 @@ def test_precision_and_host_of_deepspeed(tmp_path, more, expected):
 @pytest.mark.parametrize(
     ("more", "key"),
     [
-        ({"optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-4}}}, "optimizer.type"),
+        ({"optimizer": {"type": "ZeroOneAdam", "params": {"lr": 1e-4}}}, "optimizer.type"),
+        (
+            {"optimizer": {"type": "OneBitAdam"}, "zero_optimization": {"stage": 1}},
+            "optimizer.type",
+        ),
         ({"data_efficiency": {"enabled": True, "data_routing": {"enabled": True}}}, "data_efficiency.enabled"),
         ({"curriculum_learning": {"enabled": True}}, "curriculum_learning.enabled"),
     ],
@@ -330,6 +334,13 @@ def test_what_changes_the_answer_is_not_called_irrelevant(tmp_path, more, key):
     report = read(tmp_path, json.dumps({"train_batch_size": 8} | more), "ds.json").report
     assert any(entry.startswith(f"{key}: not understood, changes the answer") for entry in report.unknown)
     assert not any(entry.startswith(key.split(".")[0] + ".type") for entry in report.irrelevant)
+
+
+def test_one_bit_adam_compresses_what_it_synchronises(tmp_path):
+    data = {"train_batch_size": 8, "optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 400}}}
+    found = read(tmp_path, json.dumps(data), "ds.json")
+    assert (found.settings["gradient_compression"], found.report.unknown) == ("onebit", ())
+    assert any("warm-up, 400" in text for text in found.report.assumed)
 
 
 def test_what_is_switched_off_changes_nothing(tmp_path):

@@ -82,6 +82,12 @@ def test_bytes_of_a_parameter_follow_from_the_precision(settings, expected):
     assert tuple(found[key] / DENSE for key in ("parameters", "gradients", "optimizer")) == expected
 
 
+def test_one_bit_adam_keeps_what_signs_leave_out():
+    """Errors of the sender in fp32, and of who averages an eighth (deepspeed/runtime/fp16/onebit/adam.py: worker and server error)."""
+    found = memory([layer()], dp=8, framework="deepspeed", precision="fp16", gradient_compression="onebit")
+    assert found["optimizer"] == (12 + 4) * DENSE + 4 * DENSE // 8
+
+
 def test_without_masters_the_moments_have_16_bits():
     """hf-eager in pure bf16: torch.optim.AdamW keeps its states in the dtype of the parameters."""
     found = memory([layer()], framework="hf-eager", precision="bf16", global_batch=4)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.errors import InfeasiblePlanError
 from simulator.models.layer import Layer, Parameter, PointwiseShape
 from simulator.parallel.lower import data_parallel
 from simulator.parallel.mesh import Communicators, Mesh
@@ -161,6 +162,19 @@ def test_zero_plus_plus_sends_a_quarter():
     assert sent_bytes(plan, SIZES) == {"all_gather": 2 * PSI, "all_to_all": PSI // 2 + PSI // 2 // 8}
     assert axis_bytes(plan, SIZES, "all_gather") == {"shard": PSI, "secondary": PSI}
     assert axis_bytes(plan, SIZES, "all_to_all") == {"shard:local": PSI // 2, "shard:rail": PSI // 16}
+
+
+def test_one_bit_adam_sends_a_bit_an_element_there_and_back():
+    """Tang et al., arXiv:2102.02888: signs to who averages a part, its signs to all, each with a scale of 4 bytes from 16 ranks."""
+    plan = zero_plan(sharding="none", gradient_compression="onebit")
+    assert sent_bytes(plan, SIZES, 3) == {"all_to_all": PSI // 8, "all_gather": PSI // 8 + 2 * 16 * 4}
+    assert sent_bytes(zero_plan(sharding="none"), SIZES) == {"all_reduce": 2 * PSI}  # 16 times as much
+
+
+@pytest.mark.parametrize("changes", [{"sharding": "zero1"}, {"sharding": "none", "framework": "hf-eager"}])
+def test_one_bit_adam_is_deepspeeds_and_shards_nothing(changes):
+    with pytest.raises(InfeasiblePlanError, match="onebit"):
+        zero_plan(gradient_compression="onebit", **changes).resolve(16)
 
 
 def axis_bytes(plan, sizes, collective):

@@ -41,6 +41,7 @@ EFFECTS = [
     ("bucket_bytes", 4_000_000, {}), ("bucket_bytes", 4_000_000, ZERO3), ("gradient_bytes", 2, {}),
     ("gradient_collective", "reduce_scatter", {"framework": "deepspeed", "sharding": "zero1"}),
     ("gradient_collective", "reduce", {"framework": "deepspeed", "sharding": "zero2"}), ("gradient_compression", "bf16", DDP),
+    ("gradient_compression", "onebit", {"framework": "deepspeed", "sharding": "none"}),
     ("gradient_as_bucket_view", True, DDP), ("backward_prefetch", "none", FSDP),
     ("attention_kernel", "flash_attention_1", {}), ("launch_blocking", True, {}),
     ("backward_prefetch", "post", {**FSDP, "recompute": "full"}),
