@@ -394,7 +394,8 @@ class Together:
             *(costs.flow(task.op).links for program, costs in also for task in program.ranks[0].tasks
               if isinstance(task.op, COMMUNICATIONS))
         )  # fmt: skip
-        self._is_foldable = sum(job.scenario.plan.gpus for job in self._jobs) <= MAX_UNFOLDED
+        # traffic besides that is one flow for all loads the links of a class unequally anyway: the slowest group sets the pace
+        self._is_foldable = not also and sum(job.scenario.plan.gpus for job in self._jobs) <= MAX_UNFOLDED
         self._by_layer = False
         self._lower()
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.cli.shared import complain
 from simulator.errors import ConfigError
+from simulator.explore.checkpoint_policy import check_policy
 from simulator.explore.energy import parse_price
 from simulator.explore.named_settings import SCENARIO_SETTINGS, canonical_name, convert, parse_axis
-from simulator.explore.training_run import RunRequest, parse_interval, parse_mtbf, parse_time, run_length
+from simulator.explore.training_run import RunRequest, parse_domain, parse_interval, parse_mtbf, parse_time, run_length
 from simulator.interop import import_model, import_settings, import_topology, is_foreign, recognise_settings
 from simulator.interop.deepspeed import import_deepspeed
 from simulator.interop.format import Imported, ImportReport
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 #: flags about a whole run that say nothing unless its length is given
 _OPERATION = (
     *("gpu_hour_price", "mtbf", "checkpoint_interval", "checkpoint_time", "restart_time", "pue"),
-    *("kg_co2_per_kwh", "histories", "spare_nodes", "repair_time"),
+    *("kg_co2_per_kwh", "histories", "spare_nodes", "repair_time", "checkpoint_policy", "failure_domain"),
 )
 #: those of them that say something without it, where rows of a table have what a billion tokens cost
 _OF_A_TOKEN = ("gpu_hour_price", "pue", "kg_co2_per_kwh")
@@ -173,11 +174,13 @@ def run_request(options: Mapping[str, Any], said: set[str], *, of_rows: bool = F
         flags = (f"--{name.replace('_', '-')}" for name in idle)
         write_warnings((f"{one} has no effect without --tokens, --epochs or --iterations" for one in flags), said=said)
     tokens, iterations = length or (0.0, 0)
+    n_domain, share = parse_domain(texts["failure_domain"]) if "failure_domain" in texts else (1, 0.0)
     return RunRequest(
         tokens=tokens, iterations=iterations, price=price, mtbf=mtbf, interval_s=interval_s,
         interval_iterations=interval_iterations, write_s=write_s, restart_s=restart_s, pue=pue, kg_co2_per_kwh=carbon,
         n_histories=texts.get("histories", 0), n_spares=texts.get("spare_nodes"), seed=options["seed"],
-        **({} if repair_s is None else {"repair_s": repair_s}),
+        policy=check_policy(texts.get("checkpoint_policy", "sync")), domain_nodes=n_domain, domain_share=share,
+        is_elastic=bool(options.get("elastic")), **({} if repair_s is None else {"repair_s": repair_s}),
     )  # fmt: skip
 
 

@@ -133,6 +133,9 @@ def main_command(
     checkpoint_time: Annotated[
         Text, _option("How long a checkpoint stops training; over the storage link by default.", _RUN)
     ] = None,
+    checkpoint_policy: Annotated[
+        Text, _option("sync (training waits), async (behind its back), peers (memory of other nodes).", _RUN)
+    ] = None,
     restart_time: Annotated[Text, _option("From a failure until the checkpoint is read; 10 min.", _RUN)] = None,
     pue: Annotated[Real, _option("Energy of the building over that of its computers; 1.1.", _RUN)] = None,
     kg_co2_per_kwh: Annotated[
@@ -140,6 +143,12 @@ def main_command(
     ] = None,
     histories: Annotated[Number, _option("Play the run this many times: how far single runs lie apart.", _RUN)] = None,
     spare_nodes: Annotated[Number, _option("Nodes that stand by in played runs; as many as needed.", _RUN)] = None,
+    failure_domain: Annotated[
+        Text, _option("Nodes that fail at once, and in which share of the failures: '8 nodes=0.08'.", _RUN)
+    ] = None,
+    elastic: Annotated[
+        bool, _option("Go on with fewer replicas while a node is missing, in played runs.", _RUN, "--elastic")
+    ] = False,
     repair_time: Annotated[Text, _option("Until a failed node is a spare again; 24 h.", _RUN)] = None,
     explain: Annotated[bool, _option("Simulate what would help most.", _OUT, "--explain")] = False,
     report: Annotated[Text, _option("Write an HTML report.", _OUT)] = None,

@@ -8,6 +8,7 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from simulator.analysis.explain import Explanation
 from simulator.answer import Answer, Result
+from simulator.explore.checkpoint_policy import policy_of
 from simulator.explore.local_steps import LocalSteps
 from simulator.explore.named_settings import given_in, scenario_of
 from simulator.explore.neighbours import Neighbours, PlacementRow
@@ -70,7 +71,8 @@ def to_json(result: Result, request: RunRequest | None = None) -> Document:
     """
     answer = cast(Document, {**result.answer})
     if request is not None:
-        answer["whole_run"] = whole_run(request, answer, result.plan, result.topology, result.spec.n_parameters)
+        policy = policy_of(request.policy, result) if request.policy != "sync" else None
+        answer["whole_run"] = whole_run(request, answer, result.plan, result.topology, result.spec.n_parameters, policy)
     return answer
 
 

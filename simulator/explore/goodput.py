@@ -85,12 +85,15 @@ def expected_run(
     write_s: float,
     mtbf_s: float = math.inf,
     restart_s: float = 0.0,
+    lag_s: float = 0.0,
 ) -> RunTime:
     """Return the expected time of a run under failures, exactly for the process described above.
 
     A stretch of ``L`` seconds (work and the checkpoint behind it) takes ``M (exp(L / M) - 1)`` of computing and, for each
     of its ``exp(L / M) - 1`` failures, a restart of ``M (exp(R / M) - 1)``: together Daly's
-    ``M exp(R / M) (exp(L / M) - 1)``. The run ends with a checkpoint.
+    ``M exp(R / M) (exp(L / M) - 1)``. The run ends with a checkpoint. Where a checkpoint counts only a lag of ``D`` after it was
+    taken, a failure finds ``exp(-D / M) / (exp(L / M) - 1)`` finished stretches behind it on average, so that ``exp(D / M)`` as many
+    failures come.
 
     Parameters
     ----------
@@ -100,6 +103,8 @@ def expected_run(
         Mean time between failures of the whole job; infinite for none.
     restart_s : float
         From a failure to the first iteration after it.
+    lag_s : float
+        From the moment that a checkpoint is taken until it counts.
 
     Raises
     ------
@@ -124,6 +129,7 @@ def expected_run(
                 hint=f"{way_out}, or fewer GPUs",
             )
     n_failed_stretches = sum(n * math.expm1((work_s + write_s) / mtbf_s) for n, work_s in stretches if n and work_s)
+    n_failed_stretches *= math.exp(lag_s / mtbf_s)
     running_s = mtbf_s * n_failed_stretches
     restarting_s = n_failed_stretches * mtbf_s * math.expm1(restart_s / mtbf_s)
     return RunTime(

@@ -32,6 +32,13 @@ class FailureProcess:
     hardware_share: float = 1.0  #: Share of the failures that take a node away for repair.
     n_spares: int | None = None  #: Nodes that stand by; None for as many as are needed.
     repair_s: float = 0.0  #: Until a failed node is a spare again.
+    lag_s: float = 0.0  #: From the moment that a checkpoint is taken until it counts.
+    #: Share of the failures that take ``domain_nodes`` nodes at once (rack, switch, NVLink domain), and checkpoints in peers' memory.
+    domain_share: float = 0.0
+    domain_nodes: int = 1
+    stored_every: int = 1  #: Checkpoints of which one is in storage, too; those between are lost with a domain.
+    #: Share of its speed that a job loses while a node is missing and it goes on without; None where it waits.
+    elastic_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +65,23 @@ class _Spares:
         self._process, self._rng = process, rng
         self._free_s = np.zeros((n_histories, process.n_spares or 0))
 
-    def wait_s(self, who: NDArray[np.int64], now_s: _Floats) -> _Floats:
-        """Take a spare for every history whose failure broke a node; return how long each waits for one."""
+    def wait_s(self, who: NDArray[np.int64], now_s: _Floats, is_domain: NDArray[np.bool_]) -> _Floats:
+        """Take spares for every history whose failure broke nodes; return how long each waits for the last of them."""
+        process = self._process
         waits = np.zeros(len(who))
-        if self._process.n_spares is None:
+        if process.n_spares is None:
             return waits
-        broken = np.flatnonzero(self._rng.random(len(who)) < self._process.hardware_share)
-        if not self._process.n_spares:  # the broken node itself must come back
-            waits[broken] = self._process.repair_s
-            return waits
-        rows, first = who[broken], self._free_s[who[broken]].argmin(axis=1)
-        waits[broken] = np.maximum(0.0, self._free_s[rows, first] - now_s[broken])
-        self._free_s[rows, first] = now_s[broken] + np.maximum(self._process.repair_s, waits[broken])
+        is_broken = self._rng.random(len(who)) < process.hardware_share
+        for n_nodes, which in ((1, is_broken & ~is_domain), (process.domain_nodes, is_domain)):
+            chosen = np.flatnonzero(which)
+            if n_nodes > process.n_spares:  # the broken nodes themselves must come back
+                waits[chosen] = process.repair_s
+                continue
+            rows = who[chosen]
+            order = self._free_s[rows].argsort(axis=1)[:, :n_nodes]
+            waits[chosen] = np.maximum(0.0, self._free_s[rows, order[:, -1]] - now_s[chosen]) if len(rows) else 0.0
+            again_s = now_s[chosen] + np.maximum(process.repair_s, waits[chosen])
+            self._free_s[rows[:, None], order] = again_s[:, None]
         return waits
 
 
@@ -102,7 +114,8 @@ def play_histories(process: FailureProcess, n_histories: int, seed: int = 0) -> 
         fails = gap_s < need_s
         spent_s = np.where(fails, gap_s, need_s)
         total_s[active] += spent_s
-        cycles = np.where(running, np.where(fails, np.floor(gap_s / cycle_s), cycles_left), 0.0)
+        finished = np.floor(np.maximum(0.0, gap_s - process.lag_s) / cycle_s)
+        cycles = np.where(running, np.where(fails, finished, cycles_left), 0.0)
         kept_s = np.minimum(cycles * process.work_s, left_s[active])
         left_s[active] -= kept_s
         checkpoint_s[active] += cycles * process.write_s
@@ -110,7 +123,16 @@ def play_histories(process: FailureProcess, n_histories: int, seed: int = 0) -> 
         restart_s[active] += np.where(running, 0.0, spent_s)
         n_failures[active] += fails
         failed = active[fails]
-        waits = spares.wait_s(failed, total_s[failed])
+        is_domain = (
+            rng.random(len(failed)) < process.domain_share if process.domain_share else np.zeros(len(failed), bool)
+        )
+        hit = failed[is_domain]
+        back_s = np.mod(process.useful_s - left_s[hit], process.stored_every * process.work_s)
+        left_s[hit] += back_s
+        lost_s[hit] += back_s
+        waits = spares.wait_s(failed, total_s[failed], is_domain)
+        if process.elastic_loss is not None:  # slower instead of idle, and another restart when the node is back
+            waits = np.where(waits > 0.0, waits * process.elastic_loss + process.restart_s, 0.0)
         total_s[failed] += waits
         waiting_s[failed] += waits
         ended = running & ~fails

@@ -7,7 +7,7 @@ The traffic is one flow over and over again, the steps are played beside it on o
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.answer import Result
 from simulator.engine import Interference
@@ -18,6 +18,9 @@ from simulator.program.op import Collective, Kernel, Op, Transfer
 from simulator.program.program import Program, RankProgram, Task
 from simulator.simulation import PlacedJob, Together
 from simulator.units import to_s
+
+#: steps that traffic is played for; what lasts longer goes on alike
+LONGEST_STEPS = 3.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +83,13 @@ def overlap(result: Result, flow: Flow) -> Overlap:
         alone.advance(now_ps)
         end_ps = now_ps
     traffic_s = to_s(end_ps)
+    part = min(1.0, LONGEST_STEPS * step_s / traffic_s) if traffic_s else 1.0
+    flow = replace(flow, n_bytes=part * flow.n_bytes)
     op = Collective(collective="traffic", axis="beside", n_bytes=round(flow.n_bytes), groups=((0,),))
     program = Program(ranks=(RankProgram(rank=0, members=(0,), tasks=(Task(op, "beside"),)),))
     job = PlacedJob(scenario=result.scenario, topology=result.topology, spec=result.spec, nodes=())
-    watch = PeriodWatch([step_s, traffic_s])
+    watch = PeriodWatch([step_s, part * traffic_s])
     found = Together([job], [(program, _FlowCosts(flow))]).play((0, 0), watch)
     beside_s = watch.means_s(found)
-    return Overlap(step_s=step_s, step_beside_s=beside_s[0], traffic_s=traffic_s, traffic_beside_s=beside_s[1])
+    whole_s = flow.latency_s + (beside_s[1] - flow.latency_s) / part  # the latency comes once
+    return Overlap(step_s=step_s, step_beside_s=beside_s[0], traffic_s=traffic_s, traffic_beside_s=whole_s)

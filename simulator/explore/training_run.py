@@ -6,10 +6,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypedDict
+from functools import partial
+from typing import Any, Literal, TypedDict
 
 from simulator.answer import Answer
 from simulator.errors import ConfigError
+from simulator.explore.checkpoint_policy import Policy, synchronous
 from simulator.explore.energy import (
     J_PER_KWH,
     PowerModel,
@@ -20,7 +22,6 @@ from simulator.explore.energy import (
     price_of,
 )
 from simulator.explore.goodput import (
-    Checkpoint,
     RunTime,
     checkpoint_of,
     daly_interval_s,
@@ -36,6 +37,7 @@ from simulator.units import format_bytes, format_duration, parse_quantity
 _COUNT = re.compile(r"\s*(\d[\d_,]*(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*([kKMGBT]?)\s*")
 _SUFFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _STEPS = re.compile(r"\s*(\d+)\s*(?:steps?|iterations?|it)\s*")
+_DOMAIN = re.compile(r"\s*(\d+)\s*(?:nodes?)?\s*=\s*(\d*\.?\d+)\s*")
 _WORDS_FOR_NEVER = ("none", "never", "inf", "off")
 
 Per = Literal["gpu", "node", "job"]
@@ -81,6 +83,11 @@ class RunRequest:
     n_spares: int | None = None  #: Nodes that stand by in played histories; None for as many as are needed.
     repair_s: float = 86400.0  #: Until a failed node is a spare again.
     seed: int = 0  #: Of the histories.
+    policy: str = "sync"  #: How checkpoints are taken, see :mod:`simulator.explore.checkpoint_policy`.
+    #: Share of the failures that take so many nodes at once.
+    domain_share: float = 0.0
+    domain_nodes: int = 1
+    is_elastic: bool = False  #: Whether the job goes on with fewer replicas while a node is missing.
 
     @property
     def has_length(self) -> bool:
@@ -172,6 +179,28 @@ def parse_mtbf(text: str) -> Mtbf:
     return Mtbf(seconds=parse_time(time, "--mtbf", least_s=1e-3), per=per_what, source="--mtbf")
 
 
+def parse_domain(text: str) -> tuple[int, float]:
+    """Read ``8 nodes=0.08``: so many nodes fail at once, in such a share of the failures.
+
+    Raises
+    ------
+    ConfigError
+        If it is anything else.
+
+    Examples
+    --------
+    >>> parse_domain("8 nodes=0.08")
+    (8, 0.08)
+    """
+    found = _DOMAIN.fullmatch(text)
+    if found is None or int(found[1]) < 1 or not 0 < float(found[2]) <= 1:
+        raise ConfigError(
+            f"--failure-domain {text}: so many nodes, and the share of failures that take all of them",
+            hint="--failure-domain '8 nodes=0.08'",
+        )
+    return int(found[1]), float(found[2])
+
+
 def parse_interval(text: str) -> tuple[float | None, int | None]:
     """Read ``30 min`` or ``500 steps``: seconds, or steps.
 
@@ -211,6 +240,8 @@ def parse_time(text: str, flag: str, *, least_s: float = 0.0) -> float:
 
 
 S_PER_DAY = 86400.0
+#: checkpoints in peers' memory per one in storage where nothing is said to take a node and its peer at once
+_SELDOM = 100
 
 
 class RunSeconds(TypedDict):
@@ -239,7 +270,10 @@ class RunCheckpoint(TypedDict):
 
     bytes: int  #: Its size.
     writers: int  #: Ranks that write.
-    write_s: float  #: How long training stands still for it.
+    policy: str  #: How it is taken: ``sync``, ``async`` or ``peers``.
+    write_s: float  #: How long training stands still for it, and what it takes from the steps that it overlaps.
+    lag_s: float  #: From the moment that it is taken until it counts.
+    stored_every: int  #: Checkpoints of which one goes to storage; 1 where all do.
     interval_iterations: int  #: Optimizer steps between two.
     interval_s: float  #: The same as time.
     count: int  #: How many are written.
@@ -253,6 +287,8 @@ class RunFailures(TypedDict):
     mtbf_s: float | None  #: Mean time between failures of the job; null for none.
     expected: float  #: How many there are.
     restart_s: float  #: From a failure to the first iteration after it.
+    domain_nodes: int  #: Nodes that fail at once.
+    domain_share: float  #: Share of the failures in which they do.
     by_component: dict[str, float]  #: Expected failures by what failed; empty where no shares are published.
 
 
@@ -267,7 +303,8 @@ class PlayedRuns(TypedDict):
     p90_days: float  #: A tenth of them took more.
     goodput: float  #: Mean share of the time that makes progress.
     failures: float  #: Mean number of failures.
-    waiting_days: float  #: Mean time spent waiting for a node to be repaired.
+    waiting_days: float  #: Mean time lost to nodes that are missing: waiting, or going on with fewer replicas.
+    is_elastic: bool  #: Whether the job went on with fewer replicas.
     spares: int | None  #: Nodes that stood by; null for as many as were needed.
     repair_s: float  #: Until a failed node was a spare again.
 
@@ -303,7 +340,12 @@ class TrainingRun(TypedDict):
 
 
 def whole_run(
-    request: RunRequest, answer: Answer, plan: ParallelPlan, topology: Topology, n_parameters: int
+    request: RunRequest,
+    answer: Answer,
+    plan: ParallelPlan,
+    topology: Topology,
+    n_parameters: int,
+    policy: Policy | None = None,
 ) -> TrainingRun:
     """Return what a run takes: ``whole_run`` of the documented answer.
 
@@ -315,6 +357,8 @@ def whole_run(
         Resolved.
     n_parameters : int
         Of the model, for its checkpoint.
+    policy : Policy, optional
+        How checkpoints are taken; training waits for storage by default.
 
     Raises
     ------
@@ -324,7 +368,8 @@ def whole_run(
     iteration_s = float(answer["iteration_time_s"])
     tokens_per_iteration = plan.global_batch * plan.sequence_length
     n_iterations = request.n_iterations(tokens_per_iteration)
-    checkpoint = checkpoint_of(plan, topology, n_parameters)
+    policy = policy or synchronous(checkpoint_of(plan, topology, n_parameters))
+    checkpoint = policy.checkpoint
     write_source = checkpoint.source
     if request.write_s is not None:
         checkpoint, write_source = replace(checkpoint, write_s=request.write_s), "--checkpoint-time"
@@ -333,13 +378,14 @@ def whole_run(
     restart_s, restart_source = _restart(request, topology)
     restart_s += checkpoint.read_s
     per_checkpoint, interval_source = _interval(request, n_iterations, iteration_s, checkpoint.write_s, mtbf_s)
-
-    def time_at(seconds: float) -> RunTime:
-        return expected_run(
-            n_iterations, seconds, iterations_per_checkpoint=per_checkpoint, write_s=checkpoint.write_s, mtbf_s=mtbf_s,
-            restart_s=restart_s,
-        )  # fmt: skip
-
+    stored_every = _stored_every(request, policy, per_checkpoint * iteration_s, mtbf_s)
+    if stored_every > 1:
+        checkpoint = replace(checkpoint, write_s=checkpoint.write_s + policy.storage.write_s / stored_every)
+    policy = replace(policy, checkpoint=checkpoint)
+    time_at = partial(
+        expected_run, n_iterations, iterations_per_checkpoint=per_checkpoint, write_s=checkpoint.write_s, mtbf_s=mtbf_s,
+        restart_s=restart_s, lag_s=policy.lag_s,
+    )  # fmt: skip
     time = time_at(iteration_s)
     power = power_model(topology, pue=request.pue, kg_co2_per_kwh=request.kg_co2_per_kwh)
     price = price_of(topology, request.price)
@@ -348,11 +394,11 @@ def whole_run(
         ("restart", f"{format_duration(restart_s)}, {format_duration(checkpoint.read_s)} of it to read the checkpoint", restart_source),
         ("checkpoint", f"{format_bytes(checkpoint.n_bytes)} in {format_duration(checkpoint.write_s)}", write_source),
         ("checkpoint interval", f"{per_checkpoint:,} iteration{'s' if per_checkpoint > 1 else ''}", interval_source),
-        ("power of a GPU", _power_words(power), power.sources["gpu"]),
-        ("power of its share of the node", f"{power.host_w:.4g} W", power.sources["host"]),
-        ("PUE", f"{power.pue:.4g}", power.sources["pue"]),
-        ("emissions", f"{power.kg_co2_per_kwh:.4g} kg CO2 per kWh", power.sources["grid"]),
-        *([("price", f"{price.gpu_hour:g} {price.currency}".strip() + " per GPU hour", price.source)] if price else []),
+        *_power_assumptions(power, price),
+    )  # fmt: skip
+    process = _process(
+        request, useful_s=time.useful_s, work_s=iteration_s * per_checkpoint, write_s=checkpoint.write_s, mtbf_s=mtbf_s,
+        restart_s=restart_s, lag_s=policy.lag_s, stored_every=stored_every, hardware_share=mtbf.hardware_share, n_replicas=plan.dp,
     )  # fmt: skip
     gpu_hours = plan.gpus * time.total_s / 3600.0
     return {
@@ -360,20 +406,28 @@ def whole_run(
         "total_s": time.total_s, "days": time.total_s / S_PER_DAY,
         "low_days": time_at(answer["confidence"]["low_s"]).total_s / S_PER_DAY,
         "high_days": time_at(answer["confidence"]["high_s"]).total_s / S_PER_DAY, "goodput": time.goodput,
-        "time": {
-            "useful_s": time.useful_s, "checkpoint_s": time.checkpoint_s, "lost_s": time.lost_s, "restart_s": time.restart_s,
-        },
+        "time": RunSeconds(
+            useful_s=time.useful_s, checkpoint_s=time.checkpoint_s, lost_s=time.lost_s, restart_s=time.restart_s),
         "gpu_hours": gpu_hours, "cost": gpu_hours * price.gpu_hour if price else None,
         "currency": price.currency if price else "",
         "energy": _energy(plan.gpus, time, power, power.gpu_w(answer["breakdown"])),
-        "checkpoint": _checkpoint(checkpoint, per_checkpoint, iteration_s, time.n_checkpoints, mtbf_s),
-        "failures": {
-            "mtbf_s": mtbf_s if math.isfinite(mtbf_s) else None, "expected": time.n_failures, "restart_s": restart_s,
-            "by_component": by_component(time.n_failures, mtbf.components),
-        },
-        "played": _played(request, time, iteration_s * per_checkpoint, checkpoint, mtbf, mtbf_s, restart_s),
+        "checkpoint": _checkpoint(policy, stored_every, per_checkpoint, iteration_s, time.n_checkpoints, mtbf_s),
+        "failures": _failures(process, time.n_failures, mtbf),
+        "played": _played(request, process),
         "assumptions": [{"what": what, "value": value, "source": source} for what, value, source in assumptions],
     }  # fmt: skip
+
+
+def _power_assumptions(power: PowerModel, price: Price | None) -> list[tuple[str, str, str]]:
+    found = [
+        ("power of a GPU", _power_words(power), power.sources["gpu"]),
+        ("power of its share of the node", f"{power.host_w:.4g} W", power.sources["host"]),
+        ("PUE", f"{power.pue:.4g}", power.sources["pue"]),
+        ("emissions", f"{power.kg_co2_per_kwh:.4g} kg CO2 per kWh", power.sources["grid"]),
+    ]
+    if price:
+        found.append(("price", f"{price.gpu_hour:g} {price.currency}".strip() + " per GPU hour", price.source))
+    return found
 
 
 def _energy(n_gpus: int, time: RunTime, power: PowerModel, gpu_w: float) -> RunEnergy:
@@ -388,41 +442,55 @@ def _energy(n_gpus: int, time: RunTime, power: PowerModel, gpu_w: float) -> RunE
     }  # fmt: skip
 
 
+def _stored_every(request: RunRequest, policy: Policy, interval_s: float, mtbf_s: float) -> int:
+    """Return of how many checkpoints in peers' memory one goes to storage: Young's optimum for failures of whole domains."""
+    if policy.name != "peers" or not request.domain_share or math.isinf(mtbf_s):
+        return 1 if policy.name != "peers" else _SELDOM
+    optimum_s = young_interval_s(policy.storage.write_s, mtbf_s / request.domain_share)
+    return max(1, round(optimum_s / interval_s))
+
+
 def _checkpoint(
-    checkpoint: Checkpoint, iterations: int, iteration_s: float, count: int, mtbf_s: float
+    policy: Policy, stored_every: int, iterations: int, iteration_s: float, count: int, mtbf_s: float
 ) -> RunCheckpoint:
     fails = math.isfinite(mtbf_s)
+    checkpoint = policy.checkpoint
     return {
-        "bytes": checkpoint.n_bytes, "writers": checkpoint.n_writers, "write_s": checkpoint.write_s,
-        "interval_iterations": iterations, "interval_s": iterations * iteration_s, "count": count,
+        "bytes": checkpoint.n_bytes, "writers": checkpoint.n_writers, "policy": policy.name, "write_s": checkpoint.write_s,
+        "lag_s": policy.lag_s, "stored_every": stored_every, "interval_iterations": iterations,
+        "interval_s": iterations * iteration_s, "count": count,
         "young_interval_s": young_interval_s(checkpoint.write_s, mtbf_s) if fails else None,
         "daly_interval_s": daly_interval_s(checkpoint.write_s, mtbf_s) if fails else None,
     }  # fmt: skip
 
 
-def _played(
-    request: RunRequest,
-    time: RunTime,
-    work_s: float,
-    checkpoint: Checkpoint,
-    mtbf: Mtbf,
-    mtbf_s: float,
-    restart_s: float,
-) -> PlayedRuns | None:
-    """Return what the histories that are asked for say."""
-    if not request.n_histories or math.isinf(mtbf_s):
-        return None
-    process = FailureProcess(
-        useful_s=time.useful_s, work_s=work_s, write_s=checkpoint.write_s, mtbf_s=mtbf_s, restart_s=restart_s,
-        hardware_share=mtbf.hardware_share, n_spares=request.n_spares, repair_s=request.repair_s,
+def _process(request: RunRequest, *, n_replicas: int, **figures: Any) -> FailureProcess:
+    """Return what the run goes through: its own figures, and how the request says that it is operated."""
+    return FailureProcess(
+        n_spares=request.n_spares, repair_s=request.repair_s, domain_share=request.domain_share,
+        domain_nodes=request.domain_nodes, elastic_loss=1.0 / n_replicas if request.is_elastic else None, **figures,
     )  # fmt: skip
+
+
+def _failures(process: FailureProcess, expected: float, mtbf: Mtbf) -> RunFailures:
+    return {
+        "mtbf_s": process.mtbf_s if math.isfinite(process.mtbf_s) else None, "expected": expected,
+        "restart_s": process.restart_s, "domain_nodes": process.domain_nodes, "domain_share": process.domain_share,
+        "by_component": by_component(expected, mtbf.components),
+    }  # fmt: skip
+
+
+def _played(request: RunRequest, process: FailureProcess) -> PlayedRuns | None:
+    """Return what the histories that are asked for say."""
+    if not request.n_histories or math.isinf(process.mtbf_s):
+        return None
     found = play_histories(process, request.n_histories, request.seed)
     return {
         "histories": len(found.total_s), "seed": request.seed, "mean_days": float(found.total_s.mean()) / S_PER_DAY,
         "p10_days": found.quantile_s(0.1) / S_PER_DAY, "p50_days": found.quantile_s(0.5) / S_PER_DAY,
-        "p90_days": found.quantile_s(0.9) / S_PER_DAY, "goodput": float((time.useful_s / found.total_s).mean()),
+        "p90_days": found.quantile_s(0.9) / S_PER_DAY, "goodput": float((process.useful_s / found.total_s).mean()),
         "failures": float(found.n_failures.mean()), "waiting_days": float(found.waiting_s.mean()) / S_PER_DAY,
-        "spares": request.n_spares, "repair_s": request.repair_s,
+        "is_elastic": request.is_elastic, "spares": request.n_spares, "repair_s": request.repair_s,
     }  # fmt: skip
 
 

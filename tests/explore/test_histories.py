@@ -90,3 +90,38 @@ def test_the_share_of_effective_time_is_the_published_formula() -> None:
     )
     published = (1 - rate * (restart_s + work_s / 2)) / (1 + write_s / work_s)
     assert float((60 * DAY / found.total_s).mean()) == pytest.approx(published, rel=0.001)
+
+
+def test_checkpoints_that_count_late_cost_what_the_closed_form_says() -> None:
+    """A lag of 40 minutes between hourly checkpoints, and a failure every six hours: e^(1/9) as many failures."""
+    late = replace(PROCESS, useful_s=50 * DAY, lag_s=2400.0)
+    found = play_histories(late, 1000, seed=5)
+    wanted = expected_run(
+        1200, 3600.0, iterations_per_checkpoint=1, write_s=60.0, mtbf_s=6 * 3600.0, restart_s=900.0, lag_s=2400.0
+    )
+    plain = expected_run(1200, 3600.0, iterations_per_checkpoint=1, write_s=60.0, mtbf_s=6 * 3600.0, restart_s=900.0)
+    assert wanted.n_failures == pytest.approx(math.exp(2400.0 / 21600.0) * plain.n_failures)
+    assert found.total_s.mean() == pytest.approx(wanted.total_s, rel=0.005)
+
+
+def test_failures_of_whole_domains_go_back_to_storage() -> None:
+    """If all failures do, and every fourth checkpoint is stored, a stretch is four checkpoints long."""
+    found = play_histories(replace(PROCESS, domain_share=1.0, stored_every=4), 2000, seed=2)
+    wanted = expected_run(
+        60, 4 * 3600.0 + 3 * 60.0, iterations_per_checkpoint=1, write_s=60.0, mtbf_s=6 * 3600.0, restart_s=900.0
+    )
+    assert found.total_s.mean() == pytest.approx(wanted.total_s, rel=0.01)
+
+
+def test_a_domain_takes_several_spares_at_once() -> None:
+    rack = replace(PROCESS, domain_share=1.0, domain_nodes=4, repair_s=DAY)
+    few = play_histories(replace(rack, n_spares=3), 50, seed=1)
+    assert few.waiting_s == pytest.approx(DAY * few.n_failures)
+    many = play_histories(replace(rack, n_spares=400), 50, seed=1)
+    assert many.waiting_s.max() == 0.0
+
+
+def test_going_on_with_fewer_replicas_costs_their_share() -> None:
+    """A sixteenth of the speed for three days, and one more restart to grow again."""
+    found = play_histories(replace(PROCESS, n_spares=0, repair_s=3 * DAY, elastic_loss=1 / 16), 50, seed=1)
+    assert found.waiting_s == pytest.approx(found.n_failures * (3 * DAY / 16 + 900.0))

@@ -1,0 +1,78 @@
+"""Checkpoints behind training's back: bytes over rates, and what they leave to the steps."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from simulator.errors import ConfigError, InfeasiblePlanError
+from simulator.explore.checkpoint_policy import check_policy, policy_of, storage_flow
+from simulator.explore.goodput import checkpoint_of, writers_of
+from simulator.explore.named_settings import scenario_of
+from simulator.explore.training_run import parse_domain
+from simulator.simulation import simulate
+
+
+@cache
+def answer(nodes=4, **settings):
+    base = {
+        "topology": "dgx-h100", "nodes": str(nodes), "model": "gpt-1.3b", "gpus": 8 * nodes, "micro_batch": 4, "tp": 2,
+        "sharding": "zero1", "framework": "megatron-core",
+    }  # fmt: skip
+    return simulate(scenario_of({**base, **settings}))
+
+
+def test_training_stands_still_only_while_states_are_copied_to_the_host():
+    """14 bytes of each parameter over the ranks, at 85 % or so of PCI Express 5."""
+    result = answer()
+    asynchronous, synchronous = policy_of("async", result), policy_of("sync", result)
+    each = 14 * result.spec.n_parameters / 32
+    assert asynchronous.checkpoint.write_s >= each / result.topology.device(0).pcie_bandwidth_bytes_per_s
+    assert asynchronous.checkpoint.write_s < 0.1 * synchronous.checkpoint.write_s
+    assert asynchronous.checkpoint.n_bytes == synchronous.checkpoint.n_bytes == 14 * result.spec.n_parameters
+    assert asynchronous.lag_s >= synchronous.checkpoint.write_s
+    assert synchronous.lag_s == 0.0
+
+
+def test_a_write_leaves_every_node_over_its_own_nics():
+    """Four nodes with as many writers: a quarter of the bytes each, over eight NICs."""
+    result = answer()
+    stored = checkpoint_of(result.plan, result.topology, result.spec.n_parameters)
+    writers = writers_of(result.plan, 8)
+    flow = storage_flow(writers, stored, result.topology)
+    out = {
+        index: weight
+        for index, weight in zip(flow.links, flow.weights, strict=True)
+        if result.topology.links[index].kind == "nic"
+    }
+    assert sum(out.values()) == pytest.approx(1.0)
+    for node in range(4):
+        own = set(result.topology.links_of_node(node, "nic"))
+        assert sum(weight for index, weight in out.items() if index in own) == pytest.approx(1 / 4)
+    assert flow.rate_cap_bytes_per_s == pytest.approx(stored.n_bytes / stored.write_s)
+
+
+def test_peers_send_at_the_rate_of_their_nics():
+    result = answer()
+    held = policy_of("peers", result)
+    node_bytes = 14 * result.spec.n_parameters / 4
+    nics = result.topology.node.nics
+    at_best_s = node_bytes / (nics.count * nics.bandwidth_bytes_per_s)
+    assert at_best_s <= held.checkpoint.read_s <= 2 * at_best_s
+    assert held.checkpoint.read_s < held.storage.read_s
+    assert held.lag_s < policy_of("async", result).lag_s
+
+
+def test_one_node_has_no_peer():
+    with pytest.raises(InfeasiblePlanError, match="one node"):
+        policy_of("peers", answer(1))
+
+
+def test_words_of_the_command_line():
+    assert parse_domain("18 nodes=0.084") == (18, 0.084)
+    for wrong in ("rack=0.1", "0 nodes=0.1", "8 nodes=1.5"):
+        with pytest.raises(ConfigError, match="--failure-domain"):
+            parse_domain(wrong)
+    with pytest.raises(ConfigError, match="one of sync, async, peers"):
+        check_policy("lazy")
