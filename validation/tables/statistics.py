@@ -269,8 +269,13 @@ class Decisions:
 
 
 def decisions(outcomes: Sequence[Outcome]) -> Decisions:
-    """Return how well predictions order pairs of plans, and what their choice costs."""
-    n_pairs = n_right = 0
+    """Return how well predictions order pairs of plans, and what their choice costs; a pair predicted alike is half right.
+
+    References
+    ----------
+    Harrell et al., "Evaluating the yield of medical tests", JAMA 247 (1982): the concordance index counts ties one half.
+    """
+    n_pairs, n_right = 0, 0.0
     regrets: list[float] = []
     for plans in _jobs(outcomes).values():
         known = [(plan.predicted or 0.0, plan.row.measured) for plan in plans]
@@ -278,7 +283,7 @@ def decisions(outcomes: Sequence[Outcome]) -> Decisions:
         for (first_s, first), (second_s, second) in itertools.combinations(known, 2):
             if max(first, second) >= (1.0 + APART) * min(first, second):
                 n_pairs += 1
-                n_right += (first_s < second_s) == (first < second)
+                n_right += 0.5 if first_s == second_s else (first_s < second_s) == (first < second)
         if n_pairs > before:
             regrets.append(min(known)[1] / min(measured for _, measured in known) - 1.0)
     ordered, regret = n_right / max(n_pairs, 1), sum(regrets) / max(len(regrets), 1)

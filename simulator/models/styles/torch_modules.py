@@ -14,14 +14,16 @@ from simulator.models.styles.hf_eager import HfEager
 class TorchModules(HfEager):
     """Unfused operators as the Python code names them; logits are gathered, the loss is PyTorch's own.
 
-    Queries, keys and values of a decoder come from one product. Each column-parallel product copies its input to the region by itself, so
-    that backward of a gated MLP reduces twice, beside nothing; under sequence parallelism one gather serves all of them. Full
-    recomputation checkpoints every module, the head among them.
+    Llama has products of its own for queries, keys and values, gate and up. Each copies its input to the tensor-parallel region by
+    itself, so that backward reduces behind each of them, beside nothing; under sequence parallelism one gather serves all of
+    them. Full recomputation checkpoints every module, the head among them.
 
     References
     ----------
-    Aleph-Alpha/scaling, ``core/nn/linear/column_parallel_linear.py``, ``core/nn/mlp.py``, ``attention_qkv_in_one``,
-    ``core/nn/parallel_module/parallel_module.py``; facebookresearch/fairscale, ``nn/model_parallel/layers.py``.
+    Aleph-Alpha/scaling, ``core/nn/linear/column_parallel_linear.py``, ``core/nn/mlp.py``,
+    ``core/nn/parallel_module/parallel_module.py``; facebookresearch/fairscale, ``nn/model_parallel/layers.py``. That the runs of
+    Hagemann et al. kept q, k and v apart (``attention_qkv_in_one`` may be either) is read from their times with and without
+    sequence parallelism (split=fit).
     Hagemann et al., arXiv:2311.05610: which of 461 runs (split=fit) ran out of memory. Those whose loss is the
     largest part need its fp32 logits beside the log-softmax and both gradients.
     """
@@ -40,8 +42,7 @@ class TorchModules(HfEager):
         is_narrow: bool = True,
     ) -> list[Tensor]:
         """Append the products one by one, each in a region of its own."""
-        merges = name == "qkv" and self.spec.architecture not in ("bert", "t5")
-        rows = [sum(rows)] if merges else list(rows)
+        rows = [sum(rows)] if name == "qkv" and self.spec.architecture in ("gpt", "mpt") else list(rows)
         regions = [rows] if self.setting.is_sequence_parallel else [[n] for n in rows]
         found: list[Tensor] = []
         with self._checkpointed() if name == "logits" else nullcontext():

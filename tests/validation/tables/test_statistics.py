@@ -78,6 +78,12 @@ class TestStatistics:
         assert found.ordered == pytest.approx(2 / 5)
         assert found.regret == pytest.approx(0.2)
 
+    def test_a_pair_predicted_alike_is_half_right(self):
+        found = decisions(
+            [outcome(p, m, row_id=str(i)) for i, (p, m) in enumerate([(1.0, 2.0), (1.0, 1.0), (3.0, 3.0)])]
+        )
+        assert (found.n_pairs, found.ordered) == (3, pytest.approx(2.5 / 3))
+
     def test_groups_are_worst_first_and_count_what_is_missing(self):
         rows = [
             outcome(1.1, 1.0, topology="a"),
