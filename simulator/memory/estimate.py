@@ -90,7 +90,12 @@ def state_bytes(plan: ParallelPlan) -> StateBytes:
         return StateBytes(parameter=2, gradient=2, optimizer=4)
     if half:
         main_gradient = 4 if plan.reduced_bytes == 4 else 2
-        return StateBytes(parameter=2, gradient=main_gradient, optimizer=plan.master_bytes + 2 * plan.moment_bytes)
+        parameter = (
+            min(2, plan.gathered_bytes) if plan.shards_parameters else 2
+        )  # what is whole is there in both directions
+        return StateBytes(
+            parameter=parameter, gradient=main_gradient, optimizer=plan.master_bytes + 2 * plan.moment_bytes
+        )
     return StateBytes(parameter=4, gradient=4, optimizer=8)
 
 
@@ -199,7 +204,8 @@ def _stage_bytes(
     n_parameters = sum(layer.n_parameters for layer in layers)
     state = state_bytes(plan)
     shards_parameters = plan.shards_parameters
-    shards_gradients = (shards_parameters or plan.sharding == "zero2") and not plan.synchronises_once
+    sums_whole = plan.synchronises_once and not plan.framework_spec.data_parallel.sums_shards
+    shards_gradients = (shards_parameters or plan.sharding == "zero2") and not sums_whole
     n_trained = sum(layer.n_trained_parameters for layer in layers)
     is_offloaded = plan.offload_optimizer == "cpu"
 
@@ -259,7 +265,7 @@ def _narrowed_bytes(layers: Sequence[Layer], plan: ParallelPlan, n_shards: int) 
     narrowing = plan.precision_spec.quantisation
     if not plan.lora_rank or narrowing is None:
         return 0
-    directions = 2 if narrowing.element_bytes != 1.0 else 1
+    directions = 1 if plan.precision_spec.has_tensor_scales else 2
     n_frozen = sum(layer.n_parameters - layer.n_trained_parameters for layer in layers if layer.is_block)
     return max(0, round(n_frozen * (2 - directions * narrowing.element_bytes))) // n_shards
 
@@ -312,7 +318,7 @@ def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan, shard_size: int
         return plan.gathered_bytes * min(unit + ahead, sum(layer.n_parameters for layer in layers))
     blocks = [n for n, layer in zip(units, layers, strict=True) if layer.is_block]
     alive = min(plan.gathered_units * max(blocks, default=0), sum(blocks))
-    return plan.gathered_bytes * (sum(units) - sum(blocks) + int(alive))
+    return max(2, plan.gathered_bytes) * (sum(units) - sum(blocks)) + plan.gathered_bytes * int(alive)
 
 
 def _bucket_bytes(n_parameters: int, plan: ParallelPlan, *, shards_parameters: bool) -> int:

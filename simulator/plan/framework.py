@@ -79,6 +79,8 @@ class DataParallelism:
     #: (``torch.distributed.pipelining``, ``backward_maybe_with_nosync``; torchtitan does not reshard after forward
     #: then).
     once_under_pipelines: bool = False
+    #: Whether the sum of gradients is sharded there, too.
+    sums_shards: bool = False
     #: How far gathers run ahead where that is a matter of elements.
     zero3_limits: Zero3Limits | None = None
     #: Whether every tensor is gathered into a list of views, and scattered out of one, which PyTorch copies one by one, after
@@ -270,6 +272,8 @@ class Framework:
     #: Whether every matrix product and attention is a call of a module written in Python, forward and backward
     #: (Transformer Engine), which costs the host far more than a launch.
     calls_modules: bool = False
+    #: Whether weights of layers are kept and gathered in eight bits where one scale serves a tensor (``fp8_param_gather``).
+    gathers_narrow: bool = False
     #: What its recipes turn on from some release on.
     features: tuple[Feature, ...] = ()
     #: Settings of a plan that the framework's recipes turn on, where nothing else is said.
@@ -331,6 +335,7 @@ FRAMEWORKS: dict[str, Framework] = {
             lays_out_pipelines=True,
             experts_need_split_tokens=True,
             calls_modules=True,
+            gathers_narrow=True,  # all mixed-precision recipes of Megatron Bridge with delayed or current scaling
             features=(_FUSED_EXPERTS,),
             recipe={"sharding": "zero1", "overlap": True, "overlap_parameter_gather": True},
             parallel_recipe={"sequence_parallel": True, "asynchronous_tp": True},
@@ -402,11 +407,11 @@ FRAMEWORKS: dict[str, Framework] = {
             flash="flash_attention_2",
         ),
         Framework(
-            # Llama 3 (arXiv:2407.21783, section 3.3.2): FSDP whose parameters stay gathered, fp32 gradients, interleaved
+            # Llama 3 (arXiv:2407.21783, section 3.3.2): FSDP whose parameters stay gathered, fp32 gradients in shards, interleaved
             # pipeline with asynchronous messages, context parallelism by all-gather, no activation checkpointing
             name="llama3-4d",
             kernels="fused",
-            data_parallel=FSDP2,
+            data_parallel=replace(FSDP2, sums_shards=True),
             gradient_bytes_bf16=4,
             overlaps_interleaved_p2p=True,
             cp_comm_type="all_gather",

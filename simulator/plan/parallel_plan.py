@@ -412,8 +412,8 @@ class ParallelPlan:
     @property
     def permutes_by_scan(self) -> bool:
         """Whether the kernels that sort tokens by expert visit all experts for every token, as Transformer Engine's did before 2.7."""
-        is_old = self.release is not None and self.release < "25.09"
-        return is_old and self.framework_spec.calls_modules and self.moe_dispatcher in ("alltoall", "allgather")
+        is_old = (self.release or "99") < "25.09" and self.framework_spec.calls_modules
+        return is_old and self.moe_dispatcher in ("alltoall", "allgather")
 
     @property
     def stashes_experts(self) -> bool:
@@ -495,8 +495,9 @@ class ParallelPlan:
     @property
     def gathered_bytes(self) -> int:
         """Bytes of one parameter element as it is gathered: FSDP casts its fp32 shards to what autocast computes in."""
-        is_narrow = self.precision_spec.is_16_bit or (self.precision_spec.is_autocast and self.shards_parameters)
-        return 2 if is_narrow else 4
+        if self.framework_spec.gathers_narrow and self.precision_spec.has_tensor_scales and not self.lora_rank:
+            return 1
+        return 2 if self.precision_spec.is_16_bit or (self.precision_spec.is_autocast and self.shards_parameters) else 4
 
     @property
     def precision_spec(self) -> Precision:

@@ -49,6 +49,11 @@ class Precision:
         return self.weights in ("fp16", "bf16")
 
     @property
+    def has_tensor_scales(self) -> bool:
+        """Whether operands have eight bits and one scale for all of a tensor, or of a row."""
+        return self.quantisation is not None and self.quantisation.element_bytes == 1.0
+
+    @property
     def wide_products(self) -> str:
         """Type of the products that are not quantised: attention, router, output projection."""
         return self.activations if self.quantisation else self.products

@@ -336,6 +336,24 @@ def test_sharded_once_under_a_pipeline_means_gathered_whole_for_the_step():
     assert (found["gradients"], found["parameters"]) == (4 * 5 * DENSE, 2 * 5 * DENSE // 8)
 
 
+def test_llama_3_shards_the_sum_of_gradients_too():
+    """arXiv:2407.21783, section 3.3.2: FSDP "shards optimizer states and gradients", parameters stay gathered after forward."""
+    found = memory([layer()] * 5, dp=8, pp=2, sharding="zero3", framework="llama3-4d")
+    assert (found["buffers"], found["gradients"]) == (2 * 5 * DENSE, 4 * 5 * DENSE // 8)
+
+
+@pytest.mark.parametrize(
+    ("precision", "width"), [("bf16", 2), ("fp8", 1), ("fp8_current", 1), ("mxfp8", 2), ("nvfp4", 2)]
+)
+def test_fully_sharded_weights_with_one_scale_are_kept_and_gathered_in_eight_bits(precision, width):
+    """``fp8_param_gather`` of Megatron Bridge's mixed-precision recipes; what is outside the blocks has no narrow weights."""
+    head = replace(layer(dense=7_000_000), name="head")
+    found = memory([*[layer()] * 4, head], dp=8, sharding="zero3", framework="megatron-bridge", precision=precision)
+    n_units = (found["buffers"] - 2 * 7_000_000) / DENSE / width
+    assert n_units == pytest.approx(round(n_units)) and n_units >= 2
+    assert found["parameters"] == width * (4 * DENSE + 7_000_000) // 8
+
+
 def test_graphs_have_a_pool_of_their_own_for_temporaries():
     """PyTorch, CUDA semantics: nothing else may use what a graph's pool holds while it is not replayed."""
     layers = [layer(saved=100, transient=7_000), layer(transient=9_000)]

@@ -20,6 +20,7 @@ from validation.tables.launchers import launched_fields
 from validation.tables.models import spec_of
 from validation.tables.reader import Row
 from validation.tables.recipes import (
+    offloaded_when_sharded,
     optimizer_fields,
     overlaps_experts,
     precision_of,
@@ -314,7 +315,15 @@ def _heavier(row: Row, plan: ParallelPlan, layers: int, recompute: Sequence[Reco
     """Yield what to try in turn should a run not fit: smaller chunks where they are not stated, then more recomputation.
 
     Before that, adapters save activations in eight bits, as MLPerf's smaller machines do (``FP8_ACTIVATION`` of their shell files).
+    Behind it come what "no checkpointing" leaves open, norms that are computed again; torchtitan's local batch in pieces (gradient
+    accumulation); and full sharding of a plan without model parallelism, whose column some tables leave at its default.
     """
+    if plan.framework in _RECOMPUTES_NOTHING:
+        yield replace(plan, recompute="selective", recompute_modules="layernorm")
+    if plan.framework.startswith("torchtitan") and plan.pp == 1:
+        yield from (
+            replace(plan, micro_batch=n) for n in range(plan.micro_batch - 1, 0, -1) if plan.micro_batch % n == 0
+        )
     if not recompute:
         return
     if plan.lora_rank and plan.precision_spec.quantisation and "activation" not in plan.narrow_modules:
@@ -326,6 +335,14 @@ def _heavier(row: Row, plan: ParallelPlan, layers: int, recompute: Sequence[Reco
         plan = replace(plan, virtual_pp=layers // plan.pp)
         yield plan
     yield from (replace(plan, recompute=mode) for mode in recompute)
+    if (
+        plan.framework == "megatron-bridge"
+        and plan.model_parallel == 1
+        and plan.sharding == "zero1"
+        and not plan.lora_rank
+    ):
+        sharded = replace(plan, sharding="zero3", recompute="none", offload_layers=offloaded_when_sharded(row) or None)
+        yield from (replace(sharded, recompute=mode) for mode in _RECOMPUTES)
 
 
 def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:

@@ -149,6 +149,13 @@ def _offloaded(row: Row, assumed: list[str]) -> dict[str, Any]:
     return {"offload_layers": layers} if layers else {}
 
 
+def offloaded_when_sharded(row: Row) -> int:
+    """Return the layers that wait in host memory in the fully sharded recipe of a row's model and machine; 0 without one."""
+    model = row.text("model").upper().replace("-", "_").replace("LLAMA3_405B", "LLAMA31_405B")
+    recipe = f"{model}_PRETRAIN_CONFIG_{row.text('topology').partition('-')[0].upper()}_"
+    return min((count for name, count in _OFFLOADED_LAYERS.items() if name.startswith(recipe)), default=0)
+
+
 def optimizer_fields(row: Row, framework: str, assumed: list[str]) -> dict[str, Any]:
     """Return the widths of the optimizer's states in recipes whose states are not fp32."""
     model = row.text("model").lower()

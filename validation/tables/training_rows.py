@@ -115,9 +115,12 @@ def answer(case: Case, *, memory_only: bool) -> Answer:
         if case.alternatives:
             stated = case.plan
             case, memory = _fitting(case)
-            chosen = f"recompute {case.plan.recompute} taken" if case.plan.recompute != stated.recompute else ""
-            if case.plan.virtual_pp != stated.virtual_pp:
-                chosen = "; ".join(filter(None, (f"virtual_pp {case.plan.virtual_pp} taken", chosen)))
+            differs = [
+                key
+                for key in ("sharding", "micro_batch", "virtual_pp", "recompute")
+                if getattr(case.plan, key) != getattr(stated, key)
+            ]
+            chosen = "; ".join(f"{key} {getattr(case.plan, key)} taken" for key in differs)
         if memory_only:
             memory = _fitting(replace(case, alternatives=()))[1]
             return Answer(_memory_metrics(memory), chosen)

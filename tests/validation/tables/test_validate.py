@@ -151,6 +151,28 @@ class TestPredicting:
         assert case.spec.mtp_layers == 1
         assert any("launch script" in note for note in assumed)
 
+    def test_a_local_batch_that_cannot_fit_is_accumulated(self):
+        """torchtitan's ``local_batch_size`` may be run in pieces (``global_batch_size``); the largest piece is tried first."""
+        cells = {
+            "framework": "torchtitan, torch.compile",
+            "micro_batch": "10",
+            "pp": "1",
+            "sharding": "fsdp",
+            "recompute": "none",
+        }
+        case, _ = case_of(training_row(**cells))
+        assert [plan.micro_batch for plan in case.alternatives] == [5, 2, 1]
+
+    def test_a_plan_without_model_parallelism_may_have_been_fully_sharded(self):
+        """Megatron Bridge's recipe of Llama-3 70B on GB300 for FP8: Megatron-FSDP with 20 layers' activations on the host."""
+        cells = {
+            "source": "NVIDIA-NeMo/Megatron-Bridge:x", "model": "llama3-70b", "topology": "gb300-nvl72", "precision": "nvfp4",
+            "gpus": "64", "dp": "64", "tp": "1", "pp": "1", "virtual_pp": "1", "micro_batch": "2", "global_batch": "256",
+            "seq_len": "8192", "fsdp": "0", "layers": "", "hidden": "", "heads": "", "recompute": "", "framework": "",
+        }  # fmt: skip
+        last = [(plan.sharding, plan.offload_layers) for plan in case_of(training_row(**cells))[0].alternatives][-3:]
+        assert last == [("zero3", 20)] * 3
+
     def test_a_dispatcher_that_a_function_replaces_is_not_the_one_that_its_base_names(self):
         """Megatron-Bridge c0b9a000: the base configuration of Qwen3-235B names DeepEP, the function of H100 takes all-to-all."""
         cells = {
