@@ -1,4 +1,7 @@
-"""Draws the pictures of docs/questions.md: each from the command above it, ``images/question-NAME.svg`` from the chart named below."""
+"""Draws the pictures of docs/questions.md and docs/trace_analyses.md, each from the command above it.
+
+``images/question-NAME.svg`` is the chart named below, ``images/trace-NAME.svg`` what the command's ``--page NAME.svg`` writes.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,22 @@ def draw(name: str, words: list[str]) -> None:
         (FOLDER / "images" / f"question-{name}.svg").write_bytes((chosen if chosen.exists() else out).read_bytes())
 
 
+def draw_traces() -> None:
+    """Run every command of the page on traces that writes a picture, from the root of the checkout."""
+    text = (FOLDER / "trace_analyses.md").read_text(encoding="utf-8")
+    for line, name in re.findall(r"^(simulate trace .* --page (\S+)\.svg)$", text, re.MULTILINE):
+        with tempfile.TemporaryDirectory() as folder:
+            words = [*shlex.split(line)[1:-1], str(Path(folder) / f"trace-{name}.svg")]
+            subprocess.run(
+                [sys.executable, "-m", "simulator", *words], check=True, stdout=subprocess.DEVNULL, cwd=FOLDER.parent
+            )
+            for picture in Path(folder).iterdir():
+                (FOLDER / "images" / picture.name).write_bytes(picture.read_bytes())
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] in ([], ["trace"]):
+        draw_traces()
     for name, words in commands().items():
         if not sys.argv[1:] or name in sys.argv[1:]:
             draw(name, words)

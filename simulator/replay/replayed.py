@@ -128,7 +128,8 @@ class Replay:
 
     def iteration_s(self, unchanged: Replay) -> float:
         """Return the seconds per step of a changed run, in steady state."""
-        before = unchanged.simulated_usage.iteration_s
+        is_cut = any(usage.is_cut for usage in unchanged.measured_usage.usages)  # then hosts tell, which a replay lacks
+        before = (unchanged.measured_usage if is_cut else unchanged.simulated_usage).iteration_s
         return before if self is unchanged or not unchanged.lap_s else before * self.lap_s / unchanged.lap_s
 
     def errors(self) -> tuple[tuple[Usage, Usage, float], ...]:
