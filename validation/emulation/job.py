@@ -29,7 +29,7 @@ STEPS: dict[str, str] = {
     "ddp": "DistributedDataParallel over timed layers",
     "zero1": "reduce-scatter of every layer's gradient beside backward, then all-gather of the parameters",
     "zero3": "all-gather of each layer before its forward and backward, reduce-scatter of its gradient",
-    "fsdp2": "fully_shard over timed layers (does not overlap on CPU: reported, not judged)",
+    "fsdp2": "fully_shard over timed layers (on CPUs it overlaps nothing)",
     "gpipe": "pipeline, all forwards then all backwards",
     "1f1b": "pipeline, one forward one backward",
 }

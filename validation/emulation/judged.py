@@ -27,6 +27,7 @@ TARGETS = {
     "zero1": 0.03,
     "pipelines": 0.03,
     "zero3, separate groups": 0.05,
+    "fsdp2": 0.05,
     "straggler": 0.05,
     "slow link": 0.05,
     "two jobs": 0.05,

@@ -41,6 +41,7 @@ class Overheads:
 
     layer_s: float  #: Of one pass of a timed layer under autograd.
     spend_s: float  #: Of one plain sleep.
+    unit_s: float  #: Of the hooks around one pass of a unit of ``fully_shard`` when every rank has a processor.
     copy_s_per_byte: float  #: Of copying a gradient when every rank has a processor.
     fresh_s_per_byte: float  #: Of copying to or from memory that was just allocated.
     processors: int  #: How many ranks can copy at once.
@@ -50,11 +51,15 @@ class Overheads:
 
     def copy_s(self, n_bytes: int, n_ranks: int) -> float:
         """Time of a copy that all ranks do at the same time."""
-        return n_bytes * self.copy_s_per_byte * max(1.0, n_ranks / self.processors)
+        return n_bytes * self.copy_s_per_byte * self.crowding(n_ranks)
+
+    def crowding(self, n_ranks: int) -> float:
+        """How many ranks take turns on a processor."""
+        return max(1.0, n_ranks / self.processors)
 
     def fresh_s(self, n_bytes: int, n_ranks: int) -> float:
         """Time of a copy to or from new memory that all ranks do at the same time."""
-        return n_bytes * self.fresh_s_per_byte * max(1.0, n_ranks / self.processors)
+        return n_bytes * self.fresh_s_per_byte * self.crowding(n_ranks)
 
 
 @lru_cache(maxsize=1)
@@ -64,6 +69,7 @@ def shipped_overheads() -> Overheads:
     return Overheads(
         layer_s=data["layer_us"] * 1e-6,
         spend_s=data["spend_us"] * 1e-6,
+        unit_s=data["unit_us"] * 1e-6,
         copy_s_per_byte=data["copy_ns_per_byte"] * 1e-9,
         fresh_s_per_byte=data["fresh_ns_per_byte"] * 1e-9,
         processors=data["processors"],
@@ -119,6 +125,8 @@ class _Costs:
         straggler = job.straggler
         factor = straggler[1] if straggler and straggler[0] == self._places[rank] else 1.0
         around_s = limits.layer_s if job.name in ("ddp", "fsdp2") else limits.spend_s
+        if job.name == "fsdp2":
+            around_s += limits.unit_s * limits.crowding(self._n_ranks)
         if phase == "forward":
             return job.forward_s * factor + around_s
         if job.name in ("zero1", "zero3"):  # gloo copies what it scatters in the thread that computes
