@@ -17,10 +17,16 @@ JOBS: dict[str, str] = {
     "fsdp2": "fully_shard of every block",
     "tp": "tensor parallelism by DTensor over all ranks",
     "pp": "torch.distributed.pipelining, one stage per rank",
+    "deepspeed-zero1": "ZeRO by DeepSpeed (this and all that follow are skipped where the package is not installed)",
+    "deepspeed-zero2": "the same, gradients sharded",
+    "deepspeed-zero3": "the same, parameters sharded",
+    "megatron-tp": "tensor parallelism by Megatron-Core over all ranks",
+    "megatron-pp": "Megatron-Core's 1F1B, one stage per rank",
+    "hf-trainer": "DistributedDataParallel under the Hugging Face Trainer",
 }
 TRAINING = tuple(JOBS)[2:]
 #: jobs that a comparison runs beside those on one rank and under DDP
-COMPARED = TRAINING[2:]
+COMPARED = TRAINING[2:6]
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 PRECISIONS = ("fp32", "bf16", "amp_bf16", "fp16", "amp_fp16")
 SCHEDULES = ("gpipe", "1f1b")
@@ -71,6 +77,11 @@ class Settings:
         return self.job in TRAINING
 
 
+def axis_of(job: str) -> str:
+    """Along which axis all ranks of a job work: ``tp``, ``pp`` or ``dp``."""
+    return job[-2:] if job.removeprefix("megatron-") in ("tp", "pp") else "dp"
+
+
 def check_ranks(settings: Settings, n_ranks: int, layers: int, heads: int) -> None:
     """Complain before anything starts when a job cannot run on so many ranks.
 
@@ -84,13 +95,13 @@ def check_ranks(settings: Settings, n_ranks: int, layers: int, heads: int) -> No
         raise ConfigError(f"job '{job}' runs on one rank, {n_ranks} were started", hint="--nproc 1")
     if job not in ("kernels", "single") and n_ranks < 2:
         raise ConfigError(f"job '{job}' needs at least 2 ranks, there is {n_ranks}", hint="--nproc 2, or torchrun")
-    if job == "tp" and heads % n_ranks:
+    if axis_of(job) == "tp" and heads % n_ranks:
         raise ConfigError(
             f"{heads} attention heads cannot be split over {n_ranks} ranks", hint="another --model or --nproc"
         )
-    if job == "pp" and layers < n_ranks:
+    if axis_of(job) == "pp" and layers < n_ranks:
         raise ConfigError(f"{layers} layers do not fill {n_ranks} pipeline stages", hint="--layers, or fewer ranks")
-    if job == "pp" and settings.schedule == "1f1b" and settings.n_micro_batches < n_ranks:
+    if axis_of(job) == "pp" and settings.schedule == "1f1b" and settings.n_micro_batches < n_ranks:
         raise ConfigError(
             f"1f1b over {n_ranks} stages needs as many micro-batches, there are {settings.n_micro_batches}",
             hint=f"--micro-batches {n_ranks}",

@@ -15,7 +15,7 @@ import typer
 from simulator.errors import ConfigError
 from validation.emulation.job import parse_bytes
 from validation.emulation.ranks import ending_cleanly
-from validation.jobs.job_settings import COLLECTIVES, JOBS, TRAINING, Settings, check_ranks
+from validation.jobs.job_settings import COLLECTIVES, JOBS, TRAINING, Settings, axis_of, check_ranks
 from validation.jobs.launch import JobError, Launch, find_launch, process_group, require_torch, start_here
 from validation.tables.kinds import KINDS
 from validation.tables.writing import Row, print_rows, write_rows
@@ -164,7 +164,7 @@ def run(
         layers=layers,
         seq_len=sequence_length,
         micro_batch=micro_batch,
-        n_micro_batches=micro_batches or (n_ranks if job == "pp" else 1),
+        n_micro_batches=micro_batches or (n_ranks if axis_of(job) == "pp" else 1),
         precision=precision,
         schedule=schedule,
         bucket_bytes=parse_bytes(bucket_bytes),
@@ -177,8 +177,13 @@ def run(
         profile=profile,
         timeout_s=timeout,
     )
+    require_torch()
+    from validation.jobs.installed_trainers import why_not
+
+    if reason := why_not(job):
+        print(f"skipped: {reason}", file=sys.stderr)
+        return
     if dry_run:
-        require_torch()
         for rank in [launch] if launch else [_here(index, n_here) for index in range(n_here)]:
             print(describe_run(settings, rank))
         return
@@ -193,7 +198,6 @@ def _here(rank: int, n_ranks: int) -> Launch:
 
 def _execute(settings: Settings, launch: Launch | None, n_here: int, port: int) -> list[Row]:
     """Run as the launched rank that this is, or start the ranks here."""
-    require_torch()
     with ending_cleanly():
         if launch is not None:
             return run_job(settings, launch)

@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from simulator.errors import ConfigError
 from validation.jobs.gpu_monitor import GpuMonitor
-from validation.jobs.job_settings import Settings
+from validation.jobs.installed_trainers import INSTALLED
+from validation.jobs.job_settings import Settings, axis_of
 from validation.jobs.launch import Launch
 from validation.jobs.model import SIZES, GptSize
 from validation.jobs.timing import PhaseClock, record_steps, synchronize
@@ -26,8 +27,12 @@ _FRAMEWORKS = {
     "fsdp2": "PyTorch FSDP2",
     "tp": "PyTorch DTensor tensor parallel",
     "pp": "PyTorch pipelining",
+    **{f"deepspeed-zero{stage}": "DeepSpeed" for stage in (1, 2, 3)},
+    "megatron-tp": "Megatron-Core",
+    "megatron-pp": "Megatron-Core",
+    "hf-trainer": "Hugging Face Trainer",
 }
-_SHARDING = {"zero1": "zero1", "fsdp2": "zero3"}
+_SHARDING = {"zero1": "zero1", "fsdp2": "zero3", **{f"deepspeed-zero{stage}": f"zero{stage}" for stage in (1, 2, 3)}}
 
 
 def size_of(settings: Settings) -> GptSize:
@@ -47,7 +52,7 @@ def size_of(settings: Settings) -> GptSize:
 def run_training(settings: Settings, launch: Launch, device: torch.device) -> list[Row]:
     """Train and measure; every rank returns the same rows."""
     size = size_of(settings)
-    trainer = STRATEGIES[settings.job](size, settings, device)
+    trainer = {**STRATEGIES, **INSTALLED}[settings.job](size, settings, device)
     for _ in range(settings.n_warm_up):
         trainer.step(PhaseClock(device))
     synchronize(device)
@@ -137,8 +142,8 @@ def _rows(settings: Settings, size: GptSize, launch: Launch, answers: Sequence[A
 
 def _base(settings: Settings, size: GptSize, launch: Launch) -> dict[str, Any]:
     world = launch.world_size
-    tp = world if settings.job == "tp" else 1
-    pp = world if settings.job == "pp" else 1
+    tp = world if axis_of(settings.job) == "tp" else 1
+    pp = world if axis_of(settings.job) == "pp" else 1
     dp = world // (tp * pp)
     return {
         "source": f"own measurement, torch {torch.__version__}",

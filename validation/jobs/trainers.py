@@ -16,7 +16,7 @@ from validation.jobs.model import GptSize, build_gpt, loss_of
 from validation.jobs.timing import PhaseClock
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_LEARNING_RATE = 1e-4
+LEARNING_RATE = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,8 @@ def _autocast(precision: str, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _model(size: GptSize, settings: Settings, device: torch.device, *, tied: bool = True) -> nn.Sequential:
+def build_model(size: GptSize, settings: Settings, device: torch.device, *, tied: bool = True) -> nn.Sequential:
+    """Return the model on its device, in the precision of its weights, the same on every rank."""
     torch.manual_seed(0)
     with torch.device(device):
         model = build_gpt(size, tied=tied)
@@ -52,7 +53,7 @@ def random_batch(size: GptSize, settings: Settings, device: torch.device) -> tup
     return torch.randint(size.vocab, shape, device=device), torch.randint(size.vocab, shape, device=device)
 
 
-def _replicated(size: GptSize, settings: Settings, device: torch.device, model: nn.Module, optimizer: Any) -> Trainer:
+def replicated(size: GptSize, settings: Settings, device: torch.device, model: nn.Module, optimizer: Any) -> Trainer:
     """Step of every strategy that runs the whole model on each rank."""
     tokens, targets = random_batch(size, settings, device)
     no_sync = getattr(model, "no_sync", contextlib.nullcontext)
@@ -77,8 +78,8 @@ def _replicated(size: GptSize, settings: Settings, device: torch.device, model: 
 
 def _single(size: GptSize, settings: Settings, device: torch.device) -> Trainer:
     """No parallelism."""
-    model = _model(size, settings, device)
-    return _replicated(size, settings, device, model, torch.optim.AdamW(model.parameters(), _LEARNING_RATE))
+    model = build_model(size, settings, device)
+    return replicated(size, settings, device, model, torch.optim.AdamW(model.parameters(), LEARNING_RATE))
 
 
 def _wrap(model: nn.Module, settings: Settings, device: torch.device) -> nn.Module:
@@ -89,17 +90,17 @@ def _wrap(model: nn.Module, settings: Settings, device: torch.device) -> nn.Modu
 
 def _ddp(size: GptSize, settings: Settings, device: torch.device) -> Trainer:
     """Buckets of gradients are all-reduced beside backward."""
-    model = _wrap(_model(size, settings, device), settings, device)
-    return _replicated(size, settings, device, model, torch.optim.AdamW(model.parameters(), _LEARNING_RATE))
+    model = _wrap(build_model(size, settings, device), settings, device)
+    return replicated(size, settings, device, model, torch.optim.AdamW(model.parameters(), LEARNING_RATE))
 
 
 def _zero1(size: GptSize, settings: Settings, device: torch.device) -> Trainer:
     """DDP, and every rank keeps the optimizer states of its share of the parameters."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    model = _wrap(_model(size, settings, device), settings, device)
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=_LEARNING_RATE)
-    return _replicated(size, settings, device, model, optimizer)
+    model = _wrap(build_model(size, settings, device), settings, device)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=LEARNING_RATE)
+    return replicated(size, settings, device, model, optimizer)
 
 
 def _fsdp2(size: GptSize, settings: Settings, device: torch.device) -> Trainer:
@@ -107,12 +108,12 @@ def _fsdp2(size: GptSize, settings: Settings, device: torch.device) -> Trainer:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    model = _model(size, settings, device)
+    model = build_model(size, settings, device)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for block in list(model)[1:-1]:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return _replicated(size, settings, device, model, torch.optim.AdamW(model.parameters(), _LEARNING_RATE))
+    return replicated(size, settings, device, model, torch.optim.AdamW(model.parameters(), LEARNING_RATE))
 
 
 def _tp(size: GptSize, settings: Settings, device: torch.device) -> Trainer:
@@ -120,14 +121,14 @@ def _tp(size: GptSize, settings: Settings, device: torch.device) -> Trainer:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    model = _model(size, settings, device)
+    model = build_model(size, settings, device)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     columns = dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel())
     rows = dict.fromkeys(("out", "down"), RowwiseParallel())
     for block in list(model)[1:-1]:
         parallelize_module(block, mesh, {**columns, **rows})
-    optimizer = torch.optim.AdamW(model.parameters(), _LEARNING_RATE, foreach=False)
-    return _replicated(size, settings, device, model, optimizer)
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, foreach=False)
+    return replicated(size, settings, device, model, optimizer)
 
 
 def stage_of(model: nn.Sequential, stage: int, n_stages: int) -> nn.Sequential:
@@ -147,11 +148,11 @@ def _pp(size: GptSize, settings: Settings, device: torch.device) -> Trainer:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
     rank, world = dist.get_rank(), dist.get_world_size()
-    module = stage_of(_model(size, settings, device, tied=False), rank, world)
+    module = stage_of(build_model(size, settings, device, tied=False), rank, world)
     stage = PipelineStage(module, rank, world, device)
     kind: Any = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[settings.schedule]
     schedule = kind(stage, settings.n_micro_batches, loss_fn=loss_of)
-    optimizer = torch.optim.AdamW(module.parameters(), _LEARNING_RATE)
+    optimizer = torch.optim.AdamW(module.parameters(), LEARNING_RATE)
     shape = (settings.micro_batch * settings.n_micro_batches, size.seq_len)
     tokens = torch.randint(size.vocab, shape, device=device)
     targets = torch.randint(size.vocab, shape, device=device)

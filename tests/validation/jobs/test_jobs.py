@@ -2,9 +2,12 @@
 
 import csv
 import gzip
+import importlib.util
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from validation.tables.writing import make_row, write_rows
 
 torch = pytest.importorskip("torch", reason="real jobs need PyTorch")
 
+from validation.jobs.installed_trainers import INSTALLED, why_not  # noqa: E402
 from validation.jobs.model import SIZES, build_gpt, loss_of  # noqa: E402
 from validation.jobs.timed_training import slowest  # noqa: E402
 from validation.jobs.timing import PhaseClock, time_repeated  # noqa: E402
@@ -101,7 +105,39 @@ def test_a_pipeline_needs_enough_micro_batches():
 
 
 def test_every_training_job_has_a_strategy():
-    assert set(STRATEGIES) == set(JOBS) - {"collectives", "kernels"}
+    assert set(STRATEGIES) | set(INSTALLED) == set(JOBS) - {"collectives", "kernels"}
+    assert not set(STRATEGIES) & set(INSTALLED)
+
+
+@pytest.mark.parametrize(
+    ("job", "package"),
+    [("deepspeed-zero2", "deepspeed"), ("megatron-tp", "megatron-core"), ("hf-trainer", "accelerate")],
+)
+def test_a_job_whose_framework_is_missing_is_skipped_with_a_reason(monkeypatch, job, package):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert package in why_not(job) and "pip install" in why_not(job)
+    assert why_not("ddp") == "" and why_not("single") == ""
+
+
+@pytest.mark.parametrize("job", INSTALLED)
+def test_a_job_of_an_installed_framework_trains_or_says_why_not(job, tmp_path):
+    """Two ranks over gloo; what is not installed is skipped by the command itself."""
+    if why_not(job) and job != next(iter(INSTALLED)):
+        pytest.skip(why_not(job))
+    path = tmp_path / "rows.csv"
+    command = f"run {job} --model gpt2-micro --micro-batches 2 --repeats 2 --warm-up 1 --device cpu --csv {path}"
+    done = subprocess.run(
+        [sys.executable, "-m", "validation", *command.split()], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    if reason := why_not(job):
+        assert f"skipped: {reason}" in done.stderr and not path.exists()
+        return
+    with path.open(newline="") as file:
+        [step] = [row for row in csv.DictReader(file) if row["metric"] == "iteration_time_s"]
+    assert float(step["value"]) > 0.0 and step["gpus"] == "2"
+    assert (step["tp"], step["pp"]) == {"megatron-tp": ("2", "1"), "megatron-pp": ("1", "2")}.get(job, ("1", "1"))
+    assert step["sharding"] == (job.removeprefix("deepspeed-") if "zero" in job else "none")
 
 
 # -- rows ------------------------------------------------------------------------------------------
