@@ -173,30 +173,20 @@ def look_into(
         selection = replace(select(trace, ranks=ranks, steps=None), left_out="")
     found = ANALYSES[analysis](selection, question or Question())
     return RecordedTable(
-        analysis=analysis,
-        format=trace.format,
-        ranks=[chosen.rank.rank for chosen in selection.ranks],
-        steps=list(selection.steps),
-        left_out=selection.left_out,
-        figures=dict(found.figures),
-        rows=[dict(row) for row in found.rows],
-        map=found.map,
-    )
+        analysis=analysis, format=trace.format, ranks=[chosen.rank.rank for chosen in selection.ranks],
+        steps=list(selection.steps), left_out=selection.left_out, figures=dict(found.figures),
+        rows=[dict(row) for row in found.rows], map=found.map,
+    )  # fmt: skip
 
 
 def table_of(found: Difference) -> RecordedTable:
     """Return a comparison by kind of work as a table like the others."""
     document = found.to_dict()
     return RecordedTable(
-        analysis="compare",
-        format="",
-        ranks=sorted({step.rank for step in found.steps}),
-        steps=sorted({step.step for step in found.steps}),
-        left_out=found.left_out,
-        figures={f"{part}_s": seconds for part, seconds in found.parts_s.items()},
-        rows=document["works"],
-        map=None,
-    )
+        analysis="compare", format="", ranks=sorted({step.rank for step in found.steps}),
+        steps=sorted({step.step for step in found.steps}), left_out=found.left_out,
+        figures={f"{part}_s": seconds for part, seconds in found.parts_s.items()}, rows=document["works"], map=None,
+    )  # fmt: skip
 
 
 def write_overlay(trace: Trace, analysis: str, path: str | Path) -> None:

@@ -125,20 +125,10 @@ def plan_rank(
     _shorten(evidence, after)
     waits, issue = _find_host_waits(evidence)
     return RankPlan(
-        rank=rank,
-        order=evidence.order,
-        lane=evidence.lane,
-        duration_ns=evidence.end_ns - evidence.start_ns,
-        lead_ns=_leads(evidence, after),
-        tail_ns=evidence.own_end_ns - evidence.end_ns,
-        issue_ns=issue,
-        after=after,
-        waits=waits,
-        key=key,
-        first=step_starts(rank),
-        phase=tuple(phases(rank)),
-        offset_ns=offset_ns,
-    )
+        rank=rank, order=evidence.order, lane=evidence.lane, duration_ns=evidence.end_ns - evidence.start_ns,
+        lead_ns=_leads(evidence, after), tail_ns=evidence.own_end_ns - evidence.end_ns, issue_ns=issue, after=after,
+        waits=waits, key=key, first=step_starts(rank), phase=tuple(phases(rank)), offset_ns=offset_ns,
+    )  # fmt: skip
 
 
 def _leads(evidence: _Evidence, after: After) -> Int64:
@@ -199,20 +189,9 @@ def _gather(rank: RankTrace, offset_ns: int, origin_ns: int, joined: Mapping[int
         for before, after in pairwise(members):
             previous[after] = before
     return _Evidence(
-        rank=rank,
-        offset_ns=offset_ns,
-        origin_ns=origin_ns,
-        start_ns=start,
-        end_ns=end,
-        launch_ns=launch,
-        ready_ns=ready,
-        lane=lane,
-        order=order,
-        position=position,
-        previous=previous,
-        latency_ns=latency,
-        joined=joined,
-    )
+        rank=rank, offset_ns=offset_ns, origin_ns=origin_ns, start_ns=start, end_ns=end, launch_ns=launch,
+        ready_ns=ready, lane=lane, order=order, position=position, previous=previous, latency_ns=latency, joined=joined,
+    )  # fmt: skip
 
 
 def _lanes(

@@ -14,7 +14,6 @@ References
 
 from __future__ import annotations
 
-import gzip
 import heapq
 import io
 import json
@@ -38,6 +37,7 @@ from simulator.trace_io.chakra_messages import (
 from simulator.trace_io.collective_names import kernel_operation
 from simulator.trace_io.json_stream import JsonObjects
 from simulator.trace_io.reconstruct import reconstruct
+from simulator.trace_io.sources import created
 from simulator.trace_io.steps import step_windows
 from simulator.trace_io.trace_record import (
     COMMUNICATION,
@@ -156,16 +156,11 @@ class _Node:
         return CollectiveCall(
             collective=collective,
             n_bytes=-1 if attributes.get("comm_size_unknown") else integer(attributes.get("comm_size")),
-            in_nelems=integer(attributes.get("in_msg_nelems")),
-            out_nelems=integer(attributes.get("out_msg_nelems")),
-            dtype=str(attributes.get("dtype", "")),
-            group=str(attributes.get("group", name)),
-            ranks=ranks,
-            group_size=len(ranks) or integer(attributes.get("pg_size"), 0),
-            sequence=integer(attributes.get("seq")),
-            peer=integer(attributes.get("comm_dst" if collective == "send" else "comm_src")),
-            source="chakra",
-        )
+            in_nelems=integer(attributes.get("in_msg_nelems")), out_nelems=integer(attributes.get("out_msg_nelems")),
+            dtype=str(attributes.get("dtype", "")), group=str(attributes.get("group", name)), ranks=ranks,
+            group_size=len(ranks) or integer(attributes.get("pg_size"), 0), sequence=integer(attributes.get("seq")),
+            peer=integer(attributes.get("comm_dst" if collective == "send" else "comm_src")), source="chakra",
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -457,8 +452,8 @@ def write(trace: Trace, directory: str | Path, *, prefix: str = "trace", compres
     paths = []
     for rank, waits_for in zip(trace.ranks, _dependencies(trace), strict=True):
         path = folder / f"{prefix}.{rank.rank}.et{'.gz' if compress else ''}"
-        with gzip.open(path, "wb") if compress else open(path, "wb") as file:
-            _write_rank(rank, trace.world_size, numbers, file, waits_for)  # type: ignore[arg-type]
+        with created(path) as file:
+            _write_rank(rank, trace.world_size, numbers, file, waits_for)
         paths.append(path)
     return tuple(paths)
 
@@ -545,11 +540,7 @@ def _written(rank: RankTrace, op: int, data_deps: list[int]) -> Any:
 
 
 def _write_call(
-    node: Any,
-    call: CollectiveCall,
-    rank: int,
-    numbers: Mapping[tuple[int, ...], int],
-    sent: dict[tuple[int, int], int],
+    node: Any, call: CollectiveCall, rank: int, numbers: Mapping[tuple[int, ...], int], sent: dict[tuple[int, int], int]
 ) -> None:
     """Add what a trace says about communication; what has no type in Chakra stays computation of its length."""
     kind = {"send_recv": "all_to_all"}.get(call.collective, call.collective)

@@ -156,7 +156,6 @@ def delimited(stream: IO[bytes], source: str) -> Iterator[bytes]:
         data = stream.read(size)
         if len(data) < size:
             raise TraceError(
-                f"{source}: ends inside a message: {len(data)} of {size} bytes",
-                hint="the file was cut; copy it again",
+                f"{source}: ends inside a message: {len(data)} of {size} bytes", hint="the file was cut; copy it again"
             )
         yield data

@@ -6,7 +6,6 @@ file that shows simulated ranks beside measured ones the simulated ones are read
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import msgspec
 
 from simulator.errors import TraceError
 from simulator.trace_io.json_stream import JsonObjects
+from simulator.trace_io.sources import created
 from simulator.trace_io.trace_record import (
     COMMUNICATION,
     COMPUTE,
@@ -40,8 +40,7 @@ _KIND_OF = {**{category: kind for kind, category in KINDS.items()}, "block": COM
 def write(processes: Iterable[Process], path: str | Path) -> None:
     """Write processes, times in microseconds, gzipped where the name ends in ``.gz``."""
     encode = msgspec.json.Encoder().encode
-    opener = gzip.open if str(path).endswith(".gz") else open
-    with opener(path, "wb") as file:
+    with created(path) as file:
         file.write(f'{{"schemaVersion": 1, {MARK}, "displayTimeUnit": "ms", "traceEvents": [\n'.encode())
         first = True
         for pid, process in enumerate(processes):

@@ -274,36 +274,19 @@ class _Builder:
 
 
 def communication(
-    call: CollectiveCall,
-    rank: int,
-    *,
-    everybody: tuple[int, ...],
-    name: str,
-    duration_s: float,
-    phase: Phase,
+    call: CollectiveCall, rank: int, *, everybody: tuple[int, ...], name: str, duration_s: float, phase: Phase
 ) -> Collective | Transfer:
     """Return the operation that a call describes, with its measured transfer time."""
     n_bytes = max(call.n_bytes, 0)
     if call.collective in ("send", "recv") and call.peer >= 0:
         pair = call.ranks if len(call.ranks) == 2 else tuple(sorted((rank, call.peer)))
         return Transfer(
-            n_bytes=n_bytes,
-            pairs=((pair[0], pair[1]),),
-            name=name,
-            phase=phase,
-            duration_s=duration_s,
-            issue_s=0.0,
+            n_bytes=n_bytes, pairs=((pair[0], pair[1]),), name=name, phase=phase, duration_s=duration_s, issue_s=0.0
         )
     return Collective(
-        collective="all_to_all" if call.collective == "send_recv" else call.collective,
-        axis=call.group or "world",
-        n_bytes=n_bytes,
-        groups=(call.ranks or everybody,),
-        name=name,
-        phase=phase,
-        duration_s=duration_s,
-        issue_s=0.0,
-    )
+        collective="all_to_all" if call.collective == "send_recv" else call.collective, axis=call.group or "world",
+        n_bytes=n_bytes, groups=(call.ranks or everybody,), name=name, phase=phase, duration_s=duration_s, issue_s=0.0,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

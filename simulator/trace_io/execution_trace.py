@@ -160,15 +160,11 @@ def _kept(node: dict[str, Any], groups: dict[str, tuple[int, ...]]) -> _Node | N
         groups.update(_groups(node))
     attributes = _attributes(node)
     return _Node(
-        order=integer(attributes.get("rf_id", node.get("rf_id")), 0),
-        id=integer(node.get("id")),
-        parent=integer(node.get("ctrl_deps", node.get("parent"))),
-        name=sys.intern(name),
-        thread=integer(attributes.get("tid"), 0),
-        operator=_operator(node),
-        call=_call(node),
+        order=integer(attributes.get("rf_id", node.get("rf_id")), 0), id=integer(node.get("id")),
+        parent=integer(node.get("ctrl_deps", node.get("parent"))), name=sys.intern(name),
+        thread=integer(attributes.get("tid"), 0), operator=_operator(node), call=_call(node),
         **_times(node, attributes),
-    )
+    )  # fmt: skip
 
 
 def _times(node: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,23 +278,16 @@ def _call(node: Mapping[str, Any]) -> CollectiveCall | None:
         operation = next((w for w in map(operation_name, words) if w != "unknown"), "unknown")
     if operation == "unknown":
         return None
-    in_nelems, out_nelems = (
-        integer(attributes.get("in_msg_nelems")),
-        integer(attributes.get("out_msg_nelems")),
-    )
+    in_nelems, out_nelems = (integer(attributes.get("in_msg_nelems")), integer(attributes.get("out_msg_nelems")))
     dtype = str(attributes.get("dtype") or "")
     if in_nelems < 0:
         in_nelems, dtype = _tensor(values, types)
         out_nelems = _nelems(_outputs(node))
     return CollectiveCall(
-        collective=operation,
-        in_nelems=in_nelems,
-        out_nelems=out_nelems,
-        dtype=dtype,
-        group=str(attributes.get("pg_name") or ""),
-        group_size=integer(attributes.get("pg_size"), 0),
+        collective=operation, in_nelems=in_nelems, out_nelems=out_nelems, dtype=dtype,
+        group=str(attributes.get("pg_name") or ""), group_size=integer(attributes.get("pg_size"), 0),
         source="execution trace",
-    )
+    )  # fmt: skip
 
 
 def _in_group(call: CollectiveCall, groups: Mapping[str, tuple[int, ...]]) -> CollectiveCall:

@@ -91,15 +91,6 @@ def _call(op: Collective | Transfer, rank: int, counts: dict[tuple[int, ...], in
         peer = target if source == rank else source
     counts[group] = counts.get(group, 0) + 1
     return CollectiveCall(
-        collective=collective,
-        n_bytes=n_bytes,
-        in_nelems=in_nelems,
-        out_nelems=out_nelems,
-        dtype="Byte",
-        group=name,
-        group_size=len(group),
-        ranks=group,
-        sequence=counts[group],
-        peer=peer,
-        source="simulated",
-    )
+        collective=collective, n_bytes=n_bytes, in_nelems=in_nelems, out_nelems=out_nelems, dtype="Byte", group=name,
+        group_size=len(group), ranks=group, sequence=counts[group], peer=peer, source="simulated",
+    )  # fmt: skip

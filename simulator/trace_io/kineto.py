@@ -11,7 +11,6 @@ libkineto ``output_json.cpp``; the definitions of ``ts``, ``baseTimeNanoseconds`
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from array import array
@@ -29,6 +28,7 @@ from simulator.errors import TraceError
 from simulator.trace_io.collective_names import CommunicationNames, kernel_name, kernel_operation, merge_calls
 from simulator.trace_io.json_stream import Document, read_documents
 from simulator.trace_io.kineto_metadata import EVENTS, KEY, Args, Event, call_of_args, call_of_dims, metadata, rank_list
+from simulator.trace_io.sources import created
 from simulator.trace_io.trace_record import (
     ANNOTATION,
     COMMUNICATION,
@@ -174,11 +174,7 @@ class _Columns:
         """Append the columns of a further document of the same rank."""
         names, streams, threads = (
             [table(text) for text in more.table]
-            for table, more in (
-                (self.names, other.names),
-                (self.streams, other.streams),
-                (self.threads, other.threads),
-            )
+            for table, more in ((self.names, other.names), (self.streams, other.streams), (self.threads, other.threads))
         )
         n_device, n_host = len(self.device[0]), len(self.host[0])
         for columns, further, places in ((self.device, other.device, streams), (self.host, other.host, threads)):
@@ -310,25 +306,12 @@ def _rank_trace(columns: _Columns, documents: list[Document], rank: int, source:
 
         ops, calls, streams = host_operations(host, names, threads, described=described, groups=groups)
     return RankTrace(
-        rank=rank,
-        world_size=_distributed(header, "world_size", 0),
-        names=names,
-        streams=streams,
-        threads=threads,
-        ops=ops,
-        host=host,
-        calls=calls,
-        steps=_steps(columns, host, names),
-        syncs=_syncs(columns, host),
-        groups=groups,
-        device=_device_name(header),
-        epoch_ns=integer(header.get("baseTimeNanoseconds"), 0),
-        source=source,
-        notes=_notes(columns, documents),
-        cut=any(document.truncated for document in documents),
-        memory=_allocations(columns.memory),
-        operator_calls=columns.operator_calls,
-    )
+        rank=rank, world_size=_distributed(header, "world_size", 0), names=names, streams=streams, threads=threads,
+        ops=ops, host=host, calls=calls, steps=_steps(columns, host, names), syncs=_syncs(columns, host), groups=groups,
+        device=_device_name(header), epoch_ns=integer(header.get("baseTimeNanoseconds"), 0), source=source,
+        notes=_notes(columns, documents), cut=any(document.truncated for document in documents),
+        memory=_allocations(columns.memory), operator_calls=columns.operator_calls,
+    )  # fmt: skip
 
 
 def _allocations(columns: tuple[array[Any], ...]) -> Allocations | None:
@@ -486,8 +469,8 @@ def write(trace: Trace, directory: str | Path, *, compress: bool = True) -> tupl
     paths = []
     for rank in trace.ranks:
         path = folder / f"rank{rank.rank}.pt.trace.json{'.gz' if compress else ''}"
-        with gzip.open(path, "wb", compresslevel=5) if compress else open(path, "wb") as file:
-            _write_rank(rank, trace.world_size, file)  # type: ignore[arg-type]
+        with created(path) as file:
+            _write_rank(rank, trace.world_size, file)
         paths.append(path)
     return tuple(paths)
 

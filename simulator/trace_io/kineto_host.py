@@ -139,11 +139,6 @@ def _call(operation: str, args: Args | None) -> CollectiveCall:
     inputs = args.concrete_inputs if isinstance(args.concrete_inputs, list) else []
     peer = integer(inputs[2]) if operation in ("send", "recv") and len(inputs) > 2 else -1
     return CollectiveCall(
-        collective=operation,
-        n_bytes=message_bytes(operation, in_nelems, out_nelems, dtype),
-        in_nelems=in_nelems,
-        out_nelems=out_nelems,
-        dtype=dtype,
-        peer=peer,
-        source="Input Dims" if nelems >= 0 else "",
-    )
+        collective=operation, n_bytes=message_bytes(operation, in_nelems, out_nelems, dtype), in_nelems=in_nelems,
+        out_nelems=out_nelems, dtype=dtype, peer=peer, source="Input Dims" if nelems >= 0 else "",
+    )  # fmt: skip

@@ -123,18 +123,11 @@ def call_of_args(args: Args, groups: Mapping[str, tuple[int, ...]], source: str)
     size = integer(args.group_size, 0) or len(ranks)
     peer = {"send": args.destination_rank, "recv": args.source_rank}.get(operation)
     return CollectiveCall(
-        collective=operation,
-        n_bytes=message_bytes(operation, in_nelems, out_nelems, args.dtype or "", size),
-        in_nelems=in_nelems,
-        out_nelems=out_nelems,
-        dtype=args.dtype or "",
-        group=group,
-        group_size=max(size, 0),
-        ranks=ranks if len(ranks) == size else (),
-        sequence=integer(args.sequence),
-        peer=integer(peer),
+        collective=operation, n_bytes=message_bytes(operation, in_nelems, out_nelems, args.dtype or "", size),
+        in_nelems=in_nelems, out_nelems=out_nelems, dtype=args.dtype or "", group=group, group_size=max(size, 0),
+        ranks=ranks if len(ranks) == size else (), sequence=integer(args.sequence), peer=integer(peer),
         source=source if in_nelems >= 0 else "",
-    )
+    )  # fmt: skip
 
 
 def call_of_dims(name: str, args: Args | None) -> CollectiveCall:

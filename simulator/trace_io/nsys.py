@@ -189,12 +189,7 @@ def _host(
         if not _is_time(start):
             return
         tid = integer(thread, 0)
-        row = (
-            start,
-            end if _is_time(end) and end >= start else start,
-            names(name),
-            threads(str(tid & 0xFFFFFF)),
-        )
+        row = (start, end if _is_time(end) and end >= start else start, names(name), threads(str(tid & 0xFFFFFF)))
         for column, value in zip(columns, (*row, kind, correlation, -1, tid >> 24 & 0xFFFFFF), strict=True):
             column.append(value)
 

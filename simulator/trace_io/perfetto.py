@@ -7,7 +7,6 @@ Perfetto TrackEvent reference, https://perfetto.dev/docs/reference/synthetic-tra
 
 from __future__ import annotations
 
-import gzip
 import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -21,6 +20,7 @@ from simulator.errors import TraceError
 from simulator.timeline import Timeline
 from simulator.trace_io import chakra, chrome_json, kineto
 from simulator.trace_io.from_timeline import from_timeline
+from simulator.trace_io.sources import created
 from simulator.trace_io.tracks import Counter, Process, Slice, Track, thinned, timeline_processes
 
 _SEQUENCE = 1
@@ -93,9 +93,8 @@ def write_processes(processes: Iterable[Process], path: str | Path) -> None:
 
     Of very many slices those that are too short to see are drawn together (:func:`~simulator.trace_io.tracks.thinned`).
     """
-    opener = gzip.open if str(path).endswith(".gz") else open
-    with opener(path, "wb") as file:
-        _ProtoWriter(file).write(thinned(tuple(processes)))  # type: ignore[arg-type]
+    with created(path) as file:
+        _ProtoWriter(file).write(thinned(tuple(processes)))
 
 
 class _ProtoWriter:

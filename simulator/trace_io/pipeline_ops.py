@@ -250,11 +250,6 @@ def _call(row: _Row, collective: str, who: str, place: Mapping[tuple[int, int], 
     sender = rank if collective == "send" else peer
     lane = f"{direction} {sender}>{peer if collective == 'send' else rank}" if peer >= 0 else row.optype
     return CollectiveCall(
-        collective=collective,
-        group=f"{lane} step {row.step}",
-        group_size=len(ranks),
-        ranks=ranks,
-        sequence=row.seq_id,
-        peer=peer,
-        source="pipeline_ops",
-    )
+        collective=collective, group=f"{lane} step {row.step}", group_size=len(ranks), ranks=ranks, sequence=row.seq_id,
+        peer=peer, source="pipeline_ops",
+    )  # fmt: skip

@@ -70,15 +70,11 @@ def reconstruct(trace: Trace, joins: Joins | None = None, *, stand_for_all: bool
     )
     alone = stand_for_all and len(trace.ranks) == 1
     return Reconstruction(
-        trace=trace,
-        joins=found,
-        plans=plans,
-        calls=tuple(joined.call for joined in found.joined),
+        trace=trace, joins=found, plans=plans, calls=tuple(joined.call for joined in found.joined),
         transfer_ns=transfers,
         members=tuple(tuple(range(trace.world_size)) if alone else (rank.rank,) for rank in trace.ranks),
-        origin_ns=origin,
-        notes=_coverage(trace, found, keys, alone=alone),
-    )
+        origin_ns=origin, notes=_coverage(trace, found, keys, alone=alone),
+    )  # fmt: skip
 
 
 def _coverage(trace: Trace, joins: Joins, keys: list[dict[int, int]], *, alone: bool) -> tuple[str, ...]:

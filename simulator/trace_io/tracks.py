@@ -358,10 +358,7 @@ def _host_tracks(rank: RankTrace, origin_ns: int) -> list[Track]:
     stacks: dict[int, list[int]] = {}
     for event in range(len(host)):
         thread = int(host.thread[event])
-        start, end = (
-            (int(host.start_ns[event]) - origin_ns) * 1000,
-            (int(host.end_ns[event]) - origin_ns) * 1000,
-        )
+        start, end = ((int(host.start_ns[event]) - origin_ns) * 1000, (int(host.end_ns[event]) - origin_ns) * 1000)
         stack = stacks.setdefault(thread, [])
         while stack and stack[-1] <= start:
             stack.pop()

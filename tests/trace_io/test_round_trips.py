@@ -61,6 +61,17 @@ def test_rank_is_written_with_a_blank_before_the_events(shared_traces, tmp_path)
         assert head.index('"rank":') < head.index('"traceEvents"')
 
 
+def test_the_same_trace_gives_the_same_bytes_at_any_time(tmp_path, monkeypatch):
+    written = []
+    for at in (1e9, 2e9):
+        monkeypatch.setattr("time.time", lambda at=at: at)
+        write_timeline(_timeline(), tmp_path / "run")
+        write_timeline(_timeline(), tmp_path / "run.json.gz")
+        written.append([path.read_bytes() for path in sorted(tmp_path.rglob("*.gz"))])
+    assert len(written[0]) == 5
+    assert written[0] == written[1]
+
+
 def test_a_simulated_run_is_exported_with_every_rank_device_and_group(tmp_path):
     """What Holistic Trace Analysis looks for: a file per rank, the device, the groups, launches that take time."""
     write_timeline(_timeline(), tmp_path / "run", device="a100-sxm4-80g")
