@@ -259,7 +259,7 @@ class Framework:
     #: Whether chunks of a pipeline may differ (Megatron-Core's ``pipeline_model_parallel_layout``).
     lays_out_pipelines: bool = False
     #: Whether backward of a column-parallel product reduces its input's gradient beside the product of its weight's (Megatron-LM's
-    #: ``async_tensor_model_parallel_allreduce``, from 2022 on); forks of the year before reduce it behind both.
+    #: ``async_tensor_model_parallel_allreduce``, from 2022 on); it and its forks reduced it behind both before.
     reduces_beside_products: bool = True
     #: Whether a pipeline gives its stages equal numbers of parameters, those of embedding and head among them, instead of equal
     #: numbers of blocks.
@@ -305,14 +305,18 @@ FRAMEWORKS: dict[str, Framework] = {
     f.name: f
     for f in (
         Framework(name="hf-eager", kernels="hf-eager", data_parallel=DDP, master_weights=False, sharded_by="fsdp"),
-        Framework(
-            name="megatron",
-            kernels="megatron",
-            data_parallel=MEGATRON,
-            gradient_bytes_bf16=4,
-            experts_need_split_tokens=True,
-            overlap=False,
-            scatters_messages=True,
+        *(
+            Framework(
+                name=name,
+                kernels="megatron",
+                data_parallel=MEGATRON,
+                gradient_bytes_bf16=4,
+                experts_need_split_tokens=True,
+                overlap=False,
+                scatters_messages=True,
+                reduces_beside_products=beside,
+            )
+            for name, beside in (("megatron", True), ("megatron-2021", False))
         ),
         Framework(
             name="megatron-core",
@@ -355,7 +359,7 @@ FRAMEWORKS: dict[str, Framework] = {
             gradient_bytes_bf16=4,
             overlap=False,
             scatters_messages=True,
-            reduces_beside_products=False,  # mpu/layers.py, bigscience-workshop/Megatron-DeepSpeed
+            reduces_beside_products=False,  # mpu/layers.py of both forks; deepspeedai/Megatron-DeepSpeed, issue 447
         ),
         Framework(name="deepspeed", kernels="hf-eager", data_parallel=DEEPSPEED, cp_comm_type="a2a"),
         Framework(

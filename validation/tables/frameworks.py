@@ -52,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("internlm",), "internevo", why="InternLM is trained with InternEvo"),
     Rule(("nanotron",), "torch-3d-fused-norm", why="eager modules, Triton's norms, FlashAttention"),
     Rule(("megascale",), "megatron-core"),
+    Rule(("megatron", "of 2021"), "megatron-2021", why="before the all-reduce beside weight gradients of 2022"),
     Rule(("megatron",), "megatron"),
     Rule(("aleph alpha", "fused rmsnorm"), "scaling-fused-norm"),
     Rule(("aleph alpha",), "scaling"),
@@ -81,8 +82,8 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-#: sources that quote Narayanan et al., arXiv:2104.04473, table 2
-_OF_2021 = r"megatron-lm-2nd-table|2104\.04473"
+#: sources that quote Narayanan et al., arXiv:2104.04473, and the tables of Megatron-LM's own page until then
+_OF_2021 = r"megatron-lm-2nd-table|2104\.04473|cases_(jan|april)2021|megatron-lm@5281919420"
 
 
 def who_ran(row: Row) -> str:

@@ -55,6 +55,7 @@ class TestCases:
             ("torch eager, Hugging Face transformers", "hf-eager"),
             ("DeepSpeed ZeRO-3", "deepspeed"),
             ("DeepSpeed ZeRO-3 of 2021", "deepspeed-0.3"),
+            ("Megatron-LM (interleaved PTD-P) of 2021", "megatron-2021"),
             ("PyTorch DDP + ZeroRedundancyOptimizer", "torch-ddp"),
             ("PyTorch FSDP2", "torch-fsdp2"),
             ("PyTorch DTensor tensor parallel", "torch-tp"),
