@@ -24,7 +24,9 @@ _NORMS = {"LayerNorm": "layer_norm", "RMSNorm": "rms_norm", "layernorm": "layer_
 #: vocabulary of tokenizers, by a pattern of their type or path
 VOCABULARIES = {
     r"Llama-?3|LLama3": 128256, r"Llama-?2": 32000, r"GPT2BPE": 50257, r"BertWordPieceLowerCase": 30522,
-    r"BertWordPieceCase": 28996, r"Mi[sx]tral": 32000, r"DeepSeek-?V[23]": 129280, r"Qwen2\.?5?|Qwen3": 151936,
+    r"BertWordPieceCase": 28996, r"Mi[sx]tral": 32000, r"DeepSeek-?V3": 129280,
+    r"DeepSeek-?V2(?!Tokenizer)": 102400, r"Qwen1\.5|Qwen2\.?5?|Qwen3": 151936,
+    r"BloomTokenizerFromHF": 250880, r"ChatGLMTokenizerFromHF": 130528, r"IcetkGLM130B": 150528,
 }  # fmt: skip
 #: how tokens travel to experts, in Megatron's words -> ours
 DISPATCHERS = {"alltoall": "alltoall", "allgather": "allgather", "flex": "deepep", "alltoall_seq": "alltoall"}
@@ -97,7 +99,12 @@ KEYS = Table(
         key("make-vocab-size-divisible-by", "count", default=128),
         key("tokenizer-type", "any", note="tells the vocabulary where it is of a known tokenizer"),
         key("tokenizer-model tokenizer-name-or-path", "any", note="the same"),
-        key("patch-tokenizer-type", "any", note="the same"),
+        key(
+            "patch-tokenizer-type",
+            "any",
+            note="the same, of Pai-Megatron, which pads nothing and may ask the files of `load`",
+        ),
+        key("extra-vocab-size", note="rows beside those of Qwen's tokenizer, of Pai-Megatron"),
         key("untie-embeddings-and-output-weights", "switch"),
         key("hidden-dropout", "number", model="dropout", default=0.1),
         key(

@@ -195,22 +195,36 @@ def _vocab(found: Found, tp: int) -> int:
     size = found["vocab-size"] or _of_tokenizer(found)
     if not size:
         size = 50257
-        if found["tokenizer-type"] in (None, True):
+        if found["tokenizer-type"] in (None, True) and not found["patch-tokenizer-type"]:
             found.reader.assume(
                 "vocab-size", size, "GPT-2's tokenizer; the real one is read from the tokenizer at run time"
             )
         else:
             found.reader.account.miss("tokenizer-type", "the file does not hold its vocabulary: that of GPT-2 is taken")
+    elif found["patch-tokenizer-type"] and not found["vocab-size"]:
+        return size
     multiple: int = found["make-vocab-size-divisible-by"] * tp
     return int(-(-size // multiple) * multiple)
 
 
 def _of_tokenizer(found: Found) -> int:
-    """Return the vocabulary of a known tokenizer; 0 where it is not known."""
-    names = " ".join(
-        readable(str(found[name] or "")) for name in ("tokenizer-type", "tokenizer-model", "patch-tokenizer-type")
-    )
-    return next((size for pattern, size in VOCABULARIES.items() if re.search(pattern, names, re.IGNORECASE)), 0)
+    """Return the vocabulary of a known tokenizer, by its files before its type; 0 where it is not known."""
+    patched, extra = found["patch-tokenizer-type"], found["extra-vocab-size"]
+    names = [
+        found["tokenizer-model"],
+        found.reader.data.get("load") if patched else "",
+        found["tokenizer-type"],
+        patched,
+    ]
+    for name in names:
+        for pattern, size in VOCABULARIES.items():
+            if re.search(pattern, readable(str(name or "")), re.IGNORECASE):
+                return _QWEN + extra if patched and extra and pattern.startswith("Qwen") else size
+    return 0
+
+
+#: words of Qwen's tokenizers, without the rows that are added (Pai-Megatron, ``megatron_patch/tokenizer/__init__.py``)
+_QWEN = 151643
 
 
 def expert_counts(found: Found) -> list[int]:

@@ -142,7 +142,10 @@ _TOOLS: dict[str, tuple[str, Values, Callable[[str], dict[str, str]]]] = {
     "MLPerf": ("iteration_time_s", lambda text: _of_mlperf(text)[0], lambda text: _of_mlperf(text)[1]),
     "Megatron-LM": (
         "iteration_time_s",
-        lambda text: _floats(r"elapsed time per iteration \(ms\): {0,4}NUMBER", text, 1e-3),
+        lambda text: (
+            _floats(r"elapsed time per iteration \(ms\): {0,4}NUMBER", text, 1e-3)
+            or _floats(r"elapsed time per iteration \(s\): {0,4}NUMBER", text)
+        ),
         lambda text: _batch(text) | _megatron(text),
     ),
     "NeMo": (
@@ -162,7 +165,7 @@ _TOOLS: dict[str, tuple[str, Values, Callable[[str], dict[str, str]]]] = {
     ),
     "DeepSpeed's rate": (
         "samples_per_s",
-        lambda text: _floats(r"CurrSamplesPerSec= {0,4}NUMBER", text),
+        lambda text: _floats(r"\b(?:Curr)?SamplesPerSec= {0,4}NUMBER", text),
         lambda text: _batch(text) | {"framework": "DeepSpeed"},
     ),
     "Trainer": (
@@ -190,7 +193,7 @@ def is_training_log(text: str) -> bool:
     """Whether a text has lines of steps of one of the tools, and is no script that quotes some."""
     if text.startswith("#!"):
         return False
-    marks = r"elapsed time per iteration \(ms\)|train_step_timing|:::MLLOG|iter time \(s\): |CurrSamplesPerSec=|train_steps_per_second"
+    marks = r"elapsed time per iteration \(m?s\)|train_step_timing|:::MLLOG|iter time \(s\): |SamplesPerSec=|train_steps_per_second"
     return bool(re.search(marks, text)) or bool(
         re.search(r"step: {0,8}\d{1,9}.{1,200}?\b[tw]ps: ", _plain(text[:200_000]))
     )

@@ -25,7 +25,7 @@ from simulator.topology import load_topology
 
 #: options that change what is communicated, where states live, and what the step waits for
 OPTIONS = (
-    (), (), (),
+    (), (), (), (("gradient_compression", "onebit"),),
     (("gradient_collective", "reduce_scatter"),), (("gradient_compression", "fp16"),), (("bucket_bytes", 10_000_000),),
     (("offload_optimizer", "cpu"),), (("quantized_weights", True), ("quantized_gradients", True)), (("secondary_group", 2),),
     (("backward_prefetch", "none"),), (("limit_all_gathers", False),), (("overlap_parameter_gather", True),),

@@ -405,6 +405,36 @@ def test_megatron_places_dense_layers_anywhere(frequency, dense):
     assert [spec.has_experts(i) for i in range(32)] == [i not in dense for i in range(32)]
 
 
+@pytest.mark.parametrize(
+    ("flags", "vocab"),
+    [
+        # megatron_patch/tokenizer/__init__.py: words + extra-vocab-size, not padded to 128 x tp; sizes as the models publish them
+        ("--patch-tokenizer-type Qwen2Tokenizer --extra-vocab-size 421", 152064),
+        ("--patch-tokenizer-type Qwen2Tokenizer --extra-vocab-size 293", 151936),
+        (
+            "--patch-tokenizer-type LLamaTokenizer --load /mnt/Meta-Llama-3-8B-to-mcore-tp4 --extra-vocab-size 256",
+            128256,
+        ),
+        ("--patch-tokenizer-type LLamaTokenizer --load /mnt/Llama-2-7b-hf --extra-vocab-size 0", 32000),
+        (
+            "--patch-tokenizer-type DeepSeekV2Tokenizer --load /mnt/DeepSeek-V2-Lite-to-mcore --extra-vocab-size 2400",
+            102400,
+        ),
+        ("--patch-tokenizer-type BloomTokenizerFromHF", 250880),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model deepseek-ai/DeepSeek-V3", 129536),  # padded to 512
+    ],
+)
+def test_tokenizers_tell_the_vocabulary(flags, vocab):
+    text = LLAMA.replace("--vocab-size 128256 --make-vocab-size-divisible-by 1", "--tensor-model-parallel-size 4")
+    found = parse_megatron(f"{text} {flags}")
+    assert found.spec.vocab == vocab and not found.report.unknown
+
+
+def test_a_tokenizer_of_other_files_is_named():
+    text = LLAMA.replace("--vocab-size 128256", "--patch-tokenizer-type LLamaTokenizer --load /mnt/ckpt")
+    assert any("tokenizer-type: not understood" in one for one in parse_megatron(text).report.unknown)
+
+
 def test_windows_of_megatron():
     # megatron/core/transformer/utils.py: layers count from 1, and every n-th of them, or one with a 0, sees all
     spec = parse_megatron(LLAMA + " --window-size 127,0 --window-attn-skip-freq 8").spec

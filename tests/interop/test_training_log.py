@@ -82,6 +82,26 @@ def test_a_log_is_one_measured_row(tmp_path, tool):
     assert (found.tool, row["metric"], float(row["value"])) == (tool, metric, pytest.approx(value))
 
 
+@pytest.mark.parametrize(
+    ("line", "metric", "value"),
+    [
+        # bigscience-workshop/Megatron-DeepSpeed, and DeepSpeed before 0.7
+        (
+            "iteration 9/ 10 | consumed samples: 9 | elapsed time per iteration (s): 33.56 | global batch size: 512 |",
+            "iteration_time_s",
+            33.56,
+        ),
+        ("[INFO] [timer.py:189:stop] 0/40, SamplesPerSec=83.5, MemAllocated=0.26GB", "samples_per_s", 83.5),
+        ("RunningAvgSamplesPerSec=16.1, CurrSamplesPerSec=16.8, MemAllocated=0.02GB", "samples_per_s", 16.8),
+    ],
+)
+def test_lines_of_other_ages(tmp_path, line, metric, value):
+    path = written(tmp_path, (line + "\n") * 8)
+    assert recognise(path) == ["training-log"]
+    row = import_any(path).measurements("x")[0]
+    assert (row["metric"], float(row["value"])) == (metric, value)
+
+
 def test_a_log_repeats_settings_and_a_script_quotes_logs(tmp_path):
     steps = LOGS["Megatron-LM"][0]
     assert recognise(written(tmp_path, "+ torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64\n" + steps)) == [
