@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from simulator.interop.table import Table, key
 from simulator.models.spec import MOST_LAYERS
+from simulator.plan.framework import MEGATRON_FSDP
 
 #: names of a hybrid's pattern of layers
 PATTERNS = ("hybrid-layer-pattern", "hybrid-override-pattern")
-#: sharding of Megatron's FSDP -> ours
-FSDP = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
 _POSITIONS = {
     "learned_absolute": "learned", "rope": "rotary", "none": "none", "relative": "relative", "alibi": "alibi",
     "absolute": "learned", "rotary": "rotary", "yarn": "rotary", "mrope": "rotary",
@@ -171,7 +170,7 @@ KEYS = Table(
         key("use-distributed-optimizer", "switch", note="sharding zero1"),
         key("use-torch-fsdp2", "switch", note="sharding zero3"),
         key("use-megatron-fsdp use-custom-fsdp", "switch", note="with `data-parallel-sharding-strategy`"),
-        key("data-parallel-sharding-strategy", words=FSDP, default="no_shard"),
+        key("data-parallel-sharding-strategy", words=MEGATRON_FSDP, default="no_shard"),
         key("enable-zbh1-pipeline", "switch", note="`schedule` zb-1p"),
         key("zero-stage", note="sharding, of Megatron-DeepSpeed"),
         key("num-distributed-optimizer-instances", "count", default=1, note="`sharding_group` = ranks / this"),

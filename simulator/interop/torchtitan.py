@@ -73,6 +73,8 @@ KEYS = Table(
             words={"standard": "alltoall", "deepep": "deepep"}, default="standard", needs="ep"),
         key("activation_checkpoint.mode", plan="recompute",
             words={"selective": "selective", "full": "full", "none": "none", "memory_budget": "selective"}, default="selective"),
+        key("activation_checkpoint.selective_ac_option", "text", default="op",
+            note="`op`: every second product; a number n: every n-th block whole, `recompute` full of so many"),
     ),
     irrelevant={
         "switches of Primus for kernels": "primus_turbo *sink_level training.mock_data",
@@ -85,8 +87,8 @@ KEYS = Table(
         "parallelism.expert_tensor_parallel_degree parallelism.pipeline_parallel_layers_per_stage "
         "parallelism.pipeline_parallel_split_points parallelism.pipeline_parallel_schedule_csv parallelism.num_pp_microbatches "
         "parallelism.module_fqns_per_model_part parallelism.pipeline_parallel_expert_parallel_overlap "
-        "parallelism.enable_approx_mid_reduce_scatter activation_checkpoint.selective_ac_option "
-        "activation_checkpoint.memory_budget activation_checkpoint.early_stop activation_checkpoint.visualize_* "
+        "parallelism.enable_approx_mid_reduce_scatter activation_checkpoint.memory_budget "
+        "activation_checkpoint.early_stop activation_checkpoint.visualize_* "
         "activation_checkpoint.per_op_sac_* compile.backend quantize float8 mx",
     },
 )  # fmt: skip
@@ -116,7 +118,7 @@ def read_torchtitan(reader: Reader, *, kind: str = "torchtitan") -> Imported:
     """Read settings that are already a mapping, written flat; see :func:`import_torchtitan`."""
     found = KEYS.read(reader)
     spec = _spec(found)
-    settings = KEYS.fields(found, "plan") | _sharding(found) | _training(found)
+    settings = KEYS.fields(found, "plan") | _sharding(found) | _training(found, spec)
     if settings["pp"] > 1:  # the batch of a rank is cut into micro-batches of their own size
         if "global_batch" not in settings and "dp" in settings:
             settings["global_batch"] = settings["micro_batch"] * settings["dp"]
@@ -190,7 +192,7 @@ def _sharding(found: Found) -> dict[str, Any]:
     return settings
 
 
-def _training(found: Found) -> dict[str, Any]:
+def _training(found: Found, spec: ModelSpec | None) -> dict[str, Any]:
     tokens, length = found["training.num_tokens_per_microbatch_per_dp_rank"], found["training.seq_len"]
     per_rank = max(1, tokens // length) if tokens else 8
     settings: dict[str, Any] = {"micro_batch": found["training.local_batch_size"] or per_rank}
@@ -199,6 +201,8 @@ def _training(found: Found) -> dict[str, Any]:
     is_narrow = found["training.mixed_precision_param"] == "bfloat16"
     if is_narrow and found["training.mixed_precision_reduce"] == "bfloat16":
         settings["gradient_bytes"] = 2
+    if found["activation_checkpoint.mode"] == "selective":
+        settings |= _every_nth_block(found, spec)
     if found["training.enable_cpu_offload"]:
         settings |= {"offload_parameters": "cpu", "offload_optimizer": "cpu"}
     if found["training.compile"]:
@@ -207,6 +211,16 @@ def _training(found: Found) -> dict[str, Any]:
         balancer = found["parallelism.context_parallel_load_balancer"]
         settings["cp_load_balance"] = balancer not in (False, "None", "none", "")
     return settings
+
+
+def _every_nth_block(found: Found, spec: ModelSpec | None) -> dict[str, Any]:
+    """Return the recomputation of every n-th block, where blocks and not operators are selected."""
+    option = str(found["activation_checkpoint.selective_ac_option"])
+    if not option.isdigit() or option == "0" or spec is None:
+        return {}
+    stages = found["parallelism.pipeline_parallel_degree"]
+    count = max(1, spec.layers // stages // int(option))
+    return {"recompute": "full", "recompute_method": "block", "recompute_layers": count}
 
 
 def _is_float8(found: Found) -> bool:

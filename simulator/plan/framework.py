@@ -130,6 +130,8 @@ DDP = DataParallelism(
     clips_in_kernel=False,
     shards_optimizer=False,
 )
+#: sharding in the words of Megatron-FSDP (``data_parallel_sharding_strategy``) -> ours
+MEGATRON_FSDP = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
 #: Megatron's: ``bucket_size = max(40000000, 1000000 * dp)``; it refuses FSDP together with a pipeline
 MEGATRON = DataParallelism(
     shardings=("none", "zero1", "zero3"),
@@ -140,6 +142,8 @@ MEGATRON = DataParallelism(
     scatters_gradients=True,
     gathers_by_bucket=True,
 )
+#: Megatron-Core's, whose FSDP may shard gradients and leave parameters whole (``optim_grads``)
+MEGATRON_CORE = replace(MEGATRON, shardings=("none", "zero1", "zero2", "zero3"), reduces_every_micro_batch=("zero2",))
 #: DeepSpeed's: ``reduce_bucket_size``; its pipeline engine refuses ZeRO-2 and ZeRO-3
 DEEPSPEED = DataParallelism(
     shardings=("none", "zero1", "zero2", "zero3"),
@@ -321,7 +325,7 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(
             name="megatron-core",
             kernels="fused",
-            data_parallel=MEGATRON,
+            data_parallel=MEGATRON_CORE,
             gradient_bytes_bf16=4,
             overlaps_interleaved_p2p=True,
             lays_out_pipelines=True,
@@ -334,7 +338,7 @@ FRAMEWORKS: dict[str, Framework] = {
             # wherever tensors are split, gradients reduced in 16 bits (grad_reduce_in_fp32=False)
             name="megatron-bridge",
             kernels="fused",
-            data_parallel=MEGATRON,
+            data_parallel=MEGATRON_CORE,
             overlaps_interleaved_p2p=True,
             lays_out_pipelines=True,
             experts_need_split_tokens=True,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.plan.fields import Setting, check_settings, declared, setting
-from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, Framework, Zero3Limits
+from simulator.plan.framework import FRAMEWORK_ALIASES, FRAMEWORKS, MEGATRON_FSDP, Framework, Zero3Limits
 from simulator.plan.precision import PRECISIONS, SYNONYMS, Precision
 from simulator.plan.rules import check_combination, check_words
 from simulator.plan.stage_layout import parse_layout
@@ -98,7 +98,7 @@ class ParallelPlan:
     sharding: Sharding = setting(
         "sharding", "none (DDP), zero1, zero2, zero3 (FSDP's full shard) or hsdp (full shard within a group of ranks).",
         default="none", is_common=True, changes=("time", "memory"), aliases=("zero", "zero_stage"),
-        synonyms={"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"},
+        synonyms={"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"} | MEGATRON_FSDP,
     )  # fmt: skip
     sharding_group: int | None = setting(
         "sharding", "Ranks over which sharding splits.", least=1, changes=("time", "memory"),

@@ -224,6 +224,18 @@ def test_torchtitan(tmp_path):
     assert imported.report.unknown == ()
 
 
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [("op", ("selective", "uniform", None)), ("1", ("full", "block", 32)), ("2", ("full", "block", 16))],
+)
+def test_torchtitan_selects_operators_or_every_nth_block(tmp_path, option, expected):
+    """torchtitan, ``distributed/activation_checkpoint.py``: "op", or a number n that checkpoints every n-th of 32 blocks whole."""
+    path = tmp_path / "job.toml"
+    path.write_text(TITAN.replace('mode = "selective"', f'mode = "selective"\nselective_ac_option = "{option}"'))
+    plan = import_torchtitan(path).plan()
+    assert (plan.recompute, plan.recompute_method, plan.recompute_layers) == expected
+
+
 def test_torchtitan_hybrid_and_dumped(tmp_path):
     path = tmp_path / "job.json"
     data = {

@@ -50,6 +50,13 @@ def test_states_are_those_of_zero(sharding, expected):
     assert held == pytest.approx(expected)
 
 
+def test_megatrons_optim_grads_shards_all_but_parameters():
+    """Megatron-FSDP, ``data_parallel_sharding_strategy``: parameters whole in 16 bits, gradients and states over 64 ranks."""
+    found = memory([layer(64_000_000)], dp=64, sharding="zero2", framework="megatron-core", precision="bf16")
+    held = tuple(found[key] / 64_000_000 for key in ("parameters", "gradients", "optimizer", "buffers"))
+    assert held == pytest.approx((2, 4 / 64, 12 / 64, 0))
+
+
 def test_fsdp_that_keeps_its_parameters_holds_shards_and_all_that_it_gathered():
     """SHARD_GRAD_OP: fp32 shards and moments over 64 ranks, and between forward and backward every unit in the 16 bits that it
     was gathered in."""

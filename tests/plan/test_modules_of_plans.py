@@ -92,6 +92,7 @@ def test_experts_of_nvidias_recipes_lie_over_the_tensor_parallel_ranks(model, de
     [
         ("schedule", "ZBV", "zb-v"), ("schedule", "zb-h1", "zb-1p"), ("schedule", "ZB-H2", "zb-2p"),
         ("schedule", "interleaved", "1f1b-interleaved"), ("schedule", "Interleaved1F1B", "1f1b-interleaved"),
+        ("sharding", "optim", "zero1"), ("sharding", "optim_grads", "zero2"), ("sharding", "optim_grads_params", "zero3"),
         ("framework", "nemo", "megatron-bridge"), ("framework", "deepspeed-ulysses", "deepspeed"), ("framework", "DDP", "hf-eager"),
     ],
 )  # fmt: skip

@@ -15,7 +15,14 @@ from simulator.errors import ConfigError
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan, Recompute
 from simulator.plan.parallel_plan import FP8_MODULES, SETTINGS
-from validation.tables.frameworks import blocks_launches, cuda_of, framework_of, machine_of, who_ran
+from validation.tables.frameworks import (
+    blocks_launches,
+    cuda_of,
+    framework_of,
+    machine_of,
+    power_limit_of,
+    who_ran,
+)
 from validation.tables.launchers import launched_fields
 from validation.tables.models import spec_of
 from validation.tables.reader import Row
@@ -82,6 +89,7 @@ class Case:
     transport: str
     spec: ModelSpec
     plan: ParallelPlan  #: Unresolved.
+    power_limit: str = ""  #: Of every GPU, where a row says that it is limited.
     alternatives: tuple[ParallelPlan, ...] = ()  #: Tried in turn while the plan before does not fit in memory.
 
 
@@ -371,10 +379,9 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     assumed += [why] if why else []
     pad = 128 * degrees["tp"] if framework in _MEGATRON else 1
     spec, about_model = spec_of(row, pad_vocab_to=pad, fused_style=framework in ("fused", "compiled-ddp"))
-    assumed += about_model
     topology, where = machine_of(row.text("source"), row.text("topology"))
     cuda, when = cuda_of(row.text("source"), row.text("framework"), row.text("release"))
-    assumed += filter(None, (where, when))
+    assumed += filter(None, (*about_model, where, when))
     recompute, heavier = _recompute(row, spec.layers, degrees["pp"], framework, assumed)
     virtual_pp = _virtual_pp(row, degrees, spec.layers, framework, assumed)
     fields: dict[str, Any] = {
@@ -409,6 +416,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
         transport=row.text("transport"),
         spec=spec,
         plan=plan,
+        power_limit=power_limit_of(row.text("notes"), topology),
         alternatives=tuple(_heavier(row, plan, spec.layers, heavier)),
     )
     return case, tuple(assumed)

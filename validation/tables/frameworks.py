@@ -139,6 +139,21 @@ _MACHINES = (
 )
 
 
+#: words of a row's notes, GPU, and the limit of its power: pytorch/ao's pull request 3566 tells its 750 W machine from a full one
+_LIMITS = (("power limited", "dgx-b200", "750 W"),)
+
+
+def power_limit_of(notes: str, topology: str) -> str:
+    """Return the power limit of a GPU whose row says that there is one; empty where nothing is said or known.
+
+    Examples
+    --------
+    >>> power_limit_of("median of 100 steps; power limited", "dgx-b200")
+    '750 W'
+    """
+    return next((limit for words, machine, limit in _LIMITS if words in notes and topology == machine), "")
+
+
 #: sources that say which of their runs had CUDA_LAUNCH_BLOCKING=1: words of the source, from how many GPUs, and where it is said
 _BLOCKING = ((("bigscience",), 320, "chronicles-prequel.md: runs on 320 GPUs and more hang without"),)
 

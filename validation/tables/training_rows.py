@@ -83,7 +83,10 @@ def _metrics(result: Result) -> dict[str, float]:
 
 
 def _scenario(case: Case) -> Scenario:
-    return Scenario(topology=case.topology, model=case.spec.name, plan=case.plan, transport=case.transport)
+    limits = (("power.gpu_cap", case.power_limit),) if case.power_limit else ()
+    return Scenario(
+        topology=case.topology, model=case.spec.name, plan=case.plan, transport=case.transport, overrides=limits
+    )
 
 
 def _fitting(case: Case) -> tuple[Case, MemoryReport]:
