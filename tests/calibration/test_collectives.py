@@ -80,6 +80,8 @@ def test_refinements_lie_over_their_class():
     table = {"tcp": {"a": 1, "b": [1, 2]}, "tcp@2.21": {"b": [None, 3]}, "tcp.hopper": {"a": 5}}
     assert layered(table, "tcp", "", "") == {"a": 1, "b": [1, 2]}
     assert layered(table, "tcp", "", "2.22") == {"a": 1, "b": [1, 3]}
+    refined = {**table, "tcp.hopper": {"a": 7}, "tcp.hopper@2.20": {"a": 8}}
+    assert [layered(refined, "tcp", "hopper", nccl)["a"] for nccl in ("2.19", "2.20")] == [7, 8]
     assert layered(table, "ipoib", "blackwell", "2.18") == {"a": 5, "b": [1, 2]}
     with pytest.raises(ConfigError):
         layered(table, "smoke-signals", "", "")

@@ -210,6 +210,12 @@ def test_low_rates_of_LL_leave_the_wire_to_others():
     assert terms(TWO, "all_gather", MIB, "ring", "ll", between=threads).between_load == pytest.approx(0.875 / 0.1)
 
 
+def test_one_message_to_the_other_socket_goes_through_host_memory():
+    """Of several peers most sit on the own socket, or their messages overlap."""
+    assert terms(PCIE, "send_recv", MIB).cap_bytes_per_s == pytest.approx(5e9)
+    assert terms(PCIE, "all_to_all", MIB).cap_bytes_per_s == float("inf")
+
+
 def test_time_alone_is_latency_and_the_slowest_of_links_and_cap():
     found = terms(TWO, "all_reduce", 2**30, "ring", "ll128")
     wire_s = 2**30 * max((1.75 * 0.75 + 0.05) / 0.5 / 300e9, 1.75 / 0.6 / 50e9)

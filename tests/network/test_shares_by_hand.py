@@ -10,7 +10,7 @@ import pytest
 
 from simulator.network import NETWORKS, Flow, FlowNetwork
 from simulator.network import flow as flow_module
-from simulator.network.base import capacities
+from simulator.network.base import Rounds, Step, capacities
 from simulator.network.even import Evenness, EvenNetwork, UnevenError
 
 US = 10**6
@@ -101,6 +101,16 @@ def test_a_cap_leaves_the_rest_to_others(network):
     net.start(replace(MB, n_bytes=0.8e6), 0)
     net.start(Flow(latency_s=1e-6, n_bytes=0), 0)
     assert ends_us(net) == near(h0=5000, h1=1000, h2=1)
+
+
+def test_rounds_of_a_ring_take_their_latency_from_the_first_on():
+    """Two lanes on links of their own, three rounds of 10 us and 0.1 MB at 1 GB/s each, begun after 50 us."""
+    lanes = tuple(Step(latency_s=10e-6, n_bytes=1e5, links=(link,), weights=(1.0,)) for link in (0, 1))
+    rounds = Rounds(lanes=lanes, before=(1, 0), n_rounds=3)
+    net = NETWORKS["chunk"](topology(1e9, 1e9))
+    net.advance(50 * US)
+    net.start(replace(MB, rounds=lambda: rounds), 50 * US)
+    assert ends_us(net) == near(h0=50 + 3 * 110)
 
 
 def test_weights_are_bytes_on_the_link_for_each_byte_of_the_flow(network):

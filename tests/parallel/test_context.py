@@ -104,6 +104,16 @@ def test_ring_steps_run_beside_the_messages_of_the_next():
         assert isinstance(following.op.kernels[0].shape, AttentionShape)
 
 
+def test_outputs_of_ring_steps_are_added_up_in_fp32():
+    """Each step but the first is read in bf16, and the sum of 32 bits read and written (TransformerEngine, fwd_out_correction)."""
+    added = [item for item in items(plan_of(4, "p2p"), "F") if getattr(item, "name", "") == "add"]
+    merges = [item for item in added if item.dtype == "fp32"]
+    n_elements = sum(item.n_elements for item in merges)
+    assert n_elements == 3 * TOKENS // 4 * SPEC.heads * SPEC.head_dim
+    assert sum(item.read_bytes for item in merges) == (2 + 4) * n_elements
+    assert sum(item.written_bytes for item in merges) == 4 * n_elements
+
+
 def test_frameworks_exchange_as_they_do_by_default():
     exchanges = {
         name: ParallelPlan(cp=2, framework=name).context_exchange

@@ -198,6 +198,9 @@ def test_interlaced_stages_share_the_vocabulary_and_meet_once_per_micro_batch():
         sent = [(t.op.name, t.op.n_bytes) for t in rank.tasks if getattr(t.op, "axis", "") == "pipe"]
         assert sorted(sent) == sorted([("output", 16), ("loss", 8 * 4), ("input gradient", 16), ("embedding", 16)] * 8)
         assert not any(getattr(t.op, "axis", "") == "embedding" for t in rank.tasks)
+        meetings = [t for t in rank.tasks if getattr(t.op, "name", "") == "output"]
+        computed = [any(rank.tasks[i].stream == "compute" for i in t.after) for t in meetings]
+        assert computed == [rank is lowered.program.ranks[-1]] * 8  # whose forward the head reads
 
 
 @pytest.mark.parametrize(

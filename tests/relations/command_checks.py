@@ -117,6 +117,16 @@ def order_of_keys_changes_nothing(case: Case, tolerance: float) -> Iterator[str]
         yield f"{other.metrics.iteration_time_s} s, not {case.seconds} s"
 
 
+def order_of_files_changes_nothing(case: Case, tolerance: float) -> Iterator[str]:
+    """Of the ranks of a recorded trace, replayed on the case's cluster."""
+    del tolerance
+    folder = case.draw.choice(sorted(path for path in (ROOT / "traces").iterdir() if path.is_dir()))
+    files = sorted(str(path) for path in folder.iterdir())
+    one, other = (run("replay", *case.draw.sample(files, len(files)), "-t", case.scenario.topology) for _ in range(2))
+    if json.dumps(one) != json.dumps(other):
+        yield f"{folder.name}: {[key for key in one[1] if one[1][key] != other[1].get(key)]} differ"
+
+
 def _shuffled(case: Case, value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _shuffled(case, value[key]) for key in case.draw.sample(sorted(value), len(value))}

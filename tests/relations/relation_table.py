@@ -13,6 +13,7 @@ from command_checks import (
     exports_come_back,
     hash_seed_changes_nothing,
     jobs_change_nothing,
+    order_of_files_changes_nothing,
     order_of_keys_changes_nothing,
     traces_replay_in_the_same_time,
     ways_to_say_it_are_one,
@@ -604,8 +605,10 @@ RELATIONS: tuple[Relation, ...] = (
     Relation(name="flash attention", why="keeps no scores", tolerance=1e-3, check=flash_needs_less, exemptions=(
         Exemption(reason="before Ampere there is no FlashAttention 2: the memory-efficient kernel computes scores again in backward",
                   applies=lambda case: case.result.topology.device(0).compute_capability < "8.0", tolerance=0.1),
-        Exemption(reason="FlashAttention computes in 16 bits: of 32, the memory-efficient kernel is taken, which is slower",
-                  applies=lambda case: case.plan.precision in ("fp32", "tf32"), tolerance=0.1),
+        Exemption(reason="FlashAttention computes in 16 bits: of 32, the memory-efficient kernel is taken, whose backward computes "
+                  "scores again; less than two waves of tiles leave multiprocessors idle (seen: 13 %)",
+                  applies=lambda case: case.plan.precision in ("fp32", "tf32")
+                  and _n_attention_tiles(case) < 2 * case.result.topology.device(0).n_sms, tolerance=0.15),
         Exemption(reason="short sequences: fused softmax over small scores is faster",
                   applies=lambda case: case.plan.sequence_length <= 512),
         Exemption(reason="few heads: a fused kernel has fewer tiles than the GPU has multiprocessors, three products have more",
@@ -621,6 +624,7 @@ RELATIONS: tuple[Relation, ...] = (
              check=the_librarys_choice_is_not_beaten),
     Relation(name="file = flags = --set = Python", why="one parser, one scenario", check=ways_to_say_it_are_one),
     Relation(name="order of keys", why="a file is a mapping", check=order_of_keys_changes_nothing),
+    Relation(name="order of files", why="each says which rank it is", check=order_of_files_changes_nothing),
     Relation(name="exit status", why="4 means that it does not fit", check=exit_status_says_whether_it_fits),
     Relation(name="hash seed", why="no answer depends on the order of a set", check=hash_seed_changes_nothing),
     Relation(name="jobs", why="workers only share the work", check=jobs_change_nothing),

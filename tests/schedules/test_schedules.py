@@ -164,7 +164,8 @@ def test_a_missed_meeting_is_found():
         check(tuple(map(tuple, table)), placement_of("interlaced", 3))
     late = [list(row) for row in build_table("interlaced", 2, 2)]
     late[0].sort(key=lambda action: action.kind == "V")  # the first stage meets the others only when all else is done
-    with pytest.raises(ConfigError, match=r"deadlocks.*waits for the others at the meeting of micro-batch 0"):
+    meeting = r"deadlocks.*stage 1 waits for the others at the meeting of micro-batch 0"
+    with pytest.raises(ConfigError, match=meeting):
         check(tuple(map(tuple, late)), placement_of("interlaced", 2))
 
 
@@ -286,6 +287,26 @@ def test_a_deadlock_names_both_sides():
         caught.value
     )
     assert "stage 1 cannot run F of micro-batch 0, chunk 0 before F" in str(caught.value)
+
+
+def test_a_deadlock_at_a_meeting_names_whoever_waits_elsewhere_too():
+    """Both stages meet for micro-batch 0; the first one waits for a gradient, the second for the meeting and the third for a forward."""
+    table = (
+        (Action("B", 0, 0), Action("F", 0, 0), Action("V", 0, 1)), (Action("V", 0, 1), Action("F", 0, 0), Action("B", 0, 0)),
+        (Action("F", 0, 0), Action("V", 0, 1), Action("B", 0, 0)),
+    )  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        check(table, placement_of("interlaced", 3))
+    assert "3 of 3 stages" in str(caught.value)
+    assert [f"stage {stage} " in str(caught.value).partition("stuck: ")[2] for stage in range(3)] == [True] * 3
+
+
+@pytest.mark.parametrize(("name", "takes"), [("gpipe", False), ("1f1b", True), ("1f1b-interleaved", True), ("zb-v", False),
+                                             ("dualpipe", False)])  # fmt: skip
+def test_which_schedules_leave_the_number_of_chunks_to_the_user(name, takes):
+    """Interleaving does (Megatron's --num-layers-per-virtual-pipeline-stage); papers of ZB-V and DualPipe have two."""
+    assert find_schedule(name).takes_chunks == takes
+    assert find_schedule(name).name == name
 
 
 def test_a_table_of_the_wrong_height_is_refused():
