@@ -164,14 +164,10 @@ def recorded_time(usages: Sequence[Usage]) -> RecordedTime:
 def step_time(usage: Usage) -> StepTime:
     """Return one step as plain data."""
     return StepTime(
-        rank=usage.rank,
-        step=usage.step,
-        duration_s=usage.duration_ns / 1e9,
-        **recorded_time((usage,)),
-        waited_for={str(rank): ns / 1e9 for rank, ns in usage.waited_for.items()},
-        estimated=usage.estimated,
+        rank=usage.rank, step=usage.step, duration_s=usage.duration_ns / 1e9, **recorded_time((usage,)),
+        waited_for={str(rank): ns / 1e9 for rank, ns in usage.waited_for.items()}, estimated=usage.estimated,
         partial=usage.partial,
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,20 +249,11 @@ def _usage(rank: int, window: StepWindow, sets: _Sets) -> Usage:
     compute, communication = covered(sets.compute, start, end), covered(sets.communication, start, end)
     working = covered(sets.working, start, end)
     return Usage(
-        rank=rank,
-        step=window.number,
-        start_ns=start,
-        end_ns=end,
-        work_end_ns=window.work_end_ns,
-        partial=window.partial,
-        is_cut=window.is_cut,
-        compute_ns=compute,
-        communication_ns=communication,
-        copy_ns=covered(sets.copy, start, end),
-        exposed_ns=working - compute,
-        overlapped_ns=compute + communication - working,
-        idle_ns=end - start - covered(sets.anything, start, end),
-    )
+        rank=rank, step=window.number, start_ns=start, end_ns=end, work_end_ns=window.work_end_ns,
+        partial=window.partial, is_cut=window.is_cut, compute_ns=compute, communication_ns=communication,
+        copy_ns=covered(sets.copy, start, end), exposed_ns=working - compute,
+        overlapped_ns=compute + communication - working, idle_ns=end - start - covered(sets.anything, start, end),
+    )  # fmt: skip
 
 
 def analyse(trace: Trace, joins: Joins | None = None) -> Analysis:
