@@ -635,7 +635,8 @@ def run(program: Program, costs: Costs, new_network: Callable[[], NetworkModel],
     circles: Sequence[Circle] = ()
     if program.n_omitted and isinstance(network, SeparableNetwork):
         circles = circles_of(program, costs, network)
-    if len(circles) > 1:  # slow replicas take longer to reach their steady state, and the others do not wait for them
+    if len(circles) > 1 and len({costs.kind(rank.rank) for rank in program.ranks}) > 1:
+        # replicas with slow ranks take longer to reach their steady state
         program = insert_periods(program, min(GROWTH * program.n_periods, program.n_omitted))
     while True:
         machine = Machine(program, durations, network, circles=circles)

@@ -141,8 +141,10 @@ def _numbered(function: Callable[[Item], Answer], index: int, item: Item) -> tup
     return index, function(item)
 
 
-#: what workers take until they have loaded the simulator and answer, on the clock
+#: what workers take until they have loaded the simulator and answer
 START_S = 2.0
+#: short items of a call after which it is estimated how long the others take
+N_TELLING = 4
 
 
 class Pool:
@@ -217,11 +219,13 @@ class Pool:
             Position of the item and its answer, in the order of completion.
         """
         self._n_calls += 1
-        begun_s, n_done = self._spent_s, 0
-        while n_done < len(items) and not self._starts(self._spent_s - begun_s, n_done, len(items)):
-            start_s = time.perf_counter()
+        n_done = 0
+        took_s: list[float] = []
+        while n_done < len(items) and not self._starts(took_s, len(items) - n_done):
+            start_s = time.process_time()
             answer = function(items[n_done])
-            self._spent_s += time.perf_counter() - start_s
+            took_s.append(time.process_time() - start_s)
+            self._spent_s += took_s[-1]
             yield n_done, answer
             n_done += 1
         if n_done == len(items):
@@ -231,13 +235,16 @@ class Pool:
         parallel = joblib.Parallel(return_as="generator_unordered", batch_size=batch_size, **self._options)
         yield from parallel(joblib.delayed(_numbered)(function, i, items[i]) for i in range(n_done, len(items)))
 
-    def _starts(self, spent_s: float, n_done: int, n_items: int) -> bool:
-        """Whether workers do the rest of a call of which some items have been done here."""
-        n_left = n_items - n_done
+    def _starts(self, took_s: Sequence[float], n_left: int) -> bool:
+        """Whether workers do the rest of a call of which some items have been done here, and took so many seconds each.
+
+        The first one also loads what the others share, so it says little about them, unless it is as long as starting workers.
+        """
         if not self._has_started and not self.scheduler:
             if self.n_workers == 1 or n_left <= 1:
                 return False
-            left_s = spent_s / n_done * n_left if n_done else 0.0
+            known_s = took_s[1:] if len(took_s) >= N_TELLING else [s for s in took_s if s > START_S]
+            left_s = sum(known_s) / len(known_s) * n_left if known_s else 0.0
             is_worth_it = left_s * (1.0 - 1.0 / self.n_workers) > START_S
             self._has_started = is_worth_it or (self._n_calls > 1 and self._spent_s > 2.0 * START_S)
         return self.scheduler != "" or (self._has_started and n_left > 1)

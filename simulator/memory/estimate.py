@@ -7,6 +7,7 @@ Rajbhandari et al., ZeRO, arXiv:1910.02054, section 3; Korthikanti et al., arXiv
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -125,7 +126,7 @@ def estimate(
         MemoryReport(
             by_category=_stage_bytes(stage_chunks, in_flight[stage], plan, shard_size, device),
             rank=first_ranks[stage], stage=stage, capacity_bytes=int(device.memory_bytes),
-            peak_at=_peak_at([layer for chunk in stage_chunks for layer in chunk]),
+            peak_at=_peak_at(list({id(layer): layer for chunk in stage_chunks for layer in chunk}.values())),
         )
         for stage, stage_chunks in enumerate(chunks)
     ]  # fmt: skip
@@ -201,21 +202,25 @@ def _stage_bytes(
     semantics``, "graph memory management").
     """
     layers = [layer for chunk in chunks for layer in chunk]
-    n_parameters = sum(layer.n_parameters for layer in layers)
+    times = Counter(map(id, layers))  # equal layers are the same object
+    distinct = [(layer, times[key]) for key, layer in {id(layer): layer for layer in layers}.items()]
+    n_parameters = sum(n * layer.n_parameters for layer, n in distinct)
     state = state_bytes(plan)
     shards_parameters = plan.shards_parameters
     sums_whole = plan.synchronises_once and not plan.framework_spec.data_parallel.sums_shards
     shards_gradients = (shards_parameters or plan.sharding == "zero2") and not sums_whole
-    n_trained = sum(layer.n_trained_parameters for layer in layers)
+    n_trained = sum(n * layer.n_trained_parameters for layer, n in distinct)
     is_offloaded = plan.offload_optimizer == "cpu"
 
     def held(n_bytes: int, *, is_sharded: bool, is_trained: bool = True) -> int:
         """Bytes of a state on one rank: experts have replicas of their own, mostly fewer, to be sharded over."""
-        tensors = [p for layer in layers for p in (layer.trained if is_trained else layer.parameters)]
-        n_all = sum(p.n_elements for p in tensors)
+        n_all = n_trained if is_trained else n_parameters
         if not is_sharded:
             return n_all * n_bytes
-        n_experts = sum(p.n_elements for p in tensors if p.is_expert) if plan.has_expert_axes else 0
+        n_experts = 0
+        if plan.has_expert_axes:
+            tensors = ((p, n) for layer, n in distinct for p in (layer.trained if is_trained else layer.parameters))
+            n_experts = sum(n * p.n_elements for p, n in tensors if p.is_expert)
         return (n_all - n_experts) * n_bytes // shard_size + n_experts * n_bytes // plan.expert_shards(shard_size)
 
     saved = [sum(layer.saved_bytes for layer in chunk) * n for chunk, n in zip(chunks, in_flight, strict=True)]
@@ -229,7 +234,7 @@ def _stage_bytes(
         if is_offloaded
         else held(state.optimizer, is_sharded=plan.sharding != "none") + _left_out_bytes(n_trained, plan),
         "activations": sum(saved),
-        "transient": max((layer.transient_bytes for layer in layers), default=0),
+        "transient": max((layer.transient_bytes for layer, _ in distinct), default=0),
         "buffers": _gathered_bytes(layers, plan, shard_size)
         + _bucket_bytes(n_trained, plan, shards_parameters=shards_parameters),
         "context": CONTEXT_BYTES,
@@ -308,7 +313,11 @@ def _gathered_bytes(layers: Sequence[Layer], plan: ParallelPlan, shard_size: int
     if plan.synchronises_once:
         return plan.gathered_bytes * sum(layer.n_parameters for layer in layers)
     has_whole_experts = plan.ep > 1 and shard_size // plan.ep <= 1
-    units = [layer.n_parameters - (layer.n_expert_parameters if has_whole_experts else 0) for layer in layers]
+    by_layer = {
+        id(layer): layer.n_parameters - (layer.n_expert_parameters if has_whole_experts else 0)
+        for layer in {id(layer): layer for layer in layers}.values()
+    }
+    units = [by_layer[id(layer)] for layer in layers]
     if plan.sharding == "zero2":
         return plan.gathered_bytes * sum(units)
     limits = plan.zero3_limits

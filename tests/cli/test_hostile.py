@@ -81,6 +81,24 @@ def test_a_full_disk_is_an_error(monkeypatch, capsys):
         write_file("/dev/full", "x")
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no folder here in which nobody may make files")
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*JOB, "--report", "/proc/self/page.html"],
+        [*JOB, "--trace", "/proc/self/trace.json"],
+        ["sweep", *JOB, "--axis", "tp=1,2", "--out", "/proc/self/sweep"],
+        ["search", *JOB, "--out", "/proc/self/search"],
+    ],
+)
+def test_a_folder_that_takes_no_files_is_an_error(monkeypatch, capsys, words):
+    monkeypatch.setattr("sys.argv", ["simulate", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 3
+    assert "/proc/self/" in capsys.readouterr().err
+
+
 def test_names_that_a_spreadsheet_would_run_are_quoted():
     assert [cell(value) for value in ("=cmd|x", "+1+1", "@x", "-2.5", "a", 3, None)] == [
         "'=cmd|x", "'+1+1", "'@x", "-2.5", "a", 3, None,

@@ -370,3 +370,36 @@ def test_rows_say_what_the_search_would_refuse(tmp_path):
     rows = run_sweep(Sweep(base=base, axes=axes), Store(tmp_path), n_jobs=1).rows
     assert [row["remark"] for row in rows] == ["", "", *["megatron does not run zero2"] * 2]
     assert {row["status"] for row in rows} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("first_s", "other_s", "n_items", "n_here"),
+    [
+        # the first item loads what all share: 0.05 s for each of the others are not worth the 2 s that workers take to start
+        (0.6, 0.05, 40, 40),
+        # 0.5 s for each of 40 are: known after four, of which the first does not count
+        (0.6, 0.5, 40, 4),
+        # an item that takes longer than starting workers tells at once
+        (3.0, 3.0, 10, 1),
+    ],
+)
+def test_work_goes_to_workers_where_it_is_worth_their_start(monkeypatch, first_s, other_s, n_items, n_here):
+    now_s, done_here = [0.0], []
+
+    def work(item):
+        now_s[0] += other_s if done_here else first_s
+        done_here.append(item)
+        return item
+
+    class Workers:
+        def __init__(self, **_options):
+            pass
+
+        def __call__(self, tasks):
+            return [(arguments[1], arguments[2]) for _, arguments, _ in tasks]
+
+    monkeypatch.setattr("simulator.explore.evaluation.time.process_time", lambda: now_s[0])
+    monkeypatch.setattr("joblib.Parallel", Workers)
+    with Pool(n_jobs=2) as pool:
+        assert sorted(pool.run(work, list(range(n_items)))) == [(item, item) for item in range(n_items)]
+    assert len(done_here) == n_here
