@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from simulator.errors import ConfigError
 
@@ -230,7 +230,7 @@ def parse_yaml(text: str, name: str, *, as_json: bool = False, later_wins: bool 
         Whether of a key that stands twice the later counts, as many tools' readers have it.
     """
     locator = Locator(name, text)
-    data = _parse_json(text, locator) if as_json else _parse_yaml(text, locator)
+    data = _parse_json(text, locator) if as_json else _parse_yaml(text, locator, later_wins=later_wins)
     if locator.duplicates and not later_wins:
         raise_faults(
             [Fault(place=place, path=path, message="key appears twice") for path, place in locator.duplicates],
@@ -306,7 +306,19 @@ def _check_number(node: Node, file: str) -> None:
         raise ConfigError(f"{place}: {text[:20]!r} is not a number that can be meant")
 
 
-def _parse_yaml(text: str, locator: Locator) -> Any:
+def _keep_later(node: Node) -> None:
+    """Leave out of all mappings what a later key of the same name replaces."""
+    if isinstance(node, MappingNode):
+        last = {key.value if isinstance(key, ScalarNode) else id(key): (key, value) for key, value in node.value}
+        node.value = list(last.values())
+        for _, value in node.value:
+            _keep_later(value)
+    elif isinstance(node, SequenceNode):
+        for value in node.value:
+            _keep_later(value)
+
+
+def _parse_yaml(text: str, locator: Locator, *, later_wins: bool = False) -> Any:
     yaml = composer()
     try:
         root = yaml.compose(io.StringIO(text))
@@ -314,6 +326,8 @@ def _parse_yaml(text: str, locator: Locator) -> Any:
             return None
         _check_bounds(root, locator.file)
         locator.scan(root)
+        if later_wins and locator.duplicates:
+            _keep_later(root)
         return yaml.constructor.construct_document(root)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

@@ -54,9 +54,18 @@ KEYS = Table(
         "files, data and logging": "checkpoints* data_stages* general* logging* lighteval* profiler* tokenizer* s3_upload* "
         "metrics_logging*",
         "learning": "optimizer* tokens* model.init_method* model.make_vocab_size_divisible_by",
-        "of Llama, or without bearing": "model.ddp_bucket_cap_mb model.model_config* parallelism.tp_recompute_allgather",
+        "of Llama, or without bearing": "model.ddp_bucket_cap_mb parallelism.tp_recompute_allgather "
+        + " ".join(f"{_MODEL}.{name}" for name in (
+            "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "is_*", "pretraining_tp", "rms_norm_eps", "rope_*",
+            "use_cache", "z_loss_*", "_fused_*", "_use_*", "flex_attention_mask", "attention_dropout", "no_rope_layer", "_attn_impl*",
+            "moe_config.token_dispatcher_type", "moe_config.use_torch_permute",
+        )),
     },
-    missed={"pipelines of another kind": "parallelism.pp_engine.*", "domino": "parallelism.domino*"},
+    missed={
+        "pipelines of another kind": "parallelism.pp_engine.*", "domino": "parallelism.domino*",
+        "experts and attention of other kinds": f"{_MODEL}.moe_config.* {_MODEL}.sliding_window* {_MODEL}.attention_bias "
+        f"{_MODEL}.qk_norm {_MODEL}.interleaved*",
+    },
 )  # fmt: skip
 
 

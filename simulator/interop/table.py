@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from simulator.config import load_yaml, near_misses
+from simulator.config import near_misses, parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.format import Imported, Part
 from simulator.interop.reader import MOST, Reader
@@ -244,8 +244,11 @@ def reader_of(
     """
 
     def read(path: str | Path) -> Imported:
-        data, locator = load_yaml(path)
+        is_json = Path(path).suffix == ".json"
+        data, locator = parse_yaml(read_text(path), str(path), as_json=is_json, later_wins=True)  # as PyYAML has it
         found = table.read(Reader(prepare(flattened(data, str(path))), str(path), locator=locator))
+        for twice, place in locator.duplicates:
+            found.reader.account.assume(f"{place}: {'.'.join(map(str, twice))} appears twice: the later one counts")
         spec, settings, steps = describe(found)
         table.finish(found)
         report = found.reader.account.report()

@@ -227,6 +227,25 @@ def test_nanotron(tmp_path):
     assert found.plan().resolve(32).dp == 4
 
 
+def test_of_a_key_that_stands_twice_the_later_counts(tmp_path):
+    # as PyYAML has it; a file of Nanotron's own examples sets moe_config to null, and to 8 experts below
+    twice = NANOTRON.replace("    hidden_size:", "    moe_config: null\n    hidden_size:", 1)
+    twice = twice.replace("\nparallelism:", "\nparallelism:\n  tp: 1", 1)
+    assert twice != NANOTRON
+    found = read(tmp_path, "nanotron", twice)
+    assert found.settings["tp"] == 4 and any(
+        "parallelism.tp appears twice: the later one counts" in one for one in found.report.assumed
+    )
+
+
+def test_experts_of_nanotron_that_are_not_modelled_are_named(tmp_path):
+    more = "    sliding_window_size: 20\n    moe_config: {num_experts: 8, top_k: 1, enable_shared_expert: true}\n    hidden_size:"
+    found = read(tmp_path, "nanotron", NANOTRON.replace("    hidden_size:", more, 1))
+    assert found.spec.n_experts == 8
+    named = {one.partition(":")[0].rpartition(".")[2] for one in found.report.unknown}
+    assert named == {"sliding_window_size", "enable_shared_expert"}
+
+
 def test_nanotron_faults_have_a_line(tmp_path):
     with pytest.raises(ConfigError, match=r"train.yaml:\d+:\d+: optimizer.zero_stage: 5"):
         read(tmp_path, "nanotron", NANOTRON.replace("zero_stage: 1", "zero_stage: 5"))
