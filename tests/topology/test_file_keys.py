@@ -54,6 +54,7 @@ NO_NVLINK = {"node.nvlink": None}
 LINK = "200 Gb/s"
 TREE = {"fabric": {"kind": "fat-tree", "nodes_per_leaf": 2, "spines": 2, "link_bandwidth": LINK}}
 CLOS = {"fabric": {"kind": "clos", "nodes_per_leaf": 2, "spines": 2, "link_bandwidth": LINK}}
+SITES = {"sites": {"count": 2, "bandwidth": "10 Gb/s", "latency": "1 ms"}}
 DEEP = {
     "levels": 3,
     "leaves_per_pod": 2,
@@ -137,6 +138,10 @@ CASES = {
         "default_transport", "slow",
     ),
     ("OneSwitch", "latency"): ({}, "fabric.latency", "50 us"),
+    ("ClusterSpec", "sites"): ({}, "sites", {"count": 2, "bandwidth": "10 Gb/s"}),
+    ("SitesSpec", "count"): (SITES, "sites.count", 4),
+    ("SitesSpec", "bandwidth"): (SITES, "sites.bandwidth", "20 Gb/s"),
+    ("SitesSpec", "latency"): (SITES, "sites.latency", "30 ms"),
     **tree_cases("FatTree", TREE),
     **tree_cases("Clos", CLOS),
     **tree_cases("RailOptimised", RAILS),
