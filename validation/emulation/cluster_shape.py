@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.errors import ConfigError
 
@@ -14,7 +14,7 @@ MTU_BYTES = 9000
 #: bytes of a full frame as the shaper counts them (Ethernet header included), and of its TCP payload
 FRAME_BYTES = MTU_BYTES + 14
 PAYLOAD_BYTES = MTU_BYTES - 52
-MAX_NODES = 32
+MAX_NODES = 64
 #: sum of host rates beyond which one machine's processors, not the shapers, set the pace
 MAX_TOTAL_BITS_PER_S = 8e9
 _BURST_S = 250e-6
@@ -114,6 +114,17 @@ class ClusterShape:
     def rack_of(self, host: int) -> int:
         """Rack in which a host stands."""
         return host // (self.n_nodes // self.n_racks)
+
+    def dilated(self, factor: float) -> ClusterShape:
+        """Return the cluster in time that runs slower by a factor: its links look as fast to ranks that do too."""
+
+        def slower(rate: float | None) -> float | None:
+            return None if rate is None else rate / factor
+
+        return replace(
+            self, rate_bits_per_s=slower(self.rate_bits_per_s), trunk_bits_per_s=slower(self.trunk_bits_per_s),
+            delay_s=self.delay_s * factor, slow=tuple((host, rate / factor) for host, rate in self.slow),
+        )  # fmt: skip
 
     @property
     def total_bits_per_s(self) -> float:

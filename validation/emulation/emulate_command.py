@@ -136,6 +136,7 @@ def emulate(
     repeats: Annotated[int, typer.Option(help="Measured repetitions.")] = 10,
     warm_up: Annotated[int, typer.Option(help="Repetitions before.")] = 3,
     suite_: Annotated[str, typer.Option("--suite", help=f"Instead of all above: {', '.join(SUITES)}.")] = "",
+    dilation: Annotated[float, typer.Option(help="Run time slower, links and layers alike, for more ranks.")] = 1.0,
     timeout: Annotated[float, typer.Option(help="Seconds after which one measurement is killed.")] = 120.0,
     max_traffic: Annotated[
         str, typer.Option(help="Most that all hosts may send, all measurements together; 64GiB, or what a suite needs.")
@@ -158,14 +159,15 @@ def emulate(
         )  # fmt: skip
         shapes = _shapes(nodes, rate, delay_us, racks, trunk, slow, queue)
         cases = [(shape, _jobs(base, job, bytes_)) for shape in shapes]
-    _run(
-        cases,
-        Limits(timeout_s=timeout, traffic_bytes=_limit(max_traffic, cases if suite_ else [])),
-        predict,
-        check,
-        csv,
-        json_,
-    )
+    allowed = Limits(timeout_s=timeout, traffic_bytes=_limit(max_traffic, cases if suite_ else []))
+    _run(_dilated(cases, dilation), allowed, predict, check, csv, json_, dilation)
+
+
+def _dilated(cases: Cases, factor: float) -> Cases:
+    """Let time run slower for all."""
+    if factor < 1.0:
+        raise ConfigError(f"--dilation {factor:g}: time can only run slower", hint="1 or more")
+    return [(shape.dilated(factor), [job.dilated(factor) for job in jobs]) for shape, jobs in cases]
 
 
 emulate.__doc__ = _HELP
@@ -176,9 +178,15 @@ def _limit(text: str, of_suite: Cases) -> int:
     return parse_bytes(text) if text else max(_MAX_TRAFFIC_BYTES, _traffic_bytes(of_suite))
 
 
-def _run(cases: Cases, limits: Limits, predict: bool, check: bool, csv: Path | None, as_json: bool) -> None:
+def _run(
+    cases: Cases, limits: Limits, predict: bool, check: bool, csv: Path | None, as_json: bool, dilation: float
+) -> None:
     with ending_cleanly():
         outcome = _collect(cases, limits, predict or check)
+    if dilation > 1.0:
+        for row in outcome.rows:
+            whole = f"{float(row['median_s']) / dilation:.6g} s"
+            print(f"{row['job']} on {row['nodes']} hosts: {whole} in time that is not dilated", file=sys.stderr)
     if csv is not None:
         write_rows(csv, COLUMNS, outcome.rows)
     _report(outcome, check, as_json)

@@ -98,6 +98,11 @@ class Job:
             return self.activation_bytes
         return self.n_layers * self.layer_bytes if self.is_step else self.n_bytes
 
+    def dilated(self, factor: float) -> Job:
+        """Return the job in time that runs slower by a factor: layers take as much longer, bytes stay."""
+        beside = self.beside.dilated(factor) if self.beside else None
+        return replace(self, forward_s=self.forward_s * factor, backward_s=self.backward_s * factor, beside=beside)
+
     def configuration(self) -> str:
         """Text of the ``cfg`` column.
 

@@ -84,6 +84,16 @@ def test_a_constant_of_small_layers_holds_for_larger_ones():
         assert abs(with_prediction(row)["relative_error"]) < 0.05
 
 
+def test_time_that_runs_slower_shows_what_the_links_and_layers_do():
+    """Gupta et al., To Infinity and Beyond (NSDI 2006): links and layers slow down alike, what the machine itself costs shrinks."""
+    free = replace(shipped_overheads(), layer_s=0.0, copy_s_per_byte=0.0)
+    shape, job = ClusterShape(n_nodes=16, rate_bits_per_s=1e8, slow=((3, 5e7),)), Job(name="ddp")
+    plain = predicted_s(shape, job, free)
+    dilated = predicted_s(shape.dilated(10.0), job.dilated(10.0), free) / 10.0
+    assert dilated == pytest.approx(plain, rel=0.01) and dilated < plain
+    assert shape.dilated(10.0).slow == ((3, 5e6),) and job.dilated(10.0).layer_bytes == job.layer_bytes
+
+
 def test_fsdp2_on_cpu_overlaps_nothing():
     shape, job = ClusterShape(n_nodes=4), Job(name="fsdp2")
     compute_s = job.n_layers * (job.forward_s + job.backward_s)

@@ -40,7 +40,7 @@ def test_slow_links():
     "wrong",
     [
         {"n_nodes": 0},
-        {"n_nodes": 33},
+        {"n_nodes": 65},
         {"n_nodes": 5, "n_racks": 2},
         {"n_nodes": 4, "trunk_bits_per_s": 1e9},
         {"n_nodes": 2, "slow": ((2, 1e9),)},
