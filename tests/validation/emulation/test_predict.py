@@ -11,7 +11,7 @@ from simulator.program.op import Collective
 from validation.emulation.cluster_shape import ClusterShape, goodput_bytes_per_s
 from validation.emulation.job import JOBS, MIB, Job, job_of_row
 from validation.emulation.judged import TARGETS, check_targets, groups_of, read_rows
-from validation.emulation.measure import Limits, check
+from validation.emulation.measure import Limits, check, paces_s
 from validation.emulation.predict import predicted_s, shape_of_row, shipped_overheads, with_prediction
 from validation.emulation.programs import program_of
 from validation.emulation.suites import SUITES, suite
@@ -133,3 +133,19 @@ def test_suites_can_run(name):
 def test_an_unknown_suite_is_refused():
     with pytest.raises(ConfigError, match="one of small"):
         suite("huge")
+
+
+def test_jobs_on_hosts_of_their_own_under_one_switch_lose_nothing():
+    other = Job(name="ddp", n_layers=4, forward_s=0.02, backward_s=0.02)
+    pair = Job(name="ddp", n_jobs=2, beside=other)
+    alone_s = predicted_s(ClusterShape(n_nodes=2), Job(name="ddp"))
+    assert predicted_s(ClusterShape(n_nodes=4), pair) == pytest.approx(alone_s, rel=0.01)
+
+
+def test_the_pace_of_a_job_is_that_of_its_starts_while_the_other_runs():
+    """Four steps begin 1, 1.5 and 2 s apart on the later of two ranks; the other job ends before the last begins."""
+    own = [[(0.0, 0.9), (1.0, 1.9), (2.0, 2.9), (4.4, 5.0)], [(0.1, 0.9), (1.1, 1.9), (2.6, 2.9), (4.6, 5.0)]]
+    other = [[(0.0, 2.0), (2.0, 4.5)]]
+    assert paces_s(own, other) == pytest.approx([1.0, 1.5])
+    with pytest.raises(ConfigError, match="over too soon"):
+        paces_s(own, [[(0.0, 1.2)]])
