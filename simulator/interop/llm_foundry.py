@@ -71,6 +71,7 @@ KEYS = Table(
     missed={
         "quantized frozen weights": "model.load_in_4bit model.load_in_8bit model.quantization_config*",
         "layers that differ": "model.block_overrides*",
+        "a window of attention": "model.attn_config.sliding_window*",
         "tensor parallelism of Composer": "tp_config*",
         "parameters on the host": "fsdp_config.cpu_offload",
     },

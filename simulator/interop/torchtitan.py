@@ -84,12 +84,16 @@ KEYS = Table(
         "training.warmup_steps training.seed training.deterministic training.gc_* training.data_parallel_type training.dtype "
         "training.num_tokens_per_train_step",
         "how it is done, not what": "parallelism.enable_compiled_autograd parallelism.disable_loss_parallel "
-        "parallelism.expert_tensor_parallel_degree parallelism.pipeline_parallel_layers_per_stage "
-        "parallelism.pipeline_parallel_split_points parallelism.pipeline_parallel_schedule_csv parallelism.num_pp_microbatches "
-        "parallelism.module_fqns_per_model_part parallelism.pipeline_parallel_expert_parallel_overlap "
-        "parallelism.enable_approx_mid_reduce_scatter activation_checkpoint.memory_budget "
+        "parallelism.expert_tensor_parallel_degree parallelism.num_pp_microbatches "
+        "parallelism.pipeline_parallel_expert_parallel_overlap parallelism.enable_approx_mid_reduce_scatter "
+        "activation_checkpoint.memory_budget "
         "activation_checkpoint.early_stop activation_checkpoint.visualize_* "
         "activation_checkpoint.per_op_sac_* compile.backend quantize float8 mx",
+    },
+    missed={
+        "stages that are cut otherwise": "parallelism.pipeline_parallel_layers_per_stage parallelism.pipeline_parallel_split_points "
+        "parallelism.module_fqns_per_model_part",
+        "a schedule of its own": "parallelism.pipeline_parallel_schedule_csv",
     },
 )  # fmt: skip
 

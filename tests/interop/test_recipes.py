@@ -447,6 +447,13 @@ def test_llama_factory_with_a_deepspeed_file(tmp_path):
     assert any(entry.startswith("deepspeed") for entry in read(tmp_path, text).report.unknown)
 
 
+def test_a_pipeline_that_torchtitan_cuts_otherwise_is_named(tmp_path):
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 4096\n[parallelism]\npipeline_parallel_degree = 2\n'
+    assert not read(tmp_path, text + "pipeline_parallel_split_points = []\n", "train.toml").report.unknown
+    named = read(tmp_path, text + 'pipeline_parallel_split_points = ["layers.4"]\n', "train.toml").report.unknown
+    assert any("pipeline_parallel_split_points: not understood, changes the answer" in one for one in named)
+
+
 def test_torchtitan_of_2024(tmp_path):
     text = (
         '[model]\nname = "llama2"\nflavor = "13B"\n[training]\nbatch_size = 2\nseq_len = 4096\ntensor_parallel_degree = 4\n'
