@@ -542,6 +542,14 @@ ISSUED_EARLIER = Exemption(
     applies=lambda case: case.plan.overlaps and case.plan.gpus > 1,
     tolerance=0.01,
 )
+OUT_OF_STEP = Exemption(
+    reason="groups that a slow GPU puts out of step take turns on NICs that in step each of them waits for (seen: 7 % with sharded "
+    "parameters; nothing without contention, nothing without overlap)",
+    applies=lambda case: (
+        case.plan.overlaps and case.result.topology.n_nodes > 1 and case.scenario.network != "alpha-beta"
+    ),
+    tolerance=0.1,
+)
 FIRST_NODE = Exemption(
     reason="a node's own links may be slower than its NICs together (one link between two GPUs of a mesh; a ring over 8 x 400 Gb/s "
     "passes NVLink 7 times of 8), and collectives inside a node are slowed more by kernels (0.79 to 0.98, measured on H200)",
@@ -578,7 +586,7 @@ RELATIONS: tuple[Relation, ...] = (
     Relation(name="a worse machine is never faster", why="monotone: more time for every part", tolerance=1e-3,
              check=worse_machine_is_never_faster, exemptions=(ISSUED_EARLIER,)),
     Relation(name="a slow GPU", why="only its kernels take longer, by its factor", tolerance=1e-3,
-             check=slow_rank_costs_at_most_its_factor),
+             check=slow_rank_costs_at_most_its_factor, exemptions=(OUT_OF_STEP,)),
     Relation(name="a slow link", why="only its bytes take longer, by its factor", tolerance=1e-3,
              check=slow_link_costs_at_most_its_factor),
     Relation(name="a free network", why="communication only takes time", tolerance=1e-3,
