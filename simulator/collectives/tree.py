@@ -38,13 +38,15 @@ _CORRECTION = {
 
 
 def _raised(question: Question) -> float:
-    """Return how much faster than their NICs NCCL lets channels be inside two nodes, of which each sends a byte once only.
+    """Return how much faster than their NICs channels are taken to be inside two nodes, of which each sends a byte once only.
 
-    Its search doubles them where NVLink has room (``search.cc``, second pass). Of the clusters at hand with two nodes only
-    those behind aws-ofi-nccl, whose latency pushes rings away, chose trees; the others kept rings.
+    Of the clusters at hand with two nodes only those behind aws-ofi-nccl, whose tuner chooses in NCCL's place, chose trees;
+    the others kept rings. That tuner speaks for nodes of eight ranks or of one and leaves the rest to NCCL
+    (aws/aws-ofi-nccl, ``src/tuner/nccl_ofi_regions.c``).
     """
     shape = question.shape
-    if shape.n_nodes != 2 or shape.protocol != "efa" or shape.wiring != "switch" or is_legacy(shape):
+    is_tuned = shape.protocol == "efa" and shape.ranks_per_node in (1, 8)
+    if shape.n_nodes != 2 or not is_tuned or shape.wiring != "switch" or is_legacy(shape):
         return 1.0
     return max(1.0, min(2.0, nvlink_speed(shape) / question.bus))
 
