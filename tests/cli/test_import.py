@@ -83,9 +83,11 @@ def test_a_picture_of_a_machine_becomes_a_cluster_file(simulate, files):
     assert open_topology("cluster.yaml").n_gpus == 2 * 2
 
 
-def test_slurm_needs_a_node_and_its_links(simulate, files):
+def test_slurm_needs_a_node_and_says_what_it_takes_for_its_links(simulate, files):
     assert "--node-of" in simulate("import", "topology.conf")[2]
-    assert "--links leaf-spine=" in simulate("import", "topology.conf", "--node-of", "dgx-a100-80g")[2]
+    code, out, _ = simulate("import", "topology.conf", "--node-of", "dgx-a100-80g", "--json")
+    links = next(one for one in json.loads(out)["unknown"] if "changes the answer" in one)
+    assert code == 0 and "--links leaf-spine=" in links
     code, _, _ = simulate(
         "import", "topology.conf", "--node-of", "dgx-a100-80g", "--links", "leaf-spine=200 Gb/s x 4", "--out", "c.yaml"
     )

@@ -66,7 +66,8 @@ def write(path, node, fabric, transports):
 
 
 def test_there_is_a_case_for_every_key():
-    assert latency_keys(cluster_spec) == set(KEYS)
+    between_sites = ("SitesSpec", "latency")  # tests/topology/test_sites.py
+    assert latency_keys(cluster_spec) == {*KEYS, between_sites}
 
 
 @pytest.mark.parametrize("key", KEYS)
