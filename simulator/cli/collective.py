@@ -43,6 +43,7 @@ def collective(
 ) -> None:
     """Predict a collective by size, alone on its links, in the columns of nccl-tests."""
     from simulator.analysis.confidence import collective_interval
+    from simulator.cli.inputs import write_warnings
     from simulator.collectives.benchmark import benchmark_table, size_range
     from simulator.interop import open_topology
     from simulator.network import NETWORKS
@@ -51,6 +52,8 @@ def collective(
     sizes = size_range(_size("--min", smallest), _size("--max", largest), factor)
     machine = open_topology(topology, gpus, gpus_per_node=gpus_per_node)
     if name == _COPIES:
+        named = {"--transport": transport, "--nccl-algo": nccl_algo, "--nccl-proto": nccl_proto, "--nccl": nccl}
+        write_warnings(f"{flag} has no effect on copies" for flag, value in named.items() if value)
         _copies(machine, sizes, plot, as_json=json_output)
         return
     given = {"transport": transport or "", "nccl_algo": nccl_algo or "", "nccl_proto": nccl_proto or ""}

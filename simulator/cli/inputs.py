@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: flags about a whole run that say nothing unless its length is given
 _OPERATION = (
     *("gpu_hour_price", "mtbf", "checkpoint_interval", "checkpoint_time", "restart_time", "pue"),
-    *("kg_co2_per_kwh", "histories", "spare_nodes", "repair_time", "checkpoint_policy", "failure_domain"),
+    *("kg_co2_per_kwh", "histories", "spare_nodes", "repair_time", "checkpoint_policy", "failure_domain", "elastic"),
 )
 #: those of them that say something without it, where rows of a table have what a billion tokens cost
 _OF_A_TOKEN = ("gpu_hour_price", "pue", "kg_co2_per_kwh")
@@ -156,7 +156,7 @@ def run_request(options: Mapping[str, Any], said: set[str], *, of_rows: bool = F
         raise ConfigError(f"--pue {pue:g}: the building's energy over its computers', at least 1", hint="--pue 1.2")
     if carbon is not None and not 0 <= carbon <= 5:
         raise ConfigError(f"--kg-co2-per-kwh {carbon:g}: kilograms, from 0 to 5", hint="--kg-co2-per-kwh 0.38")
-    texts = {name: options[name] for name in _OPERATION if options.get(name) is not None}
+    texts = {name: options[name] for name in _OPERATION if options.get(name) is not None and options[name] is not False}
     price = parse_price(texts["gpu_hour_price"]) if "gpu_hour_price" in texts else None
     mtbf = parse_mtbf(texts["mtbf"]) if "mtbf" in texts else None
     interval_s, interval_iterations = None, None

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from simulator.collectives.benchmark import BenchmarkRow, lone_flow_s, row_of
-from simulator.kernels.host import SYNCHRONIZE_S, copy_bytes_per_s
+from simulator.kernels.host import COPY_LATENCY_S, copy_bytes_per_s
 from simulator.network import Flow
 from simulator.topology.link import HOST_KINDS, LINK_KINDS
 
@@ -55,7 +55,7 @@ def copy_table(topology: Any, sizes_bytes: Sequence[int]) -> tuple[BenchmarkRow,
             ("peer, both ways", "copy engine", 2),
         ]
         ways = [(label, n, partial(_peer_copy_s, topology, who, n, pcie_share)) for label, who, n in peers] + ways
-    issue_s = float(device.host.get("launch_s", SYNCHRONIZE_S / 2))
+    issue_s = float(device.host.get("launch_s", COPY_LATENCY_S))
     return tuple(
         row_of("p2p_copy", n_bytes * n, 2, dtype="uint8", time_s=issue_s + seconds(n_bytes), label=label)
         for label, n, seconds in ways

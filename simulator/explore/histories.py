@@ -127,12 +127,14 @@ def play_histories(process: FailureProcess, n_histories: int, seed: int = 0) -> 
             rng.random(len(failed)) < process.domain_share if process.domain_share else np.zeros(len(failed), bool)
         )
         hit = failed[is_domain]
-        back_s = np.mod(process.useful_s - left_s[hit], process.stored_every * process.work_s)
+        n_kept = np.rint((process.useful_s - left_s[hit]) / process.work_s)
+        back_s = np.mod(n_kept, process.stored_every) * process.work_s
         left_s[hit] += back_s
         lost_s[hit] += back_s
         waits = spares.wait_s(failed, total_s[failed], is_domain)
         if process.elastic_loss is not None:  # slower instead of idle, and another restart when the node is back
-            waits = np.where(waits > 0.0, waits * process.elastic_loss + process.restart_s, 0.0)
+            loss = np.minimum(1.0, process.elastic_loss * np.where(is_domain, process.domain_nodes, 1))
+            waits = np.where(waits > 0.0, waits * loss + process.restart_s, 0.0)
         total_s[failed] += waits
         waiting_s[failed] += waits
         ended = running & ~fails

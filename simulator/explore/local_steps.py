@@ -7,7 +7,7 @@ References
 ----------
 Douillard et al., "DiLoCo", arXiv:2311.08105: H inner steps of AdamW, an outer step of Nesterov momentum on the mean of
 the outer gradients. Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv:2501.18512: the reduction overlaps
-the next inner steps. Gradients of the outer step are in 32 bits unless the plan reduces them in fewer.
+the next inner steps. Outer gradients are in 32 bits, whatever the plan reduces its own in.
 """
 
 from __future__ import annotations

@@ -376,10 +376,14 @@ def whole_run(
     mtbf = _mtbf(request, topology)
     mtbf_s = mtbf.job_s(topology.n_gpus, topology.n_nodes)
     restart_s, restart_source = _restart(request, topology)
-    restart_s += checkpoint.read_s
+    from_storage = (
+        request.domain_share if policy.name == "peers" else 0.0
+    )  # a failed domain takes the peers' memory with it
+    read_s = (1.0 - from_storage) * checkpoint.read_s + from_storage * policy.storage.read_s
+    restart_s += read_s
     per_checkpoint, interval_source = _interval(request, n_iterations, iteration_s, checkpoint.write_s, mtbf_s)
     stored_every = _stored_every(request, policy, per_checkpoint * iteration_s, mtbf_s)
-    if stored_every > 1:
+    if policy.name == "peers":
         checkpoint = replace(checkpoint, write_s=checkpoint.write_s + policy.storage.write_s / stored_every)
     policy = replace(policy, checkpoint=checkpoint)
     time_at = partial(
@@ -391,14 +395,15 @@ def whole_run(
     price = price_of(topology, request.price)
     assumptions = (
         ("mean time between failures", _mtbf_words(mtbf, mtbf_s), mtbf.source),
-        ("restart", f"{format_duration(restart_s)}, {format_duration(checkpoint.read_s)} of it to read the checkpoint", restart_source),
+        ("restart", f"{format_duration(restart_s)}, {format_duration(read_s)} of it to read the checkpoint", restart_source),
         ("checkpoint", f"{format_bytes(checkpoint.n_bytes)} in {format_duration(checkpoint.write_s)}", write_source),
         ("checkpoint interval", f"{per_checkpoint:,} iteration{'s' if per_checkpoint > 1 else ''}", interval_source),
         *_power_assumptions(power, price),
     )  # fmt: skip
     process = _process(
         request, useful_s=time.useful_s, work_s=iteration_s * per_checkpoint, write_s=checkpoint.write_s, mtbf_s=mtbf_s,
-        restart_s=restart_s, lag_s=policy.lag_s, stored_every=stored_every, hardware_share=mtbf.hardware_share, n_replicas=plan.dp,
+        restart_s=restart_s, lag_s=policy.lag_s, stored_every=stored_every, hardware_share=mtbf.hardware_share,
+        lost_share=_lost_share(plan, topology),
     )  # fmt: skip
     gpu_hours = plan.gpus * time.total_s / 3600.0
     return {
@@ -464,11 +469,16 @@ def _checkpoint(
     }  # fmt: skip
 
 
-def _process(request: RunRequest, *, n_replicas: int, **figures: Any) -> FailureProcess:
+def _lost_share(plan: ParallelPlan, topology: Topology) -> float:
+    """Return which share of the replicas has ranks on one node, tensor and context parallelism innermost."""
+    return min(1.0, max(1, topology.gpus_per_node // (plan.tp * plan.cp)) / plan.dp)
+
+
+def _process(request: RunRequest, *, lost_share: float, **figures: Any) -> FailureProcess:
     """Return what the run goes through: its own figures, and how the request says that it is operated."""
     return FailureProcess(
         n_spares=request.n_spares, repair_s=request.repair_s, domain_share=request.domain_share,
-        domain_nodes=request.domain_nodes, elastic_loss=1.0 / n_replicas if request.is_elastic else None, **figures,
+        domain_nodes=request.domain_nodes, elastic_loss=lost_share if request.is_elastic else None, **figures,
     )  # fmt: skip
 
 

@@ -128,6 +128,11 @@ def _gradient_conflicts(plan: ParallelPlan) -> Conflicts:
             "--framework deepspeed --sharding none",
         ),
         (
+            plan.gradient_compression == "onebit" and plan.ep > 1,
+            "gradient_compression=onebit is not modelled with expert parallelism",
+            "--ep 1",
+        ),
+        (
             (plan.quantized_weights or plan.quantized_gradients) and not (facts.quantizes and plan.sharding == "zero3"),
             "quantized_weights and quantized_gradients are ZeRO++, which is DeepSpeed's ZeRO-3",
             "--framework deepspeed --sharding zero3",

@@ -254,8 +254,9 @@ class ClusterSpec(OperatedSpec, Sourced):
             raise complaint(ConfigError(text), "sites")
         n_nics = self.node.nics.count if self.node.nics else 0
         room = self.fabric.n_nodes_max(n_nics)
-        if room is not None and self.nodes > room:
-            text = f"the {self.fabric.kind} fabric has room for {room} nodes, not {self.nodes}"
+        n_beside = self.nodes // (self.sites.count if self.sites else 1)  # each site has a fabric of its own
+        if room is not None and n_beside > room:
+            text = f"the {self.fabric.kind} fabric has room for {room} nodes, not {n_beside}"
             raise complaint(ConfigError(text, hint="enlarge the fabric, or take fewer nodes"), "nodes")
         return self
 

@@ -297,6 +297,10 @@ class Topology:
             That it uses of each node; all by default.
         """
         per_node = gpus_per_node or self.gpus_per_node
+        if per_node > self.spec.node.gpus:
+            raise ConfigError(
+                f"gpus_per_node {per_node}: a node has {self.spec.node.gpus}", hint="use fewer of each node"
+            )
         layout = PlacedLayout(whole=self.layout, nodes=tuple(nodes[: -(-n_gpus // per_node)]))
         return Topology(spec=self.spec, layout=layout, n_gpus=n_gpus, gpus_per_node=per_node, scale=self.scale)
 

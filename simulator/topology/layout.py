@@ -245,8 +245,8 @@ class PlacedLayout:
         return PlacedLayout(whole=self.whole, nodes=self.nodes[:n_nodes])
 
     def cut_bytes_per_s(self, n_nodes: int) -> float:
-        """As of so many nodes side by side."""
-        return self.whole.cut_bytes_per_s(n_nodes)
+        """As of all nodes up to the last of these."""
+        return self.whole.cut_bytes_per_s(max(self.nodes[:n_nodes]) + 1)
 
 
 def build_layout(spec: ClusterSpec, n_nodes: int) -> RegularLayout:

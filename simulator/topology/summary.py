@@ -10,7 +10,7 @@ import numpy as np
 
 from simulator.config import Spec
 from simulator.topology.graph import Topology
-from simulator.topology.layout import RegularLayout
+from simulator.topology.layout import PlacedLayout, RegularLayout
 from simulator.topology.link import HOST_KINDS, LINK_KINDS, NVLINK_KINDS
 from simulator.topology.routing import maximum_flow_bytes_per_s
 from simulator.topology.storage import node_rate_bytes_per_s, total_rate_bytes_per_s
@@ -155,7 +155,7 @@ def bisection_bytes_per_s(topology: Topology) -> float:
     if not half:
         return _inside_bisection_bytes_per_s(topology)
     cut = topology.layout.cut_bytes_per_s(topology.n_nodes)
-    if not isinstance(topology.layout, RegularLayout):
+    if not isinstance(topology.layout, RegularLayout | PlacedLayout):
         return cut
     return min(half * _injection_bytes_per_s(topology), cut)
 

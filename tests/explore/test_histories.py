@@ -125,3 +125,23 @@ def test_going_on_with_fewer_replicas_costs_their_share() -> None:
     """A sixteenth of the speed for three days, and one more restart to grow again."""
     found = play_histories(replace(PROCESS, n_spares=0, repair_s=3 * DAY, elastic_loss=1 / 16), 50, seed=1)
     assert found.waiting_s == pytest.approx(found.n_failures * (3 * DAY / 16 + 900.0))
+
+
+def test_a_domain_loses_no_more_than_a_stretch_where_every_checkpoint_is_stored() -> None:
+    """Whatever the length of a stretch is: 1,800.7 s is no whole number of any unit of a float."""
+    process = replace(PROCESS, useful_s=30 * DAY, work_s=1800.7, mtbf_s=10_000.0, domain_share=1.0, stored_every=1)
+    found = play_histories(process, 200, seed=3)
+    assert (found.lost_s <= found.n_failures * (process.work_s + process.write_s)).all()
+    assert found.lost_s.sum() < 0.6 * found.n_failures.sum() * (process.work_s + process.write_s)
+
+
+def test_without_a_domain_of_nodes_a_job_runs_on_at_what_the_others_leave() -> None:
+    """A rack of four nodes takes four times what a node does from an elastic job, and never more than all."""
+    elastic = replace(PROCESS, n_spares=0, repair_s=DAY, elastic_loss=0.1)
+    alone, rack, all_gone = (
+        play_histories(replace(elastic, domain_share=1.0, domain_nodes=n), 50, seed=4) for n in (1, 4, 40)
+    )
+    restart_s = elastic.restart_s
+    assert alone.waiting_s == pytest.approx((0.1 * DAY + restart_s) * alone.n_failures)
+    assert rack.waiting_s == pytest.approx((0.4 * DAY + restart_s) * rack.n_failures)
+    assert all_gone.waiting_s == pytest.approx((DAY + restart_s) * all_gone.n_failures)

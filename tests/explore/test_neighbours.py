@@ -77,6 +77,14 @@ def test_a_search_finds_the_leaf_that_holds_the_job(tmp_path):
     assert rows[1]["iteration_time_s"] > rows[0]["iteration_time_s"]
 
 
+@pytest.mark.parametrize(("text", "said"), [("four", "'four' is no number of GPUs"), ("0", "0 is no number of GPUs")])
+def test_gpus_of_a_node_are_a_number(tmp_path, text, said):
+    file = tmp_path / "other.yaml"
+    file.write_text(f"model: bert-large\ngpus: 16\ngpus_per_node: {text}\n")
+    with pytest.raises(ConfigError, match=f"other.yaml.*gpus_per_node: {said}"):
+        read_job(str(file), DATA)
+
+
 def test_a_job_file(tmp_path):
     file = tmp_path / "other.yaml"
     file.write_text("model: bert-large\ngpus: 16\nmicro-batch: 4\ngpus_per_node: 4\nplacement: 4-7\n")

@@ -7,6 +7,7 @@ import pytest
 from simulator.collectives import plan_collective
 from simulator.errors import ConfigError
 from simulator.topology.load import load_topology
+from simulator.topology.summary import bisection_bytes_per_s
 
 TWO = {"nodes": 8, "sites.count": 2, "sites.bandwidth": "10 Gb/s", "sites.latency": "30 ms"}
 
@@ -48,3 +49,15 @@ def test_a_ring_over_two_sites_is_held_to_the_wide_area_link():
 def test_sites_of_unequal_size_are_refused():
     with pytest.raises(ConfigError, match="as many nodes each"):
         load_topology("dgx-h100", overrides={**TWO, "nodes": 9})
+
+
+def test_a_part_of_both_sites_is_cut_at_the_wide_area_link():
+    for n_gpus in (16, 32, 64):
+        assert bisection_bytes_per_s(load_topology("dgx-h100", n_gpus, overrides=TWO)) == pytest.approx(10e9 / 8)
+
+
+def test_each_site_has_a_fabric_of_its_own():
+    torus = {"nodes": 32, "fabric": {"kind": "torus", "dims": [4, 4], "link_bandwidth": "400 Gb/s"}}
+    with pytest.raises(ConfigError, match="room for 16 nodes, not 32"):
+        load_topology("dgx-h100", overrides=torus)
+    assert load_topology("dgx-h100", overrides={**torus, **TWO, "nodes": 32}).n_nodes == 32

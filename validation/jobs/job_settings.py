@@ -101,7 +101,8 @@ def check_ranks(settings: Settings, n_ranks: int, layers: int, heads: int) -> No
         )
     if axis_of(job) == "pp" and layers < n_ranks:
         raise ConfigError(f"{layers} layers do not fill {n_ranks} pipeline stages", hint="--layers, or fewer ranks")
-    if axis_of(job) == "pp" and settings.schedule == "1f1b" and settings.n_micro_batches < n_ranks:
+    runs_1f1b = settings.schedule == "1f1b" or job == "megatron-pp"  # Megatron-Core runs no other schedule here
+    if axis_of(job) == "pp" and runs_1f1b and settings.n_micro_batches < n_ranks:
         raise ConfigError(
             f"1f1b over {n_ranks} stages needs as many micro-batches, there are {settings.n_micro_batches}",
             hint=f"--micro-batches {n_ranks}",

@@ -165,7 +165,7 @@ def _base(settings: Settings, size: GptSize, launch: Launch) -> dict[str, Any]:
         "tp": tp,
         "pp": pp,
         "virtual_pp": 1,
-        "schedule": settings.schedule if pp > 1 else "",
+        "schedule": ("1f1b" if settings.job == "megatron-pp" else settings.schedule) if pp > 1 else "",
         "cp": 1,
         "ep": 1,
         "sharding": _SHARDING.get(settings.job, "none"),
