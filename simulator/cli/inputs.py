@@ -173,6 +173,9 @@ def run_request(options: Mapping[str, Any], said: set[str], *, of_rows: bool = F
         idle = (name for name in texts if not (of_rows and name in _OF_A_TOKEN))
         flags = (f"--{name.replace('_', '-')}" for name in idle)
         write_warnings((f"{one} has no effect without --tokens, --epochs or --iterations" for one in flags), said=said)
+    elif "histories" not in texts:
+        idle = (f"--{name.replace('_', '-')}" for name in ("elastic", "spare_nodes", "repair_time") if name in texts)
+        write_warnings((f"{one} has no effect without --histories" for one in idle), said=said)
     tokens, iterations = length or (0.0, 0)
     n_domain, share = parse_domain(texts["failure_domain"]) if "failure_domain" in texts else (1, 0.0)
     return RunRequest(

@@ -65,6 +65,13 @@ def run_main(options: dict[str, Any]) -> None:
             )
 
 
+#: flags that several clusters side by side do not take
+_OF_ONE_ANSWER = (
+    *("explain", "trace", "memory_trace", "neighbours", "module", "with_", "placement", "nodes_free", "local_steps"),
+    "checkpoint_policy",
+)
+
+
 def _run_clusters(
     options: dict[str, Any], settings: dict[str, Any], counts: Sequence[int], clusters: Sequence[str]
 ) -> None:
@@ -74,9 +81,9 @@ def _run_clusters(
     from simulator.explore.sweeps import run_sweep, usable
     from simulator.report.sweep_page import sweep_page
 
-    alone = [name for name in ("explain", "trace", "memory_trace", "neighbours", "module") if options[name]]
-    if alone:
-        raise ConfigError(f"--{alone[0].replace('_', '-')} is about one answer", hint="name one --topology")
+    if alone := [name for name in _OF_ONE_ANSWER if options[name] not in (None, "", (), [], 0, False, "sync")]:
+        flag = alone[0].strip("_").replace("_", "-")
+        raise ConfigError(f"--{flag} is about one answer", hint="name one --topology")
     axes = {"topology": tuple(clusters)} | ({"gpus": tuple(counts)} if counts else {})
     sweep = Sweep(base={name: value for name, value in settings.items() if name != "topology"}, axes=axes)
     with progress_line(is_quiet=options["json_output"]) as say:
@@ -135,7 +142,14 @@ def _others(
     others = [read_job(path, settings) for path in files]
     if free and way is None:
         return {**found, "placements": best_placements(job, others, free_file=free, say=say)}
-    return {**found, "neighbours": beside([job, *others], free_file=free, say=say)}
+    played = beside([job, *others], free_file=free, say=say)
+    write_warnings(
+        [
+            "days, cost, explanation and pages are of the job alone on neighbouring nodes; the step beside the others stands below"
+        ],
+        kind="note",
+    )
+    return {**found, "neighbours": played}
 
 
 def _extras(

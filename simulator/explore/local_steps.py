@@ -67,10 +67,10 @@ def local_steps(result: Result, n_steps: int) -> LocalSteps:
     if n_steps < 1:
         raise ConfigError(f"--local-steps {n_steps}: at least 1")
     count = sites.count
-    if plan.dp % count or topology.n_nodes % count:
+    if plan.dp % count or topology.n_nodes % count or topology.n_gpus % (topology.n_nodes * topology.gpus_per_node):
         raise InfeasiblePlanError(
-            f"{plan.dp} replicas on {topology.n_nodes} nodes do not divide over {count} sites",
-            hint="as many whole replicas and nodes on each site",
+            f"{plan.dp} replicas on {topology.n_gpus} GPUs of {topology.n_nodes} nodes do not divide over {count} sites",
+            hint="as many whole replicas and whole nodes on each site",
         )
     inner_plan = replace(plan, gpus=plan.gpus // count, dp=plan.dp // count, global_batch=plan.global_batch // count)
     whole = topology.whole()

@@ -207,6 +207,9 @@ def play(site: Site, placed: Sequence[PlacedJob], say: Callable[[str], None] = l
     """Play placed jobs beside each other, from several starts."""
     say("each alone")
     alone = [simulate_on(job.scenario, job.topology, job.spec) for job in placed]
+    for one in alone:
+        if not one.memory.fits:
+            raise InfeasiblePlanError(f"{one.scenario.model} beside the others does not fit: {one.memory.explain()}")
     alone_s = [one.metrics.iteration_time_s for one in alone]
     link, load = busiest_shared(alone, alone_s)
     together = Together(placed)

@@ -138,7 +138,7 @@ def place(way: str, switches: Switches, free: Sequence[int], n_nodes: int, rng: 
     Raises
     ------
     ConfigError
-        If listed nodes are taken, or too few.
+        If listed nodes are taken, or not as many as the job takes.
     InfeasiblePlanError
         If there are not so many free nodes.
     """
@@ -151,10 +151,14 @@ def place(way: str, switches: Switches, free: Sequence[int], n_nodes: int, rng: 
         return tuple(sorted(free)[:n_nodes])
     nodes = parse_nodes(way)
     taken = [node for node in nodes if node not in free]
-    if taken or len(nodes) < n_nodes:
-        what = f"node {taken[0]} is not free" if taken else f"{len(nodes)} nodes are listed and {n_nodes} are needed"
+    if taken or len(nodes) != n_nodes:
+        what = (
+            f"node {taken[0]} is not free"
+            if taken
+            else f"{len(nodes)} nodes are listed, not the {n_nodes} that it takes"
+        )
         raise ConfigError(f"placement {way}: {what}", hint=f"{', '.join(WAYS)}, or a list like 0-3,8")
-    return tuple(nodes[:n_nodes])
+    return tuple(nodes)
 
 
 def parse_nodes(text: str) -> list[int]:

@@ -381,7 +381,9 @@ def whole_run(
     )  # a failed domain takes the peers' memory with it
     read_s = (1.0 - from_storage) * checkpoint.read_s + from_storage * policy.storage.read_s
     restart_s += read_s
-    per_checkpoint, interval_source = _interval(request, n_iterations, iteration_s, checkpoint.write_s, mtbf_s)
+    per_checkpoint, interval_source = _interval(
+        request, n_iterations, iteration_s, checkpoint.write_s, mtbf_s, least_s=policy.lag_s
+    )
     stored_every = _stored_every(request, policy, per_checkpoint * iteration_s, mtbf_s)
     if policy.name == "peers":
         checkpoint = replace(checkpoint, write_s=checkpoint.write_s + policy.storage.write_s / stored_every)
@@ -536,17 +538,30 @@ def _restart(request: RunRequest, topology: Topology) -> tuple[float, str]:
 
 
 def _interval(
-    request: RunRequest, n_iterations: int, iteration_s: float, write_s: float, mtbf_s: float
+    request: RunRequest, n_iterations: int, iteration_s: float, write_s: float, mtbf_s: float, *, least_s: float
 ) -> tuple[int, str]:
-    """Return iterations between checkpoints: as asked, or those of Daly's interval, or one checkpoint at the end."""
-    if request.interval_iterations is not None:
-        return request.interval_iterations, "--checkpoint-interval"
+    """Return iterations between checkpoints: as asked, or those of Daly's interval, or one checkpoint at the end.
+
+    None begins before the one before has arrived, ``least_s`` after its start (Mohan et al., CheckFreq, FAST 2021).
+    """
+    least = math.ceil(least_s / iteration_s)
+    asked = request.interval_iterations
     if request.interval_s is not None:
-        return max(1, round(request.interval_s / iteration_s)), "--checkpoint-interval"
+        asked = max(1, round(request.interval_s / iteration_s))
+    if asked is not None:
+        if asked < least:
+            raise ConfigError(
+                f"--checkpoint-interval of {asked:,} steps: a checkpoint takes {format_duration(least_s)} to arrive",
+                hint=f"--checkpoint-interval '{least} steps', or faster storage",
+            )
+        return asked, "--checkpoint-interval"
     if math.isinf(mtbf_s):
         return n_iterations, "one at the end: nothing fails"
     best_s = daly_interval_s(write_s, mtbf_s)
-    return min(n_iterations, max(1, round(best_s / iteration_s))), "the optimum: Daly 2006, after Young 1974"
+    best = max(1, round(best_s / iteration_s))
+    if best < least:
+        return min(n_iterations, least), "as soon as the one before has arrived"
+    return min(n_iterations, best), "the optimum: Daly 2006, after Young 1974"
 
 
 def _mtbf_words(mtbf: Mtbf, job_s: float) -> str:

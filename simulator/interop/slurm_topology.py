@@ -25,6 +25,10 @@ _KINDS = ("tree", "block", "flat", "ring", "torus3d")
 _LINK = re.compile(r"\s*(?P<rate>.+?)\s*(?:x\s*(?P<count>\d+))?\s*")
 
 
+#: levels that uplinks join
+LEVELS = ("leaf-spine", "spine-core")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     """What every step needs: the file, the node, the links that the caller gave, the notes."""
@@ -91,6 +95,8 @@ def import_slurm(
         raise ConfigError(message, hint="say whose it is: simulate import FILE --node-of dgx-a100-80g")
     base, _ = load_layers(resolve_name(node_of, "clusters"))
     node, transports = base["node"], base.get("transports", {})
+    if strange := sorted(set(links or {}) - set(LEVELS)):
+        raise ConfigError(f"--links {strange[0]}: no such levels", hint=f"one of {', '.join(LEVELS)}")
     job = _Job(path=path, node=node, links=links or {}, account=account)
     as_yaml = Path(path).suffix in (".yaml", ".yml")
     n_nodes, fabric = _from_yaml(job, text, topology) if as_yaml else _from_conf(job, text)

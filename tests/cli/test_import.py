@@ -88,6 +88,8 @@ def test_slurm_needs_a_node_and_says_what_it_takes_for_its_links(simulate, files
     code, out, _ = simulate("import", "topology.conf", "--node-of", "dgx-a100-80g", "--json")
     links = next(one for one in json.loads(out)["unknown"] if "changes the answer" in one)
     assert code == 0 and "--links leaf-spine=" in links
+    code, _, err = simulate("import", "topology.conf", "--node-of", "dgx-a100-80g", "--links", "leaf-pod=200 Gb/s x 4")
+    assert code == 3 and "leaf-pod" in err and "leaf-spine, spine-core" in err
     code, _, _ = simulate(
         "import", "topology.conf", "--node-of", "dgx-a100-80g", "--links", "leaf-spine=200 Gb/s x 4", "--out", "c.yaml"
     )

@@ -270,3 +270,33 @@ def test_a_reader_that_goes_away_is_no_fault_worth_a_traceback():
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=True)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("flag", [("--with", "other.yaml"), ("--local-steps", "7"), ("--checkpoint-policy", "async")])
+def test_flags_about_one_answer_are_refused_for_several_clusters(simulate, flag):
+    code, _, err = simulate("-t", "dgx-h100,dgx-b200", "-m", "gpt2", "--gpus", 8, "--micro-batch", 1, *flag)
+    assert code == 3 and f"{flag[0]} is about one answer" in err
+
+
+def test_a_checkpoint_begins_after_the_one_before_has_arrived(simulate):
+    """A node of eight GPUs writes 16 bytes or so for each of 124 million parameters at 10 MB/s: minutes, not one step."""
+    job = (
+        "-t",
+        "dgx-h100",
+        "-m",
+        "gpt2",
+        "--gpus",
+        8,
+        "--micro-batch",
+        1,
+        "--tokens",
+        "1B",
+        "--checkpoint-policy",
+        "async",
+    )
+    slow = ("--set", "storage.bandwidth=10 MB/s", "--mtbf", "3 h/job")
+    code, out, _ = simulate(*job, *slow, "--json")
+    checkpoint = json.loads(out)["whole_run"]["checkpoint"]
+    assert code == 0 and checkpoint["interval_s"] >= checkpoint["lag_s"] > checkpoint["bytes"] / 10e6 * 0.99
+    code, _, err = simulate(*job, *slow, "--checkpoint-interval", "1 steps")
+    assert code == 3 and "to arrive" in err
