@@ -214,7 +214,7 @@ def _tree_fabric(job: _Job, tree: SlurmTree) -> Fabric:
     if min(sizes) != max(sizes):
         account.assume(f"leaves have {min(sizes)} to {max(sizes)} nodes; {max(sizes)} are taken for each")
     ratios = [_ratio(job, "leaf-spine", max(sizes) * _injection(job.node))]
-    fabric: dict[str, Any] = {"kind": "fat-tree", "levels": min(levels, 3), "nodes_per_leaf": max(sizes)}
+    fabric: dict[str, Any] = {"kind": "fat-tree", "levels": min(levels, 3), "nodes_per_leaf": _domains(job, max(sizes))}
     if levels > 3:
         account.assume(f"{levels} levels of switches are taken as three")
     if levels > 2:
@@ -258,9 +258,17 @@ def _block_fabric(job: _Job, blocks: dict[str, list[str]]) -> Fabric:
     return sum(sizes), {
         "kind": "fat-tree",
         "levels": 2,
-        "nodes_per_leaf": max(sizes),
+        "nodes_per_leaf": _domains(job, max(sizes)),
         "oversubscription": ratio,
     }
+
+
+def _domains(job: _Job, n_nodes: int) -> int:
+    """Return how many NVLink domains so many nodes are: a fabric joins racks where NVLink spans the nodes of one."""
+    span = int((job.node.get("nvlink") or {}).get("nodes", 1))
+    if n_nodes % span:
+        job.account.miss(f"{n_nodes} nodes on a switch", f"NVLink joins {span} of these nodes: whole racks are taken")
+    return -(-n_nodes // span)
 
 
 def _ring_fabric(job: _Job, rings: dict[str, list[str]]) -> Fabric:

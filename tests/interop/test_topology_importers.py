@@ -357,6 +357,17 @@ def test_slurm_tree_needs_the_links_and_the_node(brought):
         brought("slurm", node_of=None)
 
 
+def test_blocks_of_slurm_are_racks_where_nvlink_joins_their_nodes(brought):
+    """18 trays of 4 x 400 Gb/s on half as many uplinks of that rate; a block of nodes that NVLink does not join is a leaf."""
+    blocks = "BlockName=b1 Nodes=n[0-17]\nBlockName=b2 Nodes=n[18-35]\nBlockSizes=18\n"
+    rack = brought("slurm", blocks, node_of="gb200-nvl72", links={"leaf-spine": "400 Gb/s x 36"}).spec()
+    assert (rack.nodes, rack.fabric.nodes_per_leaf, rack.fabric.ratio(0)) == (36, 1, pytest.approx(2.0))
+    apart = brought("slurm", blocks, links={"leaf-spine": "200 Gb/s x 72"}).spec()
+    assert (apart.nodes, apart.fabric.nodes_per_leaf, apart.fabric.ratio(0)) == (36, 18, pytest.approx(2.0))
+    half = brought("slurm", blocks.replace("n[18-35]", "n[18-26]").replace("n[0-17]", "n[0-8]"), node_of="gb200-nvl72")
+    assert [text for text in half.report.unknown if "9 nodes on a switch: not understood, changes the answer" in text]
+
+
 def test_two_spines_over_the_same_leaves_of_slurm_are_one_fabric(brought):
     both = "SwitchName=s[1-2] Switches=l[1-2]\nSwitchName=l1 Nodes=n[1-4]\nSwitchName=l2 Nodes=n[5-8]\n"
     spec = brought("slurm", both).spec()
