@@ -22,6 +22,7 @@ from simulator.explore.energy import (
     price_of,
 )
 from simulator.explore.goodput import (
+    Checkpoint,
     RunTime,
     checkpoint_of,
     daly_interval_s,
@@ -369,24 +370,18 @@ def whole_run(
     tokens_per_iteration = plan.global_batch * plan.sequence_length
     n_iterations = request.n_iterations(tokens_per_iteration)
     policy = policy or synchronous(checkpoint_of(plan, topology, n_parameters))
-    checkpoint = policy.checkpoint
-    write_source = checkpoint.source
+    checkpoint, write_source = policy.checkpoint, policy.checkpoint.source
     if request.write_s is not None:
         checkpoint, write_source = replace(checkpoint, write_s=request.write_s), "--checkpoint-time"
     mtbf = _mtbf(request, topology)
     mtbf_s = mtbf.job_s(topology.n_gpus, topology.n_nodes)
     restart_s, restart_source = _restart(request, topology)
-    from_storage = (
-        request.domain_share if policy.name == "peers" else 0.0
-    )  # a failed domain takes the peers' memory with it
-    read_s = (1.0 - from_storage) * checkpoint.read_s + from_storage * policy.storage.read_s
-    restart_s += read_s
+    restart_s += (read_s := _read_s(request, policy))
     per_checkpoint, interval_source = _interval(
         request, n_iterations, iteration_s, checkpoint.write_s, mtbf_s, least_s=policy.lag_s
     )
     stored_every = _stored_every(request, policy, per_checkpoint * iteration_s, mtbf_s)
-    if policy.name == "peers":
-        checkpoint = replace(checkpoint, write_s=checkpoint.write_s + policy.storage.write_s / stored_every)
+    checkpoint = _with_storage(policy, checkpoint, stored_every)
     policy = replace(policy, checkpoint=checkpoint)
     time_at = partial(
         expected_run, n_iterations, iterations_per_checkpoint=per_checkpoint, write_s=checkpoint.write_s, mtbf_s=mtbf_s,
@@ -524,6 +519,19 @@ def _stated(said: FailureSpec, source: str) -> Mtbf:
         return Mtbf(seconds=said.node_mtbf_s, per="node", source=source)
     assert said.gpu_mtbf_s is not None
     return Mtbf(seconds=said.gpu_mtbf_s, per="gpu", source=source)
+
+
+def _read_s(request: RunRequest, policy: Policy) -> float:
+    """Return how long reading a checkpoint takes in the mean: a failed domain takes the peers' memory with it."""
+    from_storage = request.domain_share if policy.name == "peers" else 0.0
+    return (1.0 - from_storage) * policy.checkpoint.read_s + from_storage * policy.storage.read_s
+
+
+def _with_storage(policy: Policy, checkpoint: Checkpoint, stored_every: int) -> Checkpoint:
+    """Return a checkpoint with its share of those that go from peers' memory to storage."""
+    if policy.name != "peers":
+        return checkpoint
+    return replace(checkpoint, write_s=checkpoint.write_s + policy.storage.write_s / stored_every)
 
 
 def _restart(request: RunRequest, topology: Topology) -> tuple[float, str]:
