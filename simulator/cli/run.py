@@ -45,9 +45,10 @@ def run_main(options: dict[str, Any]) -> None:
     with progress_line(is_quiet=options["json_output"]) as say:
         results = simulate_counts(
             settings, counts, module=module, faults=Faults.parse(options["slow_rank"] or (), options["slow_link"] or ()),
-            detail=bool(options["trace"] or options["report"] or options["explain"]), say=say,
+            detail=_is_detailed(options), say=say,
         )  # fmt: skip
-        extras = _extras(options, results, request, say)._replace(**_others(options, settings, results, say))
+        results = _on_their_nodes(options, results)
+        extras = _extras(options, results, request, say)._replace(**_others(options, settings, results, request, say))
         nearby = _nearby(options, results[-1], request, say)
     write_warnings(results[-1].idle_inputs(given), said=said)
     _write_files(options, results, extras, nearby, {*given, *(["gpus"] if options["gpus"] else [])})
@@ -121,9 +122,35 @@ class Extras(NamedTuple):
     local_steps: LocalSteps | None = None
 
 
+def _on_their_nodes(options: dict[str, Any], results: list[Result]) -> list[Result]:
+    """Simulate one job on the nodes where it is placed, if any flag places it.
+
+    Raises
+    ------
+    ConfigError
+        If there are several answers, or a module.
+    """
+    if not (options["with_"] or options["placement"] or options["nodes_free"]):
+        return results
+    if len(results) > 1 or options["module"]:
+        raise ConfigError("--with, --placement and --nodes-free are about one job", hint="one --gpus, and a --model")
+    if options["nodes_free"] and not options["placement"]:
+        return results  # placements are what is asked for
+    from simulator.explore.neighbours import JobRequest, on_its_nodes
+
+    job = JobRequest(scenario=results[0].scenario, placement=options["placement"] or "slurm")
+    return [on_its_nodes(job, options["nodes_free"], detail=_is_detailed(options))]
+
+
+def _is_detailed(options: dict[str, Any]) -> bool:
+    """Whether something is asked for that needs every single kernel."""
+    return bool(options["trace"] or options["report"] or options["explain"])
+
+
 def _others(
-    options: dict[str, Any], settings: dict[str, Any], results: Sequence[Result], say: Callable[[str], None]
-) -> dict[str, Any]:
+    options: dict[str, Any], settings: dict[str, Any], results: Sequence[Result], request: RunRequest | None,
+    say: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
     """Play other jobs beside the one that is asked about, look for the best of the free nodes, or train site by site."""
     found: dict[str, Any] = {}
     if options["local_steps"] is not None:
@@ -134,8 +161,6 @@ def _others(
     files, way, free = options["with_"] or (), options["placement"], options["nodes_free"]
     if not (files or way or free):
         return found
-    if len(results) > 1 or options["module"]:
-        raise ConfigError("--with, --placement and --nodes-free are about one job", hint="one --gpus, and a --model")
     from simulator.explore.neighbours import JobRequest, beside, best_placements, read_job
 
     job = JobRequest(scenario=results[0].scenario, placement=way or "slurm")
@@ -143,12 +168,8 @@ def _others(
     if free and way is None:
         return {**found, "placements": best_placements(job, others, free_file=free, say=say)}
     played = beside([job, *others], free_file=free, say=say)
-    write_warnings(
-        [
-            "days, cost, explanation and pages are of the job alone on neighbouring nodes; the step beside the others stands below"
-        ],
-        kind="note",
-    )
+    if others and request is not None:
+        write_warnings(["days, cost and energy of the run are of the job alone on its nodes"], kind="note")
     return {**found, "neighbours": played}
 
 

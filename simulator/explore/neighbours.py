@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, TypedDict
 
 import numpy as np
@@ -175,6 +176,25 @@ class Site:
         return PlacedJob(
             scenario=resolve(job.scenario, topology, spec), topology=topology, spec=spec, nodes=tuple(sorted(nodes))
         )
+
+
+def on_its_nodes(job: JobRequest, free_file: str | None = None, *, detail: bool = False) -> Result:
+    """Simulate a job alone on the nodes where it is placed.
+
+    Parameters
+    ----------
+    free_file : str, optional
+        File of the nodes that are free.
+    detail : bool
+        Whether the timeline holds every single kernel.
+
+    Raises
+    ------
+    SimulatorError
+        If there is no room for it, or it cannot run.
+    """
+    placed = Site(job.scenario, free_file).place(job)
+    return simulate_on(placed.scenario, placed.topology, placed.spec, detail=detail)
 
 
 def beside(
@@ -339,17 +359,9 @@ def best_placements(
     running = [site.place(one) for one in others]
     held = {node for one in running for node in one.nodes}
     free = [node for node in open_nodes if node not in held]
-    slurms = site.switches.by_slurm(free, site.n_nodes(job))
-    ways = placements(site.switches, free, site.n_nodes(job))
+    ways = placements(site.switches, free, site.n_nodes(job), [one.nodes for one in running])
     rows: list[PlacementRow] = []
-    candidates = [slurms]
-    slurms_counts = site.switches.counts(slurms)
-    for nodes in ways:
-        if len(candidates) >= MOST_PLACEMENTS:
-            break
-        if site.switches.counts(nodes) != slurms_counts or len(set(site.switches.levels[-1].values())) > 1:
-            candidates.append(nodes)
-    for number, nodes in enumerate(dict.fromkeys(candidates)):
+    for number, nodes in enumerate(islice(ways, MOST_PLACEMENTS)):
         say(f"placement {number + 1}")
         placed = site.put(job, nodes)
         if running:
@@ -359,7 +371,7 @@ def best_placements(
         rows.append(
             PlacementRow(
                 nodes=list(nodes), on_leaves=list(site.switches.counts(nodes)), iteration_time_s=seconds,
-                is_slurms=nodes == slurms,
+                is_slurms=number == 0,
             )
         )  # fmt: skip
     return sorted(rows, key=lambda row: (row["iteration_time_s"], not row["is_slurms"]))

@@ -9,6 +9,7 @@ one with the fewest; below it the leaf that holds what is left with the least ro
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -201,34 +202,44 @@ def read_free_nodes(path: str, cluster: Topology) -> list[int]:
     return nodes
 
 
-def placements(switches: Switches, free: Sequence[int], n_nodes: int) -> Iterator[tuple[int, ...]]:
-    """Yield placements that differ in how many nodes they take on each leaf, those on few leaves first.
+def placements(
+    switches: Switches, free: Sequence[int], n_nodes: int, others: Sequence[Sequence[int]] = ()
+) -> Iterator[tuple[int, ...]]:
+    """Yield the placement of Slurm, then others that differ in what they share, those on few leaves first.
 
-    Leaves with equally many free nodes under the same switches are alike; so are nodes of a leaf.
+    Leaves under the same switches with as many nodes of each other job are alike; so are nodes of a leaf.
+
+    Parameters
+    ----------
+    others : sequence of sequence of int
+        Nodes of each other job.
     """
-    _check_room(free, n_nodes)
+    slurms = switches.by_slurm(free, n_nodes)
     by_leaf: dict[int, list[int]] = {}
     for node in sorted(free):
         by_leaf.setdefault(switches.leaf(node), []).append(node)
+    beside = [Counter(switches.leaf(node) for node in nodes) for nodes in others]
+    marks = {leaf: tuple(counts[leaf] for counts in beside) for leaf in by_leaf}
     leaves = sorted(by_leaf, key=lambda leaf: (-len(by_leaf[leaf]), leaf))
-    seen: set[tuple[tuple[object, ...], ...]] = set()
+    seen = {_kind(switches, Counter(switches.leaf(node) for node in slurms), marks)}
+    yield slurms
     for n_leaves in range(1, len(leaves) + 1):
         for counts in _splits(n_nodes, [len(by_leaf[leaf]) for leaf in leaves], n_leaves):
             used = {leaf: count for leaf, count in zip(leaves, counts, strict=True) if count}
-            kind = _kind(switches, used)
+            kind = _kind(switches, used, marks)
             if kind not in seen:
                 seen.add(kind)
                 yield tuple(sorted(node for leaf, count in used.items() for node in by_leaf[leaf][:count]))
 
 
-def _kind(switches: Switches, used: Mapping[int, int]) -> tuple[tuple[object, ...], ...]:
+def _kind(switches: Switches, used: Mapping[int, int], marks: Mapping[int, tuple[int, ...]]) -> tuple[object, ...]:
     """Return what placements have in common that differ only in which equal switches they take."""
-    found: list[tuple[object, ...]] = []
+    found: list[object] = []
     for above in switches.levels:
-        by_switch: dict[int, list[int]] = {}
+        by_switch: dict[int, list[tuple[int, ...]]] = {}
         for leaf, count in used.items():
-            by_switch.setdefault(above[leaf], []).append(count)
-        found.append(tuple(sorted(tuple(sorted(counts)) for counts in by_switch.values())))
+            by_switch.setdefault(above[leaf], []).append((count, *marks[leaf]))
+        found.append(tuple(sorted(tuple(sorted(parts)) for parts in by_switch.values())))
     return tuple(found)
 
 

@@ -300,3 +300,29 @@ def test_a_checkpoint_begins_after_the_one_before_has_arrived(simulate):
     assert code == 0 and checkpoint["interval_s"] >= checkpoint["lag_s"] > checkpoint["bytes"] / 10e6 * 0.99
     code, _, err = simulate(*job, *slow, "--checkpoint-interval", "1 steps")
     assert code == 3 and "to arrive" in err
+
+
+def test_the_answer_is_that_of_the_job_on_its_nodes(simulate, tmp_path):
+    """Two leaves joined by an eighth of what the nodes could use: gathers that cross it are exposed, on one leaf they are not."""
+    fabric = ("nodes=16", "fabric.nodes_per_leaf=8", "fabric.oversubscription=64")
+    job = (
+        "-t",
+        "dgx-a100-40g",
+        "-m",
+        "gpt-1.3b",
+        "--gpus",
+        32,
+        "--sharding",
+        "zero3",
+        "--framework",
+        "fsdp",
+        "--micro-batch",
+        4,
+    )
+    sets = [word for one in fabric for word in ("--set", one)]
+    apart, together, plain = (
+        json.loads(simulate(*job, *sets, *where, "--json")[1])
+        for where in (("--placement", "0-1,8-9"), ("--placement", "4-7"), ())
+    )
+    assert apart["iteration_time_s"] == apart["neighbours"]["jobs"][0]["alone_s"] > 1.05 * plain["iteration_time_s"]
+    assert together["iteration_time_s"] == pytest.approx(plain["iteration_time_s"], rel=1e-9)

@@ -86,3 +86,15 @@ def test_placements_differ_in_their_counts(two_levels):
     """Four nodes on leaves with one, four and two free: 4; 3+1, 2+2; 1+2+1 (most on the second leaf or the third are alike)."""
     found = [two_levels.counts(nodes) for nodes in placements(two_levels, FREE, 4)]
     assert found == [(4,), (3, 1), (2, 2), (2, 1, 1)]
+
+
+def test_placements_differ_in_whom_they_meet():
+    """Four leaves of four; another job has a node on the first two. Six nodes: with it on one leaf or on both, or with nobody."""
+    cluster = load_topology("dgx-a100-40g", overrides={**TREE, "nodes": 16, "fabric.nodes_per_leaf": 4})
+    switches = Switches(cluster)
+    free = [node for node in range(16) if node not in (0, 4)]
+    found = list(placements(switches, free, 6, [(0, 4)]))
+    assert found[0] == switches.by_slurm(free, 6)
+    alone = [nodes for nodes in found if all(node >= 8 for node in nodes)]
+    assert {switches.counts(nodes) for nodes in alone} == {(4, 2), (3, 3)}
+    assert len(set(found)) == len(found)
