@@ -90,9 +90,8 @@ class _Tally:
     overlapped_ps: int = 0
     idle_ps: int = 0
     waiting_ps: int = 0
-    flops: dict[float, float] = field(
-        default_factory=lambda: defaultdict(float)
-    )  #: By the peak of the unit that they run on.
+    #: By the peak of the unit that they run on.
+    flops: dict[float, float] = field(default_factory=lambda: defaultdict(float))
     communication: dict[CommunicationKind, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0, 0]))
 
     def add(self, other: _Tally, times: int = 1) -> None:

@@ -26,9 +26,7 @@ class Circle(NamedTuple):
     """Ranks that meet each other in their stretches, directly or through others, and nobody else."""
 
     numbers: tuple[int, ...]  #: Of the ranks, in the program's order.
-    links: frozenset[
-        int
-    ]  #: On which others could hold them up there; without those of blocks that nothing outside can touch.
+    links: frozenset[int]  #: On which others could hold them up; none of blocks that nothing outside can touch.
 
 
 def circles_of(program: Program, costs: Costs, network: SeparableNetwork) -> tuple[Circle, ...]:

@@ -91,9 +91,8 @@ def state_bytes(plan: ParallelPlan) -> StateBytes:
         return StateBytes(parameter=2, gradient=2, optimizer=4)
     if half:
         main_gradient = 4 if plan.reduced_bytes == 4 else 2
-        parameter = (
-            min(2, plan.gathered_bytes) if plan.shards_parameters else 2
-        )  # what is whole is there in both directions
+        # what is whole is there in both directions
+        parameter = min(2, plan.gathered_bytes) if plan.shards_parameters else 2
         return StateBytes(
             parameter=parameter, gradient=main_gradient, optimizer=plan.master_bytes + 2 * plan.moment_bytes
         )

@@ -205,9 +205,8 @@ class Replicated(DataParallel):
                     self.collective(tasks, name, "expert_dp", self._n_experts * self.element_bytes, last)
                 )
         for n_elements, reduced in self._packed:
-            flat = (
-                self.element_bytes if self.facts.reduces_wide else 0
-            )  # cast into the flat bucket, then copied out of it
+            # cast into the flat bucket, then copied out of it
+            flat = self.element_bytes if self.facts.reduces_wide else 0
             name, sizes = "copy out of bucket", (self._sent_bytes + flat, self.element_bytes + flat)
             self._reduced.append(self.pointwise(tasks, name, n_elements, *sizes, (reduced,)))
         return last + last_of_each_stream(tasks, self._reduced)
