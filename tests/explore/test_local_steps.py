@@ -39,6 +39,8 @@ def test_the_outer_reduction_is_hidden_as_soon_as_the_steps_last_longer():
     hidden, seen = local_steps(answer(), least), local_steps(answer(), least - 1)
     assert hidden["is_hidden"] and not seen["is_hidden"]
     assert hidden["mean_s"] == pytest.approx(hidden["inner_s"], rel=0.02)
+    lost_s = hidden["outer_s"] * (1.0 - hidden["inner_s"] / hidden["inner_beside_s"])  # while both use the NICs
+    assert lost_s > 0.0 and hidden["mean_s"] == pytest.approx(hidden["inner_s"] + lost_s / least)
     assert seen["mean_s"] == pytest.approx(seen["outer_s"] / (least - 1))
     assert seen["blocking_mean_s"] == pytest.approx(seen["inner_s"] + seen["outer_s"] / (least - 1), rel=0.01)
 
