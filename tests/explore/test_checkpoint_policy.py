@@ -62,7 +62,9 @@ def test_peers_send_at_the_rate_of_their_nics():
     assert at_best_s <= held.checkpoint.read_s <= 2 * at_best_s
     assert held.checkpoint.read_s < held.storage.read_s
     assert held.lag_s < policy_of("async", result).lag_s
-    assert held.lag_s > held.checkpoint.read_s  # it arrives no sooner than it takes alone, after it was copied to the host
+    assert (
+        held.lag_s > held.checkpoint.read_s
+    )  # it arrives no sooner than it takes alone, after it was copied to the host
 
 
 def test_one_node_has_no_peer():
