@@ -286,3 +286,17 @@ def test_sockets_do_not_fill_a_fast_link():
         "all_reduce", 2**30, (tuple(range(8)),), topology, transport="tcp", algorithm="ring", protocol="simple"
     )
     assert 8e9 < 1.75 * flow.alone_bytes_per_s < 9.5e9
+
+
+def test_rounds_with_far_partners_get_three_quarters_of_a_rings_rate_between_nodes():
+    """NCCL's factor on PAT, ``src/graph/tuning.cc``: over two nodes both send the message once, the ring in less time."""
+    part = load_topology("dgx-h100", 16)
+    ring, rounds = (
+        plan_collective("broadcast", 2**30, ((0, 8),), part, algorithm=name) for name in ("ring", "binomial")
+    )
+    out = part.links_of_node(0, "nic")
+    (from_ring, from_rounds) = (
+        max(weight for link, weight in zip(flow.links, flow.weights, strict=True) if link in out)
+        for flow in (ring, rounds)
+    )
+    assert from_rounds * 0.75 == pytest.approx(from_ring)

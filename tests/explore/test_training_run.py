@@ -3,14 +3,16 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
 from simulator.cli.main import app, register_commands
 from simulator.errors import ConfigError
+from simulator.explore.checkpoint_policy import Policy
 from simulator.explore.energy import PowerModel, parse_price, power_model, price_of
 from simulator.explore.full_answer import document, to_json
-from simulator.explore.goodput import checkpoint_of, writers_of
+from simulator.explore.goodput import Checkpoint, checkpoint_of, writers_of
 from simulator.explore.training_run import (
     Mtbf,
     RunRequest,
@@ -235,3 +237,30 @@ def test_the_command_line():
     several = runner.invoke(app, [*base[:4], "--gpus", "4,8", "--micro-batch", "1", "--iterations", "10", "--json"])
     rows = json.loads(several.stdout)["scaling"]
     assert [row["whole_run"]["iterations"] for row in rows] == [10, 10]
+
+
+def test_checkpoints_in_peers_memory_go_to_storage_as_often_as_domains_fail():
+    """A fifth of the failures go back to storage: Young's interval between those copies is sqrt(2 x 50 s x 5 x the job's)."""
+    there = Checkpoint(n_bytes=10**9, n_writers=16, write_s=50.0, read_s=100.0, source="by hand")
+    peers = Policy(name="peers", checkpoint=replace(there, write_s=1.0, read_s=10.0), storage=there)
+    request = RunRequest(
+        iterations=100_000, mtbf=parse_mtbf("8 h/node"), restart_s=900.0, interval_s=60.0, domain_share=0.2
+    )
+    plan, topology = plan_of(), load_topology("bigred200", 16)
+    found = whole_run(request, ANSWER, plan, topology, 1_000_000_000, policy=peers)
+    stored_every = round(math.sqrt(2 * 50.0 * 5 * 7200.0) / 60.0)
+    assert found["checkpoint"]["stored_every"] == stored_every == 32
+    assert found["checkpoint"]["write_s"] == pytest.approx(1.0 + 50.0 / 32)
+    assert found["failures"]["restart_s"] == pytest.approx(900.0 + 0.8 * 10.0 + 0.2 * 100.0)
+
+
+def test_an_elastic_job_loses_the_replicas_of_a_node():
+    """Nodes of four GPUs hold two replicas of two, of eight: a quarter of the speed until the node is back."""
+    request = RunRequest(
+        iterations=100_000, mtbf=parse_mtbf("8 h/node"), restart_s=900.0, write_s=0.0, interval_s=60.0, n_histories=50,
+        n_spares=0, repair_s=86_400.0, is_elastic=True,
+    )  # fmt: skip
+    found = run_of(request, tp=2)
+    restart_s = found["failures"]["restart_s"]
+    lost_days = found["played"]["failures"] * (86_400.0 / 4 + restart_s) / 86_400.0
+    assert found["played"]["waiting_days"] == pytest.approx(lost_days)

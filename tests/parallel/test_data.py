@@ -171,6 +171,13 @@ def test_one_bit_adam_sends_a_bit_an_element_there_and_back():
     assert sent_bytes(zero_plan(sharding="none"), SIZES) == {"all_reduce": 2 * PSI}  # 16 times as much
 
 
+def test_one_bit_adam_compresses_all_of_its_momentum_and_then_the_part_that_it_averaged():
+    plan = zero_plan(sharding="none", gradient_compression="onebit")
+    tasks, _ = step_tasks(plan, SIZES)
+    compressed = [task.op.kernels[0].shape.n_elements for task in tasks if "compress" in getattr(task.op, "name", "")]
+    assert compressed == [sum(SIZES), sum(SIZES) // 16]
+
+
 @pytest.mark.parametrize("changes", [{"sharding": "zero1"}, {"sharding": "none", "framework": "hf-eager"}])
 def test_one_bit_adam_is_deepspeeds_and_shards_nothing(changes):
     with pytest.raises(InfeasiblePlanError, match="onebit"):

@@ -61,3 +61,8 @@ def test_each_site_has_a_fabric_of_its_own():
     with pytest.raises(ConfigError, match="room for 16 nodes, not 32"):
         load_topology("dgx-h100", overrides=torus)
     assert load_topology("dgx-h100", overrides={**torus, **TWO, "nodes": 32}).n_nodes == 32
+
+
+def test_half_of_four_sites_reaches_the_other_half_over_two_links():
+    four = {**TWO, "nodes": 8, "sites.count": 4}
+    assert bisection_bytes_per_s(load_topology("dgx-h100", overrides=four)) == pytest.approx(2 * 10e9 / 8)
