@@ -76,13 +76,7 @@ class MachineChange:
         return (self.storage, self.storage_latency) != (1.0, 1.0)
 
     def apply(self, topology: Topology) -> Topology:
-        """Return the topology with what it holds of the change: link rates, the GPU, storage, slow links.
-
-        Raises
-        ------
-        ConfigError
-            If the topology has no such kind of link, rank or link.
-        """
+        """Return the topology with what it holds of the change: link rates, the GPU, storage, slow links."""
         changed = topology
         if self.changes_reading and topology.storage is not None:
             storage = _faster_storage(topology.storage, topology, self.storage, self.storage_latency)

@@ -67,11 +67,6 @@ class Faults:
     def parse(cls, slow_ranks: Iterable[str] = (), slow_links: Iterable[str] = ()) -> Faults:
         """Read ``RANK=FACTOR`` and ``LINK=FACTOR``, as the command line takes them.
 
-        Raises
-        ------
-        ConfigError
-            If one is written differently, or is given twice.
-
         Examples
         --------
         >>> Faults.parse(["3=1.3"], ["node0.nic=2"])
@@ -98,13 +93,7 @@ class Faults:
         return dict(self.slow_ranks).get(rank, 1.0)
 
     def links(self, topology: Topology) -> dict[int, float]:
-        """Return the numbers of the slow links, and how many times as long their bytes take.
-
-        Raises
-        ------
-        ConfigError
-            If the topology has no such link.
-        """
+        """Return the numbers of the slow links, and how many times as long their bytes take."""
         found: dict[int, float] = {}
         for name, factor in self.slow_links:
             for index in _find_links(name, topology):
@@ -112,13 +101,7 @@ class Faults:
         return found
 
     def apply(self, topology: Topology) -> Topology:
-        """Return the topology with its slow links.
-
-        Raises
-        ------
-        ConfigError
-            If the topology has no such rank or link.
-        """
+        """Return the topology with its slow links."""
         for rank, _ in self.slow_ranks:
             if rank >= topology.n_gpus:
                 raise ConfigError(

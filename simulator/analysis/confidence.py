@@ -126,17 +126,12 @@ def _quantile(values: NDArray[np.float64], weights: NDArray[np.float64], level: 
 def interval(features: Features, table: ResidualTable, *, without: str = "", level: float = LEVEL) -> Interval:
     """Return the interval of a run, of 80 % unless said otherwise, from the residuals of comparable runs.
 
+    With none at all, it is a factor of two either way, and the basis says so.
+
     Parameters
     ----------
     without : str
         A source to leave out (for leave-one-source-out coverage).
-    level : float
-        Share of runs that it should hold.
-
-    Returns
-    -------
-    Interval
-        With no residuals at all: a factor of two either way, and the basis says so.
     """
     rows = [row for row in table.rows if row.source != without]
     if not rows:

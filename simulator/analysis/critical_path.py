@@ -51,13 +51,7 @@ class PathRow(TypedDict):
 def critical_path(timeline: Timeline, classify: Callable[[Op | Block], Kind] | None = None) -> list[PathPiece]:
     """Return the critical path from its end to its start; the lengths add up to the makespan exactly.
 
-    Parameters
-    ----------
-    timeline : Timeline
-        Simulated or replayed. With detail, the kernels inside runs and blocks are told apart; without, they count as
-        compute.
-    classify : callable, optional
-        Says what an operation counts as; :func:`kind_of` by default.
+    With detail, the kernels inside runs and blocks are told apart; without, they count as compute.
     """
     inside: dict[int, dict[Kind, int]] = {}
     found = []

@@ -100,19 +100,7 @@ def explain(
     *,
     say: Callable[[str], None] = lambda _: None,
 ) -> Ranking:
-    """Simulate every knob and option and rank them.
-
-    Parameters
-    ----------
-    baseline : Outcome
-        What is.
-    say : callable
-        Told what is being tried.
-
-    Returns
-    -------
-    Ranking
-    """
+    """Simulate every knob and option beside the baseline and rank them."""
     changes: list[Change] = []
     parts: dict[str, tuple[str, ...]] = {}
     impossible: list[Impossible] = []

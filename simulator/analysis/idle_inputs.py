@@ -26,10 +26,6 @@ def idle_inputs(
 
     Parameters
     ----------
-    scenario : Scenario
-        With its plan resolved.
-    topology, spec
-        That it ran on, and what it ran.
     link_busy_s : mapping
         Seconds by number of the link, of those that carried anything.
     given : collection of str
@@ -60,13 +56,6 @@ def flag_of(setting: str) -> str:
 
 def idle_choices(n_nodes: int, n_gpus: int, **chosen: str) -> list[str]:
     """Name choices of the network that have no effect on so few nodes or GPUs.
-
-    Parameters
-    ----------
-    n_nodes, n_gpus : int
-        How many take part.
-    **chosen : str
-        By flag; empty where no choice was made.
 
     Examples
     --------
@@ -103,13 +92,6 @@ def _idle_faults(faults: Faults, topology: Topology, link_busy_s: Mapping[int, f
 
 def idle_loading(plan: ParallelPlan, *, has_storage: bool, given: Collection[str]) -> list[str]:
     """Name settings of the input pipeline that change nothing.
-
-    Parameters
-    ----------
-    has_storage : bool
-        Whether the cluster says how fast its storage is.
-    given : collection of str
-        Settings that the user made.
 
     Examples
     --------

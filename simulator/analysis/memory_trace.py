@@ -21,13 +21,9 @@ def memory_points(memory: Mapping[str, Any], passes: Sequence[Pass], makespan_ps
 
     Parameters
     ----------
-    memory : mapping
-        The answer's ``memory``.
     passes : sequence of Pass
         Of the rank that needs most. Their activations are scaled so that the most that is held at once is the
         answer's number.
-    makespan_ps : int
-        Length of the step.
     """
     activations = int(memory.get("activations_bytes", 0))
     steady = int(memory["peak_bytes"]) - activations
@@ -43,13 +39,7 @@ def memory_points(memory: Mapping[str, Any], passes: Sequence[Pass], makespan_ps
 
 
 def write_memory_trace(path: str | Path, rank: int, memory: Mapping[str, Any], points: Sequence[MemoryPoint]) -> None:
-    """Write the points, by the ending of the path as CSV or as JSON.
-
-    Raises
-    ------
-    ConfigError
-        If the ending is another one, or the file cannot be written.
-    """
+    """Write the points, by the ending of the path as CSV or as JSON."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         raise ConfigError(f"--memory-trace {path}: unknown format", hint=f"one of {', '.join(FORMATS)}")

@@ -312,8 +312,6 @@ def measure(timeline: Timeline, device: Device, *, pipelined: bool) -> Metrics:
 
     Parameters
     ----------
-    device : Device
-        Whose peaks the FLOPs of kernels are held against.
     pipelined : bool
         Whether idle time that the host does not explain is the pipeline's bubble.
     """

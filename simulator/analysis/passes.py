@@ -39,15 +39,7 @@ def table_of(plan: ParallelPlan) -> Table:
 
 
 def passes_of(timeline: Timeline, table: Table, stages: Mapping[int, int]) -> dict[int, list[Pass]]:
-    """Return the passes of simulated ranks in the order of their schedule, its optimizer step last.
-
-    Parameters
-    ----------
-    table : Table
-        Of the schedule that ran.
-    stages : mapping
-        Pipeline stage by rank.
-    """
+    """Return the passes of simulated ranks in the order of their schedule's table, its optimizer step last."""
     by_rank: dict[int, list[Span]] = {rank: [] for rank in sorted(stages)}
     for span in timeline.spans:
         if span.stream == COMPUTE and span.rank in by_rank and _kind(span):

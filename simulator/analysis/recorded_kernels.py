@@ -101,13 +101,7 @@ class PatternRow(TypedDict):
 
 
 def kernel_rows(selection: Selection, by: str = "kernel") -> list[KernelRow]:
-    """Add up device operations by ``kernel``, ``operator``, ``annotation`` or ``phase``, the longest first.
-
-    Raises
-    ------
-    TraceError
-        If ``by`` is none of these.
-    """
+    """Add up device operations by ``kernel``, ``operator``, ``annotation`` or ``phase``, the longest first."""
     if by not in GROUPINGS:
         raise TraceError(f"kernels by {by}: not known", hint=f"one of {', '.join(GROUPINGS)}")
     durations: dict[str, list[int]] = defaultdict(list)
@@ -310,10 +304,6 @@ def pattern_rows(selection: Selection, operator: str = "", *, shortest: int = 3,
     ----------
     operator : str
         Operators whose name contains this, the outermost of them; empty for all outermost operators.
-    shortest : int
-        Kernels of a sequence, at least.
-    most : int
-        Rows to return.
     """
     found: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0, 0])
     busy = 0

@@ -116,20 +116,10 @@ def _seconds(part: Part) -> dict[str, float]:
 
 
 def diff(measured: Trace, simulated: Trace, *, ranks: Collection[int] = (), steps: Collection[int] = ()) -> Difference:
-    """Compare two traces of one run.
+    """Compare two traces of one run: the given ranks and steps of the measured one, or all but warm-up and partial steps.
 
-    Ranks are compared with the rank of the same number, or with the only one where the simulation folds ranks into
-    one; steps by their number, or in order where the numbers differ.
-
-    Parameters
-    ----------
-    ranks, steps : collection of int
-        Of the measured trace; without steps, warm-up and partial steps are left out.
-
-    Raises
-    ------
-    TraceError
-        If no rank or no step is common to both, or one that was asked for was not recorded.
+    Ranks are compared with the rank of the same number, or with the only one where the simulation folds ranks into one; steps
+    by their number, or in order where the numbers differ.
     """
     selection = select(measured, ranks=ranks, steps=steps)
     chosen = {one.rank.rank for one in selection.ranks}

@@ -69,13 +69,7 @@ def _pairs(texts: list[str]) -> dict[str, str]:
 
 
 def write_text(out: str, text: str, document: dict[str, Any]) -> None:
-    """Write what was made of the file.
-
-    Raises
-    ------
-    ConfigError
-        If there is nothing to write, or it cannot be written.
-    """
+    """Write what was made of the file."""
     from simulator.config import write_file
     from simulator.errors import ConfigError
 

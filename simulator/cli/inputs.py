@@ -35,15 +35,7 @@ _FORCED = {"nccl_algo": "algorithm", "nccl_proto": "protocol"}
 
 
 def write_warnings(messages: Iterable[str], *, said: set[str] | None = None, kind: str = "warning") -> None:
-    """Print warnings on standard error, each once.
-
-    Parameters
-    ----------
-    said : set of str, optional
-        What was printed before; it grows.
-    kind : str
-        What stands before each.
-    """
+    """Print warnings on standard error, each once: ``said`` is what was printed before, and grows."""
     seen = said if said is not None else set()
     for message in messages:
         if message not in seen:
@@ -55,16 +47,9 @@ def write_warnings(messages: Iterable[str], *, said: set[str] | None = None, kin
 
 
 def settings_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Return the settings that options make, and the numbers of GPUs where there are several.
+    """Return the settings that options make, by their names in a plan or its files, and the numbers of GPUs if several.
 
     ``--set`` wins over files, the environment (``SIMULATE_PLAN__MICRO_BATCH``) over ``--set``, and flags over all.
-
-    Returns
-    -------
-    settings : dict
-        Values by the names of :mod:`simulator.explore.named_settings`; files under their own names.
-    counts : tuple of int
-        Empty where ``--gpus`` is not a list.
     """
     options = _with_arguments(options)
     found: dict[str, Any] = {name: options[name] for name in PLAN_FILES if options.get(name)}
@@ -108,13 +93,7 @@ def clusters_of(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def recorded_module(options: Mapping[str, Any]) -> RecordedModule | None:
-    """Return the torch module that ``--module`` names, None where there is none.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be imported, or both a module and a model are named.
-    """
+    """Return the torch module that ``--module`` names, None where there is none."""
     if not options.get("module"):
         if options.get("batch"):
             raise ConfigError("--batch describes the arguments of a --module", hint="for a model use --micro-batch")
@@ -136,19 +115,7 @@ def recorded_module(options: Mapping[str, Any]) -> RecordedModule | None:
 def run_request(options: Mapping[str, Any], said: set[str], *, of_rows: bool = False) -> RunRequest:
     """Return what the flags ask about a whole run, whose length may be left out.
 
-    Parameters
-    ----------
-    options : mapping
-        The options of the command; those that it does not have count as not given.
-    said : set of str
-        Warnings that were printed.
-    of_rows : bool
-        Whether there are rows of a table that have a price without the length of a run.
-
-    Raises
-    ------
-    ConfigError
-        If a flag cannot be understood, or two contradict each other.
+    ``said`` are warnings that were printed; rows of a table have a price without the length of a run.
     """
     length = run_length(options["tokens"], options["epochs"], options["dataset_tokens"], options["iterations"])
     pue, carbon = options["pue"], options["kg_co2_per_kwh"]

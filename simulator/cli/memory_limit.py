@@ -28,18 +28,7 @@ def machine_bytes() -> int:
 
 
 def limit_memory(text: str | None = None) -> None:
-    """Bound the memory of this process and of the workers that it starts.
-
-    Parameters
-    ----------
-    text : str, optional
-        Bytes with their unit, like ``4GiB``, or a share of the machine, like ``50%``; :data:`DEFAULT_SHARE` by default.
-
-    Raises
-    ------
-    ConfigError
-        If it is neither, or less than the program itself takes.
-    """
+    """Bound the memory of this process and of its workers: bytes with their unit, or a share of the machine (``50%``)."""
     whole = machine_bytes()
     if text is None:
         n_bytes = int(DEFAULT_SHARE * whole)

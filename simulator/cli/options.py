@@ -42,13 +42,7 @@ _MAY_BE_BLANK = ("--args", "--argument", "--define", "-D", "--set")
 
 
 def refuse_blanks(words: Sequence[str]) -> None:
-    """Raise an error for an option whose value is an empty text, as an unset variable of a shell gives it.
-
-    Raises
-    ------
-    ConfigError
-        Naming the first such option.
-    """
+    """Raise an error for an option whose value is an empty text, as an unset variable of a shell gives it."""
     for before, word in zip(("", *words), words, strict=False):
         flag, equals, value = word.partition("=")
         is_cut_off = flag.startswith("--") and bool(equals) and not value

@@ -123,13 +123,7 @@ class Extras(NamedTuple):
 
 
 def _on_their_nodes(options: dict[str, Any], results: list[Result]) -> list[Result]:
-    """Simulate one job on the nodes where it is placed, if any flag places it.
-
-    Raises
-    ------
-    ConfigError
-        If there are several answers, or a module.
-    """
+    """Simulate one job on the nodes where it is placed, if any flag places it."""
     if not (options["with_"] or options["placement"] or options["nodes_free"]):
         return results
     if len(results) > 1 or options["module"]:

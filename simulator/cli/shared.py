@@ -34,16 +34,9 @@ RUN_OPTIONS = (
 def with_scenario(
     command: Callable[..., None], main_command: Callable[..., None], also: tuple[str, ...] = ()
 ) -> Callable[..., None]:
-    """Give a command the main command's options that describe a scenario, as its ``**scenario``.
+    """Give a command the main command's options that describe a scenario, and ``also`` some others, as its ``**scenario``.
 
-    Parameters
-    ----------
-    command : callable
-        With a parameter ``**scenario``; an option of its own replaces the main command's.
-    main_command : callable
-        Where the options are declared.
-    also : tuple of str
-        Further options of the main command.
+    An option of its own replaces the main command's.
     """
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind != p.VAR_KEYWORD]
     theirs = inspect.signature(main_command, eval_str=True).parameters
@@ -101,13 +94,7 @@ def keeping(store: Store | None, folder: str | None) -> Iterator[None]:
 
 
 def say_who_works(scheduler: str) -> None:
-    """Say on standard error that jobs are submitted, since they may wait in Slurm's queue for long.
-
-    Raises
-    ------
-    ConfigError
-        If nothing can be the scheduler that is named.
-    """
+    """Say on standard error that jobs are submitted, since they may wait in Slurm's queue for long."""
     from simulator.explore.evaluation import check_scheduler
 
     check_scheduler(scheduler)
@@ -138,13 +125,7 @@ _ENOUGH = 3
 
 
 class Progress:
-    """Says on standard error how far a piece of work is: in place on a terminal, in lines every ten seconds elsewhere.
-
-    Parameters
-    ----------
-    say : callable
-        As :func:`progress_line` gives it.
-    """
+    """Says on standard error how far a piece of work is: in place on a terminal, in lines every ten seconds elsewhere."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -46,20 +46,7 @@ def shipped_names(kind: str) -> list[str]:
 
 
 def resolve_name(name: str | Path, kind: str) -> Path:
-    """Find the file that a name means: a path first, then a shipped file, with or without its extension.
-
-    Parameters
-    ----------
-    name : str or Path
-        ``"bigred200"``, ``"bigred200.yaml"`` or ``"./my/cluster.yaml"``.
-    kind : str
-        Folder of shipped files: ``clusters`` or ``devices``.
-
-    Raises
-    ------
-    ConfigError
-        If there is neither; near misses are suggested.
-    """
+    """Find the file that a name means: a path first, then a shipped file, with or without its extension."""
     path = Path(name)
     if path.is_file():
         return path

@@ -37,15 +37,7 @@ def _quantity(dimension: str, value: object) -> float:
 
 
 def complaint(error: ConfigError, *at: Key) -> PydanticCustomError:
-    """Turn an error of ours into one that a pydantic validator may raise.
-
-    Parameters
-    ----------
-    error : ConfigError
-        Its message and hint survive.
-    *at : str or int
-        Key path, from the validated value on, of what is to be marked.
-    """
+    """Turn an error of ours into one that a pydantic validator may raise, at a key path below the validated value."""
     return PydanticCustomError("explained", "{text}", {"text": error.message, "hint": error.hint, "at": at})
 
 
@@ -71,13 +63,6 @@ class Spec(BaseModel):
 def load_spec(path: str | Path, model: type[SpecT]) -> SpecT:
     """Read a file into a spec.
 
-    Parameters
-    ----------
-    path : str or Path
-        A YAML or JSON file.
-    model : type
-        A pydantic model, usually a :class:`Spec`.
-
     Raises
     ------
     ConfigError
@@ -91,11 +76,6 @@ def validate(data: object, model: type[SpecT], locator: Locator) -> SpecT:
     """Check data that was read before against a spec; faults carry the locator's positions.
 
     Validators find the folder of the file under ``info.context["folder"]``.
-
-    Raises
-    ------
-    ConfigError
-        With all faults at once.
     """
     try:
         return model.model_validate(data, context={"folder": Path(locator.file).parent})

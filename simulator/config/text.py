@@ -41,17 +41,7 @@ class Place:
 
 
 class Locator:
-    """Finds the line and column of a key path in the text it was read from.
-
-    Parameters
-    ----------
-    file : str
-        The name that messages carry.
-    text : str
-        Its content.
-    base : Locator, optional
-        The layer below, asked for whatever this text does not say.
-    """
+    """Finds the line and column of a key path in a text; what it does not say is asked of the layer below, its base."""
 
     def __init__(self, file: str, text: str, base: Locator | None = None) -> None:
         self.file = file
@@ -177,13 +167,7 @@ def composer() -> YAML:
 
 
 def read_text(path: str | Path) -> str:
-    """Read a user's file.
-
-    Raises
-    ------
-    ConfigError
-        If it does not exist or is not UTF-8 text.
-    """
+    """Read a user's file."""
     try:
         if Path(path).stat().st_size > MOST_BYTES:
             raise ConfigError(f"{path}: is larger than {MOST_BYTES >> 20} MiB")
@@ -195,17 +179,7 @@ def read_text(path: str | Path) -> str:
 
 
 def load_yaml(path: str | Path) -> tuple[Any, Locator]:
-    """Read a YAML or JSON file.
-
-    Parameters
-    ----------
-    path : str or Path
-        A file; ``.json`` is read as JSON, anything else as YAML 1.2.
-
-    Returns
-    -------
-    tuple of (object, Locator)
-        Plain dicts, lists, strings and numbers, and the finder of positions.
+    """Read a YAML (1.2) or JSON file as plain data, with the finder of positions.
 
     Raises
     ------
@@ -220,12 +194,6 @@ def parse_yaml(text: str, name: str, *, as_json: bool = False, later_wins: bool 
 
     Parameters
     ----------
-    text : str
-        Content of the file.
-    name : str
-        The name that messages carry.
-    as_json : bool
-        Whether it is JSON.
     later_wins : bool
         Whether of a key that stands twice the later counts, as many tools' readers have it.
     """

@@ -13,13 +13,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_file(path: str | Path, text: str) -> None:
-    """Write a text beside its place and rename it, so that nobody finds half of it; devices and pipes are written to.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be written; what was there before is kept.
-    """
+    """Write a text beside its place and rename it, so that nobody finds half of it; devices and pipes are written to."""
     path = Path(path)
     is_plain = path.is_file() or not path.exists()
     target = path.resolve() if path.is_symlink() else path

@@ -82,13 +82,7 @@ _SETTINGS = ("model", "plan", "plan and model")
 
 
 def recognise(path: str | Path, gives: tuple[str, ...] = ()) -> list[str]:
-    """Return the names of the formats that a file's content speaks for.
-
-    Parameters
-    ----------
-    gives : tuple of str
-        Only formats that give one of these; any unless named.
-    """
+    """Return the names of the formats that a file's content speaks for; only of those that give one of these, if any."""
     binary = binary_kind(path)
     if binary:
         return [binary] if not gives or FORMATS[binary].gives in gives else []
@@ -186,13 +180,7 @@ def is_command(path: str | Path) -> bool:
 
 
 def split_command(text: str) -> list[str]:
-    """Return the words of a script and its arguments.
-
-    Raises
-    ------
-    ConfigError
-        If a quotation mark is not closed.
-    """
+    """Return the words of a script and its arguments; ConfigError where a quotation mark is not closed."""
     try:
         return shlex.split(text) or [""]
     except ValueError as error:

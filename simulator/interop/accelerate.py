@@ -233,13 +233,7 @@ _TRAINER = (
 
 
 def write_accelerate(request: Request) -> Emission:
-    """Write what ``accelerate config`` writes: FSDP, plain data parallelism, or the Megatron plugin.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If Accelerate has no word for something.
-    """
+    """Write what ``accelerate config`` writes: FSDP, plain data parallelism, or the Megatron plugin."""
     from ruamel.yaml import YAML
 
     plan = request.plan

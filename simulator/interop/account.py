@@ -27,19 +27,9 @@ def account_of(
     transport: str = "",
     written: bool = False,
 ) -> tuple[dict[str, Any], str]:
-    """Return the document of an import, and the text of the file that it becomes, empty where there is none.
+    """Return the document of an import, and the text of the file that it becomes, empty unless ``written`` asks for it.
 
-    Parameters
-    ----------
-    topology, transport : str
-        Of a log: what was measured.
-    written : bool
-        Whether the file is asked for.
-
-    Raises
-    ------
-    ConfigError
-        If a log does not tell what its measurements need.
+    Of a log, topology and transport are what was measured; a ConfigError says what it does not tell.
     """
     if isinstance(found, CollectiveTable):
         if written and any(not run.n_nodes for run in found.runs):

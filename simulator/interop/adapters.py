@@ -26,20 +26,9 @@ QUANTIZED = "quantized frozen weights: taken as 16 bits, which takes more memory
 def adapter_settings(
     reader: Reader, name: str, rank: int, modules: object, default: Iterable[str] = ("q_proj", "v_proj")
 ) -> dict[str, Any]:
-    """Return the settings of low-rank adapters; modules that no projection is known for are noted.
+    """Return the settings of low-rank adapters on modules: a list, a text with commas or a pattern, or a word or true for all.
 
-    Parameters
-    ----------
-    reader : Reader
-        Of the file.
-    name : str
-        The key that names the modules.
-    rank : int
-        Of the adapters.
-    modules : object
-        A list, a text with commas or with a pattern, a word or true for all; None for the default.
-    default : iterable of str
-        What the tool adapts unless told.
+    None is the tool's default; modules that no projection is known for are noted under ``name``, the key that names them.
 
     Examples
     --------
@@ -81,15 +70,6 @@ def targets_of(modules: Iterable[str]) -> tuple[str, list[str]]:
 
 def optimizer_settings(reader: Reader, name: str, default: str) -> dict[str, Any]:
     """Return what an optimizer keeps: moments of one byte in 8-bit Adams; another than Adam is noted.
-
-    Parameters
-    ----------
-    reader : Reader
-        Of the file.
-    name : str
-        The key that names it.
-    default : str
-        The tool's own.
 
     References
     ----------

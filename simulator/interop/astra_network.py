@@ -46,18 +46,7 @@ def is_astra_network(text: str) -> bool:
 
 
 def import_astra_network(path: str | Path, *, device: str | None = None) -> ImportedCluster:
-    """Read a network of dimensions as a graph; GPUs that differ in the first place only are a node.
-
-    Parameters
-    ----------
-    device : str, optional
-        The GPU, which the format does not name.
-
-    Raises
-    ------
-    ConfigError
-        If the dimensions do not agree, or a value is not of its kind.
-    """
+    """Read a network of dimensions as a graph; GPUs that differ in the first place only are a node."""
     data, locator = load_yaml(path)
     found = KEYS.read(reader := Reader(data, str(path), locator=locator))
     kinds = _listed(reader, "topology")

@@ -95,19 +95,9 @@ def _of_nvbandwidth(text: str) -> list[tuple[str, list[CollectiveRow]]]:
 def import_bandwidth_log(
     path: str | Path, *, collective: str | None = None, gpus: int | None = None, nodes: int | None = None
 ) -> CollectiveTable:
-    """Read an output.
+    """Read an output, other lines mixed in.
 
-    Parameters
-    ----------
-    path : str or Path
-        The output; other lines may be mixed in.
-    collective, gpus, nodes : optional
-        What the output does not tell: OSU's collectives do not say how many ranks ran.
-
-    Raises
-    ------
-    ConfigError
-        If it has no results, or does not tell how many ranks ran.
+    Options give what it does not tell: OSU's collectives do not say how many ranks ran.
     """
     text, file = read_text(path), str(path)
     is_osu, on_one_node = bool(_TITLE.search(text)), not _TITLE.search(text) and not _PERFTEST.search(text)

@@ -29,17 +29,9 @@ class ImportedCluster:
     sha256: str = ""  #: Of the file's bytes; empty for a live reading.
 
     def spec(self, overrides: Mapping[str, object] | None = None) -> ClusterSpec | GraphSpec:
-        """Check the description as if it were a cluster file.
+        """Check the description, some values replaced by dotted key, as if it were a cluster file.
 
-        Parameters
-        ----------
-        overrides : mapping, optional
-            Values that replace those of the description, by dotted key.
-
-        Raises
-        ------
-        ConfigError
-            If something is missing that the importer could not know.
+        A ConfigError names what is missing that the importer could not know.
         """
         nodes, node = self.data.get("nodes"), self.data.get("node")
         known = isinstance(node, Mapping) and (

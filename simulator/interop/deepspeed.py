@@ -97,18 +97,7 @@ KEYS = Table(
 
 
 def import_deepspeed(path: str | Path, *, gpus: int = 0) -> Imported:
-    """Read a ``ds_config.json``.
-
-    Parameters
-    ----------
-    gpus : int
-        Data-parallel ranks, where the batch rule needs them; 0 if not known yet.
-
-    Raises
-    ------
-    ConfigError
-        If the batch sizes contradict one another, or a value cannot be understood.
-    """
+    """Read a ``ds_config.json``; ``gpus`` are the data-parallel ranks of its batch rule, 0 if not known yet."""
     data, locator = load_yaml(path)
     return read_deepspeed(Reader(flattened(data, str(path)), str(path), locator=locator), n_ranks=gpus)
 
@@ -156,12 +145,12 @@ def read_deepspeed(reader: Reader, *, n_ranks: int = 0) -> Imported:
 
 def _left_to_the_trainer(reader: Reader) -> set[str]:
     """Take the keys out whose value is ``auto``, and return them."""
-    names = {name for name, value in reader.data.items() if value == "auto" and KEYS.knows(name)}
+    names = [name for name, value in reader.data.items() if value == "auto" and KEYS.knows(name)]
     for name in names:
         reader.raw(name)
         del reader.data[name]
         reader.assume(name, "unset", "'auto' is filled in by the Hugging Face trainer")
-    return names
+    return set(names)
 
 
 def _batch(found: Found, automatic: set[str], n_ranks: int) -> dict[str, Any]:
@@ -292,13 +281,7 @@ _ELSEWHERE = {"gpus": "the launcher", "sequence_length": "the data loader"} | di
 
 
 def write_deepspeed(request: Request) -> Emission:
-    """Write a ``ds_config.json``: alone for data parallelism, beside Megatron's arguments for the rest.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If DeepSpeed has no word for something.
-    """
+    """Write a ``ds_config.json``: alone for data parallelism, beside Megatron's arguments for the rest."""
     plan = under(request.plan, ("deepspeed", "megatron-deepspeed"))
     beside_megatron = plan.framework == "megatron-deepspeed"
     is_ulysses = plan.cp > 1 and plan.context_exchange == "a2a"

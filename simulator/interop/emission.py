@@ -54,20 +54,7 @@ def completed(settings: Mapping[str, Any], emission: Emission) -> ParallelPlan:
 
 
 def refuse_to_write(kind: str, problems: Mapping[str, bool]) -> None:
-    """Complain about what a format cannot say.
-
-    Parameters
-    ----------
-    kind : str
-        Name of the format.
-    problems : mapping
-        Text of a problem to whether there is that problem.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If there is one.
-    """
+    """Raise an InfeasiblePlanError with the problems, by their text, that are there: what a format cannot say."""
     found = [text for text, is_so in problems.items() if is_so]
     if found:
         raise InfeasiblePlanError(f"{kind} cannot say: {', '.join(found)}")

@@ -133,13 +133,16 @@ class Format:
     gives: str  #: ``model``, ``plan``, ``plan and model``, ``cluster`` or ``measurements``.
     what: str  #: The files, in a few words for the documentation.
     sniff: Callable[[str], bool]  #: Whether a text is of this format, from its content.
-    #: From a path, and the options below by keyword, to what the file holds.
+    #: From a path, and the options below by keyword, to what the file holds; a ConfigError names the place of what it
+    #: cannot understand. ``device`` is a shipped name or a file, for a file that does not tell the GPU; NICs whose rate is
+    #: neither told nor given as ``nic_bandwidth`` (of one, per direction) are left out.
     read: Callable[..., Imported | ImportedCluster | CollectiveTable | TrainingLog]
     options: tuple[str, ...] = ()  #: Options of ``simulate import`` that :attr:`read` takes.
     table: Table | None = None  #: The keys that are known, for the documentation.
     #: Of a format without such a table: what is read and what is ignored, from what its reader goes by.
     parts: tuple[Part, ...] = ()
-    write: Callable[[Request], Emission] | None = None  #: From a plan to the text of a file that says it.
+    #: From a plan to the text of a file that says it; an InfeasiblePlanError names what the format has no word for.
+    write: Callable[[Request], Emission] | None = None
     file: str = ""  #: Name of the file that is written.
 
 

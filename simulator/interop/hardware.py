@@ -140,23 +140,9 @@ def device_of_nvlinks(links_per_gpu: int) -> str | None:
 def nvlink_section(
     counts: Sequence[Sequence[int]], bandwidth_per_link: str, source: str, *, switches: int | None = None
 ) -> dict[str, Any] | None:
-    """Return the ``nvlink`` section of a node for a matrix of NVLinks between GPUs.
+    """Return the ``nvlink`` section of a node for a matrix of NVLinks between GPUs; None where there are none.
 
-    Parameters
-    ----------
-    counts : matrix of int
-        ``counts[i][j]``: NVLinks between GPU i and j; with NVSwitches, all of the GPU in every entry.
-    bandwidth_per_link : str
-        Per direction, with its unit.
-    source : str
-        Where the matrix comes from.
-    switches : int, optional
-        NVSwitches, where they are known to be there.
-
-    Returns
-    -------
-    dict or None
-        None when there is no NVLink at all.
+    With NVSwitches, every entry has all the links of the GPU. The bandwidth is per direction, with its unit.
     """
     size = len(counts)
     between = [counts[i][j] for i in range(size) for j in range(size) if i != j]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from simulator.config import near_misses, parse_yaml, read_text
 from simulator.interop.format import Format, Imported, Part
-from simulator.interop.hf_families import DENSE, IRRELEVANT, RECORD
+from simulator.interop.hf_families import DENSE
+from simulator.interop.hf_fields import IRRELEVANT, RECORD
 from simulator.interop.hf_mixtures import MIXTURES
-from simulator.interop.hf_relatives import RELATIVES
 from simulator.interop.reader import Reader
 from simulator.interop.table import json_keys
 from simulator.models.spec import MOST_LAYERS, ModelSpec
@@ -22,22 +22,11 @@ from simulator.models.spec import MOST_LAYERS, ModelSpec
 #: how families call their number of layers
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
 #: ``model_type`` -> how its keys are read
-FAMILIES = {**DENSE, **MIXTURES, **RELATIVES}
+FAMILIES = {**DENSE, **MIXTURES}
 
 
 def import_hf_config(path: str | Path) -> Imported:
-    """Read a ``config.json`` of the hub.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file, or the folder that holds it.
-
-    Raises
-    ------
-    ConfigError
-        If it is not such a file, its family is not known, or a value is impossible.
-    """
+    """Read a ``config.json`` of the hub, or the one of a folder."""
     path = Path(path)
     path = config_of(path) if path.is_dir() else path
     return parse_hf_config(read_text(path), str(path))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from simulator.interop.hf_families import activation, decoder, deepseek, llama
-from simulator.interop.reader import Reader
-from simulator.models.catalog import LLAMA_STYLE, MEGATRON_STYLE
+from simulator.interop.hf_families import SCALES
+from simulator.interop.hf_fields import Family, activation, biases, decoder, experts, like, llama, sizes
+from simulator.interop.reader import Reader, words
+from simulator.models.catalog import LLAMA_STYLE
 
 
 def _layer_list(r: Reader, *keys: str, letters: dict[str, str]) -> tuple[str, ...]:
@@ -20,12 +21,72 @@ def _layer_list(r: Reader, *keys: str, letters: dict[str, str]) -> tuple[str, ..
     return tuple(letters[kind] for kind in kinds)
 
 
-def experts(r: Reader, *, n: int | None = None, top_k: int | None = None) -> dict[str, Any]:
-    """Return how many experts there are, and how many a token takes."""
+def _sparse_blocks(r: Reader) -> tuple[int, ...]:
+    """Return the blocks without experts of Qwen: those that are named, and all but every so-manieth."""
+    layers, every = r.positive("num_hidden_layers"), r.positive("decoder_sparse_step", default=1)
+    dense = r.raw("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(index, int) for index in dense):
+        r.fault("mlp_only_layers", f"{dense!r:.60} is not a list of layers")
+    return tuple(i for i in range(layers) if i in dense or (i + 1) % every)
+
+
+def _mixtral(r: Reader) -> dict[str, Any]:
+    return llama(r) | experts(r, n=8, top_k=2)
+
+
+def _qwen3_moe(r: Reader) -> dict[str, Any]:
+    return llama(r) | experts(r, n=128, top_k=8) | {
+        "qk_norm": True,
+        "dense_blocks": _sparse_blocks(r),
+        "expert_hidden": r.positive("moe_intermediate_size", default=768),
+    }  # fmt: skip
+
+
+def _qwen2_moe(r: Reader) -> dict[str, Any]:
+    bias = r.boolean("qkv_bias", default=True)
+    return llama(r) | experts(r, n=60, top_k=4) | {
+        "attention_bias": bias,
+        "attention_output_bias": False,
+        "dense_blocks": _sparse_blocks(r),
+        "expert_hidden": r.positive("moe_intermediate_size", default=1408),
+        "shared_expert_hidden": r.integer("shared_expert_intermediate_size", default=5632),
+        "shared_expert_gate": True,
+    }  # fmt: skip
+
+
+def _granitemoe(r: Reader) -> dict[str, Any]:
+    return (
+        llama(r) | experts(r, n=8, top_k=2) | {"shared_expert_hidden": r.integer("shared_intermediate_size", default=0)}
+    )
+
+
+def _shared_and_dense(r: Reader, expert: int) -> dict[str, Any]:
+    """Return what DeepSeek's relatives say of experts of one width: routed, shared, and layers without any."""
+    every = r.positive("moe_layer_freq", default=1)
     return {
-        "n_experts": r.positive("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts", default=n),
-        "top_k": r.positive("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", default=top_k),
+        "expert_hidden": expert,
+        "shared_expert_hidden": expert * r.integer("n_shared_experts", default=0),
+        "dense_layers": r.integer("first_k_dense_replace", default=0),
+        "dense_blocks": tuple(i for i in range(r.positive("num_hidden_layers")) if i % every),
     }
+
+
+def _deepseek(r: Reader) -> dict[str, Any]:
+    """DeepSeek-MoE of the first generation: ordinary attention, routed and shared experts."""
+    return llama(r) | experts(r) | _shared_and_dense(r, r.positive("moe_intermediate_size", default=1407))
+
+
+def _latent_deepseek(r: Reader) -> dict[str, Any]:
+    """Latent attention, routed and shared experts of DeepSeek-V2 and its relatives; every layer has the same attention."""
+    r.irrelevant(["layer_types"])
+    return decoder(r) | experts(r, top_k=8) | _shared_and_dense(r, r.positive("moe_intermediate_size")) | {
+        "head_dim": r.positive("qk_nope_head_dim", default=128),
+        "kv_heads": 0,
+        "q_lora_rank": r.integer("q_lora_rank", default=0),
+        "kv_lora_rank": r.positive("kv_lora_rank", default=512),
+        "qk_rope_head_dim": r.positive("qk_rope_head_dim", default=64),
+        "v_head_dim": r.positive("v_head_dim", default=128),
+    }  # fmt: skip
 
 
 def _leave_out_mtp(r: Reader) -> None:
@@ -37,7 +98,7 @@ def _leave_out_mtp(r: Reader) -> None:
 def _deepseek_v2(r: Reader) -> dict[str, Any]:
     if r.data.get("q_lora_rank", 0) is None:
         r.assume("q_lora_rank", 0, "null: queries are projected directly")
-    return deepseek(r)
+    return _latent_deepseek(r)
 
 
 def _sparse_deepseek(r: Reader) -> dict[str, Any]:
@@ -45,26 +106,16 @@ def _sparse_deepseek(r: Reader) -> dict[str, Any]:
     r.irrelevant(["indexer_rope_interleave", "index_share_for_mtp_iteration", "index_skip_topk_offset"])
     if r.data.get("index_topk_pattern") or r.integer("index_topk_freq", default=1) > 1:
         r.miss("index_topk_freq", "layers that share the choice of keys: every layer is taken to choose its own")
-    return deepseek(r) | {
+    return _latent_deepseek(r) | {
         "index_heads": r.positive("index_n_heads", default=64),
         "index_head_dim": r.positive("index_head_dim", default=128),
         "index_top_k": r.positive("index_topk", default=2048),
     }
 
 
-def _kimi(r: Reader) -> dict[str, Any]:
-    _leave_out_mtp(r)
-    return deepseek(r)
-
-
 def _gpt_oss(r: Reader) -> dict[str, Any]:
-    bias = r.boolean("attention_bias", default=True)
-    fields = llama(r)
-    expert = r.positive("intermediate_size")
-    return fields | experts(r, n=128, top_k=4) | {
-        "expert_hidden": expert,
-        "attention_bias": bias,
-        "attention_output_bias": bias,
+    return llama(r, bias=True) | experts(r, n=128, top_k=4) | {
+        "expert_hidden": r.positive("intermediate_size"),
         "attention_sinks": True,
         "router_bias": True,
         "expert_bias": True,
@@ -73,11 +124,9 @@ def _gpt_oss(r: Reader) -> dict[str, Any]:
 
 def _glm4_moe(r: Reader) -> dict[str, Any]:
     _leave_out_mtp(r)
-    bias = r.boolean("attention_bias")
     expert = r.positive("moe_intermediate_size", default=1408)
     fields = llama(r)
     return fields | experts(r, n=128, top_k=8) | {
-        "attention_bias": bias,
         "attention_output_bias": False,
         "head_dim": fields["head_dim"] or fields["hidden"] // fields["heads"],
         "qk_norm": r.boolean("use_qk_norm"),
@@ -122,12 +171,14 @@ def _llama4(r: Reader) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _gemma_windows(r: Reader, every: int, *, qk_norm: bool) -> dict[str, Any]:
+def _gemma(r: Reader, every: int, *, qk_norm: bool) -> dict[str, Any]:
+    """Gemma 2 and 3: all but every so-manieth block see a window."""
     layers = r.positive("num_hidden_layers")
     r.irrelevant(
-        ["hidden_act", "hidden_activation", "final_logit_softcapping", "attn_logit_softcapping", "cache_implementation"]
+        words("hidden_act hidden_activation final_logit_softcapping attn_logit_softcapping cache_implementation")
     )
-    fields = decoder(r)
+    r.irrelevant(["rope_local_base_freq"])
+    fields = decoder(r, tied=True)
     span = r.positive("sliding_window", default=4096)
     kinds = _layer_list(r, "layer_types", letters={"sliding_attention": "w-", "full_attention": "*-"})
     every = r.positive("sliding_window_pattern", "_sliding_window_pattern", default=every)
@@ -138,58 +189,6 @@ def _gemma_windows(r: Reader, every: int, *, qk_norm: bool) -> dict[str, Any]:
         "qk_norm": qk_norm,
         "sliding_window": span,
         "pattern": kinds or tuple("*-" if (i + 1) % every == 0 else "w-" for i in range(layers)),
-        "tied": r.boolean("tie_word_embeddings", default=True),
-    }
-
-
-def _gemma2(r: Reader) -> dict[str, Any]:
-    return _gemma_windows(r, 2, qk_norm=False)
-
-
-def _gemma3(r: Reader) -> dict[str, Any]:
-    r.irrelevant(["rope_local_base_freq"])
-    return _gemma_windows(r, 6, qk_norm=True)
-
-
-def _falcon(r: Reader) -> dict[str, Any]:
-    heads, new = r.positive("num_attention_heads", "n_head"), r.boolean("new_decoder_architecture")
-    parallel, bias = r.boolean("parallel_attn", default=True), r.boolean("bias")
-    kv_heads = r.integer("num_kv_heads", "n_head_kv", default=heads)
-    n_norms = r.integer("num_ln_in_parallel_attn", default=2 if new else 1)
-    many = r.boolean("multi_query", default=True)
-    hidden = r.positive("hidden_size")
-    return MEGATRON_STYLE | {
-        "layers": r.positive("num_hidden_layers", "n_layer"),
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": kv_heads if new else 1 if many else heads,
-        "ffn_hidden": r.integer("ffn_hidden_size", default=4 * hidden),
-        "vocab": r.positive("vocab_size", default=65024),
-        "max_positions": r.positive("max_position_embeddings", default=2048),
-        "positions": "alibi" if r.boolean("alibi") else "rotary",
-        "activation": activation(r, "activation", default="gelu"),
-        "parallel_block": parallel or new,
-        "shared_norm": (parallel or new) and n_norms == 1,
-        "attention_bias": bias,
-        "attention_output_bias": bias,
-        "mlp_bias": bias,
-        "dropout": r.number("hidden_dropout", default=0.0),
-        "tied": r.boolean("tie_word_embeddings", default=True),
-    }
-
-
-def _stablelm(r: Reader) -> dict[str, Any]:
-    parallel, bias = r.boolean("use_parallel_residual"), r.boolean("use_qkv_bias")
-    if r.boolean("qk_layernorm"):
-        r.fault("qk_layernorm", "a norm of its own for every head is not known here")
-    r.irrelevant(["rope_pct", "rotary_scaling_factor"])
-    return llama(r) | {
-        "norm": "layer_norm",
-        "attention_bias": bias,
-        "attention_output_bias": False,
-        "parallel_block": parallel,
-        "shared_norm": parallel,
-        "dropout": r.number("hidden_dropout", default=0.0),
     }
 
 
@@ -229,29 +228,15 @@ def _nemotron_h(r: Reader) -> dict[str, Any]:
     r.irrelevant(
         ["mtp_hybrid_override_pattern", "mtp_layers_block_type", "moe_shared_expert_overlap", "moe_latent_size"]
     )
-    bias = r.boolean("attention_bias")
-    fields = (
-        LLAMA_STYLE
-        | {
-            "layers": layers,
-            "hidden": r.positive("hidden_size"),
-            "heads": r.positive("num_attention_heads"),
-            "kv_heads": r.positive("num_key_value_heads"),
-            "head_dim": r.positive("head_dim", "attention_head_dim", default=128),
-            "ffn_hidden": r.positive("intermediate_size"),
-            "vocab": r.positive("vocab_size"),
-            "max_positions": r.positive("max_position_embeddings", default=4096),
-            "positions": "none",
-            "gated_mlp": False,
-            "activation": activation(r, "mlp_hidden_act", default="relu2"),
-            "attention_bias": bias,
-            "attention_output_bias": bias,
-            "mlp_bias": r.boolean("mlp_bias"),
-            "tied": r.boolean("tie_word_embeddings"),
-            "pattern": pattern,
-        }
-        | _mamba(r)
-    )
+    found = sizes(r, layers=len(pattern), max_positions=4096)
+    fields = LLAMA_STYLE | found | biases(r.boolean("attention_bias"), mlp=r.boolean("mlp_bias")) | _mamba(r) | {
+        "kv_heads": r.positive("num_key_value_heads"),
+        "head_dim": r.positive("head_dim", "attention_head_dim", default=128),
+        "positions": "none",
+        "gated_mlp": False,
+        "activation": activation(r, "mlp_hidden_act", default="relu2"),
+        "pattern": pattern,
+    }  # fmt: skip
     if "E" not in pattern:
         return fields
     latent = r.data.get("moe_latent_size")
@@ -263,21 +248,23 @@ def _nemotron_h(r: Reader) -> dict[str, Any]:
 
 
 def _mamba2(r: Reader) -> dict[str, Any]:
-    layers, hidden = r.positive("num_hidden_layers", "n_layer"), r.positive("hidden_size", "d_model")
-    fields = _mamba(r, "")
-    fields["ssm_heads"] = r.positive("num_heads", default=128)
-    fields["ssm_head_dim"] = r.positive("head_dim", default=64)
+    fields = _mamba(r, "") | {
+        "ssm_heads": r.positive("num_heads", default=128),
+        "ssm_head_dim": r.positive("head_dim", default=64),
+    }
     r.irrelevant(["hidden_act", "use_bias", "layer_norm_epsilon"])
-    return LLAMA_STYLE | fields | {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": fields["ssm_heads"],
+    names = {
+        "layers": "num_hidden_layers n_layer",
+        "hidden": "hidden_size d_model",
+        "heads": "",
+        "ffn_hidden": "",
+        "max_positions": "",
+    }
+    found = sizes(r, names, heads=fields["ssm_heads"], ffn_hidden=0, max_positions=2048)
+    return LLAMA_STYLE | fields | found | {
         "head_dim": fields["ssm_head_dim"],
-        "vocab": r.positive("vocab_size"),
-        "max_positions": 2048,
         "positions": "none",
-        "pattern": ("M",) * layers,
-        "tied": r.boolean("tie_word_embeddings"),
+        "pattern": ("M",) * found["layers"],
     }  # fmt: skip
 
 
@@ -350,8 +337,39 @@ def _qwen3_5(r: Reader) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _olmo2(r: Reader) -> dict[str, Any]:
-    return llama(r) | {"norm_position": "after", "qk_norm": True, "qk_norm_width": True}
+def _minimax_m3(r: Reader) -> dict[str, Any]:
+    layers = r.positive("num_hidden_layers")
+    marked = r.raw("moe_layer_freq") or [1] * layers
+    if not isinstance(marked, list) or len(marked) != layers or not all(one in (0, 1) for one in marked):
+        r.fault("moe_layer_freq", f"{marked!r:.60} is not a list of 0 and 1 for {layers} layers")
+    if r.data.get("sparse_attention_config"):
+        r.miss("sparse_attention_config", "blocks of keys chosen by an index: attention is taken over all of them")
+    expert = r.positive("moe_intermediate_size", "intermediate_size")
+    dense = r.positive("dense_intermediate_size", "intermediate_size")
+    r.irrelevant(
+        ["hidden_act", "rotary_dim", "swiglu_alpha", "swiglu_limit", "use_gemma_norm", "use_routing_bias", "num_mtp_modules",
+         "first_k_dense_replace", "attention_output_gate", "shared_intermediate_size", "qk_norm_type"]
+    )  # fmt: skip
+    data, r.data = r.data, {**r.data, "hidden_act": "silu"}
+    fields = llama(r)
+    r.data = data
+    return fields | experts(r, n=128, top_k=4) | {
+        "ffn_hidden": dense,
+        "expert_hidden": expert,
+        "shared_expert_hidden": expert * r.integer("n_shared_experts", default=0),
+        "dense_blocks": tuple(index for index, one in enumerate(marked) if not one),
+        "qk_norm": r.boolean("use_qk_norm", default=True),
+    }  # fmt: skip
+
+
+def _olmoe(r: Reader) -> dict[str, Any]:
+    r.irrelevant(["clip_qkv"])
+    return llama(r) | experts(r, n=64, top_k=8) | {"qk_norm": True, "qk_norm_width": True}
+
+
+def _kimi(r: Reader) -> dict[str, Any]:
+    _leave_out_mtp(r)
+    return _latent_deepseek(r)
 
 
 def _phimoe(r: Reader) -> dict[str, Any]:
@@ -361,31 +379,34 @@ def _phimoe(r: Reader) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _dots1(r: Reader) -> dict[str, Any]:
-    return _glm4_moe(r) | {"qk_norm": True}
-
-
 #: ``model_type`` -> how its keys are read
-MIXTURES: dict[str, Callable[[Reader], dict[str, Any]]] = {
+MIXTURES: dict[str, Family] = {
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3_moe": _qwen3_moe,
+    "qwen3_vl_moe": _qwen3_moe,
+    "granitemoe": like(_granitemoe, SCALES),
+    "granitemoeshared": like(_granitemoe, SCALES),
+    "olmoe": _olmoe,
+    "phimoe": _phimoe,
+    "deepseek": _deepseek,
     "deepseek_v2": _deepseek_v2,
+    "deepseek_v3": _latent_deepseek,
     "deepseek_v32": _sparse_deepseek,
     "glm_moe_dsa": _sparse_deepseek,
     "kimi_k2": _kimi,
     "gpt_oss": _gpt_oss,
     "glm4_moe": _glm4_moe,
-    "dots1": _dots1,
+    "dots1": like(_glm4_moe, qk_norm=True),
     "minimax_m2": _minimax_m2,
+    "minimax_m3": _minimax_m3,
     "llama4": _llama4,
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
-    "falcon": _falcon,
-    "stablelm": _stablelm,
+    "gemma2": partial(_gemma, every=2, qk_norm=False),
+    "gemma3": partial(_gemma, every=6, qk_norm=True),
     "nemotron_h": _nemotron_h,
     "mamba2": _mamba2,
     "jamba": _jamba,
     "qwen3_next": _qwen3_next,
     "qwen3_5_moe": _qwen3_next,
     "qwen3_5": _qwen3_5,
-    "olmo2": _olmo2,
-    "phimoe": _phimoe,
 }

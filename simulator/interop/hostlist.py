@@ -16,11 +16,6 @@ MOST_HOSTS = 1_000_000
 def expand_hostlist(text: str) -> list[str]:
     """Expand a hostlist; zero padding is kept, several brackets multiply.
 
-    Raises
-    ------
-    ConfigError
-        If brackets do not match or a range is not one of numbers.
-
     Examples
     --------
     >>> expand_hostlist("n[008-010],r[0-1]x[1,3]")

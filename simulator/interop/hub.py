@@ -19,44 +19,18 @@ PREFIX = "hf:"
 
 
 def import_hub_model(name: str) -> Imported:
-    """Read the configuration of a model of the hub.
+    """Read the configuration of a model of the hub (``openai-community/gpt2-large``) from the cache of transformers.
 
-    Parameters
-    ----------
-    name : str
-        As on the hub, e.g. ``openai-community/gpt2-large``, without the prefix ``hf:``.
-
-    Raises
-    ------
-    ConfigError
-        If transformers is not installed, or the configuration is not in its cache, or cannot be understood.
-
-    Notes
-    -----
-    The weights are not read. What is not in the cache is not downloaded.
+    The weights are not read, and what is not in the cache is not downloaded: a ConfigError says so.
     """
     config = _config(name).to_dict()
     return parse_hf_config(json.dumps(config, default=str), f"{PREFIX}{name}", name=name.rsplit("/", maxsplit=1)[-1])
 
 
 def open_hub_module(name: str, *, sequence_length: int = 0) -> RecordedModule:
-    """Build a model of the hub from its configuration, without weights, to be recorded.
+    """Build a model of the hub, or of a folder's ``config.json``, without weights, to be recorded.
 
-    Parameters
-    ----------
-    name : str
-        As on the hub, or the folder of a ``config.json``; without the prefix ``hf:``.
-    sequence_length : int
-        Tokens per sequence; the model's longest unless given.
-
-    Raises
-    ------
-    ConfigError
-        As :func:`import_hub_model`, or if transformers cannot build it.
-
-    Notes
-    -----
-    Code that lies beside a configuration is not run.
+    Tokens per sequence are the model's longest unless given. Code that lies beside a configuration is not run.
     """
     torch, transformers, config = load_torch(), _transformers(name), _config(name)
     if hasattr(config, "use_cache"):

@@ -126,18 +126,7 @@ def _of_links(text: str) -> _Fabric:
 
 
 def import_ib_fabric(path: str | Path, *, node_of: str | None = None) -> ImportedCluster:
-    """Read the links of a fabric.
-
-    Parameters
-    ----------
-    node_of : str, optional
-        Cluster (shipped name or file) whose node these hosts are.
-
-    Raises
-    ------
-    ConfigError
-        If no host hangs on a switch, the node is not given, or the switches are no tree of leaves.
-    """
+    """Read the links of a fabric around the nodes of another cluster."""
     text = read_text(path)
     fabric = _of_discovery(text) if "switchguid=" in text else _of_links(text)
     leaves = {name: ends for name, ends in fabric.hosts.items() if ends}

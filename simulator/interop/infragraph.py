@@ -41,20 +41,7 @@ def sniff(text: str) -> bool:
 
 
 def import_infragraph(path: str | Path, *, device: str | None = None) -> ImportedCluster:
-    """Read an infrastructure; every instance of a device with an NPU is a node.
-
-    Parameters
-    ----------
-    path : str or Path
-        YAML or JSON.
-    device : str, optional
-        Device of the NPUs, which the format does not name.
-
-    Raises
-    ------
-    ConfigError
-        With all faults at once, each with its line.
-    """
+    """Read an infrastructure; every instance of a device with an NPU is a node. All faults are said at once."""
     text = read_text(path)
     data, locator = parse_yaml(text, str(path))
     data = data.get("infrastructure", data) if isinstance(data, dict) else data

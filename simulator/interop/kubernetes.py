@@ -32,22 +32,7 @@ def is_kubernetes(text: str) -> bool:
 def import_kubernetes(
     path: str | Path, *, device: str | None = None, nic_bandwidth: str | None = None
 ) -> ImportedCluster:
-    """Read the nodes that have GPUs.
-
-    Parameters
-    ----------
-    path : str or Path
-        JSON or YAML: a list of nodes, or one.
-    device : str, optional
-        Shipped device or device file; taken from the label of the product otherwise.
-    nic_bandwidth : str, optional
-        Rate of the NIC of each GPU, which no label tells.
-
-    Raises
-    ------
-    ConfigError
-        If no node has GPUs, they are of several kinds, or their NVLink domains are not alike.
-    """
+    """Read the nodes that have GPUs from a list of nodes, or one; each GPU has a NIC where its rate is given."""
     text = read_text(path)
     data, _ = parse_yaml(text, str(path), as_json=text.lstrip().startswith("{"))
     items = data.get("items", [data]) if isinstance(data, dict) else []

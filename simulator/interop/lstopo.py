@@ -46,20 +46,7 @@ def import_lstopo(
     nodes: int = 1,
     nic_bandwidth: str | None = None,
 ) -> ImportedCluster:
-    """Read an XML export of hwloc.
-
-    Parameters
-    ----------
-    device : str, optional
-        Shipped device or device file; taken from the GPU's product name otherwise.
-    nic_bandwidth : str, optional
-        Rate of one NIC; the file does not tell. Without it NICs are left out.
-
-    Raises
-    ------
-    ConfigError
-        If it is not such a file, is of hwloc 1.x, has no GPU, or the GPU is not known.
-    """
+    """Read an XML export of hwloc."""
     text = read_text(path)
     root = parse_xml(text, path)
     if root.tag != "topology":

@@ -43,21 +43,14 @@ def import_megatron(
 ) -> Imported:
     """Read a launch script, a file of flags, or a YAML file of them.
 
+    A script is read, never run; what only a run would tell is an error only in a value that matters.
+
     Parameters
     ----------
-    path : str or Path
-        The file. It is read, never run; what only a run would tell is an error only in a value that matters.
     args : sequence of str
         Positional arguments of the script, several in one text or ``4=value``.
     define : sequence of str
         Variables of its environment, ``NAME=value``.
-    nodes, gpus_per_node : int, optional
-        What the launcher would be told.
-
-    Raises
-    ------
-    ConfigError
-        If sizes are missing or a value cannot be understood.
     """
     path = Path(path)
     if path.suffix in (".yaml", ".yml"):
@@ -207,10 +200,6 @@ def read_flags(
     ----------
     reader : Reader
         Of flags, without their hyphens in front.
-    family : str
-        ``gpt``, ``bert`` or ``t5``.
-    nodes, gpus_per_node : int, optional
-        What the launcher would be told.
     written : mapping, optional
         Files that the script writes itself.
     is_partial : bool

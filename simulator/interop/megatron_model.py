@@ -130,16 +130,9 @@ def _mixers(found: Found, hidden: int, layers: int) -> dict[str, Any]:
 
 
 def model_of(found: Found, family: str, settings: dict[str, Any]) -> ModelSpec:
-    """Return the model that flags describe.
+    """Return the model that flags describe, of the family ``gpt``, ``bert`` or ``t5``.
 
-    Parameters
-    ----------
-    found : Found
-        The flags.
-    family : str
-        ``gpt``, ``bert`` or ``t5``.
-    settings : dict
-        Of the plan: the padding of the vocabulary and the number of positions may follow from it.
+    The padding of the vocabulary and the number of positions may follow from the settings of the plan.
     """
     r, given = found.reader, KEYS.fields(found, "model")
     for name in ("hidden-size", "num-attention-heads", "num-layers"):

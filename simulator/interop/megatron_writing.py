@@ -18,13 +18,7 @@ _SHARDING = {
 
 
 def write_megatron(request: Request) -> Emission:
-    """Write ``torchrun ... pretrain_gpt.py`` with the arguments of model and plan.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If Megatron-LM has no word for something.
-    """
+    """Write ``torchrun ... pretrain_gpt.py`` with the arguments of model and plan."""
     spec, plan = request.spec, under(request.plan, _FRAMEWORKS)
     fields = said(plan)
     is_deepspeed = plan.framework == "megatron-deepspeed"

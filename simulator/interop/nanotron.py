@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.interop.format import Format
-from simulator.interop.hf_families import activation
+from simulator.interop.hf_fields import activation
 from simulator.interop.reader import Reader
 from simulator.interop.table import Described, Found, Table, key, reader_of
 from simulator.models.catalog import LLAMA_STYLE

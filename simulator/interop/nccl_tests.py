@@ -128,19 +128,9 @@ def is_nccl_tests(text: str) -> bool:
 def import_nccl_tests(
     path: str | Path, *, collective: str | None = None, gpus: int | None = None, nodes: int | None = None
 ) -> CollectiveTable:
-    """Read a log of nccl-tests, as text or as its JSON (``-J``).
+    """Read a log of nccl-tests, other programs' lines mixed in, as text or as its JSON (``-J``).
 
-    Parameters
-    ----------
-    path : str or Path
-        The log; other programs' lines may be mixed in.
-    collective, gpus, nodes : optional
-        What the log does not tell; they win over what it tells, except for the collectives of a log of several runs.
-
-    Raises
-    ------
-    ConfigError
-        If the file has no results, or does not tell which collective or how many ranks ran.
+    Options win over what it tells, except for the collectives of a log of several runs.
     """
     text = read_text(path)
     if text.lstrip().startswith("{"):

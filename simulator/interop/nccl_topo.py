@@ -105,17 +105,10 @@ def import_nccl_topology(
 
     Parameters
     ----------
-    device : str, optional
-        Shipped device or device file. The dump tells the compute capability only; its commonest is taken.
     nic_bandwidth : str, optional
         Rate of the NICs that carry training traffic, where the file has some of several rates.
     rates : str
         ``"datasheet"``, or ``"nccl"`` for the effective NVLink rates that NCCL reckons with.
-
-    Raises
-    ------
-    ConfigError
-        If it is not such a file or has no GPU.
     """
     text = read_text(path)
     root = _root(text, path)

@@ -87,22 +87,7 @@ _INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 def import_recipe(
     path: str | Path, *, define: list[str] | None = None, nodes: int | None = None, gpus_per_node: int | None = None
 ) -> Imported:
-    """Read a recipe.
-
-    Parameters
-    ----------
-    path : str or Path
-        The YAML file. What a Python recipe that it changes would say is not in it, and is not made up.
-    define : list of str, optional
-        Variables of its environment, ``NAME=value``.
-    nodes, gpus_per_node : int, optional
-        What the launcher would be told.
-
-    Raises
-    ------
-    ConfigError
-        If a value cannot be understood.
-    """
+    """Read a recipe; what a Python recipe that it changes would say is not in it, and is not made up."""
     data, locator = parse_yaml(read_text(path), str(path), later_wins=True)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of settings, found {type(data).__name__}")
@@ -221,15 +206,7 @@ def is_recipe(text: str) -> bool:
 
 
 def resolved(flat: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
-    """Replace the interpolations of OmegaConf: references, the environment, and NeMo's arithmetic.
-
-    Parameters
-    ----------
-    flat : mapping
-        Dotted keys and their values.
-    variables : mapping
-        The environment.
-    """
+    """Replace the interpolations of OmegaConf: references, the environment, and NeMo's arithmetic."""
     done: dict[str, Any] = dict(flat)
 
     def value_of(text: str, name: str, depth: int) -> Any:

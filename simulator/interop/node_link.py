@@ -38,22 +38,10 @@ def sniff(text: str) -> bool:
 
 
 def import_node_link(path: str | Path, *, device: str | None = None) -> ImportedCluster:
-    """Read a graph that ``networkx.node_link_data`` made.
+    """Read a graph that ``networkx.node_link_data`` made; all faults are said at once.
 
-    Vertices need ``kind`` (gpu, nic, switch, nvswitch, cpu, host), edges ``bandwidth`` (a quantity, or
-    bytes per second as a number, per direction).
-
-    Parameters
-    ----------
-    path : str or Path
-        The JSON file; edges under ``edges`` or, as older versions wrote it, ``links``.
-    device : str, optional
-        Device of the GPUs that name none.
-
-    Raises
-    ------
-    ConfigError
-        With all faults at once, each with its line.
+    Vertices need ``kind`` (gpu, nic, switch, nvswitch, cpu, host), edges ``bandwidth`` (a quantity, or bytes per second as a
+    number, per direction).
     """
     text = read_text(path)
     data, locator = parse_yaml(text, str(path), as_json=True)

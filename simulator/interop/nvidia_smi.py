@@ -47,13 +47,7 @@ def sniff(text: str) -> bool:
 
 
 def parse_matrix(text: str, path: str | Path) -> Matrix:
-    """Parse the text, pasted or piped, of new and old drivers.
-
-    Raises
-    ------
-    ConfigError
-        If there is no header, or a row has too few cells.
-    """
+    """Parse the text, pasted or piped, of new and old drivers."""
     lines = _ESCAPES.sub("", text).splitlines()
     start = next((n for n, line in enumerate(lines) if "GPU0" in line and "CPU Affinity" in line), None)
     if start is None:
@@ -89,20 +83,7 @@ def import_nvidia_smi(
     nodes: int = 1,
     nic_bandwidth: str | None = None,
 ) -> ImportedCluster:
-    """Read the output of ``nvidia-smi topo -m``.
-
-    Parameters
-    ----------
-    device : str, optional
-        Shipped device or device file; taken from the number of NVLinks otherwise.
-    nic_bandwidth : str, optional
-        Rate of one NIC, ``"200 Gb/s"``; the matrix does not tell. Without it NICs are left out.
-
-    Raises
-    ------
-    ConfigError
-        If there is no matrix, or the device can be neither seen nor guessed.
-    """
+    """Read the output of ``nvidia-smi topo -m``; the number of NVLinks tells the device."""
     text = read_text(path)
     matrix = parse_matrix(text, path)
     account = Account()

@@ -16,20 +16,7 @@ _BELOW_HOST_BRIDGE = 20  # NVML_TOPOLOGY_MULTIPLE
 
 
 def import_nvml(*, device: str | None = None, nodes: int = 1, library: Any = None) -> ImportedCluster:
-    """Describe the node that this process runs on.
-
-    Parameters
-    ----------
-    device : str, optional
-        Shipped device or device file; taken from the product name otherwise.
-    library : module, optional
-        Stand-in for ``pynvml``.
-
-    Raises
-    ------
-    ConfigError
-        If there is no driver, no GPU, or the GPU is not known.
-    """
+    """Describe the node that this process runs on; ``library`` stands in for ``pynvml``."""
     nvml = library if library is not None else _pynvml()
     try:
         nvml.nvmlInit()

@@ -25,11 +25,6 @@ def plan_settings(options: Mapping[str, Any], n_gpus: int = 0) -> dict[str, Any]
     n_gpus : int
         GPUs that will run, where that is known: DeepSpeed's batch rule needs the data-parallel ranks.
 
-    Returns
-    -------
-    dict
-        Keyword arguments of :class:`simulator.plan.ParallelPlan`.
-
     Raises
     ------
     ConfigError

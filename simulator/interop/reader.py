@@ -67,12 +67,6 @@ class Reader:
 
     Parameters
     ----------
-    data : mapping
-        The foreign settings.
-    file : str
-        For messages.
-    locator : Locator, optional
-        Finds lines, where the format has them.
     path : tuple of str
         Where the mapping stands inside the file.
     account : Account, optional
@@ -128,13 +122,7 @@ class Reader:
         return None
 
     def integer(self, *keys: str, default: int | None = None) -> int:
-        """Return a whole number; the default, or an error where there is none.
-
-        Raises
-        ------
-        ConfigError
-            If the value is missing without a default, or not a whole number.
-        """
+        """Return a whole number; the default, or an error where there is none."""
         value = self.raw(*keys)
         if value is None:
             if default is None:

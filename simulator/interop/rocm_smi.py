@@ -63,20 +63,7 @@ def _of_json(text: str, path: str | Path) -> tuple[Tables, list[str]]:
 def import_rocm_smi(
     path: str | Path, *, device: str | None = None, nodes: int = 1, nic_bandwidth: str | None = None
 ) -> ImportedCluster:
-    """Read the topology that ``rocm-smi --showtopo`` prints.
-
-    Parameters
-    ----------
-    device : str, optional
-        Shipped device or device file; taken from a board that is named beside the tables otherwise.
-    nic_bandwidth : str, optional
-        Rate of the NIC of each GPU; the output knows of none. Without it NICs are left out.
-
-    Raises
-    ------
-    ConfigError
-        If there is no table of link types, or the device is not told.
-    """
+    """Read the topology that ``rocm-smi --showtopo`` prints; a board that is named beside the tables tells the device."""
     text = read_text(path)
     tables, numa = _of_json(text, path) if text.lstrip().startswith("{") else _of_text(text)
     kinds, hops = tables.get("link type", {}), tables.get("hops", {})

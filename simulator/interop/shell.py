@@ -37,23 +37,9 @@ _SKIPPED = ("nohup", "exec", "time", "command", "builtin", "sudo")
 def read_script(
     text: str, file: str, *, arguments: Mapping[int, str] | None = None, variables: Mapping[str, str] | None = None
 ) -> Script:
-    """Walk a script.
+    """Walk a script, or one command line, with its positional arguments from 1 and the variables of its environment.
 
-    Parameters
-    ----------
-    text : str
-        A shell script, or one command line.
-    file : str
-        For messages, and to find what it sources.
-    arguments : mapping, optional
-        Its positional arguments, from 1.
-    variables : mapping, optional
-        Its environment.
-
-    Raises
-    ------
-    ConfigError
-        If it is not well-formed, or expands beyond all bounds.
+    A ConfigError names the place where it is not well-formed, or expands beyond all bounds.
     """
     script = Script(variables={**dict(_of_slurm(text)), **(variables or {})})
     walker = _Walker(file=file, script=script, arguments=dict(arguments or {}))

@@ -32,21 +32,7 @@ class UnknownError(Exception):
 def arithmetic(
     text: str, value_of: Callable[[str], str | None], assign: Callable[[str, int], None] | None = None
 ) -> int:
-    """Evaluate an expression.
-
-    Parameters
-    ----------
-    text : str
-        The expression, its dollars expanded.
-    value_of : callable
-        The value of a variable by its name; None where nobody sets it.
-    assign : callable, optional
-        Sets a variable.
-
-    Raises
-    ------
-    UnknownError
-        If it is no expression, or hangs on what is not known.
+    """Evaluate an expression whose dollars are expanded; an UnknownError if it is none, or hangs on what is not known.
 
     Examples
     --------

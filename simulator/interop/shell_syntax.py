@@ -59,13 +59,7 @@ class Node:
 
 
 def parse_script(text: str, file: str, *, first_line: int = 1) -> Sequence[Node]:
-    """Return the statements of a script.
-
-    Raises
-    ------
-    ConfigError
-        If a quotation or a bracket is not closed, or a statement does not end.
-    """
+    """Return the statements of a script."""
     parser = _Parser(_Lexer(text, file, first_line).words(), file)
     return parser.statements(is_whole=True)
 

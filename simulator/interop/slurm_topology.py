@@ -76,17 +76,10 @@ def import_slurm(
 
     Parameters
     ----------
-    node_of : str, optional
-        Cluster (shipped name or file) whose node these nodes are.
     links : mapping, optional
         Uplinks of one switch by the levels they join: ``{"leaf-spine": "400 Gb/s x 8"}``, ``"spine-core"``.
     topology : str, optional
         Which of several named topologies; the default one, or the first.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be understood, or needs the node or a bandwidth that was not given.
     """
     text = read_text(path)
     account = Account()

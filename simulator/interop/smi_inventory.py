@@ -22,20 +22,7 @@ def is_smi_inventory(text: str) -> bool:
 def import_smi_inventory(
     path: str | Path, *, device: str | None = None, nodes: int = 1, nic_bandwidth: str | None = None
 ) -> ImportedCluster:
-    """Read an inventory.
-
-    Parameters
-    ----------
-    device : str, optional
-        Shipped device or device file; taken from the product's name and memory otherwise.
-    nic_bandwidth : str, optional
-        Rate of the NIC of each GPU; the file knows of none. Without it NICs are left out.
-
-    Raises
-    ------
-    ConfigError
-        If it is not such a file, has no GPU, or its GPUs are of several kinds or not known.
-    """
+    """Read an inventory; each GPU has a NIC where its rate is given."""
     text = read_text(path)
     gpus = parse_xml(text, path).findall("gpu")
     if not gpus:

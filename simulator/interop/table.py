@@ -229,14 +229,10 @@ def reader_of(
     describe: Callable[[Found], Described],
     prepare: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> Callable[[str | Path], Imported]:
-    """Return what reads a YAML or JSON file of settings.
+    """Return what reads a YAML or JSON file of settings by a format's table.
 
     Parameters
     ----------
-    kind : str
-        Name of the format.
-    table : Table
-        Its keys.
     describe : callable
         From the values of a file to what it describes.
     prepare : callable
@@ -272,13 +268,7 @@ def _matches(name: str, patterns: str) -> bool:
 
 
 def flattened(data: object, file: str, prefix: str = "") -> dict[str, Any]:
-    """Write nested settings as dotted keys.
-
-    Raises
-    ------
-    ConfigError
-        If the file holds no settings at all.
-    """
+    """Write nested settings as dotted keys."""
     if not isinstance(data, Mapping):
         raise ConfigError(f"{file}: expected a mapping of settings, found {type(data).__name__}")
     flat: dict[str, Any] = {}

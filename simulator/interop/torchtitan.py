@@ -103,15 +103,8 @@ def import_torchtitan(path: str | Path, *, overrides: tuple[str, ...] = ()) -> I
 
     Parameters
     ----------
-    path : str or Path
-        The file; Python registries are not executed.
     overrides : tuple of str
         Command-line words such as ``--training.seq_len 4096``, which win over the file.
-
-    Raises
-    ------
-    ConfigError
-        If the file is not such a configuration or a value cannot be understood.
     """
     data, locator = load_yaml(path) if Path(path).suffix == ".json" else (load_toml(path), None)
     reader = Reader(flattened(data, str(path)) | _overrides(overrides), str(path), locator=locator)
@@ -240,13 +233,7 @@ _FLAVOR = re.compile(r"(llama2|llama3|llama3\.1)-(\d+b)")
 
 
 def write_torchtitan(request: Request) -> Emission:
-    """Write a job file.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If torchtitan has no word for something.
-    """
+    """Write a job file."""
     plan = under(request.plan, ("torchtitan", "torchtitan-compile"))
     refuse_to_write("torchtitan", {
         f"virtual_pp={plan.virtual_pp}": plan.virtual_pp > 1,

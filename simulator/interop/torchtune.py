@@ -60,13 +60,7 @@ KEYS = Table(
 
 
 def _describe(found: Found) -> Described:
-    """Return what a recipe says.
-
-    Raises
-    ------
-    ConfigError
-        If it trains nothing.
-    """
+    """Return what a recipe says; one that trains nothing is refused."""
     words = " ".join(found.reader.data)
     if "optimizer" not in words and re.search(r"\b(tasks|quantizer|prompt|max_new_tokens)\b", words):
         found.reader.fault(

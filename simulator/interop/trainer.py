@@ -255,17 +255,7 @@ def _deepspeed(found: Found, path: Path) -> dict[str, Any]:
 
 
 def catalogue_model(reader: Reader, key_name: str, named: str) -> ModelSpec | None:
-    """Return the model of the catalogue that a file names under a key, where it is one; say so, or that it is not.
-
-    Parameters
-    ----------
-    reader : Reader
-        Of the file.
-    key_name : str
-        Where the name stands.
-    named : str
-        The name, as the hub or the tool has it.
-    """
+    """Return the model of the catalogue that a file names under a key, where it is one; say so, or that it is not."""
     name = named.rsplit("/", 1)[-1].lower()
     short = re.sub(r"[-_](hf|instruct|chat|base|it|v\d[\d.]*|\d{4})\b", "", name.replace("meta-", "")).replace(
         "llama-", "llama"

@@ -200,20 +200,7 @@ def is_training_log(text: str) -> bool:
 
 
 def import_training_log(path: str | Path, *, gpus: int | None = None) -> TrainingLog:
-    """Read a log.
-
-    Parameters
-    ----------
-    path : str or Path
-        The log; other lines may be mixed in.
-    gpus : int, optional
-        How many ran, where the log does not tell.
-
-    Raises
-    ------
-    ConfigError
-        If it has no steps.
-    """
+    """Read a log, other lines mixed in; ``gpus`` is how many ran, where the log does not tell."""
     text = read_text(path)
     for tool, (metric, values_of, columns_of) in _TOOLS.items():
         values = tuple(value for value in values_of(text) if 0.0 < value < 1e9)

@@ -59,18 +59,7 @@ def binary_kind(path: str | Path) -> str:
 
 
 def import_safetensors(path: str | Path) -> Imported:
-    """Read the configuration beside weights, and check that it describes them.
-
-    Parameters
-    ----------
-    path : str or Path
-        ``model.safetensors``, one shard of several, or ``model.safetensors.index.json``.
-
-    Raises
-    ------
-    ConfigError
-        If the header is not whole, or no ``config.json`` lies beside it.
-    """
+    """Read the configuration beside weights (one file, a shard, or the index of the shards), and check that it describes them."""
     path = Path(path)
     shards = [path]
     if path.suffix == ".json":
@@ -177,18 +166,7 @@ class _Bytes:
 
 
 def import_gguf(path: str | Path) -> Imported:
-    """Read the model of a GGUF file from its keys; its tensors are counted to check them.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file; only its header is read.
-
-    Raises
-    ------
-    ConfigError
-        If the header is not whole, or its architecture is not known.
-    """
+    """Read the model of a GGUF file from its keys; of its header alone the tensors are counted to check them."""
     path = Path(path)
     with path.open("rb") as file:
         keys, tensors = _gguf(_Bytes(file, path))

@@ -64,12 +64,6 @@ def write_all(
     ----------
     plans : sequence of ParallelPlan
         Resolved, the best first; the others are for formats that cannot say it.
-    spec : ModelSpec
-        The model that they train.
-    folder : Path
-        Made if it does not exist.
-    gpus_per_node : int
-        For the launcher.
     describe : callable
         Says a plan in one line.
     """

@@ -39,14 +39,7 @@ class PageTable:
 def agreement_chart(key: str, name: str, points: Sequence[Point]) -> Chart:
     """Return predicted against measured on logarithmic axes, with the diagonal and a band of 20 %.
 
-    Parameters
-    ----------
-    key : str
-        Identifier within a page.
-    name : str
-        Title: what is measured, with its unit.
-    points : sequence of Point
-        Values that are not positive are left out: logarithmic axes cannot show them.
+    Values that are not positive are left out: such axes cannot show them.
     """
     errors = [(point, relative_error(point.predicted, point.measured)) for point in points if point.predicted > 0]
     shown = [(point, error) for point, error in errors if error is not None]
@@ -78,17 +71,7 @@ def agreement_chart(key: str, name: str, points: Sequence[Point]) -> Chart:
 
 
 def agreement_page(title: str, note: str, points: Sequence[Point], tables: Sequence[PageTable]) -> Report:
-    """Return the page.
-
-    Parameters
-    ----------
-    note : str
-        A line below the title: what was compared.
-    points : sequence of Point
-        One plot per distinct ``plot``.
-    tables : sequence of PageTable
-        Shown below the plots in this order.
-    """
+    """Return the page: a plot of each kind of point, the tables below them, and what was compared as a note at the top."""
     names = list(dict.fromkeys(point.plot for point in points))
     charts = [
         agreement_chart(f"plot-{index}", name, [point for point in points if point.plot == name])

@@ -123,15 +123,7 @@ MAX_POINTS = 1200
 
 
 def memory_over_time(memory: Memory, points: Sequence[MemoryPoint]) -> Chart:
-    """Return the memory of one rank over the step: what stays, and activations as the schedule holds them.
-
-    Parameters
-    ----------
-    memory : Memory
-        Its verdict.
-    points : sequence of MemoryPoint
-        As :func:`simulator.analysis.memory_trace.memory_points` returns them.
-    """
+    """Return the memory of one rank over the step: what stays, and activations as the schedule holds them."""
     held = _thin([(point.time_s, point.activations_bytes / GIB) for point in points])
     seconds = [time_s for time_s, _ in held]
     traces = [
@@ -188,13 +180,7 @@ def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def scaling_chart(answers: Sequence[ScalingRow]) -> Chart:
-    """Return throughput against GPUs beside ideal scaling from the first point, on logarithmic axes.
-
-    Parameters
-    ----------
-    answers : sequence of ScalingRow
-        Ascending.
-    """
+    """Return throughput against growing numbers of GPUs beside ideal scaling from the first, on logarithmic axes."""
     gpus = [answer["gpus"] for answer in answers]
     rates, unit = [throughput(answer)[0] for answer in answers], throughput(answers[0])[1]
     ideal = [rates[0] / gpus[0] * n for n in gpus]

@@ -114,17 +114,7 @@ def layout(x: dict[str, Any], y: dict[str, Any], *, right_px: int = 16, **more: 
 def slowdown_map(
     key: str, title: str, summary: str, slowdowns: Sequence[Sequence[float]], **named: Sequence[int]
 ) -> Chart:
-    """Return a map of slowdowns, one row below the other.
-
-    Parameters
-    ----------
-    key, title, summary : str
-        Of the chart.
-    slowdowns : sequence of sequences of float
-        Rows and columns.
-    named : sequence of int
-        Numbers of the columns and of the rows, by what these are.
-    """
+    """Return a map of slowdowns, one row below the other; ``named`` numbers the columns, then the rows, by what these are."""
     (column, x), (row, y) = named.items()
     trace = {
         "type": "heatmap", "z": [[round(value, 4) for value in line] for line in slowdowns], "x": list(map(str, x)),
@@ -166,13 +156,7 @@ _MAP_WORKER = re.compile(r"exports='(?:[^'\\]|\\.){200000,}'")
 
 @cache
 def library() -> str:
-    """Return plotly's JavaScript, packed, to be put into a page once.
-
-    Raises
-    ------
-    ConfigError
-        If plotly is not installed.
-    """
+    """Return plotly's JavaScript, packed, to be put into a page once."""
     script: str = _plotly("plotly.offline").get_plotlyjs()
     return packed(_MAP_WORKER.sub("exports=''", script))
 
@@ -194,13 +178,7 @@ def _themed(value: Any) -> Any:
 
 
 def image_ending(path: str | Path) -> bool:
-    """Tell whether a path ends as an image, rather than as a page.
-
-    Raises
-    ------
-    ConfigError
-        If it ends as neither.
-    """
+    """Tell whether a path ends as an image, rather than as a page; a ConfigError where it ends as neither."""
     ending = Path(path).suffix.lstrip(".").lower()
     if ending not in ("", *PAGE_FORMATS, *IMAGE_FORMATS):
         endings = ", ".join(f".{name}" for name in (PAGE_FORMATS[0], *IMAGE_FORMATS))
@@ -209,13 +187,7 @@ def image_ending(path: str | Path) -> bool:
 
 
 def write_images(charts: Mapping[str, Chart], path: str | Path, *, width_px: int = 900) -> list[Path]:
-    """Write every chart as PNG, SVG or PDF, by the ending of the path: ``out-memory.svg`` and so on for ``out.svg``.
-
-    Raises
-    ------
-    ConfigError
-        If the ending is unknown, or kaleido or its browser is missing.
-    """
+    """Write every chart as PNG, SVG or PDF, by the ending of the path: ``out-memory.svg`` and so on for ``out.svg``."""
     path = Path(path)
     files = [path.with_name(f"{path.stem}-{key}{path.suffix}") for key in charts] if len(charts) > 1 else [path]
     _write_figures([figure(chart) for chart in charts.values()], files, width_px)
@@ -223,13 +195,7 @@ def write_images(charts: Mapping[str, Chart], path: str | Path, *, width_px: int
 
 
 def check_images(path: str | Path) -> None:
-    """Complain where images cannot be written, before hours of work.
-
-    Raises
-    ------
-    ConfigError
-        If the ending is unknown or kaleido is not installed.
-    """
+    """Complain where images cannot be written, before hours of work."""
     if image_ending(path) and importlib.util.find_spec("kaleido") is None:
         raise ConfigError(f"{path}: images need the package 'kaleido', which is not installed", hint=_IMAGES)
 

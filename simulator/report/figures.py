@@ -25,11 +25,6 @@ def figures(shown: Result | Sequence[Result] | SweepResult | Report) -> dict[str
     -------
     dict of str to plotly.graph_objects.Figure
         Such as ``time``, ``memory`` and ``links`` of a result, and ``curve``, ``heat`` and ``pareto`` of a sweep.
-
-    Raises
-    ------
-    ConfigError
-        If plotly is not installed.
     """
     if isinstance(shown, SweepResult):
         charts = sweep_charts(shown.sweep.axes, shown.rows)

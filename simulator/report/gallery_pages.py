@@ -19,15 +19,7 @@ Row = Mapping[str, Any]
 
 
 def write_gallery(presets: Mapping[str, Preset], rows: Sequence[Row], folder: str | Path) -> list[Path]:
-    """Write ``index.html`` and a page of each run into a folder, and return the files.
-
-    Parameters
-    ----------
-    presets : mapping of str to Preset
-        Runs that were measured, by name.
-    rows : sequence of mapping
-        What a sweep over the axis ``preset`` found.
-    """
+    """Write ``index.html`` and a page of each measured run into a folder, and return the files."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     files = index_page(presets, rows).save(folder / "index.html")

@@ -53,10 +53,6 @@ def table(
 
     Parameters
     ----------
-    caption : str
-        What it is, also the name of the box for screen readers.
-    rows : iterable of sequence
-        Cells; the first is the heading of its row.
     text_columns : int or set of int
         How many of the first columns are text, or which ones; the others are aligned right.
     """
@@ -120,10 +116,7 @@ _FEW_ROWS = 12
 
 
 def chart_place(chart: Chart, *, is_named: bool = False) -> Markup:
-    """Return the place of a chart, without its heading where the section is named after it.
-
-    One that labels all its numbers needs no words either.
-    """
+    """Return the place of a chart, without its heading where the section is named after it."""
     plot = element(
         "div",
         "",
@@ -141,15 +134,7 @@ def chart_place(chart: Chart, *, is_named: bool = False) -> Markup:
 
 
 def stream_place(key: str, title: str, data: Mapping[str, Any], help_text: str) -> Markup:
-    """Return the place of a zoomable chart: buttons, legend, plot, and notes on what is left out.
-
-    Parameters
-    ----------
-    data : dict
-        As :func:`simulator.report.timeline_chart.timeline_data` returns it.
-    help_text : str
-        How to read it.
-    """
+    """Return the place of a zoomable chart: buttons, legend, plot, and notes on what is left out."""
     n_rows = len(data["rows"])
     plot = element(
         "div",

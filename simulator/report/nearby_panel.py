@@ -15,15 +15,7 @@ from simulator.report.markup import Markup, element
 
 
 def nearby_choices(answers: Sequence[NearbyAnswer], plan: ParallelPlan) -> Markup:
-    """Return the panel with its data and its program, which find an answer by what is chosen.
-
-    Parameters
-    ----------
-    answers : sequence of NearbyAnswer
-        The first is the answer of the page.
-    plan : ParallelPlan
-        Of that answer.
-    """
+    """Return the panel with its data and its program, which find an answer by what is chosen; the first is the page's."""
     words: dict[str, list[str]] = {}
     for answer in answers:
         for setting, word in answer["choices"].items():

@@ -45,15 +45,7 @@ def _log_axis(title: str, values: Sequence[float], texts: Sequence[str] | None =
 
 
 def bandwidth_chart(collective: str, topology: str, series: Mapping[str, Sequence[BenchmarkRow]]) -> Chart:
-    """Return the bus bandwidth of a collective over size, as benchmarks draw it.
-
-    Parameters
-    ----------
-    collective, topology : str
-        For the title.
-    series : mapping
-        Label to rows of :func:`simulator.collectives.benchmark.benchmark_table`.
-    """
+    """Return the bus bandwidth of a collective over size, as benchmarks draw it."""
     traces = tuple(
         _line(
             label, [row.n_bytes for row in rows], [row.busbw_bytes_per_s / 1e9 for row in rows],
@@ -90,15 +82,7 @@ def bandwidth_page(collective: str, topology: str, series: Mapping[str, Sequence
 
 
 def requirements_charts(target: float, requirements: Sequence[Mapping[str, Any]]) -> tuple[Chart, Chart]:
-    """Return efficiency over bandwidth, a line per number of GPUs, and the bandwidth that the target needs.
-
-    Parameters
-    ----------
-    target : float
-        Drawn as a line.
-    requirements : sequence of mapping
-        ``requirements`` of the command's JSON, in order.
-    """
+    """Return efficiency over bandwidth, a line per number of GPUs, and the bandwidth that the target needs."""
     curves = [one for one in requirements if one["curve"]]
     rates = sorted({point["bytes_per_s"] * _GBPS for one in curves for point in one["curve"]})
     lines = [

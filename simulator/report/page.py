@@ -77,13 +77,7 @@ class Report:
 
 
 def check_page(path: str | Path) -> None:
-    """Complain about a page or pictures that could not be written, before the work.
-
-    Raises
-    ------
-    ConfigError
-        If the ending means nothing, its library is missing, or the folder does not exist.
-    """
+    """Complain about a page or pictures that could not be written, before the work."""
     if not image_ending(path) and not Path(path).suffix:
         raise ConfigError(f"{path}: what shall it be?", hint="end it in .html, or in .svg or .png")
     if not Path(path).resolve().parent.is_dir():
@@ -108,21 +102,12 @@ def make_page(
 
     Parameters
     ----------
-    head : Markup
-        What stands above the sections.
     sections : sequence of Section
         Those without parts are left out.
     document : mapping
         What the page shows, kept unchanged in it as JSON.
-    foot : str
-        What made it, beside the version.
     summary : str
         HTML that a notebook shows below the headline.
-
-    Raises
-    ------
-    ConfigError
-        If plotly is not installed.
     """
     shown = [one for one in sections if one.parts]
     parts = [part for one in shown for part in one.parts]

@@ -133,13 +133,7 @@ def recorded_page(found: RecordedTable) -> Report:
 
 
 def save_recorded(found: RecordedTable, path: str) -> list[Path]:
-    """Write the page (.html), or the picture alone (.svg, .png); return what was written.
-
-    Raises
-    ------
-    ConfigError
-        If there is nothing to draw.
-    """
+    """Write the page (.html), or the picture alone (.svg, .png); return what was written."""
     if not found["rows"] and not path.endswith((".html", ".htm")):
         raise ConfigError(f"{path}: nothing of the kind was recorded, so there is nothing to draw")
     return recorded_page(found).save(path)

@@ -16,13 +16,7 @@ _MOST_REPLICAS, _MOST_STEPS = 128, 60
 
 
 def straggler_page(scenario: Scenario, found: Straggling, played: Played) -> Report:
-    """Return the page.
-
-    Parameters
-    ----------
-    scenario : Scenario
-        With its plan resolved.
-    """
+    """Return the page."""
     head = element("div", element("p", describe_plan(scenario.plan), class_="plan"), element("p", in_words(found)))
     rows = [[row["cause"], f"{row['slowdown']:.3f}"] for row in found["causes"]]
     causes = table("each cause without the others", ["cause", "slowdown"], rows)

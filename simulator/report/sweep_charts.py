@@ -112,11 +112,6 @@ def is_numeric(values: Sequence[Any]) -> bool:
 def sweep_charts(axes: Axes, rows: Sequence[Row]) -> dict[str, Chart]:
     """Return the charts that suit what was varied.
 
-    Parameters
-    ----------
-    axes : mapping of str to sequence
-        The values of each axis.
-
     Returns
     -------
     dict of str to Chart
@@ -141,13 +136,7 @@ def sweep_charts(axes: Axes, rows: Sequence[Row]) -> dict[str, Chart]:
 
 
 def search_charts(named: Sequence[tuple[str, Row]]) -> dict[str, Chart]:
-    """Return the charts of a search: the best plan over the numbers of GPUs, where the time of each goes, what none beats.
-
-    Parameters
-    ----------
-    named : sequence of tuple of (str, mapping)
-        Label and figures of each plan.
-    """
+    """Return the charts of a search: the best plan over the numbers of GPUs, where the time of each goes, what none beats."""
     good = [(label, row) for label, row in named if is_ok(row)]
     if not good:
         return {}
@@ -238,8 +227,6 @@ def heat_map(first: str, second: str, axes: Axes, rows: Sequence[Row]) -> Chart:
     ----------
     first, second : str
         Axes from left to right and from top to bottom.
-    axes, rows
-        As for :func:`sweep_charts`.
     """
     others = [name for name, values in axes.items() if name not in (first, second) and len(values) > 1]
     members: dict[tuple[Any, Any], list[Row]] = {}
@@ -295,13 +282,7 @@ def _cell(rows: Sequence[Row], others: Sequence[str]) -> _Cell:
 
 
 def breakdowns(named: Sequence[tuple[str, Row]]) -> Chart:
-    """Return one bar per row, divided into the parts of its iteration per token and GPU, the fastest first.
-
-    Parameters
-    ----------
-    named : sequence of tuple of (str, mapping)
-        Label and figures of each row.
-    """
+    """Return one bar per row, divided into the parts of its iteration per token and GPU, the fastest first."""
     ranked = sorted(named, key=lambda item: -per_gpu(item[1]))
     shown = ranked[:MAX_BARS]
     same_work = len({row["tokens_per_s"] * row["iteration_time_s"] for _, row in shown}) == 1
@@ -415,13 +396,7 @@ def _apart(front: Sequence[Any], points: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def pareto(named: Sequence[tuple[str, Row]]) -> Chart:
-    """Return what no other row beats: time against money, against GPU hours, or against memory.
-
-    Parameters
-    ----------
-    named : sequence of tuple of (str, mapping)
-        Label and figures of each row.
-    """
+    """Return what no other row beats: time against money, against GPU hours, or against memory."""
     chosen = _pareto_axes([row for _, row in named])
     points = [(*chosen.at(row), label, row) for label, row in named]
     points = sorted(points, key=lambda point: point[:2])[:MAX_POINTS]

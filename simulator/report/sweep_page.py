@@ -23,21 +23,7 @@ _NAMES = {"curve": "Curve", "heat": "Map", "breakdown": "Time", "pareto": "Paret
 
 
 def sweep_page(title: str, axes: Axes, rows: Sequence[Row], *, base: Mapping[str, Any] | None = None) -> Report:
-    """Return the page of a sweep.
-
-    Parameters
-    ----------
-    axes : mapping of str to sequence
-        The values of each axis.
-    rows : sequence of mapping
-        As ``sweep.csv`` has them.
-    base : mapping, optional
-        What all rows share.
-
-    Returns
-    -------
-    Report
-    """
+    """Return the page of a sweep, whose rows ``sweep.csv`` has; ``base`` is what they share."""
     varied = [name for name, values in axes.items() if len(values) > 1] or list(axes)
     named = [(label_of(row, varied), row) for row in rows]
     given = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in (base or {}).items())
@@ -151,23 +137,7 @@ def names_of(formats: str) -> list[str]:
 
 
 def check_output(formats: str, plot: str | None, *folders: str | None) -> None:
-    """Complain about what cannot be written, before hours of work.
-
-    Parameters
-    ----------
-    formats : str
-        Such as ``csv,jsonl``.
-    plot : str or None
-        As for :func:`write_sweep`.
-    *folders : str or None
-        That will be made where they do not exist.
-
-    Raises
-    ------
-    ConfigError
-        If a format or an ending is unknown, its library is missing, the folder of the plot does not exist, or a folder is
-        a file.
-    """
+    """Complain about what cannot be written, before hours of work: formats, the ending of a plot, folders that are files."""
     check_formats(names_of(formats))
     if plot and plot != NO_PLOT:
         check_images(plot)
@@ -182,15 +152,8 @@ def write_sweep(result: SweepResult, folder: str | Path, formats: str, plot: str
 
     Parameters
     ----------
-    formats : str
-        Such as ``csv,jsonl``.
     plot : str, optional
         A page (``.html``) or images (``.svg``, ``.png``, ``.pdf``); ``none`` for no plots.
-
-    Returns
-    -------
-    list of Path
-        What was written.
     """
     files = write_rows(result.rows, folder, "sweep", names_of(formats))
     if plot == NO_PLOT:
@@ -203,13 +166,7 @@ def write_sweep(result: SweepResult, folder: str | Path, formats: str, plot: str
 
 
 def search_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return one row per plan of a search's answer: the ranking of each number of GPUs, plain plans and the given one.
-
-    Parameters
-    ----------
-    answer : mapping
-        As :func:`simulator.explore.objectives.answer_of` returns it.
-    """
+    """Return one row per plan of a search's answer: the ranking of each number of GPUs, plain plans and the given one."""
     rows = []
     for one in answer.get("searches", [answer]):
         if "reason" in one:
@@ -255,13 +212,7 @@ def _row(gpus: int, row: Mapping[str, Any], rank: int | None, label: str = "") -
 
 
 def write_search(answer: Mapping[str, Any], folder: str | None, formats: str, plot: str | None) -> list[Path]:
-    """Write ``search.csv`` and so on and ``search.html`` into a folder, where one is given; else only the plots asked for.
-
-    Parameters
-    ----------
-    answer, formats, plot
-        As for :func:`search_rows` and :func:`write_sweep`.
-    """
+    """Write ``search.csv`` and so on and ``search.html`` into a folder, where one is given; else only the plots asked for."""
     rows = search_rows(answer)
     files = write_rows(rows, folder, "search", names_of(formats)) if folder else []
     target = plot or (str(Path(folder) / "search.html") if folder else NO_PLOT)

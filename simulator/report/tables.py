@@ -320,13 +320,7 @@ def _changes_table(caption: str, rows: Sequence[Change]) -> Markup:
 
 
 def whole_run_rows(run: Mapping[str, Any]) -> Iterator[tuple[str, str, float, str]]:
-    """Yield what, the key of its number, the number, and the line in words.
-
-    Parameters
-    ----------
-    run : mapping
-        ``whole_run`` of the documented answer.
-    """
+    """Yield what, the key of its number, the number, and the line in words."""
     time, low, high = (format_duration(run[key] * 86400.0) for key in ("days", "low_days", "high_days"))
     length = f"{_count(run['tokens'])} tokens in {run['iterations']:,} iterations"
     yield "time", "days", run["days"], f"{time} (80 %: {low} to {high}) for {length}"
@@ -387,13 +381,7 @@ def _losses(run: Mapping[str, Any]) -> str:
 
 
 def money_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Callable[[Mapping[str, Any]], str]]:
-    """Return the columns of money and days that rows of a table have something in: heading to what writes a cell.
-
-    Parameters
-    ----------
-    rows : sequence of mapping
-        With the keys of :class:`simulator.explore.spending.Spending` where they have any.
-    """
+    """Return the columns of money and days that rows of a table have something in: heading to what writes a cell."""
     if any("days" in row for row in rows):
         return {
             "run": lambda row: format_duration(row["days"] * 86400.0) if "days" in row else "-",

@@ -67,13 +67,7 @@ def new_table(
 
 
 def print_answer(scenario: Scenario, answer: Answer) -> None:
-    """Print one answer: headline, where the time goes, communication, memory, bottleneck.
-
-    Parameters
-    ----------
-    scenario : Scenario
-        With its plan resolved.
-    """
+    """Print one answer: headline, where the time goes, communication, memory, bottleneck."""
     out = make_console()
     plan = scenario.plan
     out.print(
@@ -168,13 +162,7 @@ def print_scaling(plans: Sequence[ParallelPlan], answers: Sequence[Answer]) -> N
 
 
 def print_advice(rows: Sequence[dict[str, Any]]) -> None:
-    """Print what single change would save most, as far as it was simulated.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-        ``change``, ``saving`` and ``iteration_time_s``, the most useful first.
-    """
+    """Print what single change would save most, the most useful first, as far as it was simulated."""
     out = make_console()
     if not rows or rows[0]["saving"] < 0.001:
         out.print("--explain simulates what would help", highlight=False)
@@ -222,13 +210,7 @@ _MOST_WAYS = 10
 
 
 def print_ways_out(rows: Sequence[WayOut]) -> None:
-    """Print the changes with which a plan that does not fit would, the fastest first.
-
-    Parameters
-    ----------
-    rows : sequence of WayOut
-        As :func:`simulator.explore.out_of_memory.ways_out` returns them.
-    """
+    """Print the changes with which a plan that does not fit would, the fastest first."""
     fitting = [row for row in rows if row["fits"]]
     if not fitting:
         return
@@ -269,15 +251,7 @@ def _change_table(rows: Sequence[Change]) -> Table:
 
 
 def print_whole_run(run: Mapping[str, Any], *, gpus: int = 0) -> None:
-    """Print the whole run and what it takes for granted.
-
-    Parameters
-    ----------
-    run : mapping
-        ``whole_run`` of the documented answer.
-    gpus : int
-        Named in the heading; 0 where there is only one number.
-    """
+    """Print the whole run and what it takes for granted; GPUs are named where there are several numbers of them."""
     out = make_console()
     out.print(f"\n[bold]the whole run{f' on {gpus} GPUs' if gpus else ''}[/bold]", highlight=False)
     lines = Table(box=None, pad_edge=False, show_header=False)

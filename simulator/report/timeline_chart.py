@@ -129,10 +129,7 @@ def row_name(stream: str) -> str:
 
 
 def encode(pieces: Sequence[Piece], unit_ps: float, *, with_micro_batch: bool = True) -> list[int]:
-    """Write spans as gap since the last end, length and operation (and micro-batch), in whole units, one after another.
-
-    Rounding does not add up: every start and end is the rounded true one.
-    """
+    """Write spans as gap since the last end, length and operation (and micro-batch), in whole units; rounding does not add up."""
     flat: list[int] = []
     cursor = 0
     for piece in pieces:
@@ -158,15 +155,7 @@ def choose(ranks: Sequence[int], limit: int) -> list[int]:
 
 
 def timeline_data(timeline: Timeline, *, stages: dict[int, int] | None = None) -> dict[str, Any]:
-    """Return every stream of some ranks as plain data for the page.
-
-    Parameters
-    ----------
-    timeline : Timeline
-        With detail where blocks shall open.
-    stages : dict, optional
-        Pipeline stage by simulated rank, for labels.
-    """
+    """Return every stream of some ranks as plain data for the page, labelled by stage where ranks have several."""
     ranks = timeline.ranks
     chosen = choose(ranks, MAX_RANKS)
     tables = _Tables()
@@ -295,17 +284,7 @@ def _shade(kind: str, chunk: int, n_chunks: int) -> str:
 
 
 def pipeline_data(passes: Mapping[int, list[Pass]], makespan_ps: int, *, stages: Mapping[int, int]) -> dict[str, Any]:
-    """Return the passes of every stage as plain data for the page, in the form of a timeline.
-
-    Parameters
-    ----------
-    passes : mapping
-        As :func:`simulator.analysis.passes.passes_of` returns them.
-    makespan_ps : int
-        Length of the step.
-    stages : mapping
-        Pipeline stage by simulated rank.
-    """
+    """Return the passes of every stage as plain data for the page, in the form of a timeline."""
     first_of_stage = {stages[rank]: rank for rank in sorted(passes, reverse=True) if rank in stages}
     shown = choose(sorted(first_of_stage), MAX_STAGES)
     seen = {(one.kind, one.chunk) for stage in shown for one in passes[first_of_stage[stage]]}
@@ -375,13 +354,7 @@ Box = tuple[float, float, float, float]
 
 
 def stream_chart(key: str, title: str, data: Mapping[str, Any]) -> Chart:
-    """Return a zoomable picture as it looks at first.
-
-    Parameters
-    ----------
-    data : mapping
-        As :func:`timeline_data` or :func:`pipeline_data` returns it.
-    """
+    """Return a zoomable picture as it looks at first."""
     rows = [row for row in data["rows"] if row["spans"]]
     last = data["steps"] * data.get("start", 1.0)
     boxes: dict[int, list[Box]] = defaultdict(list)

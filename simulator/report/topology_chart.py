@@ -51,13 +51,7 @@ class _Drawing:
 
 
 def topology_chart(topology: Topology, shares: NDArray[np.float64]) -> Chart:
-    """Return the drawing of the busiest node and the fabric above it, coloured by utilisation.
-
-    Parameters
-    ----------
-    shares : array of float
-        As :func:`simulator.analysis.link_use.utilization` returns it.
-    """
+    """Return the drawing of the busiest node and the fabric above it, coloured by utilisation."""
     node = _busiest_node(topology, shares)
     drawing = _Drawing()
     _draw_node(drawing, topology, node)

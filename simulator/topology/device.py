@@ -173,15 +173,6 @@ class DeviceFile(Spec):
 def load_device(name_or_path: str | Path) -> Device:
     """Load a device by shipped name or from a file.
 
-    Parameters
-    ----------
-    name_or_path : str or Path
-        A path to a YAML file, or the bare name of a shipped device such as ``"a100-sxm4-80g"``.
-
-    Returns
-    -------
-    Device
-
     Raises
     ------
     ConfigError

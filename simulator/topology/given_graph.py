@@ -284,13 +284,7 @@ class GraphLayout:
 
 
 class _Ports:
-    """Where a node meets the network: the links that lead out of what its GPUs reach over NVLink, PCIe and sockets.
-
-    Parameters
-    ----------
-    gpus : sequence of str
-        GPUs of one node.
-    """
+    """Where a node meets the network: the links that lead out of what its GPUs reach over NVLink, PCIe and sockets."""
 
     def __init__(self, graph: Graph[str], gpus: Sequence[str]) -> None:
         inner: nx.DiGraph[str] = nx.DiGraph()
@@ -318,13 +312,7 @@ def _nearest(graph: Graph[str], inner: nx.DiGraph[str], gpu: str, others: set[st
 
 
 def topology_of_graph(spec: GraphSpec, n_gpus: int | None = None) -> Topology:
-    """Build the topology of a graph.
-
-    Raises
-    ------
-    ConfigError
-        If nodes have different numbers of GPUs, or a GPU has no device.
-    """
+    """Build the topology of a graph."""
     layout = GraphLayout(spec)
     devices = {spec.vertices[gpu].device or spec.device for gpu in layout.gpus}
     if None in devices:

@@ -220,8 +220,6 @@ class Topology:
 
         Parameters
         ----------
-        src_rank, dst_rank : int
-            The ends.
         by_host : bool
             Between nodes, go through host memory, as transports without GPUDirect do.
 
@@ -255,15 +253,7 @@ class Topology:
         return float(min((bandwidth[index] / share for index, share in route), default=np.inf))
 
     def links_of_node(self, node: int, kind: str) -> tuple[int, ...]:
-        """Numbers of the links of a kind that begin or end in a node; what to scale when one node is slow.
-
-        Parameters
-        ----------
-        node : int
-            Node in use.
-        kind : str
-            One of :data:`LINK_KINDS`.
-        """
+        """Numbers of the links of a kind that begin or end in a node; what to scale when one node is slow."""
         inside = np.array(self.layout.vertices_of(node), dtype=np.int64)
         arrays = self.arrays
         touches = np.isin(arrays.source, inside) | np.isin(arrays.target, inside)
@@ -289,10 +279,6 @@ class Topology:
 
         Parameters
         ----------
-        nodes : sequence of int
-            Enough for the GPUs.
-        n_gpus : int
-            Of the job.
         gpus_per_node : int
             That it uses of each node; all by default.
         """

@@ -27,13 +27,7 @@ MAX_NVLINK_HOPS = 2  # through one GPU between, or through the NVSwitch
 
 
 class InnerRoutes:
-    """Routes inside nodes as NCCL's path search finds them: NVLink where two hops reach, otherwise the host.
-
-    Parameters
-    ----------
-    graph : networkx.MultiDiGraph
-        Of one node or of many; vertices have ``kind``.
-    """
+    """Routes inside nodes as NCCL's path search finds them: NVLink where two hops reach, otherwise the host."""
 
     def __init__(self, graph: Graph[str]) -> None:
         self._gpus = {vertex for vertex in graph if graph.nodes[vertex]["kind"] == "gpu"}
@@ -45,12 +39,7 @@ class InnerRoutes:
     def route(self, source: str, target: str, *, by_host: bool = False) -> Route | None:
         """Links between two GPUs, or a GPU and a NIC, of a node; None where there is no way.
 
-        Parameters
-        ----------
-        source, target : str
-            Vertices.
-        by_host : bool
-            Through the memory of the CPU nearest to the GPU, for transports that cannot read GPU memory.
+        Transports that cannot read GPU memory go by the host: through the memory of the CPU nearest to the GPU.
         """
         key = source, target, by_host
         if key not in self._known:

@@ -56,11 +56,6 @@ class PowerSpec(Spec):
         """Return what a board may draw at most by the operator's will; None where the file says nothing of it.
 
         A limit of a node is shared by its boards once the rest of the node has its part.
-
-        Raises
-        ------
-        ConfigError
-            If a node's limit leaves its boards nothing.
         """
         caps = [] if self.gpu_cap_w is None else [self.gpu_cap_w]
         if self.node_cap_w is not None:

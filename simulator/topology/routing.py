@@ -21,16 +21,10 @@ Onward = tuple[dict[str, list[str]], dict[str, int]]
 
 
 class Router:
-    """Shortest ways over the links of a graph; those towards one target are found at once and kept.
+    """Shortest ways over some kinds of links of a graph; those towards one target are found at once and kept.
 
-    Parameters
-    ----------
-    graph : networkx.MultiDiGraph
-        Edges are keyed by the number of their link and have ``kind`` and ``bandwidth_bytes_per_s``.
-    kinds : collection of str
-        Kinds of links that may be used.
-    dead_ends : collection of str
-        Vertices at which ways begin and end, but which they do not pass through.
+    Edges are keyed by the number of their link and have ``kind`` and ``bandwidth_bytes_per_s``; ways begin and end at dead
+    ends, and do not pass through them.
     """
 
     def __init__(self, graph: Graph[str], kinds: Collection[str] = LINK_KINDS, dead_ends: Collection[str] = ()) -> None:

@@ -31,16 +31,6 @@ def total_rate_bytes_per_s(storage: StorageSpec, *, writes: bool = False) -> flo
 def storage_s(
     storage: StorageSpec, topology: Topology, *, node_bytes: float, total_bytes: float, writes: bool = False
 ) -> float:
-    """Seconds to move bytes between nodes and storage, without latency.
-
-    Parameters
-    ----------
-    node_bytes : float
-        Of the node that moves most.
-    total_bytes : float
-        Of all nodes.
-    writes : bool
-        To storage rather than from it.
-    """
+    """Seconds to move bytes between nodes and storage, without latency: those of the node that moves most, and of all nodes."""
     from_node_s = node_bytes / node_rate_bytes_per_s(storage, topology, writes=writes)
     return max(from_node_s, total_bytes / total_rate_bytes_per_s(storage, writes=writes))

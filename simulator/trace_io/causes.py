@@ -109,16 +109,9 @@ class RankPlan:
 def plan_rank(
     rank: RankTrace, *, offset_ns: int, origin_ns: int, key: Mapping[int, int], common_end_ns: Mapping[int, int]
 ) -> RankPlan:
-    """Explain one rank.
+    """Explain one rank, whose clock is ahead of the common one by ``offset_ns``.
 
-    Parameters
-    ----------
-    offset_ns : int
-        Subtracted from its times to get to the common clock.
-    origin_ns : int
-        Start of the replay on the common clock.
-    key, common_end_ns : mapping
-        Operation -> number of its joined collective, and its end on the common clock.
+    Operations have the number of their joined collective in ``key``, and its end on the common clock.
     """
     evidence = _gather(rank, offset_ns, origin_ns, common_end_ns)
     after = _find_dependencies(evidence)
@@ -402,15 +395,7 @@ def _launched(evidence: _Evidence, stream: int, time_ns: int, *, first_after: bo
 
 
 def _find_host_waits(evidence: _Evidence) -> tuple[tuple[HostWait, ...], Int64]:
-    """Find the waits, and the host time that remains between all issues.
-
-    Returns
-    -------
-    tuple of HostWait
-        Ascending by position.
-    array of int64 [n]
-        For each position of the issue order the host time since the issue, or the wait, before.
-    """
+    """Find the waits, ascending, and for each position of the issue order the host time since the issue, or the wait, before."""
     ready = evidence.ready_ns[evidence.order]
     since = np.concatenate(([evidence.origin_ns], ready[:-1]))
     waits: dict[int, list[HostWait]] = {}

@@ -181,13 +181,7 @@ class _File:
             self.nodes.append(node)
 
     def rank_trace(self, rank: int | None) -> RankTrace:
-        """Finish the rank, nodes behind their dependencies; the number in the file's name counts more than the one within.
-
-        Raises
-        ------
-        TraceError
-            If there is no node, or two have the same id.
-        """
+        """Finish the rank, nodes behind their dependencies; the number in the file's name counts more than the one within."""
         if not self.nodes:
             raise TraceError(f"{self.source}: holds no node")
         by_id = {node.id: node for node in self.nodes}
@@ -278,13 +272,7 @@ def _lay_out(order: Sequence[_Node], place: Mapping[int, int]) -> None:
 
 
 def read(stream: IO[bytes], source: str, *, rank: int | None = None) -> RankTrace:
-    """Read one rank from a ``.et`` file.
-
-    Raises
-    ------
-    TraceError
-        If a message is cut or malformed, or there is no node.
-    """
+    """Read one rank from a ``.et`` file."""
     from google.protobuf.message import DecodeError
 
     classes = messages()
@@ -321,13 +309,7 @@ def _type_name(number: int) -> str:
 
 
 def read_json(stream: IO[bytes], source: str, *, rank: int | None = None) -> RankTrace:
-    """Read one rank from the JSON rendering: one object after the other, a list of them, or the feeder's own form.
-
-    Raises
-    ------
-    TraceError
-        If it is malformed from the start, or there is no node.
-    """
+    """Read one rank from the JSON rendering: one object after the other, a list of them, or the feeder's own form."""
     file = _File(source)
     values = JsonObjects(stream, "workload_graph", optional=True)
     for value in values:
@@ -437,14 +419,9 @@ def _number_groups(trace: Trace) -> dict[tuple[int, ...], int]:
 
 
 def write(trace: Trace, directory: str | Path, *, prefix: str = "trace", compress: bool = False) -> tuple[Path, ...]:
-    """Write one ``.et`` file per rank into a directory.
+    """Write one ``.et`` file per rank, named ``prefix.RANK.et``, into a directory.
 
     Dependencies are the trace's own, else what the reconstruction finds; the order of each stream is added.
-
-    Parameters
-    ----------
-    prefix : str
-        Files are named ``prefix.RANK.et``.
     """
     numbers = _number_groups(trace)
     folder = Path(directory)

@@ -130,13 +130,7 @@ def varint(value: int) -> bytes:
 
 
 def delimited(stream: IO[bytes], source: str) -> Iterator[bytes]:
-    """Yield the messages of a stream in which a varint length precedes each one.
-
-    Raises
-    ------
-    TraceError
-        If the stream ends inside a message or a length is absurd.
-    """
+    """Yield the messages of a stream in which a varint length precedes each one."""
     while True:
         size = shift = 0
         while True:

@@ -96,13 +96,7 @@ class _Shown:
 
 
 def read(stream: IO[bytes], source: str) -> list[RankTrace]:
-    """Read all simulated ranks of one file.
-
-    Raises
-    ------
-    TraceError
-        If it shows no rank.
-    """
+    """Read all simulated ranks of one file."""
     processes: dict[int, _Shown] = {}
     values = JsonObjects(stream, "traceEvents")
     for event in values:

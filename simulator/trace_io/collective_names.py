@@ -67,13 +67,7 @@ _ELEMENT_BYTES = {
 
 
 class CommunicationNames:
-    """Decides, with memory, whether a device operation communicates.
-
-    Parameters
-    ----------
-    extra : sequence of str
-        Regular expressions of the user, tried beside :data:`COMMUNICATION_KERNELS`.
-    """
+    """Decides, with memory, whether a device operation communicates, by the expressions of the user too."""
 
     def __init__(self, extra: Sequence[str] = ()) -> None:
         self._pattern = re.compile("|".join(f"(?:{p})" for p in (*COMMUNICATION_KERNELS, *extra)), re.IGNORECASE)

@@ -78,13 +78,7 @@ class _Node(NamedTuple):
 
 
 def read(stream: IO[bytes], source: str, *, rank: int | None = None) -> RankTrace:
-    """Read one rank, node by node: what is kept of a node is a tenth of its text.
-
-    Raises
-    ------
-    TraceError
-        If the JSON is malformed from the start or holds no operator.
-    """
+    """Read one rank, node by node: what is kept of a node is a tenth of its text."""
     values = JsonObjects(stream, "nodes")
     groups: dict[str, tuple[int, ...]] = {}
     nodes = [node for value in values if (node := _kept(value, groups)) is not None]

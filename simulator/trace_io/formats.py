@@ -61,18 +61,7 @@ def _sniff_json(text: bytes) -> str | None:
 
 
 def detect(path: str | Path) -> str:
-    """Name the format of a file by its content.
-
-    Parameters
-    ----------
-    path : str or Path
-        A file; an archive or a directory gives the format that :func:`read` would take from it.
-
-    Raises
-    ------
-    TraceError
-        If nothing in it is a trace.
-    """
+    """Name the format of a file by its content; of an archive or a directory, the one that :func:`read` would take from it."""
     found = {_sniff(member) for member in members([path])}
     for name in FORMATS:
         if name in found:
@@ -294,13 +283,7 @@ def _only(files: Sequence[Member]) -> Member:
 
 
 def _apart(ranks: Sequence[RankTrace]) -> list[str]:
-    """Name ranks whose recordings end before others begin: clocks that differ, or files of several runs.
-
-    Raises
-    ------
-    TraceError
-        If more lies between them than clocks of one cluster differ by.
-    """
+    """Name ranks whose recordings end before others begin: clocks that differ, or files of several runs."""
     windows = [
         (rank.epoch_ns + int(rank.ops.start_ns.min()), rank.epoch_ns + int(rank.ops.end_ns.max()), rank)
         for rank in ranks
@@ -371,11 +354,6 @@ def _with_sizes(
 def target_format(path: str | Path, to: str | None = None) -> str:
     """Name the format in which to write a path: as asked, or as its suffix says.
 
-    Raises
-    ------
-    TraceError
-        If neither names one.
-
     Examples
     --------
     >>> target_format("out.pftrace"), target_format("folder", "kineto")
@@ -430,26 +408,14 @@ def convert(
     *,
     progress: Progress | None = None,
 ) -> tuple[str, ...]:
-    """Read a trace in any supported format and write it in another; return what was lost.
-
-    Raises
-    ------
-    TraceError
-        If the source cannot be read, the target names no format, or is among the sources.
-    """
+    """Read a trace in any supported format and write it in another; return what was lost."""
     target_format(target, to)
     refuse_overwriting(source, target)
     return write(read(source, progress=progress), target, to)
 
 
 def refuse_overwriting(source: str | Path | Sequence[str | Path], target: str | Path) -> None:
-    """Refuse to write a trace over, or as a folder among, the files that are read.
-
-    Raises
-    ------
-    TraceError
-        If the target is a file that is read, a folder that holds one, or ``run.et`` where ``run.RANK.et`` is read.
-    """
+    """Refuse to write a trace over, or as a folder among, the files that are read."""
     sources = [Path(path).resolve() for path in ([source] if isinstance(source, str | Path) else source)]
     files = {member.path.resolve() for member in members(sources)}
     place = Path(target).resolve()

@@ -30,8 +30,6 @@ def from_timeline(
 
     Parameters
     ----------
-    timeline : Timeline
-        Of one training step.
     world_size : int
         Ranks of the run; 0 takes those that the timeline accounts for.
     everybody : bool

@@ -143,15 +143,7 @@ def _decoded(text: bytes) -> dict[str, Any] | None:
 
 
 class Listed(Generic[Item]):
-    """Objects of one type in a list under one key, or in a bare list.
-
-    Parameters
-    ----------
-    repair : callable
-        Makes one of a decoded object that does not fit the type, None where it cannot.
-    hint : str
-        What to say of a document without the key.
-    """
+    """Objects of one type in a list under one key, or in a bare list; ``repair`` makes one of what does not fit, or None."""
 
     def __init__(self, key: str, kind: type[Item], repair: Callable[[object], Item | None], hint: str) -> None:
         self.key, self.hint = key, hint
@@ -176,18 +168,7 @@ class Listed(Generic[Item]):
 def read_documents(
     stream: IO[bytes], source: str, listed: Listed[Item], on_items: Callable[[int, list[Item]], None]
 ) -> list[Document]:
-    """Read every document in a stream.
-
-    Parameters
-    ----------
-    on_items : callable
-        Called with the document's number and a list of objects, many times.
-
-    Raises
-    ------
-    TraceError
-        If the first document has no such list.
-    """
+    """Read every document in a stream; ``on_items`` gets the document's number and a list of objects, many times."""
     buffer = _Buffer(stream)
     documents: list[Document] = []
     with _no_collector():
@@ -321,14 +302,9 @@ def _tail(buffer: _Buffer, document: Document) -> dict[str, Any]:
 
 
 class JsonObjects:
-    """Iterates over the objects in a stream.
+    """Iterates over the objects of the list under a key, or, without a key, over objects in a row and those of bare lists.
 
-    Parameters
-    ----------
-    key : str
-        The list under this key of one object is read; ``""`` reads objects in a row and the contents of bare lists.
-    optional : bool
-        Whether a stream that does not begin with such an object is read as objects in a row.
+    An optional key is looked for at the beginning only: without it the stream is objects in a row.
     """
 
     #: characters among which an optional key is looked for

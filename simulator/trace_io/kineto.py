@@ -239,25 +239,7 @@ def _device_ops(columns: tuple[array[Any], ...], host: HostEvents) -> tuple[Devi
 def read(
     stream: IO[bytes], source: str, *, rank: int | None = None, communication: Sequence[str] = ()
 ) -> tuple[RankTrace, ...]:
-    """Read one file: usually one rank.
-
-    Parameters
-    ----------
-    source : str
-        Its name, for messages and for the rank where the header has none.
-    communication : sequence of str
-        Further regular expressions for kernels that communicate.
-
-    Returns
-    -------
-    tuple of RankTrace
-        One per rank found; several documents of one rank are joined. ``rank`` is -1 where nothing tells it.
-
-    Raises
-    ------
-    TraceError
-        If the file is no trace, or holds no event that is understood.
-    """
+    """Read one file: usually one rank; several documents of one rank are joined. A rank is -1 where nothing tells it."""
     communicates = CommunicationNames(communication)
     columns: dict[int, _Columns] = {}
 

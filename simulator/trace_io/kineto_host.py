@@ -38,16 +38,11 @@ def host_operations(
     described: Mapping[int, Args | None],
     groups: Mapping[str, tuple[int, ...]],
 ) -> tuple[DeviceOps, tuple[CollectiveCall, ...], tuple[str, ...]]:
-    """Take operators and collectives of the host for device operations.
+    """Take operators and collectives of the host for device operations, on a stream per thread and direction of messages.
 
-    A collective is the backend's annotation (``gloo:all_reduce``), which lasts as long as the collective does on
-    whichever thread it ran; its size, kind and peer come from the ``c10d`` operator that issued it. A computation is
-    an outermost operator that issues no communication; of one that does, its parts are taken.
-
-    Returns
-    -------
-    DeviceOps, calls, streams
-        One stream per thread, and one per direction of messages that a computing thread waits for itself.
+    A collective is the backend's annotation (``gloo:all_reduce``), which lasts as long as the collective does on whichever
+    thread it ran; its size, kind and peer come from the ``c10d`` operator that issued it. A computation is an outermost
+    operator that issues no communication; of one that does, its parts are taken.
     """
     labels = np.array([1 if _BACKEND.match(name) else 2 if _ISSUE.match(name) else 0 for name in names], np.int8)
     label = labels[host.name] if len(names) else np.empty(0, np.int8)

@@ -52,13 +52,7 @@ _OPERATOR = re.compile(r"^(aten|c10d|autograd)::|, op_id = ")
 
 
 def read(member: Member, *, communication: Sequence[str] = ()) -> tuple[RankTrace, ...]:
-    """Read every GPU of a session, in order; their ranks are for the caller to number.
-
-    Raises
-    ------
-    TraceError
-        If the file is no export, is damaged, or holds no GPU work.
-    """
+    """Read every GPU of a session, in order; their ranks are for the caller to number."""
     communicates = CommunicationNames(communication)
     try:
         with _connect(member) as database:

@@ -67,13 +67,7 @@ class _Row(NamedTuple):
 
 
 def read_trace(member: Member) -> Trace:
-    """Read a job: all ranks, all steps, laid one behind the other on one clock.
-
-    Raises
-    ------
-    TraceError
-        If a column is missing or a row cannot be understood; the message names file, line and column.
-    """
+    """Read a job: all ranks, all steps, laid one behind the other on one clock."""
     rows = _parquet(member) if member.head(4) == b"PAR1" else _csv(member)
     if not rows:
         raise TraceError(f"{member.name}: holds no row")

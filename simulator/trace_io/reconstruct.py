@@ -36,20 +36,7 @@ def noted(whole: Reconstruction, text: str, **changes: object) -> Reconstruction
 
 
 def reconstruct(trace: Trace, joins: Joins | None = None, *, stand_for_all: bool = True) -> Reconstruction:
-    """Explain a trace so that it can be replayed.
-
-    Parameters
-    ----------
-    joins : Joins, optional
-        If known already.
-    stand_for_all : bool
-        Whether a single recorded rank stands for the whole world.
-
-    Raises
-    ------
-    TraceError
-        If the trace holds no device operation, or no durations.
-    """
+    """Explain a trace so that it can be replayed; a single recorded rank may stand for the whole world."""
     if not any(len(rank.ops) for rank in trace.ranks):
         raise TraceError(
             f"a trace of format {trace.format} without device operations cannot be reconstructed",

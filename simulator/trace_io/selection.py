@@ -61,16 +61,9 @@ def select(trace: Trace, *, ranks: Collection[int] = (), steps: Collection[int] 
 
     Parameters
     ----------
-    ranks : collection of int
-        Empty for all that were recorded.
     steps : collection of int, optional
         Empty leaves out the first of several steps, which warms up, and those that are partial; None takes everything,
         also what belongs to no step.
-
-    Raises
-    ------
-    TraceError
-        If a rank or a step was not recorded.
     """
     recorded = {rank.rank for rank in trace.ranks}
     if not set(ranks) <= recorded:

@@ -42,18 +42,7 @@ class Member:
 
     @contextmanager
     def open(self, progress: Progress | None = None) -> Iterator[IO[bytes]]:
-        """Open the uncompressed content for reading.
-
-        Parameters
-        ----------
-        progress : callable, optional
-            Called with (name, stored bytes read, stored bytes in all).
-
-        Raises
-        ------
-        TraceError
-            If the file or the archive cannot be read.
-        """
+        """Open the uncompressed content; ``progress`` gets (name, stored bytes read, stored bytes in all)."""
         try:
             if not self.inside:
                 with open(self.path, "rb") as file:
@@ -160,13 +149,7 @@ def created(path: str | Path) -> IO[bytes]:
 
 
 def members(paths: Iterable[str | Path]) -> tuple[Member, ...]:
-    """Return all files behind the paths: themselves, what their archives hold, what their directories hold.
-
-    Raises
-    ------
-    TraceError
-        If a path does not exist, is empty, or an archive is damaged.
-    """
+    """Return all files behind the paths: themselves, what their archives hold, what their directories hold."""
     found: list[Member] = []
     for path in map(Path, paths):
         try:

@@ -18,13 +18,7 @@ _DEGREES = re.compile(r"dp(\d+)\+pp(\d+)\+tp(\d+)")
 
 
 def read(stream: IO[bytes], source: str) -> StageTimes:
-    """Read the timings of a job.
-
-    Raises
-    ------
-    TraceError
-        If the JSON is malformed, or ranks disagree about iterations or micro-batches.
-    """
+    """Read the timings of a job."""
     try:
         entries = json.loads(stream.read().decode("utf-8", "replace"))
     except (ValueError, RecursionError) as fault:

@@ -308,15 +308,7 @@ class Columns(NamedTuple):
 
 
 def columns_of(rows: Sequence[OpRow], names: Names | None = None, *, streams: Sequence[str] = ()) -> Columns:
-    """Turn rows, ascending by start, into columns.
-
-    Parameters
-    ----------
-    names : Names, optional
-        A table that host events share.
-    streams : sequence of str
-        Names that come first in the table of streams.
-    """
+    """Turn rows, ascending by start, into columns."""
     table, lanes = names or Names(), Names(streams)
     is_call = np.array([row.call is not None for row in rows], bool)
     ops = DeviceOps(

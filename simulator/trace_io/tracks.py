@@ -143,15 +143,7 @@ def memory_counters(points: Sequence[MemoryPoint]) -> tuple[Counter, ...]:
 def timeline_processes(
     timeline: Timeline, *, prefix: str = "", labels: Mapping[int, str] | None = None
 ) -> tuple[Process, ...]:
-    """Lay a simulated timeline out as one process per simulated rank.
-
-    Parameters
-    ----------
-    prefix : str
-        Put before every process name, for example ``"simulated "``.
-    labels : mapping of int to str, optional
-        Added to the process name of a rank, for example its node and its coordinates in the mesh.
-    """
+    """Lay a simulated timeline out as one process per simulated rank; labels are added to the names of ranks."""
     by_rank: dict[int, list[Span]] = {}
     for span in timeline.spans:
         by_rank.setdefault(span.rank, []).append(span)
@@ -266,15 +258,7 @@ def earliest_ns(trace: Trace, offsets_ns: Sequence[int] = ()) -> int:
 def trace_processes(
     trace: Trace, *, prefix: str = "", origin_ns: int | None = None, offsets_ns: Sequence[int] = ()
 ) -> tuple[Process, ...]:
-    """Lay a trace out as one process per rank: its host threads, then its streams.
-
-    Parameters
-    ----------
-    prefix : str
-        Put before every process name, for example ``"measured "``.
-    offsets_ns : sequence of int
-        Clock offsets of the ranks, to be subtracted.
-    """
+    """Lay a trace out as one process per rank: its host threads, then its streams, less the offset of its clock."""
     first = earliest_ns(trace, offsets_ns) if origin_ns is None else origin_ns
     processes = []
     for index, rank in enumerate(trace.ranks):
@@ -288,13 +272,7 @@ def trace_processes(
 
 
 def throughput_counters(rank: RankTrace, origin_ns: int) -> tuple[Counter, ...]:
-    """Return the bytes that a rank's communication moves per second, waiting included, over time.
-
-    Returns
-    -------
-    tuple of Counter
-        Empty where no communication carries a size.
-    """
+    """Return the bytes that a rank's communication moves per second, waiting included, over time."""
     ops, change = rank.ops, dict[int, float]()
     for op in np.flatnonzero(ops.kind == COMMUNICATION).tolist():
         n_bytes = rank.calls[int(ops.call[op])].n_bytes

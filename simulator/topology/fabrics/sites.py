@@ -16,16 +16,9 @@ from simulator.topology.routing import Route, shifted
 def over_sites(
     fabric: Fabric, size: FabricSize, n_sites: int, bandwidth_bytes_per_s: float, latency_s: float
 ) -> FabricGraph:
-    """Lay a fabric out on every site and join the sites.
+    """Lay a fabric out on every site and join the sites, nodes counted site by site.
 
-    Parameters
-    ----------
-    size : FabricSize
-        Of all sites together; nodes are counted site by site.
-    bandwidth_bytes_per_s : float
-        Of the link of one site, per direction.
-    latency_s : float
-        One way between two sites.
+    Bandwidth is that of the link of one site, per direction; latency is one way between two sites.
     """
     per_site = size.n_nodes // n_sites
     one = fabric.build(replace(size, n_nodes=per_site))

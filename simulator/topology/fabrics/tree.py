@@ -95,17 +95,9 @@ class RailOptimised(TreeSpec):
 
 
 def hashed_share(n_flows: int, n_uplinks: int) -> float:
-    """Share of the uplinks' bandwidth that is left where every flow waits for the one with the fullest uplink.
+    """Share of the uplinks' bandwidth that is left where every equal flow waits for the one with the fullest uplink.
 
-    Parameters
-    ----------
-    n_flows, n_uplinks : int
-        Equal flows, each hashed to one of the uplinks.
-
-    Returns
-    -------
-    float
-        Mean load of an uplink over the expected load of the fullest, loads taken as independent Poisson numbers.
+    The mean load of an uplink over the expected load of the fullest, loads taken as independent Poisson numbers.
 
     Examples
     --------
