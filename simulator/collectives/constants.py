@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from simulator.config import load_yaml, resolve_name
 from simulator.errors import ConfigError
 
-#: Classes whose constants stand in for a class that has none of its own.
+#: Classes whose constants stand in for what a class does not state.
 FALLBACK = {
     "roce": "rdma",
     "omni-path": "rdma",
@@ -266,13 +266,12 @@ def layered(table: Mapping[str, Any], name: str, refinement: str, nccl: str) -> 
     nccl : str
         NCCL version, or empty when it is not known.
     """
-    base = name if name in table else FALLBACK.get(name, name)
-    if base not in table:
+    bases = [base for base in (FALLBACK.get(name, ""), name) if base in table]
+    if not bases:
         known = ", ".join(sorted(key for key in table if "." not in key and "@" not in key))
         raise ConfigError(f"no collective constants for '{name}'", hint=f"classes with constants: {known}")
-    stages = [base]
-    for finer in (FALLBACK.get(refinement, ""), refinement):
-        stages += [f"{base}.{finer}"] if finer else []
+    finer = [f".{each}" for each in (FALLBACK.get(refinement, ""), refinement) if each]
+    stages = [base + ending for base in bases for ending in ("", *finer)]
     result: dict[str, Any] = {}
     for stage in stages:
         result = merge(result, table.get(stage, {}))

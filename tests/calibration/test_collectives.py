@@ -83,6 +83,9 @@ def test_refinements_lie_over_their_class():
     refined = {**table, "tcp.hopper": {"a": 7}, "tcp.hopper@2.20": {"a": 8}}
     assert [layered(refined, "tcp", "hopper", nccl)["a"] for nccl in ("2.19", "2.20")] == [7, 8]
     assert layered(table, "ipoib", "blackwell", "2.18") == {"a": 5, "b": [1, 2]}
+    own = {"tcp": {"a": 1, "b": 2}, "tcp.hopper": {"b": 3}, "ipoib": {"a": 5}, "ipoib.hopper": {"c": 4}}
+    assert layered(own, "ipoib", "", "") == {"a": 5, "b": 2}
+    assert layered(own, "ipoib", "hopper", "") == {"a": 5, "b": 3, "c": 4}
     with pytest.raises(ConfigError):
         layered(table, "smoke-signals", "", "")
 

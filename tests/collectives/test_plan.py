@@ -240,6 +240,13 @@ def test_rings_over_pcie_are_slower_from_socket_to_socket():
     assert busbw(crossing[:1], 2) == pytest.approx(10.7e9, rel=0.01)
 
 
+def test_omni_path_under_verbs_carries_five_gigabytes_a_second_and_nic():
+    """4 GB over one NIC of each of four nodes at 40.5 Gb/s: bigscience, experiments/bandwidth/all_reduce_bench-a100-n4.txt."""
+    topology = load_topology("jean-zay-a100", 32)
+    flow = plan_collective("all_reduce", 4 * 10**9, ((0, 8, 16, 24),), topology)
+    assert 1.5 * 4e9 / alone_s(flow, topology) == pytest.approx(40.5e9 / 8, rel=0.1)
+
+
 def test_eight_bit_floats_stay_off_long_rings():
     topology = load_topology("hgx-h100", 16, gpus_per_node=4)
     shape = shape_of(range(16), topology)

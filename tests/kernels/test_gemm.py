@@ -110,6 +110,22 @@ def test_unaligned_products_are_slower_on_tensor_cores_only() -> None:
     assert odd <= even
 
 
+@pytest.mark.parametrize(
+    ("shape", "tflops"),
+    [
+        (GemmShape(m=8192, n=51136, k=14336, dtype="fp16"), 255.4),
+        (GemmShape(m=8192, n=51138, k=14336, dtype="fp16"), 136.9),
+        (GemmShape(m=8192, n=51137, k=14336, dtype="fp16"), 76.1),
+        (GemmShape(m=2048, n=2048, k=130, batch=64, dtype="fp16"), 69.5),
+        (GemmShape(m=2048, n=134, k=2048, batch=64, dtype="fp16"), 88.6),
+    ],
+)
+def test_unaligned_products_on_a100_are_as_slow_as_published(shape: GemmShape, tflops: float) -> None:
+    """EleutherAI/cookbook@27dff48d59, sizing/results: vocabularies of 51,136 and more, heads of 130 and 134."""
+    seconds = RooflineKernels().duration_s(shape, load_device("a100-sxm4-40g"))
+    assert shape.n_flops / seconds / 1e12 == pytest.approx(tflops, rel=0.2)
+
+
 @pytest.mark.parametrize("name", ["v100-sxm2-16g", "a100-sxm4-40g", "h100-sxm5-80g", "h200-sxm", "b200"])
 @given(
     sizes=st.tuples(st.integers(1, 20000), st.integers(1, 2000), st.integers(1, 1000)),
