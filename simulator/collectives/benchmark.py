@@ -80,18 +80,8 @@ def benchmark_time_s(
 
     Parameters
     ----------
-    collective : str
-        As in :data:`simulator.collectives.COLLECTIVES`.
     n_bytes : int
         Size as nccl-tests counts it.
-    shape : GroupShape
-        The communicator.
-    algorithm, protocol : str, optional
-        As ``NCCL_ALGO`` and ``NCCL_PROTO``.
-    gpus_per_process : int
-        GPUs that one process drives.
-    constants : tuple, optional
-        Constants to use instead of the shipped ones.
     """
     constants = constants or constants_of(shape)
     described = describe_collective(
@@ -132,11 +122,6 @@ class BenchmarkRow:
 def size_range(smallest_bytes: int, largest_bytes: int, factor: int = 2) -> tuple[int, ...]:
     """Sizes from the smallest to the largest, each ``factor`` times the one before (``-b -e -f``).
 
-    Raises
-    ------
-    ConfigError
-        If the range is empty or does not grow.
-
     Examples
     --------
     >>> size_range(8, 64, 2)
@@ -172,29 +157,10 @@ def benchmark_table(
 
     Parameters
     ----------
-    collective : str
-        As in :data:`simulator.collectives.COLLECTIVES`.
-    topology : Topology
-        Where the GPUs are.
     sizes_bytes : sequence of int
         Sizes as nccl-tests counts them.
-    n_gpus : int, optional
-        All of the topology by default.
     dtype : str
         Type as nccl-tests names it, for the ``count`` column.
-    transport, algorithm, protocol : str, optional
-        Force one.
-    gpus_per_process : int
-        GPUs that one process drives (``-g``).
-    nccl : str, optional
-        NCCL version, where it is not that of the cluster file.
-    network : str
-        One of :data:`simulator.network.NETWORKS`.
-
-    Raises
-    ------
-    ConfigError
-        If the collective, the type or the network is unknown, or there are fewer than two GPUs.
     """
     n_ranks = topology.n_gpus if n_gpus is None else n_gpus
     _check(collective, topology, n_ranks, dtype=dtype, network=network, gpus_per_process=gpus_per_process)

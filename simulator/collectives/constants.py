@@ -180,13 +180,7 @@ _Section = TypeVar("_Section")
 
 
 def _read(kind: type[_Section], data: Mapping[str, Any], **parts: Any) -> _Section:
-    """Make a section from values in the units of the file, and from parts that are read already.
-
-    Raises
-    ------
-    ConfigError
-        If a key is unknown, or one is missing.
-    """
+    """Make a section from values in the units of the file, and from parts that are read already."""
     values = dict(parts)
     for key, value in data.items():
         if key == "source":
@@ -241,13 +235,7 @@ def merge(below: Any, above: Any) -> Any:
 
 
 def version_key(version: str) -> tuple[int, ...]:
-    """Turn ``"2.21"`` into something that compares.
-
-    Raises
-    ------
-    ConfigError
-        If it is not numbers joined by dots.
-    """
+    """Turn ``"2.21"`` into something that compares."""
     try:
         return tuple(int(part) for part in version.split("."))
     except ValueError:
@@ -261,10 +249,6 @@ def layered(table: Mapping[str, Any], name: str, refinement: str, nccl: str) -> 
     ----------
     table : mapping
         Class name (optionally ``.generation`` and ``@version``) to constants.
-    name, refinement : str
-        Class, and GPU generation.
-    nccl : str
-        NCCL version, or empty when it is not known.
     """
     bases = [base for base in (FALLBACK.get(name, ""), name) if base in table]
     if not bases:
@@ -311,8 +295,6 @@ def constants_for(
         What :func:`shipped` returns, or a table under fit.
     classes : tuple of str
         GPU generation, wiring of the node, transport class.
-    nccl : str
-        NCCL version.
     overrides : mapping, optional
         ``{"inside": ..., "between": ...}`` of a cluster, laid over everything.
     """

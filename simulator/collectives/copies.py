@@ -29,13 +29,6 @@ PACKET_OVERHEAD_BYTES = 32
 def copy_table(topology: Any, sizes_bytes: Sequence[int]) -> tuple[BenchmarkRow, ...]:
     """Predict copies of the first GPU of a topology, size by size.
 
-    Parameters
-    ----------
-    topology : Topology
-        Its first two GPUs are the peers, where a node has two.
-    sizes_bytes : sequence of int
-        Bytes of a copy.
-
     Returns
     -------
     tuple of BenchmarkRow

@@ -90,16 +90,9 @@ class Exchange(MessagesAtOnce):
 
 
 def _terms(case: Case, *, sent: tuple[float, float], n_peers: tuple[int, int], message_share: float) -> Terms:
-    """Price messages that the busiest rank exchanges at once.
+    """Price messages that the busiest rank exchanges at once with peers on its node, and on others.
 
-    Parameters
-    ----------
-    sent : tuple of float
-        Bytes that the busiest GPU sends (or receives) inside, and the busiest node through its NICs, per byte of size.
-    n_peers : tuple of int
-        Peers on the same node, and on other nodes.
-    message_share : float
-        Bytes of one message per byte of size.
+    Bytes are those of the busiest GPU inside, of the busiest node through its NICs, and of one message, each per byte of size.
     """
     inside, between, n_bytes = case.inside.p2p, case.between.p2p, case.n_bytes
     posting_s = max(0, n_peers[0] - 1) * inside.peer_s

@@ -54,16 +54,7 @@ def combine(parts: list[Traffic]) -> Traffic:
 
 
 def link_loads(traffic: Traffic, topology: Any, *, by_host: bool = False) -> FloatArray:
-    """Route traffic and add up what every link carries.
-
-    Parameters
-    ----------
-    traffic : Traffic
-        Pairs of ranks; a rank paired with itself loads nothing.
-    topology : Topology
-        Where the ranks live.
-    by_host : bool
-        Between nodes, through host memory.
+    """Route traffic and add up what every link carries; a rank paired with itself loads nothing.
 
     Returns
     -------

@@ -53,13 +53,7 @@ class Job:
         return nics.bandwidth_bytes_per_s / self.shape.nic_bytes_per_s if self.shape.n_nodes > 1 and nics else 1.0
 
     def check(self, n_messages: int) -> None:
-        """Refuse to expand into too many messages.
-
-        Raises
-        ------
-        ConfigError
-            If there are more than :data:`MOST_MESSAGES`.
-        """
+        """Refuse to expand into more than :data:`MOST_MESSAGES` messages."""
         if n_messages > MOST_MESSAGES:
             raise ConfigError(
                 f"{self.collective} over {self.shape.n_ranks} ranks is {n_messages} messages, "
@@ -136,17 +130,8 @@ def on_channels(
 
     Parameters
     ----------
-    job : Job
-        What to run.
-    groups : sequence of sequence of int
-        Global ranks of each group.
     place : callable
         Makes the tables of one channel of so many, from the ranks of each node.
-
-    Raises
-    ------
-    ConfigError
-        If it stands for more than :data:`MOST_MESSAGES` messages.
     """
     steps: list[Step] = []
     for group in groups:

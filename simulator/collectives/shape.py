@@ -60,23 +60,9 @@ class GroupShape:
 def shape_of(
     group: Sequence[int], topology: Any, transport: str | None = None, *, nccl: str | None = None
 ) -> GroupShape:
-    """Describe a communicator.
+    """Describe a communicator, with the topology's own transport and NCCL version unless they are given.
 
-    Parameters
-    ----------
-    group : sequence of int
-        Global ranks.
-    topology : Topology
-        Where they live.
-    transport : str, optional
-        Name of one of the topology's transports; its default otherwise.
-    nccl : str, optional
-        NCCL version; that of the cluster file otherwise.
-
-    Raises
-    ------
-    ConfigError, UnroutableError
-        If the topology has no such transport, or a group spans nodes without NICs.
+    An UnroutableError says that a group spans nodes without NICs.
     """
     per_node = Counter(rank // topology.gpus_per_node for rank in group)
     local = max(per_node.values())

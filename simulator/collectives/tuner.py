@@ -77,13 +77,6 @@ def choose(
     ----------
     algorithm, protocol : str, optional
         Restrict the choice, as ``NCCL_ALGO`` and ``NCCL_PROTO`` do; sends and receives do not heed them.
-    eight_bit_float : bool
-        See :class:`~simulator.collectives.nccl.Question`.
-
-    Raises
-    ------
-    ConfigError
-        If no allowed pair fits the restriction.
     """
     every = candidates(collective, shape)
     wanted = (_plain_name(algorithm), _plain_name(protocol))
@@ -176,13 +169,6 @@ def describe_collective(
         Size as nccl-tests counts it.
     pipelined : bool
         Whether the operation is one of many back to back, as in nccl-tests.
-    constants : tuple, optional
-        Constants to use instead of the shipped ones.
-
-    Raises
-    ------
-    ConfigError
-        If the collective is unknown, or the restriction leaves nothing to choose.
     """
     choice = choose(collective, n_bytes, shape, algorithm, protocol, eight_bit_float=eight_bit_float)
     case = _case(

@@ -146,17 +146,6 @@ def check_host_memory(
     ----------
     chunks : sequence
         ``chunks[stage][chunk]`` is the layers of that virtual stage.
-    shard_size : int
-        Ranks that share one sharded state.
-    n_ranks : int
-        Ranks of a node.
-    host_bytes : float, optional
-        Memory of its host; None where nobody says.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If they do not.
 
     References
     ----------

@@ -62,11 +62,6 @@ class ChunkNetwork:
     solved anew whenever messages start or end. Time grows with the number of messages: use it to see what
     :class:`~simulator.network.FlowNetwork` leaves out.
 
-    Parameters
-    ----------
-    topology : object
-        Anything with ``links``, a sequence of links with ``bandwidth_bytes_per_s``.
-
     References
     ----------
     Rashidi et al., "ASTRA-SIM: Enabling SW/HW co-design exploration for distributed DL training platforms",

@@ -21,11 +21,6 @@ class Crowd:
 
     Entries of all messages lie behind one another; links are numbered as they are first used, so that a crowd costs
     what it touches and not what the topology has.
-
-    Parameters
-    ----------
-    capacity_bytes_per_s : ndarray of float, shape [n_links]
-        Of every link of the topology.
     """
 
     def __init__(self, capacity_bytes_per_s: FloatArray) -> None:
@@ -58,19 +53,7 @@ class Crowd:
         cap_bytes_per_s: float,
         factor: float,
     ) -> None:
-        """Let a message load its links.
-
-        Parameters
-        ----------
-        name : tuple of int
-            What :meth:`take_ended` returns.
-        n_bytes : float
-            Bytes to move.
-        load : tuple of ndarray
-            Links and weights.
-        cap_bytes_per_s, factor : float
-            Largest rate, and the share that it may use of what its links grant.
-        """
+        """Let a message load its links, up to the largest rate, and the share that it may use of what its links grant it."""
         self._new.append((name, n_bytes, *load, cap_bytes_per_s, factor))
         self._unsettle(0.0)
 

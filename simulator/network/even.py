@@ -39,13 +39,7 @@ class _Parts(NamedTuple):
 
 
 class Evenness:
-    """What is known about which flows are as one with their parts; shared by all networks of a run.
-
-    Parameters
-    ----------
-    contends : bool
-        Whether flows share links.
-    """
+    """What is known about which flows are as one with their parts; shared by all networks of a run."""
 
     def __init__(self, topology: LinkSource, *, contends: bool = True) -> None:
         self._capacity = capacities(topology)
@@ -55,13 +49,6 @@ class Evenness:
 
     def look(self, flows: Sequence[Flow], factors: Sequence[float], rates: Sequence[float]) -> None:
         """Compare rates of flows that load the network together with those of their parts.
-
-        Parameters
-        ----------
-        factors : sequence of float
-            What each flow uses of what it is granted.
-        rates : sequence of float
-            Bytes per second.
 
         Raises
         ------

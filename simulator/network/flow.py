@@ -77,11 +77,6 @@ class FlowNetwork:
     shares no other link is priced once. Rates of a combination of
     flows are remembered: programs repeat themselves. More flows than :data:`CROWDED` are taken as one component.
 
-    Parameters
-    ----------
-    topology : object
-        Anything with ``links``, a sequence of links with ``bandwidth_bytes_per_s``.
-
     References
     ----------
     Casanova et al., JPDC 2014 (SimGrid); Bertsekas and Gallager, "Data Networks", section 6.5.2.

@@ -96,13 +96,7 @@ class RoundFlight:
         self.n_left = self.plan.n_lanes * self.plan.rounds.n_rounds
 
     def arrive(self, lane: int) -> list[int]:
-        """Note that the message of a lane has arrived, and return the messages that waited for it alone.
-
-        Raises
-        ------
-        ConfigError
-            If more than :data:`MOST_MESSAGES` have arrived, and no round repeats another.
-        """
+        """Note that the message of a lane has arrived, and return the messages that waited for it alone."""
         plan = self.plan
         self.n_arrived += 1
         if self.n_arrived > MOST_MESSAGES:

@@ -111,11 +111,6 @@ def routes_of(topology: Topology, slow_links: Mapping[int, float]) -> Callable[[
 
     Of very long groups only neighbours are looked at, as in a ring. Links inside nodes are told apart by what they join and how
     slow they are, those of the fabric, which many share, each by itself.
-
-    Parameters
-    ----------
-    slow_links : mapping of int to float
-        Number of each slow link, and how many times as long its bytes take.
     """
     labels = {index: _label(topology, index, factor) for index, factor in slow_links.items()}
     touched = _nodes_of(topology, slow_links)
@@ -179,10 +174,6 @@ def classes_of(
 
     Parameters
     ----------
-    color : callable
-        What is special about a rank.
-    mark : callable
-        What is special about a group of ranks that meet.
     sharers : tuple of tuple of int
         Ranks that hold each other up without meeting, because they share a NIC.
     """

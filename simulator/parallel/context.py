@@ -52,18 +52,7 @@ Item = LayerItem | Exchange
 
 
 def exchange_context(items: Sequence[LayerItem], plan: ParallelPlan) -> list[Item]:
-    """Replace the marked exchanges of keys and values, and the attention between them, by what a plan does.
-
-    Parameters
-    ----------
-    items : sequence of LayerItem
-        One pass of a layer.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If the heads cannot be exchanged for tokens.
-    """
+    """Replace the marked exchanges of keys and values, and the attention between them, by what a plan does."""
     marks = [i for i, item in enumerate(items) if isinstance(item, CommunicationPoint) and item.operator == "context"]
     if plan.cp == 1 or not marks:
         return [item for i, item in enumerate(items) if i not in marks]

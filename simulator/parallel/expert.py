@@ -42,15 +42,7 @@ def expected_distinct(n_places: int, n_draws: int) -> float:
 
 
 def exchange_experts(items: Sequence[Item], plan: ParallelPlan, communicators: Communicators) -> list[Item]:
-    """Replace the marked token exchanges by what a plan does; without expert parallelism by nothing.
-
-    Parameters
-    ----------
-    items : sequence of Item
-        One pass of a layer.
-    communicators : Communicators
-        Whose ``ep`` groups exchange tokens, inside and across nodes.
-    """
+    """Replace the marked token exchanges by what a plan does; without expert parallelism by nothing."""
     points = [item for item in items if _is_point(item, "dispatch", "combine")]
     if not points:
         return [item for item in items if not _is_point(item, "shared")]

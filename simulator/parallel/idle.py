@@ -46,12 +46,7 @@ def idle_settings(
 ) -> list[tuple[str, str]]:
     """Name settings of a resolved plan that change nothing, and why.
 
-    Parameters
-    ----------
-    has_experts, has_shared_expert : bool
-        Of the model.
-    given : collection of str, optional
-        The settings that somebody wrote down; by default those that differ from their default.
+    Only those that the user gave; by default those that differ from their default.
     """
     changed = {key for key, one in SETTINGS.items() if getattr(plan, key) != one.default}
     named = changed if given is None else changed.intersection(given)

@@ -69,10 +69,6 @@ def loading_of(plan: ParallelPlan, topology: Topology, sample_bytes: float) -> L
 
     Parameters
     ----------
-    plan : ParallelPlan
-        Resolved.
-    topology : Topology
-        Its ``storage`` may be missing.
     sample_bytes : float
         Of one sequence.
     """

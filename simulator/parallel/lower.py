@@ -33,13 +33,6 @@ def checkpointed(layers: Sequence[Layer], plan: ParallelPlan, known: dict[tuple[
     ``recompute_method: block`` recomputes the first ``recompute_layers`` blocks and keeps what the others save;
     ``uniform`` keeps one input for that many blocks, and holds all that they save while it runs them again.
 
-    Parameters
-    ----------
-    layers : sequence of Layer
-        Blocks with full recomputation, and what lies around them.
-    known : dict
-        Layers made before, so that equal ones stay one object.
-
     References
     ----------
     Megatron-LM, ``--recompute-method`` and ``--recompute-num-layers``.
@@ -118,13 +111,7 @@ class Lowered:
 
 
 def split_layers(model: Model, plan: ParallelPlan, placement: Placement) -> tuple[tuple[tuple[Layer, ...], ...], ...]:
-    """Give every virtual stage its layers: blocks evenly, the embedding first, the head last.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If the blocks do not divide over the virtual stages and no uneven split is named.
-    """
+    """Give every virtual stage its layers: blocks evenly unless a split is named, the embedding first, the head last."""
     first, last = 0, len(model.layers)
     while not model.layers[first].is_block:
         first += 1
@@ -236,8 +223,6 @@ def lower(
     ----------
     model : Model
         Layers as one tensor-parallel rank runs them for one micro-batch.
-    plan : ParallelPlan
-        Resolved.
     gpus_per_node : int
         Default size of hybrid sharding groups.
     boundary_bytes : int
@@ -256,10 +241,6 @@ def lower(
         How many collectives of one process group run at the same time; see :class:`Mesh`.
     on_processors : bool
         Whether tensors live on processors: then the thread that issues computes, too, and issues nothing ahead.
-
-    Returns
-    -------
-    Lowered
     """
     mesh = Mesh(plan, gpus_per_node, collectives_at_once)
     placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)

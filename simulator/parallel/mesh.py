@@ -208,8 +208,6 @@ class Communicators:
 
     Parameters
     ----------
-    rank : int
-        The simulated rank.
     folded : bool
         Whether the rank stands for all ranks of its stage: then all their groups communicate at the same time.
     members : tuple of int, optional

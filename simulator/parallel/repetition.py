@@ -24,13 +24,7 @@ class ShortTable(NamedTuple):
     cuts: tuple[tuple[range, int], ...] = ()
 
     def stretch(self, stage: int, tasks: Sequence[Task], marks: Sequence[int]) -> Stretch | None:
-        """Return where a stage's tasks repeat.
-
-        Parameters
-        ----------
-        marks : sequence of int
-            Index of the first task of every action of the row, and of the task behind the last.
-        """
+        """Return where a stage's tasks repeat, by the index of the first task of every action of the row and of the end."""
         cuts, length = self.cuts[stage]
         for cut in cuts:
             starts = [marks[action] for action in range(cut % length, cut - length + 1, length)]
@@ -42,11 +36,6 @@ class ShortTable(NamedTuple):
 
 def shorten(build: Callable[[int], Table], n_stages: int, n_micro_batches: int) -> ShortTable:
     """Return a table with no more micro-batches than it takes to see the schedule's steady state.
-
-    Parameters
-    ----------
-    build : callable
-        Makes the table for a number of micro-batches.
 
     Returns
     -------

@@ -41,19 +41,10 @@ def fill_buckets(
 
     Parameters
     ----------
-    layers : sequence of Layer
-        In forward order.
     cap_bytes, first_bytes : float
         A bucket is closed once it holds at least this much; the first one may be smaller.
-    element_bytes : int
-        Bytes of one gradient element.
     experts : bool
         Whether experts are reduced with the rest; under expert parallelism they have fewer replicas.
-
-    Returns
-    -------
-    list of Bucket
-        In the order in which backward completes them; the sizes sum to all of these parameters that are trained.
     """
     buckets: list[Bucket] = []
     filled = 0
@@ -280,12 +271,7 @@ class Replicated(DataParallel):
 
 
 def owned_tensors(n_elements: Sequence[int], n_ranks: int) -> list[list[int]]:
-    """Give each tensor, largest first, to the rank that owns least.
-
-    Returns
-    -------
-    list of list of int
-        Elements of every tensor by rank.
+    """Give each tensor, largest first, to the rank that owns least; return the elements of every tensor by rank.
 
     References
     ----------

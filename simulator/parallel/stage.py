@@ -55,13 +55,7 @@ _EXPERTS = {
 
 
 def at_point(point: CommunicationPoint, plan: ParallelPlan) -> Exchange | None:
-    """Return the collective that a plan performs at a point, or None.
-
-    Returns
-    -------
-    Exchange or None
-        With ``n_bytes`` as nccl-tests counts it.
-    """
+    """Return the collective that a plan performs at a point, or None."""
     among_experts = _EXPERTS.get((point.operator, point.kernel_pass))
     if among_experts is not None:
         return Exchange(among_experts, "etp", point.n_bytes, "expert tokens", point.overlaps)
@@ -174,15 +168,7 @@ class _Builder:
 
 
 def template_of(layer: Layer, kind: Kind, plan: ParallelPlan, communicators: Communicators) -> Template:
-    """Return a layer's tasks for one kind of pass.
-
-    Parameters
-    ----------
-    kind : str
-        ``F``, ``B``, ``I`` or ``W``.
-    communicators : Communicators
-        Who takes part in the collectives.
-    """
+    """Return a layer's tasks for one kind of pass: ``F``, ``B``, ``I`` or ``W``."""
     builder = _Builder(layer, plan, communicators)
     phase: Phase = "forward"
     for phase, items in items_of(layer, kind):
@@ -248,10 +234,6 @@ class StageLayers:
 
     Parameters
     ----------
-    chunks : sequence of sequence of Layer
-        The layers of each virtual stage.
-    communicators : Communicators
-        Of the ranks that the stage's tasks are written for.
     inside : Communicators, optional
         Of all ranks that do the same inside a pass; those of the whole stage by default.
     twin : StageLayers, optional

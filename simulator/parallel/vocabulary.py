@@ -69,8 +69,6 @@ def meeting_collectives(communicators: Communicators, boundary_bytes: int, n_row
 
     Parameters
     ----------
-    boundary_bytes : int
-        Bytes of the last block's output, whole.
     n_rows : int
         Tokens, of each of which a maximum and a sum are reduced, in fp32.
     """

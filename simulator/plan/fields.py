@@ -59,11 +59,6 @@ class Setting:
     def parse(self, value: object) -> Any:
         """Return the value that is meant by text, or by what YAML or JSON make of it.
 
-        Raises
-        ------
-        ConfigError
-            If it is not of the right kind, not one of the words or out of range.
-
         Examples
         --------
         >>> Setting(key="bucket_bytes", group="sharding", doc="", kind=int, default=None, unit="bytes").parse("25MiB")
@@ -98,13 +93,7 @@ class Setting:
         return "+".join(sorted(words, key=lambda word: (order.index(word) if word in order else len(order), word)))
 
     def checked(self, value: Any) -> Any:
-        """Return a value of the setting's own type, if it is one and within bounds.
-
-        Raises
-        ------
-        ConfigError
-            If it is not.
-        """
+        """Return a value of the setting's own type, if it is one and within bounds."""
         if value is None and self.takes_none:
             return None
         is_number = self.kind in (int, float)
@@ -171,15 +160,7 @@ def setting(group: str, doc: str, *, default: Any = None, **rest: Any) -> Any:
 
 
 def declared(model: type[Any], *, without: Collection[str] = ()) -> dict[str, Setting]:
-    """Return the settings that the fields of a dataclass declare, by key.
-
-    Parameters
-    ----------
-    model : type
-        A dataclass; what a field does not say follows from its annotation and default.
-    without : collection of str
-        Fields that are no settings.
-    """
+    """Return the settings that the fields of a dataclass declare, by key."""
     hints = get_type_hints(model)
     return {
         one.name: _declaration(one.name, hints[one.name], one.default, dict(one.metadata.get("setting", {})))
@@ -209,13 +190,7 @@ def _declaration(key: str, hint: Any, default: Any, said: dict[str, Any]) -> Set
 
 
 def check_settings(settings: Mapping[str, Setting], value_of: Callable[[str], object]) -> None:
-    """Check every value that is not its setting's default.
-
-    Raises
-    ------
-    ConfigError
-        If one is of the wrong type or out of range.
-    """
+    """Check every value that is not its setting's default."""
     for key, one in settings.items():
         value = value_of(key)
         if value is not one.default:

@@ -100,17 +100,7 @@ class DataParallelism:
     shards_optimizer: bool = True
 
     def bucket_sizes(self, element_bytes: int, n_ranks: int, *, overlaps: bool) -> tuple[float, float]:
-        """Return the default bytes of the first gradient bucket and of the others.
-
-        Parameters
-        ----------
-        element_bytes : int
-            Of one reduced gradient element.
-        n_ranks : int
-            Data-parallel ranks.
-        overlaps : bool
-            Whether reduction overlaps backward.
-        """
+        """Return the default bytes of the first gradient bucket and of the others."""
         if self.buckets_whole_without_overlap and not overlaps:
             return inf, inf
         if self.bucket_bytes is not None:

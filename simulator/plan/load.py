@@ -11,18 +11,7 @@ from simulator.plan.parallel_plan import SETTINGS, setting_named
 
 
 def load_plan(path: str | Path) -> dict[str, Any]:
-    """Read a plan file: the settings it makes, in the names of :class:`ParallelPlan`.
-
-    Parameters
-    ----------
-    path : str or Path
-        YAML whose keys are those of the command-line flags, with hyphens or underscores.
-
-    Raises
-    ------
-    ConfigError
-        With every fault of the file, its line and near misses.
-    """
+    """Read a plan file, whose keys are those of the flags: the settings it makes, in the names of :class:`ParallelPlan`."""
     data, locator = load_yaml(path)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: a plan file is a mapping of settings", hint="for example 'tp: 8'")

@@ -16,13 +16,7 @@ RANK_AXES = ("tp", "cp", "ep", "dp", "pp")
 
 
 def check_words(plan: ParallelPlan) -> None:
-    """Check the settings whose words have a form of their own.
-
-    Raises
-    ------
-    ConfigError
-        If a release, the order of the axes or the width of gradients makes no sense.
-    """
+    """Check the settings whose words have a form of their own."""
     if plan.cuda is not None and not re.fullmatch(r"\d+\.\d+", plan.cuda):
         raise ConfigError(
             f"cuda '{plan.cuda}' is not a release", hint="write it like 12.4, or leave it out for a current one"
@@ -42,13 +36,7 @@ def check_words(plan: ParallelPlan) -> None:
 
 
 def check_combination(plan: ParallelPlan) -> None:
-    """Check that the settings of a resolved plan can be had together.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        Naming both and the way out.
-    """
+    """Check that the settings of a resolved plan can be had together."""
     found = (*_axis_conflicts(plan), *_gradient_conflicts(plan), *_offload_conflicts(plan), *_module_conflicts(plan))
     for is_so, message, hint in found:
         if is_so:

@@ -24,16 +24,6 @@ _REPEATED = re.compile(r"([EtmL])\*(\d+)")
 def parse_layout(text: str) -> tuple[str, ...]:
     """Return the layers of every virtual stage, as letters.
 
-    Parameters
-    ----------
-    text : str
-        A layout.
-
-    Raises
-    ------
-    ConfigError
-        If it is no layout.
-
     Examples
     --------
     >>> parse_layout("Et*2|(tt|)*2tmL")
@@ -66,10 +56,7 @@ def _repeated(text: str, found: re.Match[str], part: str, times: int) -> str:
 def shortened_ends(blocks: int, n_virtual: int) -> list[int] | None:
     """Give every chunk as many blocks as it takes, fewer to the last, beside which the loss is, and then to the first.
 
-    Returns
-    -------
-    list of int or None
-        Blocks by chunk; None where they are too few.
+    None where there are too few blocks.
 
     References
     ----------
@@ -90,11 +77,6 @@ def shortened_ends(blocks: int, n_virtual: int) -> list[int] | None:
 
 def balanced_parts(weights: Sequence[int], n_parts: int) -> list[int] | None:
     """Cut a row of weights into consecutive parts, the heaviest as light as can be; each takes what it can, the last the rest.
-
-    Returns
-    -------
-    list of int or None
-        Length of every part; None where one would be empty.
 
     References
     ----------

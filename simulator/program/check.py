@@ -11,13 +11,10 @@ from simulator.program.program import HOST, Block, Program, RankProgram
 
 
 def check(program: Program) -> None:
-    """Raise unless every task can eventually start.
+    """Raise an error unless every task can eventually start; it says which rank waits at which task for whom.
 
-    Raises
-    ------
-    InfeasiblePlanError
-        If a dependency points forward, a collective's participants disagree about what it is, one of them never posts it or
-        posts it twice, or ranks wait for each other in a circle; the message says which rank waits at which task for whom.
+    A dependency may point forward, participants of a collective may disagree about what it is, one of them may never post it or
+    post it twice, or ranks may wait for each other in a circle.
     """
     for rank in program.ranks:
         _check_dependencies(rank)

@@ -11,10 +11,7 @@ from simulator.program.program import HOST, Block, Occurrence, Program, RankProg
 def shifted(task: Task, n_tasks: int, n_micro_batches: int, first: int = 0) -> Task:
     """Return a task as it stands ``n_tasks`` further on, for micro-batches ``n_micro_batches`` later.
 
-    Parameters
-    ----------
-    first : int
-        Dependencies on tasks before this index stay where they are.
+    Dependencies on tasks before ``first`` stay where they are.
     """
     micro_batch = task.micro_batch
     key: Hashable | None = task.key
@@ -40,10 +37,6 @@ def find_stretch(tasks: Sequence[Task], period_starts: Sequence[int], end: int, 
     ----------
     period_starts : sequence of int
         Ascending candidates for the first task of a period, the last one a period before ``end``.
-    end : int
-        Task behind the last period.
-    n_micro_batches : int
-        Micro-batches of one period.
 
     Returns
     -------
@@ -79,13 +72,7 @@ def makes_host_wait(task: Task) -> bool:
 
 
 def insert_periods(program: Program, n_periods: int) -> Program:
-    """Write down ``n_periods`` of the periods that a program leaves out.
-
-    Parameters
-    ----------
-    n_periods : int
-        At most ``program.n_omitted``.
-    """
+    """Write down ``n_periods`` of the periods that a program leaves out."""
     assert 0 <= n_periods <= program.n_omitted
     if not n_periods:
         return program

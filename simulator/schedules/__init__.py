@@ -186,20 +186,6 @@ def sends_block(plan: ParallelPlan) -> bool:
 def placement_of(name: str, n_stages: int, virtual_pp: int = 1) -> Placement:
     """Return how a schedule lays the model out over the stages.
 
-    Parameters
-    ----------
-    name : str
-        One of :data:`SCHEDULES`.
-    n_stages : int
-        Pipeline degree.
-    virtual_pp : int
-        Chunks per stage that the plan asks for; 1 takes the schedule's own number.
-
-    Raises
-    ------
-    ConfigError, InfeasiblePlanError
-        If the schedule is unknown or has another number of chunks.
-
     Examples
     --------
     >>> placement_of("zb-v", 4).n_virtual
@@ -217,8 +203,6 @@ def build_table(name: str, n_stages: int, n_micro_batches: int, *, n_chunks: int
 
     Parameters
     ----------
-    name : str
-        One of :data:`SCHEDULES`.
     n_chunks : int
         Chunks per stage; 1 takes the schedule's own number.
 

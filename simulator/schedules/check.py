@@ -48,11 +48,6 @@ def infer_placement(table: Table) -> Placement:
 def execute(table: Table, placement: Placement, duration_of: Callable[[Action], float]) -> Execution:
     """Run a table without clock, network or memory: the order of each row and the data dependencies alone.
 
-    Parameters
-    ----------
-    duration_of : callable
-        Duration of an action, in any unit.
-
     Raises
     ------
     ConfigError
@@ -142,11 +137,6 @@ def turns(table: Table, placement: Placement) -> list[Turn]:
 
     Whoever has durations can then compute when everything ends in one pass, for many sets of durations at once; what
     :func:`execute` does with one.
-
-    Raises
-    ------
-    ConfigError
-        As :func:`execute`.
     """
     starts = execute(table, placement, lambda _: 1.0).starts
     where: dict[Pass, tuple[int, int]] = {}
@@ -222,11 +212,6 @@ def _name(action: Action) -> str:
 def check(table: Table, placement: Placement | None = None) -> None:
     """Check that every pass is there exactly once and that the table runs to its end.
 
-    Parameters
-    ----------
-    placement : Placement, optional
-        A loop over the stages where it is left out.
-
     Raises
     ------
     ConfigError
@@ -280,11 +265,6 @@ def peak_in_flight(table: Table, n_chunks: int) -> tuple[tuple[int, ...], ...]:
     Activations are held from the forward to the end of the backward, the weight gradient included. A forward and a backward of
     one chunk in turns go through its layers in opposite order: what one takes the other gives back.
 
-    Parameters
-    ----------
-    n_chunks : int
-        Chunks per stage.
-
     Returns
     -------
     tuple of tuple of int
@@ -323,8 +303,6 @@ def unit_time_execution(
 
     Parameters
     ----------
-    placement : Placement, optional
-        A loop over the stages where it is left out.
     forward, backward : float
         Durations of a forward and a whole backward of one chunk.
     dgrad, wgrad : float, optional

@@ -12,11 +12,6 @@ def interleaved(n_stages: int, n_micro_batches: int, *, n_chunks: int = 1) -> Ta
     Micro-batches go in groups of ``n_stages``; a group passes through all chunks before the next one starts.
     Stage ``s`` runs ``2 (n_stages - s - 1) + (n_chunks - 1) n_stages`` forwards ahead.
 
-    Raises
-    ------
-    InfeasiblePlanError
-        If the micro-batches are not a multiple of the stages, as in Megatron-LM.
-
     References
     ----------
     Narayanan et al., SC 2021, arXiv:2104.04473, section 2.2. Bubble over work is ``(p - 1) / (v m)``.
@@ -28,11 +23,6 @@ def combined(n_stages: int, n_micro_batches: int, *, n_chunks: int = 2) -> Table
     """Run interleaved 1F1B with one more forward ahead, so that a forward and a backward in turn can run as a pair.
 
     The exchange of experts' tokens of one then hides behind the products of the other. Every stage holds one chunk more.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If the micro-batches are not a multiple of the stages, as in Megatron-LM, or several stages have one chunk each.
 
     References
     ----------

@@ -13,11 +13,6 @@ _UNITS = {"F": 1, "B": 2, "I": 1, "W": 1, "V": 1}
 def render(table: Table, placement: Placement | None = None) -> str:
     """Draw a table in which all passes take one unit, whole backwards two.
 
-    Parameters
-    ----------
-    placement : Placement, optional
-        A loop over the stages where it is left out.
-
     Returns
     -------
     str
