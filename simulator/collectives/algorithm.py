@@ -125,6 +125,9 @@ class Algorithm:
         Whether ``NCCL_ALGO`` and ``NCCL_PROTO`` restrict it; sends and receives have one way only.
     has_one_pattern : bool
         Whether all its collectives move along the same hops, in the same proportion.
+    waits_while_it_sends : bool
+        Whether its rounds are turns of connections that go on beside each other, so that waiting makes it slower throughout
+        and does not come before its bytes.
     """
 
     name: ClassVar[str]
@@ -133,6 +136,7 @@ class Algorithm:
     library: ClassVar[str] = "nccl"
     is_tunable: ClassVar[bool] = True
     has_one_pattern: ClassVar[bool] = False
+    waits_while_it_sends: ClassVar[bool] = False
 
     @property
     def is_automatic(self) -> bool:

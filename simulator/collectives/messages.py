@@ -91,6 +91,7 @@ class Placed:
         steps: list[Step] = []
         arrivals: dict[tuple[int, int], list[int]] = defaultdict(list)
         last_of: dict[tuple[int, int], list[int]] = {}
+        between: dict[tuple[int, int], list[int]] = defaultdict(list)
         for sends in self.table.rounds:
             sent: dict[tuple[int, int], list[int]] = defaultdict(list)
             arrived: list[tuple[Send, int]] = []
@@ -101,6 +102,8 @@ class Placed:
                 earlier = last_of.get(line, [])
                 if not self.streams:
                     before.update(earlier)
+                if send.answers:
+                    before.update(between[send.target, send.source])
                 links, weights = self.loads(self.ranks[send.source], self.ranks[send.target])
                 steps.append(
                     Step(
@@ -119,6 +122,7 @@ class Placed:
             for send, index in arrived:
                 for chunk in self.table.chunks(send):
                     arrivals[send.target, chunk].append(index)
+                between[send.source, send.target].append(index)
             last_of.update(sent)
         return steps
 

@@ -145,17 +145,23 @@ def _transfer(n_bytes: int, pairs: Pairs, topology: Any, transport: str | None) 
 def _job_and_flow(
     collective: str, described: Described, n_bytes: int, unit: UnitLoads, topology: Any
 ) -> tuple[Job, Flow]:
-    """Scale unit loads by traffic over efficiency and add them up; phases that follow one another wait for links."""
+    """Scale unit loads by traffic over efficiency and add them up; phases that follow one another wait for links.
+
+    Where they wait in between, what else is on the links has them meanwhile.
+    """
     price = described.terms
     weights, rate, waiting_s_per_byte = _weights(unit, price.scales)
+    cap = price.cap_bytes_per_s
+    if described.choice.algorithm.waits_while_it_sends:
+        cap, waiting_s_per_byte = min(cap, 1.0 / (1.0 / rate + waiting_s_per_byte)), 0.0
     flow = Flow(
         latency_s=price.latency_s + n_bytes * waiting_s_per_byte,
         n_bytes=float(n_bytes),
         links=unit.links,
         weights=weights,
-        rate_cap_bytes_per_s=price.cap_bytes_per_s,
+        rate_cap_bytes_per_s=cap,
         label=described.choice.label,
-        alone_bytes_per_s=min(rate, price.cap_bytes_per_s),
+        alone_bytes_per_s=min(rate, cap),
     )
     job = Job(
         collective=collective,

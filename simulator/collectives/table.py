@@ -17,6 +17,7 @@ class Send:
     first: int
     count: int = 1
     reduce: bool = False  #: Whether the target adds what it receives to what it has, or replaces it.
+    answers: bool = False  #: Whether it waits for what its target sent to its source in the rounds before.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ class FullySharded(DataParallel):
     ) -> None:
         """Reduce-scatter the unit's gradients, in every micro-batch."""
         if position in self._units and kind != "W":
-            if last and not (kind == "F" and self.plan.sharding == "zero2"):
+            if last and not (kind == "F" and self._keeps(position)):
                 self._freed.append(last[-1])
             self._gather_following(tasks, position, kind, micro_batch, self.n_behind(kind))
         if kind not in ("F", "I"):
@@ -155,7 +155,7 @@ class FullySharded(DataParallel):
         if (position, kind, micro_batch) in self._gathered:
             return
         kept = self._gathered.get((position, "F", micro_batch))
-        if kind != "F" and self.plan.sharding == "zero2" and kept is not None:
+        if kind != "F" and self._keeps(position) and kept is not None:
             self._gathered[position, kind, micro_batch] = kept
             return
         after = self._limit(tasks, position, kind, micro_batch) + (() if behind is None else (behind,))
@@ -166,6 +166,11 @@ class FullySharded(DataParallel):
             n_bytes = self._experts(position) * self.plan.gathered_bytes
             gathered = self.collective(tasks, "all_gather", "expert_dp", n_bytes, after, phase)
         self._gathered[position, kind, micro_batch] = gathered
+
+    def _keeps(self, position: int) -> bool:
+        """Whether what forward gathered of a unit stays for backward."""
+        is_last = self.plan.framework_spec.data_parallel.keeps_last_unit and position == self._units[-1]
+        return is_last or self.plan.sharding == "zero2"
 
     def _limit(self, tasks: TaskList, position: int, kind: Kind, micro_batch: int) -> tuple[int, ...]:
         """Return what a gather waits for, so that there is room for it.

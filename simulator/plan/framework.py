@@ -73,6 +73,8 @@ class DataParallelism:
     #: Gathered units that are freed before the host waits for one of them (``_max_num_inflight_all_gathers`` of FSDP's wrapper);
     #: 0 where streams wait instead.
     gathers_in_flight: int = 0
+    #: Whether the last unit stays gathered from its forward to its backward, which follows at once.
+    keeps_last_unit: bool = False
     #: Whether prefetching is a matter of the order in which gathers are issued (``backward_prefetch`` and its like).
     orders_gathers: bool = False
     #: Whether under a pipeline the first forward gathers for the whole step and the last backward reduces its sum

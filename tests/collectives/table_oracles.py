@@ -28,8 +28,11 @@ def _own(table: Table):
 
 
 def _shard(table: Table):
-    """Rank r has chunk r and nothing else."""
-    return [[1 << rank if chunk == rank else 0 for chunk in range(table.n_chunks)] for rank in range(table.n_ranks)]
+    """Rank r has the r-th share of the chunks and nothing else."""
+    each = table.n_chunks // table.n_ranks
+    return [
+        [1 << rank if chunk // each == rank else 0 for chunk in range(table.n_chunks)] for rank in range(table.n_ranks)
+    ]
 
 
 def _root(table: Table):
@@ -66,7 +69,7 @@ def expected(table: Table, rank: int, chunk: int) -> int | None:
     if name == "reduce":
         return _everyone(n) if rank == 0 else None
     if name == "all_gather":
-        return 1 << chunk
+        return 1 << chunk // (table.n_chunks // n)
     if name == "gather":
         return 1 << chunk if rank == 0 else None
     if name == "broadcast":

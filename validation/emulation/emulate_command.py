@@ -123,6 +123,9 @@ def emulate(
     micro_batches: Annotated[int, typer.Option(help="Micro-batches of a pipeline.")] = 8,
     activation_bytes: Annotated[str, typer.Option(help="Message between pipeline stages.")] = "256KiB",
     groups: Annotated[int, typer.Option(help="zero3: 2 gathers and scatters on separate process groups.")] = 1,
+    gap_ms: Annotated[
+        float, typer.Option(help="all_gather, all_to_all: each rank begins so much later; 0: as it comes.")
+    ] = 1.0,
     gloo_threads: Annotated[int, typer.Option(help="Collectives that a process group runs at once.")] = 2,
     jobs: Annotated[int, typer.Option(help="Equal jobs beside each other.")] = 1,
     beside: Annotated[str, typer.Option(help="Another job meanwhile: 'ddp L4x4MiB f20 b20 bucket4'.")] = "",
@@ -153,7 +156,7 @@ def emulate(
         base = Job(
             name="all_reduce", n_layers=layers, layer_bytes=parse_bytes(layer_bytes), forward_s=forward_ms / 1e3,
             backward_s=backward_ms / 1e3, bucket_bytes=parse_bytes(bucket_bytes), n_micro_batches=micro_batches,
-            activation_bytes=parse_bytes(activation_bytes), n_groups=groups, gloo_threads=gloo_threads,
+            activation_bytes=parse_bytes(activation_bytes), n_groups=groups, gap_s=gap_ms / 1e3, gloo_threads=gloo_threads,
             n_jobs=2 if beside else jobs, beside=replace(job_named(beside), n_repeats=8 * repeats) if beside else None,
             straggler=_straggler(straggler), procs_per_node=procs_per_node, n_repeats=repeats, n_warm_up=warm_up,
         )  # fmt: skip

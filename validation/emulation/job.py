@@ -35,6 +35,9 @@ STEPS: dict[str, str] = {
 }
 JOBS = {**COLLECTIVES, **STEPS}
 
+#: collectives in which gloo posts sends before receives: their time depends on who comes first
+SENDS_FIRST = ("all_gather", "all_to_all")
+
 _ALIASES = {name.replace("_", ""): name for name in JOBS}
 _BESIDE = " beside "
 _LAYERS = re.compile(r"L(\d+)x(\d+(?:\.\d+)?)MiB f(\d+(?:\.\d+)?) b(\d+(?:\.\d+)?)")
@@ -57,6 +60,9 @@ class Job:
     n_micro_batches: int = 8
     activation_bytes: int = 256 * KIB
     n_groups: int = 1  #: Process groups of ``zero3``: 2 gathers and scatters on separate ones.
+    #: Of a collective whose ranks send before they receive (:data:`SENDS_FIRST`), how long each rank begins after the one
+    #: before it; 0 leaves to chance who comes first, and so how long it takes.
+    gap_s: float = 0.001
     gloo_threads: int = 2  #: Collectives that one process group runs at once.
     n_jobs: int = 1  #: Equal jobs beside each other, on hosts of every rack each.
     alone: bool = False  #: Of several jobs, run only the first and keep the others' hosts idle.
@@ -78,13 +84,18 @@ class Job:
                 raise ConfigError(f"{field}={getattr(self, field)}: must be at least 1")
         if self.beside is not None and (self.n_jobs != 2 or self.beside.beside is not None):
             raise ConfigError("a job beside another makes two jobs", hint="n_jobs=2")
-        if self.forward_s < 0 or self.backward_s < 0 or self.n_warm_up < 0:
+        if self.forward_s < 0 or self.backward_s < 0 or self.n_warm_up < 0 or self.gap_s < 0:
             raise ConfigError("times and warm-up cannot be negative")
 
     @property
     def is_step(self) -> bool:
         """Whether this is a training step rather than one collective."""
         return self.name in STEPS
+
+    @property
+    def turn_s(self) -> float:
+        """How long each rank begins after the one before it: nothing, unless it matters."""
+        return self.gap_s if self.name in SENDS_FIRST else 0.0
 
     @property
     def is_pipeline(self) -> bool:
@@ -128,7 +139,8 @@ class Job:
             return f"{self.name} rs=gloo {layers}{groups}{slow}"
         if self.name == "fsdp2":
             return f"fsdp2 {layers} reshard1{slow}"
-        return ("alone" if self.alone else "together") if self.n_jobs > 1 else ""
+        placed = ("alone" if self.alone else "together") if self.n_jobs > 1 else ""
+        return f"{placed} gap{self.turn_s * 1e3:g}".strip() if self.turn_s else placed
 
     def ranks_of_job(self, index: int, world: int, n_racks: int) -> tuple[int, ...]:
         """Global ranks of one of several jobs: an equal share of every rack.
@@ -166,10 +178,12 @@ def job_of_row(row: Mapping[str, str]) -> Job:
         procs_per_node=int(row.get("procs_per_node") or 1),
         n_repeats=int(row.get("repeats") or 10),
         n_jobs=2 if name.startswith("two-") else 1,
-        alone=text == "alone",
+        alone=text.startswith("alone"),
     )
     if not job.is_step:
-        return replace(job, n_bytes=int(row["bytes"]))
+        gap = re.search(r"gap(\d+(?:\.\d+)?)", text)
+        chance_s = 0.0 if job.name in SENDS_FIRST else job.gap_s
+        return replace(job, n_bytes=int(row["bytes"]), gap_s=float(gap.group(1)) / 1e3 if gap else chance_s)
     straggler = re.search(r" slow(\d+(?:\.\d+)?)", text)
     if straggler:
         job = replace(job, straggler=(0, float(straggler.group(1))))

@@ -23,6 +23,8 @@ from validation.tables.statistics import Group, group_of
 #: kind of job -> largest mean error that a prediction may have
 TARGETS = {
     "all_reduce": 0.03,
+    "all_gather": 0.05,
+    "all_to_all": 0.05,
     "ddp": 0.03,
     "zero1": 0.03,
     "pipelines": 0.03,
@@ -42,12 +44,12 @@ def kind_of(row: Mapping[str, Any]) -> str:
         job, shape = job_of_row(text), shape_of_row(text)
     except SimulatorError:
         return text["job"]
-    gathers = job.name in ("all_gather", "all_to_all", "zero1", "zero3", "fsdp2")
+    by_chance = job.name == "all_to_all" or (job.name == "all_gather" and shape.n_nodes == 2)
     for applies, name in (
         (shape.delay_s > 0, f"{job.name}, delayed"),
         (shape.total_bits_per_s > MAX_TOTAL_BITS_PER_S, f"{job.name}, beyond the processors"),
         (not job.is_step and job.n_bytes < 1 << 20, f"{job.name}, below 1 MiB"),
-        (gathers and shape.n_nodes == 2, f"{job.name}, 2 hosts (no anchor)"),
+        (by_chance and not job.turn_s, f"{job.name}, who comes first left to chance"),
         (job.beside is not None, "a job beside another"),
         (job.straggler is not None, "straggler"),
         (bool(shape.slow), "slow link"),

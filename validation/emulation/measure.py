@@ -31,7 +31,8 @@ COLUMN_HELP = {
     "procs_per_node": "ranks on every host",
     "cc, rr": "TCP congestion control; 1 if ranks ran at real-time priority",
     "racks, queue_kb": "switches, and the length of shaped queues in KiB (0: the kernel's)",
-    "cfg": "layers, compute times, buckets, groups of a step; alone or together for two jobs",
+    "cfg": "layers, compute times, buckets, groups of a step; alone or together for two jobs; gap: ms after which each "
+    "rank of an all_gather or all_to_all begins, after the one before it",
     "bytes": "size of a collective, of a step's parameters, of a pipeline's message",
     "median_s, iqr_s, min_s, max_s, repeats": "from the last rank's start to the last rank's end; of pair-X the mean "
     "time from one step's start to the next while the other job runs",

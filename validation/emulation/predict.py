@@ -217,7 +217,9 @@ def predicted_s(shape: ClusterShape, job: Job, overheads: Overheads | None = Non
     ranks = [job.ranks_of_job(index, world, shape.n_racks) for index in range(job.n_jobs)]
     places = {rank: place for one in ranks for place, rank in enumerate(one)}
     timeline = run(program, _Costs(job, places, topology, limits), lambda: FlowNetwork(links))
-    return to_s(timeline.makespan_ps)
+    # the first rank receives from all others, and does so without a pause from when the second has begun
+    early_s = job.turn_s * (len(ranks[0]) - 2) if job.name == "all_to_all" else 0.0
+    return to_s(timeline.makespan_ps) - early_s
 
 
 def _beside_s(shape: ClusterShape, job: Job, topology: Topology, links: _Links, limits: Overheads) -> float:

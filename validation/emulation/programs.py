@@ -19,7 +19,7 @@ from validation.emulation.job import FLOAT_BYTES, Job, buffer_bytes
 
 #: the kernel of a pass of a timed layer
 TIMED = "timed layer"
-_ZERO3 = Framework(name="timed-zero3", kernels="hf-eager", data_parallel=FSDP)
+_ZERO3 = Framework(name="timed-zero3", kernels="hf-eager", data_parallel=replace(FSDP, keeps_last_unit=True))
 #: the jobs that are loops of their own, and no framework that users have
 _LOOPS = {
     one.name: one

@@ -107,6 +107,8 @@ def _measure(seat: Seat | None, job: Job) -> dict[str, Any]:
     for _ in range(own.n_repeats):
         if in_turn:
             dist.barrier()
+        if seat and own.turn_s:
+            time.sleep(seat.rank * own.turn_s)
         start_s = time.monotonic()
         seen = step()
         end_s = time.monotonic()

@@ -42,8 +42,16 @@ def small() -> Cases:
 
 
 def collectives() -> Cases:
-    """All-reduce on 2, 4 and 8 hosts at three rates and four sizes."""
-    return [(ClusterShape(n_nodes=n, rate_bits_per_s=rate), _all_reduces(rate)) for n in (2, 4, 8) for rate in _RATES]
+    """All-reduce on 2, 4 and 8 hosts at three rates and four sizes; all-to-all and all-gather at two of each."""
+    exchanges = [
+        Job(name=name, n_bytes=size, n_repeats=5, n_warm_up=1)
+        for name in ("all_to_all", "all_gather")
+        for size in (4 * MIB, 16 * MIB)
+    ]
+    return [
+        *((ClusterShape(n_nodes=n, rate_bits_per_s=rate), _all_reduces(rate)) for n in (2, 4, 8) for rate in _RATES),
+        *((ClusterShape(n_nodes=n, rate_bits_per_s=rate), exchanges) for n in (2, 4, 8) for rate in (1e8, 2.5e8)),
+    ]
 
 
 def steps() -> Cases:

@@ -22,6 +22,9 @@ ROOT = Path(__file__).parents[3]
 MEASURED = sorted((ROOT / "validation" / "emulation" / "measurements").glob("*.csv"))
 
 
+_ROW = {"job": "two-allgather", "bytes": "1"}
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_every_program_can_run(name):
     check_program(program_of(Job(name=name), 4, 2))
@@ -38,6 +41,25 @@ def test_an_all_reduce_takes_what_its_ring_takes():
     shape = ClusterShape(n_nodes=4)
     ideal_s = 2 * 3 / 4 * 64 * MIB / goodput_bytes_per_s(1e9)
     assert predicted_s(shape, Job(name="all_reduce", n_bytes=64 * MIB)) == pytest.approx(ideal_s, rel=0.01)
+
+
+def test_ranks_that_begin_in_turn_exchange_before_the_last_one_begins():
+    """Eight messages' times less two gaps: the first of six ranks receives five without a pause once the second has begun."""
+    job, shape = Job(name="all_to_all", n_bytes=96 * MIB, gap_s=0.01), ClusterShape(n_nodes=6)
+    message_s = 16 * MIB / goodput_bytes_per_s(1e9)
+    assert predicted_s(shape, job) == pytest.approx((5 + 3) * message_s - 4 * 0.01, rel=0.001)
+    assert job_of_row({"job": job.name, "cfg": job.configuration(), "bytes": "1"}).turn_s == 0.01
+    assert job_of_row({"job": job.name, "bytes": "1"}).turn_s == 0.0
+    assert Job(name="all_reduce").turn_s == 0.0 and Job(name="all_reduce").configuration() == ""
+    both = Job(name="all_gather", n_jobs=2, alone=True)
+    assert both.configuration() == "alone gap1" and job_of_row({**_ROW, "cfg": both.configuration()}).alone
+
+
+def test_a_step_of_zero3_gathers_its_last_layer_once():
+    """As the loop of the real job does: eight gathers in forward, seven in backward."""
+    tasks = program_of(Job(name="zero3"), 4, 1).ranks[0].tasks
+    collectives = [task.op.collective for task in tasks if isinstance(task.op, Collective)]
+    assert collectives.count("all_gather") == 15 and collectives.count("reduce_scatter") == 8
 
 
 def test_a_slow_link_sets_the_pace_of_a_ring():
@@ -72,7 +94,9 @@ def test_shipped_rows_are_predicted_within_their_targets():
     assert {group.key["kind"] for group in groups} >= set(TARGETS)
     check_targets(groups)
     assert {row["reason"] for row in rows if "reason" in row} == {"reduce-scatter by hand-written ring is not emulated"}
-    assert "all_to_all" in {group.key["kind"] for group in groups}.difference(TARGETS)
+    chance = {group.key["kind"] for group in groups if "left to chance" in group.key["kind"]}
+    assert chance == {f"{name}, who comes first left to chance" for name in ("all_gather", "all_to_all")}
+    assert not chance & set(TARGETS)
 
 
 def test_a_constant_of_small_layers_holds_for_larger_ones():
