@@ -74,7 +74,7 @@ def span(rows: Sequence[Residual]) -> str:
 
 
 def _validated(features: Features, rows: Sequence[Residual]) -> str:
-    return f"{len(rows)} measured {in_words(features)} {span(rows)}, {mean_error(rows):.1%} off in the mean"
+    return f"{len(rows)} measured {in_words(features, len(rows))} {span(rows)}, {mean_error(rows):.1%} off in the mean"
 
 
 def nearest(features: Features, rows: Sequence[Residual]) -> list[Residual]:
@@ -87,11 +87,18 @@ def nearest(features: Features, rows: Sequence[Residual]) -> list[Residual]:
     return [row for row in rows if cell_of(row.features) == cell]
 
 
-def in_words(features: Features) -> str:
-    """Say a cell: kind of plan, family, width of products and device."""
-    return (
-        f"{features.kind} runs of {features.family} models{' in 8 bits' if features.fp8 else ''} on {features.device}"
-    )
+def in_words(features: Features, n_runs: int = 0) -> str:
+    """Say a cell, or so many runs of it: kind of plan, family, width of products and device.
+
+    Examples
+    --------
+    >>> v100s = Features(kind="data", device="v100", generation="volta", kernels="hf", fp8=False, gpus=8, family="bert")
+    >>> in_words(v100s, 1)
+    'data-parallel run of bert models on v100'
+    """
+    kind = f"{features.kind}-parallel" if features.kind in ("data", "tensor", "pipeline") else features.kind
+    run = "run" if n_runs == 1 else "runs"
+    return f"{kind} {run} of {features.family} models{' in 8 bits' if features.fp8 else ''} on {features.device}"
 
 
 def _extrapolated(features: Features, mine: Sequence[Residual], rows: Sequence[Residual]) -> str:
@@ -102,5 +109,6 @@ def _extrapolated(features: Features, mine: Sequence[Residual], rows: Sequence[R
     there = nearest(features, rows)
     few = f"; of its own kind {len(mine)}" if mine else ""
     return (
-        f"from {len(there)} {in_words(there[0].features)} {span(there)}, {mean_error(there):.1%} off in the mean{few}"
+        f"from {len(there)} {in_words(there[0].features, len(there))} {span(there)}, "
+        f"{mean_error(there):.1%} off in the mean{few}"
     )

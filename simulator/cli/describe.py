@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Any
 
+from simulator.cli.shared import say
 from simulator.errors import ConfigError
 from simulator.report.terminal import make_console, new_table
 from simulator.units import format_time
@@ -35,7 +36,7 @@ def topology(action: str, name: str | None, *, plot: str | None = None, json_out
 
         print(json.dumps(asdict(summary), default=str))
         return
-    print(summary)
+    say(str(summary))
 
 
 def models(action: str, *, json_output: bool) -> None:
@@ -66,7 +67,7 @@ def schedule(name: str, n_stages: int, n_micro_batches: int, n_chunks: int, plot
 
     table = build_table(name, n_stages, n_micro_batches, n_chunks=n_chunks)
     placement = placement_of(name, n_stages, n_chunks)
-    print(render(table, placement))
+    say(render(table, placement), hang=" | ")
     if plot:
         from simulator.report.still_pages import schedule_page
 

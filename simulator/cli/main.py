@@ -23,6 +23,7 @@ from simulator.cli.options import (
     Text,
     Texts,
     option,
+    other_flag,
     our_flags,
     refuse_blanks,
     with_plan_flags,
@@ -277,6 +278,12 @@ def _is_main_alone(words: list[str]) -> bool:
     return bool(words) and words[0].startswith("-") and not is_asked and _COMMANDS.keys().isdisjoint(words)
 
 
+def _takes_plans(words: list[str]) -> bool:
+    """Whether the command, if one is named, takes the flags of a plan: others have flags of such names of their own."""
+    named = next((word for word in words if word in _COMMANDS or word in ("topology", "models", "schedule")), "")
+    return not named or (named in _COMMANDS and _COMMANDS[named][3] != _OWN)
+
+
 def _limits_first(words: list[str]) -> list[str]:
     """Put ``--max-memory``, which holds for every command, before the command."""
     for place, word in enumerate(words):
@@ -308,6 +315,9 @@ def main() -> None:
         if not _is_main_alone(sys.argv[1:]):
             register_commands()
         refuse_blanks(sys.argv[1:])
+        if _takes_plans(sys.argv[1:]) and (other := other_flag(sys.argv[1:])):
+            complain(other)
+            sys.exit(2)
         sys.argv[1:] = _limits_first(our_flags(sys.argv[1:]))
         try:
             app()

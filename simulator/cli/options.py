@@ -9,7 +9,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from simulator.errors import ConfigError
-from simulator.plan import GROUPS, SETTINGS, Setting
+from simulator.plan import GROUPS, OTHER_NAMES, SETTINGS, Setting
 
 Text = Optional[str]  # noqa: UP045 - Typer reads Optional at run time
 Number = Optional[int]  # noqa: UP045
@@ -31,10 +31,36 @@ def our_flags(words: Sequence[str]) -> list[str]:
 
     Examples
     --------
-    >>> our_flags(["--tensor-model-parallel-size", "8", "--zero=1", "--json"])
-    ['--tp', '8', '--sharding=1', '--json']
+    >>> our_flags(["--tensor-model-parallel-size", "8", "--zero=1", "--json", "--parallelism.tensor_parallel_degree=4"])
+    ['--tp', '8', '--sharding=1', '--json', '--tp=4']
     """
     return [_our_flag(word) for word in words]
+
+
+_GPUS = "--gpus, nodes times GPUs of a node"
+#: what other tools say on their command lines for what has other values or another unit here -> our words
+_OTHER_FLAGS = {
+    "nodes": _GPUS, "num_nodes": _GPUS, "nnodes": _GPUS, "nproc_per_node": _GPUS, "num_gpus": "--gpus", "cluster": "--topology",
+    "bf16": "--precision bf16", "fp16": "--precision fp16", "fp8": "--precision fp8", "stage": "--sharding zero1, zero2 or zero3",
+    "batch_size": "--micro-batch, per rank, or --global-batch, per optimizer step", "local_batch_size": "--micro-batch",
+    "gradient_accumulation_steps": "--global-batch, micro-batch times replicas times steps",
+}  # fmt: skip
+
+
+def other_flag(words: Sequence[str]) -> str:
+    """Say what the first flag is here that other tools have and we have not; nothing where there is none.
+
+    Examples
+    --------
+    >>> other_flag(["--gpus", "8", "--num_nodes=2"])
+    'there is no --num_nodes; say --gpus, nodes times GPUs of a node'
+    """
+    for word in words:
+        name = _plain_name(word)
+        ours = _OTHER_FLAGS.get(name) or (SETTINGS[OTHER_NAMES[name]].flag if name in OTHER_NAMES else "")
+        if ours:
+            return f"there is no {word.partition('=')[0]}; say {ours}"
+    return ""
 
 
 #: options whose value may well be empty
@@ -52,10 +78,16 @@ def refuse_blanks(words: Sequence[str]) -> None:
 
 
 def _our_flag(word: str) -> str:
-    flag, equals, value = word.partition("=")
-    name = flag.removeprefix("--").replace("-", "_")
-    one = next((one for one in SETTINGS.values() if name in one.aliases), None) if flag.startswith("--") else None
+    _, equals, value = word.partition("=")
+    name = _plain_name(word)
+    one = next((one for one in SETTINGS.values() if name in one.aliases), None) if name else None
     return word if one is None else f"--{one.key.replace('_', '-')}{equals}{value}"
+
+
+def _plain_name(word: str) -> str:
+    """Return what a flag is called without dashes, value, and the sections before it in torchtitan's and DeepSpeed's."""
+    flag = word.partition("=")[0]
+    return flag.removeprefix("--").rpartition(".")[2].replace("-", "_") if flag.startswith("--") else ""
 
 
 def words_of(setting: Setting) -> tuple[str, ...]:

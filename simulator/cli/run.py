@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,7 +95,7 @@ def _run_clusters(
     found.rows.sort(key=lambda row: (row["status"] != "ok", *_price_of(row)))
     if options["report"]:
         title = f"{settings.get('model', 'One model')} on {', '.join(clusters)}"
-        sweep_page(title, axes, found.rows, base=sweep.base).save(options["report"])
+        _say_written(*sweep_page(title, axes, found.rows, base=sweep.base).save(options["report"]))
     if options["json_output"]:
         print(json.dumps(found.to_dict(), allow_nan=False))
     else:
@@ -214,15 +215,22 @@ def _write_files(
 
         counters = {rank: memory_counters(points) for rank, points in memory_over_time(last).items()}
         write(last.timeline, options["trace"], memory=counters, device=last.topology.device(0).name)
+        _say_written(options["trace"])
     if options["memory_trace"]:
         from simulator.analysis.memory_trace import write_memory_trace
 
         rank = last.memory.rank
         write_memory_trace(options["memory_trace"], rank, last.answer["memory"], memory_over_time(last)[rank])
+        _say_written(options["memory_trace"])
     if options["report"]:
         from simulator.report.answer_page import report
 
-        report(results, **extras._asdict(), given=given, nearby=nearby).save(options["report"])
+        page = report(results, **extras._asdict(), given=given, nearby=nearby)
+        _say_written(*page.save(options["report"]))
+
+
+def _say_written(*files: object) -> None:
+    print(f"wrote {', '.join(map(str, files))}", file=sys.stderr)
 
 
 def _print(results: Sequence[Result], extras: Extras) -> None:

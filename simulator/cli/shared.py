@@ -9,7 +9,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from simulator.explore.evaluation import Store
@@ -69,13 +69,33 @@ def after_the_answer(*, is_json: bool) -> Iterator[None]:
 
 
 def complain(text: str) -> None:
-    """Print lines on standard error; a terminal breaks them between words, a log keeps them whole."""
-    if sys.stderr.isatty():
+    """Print lines on standard error, as :func:`say` does."""
+    say(text, stream=sys.stderr)
+
+
+def say(text: str, *, hang: str = "", stream: TextIO | None = None) -> None:
+    """Print lines, on standard output unless told; a terminal breaks them between words, a log keeps them whole.
+
+    Parameters
+    ----------
+    text : str
+        The rest of a line that begins with blanks is indented twice as far.
+    hang : str
+        The rest of a line is indented to what follows this mark, where it has it.
+    stream : file, optional
+        Where to.
+    """
+    stream = stream or sys.stdout
+    if stream.isatty():
         width = shutil.get_terminal_size().columns
-        text = "\n".join(
-            textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines()
-        )
-    print(text, file=sys.stderr)
+        text = "\n".join(_filled(line, width, hang) for line in text.splitlines())
+    print(text, file=stream)
+
+
+def _filled(line: str, width: int, hang: str) -> str:
+    has_mark = bool(hang) and hang in line
+    start = line.index(hang) + len(hang) if has_mark else 2 * (len(line) - len(line.lstrip()))
+    return textwrap.fill(line, width, subsequent_indent=" " * start, break_long_words=False, break_on_hyphens=False)
 
 
 @contextmanager

@@ -147,7 +147,7 @@ def _pairs(ways: Sequence[_Way], site: Site, memory_of: _Memory) -> list[_Way]:
         later = (
             replace(
                 second,
-                name=f"{first.neighbour.name} {second.name}",
+                name=_both(first.neighbour.name, second.name),
                 same_training=first.neighbour.same_training and second.same_training,
             )
             for second in neighbours(first.neighbour.plan, site)
@@ -157,6 +157,19 @@ def _pairs(ways: Sequence[_Way], site: Site, memory_of: _Memory) -> list[_Way]:
             if way.memory.fits:
                 found.setdefault(way.neighbour.plan, way)
     return list(found.values())
+
+
+def _both(first: str, second: str) -> str:
+    """Join the flags of two changes; of a flag that both have, the second's value holds.
+
+    Examples
+    --------
+    >>> _both("--tp 4 --dp 2", "--pp 2 --dp 1"), _both("--set gradient_bytes=2", "--set bucket_bytes=25000000")
+    ('--tp 4 --pp 2 --dp 1', '--set gradient_bytes=2 --set bucket_bytes=25000000')
+    """
+    flags = f"{first} {second}".removeprefix("--").split(" --")
+    last = {flag.partition("=" if flag.startswith("set ") else " ")[0]: place for place, flag in enumerate(flags)}
+    return " ".join(f"--{flags[place]}" for place in sorted(last.values()))
 
 
 def _row(way: _Way, seconds: float | None, price: Price | None) -> WayOut:

@@ -10,6 +10,7 @@ from simulator.plan.fields import Setting, declared
 from simulator.plan.framework import FRAMEWORKS, Framework
 from simulator.plan.parallel_plan import (
     GROUPS,
+    OTHER_NAMES,
     SETTINGS,
     Attention,
     ParallelPlan,
@@ -22,6 +23,7 @@ from simulator.plan.precision import PRECISIONS, Precision
 __all__ = [
     "FRAMEWORKS",
     "GROUPS",
+    "OTHER_NAMES",
     "PRECISIONS",
     "SETTINGS",
     "Attention",

@@ -73,22 +73,22 @@ class ParallelPlan:
     )  # fmt: skip
     tp: int = setting(
         "degrees", "Tensor-parallel degree.", default=1, least=1, is_common=True, changes=("time", "memory"),
-        aliases=("tensor_parallel", "tensor_model_parallel_size"),
+        aliases=("tensor_parallel", "tensor_model_parallel_size", "tensor_parallel_size", "tensor_parallel_degree"),
     )  # fmt: skip
     pp: int = setting(
         "degrees", "Pipeline stages.", default=1, least=1, is_common=True, changes=("time", "memory"),
-        aliases=("pipeline_parallel", "pipeline_model_parallel_size"),
+        aliases=("pipeline_parallel", "pipeline_model_parallel_size", "pipeline_parallel_size", "pipeline_parallel_degree"),
     )  # fmt: skip
     virtual_pp: int = setting(
         "degrees", "Model chunks per stage (interleaving).", default=1, least=1, is_common=True, changes=("time", "memory"),
     )  # fmt: skip
     cp: int = setting(
         "degrees", "Context-parallel degree.", default=1, least=1, is_common=True, changes=("time", "memory"),
-        aliases=("context_parallel", "context_parallel_size"),
+        aliases=("context_parallel", "context_parallel_size", "context_parallel_degree"),
     )  # fmt: skip
     ep: int = setting(
         "degrees", "Expert-parallel degree.", default=1, least=1, is_common=True, changes=("time", "memory"),
-        aliases=("expert_parallel", "expert_model_parallel_size"),
+        aliases=("expert_parallel", "expert_model_parallel_size", "expert_parallel_size", "expert_parallel_degree"),
     )  # fmt: skip
     etp: int | None = setting(
         "degrees", "Tensor-parallel degree of the experts, which lie over tp x cp x dp independently of the dense layers.",
@@ -111,11 +111,11 @@ class ParallelPlan:
     )  # fmt: skip
     micro_batch: int = setting(
         "batch", "Sequences per rank and micro-batch.", unset="the largest that fits", least=1, is_common=True,
-        changes=("time", "memory"), aliases=("mbs", "micro_batch_size"),
+        changes=("time", "memory"), aliases=("mbs", "micro_batch_size", "train_micro_batch_size_per_gpu"),
     )  # fmt: skip
     global_batch: int = setting(
         "batch", "Sequences per optimizer step.", least=1, is_common=True, changes=("time", "training"),
-        unset="one micro-batch per replica, 4 x pp of them with a pipeline", aliases=("gbs", "global_batch_size"),
+        unset="one micro-batch per replica, 4 x pp of them with a pipeline", aliases=("gbs", "global_batch_size", "train_batch_size"),
     )  # fmt: skip
     sequence_length: int = setting(
         "batch", "Tokens per sequence.", unset="the model's own", least=1, is_common=True,

@@ -15,7 +15,7 @@ from simulator.units import format_bandwidth, format_bytes, format_time
 
 #: ending of a name -> how such a number is written
 _WRITERS: dict[str, Callable[[float], str]] = {
-    "_bytes_per_s": lambda value: f"{value / 1e12:.4g} TB/s" if value >= 1e13 else format_bandwidth(value),
+    "_bytes_per_s": format_bandwidth,
     "_flops_per_s": lambda value: f"{value / 1e12:.4g} TFLOP/s",
     "_bytes": format_bytes,
     "_hz": lambda value: f"{value / 1e6:.4g} MHz",

@@ -27,7 +27,7 @@ def nearby_choices(answers: Sequence[NearbyAnswer], plan: ParallelPlan) -> Marku
             {
                 "key": key,
                 "label": key.replace("_", "-") if key in SETTINGS else key,
-                "now": str(getattr(plan, key)).lower() if key in SETTINGS else "as it is",
+                "now": _now(getattr(plan, key)) if key in SETTINGS else "as it is",
                 "words": sorted(words[key], key=_natural),
             }
             for key in sorted(words, key=_place)
@@ -50,6 +50,10 @@ def nearby_choices(answers: Sequence[NearbyAnswer], plan: ParallelPlan) -> Marku
         )
         + Markup(f"<script>{script}</script>")
     )
+
+
+def _now(value: object) -> str:
+    return "the framework's own" if value is None else str(value).lower()
 
 
 def _place(key: str) -> tuple[int, int]:

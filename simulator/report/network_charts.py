@@ -20,8 +20,9 @@ from simulator.report.charts import (
     layout,
     round_values,
 )
-from simulator.report.markup import element
+from simulator.report.markup import Markup, element, table
 from simulator.report.page import Report, Section, make_page
+from simulator.report.tables import money_columns
 from simulator.units import format_bytes, format_time
 
 _COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
@@ -38,7 +39,11 @@ def _line(
 
 
 def _log_axis(title: str, values: Sequence[float], texts: Sequence[str] | None = None) -> dict[str, Any]:
-    return axis(title, type="log", tickvals=list(values), ticktext=texts or [f"{value:,.4g}" for value in values])
+    return axis(title, type="log", tickvals=list(values), ticktext=texts or [_digits(value) for value in values])
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 # -- what a collective reaches -----------------------------------------------------------------------------------
@@ -127,7 +132,7 @@ def _needed_chart(target: float, requirements: Sequence[Mapping[str, Any]]) -> C
     return Chart(
         key="needed",
         title=f"Bandwidth that {target:.0%} efficiency needs",
-        summary=f"up to {worst:,.4g} Gb/s per node",
+        summary=f"up to {_digits(worst)} Gb/s per node",
         traces=tuple(lines),
         layout=layout(
             _log_axis("GPUs", counts), _log_axis("bandwidth per node, Gb/s", round_values(low / 1.5, high * 1.5))
@@ -137,9 +142,28 @@ def _needed_chart(target: float, requirements: Sequence[Mapping[str, Any]]) -> C
 
 
 def requirements_page(model: str, topology: str, target: float, requirements: Sequence[Mapping[str, Any]]) -> Report:
-    """Return :func:`requirements_charts` as a page, which can also be saved as images."""
+    """Return :func:`requirements_charts` with a table as a page, which can also be saved as images."""
     charts = requirements_charts(target, requirements)
     title = f"The network that {model} needs on {topology}"
     head = element("p", f"for {target:.0%} of the throughput that a free network between nodes gives", class_="plan")
     sections = [Section(chart.key, chart.key.capitalize(), chart.title, [chart]) for chart in charts]
+    sections.append(
+        Section("rows", "Rows", "What is needed, and what training takes now", [_needs_table(requirements)])
+    )
     return make_page(title, head, sections, document={"requirements": list(requirements)})
+
+
+def _needs_table(requirements: Sequence[Mapping[str, Any]]) -> Markup:
+    spent = [one["spending"] or {} for one in requirements]
+    money = money_columns(spent)
+    rows = [
+        (
+            one["gpus"], one["n_nodes"], f"{_digits(one['least_bytes_per_s'] * _GBPS)} Gb/s",
+            f"{_digits(one['present_bytes_per_s'] * _GBPS)} Gb/s", f"{one['efficiency']:.1%}",
+            "-" if (most := one["most_additional_latency_s"]) is None else f"up to {format_time(most)}",
+            *(write(row) for write in money.values()),
+        )
+        for one, row in zip(requirements, spent, strict=True)
+    ]  # fmt: skip
+    columns = ("GPUs", "nodes", "bandwidth per node", "present", "efficiency now", "additional latency per hop", *money)
+    return table("By number of GPUs; time and money on the network as it is", columns, rows, text_columns=0)

@@ -214,21 +214,27 @@ def print_ways_out(rows: Sequence[WayOut]) -> None:
     fitting = [row for row in rows if row["fits"]]
     if not fitting:
         return
-    table = new_table("ways out of memory", "peak", "iteration", "GPU hours per 1e9 tokens")
+    costs = money_columns(fitting) or {"GPU hours per 1e9 tokens": _gpu_hours}
+    table = new_table("ways out of memory", "peak", "iteration", *costs)
     for row in fitting[:_MOST_WAYS]:
-        seconds, hours = row["iteration_time_s"], row["gpu_hours_per_billion_tokens"]
+        seconds = row["iteration_time_s"]
         name = escape(row["change"]) + ("" if row["same_training"] else " (other training)")
         table.add_row(
             name,
             format_bytes(row["peak_bytes"]),
             format_time(seconds) if seconds else "",
-            f"{hours:.4g}" if hours else "",
+            *(cell(row) for cell in costs.values()),
         )
     out = make_console()
     out.print()
     out.print(table, highlight=False)
     if len(fitting) > _MOST_WAYS:
         out.print(f"[dim]and {len(fitting) - _MOST_WAYS} more with --json[/dim]", highlight=False)
+
+
+def _gpu_hours(row: Mapping[str, Any]) -> str:
+    hours = row["gpu_hours_per_billion_tokens"]
+    return f"{hours:.4g}" if hours else ""
 
 
 def _path_table(rows: Sequence[PathRow]) -> Table:

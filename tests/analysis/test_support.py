@@ -39,7 +39,7 @@ def test_what_differs_in_one_thing_is_extrapolated_from_what_is_there(change):
     known = table(*[(HERE, 1.1)] * 3)
     found = support_of(replace(HERE, **change), known)
     assert (found["word"], found["n_rows"], found["error"]) == ("extrapolated", 0, None)
-    assert "3 data runs of llama models on d on 16 GPUs" in found["basis"]
+    assert "3 data-parallel runs of llama models on d on 16 GPUs" in found["basis"]
 
 
 def test_without_any_run():

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from simulator.cli.shared import say
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--topology", "bigred200", "--model", "gpt2", "--micro-batch", "1")
 
@@ -123,8 +125,8 @@ def test_set_changes_the_topology(simulate):
 
 def test_a_trace_is_written(simulate, tmp_path):
     path = tmp_path / "trace.json"
-    code, out, _ = simulate(*SMALL, "--gpus", 2, "--trace", path, "--json")
-    assert code == 0
+    code, out, err = simulate(*SMALL, "--gpus", 2, "--trace", path, "--json")
+    assert (code, err) == (0, f"wrote {path}\n")
     json.loads(out)
     assert any(event["ph"] == "X" for event in json.loads(path.read_text(encoding="utf-8"))["traceEvents"])
 
@@ -137,6 +139,57 @@ def test_the_shipped_file_by_its_file_name_in_a_process():
 
 
 # -- mistakes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (("--tensor-model-parallel-size", 2), "tp", 2),  # Megatron-LM
+        (("--parallelism.tensor_parallel_degree", 2), "tp", 2),  # torchtitan
+        (("--parallelism.pipeline_parallel_degree=2",), "pp", 2),
+        (("--train_micro_batch_size_per_gpu", 2), "micro_batch", 2),  # DeepSpeed
+        (("--training.global_batch_size", 8), "global_batch", 8),
+    ],
+)
+def test_flags_of_other_tools_are_understood(simulate, words, key, value):
+    code, out, err = simulate("-t", "bigred200", "-m", "gpt2", "--gpus", 4, *words, "--json")
+    assert code == 0, err
+    assert json.loads(out)["provenance"]["scenario"]["plan"][key] == value
+
+
+@pytest.mark.parametrize(
+    ("flag", "ours"),
+    [
+        ("--nodes", "--gpus"), ("--num_nodes=2", "--gpus"), ("--batch-size", "--micro-batch"), ("--bf16", "--precision bf16"),
+        ("--gradient-accumulation-steps", "--global-batch"), ("--cluster", "--topology"), ("--fsdp", "--sharding"),
+        ("--zero_optimization.stage", "--sharding zero1"), ("--activation-checkpointing", "--recompute"),
+    ],
+)  # fmt: skip
+def test_flags_that_mean_something_else_are_answered_with_ours(simulate, flag, ours):
+    code, out, err = simulate("-t", "bigred200", "-m", "gpt2", flag, "2")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"there is no {flag.partition('=')[0]}; say {ours}")
+    assert simulate("search", "-t", "bigred200", "-m", "gpt2", flag, "2")[2] == err
+
+
+def test_flags_that_a_command_has_itself_are_not_refused(simulate):
+    """``collective --dtype``, which plans call ``--precision``."""
+    words = ("-t", "bigred200", "--gpus", 4, "--dtype", "half", "--max", "1MiB")
+    assert simulate("collective", "all_reduce", *words)[0] == 0
+
+
+def test_a_terminal_breaks_lines_between_words_and_a_file_does_not(monkeypatch, capsys):
+    line = "  not certain: latencies are round figures"
+    say(line)
+    assert capsys.readouterr().out == f"{line}\n"
+    monkeypatch.setenv("COLUMNS", "24")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    say(line)
+    assert capsys.readouterr().out == "  not certain: latencies\n    are round figures\n"
+    say("stage 0 | F0 F1 F2 F3 F4", hang=" | ")
+    assert capsys.readouterr().out == "stage 0 | F0 F1 F2 F3 F4\n"
+    say("stage 0 | F0 F1 F2 F3 F4 F5", hang=" | ")
+    assert capsys.readouterr().out == "stage 0 | F0 F1 F2 F3 F4\n          F5\n"
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,11 @@ def test_the_chart_has_a_line_per_number_of_gpus_and_the_rule(tmp_path):
     assert needed["y"] == [one["least_bytes_per_s"] * 8e-9 for one in found]
     path = tmp_path / "plot.html"
     requirements_page("gpt2-medium", "bigred200", 0.7, found).save(path)
-    assert 'id="plot-needed"' in path.read_text(encoding="utf-8")
+    page = path.read_text(encoding="utf-8")
+    assert 'id="plot-needed"' in page
+    assert f"{found[1]['efficiency']:.1%}" in page and f"{found[1]['least_bytes_per_s'] * 8e-9:.4g} Gb/s" in page
+    axes = [chart.layout[name] for chart in requirements_charts(0.7, found) for name in ("xaxis", "yaxis")]
+    assert not any("e+" in text for axis in axes for text in axis.get("ticktext", ()))
 
 
 @pytest.mark.parametrize("path", ["plot.doc", "plot", "no/such/folder/plot.html"])

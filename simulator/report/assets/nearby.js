@@ -76,8 +76,9 @@ window.addEventListener("DOMContentLoaded", async () => {
     ];
     const head = make("tr", [make("td"), ...shown.map(([title]) => make("th", title, { scope: "col" }))]);
     const body = rows.map(([title, cell]) => make("tr", [make("th", title, { scope: "row" }), ...shown.map(([, a]) => make("td", cell(a), a.memory.fits ? {} : { class: "unfit" }))]));
-    const legend = make("p", data.parts.filter((part) => shown.some(([, a]) => a.breakdown[part.key] > 0)).map((part) => make("span", [make("i", "", { style: `background:${part.colour}` }), part.label], { class: "key" })), { class: "note" });
-    place("nearby-answer").replaceChildren(make("div", make("table", [head, ...body], { class: "nearby" }), { class: "scroll" }), legend);
+    const keys = (parts, valueOf) => make("p", parts.filter((part) => shown.some(([, a]) => valueOf(a, part) > 0)).map((part) => make("span", [make("i", "", { style: `background:${part.colour}` }), part.label], { class: "key" })), { class: "note" });
+    const legends = [keys(data.parts, (a, part) => a.breakdown[part.key]), keys(data.memory, (a, part) => a.memory[part.key])];
+    place("nearby-answer").replaceChildren(make("div", make("table", [head, ...body], { class: "nearby" }), { class: "scroll" }), ...legends);
     tools(answers.get(keyOf(choices)));
   }
   function tools(answer) {
