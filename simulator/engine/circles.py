@@ -78,6 +78,7 @@ def put_off(rank: RankState, by_ps: int) -> list[Running]:
     rank.host_ps += by_ps
     rank.issued_ps = [time_ps + by_ps for time_ps in rank.issued_ps]
     rank.ready_ps = [time_ps + by_ps for time_ps in rank.ready_ps]
+    rank.ended_ps = [time_ps + by_ps if time_ps >= 0 else time_ps for time_ps in rank.ended_ps]
     rank.generation += 1
     ending = []
     for stream in rank.streams.values():

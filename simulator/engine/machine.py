@@ -9,7 +9,7 @@ same time slow each other down by the factors of :class:`Interference`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from math import lcm
 
 from simulator.engine.circles import Circle, OutsideError, circles_of, put_off
@@ -18,7 +18,7 @@ from simulator.engine.costs import Costs
 from simulator.engine.durations import FAR_AHEAD_PS, BlockResult, Durations, JointResult, Part, TouchedError
 from simulator.engine.interference import change_rate, slow_collectives
 from simulator.engine.state import Communication, Participants, RankState, Running, Stream
-from simulator.engine.steady import Found, View, Watch
+from simulator.engine.steady import View, Watch, stops_host
 from simulator.network.base import NetworkModel, SeparableNetwork, StatefulNetwork
 from simulator.program.check import check
 from simulator.program.op import COMMUNICATIONS, Collective, HostWork, Kernel, KernelRun
@@ -61,13 +61,22 @@ class Machine:
         self.durations = durations
         self.network = network
         self.clock = clock or Clock()
+        self.circles = circles or (Circle(tuple(range(len(program.ranks))), frozenset()),)
+        self.circle_of = {number: index for index, circle in enumerate(self.circles) for number in circle.numbers}
+        grow = [
+            program.n_omitted > 0 and all(stops_host(program.ranks[number]) for number in circle.numbers)
+            for circle in self.circles
+        ]
         self.ranks = [
-            RankState(number, rank, durations.kind(rank.rank), host_start_ps)
+            RankState(number, rank, durations.kind(rank.rank), host_start_ps, grows=grow[self.circle_of[number]])
             for number, rank in enumerate(program.ranks)
         ]
         self.spans: list[Span] = []
         self.arrived: dict[Hashable, tuple[Participants, int]] = {}
-        self.n_participants = Counter(task.key for rank in program.ranks for task in rank.tasks if task.key is not None)
+        self._n_own = Counter(task.key for rank in program.ranks for task in rank.tasks if task.key is not None)
+        self.n_participants: dict[Hashable, int] = dict(self._n_own)
+        self._n_micro_batches = program.period_micro_batches
+        self._across = frozenset(_keys_across(program, self.circle_of)) if any(grow) and len(grow) > 1 else frozenset()
         self.beginning: dict[int, tuple[Communication, int]] = {}
         self.in_flight: dict[int, Communication] = {}
         self.alarm: tuple[int, int] | None = None
@@ -75,12 +84,9 @@ class Machine:
         self.touched: set[int] | None = None
         self.joint: list[tuple[int, frozenset[int], int]] = []
         self.trailing: set[tuple[int, int]] = set()
-        self.n_omitted = program.n_omitted
-        self.circles = circles or (Circle(tuple(range(len(self.ranks))), frozenset()),)
-        self.circle_of = {number: index for index, circle in enumerate(self.circles) for number in circle.numbers}
         self.watches = [
-            Watch(program.n_omitted, [self.ranks[number] for number in circle.numbers])
-            for circle in (self.circles if program.n_omitted else ())
+            Watch(program.n_omitted, [self.ranks[number] for number in circle.numbers], grows=grows)
+            for circle, grows in (zip(self.circles, grow, strict=True) if program.n_omitted else ())
         ]
         #: Until when the links of a circle are in use although no event of it is simulated.
         self.passing: list[tuple[int, int]] = []
@@ -97,14 +103,14 @@ class Machine:
     @property
     def is_finished(self) -> bool:
         """Whether every rank has issued everything and every communication has met."""
-        return not self.arrived and all(rank.n_issued == len(rank.program.tasks) for rank in self.ranks)
+        return not self.arrived and all(rank.n_issued == len(rank.tasks) for rank in self.ranks)
 
     # -- the host ---------------------------------------------------------------------------------------------
 
     def issue(self, rank: RankState) -> None:
         """Let the host run ahead until it must wait or has nothing left."""
-        tasks, known = rank.program.tasks, self.durations.hosts(rank.kind)
-        while rank.n_issued < len(tasks) and rank.held < 0:
+        tasks, known = rank.tasks, self.durations.hosts(rank.kind)
+        while rank.held < 0 and (rank.n_issued < len(tasks) or self._write_on(rank)):
             index = rank.n_issued
             task = tasks[index]
             if task.stream == HOST:
@@ -127,6 +133,17 @@ class Machine:
             stream.queue.append(index)
             if not stream.busy and len(stream.queue) == 1 and not rank.n_waiting[index]:
                 self.start_next(rank, stream)
+
+    def _write_on(self, rank: RankState) -> bool:
+        """Write down what stands behind the last task: periods until the steady state is known, then what ends the program."""
+        if rank.rest is None:
+            return False
+        if self.watches[self.circle_of[rank.number]].goes_on(rank):
+            written = rank.write_period(self._n_micro_batches)
+        else:
+            written = rank.write_rest(self._n_micro_batches, self._across)
+        self.n_participants |= {task.key: self._n_own[own.key] for own, task in written if task.key is not None}
+        return rank.n_issued < len(rank.tasks)
 
     def _host_work(self, rank: RankState, index: int, task: Task) -> None:
         assert isinstance(task.op, HostWork)
@@ -164,7 +181,7 @@ class Machine:
         """Start the head of an idle stream; its dependencies have ended."""
         index = stream.queue.popleft()
         stream.busy = True
-        task = rank.program.tasks[index]
+        task = rank.tasks[index]
         if isinstance(task.op, COMMUNICATIONS):
             now_ps = self.clock.now_ps
             issued_ps = rank.issued_ps[index] + self.durations.host_ps(task.op, rank.program.rank, rank.kind)
@@ -323,7 +340,8 @@ class Machine:
         """Release the stream and whatever waited for this task."""
         stream.busy = False
         self.latest_ps = max(self.latest_ps, now_ps)
-        tasks = rank.program.tasks
+        tasks = rank.tasks
+        rank.ended_ps[index] = now_ps
         for later in rank.dependents.get(index, ()):
             rank.n_waiting[later] -= 1
             if rank.n_waiting[later]:
@@ -343,7 +361,7 @@ class Machine:
 
     def _arrive(self, rank: RankState, index: int, at_ps: int) -> None:
         """Take part in a communication from ``at_ps`` on; the last to take part sets its start."""
-        task = rank.program.tasks[index]
+        task = rank.tasks[index]
         assert isinstance(task.op, COMMUNICATIONS)
         participants = [(rank, index)]
         if task.key is not None:
@@ -406,13 +424,13 @@ class Machine:
         communications = [self.in_flight.pop(handle) for handle in done]
         for handle, (op, participants, start_ps) in zip(done, communications, strict=True):
             for rank, index in participants:
-                task = rank.program.tasks[index]
+                task = rank.tasks[index]
                 self.spans.append(Span(op, rank.program.rank, task.stream, start_ps, now_ps, task.micro_batch))
                 if rank.collectives.pop(handle, None) is not None:
                     self._change_rate(rank)
         for communication in communications:
             for rank, index in communication.participants:
-                self.finish(rank, index, rank.streams[rank.program.tasks[index].stream], now_ps)
+                self.finish(rank, index, rank.streams[rank.tasks[index].stream], now_ps)
         self.set_alarm()
 
     # -- interference and steady state ------------------------------------------------------------------------
@@ -455,13 +473,14 @@ class Machine:
         watch.look(View(now_ps, network.state(now_ps, own), waiting, beginning, own.values(), alarm))
         if watch.found is None:
             return False
-        self._put_off(circle, watch.found)
+        start_ps, end_ps, n_periods = watch.found
+        self._put_off(circle, watch.n_omitted // n_periods * (end_ps - start_ps))
         return True
 
     def _concerns(self, circle: int, participants: Participants) -> bool:
         return any(self.circle_of[rank.number] == circle for rank, _ in participants)
 
-    def _put_off(self, circle: int, found: Found) -> None:
+    def _put_off(self, circle: int, by_ps: int) -> None:
         """Move what a circle is about to do behind the periods that are left out, everything in the order that it has.
 
         Raises
@@ -471,7 +490,6 @@ class Machine:
         """
         assert isinstance(self.network, SeparableNetwork)
         now_ps = self.clock.now_ps
-        by_ps = self.n_omitted // found.n_periods * (found.end_ps - found.start_ps)
         calls: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
         for number in self.circles[circle].numbers:
             rank = self.ranks[number]
@@ -527,10 +545,10 @@ class Machine:
             Micro-batches of one period of the program.
         """
         own: dict[int, Cycle] = {}
-        for circle, watch in zip(self.circles, self.watches, strict=bool(self.n_omitted)):
+        for circle, watch in zip(self.circles, self.watches, strict=bool(self.watches)):
             if watch.found is not None:
                 start_ps, end_ps, n_periods = watch.found
-                cycle = Cycle(start_ps, end_ps, self.n_omitted // n_periods, n_periods * period_micro_batches)
+                cycle = Cycle(start_ps, end_ps, watch.n_omitted // n_periods, n_periods * period_micro_batches)
                 if len(self.circles) == 1:
                     return cycle, {}
                 own |= {self.ranks[number].program.rank: cycle for number in circle.numbers}
@@ -542,6 +560,16 @@ class Machine:
             is_outside = until_ps > now_ps and not self._concerns(circle, participants)
             if is_outside and touches(self.circles[circle].links, links):
                 raise OutsideError
+
+
+def _keys_across(program: Program, circle_of: Mapping[int, int]) -> Iterator[Hashable]:
+    """Yield the keys behind the stretches under which ranks of several circles meet."""
+    first: dict[Hashable, int] = {}
+    for number, rank in enumerate(program.ranks):
+        assert rank.stretch is not None, "every rank of a program with omitted periods has a stretch"
+        for key in {task.key for task in rank.tasks[rank.stretch.end :] if task.key is not None}:
+            if first.setdefault(key, circle_of[number]) != circle_of[number]:
+                yield key
 
 
 def _runs_jointly(rank: RankState) -> bool:
@@ -635,9 +663,6 @@ def run(program: Program, costs: Costs, new_network: Callable[[], NetworkModel],
     circles: Sequence[Circle] = ()
     if program.n_omitted and isinstance(network, SeparableNetwork):
         circles = circles_of(program, costs, network)
-    if len(circles) > 1 and len({costs.kind(rank.rank) for rank in program.ranks}) > 1:
-        # replicas with slow ranks take longer to reach their steady state
-        program = insert_periods(program, min(GROWTH * program.n_periods, program.n_omitted))
     while True:
         machine = Machine(program, durations, network, circles=circles)
         network = new_network()
@@ -650,7 +675,7 @@ def run(program: Program, costs: Costs, new_network: Callable[[], NetworkModel],
             check(program)  # says who waits for whom
             raise AssertionError("a program that passes the check always finishes")
         n_omitted = program.n_omitted
-        n_periods = [watch.found.n_periods if watch.found else 0 for watch in machine.watches]
+        n_periods = [watch.found.n_periods if watch.found else 0 for watch in machine.watches if not watch.grows]
         n_left = n_omitted % lcm(*n_periods) if all(n_periods) else 0
         if all(n_periods) and not n_left:
             break

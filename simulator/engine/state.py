@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container, Hashable, Iterable
 from typing import NamedTuple
 
 from simulator.engine.costs import Interference
 from simulator.engine.durations import FAR_AHEAD_PS
 from simulator.program.op import Collective, Transfer
-from simulator.program.program import RankProgram
+from simulator.program.program import RankProgram, Task
+from simulator.program.stretch import shifted
 from simulator.timeline import Span
 
 
@@ -69,8 +71,19 @@ class Stream:
 class RankState:
     """Where one rank class stands in its program.
 
+    Parameters
+    ----------
+    grows : bool
+        Whether what stands behind the program's stretch is written down only when its host gets there.
+
     Attributes
     ----------
+    tasks : list of Task
+        What is written down so far; ``stretch`` says where it repeats, and ``rest`` what comes behind it, None once written.
+    n_written : int
+        Periods written down behind those of the program.
+    ended_ps : list of int
+        Per task, when it ended; -1 before.
     host_ps : int
         Time at which the host can issue the next task.
     n_waiting : list of int
@@ -97,12 +110,11 @@ class RankState:
         By how much a task was issued too late for what it could have started at, at most; negative where all were in time.
     """
 
-    __slots__ = ("beat", "collectives", "dependents", "generation", "has_waited", "held", "host_ps", "issued_ps", "kind",
-                 "n_issued", "n_waiting", "needed_ps", "number", "program", "ready_ps", "release_ticket", "running",
-                 "streams", "tightest_ps")  # fmt: skip
+    __slots__ = ("beat", "collectives", "dependents", "ended_ps", "generation", "has_waited", "held", "host_ps", "issued_ps",
+                 "kind", "n_issued", "n_waiting", "n_written", "needed_ps", "number", "program", "ready_ps", "release_ticket",
+                 "rest", "running", "streams", "stretch", "tasks", "tightest_ps")  # fmt: skip
 
-    def __init__(self, number: int, program: RankProgram, kind: int, host_ps: int) -> None:
-        n_tasks = len(program.tasks)
+    def __init__(self, number: int, program: RankProgram, kind: int, host_ps: int, *, grows: bool = False) -> None:
         self.number = number
         self.program = program
         self.kind = kind
@@ -113,16 +125,62 @@ class RankState:
         self.tightest_ps = self.needed_ps = -FAR_AHEAD_PS
         self.held = -1
         self.has_waited = False
-        self.n_waiting = [len(task.after) for task in program.tasks]
-        self.issued_ps = [0] * n_tasks
-        self.ready_ps = [0] * n_tasks
+        self.n_waiting: list[int] = []
+        self.issued_ps: list[int] = []
+        self.ready_ps: list[int] = []
+        self.ended_ps: list[int] = []
         self.dependents: dict[int, list[int]] = {}
-        for index, task in enumerate(program.tasks):
-            for earlier in task.after:
-                self.dependents.setdefault(earlier, []).append(index)
         self.streams: dict[str, Stream] = {}
         self.running: Running | None = None
         self.collectives: dict[int, Interference] = {}
+        self.tasks: list[Task] = []
+        self.stretch = program.stretch
+        self.n_written = 0
+        self.rest: tuple[Task, ...] | None = None
+        if grows:
+            assert program.stretch is not None, "every rank of a program with omitted periods has a stretch"
+            self.rest = program.tasks[program.stretch.end :]
+        self._write(program.tasks[: len(program.tasks) - len(self.rest or ())])
+
+    def write_period(self, n_micro_batches: int) -> Iterable[tuple[Task, Task]]:
+        """Write down one period more; return its tasks, each behind the one of the program that it repeats."""
+        assert self.stretch is not None and self.program.stretch is not None
+        _, end, length = self.program.stretch
+        self.n_written += 1
+        self.stretch = self.stretch._replace(end=self.stretch.end + length)
+        own = self.program.tasks[end - length : end]
+        n_tasks, n_micro_batches = self.n_written * length, self.n_written * n_micro_batches
+        written = [shifted(task, n_tasks, n_micro_batches) for task in own]
+        self._write(written)
+        return zip(own, written, strict=True)
+
+    def write_rest(self, n_micro_batches: int, fixed: Container[Hashable]) -> Iterable[tuple[Task, Task]]:
+        """Write down what stands behind the periods, likewise; keys in ``fixed`` stay as they are."""
+        assert self.stretch is not None and self.rest is not None
+        n_tasks, n_micro_batches = self.n_written * self.stretch.length, self.n_written * n_micro_batches
+        own, self.rest = self.rest, None
+        written = [shifted(task, n_tasks, n_micro_batches, first=self.stretch.start) for task in own]
+        written = [
+            new._replace(key=old.key) if old.key in fixed else new for old, new in zip(own, written, strict=True)
+        ]
+        self._write(written)
+        return zip(own, written, strict=True)
+
+    def _write(self, tasks: Iterable[Task]) -> None:
+        """Append tasks, some of whose dependencies may have ended."""
+        for index, task in enumerate(tasks, len(self.tasks)):
+            n_waiting = ready_ps = 0
+            for earlier in task.after:
+                if self.ended_ps[earlier] < 0:
+                    n_waiting += 1
+                    self.dependents.setdefault(earlier, []).append(index)
+                else:
+                    ready_ps = max(ready_ps, self.ended_ps[earlier])
+            self.tasks.append(task)
+            self.n_waiting.append(n_waiting)
+            self.ready_ps.append(ready_ps)
+            self.issued_ps.append(0)
+            self.ended_ps.append(-1)
 
 
 Participants = list[tuple[RankState, int]]

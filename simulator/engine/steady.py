@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from simulator.engine.durations import FAR_AHEAD_PS
 from simulator.engine.state import Communication, Participants, RankState, Running
-from simulator.program.program import COMPUTE, Stretch
+from simulator.program.program import COMPUTE, HOST, Block, RankProgram, Stretch
 from simulator.program.stretch import makes_host_wait
 
 #: Periods after which a state may come again: the cyclicity of the regime
@@ -68,32 +68,39 @@ class Watch:
     ranks : sequence of RankState
         Those of the machine that meet each other in their stretches, in the program's order; the ends of the first one's
         passes are the beats.
+    grows : bool
+        Whether periods are written down as the hosts get to them, instead of leaving them out.
 
     Attributes
     ----------
     found : Found or None
         Two times of the same state.
+    n_omitted : int
+        Periods that are left out.
+    n_written : int
+        Periods to be written down on every rank behind those of the program.
     """
 
-    def __init__(self, n_omitted: int, ranks: Sequence[RankState]) -> None:
+    def __init__(self, n_omitted: int, ranks: Sequence[RankState], *, grows: bool) -> None:
         self.found: Found | None = None
+        self.grows = grows
+        self.n_omitted = n_omitted
+        self.n_written = 0
         self._ranks = ranks
-        self._n_omitted = n_omitted
         self._places = {rank.number: place for place, rank in enumerate(ranks)}
-        self._stretches = [_stretch_of(rank) for rank in ranks]
         self._are_free = [
-            not any(map(makes_host_wait, rank.program.tasks[stretch.start :]))
-            for rank, stretch in zip(ranks, self._stretches, strict=True)
+            not any(map(makes_host_wait, rank.program.tasks[_stretch_of(rank).start :])) for rank in ranks
         ]
         self._known: list[_Look] = []
-        first = self._stretches[0]
+        first = _stretch_of(ranks[0])
         tasks = ranks[0].program.tasks
         ranks[0].beat = next((i for i in range(first.start, first.end) if tasks[i].stream == COMPUTE), -1)
 
     def look(self, view: View) -> None:
         """Compare the machine's state at a beat with its states at the last ones."""
-        first, stretch = self._ranks[0], self._stretches[0]
-        first.beat = first.beat + stretch.length if first.beat + stretch.length < stretch.end else -1
+        first, stretch = self._ranks[0], _stretch_of(self._ranks[0])
+        is_last = not self.n_omitted if self.grows else first.beat + stretch.length >= stretch.end
+        first.beat = -1 if is_last else first.beat + stretch.length
         positions = [
             _reached(rank) if is_free else rank.n_issued
             for rank, is_free in zip(self._ranks, self._are_free, strict=True)
@@ -114,13 +121,20 @@ class Watch:
                 self._leave_out(n_periods)
                 return
 
+    def goes_on(self, rank: RankState) -> bool:
+        """Whether a host that gets behind the periods written down finds one more there, not what ends its program."""
+        if rank.n_written == self.n_written and self.found is None and self.n_omitted:
+            self.n_written += 1
+            self.n_omitted -= 1
+        return rank.n_written < self.n_written
+
     def _repeats(self, n_periods: int) -> bool:
         """Whether what lies between the last look and the one so many periods before will happen again and again."""
         before, now = self._known[-1 - n_periods], self._known[-1]
         if before.state is None or before.state != now.state:
             return False
-        for number, stretch in enumerate(self._stretches):
-            if now.positions[number] - before.positions[number] != n_periods * stretch.length:
+        for number, rank in enumerate(self._ranks):
+            if now.positions[number] - before.positions[number] != n_periods * _stretch_of(rank).length:
                 return False
             gained_ps = now.leads_ps[number] - before.leads_ps[number]
             was_late = any(look.tightest_ps[number] > 0 for look in self._known[-n_periods:])
@@ -129,9 +143,13 @@ class Watch:
         return True
 
     def _leave_out(self, n_periods: int) -> None:
-        """Give free hosts the lead that they gain in the periods that are left out."""
+        """Write down what is no whole number of repetitions; give free hosts the lead that they gain in the others."""
         before, now = self._known[-1 - n_periods], self._known[-1]
-        n_left_out = self._n_omitted // n_periods
+        n_left = self.n_omitted % n_periods
+        if self.grows:
+            self.n_written += n_left
+            self.n_omitted -= n_left
+        n_left_out = self.n_omitted // n_periods
         for rank, position, early_ps, late_ps in zip(
             self._ranks, now.positions, before.leads_ps, now.leads_ps, strict=True
         ):
@@ -146,10 +164,8 @@ class Watch:
         if view.network is None:
             return None
         ranks = [
-            (_free_state if is_free else _rank_state)(rank, stretch, position, now_ps)
-            for rank, stretch, position, is_free in zip(
-                self._ranks, self._stretches, positions, self._are_free, strict=True
-            )
+            (_free_state if is_free else _rank_state)(rank, _stretch_of(rank), position, now_ps)
+            for rank, position, is_free in zip(self._ranks, positions, self._are_free, strict=True)
         ]
         met = [self._meeting(participants, at_ps - now_ps, positions) for participants, at_ps in view.waiting]
         soon = [self._meeting(c.participants, c.start_ps - now_ps, positions) for c, _ in view.beginning]
@@ -164,7 +180,7 @@ class Watch:
             place = places.get(rank.number)
             if place is None:
                 return None
-            stretch = self._stretches[place]
+            stretch = _stretch_of(rank)
             if index < stretch.start or (index >= stretch.end and self._are_free[place]):
                 return None
         return (since_ps, tuple((rank.number, index - positions[places[rank.number]]) for rank, index in participants))
@@ -183,9 +199,18 @@ class Watch:
         return tuple((time_ps - view.now_ps, label) for time_ps, _, label in sorted(calls, key=lambda call: call[:2]))
 
 
-def _stretch_of(rank: RankState) -> Stretch:
-    assert rank.program.stretch is not None, "every rank of a program with omitted periods has a stretch"
-    return rank.program.stretch
+def _stretch_of(rank: RankState | RankProgram) -> Stretch:
+    assert rank.stretch is not None, "every rank of a program with omitted periods has a stretch"
+    return rank.stretch
+
+
+def stops_host(rank: RankProgram) -> bool:
+    """Whether a rank's host waits for its device in every period, so that it is never far ahead in its program."""
+    _, end, length = _stretch_of(rank)
+    return any(
+        task.op.waits if isinstance(task.op, Block) else task.stream == HOST and bool(task.after)
+        for task in rank.tasks[end - length : end]
+    )
 
 
 def _reached(rank: RankState) -> int:
@@ -193,7 +218,7 @@ def _reached(rank: RankState) -> int:
     stream = rank.streams.get(COMPUTE)
     if stream is not None and stream.running is not None:
         return stream.running.index
-    return stream.queue[0] if stream is not None and stream.queue else len(rank.program.tasks)
+    return stream.queue[0] if stream is not None and stream.queue else len(rank.tasks)
 
 
 def _running_state(running: Running, position: int, floor_ps: int, now_ps: int) -> Hashable:
@@ -235,7 +260,7 @@ def _free_state(rank: RankState, stretch: Stretch, position: int, now_ps: int) -
             oldest = min(oldest, running.index)
             is_held = running.floor_ps > running.since_ps + running.left_ps
             state = _running_state(running, position, running.floor_ps if is_held else now_ps, now_ps)
-        head = stream.queue[0] if stream.queue else len(rank.program.tasks)
+        head = stream.queue[0] if stream.queue else len(rank.tasks)
         oldest = min(oldest, head)
         streams.append((name, stream.busy, state, head - position if head < stretch.end else ("behind", head)))
     return None if oldest < stretch.start or position >= stretch.end else tuple(streams)
