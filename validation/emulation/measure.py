@@ -7,7 +7,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from validation.emulation.job import COLLECTIVES, Job
 from validation.emulation.namespaces import enter
 from validation.emulation.network import EmulatedNetwork
 from validation.emulation.ranks import FOLDER_PREFIX, run_ranks
+from validation.processors import Watch
 from validation.tables.statistics import summarize
 
 #: columns of a measured row, and what they hold
@@ -130,7 +130,7 @@ def measure_on(network: EmulatedNetwork, job: Job, limits: Limits) -> dict[str, 
     load = os.getloadavg()[0]
     if load > 2 * (os.cpu_count() or 1):
         print(f"warning: the machine is busy (load {load:.1f}): times may be longer", file=sys.stderr)
-    before, start_s, own_s = _busy_s(), time.monotonic(), _children_s()
+    watch = Watch()
     with tempfile.TemporaryDirectory(prefix=f"{FOLDER_PREFIX}{os.getpid()}-") as folder:
         store = str(Path(folder, "store"))
         answers = run_ranks(
@@ -142,23 +142,10 @@ def measure_on(network: EmulatedNetwork, job: Job, limits: Limits) -> dict[str, 
             timeout_s=limits.timeout_s,
             real_time=True,
         )
-    wall_s = (time.monotonic() - start_s) * (os.cpu_count() or 1)
     row = _row(shape, job, answers)
-    row["cpu_all"] = round((_busy_s() - before) / wall_s, 3)
-    row["cpu_own"] = round((_children_s() - own_s) / wall_s, 3)
+    row["cpu_all"], row["cpu_own"] = (round(share, 3) for share in watch.shares())
     row["load1"] = round(load, 2)
     return row
-
-
-def _busy_s() -> float:
-    fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
-    ticks = sum(int(field) for field in fields[:3]) + sum(int(field) for field in fields[5:8])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _children_s() -> float:
-    times = os.times()
-    return times.children_user + times.children_system
 
 
 def _row(shape: ClusterShape, job: Job, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -47,6 +47,10 @@ def topology_here(n_ranks: int, collectives: Sequence[tuple[int, float]]) -> Top
     return load_topology("emulated-1g", overrides=overrides).subset(n_ranks)
 
 
+#: what an idle machine's iterations are predicted to, and the share lost to other work from which nothing is judged
+_IDLE_ERROR, _MOST_LOST = 0.10, 0.5
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Predicted beside measured, in seconds."""
@@ -61,6 +65,22 @@ class Comparison:
     parts: list[Part]  #: The iteration cut into kinds of kernels, what surrounds them, optimizer and communication.
     #: Of other kinds of training of the same model on as many ranks.
     jobs: list[JobComparison] = field(default_factory=list)
+    lost: float = 0.0  #: Share of the processors that the ranks needed and other work had.
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the ranks had most of the processors that they needed."""
+        return self.lost < _MOST_LOST
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """Where the iteration is expected: within 10 % on an idle machine, wider by what other work took."""
+        factor = 1.0 + self.allowed(_IDLE_ERROR)
+        return self.iteration[0] / factor, self.iteration[0] * factor
+
+    def allowed(self, error: float) -> float:
+        """Relative error up to which an iteration is judged right, where it is ``error`` on an idle machine."""
+        return (1.0 + error) / (1.0 - min(self.lost, _MOST_LOST)) - 1.0
 
     @property
     def relative_error(self) -> float:

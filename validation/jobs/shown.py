@@ -35,6 +35,11 @@ def machine() -> str:
     return f"{os.cpu_count()} processors, {system}, PyTorch {torch.__version__} (CPU, gloo){busy}"
 
 
+def lost_words(lost: float) -> str:
+    """Say what other work took."""
+    return f"other work had {lost:.0%} of the processors that it needed"
+
+
 def _processes(n_ranks: int) -> str:
     return f"{n_ranks} process{'es' if n_ranks > 1 else ''}"
 
@@ -58,7 +63,9 @@ def _causes(causes: Iterable[tuple[str, float]], iteration_s: float) -> PageTabl
 
 def tables_of(name: str, one: Comparison) -> list[PageTable]:
     """Return the tables of one comparison: iteration, operators, collectives, causes, and the same of other jobs."""
-    said = f"{name} on {_processes(one.n_ranks)}"
+    low_s, high_s = one.interval_s
+    said = f"{name} on {_processes(one.n_ranks)}, expected {1e3 * low_s:.1f} to {1e3 * high_s:.1f} ms"
+    said += f": {lost_words(one.lost)}" * (one.lost > 0.01)
     whole: list[Side] = [
         ("iteration", *one.iteration),
         ("forward and backward", *one.forward_backward),

@@ -1,6 +1,8 @@
 """Calibrating this machine, comparing, and explaining: ``simulate validate --here``."""
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ torch = pytest.importorskip("torch", reason="real jobs need PyTorch")
 from simulator.analysis.side_by_side import Part  # noqa: E402
 from validation.jobs.calibrated import fit_line  # noqa: E402
 from validation.jobs.compare import FRAMEWORK, Comparison, _share  # noqa: E402
+from validation.jobs.here import check_here  # noqa: E402
 from validation.jobs.job_programs import (  # noqa: E402
     JobProgram,
     calibration_sizes,
@@ -28,6 +31,8 @@ from validation.jobs.job_settings import COMPARED, Settings  # noqa: E402
 from validation.jobs.kernel_probes import call_of  # noqa: E402
 from validation.jobs.model import SIZES  # noqa: E402
 from validation.jobs.observe import JUDGED_BYTES  # noqa: E402
+from validation.jobs.shown import tables_of  # noqa: E402
+from validation.processors import Watch, lost_share  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 torch.set_num_threads(1)
@@ -98,6 +103,34 @@ def test_causes_add_up_to_the_difference():
     assert found.relative_error == pytest.approx(-1 / 3)
     assert found.causes()[0] == ("gemm kernels", pytest.approx(-0.3))
     assert sum(seconds for _, seconds in found.causes()) == pytest.approx(-0.5)
+
+
+def test_other_work_widens_what_counts_as_right_and_half_of_it_refuses(capsys):
+    """1.1 / (1 - 0.25) is 1.467: with a quarter of the processors gone a step of 1 s is expected from 0.68 to 1.47 s."""
+    idle, quarter, half = (replace(_comparison(), lost=lost) for lost in (0.0, 0.25, 0.5))
+    assert idle.interval_s == pytest.approx((1 / 1.1, 1.1))
+    assert quarter.interval_s == pytest.approx((0.682, 1.467), abs=1e-3)
+    check_here([quarter], 0.10)
+    with pytest.raises(ThresholdError, match=r"2: -33.3%"):
+        check_here([idle], 0.10)
+    with pytest.raises(ThresholdError):
+        check_here([replace(quarter, iteration=(1.0, 2.0))], 0.10)
+    check_here([replace(half, iteration=(1.0, 9.0))], 0.10)
+    assert "2 processes: not judged, other work had 50%" in capsys.readouterr().err
+    (whole, *_) = tables_of("gpt2-tiny", quarter)
+    assert whole.title.endswith("expected 681.8 to 1466.7 ms: other work had 25% of the processors that it needed")
+
+
+def test_ranks_lose_what_other_work_leaves_them_short_of():
+    """Of two processors: one rank has one while other work has half of both; two ranks then lack one of two."""
+    assert [lost_share(n, 2, 0.5) for n in (1, 2)] == [0.0, 0.5]
+    watch = Watch()
+    end_s = time.process_time() + 0.2
+    while time.process_time() < end_s:
+        pass
+    everything, own = watch.shares()
+    assert 0.0 < own <= everything <= 1.05
+    assert 0.0 <= watch.lost(1) <= 1.0
 
 
 def test_a_machine_is_calibrated_and_compared(validation):
