@@ -10,6 +10,7 @@ from math import inf
 import numpy as np
 
 from simulator.collectives import plan_collective, plan_transfer
+from simulator.collectives.shape import shape_of
 from simulator.engine import Interference
 from simulator.faults import slowest_of
 from simulator.kernels import KERNEL_MODELS
@@ -119,7 +120,8 @@ class ModelCosts:
         rate = inf
         kernel = "dispatch" if (op.name == "dispatch") == (op.phase != "backward") else "combine"
         if plan.moe_dispatcher == "deepep" and op.axis == "ep:local":
-            rate = flow.n_bytes / dispatcher.copying_s(kernel, routed, plan.dispatcher_sms)
+            nvlink = shape_of(op.groups[0], self.topology).nvlink_bytes_per_s
+            rate = flow.n_bytes / dispatcher.copying_s(kernel, routed, plan.dispatcher_sms, nvlink)
         return _bounded(flow, dispatcher.launch_s(kernel), rate)
 
     def _planned(self, op: Collective, groups: Groups) -> Flow:

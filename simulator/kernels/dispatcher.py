@@ -34,9 +34,10 @@ class DispatchConstants:
     """Constants of one direction on one device; the defaults are those of the H200."""
 
     launch_s: float = 2.7e-5  #: Of an exchange without tokens: launch, notification, barriers.
-    #: What one SM copies, and what the links of the rank carry.
-    sm_bytes_per_s: float = 33.6 * _GB
-    link_bytes_per_s: float = 537 * _GB
+    sm_bytes_per_s: float = 33.6 * _GB  #: What one SM copies.
+    link_share: float = (
+        1.19  #: Share of NVLink's rate that copies and their headers fill; above 1 where headers are not all sent.
+    )
     reads: float = 1.67  #: Work of the SMs on a token beside its copies, in copies.
     header_bytes: float = 2817.0  #: What a copy costs beside its bytes, in bytes.
 
@@ -64,7 +65,7 @@ _DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "combine": {
         "launch_s": 3.66e-5,
         "sm_bytes_per_s": 30.9 * _GB,
-        "link_bytes_per_s": 324 * _GB,
+        "link_share": 0.72,
         "reads": 3.43,
         "header_bytes": 16.0,
     },
@@ -103,19 +104,21 @@ class Dispatcher:
         """Seconds of an exchange without tokens."""
         return self._constants(operator).launch_s
 
-    def copying_s(self, operator: str, routed: Routed, n_sms: int) -> float:
+    def copying_s(self, operator: str, routed: Routed, n_sms: int, nvlink_bytes_per_s: float) -> float:
         """Seconds in which ``n_sms`` SMs and the links of a rank move its tokens, beside :meth:`launch_s`.
 
         Parameters
         ----------
         operator : str
             ``dispatch`` or ``combine``.
+        nvlink_bytes_per_s : float
+            Of all links of a rank, in one direction.
         """
         constants = self._constants(operator)
         copy_bytes = routed.n_tokens * (routed.token_bytes + constants.header_bytes)
         by_sms = copy_bytes * (routed.n_places + constants.reads) / (n_sms * constants.sm_bytes_per_s)
         leaving = copy_bytes * routed.n_places * (1.0 - 1.0 / routed.n_all)
-        return _larger(by_sms, leaving / constants.link_bytes_per_s)
+        return _larger(by_sms, leaving / (constants.link_share * nvlink_bytes_per_s))
 
     def _constants(self, operator: str) -> DispatchConstants:
         return self.dispatch if operator == "dispatch" else self.combine

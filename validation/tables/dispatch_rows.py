@@ -44,6 +44,7 @@ def predict(rows: Sequence[Row], progress: Progress | None = None, n_processes: 
 
 
 def _exchange_s(row: Row, topology: Topology, dispatcher: Dispatcher) -> float:
+    from simulator.collectives.shape import shape_of
     from simulator.kernels.dispatcher import network_s, places_of
     from simulator.program.op import Routed
 
@@ -60,7 +61,8 @@ def _exchange_s(row: Row, topology: Topology, dispatcher: Dispatcher) -> float:
         n_all=n_places,
     )
     if n_nodes == 1:
-        return dispatcher.launch_s(operator) + dispatcher.copying_s(operator, routed, n_sms)
+        nvlink_rate = shape_of(tuple(range(n_places)), topology).nvlink_bytes_per_s
+        return dispatcher.launch_s(operator) + dispatcher.copying_s(operator, routed, n_sms, nvlink_rate)
     return network_s(operator, routed, n_sms, nic_rate(topology))
 
 
