@@ -14,7 +14,7 @@ from simulator.calibration.kernel_rows import KernelRow, read_kernel_rows
 from simulator.calibration.robust import Fitted, Free, Residuals, fit_constants
 from simulator.calibration.tables import plain_yaml
 from simulator.errors import CalibrationError
-from simulator.kernels.attention import AttentionConstants, attention_times_s
+from simulator.kernels.attention import WIDE_HEADS, AttentionConstants, attention_times_s
 from simulator.kernels.constants import NOTES
 from simulator.kernels.gemm import GemmColumns, GemmConstants, gemm_times_s
 from simulator.kernels.pointwise import ALIASES, PointwiseConstants, pointwise_time_s
@@ -39,16 +39,21 @@ _GEMM_FREE = (
     Free(name="joules_per_flop", low=0.3e-12, high=4e-12, prior=0.3),
     Free(name="joules_per_byte", low=5e-12, high=200e-12, prior=0.5),
 )
+#: what attention frees; of few rows the first ones only, one for two rows
 _ATTENTION_FREE = (
-    Free(name="launch_s", low=0.5e-6, high=40e-6, prior=0.5),
     Free(name="efficiency", low=0.3, high=1.2, prior=0.5),
     Free(name="score_s", low=1e-13, high=100e-12, prior=0.5),
     Free(name="block_s", low=1e-8, high=20e-6, prior=0.5),
+    Free(name="joules_per_flop", low=0.3e-12, high=4e-12, prior=0.3),
     Free(name="longest", low=0.2, high=2.0, prior=0.5),
     Free(name="tail", low=1e-3, high=1.0, prior=0.5),
     Free(name="dram_bandwidth", low=0.5, high=1.0, prior=0.5),
 )
-_ACCUMULATOR = Free(name="accumulator_bytes", low=1.0, high=60.0, prior=0.5)
+_ATTENTION_LAST = {
+    "forward": Free(name="launch_s", low=0.5e-6, high=40e-6, prior=0.5),
+    "backward": Free(name="accumulator_bytes", low=1.0, high=60.0, prior=0.5),
+}
+FEWEST_ATTENTION = 8
 
 #: types of operands that carry scales; fitted after the plain ones, whose constants they share
 SCALED_TYPES = ("fp8", "fp8_block", "mxfp8", "nvfp4", "mxfp4")
@@ -62,6 +67,8 @@ HOST_MARGIN = 1.1
 #: library kernel in the table -> implementation in device files, by architecture; others keep their names
 IMPLEMENTATIONS = {
     "ampere": {"flash_attention": "default"},
+    "blackwell": {"cudnn": "default"},
+    "hopper": {"cudnn": "default"},
 }
 
 
@@ -111,7 +118,7 @@ def predict_rows_s(rows: Sequence[KernelRow], device: Device, constants: KernelC
 def _group_of(row: KernelRow) -> tuple[object, ...]:
     shape = row.shape
     if isinstance(shape, AttentionShape):
-        return (row.conditions.name, "attention", shape.kernel_pass, row.implementation)
+        return (row.conditions.name, "attention", shape.kernel_pass, row.implementation, shape.dtype, shape.head_dim)
     family = {GemmShape: "gemm", ScanShape: "scan"}.get(type(shape), "pointwise")
     return (row.conditions.name, EXPERTS if shape.name == EXPERTS else family)
 
@@ -126,8 +133,10 @@ def _predict_group(rows: Sequence[KernelRow], device: Device, constants: KernelC
     if isinstance(first, AttentionShape):
         calls = [r.shape for r in rows if isinstance(r.shape, AttentionShape)]
         is_backward = first.kernel_pass != "forward"
-        name = implementation_name(rows[0].implementation, device)
-        of_direction = constants.attention.of(name, "backward" if is_backward else "forward")
+        name = _attention_name(rows[0], device)
+        of_direction = constants.attention.of(
+            name, "backward" if is_backward else "forward", first.head_dim, first.dtype
+        )
         return attention_times_s(calls, device, of_direction, conditions, is_backward=is_backward)
     return np.array([_one_s(row, device, constants) for row in rows])
 
@@ -142,6 +151,15 @@ def _one_s(row: KernelRow, device: Device, constants: KernelConstants) -> float:
 def implementation_name(library_kernel: str, device: Device) -> str:
     """Return the implementation under which a library kernel's constants are kept in a device file."""
     return IMPLEMENTATIONS.get(device.architecture, {}).get(library_kernel, library_kernel or "default")
+
+
+def _attention_name(row: KernelRow, device: Device) -> str:
+    """Return the implementation of an attention kernel; cuDNN's for wide heads and for eight bits are kept apart."""
+    name, shape = implementation_name(row.implementation, device), row.shape
+    if row.implementation != "cudnn" or not isinstance(shape, AttentionShape):
+        return name
+    name = f"{name}_wide" if shape.head_dim > WIDE_HEADS else name
+    return f"{name}_{shape.dtype}" if shape.dtype in SCALED_TYPES else name
 
 
 def fit_kernels(csv: str | Path, device: str | Path, *, start_from: str | Path = "") -> KernelFit:
@@ -409,13 +427,13 @@ def _fit_attention(
     for row in rows:
         if isinstance(row.shape, AttentionShape):
             way = "forward" if row.shape.kernel_pass == "forward" else "backward"
-            groups.setdefault((implementation_name(row.implementation, device), way), []).append(row)
+            groups.setdefault((_attention_name(row, device), way), []).append(row)
     found: dict[str, dict[str, AttentionConstants]] = {}
     for (name, way), members in sorted(groups.items()):
         is_backward = way == "backward"
-        free = (*_ATTENTION_FREE[1:], _ACCUMULATOR) if is_backward else _ATTENTION_FREE
-        if len(members) < 2 * len(free):
+        if len(members) < FEWEST_ATTENTION:
             continue
+        free = (*_ATTENTION_FREE, _ATTENTION_LAST[way])[: len(members) // 2]
         shapes = [r.shape for r in members if isinstance(r.shape, AttentionShape)]
         conditions = members[0].conditions
         start = replace(
@@ -509,7 +527,7 @@ def undetermined_kernels(csv: str | Path, device: Device, fit: KernelFit) -> dic
     found = {family: f"no rows; {kept}" for family in ("gemm", "attention", "pointwise") if family not in fit.sections}
     for row in rows:
         if isinstance(row.shape, AttentionShape):
-            name = implementation_name(row.implementation, device)
+            name = _attention_name(row, device)
             way = "forward" if row.shape.kernel_pass == "forward" else "backward"
             if way not in fit.sections.get("attention", {}).get(name, {}):
                 found[f"attention, {name} {way}"] = f"too few rows; {kept}"

@@ -38,6 +38,8 @@ FIRST_GENERATION_SPEED: Mapping[str, Mapping[str, tuple[float, float]]] = {
 #: each then compares and selects, and backward makes the mask anew and applies it to two products (Salmon et al., "Parallel
 #: random numbers: as easy as 1, 2, 3", SC'11; 128 lanes an SM)
 DROPOUT_CLOCKS = {"forward": 0.06, "backward": 0.12}
+#: elements of a head beyond which libraries have other kernels
+WIDE_HEADS = 128
 BLOCK_ROWS = 128.0
 BLOCK_COLUMNS = 64.0
 
@@ -66,16 +68,21 @@ class AttentionFamily:
 
     implementations: Mapping[str, Mapping[str, AttentionConstants]]
 
-    def of(self, name: str, direction: str, head_dim: int = 128) -> AttentionConstants:
-        """Constants by the name in the shape, or those of the device's default implementation.
+    def of(self, name: str, direction: str, head_dim: int = 128, dtype: str = "bf16") -> AttentionConstants:
+        """Constants by the name in the shape, or those of the device's default implementation, for operands of ``dtype``.
 
-        The first generation of fused attention is the second one at :data:`FIRST_GENERATION_SPEED`.
+        Kernels of eight bits and of heads wider than 128 are other kernels: a device that has their times keeps them as
+        ``default_fp8``, ``default_mxfp8``, ``default_wide``, ``default_wide_fp8`` and so on. The first generation of fused attention
+        is the second one at :data:`FIRST_GENERATION_SPEED`.
         """
         if name in FIRST_GENERATION_SPEED and name not in self.implementations:
             second = self.of("flash_attention_2", direction)
             speed = FIRST_GENERATION_SPEED[name][direction][head_dim > 64]
             return replace(second, efficiency=second.efficiency * speed, score_s=second.score_s / speed)
-        return self.implementations.get(name, self.implementations["default"])[direction]
+        named = name if name in self.implementations else "default"
+        widths = (f"{named}_wide", named) if head_dim > WIDE_HEADS else (named,)
+        names = (*(f"{one}_{dtype}" for one in widths), *widths)
+        return next(self.implementations[one] for one in names if one in self.implementations)[direction]
 
 
 def attention_times_s(
@@ -102,7 +109,7 @@ def attention_times_s(
             s.head_dim,
             s.causal,
             DTYPE_BYTES[s.dtype],
-            s.window or s.seq_k,
+            _reach(s, is_backward=is_backward),
         )
         for s in shapes
     ]
@@ -129,6 +136,21 @@ def attention_times_s(
     n_flops = np.minimum(1.0, width / 2.0) * np.array([s.n_flops for s in shapes])  # in 16-bit ones
     energy = n_flops * constants.joules_per_flop + n_bytes * constants.joules_per_byte
     return constants.launch_s + conditions.overhead_s + conditions.limited(unlimited, energy / device.sustained_power_w)
+
+
+def _reach(shape: AttentionShape, *, is_backward: bool) -> int:
+    """Keys before a query from which on a kernel skips blocks.
+
+    Kernels of eight bits skip none in backward but those above the diagonal.
+
+    References
+    ----------
+    NVIDIA/cudnn-frontend@3929da2, ``benchmark/sdpa_benchmark_training/results/gpt_oss`` (cuDNN 9.22): with a window of 128 backward
+    in bf16 grows with the number of tokens, in fp8 and mxfp8 with its square.
+    """
+    if is_backward and DTYPE_BYTES[shape.dtype] < DTYPE_BYTES["bf16"]:
+        return shape.seq_k
+    return shape.window or shape.seq_k
 
 
 def _blocks(

@@ -123,7 +123,7 @@ class RooflineKernels:
         if isinstance(shape, AttentionShape):
             is_backward = shape.kernel_pass != "forward"
             way = "backward" if is_backward else "forward"
-            of_direction = constants.attention.of(shape.name, way, shape.head_dim)
+            of_direction = constants.attention.of(shape.name, way, shape.head_dim, shape.dtype)
             times = attention_times_s([shape], device, of_direction, self.conditions, is_backward=is_backward)
             return float(times[0])
         if isinstance(shape, ScanShape):

@@ -311,6 +311,19 @@ def _stashed(style: Style, x: Tensor) -> Tensor:
     return style.tape.record([x], x.n_elements, x.dtype, forward=[move], backward=[back], view=x, gradient="alias")
 
 
+def _epilogue_bytes(style: Style, fused: str) -> tuple[float, float]:
+    """Bytes that a fused product moves per element of its result, forward, and of its input's gradient.
+
+    The first product writes what backward needs in 16 bits, and the activation narrow along rows and columns. The gradient of
+    the second one's input stays in the kernel, which reads what was kept and writes its gradient narrow in both directions.
+    """
+    narrowing = style.setting.recipe.quantisation
+    if not fused or narrowing is None:
+        return 0.0, 0.0
+    both, n_halves, wide = 2 * narrowing.element_bytes, 2 if style.spec.gated_mlp else 1, DTYPE_BYTES[style.dtype]
+    return (wide + both / n_halves, 0.0) if fused == "gradient" else (0.0, n_halves * (wide + both))
+
+
 def _grouped(
     style: Style,
     x: Tensor,
@@ -339,7 +352,7 @@ def _grouped(
     )
     weight = style.tape.weight(n_local * rows * columns, style.weight_dtype)
     if setting.recipe.quantisation is not None:
-        return style.quantised_product(x, weight, shape, fused=fused)
+        return style.quantised_product(x, weight, shape, fused=fused, result_bytes=_epilogue_bytes(style, fused))
     weight_gradient = replace(shape, m=rows, n=columns, k=each, kernel_pass="wgrad", output_bytes=style.wgrad_bytes)
     return style.tape.record(
         [x, weight],

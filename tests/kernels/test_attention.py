@@ -4,16 +4,20 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.calibration.kernel_rows import read_kernel_rows
+from simulator.calibration.kernels import predict_rows_s
 from simulator.kernels import RooflineKernels
 from simulator.kernels.attention import DROPOUT_CLOCKS, AttentionConstants, AttentionFamily, attention_times_s
 from simulator.kernels.conditions import CONDITIONS
 from simulator.kernels.roofline import KernelConstants
 from simulator.models.layer import AttentionShape, Pass
 from simulator.topology.device import Device, load_device
+from validation.tables.reader import MEASUREMENTS
 
 BARE = AttentionConstants(
     launch_s=0.0, efficiency=1.0, score_s=0.0, block_s=0.0, longest=0.0, tail=0.0, dram_bandwidth=1.0
@@ -169,6 +173,49 @@ def test_the_first_generation_runs_at_a_share_of_the_second() -> None:
     own = {way: AttentionConstants(efficiency=0.1) for way in ("forward", "backward")}
     known = AttentionFamily(implementations={"default": second, "flash_attention_1": own})
     assert known.of("flash_attention_1", "forward").efficiency == 0.1
+
+
+def test_kernels_for_eight_bits_and_for_wide_heads_have_constants_of_their_own() -> None:
+    names = ("default", "default_wide", "default_fp8", "default_wide_mxfp8", "other")
+    family = AttentionFamily(
+        implementations={n: {"forward": AttentionConstants(launch_s=i)} for i, n in enumerate(names)}
+    )
+    for name, head_dim, dtype, expected in (
+        ("flash_attention", 128, "bf16", "default"),
+        ("flash_attention", 160, "bf16", "default_wide"),
+        ("flash_attention", 64, "fp8", "default_fp8"),
+        ("flash_attention", 160, "fp8", "default_fp8"),
+        ("flash_attention", 192, "mxfp8", "default_wide_mxfp8"),
+        ("flash_attention", 128, "mxfp8", "default"),
+        ("other", 192, "fp8", "other"),
+    ):
+        assert names[int(family.of(name, "forward", head_dim, dtype).launch_s)] == expected
+
+
+def test_backward_in_eight_bits_skips_nothing_before_the_window() -> None:
+    """cuDNN 9.22 on GB200 by NVIDIA/cudnn-frontend@3929da2, window 128, 8,192 over 4,096 tokens: bf16 0.911 / 0.465 ms, fp8 6.176 / 1.731
+    ms backward; 0.385 / 0.195 ms forward.
+    """
+    device = load_device("gb200")
+    for dtype, kernel_pass, measured in (
+        ("bf16", "backward", 0.911 / 0.465),
+        ("fp8", "backward", 6.176 / 1.731),
+        ("fp8", "forward", 0.385 / 0.195),
+    ):
+        shape = replace(
+            shape_of(causal=True, heads=128, kernel_pass=kernel_pass), batch=2, head_dim=64, window=128, dtype=dtype
+        )
+        long, short = (RooflineKernels().duration_s(replace(shape, seq_q=n, seq_k=n), device) for n in (8192, 4096))
+        assert long / short == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize("device", ["gb200", "gb300", "h200-sxm"])
+def test_attention_of_cudnn_takes_what_nvidia_measured_at_lengths_that_nothing_was_fitted_to(device: str) -> None:
+    """Rows of 4,096 tokens (split=test); Hopper in eight bits is slower backward than in sixteen, Blackwell faster forward."""
+    rows = read_kernel_rows(MEASUREMENTS / "cudnn_attention.csv", device, splits=("test",))
+    errors = np.abs(predict_rows_s(rows, load_device(device), KernelConstants.of(load_device(device))))
+    errors = np.abs(errors / np.array([row.time_s for row in rows]) - 1.0)
+    assert np.median(errors) < 0.05 and errors.max() < 0.11
 
 
 def test_shares_of_attention_are_shares() -> None:

@@ -139,6 +139,38 @@ def test_nothing_else_is_narrow_in_sixteen_bits():
     assert ParallelPlan(precision="mxfp8", fp8_modules="attention+output").narrow_modules == ("attention", "output")
 
 
+def test_attention_in_blocks_is_quantised_along_rows_and_columns():
+    """Transformer Engine's MXFP8 attention: a byte an element and a scale of one for 32, in either direction, 66 bytes of 32 elements."""
+    assert narrow_attention_of("mxfp8") == ({"mxfp8"}, 66 / 32)
+    for precision in ("fp8", "fp8_current", "nvfp4"):
+        assert narrow_attention_of(precision) == ({"fp8"}, 1.0)
+
+
+def narrow_attention_of(precision):
+    block = with_narrow("attention", precision=precision)["block"]
+    found = {"forward": block.forward, "backward": block.backward}
+    dtypes = {i.dtype for items in found.values() for i in items if isinstance(i, AttentionShape)}
+    shares = set()
+    for items in found.values():
+        at = next(n for n, i in enumerate(items) if isinstance(i, AttentionShape))
+        cast = [i for i in items[:at] if isinstance(i, PointwiseShape) and i.name.startswith("quantize")][-1]
+        shares.add(cast.written_bytes / cast.n_elements)
+    (share,) = shares
+    return dtypes, share
+
+
+def test_one_kernel_for_all_experts_moves_what_its_epilogue_reads_and_writes():
+    """cuDNN's grouped products of gate and up: forward 2 bytes of the result and 66 of 64 of the activation both ways; backward of the
+    activation reads 2 x 2 bytes and writes 2 x 66 / 32.
+    """
+    spec = rename(CATALOG["mixtral-8x7b"], "x", layers=1)
+    setting = Setting(micro_batch=1, sequence_length=1024, precision="mxfp8", kernels="fused", fuses_experts=True)
+    products = [i for i in kernels(build_model(spec, setting), GemmShape) if i.name == "grouped_gemm"]
+    moved = {(i.kernel_pass, i.k): i.output_bytes for i in products}
+    assert moved["forward", 4096] == 2 + 66 / 64 and moved["forward", 14336] == 0
+    assert moved["dgrad", 4096] == 2 * (2 + 66 / 32) and moved["dgrad", 2 * 14336] == 0
+
+
 def test_one_kernel_for_all_experts_activates_and_quantises():
     """cuDNN's grouped products behind Transformer Engine's fused grouped MLP: of eight quantisations of a block two go, and SwiGLU.
 

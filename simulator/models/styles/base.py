@@ -234,10 +234,12 @@ class Style(ABC):
         between: Sequence[LayerItem] = (),
         saved_input: Tensor | None = None,
         fused: str = "",
+        result_bytes: tuple[float, float] = (0.0, 0.0),
     ) -> Tensor:
         """Append ``shape``, forward and backward, on operands that the precision's recipe narrows.
 
-        What is ``fused``, ``input`` or ``gradient``, arrives narrow from the kernel that makes it.
+        What is ``fused``, ``input`` or ``gradient``, arrives narrow from the kernel that makes it. ``result_bytes`` is the traffic
+        of an element of the result and of the input's gradient, 0 for that of its type.
 
         What is saved of the input is narrow, unless it is rebuilt before backward (Megatron-Core's ``save_original_input``);
         under sequence parallelism it is this rank's share ``saved_input``, which backward gathers again.
@@ -252,7 +254,7 @@ class Style(ABC):
         held = x if saved_input is None else saved_input
         is_narrow = self.saves_quantised and not held.storage.is_rebuilt
         gradient = Tensor(n_out, self.dtype, x.storage)
-        narrow = replace(shape, dtype=recipe.products)
+        narrow = replace(shape, dtype=recipe.products, output_bytes=result_bytes[0])
         wgrad = recipe.wide_products if narrowing.wide_wgrad else recipe.products
         weight_gradient = replace(
             shape, m=shape.n, n=shape.k, k=shape.m, kernel_pass="wgrad", dtype=wgrad, output_bytes=self.wgrad_bytes
@@ -270,7 +272,7 @@ class Style(ABC):
                     else [self._quantise(gradient, in_pass="backward", n_pieces=shape.n_pieces)]
                 ),
                 *(before if is_trained else ()),
-                replace(narrow, n=shape.k, k=shape.n, kernel_pass="dgrad"),
+                replace(narrow, n=shape.k, k=shape.n, kernel_pass="dgrad", output_bytes=result_bytes[1]),
                 *between,
                 *([weight_gradient] if is_trained else ()),
             ],

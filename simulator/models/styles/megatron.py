@@ -166,9 +166,12 @@ class Fused(Megatron):
         References
         ----------
         NVIDIA Transformer Engine, ``pytorch/attention/dot_product_attention``: ``fp8_dpa`` quantises query, key and value before
-        the kernel and the output's gradient before its backward.
+        the kernel and the output's gradient before its backward; with MXFP8 in blocks along rows and along columns, with all other
+        recipes with one scale for the tensor.
         """
-        narrow = replace(shape, dtype="fp8")
+        is_blocked = self.setting.recipe.products == "mxfp8"
+        narrow = replace(shape, dtype="mxfp8" if is_blocked else "fp8")
+        cast, written = ("quantize_mxfp8", 2 * (1 + 1 / 32)) if is_blocked else ("quantize", 1.0)
         n_inputs = q.n_elements + k.n_elements + v.n_elements
         n_rows = shape.batch * shape.heads * shape.seq_q
         n_out = n_rows * (v.n_elements // (shape.batch * shape.kv_heads * shape.seq_q))
@@ -176,9 +179,9 @@ class Fused(Megatron):
             [q, k, v],
             n_out,
             q.dtype,
-            forward=[kernel("quantize", n_inputs, 2 * n_inputs, n_inputs, "fp8"), narrow],
+            forward=[kernel(cast, n_inputs, 2 * n_inputs, round(written * n_inputs), "fp8"), narrow],
             backward=[
-                kernel("quantize", n_out, 2 * n_out, n_out, "fp8", in_pass="backward"),
+                kernel(cast, n_out, 2 * n_out, round(written * n_out), "fp8", in_pass="backward"),
                 replace(narrow, kernel_pass="backward"),
             ],
             saves_output=True,
