@@ -26,10 +26,7 @@ MAX_FUNCTION_LINES = 60
 MAX_MODULE_LINES = 700
 
 #: path, or path:function -> why it may be longer
-LONGER: dict[str, str] = {
-    "simulator/cli/main.py:main_command": "one parameter for each flag",
-    "simulator/cli/replay.py:replay": "one parameter for each flag",
-}
+LONGER: dict[str, str] = {}
 
 
 def run_python(code):

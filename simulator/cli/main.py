@@ -7,25 +7,23 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 from simulator import __version__
-from simulator.cli.completion import files, models, networks, presets, schedules, topologies
+from simulator.cli.completion import schedules, topologies
+from simulator.cli.main_flags import FLAGS
 from simulator.cli.memory_limit import limit_memory
 from simulator.cli.options import (
     PLAIN_JSON,
-    Number,
-    Real,
     Text,
-    Texts,
     option,
     other_flag,
     our_flags,
     refuse_blanks,
+    with_flags,
     with_plan_flags,
 )
 from simulator.cli.shared import complain
@@ -45,142 +43,27 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-_MODEL, _PLAN, _COST, _BESIDE = "What to run", "Plan files", "Cost models", "Other jobs and sites"
-_RUN, _OUT = "Whole run", "Output"
-
-
-def _option(help_text: str, panel: str, *names: str, words: Callable[[str], list[str]] | None = None) -> Any:
-    return typer.Option(*names, help=help_text, rich_help_panel=panel, show_default=False, autocompletion=words)
-
-
 @app.callback(invoke_without_command=True)
 @with_plan_flags
+@with_flags(FLAGS)
 def main_command(
     context: typer.Context,
-    topology: Annotated[
-        Text, _option("Cluster: a file or a shipped name.", _MODEL, "--topology", "-t", words=topologies)
-    ] = None,
-    model: Annotated[
-        Text, _option("Model: a catalogue name, a config.json, hf:NAME.", _MODEL, "--model", "-m", words=models)
-    ] = None,
-    module: Annotated[Text, _option("Your torch module instead: package.module:name or file.py:name.", _MODEL)] = None,
-    batch: Annotated[Texts, _option("Shape of an input of its forward(), e.g. BxS:int64; repeatable.", _MODEL)] = None,
-    gpus: Annotated[Text, _option("GPUs to use; a list 1,2,4,8 gives a scaling table.", _MODEL)] = None,
-    preset: Annotated[
-        Text, _option("A published run to start from; flags win. 'list' prints them.", _MODEL, words=presets)
-    ] = None,
-    plan: Annotated[
-        Text,
-        _option(
-            "Plan file, ours or another tool's; flags win. Each of its keys is a flag, too.",
-            _PLAN,
-            words=files(".yaml", ".yml", ".json", ".toml"),
-        ),
-    ] = None,
-    deepspeed: Annotated[Text, _option("DeepSpeed's ds_config.json.", _PLAN, words=files(".json"))] = None,
-    megatron: Annotated[
-        Text, _option("A Megatron-LM launch script: model and plan.", _PLAN, words=files(".sh"))
-    ] = None,
-    args: Annotated[
-        Texts, _option("Positional arguments of that script, '8B 4 ...' or 4=VALUE; repeatable.", _PLAN)
-    ] = None,
-    define: Annotated[
-        Texts, _option("Variables of that script, NAME=VALUE; repeatable.", _PLAN, "--define", "-D")
-    ] = None,
-    network: Annotated[
-        str, _option("flow (max-min sharing), alpha-beta or chunk (every message).", _COST, words=networks)
-    ] = "flow",
-    transport: Annotated[Text, _option("Transport across nodes, e.g. rdma, tcp, ipoib.", _COST)] = None,
-    nccl_algo: Annotated[Text, _option("Force the collective algorithm.", _COST)] = None,
-    nccl_proto: Annotated[Text, _option("Force the protocol: ll, ll128, simple.", _COST)] = None,
-    seed: Annotated[int, _option("Seed of everything random.", _COST)] = 0,
-    set_: Annotated[Texts, _option("Change a plan or topology value: key=value.", _COST, "--set")] = None,
-    slow_rank: Annotated[Texts, _option("A slow GPU: RANK=FACTOR on its kernel times; repeatable.", _COST)] = None,
-    slow_link: Annotated[
-        Texts, _option("Degraded links: nodeN.KIND=FACTOR or 'A -> B=FACTOR' on their times; repeatable.", _COST)
-    ] = None,
-    power_cap: Annotated[
-        Text, _option("What a GPU or node may draw: 500W or 6kW/node; clocks fall with it.", _COST)
-    ] = None,
-    with_: Annotated[
-        Texts, _option("A job's file: play it beside this one on the same fabric; repeatable.", _BESIDE, "--with")
-    ] = None,
-    placement: Annotated[
-        Text, _option("Nodes of this job: slurm, random, in-order, or a list like 0-3,8; slurm by default.", _BESIDE)
-    ] = None,
-    nodes_free: Annotated[
-        Text, _option("File of free nodes (sinfo's): find the fastest placement of this job on them.", _BESIDE)
-    ] = None,
-    local_steps: Annotated[
-        Number, _option("Steps of each site by itself between two means over all sites (DiLoCo).", _BESIDE)
-    ] = None,
-    unfold: Annotated[
-        bool, _option("Simulate every rank and micro-batch, not one per class and period.", _COST, "--unfold")
-    ] = False,
-    tokens: Annotated[Text, _option("Tokens to train on, e.g. 300B: days, GPU hours, cost, energy.", _RUN)] = None,
-    epochs: Annotated[Real, _option("Passes over a data set instead, with --dataset-tokens.", _RUN)] = None,
-    dataset_tokens: Annotated[Text, _option("Tokens of the data set, e.g. 10B.", _RUN)] = None,
-    iterations: Annotated[Number, _option("Optimizer steps instead.", _RUN)] = None,
-    gpu_hour_price: Annotated[
-        Text, _option("Price of a GPU hour, e.g. 2.50 or '2.50 USD'; a list price by default.", _RUN)
-    ] = None,
-    mtbf: Annotated[
-        Text,
-        _option(
-            "Mean time between failures, '50000 h/gpu', '6000 h/node' or '3 h/job', llama3-2024 ...; or none.", _RUN
-        ),
-    ] = None,
-    checkpoint_interval: Annotated[Text, _option("'30 min' or '500 steps'; Daly's optimum by default.", _RUN)] = None,
-    checkpoint_time: Annotated[
-        Text, _option("How long a checkpoint stops training; over the storage link by default.", _RUN)
-    ] = None,
-    checkpoint_policy: Annotated[
-        Text, _option("sync (training waits), async (behind its back), peers (memory of other nodes).", _RUN)
-    ] = None,
-    restart_time: Annotated[Text, _option("From a failure until the checkpoint is read; 10 min.", _RUN)] = None,
-    pue: Annotated[Real, _option("Energy of the building over that of its computers; 1.1.", _RUN)] = None,
-    kg_co2_per_kwh: Annotated[
-        Real, _option("What making the electricity emits; 0.473, the world's mean.", _RUN)
-    ] = None,
-    histories: Annotated[Number, _option("Play the run this many times: how far single runs lie apart.", _RUN)] = None,
-    spare_nodes: Annotated[Number, _option("Nodes that stand by in played runs; as many as needed.", _RUN)] = None,
-    failure_domain: Annotated[
-        Text, _option("Nodes that fail at once, and in which share of the failures: '8 nodes=0.08'.", _RUN)
-    ] = None,
-    elastic: Annotated[
-        bool, _option("Go on with fewer replicas while a node is missing, in played runs.", _RUN, "--elastic")
-    ] = False,
-    repair_time: Annotated[Text, _option("Until a failed node is a spare again; 24 h.", _RUN)] = None,
-    explain: Annotated[bool, _option("Simulate what would help most.", _OUT, "--explain")] = False,
-    report: Annotated[Text, _option("Write an HTML report.", _OUT)] = None,
-    neighbours: Annotated[
-        Number,
-        _option("With --report: simulate up to so many answers around this one, to choose from on the page.", _OUT),
-    ] = None,
-    trace: Annotated[
-        Text, _option("Write a timeline: .pftrace or .json for Perfetto, .et for ASTRA-sim, a folder for HTA.", _OUT)
-    ] = None,
-    memory_trace: Annotated[Text, _option("Write memory over the step (.csv or .json).", _OUT)] = None,
-    json_output: Annotated[bool, _option("Print one JSON document and nothing else.", _OUT, "--json")] = False,
-    max_memory: Annotated[
-        Text, _option("End with a message beyond so much memory: 4GiB, or 50% of the machine (90%).", _OUT)
-    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     **settings: Any,
 ) -> None:
     """Simulate one training iteration of a model on a cluster."""
-    limit_memory(max_memory)
+    limit_memory(settings["max_memory"])
     if context.invoked_subcommand is not None:
         return
-    if preset == "list":
+    if settings["preset"] == "list":
         from simulator.cli.describe import list_presets
 
-        list_presets(json_output=json_output)
+        list_presets(json_output=settings["json_output"])
         return
-    named = model or megatron or module or preset
-    topology = topology or preset
+    named = next((settings[name] for name in ("model", "megatron", "module", "preset") if settings[name]), None)
+    topology = settings["topology"] or settings["preset"]
     if topology is None and named is None and len(sys.argv) == 1:
         print(context.get_help())
         raise typer.Exit

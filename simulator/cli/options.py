@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Optional
 
 import typer
@@ -99,6 +99,40 @@ def words_of(setting: Setting) -> tuple[str, ...]:
     return tuple(setting.words)
 
 
+class Flag:
+    """One option: its type, what ``--help`` says, its flags where they do not follow from its name."""
+
+    def __init__(
+        self, kind: Any, says: str, *names: str, default: Any = None, words: Callable[[str], list[str]] | None = None
+    ) -> None:
+        self.kind, self.says, self.names, self.words = kind, says, names, words
+        self.default = False if kind is bool else default
+
+    def parameter(self, name: str, panel: str | None) -> inspect.Parameter:
+        """Return the option as a parameter of a command."""
+        flag = typer.Option(
+            *self.names, help=self.says, rich_help_panel=panel, show_default=False, autocompletion=self.words
+        )
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=self.default, annotation=Annotated[self.kind, flag]
+        )
+
+
+#: heading of ``--help``, None for the first -> the options below it by name
+Flags = Mapping[str | None, Mapping[str, Flag]]
+
+
+def with_flags(flags: Flags) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a table as its ``**options``, behind those that it declares itself."""
+
+    def given(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        more = [one.parameter(name, panel) for panel, group in flags.items() for name, one in group.items()]
+        return with_signature(command, [*own, *more])
+
+    return given
+
+
 def with_plan_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command, as its ``**settings``, a flag for every setting of a plan that it does not declare itself.
 
@@ -109,14 +143,19 @@ def with_plan_flags(command: Callable[..., None]) -> Callable[..., None]:
     order = [one for group in GROUPS for one in SETTINGS.values() if one.group == group]
     flags = [_parameter(one) for one in order if one.key not in names]
     at = names.index("plan")
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own[:at], *flags, *own[at:])]
+    return with_signature(command, [*own[:at], *flags, *own[at:]])
+
+
+def with_signature(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
+    """Return a command that Typer sees with these parameters, all of them by keyword."""
+    by_keyword = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
 
     def wrapped(**options: Any) -> None:
         command(**options)
 
     wrapped.__doc__, wrapped.__name__ = command.__doc__, command.__name__
-    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    wrapped.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {one.name: one.annotation for one in by_keyword}
     return wrapped
 
 

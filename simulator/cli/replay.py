@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from simulator.cli.options import PLAIN_JSON, Number, Ranks, Switch, Text, Texts, option
+from simulator.cli.options import Flag, Number, Ranks, Switch, Text, Texts, with_flags
 from simulator.cli.trace import Paths, show_progress
-
-PLAN = "Another plan or model"
 
 if TYPE_CHECKING:
     from simulator.replay.changes_of_plan import PlanChange
@@ -19,78 +17,61 @@ if TYPE_CHECKING:
     from simulator.trace_io.trace_record import Trace
 
 
-def replay(
-    traces: Paths,
-    topology: Annotated[Text, option("Run the communication on this cluster.", "--topology", "-t")] = None,
-    measured_on: Annotated[Text, option("Cluster of the trace: scales measured transfers.")] = None,
-    gpu: Annotated[Text, option("Run the kernels on this device.")] = None,
-    measured_gpu: Annotated[Text, option("Device of the trace; found by its name if possible.")] = None,
-    bandwidth: Annotated[
-        Text, option("Factor on the bandwidth of every link, or of some kinds of a cluster's: nic=2,nvlink=1.5.")
-    ] = None,
-    latency: Annotated[Text, option("Added to every transfer, like 5us.")] = None,
-    kernels: Annotated[float, option("Factor on the duration of every kernel.")] = 1.0,
-    host: Annotated[float, option("Factor on all host time.")] = 1.0,
-    remove_straggler: Annotated[Ranks, option("Make this rank as fast as the median; repeatable.")] = None,
-    add_straggler: Annotated[Texts, option("RANK:FACTOR or RANK:DELAY like 3:1.2 or 3:10ms; repeatable.")] = None,
-    cuda_graphs: Annotated[
-        bool, option("Launch kernels between two waits of the host as one CUDA graph.", "--cuda-graphs")
-    ] = False,
-    overlap: Annotated[Switch, option("Gradient reductions beside compute, or nothing.")] = None,
-    bucket_bytes: Annotated[Text, option("Merge gradient all-reduces up to this size, like 100MB.")] = None,
-    dp: Annotated[
-        Number, option("Data-parallel ranks; with nothing else of the plan, ranks of the largest group.")
-    ] = None,
-    tp: Annotated[Number, option("Tensor-parallel degree.", panel=PLAN)] = None,
-    pp: Annotated[Number, option("Pipeline stages.", panel=PLAN)] = None,
-    layers: Annotated[Number, option("Blocks of the model.", panel=PLAN)] = None,
-    hidden_size: Annotated[Number, option("Width of the model.", panel=PLAN)] = None,
-    sequence_length: Annotated[Number, option("Tokens per sequence.", panel=PLAN)] = None,
-    micro_batches: Annotated[Number, option("Micro-batches per replica and step.", panel=PLAN)] = None,
-    set_: Annotated[Texts, option("Any other setting of the plan, KEY=VALUE; repeatable.", "--set", panel=PLAN)] = None,
-    model: Annotated[Text, option("The model that was recorded, where shapes do not tell it.", panel=PLAN)] = None,
-    recorded: Annotated[
-        Texts, option("A setting of the plan that was recorded, KEY=VALUE; repeatable.", panel=PLAN)
-    ] = None,
-    ideal: Annotated[
-        bool, option("No stragglers and no host time: every operation takes the mean of its type.", "--ideal")
-    ] = False,
-    ideal_peers: Annotated[
-        bool, option("The same with the host's time evened out over ranks and steps, not removed.", "--ideal-peers")
-    ] = False,
-    missing_ranks: Annotated[bool, option("Recorded ranks stand for the others.", "--missing-ranks")] = False,
-    schedule: Annotated[str, option("Pipeline schedule for stage times.")] = "1f1b",
-    message: Annotated[Text, option("Stage times: time of a message, or its size with --topology.")] = None,
-    as_format: Annotated[Text, option("Read the files as this format.", "--as")] = None,
-    trace: Annotated[
-        Text, option("Write simulated beside measured (.pftrace, .json, .tar) or alone (.et, folder).")
-    ] = None,
-    json_output: Annotated[bool, PLAIN_JSON] = False,
-) -> None:
-    """Replay a trace as measured, then with changes."""
-    from dataclasses import replace as replaced
+_FLAGS: dict[str | None, dict[str, Flag]] = {
+    None: {
+        "topology": Flag(Text, "Run the communication on this cluster.", "--topology", "-t"),
+        "measured_on": Flag(Text, "Cluster of the trace: scales measured transfers."),
+        "gpu": Flag(Text, "Run the kernels on this device."),
+        "measured_gpu": Flag(Text, "Device of the trace; found by its name if possible."),
+        "bandwidth": Flag(Text, "Factor on the bandwidth of every link, or of some kinds of a cluster's: nic=2,nvlink=1.5."),
+        "latency": Flag(Text, "Added to every transfer, like 5us."),
+        "kernels": Flag(float, "Factor on the duration of every kernel.", default=1.0),
+        "host": Flag(float, "Factor on all host time.", default=1.0),
+        "remove_straggler": Flag(Ranks, "Make this rank as fast as the median; repeatable."),
+        "add_straggler": Flag(Texts, "RANK:FACTOR or RANK:DELAY like 3:1.2 or 3:10ms; repeatable."),
+        "cuda_graphs": Flag(bool, "Launch kernels between two waits of the host as one CUDA graph.", "--cuda-graphs"),
+        "overlap": Flag(Switch, "Gradient reductions beside compute, or nothing."),
+        "bucket_bytes": Flag(Text, "Merge gradient all-reduces up to this size, like 100MB."),
+        "dp": Flag(Number, "Data-parallel ranks; with nothing else of the plan, ranks of the largest group."),
+        "ideal": Flag(bool, "No stragglers and no host time: every operation takes the mean of its type.", "--ideal"),
+        "ideal_peers": Flag(bool, "The same with the host's time evened out over ranks and steps, not removed.", "--ideal-peers"),
+        "missing_ranks": Flag(bool, "Recorded ranks stand for the others.", "--missing-ranks"),
+        "schedule": Flag(str, "Pipeline schedule for stage times.", default="1f1b"),
+        "message": Flag(Text, "Stage times: time of a message, or its size with --topology."),
+        "as_format": Flag(Text, "Read the files as this format.", "--as"),
+        "trace": Flag(Text, "Write simulated beside measured (.pftrace, .json, .tar) or alone (.et, folder)."),
+        "json_output": Flag(bool, "Print one JSON document and nothing else.", "--json"),
+    },
+    "Another plan or model": {
+        "tp": Flag(Number, "Tensor-parallel degree."),
+        "pp": Flag(Number, "Pipeline stages."),
+        "layers": Flag(Number, "Blocks of the model."),
+        "hidden_size": Flag(Number, "Width of the model."),
+        "sequence_length": Flag(Number, "Tokens per sequence."),
+        "micro_batches": Flag(Number, "Micro-batches per replica and step."),
+        "set_": Flag(Texts, "Any other setting of the plan, KEY=VALUE; repeatable.", "--set"),
+        "model": Flag(Text, "The model that was recorded, where shapes do not tell it."),
+        "recorded": Flag(Texts, "A setting of the plan that was recorded, KEY=VALUE; repeatable."),
+    },
+}  # fmt: skip
 
+
+@with_flags(_FLAGS)
+def replay(traces: Paths, **options: Any) -> None:
+    """Replay a trace as measured, then with changes."""
     from simulator.replay.replay_answer import answer_of
     from simulator.replay.what_if import what_if
     from simulator.replay.written import check_target, write_outcome
     from simulator.trace_io import read
 
+    trace = options["trace"]
     if trace:
         check_target(trace, traces)
-    run = read(traces, as_format=as_format, progress=show_progress())
-    plan = _plan_change(set_, tp=tp, pp=pp, sequence_length=sequence_length)
-    plan = replaced(plan, layers=layers, hidden=hidden_size, micro_batches=micro_batches)
-    if dp is not None and plan:
-        plan, dp = replaced(plan, settings={**plan.settings, "dp": dp}), None
-    what = _what_if(
-        run, topology=topology, measured_on=measured_on, gpu=gpu, measured_gpu=measured_gpu, bandwidth=bandwidth,
-        latency_s=_seconds(latency), kernels=kernels, host=host, remove=remove_straggler, add=add_straggler,
-        cuda_graphs=cuda_graphs, overlap=overlap, bucket_bytes=_bytes(bucket_bytes), dp=dp, ideal=ideal, ideal_peers=ideal_peers,
-        missing_ranks=missing_ranks, plan=plan, recorded=_settings(recorded, sizes=True), model=model,
-    )  # fmt: skip
-    found = what_if(run, what, schedule=schedule, messages=_messages(message))
+    run = read(traces, as_format=options["as_format"], progress=show_progress())
+    what = _what_if(run, options)
+    found = what_if(run, what, schedule=options["schedule"], messages=_messages(options["message"]))
     document = answer_of(found)
-    if json_output:
+    if options["json_output"]:
         print(json.dumps(document, allow_nan=False))
     else:
         _print(document)
@@ -122,41 +103,51 @@ def _bytes(text: str | None) -> int | None:
     return None if text is None else round(parse_quantity(text, "bytes"))
 
 
-def _what_if(
-    run: Trace, *, topology: str | None, measured_on: str | None, gpu: str | None, measured_gpu: str | None,
-    bandwidth: str | None, kernels: float, host: float, remove: Sequence[int] | None, add: Sequence[str] | None,
-    **others: Any,
-) -> WhatIf:  # fmt: skip
+#: options that mean the same to a what-if
+_SAME = ("cuda_graphs", "overlap", "ideal", "ideal_peers", "missing_ranks", "model")
+
+
+def _what_if(run: Trace, options: Mapping[str, Any]) -> WhatIf:
     from simulator.changes import MachineChange
     from simulator.faults import Faults
     from simulator.interop import open_topology
     from simulator.replay.what_if import WhatIf
     from simulator.topology.device import load_device
 
-    late = [_straggler(text) for text in add or ()]
+    gpu, topology, measured_on = (options[name] for name in ("gpu", "topology", "measured_on"))
+    late = [_straggler(text) for text in options["add_straggler"] or ()]
+    plan, dp = _plan_change(options)
     return WhatIf(
         machine=MachineChange(
-            bandwidth=_bandwidths(bandwidth),
+            bandwidth=_bandwidths(options["bandwidth"]),
             device=None if gpu is None else load_device(gpu),
-            kernel_speed=_speed(kernels, "--kernels"),
-            host_speed=_speed(host, "--host"),
+            kernel_speed=_speed(options["kernels"], "--kernels"),
+            host_speed=_speed(options["host"], "--host"),
             faults=Faults(slow_ranks=tuple((rank, factor) for rank, factor, delay in late if not delay)),
         ),
         topology=None if topology is None else open_topology(topology, None),
         measured_on=None if measured_on is None else open_topology(measured_on, None),
-        measured_device=_recorded_device(run, measured_gpu, wanted=gpu is not None),
-        remove_straggler=tuple(remove or ()),
+        measured_device=_recorded_device(run, options["measured_gpu"], wanted=gpu is not None),
+        remove_straggler=tuple(options["remove_straggler"] or ()),
         delays=tuple((rank, delay) for rank, _, delay in late if delay),
-        **others,
+        latency_s=_seconds(options["latency"]),
+        bucket_bytes=_bytes(options["bucket_bytes"]),
+        plan=plan,
+        dp=dp,
+        recorded=_settings(options["recorded"], sizes=True),
+        **{name: options[name] for name in _SAME},
     )
 
 
-def _plan_change(texts: Sequence[str] | None, **degrees: int | None) -> PlanChange:
+def _plan_change(options: Mapping[str, Any]) -> tuple[PlanChange, int | None]:
+    """Return the other plan, and the data-parallel ranks where nothing else of the plan changes."""
     from simulator.replay.changes_of_plan import PlanChange
 
-    return PlanChange(
-        settings={**_settings(texts), **{key: value for key, value in degrees.items() if value is not None}}
-    )
+    degrees = {key: options[key] for key in ("tp", "pp", "sequence_length") if options[key] is not None}
+    settings, dp = {**_settings(options["set_"]), **degrees}, options["dp"]
+    sizes = {"layers": options["layers"], "hidden": options["hidden_size"], "micro_batches": options["micro_batches"]}
+    plan = PlanChange(settings=settings, **sizes)
+    return (PlanChange(settings={**settings, "dp": dp}, **sizes), None) if dp is not None and plan else (plan, dp)
 
 
 def _settings(texts: Sequence[str] | None, *, sizes: bool = False) -> dict[str, Any]:

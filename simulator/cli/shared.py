@@ -9,11 +9,12 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from simulator.explore.evaluation import Store
 
+from simulator.cli.options import with_signature
 from simulator.errors import SimulatorError
 from simulator.plan import SETTINGS
 from simulator.units import format_time
@@ -39,21 +40,8 @@ def with_scenario(
     An option of its own replaces the main command's.
     """
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind != p.VAR_KEYWORD]
-    theirs = inspect.signature(main_command, eval_str=True).parameters
-    names = {parameter.name for parameter in own}
-    given = [
-        theirs[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in (*_SCENARIO, *also) if name not in names
-    ]
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-
-    def wrapped(**options: Any) -> None:
-        command(**options)
-
-    wrapped.__doc__ = command.__doc__
-    wrapped.__name__ = command.__name__
-    wrapped.__signature__ = inspect.Signature([*given, *parameters])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in (*given, *parameters)}
-    return wrapped
+    theirs, names = inspect.signature(main_command, eval_str=True).parameters, {one.name for one in own}
+    return with_signature(command, [*(theirs[name] for name in (*_SCENARIO, *also) if name not in names), *own])
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.options import PLAIN_JSON, Ranks, Text, option
+from simulator.cli.options import PLAIN_JSON, Ranks, Text, option, with_signature
 
 if TYPE_CHECKING:
     from simulator.replay.recorded_tables import RecordedTable
@@ -212,18 +212,13 @@ def _analysis(name: str, *, draws: bool = False) -> Callable[[Callable[..., dict
             _look(name, traces, **options, **asked)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
-        parameters = [
-            inspect.Parameter("traces", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Paths),
-            *(one.replace(kind=keyword) for one in own.values()),
-            *(
-                inspect.Parameter(key, keyword, default=False if key == "json_output" else None, annotation=annotation)
-                for key, annotation in shared.items()
-            ),
-        ]
         command.__doc__, command.__name__ = question.__doc__, question.__name__
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {one.name: one.annotation for one in parameters}
-        trace_app.command(name)(command)
+        asked_of_all = [
+            inspect.Parameter(key, keyword, default=False if key == "json_output" else None, annotation=annotation)
+            for key, annotation in shared.items()
+        ]
+        paths = inspect.Parameter("traces", keyword, annotation=Paths)
+        trace_app.command(name)(with_signature(command, [paths, *own.values(), *asked_of_all]))
 
     return add
 

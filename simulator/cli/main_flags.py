@@ -1,0 +1,75 @@
+"""The options of the main command, but for the settings of a plan, which declare themselves."""
+
+from __future__ import annotations
+
+from simulator.cli.completion import files, models, networks, presets, topologies
+from simulator.cli.options import Flag, Number, Real, Text, Texts
+
+#: heading of ``--help`` -> the options below it by name
+FLAGS: dict[str | None, dict[str, Flag]] = {
+    "What to run": {
+        "topology": Flag(Text, "Cluster: a file or a shipped name.", "--topology", "-t", words=topologies),
+        "model": Flag(Text, "Model: a catalogue name, a config.json, hf:NAME.", "--model", "-m", words=models),
+        "module": Flag(Text, "Your torch module instead: package.module:name or file.py:name."),
+        "batch": Flag(Texts, "Shape of an input of its forward(), e.g. BxS:int64; repeatable."),
+        "gpus": Flag(Text, "GPUs to use; a list 1,2,4,8 gives a scaling table."),
+        "preset": Flag(Text, "A published run to start from; flags win. 'list' prints them.", words=presets),
+    },
+    "Plan files": {
+        "plan": Flag(
+            Text,
+            "Plan file, ours or another tool's; flags win. Each of its keys is a flag, too.",
+            words=files(".yaml", ".yml", ".json", ".toml"),
+        ),
+        "deepspeed": Flag(Text, "DeepSpeed's ds_config.json.", words=files(".json")),
+        "megatron": Flag(Text, "A Megatron-LM launch script: model and plan.", words=files(".sh")),
+        "args": Flag(Texts, "Positional arguments of that script, '8B 4 ...' or 4=VALUE; repeatable."),
+        "define": Flag(Texts, "Variables of that script, NAME=VALUE; repeatable.", "--define", "-D"),
+    },
+    "Cost models": {
+        "network": Flag(str, "flow (max-min sharing), alpha-beta or chunk (every message).", words=networks, default="flow"),
+        "transport": Flag(Text, "Transport across nodes, e.g. rdma, tcp, ipoib."),
+        "nccl_algo": Flag(Text, "Force the collective algorithm."),
+        "nccl_proto": Flag(Text, "Force the protocol: ll, ll128, simple."),
+        "seed": Flag(int, "Seed of everything random.", default=0),
+        "set_": Flag(Texts, "Change a plan or topology value: key=value.", "--set"),
+        "slow_rank": Flag(Texts, "A slow GPU: RANK=FACTOR on its kernel times; repeatable."),
+        "slow_link": Flag(Texts, "Degraded links: nodeN.KIND=FACTOR or 'A -> B=FACTOR' on their times; repeatable."),
+        "power_cap": Flag(Text, "What a GPU or node may draw: 500W or 6kW/node; clocks fall with it."),
+        "unfold": Flag(bool, "Simulate every rank and micro-batch, not one per class and period.", "--unfold"),
+    },
+    "Other jobs and sites": {
+        "with_": Flag(Texts, "A job's file: play it beside this one on the same fabric; repeatable.", "--with"),
+        "placement": Flag(Text, "Nodes of this job: slurm, random, in-order, or a list like 0-3,8; slurm by default."),
+        "nodes_free": Flag(Text, "File of free nodes (sinfo's): find the fastest placement of this job on them."),
+        "local_steps": Flag(Number, "Steps of each site by itself between two means over all sites (DiLoCo)."),
+    },
+    "Whole run": {
+        "tokens": Flag(Text, "Tokens to train on, e.g. 300B: days, GPU hours, cost, energy."),
+        "epochs": Flag(Real, "Passes over a data set instead, with --dataset-tokens."),
+        "dataset_tokens": Flag(Text, "Tokens of the data set, e.g. 10B."),
+        "iterations": Flag(Number, "Optimizer steps instead."),
+        "gpu_hour_price": Flag(Text, "Price of a GPU hour, e.g. 2.50 or '2.50 USD'; a list price by default."),
+        "mtbf": Flag(Text, "Mean time between failures, '50000 h/gpu', '6000 h/node' or '3 h/job', llama3-2024 ...; or none."),
+        "checkpoint_interval": Flag(Text, "'30 min' or '500 steps'; Daly's optimum by default."),
+        "checkpoint_time": Flag(Text, "How long a checkpoint stops training; over the storage link by default."),
+        "checkpoint_policy": Flag(Text, "sync (training waits), async (behind its back), peers (memory of other nodes)."),
+        "restart_time": Flag(Text, "From a failure until the checkpoint is read; 10 min."),
+        "pue": Flag(Real, "Energy of the building over that of its computers; 1.1."),
+        "kg_co2_per_kwh": Flag(Real, "What making the electricity emits; 0.473, the world's mean."),
+        "histories": Flag(Number, "Play the run this many times: how far single runs lie apart."),
+        "spare_nodes": Flag(Number, "Nodes that stand by in played runs; as many as needed."),
+        "failure_domain": Flag(Text, "Nodes that fail at once, and in which share of the failures: '8 nodes=0.08'."),
+        "elastic": Flag(bool, "Go on with fewer replicas while a node is missing, in played runs.", "--elastic"),
+        "repair_time": Flag(Text, "Until a failed node is a spare again; 24 h."),
+    },
+    "Output": {
+        "explain": Flag(bool, "Simulate what would help most.", "--explain"),
+        "report": Flag(Text, "Write an HTML report."),
+        "neighbours": Flag(Number, "With --report: simulate up to so many answers around this one, to choose from on the page."),
+        "trace": Flag(Text, "Write a timeline: .pftrace or .json for Perfetto, .et for ASTRA-sim, a folder for HTA."),
+        "memory_trace": Flag(Text, "Write memory over the step (.csv or .json)."),
+        "json_output": Flag(bool, "Print one JSON document and nothing else.", "--json"),
+        "max_memory": Flag(Text, "End with a message beyond so much memory: 4GiB, or 50% of the machine (90%)."),
+    },
+}  # fmt: skip
