@@ -307,3 +307,13 @@ def test_rounds_with_far_partners_get_three_quarters_of_a_rings_rate_between_nod
         for flow in (ring, rounds)
     )
     assert from_rounds * 0.75 == pytest.approx(from_ring)
+
+
+def test_unequal_nodes_meet_as_often_as_the_smaller_one_has_ranks():
+    """Six ranks on nodes of four: two pairs from node to node, and two back, half a byte each."""
+    part = load_topology("bigred200", 8)
+    group = (tuple(range(6)),)
+    ring = Groups(group, shape_of(group[0], part), part).node_ring()
+    pairs = [(s // 4, t // 4, amount) for s, t, amount in zip(ring.source, ring.target, ring.amount, strict=True)]
+    assert sorted(pairs) == [(0, 1, 0.5)] * 2 + [(1, 0, 0.5)] * 2
+    assert len(set(ring.source.tolist())) == 4

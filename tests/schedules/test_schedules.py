@@ -225,6 +225,22 @@ def test_1f1b_holds_fewer_activations_on_later_stages():
     assert peak_in_flight(build_table("1f1b", 4, 2), 1) == ((2,), (2,), (2,), (1,))
 
 
+@pytest.mark.parametrize(("chunk", "most"), [(0, (1, 0)), (1, (1, 1))])
+def test_passes_that_take_turns_on_one_chunk_pass_its_activations_on(chunk, most):
+    """Layers of one chunk: what the forward takes the backward gives back; of two chunks: both are held."""
+    row = (Action("F", 0), Action("F", 1, chunk, is_paired=True), Action("B", 0), Action("B", 1, chunk))
+    assert peak_in_flight((row,), 2) == (most,)
+
+
+@pytest.mark.parametrize(
+    "behind", [(), (Action("I", 0), Action("W", 0)), (Action("B", 0, is_paired=True),)], ids=["nothing", "half", "pair"]
+)
+def test_a_pair_is_a_forward_with_a_whole_backward_behind_it(behind):
+    row = (Action("F", 0, is_paired=True), *behind)
+    with pytest.raises(ConfigError, match="stage 0: F of micro-batch 0, chunk 0 is paired"):
+        check((row,))
+
+
 def test_interleaved_order_of_stage_0_is_megatrons():
     """Two stages, two chunks, four micro-batches, written down from the published figure's rule."""
     row = build_table("1f1b-interleaved", 2, 4, n_chunks=2)[0]
