@@ -126,13 +126,6 @@ def place_name(place: Place) -> str:
 def fit_cluster(rows: Sequence[Measured], topology: str) -> ClusterFit:
     """Fit the constants that the rows of one cluster determine.
 
-    Parameters
-    ----------
-    rows : sequence of Measured
-        Of one cluster.
-    topology : str
-        Its name, for the result.
-
     Raises
     ------
     CalibrationError
@@ -270,13 +263,6 @@ def determined(
 ) -> tuple[list[Place], dict[Place, str]]:
     """Find the constants that the rows determine, by dropping the least certain one until all are certain enough.
 
-    Parameters
-    ----------
-    table : mapping
-        Where the fit starts.
-    places : sequence
-        Candidates.
-
     Returns
     -------
     free : list
@@ -330,19 +316,12 @@ def read_measurements(
     ----------
     paths : sequence of str or Path
         Logs as text or JSON, or CSV in the columns of ``collectives.csv``, in any mixture.
-    topology : Topology
-        The whole cluster.
     name : str
         Its name or file; rows of a table that name another cluster are left out.
     transport : str
         What carried the logs between nodes, and which rows of tables count; the cluster's default for logs.
     collective : str, optional
         What the logs measured, where they do not tell.
-
-    Raises
-    ------
-    CalibrationError
-        If a file has no rows of this cluster, or cannot be understood.
     """
     found: list[Measured] = []
     for path in paths:
@@ -431,20 +410,7 @@ def hold_out(rows: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
 
 
 def fitted_cluster_text(name_or_path: str, fit: ClusterFit, files: Sequence[str | Path]) -> str:
-    """Return the cluster's file with the fitted constants in it.
-
-    Parameters
-    ----------
-    name_or_path : str
-        The cluster: a shipped name, our own file, or another tool's.
-    files : sequence of str or Path
-        Where the rows came from, for the source.
-
-    Raises
-    ------
-    CalibrationError
-        If the cluster is an explicit graph, which has no place for constants.
-    """
+    """Return the cluster's file with the fitted constants in it."""
     path = resolve_name(name_or_path, "clusters")
     text = import_topology(path).to_yaml() if is_foreign(path) else read_text(path)
     yaml = plain_yaml()

@@ -298,13 +298,7 @@ def spread_of(found: LeftOut, level: float = 0.8) -> list[dict[str, Any]]:
 
 
 def write_fitted(table: dict[str, Any], path: Path) -> None:
-    """Write fitted constants as the shipped file has them.
-
-    Raises
-    ------
-    CalibrationError
-        If the file cannot be written.
-    """
+    """Write fitted constants as the shipped file has them."""
     try:
         write_table(table, path, _HEADER)
     except OSError as error:

@@ -50,13 +50,7 @@ class Measured:
 
 
 def read_measured(path: Path, splits: Iterable[str] = ("fit", "test")) -> list[Measured]:
-    """Read a table in the columns of ``collectives.csv``; what is no collective, such as expert dispatch, is left out.
-
-    Raises
-    ------
-    CalibrationError
-        If the file has no rows of these splits.
-    """
+    """Read a table in the columns of ``collectives.csv``; what is no collective, such as expert dispatch, is left out."""
     wanted = set(splits)
     rows = [row for row in read_table(path) if row["split"] in wanted and row["collective"] in COLLECTIVES]
     if not rows:
@@ -65,24 +59,12 @@ def read_measured(path: Path, splits: Iterable[str] = ("fit", "test")) -> list[M
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """Read the rows of a table in the columns of ``collectives.csv``, optional columns filled up with blanks.
-
-    Raises
-    ------
-    CalibrationError
-        If the file cannot be read or lacks a column that must be there.
-    """
+    """Read the rows of a table in the columns of ``collectives.csv``, optional columns filled up with blanks."""
     return read_rows(path, _NEEDED, _OPTIONAL)
 
 
 def measured_of(rows: Iterable[Mapping[str, str]], file: str) -> list[Measured]:
-    """Average repeated measurements of the same case.
-
-    Raises
-    ------
-    CalibrationError
-        If a cell that should hold a number does not.
-    """
+    """Average repeated measurements of the same case."""
     cases: dict[_Case, list[float]] = {}
     for number, row in enumerate(rows, start=1):
         try:
@@ -302,13 +284,7 @@ def with_uncertainty(fitted: FittedBlock) -> dict[str, Any]:
 
 
 def write_table(table: Mapping[str, Any], path: Path, header: str) -> None:
-    """Write constants as YAML, one class per block and one path per line.
-
-    Parameters
-    ----------
-    header : str
-        Comment lines at the top, without their ``#``.
-    """
+    """Write constants as YAML, one class per block and one path per line."""
     lines = [f"# {line}" for line in header.splitlines()]
     lines.append(f"source: {_flow(str(table['source']))}")
     for part in ("inside", "between"):

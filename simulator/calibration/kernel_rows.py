@@ -79,13 +79,7 @@ class Cells:
         return self._cells.get(column, "").strip()
 
     def integer(self, column: str, default: int | None = None) -> int:
-        """Return a whole number above zero.
-
-        Raises
-        ------
-        ConfigError
-            If the cell is blank and there is no default, or is no such number.
-        """
+        """Return a whole number above zero."""
         text = self.text(column)
         if not text:
             if default is None:
@@ -101,13 +95,7 @@ class Cells:
 
     @property
     def dtype(self) -> str:
-        """Type of the operands, by our names.
-
-        Raises
-        ------
-        ConfigError
-            If it is unknown.
-        """
+        """Type of the operands, by our names."""
         name = self.text("dtype").lower() or "bf16"
         name = next((ours for words, ours in _OPERANDS if words.search(name)), _DTYPES.get(name, name))
         if name not in DTYPE_BYTES:
@@ -116,13 +104,7 @@ class Cells:
 
     @property
     def kernel_pass(self) -> Pass:
-        """Pass by our names.
-
-        Raises
-        ------
-        ConfigError
-            If it is unknown.
-        """
+        """Pass by our names."""
         name = self.text("pass").lower()
         if name not in _PASSES:
             raise ConfigError(f"pass '{name}' is unknown", hint="forward, dgrad, wgrad or backward")
@@ -342,13 +324,6 @@ SHAPES: dict[str, Callable[[Cells], KernelShape]] = {
 def shape_of(cells: Mapping[str, str], place: str = "") -> KernelShape:
     """Return the kernel that a row timed.
 
-    Parameters
-    ----------
-    cells : mapping
-        By column.
-    place : str
-        What messages about cells begin with.
-
     Raises
     ------
     ConfigError
@@ -377,13 +352,7 @@ class KernelRow:
 
 
 def row_of(cells: Mapping[str, str], place: str = "") -> KernelRow:
-    """Return the kernels and conditions of one row.
-
-    Raises
-    ------
-    ConfigError
-        As :func:`shape_of`, or if its time is no measurement.
-    """
+    """Return the kernels and conditions of one row."""
     shape, notes, source = shape_of(cells, place), cells.get("notes") or "", cells.get("source") or ""
     try:
         time_s = 1e-6 * float(cells["time_us"])
@@ -438,20 +407,8 @@ def read_kernel_rows(path: str | Path, device: str, *, splits: Iterable[str] = (
     ----------
     path : str or Path
         A table in the columns of ``kernels.csv``.
-    device : str
-        Name in the ``device`` column.
     splits : iterable of str
         Which rows to keep.
-
-    Returns
-    -------
-    list of KernelRow
-        Rows of operations that launch a kernel; an addition's backward does not.
-
-    Raises
-    ------
-    CalibrationError
-        If the file cannot be read, has no row of this device, or a row makes no sense.
 
     Notes
     -----

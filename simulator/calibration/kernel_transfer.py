@@ -12,20 +12,7 @@ from simulator.topology.device import Device, sustained_scale
 
 
 def transfer_kernels(device: Device, relative: Device) -> dict[str, Any]:
-    """Carry the kernel constants of a measured relative over to a device.
-
-    Parameters
-    ----------
-    device : Device
-        Without constants of its own; its datasheet and power limit apply.
-    relative : Device
-        With constants.
-
-    Returns
-    -------
-    dict
-        A ``kernels`` section.
-    """
+    """Carry the kernel constants of a measured relative over to a device without: its datasheet and power limit apply."""
     peaks = device.peak("fp16") / relative.peak("fp16")
     sms = device.n_sms / relative.n_sms
     speed = sustained_scale(device.power_limit_w / sms, relative.power_limit_w) * sms

@@ -107,8 +107,6 @@ def fit_constants(
         From constants to seconds, shape [rows].
     measured_s : ndarray of shape [rows]
     weights : ndarray of shape [rows], optional
-    max_evaluations : int
-        Per start, Jacobians not counted.
 
     Returns
     -------
@@ -180,10 +178,6 @@ def minimise(
 
     Parameters
     ----------
-    residuals : callable
-        From parameters to residuals.
-    max_evaluations : int
-        Jacobians not counted.
     step : float
         Of finite differences, relative: above the noise that waves of tiles and choices of algorithms make.
 

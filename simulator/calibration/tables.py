@@ -14,20 +14,7 @@ if TYPE_CHECKING:
 
 
 def read_rows(path: Path, needed: Sequence[str], optional: Sequence[str]) -> list[dict[str, str]]:
-    """Read the rows of a table, optional columns filled up with blanks.
-
-    Parameters
-    ----------
-    path : Path
-        A CSV file in UTF-8 with a header.
-    needed, optional : sequence of str
-        Columns that must and that may be there; others are kept as they are.
-
-    Raises
-    ------
-    CalibrationError
-        If the file cannot be read or lacks a column that must be there.
-    """
+    """Read the rows of a table, optional columns filled up with blanks."""
     try:
         with path.open(encoding="utf-8", newline="") as handle:
             reader = csv.DictReader(handle)

@@ -222,8 +222,6 @@ def search(
 
     Parameters
     ----------
-    scenario : Scenario
-        Topology, model and cost models; its plan is not looked at.
     top : int
         How many plans to rank.
     n_jobs : int
@@ -350,18 +348,7 @@ class _Run:
         return {index for index, bound_s in bounds_s.items() if bound_s < board.limit_s(self.layouts[index].plan)}
 
     def complete_front(self, slowdown: float) -> set[int]:
-        """Simulate what may still be beaten by no other plan in both time and memory, from the leanest plan on.
-
-        Parameters
-        ----------
-        slowdown : float
-            How many times as slow as the best plan one may be.
-
-        Returns
-        -------
-        set of int
-            The plans that had to be simulated for it.
-        """
+        """Simulate what may be beaten by no other plan in both time and memory, the leanest first; return what had to be."""
         lean = sorted(range(len(self.layouts)), key=lambda index: self.bounds.memory(self.layouts[index]).peak_bytes)
         best_s = slowdown * min((one.iteration_time_s for one in self.found.values()), default=float("inf"))
         needed = set()
@@ -473,13 +460,7 @@ def _plain(ranked: Sequence[Ranked], unfit: Sequence[Layout], bounds: Bounds, sp
 
 
 def pareto(plans: Sequence[Ranked]) -> list[Ranked]:
-    """Return the plans that no other one beats in both time and memory, the fastest first.
-
-    Parameters
-    ----------
-    plans : sequence of Ranked
-        The fastest first.
-    """
+    """Return the plans that no other one beats in both time and memory, the fastest first."""
     front: list[Ranked] = []
     for one in plans:
         if not front or one.peak_bytes < front[-1].peak_bytes:

@@ -104,15 +104,7 @@ class Layout:
 
 
 class Bounds:
-    """Bounds of plans for one model on one topology.
-
-    Parameters
-    ----------
-    scenario : Scenario
-        Names of the cost models; its plan only names the framework.
-    topology : Topology
-        Cut to the GPUs in use.
-    """
+    """Bounds of plans for one model on one topology, cut to the GPUs in use; the scenario's plan only names the framework."""
 
     def __init__(self, scenario: Scenario, topology: Topology, spec: ModelSpec | RecordedModule) -> None:
         self.topology = topology
@@ -135,13 +127,7 @@ class Bounds:
     # -- what a plan is made of -----------------------------------------------------------------------------------
 
     def layout(self, plan: ParallelPlan) -> Layout:
-        """Give the stages of a plan their layers.
-
-        Raises
-        ------
-        InfeasiblePlanError
-            If a degree does not divide what it splits.
-        """
+        """Give the stages of a plan their layers."""
         model = model_for(self.spec, plan)
         placement = placement_of(plan.schedule, plan.pp, plan.virtual_pp)
         return Layout(plan=plan, model=model, placement=placement, chunks=split_layers(model, plan, placement))
@@ -180,13 +166,7 @@ class Bounds:
         return durations
 
     def layer_time(self, layer: Layer, plan: ParallelPlan) -> LayerTime:
-        """Return the kernels of one layer, without communication.
-
-        Raises
-        ------
-        InfeasiblePlanError
-            If context parallelism cannot divide its heads.
-        """
+        """Return the kernels of one layer, without communication."""
         key = (id(layer), *((plan.cp, plan.context_exchange, plan.cp_load_balance) if plan.cp > 1 else ()))
         known = self._layer_times.get(key)
         if known is None:
@@ -478,8 +458,6 @@ class DataBound:
         ----------
         end_s : float
             Earliest end of the last backward, communication left out.
-        last_backward_s : float
-            Its least duration.
         is_own : bool
             Whether that is the end of the stage's own passes, rather than of a path through another stage.
         """
@@ -500,8 +478,6 @@ def data_bound(
 
     Parameters
     ----------
-    strategy : DataParallel
-        Fresh, of one stage.
     first_chunk_s : sequence of float
         Least backward times of the layers of the chunk whose backward ends the step; empty if that is not known.
     is_first : bool

@@ -42,13 +42,7 @@ class Policy:
 
 
 def check_policy(name: str) -> str:
-    """Return a policy's name if there is one.
-
-    Raises
-    ------
-    ConfigError
-        If there is none.
-    """
+    """Return a policy's name if there is one."""
     if name not in POLICIES:
         raise ConfigError(f"--checkpoint-policy {name}: unknown", hint=f"one of {', '.join(POLICIES)}")
     return name
@@ -60,13 +54,7 @@ def synchronous(checkpoint: Checkpoint) -> Policy:
 
 
 def policy_of(name: str, result: Result) -> Policy:
-    """Work out what a policy costs an answer's job.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If there is no other node whose memory could hold a checkpoint.
-    """
+    """Work out what a policy costs an answer's job."""
     topology, plan = result.topology, result.plan
     stored = checkpoint_of(plan, topology, result.spec.n_parameters)
     if name == "sync":

@@ -97,15 +97,6 @@ def side_of(text: str, shared: Mapping[str, Any], *, say: Callable[[str], None] 
     ----------
     text : str
         A file that ``--json`` printed, a plan file, or settings ``name=value,name=value`` that differ from the shared ones.
-    shared : mapping
-        Settings of both sides, by canonical name.
-    say : callable
-        Told what is being done.
-
-    Raises
-    ------
-    ConfigError
-        If it is none of these.
     """
     if text.endswith(".json") and Path(text).is_file():
         return side_of_answer(text)
@@ -130,13 +121,7 @@ def side_of_result(result: Result) -> Side:
 
 
 def side_of_answer(path: str) -> Side:
-    """Read an answer that ``--json`` printed.
-
-    Raises
-    ------
-    ConfigError
-        If the file holds anything else.
-    """
+    """Read an answer that ``--json`` printed."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:

@@ -53,11 +53,6 @@ class Price:
 def parse_price(text: str) -> Price:
     """Read ``2.5``, ``2.5 USD`` or ``EUR 2.5``.
 
-    Raises
-    ------
-    ConfigError
-        If there is no number above 0.
-
     Examples
     --------
     >>> parse_price("2.5 USD").gpu_hour, parse_price("EUR 2.5").currency
@@ -150,13 +145,7 @@ class PowerModel:
 
 
 def power_model(topology: Topology, *, pue: float | None = None, kg_co2_per_kwh: float | None = None) -> PowerModel:
-    """Return the powers of a cluster: its own where its file says them, defaults elsewhere.
-
-    Parameters
-    ----------
-    pue, kg_co2_per_kwh : float, optional
-        Win over the file.
-    """
+    """Return the powers of a cluster: as given, else its own where its file says them, defaults elsewhere."""
     defaults, limit_w = operation_defaults(), topology.device(0).most_power_w
     said = topology.spec.power or PowerSpec()
     shares = defaults.power

@@ -48,15 +48,10 @@ def _constants() -> str:
 
 
 def store_key(scenario: Scenario) -> str | None:
-    """Return the content address of a scenario's answer: of the scenario and of all that its names mean.
+    """Return the content address of a scenario's answer, of all that its names mean; None if one means nothing.
 
     A cluster file, a device, a model or a line of this program that changes gives new keys, so a store never answers for an
     older version.
-
-    Returns
-    -------
-    str or None
-        None if a name means nothing; the scenario then fails at once.
     """
     try:
         named = scenario.topology
@@ -88,13 +83,7 @@ def _digest(key: str, record: Record) -> str:
 
 
 class Store:
-    """Results on disk.
-
-    Parameters
-    ----------
-    folder : Path
-        Made if it does not exist. Several processes may use it at the same time.
-    """
+    """Results in a folder on disk, which several processes may use at the same time."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -174,13 +163,7 @@ class Pool:
         self._has_started = at_once and n_jobs != 1
 
     def __enter__(self) -> Pool:
-        """Connect.
-
-        Raises
-        ------
-        ConfigError
-            If the scheduler cannot be used.
-        """
+        """Connect."""
         if self.scheduler:
             self._options = self._stack.enter_context(_dask(self.scheduler))
         else:
@@ -208,15 +191,8 @@ class Pool:
         ----------
         function : callable
             Importable by its name, so that it can be sent to other processes.
-        items : sequence
-            Plain data.
         batch_size : int or str
             Items that a worker takes at a time.
-
-        Yields
-        ------
-        tuple of (int, answer)
-            Position of the item and its answer, in the order of completion.
         """
         self._n_calls += 1
         n_done = 0
@@ -251,13 +227,7 @@ class Pool:
 
 
 def check_scheduler(scheduler: str) -> None:
-    """Complain about a scheduler that cannot be one, even where nothing is left to do.
-
-    Raises
-    ------
-    ConfigError
-        If it is neither an address nor a Slurm file, or the file has faults.
-    """
+    """Complain about a scheduler that cannot be one, even where nothing is left to do."""
     if scheduler and "://" not in scheduler:
         if not Path(scheduler).is_file():
             raise ConfigError(
@@ -391,12 +361,9 @@ def compute(
     work: Work = evaluate,
     batch_size: int | str = "auto",
 ) -> Iterator[tuple[list[int], Record]]:
-    """Simulate scenarios; every answer is stored when it arrives, so that whatever ends the work early loses nothing.
+    """Simulate scenarios; yield positions and record of each in the order of completion.
 
-    Yields
-    ------
-    tuple of (list of int, dict)
-        Positions and record of a scenario, in the order of completion.
+    Every answer is stored when it arrives, so that whatever ends the work early loses nothing.
     """
     for index, record in pool.run(work, [one.scenario for one in pending], batch_size=batch_size):
         one = pending[index]

@@ -62,13 +62,7 @@ class Scaling(TypedDict):
 
 
 def to_json(result: Result, request: RunRequest | None = None) -> Document:
-    """Return the documented answer as plain data, with ``whole_run`` where a run is asked about.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If the run that is asked about would never end.
-    """
+    """Return the documented answer as plain data, with ``whole_run`` where a run is asked about."""
     answer = cast(Document, {**result.answer})
     if request is not None:
         policy = policy_of(request.policy, result) if request.policy != "sync" else None
@@ -86,17 +80,7 @@ def document(
     placements: list[PlacementRow] | None = None,
     local_steps: LocalSteps | None = None,
 ) -> Document | Scaling:
-    """Return what ``--json`` prints: one answer, or ``scaling``, a list of them with ``gpus`` added.
-
-    Parameters
-    ----------
-    request : RunRequest, optional
-        A whole run that is asked about.
-    ways_out : list of WayOut, optional
-        As :func:`simulator.explore.out_of_memory.ways_out` returns them.
-    neighbours, placements, local_steps : optional
-        As :mod:`simulator.explore.neighbours` and :mod:`~simulator.explore.local_steps` return them, about one answer.
-    """
+    """Return what ``--json`` prints: one answer, or ``scaling``, a list of them with ``gpus`` added."""
     answers = [to_json(result, request) for result in results]
     whole: Document | Scaling = answers[0]
     if len(answers) > 1:
@@ -124,22 +108,9 @@ def simulate_counts(
     detail: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Result]:
-    """Simulate settings on every number of GPUs; all keep the micro-batch that was found for the first.
+    """Simulate settings on every number of GPUs, or on their own; all keep the micro-batch that was found for the first.
 
-    Parameters
-    ----------
-    settings : mapping
-        As for :func:`simulator.explore.named_settings.scenario_of`.
-    counts : sequence of int
-        Numbers of GPUs; empty means that of the settings.
-    module : RecordedModule, optional
-        Takes the place of the model.
-    faults : Faults, optional
-        Slow GPUs and links.
-    detail : bool
-        Whether the timelines hold every single kernel.
-    say : callable
-        Told what is being done.
+    A recorded module takes the place of the model; with detail, timelines hold every single kernel.
     """
     results: list[Result] = []
     for count in counts or (0,):

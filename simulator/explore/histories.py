@@ -86,18 +86,7 @@ class _Spares:
 
 
 def play_histories(process: FailureProcess, n_histories: int, seed: int = 0) -> Histories:
-    """Play a run many times.
-
-    Parameters
-    ----------
-    seed : int
-        Equal seeds give equal histories.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If a history has a million failures and no end.
-    """
+    """Play a run many times."""
     rng = np.random.default_rng(seed)
     spares = _Spares(process, n_histories, rng)
     left_s = np.full(n_histories, float(process.useful_s))

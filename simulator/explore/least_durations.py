@@ -35,13 +35,6 @@ class Durations:
 
     Every duration that the simulator gives is at least this long: kernels take their time or, beside a collective,
     more; flows share links; hosts are late.
-
-    Parameters
-    ----------
-    costs : ModelCosts
-        Of the simulator itself.
-    rank : int
-        On whose device kernels run.
     """
 
     def __init__(self, costs: ModelCosts, rank: int = 0) -> None:

@@ -58,11 +58,6 @@ class Lengths:
     def parse(cls, text: str, *, is_packed: bool = True) -> Lengths:
         """Read a distribution or a file.
 
-        Raises
-        ------
-        ConfigError
-            If it is neither.
-
         Examples
         --------
         >>> Lengths.parse("uniform:1-4096").values

@@ -48,15 +48,7 @@ class LocalSteps(TypedDict):
 
 
 def local_steps(result: Result, n_steps: int) -> LocalSteps:
-    """Return what the answer's job takes with so many local steps on each site.
-
-    Raises
-    ------
-    ConfigError
-        If the cluster has no sites, or the number is below 1.
-    InfeasiblePlanError
-        If the replicas do not divide over the sites.
-    """
+    """Return what the answer's job takes with so many local steps on each site."""
     topology, plan = result.topology, result.plan
     sites = topology.spec.sites
     if sites is None:

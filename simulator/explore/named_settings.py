@@ -26,16 +26,6 @@ SCENARIO_SETTINGS = declared(Scenario, without=("plan", "overrides", "faults"))
 def canonical_name(name: str) -> str:
     """Return the one name of a setting.
 
-    Parameters
-    ----------
-    name : str
-        With hyphens or underscores, an alias, or a dotted key of the cluster file.
-
-    Raises
-    ------
-    ConfigError
-        If nothing has this name; near misses are suggested.
-
     Examples
     --------
     >>> canonical_name("micro-batch"), canonical_name("zero"), canonical_name("node.nics.bandwidth")
@@ -62,13 +52,6 @@ def canonical_name(name: str) -> str:
 def convert(name: str, value: object) -> Any:
     """Return a value in the type of its setting.
 
-    Parameters
-    ----------
-    name : str
-        Canonical.
-    value : object
-        Text of a command line, or what YAML makes of a value.
-
     Raises
     ------
     ConfigError
@@ -86,11 +69,6 @@ def scenario_of(settings: Mapping[str, Any]) -> Scenario:
     settings : mapping
         Values by canonical name; those of :data:`simulator.interop.plan_files.PLAN_FILES` are files below the other
         settings; what is neither the scenario's nor the plan's changes the cluster.
-
-    Raises
-    ------
-    ConfigError
-        If topology or model are missing or a value is out of range.
 
     Examples
     --------
@@ -120,11 +98,6 @@ def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the files among settings by what they say; everything else wins over them.
 
     A DeepSpeed file gives the batch per rank, so that its settings depend on the GPUs of this very scenario.
-
-    Raises
-    ------
-    ConfigError
-        If a file cannot be understood.
     """
     files = {name: settings[name] for name in PLAN_FILES if settings.get(name)}
     own = {name: value for name, value in settings.items() if name not in PLAN_FILES}
@@ -182,11 +155,6 @@ class Sweep:
 def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
     """Read ``name=value,value,...``.
 
-    Raises
-    ------
-    ConfigError
-        If it is not of that form, or a value does not suit the name.
-
     Examples
     --------
     >>> parse_axis("zero=1,3")
@@ -201,13 +169,7 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def parse_axes(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
-    """Read several axes.
-
-    Raises
-    ------
-    ConfigError
-        If one of them means nothing, or two are the same.
-    """
+    """Read several axes."""
     axes: dict[str, tuple[Any, ...]] = {}
     for text in texts:
         key, values = parse_axis(text)
@@ -223,13 +185,7 @@ def unique(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def read_sweep(path: str | Path) -> Sweep:
-    """Read a sweep file: a mapping of settings under ``base`` and of lists of values under ``axes``.
-
-    Raises
-    ------
-    ConfigError
-        With file, line and column, if the file is anything else or a value is wrong.
-    """
+    """Read a sweep file: a mapping of settings under ``base`` and of lists of values under ``axes``."""
     data, locator = load_yaml(path)
     if not isinstance(data, dict) or not set(data) <= {"base", "axes"} or "axes" not in data:
         raise ConfigError(f"{path}: a sweep file has the keys 'base' and 'axes'", hint="axes: {gpus: [1, 2, 4, 8]}")

@@ -161,17 +161,7 @@ class _Around:
 def nearby_answers(
     result: Result, most: int, *, price: Price | None = None, say: Callable[[str], None] = lambda _: None
 ) -> list[NearbyAnswer]:
-    """Return a result and up to ``most`` answers around it, one choice away and then, the fastest first, two.
-
-    Parameters
-    ----------
-    most : int
-        Simulations that may be made.
-    price : Price, optional
-        Of a GPU hour; the cluster file's where it is not given.
-    say : callable
-        Told how far it is.
-    """
+    """Return a result and up to ``most`` answers around it, one choice away and then, the fastest first, two."""
     around = _Around(result, price)
     found = {around.base.choices: around.answer(around.base)}
     began = time.monotonic()

@@ -184,15 +184,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def objection(plan: ParallelPlan, site: Site, *, than: ParallelPlan | None = None) -> str:
-    """Return why a plan cannot be had, or nothing.
-
-    Parameters
-    ----------
-    plan : ParallelPlan
-        Resolved.
-    than : ParallelPlan, optional
-        A plan that is had anyway: rules that it breaks itself do not count.
-    """
+    """Return why a plan cannot be had, or nothing; rules that another plan breaks, which is had anyway, do not count."""
     for rule in RULES:
         if (reason := rule(plan, site)) and not (than is not None and rule(than, site)):
             return reason

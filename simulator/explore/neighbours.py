@@ -93,15 +93,7 @@ class PlacementRow(TypedDict):
 def read_job(path: str, base: Mapping[str, Any]) -> JobRequest:
     """Read a job's file: settings of a plan file, and ``model``, ``placement`` and ``gpus_per_node``.
 
-    Parameters
-    ----------
-    base : mapping
-        Settings of the job that it runs beside, whose cluster it shares.
-
-    Raises
-    ------
-    ConfigError
-        With the place in the file, if a setting is wrong, or model or GPUs are missing.
+    The cluster is that of the job that it runs beside.
     """
     data, locator = load_yaml(path)
     if not isinstance(data, dict):
@@ -133,15 +125,7 @@ def read_job(path: str, base: Mapping[str, Any]) -> JobRequest:
 
 
 class Site:
-    """A cluster on which jobs are placed one after the other.
-
-    Parameters
-    ----------
-    scenario : Scenario
-        Whose cluster it is.
-    free_file : str, optional
-        File of the nodes that are free.
-    """
+    """A cluster on which jobs are placed one after the other, on the nodes that are free."""
 
     def __init__(self, scenario: Scenario, free_file: str | None = None) -> None:
         whole = replace(scenario, plan=ParallelPlan(), faults=Faults())
@@ -151,13 +135,7 @@ class Site:
         self.rng = np.random.default_rng(scenario.seed)
 
     def n_nodes(self, job: JobRequest) -> int:
-        """Return how many nodes a job needs.
-
-        Raises
-        ------
-        InfeasiblePlanError
-            If the job takes all of the cluster because it does not say how many GPUs.
-        """
+        """Return how many nodes a job needs."""
         n_gpus = job.scenario.plan.gpus
         if not n_gpus:
             raise InfeasiblePlanError(f"{job.scenario.model} has no --gpus", hint="--gpus N leaves room for others")
@@ -179,20 +157,7 @@ class Site:
 
 
 def on_its_nodes(job: JobRequest, free_file: str | None = None, *, detail: bool = False) -> Result:
-    """Simulate a job alone on the nodes where it is placed.
-
-    Parameters
-    ----------
-    free_file : str, optional
-        File of the nodes that are free.
-    detail : bool
-        Whether the timeline holds every single kernel.
-
-    Raises
-    ------
-    SimulatorError
-        If there is no room for it, or it cannot run.
-    """
+    """Simulate a job alone on the nodes where it is placed."""
     placed = Site(job.scenario, free_file).place(job)
     return simulate_on(placed.scenario, placed.topology, placed.spec, detail=detail)
 
@@ -203,22 +168,7 @@ def beside(
     free_file: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Neighbours:
-    """Place jobs one after the other on the cluster of the first, and play them beside each other.
-
-    Parameters
-    ----------
-    jobs : sequence of JobRequest
-        The one that is asked about first.
-    free_file : str, optional
-        File of the nodes that are free.
-    say : callable
-        Told what is being done.
-
-    Raises
-    ------
-    SimulatorError
-        If one does not fit beside the others, or cannot run.
-    """
+    """Place jobs one after the other on the cluster of the first, and play them beside each other."""
     site = Site(jobs[0].scenario, free_file)
     return play(site, [site.place(job) for job in jobs], say)
 
@@ -345,12 +295,8 @@ def best_placements(
 
     Parameters
     ----------
-    job : JobRequest
-        To be placed.
     others : sequence of JobRequest
         That run already, on nodes that their requests list or else on those that are not free.
-    free_file : str, optional
-        File of the free nodes; all by default.
     """
     site = Site(job.scenario, free_file)
     open_nodes = site.free

@@ -45,13 +45,7 @@ class UndisturbedCosts(ModelCosts):
 
 
 class NetworkNeeds:
-    """Iteration times of one plan on networks that differ between nodes.
-
-    Parameters
-    ----------
-    scenario : Scenario
-        With its plan resolved.
-    """
+    """Iteration times of one plan on networks that differ between nodes."""
 
     def __init__(self, scenario: Scenario, topology: Topology, spec: ModelSpec) -> None:
         self.result = simulate_on(scenario, topology, spec)
@@ -179,15 +173,7 @@ def _step_s(topology: Topology, n_parameters: int, *, reduces: bool = True) -> f
 
 
 def rule_of_thumb(n_nodes: int, n_parameters: int, *, tokens_per_gpu: float = TOKENS_PER_GPU) -> RuleOfThumb:
-    """Return the rule for so many nodes and parameters, beside what its assumptions give.
-
-    Parameters
-    ----------
-    n_nodes : int
-        At least 2.
-    tokens_per_gpu : float
-        Of the scenario in question.
-    """
+    """Return the rule for so many nodes and parameters, beside what its assumptions give."""
     return RuleOfThumb(
         n_nodes=n_nodes, n_parameters=n_parameters, rule_bytes_per_s=float(n_nodes * n_parameters),
         closed_form_bytes_per_s=closed_form_bytes_per_s(n_nodes, n_parameters),
@@ -315,21 +301,10 @@ def requirement(
 
     Parameters
     ----------
-    scenario : Scenario
-        Its plan may leave values open.
     target : float
         Share of the throughput with a free network between nodes, below 1.
     with_curve : bool
         Whether to simulate the curve of efficiency against bandwidth too.
-    request : RunRequest
-        Price, power and, where it is asked for, the length of a run.
-
-    Raises
-    ------
-    ConfigError
-        If the target is not between 0 and 1.
-    InfeasiblePlanError
-        If the plan does not fit: nobody needs a network for it.
     """
     if not 0.0 < target < 1.0:
         raise ConfigError(f"target {target}: an efficiency between 0 and 1, exclusive", hint="--target 0.9")
@@ -396,16 +371,6 @@ def least_factor(efficiency: Callable[[float], float], target: float) -> float:
     Factors are tried from the highest down until one misses the target, so that a dip of the curve further down is not
     taken for the answer; then the interval is halved until it is narrow.
 
-    Parameters
-    ----------
-    efficiency : callable
-        Of a factor; 1 at :data:`simulator.explore.network_needs.FREE`.
-
-    Returns
-    -------
-    float
-        0 if the least of :data:`FACTORS` suffices.
-
     Examples
     --------
     >>> round(least_factor(lambda factor: factor / (factor + 1.0), 0.75), 1)
@@ -430,12 +395,7 @@ def least_factor(efficiency: Callable[[float], float], target: float) -> float:
 
 
 def most_latency_s(efficiency: Callable[[float], float], target: float) -> float | None:
-    """Return the largest additional latency at which an efficiency still reaches a target.
-
-    Returns
-    -------
-    float or None
-        None if the target is missed without any; :data:`MOST_LATENCY_S` if that does not matter.
+    """Return the largest additional latency at which an efficiency still reaches a target; None if it is missed without any.
 
     Examples
     --------
@@ -472,10 +432,6 @@ def requirements(
     ----------
     counts : tuple of int
         Numbers of GPUs; empty means the plan's own.
-    target, request
-        As for :func:`requirement`.
-    say : callable
-        Told which number of GPUs is looked at.
     """
     found: list[Requirement] = []
     for count in counts or (scenario.plan.gpus,):

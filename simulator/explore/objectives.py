@@ -189,15 +189,8 @@ def search_counts(
         its own plan is compared with those found.
     counts : sequence of int
         Numbers of GPUs; empty means those of ``base``.
-    top, n_jobs, scheduler, observe, store
-        As for :func:`simulator.explore.best_plans.search`.
     objective : str
         One of :data:`OBJECTIVES`: plans that are slower than the best ones but may win by it are simulated too.
-
-    Raises
-    ------
-    SimulatorError
-        If no number of GPUs gives a plan.
     """
     found: list[CountResult] = []
     last: SimulatorError | None = None
@@ -246,13 +239,7 @@ def best_by_objective(found: Sequence[CountResult], objective: str, request: Run
 
 
 def check_objective(objective: str, *, has_price: bool) -> None:
-    """Complain about an objective that nothing can be chosen by.
-
-    Raises
-    ------
-    ConfigError
-        If the objective is unknown, or cost is asked for without a price.
-    """
+    """Complain about an objective that nothing can be chosen by."""
     if objective not in OBJECTIVES:
         guess = did_you_mean(objective, OBJECTIVES)
         raise ConfigError(f"there is no objective '{objective}'.{guess}", hint=f"one of {', '.join(OBJECTIVES)}")
@@ -276,8 +263,6 @@ def answer_of(
     ----------
     objective : str
         One of :data:`OBJECTIVES`.
-    request : RunRequest
-        Price, power and, where it is asked for, the length of a run.
     margin : float
         Share of the memory that a plan should leave free: those that leave less are marked.
 
@@ -290,11 +275,6 @@ def answer_of(
         Of the chosen plan.
     plans : list of ParallelPlan
         The chosen plan first, then the ranking of its number of GPUs.
-
-    Raises
-    ------
-    ConfigError
-        If the objective is unknown, or cost is asked for without a price.
     """
     known = [one.space.topology for one in found if one.space is not None]
     check_objective(objective, has_price=all(price_of(topology, request.price) for topology in known))

@@ -66,15 +66,7 @@ class _FlowCosts:
 
 
 def overlap(result: Result, flow: Flow) -> Overlap:
-    """Play the step of an answer beside traffic.
-
-    Parameters
-    ----------
-    result : Result
-        With the topology on which it ran.
-    flow : Flow
-        On links of that topology.
-    """
+    """Play the step of an answer beside traffic on links of its topology."""
     step_s = result.metrics.iteration_time_s
     alone = FlowNetwork(result.topology)
     alone.start(flow, 0)

@@ -27,13 +27,7 @@ class Preset(Spec):
 
 
 def read_preset(name: str) -> Preset:
-    """Return a shipped preset by its name, or the one of a file.
-
-    Raises
-    ------
-    ConfigError
-        If there is neither; near misses are suggested.
-    """
+    """Return a shipped preset by its name, or the one of a file."""
     return load_spec(resolve_name(name, "presets"), Preset)
 
 

@@ -81,13 +81,7 @@ class SlurmFile(Spec):
 
 
 def read_slurm(path: str) -> SlurmSpec:
-    """Read a Slurm file.
-
-    Raises
-    ------
-    ConfigError
-        With all faults of the file at once.
-    """
+    """Read a Slurm file."""
     return load_spec(path, SlurmFile).slurm
 
 

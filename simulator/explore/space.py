@@ -186,11 +186,6 @@ def search_space(base: Mapping[str, Any], axes: Mapping[str, tuple[Any, ...]]) -
         Settings by canonical name. One of :data:`simulator.explore.space.AXES` fixes that choice.
     axes : mapping
         Values to which a choice is restricted.
-
-    Raises
-    ------
-    ConfigError
-        If the topology, the model or the global batch is missing, or an axis is no choice of a search.
     """
     unknown = [name for name in axes if name not in AXES]
     if unknown:

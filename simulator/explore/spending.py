@@ -37,20 +37,7 @@ class Spending(PerBillionTokens, RunFigures):
 
 
 def spending(request: RunRequest, answer: Answer, plan: ParallelPlan, topology: Topology) -> Spending | None:
-    """Return what training takes with an answer; None for models that know no tokens.
-
-    Parameters
-    ----------
-    request : RunRequest
-        Price, power and, where it has one, the length of the run.
-    plan : ParallelPlan
-        Resolved.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If failures are so frequent that the run never ends.
-    """
+    """Return what training takes with an answer; None for models that know no tokens."""
     rate = answer["tokens_per_s"]
     if not rate:
         return None

@@ -88,20 +88,6 @@ def parse_causes(
 ) -> Causes:
     """Read causes as the command line has them.
 
-    Parameters
-    ----------
-    lengths : str, optional
-        See :meth:`~simulator.explore.lengths.Lengths.parse`.
-    slow_gpus : str, optional
-        ``SHARE=FACTOR``.
-    pause, stall : str, optional
-        ``TIME/N steps``.
-
-    Raises
-    ------
-    ConfigError
-        If one cannot be read, or none is given.
-
     Examples
     --------
     >>> parse_causes(slow_gpus="0.01=1.3", pause="200 ms/50 steps").pause_every_steps
@@ -193,18 +179,7 @@ class Played:
 
 
 class StepModel:
-    """The passes of one simulated step, to be played with other durations.
-
-    Parameters
-    ----------
-    result : Result
-        Simulated in detail.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If the schedule runs passes in pairs.
-    """
+    """The passes of one step that was simulated in detail, to be played with other durations."""
 
     def __init__(self, result: Result) -> None:
         plan = result.plan
@@ -406,13 +381,7 @@ class _Delays:
 def straggle(
     result: Result, causes: Causes, *, n_jobs: int = 100, n_steps: int = 20, seed: int = 0
 ) -> tuple[Straggling, Played]:
-    """Play a plan with uneven steps.
-
-    Parameters
-    ----------
-    result : Result
-        Simulated in detail.
-    """
+    """Play a plan with uneven steps, from a result that was simulated in detail."""
     model = StepModel(result)
     even_s = model.even_s(causes.lengths, seed)
     played = model.play(causes, n_jobs=n_jobs, n_steps=n_steps, seed=seed)

@@ -119,10 +119,6 @@ def run_sweep(
     work : callable
         What is done with a scenario.
 
-    Returns
-    -------
-    SweepResult
-
     Raises
     ------
     ConfigError
@@ -177,13 +173,7 @@ def _row(point: Point, record: Record, request: RunRequest) -> dict[str, Any]:
 
 
 def usable(result: SweepResult) -> None:
-    """Complain if not a single scenario has an answer.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        With the reason of the first row.
-    """
+    """Complain, with the reason of the first row, if not a single scenario has an answer."""
     if result.rows and result.n_failed == len(result.rows):
         reasons = {row["reason"] for row in result.rows}
         raise InfeasiblePlanError(
@@ -242,13 +232,7 @@ FORMATS: dict[str, tuple[str, Callable[[Rows], bytes]]] = {
 
 
 def check_formats(names: Sequence[str]) -> None:
-    """Complain about formats that cannot be written, before hours of work.
-
-    Raises
-    ------
-    ConfigError
-        If a name is unknown, or its library is not installed.
-    """
+    """Complain about formats that cannot be written, before hours of work."""
     for name in names:
         if name not in FORMATS:
             raise ConfigError(
@@ -258,13 +242,7 @@ def check_formats(names: Sequence[str]) -> None:
 
 
 def write_rows(rows: Rows, folder: str | Path, stem: str, formats: Sequence[str]) -> list[Path]:
-    """Write rows in several formats; each file is replaced as a whole.
-
-    Returns
-    -------
-    list of Path
-        What was written.
-    """
+    """Write rows in several formats; each file is replaced as a whole."""
     check_formats(formats)
     written = []
     for name in formats:

@@ -19,13 +19,6 @@ NOTES = ("source", "fit")
 def read_constants(device: Device, family: str, kind: type[ConstantsT]) -> ConstantsT:
     """Build the constants of a family from ``device.kernels[family]``; what is missing keeps its default.
 
-    Parameters
-    ----------
-    family : str
-        ``gemm``, ``attention`` or ``pointwise``.
-    kind : type
-        The dataclass of the family's constants.
-
     Raises
     ------
     ConfigError
@@ -35,13 +28,7 @@ def read_constants(device: Device, family: str, kind: type[ConstantsT]) -> Const
 
 
 def section_of(device: Device, family: str) -> Mapping[str, Any]:
-    """Return a family's section of the device file, empty where it has none.
-
-    Raises
-    ------
-    ConfigError
-        If it is not a mapping.
-    """
+    """Return a family's section of the device file, empty where it has none."""
     section = device.kernels.get(family, {})
     if not isinstance(section, Mapping):
         raise ConfigError(f"device {device.name}: kernels.{family} is not a mapping")
@@ -49,13 +36,7 @@ def section_of(device: Device, family: str) -> Mapping[str, Any]:
 
 
 def build_constants(device: Device, where: str, section: Mapping[str, Any], kind: type[ConstantsT]) -> ConstantsT:
-    """Build constants from a section; ``where`` is its path below ``kernels``.
-
-    Raises
-    ------
-    ConfigError
-        As :func:`read_constants`.
-    """
+    """Build constants from a section; ``where`` is its path below ``kernels``."""
     known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
     values = {key: value for key, value in section.items() if key not in NOTES}
     for key, value in values.items():

@@ -81,13 +81,7 @@ class Dispatcher:
 
     @classmethod
     def of(cls, device: Device) -> Dispatcher:
-        """Read the constants from ``kernels.dispatcher`` of a device file.
-
-        Raises
-        ------
-        ConfigError
-            If a key is unknown.
-        """
+        """Read the constants from ``kernels.dispatcher`` of a device file."""
         section = section_of(device, "dispatcher")
         unknown = set(section) - {*_DEFAULTS, *NOTES}
         if unknown:
@@ -105,15 +99,7 @@ class Dispatcher:
         return self._constants(operator).launch_s
 
     def copying_s(self, operator: str, routed: Routed, n_sms: int, nvlink_bytes_per_s: float) -> float:
-        """Seconds in which ``n_sms`` SMs and the links of a rank move its tokens, beside :meth:`launch_s`.
-
-        Parameters
-        ----------
-        operator : str
-            ``dispatch`` or ``combine``.
-        nvlink_bytes_per_s : float
-            Of all links of a rank, in one direction.
-        """
+        """Seconds in which ``n_sms`` SMs and the links of a rank move its tokens, beside :meth:`launch_s`."""
         constants = self._constants(operator)
         copy_bytes = routed.n_tokens * (routed.token_bytes + constants.header_bytes)
         by_sms = copy_bytes * (routed.n_places + constants.reads) / (n_sms * constants.sm_bytes_per_s)

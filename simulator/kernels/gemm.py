@@ -191,12 +191,7 @@ def _candidates(tiles: tuple[str, ...]) -> tuple[FloatArray, FloatArray, FloatAr
 
 
 def gemm_times_s(columns: GemmColumns, device: Device, constants: GemmConstants, conditions: Conditions) -> FloatArray:
-    """Seconds of each product.
-
-    Returns
-    -------
-    ndarray of shape [products]
-    """
+    """Seconds of each product."""
     c = constants
     tile_m, tile_n, split, tile = _candidates(tuple(c.tile_efficiency))
     efficiency = np.array(list(c.tile_efficiency.values()), dtype=np.float64)[tile]

@@ -71,18 +71,12 @@ def issue_s(
 
     Parameters
     ----------
-    device : Device
-        Its ``host`` section holds measured values.
     mode : str
         ``eager``, ``compiled`` or ``graphs``.
     phase : str
         ``forward``, ``recompute``, ``backward`` or ``optimizer``.
     n_pieces : int
         Kernels that are launched one by one.
-    is_call : bool
-        Whether it is a call of a Python module.
-    is_quantised : bool
-        Whether modules quantise their operands.
     """
     known = "forward" if phase in ("recompute", "data") else phase
     key, default = MODULE_S[is_quantised] if is_call and mode == "eager" else _DEFAULTS[mode, known]

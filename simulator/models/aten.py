@@ -112,10 +112,6 @@ def kernels_of(call: Call, *, is_backward: bool, weight_shapes: frozenset[tuple[
 
     Parameters
     ----------
-    call : Call
-        The operator.
-    is_backward : bool
-        Whether it was recorded in the backward pass.
     weight_shapes : frozenset of tuple of int
         Shapes of the parameters, by which weight gradients are told from input gradients.
     """

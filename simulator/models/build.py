@@ -33,13 +33,6 @@ def build_model(spec: ModelSpec, setting: Setting) -> Model:
     """Return the layers of one rank for one micro-batch; equal layers are the same object.
 
     Of an encoder-decoder model both sides have the sequence length.
-
-    Raises
-    ------
-    InfeasiblePlanError
-        If a degree does not divide what it splits.
-    ConfigError
-        If a name is unknown.
     """
     _check_names(setting)
     setting.check(spec)

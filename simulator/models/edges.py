@@ -14,8 +14,6 @@ def lookup(style: Style, n_rows: int, *, tied: bool = False) -> Tensor:
 
     Parameters
     ----------
-    style : Style
-        Implementation.
     n_rows : int
         Rows of the table on this rank.
     tied : bool
@@ -42,12 +40,9 @@ def lookup(style: Style, n_rows: int, *, tied: bool = False) -> Tensor:
 
 
 def embedding(style: Style) -> Tensor:
-    """Append token, position and segment embeddings, their norm and dropout.
+    """Append token, position and segment embeddings, their norm and dropout: ``[tokens, hidden]``.
 
-    Returns
-    -------
-    Tensor
-        The residual stream ``[tokens, hidden]``, ``[tokens / tp, hidden]`` with sequence parallelism.
+    With sequence parallelism the residual stream is ``[tokens / tp, hidden]``.
     """
     spec, setting = style.spec, style.setting
     rows = padded_vocab(spec.vocab, setting.tp) // setting.tp

@@ -23,12 +23,8 @@ def latent_attention(style: Style, x: Tensor, *, causal: bool) -> Tensor:
 
     Parameters
     ----------
-    style : Style
-        Implementation.
     x : Tensor
         ``[tokens, hidden]``.
-    causal : bool
-        Whether tokens see only those before them.
     """
     spec, tape = style.spec, style.tape
     query_dim = spec.head_dim + spec.qk_rope_head_dim

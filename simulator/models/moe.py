@@ -22,15 +22,8 @@ def moe(style: Style, x: Tensor) -> Tensor:
 
     Parameters
     ----------
-    style : Style
-        Implementation.
     x : Tensor
         Normed residual stream ``[tokens, hidden]``.
-
-    Returns
-    -------
-    Tensor
-        ``[tokens, hidden]``.
     """
     spec = style.spec
     n_tokens = x.n_elements // spec.hidden

@@ -254,18 +254,12 @@ def product(
 
     Parameters
     ----------
-    tape : Tape
-        Where to append.
-    x, weight : Tensor
-        The operands.
     rows, columns : int
         Output and input features.
     dtype : str
         In which the products run.
     output_dtype : str
         Of the result; that of ``x`` unless given.
-    name : str
-        Of the kernels.
     before, between, after : sequence of LayerItem
         Communication, casts and bias reductions around the two products of backward.
     saves : sequence of Tensor, optional

@@ -229,14 +229,8 @@ def block_parameters(
 
     Parameters
     ----------
-    spec : ModelSpec
-        The model.
     sublayers : str
         Letters of :data:`simulator.models.spec.SUBLAYERS`.
-    tp, ep, etp : int
-        Tensor- and expert-parallel degrees, and the tensor-parallel degree of experts where it is another.
-    cross_attention : bool
-        A decoder block of an encoder-decoder model.
     """
     tensors: list[Parameter] = []
     for index, kind in enumerate(sublayers):

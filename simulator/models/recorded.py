@@ -50,11 +50,6 @@ class InputTensor:
 def parse_input(text: str) -> InputTensor:
     """Read one argument's description.
 
-    Raises
-    ------
-    ConfigError
-        If it is none.
-
     Examples
     --------
     >>> parse_input("labels=BxS:int64")
@@ -114,13 +109,7 @@ class RecordedModule:
         return sum(int(p.numel()) for p in self.module.parameters())
 
     def model(self, plan: ParallelPlan) -> Model:
-        """Record the module as one rank of a plan runs it.
-
-        Raises
-        ------
-        InfeasiblePlanError
-            If the plan splits the module in a way that only its author could write.
-        """
+        """Record the module as one rank of a plan runs it."""
         for degree in ("tp", "cp", "ep"):
             if getattr(plan, degree) > 1:
                 raise InfeasiblePlanError(
@@ -256,13 +245,7 @@ def open_module(target: str, batch: Sequence[str], *, sequence_length: int = 0) 
 
 
 def fit_plan(plan: ParallelPlan, module: RecordedModule, *, has_framework: bool) -> ParallelPlan:
-    """Give a plan the micro-batch that the module's arguments fix, and a framework that runs modules eagerly.
-
-    Raises
-    ------
-    ConfigError
-        If the plan asks for another micro-batch.
-    """
+    """Give a plan the micro-batch that the module's arguments fix, and a framework that runs modules eagerly."""
     if module.rows and plan.micro_batch not in (None, module.rows):
         what = f"--micro-batch {plan.micro_batch}, but --batch has {module.rows} rows"
         raise ConfigError(what, hint="write B for the rows in --batch")

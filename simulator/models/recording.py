@@ -33,10 +33,6 @@ class Recorder:
     ----------
     weak_reference : callable
         Makes a weak reference of a storage, with a method ``expired``.
-    parameters : dict
-        Identity of a parameter's tensor -> its name.
-    shapes : frozenset
-        Shapes of the matrices among them.
     """
 
     def __init__(

@@ -23,20 +23,7 @@ MAMBA2_CHUNK, DELTA_CHUNK = 128, 64
 
 
 def mamba2(style: Style, x: Tensor) -> Tensor:
-    """Append a Mamba-2 mixer, from its normed input to its output projection.
-
-    Parameters
-    ----------
-    style : Style
-        Implementation.
-    x : Tensor
-        ``[tokens, hidden]``.
-
-    Returns
-    -------
-    Tensor
-        ``[tokens, hidden]``.
-    """
+    """Append a Mamba-2 mixer, from its normed input to its output projection, ``[tokens, hidden]`` both."""
     spec, tp = style.spec, style.setting.tp
     heads, groups = spec.ssm_heads // tp, max(1, spec.ssm_groups // tp)
     width, shared = heads * spec.ssm_head_dim, groups * spec.ssm_state

@@ -56,8 +56,6 @@ class Tape:
 
         Parameters
         ----------
-        region : str
-            Its name.
         is_discarding : bool
             Whether what the region returns is dropped, too (Megatron-Core's ``CheckpointWithoutOutput``).
         """
@@ -167,12 +165,8 @@ class Tape:
 
         Parameters
         ----------
-        name : str
-            Of the layer.
         output : Tensor or None
             What the next layer gets; None for the head, whose backward starts at its loss.
-        parameters : sequence of Parameter
-            Tensors of this rank.
         checkpoint : str
             What is kept; regions opened with :meth:`recomputed` are recomputed in any case.
         stops_early : bool

@@ -20,19 +20,10 @@ def attention(style: Style, x: Tensor, *, causal: bool, kind: str = "*") -> Tens
 
     Parameters
     ----------
-    style : Style
-        Implementation.
     x : Tensor
         ``[tokens, hidden]``.
-    causal : bool
-        Whether tokens see only those before them.
     kind : str
         Which of them: letter of :data:`simulator.models.spec.SUBLAYERS`.
-
-    Returns
-    -------
-    Tensor
-        ``[tokens, hidden]``.
     """
     spec = style.spec
     if spec.is_latent_attention:
@@ -144,14 +135,10 @@ def block(
 
     Parameters
     ----------
-    style : Style
-        Implementation.
     x : Tensor
         Residual stream ``[tokens, hidden]``.
     sublayers : str
         Letters of :data:`simulator.models.spec.SUBLAYERS`, in order.
-    causal : bool
-        Mask of self-attention.
     encoded : Tensor, optional
         The encoder's output, for a decoder with cross-attention.
     """

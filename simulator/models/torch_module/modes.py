@@ -35,15 +35,7 @@ _TRANSPOSED = {"convolution": (6,), "convolution_backward": (7,)}
 
 
 def recording_modes(torch: Any, recorder: Recorder, attention: str) -> tuple[Any, Any]:
-    """Return the dispatch mode and the function mode, bound to a recorder.
-
-    Parameters
-    ----------
-    recorder : Recorder
-        Who notes the operators.
-    attention : str
-        ``flash`` or ``eager``.
-    """
+    """Return the dispatch mode and the function mode, bound to a recorder."""
     tree_leaves = load_torch("utils._pytree").tree_leaves
 
     def tensors(tree: Any) -> list[Any]:

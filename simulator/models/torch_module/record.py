@@ -36,8 +36,6 @@ def record_module(
         On any device; it is left as it was. Its largest ``ModuleList`` or ``Sequential`` gives the layers.
     *inputs, **keywords
         Arguments of its ``forward``; tensors are replaced by fake ones of the same shape.
-    name : str
-        Of the model; the class's name unless given.
     loss : callable, optional
         From the output to a scalar; the output's ``loss`` or the mean of its first tensor unless given.
     attention : str
