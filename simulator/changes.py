@@ -31,6 +31,7 @@ _BANDWIDTHS = {
     "socket": "bandwidth between CPU sockets",
     "nic": "NIC bandwidth",
     "fabric": "fabric bandwidth",
+    "wan": "bandwidth between sites",
 }
 #: what of a GPU can be faster -> the datasheet numbers behind it
 _DEVICE_RATES = {

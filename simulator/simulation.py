@@ -40,7 +40,7 @@ from simulator.scenario import Scenario
 from simulator.schedules import peak_in_flight
 from simulator.timeline import Timeline
 from simulator.topology import Topology
-from simulator.topology.link import LINK_KINDS
+from simulator.topology.link import FABRIC_KINDS
 
 #: token ids of so many words or more do not fit into 16 bits
 WIDE_VOCABULARY = 65_500
@@ -389,8 +389,8 @@ class Together:
             factors |= job.topology.scale
         #: the cluster with what is degraded for any of the jobs
         self.network_topology = replace(first.topology, scale=factors)
-        kinds = first.topology.arrays.kind
-        self._shared = frozenset(np.flatnonzero(kinds == LINK_KINDS.index("fabric")).tolist()).union(
+        between = first.topology.arrays.is_of(*FABRIC_KINDS)
+        self._shared = frozenset(np.flatnonzero(between).tolist()).union(
             *(costs.flow(task.op).links for program, costs in also for task in program.ranks[0].tasks
               if isinstance(task.op, COMMUNICATIONS))
         )  # fmt: skip

@@ -13,6 +13,7 @@ from simulator.errors import ConfigError
 from simulator.explore.checkpoint_policy import check_policy
 from simulator.explore.energy import parse_price
 from simulator.explore.named_settings import SCENARIO_SETTINGS, canonical_name, convert, parse_axis
+from simulator.explore.restarts import parse_restart
 from simulator.explore.training_run import RunRequest, parse_domain, parse_interval, parse_mtbf, parse_time, run_length
 from simulator.interop import import_model, import_settings, import_topology, is_foreign, recognise_settings
 from simulator.interop.deepspeed import import_deepspeed
@@ -129,10 +130,11 @@ def run_request(options: Mapping[str, Any], said: set[str], *, of_rows: bool = F
     interval_s, interval_iterations = None, None
     if "checkpoint_interval" in texts:
         interval_s, interval_iterations = parse_interval(texts["checkpoint_interval"])
-    write_s, restart_s, repair_s = (
+    write_s, repair_s = (
         parse_time(texts[name], f"--{name.replace('_', '-')}") if name in texts else None
-        for name in ("checkpoint_time", "restart_time", "repair_time")
+        for name in ("checkpoint_time", "repair_time")
     )
+    restart = parse_restart(texts["restart_time"], parse_time) if "restart_time" in texts else None
     for name, least in (("histories", 1), ("spare_nodes", 0)):
         if name in texts and texts[name] < least:
             raise ConfigError(f"--{name.replace('_', '-')} {texts[name]}: at least {least}")
@@ -147,7 +149,7 @@ def run_request(options: Mapping[str, Any], said: set[str], *, of_rows: bool = F
     n_domain, share = parse_domain(texts["failure_domain"]) if "failure_domain" in texts else (1, 0.0)
     return RunRequest(
         tokens=tokens, iterations=iterations, price=price, mtbf=mtbf, interval_s=interval_s,
-        interval_iterations=interval_iterations, write_s=write_s, restart_s=restart_s, pue=pue, kg_co2_per_kwh=carbon,
+        interval_iterations=interval_iterations, write_s=write_s, restart=restart, pue=pue, kg_co2_per_kwh=carbon,
         n_histories=texts.get("histories", 0), n_spares=texts.get("spare_nodes"), seed=options["seed"],
         policy=check_policy(texts.get("checkpoint_policy", "sync")), domain_nodes=n_domain, domain_share=share,
         is_elastic=bool(options.get("elastic")), **({} if repair_s is None else {"repair_s": repair_s}),

@@ -54,7 +54,7 @@ FLAGS: dict[str | None, dict[str, Flag]] = {
         "checkpoint_interval": Flag(Text, "'30 min' or '500 steps'; Daly's optimum by default."),
         "checkpoint_time": Flag(Text, "How long a checkpoint stops training; over the storage link by default."),
         "checkpoint_policy": Flag(Text, "sync (training waits), async (behind its back), peers (memory of other nodes)."),
-        "restart_time": Flag(Text, "From a failure until the checkpoint is read; 10 min."),
+        "restart_time": Flag(Text, "From a failure until the checkpoint is read; or 'detection=5 min, allocation=3 min ...'."),
         "pue": Flag(Real, "Energy of the building over that of its computers; 1.1."),
         "kg_co2_per_kwh": Flag(Real, "What making the electricity emits; 0.473, the world's mean."),
         "histories": Flag(Number, "Play the run this many times: how far single runs lie apart."),

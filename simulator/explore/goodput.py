@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.errors import InfeasiblePlanError
@@ -86,6 +87,8 @@ def expected_run(
     mtbf_s: float = math.inf,
     restart_s: float = 0.0,
     lag_s: float = 0.0,
+    domain_share: float = 0.0,
+    stored_every: int = 1,
 ) -> RunTime:
     """Return the expected time of a run under failures, exactly for the process described above.
 
@@ -93,7 +96,8 @@ def expected_run(
     of its ``exp(L / M) - 1`` failures, a restart of ``M (exp(R / M) - 1)``: together Daly's
     ``M exp(R / M) (exp(L / M) - 1)``. The run ends with a checkpoint. Where a checkpoint counts only a lag of ``D`` after it was
     taken, a failure finds ``exp(-D / M) / (exp(L / M) - 1)`` finished stretches behind it on average, so that ``exp(D / M)`` as many
-    failures come.
+    failures come. Where a share of the failures takes the memory of peers, too, the run goes back to the last checkpoint in
+    storage: see :func:`failed_stretches`.
 
     Parameters
     ----------
@@ -105,6 +109,8 @@ def expected_run(
         From a failure to the first iteration after it.
     lag_s : float
         From the moment that a checkpoint is taken until it counts.
+    domain_share, stored_every
+        Share of the failures that go back to storage, and checkpoints of which one is there.
 
     Raises
     ------
@@ -112,12 +118,30 @@ def expected_run(
         If a stretch, or a restart, lasts so long that the run practically never ends.
     """
     full, rest = divmod(n_iterations, iterations_per_checkpoint)
-    stretches = [(full, iterations_per_checkpoint * iteration_s), (1, rest * iteration_s)]
     n_checkpoints = full + bool(rest)
     useful_s, checkpoint_s = n_iterations * iteration_s, n_checkpoints * write_s
     if math.isinf(mtbf_s):
         return RunTime(useful_s=useful_s, checkpoint_s=checkpoint_s, n_checkpoints=n_checkpoints)
     longest_s = (iterations_per_checkpoint if full else rest) * iteration_s + write_s
+    _check_that_it_ends(longest_s, restart_s, mtbf_s)
+    each, last = (
+        math.expm1((n * iteration_s + write_s) / mtbf_s) if n else 0.0
+        for n in (full and iterations_per_checkpoint, rest)
+    )
+    back = _share_going_back(domain_share, restart_s / mtbf_s)
+    n_groups, n_beyond = divmod(full, stored_every)
+    n_failed_stretches = n_groups * failed_stretches([each] * stored_every, back)
+    n_failed_stretches += failed_stretches([each] * n_beyond + [last] * bool(rest), back)
+    n_failed_stretches *= math.exp(lag_s / mtbf_s)
+    running_s = mtbf_s * n_failed_stretches
+    restarting_s = n_failed_stretches * mtbf_s * math.expm1(restart_s / mtbf_s)
+    return RunTime(
+        useful_s=useful_s, checkpoint_s=checkpoint_s, lost_s=max(0.0, running_s - useful_s - checkpoint_s),
+        restart_s=restarting_s, n_failures=(running_s + restarting_s) / mtbf_s, n_checkpoints=n_checkpoints,
+    )  # fmt: skip
+
+
+def _check_that_it_ends(longest_s: float, restart_s: float, mtbf_s: float) -> None:
     for what, seconds, way_out in (
         ("the time between two checkpoints", longest_s, "write checkpoints more often: --checkpoint-interval"),
         ("a restart", restart_s, "a shorter --restart-time"),
@@ -128,14 +152,40 @@ def expected_run(
                 f"time between failures of the job, {format_duration(mtbf_s)}",
                 hint=f"{way_out}, or fewer GPUs",
             )
-    n_failed_stretches = sum(n * math.expm1((work_s + write_s) / mtbf_s) for n, work_s in stretches if n and work_s)
-    n_failed_stretches *= math.exp(lag_s / mtbf_s)
-    running_s = mtbf_s * n_failed_stretches
-    restarting_s = n_failed_stretches * mtbf_s * math.expm1(restart_s / mtbf_s)
-    return RunTime(
-        useful_s=useful_s, checkpoint_s=checkpoint_s, lost_s=max(0.0, running_s - useful_s - checkpoint_s),
-        restart_s=restarting_s, n_failures=(running_s + restarting_s) / mtbf_s, n_checkpoints=n_checkpoints,
-    )  # fmt: skip
+
+
+def failed_stretches(odds: Sequence[float], back: float) -> float:
+    """Return the expected number of failed stretches from one checkpoint in storage to the next.
+
+    A stretch fails ``e = exp(L / M) - 1`` times on average before it succeeds, and a share ``b`` of its failures repeats all
+    before it: ``F(j + 1) = F(j) + e (1 + b F(j))``, of ``k`` equal ones ``((1 + b e)^k - 1) / b``.
+
+    Parameters
+    ----------
+    odds : sequence of float
+        ``e`` of each stretch.
+    back : float
+        Share of the failed stretches after which the run goes back to storage.
+
+    Examples
+    --------
+    >>> failed_stretches([0.5, 0.5], 0.0), failed_stretches([0.5, 0.5], 1.0)
+    (1.0, 1.25)
+    """
+    n_failed = 0.0
+    for one in odds:
+        n_failed += one * (1.0 + back * n_failed)
+    return n_failed
+
+
+def _share_going_back(domain_share: float, restarts: float) -> float:
+    """Return after which share of the failed stretches a failure of a domain comes before the run goes on.
+
+    A restart that lasts so many mean times between failures is disturbed with ``q = 1 - exp(-restarts)``, again and again; none of
+    the failures is of a domain with ``(1 - d) (1 - q) / (1 - (1 - d) q)``.
+    """
+    stays, disturbed = 1.0 - domain_share, -math.expm1(-restarts)
+    return 1.0 - stays * (1.0 - disturbed) / (1.0 - stays * disturbed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

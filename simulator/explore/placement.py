@@ -19,6 +19,7 @@ from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.interop.hostlist import expand_hostlist
 from simulator.topology import Topology
 from simulator.topology.layout import RegularLayout
+from simulator.topology.link import FABRIC_KINDS
 
 #: words for ways to place a job; anything else lists nodes
 WAYS = ("slurm", "random", "in-order")
@@ -118,7 +119,7 @@ def _n_hops(cluster: Topology, a: int, b: int) -> int:
     """Links between switches on the way from one node to another."""
     per_node = cluster.gpus_per_node
     route = cluster.route(a * per_node, b * per_node)
-    return sum(cluster.links[index].kind == "fabric" for index, _ in route)
+    return sum(cluster.links[index].kind in FABRIC_KINDS for index, _ in route)
 
 
 def _check_room(free: Sequence[int], n_nodes: int) -> None:

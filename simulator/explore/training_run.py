@@ -6,8 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from simulator.answer import Answer
 from simulator.errors import ConfigError
@@ -30,6 +29,7 @@ from simulator.explore.goodput import (
     young_interval_s,
 )
 from simulator.explore.histories import FailureProcess, by_component, play_histories
+from simulator.explore.restarts import Restart, RestartSeconds, in_words, mean_restart, restart_of, total_s
 from simulator.plan import ParallelPlan
 from simulator.topology import Topology
 from simulator.topology.operation_spec import FailureSpec, operation_defaults
@@ -77,7 +77,7 @@ class RunRequest:
     interval_s: float | None = None  #: Time between checkpoints.
     interval_iterations: int | None = None  #: The same in steps.
     write_s: float | None = None  #: Time that training stands still for one checkpoint.
-    restart_s: float | None = None  #: From a failure until the job begins to read its checkpoint.
+    restart: Restart | None = None  #: From a failure to the next iteration, but for reading the checkpoint.
     pue: float | None = None
     kg_co2_per_kwh: float | None = None
     n_histories: int = 0  #: Times that the run is played; 0 for the closed form alone.
@@ -288,6 +288,7 @@ class RunFailures(TypedDict):
     mtbf_s: float | None  #: Mean time between failures of the job; null for none.
     expected: float  #: How many there are.
     restart_s: float  #: From a failure to the first iteration after it.
+    restart_phases: RestartSeconds  #: What it consists of.
     domain_nodes: int  #: Nodes that fail at once.
     domain_share: float  #: Share of the failures in which they do.
     by_component: dict[str, float]  #: Expected failures by what failed; empty where no shares are published.
@@ -367,57 +368,94 @@ def whole_run(
         If failures are so frequent that the run never ends.
     """
     iteration_s = float(answer["iteration_time_s"])
-    tokens_per_iteration = plan.global_batch * plan.sequence_length
-    n_iterations = request.n_iterations(tokens_per_iteration)
-    policy = policy or synchronous(checkpoint_of(plan, topology, n_parameters))
-    checkpoint, write_source = policy.checkpoint, policy.checkpoint.source
-    if request.write_s is not None:
-        checkpoint, write_source = replace(checkpoint, write_s=request.write_s), "--checkpoint-time"
-    mtbf = _mtbf(request, topology)
-    mtbf_s = mtbf.job_s(topology.n_gpus, topology.n_nodes)
-    restart_s, restart_source = _restart(request, topology)
-    restart_s += (read_s := _read_s(request, policy))
-    per_checkpoint, interval_source = _interval(
-        request, n_iterations, iteration_s, checkpoint.write_s, mtbf_s, least_s=policy.lag_s
+    n_iterations = request.n_iterations(plan.global_batch * plan.sequence_length)
+    run = _operated(
+        request,
+        plan,
+        topology,
+        policy or synchronous(checkpoint_of(plan, topology, n_parameters)),
+        n_iterations,
+        iteration_s,
     )
-    stored_every = _stored_every(request, policy, per_checkpoint * iteration_s, mtbf_s)
-    checkpoint = _with_storage(policy, checkpoint, stored_every)
-    policy = replace(policy, checkpoint=checkpoint)
-    time_at = partial(
-        expected_run, n_iterations, iterations_per_checkpoint=per_checkpoint, write_s=checkpoint.write_s, mtbf_s=mtbf_s,
-        restart_s=restart_s, lag_s=policy.lag_s,
-    )  # fmt: skip
-    time = time_at(iteration_s)
+    time, low, high = (
+        _expected(run, n_iterations, seconds)
+        for seconds in (iteration_s, answer["confidence"]["low_s"], answer["confidence"]["high_s"])
+    )
     power = power_model(topology, pue=request.pue, kg_co2_per_kwh=request.kg_co2_per_kwh)
     price = price_of(topology, request.price)
-    assumptions = (
-        ("mean time between failures", _mtbf_words(mtbf, mtbf_s), mtbf.source),
-        ("restart", f"{format_duration(restart_s)}, {format_duration(read_s)} of it to read the checkpoint", restart_source),
-        ("checkpoint", f"{format_bytes(checkpoint.n_bytes)} in {format_duration(checkpoint.write_s)}", write_source),
-        ("checkpoint interval", f"{per_checkpoint:,} iteration{'s' if per_checkpoint > 1 else ''}", interval_source),
-        *_power_assumptions(power, price),
-    )  # fmt: skip
-    process = _process(
-        request, useful_s=time.useful_s, work_s=iteration_s * per_checkpoint, write_s=checkpoint.write_s, mtbf_s=mtbf_s,
-        restart_s=restart_s, lag_s=policy.lag_s, stored_every=stored_every, hardware_share=mtbf.hardware_share,
-        lost_share=_lost_share(plan, topology),
-    )  # fmt: skip
     gpu_hours = plan.gpus * time.total_s / 3600.0
+    n_samples = n_iterations * plan.global_batch
+    assumptions = (*run.assumptions, *_power_assumptions(power, price))
     return {
-        "tokens": n_iterations * tokens_per_iteration, "samples": n_iterations * plan.global_batch, "iterations": n_iterations,
-        "total_s": time.total_s, "days": time.total_s / S_PER_DAY,
-        "low_days": time_at(answer["confidence"]["low_s"]).total_s / S_PER_DAY,
-        "high_days": time_at(answer["confidence"]["high_s"]).total_s / S_PER_DAY, "goodput": time.goodput,
+        "tokens": n_samples * plan.sequence_length, "samples": n_samples, "iterations": n_iterations,
+        "total_s": time.total_s, "days": time.total_s / S_PER_DAY, "low_days": low.total_s / S_PER_DAY,
+        "high_days": high.total_s / S_PER_DAY, "goodput": time.goodput,
         "time": RunSeconds(
             useful_s=time.useful_s, checkpoint_s=time.checkpoint_s, lost_s=time.lost_s, restart_s=time.restart_s),
         "gpu_hours": gpu_hours, "cost": gpu_hours * price.gpu_hour if price else None,
         "currency": price.currency if price else "",
         "energy": _energy(plan.gpus, time, power, power.gpu_w(answer["breakdown"])),
-        "checkpoint": _checkpoint(policy, stored_every, per_checkpoint, iteration_s, time.n_checkpoints, mtbf_s),
-        "failures": _failures(process, time.n_failures, mtbf),
-        "played": _played(request, process),
+        "checkpoint": _checkpoint(run, iteration_s, time.n_checkpoints),
+        "failures": _failures(run, time.n_failures),
+        "played": _played(request, run.process),
         "assumptions": [{"what": what, "value": value, "source": source} for what, value, source in assumptions],
     }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operated:
+    """How a run is operated."""
+
+    process: FailureProcess
+    policy: Policy  #: Its checkpoint with the share of those in storage.
+    per_checkpoint: int
+    mtbf: Mtbf
+    restart: RestartSeconds
+    assumptions: tuple[tuple[str, str, str], ...]
+
+
+def _operated(
+    request: RunRequest, plan: ParallelPlan, topology: Topology, policy: Policy, n_iterations: int, iteration_s: float
+) -> _Operated:
+    """Fill in what the request leaves open: rate of failures, checkpoints, restarts."""
+    checkpoint, write_source = policy.checkpoint, policy.checkpoint.source
+    if request.write_s is not None:
+        checkpoint, write_source = replace(checkpoint, write_s=request.write_s), "--checkpoint-time"
+    mtbf = _mtbf(request, topology)
+    mtbf_s = mtbf.job_s(topology.n_gpus, topology.n_nodes)
+    phases, restart_source = restart_of(request.restart, topology)
+    restart = mean_restart(phases, load_s=_read_s(request, policy), hardware_share=mtbf.hardware_share)
+    per_checkpoint, interval_source = _interval(
+        request, n_iterations, iteration_s, checkpoint.write_s, mtbf_s, least_s=policy.lag_s
+    )
+    stored_every = _stored_every(request, policy, per_checkpoint * iteration_s, mtbf_s)
+    checkpoint = _with_storage(policy, checkpoint, stored_every)
+    process = FailureProcess(
+        useful_s=n_iterations * iteration_s, work_s=iteration_s * per_checkpoint, write_s=checkpoint.write_s, mtbf_s=mtbf_s,
+        restart_s=total_s(restart), hardware_share=mtbf.hardware_share, n_spares=request.n_spares,
+        repair_s=request.repair_s, lag_s=policy.lag_s, domain_share=request.domain_share, domain_nodes=request.domain_nodes,
+        stored_every=stored_every, elastic_loss=_lost_share(plan, topology) if request.is_elastic else None,
+    )  # fmt: skip
+    assumptions = (
+        ("mean time between failures", _mtbf_words(mtbf, mtbf_s), mtbf.source),
+        ("restart", f"{format_duration(process.restart_s)}: {in_words(restart)}", restart_source),
+        ("checkpoint", f"{format_bytes(checkpoint.n_bytes)} in {format_duration(checkpoint.write_s)}", write_source),
+        ("checkpoint interval", f"{per_checkpoint:,} iteration{'s' if per_checkpoint > 1 else ''}", interval_source),
+    )
+    return _Operated(
+        process=process, policy=replace(policy, checkpoint=checkpoint), per_checkpoint=per_checkpoint, mtbf=mtbf,
+        restart=restart, assumptions=assumptions,
+    )  # fmt: skip
+
+
+def _expected(run: _Operated, n_iterations: int, iteration_s: float) -> RunTime:
+    """Return the expected time of the run where an iteration takes so long."""
+    process = run.process
+    return expected_run(
+        n_iterations, iteration_s, iterations_per_checkpoint=run.per_checkpoint, write_s=process.write_s,
+        mtbf_s=process.mtbf_s, restart_s=process.restart_s, lag_s=process.lag_s, domain_share=process.domain_share,
+        stored_every=process.stored_every,
+    )  # fmt: skip
 
 
 def _power_assumptions(power: PowerModel, price: Price | None) -> list[tuple[str, str, str]]:
@@ -452,15 +490,13 @@ def _stored_every(request: RunRequest, policy: Policy, interval_s: float, mtbf_s
     return max(1, round(optimum_s / interval_s))
 
 
-def _checkpoint(
-    policy: Policy, stored_every: int, iterations: int, iteration_s: float, count: int, mtbf_s: float
-) -> RunCheckpoint:
+def _checkpoint(run: _Operated, iteration_s: float, count: int) -> RunCheckpoint:
+    mtbf_s, checkpoint = run.process.mtbf_s, run.policy.checkpoint
     fails = math.isfinite(mtbf_s)
-    checkpoint = policy.checkpoint
     return {
-        "bytes": checkpoint.n_bytes, "writers": checkpoint.n_writers, "policy": policy.name, "write_s": checkpoint.write_s,
-        "lag_s": policy.lag_s, "stored_every": stored_every, "interval_iterations": iterations,
-        "interval_s": iterations * iteration_s, "count": count,
+        "bytes": checkpoint.n_bytes, "writers": checkpoint.n_writers, "policy": run.policy.name, "write_s": checkpoint.write_s,
+        "lag_s": run.policy.lag_s, "stored_every": run.process.stored_every, "interval_iterations": run.per_checkpoint,
+        "interval_s": run.per_checkpoint * iteration_s, "count": count,
         "young_interval_s": young_interval_s(checkpoint.write_s, mtbf_s) if fails else None,
         "daly_interval_s": daly_interval_s(checkpoint.write_s, mtbf_s) if fails else None,
     }  # fmt: skip
@@ -471,19 +507,12 @@ def _lost_share(plan: ParallelPlan, topology: Topology) -> float:
     return min(1.0, max(1, topology.gpus_per_node // (plan.tp * plan.cp)) / plan.dp)
 
 
-def _process(request: RunRequest, *, lost_share: float, **figures: Any) -> FailureProcess:
-    """Return what the run goes through: its own figures, and how the request says that it is operated."""
-    return FailureProcess(
-        n_spares=request.n_spares, repair_s=request.repair_s, domain_share=request.domain_share,
-        domain_nodes=request.domain_nodes, elastic_loss=lost_share if request.is_elastic else None, **figures,
-    )  # fmt: skip
-
-
-def _failures(process: FailureProcess, expected: float, mtbf: Mtbf) -> RunFailures:
+def _failures(run: _Operated, expected: float) -> RunFailures:
+    process = run.process
     return {
         "mtbf_s": process.mtbf_s if math.isfinite(process.mtbf_s) else None, "expected": expected,
-        "restart_s": process.restart_s, "domain_nodes": process.domain_nodes, "domain_share": process.domain_share,
-        "by_component": by_component(expected, mtbf.components),
+        "restart_s": process.restart_s, "restart_phases": run.restart, "domain_nodes": process.domain_nodes,
+        "domain_share": process.domain_share, "by_component": by_component(expected, run.mtbf.components),
     }  # fmt: skip
 
 
@@ -532,17 +561,6 @@ def _with_storage(policy: Policy, checkpoint: Checkpoint, stored_every: int) -> 
     if policy.name != "peers":
         return checkpoint
     return replace(checkpoint, write_s=checkpoint.write_s + policy.storage.write_s / stored_every)
-
-
-def _restart(request: RunRequest, topology: Topology) -> tuple[float, str]:
-    if request.restart_s is not None:
-        return request.restart_s, "--restart-time"
-    said = topology.spec.failures
-    if said and said.restart_s is not None:
-        return said.restart_s, f"cluster file: {said.source or 'no source given'}"
-    defaults = operation_defaults().restart
-    assert defaults.restart_s is not None
-    return defaults.restart_s, defaults.source
 
 
 def _interval(

@@ -27,6 +27,7 @@ from simulator.program.op import Collective, Kernel, Op, Transfer
 from simulator.scenario import Scenario
 from simulator.simulation import lower_scenario, run_scenario
 from simulator.topology import LINK_KINDS, Topology
+from simulator.topology.link import FABRIC_KINDS
 from simulator.units import format_bytes
 
 #: events of a run above which nothing is simulated without being asked for
@@ -44,7 +45,6 @@ _FIRST = {
     "storage bandwidth": "data",
     "processor speed of the loader's workers": "data",
 }
-_OUTSIDE = [LINK_KINDS.index(kind) for kind in ("nic", "fabric")]
 
 
 class ChangedCosts(ModelCosts):
@@ -79,7 +79,7 @@ class ChangedCosts(ModelCosts):
             return plain
         known = self._changed.get(id(plain))
         if known is None:
-            crosses = any(int(self.topology.arrays.kind[link]) in _OUTSIDE for link in plain.links)
+            crosses = any(LINK_KINDS[self.topology.arrays.kind[link]] in ("nic", *FABRIC_KINDS) for link in plain.links)
             factor = self._change.latency.get("between" if crosses else "inside", 1.0)
             extra_s = self._change.hop_latency_s * n_hops(op, plain.label, self.topology)
             known = self._changed[id(plain)] = (plain, _later(plain, factor, extra_s))

@@ -11,6 +11,7 @@ from typing import Any
 from simulator.config import Fault, KeyPath, Locator, did_you_mean, parse_yaml, raise_faults, read_text
 from simulator.interop.cluster import ImportedCluster, imported
 from simulator.interop.format import Account, Format, Part, refuse
+from simulator.topology import LINK_KINDS
 
 KINDS = {
     "gpu": "gpu",
@@ -23,7 +24,6 @@ KINDS = {
 }
 _NODE_KEYS = ("id", "kind", "device", "node")
 _EDGE_KEYS = ("source", "target", "bandwidth", "latency", "count", "duplex", "kind", "key")
-_LINK_KINDS = ("nvlink", "nvswitch", "pcie", "socket", "nic", "fabric")
 
 
 def sniff(text: str) -> bool:
@@ -117,7 +117,7 @@ class _Edges:
         found = {
             "source": ends[0],
             "target": ends[1],
-            "kind": kind if kind in _LINK_KINDS else _kind([self.vertices.get(end) for end in ends]),
+            "kind": kind if kind in LINK_KINDS else _kind([self.vertices.get(end) for end in ends]),
             "bandwidth": _with_unit(edge.get("bandwidth"), "B/s"),
             "lanes": edge.get("count", 1),
         }
@@ -164,7 +164,7 @@ NODE_LINK = Format(
     options=("device",),
     parts=(
         Part(tuple(f"nodes.{key}" for key in _NODE_KEYS), f"vertices; kinds are {', '.join(KINDS)}"),
-        Part(tuple(f"edges.{key}" for key in _EDGE_KEYS), f"links; kinds are {', '.join(_LINK_KINDS)}"),
+        Part(tuple(f"edges.{key}" for key in _EDGE_KEYS), f"links; kinds are {', '.join(LINK_KINDS)}"),
         Part(("label", "pos", "x", "y", "weight"), "drawing", is_read=False),
     ),
 )

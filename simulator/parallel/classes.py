@@ -20,6 +20,7 @@ from typing import Literal
 from simulator.parallel.mesh import CROSSING, DEFAULT_ORDER, Groups, Mesh
 from simulator.topology import Topology
 from simulator.topology.layout import RegularLayout
+from simulator.topology.link import FABRIC_KINDS
 
 #: ranks of a group beyond which only neighbours are looked at
 LONG_GROUP = 64
@@ -143,7 +144,7 @@ def routes_of(topology: Topology, slow_links: Mapping[int, float]) -> Callable[[
 
 def _label(topology: Topology, index: int, factor: float) -> tuple[str, str, float]:
     link = topology.links[index]
-    if not isinstance(topology.layout, RegularLayout) or link.kind == "fabric":
+    if not isinstance(topology.layout, RegularLayout) or link.kind in FABRIC_KINDS:
         return link.source, link.target, factor
     # a switch of the fabric differs from node to node, and what lies inside them does not
     ends = [

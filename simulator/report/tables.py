@@ -20,6 +20,7 @@ from simulator.answer import (
 )
 from simulator.explore.full_answer import ScalingRow, WayOut
 from simulator.explore.neighbours import Neighbours, PlacementRow
+from simulator.explore.restarts import in_words
 from simulator.plan import ParallelPlan
 from simulator.report.constants import Section, write_value
 from simulator.report.markup import Markup, element, number, share_bar, table
@@ -341,7 +342,8 @@ def whole_run_rows(run: Mapping[str, Any]) -> Iterator[tuple[str, str, float, st
     yield "checkpoints", "checkpoint.count", checkpoint["count"], f"{checkpoint['count']:,} ({words})"
     failures = run["failures"]
     if failures["mtbf_s"] is not None:
-        words = f"one every {format_duration(failures['mtbf_s'])}, each with a restart of {format_duration(failures['restart_s'])}"
+        restart = f"{format_duration(failures['restart_s'])}: {in_words(failures['restart_phases'])}"
+        words = f"one every {format_duration(failures['mtbf_s'])}, each with a restart of {restart}"
         yield "failures", "failures.expected", failures["expected"], f"{failures['expected']:,.3g} expected ({words})"
     if failures["by_component"]:
         parts = sorted(failures["by_component"].items(), key=lambda part: -part[1])[:5]

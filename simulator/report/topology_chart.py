@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from simulator.analysis.link_use import nic_shares
 from simulator.report.charts import Chart, layout
 from simulator.topology import LINK_KINDS, Topology
+from simulator.topology.link import FABRIC_KINDS
 from simulator.units import format_bandwidth
 
 #: height of each kind of vertex in the drawing
@@ -161,7 +162,7 @@ def _links_to_draw(topology: Topology, node: int) -> list[int]:
     arrays = topology.arrays
     inside = np.asarray(list(topology.layout.vertices_of(node)), dtype=np.int64)
     touches = np.isin(arrays.source, inside) | np.isin(arrays.target, inside)
-    return [int(i) for i in np.flatnonzero(touches | (arrays.kind == LINK_KINDS.index("fabric")))]
+    return [int(i) for i in np.flatnonzero(touches | arrays.is_of(*FABRIC_KINDS))]
 
 
 def _natural(name: str) -> list[Any]:

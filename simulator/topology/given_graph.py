@@ -26,7 +26,7 @@ from simulator.topology.cluster_spec import (
     pcie_generation,
 )
 from simulator.topology.graph import Topology
-from simulator.topology.link import HOST_KINDS, NVLINK_KINDS, Graph, LinkArrays, LinkTable, graph_of
+from simulator.topology.link import FABRIC_KINDS, HOST_KINDS, NVLINK_KINDS, Graph, LinkArrays, LinkTable, graph_of
 from simulator.topology.node import InnerRoutes
 from simulator.topology.operation_spec import OperatedSpec
 from simulator.topology.routing import Route, Router, combine, maximum_flow_bytes_per_s
@@ -53,7 +53,7 @@ class EdgeSpec(Spec):
 
     source: str
     target: str
-    kind: Literal["nvlink", "nvswitch", "pcie", "socket", "nic", "fabric"] | None = None
+    kind: Literal["nvlink", "nvswitch", "pcie", "socket", "nic", "fabric", "wan"] | None = None
     bandwidth_bytes_per_s: Bandwidth = Field(alias="bandwidth", gt=0)
     latency_s: Time = Field(default=0.0, alias="latency", ge=0)
     lanes: int = Field(default=1, gt=0)
@@ -191,7 +191,7 @@ class GraphLayout:
         self.graph: Graph[str] = graph_of(self.attributes(), self._links)
         self._routes = Router(self.graph)
         self._inner = InnerRoutes(self.graph)
-        self._network = Router(self.graph, ("nic", "fabric"))
+        self._network = Router(self.graph, ("nic", *FABRIC_KINDS))
         self._numbers = {name: index for index, name in enumerate(self.names)}
         self._ranks = {gpu: rank for rank, gpu in enumerate(self.gpus)}
         #: NIC -> its place among those of its node, and (node, place) -> a GPU at home there and the NIC
@@ -305,7 +305,7 @@ def _nearest(graph: Graph[str], inner: nx.DiGraph[str], gpu: str, others: set[st
     own: tuple[str, ...] = graph.nodes[gpu].get("nics", ())
     for layer in [own] if own else nx.bfs_layers(inner.subgraph(set(inner) - others), gpu):
         edges = [edge for vertex in layer for edge in graph.out_edges(vertex, keys=True, data=True)]
-        found = tuple(number for *_, number, link in edges if link["kind"] in ("nic", "fabric"))
+        found = tuple(number for *_, number, link in edges if link["kind"] in ("nic", *FABRIC_KINDS))
         if found:
             return found
     return ()

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: kinds of links, from the inside of a node outwards
-LINK_KINDS = ("nvlink", "nvswitch", "pcie", "socket", "nic", "fabric")
+LINK_KINDS = ("nvlink", "nvswitch", "pcie", "socket", "nic", "fabric", "wan")
 NVLINK_KINDS = ("nvlink", "nvswitch")
+#: between switches
+FABRIC_KINDS = ("fabric", "wan")
 HOST_KINDS = ("pcie", "socket")
 
 Graph = nx.MultiDiGraph
@@ -27,7 +29,8 @@ class Link:
     source: str
     target: str
     #: One of :data:`LINK_KINDS`: ``nvlink`` between two GPUs, ``nvswitch`` between a GPU and NVSwitches, ``pcie`` and
-    #: ``socket`` inside the host, ``nic`` between a NIC and its switch, ``fabric`` between switches.
+    #: ``socket`` inside the host, ``nic`` between a NIC and its switch, ``fabric`` between switches, ``wan``
+    #: between sites.
     kind: str
     bandwidth_bytes_per_s: float  #: Of this direction, of all lanes together.
     latency_s: float  #: Time for the first byte to cross, including the forwarding of the vertex it enters.
@@ -47,13 +50,17 @@ class LinkArrays:
     latency_s: NDArray[np.float64]
     n_lanes: NDArray[np.int64]  #: Parallel physical links in each.
 
+    def is_of(self, *kinds: str) -> NDArray[np.bool_]:
+        """Return which links are of one of some kinds."""
+        return np.isin(self.kind, [LINK_KINDS.index(kind) for kind in kinds])
+
     def ample(self) -> NDArray[np.bool_]:
         """Return which links can never be full: the only way from a switch onwards, as wide as all that hangs on the switch.
 
         What such a link carries comes from NICs below it, or goes to them. In a tree whose switches have all uplinks that they ask
         for (Al-Fares et al., SIGCOMM 2008: "rearrangeably non-blocking") that is every link between switches.
         """
-        is_nic, onwards = (self.kind == LINK_KINDS.index(kind) for kind in ("nic", "fabric"))
+        is_nic, onwards = self.is_of("nic"), self.is_of(*FABRIC_KINDS)
         source, target, rate = self.source, self.target, self.bandwidth_bytes_per_s
         n_vertices = int(max(source.max(initial=-1), target.max(initial=-1))) + 1
 

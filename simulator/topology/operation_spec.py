@@ -95,7 +95,10 @@ class FailureSpec(Spec):
     source: str = ""
     gpu_mtbf_s: Time | None = Field(default=None, alias="gpu_mtbf", gt=0)
     node_mtbf_s: Time | None = Field(default=None, alias="node_mtbf", gt=0)
+    detection_s: Time | None = Field(default=None, alias="detection", ge=0)
+    allocation_s: Time | None = Field(default=None, alias="allocation", ge=0)
     restart_s: Time | None = Field(default=None, alias="restart", ge=0)
+    warm_up_s: Time | None = Field(default=None, alias="warm_up", ge=0)
 
     @model_validator(mode="after")
     def _says_it_once(self) -> FailureSpec:

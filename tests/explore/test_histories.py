@@ -145,3 +145,22 @@ def test_without_a_domain_of_nodes_a_job_runs_on_at_what_the_others_leave() -> N
     assert alone.waiting_s == pytest.approx((0.1 * DAY + restart_s) * alone.n_failures)
     assert rack.waiting_s == pytest.approx((0.4 * DAY + restart_s) * rack.n_failures)
     assert all_gone.waiting_s == pytest.approx((DAY + restart_s) * all_gone.n_failures)
+
+
+@pytest.mark.parametrize(
+    ("share", "every", "lag_s"), [(0.3, 5, 0.0), (0.084, 12, 0.0), (0.3, 5, 1200.0), (1.0, 4, 0.0)]
+)
+def test_the_closed_form_goes_back_to_storage_as_often_as_histories_do(share: float, every: int, lag_s: float) -> None:
+    """A run of 243 stretches and a half one, which are no whole number of groups between checkpoints in storage."""
+    process = replace(
+        PROCESS, useful_s=243.5 * 3600.0, restart_s=3600.0, domain_share=share, stored_every=every, lag_s=lag_s
+    )
+    found = play_histories(process, 4000, seed=6)
+    wanted = expected_run(
+        487, 1800.0, iterations_per_checkpoint=2, write_s=60.0, mtbf_s=6 * 3600.0, restart_s=3600.0, lag_s=lag_s,
+        domain_share=share, stored_every=every,
+    )  # fmt: skip
+    for values, mean in ((found.total_s, wanted.total_s), (found.n_failures, wanted.n_failures)):
+        assert values.mean() == pytest.approx(
+            mean, abs=4.0 * values.std() / math.sqrt(4000) + 0.002 * mean * bool(lag_s)
+        )

@@ -301,3 +301,17 @@ def test_plans_that_do_not_fit_need_no_network():
     with pytest.raises(InfeasiblePlanError, match="on 8 GPUs the plan does not fit: rank 0") as refused:
         requirement(Scenario(topology="bigred200", model="gpt2-xl", plan=plan))
     assert refused.value.exit_code == 4
+
+
+def test_a_network_between_nodes_that_is_free_leaves_the_way_between_sites_as_it_is():
+    """A site must at least get what the other has summed: gradients in 32 bits over a link of 10 Gb/s."""
+    overrides = {"nodes": "8", "sites.count": "2", "sites.bandwidth": "10 Gb/s", "sites.latency": "10 ms"}
+    topology = load_topology("dgx-h100", 64, overrides=overrides)
+    plan = ParallelPlan(gpus=64, framework="torch-ddp", micro_batch=1, sequence_length=512, overlap=False)
+    scenario = Scenario(topology="dgx-h100", model="gpt2-medium", plan=plan, overrides=tuple(overrides.items()))
+    spec = find_spec("gpt2-medium")
+    needs = NetworkNeeds(resolve(scenario, topology, spec), topology, spec)
+    assert needs.free_s > 4 * spec.n_parameters / 1.25e9
+    wider = topology.scaled(dict.fromkeys(BETWEEN, FREE))
+    rates = {link.kind: link.bandwidth_bytes_per_s for link in wider.links}
+    assert rates["wan"] == 1.25e9 and rates["nic"] == FREE * 50e9

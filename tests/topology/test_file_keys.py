@@ -190,7 +190,10 @@ CASES = {
     ("PriceSpec", "currency"): ({"price": {"gpu_hour": 1.0}}, "price.currency", "EUR"),
     ("FailureSpec", "gpu_mtbf"): ({}, "failures.gpu_mtbf", "100 h"),
     ("FailureSpec", "node_mtbf"): ({}, "failures.node_mtbf", "100 h"),
+    ("FailureSpec", "detection"): ({}, "failures.detection", "1 h"),
+    ("FailureSpec", "allocation"): ({}, "failures.allocation", "1 h"),
     ("FailureSpec", "restart"): ({}, "failures.restart", "1 h"),
+    ("FailureSpec", "warm_up"): ({}, "failures.warm_up", "1 h"),
 }  # fmt: skip
 
 PLAN = ParallelPlan(micro_batch=1, sequence_length=1024, sample_bytes=10**9, sample_time_s=1e-3, loader_workers=2)

@@ -41,8 +41,8 @@ def over_sites(
     for site, router in enumerate(routers):
         for switch in used:
             place = site * n_switches + switch
-            up[place] = links.add_pair(place, router, "fabric", bandwidth_bytes_per_s, 0.0)
-        wan.append(links.add_pair(router, meeting, "fabric", bandwidth_bytes_per_s, latency_s / 2))
+            up[place] = links.add_pair(place, router, "wan", bandwidth_bytes_per_s, 0.0)
+        wan.append(links.add_pair(router, meeting, "wan", bandwidth_bytes_per_s, latency_s / 2))
 
     def path(a: int, b: int) -> Route | None:
         site_a, site_b = a // n_switches, b // n_switches
