@@ -8,7 +8,9 @@ References
 NVIDIA/dgxc-benchmarking, tags v25.05 to v25.10.02, ``deepseek_v3/*/launch.sh`` (``RM``: recomputed modules) and the commits of
 NVIDIA/NeMo (7a8f1cc7, ``scripts/performance/llm/pretrain_deepseek_v3.py``) and NVIDIA-NeMo/Megatron-Bridge (d7dfa764,
 ``scripts/performance/run_script.py``) that they run; NVIDIA-NeMo/Megatron-Bridge,
-``scripts/performance/configs/qwen/qwen3_llm_pretrain.py`` at c0b9a000 and cfeddcd9 (``moe_token_dispatcher_type``).
+``scripts/performance/configs/qwen/qwen3_llm_pretrain.py`` at c0b9a000 and cfeddcd9 (``moe_token_dispatcher_type``);
+sail-sg/zero-bubble-pipeline-parallelism, ``examples/pretrain_zero_bubble.sh`` from its first commit on
+(``GPTSentencePieceTokenizer`` on C4; 32,000 pieces are assumed, as T5's and Llama's have).
 """
 
 from __future__ import annotations
@@ -33,11 +35,12 @@ class Launcher:
     source: str  #: Word of the row's source.
     since: str
     before: str
-    model: str
+    model: str = ""  #: Empty: any.
     machines: tuple[str, ...] = ("",)  #: How the names of topologies begin.
     settings: Mapping[str, Any] = field(default_factory=dict)
     recompute: str = ""  #: Modules, joined by ``+``.
     mtp_layers: int = 0
+    vocab: int = 0  #: Of the tokenizer that it names.
     #: Whether 64 layers are counted, of which the first stage lacks one and the last one two.
     trims_ends: bool = False
 
@@ -47,7 +50,7 @@ class Launcher:
         return (
             self.source in row.text("source").lower()
             and self.since <= release < self.before
-            and row.text("model").lower() == self.model
+            and self.model in ("", row.text("model").lower())
             and row.text("topology").startswith(self.machines)
         )
 
@@ -80,6 +83,7 @@ LAUNCHERS = (
         source="megatron-bridge", since="26.02", before="26.08", model="qwen3-235b-a22b",
         machines=("dgx-h100", "dgx-b200", "dgx-b300"), settings={"moe_dispatcher": "alltoall"},
     ),
+    Launcher(source="zero bubble", since="", before="1", vocab=32_000),
 )  # fmt: skip
 
 
@@ -99,5 +103,6 @@ def launched_fields(row: Row, layers: int, stages: int, assumed: list[str]) -> d
     if launcher.trims_ends and stages > 1:
         each = -(-layers // stages)
         fields |= {"first_stage_layers": each - 1, "last_stage_layers": each - 2}
-    assumed += [f"{', '.join(f'{key} {value}' for key, value in fields.items())}: the launch script of this release"]
+    if fields:
+        assumed += [f"{', '.join(f'{key} {value}' for key, value in fields.items())}: the launch script of this release"]
     return fields

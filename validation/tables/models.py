@@ -91,8 +91,10 @@ def _stated_spec(row: Row) -> tuple[ModelSpec, list[str]]:
         raise ConfigError(f"the model '{name}' is not in the catalogue and the row lacks {', '.join(missing)}")
     family = style["architecture"]
     if "vocab" not in stated:
-        stated["vocab"] = _VOCABULARY[family]
-        assumed.append(f"vocab {stated['vocab']}: usual for {family}")
+        launcher = launcher_of(row)
+        own = launcher.vocab if launcher else 0
+        stated["vocab"] = own or _VOCABULARY[family]
+        assumed.append(f"vocab {stated['vocab']}: {'the tokenizer of its launch script' if own else f'usual for {family}'}")
     if stated.get("n_experts"):
         stated.setdefault("top_k", 2)
     spec = ModelSpec(name=name, max_positions=seq, **{**style, **stated})
