@@ -34,6 +34,7 @@ from simulator.parallel.loading import loading_of
 from simulator.parallel.lower import Lowered, lower
 from simulator.parallel.mesh import Mesh
 from simulator.plan import ParallelPlan
+from simulator.plan.parallel_plan import LORA_TARGETS
 from simulator.program.op import COMMUNICATIONS
 from simulator.program.program import Program
 from simulator.scenario import Scenario
@@ -63,12 +64,14 @@ def model_for(spec: ModelSpec | RecordedModule, plan: ParallelPlan) -> Model:
         return spec.model(plan)
     sequence_length = plan.sequence_length or spec.max_positions
     framework = plan.framework_spec
+    adapted = plan.lora_targets.split("+") if plan.lora_targets else LORA_TARGETS
     setting = Setting(
-        micro_batch=plan.micro_batch, sequence_length=sequence_length, tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp,
+        micro_batch=plan.micro_batch, sequence_length=sequence_length, document_length=plan.document_length or 0,
+        tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp,
         sequence_parallel=plan.sequence_parallel, precision=plan.precision, kernels=framework.kernels,
         attention=plan.softmax_kernel or plan.attention, recompute=plan.recompute, recompute_modules=plan.recomputed_modules,
         captured_modules=plan.captured_modules, narrow_modules=plan.narrow_modules, lora_rank=plan.lora_rank or 0,
-        lora_targets=plan.adapted_projections, fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
+        lora_targets=tuple(adapted if plan.lora_rank else ()), fuses_experts=plan.moe_fused_experts, stashes_experts=plan.stashes_experts,
         permutes_by_scan=plan.permutes_by_scan, stops_early=framework.stops_recompute_early,
         expert_load=expert_load(plan), gradient_bytes=plan.reduced_bytes,
         reduces_beside=framework.reduces_beside_products and not plan.launch_blocking,

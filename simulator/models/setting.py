@@ -16,6 +16,7 @@ class Setting:
 
     micro_batch: int  #: Sequences.
     sequence_length: int  #: Tokens of one whole sequence, before context parallelism splits it.
+    document_length: int = 0  #: Tokens of each document packed into it, within which attention stays; 0: it is one.
     #: ``tp``, ``cp``, ``ep``: degrees of tensor, context and expert parallelism.
     tp: int = 1
     #: Whether the tensor-parallel ranks split the tokens between tensor-parallel regions.

@@ -109,6 +109,8 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         ),
         (("overlap_p2p",), not sends_block(replace(plan, overlap_p2p=False)), "these messages never block"),
         (("cp_comm_type", "cp_load_balance"), plan.cp == 1, "cp=1"),
+        (("document_length",), plan.cp > 1, f"cp={plan.cp}: documents are not told apart there"),
+        (("document_length",), plan.attention == "eager", "attention=eager computes all scores and masks them"),
         (("rank_order",), n_axes < 2 and plan.ep == 1, "at most one axis has more than one rank"),
         (("recompute_method", "recompute_layers"), plan.recompute != "full", f"recompute={plan.recompute}"),
         (

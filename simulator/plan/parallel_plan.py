@@ -121,6 +121,10 @@ class ParallelPlan:
         "batch", "Tokens per sequence.", unset="the model's own", least=1, is_common=True,
         changes=("time", "memory", "training"), aliases=("seq_len", "seq_length"),
     )  # fmt: skip
+    document_length: int | None = setting(
+        "batch", "Mean tokens of the documents that are packed into a sequence, beyond which fused attention does not look.",
+        unset="a sequence is one document", least=1, changes=("time", "training"),
+    )  # fmt: skip
     precision: str = setting(
         "precision", "fp16, bf16, amp_fp16, amp_bf16, tf32, fp32, fp8, fp8_current, mxfp8, nvfp4 ...", default="bf16",
         words=PRECISIONS, synonyms=SYNONYMS, is_common=True, changes=("time", "memory", "training"),
@@ -398,11 +402,6 @@ class ParallelPlan:
         """What runs or waits in eight bits beside the products of layers: words of :data:`FP8_MODULES`."""
         is_narrow = self.fp8_modules and self.precision_spec.quantisation is not None
         return tuple((self.fp8_modules or "").split("+")) if is_narrow else ()
-
-    @property
-    def adapted_projections(self) -> tuple[str, ...]:
-        """Projections that have low-rank adapters: words of :data:`LORA_TARGETS`."""
-        return tuple((self.lora_targets or "+".join(LORA_TARGETS)).split("+")) if self.lora_rank else ()
 
     @property
     def recomputed_modules(self) -> tuple[str, ...]:

@@ -102,6 +102,19 @@ def test_a_window_and_chunks_leave_out_scores():
     assert [(item.batch, item.seq_q) for item in attention] == [(4, 8192)] * 3 + [(1, 32768)]
 
 
+def test_attention_stays_within_packed_documents():
+    """Sixteen documents of 256 tokens have a sixteenth of the scores of one of 4,096; as many rows are read and written."""
+    shapes = []
+    for length in (0, 256, 5000):
+        setting = Setting(micro_batch=2, sequence_length=4096, document_length=length, kernels="fused")
+        layers = build_model(small("llama2-7b"), setting).layers
+        shapes.append(next(i for layer in layers for i in layer.forward if type(i).__name__ == "AttentionShape"))
+    whole, packed, longer = shapes
+    assert (packed.batch, packed.seq_q, packed.seq_k) == (32, 256, 256)
+    assert packed.n_flops == whole.n_flops / 16 and packed.n_bytes == whole.n_bytes
+    assert longer == whole
+
+
 def test_prediction_modules_cost_a_block_a_head_and_a_projection():
     spec = small("deepseek-v3", dense_layers=0)
     with_module = rename(spec, "y", mtp_layers=1)

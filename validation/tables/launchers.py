@@ -104,5 +104,7 @@ def launched_fields(row: Row, layers: int, stages: int, assumed: list[str]) -> d
         each = -(-layers // stages)
         fields |= {"first_stage_layers": each - 1, "last_stage_layers": each - 2}
     if fields:
-        assumed += [f"{', '.join(f'{key} {value}' for key, value in fields.items())}: the launch script of this release"]
+        assumed += [
+            f"{', '.join(f'{key} {value}' for key, value in fields.items())}: the launch script of this release"
+        ]
     return fields

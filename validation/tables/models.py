@@ -94,7 +94,9 @@ def _stated_spec(row: Row) -> tuple[ModelSpec, list[str]]:
         launcher = launcher_of(row)
         own = launcher.vocab if launcher else 0
         stated["vocab"] = own or _VOCABULARY[family]
-        assumed.append(f"vocab {stated['vocab']}: {'the tokenizer of its launch script' if own else f'usual for {family}'}")
+        assumed.append(
+            f"vocab {stated['vocab']}: {'the tokenizer of its launch script' if own else f'usual for {family}'}"
+        )
     if stated.get("n_experts"):
         stated.setdefault("top_k", 2)
     spec = ModelSpec(name=name, max_positions=seq, **{**style, **stated})

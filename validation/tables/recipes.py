@@ -48,8 +48,15 @@ _LEFT_OUT = {
 }
 
 
+#: sources that tune on SQuAD 1.1, packed to the sequence length (NVIDIA/NeMo, docs/source/performance/performance_summary.md)
+_PACKS_SQUAD = ("nvidia/nemo@",)
+#: mean tokens of its examples: 120 words of a paragraph, 11 of a question and 3 of an answer (Rajpurkar et al., arXiv:1606.05250;
+#: the README of its authors) at 1.35 tokens a word, and the words of the prompt
+_SQUAD_TOKENS = 190
+
+
 def read_task(row: Row, assumed: list[str]) -> dict[str, Any]:
-    """Return what is trained: everything, or low-rank adapters.
+    """Return what is trained, everything or low-rank adapters, and how long the documents are.
 
     Raises
     ------
@@ -60,8 +67,14 @@ def read_task(row: Row, assumed: list[str]) -> dict[str, Any]:
     if task not in _TASKS:
         raise ConfigError(f"task '{task}' is unknown", hint="pretrain, sft or lora")
     assumed += [_TASKS[task]] if _TASKS[task] else []
-    if task != "lora":
-        return {}
+    documents = {}
+    if task in ("sft", "lora") and row.text("source").lower().startswith(_PACKS_SQUAD):
+        documents = {"document_length": _SQUAD_TOKENS}
+        assumed.append(f"document_length {_SQUAD_TOKENS}: SQuAD, packed to the sequence length")
+    return {**documents, **(_adapters(row, assumed) if task == "lora" else {})}
+
+
+def _adapters(row: Row, assumed: list[str]) -> dict[str, Any]:
     notes = row.text("notes").lower()
     rank = re.search(r"lora rank (\d+)", notes)
     if rank is None:

@@ -373,10 +373,14 @@ class Style(ABC):
     # ---- attention --------------------
 
     def attention_shape(self, *, causal: bool, head_dim: int = 0, kind: str = "*") -> AttentionShape:
-        """Return the shape of this rank's core attention, whose keys are those that its kind lets a token see."""
-        setting, chunk = self.setting, self.spec.attention_chunk
+        """Return the shape of this rank's core attention, whose keys are those that its kind lets a token see.
+
+        Documents packed into a sequence are sequences to fused attention, which is told where each of them begins.
+        """
+        setting = self.setting
         window = self.spec.sliding_window if kind == "w" and causal and setting.cp == 1 else 0
-        n_chunks = setting.sequence // chunk if kind == "c" and setting.cp == 1 and chunk < setting.sequence else 1
+        limits = [setting.sequence, self.spec.attention_chunk if kind == "c" else 0, setting.document_length]
+        n_chunks = setting.sequence // min(filter(None, limits)) if setting.cp == 1 else 1
         return AttentionShape(
             window=window if window < setting.sequence else 0,
             batch=setting.micro_batch * n_chunks,

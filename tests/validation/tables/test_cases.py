@@ -137,3 +137,16 @@ def test_recipes_leave_the_last_stage_what_equal_ones_before_it_leave():
     case, _ = case_of(row)
     assert (case.plan.first_stage_layers, case.plan.last_stage_layers) == (4, 1)
     assert case.spec.layers == 15 * 4 + 1
+
+
+def test_what_a_publication_says_beside_its_table_is_taken():
+    """SQuAD packed to the sequence length, by NeMo's page of performance; the tokenizer that the zero-bubble script names."""
+    page = "NVIDIA/NeMo@7831735490:docs/source/performance/performance_summary.md line 39"
+    (tuned, assumed), (trained, _) = (case_of(training_row(source=page, task=task)) for task in ("sft", "pretrain"))
+    assert (tuned.plan.document_length, trained.plan.document_length) == (190, None)
+    assert "document_length 190: SQuAD, packed to the sequence length" in assumed
+    own = {"model": "GPT-6.2B", "layers": "30", "tp": "1", "dp": "128"}
+    paper = 'arXiv 2401.10241 / ICLR 2024 "Zero Bubble Pipeline Parallelism"'
+    unstated, assumed = case_of(training_row(source=paper, **own))
+    assert unstated.spec.vocab == 32_000 and "vocab 32000: the tokenizer of its launch script" in assumed
+    assert case_of(training_row(**own))[0].spec.vocab == 50304  # GPT-2's, padded to a multiple of 128
