@@ -378,6 +378,23 @@ def test_the_position_bias_of_t5_keeps_plain_code_from_fused_attention():
     assert STYLES["megatron"].fuses_attention(t5) and STYLES["hf-eager"].fuses_attention(gpt2)
 
 
+def test_bert_by_hand_adds_its_mask_and_the_bias_before_its_activation():
+    """NVIDIA/DeepLearningExamples@482fe9ac8a, BERT/modeling.py: one sum over all scores and one over the MLP's width, forward only."""
+    plain, by_hand = (
+        built(small("bert-base"), kernels=kernels, attention="eager", precision="fp16").layers[1]
+        for kernels in ("torch-modules", "eager-fused-norm")
+    )
+    scores, inner = 2 * 12 * 256 * 256, 2 * 256 * 3072
+
+    def sums(items):
+        return sorted(item.n_elements for item in shapes(items) if item.name == "add")
+
+    assert sums(by_hand.forward) == sorted([*sums(plain.forward), scores, inner])
+    assert sums(by_hand.backward) == sums(plain.backward)
+    gpt2 = [built(small("gpt2"), kernels=k, attention="eager").layers[1] for k in ("torch-modules", "eager-fused-norm")]
+    assert sums(gpt2[0].forward) == sums(gpt2[1].forward)
+
+
 @pytest.mark.parametrize(("is_split", "inside"), [(False, 5), (True, 2)])
 def test_modules_of_a_laboratory_reduce_behind_every_column_parallel_product(is_split, inside):
     """Aleph-Alpha/scaling, ``column_parallel_linear.py``, ``mlp.py``, with q, k, v, gate and up apart; norms gather once."""

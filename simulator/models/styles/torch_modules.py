@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from simulator.models.layer import CommunicationPoint
+from simulator.models.layer import AttentionShape, CommunicationPoint
 from simulator.models.liveness import Tensor
-from simulator.models.ops import layer_norm, map_kernel, rms_norm
+from simulator.models.ops import add, layer_norm, map_kernel, rms_norm
 from simulator.models.styles.hf_eager import HfEager
 
 
@@ -89,11 +89,28 @@ class TorchModules(HfEager):
 class EagerFusedNorm(TorchModules):
     """The same, with norms from a fused kernel.
 
+    BERT's padding is a mask of its own, and the bias before its activation a sum of its own.
+
     References
     ----------
     Hagemann et al., "Efficient Parallelization Layouts for Large-Scale Distributed Model Training",
     arXiv:2311.05610, section 4.1: the fused RMSNorm kernel beside otherwise plain modules.
+    NVIDIA/DeepLearningExamples@482fe9ac8a, ``PyTorch/LanguageModeling/BERT/modeling.py``, ``BertSelfAttention`` and
+    ``bias_gelu_training``.
     """
+
+    def biased(self, scores: Tensor, shape: AttentionShape) -> Tensor:
+        """Append the addition of the position bias and of the causal mask, or of that of the padding."""
+        scores = super().biased(scores, shape)
+        if self.spec.architecture != "bert":
+            return scores
+        return add(self.tape, scores, self.tape.shared(shape.batch * shape.seq_k, scores.dtype), access="strided")
+
+    def activation(self, x: Tensor, *, bias: bool) -> Tensor:
+        """Append the activation, and before BERT's the sum with the bias."""
+        if self.spec.architecture == "bert":
+            x = add(self.tape, x, self.tape.shared(self.spec.ffn_hidden, x.dtype))
+        return super().activation(x, bias=bias)
 
     def norm(self, x: Tensor, *, width: int = 0) -> Tensor:
         """Append one fused norm kernel."""
