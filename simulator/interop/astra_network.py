@@ -9,7 +9,6 @@ bytes); Won et al., "ASTRA-sim2.0", arXiv:2303.14006, section IV.B (building blo
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 from simulator.config import load_yaml, read_text
 from simulator.interop.cluster import ImportedCluster, imported
-from simulator.interop.format import Format
+from simulator.interop.format import Format, having
 from simulator.interop.reader import Reader
 from simulator.interop.table import Table, key
 
@@ -38,11 +37,6 @@ _BYTES_PER_GB = 1 << 30
 MOST_GPUS, MOST_LINKS = 2_048, 10_000
 
 Place = tuple[int, ...]
-
-
-def is_astra_network(text: str) -> bool:
-    """Whether a text has the keys of such a network."""
-    return all(re.search(rf"(?m)^{name}\s*:\s*\[", text) for name in ("topology", "npus_count", "bandwidth"))
 
 
 def import_astra_network(path: str | Path, *, device: str | None = None) -> ImportedCluster:
@@ -133,7 +127,7 @@ def _links(kind: str, dim: int, counts: list[int]) -> Iterator[tuple[str, str]]:
 ASTRA_NETWORK = Format(
     gives="cluster",
     what="a network of ASTRA-sim's analytical backend: any graph",
-    sniff=is_astra_network,
+    sniff=having(*(rf"^{name}\s*:\s*\[" for name in ("topology", "npus_count", "bandwidth"))),
     read=import_astra_network,
     options=("device",),
     table=KEYS,

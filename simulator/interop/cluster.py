@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.config import parse_yaml, read_text
+from simulator.config import parse_yaml, read_text, resolve_name
 from simulator.errors import ConfigError
 from simulator.interop.format import Account, ImportReport
+from simulator.interop.hardware import device_of_product
 from simulator.topology import Topology
 from simulator.topology.cluster_spec import ClusterSpec
 from simulator.topology.given_graph import GraphSpec, topology_of_graph
-from simulator.topology.load import spec_of, topology_of
+from simulator.topology.load import load_layers, spec_of, topology_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +85,52 @@ def imported(kind: str, path: str | Path, data: Mapping[str, Any], account: Acco
     )
 
 
+def shipped_device(path: str | Path, given: str | None, product: str, memory_bytes: float | None = None) -> str:
+    """Return the device that the user gives, or the shipped one that the driver calls so."""
+    name = given or device_of_product(product, memory_bytes)
+    if name is None:
+        raise ConfigError(f"{path}: no shipped device is a {product or 'GPU without a name'!r}", hint="give --device")
+    return name
+
+
+def add_nics(node: dict[str, Any], bandwidth: str | None, account: Account) -> None:
+    """Give every GPU of a node a NIC of this rate, where it is given."""
+    if bandwidth is not None:
+        node["nics"] = {"count": node["gpus"], "bandwidth": bandwidth, "source": node["source"]}
+        account.assume("one NIC for each GPU")
+
+
+def node_of_cluster(path: str | Path, what: str, name: str | None, account: Account) -> tuple[Any, dict[str, Any]]:
+    """Return the node of the cluster around which a fabric is described, and its transports as a part of a cluster file."""
+    if name is None:
+        hint = "say whose it is: simulate import FILE --node-of dgx-a100-80g"
+        raise ConfigError(f"{path}: {what} does not describe the node", hint=hint)
+    base, _ = load_layers(resolve_name(name, "clusters"))
+    account.assume(f"nodes are those of {name}")
+    transports = base.get("transports")
+    return base["node"], {"transports": transports} if transports else {}
+
+
+def joined_below(n_ends: int, n_gpus: int, pairs: Iterable[tuple[int, int]]) -> int:
+    """Return the number of PCIe switches that the GPUs, the first of some ends, hang on, from pairs that meet below one.
+
+    It is 0 where no GPU meets another end.
+    """
+    group = list(range(n_ends))
+    for a, b in pairs:
+        old, new = group[b], group[a]
+        group = [new if one == old else one for one in group]
+    of_gpus = set(group[:n_gpus])
+    return len(of_gpus) if any(group.count(one) > 1 for one in of_gpus) else 0
+
+
 def node_on_a_switch(
-    kind: str, path: str | Path, node: Mapping[str, Any], nodes: int, account: Account, text: str
-) -> ImportedCluster:
+    kind: str, path: str | Path, node: Mapping[str, Any], nodes: int, account: Account, text: str,
+    why: str = "the file describes one node only",
+) -> ImportedCluster:  # fmt: skip
     """Finish the import of a file of one node; ``nodes`` of every such importer says how many there are, on one switch."""
     data: dict[str, Any] = {"version": 1, "name": Path(path).stem, "nodes": nodes, "node": node}
     if nodes > 1:
-        account.assume("nodes are joined by one switch: the file describes one node only")
+        account.assume(f"nodes are joined by one switch: {why}")
         data["fabric"] = {"kind": "one-switch", "source": "assumed"}
     return imported(kind, path, data, account, text)

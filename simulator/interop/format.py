@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,3 +150,9 @@ class Format:
 def refuse(path: str | Path, line: int, message: str, *, hint: str = "", column: int = 1) -> ConfigError:
     """Return the error for a place in a foreign file."""
     return ConfigError(f"{path}:{line}:{column}: {message}", hint=hint)
+
+
+def having(*patterns: str) -> Callable[[str], bool]:
+    """Return what tells whether a text has all of some patterns, whose ``^`` is the beginning of a line."""
+    found = [re.compile(pattern, re.MULTILINE) for pattern in patterns]
+    return lambda text: all(one.search(text) for one in found)

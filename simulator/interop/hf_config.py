@@ -87,15 +87,10 @@ def _name(reader: Reader, path: Path) -> str:
     return (path.parent.name if path.stem == "config" and path.parent.name else path.stem).lower()
 
 
-def is_hf_config(text: str) -> bool:
-    """Whether a text is a JSON object that names a model type."""
-    return "model_type" in json_keys(text)
-
-
 HF_CONFIG = Format(
     gives="model",
     what="a Hugging Face `config.json`, or its folder",
-    sniff=is_hf_config,
+    sniff=lambda text: "model_type" in json_keys(text),
     read=import_hf_config,
     parts=(
         Part(tuple(FAMILIES), "`model_type`: its family's keys are read, any other ends the import"),

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simulator.config import read_text, resolve_name
+from simulator.config import read_text
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, imported
-from simulator.interop.format import Account, Format, Part, refuse
-from simulator.topology.load import load_layers
+from simulator.interop.cluster import ImportedCluster, imported, node_of_cluster
+from simulator.interop.format import Account, Format, Part, having, refuse
 
 #: speed of a lane -> Gb/s of data
 _LANES = {
@@ -61,14 +60,6 @@ class _Fabric:
 
     hosts: dict[str, list[tuple[str, float]]] = field(default_factory=lambda: defaultdict(list))
     between: dict[str, list[tuple[str, float]]] = field(default_factory=lambda: defaultdict(list))
-
-
-def is_ib_fabric(text: str) -> bool:
-    """Whether a text lists switches and links as one of the tools does."""
-    head = text[:400_000]
-    return bool(re.search(r"(?m)^switchguid=0x", head)) or bool(
-        re.search(r"==\(\s*\d+X\s+[\d.]+\s*Gbps\s+Active", head)
-    )
 
 
 #: what computes inside a switch (SHARP) and hangs on it as an adapter
@@ -134,11 +125,8 @@ def import_ib_fabric(path: str | Path, *, node_of: str | None = None) -> Importe
         raise refuse(
             path, 1, "no switch has a host on an active link", hint="paste all of ibnetdiscover -f or iblinkinfo"
         )
-    if node_of is None:
-        message = f"{path}: the fabric does not describe the node"
-        raise ConfigError(message, hint="say whose it is: simulate import FILE --node-of dgx-a100-80g")
-    base, _ = load_layers(resolve_name(node_of, "clusters"))
     account, source = Account(), f"{'ibnetdiscover' if 'switchguid=' in text else 'iblinkinfo'}, {Path(path).name}"
+    around, transports = node_of_cluster(path, "the fabric", node_of, account)
     account.use("Switch", "Ca", "links")
     account.skip("vendid", "devid", "guids", "lids")
     links = [(host, rate) for ends in leaves.values() for host, rate in ends]
@@ -146,14 +134,11 @@ def import_ib_fabric(path: str | Path, *, node_of: str | None = None) -> Importe
     per_host, rate = max(hosts.values()), Counter(rate for _, rate in links).most_common(1)[0][0]
     if min(hosts.values()) != per_host:
         account.assume(f"hosts have {min(hosts.values())} to {per_host} links; {per_host} are taken for each")
-    node: dict[str, Any] = dict(base["node"])
-    node["nics"] = {"count": per_host, "bandwidth": f"{rate:g} Gb/s", "source": source}
-    account.assume(f"nodes are those of {node_of}, with {per_host} NICs of {rate:g} Gb/s as the fabric has them")
+    node = {**around, "nics": {"count": per_host, "bandwidth": f"{rate:g} Gb/s", "source": source}}
+    account.assume(f"nodes have {per_host} NICs of {rate:g} Gb/s, as the fabric has them")
     shape = _shape(fabric, leaves, path, account) | {"source": source}
     data: dict[str, Any] = {"version": 1, "name": Path(path).stem, "nodes": len(hosts), "node": node, "fabric": shape}
-    if base.get("transports"):
-        data["transports"] = base["transports"]
-    return imported("ib-fabric", path, data, account, text)
+    return imported("ib-fabric", path, data | transports, account, text)
 
 
 def _shape(
@@ -208,7 +193,7 @@ def _rounded(ratio: float) -> float:
 IB_FABRIC = Format(
     gives="cluster",
     what="`ibnetdiscover` or `iblinkinfo`, around the nodes of `--node-of`",
-    sniff=is_ib_fabric,
+    sniff=having(r"^switchguid=0x|==\(\s*\d+X\s+[\d.]+\s*Gbps\s+Active"),
     read=import_ib_fabric,
     options=("node_of",),
     parts=(

@@ -15,18 +15,11 @@ from typing import Any
 
 from simulator.config import parse_yaml, read_text
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, imported
-from simulator.interop.format import Account, Format, Part, refuse
-from simulator.interop.hardware import baseboard_nvlink, device_of_product
+from simulator.interop.cluster import ImportedCluster, add_nics, node_on_a_switch, shipped_device
+from simulator.interop.format import Account, Format, Part, having, refuse
+from simulator.interop.hardware import baseboard_nvlink
 
 _CLIQUE, _PRODUCT, _COUNT, _MEMORY = (f"nvidia.com/gpu.{name}" for name in ("clique", "product", "count", "memory"))
-
-
-def is_kubernetes(text: str) -> bool:
-    """Whether a text holds nodes with NVIDIA's labels."""
-    return bool(re.search(r"nvidia\.com/gpu\.(product|clique)", text)) and bool(
-        re.search(r"[\"']?kind[\"']?\s*:\s*[\"']?(Node|List)\b", text)
-    )
 
 
 def import_kubernetes(
@@ -47,9 +40,7 @@ def import_kubernetes(
         )
     product = next(iter(products))
     memory = re.match(r"\d{1,9}", str(labels[0].get(_MEMORY, "")))
-    name = device or device_of_product(product, float(memory[0]) * 2**20 if memory else None)
-    if name is None:
-        raise ConfigError(f"{path}: no shipped device is a {product or 'GPU without a label'!r}", hint="give --device")
+    name = shipped_device(path, device, product, float(memory[0]) * 2**20 if memory else None)
     counts = Counter(str(one.get(_COUNT, "")) for one in labels)
     gpus = counts.most_common(1)[0][0]
     if len(counts) > 1 or not gpus.isdigit() or not 1 <= int(gpus) <= 64:
@@ -62,14 +53,8 @@ def import_kubernetes(
     nvlink = _domain(labels, name, product, int(gpus), source, account, path)
     if nvlink:
         node["nvlink"] = nvlink
-    if nic_bandwidth is not None:
-        node["nics"] = {"count": int(gpus), "bandwidth": nic_bandwidth, "source": source}
-        account.assume("one NIC for each GPU")
-    cluster: dict[str, Any] = {"version": 1, "name": Path(path).stem, "nodes": len(labels), "node": node}
-    if len(labels) > 1:
-        account.assume("nodes are joined by one switch: no label tells rates")
-        cluster["fabric"] = {"kind": "one-switch", "source": "assumed"}
-    return imported("kubernetes", path, cluster, account, text)
+    add_nics(node, nic_bandwidth, account)
+    return node_on_a_switch("kubernetes", path, node, len(labels), account, text, why="no label tells rates")
 
 
 def _labels(item: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +93,7 @@ def _domain(
 KUBERNETES = Format(
     gives="cluster",
     what="nodes of Kubernetes (`kubectl get nodes -o json` or `yaml`) with the labels of NVIDIA's feature discovery",
-    sniff=is_kubernetes,
+    sniff=having(r"nvidia\.com/gpu\.(product|clique)", r"[\"']?kind[\"']?\s*:\s*[\"']?(Node|List)\b"),
     read=import_kubernetes,
     options=("device", "nic_bandwidth"),
     parts=(

@@ -8,13 +8,12 @@ mosaicml/llm-foundry, ``scripts/train/yamls`` and ``llmfoundry/models/mpt/config
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from simulator.interop.adapters import adapter_settings, optimizer_settings
-from simulator.interop.format import Format
+from simulator.interop.format import Format, having
 from simulator.interop.nemo import resolved
 from simulator.interop.table import Described, Found, Table, key, reader_of
 from simulator.interop.trainer import catalogue_model
@@ -159,17 +158,10 @@ def _spec(found: Found, name: str) -> ModelSpec | None:
     return ModelSpec(name=f"mpt-{name}", **fields)
 
 
-def is_llm_foundry(text: str) -> bool:
-    """Whether a text has the batches of Composer and a model of LLM Foundry's."""
-    return bool(re.search(r"(?m)^device_train_microbatch_size\s*:", text)) and bool(
-        re.search(r"(?m)^\s+name\s*:\s*(mpt_causal_lm|hf_causal_lm|hf_\w+)", text)
-    )
-
-
 LLM_FOUNDRY = Format(
     gives="plan and model",
     what="YAML of LLM Foundry",
-    sniff=is_llm_foundry,
+    sniff=having(r"^device_train_microbatch_size\s*:", r"^\s+name\s*:\s*(mpt_causal_lm|hf_causal_lm|hf_\w+)"),
     read=reader_of("llm-foundry", KEYS, _describe, _filled),
     table=KEYS,
 )

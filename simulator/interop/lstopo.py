@@ -8,10 +8,9 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from simulator.config import read_text
-from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, node_on_a_switch
+from simulator.interop.cluster import ImportedCluster, node_on_a_switch, shipped_device
 from simulator.interop.format import Account, Format, Part, refuse
-from simulator.interop.hardware import device_of_product, nvlink_section
+from simulator.interop.hardware import nvlink_section
 from simulator.interop.syntax import parse_xml
 
 _NVIDIA, _NVSWITCH_CLASS, _GPU_CLASSES = "10de:", "0680", ("0300", "0302")
@@ -107,9 +106,7 @@ def _note_os(element: Element, busid: str, found: _Found) -> None:
 def _device(found: _Found, path: str | Path, account: Account) -> str:
     first = next(iter(found.gpus))
     product = found.products[first]
-    name = device_of_product(product, found.memory.get(first) or None)
-    if name is None:
-        raise ConfigError(f"{path}: no shipped device is a {product or 'GPU without a name'!r}", hint="give --device")
+    name = shipped_device(path, None, product, found.memory.get(first) or None)
     account.use("GPUModel")
     if not found.memory.get(first):
         account.assume(f"device {name}: {product!r} without a memory size")

@@ -7,11 +7,10 @@ huggingface/nanotron, ``src/nanotron/config`` (names and defaults) and ``example
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
-from simulator.interop.format import Format
+from simulator.interop.format import Format, having
 from simulator.interop.hf_fields import activation
 from simulator.interop.reader import Reader
 from simulator.interop.table import Described, Found, Table, key, reader_of
@@ -99,15 +98,10 @@ def _describe(found: Found) -> Described:
     return spec, settings, None
 
 
-def is_nanotron(text: str) -> bool:
-    """Whether a text has Nanotron's sections."""
-    return all(re.search(rf"(?m)^{name}\s*:", text) for name in ("parallelism", "tokens")) and "model_config" in text
-
-
 NANOTRON = Format(
     gives="plan and model",
     what="YAML of Nanotron",
-    sniff=is_nanotron,
+    sniff=having(r"^parallelism\s*:", r"^tokens\s*:", "model_config"),
     read=reader_of("nanotron", KEYS, _describe),
     table=KEYS,
 )

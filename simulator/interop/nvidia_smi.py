@@ -9,7 +9,7 @@ from typing import Any
 
 from simulator.config import read_text
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, node_on_a_switch
+from simulator.interop.cluster import ImportedCluster, joined_below, node_on_a_switch
 from simulator.interop.format import Account, Format, Part, refuse
 from simulator.interop.hardware import device_of_nvlinks, nvlink_section
 
@@ -124,14 +124,9 @@ def _counts(matrix: Matrix) -> list[list[int]]:
 
 def _switches(matrix: Matrix) -> int:
     """Groups of GPUs and NICs that meet below the host bridge; 0 where no two do."""
-    group = {name: index for index, name in enumerate(matrix.names)}
-    for (a, b), cell in matrix.cells.items():
-        if cell in ("PIX", "PXB"):
-            old, new = group[b], group[a]
-            group = {name: new if index == old else index for name, index in group.items()}
-    of_gpus = {group[gpu] for gpu in matrix.gpus}
-    together = any(sum(index == one for index in group.values()) > 1 for one in of_gpus)
-    return len(of_gpus) if together else 0
+    place = {name: index for index, name in enumerate((*matrix.gpus, *matrix.nics))}
+    pairs = [(place[a], place[b]) for (a, b), cell in matrix.cells.items() if cell in ("PIX", "PXB")]
+    return joined_below(len(place), len(matrix.gpus), pairs)
 
 
 def _sockets(matrix: Matrix) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster
+from simulator.interop.cluster import ImportedCluster, joined_below
 from simulator.interop.format import Account, Format
 from simulator.interop.hardware import device_of_product, nvlink_section
 
@@ -60,8 +60,9 @@ def _read(nvml: Any, device: str | None, nodes: int) -> ImportedCluster:
         for i in range(len(handles))
         for j in range(i)
     }
+    below = [pair for pair, level in levels.items() if level is not None and level <= _BELOW_HOST_BRIDGE]
     generation = ask("nvmlDeviceGetMaxPcieLinkGeneration", handles[0])
-    node["pcie"] = {"switches": _switches(len(handles), levels), "source": source}
+    node["pcie"] = {"switches": joined_below(len(handles), len(handles), below), "source": source}
     if generation in (3, 4, 5, 6):
         node["pcie"]["generation"] = generation
     else:
@@ -119,16 +120,6 @@ def _nvlink(ask: _Asker, handles: list[Any], source: str, account: Account) -> d
     if section:
         account.assume("25 GB/s per NVLink and direction, as NVLink 2 to 4 have")
     return section
-
-
-def _switches(size: int, levels: dict[tuple[int, int], int | None]) -> int:
-    group = list(range(size))
-    for (i, j), level in levels.items():
-        if level is not None and level <= _BELOW_HOST_BRIDGE:
-            old, new = group[i], group[j]
-            group = [new if one == old else one for one in group]
-    n_groups = len(set(group))
-    return n_groups if n_groups < size else 0
 
 
 def _busid(info: Any) -> str:

@@ -8,11 +8,10 @@ allenai/OLMo-core, ``src/olmo_core/nn/transformer/config.py``, ``train/train_mod
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
-from simulator.interop.format import Format
+from simulator.interop.format import Format, having
 from simulator.interop.table import Described, Found, Table, key, reader_of
 from simulator.models.catalog import LLAMA_STYLE
 from simulator.models.spec import MOST_LAYERS, ModelSpec
@@ -114,15 +113,10 @@ def _spec(found: Found, settings: dict[str, Any], name: str) -> ModelSpec | None
     return ModelSpec(name=f"olmo-{name}", **fields)
 
 
-def is_olmo_core(text: str) -> bool:
-    """Whether a text has the sections of OLMo-core's experiments."""
-    return all(re.search(rf'(?m)^[\s{{]*"?{name}"?\s*:', text) for name in ("model", "train_module", "data_loader"))
-
-
 OLMO_CORE = Format(
     gives="plan and model",
     what="a configuration of OLMo-core, YAML or JSON",
-    sniff=is_olmo_core,
+    sniff=having(*(rf'^[\s{{]*"?{name}"?\s*:' for name in ("model", "train_module", "data_loader"))),
     read=reader_of("olmo-core", KEYS, _describe),
     table=KEYS,
 )

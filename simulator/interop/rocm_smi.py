@@ -9,8 +9,8 @@ from typing import Any
 
 from simulator.config import read_text
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, node_on_a_switch
-from simulator.interop.format import Account, Format, Part, refuse
+from simulator.interop.cluster import ImportedCluster, add_nics, node_on_a_switch
+from simulator.interop.format import Account, Format, Part, having, refuse
 from simulator.interop.hardware import XGMI_OF_BOARD, device_of_board, nvlink_section
 
 _TITLE = re.compile(r"(Weight|Hops|Link Type|Access) between two GPUs", re.IGNORECASE)
@@ -19,13 +19,6 @@ _NUMA = re.compile(r"GPU\[(\d+)\]\s*:\s*\(Topology\) Numa Node: *(-?\d+)")
 _CELL = re.compile(r"XGMI|PCIE|QPI|N/A|\d+|X", re.IGNORECASE)
 
 Tables = dict[str, dict[tuple[int, int], str]]
-
-
-def is_rocm_smi(text: str) -> bool:
-    """Whether a text has the table, or the key, of link types."""
-    return bool(
-        re.search(r"Link Type between two GPUs|\(Topology\) Link type between DRM devices", text, re.IGNORECASE)
-    )
 
 
 def _of_text(text: str) -> tuple[Tables, list[str]]:
@@ -93,16 +86,14 @@ def import_rocm_smi(
     node["cpu"] = {"vendor": "amd", "sockets": sockets, "source": source}
     if len(set(numa)) > sockets:
         account.assume(f"{len(set(numa))} NUMA domains are {sockets} sockets")
-    if nic_bandwidth is not None:
-        node["nics"] = {"count": len(places), "bandwidth": nic_bandwidth, "source": source}
-        account.assume("one NIC for each GPU")
+    add_nics(node, nic_bandwidth, account)
     return node_on_a_switch("rocm-smi", path, node, nodes, account, text)
 
 
 ROCM_SMI = Format(
     gives="cluster",
     what="`rocm-smi --showtopo`, as text or JSON",
-    sniff=is_rocm_smi,
+    sniff=having(r"(?i)Link Type between two GPUs|\(Topology\) Link type between DRM devices"),
     read=import_rocm_smi,
     options=("device", "nodes", "nic_bandwidth"),
     parts=(

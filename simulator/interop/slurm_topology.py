@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simulator.config import did_you_mean, parse_yaml, read_text, resolve_name
+from simulator.config import did_you_mean, parse_yaml, read_text
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, imported
+from simulator.interop.cluster import ImportedCluster, imported, node_of_cluster
 from simulator.interop.format import Account, Format, Part, refuse
 from simulator.interop.hostlist import expand_hostlist
-from simulator.topology.load import load_layers
 from simulator.units import parse_quantity
 
 _KEYS = ("SwitchName", "Switches", "Nodes", "LinkSpeed", "BlockName", "BlockSizes", "RingName", "Level")
@@ -83,22 +82,15 @@ def import_slurm(
     """
     text = read_text(path)
     account = Account()
-    if node_of is None:
-        message = f"{path}: Slurm does not describe the node"
-        raise ConfigError(message, hint="say whose it is: simulate import FILE --node-of dgx-a100-80g")
-    base, _ = load_layers(resolve_name(node_of, "clusters"))
-    node, transports = base["node"], base.get("transports", {})
+    node, transports = node_of_cluster(path, "Slurm", node_of, account)
     if strange := sorted(set(links or {}) - set(LEVELS)):
         raise ConfigError(f"--links {strange[0]}: no such levels", hint=f"one of {', '.join(LEVELS)}")
     job = _Job(path=path, node=node, links=links or {}, account=account)
     as_yaml = Path(path).suffix in (".yaml", ".yml")
     n_nodes, fabric = _from_yaml(job, text, topology) if as_yaml else _from_conf(job, text)
-    account.assume(f"nodes are those of {node_of}")
     fabric["source"] = f"Slurm, {Path(path).name}"
     data = {"version": 1, "name": Path(path).stem, "nodes": n_nodes, "node": node, "fabric": fabric}
-    if transports:
-        data["transports"] = transports
-    return imported("slurm", path, data, account, text)
+    return imported("slurm", path, data | transports, account, text)
 
 
 Fabric = tuple[int, dict[str, Any]]

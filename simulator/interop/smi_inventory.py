@@ -8,15 +8,10 @@ from typing import Any
 
 from simulator.config import read_text
 from simulator.errors import ConfigError
-from simulator.interop.cluster import ImportedCluster, node_on_a_switch
+from simulator.interop.cluster import ImportedCluster, add_nics, node_on_a_switch, shipped_device
 from simulator.interop.format import Account, Format, Part, refuse
-from simulator.interop.hardware import baseboard_nvlink, device_of_product
+from simulator.interop.hardware import baseboard_nvlink
 from simulator.interop.syntax import parse_xml
-
-
-def is_smi_inventory(text: str) -> bool:
-    """Whether a text is such an inventory."""
-    return "<nvidia_smi_log>" in text[:2000]
 
 
 def import_smi_inventory(
@@ -33,9 +28,7 @@ def import_smi_inventory(
         raise ConfigError(f"{path}: GPUs of several kinds: {', '.join(sorted(products))}", hint="give --device")
     memory = re.match(r"(\d{1,9}) MiB", (gpus[0].findtext("fb_memory_usage/total") or "").strip())
     product = sorted(products)[0]
-    name = device or device_of_product(product, float(memory[1]) * 2**20 if memory else None)
-    if name is None:
-        raise ConfigError(f"{path}: no shipped device is a {product or 'GPU without a name'!r}", hint="give --device")
+    name = shipped_device(path, device, product, float(memory[1]) * 2**20 if memory else None)
     account.use("product_name", "fb_memory_usage.total", "pcie_gen.max_link_gen")
     node: dict[str, Any] = {"device": name, "gpus": len(gpus), "source": source}
     nvlink = baseboard_nvlink(product, name, len(gpus), source)
@@ -52,16 +45,14 @@ def import_smi_inventory(
     generation = (gpus[0].findtext("pci/pci_gpu_link_info/pcie_gen/max_link_gen") or "").strip()
     if generation in ("3", "4", "5", "6"):
         node["pcie"] = {"generation": int(generation), "source": source}
-    if nic_bandwidth is not None:
-        node["nics"] = {"count": len(gpus), "bandwidth": nic_bandwidth, "source": source}
-        account.assume("one NIC for each GPU")
+    add_nics(node, nic_bandwidth, account)
     return node_on_a_switch("nvidia-smi-xml", path, node, nodes, account, text)
 
 
 SMI_INVENTORY = Format(
     gives="cluster",
     what="`nvidia-smi -q -x`",
-    sniff=is_smi_inventory,
+    sniff=lambda text: "<nvidia_smi_log>" in text[:2000],
     read=import_smi_inventory,
     options=("device", "nodes", "nic_bandwidth"),
     parts=(

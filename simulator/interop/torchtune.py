@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from simulator.interop.adapters import QUANTIZED, adapter_settings, optimizer_settings
-from simulator.interop.format import Format
+from simulator.interop.format import Format, having
 from simulator.interop.table import Described, Found, Table, key, reader_of
 from simulator.interop.trainer import catalogue_model
 
@@ -104,15 +104,10 @@ def _sharding(found: Found) -> dict[str, Any]:
     return settings
 
 
-def is_torchtune(text: str) -> bool:
-    """Whether a text builds its model with a function of torchtune's."""
-    return bool(re.search(r"_component_\s*:\s*torchtune\.models\.", text))
-
-
 TORCHTUNE = Format(
     gives="plan and model",
     what="a recipe of torchtune",
-    sniff=is_torchtune,
+    sniff=having(r"_component_\s*:\s*torchtune\.models\."),
     read=reader_of("torchtune", KEYS, _describe),
     table=KEYS,
 )
