@@ -8,7 +8,7 @@ from typing import Any
 
 from simulator.cli.shared import say
 from simulator.errors import ConfigError
-from simulator.report.terminal import make_console, new_table
+from simulator.report.terminal import make_console, new_table, print_table
 from simulator.units import format_time
 
 
@@ -55,10 +55,8 @@ def models(action: str, *, json_output: bool) -> None:
     if json_output:
         print(json.dumps(rows))
         return
-    table = new_table(*(column.replace("_", " ") for column in rows[0]), n_left=2)
-    for row in rows:
-        table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()))
-    make_console().print(table, highlight=False)
+    cells = [[f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()] for row in rows]
+    print_table([column.replace("_", " ") for column in rows[0]], cells)
 
 
 def schedule(name: str, n_stages: int, n_micro_batches: int, n_chunks: int, plot: str | None = None) -> None:

@@ -6,6 +6,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -72,23 +73,14 @@ def info(
 ) -> None:
     """Show what a trace holds and where its time went."""
     from simulator.analysis.trace_facts import facts_of
+    from simulator.report.recorded_view import print_facts
     from simulator.trace_io import read
 
     summary = facts_of(read(traces, as_format=as_format, progress=show_progress()))
     if json_output:
         print(json.dumps(summary, allow_nan=False))
         return
-    for key, value in summary.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            print(f"{key}:")
-            for entry in value[:40]:
-                print("  " + "  ".join(f"{name}={_short(item)}" for name, item in entry.items()))
-        elif value not in (None, [], {}, ""):
-            print(f"{key}: {value}")
-
-
-def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    print_facts(summary)
 
 
 def _look(
@@ -117,13 +109,13 @@ def _look(
         print(json.dumps(found, allow_nan=False))
     else:
         print_recorded(found)
-    _save(found, csv, page)
+    _save(found, csv, page, traces)
     if overlay:
         write_overlay(recorded, analysis, overlay)
         print(f"wrote {overlay}", file=sys.stderr)
 
 
-def _save(found: RecordedTable, csv: str | None, page: str | None) -> None:
+def _save(found: RecordedTable, csv: str | None, page: str | None, traces: list[str]) -> None:
     """Write a table into the files that were asked for."""
     from simulator.config import write_file
     from simulator.report.recorded_view import as_csv, save_recorded
@@ -133,7 +125,7 @@ def _save(found: RecordedTable, csv: str | None, page: str | None) -> None:
         write_file(csv or "", as_csv(found))
         written.append(csv)
     if page:
-        written += save_recorded(found, page)
+        written += save_recorded(found, page, ", ".join(Path(trace).name for trace in traces))
     for path in written:
         print(f"wrote {path}", file=sys.stderr)
 
@@ -160,7 +152,7 @@ def compare(
     traces = [read(path, progress=progress) for path in (measured, simulated)]
     found = run(*traces, ranks=rank or (), steps=step or ())
     rows = table_of(found)
-    _save(rows, csv, page)
+    _save(rows, csv, page, [measured, simulated])
     if csv == "-":
         print(as_csv(rows), end="")
         return

@@ -118,7 +118,8 @@ def slowdown_map(
     (column, x), (row, y) = named.items()
     trace = {
         "type": "heatmap", "z": [[round(value, 4) for value in line] for line in slowdowns], "x": list(map(str, x)),
-        "y": list(map(str, y)), "colorscale": SEQUENTIAL, "colorbar": {"thickness": 10},
+        "y": list(map(str, y)), "colorscale": SEQUENTIAL, "zmin": 1.0,
+        "colorbar": {"thickness": 10},
         "hovertemplate": f"{column} %{{x}}, {row} %{{y}}: %{{z:.3f}}<extra></extra>",
     }  # fmt: skip
     bounds = layout(axis(column, type="category"), axis(row, type="category", autorange="reversed"), right_px=8)

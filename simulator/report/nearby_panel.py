@@ -53,7 +53,7 @@ def nearby_choices(answers: Sequence[NearbyAnswer], plan: ParallelPlan) -> Marku
 
 
 def _now(value: object) -> str:
-    return "the framework's own" if value is None else str(value).lower()
+    return "default" if value is None else str(value).lower()
 
 
 def _place(key: str) -> tuple[int, int]:

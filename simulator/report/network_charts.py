@@ -160,10 +160,10 @@ def _needs_table(requirements: Sequence[Mapping[str, Any]]) -> Markup:
         (
             one["gpus"], one["n_nodes"], f"{_digits(one['least_bytes_per_s'] * _GBPS)} Gb/s",
             f"{_digits(one['present_bytes_per_s'] * _GBPS)} Gb/s", f"{one['efficiency']:.1%}",
-            "-" if (most := one["most_additional_latency_s"]) is None else f"up to {format_time(most)}",
+            "-" if (most := one["most_additional_latency_s"]) is None else format_time(most),
             *(write(row) for write in money.values()),
         )
         for one, row in zip(requirements, spent, strict=True)
     ]  # fmt: skip
-    columns = ("GPUs", "nodes", "bandwidth per node", "present", "efficiency now", "additional latency per hop", *money)
-    return table("By number of GPUs; time and money on the network as it is", columns, rows, text_columns=0)
+    columns = ("GPUs", "nodes", "needed per node", "present", "efficiency now", "latency to spare", *money)
+    return table("By number of GPUs; latency per hop; time and money on the network as it is", columns, rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,17 @@ from simulator.replay.straggler_slowdowns import SlowdownMap
 from simulator.report.charts import BLUE, GREY, ORANGE, VERMILLION, Chart, axis, layout, slowdown_map
 from simulator.report.markup import Markup, element, table
 from simulator.report.page import Report, Section, make_page
-from simulator.report.terminal import make_console, new_table
+from simulator.report.terminal import cut, make_console, print_table
 from simulator.units import format_bandwidth, format_bytes, format_time
 
 #: rows in the terminal, and on a page
 _SHOWN, _ON_PAGE = 25, 500
 #: bars of a picture
 _BARS = 15
-#: characters of a name that are shown
-_NAME = 70
+#: characters of a name that are shown in a table and beside a bar
+_NAME, _LABEL = 70, 34
+#: rows of each kind of fact
+_FACTS = 40
 #: analysis -> title, (columns that name a row), columns that are drawn on top of each other
 _DRAWN: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "kernels": ("Time by kernel", ("name",), ("total_s",)),
@@ -91,12 +94,53 @@ def print_recorded(found: RecordedTable) -> None:
     if not rows:
         out.print("nothing of the kind was recorded")
         return
-    columns = new_table(*(_words(key) for key in rows[0]))
-    for row in rows[:_SHOWN]:
-        columns.add_row(*(shown(key, value)[:_NAME] for key, value in row.items()))
-    out.print(columns)
+    cells = [[cut(_plain(shown(key, value)), _NAME) for key, value in row.items()] for row in rows[:_SHOWN]]
+    print_table([_words(key) for key in rows[0]], cells, n_names=_n_names(rows[0], _DRAWN[found["analysis"]][1]))
     if len(rows) > _SHOWN:
         out.print(f"and {len(rows) - _SHOWN} more: --csv or --json has all")
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """Print what a trace holds: lists of rows as tables, all else in lines."""
+    out = make_console()
+    for key, value in facts.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            rows = [[cut(shown(name, item), _NAME) for name, item in row.items()] for row in value[:_FACTS]]
+            more = f" (the first {_FACTS} of {len(value)}; --json has all)" if len(value) > _FACTS else ""
+            out.print(f"\n{_words(key)}{more}", highlight=False)
+            print_table(
+                [_words(name) for name in value[0]], rows, n_names=_n_names(value[0], ("rank", "step", "collective"))
+            )
+        elif value not in (None, [], {}, ""):
+            pairs = isinstance(value, dict)
+            words = (
+                [f"{name} {item}" for name, item in value.items()]
+                if pairs
+                else value
+                if isinstance(value, list)
+                else [value]
+            )
+            out.print(f"{_words(key)}: {', '.join(map(str, words))}", highlight=False, markup=False)
+
+
+def _n_names(row: Mapping[str, Any], names: Sequence[str]) -> int:
+    """Return how many of the first columns name a row."""
+    return next((i for i, key in enumerate(row) if key not in names), len(row)) or 1
+
+
+#: what names of kernels and operators say without it
+_NOISE = re.compile(r"\(anonymous namespace\)::|\bvoid |at::native::|autograd::engine::evaluate_function: ")
+
+
+def _plain(name: str) -> str:
+    """Return the name of a kernel or an operator without what all such names have.
+
+    Examples
+    --------
+    >>> _plain("void at::native::(anonymous namespace)::indexing_backward_kernel<float>(long const*)")
+    'indexing_backward_kernel<float>(long const*)'
+    """
+    return _NOISE.sub("", name)
 
 
 def as_csv(found: RecordedTable) -> str:
@@ -110,18 +154,25 @@ def as_csv(found: RecordedTable) -> str:
     return text.getvalue()
 
 
-def recorded_page(found: RecordedTable) -> Report:
-    """Return the picture and the whole table as one page."""
+def recorded_page(found: RecordedTable, source: str = "") -> Report:
+    """Return the picture and the whole table as one page, with the name of the trace."""
     title, names, drawn = _DRAWN[found["analysis"]]
     rows = found["rows"]
-    cells = [[shown(key, value) for key, value in row.items()] for row in rows[:_ON_PAGE]]
-    caption = title + (f" (the first {_ON_PAGE} of {len(rows)})" if len(rows) > _ON_PAGE else "")
+    cells = [[_cell(shown(key, value)) for key, value in row.items()] for row in rows[:_ON_PAGE]]
+    columns = [_words(key) for key in (rows[0] if rows else {})]
     boxes = [
         element("div", element("dt", _words(key)), element("dd", element("b", shown(key, value))), class_="kpi")
         for key, value in found["figures"].items()
     ]
-    head = Markup(element("p", heading(found), class_="plan") + element("dl", *boxes, class_="kpis"))
-    listed = table(caption, [_words(key) for key in (rows[0] if rows else {})], cells, text_columns=len(names))
+    where = f"{source}; " if source else ""
+    head = Markup(element("p", where + heading(found), class_="plan") + element("dl", *boxes, class_="kpis"))
+    n_text = _n_names(rows[0], names) if rows else 1
+    parts = [table(title, columns, cells[:_SHOWN], text_columns=n_text)]
+    if len(rows) > _SHOWN:
+        rest = f"the other {len(cells) - _SHOWN}" + (f" of the first {_ON_PAGE}" if len(rows) > _ON_PAGE else "")
+        hidden = table(rest, columns, cells[_SHOWN:], text_columns=n_text)
+        parts.append(element("details", element("summary", rest), hidden, class_="constants"))
+    listed = Markup("".join(parts))
     sections = [Section("rows", "Rows", "All rows", [listed])]
     if rows:
         pictures = [_chart(title, rows[:_BARS], names, drawn)]
@@ -132,15 +183,22 @@ def recorded_page(found: RecordedTable) -> Report:
     return make_page(f"simulate trace {found['analysis']}", head, sections, document=document, summary=listed)
 
 
-def save_recorded(found: RecordedTable, path: str) -> list[Path]:
+def _cell(text: str) -> str | Markup:
+    """Return a cell whose long name is cut; all of it shows where a pointer rests on it."""
+    said = cut(_plain(text), _NAME)
+    return said if said == text else element("span", said, title=text)
+
+
+def save_recorded(found: RecordedTable, path: str, source: str = "") -> list[Path]:
     """Write the page (.html), or the picture alone (.svg, .png); return what was written."""
     if not found["rows"] and not path.endswith((".html", ".htm")):
         raise ConfigError(f"{path}: nothing of the kind was recorded, so there is nothing to draw")
-    return recorded_page(found).save(path)
+    return recorded_page(found, source).save(path)
 
 
 def _words(key: str) -> str:
-    return key.removesuffix("_bytes_per_s").removesuffix("_bytes").removesuffix("_s").replace("_", " ")
+    plain = key.removesuffix("_bytes_per_s").removesuffix("_bytes").removesuffix("_s").removeprefix("n_")
+    return "time" if key == "seconds" else plain.replace("_", " ")
 
 
 def _map(found: SlowdownMap) -> Chart:
@@ -151,12 +209,19 @@ def _map(found: SlowdownMap) -> Chart:
     return slowdown_map("map", title, text, found["slowdown"], step=found["steps"], rank=found["ranks"])
 
 
+def _label(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return how a picture names a row, short enough for a phone."""
+    said = [(key, _plain(shown(key, row[key]))) for key in names if row[key] not in (None, "", [])]
+    words = [
+        f"{key} {text}" if key in ("rank", "step", "stream") else f"{text} x" if key == "count" else text
+        for key, text in said
+    ]
+    return cut((" " if names[0] == "group" else ", ").join(words), _LABEL)
+
+
 def _chart(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str], drawn: Sequence[str]) -> Chart:
     """Bars, one per row, in the order of the table."""
-    labels = [
-        f"{i + 1}. " + " ".join(f"{key} {row[key]}" if key == "rank" else shown(key, row[key])[:_NAME] for key in names)
-        for i, row in enumerate(rows)
-    ]
+    labels = [f"{i}. {_label(row, names)}" for i, row in enumerate(rows, start=1)]
     bars = tuple(
         {
             "type": "bar", "orientation": "h", "name": _words(key), "y": labels, "x": [row[key] for row in rows],

@@ -48,9 +48,13 @@ if TYPE_CHECKING:
 
 
 def make_console() -> Console:
-    """Return a console on standard output that is never so narrow that tables lose columns."""
+    """Return a console on standard output; where nobody looks, one that is wide enough for whole lines."""
     console = Console()
-    return console if console.is_terminal and console.width >= 80 else Console(width=max(console.width, 180))
+    return console if console.is_terminal else Console(width=max(console.width, 180))
+
+
+#: blanks between columns
+_GAP = 2
 
 
 def new_table(
@@ -61,6 +65,47 @@ def new_table(
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index < n_left else "right", overflow="fold")
     return table
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, n_names: int = 1) -> None:
+    """Print a table in pieces that are no wider than the terminal, each with the columns that name its rows.
+
+    Headings break between words, figures nowhere; in a table that is too wide, names are cut so that they take at most half of it.
+    """
+    out = make_console()
+    lengths = [
+        max(len(word) for word in (*column.split(), *(row[i] for row in rows), " ")) for i, column in enumerate(columns)
+    ]
+    if sum(lengths) + _GAP * len(columns) > out.width:
+        while sum(lengths[:n_names]) + _GAP * n_names > out.width // 2:
+            lengths[lengths.index(max(lengths[:n_names]))] -= 1
+    first = sum(lengths[:n_names]) + _GAP * n_names
+    pieces: list[list[int]] = [[]]
+    for i in range(n_names, len(columns)):
+        if pieces[-1] and first + sum(lengths[j] + _GAP for j in pieces[-1]) + lengths[i] > out.width:
+            pieces.append([])
+        pieces[-1].append(i)
+    for place, piece in enumerate(pieces):
+        shown = [*range(n_names), *piece]
+        table = new_table(*(columns[i] for i in shown), n_left=n_names)
+        for i, column in zip(shown, table.columns, strict=True):
+            column.width = lengths[i]
+        for row in rows:
+            table.add_row(*(escape(cut(row[i], lengths[i])) for i in shown))
+        if place:
+            out.print()
+        out.print(table, highlight=False)
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text of at most so many characters.
+
+    Examples
+    --------
+    >>> cut("ncclDevKernel_SendRecv", 10), cut("volta", 10)
+    ('ncclDevKe…', 'volta')
+    """
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 # -- one answer --------------------------------------------------------------------------------------------------
@@ -437,21 +482,11 @@ def print_requirements(found: Sequence[Requirement]) -> None:
     out.print(f"{target:.0%} of the throughput that a free network between nodes would give needs\n", highlight=False)
     columns = ("GPUs", "nodes", "bandwidth per node", "present", "efficiency now", "additional latency per hop", "storage", "rule of thumb",
                "its assumptions")  # fmt: skip
-    needs = [_needs(one) for one in found]
-    split = len(columns) if out.width >= _WIDE else _SPLIT
-    for first, last in ((1, split), (split, len(columns))):
-        if first < last:
-            table = new_table("GPUs", *columns[first:last], n_left=0)
-            for cells in needs:
-                table.add_row(cells[0], *cells[first:last])
-            out.print(table, highlight=False)
+    print_table(columns, [_needs(one) for one in found])
     spent = [{"gpus": one.scenario.plan.gpus, **(one.spending or {})} for one in found]
     if money := money_columns(spent):
         out.print("\non the network as it is", highlight=False)
-        costs = new_table("GPUs", *money, n_left=0)
-        for row in spent:
-            costs.add_row(str(row["gpus"]), *(write(row) for write in money.values()))
-        out.print(costs, highlight=False)
+        print_table(("GPUs", *money), [(str(row["gpus"]), *(write(row) for write in money.values())) for row in spent])
     for one in found:
         if one.loader_workers:
             workers = f"{one.loader_workers} loader workers per GPU; there are {one.scenario.plan.loader_workers}"
@@ -461,24 +496,19 @@ def print_requirements(found: Sequence[Requirement]) -> None:
     curves = [one for one in found if one.curve]
     if curves:
         out.print("\nefficiency by bandwidth per node", highlight=False)
-        curve = new_table("GPUs", *(_gigabits(rate) for rate, _ in curves[0].curve), n_left=0)
-        for one in curves:
-            curve.add_row(str(one.scenario.plan.gpus), *(f"{value:.1%}" for _, value in one.curve))
-        out.print(curve, highlight=False)
+        rates = ("GPUs", *(_gigabits(rate) for rate, _ in curves[0].curve))
+        efficiencies = ((one.scenario.plan.gpus, *(f"{value:.1%}" for _, value in one.curve)) for one in curves)
+        print_table(rates, [tuple(map(str, row)) for row in efficiencies])
         out.print(
             "\nfaster than now by bandwidth per node (projected from the share that a free network saves)",
             highlight=False,
         )
-        faster = new_table("GPUs", *(_gigabits(rate) for rate, _ in curves[0].curve), n_left=0)
+        faster = []
         for one in curves:
             gains = [one.speed_up(rate / one.present_bytes_per_s, value) for rate, value in one.curve]
             shown = (f"{gain['speed_up']:.2f} ({gain['projected_speed_up']:.2f})" for gain in gains)
-            faster.add_row(str(one.scenario.plan.gpus), *shown)
-        out.print(faster, highlight=False)
-
-
-#: columns of requirements that stand in the first table where a terminal is narrow
-_SPLIT = 6
+            faster.append((str(one.scenario.plan.gpus), *shown))
+        print_table(rates, faster)
 
 
 def _needs(one: Requirement) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ def test_the_page_carries_the_answers_that_were_simulated():
     assert all(word in words[key] for answer in nearby for key, word in answer["choices"].items())
     assert next(one for one in data["settings"] if one["key"] == "micro_batch")["now"] == "2"
     said = {one["key"]: one["now"] for one in data["settings"]}
-    assert said["tp"] == "1" and said["overlap"] == "the framework's own"
+    assert said["tp"] == "1" and said["overlap"] == "default"
     assert 'href="#nearby"' in page and 'id="nearby"' in page
 
 

@@ -1,0 +1,63 @@
+"""Tables of the terminal: as wide as it is, and no figure broken."""
+
+import re
+
+import pytest
+
+from simulator.report.recorded_view import print_facts
+from simulator.report.terminal import print_table
+
+COLUMNS = ("name", "exposed communication", "parameters", "waited for")
+ROWS = [
+    ("void cutlass::Kernel<cutlass_80_simt_sgemm_128x64_8x5_tn_align1>(Params)", "20.14 ms", "1,557,611,200", "2: 28.38 ms, 1: 296.5 us"),
+    ("volta_sgemm_128x64_tn", "9.1 ms", "774,030,080", "1: 306 us"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Let standard output be a terminal of so many columns."""
+
+    def be(columns):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "xterm")
+
+    return be
+
+
+def printed(capsys):
+    """Return the lines without what makes them bold."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_table_is_as_wide_as_the_terminal_and_breaks_no_figure(terminal, capsys, columns):
+    terminal(columns)
+    print_table(COLUMNS, ROWS)
+    lines = printed(capsys)
+    assert all(len(line) <= columns for line in lines)
+    for _, *figures in ROWS:
+        for figure in figures:
+            assert sum(figure in line for line in lines) == 1, figure
+    for words in ("exposed", "communication", "parameters", "waited for"):
+        assert sum(words in line for line in lines) == 1
+    pieces = sum(line.startswith("volta_sgemm") for line in lines)
+    assert pieces == {60: 2, 80: 2, 120: 1}[columns]  # 13 + 13 + 24 beside half of the width, blanks between
+
+
+def test_names_are_whole_where_there_is_room(terminal, capsys):
+    terminal(160)
+    print_table(COLUMNS, ROWS)
+    assert any(line.startswith(ROWS[0][0]) for line in printed(capsys))
+
+
+def test_facts_are_lines_and_tables(capsys):
+    print_facts({
+        "n_host_events": 12, "operations": {"compute": 3, "copy": 1}, "devices": ["V100", "A100"], "notes": [],
+        "steps": [{"rank": 0, "step": 4, "duration_s": 0.3974}],
+    })  # fmt: skip
+    assert [" ".join(line.split()) for line in printed(capsys)] == [
+        "host events: 12", "operations: compute 3, copy 1", "devices: V100, A100", "", "steps", "rank step duration",
+        "0 4 397.4 ms",
+    ]  # fmt: skip
