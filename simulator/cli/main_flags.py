@@ -35,6 +35,11 @@ FLAGS: dict[str | None, dict[str, Flag]] = {
         "set_": Flag(Texts, "Change a plan or topology value: key=value.", "--set"),
         "slow_rank": Flag(Texts, "A slow GPU: RANK=FACTOR on its kernel times; repeatable."),
         "slow_link": Flag(Texts, "Degraded links: nodeN.KIND=FACTOR or 'A -> B=FACTOR' on their times; repeatable."),
+        "flapping": Flag(Texts, "A link that comes and goes: nodeN.nic=DOWN/EVERY, or 'A -> B=5 s/10 min'; repeatable."),
+        "reroute_time": Flag(Text, "Until traffic goes around a flapping link; 1 s."),
+        "network_trouble": Flag(
+            bool, "What hashed flows, failed spines, slow links and incast cost, and what rerouting gives back.", "--network-trouble"
+        ),
         "power_cap": Flag(Text, "What a GPU or node may draw: 500W or 6kW/node; clocks fall with it."),
         "unfold": Flag(bool, "Simulate every rank and micro-batch, not one per class and period.", "--unfold"),
     },

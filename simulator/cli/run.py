@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from simulator.explore.local_steps import LocalSteps
     from simulator.explore.nearby_answers import NearbyAnswer
     from simulator.explore.neighbours import Neighbours, PlacementRow
+    from simulator.explore.network_trouble import Trouble
 
 
 def run_main(options: dict[str, Any]) -> None:
@@ -70,7 +71,7 @@ def run_main(options: dict[str, Any]) -> None:
 #: flags that several clusters side by side do not take
 _OF_ONE_ANSWER = (
     *("explain", "trace", "memory_trace", "neighbours", "module", "with_", "placement", "nodes_free", "local_steps"),
-    "checkpoint_policy",
+    *("checkpoint_policy", "flapping", "network_trouble"),
 )
 
 
@@ -121,6 +122,7 @@ class Extras(NamedTuple):
     neighbours: Neighbours | None = None
     placements: list[PlacementRow] | None = None
     local_steps: LocalSteps | None = None
+    network_trouble: list[Trouble] | None = None
 
 
 def _on_their_nodes(options: dict[str, Any], results: list[Result]) -> list[Result]:
@@ -153,6 +155,8 @@ def _others(
 
         say("sites by themselves")
         found["local_steps"] = local_steps(results[-1], options["local_steps"])
+    if options["flapping"] or options["network_trouble"]:
+        found["network_trouble"] = _trouble(options, results[-1], say)
     files, way, free = options["with_"] or (), options["placement"], options["nodes_free"]
     if not (files or way or free):
         return found
@@ -166,6 +170,18 @@ def _others(
     if others and request is not None:
         write_warnings(["days, cost and energy of the run are of the job alone on its nodes"], kind="note")
     return {**found, "neighbours": played}
+
+
+def _trouble(options: dict[str, Any], result: Result, say: Callable[[str], None]) -> list[Trouble]:
+    """Simulate the step without what is wrong with its network, and around links that flap."""
+    from simulator.explore.network_trouble import REROUTE_S, Flapping, network_trouble
+    from simulator.explore.training_run import parse_time
+
+    reroute = options["reroute_time"]
+    return network_trouble(
+        result, [Flapping.parse(text) for text in options["flapping"] or ()],
+        REROUTE_S if reroute is None else parse_time(reroute, "--reroute-time"), say,
+    )  # fmt: skip
 
 
 def _extras(
@@ -250,6 +266,8 @@ def _print(results: Sequence[Result], extras: Extras) -> None:
         terminal.print_placements(extras.placements)
     if extras.local_steps is not None:
         terminal.print_local_steps(extras.local_steps)
+    if extras.network_trouble is not None:
+        terminal.print_network_trouble(extras.network_trouble)
     if extras.explanation is not None:
         terminal.print_explanation(extras.explanation)
     if extras.ways_out is not None:

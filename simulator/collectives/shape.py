@@ -110,6 +110,8 @@ def shape_of(
 def _overrides(constants: dict[str, Any], transport: Any) -> str:
     """Lay the constants of a transport over those of the cluster; as JSON, empty where there are none."""
     own = transport.constants if transport is not None else {}
+    if getattr(transport, "incast", None) is not None:
+        own = merge(own, {"p2p": {"crowd": transport.incast}})
     both = {**constants, "between": merge(constants.get("between", {}), own)} if own else constants
     return json.dumps(both, sort_keys=True) if both else ""
 

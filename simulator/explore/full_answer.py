@@ -12,6 +12,7 @@ from simulator.explore.checkpoint_policy import policy_of
 from simulator.explore.local_steps import LocalSteps
 from simulator.explore.named_settings import given_in, scenario_of
 from simulator.explore.neighbours import Neighbours, PlacementRow
+from simulator.explore.network_trouble import Trouble
 from simulator.explore.training_run import RunRequest, TrainingRun, whole_run
 from simulator.faults import Faults
 from simulator.models.recorded import RecordedModule, fit_plan
@@ -44,6 +45,8 @@ class Document(Answer):
     ways_out: NotRequired[list[WayOut]]
     neighbours: NotRequired[Neighbours]  #: Jobs beside this one, with ``--with`` or ``--placement``.
     local_steps: NotRequired[LocalSteps]  #: Training site by site, with ``--local-steps``.
+    #: What is wrong with the network and what it costs, with ``--network-trouble`` or ``--flapping``.
+    network_trouble: NotRequired[list[Trouble]]
     placements: NotRequired[list[PlacementRow]]  #: Ways to place the job, the fastest first, with ``--nodes-free``.
 
 
@@ -79,6 +82,7 @@ def document(
     neighbours: Neighbours | None = None,
     placements: list[PlacementRow] | None = None,
     local_steps: LocalSteps | None = None,
+    network_trouble: list[Trouble] | None = None,
 ) -> Document | Scaling:
     """Return what ``--json`` prints: one answer, or ``scaling``, a list of them with ``gpus`` added."""
     answers = [to_json(result, request) for result in results]
@@ -96,6 +100,8 @@ def document(
         cast(Document, whole)["placements"] = placements
     if local_steps is not None:
         cast(Document, whole)["local_steps"] = local_steps
+    if network_trouble is not None:
+        cast(Document, whole)["network_trouble"] = network_trouble
     return whole
 
 

@@ -23,6 +23,8 @@ from simulator.explore.full_answer import Document, Scaling, ScalingRow, WayOut,
 from simulator.explore.local_steps import LocalSteps, in_words
 from simulator.explore.nearby_answers import NearbyAnswer
 from simulator.explore.neighbours import Neighbours, PlacementRow
+from simulator.explore.network_trouble import Trouble
+from simulator.explore.network_trouble import in_words as trouble_in_words
 from simulator.explore.training_run import RunRequest
 from simulator.parallel.mesh import Mesh
 from simulator.report import answer_charts, tables
@@ -149,6 +151,7 @@ def _neighbours(shown: Shown) -> list[Part]:
         *([tables.neighbours_table(found)] if found else []),
         *([tables.placements_table(ways)] if ways else []),
         *([element("p", in_words(sites))] if sites else []),
+        *(element("p", trouble_in_words(one)) for one in shown.answer.get("network_trouble", ())),
     ]
 
 
@@ -183,6 +186,7 @@ def report(
     neighbours: Neighbours | None = None,
     placements: list[PlacementRow] | None = None,
     local_steps: LocalSteps | None = None,
+    network_trouble: list[Trouble] | None = None,
     given: Collection[str] = (),
     nearby: Sequence[NearbyAnswer] = (),
 ) -> Report:
@@ -198,7 +202,7 @@ def report(
         As :func:`simulator.explore.full_answer.explain` returns it; without it the page has the critical path alone.
     ways_out : list of WayOut, optional
         Of a plan that does not fit, as :func:`simulator.explore.out_of_memory.ways_out` returns them.
-    neighbours, placements, local_steps : optional
+    neighbours, placements, local_steps, network_trouble : optional
         As :mod:`simulator.explore.neighbours` and :mod:`~simulator.explore.local_steps` return them.
     given : collection of str
         Names of the settings that the user made.
@@ -215,6 +219,7 @@ def report(
             neighbours=neighbours,
             placements=placements,
             local_steps=local_steps,
+            network_trouble=network_trouble,
         ),
         result=last,
         explanation=explanation,

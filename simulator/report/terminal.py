@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from simulator.explore.local_steps import LocalSteps
     from simulator.explore.neighbours import Neighbours, PlacementRow
     from simulator.explore.network_needs import Requirement
+    from simulator.explore.network_trouble import Trouble
     from simulator.explore.stragglers import Straggling
     from simulator.explore.sweeps import SweepResult
     from simulator.interop.writing import Written
@@ -578,6 +579,15 @@ def print_local_steps(found: LocalSteps) -> None:
     from simulator.explore.local_steps import in_words
 
     make_console().print(f"\n{in_words(found)}", highlight=False)
+
+
+def print_network_trouble(found: Sequence[Trouble]) -> None:
+    """Print what is wrong with the network, and what it costs."""
+    from simulator.explore.network_trouble import in_words
+
+    out = make_console()
+    for line in [in_words(one) for one in found] or ["nothing is wrong with the network"]:
+        out.print(f"\n{line}", highlight=False)
 
 
 def print_placements(found: Sequence[PlacementRow]) -> None:

@@ -207,12 +207,17 @@ PREFERENCE = ("rdma", "roce", "slingshot", "omni-path", "efa", "ipoib", "tcp", "
 
 
 class TransportSpec(Sourced):
-    """One way of moving bytes between nodes; fitted constants are added by calibration."""
+    """One way of moving bytes between nodes; fitted constants are added by calibration.
+
+    ``incast`` is declared: the share of the rate that is left where many send to one at once, as on Ethernet without
+    priority flow control; it takes the place of the fitted ``crowd``.
+    """
 
     protocol: Literal["rdma", "roce", "ipoib", "tcp", "efa", "slingshot", "omni-path", "gloo"]
     bandwidth_bytes_per_s: Bandwidth | None = Field(default=None, alias="bandwidth", gt=0)
     latency_s: Time | None = Field(default=None, alias="latency", ge=0)
     gpu_direct: bool = True
+    incast: float | None = Field(default=None, gt=0, le=1)
     constants: dict[str, Any] = Field(default_factory=dict)
 
 

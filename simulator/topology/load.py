@@ -111,8 +111,11 @@ def _spec(path: Path, _modified_ns: int, settings: tuple[tuple[str, str], ...]) 
 
 
 def spec_of(data: Any, locator: Locator, overrides: Mapping[str, object] | None = None) -> ClusterSpec | GraphSpec:
-    """Check a cluster description that is already a mapping; see :func:`load_topology` for the overrides."""
-    for key, value in (overrides or {}).items():
+    """Check a cluster description that is already a mapping; see :func:`load_topology` for the overrides.
+
+    A section's kind comes first, for another kind begins the section anew.
+    """
+    for key, value in sorted((overrides or {}).items(), key=lambda one: one[0].rpartition(".")[2] != "kind"):
         data, locator = _override(data, locator, key, str(value))
     if "vertices" in data or "edges" in data:
         return validate(data, GraphSpec, locator)

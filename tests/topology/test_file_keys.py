@@ -131,6 +131,7 @@ CASES = {
     ("TransportSpec", "protocol"): ({}, "transports.rdma.protocol", "tcp"),
     ("TransportSpec", "bandwidth"): ({}, "transports.rdma.bandwidth", "10 Gb/s"),
     ("TransportSpec", "latency"): ({}, "transports.rdma.latency", "50 us"),
+    ("TransportSpec", "incast"): ({}, "transports.rdma.incast", 0.5),
     ("TransportSpec", "gpu_direct"): (NO_NVLINK | {"node.pcie.switches": 4}, "transports.rdma.gpu_direct", False),
     ("ClusterSpec", "nodes"): ({}, "nodes", 4),
     ("ClusterSpec", "default_transport"): (

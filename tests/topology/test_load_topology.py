@@ -262,3 +262,10 @@ def test_a_node_that_does_not_say_gets_the_pcie_of_its_device(tmp_path, device, 
 def test_a_device_name_longer_than_any_path_is_an_unknown_device():
     with pytest.raises(ConfigError, match="xxxx"):
         load_topology("bigred200", overrides={"node.gpu": "x" * 400})
+
+
+def test_another_kind_of_fabric_keeps_what_is_said_of_it() -> None:
+    """Whatever the order: 'failed_spines' comes before 'kind' in that of the alphabet."""
+    said = {"fabric.failed_spines": "4", "fabric.kind": "clos", "fabric.levels": "2", "fabric.nodes_per_leaf": "1"}
+    fabric = load_topology("dgx-h100", 16, overrides=said).fabric
+    assert (fabric.kind, fabric.failed_spines) == ("clos", 4)

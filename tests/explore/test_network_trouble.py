@@ -1,0 +1,116 @@
+"""Flapping links, hashed flows, failed spines and incast: shares of time and of bandwidth against simulated steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from simulator.collectives import plan_collective
+from simulator.errors import ConfigError
+from simulator.explore.named_settings import scenario_of
+from simulator.explore.network_trouble import GIVEN_UP_S, Flapping, in_words, mean_step_s, network_trouble
+from simulator.faults import Faults
+from simulator.simulation import simulate
+from simulator.topology import load_topology
+from simulator.topology.fabrics.tree import hashed_share
+
+
+@cache
+def answer(faults=Faults(), **settings):  # noqa: B008 - frozen
+    """Fully sharded over two nodes with one NIC per GPU, each on a leaf of its own: all that leaves a node waits for its network."""
+    base = {
+        "topology": "dgx-h100", "nodes": "2", "fabric.kind": "clos", "fabric.levels": "2", "fabric.nodes_per_leaf": "1",
+        "model": "gpt2-large", "gpus": 16, "micro_batch": 1, "sharding": "zero3", "framework": "fsdp", "overlap": False,
+    }  # fmt: skip
+    return simulate(replace(scenario_of({**base, **settings}), faults=faults))
+
+
+def test_a_link_that_nothing_goes_around_costs_the_time_that_it_is_down():
+    """Down 10 s in every 100 s: nine tenths of the steps, whatever a step takes."""
+    flapping = Flapping(link="node0.nic", down_s=10.0, every_s=100.0)
+    assert mean_step_s(0.9, None, flapping, 1.0) == pytest.approx(1.0)
+    [found] = network_trouble(answer(), [flapping])
+    assert found["with_s"] == pytest.approx(answer().metrics.iteration_time_s / 0.9)
+
+
+def test_seven_of_eight_nics_carry_on_once_traffic_has_found_its_way():
+    """Of 100 s, 90 at full speed, 2 at none, and 8 in which the node's bytes take 8/7 as long."""
+    [found] = network_trouble(answer(), [Flapping(link="node0.nic", down_s=10.0, every_s=100.0)], 2.0)
+    slower = answer(Faults(slow_links=(("node0.nic", 8 / 7),))).metrics.iteration_time_s
+    step_s = answer().metrics.iteration_time_s
+    assert slower > step_s
+    assert found["rerouted_s"] == pytest.approx(100.0 / (90.0 / step_s + 8.0 / slower))
+    assert step_s < found["rerouted_s"] < found["with_s"]
+
+
+def test_rdma_gives_a_connection_up_after_half_a_minute():
+    """4.096 us x 2^20 is 4.3 s, seven times: NVIDIA's defaults of NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT."""
+    assert pytest.approx(30.06, abs=0.01) == GIVEN_UP_S
+    [found] = network_trouble(answer(), [Flapping(link="node0.nic", down_s=40.0, every_s=4000.0)])
+    assert found["with_s"] is None and found["rerouted_s"] is not None
+    assert "the job ends" in in_words(found)
+    [late] = network_trouble(answer(), [Flapping(link="node0.nic", down_s=40.0, every_s=4000.0)], 35.0)
+    assert late["rerouted_s"] is None
+    [short] = network_trouble(answer(), [Flapping(link="node0.nic", down_s=20.0, every_s=4000.0)], 35.0)
+    assert short["rerouted_s"] == pytest.approx(short["with_s"])  # back before anything goes another way
+
+
+def test_hashed_flows_give_back_what_balls_in_bins_take():
+    """Eight flows on eight uplinks: what the fullest of them carries over the mean is how much longer gathering takes."""
+    hashed = answer(**{"fabric.routing": "static"})
+    [found] = network_trouble(hashed)
+    assert found["rerouted_s"] == pytest.approx(answer().metrics.iteration_time_s)
+    lost = hashed.metrics.iteration_time_s - answer().metrics.iteration_time_s
+    talks_s = answer().answer["breakdown"]["exposed_communication_s"]
+    assert 0.5 * talks_s < lost < (1.0 / hashed_share(8, 8) - 1.0) * talks_s
+
+
+def test_without_its_failed_spines_a_fabric_is_what_it_was():
+    """Half of the spines: what crosses them takes up to twice as long."""
+    [found] = network_trouble(answer(**{"fabric.failed_spines": "4"}))
+    assert found["without_s"] == pytest.approx(answer().metrics.iteration_time_s)
+    talks_s = answer().answer["breakdown"]["exposed_communication_s"]
+    assert 0.2 * talks_s < found["with_s"] - found["without_s"] < talks_s and found["rerouted_s"] is None
+
+
+def test_incast_takes_a_declared_share_of_an_exchange_and_nothing_of_a_ring():
+    """Half the rate where many send to one at once: an all-to-all over 32 nodes moves half as fast, rings as fast as before."""
+    rates = {}
+    for share in ("1.0", "0.5"):
+        topology = load_topology("dgx-h100", 256, overrides={"transports.rdma.incast": share})
+        groups = tuple(tuple(range(gpu, 256, 8)) for gpu in range(8))
+        for collective in ("all_to_all", "all_gather"):
+            rates[collective, share] = plan_collective(collective, 1 << 30, groups, topology).alone_bytes_per_s
+    assert rates["all_to_all", "0.5"] == pytest.approx(0.5 * rates["all_to_all", "1.0"])
+    assert rates["all_gather", "0.5"] == rates["all_gather", "1.0"]
+
+
+def test_an_exchange_without_incast_is_that_of_a_fabric_that_loses_nothing():
+    base = {"topology": "dgx-h100", "nodes": "4", "model": "mixtral-8x7b", "gpus": 32, "ep": 4, "tp": 8, "micro_batch": 1,
+            "framework": "megatron-core", "sharding": "zero1", "sequence_parallel": True}  # fmt: skip
+    plain, lossy = (simulate(scenario_of({**base, **more})) for more in ({}, {"transports.rdma.incast": "0.5"}))
+    [found] = network_trouble(lossy)
+    assert found["without_s"] == pytest.approx(plain.metrics.iteration_time_s, rel=1e-6)
+    assert found["with_s"] > 1.02 * found["without_s"] and network_trouble(plain) == []
+
+
+def test_a_slow_link_is_compared_with_a_sound_one():
+    slow = answer(Faults(slow_links=(("node1.nic", 2.0),)))
+    [found] = network_trouble(slow)
+    assert found["without_s"] == pytest.approx(answer().metrics.iteration_time_s)
+    assert found["with_s"] == slow.metrics.iteration_time_s > found["without_s"]
+
+
+@pytest.mark.parametrize(
+    "wrong", ["node0.nic", "node0.nic=5 s", "=5 s/10 min", "node0.nic=10 s/5 s", "node0.nic=0 s/5 s"]
+)
+def test_a_link_that_flaps_in_no_way_is_refused(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="--flapping"):
+        Flapping.parse(wrong)
+
+
+def test_only_what_has_ways_beside_it_flaps():
+    with pytest.raises(ConfigError, match="not a NIC or a link between switches"):
+        network_trouble(answer(), [Flapping(link="node0.pcie", down_s=1.0, every_s=2.0)])
