@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.collectives import plan_collective, plan_transfer
+from simulator.collectives import ALGORITHMS, plan_collective, plan_transfer
 from simulator.collectives.benchmark import lone_flow_s
 from simulator.errors import ConfigError
 from simulator.network import NETWORKS
@@ -55,6 +55,14 @@ def test_who_comes_first_sends_half_of_its_messages_last(n):
     assert alone_s(gather, topology) == pytest.approx((1.5 if n == 2 else n - 1) * one, rel=0.01)
     for flow in (exchange, gather):
         assert lone_flow_s(flow, topology, "chunk") == pytest.approx(alone_s(flow, topology), rel=0.01)
+
+
+def test_ranks_come_in_order():
+    """Of four ranks 2 and 3 send to rank 0, and 3 to rank 1, before they say that they are ready for what those have for them."""
+    first, second = ALGORITHMS["gloo"].tables["all_to_all"](4).rounds
+    assert sorted((send.source, send.target) for send in second) == [(0, 2), (0, 3), (1, 3)]
+    assert len(first) == 9 and not any(send.answers for send in first)
+    assert all(send.answers for send in second)
 
 
 def test_two_gathers_of_two_ranks_fill_the_links_that_one_leaves_idle():

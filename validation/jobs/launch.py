@@ -14,11 +14,12 @@ from simulator.errors import ConfigError, SimulatorError
 from validation.emulation.ranks import run_ranks
 
 _DEFAULT_PORT = 29500
-#: what MPI launchers set: rank, ranks, rank on the node, ranks on the node; PALS (Polaris, Aurora), Open MPI, MPICH
+#: what MPI launchers set: rank, ranks, rank on the node, ranks on the node; PALS (Polaris, Aurora), Open MPI, MPICH, Cray PMI
 _MPI = (
     ("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
 )
 
 
@@ -86,7 +87,7 @@ def find_launch(environment: Mapping[str, str]) -> Launch | None:
             launcher="slurm",
         )
     for rank, world_size, local_rank, local_world_size in _MPI:
-        if rank in environment and _number(environment, world_size, 1) > 1:
+        if {rank, local_rank} <= environment.keys() and _number(environment, world_size, 1) > 1:
             return Launch(
                 rank=_number(environment, rank),
                 world_size=_number(environment, world_size),

@@ -63,6 +63,7 @@ def test_a_dry_run_says_what_would_run_where(monkeypatch):
             "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
         },
         {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"},
+        {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "4"},
     ],
 )  # fmt: skip
 def test_mpi_launchers_are_recognised(environment):
