@@ -116,14 +116,15 @@ def idle_release(plan: ParallelPlan, device: Device) -> list[str]:
     >>> idle_release(ParallelPlan(cuda="12.1"), load_device("a100-sxm4-80g"))
     ['cuda=12.1 has no effect: the matrix libraries of a100-sxm4-80g are known at one speed (kernels.gemm.release_efficiency)']
     """
-    from simulator.kernels.constants import read_constants
-    from simulator.kernels.gemm import GemmConstants, under_release
+    from simulator.kernels.roofline import KernelConstants
 
-    constants = read_constants(device, "gemm", GemmConstants)
-    if not plan.cuda or under_release(constants, plan.cuda) is not constants:
+    constants = KernelConstants.of(device)
+    if not plan.cuda or KernelConstants.of(device, plan.cuda) != constants:
         return []
-    if constants.release_efficiency:
-        releases = {key.partition("/")[0] for key in constants.release_efficiency}
+    attention = [one for ways in constants.attention.implementations.values() for one in ways.values()]
+    tables = [constants.gemm.release_efficiency, *(one.release_efficiency for one in attention)]
+    releases = {key.partition("/")[0] for table in tables for key in table}
+    if releases:
         latest = max(releases, key=lambda release: [int(part) for part in release.split(".")])
         why = f"the matrix libraries of {device.name} are at full speed after {latest}"
     else:

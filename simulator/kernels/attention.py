@@ -14,13 +14,14 @@ Dao, FlashAttention-2, arXiv:2307.08691 (work partitioning); Shah et al., FlashA
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.kernels.base import peak_flops_per_s
 from simulator.kernels.conditions import Conditions
+from simulator.kernels.constants import release_before
 from simulator.models.layer import DTYPE_BYTES, AttentionShape
 from simulator.topology.device import Device
 
@@ -60,6 +61,17 @@ class AttentionConstants:
     #: As for matrix products.
     joules_per_flop: float = 0.0
     joules_per_byte: float = 0.0
+    #: As for matrix products: shares of this speed under the libraries of a CUDA release and those before it.
+    release_efficiency: Mapping[str, float] = field(default_factory=dict)
+
+    def under_release(self, cuda: str) -> AttentionConstants:
+        """Return the constants under the libraries of a CUDA release; an empty one is current."""
+        release = release_before(self.release_efficiency, cuda)
+        if not release:
+            return self
+        speed = self.release_efficiency[release]
+        slower = {name: getattr(self, name) / speed for name in ("score_s", "block_s")}
+        return replace(self, efficiency=self.efficiency * speed, **slower)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,3 +49,19 @@ def build_constants(device: Device, where: str, section: Mapping[str, Any], kind
         if isinstance(value, bool) or not isinstance(value, int | float | Mapping):
             raise ConfigError(f"{place}: {value!r} is not a number", hint="write it like 1.5e-6 or 0.8")
     return kind(**values)
+
+
+def release_before(table: Mapping[str, float], cuda: str) -> str:
+    """Return the release among the keys of a table whose libraries a CUDA release has, or nothing where it has current ones.
+
+    Examples
+    --------
+    >>> [release_before({"12.1": 0.7, "12.5": 0.8}, cuda) for cuda in ("11.8", "12.4", "12.6", "")]
+    ['12.1', '12.5', '', '']
+    """
+    later = [key for key in table if "/" not in key and cuda and _version(cuda) <= _version(key)]
+    return min(later, key=_version, default="")
+
+
+def _version(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from simulator.errors import ConfigError
 from simulator.kernels.base import peak_flops_per_s
 from simulator.kernels.conditions import Conditions
+from simulator.kernels.constants import release_before
 from simulator.models.layer import DTYPE_BYTES, GemmShape
 from simulator.topology.device import Device
 
@@ -96,10 +97,9 @@ def under_release(constants: GemmConstants, cuda: str) -> GemmConstants:
     [0.6000000000000001, 0.8, 0.8]
     """
     table = constants.release_efficiency
-    later = [key for key in table if "/" not in key and cuda and _version(cuda) <= _version(key)]
-    if not later:
+    release = release_before(table, cuda)
+    if not release:
         return constants
-    release = min(later, key=_version)
     own = {key.partition("/")[2]: x / table[release] for key, x in table.items() if key.startswith(f"{release}/")}
     return replace(
         constants,
@@ -109,10 +109,6 @@ def under_release(constants: GemmConstants, cuda: str) -> GemmConstants:
             **{d: constants.dtype_efficiency.get(d, 1.0) * x for d, x in own.items()},
         },
     )
-
-
-def _version(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release.split("."))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,18 +48,20 @@ class KernelConstants:
         """
         return cls(
             gemm=under_release(read_constants(device, "gemm", GemmConstants), cuda),
-            attention=_attention(device),
+            attention=_attention(device, cuda),
             pointwise=read_constants(device, "pointwise", PointwiseConstants),
             experts=read_constants(device, "experts", ExpertConstants),
             scan=read_constants(device, "scan", ScanConstants),
         )
 
 
-def _attention(device: Device) -> AttentionFamily:
+def _attention(device: Device, cuda: str) -> AttentionFamily:
     section: Mapping[str, Any] = section_of(device, "attention")
     implementations = {
         name: {
-            direction: build_constants(device, f"attention.{name}.{direction}", values, AttentionConstants)
+            direction: build_constants(
+                device, f"attention.{name}.{direction}", values, AttentionConstants
+            ).under_release(cuda)
             for direction, values in directions.items()
             if isinstance(values, Mapping)
         }

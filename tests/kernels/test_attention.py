@@ -218,6 +218,22 @@ def test_attention_of_cudnn_takes_what_nvidia_measured_at_lengths_that_nothing_w
     assert np.median(errors) < 0.05 and errors.max() < 0.11
 
 
+def test_cudnn_was_slower_before_its_release_of_november_2025() -> None:
+    """GB300 with PyTorch 25.09 (cuDNN 9.13.1, CUDA 13.0), one sequence of 8,192 tokens, 128 heads: NVIDIA/cudnn-frontend@0b1577c."""
+    device = load_device("gb300")
+    for dtype, kernel_pass, measured_s in (
+        ("bf16", "forward", 1.281e-3),
+        ("bf16", "backward", 4.778e-3),
+        ("fp8", "forward", 1.060e-3),
+        ("fp8", "backward", 3.632e-3),
+    ):
+        shape = replace(shape_of(8192, causal=True, heads=128), batch=1, kv_heads=8, dtype=dtype)
+        shape = replace(shape, kernel_pass="forward" if kernel_pass == "forward" else "backward")
+        then, now = (RooflineKernels("benchmark", cuda=cuda).duration_s(shape, device) for cuda in ("13.0", "13.1"))
+        assert then == pytest.approx(measured_s, rel=0.08) and now < 0.9 * measured_s
+        assert RooflineKernels("benchmark", cuda="12.8").duration_s(shape, device) == then
+
+
 def test_shares_of_attention_are_shares() -> None:
     for c in (AttentionConstants(), AttentionFamily(implementations=_attention_of_nothing()).of("", "backward")):
         assert all(0 < share <= 1 for share in (c.efficiency, c.longest, c.tail, c.dram_bandwidth))

@@ -186,9 +186,10 @@ def machine_of(source: str, topology: str) -> tuple[str, str]:
     return topology, ""
 
 
-#: first NGC container of a CUDA release, newest first (NVIDIA frameworks support matrix)
+#: first NGC container of a CUDA release, newest first (NVIDIA frameworks support matrix); from 25.10 on what is timed is current
 _CONTAINERS = (
-    ((25, 8), ""),
+    ((25, 10), ""),
+    ((25, 8), "13.0"),
     ((25, 4), "12.9"),
     ((25, 1), "12.8"),
     ((24, 6), "12.6"),
