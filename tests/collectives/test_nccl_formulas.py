@@ -156,6 +156,8 @@ CASES = {
     # switches that multicast: 16 channels; all-reduce twice the traffic, the others 7/8 and no conversion of bandwidth
     "NVLS": (ONE_H100, "all_reduce", "nvls", "simple", GIB, 25.0, 370.8 * 0.85 * 15 / 16 * 2 * 8 / 14),
     "NVLS gather": (ONE_H100, "all_gather", "nvls", "simple", GIB, 25.0, 370.8 * 0.85 * 15 / 16 * 7 / 8),
+    # between nodes that SHARP joins: 18 us more, and the 24 GB/s of the network a channel
+    "NVLS over SHARP": (SHARP_H100, "all_reduce", "nvls", "simple", GIB, 25.0 + 18.0, 16 * 24.0 * 32 / 62),
     # twice the network on two nodes: min(39.4 * .85.., 48, 57.7) a channel
     "NVLSTree": (
         TWO_H100, "all_reduce", "nvls_tree", "simple", GIB, 25.0 + 2 * 20.9,

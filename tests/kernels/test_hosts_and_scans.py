@@ -55,6 +55,14 @@ def test_the_host_takes_what_the_device_file_says_or_microseconds(plain_device: 
     assert eager == sorted(eager, reverse=True) and issue_s(plain_device, "graphs", "backward") < min(eager) / 2
 
 
+def test_experts_that_are_launched_one_by_one_take_the_host_as_often(plain_device):
+    """Each of them 45 us beside what the product takes as a whole; a graph has one node for each."""
+    said = replace(plain_device, host={**plain_device.host, "dispatch_expert_s": 4.5e-5})
+    whole, few, many = (issue_s(said, "eager", "forward", n_pieces=n) for n in (1, 4, 16))
+    assert (few - whole, many - whole) == (pytest.approx(4 * 4.5e-5), pytest.approx(16 * 4.5e-5))
+    assert issue_s(said, "graphs", "forward", n_pieces=16) == pytest.approx(16 * issue_s(said, "graphs", "forward"))
+
+
 def pointwise(name: str = "add", read: float = 4.0, **more: str) -> PointwiseShape:
     return PointwiseShape(name=name, n_elements=1, read_bytes=read, written_bytes=2.0, **more)  # type: ignore[arg-type]
 
