@@ -6,6 +6,7 @@ when hosts times rate exceeds about 8 Gbit/s.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -27,7 +28,7 @@ from simulator.topology.graph import Topology
 from simulator.topology.load import load_topology
 from simulator.units import to_ps, to_s
 from validation.emulation.cluster_shape import ClusterShape, goodput_bytes_per_s, parse_rate, parse_slow
-from validation.emulation.job import FLOAT_BYTES, Job, job_of_row
+from validation.emulation.job import FLOAT_BYTES, SENDS_FIRST, Job, job_of_row
 from validation.emulation.programs import TIMED, placed_program, program_of
 
 _BASE = "emulated-1g"
@@ -153,6 +154,8 @@ class _Costs:
         if isinstance(op, Transfer):
             return plan_transfer(op.n_bytes, op.pairs, self._topology)
         flow = plan_collective(op.collective, op.n_bytes, op.groups, self._topology)
+        if self._job.name in SENDS_FIRST and not self._job.turn_s:  # at best all begin at once, and nobody waits
+            flow = replace(flow, rate_cap_bytes_per_s=math.inf)
         if op.collective != "all_gather":
             return flow
         # gloo gathers into memory of its own and copies from there

@@ -48,6 +48,8 @@ def test_ranks_that_begin_in_turn_exchange_before_the_last_one_begins():
     job, shape = Job(name="all_to_all", n_bytes=96 * MIB, gap_s=0.01), ClusterShape(n_nodes=6)
     message_s = 16 * MIB / goodput_bytes_per_s(1e9)
     assert predicted_s(shape, job) == pytest.approx((5 + 3) * message_s - 4 * 0.01, rel=0.001)
+    at_once = replace(job, gap_s=0.0)
+    assert predicted_s(shape, at_once) == pytest.approx(5 * message_s, rel=0.001)
     assert job_of_row({"job": job.name, "cfg": job.configuration(), "bytes": "1"}).turn_s == 0.01
     assert job_of_row({"job": job.name, "bytes": "1"}).turn_s == 0.0
     assert Job(name="all_reduce").turn_s == 0.0 and Job(name="all_reduce").configuration() == ""
