@@ -36,11 +36,14 @@ class Switches:
 
     Attributes
     ----------
+    numbers : dict
+        Number of each node by the host's name, where the cluster names them.
     levels : list of dict
         Per level, the switch (a number) above each leaf; the first level is the leaves themselves.
     """
 
     def __init__(self, cluster: Topology) -> None:
+        self.numbers = host_numbers(cluster)
         self._leaf = self._leaves(cluster)
         leaves = sorted(set(self._leaf))
         first = {leaf: self._leaf.index(leaf) for leaf in leaves}
@@ -151,7 +154,7 @@ def place(way: str, switches: Switches, free: Sequence[int], n_nodes: int, rng: 
         if way == "random":
             return tuple(sorted(int(node) for node in rng.choice(np.array(free), n_nodes, replace=False)))
         return tuple(sorted(free)[:n_nodes])
-    nodes = parse_nodes(way)
+    nodes = parse_nodes(way, switches.numbers)
     taken = [node for node in nodes if node not in free]
     if taken or len(nodes) != n_nodes:
         what = (
@@ -163,13 +166,24 @@ def place(way: str, switches: Switches, free: Sequence[int], n_nodes: int, rng: 
     return tuple(nodes)
 
 
-def parse_nodes(text: str) -> list[int]:
-    """Read a list of nodes: numbers and ranges, or a hostlist whose names end in the node's number from 0.
+def host_numbers(cluster: Topology) -> dict[str, int]:
+    """Return the node of every host that a cluster names; several where NVLink joins hosts."""
+    hosts = expand_hostlist(cluster.spec.hosts) if cluster.spec.hosts else []
+    return {host: place // cluster.node.hosts for place, host in enumerate(hosts)}
+
+
+def parse_nodes(text: str, known: Mapping[str, int] | None = None) -> list[int]:
+    """Read a list of nodes: numbers and ranges, or a hostlist, whose names end in the node's number from 0 where none is known.
+
+    Parameters
+    ----------
+    known : mapping, optional
+        Node by host.
 
     Raises
     ------
     ConfigError
-        If it is neither.
+        If it is neither, or names hosts that are not known.
 
     Examples
     --------
@@ -177,9 +191,13 @@ def parse_nodes(text: str) -> list[int]:
     ([0, 1, 2, 8], [3, 4])
     """
     plain = re.sub(r"\s+", ",", text.strip())
-    if re.fullmatch(r"[\d,\-]+", plain):
-        plain = f"[{plain.strip(',')}]"
-    found = [_LAST_NUMBER.search(host) for host in expand_hostlist(plain)]
+    is_numbers = re.fullmatch(r"[\d,\-]+", plain)
+    hosts = expand_hostlist(f"[{plain.strip(',')}]" if is_numbers else plain)
+    if known and not is_numbers:
+        if strange := [host for host in hosts if host not in known]:
+            raise ConfigError(f"{strange[0]} is no host of the cluster", hint=f"such as {next(iter(known))}")
+        return list(dict.fromkeys(known[host] for host in hosts))
+    found = [_LAST_NUMBER.search(host) for host in hosts]
     if not found or None in found:
         raise ConfigError(f"{text!r} names no nodes by number", hint="0-3,8 or node[000-003]")
     return list(dict.fromkeys(int(match[1]) for match in found if match))
@@ -193,8 +211,9 @@ def read_free_nodes(path: str, cluster: Topology) -> list[int]:
     ConfigError
         If the cluster has no such node.
     """
+    known = host_numbers(cluster)
     lines = [line.partition("#")[0].strip() for line in read_text(path).splitlines()]
-    nodes = sorted({node for line in lines if line for node in parse_nodes(line)})
+    nodes = sorted({node for line in lines if line for node in parse_nodes(line, known)})
     if not nodes or nodes[-1] >= cluster.n_nodes:
         raise ConfigError(
             f"{path}: nodes {nodes[:3] or ''} ...: {cluster.name} has nodes 0 to {cluster.n_nodes - 1}",

@@ -87,13 +87,16 @@ def import_slurm(
         raise ConfigError(f"--links {strange[0]}: no such levels", hint=f"one of {', '.join(LEVELS)}")
     job = _Job(path=path, node=node, links=links or {}, account=account)
     as_yaml = Path(path).suffix in (".yaml", ".yml")
-    n_nodes, fabric = _from_yaml(job, text, topology) if as_yaml else _from_conf(job, text)
+    hosts, fabric = _from_yaml(job, text, topology) if as_yaml else _from_conf(job, text)
     fabric["source"] = f"Slurm, {Path(path).name}"
-    data = {"version": 1, "name": Path(path).stem, "nodes": n_nodes, "node": node, "fabric": fabric}
+    data = {"version": 1, "name": Path(path).stem, "nodes": len(hosts), "node": node, "fabric": fabric}
+    if all(hosts):
+        data["hosts"] = ",".join(hosts)
     return imported("slurm", path, data | transports, account, text)
 
 
-Fabric = tuple[int, dict[str, Any]]
+#: hosts in the order of nodes, empty names where none are known; and the fabric
+Fabric = tuple[list[str], dict[str, Any]]
 
 
 def _from_conf(job: _Job, text: str) -> Fabric:
@@ -173,9 +176,9 @@ def _of_kind(job: _Job, kind: str, body: Any) -> Fabric:
     if kind == "torus3d":
         torus = body["toruses"][0]
         dims = [int(torus["dims"][axis]) for axis in "xyz"]
-        return dims[0] * dims[1] * dims[2], {"kind": "torus", "dims": dims}
+        return [""] * (dims[0] * dims[1] * dims[2]), {"kind": "torus", "dims": dims}
     job.account.miss("nodes", "a flat topology names none: two are taken, else set nodes in the file that --out writes")
-    return 2, {"kind": "one-switch"}
+    return ["", ""], {"kind": "one-switch"}
 
 
 def _tree_fabric(job: _Job, tree: SlurmTree) -> Fabric:
@@ -193,9 +196,10 @@ def _tree_fabric(job: _Job, tree: SlurmTree) -> Fabric:
     if not leaves:
         raise ConfigError(f"{path}: no switch has nodes")
     sizes = [len(tree.nodes[leaf]) for leaf in leaves]
-    n_nodes, levels = sum(sizes), max(tree.level(switch) for switch in tree.nodes)
+    hosts = [host for leaf in leaves for host in tree.nodes[leaf]]
+    levels = max(tree.level(switch) for switch in tree.nodes)
     if levels == 1:
-        return n_nodes, {"kind": "one-switch"}
+        return hosts, {"kind": "one-switch"}
     if min(sizes) != max(sizes):
         account.assume(f"leaves have {min(sizes)} to {max(sizes)} nodes; {max(sizes)} are taken for each")
     ratios = [_ratio(job, "leaf-spine", max(sizes) * _injection(job.node))]
@@ -209,7 +213,7 @@ def _tree_fabric(job: _Job, tree: SlurmTree) -> Fabric:
         below = per_pod * max(sizes) * _injection(node) / ratios[0]
         ratios.append(_ratio(job, "spine-core", below))
     fabric["oversubscription"] = ratios
-    return n_nodes, fabric
+    return hosts, fabric
 
 
 def _share(tree: SlurmTree, tops: set[str]) -> bool:
@@ -234,13 +238,14 @@ def _once_each(tree: SlurmTree, account: Account) -> None:
 def _block_fabric(job: _Job, blocks: dict[str, list[str]]) -> Fabric:
     account = job.account
     sizes = [len(nodes) for nodes in blocks.values()]
+    hosts = [host for nodes in blocks.values() for host in nodes]
     if len(set(sizes)) > 1:
         account.assume(f"blocks have {min(sizes)} to {max(sizes)} nodes; {max(sizes)} are taken for each")
     if len(sizes) == 1:
-        return sizes[0], {"kind": "one-switch"}
+        return hosts, {"kind": "one-switch"}
     account.assume("a block is a leaf switch")
     ratio = _ratio(job, "leaf-spine", max(sizes) * _injection(job.node))
-    return sum(sizes), {
+    return hosts, {
         "kind": "fat-tree",
         "levels": 2,
         "nodes_per_leaf": _domains(job, max(sizes)),
@@ -260,7 +265,7 @@ def _ring_fabric(job: _Job, rings: dict[str, list[str]]) -> Fabric:
     name, nodes = next(iter(rings.items()))
     if len(rings) > 1:
         job.account.assume(f"of {len(rings)} rings {name} is described")
-    return len(nodes), {"kind": "torus", "dims": [len(nodes)]}
+    return nodes, {"kind": "torus", "dims": [len(nodes)]}
 
 
 def _injection(node: Any) -> float:

@@ -236,6 +236,7 @@ class ClusterSpec(OperatedSpec, Sourced):
     name: str = ""
     description: str = ""
     nodes: int = Field(gt=0, le=1_000_000)
+    hosts: str = ""
     node: NodeSpec
     fabric: FabricSpec = Field(default_factory=lambda: FABRICS["none"](kind="none"))
     sites: SitesSpec | None = None

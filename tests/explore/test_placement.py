@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simulator.errors import ConfigError, InfeasiblePlanError
-from simulator.explore.placement import Switches, parse_nodes, place, placements, read_free_nodes
+from simulator.explore.placement import Switches, host_numbers, parse_nodes, place, placements, read_free_nodes
 from simulator.topology.load import load_topology
 
 TREE = {"fabric.kind": "fat-tree", "fabric.levels": 2, "fabric.nodes_per_leaf": 4, "nodes": 12}
@@ -80,6 +80,24 @@ def test_free_nodes_come_from_a_file(tmp_path):
     file.write_text("12")
     with pytest.raises(ConfigError, match="has nodes 0 to 11"):
         read_free_nodes(str(file), cluster)
+
+
+def test_nodes_are_found_by_the_names_that_the_cluster_has(tmp_path):
+    """Hosts that count from 1, rack by rack: the first of the second rack is the seventh node, number 6."""
+    named = load_topology("dgx-a100-40g", overrides={**TREE, "hosts": "'r1n[1-6],r2n[1-6]'"})
+    file = tmp_path / "free.txt"
+    file.write_text("r1n[2-3]\nr2n1\n")
+    assert read_free_nodes(str(file), named) == [1, 2, 6]
+    assert place("r2n[1-2]", Switches(named), range(12), 2, np.random.default_rng(0)) == (6, 7)
+    assert place("6-7", Switches(named), range(12), 2, np.random.default_rng(0)) == (6, 7)
+    file.write_text("r3n1")
+    with pytest.raises(ConfigError, match="r3n1 is no host of the cluster"):
+        read_free_nodes(str(file), named)
+
+
+def test_a_host_of_a_rack_is_found_in_its_rack():
+    rack = load_topology("gb200-nvl72", overrides={"nodes": 36, "hosts": "'tray[00-35]'"})
+    assert parse_nodes("tray[17-18]", host_numbers(rack)) == [0, 1]
 
 
 def test_placements_differ_in_their_counts(two_levels):

@@ -348,6 +348,7 @@ def test_nvidia_smi_with_a_torn_row_is_located(brought):
 def test_slurm_tree_needs_the_links_and_the_node(brought):
     spec = brought("slurm").spec()
     assert (spec.nodes, spec.fabric.kind, spec.fabric.nodes_per_leaf) == (8, "fat-tree", 4)
+    assert len(expand_hostlist(spec.hosts)) == 8
     assert spec.fabric.ratio(0) == pytest.approx(4 * 8 * 200 / (16 * 200))
     assert spec.node.device == "a100-sxm4-80g"
     unsaid = brought("slurm", links=None)  # Slurm knows no bandwidth: as much above as below, and said so

@@ -43,7 +43,7 @@ REMARKS = {"source", "model", "name", "description", "version", "kind", "compute
 SHOWN = {("NvSwitchSpec", "switches")}  # they are one vertex, over which traffic spreads evenly
 #: what they say is in sections of their own, or in tables that calibration writes and its tests read back
 ELSEWHERE = {"node", "nvlink", "pcie", "cpu", "nics", "fabric", "storage", "power", "price", "failures", "transports", "constants",
-             "efficiency", "collectives", "kernels", "host", "interference", "sources", "vendor", "architecture"}  # fmt: skip
+             "efficiency", "collectives", "kernels", "host", "hosts", "interference", "sources", "vendor", "architecture"}  # fmt: skip
 
 MESH = {"node.nvlink": {"kind": "mesh", "links_per_peer": 4, "bandwidth_per_link": "25 GB/s"}}
 CUBE = {"node.gpus": 8, "node.nvlink": {"kind": "hybrid-cube-mesh", "bandwidth_per_link": "25 GB/s"}}
