@@ -50,7 +50,7 @@ def run_main(options: dict[str, Any]) -> None:
             detail=_is_detailed(options), say=say,
         )  # fmt: skip
         results = _on_their_nodes(options, results)
-        extras = _extras(options, results, request, say)._replace(**_others(options, settings, results, request, say))
+        extras = _extras(options, results, request, say)._replace(**_others(options, settings, results, say))
         nearby = _nearby(options, results[-1], request, say)
     write_warnings(results[-1].idle_inputs(given), said=said)
     _write_files(options, results, extras, nearby, {*given, *(["gpus"] if options["gpus"] else [])})
@@ -145,9 +145,8 @@ def _is_detailed(options: dict[str, Any]) -> bool:
 
 
 def _others(
-    options: dict[str, Any], settings: dict[str, Any], results: Sequence[Result], request: RunRequest | None,
-    say: Callable[[str], None],
-) -> dict[str, Any]:  # fmt: skip
+    options: dict[str, Any], settings: dict[str, Any], results: Sequence[Result], say: Callable[[str], None]
+) -> dict[str, Any]:
     """Play other jobs beside the one that is asked about, look for the best of the free nodes, or train site by site."""
     found: dict[str, Any] = {}
     if options["local_steps"] is not None:
@@ -167,8 +166,6 @@ def _others(
     if free and way is None:
         return {**found, "placements": best_placements(job, others, free_file=free, say=say)}
     played = beside([job, *others], free_file=free, say=say)
-    if others and request is not None:
-        write_warnings(["days, cost and energy of the run are of the job alone on its nodes"], kind="note")
     return {**found, "neighbours": played}
 
 
@@ -252,7 +249,7 @@ def _say_written(*files: object) -> None:
 def _print(results: Sequence[Result], extras: Extras) -> None:
     from simulator.report import terminal
 
-    answers = [to_json(result, extras.request) for result in results]
+    answers = [to_json(result, extras.request, extras.neighbours) for result in results]
     if len(results) > 1:
         terminal.print_scaling([result.plan for result in results], answers)
     else:

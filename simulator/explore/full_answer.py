@@ -11,7 +11,7 @@ from simulator.answer import Answer, Result
 from simulator.explore.checkpoint_policy import policy_of
 from simulator.explore.local_steps import LocalSteps
 from simulator.explore.named_settings import given_in, scenario_of
-from simulator.explore.neighbours import Neighbours, PlacementRow
+from simulator.explore.neighbours import NeighbourJob, Neighbours, PlacementRow
 from simulator.explore.network_trouble import Trouble
 from simulator.explore.training_run import RunRequest, TrainingRun, whole_run
 from simulator.faults import Faults
@@ -64,13 +64,40 @@ class Scaling(TypedDict):
     ways_out: NotRequired[list[WayOut]]  #: Of the first one that does not fit.
 
 
-def to_json(result: Result, request: RunRequest | None = None) -> Document:
-    """Return the documented answer as plain data, with ``whole_run`` where a run is asked about."""
+def to_json(result: Result, request: RunRequest | None = None, neighbours: Neighbours | None = None) -> Document:
+    """Return the documented answer as plain data, with ``whole_run`` where a run is asked about.
+
+    Parameters
+    ----------
+    neighbours : Neighbours, optional
+        Jobs beside which the run goes through its steps, and writes its checkpoints.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If the run that is asked about would never end.
+    """
     answer = cast(Document, {**result.answer})
     if request is not None:
         policy = policy_of(request.policy, result) if request.policy != "sync" else None
-        answer["whole_run"] = whole_run(request, answer, result.plan, result.topology, result.spec.n_parameters, policy)
+        step = _beside(result.answer, neighbours["jobs"][0]) if neighbours else result.answer
+        others = neighbours["jobs"][1:] if neighbours else ()
+        answer["whole_run"] = whole_run(
+            request, step, result.plan, result.topology, result.spec.n_parameters, policy, others
+        )
     return answer
+
+
+def _beside(answer: Answer, job: NeighbourJob) -> Answer:
+    """Return the answer about a step that others slow down, for whom its GPUs wait."""
+    confidence, slowdown = answer["confidence"], job["slowdown"]
+    waits_s = answer["breakdown"]["exposed_communication_s"] + (slowdown - 1.0) * answer["iteration_time_s"]
+    changed = {
+        "iteration_time_s": slowdown * answer["iteration_time_s"],
+        "breakdown": {**answer["breakdown"], "exposed_communication_s": waits_s},
+        "confidence": {**confidence, **{end: slowdown * confidence[end] for end in ("low_s", "high_s")}},
+    }  # fmt: skip
+    return cast(Answer, {**answer, **changed})
 
 
 def document(
@@ -85,7 +112,7 @@ def document(
     network_trouble: list[Trouble] | None = None,
 ) -> Document | Scaling:
     """Return what ``--json`` prints: one answer, or ``scaling``, a list of them with ``gpus`` added."""
-    answers = [to_json(result, request) for result in results]
+    answers = [to_json(result, request, neighbours) for result in results]
     whole: Document | Scaling = answers[0]
     if len(answers) > 1:
         rows = [{"gpus": result.plan.gpus, **answer} for result, answer in zip(results, answers, strict=True)]

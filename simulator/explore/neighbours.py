@@ -12,6 +12,7 @@ circle, and how they interleave. Cao et al., "Crux", SIGCOMM 2024: how often job
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -23,14 +24,18 @@ from simulator.answer import Result
 from simulator.config import load_yaml
 from simulator.engine.together import Iteration
 from simulator.errors import ConfigError, InfeasiblePlanError, SimulatorError
+from simulator.explore.goodput import checkpoint_of
 from simulator.explore.named_settings import canonical_name, convert, scenario_of
 from simulator.explore.placement import Switches, place, placements, read_free_nodes
+from simulator.explore.shared_storage import read_steps_s
 from simulator.faults import Faults
 from simulator.interop import load_model
+from simulator.parallel.loading import batch_bytes
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.scenario import Scenario
-from simulator.simulation import PlacedJob, Together, resolve, simulate_on, topology_of
+from simulator.simulation import PlacedJob, Together, resolve, sample_bytes_of, simulate_on, topology_of
 from simulator.topology import Topology
+from simulator.topology.storage import total_rate_bytes_per_s
 from simulator.units import format_time, to_ps, to_s
 
 #: starts of the later jobs that are played, spread over a step of theirs
@@ -66,6 +71,10 @@ class NeighbourJob(TypedDict):
     slowdown: float  #: The same over that alone.
     slowdown_low: float  #: Where the jobs happen to start best for it.
     slowdown_high: float  #: Where they happen to start worst for it.
+    read_bytes: float  #: That a step reads from the file system; 0 where the cluster file says nothing of it.
+    #: Of a checkpoint, and how long it takes to write with nothing beside it.
+    checkpoint_bytes: int
+    checkpoint_s: float
 
 
 class Neighbours(TypedDict):
@@ -191,7 +200,7 @@ def play(site: Site, placed: Sequence[PlacedJob], say: Callable[[str], None] = l
         later = [to_ps(number / n_starts * seconds) for seconds in alone_s[1:]]
         watch = PeriodWatch(alone_s)
         found = together.play([0, *later], watch)
-        means.append(watch.means_s(found))
+        means.append(_fed(placed, watch.means_s(found)))
         n_steps += len(found[0])
         is_periodic &= watch.first is not None
     rows = [
@@ -203,13 +212,27 @@ def play(site: Site, placed: Sequence[PlacedJob], say: Callable[[str], None] = l
     )
 
 
+def _fed(placed: Sequence[PlacedJob], steps_s: Sequence[float]) -> list[float]:
+    """Return how long steps take where all jobs read from one file system."""
+    storage = placed[0].topology.storage
+    rate = math.inf if storage is None else total_rate_bytes_per_s(storage)
+    return list(steps_s) if math.isinf(rate) else read_steps_s(rate, [_read_bytes(job) for job in placed], steps_s)
+
+
+def _read_bytes(job: PlacedJob) -> float:
+    plan = job.scenario.plan
+    return 0.0 if job.topology.storage is None else batch_bytes(plan, sample_bytes_of(job.spec, plan))
+
+
 def _row(site: Site, job: PlacedJob, alone_s: float, means_s: Sequence[float]) -> NeighbourJob:
     nodes = list(job.nodes)
     beside_s = sum(means_s) / len(means_s)
+    checkpoint = checkpoint_of(job.scenario.plan, job.topology, job.spec.n_parameters)
     return NeighbourJob(
         model=job.scenario.model, gpus=job.scenario.plan.gpus, nodes=nodes, on_leaves=list(site.switches.counts(nodes)),
         alone_s=alone_s, beside_s=beside_s, slowdown=beside_s / alone_s, slowdown_low=min(means_s) / alone_s,
-        slowdown_high=max(means_s) / alone_s,
+        slowdown_high=max(means_s) / alone_s, read_bytes=_read_bytes(job), checkpoint_bytes=checkpoint.n_bytes,
+        checkpoint_s=checkpoint.write_s,
     )  # fmt: skip
 
 

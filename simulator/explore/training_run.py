@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypedDict
 
@@ -29,10 +29,13 @@ from simulator.explore.goodput import (
     young_interval_s,
 )
 from simulator.explore.histories import FailureProcess, by_component, play_histories
+from simulator.explore.neighbours import NeighbourJob
 from simulator.explore.restarts import Restart, RestartSeconds, in_words, mean_restart, restart_of, total_s
+from simulator.explore.shared_storage import write_factor
 from simulator.plan import ParallelPlan
 from simulator.topology import Topology
 from simulator.topology.operation_spec import FailureSpec, operation_defaults
+from simulator.topology.storage import total_rate_bytes_per_s
 from simulator.units import format_bytes, format_duration, parse_quantity
 
 _COUNT = re.compile(r"\s*(\d[\d_,]*(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*([kKMGBT]?)\s*")
@@ -348,6 +351,7 @@ def whole_run(
     topology: Topology,
     n_parameters: int,
     policy: Policy | None = None,
+    others: Sequence[NeighbourJob] = (),
 ) -> TrainingRun:
     """Return what a run takes: ``whole_run`` of the documented answer.
 
@@ -361,6 +365,8 @@ def whole_run(
         Of the model, for its checkpoint.
     policy : Policy, optional
         How checkpoints are taken; training waits for storage by default.
+    others : sequence of NeighbourJob
+        Jobs that write to the same storage.
 
     Raises
     ------
@@ -369,14 +375,9 @@ def whole_run(
     """
     iteration_s = float(answer["iteration_time_s"])
     n_iterations = request.n_iterations(plan.global_batch * plan.sequence_length)
-    run = _operated(
-        request,
-        plan,
-        topology,
-        policy or synchronous(checkpoint_of(plan, topology, n_parameters)),
-        n_iterations,
-        iteration_s,
-    )
+    stored = checkpoint_of(plan, topology, n_parameters)
+    policy = policy or synchronous(_written_beside(stored, others, _mtbf(request, topology), topology))
+    run = _operated(request, plan, topology, policy, n_iterations, iteration_s)
     time, low, high = (
         _expected(run, n_iterations, seconds)
         for seconds in (iteration_s, answer["confidence"]["low_s"], answer["confidence"]["high_s"])
@@ -446,6 +447,22 @@ def _operated(
         process=process, policy=replace(policy, checkpoint=checkpoint), per_checkpoint=per_checkpoint, mtbf=mtbf,
         restart=restart, assumptions=assumptions,
     )  # fmt: skip
+
+
+def _written_beside(
+    checkpoint: Checkpoint, others: Sequence[NeighbourJob], mtbf: Mtbf, topology: Topology
+) -> Checkpoint:
+    """Return a checkpoint that takes longer for other jobs' checkpoints, which fail and write as often as Daly says."""
+    rate = total_rate_bytes_per_s(topology.storage, writes=True) if topology.storage is not None else math.inf
+    if math.isinf(rate) or math.isinf(mtbf.seconds) or not others:
+        return checkpoint
+    writers = []
+    for job in others:
+        write_s = job["checkpoint_s"]
+        work_s = daly_interval_s(write_s, mtbf.job_s(job["gpus"], len(job["nodes"])))
+        writers.append((job["checkpoint_bytes"] / write_s, write_s / (work_s + write_s)))
+    factor = write_factor(rate, checkpoint.n_bytes / checkpoint.write_s, writers)
+    return replace(checkpoint, write_s=factor * checkpoint.write_s)
 
 
 def _expected(run: _Operated, n_iterations: int, iteration_s: float) -> RunTime:

@@ -13,6 +13,7 @@ from simulator.explore.checkpoint_policy import Policy
 from simulator.explore.energy import PowerModel, parse_price, power_model, price_of
 from simulator.explore.full_answer import document, to_json
 from simulator.explore.goodput import Checkpoint, checkpoint_of, writers_of
+from simulator.explore.restarts import Restart
 from simulator.explore.training_run import (
     Mtbf,
     RunRequest,
@@ -244,7 +245,7 @@ def test_checkpoints_in_peers_memory_go_to_storage_as_often_as_domains_fail():
     there = Checkpoint(n_bytes=10**9, n_writers=16, write_s=50.0, read_s=100.0, source="by hand")
     peers = Policy(name="peers", checkpoint=replace(there, write_s=1.0, read_s=10.0), storage=there)
     request = RunRequest(
-        iterations=100_000, mtbf=parse_mtbf("8 h/node"), restart_s=900.0, interval_s=60.0, domain_share=0.2
+        iterations=100_000, mtbf=parse_mtbf("8 h/node"), restart=Restart(start=900.0), interval_s=60.0, domain_share=0.2
     )
     plan, topology = plan_of(), load_topology("bigred200", 16)
     found = whole_run(request, ANSWER, plan, topology, 1_000_000_000, policy=peers)
@@ -257,7 +258,7 @@ def test_checkpoints_in_peers_memory_go_to_storage_as_often_as_domains_fail():
 def test_an_elastic_job_loses_the_replicas_of_a_node():
     """Nodes of four GPUs hold two replicas of two, of eight: a quarter of the speed until the node is back."""
     request = RunRequest(
-        iterations=100_000, mtbf=parse_mtbf("8 h/node"), restart_s=900.0, write_s=0.0, interval_s=60.0, n_histories=50,
+        iterations=100_000, mtbf=parse_mtbf("8 h/node"), restart=Restart(start=900.0), write_s=0.0, interval_s=60.0, n_histories=50,
         n_spares=0, repair_s=86_400.0, is_elastic=True,
     )  # fmt: skip
     found = run_of(request, tp=2)
