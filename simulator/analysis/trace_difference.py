@@ -22,10 +22,13 @@ _WORKS = tuple(
         ("attention", r"flash|fmha|attention|sdpa"),
         ("optimizer", r"adam|sgd|optimizer|multi_tensor_apply|lamb|clip_grad"),
         ("embedding", r"embedding|gather_kernel|indexselect|index_put"),
-        ("loss", r"cross_entropy|nll_loss|log_softmax|logsoftmax"),
+        ("loss", r"cross_entropy|nll_?loss|log_softmax|logsoftmax"),
         ("softmax", r"softmax"),
         ("normalisation", r"norm(?!al_)|rms"),
-        ("matrix products", r"gemm|cutlass|nvjet|cublas|xmma|conv|wgrad|dgrad|splitk|mma|matmul|linear|::mm|addmm|bmm"),
+        (
+            "matrix products",
+            r"gemm|cutlass|nvjet|cublas|xmma|conv|wgrad|dgrad|splitk|mma|matmul|linear|: ?mm|addmm|bmm",
+        ),
     )
 )
 #: parts into which the difference of a step is split; they add up to it
@@ -282,6 +285,8 @@ def work_of(name: str, kind: int) -> str:
     >>> from simulator.trace_io.trace_record import COMPUTE
     >>> work_of("ampere_bf16_s16816gemm_bf16_128x128", COMPUTE), work_of("layer_norm", COMPUTE)
     ('matrix products', 'normalisation')
+    >>> work_of("autograd::engine::evaluate_function: MmBackward0", COMPUTE), work_of("aten::mm", COMPUTE)
+    ('matrix products', 'matrix products')
     """
     if kind == COPY:
         return "copies"

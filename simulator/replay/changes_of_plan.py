@@ -14,41 +14,36 @@ Liang et al., "Lumos: Efficient Performance Modeling and Estimation for Large-sc
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from simulator.analysis.confidence import Confidence
-from simulator.analysis.trace_difference import work_of
 from simulator.analysis.usage import Usage, analyse
-from simulator.costs import ModelCosts
 from simulator.errors import ConfigError, TraceError
-from simulator.models.layer import AttentionShape, GemmShape, KernelShape
 from simulator.models.recorded import RecordedModule
 from simulator.models.spec import ModelSpec
-from simulator.network.base import Flow
 from simulator.plan import ParallelPlan
-from simulator.program.op import Collective, Kernel, Op, Transfer
-from simulator.replay.changes_of_links import shortest, transfers
+from simulator.replay.recorded_efficiency import (
+    Efficiency,
+    EfficientCosts,
+    KernelKey,
+    Spent,
+    dispatch_of,
+    efficiency_of,
+    recorded_spent,
+    simulated_spent,
+)
 from simulator.scenario import Scenario
-from simulator.simulation import resolve, run_scenario
+from simulator.simulation import model_for, resolve, run_scenario
 from simulator.timeline import Timeline
 from simulator.topology import Topology
-from simulator.trace_io.causes import RankPlan
 from simulator.trace_io.reconstruct import Reconstruction
-from simulator.trace_io.trace_record import COMPUTE, Trace
-from simulator.units import to_ps, to_s
+from simulator.trace_io.trace_record import Trace
+from simulator.units import to_s
 
 #: halvings in the search for the host's share of a step: to 2 % of it
 _BISECTIONS = 6
-#: what kernels are told apart by: finer kinds are named too differently by frameworks and compilers
-PRODUCTS, ATTENTION, OTHER = "matrix products", "attention", "other kernels"
-#: (kind of work, phase), and (collective, ranks of the group)
-KernelKey = tuple[str, str]
-MessageKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +79,9 @@ class PlanChange:
     def plan(self, recorded: ParallelPlan) -> ParallelPlan:
         """Return the new plan."""
         given = dict(self.settings)
-        plan = replace(recorded.without("gpus", "global_batch"), **given)
+        # whether communication overlaps is a matter of the framework
+        its_own = ("overlap",) if given.get("framework", recorded.framework) != recorded.framework else ()
+        plan = replace(recorded.without("gpus", "global_batch", *its_own), **given)
         dp = int(given.get("dp") or recorded.dp)
         if "gpus" in given and "dp" not in given:
             dp = max(1, int(given["gpus"]) // plan.model_parallel)
@@ -123,216 +120,6 @@ def _widened(spec: ModelSpec, hidden: int) -> ModelSpec:
     heads, shared = hidden * spec.heads // spec.hidden, spec.heads // spec.kv_heads
     return replace(
         spec, hidden=hidden, heads=heads, kv_heads=max(1, heads // shared), ffn_hidden=ffn, expert_hidden=expert
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Efficiency:
-    """What a recorded job takes over what the models say of it."""
-
-    #: Factor on the model's time by kind. Work in a phase that has no kind of its own takes the phase's.
-    kernels: Mapping[KernelKey, float] = field(default_factory=dict)
-    messages: Mapping[MessageKey, float] = field(default_factory=dict)
-    host: float = 1.0  #: Factor on the host's time per operation.
-    gap_s: float = 0.0  #: Idle time of the device before every kernel.
-
-    def times(self, kernels: float, host: float) -> Efficiency:
-        """Return it with all kernels and the host taking a factor as long."""
-        scaled = {key: kernels * value for key, value in {(OTHER, ""): 1.0, **self.kernels}.items()}
-        return replace(self, kernels=scaled, host=self.host * host)
-
-    def of_kernel(self, kernel: Kernel) -> float:
-        """Factor on a kernel."""
-        work, phase = _key(kernel)
-        places = ((work, phase), (work, ""), (OTHER, phase), (OTHER, ""))
-        return next((self.kernels[place] for place in places if place in self.kernels), 1.0)
-
-    def of_message(self, op: Collective | Transfer) -> float:
-        """Factor on a communication; of a collective of a kind that was not recorded that of all of them."""
-        other = 1.0 if isinstance(op, Transfer) else self.messages.get(("", 0), 1.0)
-        return self.messages.get(_message_key(op), other)
-
-
-class EfficientCosts(ModelCosts):
-    """The models' costs, times the efficiency that a recording shows."""
-
-    def __init__(self, topology: Topology, scenario: Scenario, efficiency: Efficiency) -> None:
-        super().__init__(topology, scenario)
-        self.efficiency = efficiency
-        self._scaled: dict[int, tuple[Collective | Transfer, Flow]] = {}
-
-    def kernel_ps(self, kernel: Kernel, rank: int) -> int:
-        """Device time of a kernel, the gap before it included."""
-        factor = self.efficiency.of_kernel(kernel)
-        return round(super().kernel_ps(kernel, rank) * factor) + to_ps(self.efficiency.gap_s)
-
-    def issue_ps(self, op: Op, rank: int) -> int:
-        """Host time to issue one operation."""
-        return round(super().issue_ps(op, rank) * self.efficiency.host)
-
-    def flow(self, op: Collective | Transfer) -> Flow:
-        """Load of a communication: one that takes longer than modelled has more to do, at start and on the links."""
-        known = self._scaled.get(id(op))
-        if known is not None:
-            return known[1]
-        flow, factor = super().flow(op), self.efficiency.of_message(op)
-        if factor != 1.0:
-            rate = flow.alone_bytes_per_s
-            flow = replace(
-                flow, latency_s=flow.latency_s * factor, n_bytes=flow.n_bytes * factor, alone_bytes_per_s=rate
-            )
-        self._scaled[id(op)] = op, flow
-        return flow
-
-
-def _key(kernel: Kernel) -> KernelKey:
-    phase = {"recompute": "backward", "data": "forward"}.get(kernel.phase, kernel.phase)
-    return ("optimizer" if phase == "optimizer" else _work(kernel.shape)), phase
-
-
-def _work(shape: KernelShape | None) -> str:
-    if isinstance(shape, GemmShape):
-        return PRODUCTS
-    return ATTENTION if isinstance(shape, AttentionShape) else OTHER
-
-
-def _message_key(op: Collective | Transfer) -> MessageKey:
-    if isinstance(op, Transfer):
-        return "message", 2
-    return op.collective, len(op.groups[0]) if op.groups else 0
-
-
-@dataclass(slots=True)
-class _Spent:
-    """What a mean rank spends in a mean step, in seconds; ``n_kernels`` counts.
-
-    ``launches`` says whether a host apart from the device issues its work, None where the recording does not show it.
-    """
-
-    kernels: dict[KernelKey, float] = field(default_factory=lambda: defaultdict(float))
-    messages: dict[MessageKey, float] = field(default_factory=lambda: defaultdict(float))
-    host_s: float = 0.0
-    gap_s: float = 0.0
-    n_kernels: float = 0.0
-    launches: bool | None = True
-
-    def without_phases(self) -> dict[KernelKey, float]:
-        """Kernels of forward and backward together."""
-        found: dict[KernelKey, float] = defaultdict(float)
-        for (work, phase), seconds in self.kernels.items():
-            found[work, phase if phase == "optimizer" else ""] += seconds
-        return found
-
-
-def _simulated(timeline: Timeline, costs: EfficientCosts, ranks: list[int]) -> _Spent:
-    """Add up the simulated ranks that stand for the recorded ones; the gaps that were put before kernels apart."""
-    gap_s = costs.efficiency.gap_s
-    alike = {member: rank for rank, members in timeline.members.items() for member in members}
-    share: dict[int, float] = defaultdict(float)
-    for rank in ranks:
-        share[alike.get(rank, rank if rank in timeline.members else min(timeline.members))] += 1 / len(ranks)
-    spent = _Spent()
-    for span, n_times in timeline.counted:
-        times = share.get(span.rank, 0.0) * n_times
-        for one in span.expand() if times else ():
-            op, seconds = one.op, times * to_s(one.duration_ps)
-            if isinstance(op, Collective | Transfer):
-                spent.messages[_message_key(op)] += seconds
-            elif isinstance(op, Kernel):
-                spent.kernels[_key(op)] += max(0.0, seconds - times * gap_s)
-                spent.gap_s += times * gap_s
-                spent.n_kernels += times
-            if isinstance(op, Kernel | Collective | Transfer):
-                spent.host_s += times * to_s(costs.issue_ps(op, span.rank))
-    return spent
-
-
-def _recorded(whole: Reconstruction, usages: Mapping[int, list[Usage]]) -> _Spent:
-    """Add up the recorded ranks over the steps that count."""
-    launches = any(rank.has_launches for rank in whole.trace.ranks)
-    spent = _Spent(launches=launches or (False if any(len(rank.host) for rank in whole.trace.ranks) else None))
-    times, messages = dict(enumerate(whole.transfer_ns)), _shortest_messages(whole)
-    n_rank_steps = sum(len(found) for found in usages.values())
-    for plan in whole.plans:
-        inside = np.zeros(len(plan.rank.ops), bool)
-        for usage in usages.get(plan.rank.rank, ()):
-            inside |= (plan.rank.ops.start_ns >= usage.start_ns) & (plan.rank.ops.start_ns < usage.end_ns)
-        for key, seconds in _kernels_of(plan, inside):
-            spent.kernels[key] += seconds / n_rank_steps
-        least = shortest(plan)
-        for op in (op for op in plan.communication if inside[op]):
-            call = plan.call(op)
-            alone_ns = min(int(plan.duration_ns[op]), least.get(replace(call, sequence=-1), int(plan.duration_ns[op])))
-            size = max(call.group_size, len(call.ranks)) or whole.trace.world_size
-            taken_ns, kind = times[plan.key[op]] if op in plan.key else alone_ns, (call.collective, size)
-            if call.collective in ("send", "recv"):
-                taken_ns, kind = messages[call.n_bytes], ("message", 2)
-            spent.messages[kind] += taken_ns / 1e9 / n_rank_steps
-        compute = inside & (plan.rank.ops.kind == COMPUTE)
-        host_ns = int(plan.issue_ns[inside[plan.order]].sum())
-        host_ns += sum(wait.work_ns for wait in plan.waits if inside[plan.order[wait.before]])
-        spent.host_s += host_ns / 1e9 / n_rank_steps
-        spent.gap_s += int(plan.lead_ns[compute].sum()) / 1e9 / n_rank_steps
-        spent.n_kernels += int(compute.sum()) / n_rank_steps
-    return spent
-
-
-def _shortest_messages(whole: Reconstruction) -> dict[int, int]:
-    """Bytes -> nanoseconds of the shortest message of that size: whatever others take longer is waiting or contention.
-
-    Neither end of a message says when it has arrived, only when somebody looked; and contention is simulated.
-    """
-    found: dict[int, int] = {}
-    for call, taken_ns in transfers(whole):
-        if call.collective in ("send", "recv"):
-            found[call.n_bytes] = min(taken_ns, found.get(call.n_bytes, taken_ns))
-    return found
-
-
-def _kernels_of(plan: RankPlan, inside: NDArray[np.bool_]) -> Iterator[tuple[KernelKey, float]]:
-    works = [{PRODUCTS: PRODUCTS, ATTENTION: ATTENTION}.get(work_of(n, COMPUTE), OTHER) for n in plan.rank.names]
-    for op in np.flatnonzero(inside & (plan.rank.ops.kind == COMPUTE)).tolist():
-        phase = plan.phase[op]
-        work = "optimizer" if phase == "optimizer" else works[plan.rank.ops.name[op]]
-        yield (work, phase), int(plan.duration_ns[op]) / 1e9
-
-
-def efficiency_of(recorded: _Spent, simulated: _Spent) -> Efficiency:
-    """Return what the recording takes over what was simulated; kinds that only one side knows count with the others.
-
-    Where the recording does not tell backward from forward, nothing does. A recording that shows the host of no device
-    (a simulated one) leaves the host as modelled; a thread that computes itself has gaps and issues nothing.
-    """
-    kernels: dict[KernelKey, float] = {}
-    left: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    phases = any(phase == "backward" for _, phase in recorded.kernels)
-    seen, modelled = ((one.kernels if phases else one.without_phases()) for one in (recorded, simulated))
-    for key in {**seen, **modelled}:
-        sides = seen.get(key, 0.0), modelled.get(key, 0.0)
-        if min(sides) > 0 and key[0] != OTHER:
-            kernels[key] = sides[0] / sides[1]
-        else:
-            left[key[1]][0] += sides[0]
-            left[key[1]][1] += sides[1]
-    for phase, (seconds, expected) in left.items():
-        if min(seconds, expected) > 0:
-            kernels[(OTHER, phase)] = seconds / expected
-    messages = {
-        key: recorded.messages[key] / simulated.messages[key]
-        for key in recorded.messages
-        if recorded.messages[key] > 0 and simulated.messages.get(key, 0.0) > 0
-    }
-    collectives = [key for key in messages if key[0] != "message"]
-    if collectives:
-        common = [sum(side.messages[key] for key in collectives) for side in (recorded, simulated)]
-        messages["", 0] = common[0] / common[1]
-    if recorded.launches is None:
-        return Efficiency(kernels=kernels, messages=messages)
-    return Efficiency(
-        kernels=kernels,
-        messages=messages,
-        host=recorded.host_s / simulated.host_s if recorded.launches and simulated.host_s else float(recorded.launches),
-        gap_s=recorded.gap_s / max(simulated.n_kernels, 1.0),
     )
 
 
@@ -384,7 +171,7 @@ def predict_plan(
         )
     usage = analyse(whole.trace, whole.joins)
     steps = _steps_that_count(whole.trace, usage.usages)
-    recorded = _recorded(whole, steps)
+    recorded = recorded_spent(whole, steps)
     ranks = [rank.rank for rank in whole.trace.ranks]
 
     def run(job: PlannedJob, efficiency: Efficiency, *, detail: bool = False) -> tuple[float, Timeline, EfficientCosts]:
@@ -396,14 +183,20 @@ def predict_plan(
         return to_s(ran.timeline.makespan_ps), ran.timeline, costs
 
     plain_s, timeline, costs = run(before, Efficiency(), detail=True)
-    modelled = _simulated(timeline, costs, ranks)
+    modelled = simulated_spent(timeline, costs, ranks)
+
+    def dispatch_s(job: PlannedJob) -> dict[KernelKey, float]:
+        layers = model_for(job.spec, job.scenario.plan).layers if recorded.view_s else ()
+        return dispatch_of(job.plan, layers, recorded, modelled)
+
     measured_s = usage.iteration_s
-    efficiency = efficiency_of(recorded, modelled)
+    efficiency = efficiency_of(recorded, modelled, dispatch_s(before))
     before_s, *_ = run(before, efficiency)
     if before_s > measured_s and (efficiency.host or efficiency.gap_s):
         efficiency, before_s = _with_less_host(efficiency, measured_s, lambda found: run(before, found)[0])
-    after_s, timeline, costs = run(after, efficiency.times(kernels, host), detail=True)
-    new = _simulated(timeline, costs, sorted(timeline.members))
+    carried = replace(efficiency, dispatch_s=dispatch_s(after)).times(kernels, host)
+    after_s, timeline, costs = run(after, carried, detail=True)
+    new = simulated_spent(timeline, costs, sorted(timeline.members))
     other_s, *_ = run(after, Efficiency().times(kernels, host))
     found_s = measured_s * after_s / before_s
     ways = (found_s, max(after_s, after_s + measured_s - before_s), measured_s * other_s / plain_s)
@@ -459,7 +252,7 @@ def _steps_that_count(trace: Trace, usages: tuple[Usage, ...]) -> dict[int, list
     return found
 
 
-def _parts(recorded: _Spent, modelled: _Spent, new: _Spent) -> dict[str, tuple[float, float, float]]:
+def _parts(recorded: Spent, modelled: Spent, new: Spent) -> dict[str, tuple[float, float, float]]:
     names: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for place, side in enumerate((recorded, modelled, new)):
         for (work, phase), seconds in side.kernels.items():
@@ -473,7 +266,7 @@ def _parts(recorded: _Spent, modelled: _Spent, new: _Spent) -> dict[str, tuple[f
     return {name: (row[0], row[1], row[2]) for name, row in rows}
 
 
-def _notes(explained: float, efficiency: Efficiency, new: _Spent) -> tuple[str, ...]:
+def _notes(explained: float, efficiency: Efficiency, new: Spent) -> tuple[str, ...]:
     notes = [
         f"simulated with the efficiency that it shows, the recorded job takes {explained:.1%} of the recorded step: what is "
         "left is kept in proportion"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from simulator.config.names import shipped_names
@@ -64,13 +65,32 @@ def recorded_job(
     dp = max(1, world // (tp * pp * int(settings.get("cp", 1))))
     n_micro_batches = settings.pop("micro_batches", None) or shapes.micro_batches or 1
     settings.setdefault("global_batch", n_micro_batches * int(settings["micro_batch"]) * dp)
-    plan = ParallelPlan.of({"gpus": world, **settings})
+    plan = as_run_here(ParallelPlan.of({"gpus": world, **settings}), trace, settings)
     topology = cluster or typical_cluster(trace)
     if topology.n_gpus < world:
         raise TraceError(
             f"the trace has {world} ranks, {topology.name} has {topology.n_gpus} GPUs", hint="--measured-on"
         )
     return PlannedJob(spec=spec, plan=plan.resolve(world), topology=topology.subset(world))
+
+
+def as_run_here(plan: ParallelPlan, trace: Trace, given: Mapping[str, Any]) -> ParallelPlan:
+    """Return a plan as the recorded kind of machine runs it: on processors ``fully_shard`` waits for what it has issued.
+
+    References
+    ----------
+    PyTorch, ``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``: only streams of a device run beside each other.
+    """
+    if _on_processors(trace) and plan.framework == "torch-fsdp2" and "overlap" not in given:
+        return replace(plan, overlap=False)
+    return plan
+
+
+def _on_processors(trace: Trace) -> bool:
+    """Whether threads of the host computed."""
+    return not any(rank.device or rank.has_launches for rank in trace.ranks) and any(
+        rank.operator_calls or len(rank.host) for rank in trace.ranks
+    )
 
 
 def tells_model(trace: Trace) -> bool:
@@ -89,7 +109,7 @@ def typical_cluster(trace: Trace, n_gpus: int = 0) -> Topology:
     recorded = next((rank.device for rank in trace.ranks if rank.device), "")
     device = shipped_device(recorded) if recorded else None
     size = n_gpus or trace.world_size
-    if device is None and not recorded and any(rank.operator_calls or len(rank.host) for rank in trace.ranks):
+    if _on_processors(trace):
         return open_topology(_CPU_CLUSTER, size)
     typical = [name for name in shipped_names("clusters") if name.startswith(_TYPICAL)]
     fitting = (name for name in typical if device is not None and load_topology(name).device(0).name == device.name)

@@ -29,7 +29,7 @@ from simulator.replay.changes_of_ranks import (
 )
 from simulator.replay.changes_of_repeats import repeat
 from simulator.replay.operator_replay import OperatorReplay, replay_operators
-from simulator.replay.recorded_job import recorded_job, tells_model, typical_cluster
+from simulator.replay.recorded_job import as_run_here, recorded_job, tells_model, typical_cluster
 from simulator.replay.replayed import Replay, replay
 from simulator.replay.stage_replay import StageMessages, StageReplay, regrouped, replay_stages, stage_times_of
 from simulator.replay.waiting import replay_confidence
@@ -343,7 +343,7 @@ def _planned(trace: Trace, what: WhatIf) -> PlanPrediction:
             hint="the plan has settings for overlap, buckets and graphs: --set overlap=false, --set host=graphs",
         )
     before = recorded_job(trace, given=what.recorded, model=what.model, cluster=what.measured_on)
-    plan = what.plan.plan(before.plan)
+    plan = as_run_here(what.plan.plan(before.plan), trace, what.plan.settings)
     cluster = what.topology or what.measured_on
     if cluster is None:
         cluster = typical_cluster(trace, plan.gpus)

@@ -28,6 +28,8 @@ from simulator.trace_io.trace_record import (
 
 _BACKEND = re.compile(r"^(gloo|mpi|ucc|xccl):")
 _ISSUE = re.compile(r"^c10d::|^record_param_comms$")
+#: an operator that waits for a collective and computes nothing
+_WAIT = re.compile(r"^_?c10d_functional::wait_tensor$")
 
 
 def host_operations(
@@ -42,13 +44,14 @@ def host_operations(
 
     A collective is the backend's annotation (``gloo:all_reduce``), which lasts as long as the collective does on whichever
     thread it ran; its size, kind and peer come from the ``c10d`` operator that issued it. A computation is an outermost
-    operator that issues no communication; of one that does, its parts are taken.
+    operator that neither issues communication nor waits for it; of one that does, its parts are taken.
     """
-    labels = np.array([1 if _BACKEND.match(name) else 2 if _ISSUE.match(name) else 0 for name in names], np.int8)
+    kinds = (_BACKEND, _ISSUE, _WAIT)
+    labels = np.array([next((i for i, kind in enumerate(kinds, 1) if kind.match(n)), 0) for n in names], np.int8)
     label = labels[host.name] if len(names) else np.empty(0, np.int8)
     communication = np.flatnonzero((host.kind == ANNOTATION) & (label == 1))
     issues = np.flatnonzero((host.kind == OPERATOR) & (label == 2))
-    compute = _outermost(host, issues, label)
+    compute = _outermost(host, np.flatnonzero((host.kind == OPERATOR) & (label >= 2)), label)
     calls = _calls(host, names, communication, issues, described, groups)
     computing = {int(host.thread[event]) for event in compute}
     rows = []
@@ -67,7 +70,7 @@ def host_operations(
 
 
 def _outermost(host: HostEvents, issues: Int64, label: NDArray[np.int8]) -> Int64:
-    """Operators that neither lie in another one that is taken, nor issue communication themselves."""
+    """Operators that neither lie in another one that is taken, nor issue communication or wait for it themselves."""
     found: list[int] = []
     starts = {int(t): np.sort(host.start_ns[issues[host.thread[issues] == t]]) for t in np.unique(host.thread[issues])}
     until: dict[int, int] = {}

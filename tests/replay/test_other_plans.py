@@ -17,7 +17,8 @@ from simulator.errors import ConfigError, TraceError
 from simulator.interop import load_model, open_topology
 from simulator.models.spec import ModelSpec
 from simulator.plan import ParallelPlan
-from simulator.replay.changes_of_plan import PlanChange, PlannedJob, _Spent, efficiency_of, predict_plan
+from simulator.replay.changes_of_plan import PlanChange, PlannedJob, predict_plan
+from simulator.replay.recorded_efficiency import Spent, efficiency_of
 from simulator.replay.recorded_job import recorded_job
 from simulator.replay.replay_answer import answer_of
 from simulator.replay.stage_replay import StageMessages, regrouped, stage_times_of
@@ -135,7 +136,7 @@ def test_collectives_are_not_scaled_by_what_messages_took():
     """Whoever waits for a message looks when it has time: that tells nothing of an all-reduce, which nobody recorded."""
     from simulator.program.op import Collective, Transfer
 
-    found = efficiency_of(_Spent(messages={("message", 2): 9.0}), _Spent(messages={("message", 2): 1.0}))
+    found = efficiency_of(Spent(messages={("message", 2): 9.0}), Spent(messages={("message", 2): 1.0}))
     assert found.of_message(Transfer(n_bytes=8, pairs=((0, 1),))) == 9.0
     assert found.of_message(Collective(collective="all_reduce", axis="dp", n_bytes=8, groups=((0, 1),))) == 1.0
 
@@ -263,12 +264,12 @@ def test_what_a_trace_does_not_tell_is_asked_for(tmp_path):
 
 
 def test_kinds_that_one_side_lacks_count_with_the_rest_of_their_phase():
-    from simulator.replay.changes_of_plan import ATTENTION, OTHER, PRODUCTS, _Spent
+    from simulator.replay.recorded_efficiency import ATTENTION, OTHER, PRODUCTS
 
     # recorded: 4 s of products where 2 s were expected; 3 s of unnamed kernels where 1 s of attention and 0.5 s of
     # others were expected
-    recorded = _Spent(kernels={(PRODUCTS, "forward"): 4.0, (OTHER, "forward"): 3.0, (OTHER, "backward"): 1.0})
-    simulated = _Spent(
+    recorded = Spent(kernels={(PRODUCTS, "forward"): 4.0, (OTHER, "forward"): 3.0, (OTHER, "backward"): 1.0})
+    simulated = Spent(
         kernels={
             (PRODUCTS, "forward"): 2.0,
             (ATTENTION, "forward"): 1.0,
