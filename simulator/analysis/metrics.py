@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple, TypedDict, cast
 
+from simulator.collectives.table import bus_factor
 from simulator.kernels.base import peak_flops_per_s
 from simulator.program.op import COMMUNICATIONS, COMPUTE_OPS, Collective, HostWork, Kernel, KernelRun, Transfer
 from simulator.program.program import COMPUTE, HOST, LOADER, Block
@@ -140,21 +141,6 @@ def flops_of(op: Kernel | KernelRun, device: Device) -> dict[float, float]:
         if kernel.shape is not None and (n_flops := kernel.shape.n_flops):
             found[peak_flops_per_s(kernel.shape, device)] += n_flops
     return found
-
-
-def bus_factor(collective: str, group_size: int) -> float:
-    """Return busbw / algbw as nccl-tests defines it.
-
-    Examples
-    --------
-    >>> bus_factor("all_reduce", 4)
-    1.5
-    """
-    if collective == "all_reduce":
-        return 2.0 * (group_size - 1) / group_size
-    if collective in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
-        return (group_size - 1) / group_size
-    return 1.0
 
 
 def _intervals(spans: Iterable[Span]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:

@@ -9,9 +9,9 @@ from typing import TypedDict
 
 import numpy as np
 
-from simulator.analysis.metrics import bus_factor
 from simulator.analysis.recorded_kernels import queue_of
 from simulator.analysis.usage import Analysis, StepTime, step_time
+from simulator.collectives.table import bus_factor
 from simulator.trace_io.selection import Chosen, Selection
 from simulator.trace_io.trace_record import COMMUNICATION, COPY, HOST_NODE, Int64
 from simulator.trace_io.tracks import Counter, throughput_counters

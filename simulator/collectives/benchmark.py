@@ -16,6 +16,7 @@ from simulator.collectives.constants import Between, Inside
 from simulator.collectives.nccl import REDUCING
 from simulator.collectives.plan import plan_collective
 from simulator.collectives.shape import GroupShape, shape_of
+from simulator.collectives.table import SHARED, bus_factor
 from simulator.collectives.tuner import constants_of, describe_collective
 from simulator.errors import ConfigError
 from simulator.network import NETWORKS, Flow
@@ -26,7 +27,6 @@ DTYPE_BYTES = {
     "int8": 1, "uint8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "half": 2, "bfloat16": 2, "int32": 4, "uint32": 4,
     "float": 4, "int64": 8, "uint64": 8, "double": 8,
 }  # fmt: skip
-_SHARED = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
 _ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 
 _VERSION = re.compile(r"nccl[/_ -]?v?(\d+)[._](\d+)", re.IGNORECASE)
@@ -89,19 +89,6 @@ def benchmark_time_s(
     )
     floor_s = launch_floor_s(described.choice.label, gpus_per_process, constants[0])
     return max(floor_s, described.terms.lone_time_s(n_bytes, shape))
-
-
-def bus_factor(collective: str, n_ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it.
-
-    Examples
-    --------
-    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
-    (1.5, 0.75, 1.0)
-    """
-    if collective == "all_reduce":
-        return 2.0 * (n_ranks - 1) / n_ranks
-    return (n_ranks - 1) / n_ranks if collective in _SHARED else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +197,7 @@ def _check(collective: str, topology: Any, n_ranks: int, *, dtype: str, network:
 
 def row_of(collective: str, n_bytes: int, n_ranks: int, *, dtype: str, time_s: float, label: str) -> BenchmarkRow:
     """Return a line of the table: rates and counts as nccl-tests defines them."""
-    share = n_ranks if collective in _SHARED else 1
+    share = n_ranks if collective in SHARED else 1
     algbw = n_bytes / time_s
     return BenchmarkRow(
         n_bytes=n_bytes,

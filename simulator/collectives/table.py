@@ -54,3 +54,20 @@ class Table:
     def n_sends(self) -> int:
         """All sends of all rounds."""
         return sum(len(sends) for sends in self.rounds)
+
+
+#: collectives of whose size, as nccl-tests counts it, a rank keeps its own part
+SHARED = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
+
+
+def bus_factor(collective: str, n_ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it.
+
+    Examples
+    --------
+    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
+    (1.5, 0.75, 1.0)
+    """
+    if collective == "all_reduce":
+        return 2.0 * (n_ranks - 1) / n_ranks
+    return (n_ranks - 1) / n_ranks if collective in SHARED else 1.0

@@ -11,8 +11,9 @@ import pytest
 from simulator.analysis.critical_path import Kind, critical_path, kind_of, path_rows, rows_of
 from simulator.analysis.link_use import link_classes, nic_shares, utilization
 from simulator.analysis.memory_trace import memory_points
-from simulator.analysis.metrics import bus_factor, exposed_by_axis, flops_of, measure
+from simulator.analysis.metrics import exposed_by_axis, flops_of, measure
 from simulator.analysis.passes import Pass, in_flight, passes_of
+from simulator.collectives.table import bus_factor
 from simulator.models.layer import AttentionShape, GemmShape, PointwiseShape, ScanShape
 from simulator.program.op import Collective, HostWork, Kernel, KernelRun, Transfer
 from simulator.program.program import COMPUTE, HOST, LOADER, Block

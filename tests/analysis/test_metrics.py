@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.analysis.metrics import bus_factor, measure
+from simulator.analysis.metrics import measure
+from simulator.collectives.table import bus_factor
 from simulator.program.op import Collective, Kernel
 from simulator.timeline import Span, Timeline, merge, subtract, total_ps
 from simulator.topology.device import load_device
