@@ -37,7 +37,7 @@ from simulator.explore.objectives import PlanRow
 from simulator.explore.slurm_workers import SlurmSpec
 from simulator.explore.sweeps import SweepRow
 from simulator.interop import FORMATS
-from simulator.interop.table import parts_page, table_page
+from simulator.interop.key_table import parts_page, table_page
 from simulator.plan import GROUPS, SETTINGS, Setting
 from simulator.replay.recorded_tables import RecordedTable
 from simulator.replay.replay_answer import OperatorAnswer, PlanAnswer, ReplayAnswer, StageAnswer

@@ -90,7 +90,7 @@ def search(
     from simulator.explore.evaluation import open_store
     from simulator.explore.named_settings import parse_axes, scenario_of
     from simulator.explore.objectives import answer_of, check_objective, search_counts
-    from simulator.interop.writing import write_all
+    from simulator.interop.written_plans import write_all
     from simulator.report.sweep_page import check_output, write_search
     from simulator.report.terminal import print_emitted, print_files, print_search
     from simulator.simulation import topology_of

@@ -20,9 +20,9 @@ from simulator.engine.interference import change_rate, slow_collectives
 from simulator.engine.state import Communication, Participants, RankState, Running, Stream
 from simulator.engine.steady import View, Watch, stops_host
 from simulator.network.base import NetworkModel, SeparableNetwork, StatefulNetwork
-from simulator.program.check import check
 from simulator.program.op import COMMUNICATIONS, Collective, HostWork, Kernel, KernelRun
 from simulator.program.program import COMPUTE, HOST, Block, Program, RankProgram, Task
+from simulator.program.startable import check
 from simulator.program.stretch import insert_periods
 from simulator.timeline import Cycle, Span, Timeline
 from simulator.units import to_ps

@@ -16,8 +16,8 @@ from simulator.engine.durations import Durations
 from simulator.engine.machine import Machine, durations_of
 from simulator.engine.state import RankState, Stream
 from simulator.network.base import Flow, NetworkModel
-from simulator.program.check import check
 from simulator.program.program import HOST, Program
+from simulator.program.startable import check
 
 
 class Iteration(NamedTuple):

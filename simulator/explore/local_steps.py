@@ -23,7 +23,7 @@ from simulator.explore.goodput import writers_of
 from simulator.explore.overlapped import overlap
 from simulator.models.layer import DTYPE_BYTES
 from simulator.simulation import simulate_on
-from simulator.topology.load import nodes_of_sites
+from simulator.topology.cluster_file import nodes_of_sites
 
 #: bytes of an outer gradient: the difference of two fp32 parameters
 OUTER_BYTES = DTYPE_BYTES["fp32"]

@@ -26,7 +26,7 @@ from simulator.interop.infragraph import INFRAGRAPH
 from simulator.interop.kubernetes import KUBERNETES
 from simulator.interop.llm_foundry import LLM_FOUNDRY
 from simulator.interop.lstopo import LSTOPO
-from simulator.interop.megatron import MEGATRON
+from simulator.interop.megatron_flags import MEGATRON
 from simulator.interop.nanotron import NANOTRON
 from simulator.interop.nccl_tests import NCCL_TESTS, CollectiveTable
 from simulator.interop.nccl_topo import NCCL_TOPO

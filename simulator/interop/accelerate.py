@@ -15,7 +15,7 @@ from typing import Any
 from simulator.interop.deepspeed import import_deepspeed
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.format import Format
-from simulator.interop.table import Described, Found, Table, key, nested, reader_of
+from simulator.interop.key_table import Described, Found, Table, key, nested, reader_of
 
 _STRATEGIES = {
     "FULL_SHARD": "zero3",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from simulator.interop.reader import Reader
+from simulator.interop.typed_values import Reader
 from simulator.plan.parallel_plan import LORA_TARGETS
 
 #: name of a module in Hugging Face's, torchtune's, Meta's, GPT-2's, NeoX' and Megatron's models -> projection of a plan

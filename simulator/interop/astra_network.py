@@ -17,8 +17,8 @@ from typing import Any
 from simulator.config import load_yaml, read_text
 from simulator.interop.cluster import ImportedCluster, imported
 from simulator.interop.format import Format, having
-from simulator.interop.reader import Reader
-from simulator.interop.table import Table, key
+from simulator.interop.key_table import Table, key
+from simulator.interop.typed_values import Reader
 
 KEYS = Table(
     keys=(

@@ -14,9 +14,9 @@ from simulator.errors import ConfigError
 from simulator.interop.format import Account, ImportReport
 from simulator.interop.hardware import device_of_product
 from simulator.topology import Topology
+from simulator.topology.cluster_file import load_layers, spec_of, topology_of
 from simulator.topology.cluster_spec import ClusterSpec
 from simulator.topology.given_graph import GraphSpec, topology_of_graph
-from simulator.topology.load import load_layers, spec_of, topology_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

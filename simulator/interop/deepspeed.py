@@ -15,8 +15,8 @@ from typing import Any
 from simulator.config import load_yaml
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.format import Format, Imported
-from simulator.interop.reader import Reader
-from simulator.interop.table import Found, Table, flattened, json_keys, key, nested
+from simulator.interop.key_table import Found, Table, flattened, json_keys, key, nested
+from simulator.interop.typed_values import Reader
 from simulator.plan import ParallelPlan
 
 _WIDTHS = {"fp32": 4, "float32": 4, "fp16": 2, "bf16": 2, "bfp16": 2, "float16": 2, "bfloat16": 2}

@@ -16,8 +16,8 @@ from simulator.plan import ParallelPlan
 if TYPE_CHECKING:
     from simulator.interop.cluster import ImportedCluster
     from simulator.interop.emission import Emission, Request
+    from simulator.interop.key_table import Table
     from simulator.interop.nccl_tests import CollectiveTable
-    from simulator.interop.table import Table
     from simulator.interop.training_log import TrainingLog
 
 

@@ -15,8 +15,8 @@ from simulator.interop.format import Format, Imported, Part
 from simulator.interop.hf_families import DENSE
 from simulator.interop.hf_fields import IRRELEVANT, RECORD
 from simulator.interop.hf_mixtures import MIXTURES
-from simulator.interop.reader import Reader
-from simulator.interop.table import json_keys
+from simulator.interop.key_table import json_keys
+from simulator.interop.typed_values import Reader
 from simulator.models.spec import MOST_LAYERS, ModelSpec
 
 #: how families call their number of layers

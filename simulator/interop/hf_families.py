@@ -17,7 +17,7 @@ from simulator.interop.hf_fields import (
     sizes,
     window,
 )
-from simulator.interop.reader import Reader
+from simulator.interop.typed_values import Reader
 from simulator.models.catalog import BERT_STYLE, GPT2_STYLE, LLAMA_STYLE, MEGATRON_STYLE, MPT_STYLE, T5_STYLE
 
 # ---- GPT-2 and after ---------------------------------------------------------------------------------------------

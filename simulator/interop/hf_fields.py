@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from simulator.interop.reader import Reader, words
+from simulator.interop.typed_values import Reader, words
 from simulator.models.catalog import LLAMA_STYLE
 from simulator.models.spec import Activation
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from simulator.interop.hf_families import SCALES
 from simulator.interop.hf_fields import Family, activation, biases, decoder, experts, like, llama, sizes
-from simulator.interop.reader import Reader, words
+from simulator.interop.typed_values import Reader, words
 from simulator.models.catalog import LLAMA_STYLE
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from simulator.interop.adapters import adapter_settings, optimizer_settings
 from simulator.interop.format import Format, having
+from simulator.interop.key_table import Described, Found, Table, key, reader_of
 from simulator.interop.nemo import resolved
-from simulator.interop.table import Described, Found, Table, key, reader_of
 from simulator.interop.trainer import catalogue_model
 from simulator.models.catalog import MPT_STYLE
 from simulator.models.spec import MOST_LAYERS, ModelSpec

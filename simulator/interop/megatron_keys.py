@@ -9,7 +9,7 @@ NVIDIA/Megatron-LM, ``megatron/training/arguments.py``, ``megatron/core/model_pa
 
 from __future__ import annotations
 
-from simulator.interop.table import Table, key
+from simulator.interop.key_table import Table, key
 from simulator.models.spec import MOST_LAYERS
 from simulator.plan.framework import MEGATRON_FSDP
 

@@ -14,9 +14,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from simulator.interop.key_table import Found
 from simulator.interop.megatron_keys import KEYS, PATTERNS, VOCABULARIES
-from simulator.interop.reader import Reader, readable
-from simulator.interop.table import Found
+from simulator.interop.typed_values import Reader, readable
 from simulator.models.catalog import BERT_STYLE, MEGATRON_STYLE, T5_STYLE
 from simulator.models.spec import ModelSpec
 

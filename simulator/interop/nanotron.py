@@ -12,8 +12,8 @@ from typing import Any
 
 from simulator.interop.format import Format, having
 from simulator.interop.hf_fields import activation
-from simulator.interop.reader import Reader
-from simulator.interop.table import Described, Found, Table, key, reader_of
+from simulator.interop.key_table import Described, Found, Table, key, reader_of
+from simulator.interop.typed_values import Reader
 from simulator.models.catalog import LLAMA_STYLE
 from simulator.models.spec import MOST_LAYERS, ModelSpec
 

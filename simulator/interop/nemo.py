@@ -1,7 +1,7 @@
 """Recipes around Megatron-Core in YAML: NeMo's, Megatron Bridge's overrides, Primus' and Megatron's functional tests.
 
 All of them name Megatron's own settings in sections of theirs: each is rewritten as Megatron's flags, and read by the table
-of :mod:`simulator.interop.megatron`.
+of :mod:`simulator.interop.megatron_flags`.
 
 References
 ----------
@@ -23,12 +23,12 @@ from simulator.config import parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.adapters import adapter_settings
 from simulator.interop.format import Format, Imported
-from simulator.interop.megatron import LISTS, read_flags
+from simulator.interop.key_table import flattened
+from simulator.interop.megatron_flags import LISTS, read_flags
 from simulator.interop.megatron_keys import KEYS
 from simulator.interop.megatron_model import LAYERS
-from simulator.interop.reader import Reader, unknown
-from simulator.interop.table import flattened
 from simulator.interop.torchtitan import read_torchtitan
+from simulator.interop.typed_values import Reader, unknown
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.interop.format import Format, having
-from simulator.interop.table import Described, Found, Table, key, reader_of
+from simulator.interop.key_table import Described, Found, Table, key, reader_of
 from simulator.models.catalog import LLAMA_STYLE
 from simulator.models.spec import MOST_LAYERS, ModelSpec
 

@@ -8,7 +8,7 @@ from typing import Any
 from simulator.errors import ConfigError
 from simulator.interop import import_settings, recognise_settings
 from simulator.interop.deepspeed import import_deepspeed
-from simulator.plan.load import load_plan
+from simulator.plan.read_plan import load_plan
 
 #: options that name such a file, or a published run, the later ones winning
 PLAN_FILES = ("preset", "megatron", "deepspeed", "plan")

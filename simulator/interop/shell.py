@@ -20,10 +20,10 @@ from pathlib import Path
 
 from simulator.config import read_text
 from simulator.errors import ConfigError
-from simulator.interop.reader import UNKNOWN, is_unknown, readable
 from simulator.interop.shell_arithmetic import UnknownError, arithmetic
 from simulator.interop.shell_expansion import ASSIGNMENT, MOST_MATCHED, Command, Expander, Script, Value
 from simulator.interop.shell_syntax import Node, Word, parse_script
+from simulator.interop.typed_values import UNKNOWN, is_unknown, readable
 
 #: statements in all: no launch script comes near
 MOST_STEPS = 50_000

@@ -15,9 +15,9 @@ from fnmatch import fnmatchcase
 from typing import NoReturn
 
 from simulator.errors import ConfigError
-from simulator.interop.reader import is_unknown, readable, unknown
 from simulator.interop.shell_arithmetic import UnknownError, arithmetic
 from simulator.interop.shell_syntax import Word, split_words
+from simulator.interop.typed_values import is_unknown, readable, unknown
 
 #: characters of one value, and of one that patterns are tried on: no launch script comes near
 MOST_CHARACTERS, MOST_MATCHED = 1 << 20, 10_000

@@ -15,9 +15,9 @@ from simulator.config import load_yaml
 from simulator.errors import ConfigError
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.format import Format, Imported
-from simulator.interop.reader import Reader
+from simulator.interop.key_table import Found, Table, flattened, json_keys, key
 from simulator.interop.syntax import load_toml
-from simulator.interop.table import Found, Table, flattened, json_keys, key
+from simulator.interop.typed_values import Reader
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from simulator.interop.adapters import QUANTIZED, adapter_settings, optimizer_settings
 from simulator.interop.format import Format, having
-from simulator.interop.table import Described, Found, Table, key, reader_of
+from simulator.interop.key_table import Described, Found, Table, key, reader_of
 from simulator.interop.trainer import catalogue_model
 
 _PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "bfloat16": "bf16", "float32": "fp32"}

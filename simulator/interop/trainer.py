@@ -16,8 +16,8 @@ from simulator.errors import ConfigError
 from simulator.interop.adapters import QUANTIZED, adapter_settings, optimizer_settings
 from simulator.interop.deepspeed import import_deepspeed
 from simulator.interop.format import Format
-from simulator.interop.reader import Reader
-from simulator.interop.table import Described, Found, Table, json_keys, key, reader_of
+from simulator.interop.key_table import Described, Found, Table, json_keys, key, reader_of
+from simulator.interop.typed_values import Reader
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
 

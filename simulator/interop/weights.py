@@ -20,8 +20,8 @@ from simulator.config import read_text
 from simulator.errors import ConfigError
 from simulator.interop.format import Format, Imported, Part
 from simulator.interop.hf_config import import_hf_config, read_hf_config
-from simulator.interop.reader import Reader
-from simulator.interop.table import json_keys
+from simulator.interop.key_table import json_keys
+from simulator.interop.typed_values import Reader
 
 _MOST_HEADER, _MOST_ITEMS, _MOST_DIMS = 100_000_000, 5_000_000, 8
 #: share by which the parameters of weights and of a model may differ and be the same

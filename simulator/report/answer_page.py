@@ -27,8 +27,8 @@ from simulator.explore.network_trouble import Trouble
 from simulator.explore.network_trouble import in_words as trouble_in_words
 from simulator.explore.training_run import RunRequest
 from simulator.parallel.mesh import Mesh
-from simulator.report import answer_charts, tables
-from simulator.report.constants import constants_of
+from simulator.report import answer_charts, page_tables
+from simulator.report.constant_sources import constants_of
 from simulator.report.markup import element
 from simulator.report.nearby_panel import nearby_choices
 from simulator.report.page import Part, Report, Section, Stream, make_page
@@ -83,19 +83,19 @@ def _time(shown: Shown) -> list[Part]:
 
 def _explained(shown: Shown) -> list[Part]:
     if shown.explanation is None:
-        return [tables.path_table(path_rows(shown.result.timeline))]
-    return [tables.explanation_tables(shown.explanation)]
+        return [page_tables.path_table(path_rows(shown.result.timeline))]
+    return [page_tables.explanation_tables(shown.explanation)]
 
 
 def _whole_run(shown: Shown) -> list[Part]:
-    return [tables.whole_run_tables(shown.answer["whole_run"])] if "whole_run" in shown.answer else []
+    return [page_tables.whole_run_tables(shown.answer["whole_run"])] if "whole_run" in shown.answer else []
 
 
 def _scaling(shown: Shown) -> list[Part]:
     if len(shown.answers) == 1:
         return []
     rows = cast(Sequence[ScalingRow], shown.answers)
-    return [answer_charts.scaling_chart(rows), tables.scaling_table(rows)]
+    return [answer_charts.scaling_chart(rows), page_tables.scaling_table(rows)]
 
 
 def _pipeline(shown: Shown) -> list[Part]:
@@ -123,7 +123,7 @@ def _links(shown: Shown) -> list[Part]:
     if not shown.result.link_busy_s:
         return []
     nics = nic_chart(topology, shown.link_shares)
-    classes = tables.link_table(link_classes(topology, shown.link_shares))
+    classes = page_tables.link_table(link_classes(topology, shown.link_shares))
     return [topology_chart(topology, shown.link_shares), *([nics] if nics else []), classes]
 
 
@@ -131,12 +131,12 @@ def _memory(shown: Shown) -> list[Part]:
     memory, points = shown.answer["memory"], memory_over_time(shown.result).get(shown.result.memory.rank)
     over_time = [answer_charts.memory_over_time(memory, points)] if points else []
     ways = shown.document.get("ways_out")
-    return [answer_charts.memory_chart(memory), *over_time, *([tables.ways_out_table(ways)] if ways else [])]
+    return [answer_charts.memory_chart(memory), *over_time, *([page_tables.ways_out_table(ways)] if ways else [])]
 
 
 def _communication(shown: Shown) -> list[Part]:
     rows = shown.answer["communication"]
-    return [tables.communication_table(rows)] if rows else []
+    return [page_tables.communication_table(rows)] if rows else []
 
 
 def _nearby(shown: Shown) -> list[Part]:
@@ -148,16 +148,16 @@ def _neighbours(shown: Shown) -> list[Part]:
         shown.answer.get("neighbours"), shown.answer.get("placements"), shown.answer.get("local_steps"),
     )  # fmt: skip
     return [
-        *([tables.neighbours_table(found)] if found else []),
-        *([tables.placements_table(ways)] if ways else []),
+        *([page_tables.neighbours_table(found)] if found else []),
+        *([page_tables.placements_table(ways)] if ways else []),
         *([element("p", in_words(sites))] if sites else []),
         *(element("p", trouble_in_words(one)) for one in shown.answer.get("network_trouble", ())),
     ]
 
 
 def _inputs(shown: Shown) -> list[Part]:
-    sources = tables.constants_details(constants_of(shown.result.topology))
-    return [tables.input_table(shown.result.scenario, shown.given), sources]
+    sources = page_tables.constants_details(constants_of(shown.result.topology))
+    return [page_tables.input_table(shown.result.scenario, shown.given), sources]
 
 
 #: key of the section -> panel, from top to bottom
@@ -231,9 +231,9 @@ def report(
     origin, rows = answer["provenance"], answer["communication"]
     return make_page(
         f"{last.scenario.model} on {last.scenario.topology}",
-        tables.headline(answer, last.scenario),
+        page_tables.headline(answer, last.scenario),
         sections,
         document=shown.document,
         foot=f", scenario {origin['digest']}, {origin['n_events']:,} events",
-        summary=tables.communication_table(rows) if rows else "",
+        summary=page_tables.communication_table(rows) if rows else "",
     )

@@ -22,7 +22,7 @@ from simulator.report.charts import (
 )
 from simulator.report.markup import Markup, element, table
 from simulator.report.page import Report, Section, make_page
-from simulator.report.tables import money_columns
+from simulator.report.page_tables import money_columns
 from simulator.units import format_bytes, format_time
 
 _COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)

@@ -8,7 +8,7 @@ import numpy as np
 
 from simulator.analysis.link_use import link_classes
 from simulator.analysis.passes import Pass
-from simulator.report.constants import write_value
+from simulator.report.constant_sources import write_value
 from simulator.report.markup import element, table
 from simulator.report.page import Report, Section, Stream, make_page
 from simulator.report.timeline_chart import pipeline_data

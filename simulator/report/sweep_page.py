@@ -13,8 +13,8 @@ from simulator.explore.sweeps import RESOLVED, SweepResult, check_formats, write
 from simulator.report.charts import Chart, check_images
 from simulator.report.markup import Markup, element, table
 from simulator.report.page import Report, Section, check_page, make_page
+from simulator.report.page_tables import money_columns
 from simulator.report.sweep_charts import Axes, Row, is_ok, label_of, name_of, per_gpu, search_charts, sweep_charts
-from simulator.report.tables import money_columns
 from simulator.units import format_bytes, format_time
 
 MAX_ROWS = 1000

@@ -32,7 +32,7 @@ from simulator.answer import (
     throughput,
 )
 from simulator.plan import ParallelPlan
-from simulator.report.tables import money_columns, whole_run_rows
+from simulator.report.page_tables import money_columns, whole_run_rows
 from simulator.scenario import Scenario
 from simulator.units import format_bandwidth, format_bytes, format_time
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from simulator.explore.network_trouble import Trouble
     from simulator.explore.stragglers import Straggling
     from simulator.explore.sweeps import SweepResult
-    from simulator.interop.writing import Written
+    from simulator.interop.written_plans import Written
 
 
 def make_console() -> Console:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from simulator.topology.cluster_file import list_topologies, load_topology
 from simulator.topology.graph import Topology, Transport
 from simulator.topology.link import LINK_KINDS, Link
-from simulator.topology.load import list_topologies, load_topology
 from simulator.topology.summary import TopologySummary, describe
 
 __all__ = [

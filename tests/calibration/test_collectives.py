@@ -28,7 +28,7 @@ from simulator.collectives.constants import layered, shipped
 from simulator.collectives.shape import shape_of
 from simulator.config import load_yaml
 from simulator.errors import CalibrationError, ConfigError
-from simulator.topology.load import load_topology
+from simulator.topology.cluster_file import load_topology
 
 TABLE = Path(__file__).parents[3] / "shared" / "measurements" / "collectives.csv"
 MIB = 2**20

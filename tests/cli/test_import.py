@@ -8,7 +8,7 @@ import pytest
 
 from simulator.interop import open_topology
 from simulator.plan import ParallelPlan
-from simulator.plan.load import load_plan
+from simulator.plan.read_plan import load_plan
 
 SCRIPT = """\
 NNODES=2

@@ -6,7 +6,7 @@ import pytest
 
 from simulator.collectives.benchmark import benchmark_table, size_range
 from simulator.errors import ConfigError
-from simulator.topology.load import load_topology
+from simulator.topology.cluster_file import load_topology
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simulator.collectives.copies import copy_table
-from simulator.topology.load import load_topology
+from simulator.topology.cluster_file import load_topology
 
 
 def rates(topology: str, n_bytes: int = 512 << 20) -> dict[str, float]:

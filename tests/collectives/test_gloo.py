@@ -11,7 +11,7 @@ from simulator.collectives import ALGORITHMS, plan_collective, plan_transfer
 from simulator.collectives.benchmark import lone_flow_s
 from simulator.errors import ConfigError
 from simulator.network import NETWORKS
-from simulator.topology.load import load_topology
+from simulator.topology.cluster_file import load_topology
 from simulator.units import to_s
 
 TABLE = Path(__file__).parents[3] / "shared" / "measurements" / "emulated" / "collectives.csv"

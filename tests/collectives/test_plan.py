@@ -14,7 +14,7 @@ from simulator.collectives.shape import link_matrix, shape_of
 from simulator.collectives.tuner import candidates, choose, constants_of, describe_collective
 from simulator.errors import ConfigError, UnroutableError
 from simulator.network import NETWORKS
-from simulator.topology.load import load_topology
+from simulator.topology.cluster_file import load_topology
 from simulator.units import to_s
 
 CLUSTERS = [("dgx-a100-80g", 32), ("dgx-h100", 32), ("polaris", 32), ("bigred200", 8), ("aws-p4d", 16)]

@@ -14,7 +14,7 @@ from simulator.explore.network_trouble import GIVEN_UP_S, Flapping, in_words, me
 from simulator.faults import Faults
 from simulator.simulation import simulate
 from simulator.topology import load_topology
-from simulator.topology.fabrics.tree import hashed_share
+from simulator.topology.fabrics.fat_tree import hashed_share
 
 
 @cache

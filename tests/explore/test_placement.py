@@ -7,7 +7,7 @@ import pytest
 
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.placement import Switches, host_numbers, parse_nodes, place, placements, read_free_nodes
-from simulator.topology.load import load_topology
+from simulator.topology.cluster_file import load_topology
 
 TREE = {"fabric.kind": "fat-tree", "fabric.levels": 2, "fabric.nodes_per_leaf": 4, "nodes": 12}
 

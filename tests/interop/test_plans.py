@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulator.errors import ConfigError
 from simulator.interop.accelerate import import_accelerate
 from simulator.interop.deepspeed import import_deepspeed
-from simulator.interop.megatron import import_megatron, parse_megatron
+from simulator.interop.megatron_flags import import_megatron, parse_megatron
 from simulator.interop.torchtitan import import_torchtitan
 from simulator.models.catalog import find_spec
 from simulator.plan import ParallelPlan

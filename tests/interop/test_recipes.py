@@ -6,7 +6,7 @@ import pytest
 
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.interop import import_settings, recognise
-from simulator.interop.megatron import import_megatron
+from simulator.interop.megatron_flags import import_megatron
 from simulator.interop.nemo import resolved
 from simulator.models.build import build_model
 from simulator.models.setting import Setting

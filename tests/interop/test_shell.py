@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.errors import ConfigError
-from simulator.interop.reader import is_unknown, readable
 from simulator.interop.shell import read_script
 from simulator.interop.shell_arithmetic import UnknownError, arithmetic
+from simulator.interop.typed_values import is_unknown, readable
 
 
 def words(text, **more):

@@ -14,9 +14,9 @@ from simulator.network.base import Flow
 from simulator.parallel.lower import lower, split_layers
 from simulator.plan import ParallelPlan
 from simulator.plan.stage_layout import parse_layout
-from simulator.program.check import check
 from simulator.program.op import Transfer
 from simulator.program.program import Block
+from simulator.program.startable import check
 from simulator.schedules import placement_of
 
 FORWARD_PS, BACKWARD_PS = 1000, 2000

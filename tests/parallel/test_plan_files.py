@@ -10,7 +10,7 @@ from simulator.cli.main import app
 from simulator.errors import ConfigError
 from simulator.explore.named_settings import parse_axis, scenario_of
 from simulator.plan import SETTINGS
-from simulator.plan.load import load_plan
+from simulator.plan.read_plan import load_plan
 from simulator.simulation import simulate
 
 

@@ -25,7 +25,7 @@ from simulator.explore.objectives import to_dict
 from simulator.explore.space import Space
 from simulator.interop import FORMATS
 from simulator.interop.emission import Request
-from simulator.interop.writing import emit
+from simulator.interop.written_plans import emit
 from simulator.models.spec import ModelSpec
 from simulator.plan import SETTINGS, ParallelPlan
 from simulator.scenario import Scenario

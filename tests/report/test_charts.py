@@ -10,7 +10,7 @@ from simulator.analysis.link_use import link_classes, utilization
 from simulator.analysis.passes import Pass, in_flight, passes_of, table_of
 from simulator.answer import bottleneck, memory_over_time
 from simulator.report import answer_charts, timeline_chart
-from simulator.report.constants import constants_of
+from simulator.report.constant_sources import constants_of
 from simulator.report.timeline_chart import Piece, choose, encode, pipeline_data, stream_chart, timeline_data
 from simulator.report.topology_chart import nic_chart, topology_chart
 from simulator.topology import load_topology

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from simulator.config import parse_yaml, validate
 from simulator.errors import ConfigError, UnroutableError
+from simulator.topology.cluster_file import topology_of
 from simulator.topology.cluster_spec import ClusterSpec
 from simulator.topology.fabrics import FABRICS
-from simulator.topology.fabrics.tree import hashed_share
-from simulator.topology.load import topology_of
+from simulator.topology.fabrics.fat_tree import hashed_share
 from simulator.topology.summary import bisection_bytes_per_s
 
 

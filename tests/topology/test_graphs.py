@@ -13,8 +13,8 @@ from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
 from simulator.topology import Topology, describe, load_topology
+from simulator.topology.cluster_file import topology_of
 from simulator.topology.cluster_spec import ClusterSpec
-from simulator.topology.load import topology_of
 
 
 def cluster(nodes, fabric, *, gpus=1, nics=1, nvlink="", switches=0, sockets=1):

@@ -6,7 +6,7 @@ import pytest
 
 from simulator.collectives import plan_collective
 from simulator.errors import ConfigError
-from simulator.topology.load import load_topology
+from simulator.topology.cluster_file import load_topology
 from simulator.topology.summary import bisection_bytes_per_s
 
 TWO = {"nodes": 8, "sites.count": 2, "sites.bandwidth": "10 Gb/s", "sites.latency": "30 ms"}

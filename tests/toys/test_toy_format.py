@@ -9,8 +9,8 @@ from simulator.config import load_yaml
 from simulator.interop import FORMATS, recognise
 from simulator.interop.emission import Emission, Request, refuse_to_write, said
 from simulator.interop.format import Format, Imported
-from simulator.interop.reader import Reader
-from simulator.interop.table import Table, flattened, key, nested
+from simulator.interop.key_table import Table, flattened, key, nested
+from simulator.interop.typed_values import Reader
 
 KEYS = Table(
     keys=(

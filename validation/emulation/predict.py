@@ -24,8 +24,8 @@ from simulator.network.chunk import ChunkNetwork
 from simulator.network.flow import FlowNetwork
 from simulator.program.op import Collective, Kernel, Op, Transfer
 from simulator.program.program import Program
+from simulator.topology.cluster_file import load_topology
 from simulator.topology.graph import Topology
-from simulator.topology.load import load_topology
 from simulator.units import to_ps, to_s
 from validation.emulation.cluster_shape import ClusterShape, goodput_bytes_per_s, parse_rate, parse_slow
 from validation.emulation.job import FLOAT_BYTES, SENDS_FIRST, Job, job_of_row

@@ -9,8 +9,8 @@ from simulator.analysis.side_by_side import Part, ranked, remainder
 from simulator.models.layer import Model
 from simulator.program.program import COMPUTE
 from simulator.timeline import Timeline
+from simulator.topology.cluster_file import load_topology
 from simulator.topology.graph import Topology
-from simulator.topology.load import load_topology
 from simulator.units import to_s
 from validation.jobs.calibrated import CalibratedKernels, Line, fit_line, fit_lines, message_s, simulate_job
 from validation.jobs.job_comparison import (

@@ -81,7 +81,7 @@ def _launch_floor_s(row: Row, flow: Any, topology: Any) -> float:
 
 @lru_cache(maxsize=256)
 def _load(name: str, n_gpus: int, gpus_per_node: int) -> Any:
-    from simulator.topology.load import load_topology
+    from simulator.topology.cluster_file import load_topology
 
     if not name:
         raise ConfigError("the row names no topology")

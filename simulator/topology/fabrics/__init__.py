@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from simulator.topology.fabrics.base import Fabric, FabricGraph, FabricSize
 from simulator.topology.fabrics.dragonfly import Dragonfly, DragonflyPlus
+from simulator.topology.fabrics.fabric import Fabric, FabricGraph, FabricSize
+from simulator.topology.fabrics.fat_tree import Clos, FatTree, RailOptimised
 from simulator.topology.fabrics.simple import NoFabric, OneSwitch
 from simulator.topology.fabrics.torus import Torus
-from simulator.topology.fabrics.tree import Clos, FatTree, RailOptimised
 
 #: kind in the file -> its keys, and what it builds
 FABRICS: dict[str, type[Fabric]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from simulator.topology.fabrics.base import Fabric, FabricGraph, FabricSize, SwitchedFabric
+from simulator.topology.fabrics.fabric import Fabric, FabricGraph, FabricSize, SwitchedFabric
 from simulator.topology.link import LinkTable
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.topology.fabrics.base import Fabric, FabricGraph, FabricSize
+from simulator.topology.fabrics.fabric import Fabric, FabricGraph, FabricSize
 from simulator.topology.link import LinkTable
 from simulator.topology.routing import Route, shifted
 

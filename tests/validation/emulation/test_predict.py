@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from simulator.errors import ConfigError, ThresholdError
-from simulator.program.check import check as check_program
 from simulator.program.op import Collective
+from simulator.program.startable import check as check_program
 from validation.emulation.cluster_shape import ClusterShape, goodput_bytes_per_s
 from validation.emulation.job import JOBS, MIB, Job, job_of_row
 from validation.emulation.judged import TARGETS, check_targets, groups_of, read_rows

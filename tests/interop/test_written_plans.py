@@ -12,7 +12,7 @@ from simulator.explore.best_plans import describe
 from simulator.explore.space import Space
 from simulator.interop import FORMATS, recognise_settings
 from simulator.interop.emission import Request, completed, effective
-from simulator.interop.writing import emit, write_all
+from simulator.interop.written_plans import emit, write_all
 from simulator.models.catalog import find_spec
 from simulator.plan import ParallelPlan
 from simulator.topology import load_topology

@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 
 from simulator.config import complaint
 from simulator.errors import ConfigError
-from simulator.topology.fabrics.base import FabricGraph, FabricSize, LinkedFabric, lanes
+from simulator.topology.fabrics.fabric import FabricGraph, FabricSize, LinkedFabric, lanes
 from simulator.topology.link import LinkTable
 from simulator.topology.routing import Route
 

@@ -22,7 +22,7 @@ from simulator.explore.full_answer import ScalingRow, WayOut
 from simulator.explore.neighbours import Neighbours, PlacementRow
 from simulator.explore.restarts import in_words
 from simulator.plan import ParallelPlan
-from simulator.report.constants import Section, write_value
+from simulator.report.constant_sources import Section, write_value
 from simulator.report.markup import Markup, element, number, share_bar, table
 from simulator.scenario import Scenario
 from simulator.units import format_bandwidth, format_bytes, format_duration, format_time

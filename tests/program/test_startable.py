@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from simulator.errors import InfeasiblePlanError
-from simulator.program.check import check
 from simulator.program.op import Collective, HostWork, Kernel, Transfer
 from simulator.program.program import Program, RankProgram, Task
+from simulator.program.startable import check
 
 KERNEL = Kernel(name="k", phase="forward", duration_s=1e-6)
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from simulator.config import near_misses, parse_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.format import Imported, Part
-from simulator.interop.reader import MOST, Reader
+from simulator.interop.typed_values import MOST, Reader
 from simulator.models.spec import ModelSpec
 
 Kind = Literal["count", "whole", "number", "switch", "text", "word", "any"]

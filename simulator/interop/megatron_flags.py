@@ -21,13 +21,13 @@ from simulator.config import load_yaml, read_text
 from simulator.errors import ConfigError
 from simulator.interop.deepspeed import read_deepspeed
 from simulator.interop.format import Format, Imported
+from simulator.interop.key_table import Found, flattened
 from simulator.interop.megatron_keys import DISPATCHERS, KEYS, STATE_BYTES
 from simulator.interop.megatron_model import LAYERS, expert_counts, is_deepspeed, model_of, take_pattern
 from simulator.interop.megatron_writing import write_megatron
-from simulator.interop.reader import Reader, is_unknown, readable
 from simulator.interop.shell import read_script
 from simulator.interop.shell_expansion import Script
-from simulator.interop.table import Found, flattened
+from simulator.interop.typed_values import Reader, is_unknown, readable
 from simulator.plan.framework import MEGATRON_FSDP
 from simulator.plan.parallel_plan import SETTINGS
 from simulator.plan.stage_layout import parse_layout
