@@ -323,12 +323,13 @@ def _heavier(row: Row, plan: ParallelPlan, layers: int, recompute: Sequence[Reco
     """Yield what to try in turn should a run not fit: smaller chunks where they are not stated, then more recomputation.
 
     Before that, adapters save activations in eight bits, as MLPerf's smaller machines do (``FP8_ACTIVATION`` of their shell files).
-    Behind it come what "no checkpointing" leaves open, norms that are computed again; torchtitan's local batch in pieces (gradient
-    accumulation); and full sharding of a plan without model parallelism, whose column some tables leave at its default.
+    Behind it come what "no checkpointing" leaves open, norms that are computed again; where recomputation is stated torchtitan's local
+    batch in pieces (gradient accumulation); and full sharding of a plan without model parallelism, whose column some tables leave
+    at its default.
     """
     if plan.framework in _RECOMPUTES_NOTHING:
         yield replace(plan, recompute="selective", recompute_modules="layernorm")
-    if plan.framework.startswith("torchtitan") and plan.pp == 1:
+    if plan.framework.startswith("torchtitan") and plan.pp == 1 and not recompute:
         yield from (
             replace(plan, micro_batch=n) for n in range(plan.micro_batch - 1, 0, -1) if plan.micro_batch % n == 0
         )

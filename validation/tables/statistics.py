@@ -21,6 +21,12 @@ _JOB_COLUMNS = names_of(
     "source topology architecture model layers hidden heads kv_heads ffn vocab seq_len gpus precision "
     "global_batch metric"
 )
+#: layouts differ that differ in one of these; those of other releases and days do not
+_LAYOUT_COLUMNS = names_of(
+    "framework dp tp pp virtual_pp schedule cp ep sharding sequence_parallel micro_batch recompute flash_attention kernels "
+    "vocabulary_parallel float8_recipe task fsdp pp_layout dispatcher moe_a2a_overlap token_drop mtp cuda_graph_impl "
+    "cuda_graph_scope recompute_modules recompute_num_layers offload_modules nccl_ub fused_grouped_mlp"
+)
 _MIN_PLANS = 4
 #: plans whose times differ by less may be in either order: runs of equal settings differ by so much
 APART = 0.03
@@ -262,7 +268,7 @@ def _jobs(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], list[Outcome]]:
 class Decisions:
     """How well predictions decide between plans of one job."""
 
-    n_pairs: int  #: Pairs whose measured times are apart by at least :data:`APART`.
+    n_pairs: int  #: Pairs of different layouts whose measured times are apart by at least :data:`APART`.
     ordered: float  #: Share of them that is predicted in the measured order.
     n_jobs: int  #: Jobs with at least two such plans.
     regret: float  #: Mean over the jobs of how much slower the plan predicted fastest ran than the fastest.
@@ -279,9 +285,11 @@ def decisions(outcomes: Sequence[Outcome]) -> Decisions:
     regrets: list[float] = []
     for plans in _jobs(outcomes).values():
         known = [(plan.predicted or 0.0, plan.row.measured) for plan in plans]
+        layouts = [tuple(plan.row.key(column) for column in _LAYOUT_COLUMNS) for plan in plans]
         before = n_pairs
-        for (first_s, first), (second_s, second) in itertools.combinations(known, 2):
-            if max(first, second) >= (1.0 + APART) * min(first, second):
+        for one, other in itertools.combinations(range(len(plans)), 2):
+            (first_s, first), (second_s, second) = known[one], known[other]
+            if layouts[one] != layouts[other] and max(first, second) >= (1.0 + APART) * min(first, second):
                 n_pairs += 1
                 n_right += 0.5 if first_s == second_s else (first_s < second_s) == (first < second)
         if n_pairs > before:

@@ -150,3 +150,18 @@ def test_what_a_publication_says_beside_its_table_is_taken():
     unstated, assumed = case_of(training_row(source=paper, **own))
     assert unstated.spec.vocab == 32_000 and "vocab 32000: the tokenizer of its launch script" in assumed
     assert case_of(training_row(**own))[0].spec.vocab == 50304  # GPT-2's, padded to a multiple of 128
+
+
+def test_a_stated_batch_is_kept_where_recomputation_is_open():
+    """foundation-model-stack/fms-fsdp, README: Llama-2-70B ran with two sequences a GPU, and recomputed on an unstated share."""
+    cells = {
+        "framework": "torchtitan",
+        "tp": "1",
+        "dp": "128",
+        "micro_batch": "2",
+        "global_batch": "256",
+        "sharding": "zero3",
+    }
+    (left_open, _), (stated, _) = (case_of(training_row(**cells, recompute=word)) for word in ("", "full"))
+    assert {plan.micro_batch for plan in left_open.alternatives} == {2}
+    assert [plan.micro_batch for plan in stated.alternatives] == [1]

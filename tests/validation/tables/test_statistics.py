@@ -73,16 +73,22 @@ class TestStatistics:
 
     def test_pairs_apart_count_and_the_pick_costs_what_it_ran_longer(self):
         times = [(1.0, 1.2), (2.0, 1.0), (3.0, 3.0), (4.0, 1.01)]  # predicted, measured; 1.0 and 1.01 are not apart
-        found = decisions([outcome(p, m, row_id=str(i)) for i, (p, m) in enumerate(times)])
+        found = decisions([outcome(p, m, micro_batch=str(2**i)) for i, (p, m) in enumerate(times)])
         assert (found.n_pairs, found.n_jobs) == (5, 1)
         assert found.ordered == pytest.approx(2 / 5)
         assert found.regret == pytest.approx(0.2)
 
     def test_a_pair_predicted_alike_is_half_right(self):
         found = decisions(
-            [outcome(p, m, row_id=str(i)) for i, (p, m) in enumerate([(1.0, 2.0), (1.0, 1.0), (3.0, 3.0)])]
+            [outcome(p, m, micro_batch=str(2**i)) for i, (p, m) in enumerate([(1.0, 2.0), (1.0, 1.0), (3.0, 3.0)])]
         )
         assert (found.n_pairs, found.ordered) == (3, pytest.approx(2.5 / 3))
+
+    def test_runs_of_one_layout_are_no_pair(self):
+        """Of three runs, two of which differ in their day alone, two pairs are of different layouts; one is in order."""
+        runs = [outcome(1.0, 2.0, row_id="a"), outcome(1.0, 1.0, row_id="b"), outcome(3.0, 1.5, row_id="c", tp="8")]
+        found = decisions(runs)
+        assert (found.n_pairs, found.ordered) == (2, pytest.approx(1 / 2))
 
     def test_groups_are_worst_first_and_count_what_is_missing(self):
         rows = [
