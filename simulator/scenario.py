@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +60,20 @@ class Scenario:
             "unfold": self.unfold,
             "faults": self.faults.to_dict(),
         }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Scenario:
+        """Return what :meth:`to_dict` was of; the topology has to be in a file."""
+        faults = data["faults"]
+        changed = {
+            "plan": ParallelPlan(**data["plan"]),
+            "overrides": tuple((key, value) for key, value in data["overrides"]),
+            "faults": Faults(
+                slow_ranks=tuple((int(rank), factor) for rank, factor in faults["slow_ranks"].items()),
+                slow_links=tuple(faults["slow_links"].items()),
+            ),
+        }
+        return cls(**{**data, **changed})
 
     def digest(self) -> str:
         """Return a content address of the scenario."""

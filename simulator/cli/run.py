@@ -71,7 +71,7 @@ def run_main(options: dict[str, Any]) -> None:
 #: flags that several clusters side by side do not take
 _OF_ONE_ANSWER = (
     *("explain", "trace", "memory_trace", "neighbours", "module", "with_", "placement", "nodes_free", "local_steps"),
-    *("checkpoint_policy", "flapping", "network_trouble"),
+    *("flapping", "network_trouble"),
 )
 
 
@@ -84,7 +84,7 @@ def _run_clusters(
     from simulator.explore.sweeps import run_sweep, usable
     from simulator.report.sweep_page import sweep_page
 
-    if alone := [name for name in _OF_ONE_ANSWER if options[name] not in (None, "", (), [], 0, False, "sync")]:
+    if alone := [name for name in _OF_ONE_ANSWER if options[name] not in (None, "", (), [], 0, False)]:
         flag = alone[0].strip("_").replace("_", "-")
         raise ConfigError(f"--{flag} is about one answer", hint="name one --topology")
     axes = {"topology": tuple(clusters)} | ({"gpus": tuple(counts)} if counts else {})

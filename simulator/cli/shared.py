@@ -28,7 +28,8 @@ _SCENARIO = (
 #: parameters of the main command that say how a whole run is operated and paid for
 RUN_OPTIONS = (
     "tokens", "epochs", "dataset_tokens", "iterations", "gpu_hour_price", "mtbf", "checkpoint_interval", "checkpoint_time",
-    "restart_time", "pue", "kg_co2_per_kwh",
+    "restart_time", "pue", "kg_co2_per_kwh", "checkpoint_policy", "failure_domain", "histories", "spare_nodes", "repair_time",
+    "elastic",
 )  # fmt: skip
 
 

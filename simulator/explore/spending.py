@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any, TypedDict, cast
 
 from simulator.answer import Answer
+from simulator.explore.checkpoint_policy import policy_of
 from simulator.explore.energy import Training, power_model, price_of, training_of
 from simulator.explore.training_run import RunRequest, whole_run
 from simulator.plan import ParallelPlan
+from simulator.scenario import Scenario
+from simulator.simulation import simulate
 from simulator.topology import Topology
 
 
@@ -25,6 +28,8 @@ class RunFigures(TypedDict, total=False):
     days: float  #: From start to end.
     low_days: float  #: Where an iteration is at the low end of its interval.
     high_days: float  #: Where it is at the high end.
+    p10_days: float  #: Where runs are played, a tenth of them took less.
+    p90_days: float  #: A tenth of them took more.
     goodput: float  #: Share of the time that makes progress.
     gpu_hours: float  #: GPUs times hours.
     cost: float | None  #: At the price of a GPU hour; null without one.
@@ -49,7 +54,11 @@ def spending(request: RunRequest, answer: Answer, plan: ParallelPlan, topology: 
         "kg_co2_per_billion_tokens": kwh * power.kg_co2_per_kwh,
     }  # fmt: skip
     if request.has_length:
-        run = whole_run(request, answer, plan, topology, answer["provenance"]["model_parameters"])
-        figures: dict[str, Any] = {**run, **run["energy"]}
-        found |= {name: figures[name] for name in RunFigures.__annotations__}
+        origin = answer["provenance"]
+        policy = None
+        if request.policy != "sync":  # the step once more, beside its checkpoint
+            policy = policy_of(request.policy, simulate(Scenario.from_dict(origin["scenario"])))
+        run = whole_run(request, answer, plan, topology, origin["model_parameters"], policy)
+        figures: dict[str, Any] = {**(run["played"] or {}), **run, **run["energy"]}
+        found |= {name: figures[name] for name in RunFigures.__annotations__ if name in figures}
     return cast(Spending, found)

@@ -102,3 +102,21 @@ def test_clusters_side_by_side_on_the_command_line():
     assert costs == sorted(costs) and {row["topology"] for row in rows} == {"dgx-a100-80g", "dgx-h100"}
     refused = CliRunner().invoke(app, [*base, "--explain"])
     assert "one answer" in str(refused.exception)
+
+
+def test_rows_take_the_flags_of_played_runs_and_of_checkpoints(tmp_path):
+    """As the main command answers them: a row is what it says of the same plan."""
+    register_commands()
+    base = [
+        "--topology", "dgx-h100", "--model", "gpt-1.3b", "--gpus", "16", "--micro-batch", "1", "--sharding", "zero1",
+        "--framework", "megatron-core", "--iterations", "500000", "--mtbf", "200 h/gpu", "--checkpoint-policy", "peers",
+        "--failure-domain", "2 nodes=0.3", "--histories", "50", "--spare-nodes", "1", "--elastic", "--json",
+    ]  # fmt: skip
+    runner = CliRunner()
+    run = json.loads(runner.invoke(app, base).stdout)["whole_run"]
+    swept = runner.invoke(app, ["sweep", *base, "--axis", "seed=0", "--plot", "none", "--out", str(tmp_path)])
+    [row] = json.loads(swept.stdout)["rows"]
+    assert run["checkpoint"]["policy"] == "peers" and run["played"]["histories"] == 50
+    for name in ("days", "goodput", "kwh"):
+        assert row[name] == pytest.approx(run["energy"].get(name, run.get(name)))
+    assert (row["p10_days"], row["p90_days"]) == (run["played"]["p10_days"], run["played"]["p90_days"])
