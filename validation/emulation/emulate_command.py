@@ -126,7 +126,10 @@ def emulate(
     gap_ms: Annotated[
         float, typer.Option(help="all_gather, all_to_all: each rank begins so much later; 0: as it comes.")
     ] = 1.0,
-    gloo_threads: Annotated[int, typer.Option(help="Collectives that a process group runs at once.")] = 2,
+    gloo_threads: Annotated[
+        int,
+        typer.Option(help="Collectives that a process group runs at once; 0: 2, or 1 for zero3 on one group, as NCCL."),
+    ] = 0,
     jobs: Annotated[int, typer.Option(help="Equal jobs beside each other.")] = 1,
     beside: Annotated[str, typer.Option(help="Another job meanwhile: 'ddp L4x4MiB f20 b20 bucket4'.")] = "",
     straggler: Annotated[str, typer.Option(help="RANK:FACTOR on its compute time.")] = "",
@@ -156,12 +159,12 @@ def emulate(
         base = Job(
             name="all_reduce", n_layers=layers, layer_bytes=parse_bytes(layer_bytes), forward_s=forward_ms / 1e3,
             backward_s=backward_ms / 1e3, bucket_bytes=parse_bytes(bucket_bytes), n_micro_batches=micro_batches,
-            activation_bytes=parse_bytes(activation_bytes), n_groups=groups, gap_s=gap_ms / 1e3, gloo_threads=gloo_threads,
+            activation_bytes=parse_bytes(activation_bytes), n_groups=groups, gap_s=gap_ms / 1e3, gloo_threads=gloo_threads or 2,
             n_jobs=2 if beside else jobs, beside=replace(job_named(beside), n_repeats=8 * repeats) if beside else None,
             straggler=_straggler(straggler), procs_per_node=procs_per_node, n_repeats=repeats, n_warm_up=warm_up,
         )  # fmt: skip
         shapes = _shapes(nodes, rate, delay_us, racks, trunk, slow, queue)
-        cases = [(shape, _jobs(base, job, bytes_)) for shape in shapes]
+        cases = [(shape, _jobs(base, job, bytes_, is_free=not gloo_threads)) for shape in shapes]
     allowed = Limits(timeout_s=timeout, traffic_bytes=_limit(max_traffic, cases if suite_ else []))
     _run(_dilated(cases, dilation), allowed, predict, check, csv, json_, dilation)
 
@@ -212,11 +215,13 @@ def _shapes(
     ]
 
 
-def _jobs(base: Job, names: str, sizes: str) -> list[Job]:
+def _jobs(base: Job, names: str, sizes: str, *, is_free: bool) -> list[Job]:
+    """Return a job of each name and size; ``is_free`` if nobody said how many collectives run at once."""
     jobs: list[Job] = []
     for name in _list(names):
         for size in _list(sizes)[:1] if name in STEPS else _list(sizes):
-            jobs.append(replace(base, name=name, n_bytes=parse_bytes(size)))
+            one = replace(base, name=name, n_bytes=parse_bytes(size))
+            jobs.append(replace(one, gloo_threads=1) if is_free and one.is_zero3_on_one_group else one)
     return jobs
 
 

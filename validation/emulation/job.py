@@ -98,6 +98,11 @@ class Job:
         return self.gap_s if self.name in SENDS_FIRST else 0.0
 
     @property
+    def is_zero3_on_one_group(self) -> bool:
+        """Whether gathers and reductions, whose rings run in opposite directions, share connections."""
+        return self.name == "zero3" and self.n_groups == 1
+
+    @property
     def is_pipeline(self) -> bool:
         """Whether this is a step of a pipeline."""
         return self.name in ("gpipe", "1f1b")

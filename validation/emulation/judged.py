@@ -28,6 +28,7 @@ TARGETS = {
     "ddp": 0.03,
     "zero1": 0.03,
     "pipelines": 0.03,
+    "zero3": 0.05,
     "zero3, separate groups": 0.05,
     "fsdp2": 0.05,
     "straggler": 0.05,
@@ -56,6 +57,7 @@ def kind_of(row: Mapping[str, Any]) -> str:
         (job.n_jobs > 1 and not job.alone, "two jobs"),
         (job.is_pipeline, "pipelines"),
         (job.name == "zero3" and job.n_groups > 1, "zero3, separate groups"),
+        (job.is_zero3_on_one_group and job.gloo_threads > 1, "zero3, two at once on one group"),
         (shape.trunk_bits_per_s is not None, f"{job.name}, racks"),
         (job.procs_per_node > 1, f"{job.name}, several ranks per host"),
     ):

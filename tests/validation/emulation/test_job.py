@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.errors import ConfigError
+from validation.emulation import emulate_command
 from validation.emulation.cluster_shape import ClusterShape
 from validation.emulation.job import JOBS, MIB, Job, buffer_bytes, job_of_row, parse_bytes
+from validation.emulation.judged import kind_of
 from validation.emulation.measure import Limits, check, durations_s, expected_traffic_bytes
 
 
@@ -115,3 +117,26 @@ def test_what_distorts_a_measurement_is_said():
 def test_jobs_need_partners(wrong):
     with pytest.raises(ConfigError):
         check(wrong, Job(name="all_reduce", n_jobs=2), Limits())
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "said", "at_once", "kind"),
+    [
+        ("zero3", 1, 0, 1, "zero3"),
+        ("zero3", 1, 2, 2, "zero3, two at once on one group"),
+        ("zero3", 2, 0, 2, "zero3, separate groups"),
+        ("ddp", 1, 0, 2, "ddp"),
+    ],
+)
+def test_one_group_runs_zero3s_collectives_in_turn(monkeypatch, name, groups, said, at_once, kind):
+    """FSDP's wrapper gives all its collectives to one communicator, whose stream runs them one by one (PyTorch's source)."""
+    seen = []
+    monkeypatch.setattr(emulate_command, "_run", lambda cases, *rest: seen.extend(cases))
+    emulate_command.emulate(job=name, groups=groups, gloo_threads=said)
+    [(_, [job])] = seen
+    assert job.gloo_threads == at_once
+    threads = str(job.gloo_threads)
+    assert (
+        kind_of({"job": name, "nodes": "4", "rate": "1gbit", "cfg": job.configuration(), "gloo_threads": threads})
+        == kind
+    )
