@@ -200,15 +200,7 @@ class Checkpoint:
 
 
 def checkpoint_of(plan: ParallelPlan, topology: Topology, n_parameters: int) -> Checkpoint:
-    """Return the checkpoint of a plan: all its writers at once, each node at its rate, all at that of the file system.
-
-    Parameters
-    ----------
-    plan : ParallelPlan
-        Resolved.
-    n_parameters : int
-        Of the whole model.
-    """
+    """Return the checkpoint of a plan: all its writers at once, each node at its rate, all at that of the file system."""
     state = state_bytes(plan)
     n_bytes = n_parameters * (state.parameter + state.optimizer)
     writers = writers_of(plan, topology.gpus_per_node)

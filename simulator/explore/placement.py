@@ -29,11 +29,6 @@ _LAST_NUMBER = re.compile(r"(\d+)\D*$")
 class Switches:
     """Nodes by the switches above them, from leaves up.
 
-    Parameters
-    ----------
-    cluster : Topology
-        The whole.
-
     Attributes
     ----------
     numbers : dict
@@ -87,13 +82,7 @@ class Switches:
         return tuple(sorted((leaves.count(leaf) for leaf in set(leaves)), reverse=True))
 
     def by_slurm(self, free: Sequence[int], n_nodes: int) -> tuple[int, ...]:
-        """Return the nodes that Slurm's tree plugin picks of free ones, in order.
-
-        Raises
-        ------
-        InfeasiblePlanError
-            If there are not so many.
-        """
+        """Return the nodes that Slurm's tree plugin picks of free ones, in order."""
         _check_room(free, n_nodes)
         for above in self.levels:
             room: dict[int, list[int]] = {}
@@ -139,13 +128,6 @@ def place(way: str, switches: Switches, free: Sequence[int], n_nodes: int, rng: 
     ----------
     way : str
         One of :data:`WAYS`, or the nodes themselves: ``0-3,8`` or a hostlist.
-
-    Raises
-    ------
-    ConfigError
-        If listed nodes are taken, or not as many as the job takes.
-    InfeasiblePlanError
-        If there are not so many free nodes.
     """
     if way in WAYS:
         _check_room(free, n_nodes)
@@ -180,11 +162,6 @@ def parse_nodes(text: str, known: Mapping[str, int] | None = None) -> list[int]:
     known : mapping, optional
         Node by host.
 
-    Raises
-    ------
-    ConfigError
-        If it is neither, or names hosts that are not known.
-
     Examples
     --------
     >>> parse_nodes("0-2,8"), parse_nodes("gpu[003-004]")
@@ -204,13 +181,7 @@ def parse_nodes(text: str, known: Mapping[str, int] | None = None) -> list[int]:
 
 
 def read_free_nodes(path: str, cluster: Topology) -> list[int]:
-    """Read a file of free nodes, one list on each line; ``sinfo -t idle -h -o %N`` writes one.
-
-    Raises
-    ------
-    ConfigError
-        If the cluster has no such node.
-    """
+    """Read a file of free nodes, one list on each line; ``sinfo -t idle -h -o %N`` writes one."""
     known = host_numbers(cluster)
     lines = [line.partition("#")[0].strip() for line in read_text(path).splitlines()]
     nodes = sorted({node for line in lines if line for node in parse_nodes(line, known)})
@@ -228,11 +199,6 @@ def placements(
     """Yield the placement of Slurm, then others that differ in what they share, those on few leaves first.
 
     Leaves under the same switches with as many nodes of each other job are alike; so are nodes of a leaf.
-
-    Parameters
-    ----------
-    others : sequence of sequence of int
-        Nodes of each other job.
     """
     slurms = switches.by_slurm(free, n_nodes)
     by_leaf: dict[int, list[int]] = {}

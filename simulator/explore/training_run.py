@@ -106,11 +106,6 @@ class RunRequest:
 def parse_count(text: str, flag: str) -> float:
     """Read a number above 0 such as ``300e9``, ``300B`` or ``15.6T``.
 
-    Raises
-    ------
-    ConfigError
-        If it is none.
-
     Examples
     --------
     >>> parse_count("300B", "--tokens"), parse_count("1_000", "--tokens")
@@ -126,13 +121,7 @@ def parse_count(text: str, flag: str) -> float:
 def run_length(
     tokens: str | None, epochs: float | None, dataset_tokens: str | None, iterations: int | None
 ) -> tuple[float, int] | None:
-    """Return tokens and iterations, one of them 0, or None where no length is given.
-
-    Raises
-    ------
-    ConfigError
-        If it is given twice, or epochs without a data set.
-    """
+    """Return tokens and iterations, one of them 0, or None where no length is given."""
     given = [
         name
         for name, value in (("--tokens", tokens), ("--epochs", epochs), ("--iterations", iterations))
@@ -158,11 +147,6 @@ def run_length(
 def parse_mtbf(text: str) -> Mtbf:
     """Read ``50000 h/gpu``, ``6000 h/node``, ``3 h/job``, the name of a published rate, or ``none``.
 
-    Raises
-    ------
-    ConfigError
-        If it does not say of what, or is no time above 0.
-
     Examples
     --------
     >>> parse_mtbf("3 h/job").seconds, parse_mtbf("none").seconds
@@ -186,11 +170,6 @@ def parse_mtbf(text: str) -> Mtbf:
 def parse_domain(text: str) -> tuple[int, float]:
     """Read ``8 nodes=0.08``: so many nodes fail at once, in such a share of the failures.
 
-    Raises
-    ------
-    ConfigError
-        If it is anything else.
-
     Examples
     --------
     >>> parse_domain("8 nodes=0.08")
@@ -208,11 +187,6 @@ def parse_domain(text: str) -> tuple[int, float]:
 def parse_interval(text: str) -> tuple[float | None, int | None]:
     """Read ``30 min`` or ``500 steps``: seconds, or steps.
 
-    Raises
-    ------
-    ConfigError
-        If it is neither.
-
     Examples
     --------
     >>> parse_interval("30 min"), parse_interval("500 steps")
@@ -227,13 +201,7 @@ def parse_interval(text: str) -> tuple[float | None, int | None]:
 
 
 def parse_time(text: str, flag: str, *, least_s: float = 0.0) -> float:
-    """Read a time with its unit.
-
-    Raises
-    ------
-    ConfigError
-        If it has none, or is less than allowed.
-    """
+    """Read a time with its unit."""
     try:
         seconds = parse_quantity(text, "time")
     except ConfigError as error:
@@ -357,12 +325,6 @@ def whole_run(
 
     Parameters
     ----------
-    answer : Answer
-        The documented answer about one iteration.
-    plan : ParallelPlan
-        Resolved.
-    n_parameters : int
-        Of the model, for its checkpoint.
     policy : Policy, optional
         How checkpoints are taken; training waits for storage by default.
     others : sequence of NeighbourJob

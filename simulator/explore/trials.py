@@ -48,15 +48,7 @@ _FIRST = {
 
 
 class ChangedCosts(ModelCosts):
-    """The costs of a scenario on a changed machine.
-
-    Parameters
-    ----------
-    topology : Topology
-        With the change applied.
-    change : MachineChange
-        Its latencies and speeds count here; the topology holds the rest of it.
-    """
+    """The costs of a scenario on a changed machine: the topology has the change of its links, latencies and speeds count here."""
 
     def __init__(self, topology: Topology, scenario: Scenario, change: MachineChange) -> None:
         super().__init__(topology, scenario)
@@ -97,13 +89,7 @@ def _later(flow: Flow, factor: float, extra_s: float) -> Flow:
 
 
 class Trials:
-    """Runs changes of one result.
-
-    Parameters
-    ----------
-    result : Result
-        What is.
-    """
+    """Runs changes of one result."""
 
     def __init__(self, result: Result) -> None:
         self.result = result
@@ -164,11 +150,6 @@ def n_hops(op: Collective | Transfer, label: str, topology: Topology) -> int:
 
     A ring passes every node once per phase, and an all-reduce has two phases; a tree goes up and down its levels; a
     message goes once.
-
-    Parameters
-    ----------
-    label : str
-        Of its flow: ``"ring/simple"``.
 
     References
     ----------
@@ -253,12 +234,6 @@ def explain(result: Result, *, say: Callable[[str], None] = lambda _: None) -> E
     ----------
     result : Result
         With detail, the kernels on the critical path are told apart.
-    say : callable
-        Told what is being tried.
-
-    Returns
-    -------
-    Explanation
     """
     trials = Trials(result)
     ranked = rank_changes(
@@ -278,16 +253,10 @@ class _Candidate(NamedTuple):
 
 
 def advise(result: Result) -> list[dict[str, Any]]:
-    """Simulate the single changes that could save most and return them, the most useful first.
+    """Simulate the single changes that could save most and return them, the most useful first; none where a run is too large.
 
     A change that makes one kind of work twice as fast saves at most half of that kind's share of the critical path (Amdahl,
     AFIPS 1967), hiding it saves at most the share. Once no bound exceeds what was found, no other trial is made.
-
-    Returns
-    -------
-    list of dict
-        ``change``, ``iteration_time_s`` and ``saving`` (share of the iteration; negative where it costs time); empty
-        where the run is too large to be simulated again unasked.
     """
     if result.timeline.n_events > MOST_EVENTS:
         return []

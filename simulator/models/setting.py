@@ -105,13 +105,7 @@ class Setting:
         return self.tokens // self.tp if self.is_sequence_parallel else self.tokens
 
     def check(self, spec: ModelSpec) -> None:
-        """Check that the partition divides the model.
-
-        Raises
-        ------
-        InfeasiblePlanError
-            Naming the rule and the numbers.
-        """
+        """Check that the partition divides the model."""
         rules = [
             ("heads", spec.heads, "tp", self.tp),
             ("ffn_hidden", spec.ffn_hidden, "tp", self.tp),

@@ -34,15 +34,6 @@ class Style(ABC):
     """Appends the operations of one implementation of a model to a tape.
 
     Subclasses decide what is fused and what is saved; the order of a block is the family's.
-
-    Parameters
-    ----------
-    spec : ModelSpec
-        The model.
-    setting : Setting
-        How this rank runs it.
-    tape : Tape
-        Where operations are appended.
     """
 
     #: whether query, key and value (and gate and up) are one matrix product
@@ -303,13 +294,7 @@ class Style(ABC):
         columns: int = 0,
         is_narrow: bool = True,
     ) -> list[Tensor]:
-        """Append the column-parallel products that open a tensor-parallel region.
-
-        Returns
-        -------
-        list of Tensor
-            One merged output, or one per entry of ``rows`` where the style launches them separately.
-        """
+        """Append the column-parallel products that open a tensor-parallel region: one output, or one per entry of ``rows``."""
         columns = columns or self.spec.hidden
         widths = [sum(rows)] if self.merges_columns else list(rows)
         if self.setting.tp == 1:
