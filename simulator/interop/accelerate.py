@@ -17,7 +17,8 @@ from simulator.interop.emission import Emission, Request, refuse_to_write, said,
 from simulator.interop.format import Format
 from simulator.interop.key_table import Described, Found, Table, key, nested, reader_of
 
-_STRATEGIES = {
+#: ``ShardingStrategy`` of PyTorch's FSDP, by number from 1 -> sharding of a plan
+FSDP_STRATEGIES = {
     "FULL_SHARD": "zero3",
     "SHARD_GRAD_OP": "zero2",
     "NO_SHARD": "none",
@@ -119,7 +120,7 @@ def _precision(found: Found) -> str:
 
 def _fsdp(found: Found) -> dict[str, Any]:
     strategy, reshard = found[_F + "fsdp_sharding_strategy"], found[_F + "fsdp_reshard_after_forward"]
-    known = list(_STRATEGIES)
+    known = list(FSDP_STRATEGIES)
     is_second = found[_F + "fsdp_version"] == 2
     if isinstance(strategy, int) and not isinstance(strategy, bool) and 1 <= strategy <= len(known):
         strategy = known[strategy - 1]
@@ -133,7 +134,7 @@ def _fsdp(found: Found) -> dict[str, Any]:
         )
     settings = {
         "framework": "fsdp2" if is_second else "fsdp",
-        "sharding": _STRATEGIES[strategy],
+        "sharding": FSDP_STRATEGIES[strategy],
         "backward_prefetch": "pre",
     }
     settings |= KEYS.fields(found, "plan")
@@ -224,7 +225,7 @@ def _mesh(found: Found) -> dict[str, Any]:
 # ---- writing -----------------------------------------------------------------------------------------------------
 
 _WORDS = {"fp32": "no", "amp_fp16": "fp16", "amp_bf16": "bf16"}
-_WRITTEN_STRATEGIES = {"none": "NO_SHARD", "zero2": "SHARD_GRAD_OP", "zero3": "FULL_SHARD", "hsdp": "HYBRID_SHARD"}
+_WRITTEN_STRATEGIES = {ours: word for word, ours in reversed(FSDP_STRATEGIES.items())}
 #: fields of a plan that the training script decides
 _TRAINER = (
     "micro_batch", "global_batch", "sequence_length", "attention", "bucket_bytes", "scatter_gather", "overlap_parameter_gather",

@@ -16,7 +16,7 @@ from simulator.config import load_yaml
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.format import Format, Imported
 from simulator.interop.key_table import Found, Table, flattened, json_keys, key, nested
-from simulator.interop.typed_values import Reader
+from simulator.interop.typed_values import Reader, words
 from simulator.plan import ParallelPlan
 
 _WIDTHS = {"fp32": 4, "float32": 4, "fp16": 2, "bf16": 2, "bfp16": 2, "float16": 2, "bfloat16": 2}
@@ -264,18 +264,11 @@ def _reduction(found: Found, settings: dict[str, Any]) -> dict[str, Any]:
 
 # ---- writing -----------------------------------------------------------------------------------------------------
 
-_STAGES = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3}
+#: sharding of a plan -> ZeRO's stage
+STAGES = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3}
 #: fields that a model or a data loader decides, and where
 _ELSEWHERE = {"gpus": "the launcher", "sequence_length": "the data loader"} | dict.fromkeys(
-    (
-        "attention",
-        "sequence_parallel",
-        "asynchronous_tp",
-        "scatter_gather",
-        "overlap_parameter_gather",
-        "overlap_p2p",
-        "schedule",
-    ),
+    words("attention sequence_parallel asynchronous_tp scatter_gather overlap_parameter_gather overlap_p2p schedule"),
     "the model",
 )
 
@@ -296,7 +289,7 @@ def write_deepspeed(request: Request) -> Emission:
         "gradient_accumulation_steps": plan.n_micro_batches,
         "bf16.enabled": plan.precision == "bf16",
         "fp16.enabled": plan.precision == "fp16",
-        "zero_optimization.stage": _STAGES[plan.sharding],
+        "zero_optimization.stage": STAGES[plan.sharding],
         "zero_optimization.overlap_comm": plan.overlaps,
     }
     if plan.sharding == "hsdp":

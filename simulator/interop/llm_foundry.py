@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from simulator.interop.accelerate import FSDP_STRATEGIES
 from simulator.interop.adapters import adapter_settings, optimizer_settings
 from simulator.interop.format import Format, having
 from simulator.interop.key_table import Described, Found, Table, key, reader_of
@@ -20,7 +21,6 @@ from simulator.interop.trainer import catalogue_model
 from simulator.models.catalog import MPT_STYLE
 from simulator.models.spec import MOST_LAYERS, ModelSpec
 
-_SHARDING = {"FULL_SHARD": "zero3", "SHARD_GRAD_OP": "zero2", "NO_SHARD": "none", "HYBRID_SHARD": "hsdp"}
 KEYS = Table(
     keys=(
         key("model.name", "text", default="mpt_causal_lm", note="mpt_causal_lm, or hf_causal_lm with the name of a model"),
@@ -45,7 +45,7 @@ KEYS = Table(
         key("device_train_microbatch_size", "any", note="`micro_batch`; auto is left out"),
         key("precision", plan="precision", words={"amp_bf16": "amp_bf16", "amp_fp16": "amp_fp16", "fp32": "fp32", "amp_fp8": "fp8"},
             default="amp_bf16"),
-        key("fsdp_config.sharding_strategy", words=_SHARDING, note="`sharding`"),
+        key("fsdp_config.sharding_strategy", words=FSDP_STRATEGIES, note="`sharding`"),
         key("fsdp_config.mixed_precision", "any", note="PURE: working weights and gradients in 16 bits"),
         key("fsdp_config.activation_checkpointing", "switch", plan="recompute", words={True: "full", False: "none"}, default=False),
         key("fsdp_config.activation_cpu_offload", "switch"),
@@ -93,7 +93,7 @@ def _describe(found: Found) -> Described:
     if isinstance(micro, int) and not isinstance(micro, bool):
         settings["micro_batch"] = found.reader.positive("device_train_microbatch_size")
     if found["fsdp_config.sharding_strategy"]:
-        settings["sharding"] = _SHARDING[found["fsdp_config.sharding_strategy"]]
+        settings["sharding"] = FSDP_STRATEGIES[found["fsdp_config.sharding_strategy"]]
         if found["fsdp_config.mixed_precision"] in ("PURE", "DEFAULT"):
             settings["precision"] = settings["precision"].removeprefix("amp_")
     settings["attention"] = "eager" if found["model.attn_config.attn_impl"] == "torch" else "flash"

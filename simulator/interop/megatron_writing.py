@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
+from simulator.interop.deepspeed import STAGES
 from simulator.interop.emission import Emission, Request, refuse_to_write, said, under
 from simulator.interop.megatron_keys import KEYS
 from simulator.models.spec import ModelSpec
@@ -73,7 +74,6 @@ def _model_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
 def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
     """Return what several settings say together."""
     is_deepspeed, is_local = plan.framework == "megatron-deepspeed", plan.framework != "megatron-core"
-    stage = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}[plan.sharding]
     flags: dict[str, Any] = {
         "no-overlap-p2p-communication": plan.virtual_pp > 1 and sends_block(plan) and not is_local,
         "overlap-moe-expert-parallel-comm": plan.schedule == "1f1b-combined",
@@ -93,7 +93,7 @@ def _plan_flags(spec: ModelSpec, plan: ParallelPlan) -> dict[str, Any]:
         flags |= {
             "deepspeed": True,
             "deepspeed_config": "ds_config.json",
-            "zero-stage": stage,
+            "zero-stage": STAGES[plan.sharding],
             "optimizer-cpu-offload": False,
         }
     else:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import ConfigError
+from simulator.interop.accelerate import FSDP_STRATEGIES
 from simulator.interop.adapters import QUANTIZED, adapter_settings, optimizer_settings
 from simulator.interop.deepspeed import import_deepspeed
 from simulator.interop.format import Format
@@ -97,13 +98,7 @@ KEYS = Table(
     },
 )  # fmt: skip
 
-_FULL = {
-    "full_shard": "zero3",
-    "shard_grad_op": "zero2",
-    "no_shard": "none",
-    "hybrid_shard": "hsdp",
-    "hybrid_shard_zero2": "hsdp",
-}
+_STRATEGIES = {word.lower(): ours for word, ours in FSDP_STRATEGIES.items()}
 
 
 def _describe(found: Found) -> Described:
@@ -226,11 +221,12 @@ def _fsdp(found: Found) -> dict[str, Any]:
         found["fsdp_config.reshard_after_forward"],
     )
     named = next(
-        (word for word in (*words, strategy) if word in _FULL), "shard_grad_op" if reshard is False else "full_shard"
+        (word for word in (*words, strategy) if word in _STRATEGIES),
+        "shard_grad_op" if reshard is False else "full_shard",
     )
     settings: dict[str, Any] = {
         "framework": "fsdp2" if found["fsdp_version"] == 2 or (found.given("dp_shard_size")) else "fsdp",
-        "sharding": _FULL[named],
+        "sharding": _STRATEGIES[named],
     }
     if found["dp_shard_size"] and found["dp_replicate_size"] > 1:
         settings |= {"sharding": "hsdp", "sharding_group": found["dp_shard_size"]}
