@@ -387,9 +387,9 @@ def parts_of(breakdown: Breakdown) -> list[tuple[str, float]]:
     return [(label, breakdown[key]) for key, label in PARTS.items() if breakdown[key] > 0]
 
 
-def describe_axes(rows: Iterable[CommunicationRow]) -> str:
-    """Explain the axes of a table whose names do not speak for themselves; nothing where all do."""
-    known = dict.fromkeys(row["axis"] for row in rows if row["axis"] in AXES)
+def describe_axes(axes: Iterable[str]) -> str:
+    """Explain the axes whose names do not speak for themselves; nothing where all do."""
+    known = dict.fromkeys(axis for axis in axes if axis in AXES)
     return "; ".join(f"{axis}: {AXES[axis]}" for axis in known)
 
 

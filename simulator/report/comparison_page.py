@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from simulator.answer import describe_axes
 from simulator.explore.comparison import Comparison, PartChange
 from simulator.report.charts import BLUE, GREEN, GREY, VERMILLION, Chart, axis, layout
 from simulator.report.markup import Markup, element, table
@@ -10,6 +14,8 @@ from simulator.units import format_bytes, format_time
 
 #: parts that change the time by less than this share of it stand in one bar
 _SMALL = 0.002
+#: where all steps lie within this share of the time, the axis begins just below them
+_CLOSE = 0.2
 #: differences below a nanosecond are none
 _NOTHING_S = 1e-9
 
@@ -23,6 +29,7 @@ def waterfall(found: Comparison) -> Chart:
     if abs(rest_s) > 1e-9 * whole:
         steps.append(("all else", rest_s))
     labels, bases, lengths, colours = ["A"], [0.0], [found["a_s"]], [BLUE]
+    levels = [found["a_s"], found["b_s"]]
     level = found["a_s"]
     for part, change_s in steps:
         labels.append(part)
@@ -30,6 +37,7 @@ def waterfall(found: Comparison) -> Chart:
         lengths.append(abs(change_s))
         colours.append(VERMILLION if change_s > 0 else GREEN)
         level += change_s
+        levels.append(level)
     labels, bases, lengths, colours = [*labels, "B"], [*bases, 0.0], [*lengths, found["b_s"]], [*colours, GREY]
     texts = [format_time(found["a_s"]), *(_signed(s) for _, s in steps), format_time(found["b_s"])]
     trace = {
@@ -46,11 +54,24 @@ def waterfall(found: Comparison) -> Chart:
         key="waterfall",
         title="From A to B",
         traces=(trace,),
-        layout=layout(axis("seconds", rangemode="tozero"), rows | names, showlegend=False, bargap=0.3),
+        layout=layout(_seconds_axis(levels), rows | names, showlegend=False, bargap=0.3),
         summary=found["summary"],
         height_px=60 + 42 * len(labels),
         is_labelled=True,
     )
+
+
+def _seconds_axis(levels: Sequence[float]) -> dict[str, Any]:
+    """Return the axis of a waterfall: from 0, or where its steps would be hairlines, from just below them."""
+    low, high = min(levels), max(levels)
+    if not 0 < high - low < _CLOSE * high:
+        return axis("seconds", rangemode="tozero")
+    return axis("seconds; the axis does not begin at 0", range=[low - (high - low) / 2, high + (high - low) / 20])
+
+
+def axes_of(found: Comparison) -> str:
+    """Explain the axes over which parts of the time communicate."""
+    return describe_axes(row["part"].rpartition(" ")[2] for row in found["parts"])
 
 
 def _signed(seconds: float) -> str:
@@ -78,7 +99,8 @@ def comparison_page(found: Comparison) -> Report:
     inputs = table(
         "Inputs that differ", ("setting", "A", "B"), [tuple(row.values()) for row in found["inputs"]], text_columns=3
     )
-    parts = table(f"Time of {found['basis']}", PART_COLUMNS, [part_cells(row) for row in found["parts"]])
+    axes = f"; {text}" if (text := axes_of(found)) else ""
+    parts = table(f"Time of {found['basis']}{axes}", PART_COLUMNS, [part_cells(row) for row in found["parts"]])
     memory = table(
         "Memory of the fullest rank", ("category", "A", "B"),
         [(row["category"], format_bytes(row["a_bytes"]), format_bytes(row["b_bytes"])) for row in found["memory"]],

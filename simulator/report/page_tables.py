@@ -116,7 +116,7 @@ def communication_table(rows: Sequence[CommunicationRow]) -> Markup:
         )
         cells.append((row["collective"].replace("_", "-"), row["axis"], *shown))
     columns = ("collective", "axis", *(column for column, _, _ in _COMMUNICATION))
-    caption = f"Communication per rank and iteration; bandwidths as nccl-tests defines them. {describe_axes(rows)}"
+    caption = f"Communication per rank and iteration; bandwidths as nccl-tests defines them. {describe_axes(row['axis'] for row in rows)}"
     return table(caption, columns, cells, text_columns=2)
 
 

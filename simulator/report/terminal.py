@@ -71,13 +71,13 @@ def new_table(
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, n_names: int = 1) -> None:
     """Print a table in pieces that are no wider than the terminal, each with the columns that name its rows.
 
-    Headings break between words, figures nowhere; in a table that is too wide, names are cut so that they take at most half of it.
+    Figures break nowhere. In a table that is too wide, headings break between words, and names are cut to half of the width.
     """
     out = make_console()
-    lengths = [
-        max(len(word) for word in (*column.split(), *(row[i] for row in rows), " ")) for i, column in enumerate(columns)
-    ]
+    cells = [[row[i] for row in rows] for i in range(len(columns))]
+    lengths = [max(map(len, (name, *column))) for name, column in zip(columns, cells, strict=True)]
     if sum(lengths) + _GAP * len(columns) > out.width:
+        lengths = [max(map(len, (*name.split(), *column))) for name, column in zip(columns, cells, strict=True)]
         while sum(lengths[:n_names]) + _GAP * n_names > out.width // 2:
             lengths[lengths.index(max(lengths[:n_names]))] -= 1
     first = sum(lengths[:n_names]) + _GAP * n_names
@@ -167,8 +167,8 @@ def _print_communication(out: Console, rows: Sequence[CommunicationRow]) -> None
             format_time(row["total_s"]), format_bandwidth(row["algbw_bytes_per_s"]), format_bandwidth(row["busbw_bytes_per_s"]),
         )  # fmt: skip
     out.print(table, highlight=False)
-    if describe_axes(rows):
-        out.print(f"[dim]{describe_axes(rows)}[/dim]", highlight=False)
+    if axes := describe_axes(row["axis"] for row in rows):
+        out.print(f"[dim]{axes}[/dim]", highlight=False)
 
 
 def _print_memory(out: Console, memory: Memory) -> None:
@@ -457,7 +457,7 @@ def _plan_figures(row: dict[str, Any]) -> tuple[str, ...]:
 
 def print_comparison(found: Comparison) -> None:
     """Print two answers side by side: what differs, where the difference comes from, and memory."""
-    from simulator.report.comparison_page import PART_COLUMNS, part_cells
+    from simulator.report.comparison_page import PART_COLUMNS, axes_of, part_cells
 
     out = make_console()
     out.print(f"A: {found['a']}\nB: {found['b']}\n", highlight=False, markup=False)
@@ -473,6 +473,8 @@ def print_comparison(found: Comparison) -> None:
         memory.add_row(row["category"], format_bytes(row["a_bytes"]), format_bytes(row["b_bytes"]))
     for table in (inputs, parts, memory):
         out.print(table, highlight=False)
+        if table is parts and (axes := axes_of(found)):
+            out.print(f"[dim]{axes}[/dim]", highlight=False)
         out.print()
 
 

@@ -110,6 +110,16 @@ def test_the_waterfall_leads_from_one_time_to_the_other(compared):
     assert found["summary"] in comparison_page(found).html
 
 
+@pytest.mark.parametrize(("b_s", "first"), [(1.1, 0.95), (0.96, 0.94), (2.0, None), (1.0, None)])
+def test_steps_that_would_be_hairlines_are_drawn_on_an_axis_that_says_where_it_begins(compared, b_s, first):
+    """Between 1 s and 1.1 s the axis begins half a difference below; where the second is twice the first, at 0."""
+    part = {"part": "compute", "a_s": 1.0, "b_s": b_s, "difference_s": b_s - 1.0, "share": 1.0}
+    found = {**compared[2], "a_s": 1.0, "b_s": b_s, "difference_s": b_s - 1.0, "parts": [part]}
+    shown = waterfall(found).layout["xaxis"]
+    assert ("does not begin at 0" in shown["title"]["text"]) == (first is not None)
+    assert first is None or shown["range"][0] == pytest.approx(first)
+
+
 def test_the_command(tmp_path):
     register_commands()
     page = tmp_path / "page.html"
@@ -120,3 +130,5 @@ def test_the_command(tmp_path):
     assert page.is_file()
     shown = CliRunner().invoke(app, ["compare", "tp=1", "tp=2", *shared])
     assert "share of it" in shown.stdout
+    assert "model: all ranks of one replica" in shown.stdout
+    assert "model: all ranks of one replica" in page.read_text(encoding="utf-8")
