@@ -26,7 +26,9 @@ class Setting:
     etp: int | None = None  #: Degree of the experts' own tensor parallelism; by default ``tp``.
     precision: str = "bf16"  #: One of :data:`simulator.plan.PRECISIONS`.
     #: Style of the implementation: ``hf-eager``, ``megatron``, ``compiled``, ``fused``.
-    kernels: Literal["hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused"] = "megatron"
+    kernels: Literal[
+        "hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused", "hand-written"
+    ] = "megatron"
     #: ``flash``, ``eager``, or ``fused_softmax``: eager with Megatron's kernel of mask and softmax.
     attention: Literal["flash", "eager", "fused_softmax"] = "flash"
     #: ``none``, ``selective`` (core attention; with ``compiled``: all but every second matrix product and the attention

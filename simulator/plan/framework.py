@@ -210,8 +210,8 @@ class Framework:
     name: str
     #: Style of the operator stream: ``hf-eager`` (unfused Hugging Face), ``torch-modules`` (the same with gathered
     #: logits), ``eager-fused-norm`` (with fused norms too), ``megatron`` (fused bias, dropout, softmax and norm
-    #: kernels), ``compiled`` (torch.compile), ``fused`` (hand-written, llm.c or Transformer Engine style).
-    kernels: Literal["hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused"]
+    #: kernels), ``compiled`` (torch.compile), ``fused`` (Transformer Engine), ``hand-written`` (llm.c).
+    kernels: Literal["hf-eager", "torch-modules", "eager-fused-norm", "megatron", "compiled", "fused", "hand-written"]
     #: Who reduces gradients and shards states.
     data_parallel: DataParallelism
     #: How the host issues kernels: ``eager``, ``compiled``, ``graphs``.
@@ -489,7 +489,9 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(name="apex-ddp", kernels="eager-fused-norm", data_parallel=DDP),
         Framework(name="apex-ddp-fused", kernels="megatron", data_parallel=DDP),
         Framework(name="compiled-ddp", kernels="compiled", data_parallel=DDP, host="compiled"),
-        Framework(name="fused", kernels="fused", data_parallel=replace(DDP, copies_into_buckets=False), host="graphs"),
+        Framework(
+            name="fused", kernels="hand-written", data_parallel=replace(DDP, copies_into_buckets=False), host="graphs"
+        ),
     )
 }
 

@@ -378,6 +378,19 @@ def test_the_position_bias_of_t5_keeps_plain_code_from_fused_attention():
     assert STYLES["megatron"].fuses_attention(t5) and STYLES["hf-eager"].fuses_attention(gpt2)
 
 
+def test_hand_written_kernels_pass_three_times_over_the_logits_and_copy_nothing_around_attention():
+    """karpathy/llm.c@f1e2ace651, fused_classifier.cuh: two reads and one write, none in backward; cudnn_att.cpp: one dqkv."""
+    whole, by_hand = (built(small("gpt2"), kernels=kernels, attention="flash") for kernels in ("fused", "hand-written"))
+    logits_bytes = 2 * 256 * whole.layers[-1].forward[1].n * 2
+    (loss,) = [item for item in by_hand.layers[-1].forward if item.name == "classifier"]
+    assert loss.n_bytes == 3 * logits_bytes
+    assert [i.name for i in by_hand.layers[-1].backward] == ["logits", "logits", "layer_norm"]
+    names = [[i.name for i in shapes(model.layers[1].backward)] for model in (whole, by_hand)]
+    assert names[0].count("cat") == 1 and [name for name in names[0] if name != "cat"] == names[1]
+    split = [built(small("gpt2"), kernels=kernels, tp=2).layers[-1].forward for kernels in ("fused", "hand-written")]
+    assert split[0][1:] == split[1][1:]  # a vocabulary that ranks share needs its sums between the passes
+
+
 def test_bert_by_hand_adds_its_mask_and_the_bias_before_its_activation():
     """NVIDIA/DeepLearningExamples@482fe9ac8a, BERT/modeling.py: one sum over all scores and one over the MLP's width, forward only."""
     plain, by_hand = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simulator.models.styles.base import Style
 from simulator.models.styles.compiled import Compiled
+from simulator.models.styles.hand_written import HandWritten
 from simulator.models.styles.hf_eager import HfEager
 from simulator.models.styles.megatron import Fused, Megatron
 from simulator.models.styles.torch_modules import EagerFusedNorm, TorchModules
@@ -16,4 +17,5 @@ STYLES: dict[str, type[Style]] = {
     "megatron": Megatron,
     "compiled": Compiled,
     "fused": Fused,
+    "hand-written": HandWritten,
 }

@@ -55,6 +55,8 @@ class Style(ABC):
     recomputes_operators = False
     #: whether Megatron's runs a fused attention kernel a second time
     recomputes_flash = False
+    #: whether attention writes the gradients of queries, keys and values into that of their merged projection
+    merges_gradients = False
 
     @classmethod
     def fuses_attention(cls, spec: ModelSpec) -> bool:
@@ -384,7 +386,7 @@ class Style(ABC):
         per_head = self.setting.tokens * self.head_dim
         sizes = [per_head * n for n in (self.heads, self.kv_heads, self.kv_heads)]
         gather = map_kernel("cat", [merged], [merged], in_pass="backward")
-        return self.tape.split(merged, sizes, [gather])
+        return self.tape.split(merged, sizes, [] if self.merges_gradients else [gather])
 
     def split_pair(self, merged: Tensor) -> tuple[Tensor, ...]:
         """Append the views of the two halves of a merged projection."""
