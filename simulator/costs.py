@@ -193,9 +193,15 @@ class ModelCosts:
         inner: dict[int, list[Collective | Transfer]] = {}
         counts: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         seen: dict[int, Collective | Transfer] = {}
-        for span, n_times in timeline.counted:
+        n_times: dict[tuple[int, int, int], int] = defaultdict(int)
+        alike: dict[tuple[int, int, int], Span] = {}
+        for span, n in timeline.counted:
+            what = id(span.op), id(span.inner), span.rank
+            n_times[what] += n
+            alike[what] = span
+        for what, span in alike.items():
             for op in _communications(span, inner):
-                counts[id(op)][span.rank] += n_times
+                counts[id(op)][span.rank] += n_times[what]
                 seen[id(op)] = op
         for key, op in seen.items():
             flow = self.flow(op)

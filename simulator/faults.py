@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -54,7 +55,7 @@ def slowest_of(n_gpus: int, spread: float = SPEED_SPREAD) -> float:
 class Faults:
     """What is wrong with a machine, for as long as a run takes."""
 
-    #: Ranks, and how many times as long their kernels take.
+    #: Ranks, ascending, and how many times as long their kernels take.
     slow_ranks: tuple[tuple[int, float], ...] = ()
     #: Links, and how many times as long their bytes take: ``node3.nic`` names all links of a kind that begin or end in
     #: a node, ``A -> B`` one direction between two vertices of the topology.
@@ -90,7 +91,9 @@ class Faults:
 
     def slowdown(self, rank: int) -> float:
         """How many times as long the kernels of a rank take."""
-        return dict(self.slow_ranks).get(rank, 1.0)
+        place = bisect_left(self.slow_ranks, (rank,))
+        found, factor = self.slow_ranks[place] if place < len(self.slow_ranks) else (-1, 1.0)
+        return factor if found == rank else 1.0
 
     def links(self, topology: Topology) -> dict[int, float]:
         """Return the numbers of the slow links, and how many times as long their bytes take."""

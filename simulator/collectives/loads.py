@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -10,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.topology.layout import RegularLayout
-from simulator.topology.link import LINK_KINDS
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -39,11 +39,6 @@ class Scales:
         return Scales(inside=self.inside / traffic, nics=self.nics / traffic, beyond=self.beyond / traffic)
 
 
-def nic_links(topology: Any) -> NDArray[np.bool_]:
-    """Return which links join a NIC and a switch, shape [n_links]."""
-    return np.asarray(topology.arrays.kind == LINK_KINDS.index("nic"), dtype=np.bool_)
-
-
 def combine(parts: list[Traffic]) -> Traffic:
     """Concatenate traffic."""
     return Traffic(
@@ -53,23 +48,27 @@ def combine(parts: list[Traffic]) -> Traffic:
     )
 
 
-def link_loads(traffic: Traffic, topology: Any, *, by_host: bool = False) -> FloatArray:
-    """Route traffic and add up what every link carries; a rank paired with itself loads nothing.
+def routed_traffic(traffic: Traffic, topology: Any, *, by_host: bool = False) -> tuple[IntArray, FloatArray]:
+    """Route traffic; a rank paired with itself loads nothing.
 
     Returns
     -------
-    ndarray of float, shape [n_links]
-        Bytes per byte of progress.
+    tuple of ndarray, shape [n_entries]
+        Links, some of them several times, and the bytes on each per byte of progress.
     """
-    n_links = len(topology.links)
     moving = (traffic.source != traffic.target) & (traffic.amount > 0.0)
     kept = Traffic(source=traffic.source[moving], target=traffic.target[moving], amount=traffic.amount[moving])
     if not len(kept.source):
-        return np.zeros(n_links)
+        return np.zeros(0, dtype=np.int64), np.zeros(0)
     many = len(kept.source) > _FEW_PAIRS
     route = _regular if many and isinstance(getattr(topology, "layout", None), RegularLayout) else _one_by_one
-    links, weights = route(kept, topology, by_host)
-    return np.bincount(links, weights=weights, minlength=n_links).astype(np.float64)
+    return route(kept, topology, by_host)
+
+
+def links_of(several: Sequence[IntArray], n_links: int) -> IntArray:
+    """Return the links in some lists, ascending, each once: in a time that grows with what is used, not with the machine."""
+    links = np.concatenate(several)
+    return np.unique(links) if 16 * len(links) < n_links else np.flatnonzero(np.bincount(links, minlength=n_links))
 
 
 def _one_by_one(traffic: Traffic, topology: Any, by_host: bool) -> tuple[IntArray, FloatArray]:

@@ -12,12 +12,13 @@ import numpy as np
 from simulator import collectives
 from simulator.collectives.algorithm import Algorithm
 from simulator.collectives.groups import Groups, Phase
-from simulator.collectives.loads import FloatArray, Scales, link_loads, nic_links
+from simulator.collectives.loads import FloatArray, IntArray, Scales, links_of, routed_traffic
 from simulator.collectives.messages import Job, messages_at_once
 from simulator.collectives.shape import GroupShape, shape_of
 from simulator.collectives.tuner import Described, describe_collective
 from simulator.errors import ConfigError
 from simulator.network.base import Flow, capacities
+from simulator.topology.link import LINK_KINDS
 
 Ranks = tuple[tuple[int, ...], ...]
 Pairs = tuple[tuple[int, int], ...]
@@ -222,26 +223,31 @@ def _unit_loads(
 
 
 def _routed(phases: Sequence[Phase], topology: Any, shape: GroupShape) -> UnitLoads:
-    at_nic = nic_links(topology)
     by_host = _by_host(topology, shape)
-    loads = []
-    for phase in phases:
-        between = link_loads(phase.between, topology, by_host=by_host)
-        if shape.n_nodes > 1 and topology.node.nics is not None:
-            between[at_nic] *= topology.node.nics.bandwidth_bytes_per_s / shape.nic_bytes_per_s
-        loads.append((link_loads(phase.inside, topology), between, phase.n_times))
-    used = np.flatnonzero(sum(inside + between for inside, between, _ in loads))
+    routed = [
+        (routed_traffic(phase.inside, topology), routed_traffic(phase.between, topology, by_host=by_host))
+        for phase in phases
+    ]
+    used = links_of([links for pair in routed for links, _ in pair], len(topology.links))
+    at_nic = topology.arrays.kind[used] == LINK_KINDS.index("nic")
+    scale = 1.0
+    if shape.n_nodes > 1 and topology.node.nics is not None:
+        scale = topology.node.nics.bandwidth_bytes_per_s / shape.nic_bytes_per_s
+
+    def loads(links: IntArray, weights: FloatArray) -> FloatArray:
+        return np.bincount(np.searchsorted(used, links), weights=weights, minlength=len(used)).astype(np.float64)
+
     return UnitLoads(
         links=tuple(used.tolist()),
         capacity_bytes_per_s=capacities(topology)[used],
         phases=tuple(
             PhaseLoads(
-                inside=inside[used],
-                nics=np.where(at_nic, between, 0.0)[used],
-                beyond=np.where(at_nic, 0.0, between)[used],
-                n_times=n_times,
+                inside=loads(*inside),
+                nics=np.where(at_nic, loads(*between) * scale, 0.0),
+                beyond=np.where(at_nic, 0.0, loads(*between)),
+                n_times=phase.n_times,
             )
-            for inside, between, n_times in loads
+            for phase, (inside, between) in zip(phases, routed, strict=True)
         ),
     )
 

@@ -17,6 +17,7 @@ from simulator.engine.clock import Clock
 from simulator.engine.costs import Costs
 from simulator.engine.durations import FAR_AHEAD_PS, BlockResult, Durations, JointResult, Part, TouchedError
 from simulator.engine.interference import change_rate, slow_collectives
+from simulator.engine.lockstep import alternates, in_turns
 from simulator.engine.state import Communication, Participants, RankState, Running, Stream
 from simulator.engine.steady import View, Watch, stops_host
 from simulator.network.base import NetworkModel, SeparableNetwork, StatefulNetwork
@@ -82,7 +83,7 @@ class Machine:
         self.alarm: tuple[int, int] | None = None
         self.latest_ps = 0
         self.touched: set[int] | None = None
-        self.joint: list[tuple[int, frozenset[int], int]] = []
+        self.joint: dict[int, list[tuple[int, frozenset[int]]]] = {}  # by circle
         self.trailing: set[tuple[int, int]] = set()
         self.watches = [
             Watch(program.n_omitted, [self.ranks[number] for number in circle.numbers], grows=grows)
@@ -284,16 +285,16 @@ class Machine:
                 raise TouchedError
             self._schedule_end(rank, stream, running)
         end_ps = max(running.end_ps for _, _, running in states if running)
-        self.joint = [one for one in self.joint if one[0] > self.clock.now_ps]
-        self.joint.append((end_ps, found.links, self.circle_of[states[0][0].number]))
+        circle = self.circle_of[states[0][0].number]
+        still = [one for one in self.joint.get(circle, ()) if one[0] > self.clock.now_ps]
+        self.joint[circle] = [*still, (end_ps, found.links)]
         for communication in self.in_flight.values():
             self._check_links(self.costs.flow(communication.op).links, communication)
 
     def _check_links(self, links: tuple[int, ...], communication: Communication) -> None:
         own, now_ps = self._own_circle(links, communication), self.clock.now_ps
-        for until_ps, used, whose in self.joint:
-            is_met = own < 0 or whose == own
-            if is_met and until_ps > now_ps and self.durations.touches(used, links):
+        for passes in self.joint.values() if own < 0 else (self.joint.get(own, ()),):
+            if any(until_ps > now_ps and self.durations.touches(used, links) for until_ps, used in passes):
                 raise TouchedError
 
     def _own_circle(self, links: tuple[int, ...], communication: Communication) -> int:
@@ -392,7 +393,7 @@ class Machine:
             self.touched.update(flow.links)
         if self.joint:
             self._check_links(flow.links, communication)
-        if self.passing:
+        if self.passing and self._own_circle(flow.links, communication) < 0:
             self._check_passing(flow.links, participants)
         handle = self.network.start(flow, now_ps)
         self.in_flight[handle] = communication
@@ -517,7 +518,7 @@ class Machine:
         for handle, one in own.items():
             self.in_flight[handle] = one._replace(start_ps=one.start_ps + by_ps)
         self.network.put_off(own, by_ps)
-        self.joint = [(until + by_ps if whose == circle else until, used, whose) for until, used, whose in self.joint]
+        self.joint[circle] = [(until_ps + by_ps, used) for until_ps, used in self.joint.get(circle, ())]
         self.passing.append((now_ps + by_ps, circle))
         for handle, one in self.in_flight.items():
             if handle not in own:
@@ -616,7 +617,26 @@ def durations_of(
         (state,) = machine.ranks
         return BlockResult(machine.latest_ps, state.needed_ps + lead_ps, tuple(machine.spans), state.host_ps)
 
+    known_ps: dict[int, int] = {}  # by the operation's identity
+
+    def flow_ps(op: Collective) -> int:
+        if id(op) not in known_ps:
+            network = new_network()
+            network.start(costs.flow(op), 0)
+            while (time_ps := network.next_completion_ps()) is not None:
+                known_ps[id(op)] = time_ps
+                network.advance(time_ps)
+        return known_ps[id(op)]
+
+    in_order: dict[tuple[int, ...], bool] = {}
+
     def run_jointly(parts: Sequence[Part]) -> JointResult:
+        key = tuple(id(part.block) for part in parts)
+        if key not in in_order:
+            blocks = [part.block for part in parts]
+            in_order[key] = isinstance(new_network(), SeparableNetwork) and alternates(blocks)
+        if in_order[key]:
+            return in_turns(parts, durations, flow_ps)
         ranks = [RankProgram(rank=part.rank, members=(part.rank,), tasks=part.block.tasks) for part in parts]
         machine = Machine(Program(ranks=tuple(ranks)), durations, new_network())
         machine.touched = set()

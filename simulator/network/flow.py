@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -360,40 +360,34 @@ class FlowNetwork:
     def _recompute(self, handle: int, now_ps: int) -> set[int]:
         """Give new rates to the connected component of ``handle``; return its handles."""
         component = self._component(handle)
-        members = sorted(h for h in component if self._active[h].loading)
-        for member in members:
-            self._active[member].settle(now_ps)
-        for member, rate in zip(members, self._rates(members), strict=True):
+        loading = []
+        for member in component:
             active = self._active[member]
+            if active.loading:
+                loading.append((active.profile.index, active.factor, member))
+            else:
+                due_ps = active.loads_from_ps if active.neighbours else self._lone_completion_ps(active)
+                self._push(member, active, due_ps)
+        loading.sort()
+        for (_, _, member), rate in zip(loading, self._rates(loading), strict=True):
+            active = self._active[member]
+            active.settle(now_ps)
             active.rate_bytes_per_s = rate
             active.done_ps = now_ps + _duration_ps(active.remaining_bytes, rate)
             self._push(member, active, active.done_ps)
-        for other in component.difference(members):
-            active = self._active[other]
-            due = active.loads_from_ps if active.neighbours else self._lone_completion_ps(active)
-            self._push(other, active, due)
         return component
 
-    def _rates(self, members: list[int]) -> tuple[float, ...]:
-        if not members:
-            return ()
-        if len(members) == 1:
-            return (self._lone_rate(self._active[members[0]]),)
-        order = sorted(range(len(members)), key=lambda i: (self._key(members[i]), members[i]))
-        key = tuple(self._key(members[i]) for i in order)
+    def _rates(self, loading: Sequence[tuple[int, float, int]]) -> tuple[float, ...]:
+        """Return the rates of flows, given by profile, share and handle in ascending order."""
+        if len(loading) == 1:
+            return (self._lone_rate(self._active[loading[0][2]]),)
+        key = tuple([(profile, factor) for profile, factor, _ in loading])
         solved = self._solved.get(key)
         if solved is None:
             if len(self._solved) >= _MEMO_LIMIT:
                 self._solved.clear()
-            solved = self._solved[key] = self._solve([members[i] for i in order])
-        rates = [0.0] * len(members)
-        for position, rate in zip(order, solved, strict=True):
-            rates[position] = rate
-        return tuple(rates)
-
-    def _key(self, handle: int) -> tuple[int, float]:
-        active = self._active[handle]
-        return active.profile.index, active.factor
+            solved = self._solved[key] = self._solve([member for _, _, member in loading]) if loading else ()
+        return solved
 
     def _solve(self, members: list[int]) -> tuple[float, ...]:
         self.n_solves += 1

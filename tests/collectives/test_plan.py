@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from simulator.collectives import ALGORITHMS, plan_collective, plan_transfer
 from simulator.collectives.groups import Groups
-from simulator.collectives.loads import link_loads, nic_links
+from simulator.collectives.loads import routed_traffic
 from simulator.collectives.nccl import find_channels
 from simulator.collectives.shape import link_matrix, shape_of
 from simulator.collectives.tuner import candidates, choose, constants_of, describe_collective
 from simulator.errors import ConfigError, UnroutableError
 from simulator.network import NETWORKS
 from simulator.topology.cluster_file import load_topology
+from simulator.topology.link import LINK_KINDS
 from simulator.units import to_s
 
 CLUSTERS = [("dgx-a100-80g", 32), ("dgx-h100", 32), ("polaris", 32), ("bigred200", 8), ("aws-p4d", 16)]
@@ -86,8 +88,9 @@ def test_in_large_groups_some_peers_stand_for_all(monkeypatch, name, n_gpus):
     (fewer,) = ALGORITHMS["p2p"].phases("all_to_all", groups)
     assert len(fewer.between.source) < len(exact.between.source)
     for place in ("inside", "between"):
-        loads = [link_loads(getattr(phase, place), topology) for phase in (exact, fewer)]
-        watched = nic_links(topology) if place == "between" else slice(None)
+        routed = [routed_traffic(getattr(phase, place), topology) for phase in (exact, fewer)]
+        loads = [np.bincount(links, weights, minlength=len(topology.links)) for links, weights in routed]
+        watched = topology.arrays.kind == LINK_KINDS.index("nic") if place == "between" else slice(None)
         assert loads[1][watched] == pytest.approx(loads[0][watched])
 
 

@@ -18,7 +18,7 @@ from simulator.interop import load_model
 from simulator.network import NETWORKS, Flow
 from simulator.parallel.repetition import ShortTable
 from simulator.plan import ParallelPlan
-from simulator.program.op import Collective, HostWork, Kernel
+from simulator.program.op import Collective, HostWork, Kernel, KernelRun
 from simulator.program.program import HOST, Program, RankProgram, Stretch, Task
 from simulator.program.stretch import insert_periods
 from simulator.scenario import Scenario
@@ -292,3 +292,41 @@ def two_ranks(lengths_us, *, n_omitted, meets, waits):
             RankProgram(rank=rank, members=(rank,), tasks=tuple(tasks), stretch=Stretch(1, len(tasks) - 1, length))
         )
     return Program(ranks=tuple(ranks), n_omitted=n_omitted, period_micro_batches=1)
+
+
+def launched_late(n_omitted, *, n_slow):
+    """Two ranks that meet at the end only: launches of 7 us for kernels of 3 us, and a host that waits for what is long done.
+
+    Whoever is slow has ``n_slow`` kernels more in each period. A period is a run of two kernels and single ones; its end waits for
+    the run, which ended while the host launched the others.
+    """
+    kernel = Kernel(name="k", phase="forward", duration_s=3e-6)
+    pair = KernelRun(name="pair", phase="forward", kernels=(kernel, kernel))
+    reduce = Collective(collective="all_reduce", axis="dp", n_bytes=3, groups=((0, 1),), name="c")
+    ranks = []
+    for rank in range(2):
+        tasks = [Task(kernel)]
+        for period in range(4):
+            first = len(tasks)
+            tasks += [Task(pair, micro_batch=period), *[Task(kernel, micro_batch=period)] * (1 + n_slow * rank)]
+            tasks.append(Task(HostWork(name="sync", duration_s=0.0), HOST, (first,)))
+        stretch = Stretch(1, len(tasks), (len(tasks) - 1) // 4)
+        tasks.append(Task(reduce, "dp", (len(tasks) - 2,), "end"))
+        ranks.append(RankProgram(rank=rank, members=(rank,), tasks=tuple(tasks), stretch=stretch))
+    return Program(ranks=tuple(ranks), n_omitted=n_omitted, period_micro_batches=1)
+
+
+@pytest.mark.parametrize("n_slow", [1, 4])
+@pytest.mark.parametrize("n_omitted", [1, 5, 40])
+def test_hosts_that_launch_late_are_put_off_with_their_replica(n_omitted, n_slow):
+    """Every launch is 7 us behind the last, the first one included; the last kernel and the reduction (1 us + 3 us) follow."""
+    program = launched_late(n_omitted, n_slow=n_slow)
+    links = SimpleNamespace(links=[SimpleNamespace(bandwidth_bytes_per_s=1e6)])
+    costs = TinyCosts([7, 7], Interference())
+    short, whole = (
+        run(one, costs, lambda: NETWORKS["flow"](links)) for one in (program, insert_periods(program, n_omitted))
+    )
+    n_launches = 1 + (4 + n_omitted) * (3 + n_slow) + 1
+    assert short.makespan_ps == whole.makespan_ps == (7 * n_launches + 1 + 3) * US
+    assert rows(short) == rows(whole)
+    assert {cycle.n_more for cycle in short.cycles.values()} == {n_omitted}
