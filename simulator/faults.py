@@ -61,6 +61,9 @@ class Faults:
     #: a node, ``A -> B`` one direction between two vertices of the topology.
     slow_links: tuple[tuple[str, float], ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "slow_ranks", tuple(sorted(dict(self.slow_ranks).items())))
+
     def __bool__(self) -> bool:
         return bool(self.slow_ranks or self.slow_links)
 

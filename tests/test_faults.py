@@ -67,3 +67,10 @@ def test_a_link_is_found_by_the_name_that_is_printed():
     topology = load_topology("bigred200", 8)
     link = topology.links[topology.links_of_node(0, "nic")[0]]
     assert Faults.parse([], [f"{link.source} -> {link.target}=3"]).links(topology) == {link.index: 3.0}
+
+
+def test_a_rank_is_as_slow_as_was_said_in_whatever_order():
+    faults = Faults(slow_ranks=((7, 1.3), (2, 1.1), (40, 2.0)))
+    assert [faults.slowdown(rank) for rank in (0, 2, 3, 7, 39, 40, 41)] == [1.0, 1.1, 1.0, 1.3, 1.0, 2.0, 1.0]
+    assert faults == Faults(slow_ranks=((2, 1.1), (7, 1.3), (40, 2.0)))
+    assert Faults().slowdown(0) == 1.0
