@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from simulator.engine.costs import Costs
 from simulator.engine.durations import FAR_AHEAD_PS, BlockResult, Durations, JointResult, Part, is_serial
+from simulator.network.base import NetworkModel, SeparableNetwork
 from simulator.program.op import COMMUNICATIONS, COMPUTE_OPS, Collective, Kernel, KernelRun
 from simulator.program.program import COMPUTE, Block, Task
 from simulator.timeline import Span
@@ -92,25 +94,51 @@ class _Rank:
         return BlockResult(self.ready_ps - since_ps, self.needed_ps + lead_ps, tuple(self.spans), issued_ps, trails)
 
 
-def in_turns(parts: Sequence[Part], durations: Durations, flow_ps: Callable[[Collective], int]) -> JointResult:
-    """Run a pass whose ranks only compute and meet.
+class Turns:
+    """What is known about passes in which ranks take turns; flows by themselves take the same time whenever they begin.
 
     Parameters
     ----------
-    flow_ps : callable
-        How long a collective takes with nothing else in the network.
+    new_network : callable
+        Makes an idle network.
     """
-    ranks = [_Rank(part, durations) for part in parts]
-    links: set[int] = set()
-    for tasks in zip(*(part.block.tasks for part in parts), strict=True):
-        op = tasks[0].op
-        if isinstance(op, Collective):
-            start_ps = max(rank.arrive(task) for rank, task in zip(ranks, tasks, strict=True))
-            end_ps = start_ps + flow_ps(op)
-            links.update(durations.costs.flow(op).links)
-            for rank, task in zip(ranks, tasks, strict=True):
-                rank.take_part(task, start_ps, end_ps)
-        else:
-            for rank, task in zip(ranks, tasks, strict=True):
-                rank.compute(task)
-    return JointResult(tuple(rank.result() for rank in ranks), frozenset(links))
+
+    def __init__(self, costs: Costs, new_network: Callable[[], NetworkModel]) -> None:
+        self._costs = costs
+        self._new_network = new_network
+        self._flows_ps: dict[int, int] = {}  # by the operation's identity
+        self._taken: dict[tuple[int, ...], bool] = {}  # by those of the blocks
+
+    def are_taken(self, parts: Sequence[Part]) -> bool:
+        """Whether the ranks of a pass take turns, on a network whose times can be moved."""
+        key = tuple(id(part.block) for part in parts)
+        if key not in self._taken:
+            blocks = [part.block for part in parts]
+            self._taken[key] = isinstance(self._new_network(), SeparableNetwork) and alternates(blocks)
+        return self._taken[key]
+
+    def play(self, parts: Sequence[Part], durations: Durations) -> JointResult:
+        """Run a pass."""
+        ranks = [_Rank(part, durations) for part in parts]
+        links: set[int] = set()
+        for tasks in zip(*(part.block.tasks for part in parts), strict=True):
+            op = tasks[0].op
+            if isinstance(op, Collective):
+                start_ps = max(rank.arrive(task) for rank, task in zip(ranks, tasks, strict=True))
+                end_ps = start_ps + self._flow_ps(op)
+                links.update(self._costs.flow(op).links)
+                for rank, task in zip(ranks, tasks, strict=True):
+                    rank.take_part(task, start_ps, end_ps)
+            else:
+                for rank, task in zip(ranks, tasks, strict=True):
+                    rank.compute(task)
+        return JointResult(tuple(rank.result() for rank in ranks), frozenset(links))
+
+    def _flow_ps(self, op: Collective) -> int:
+        if id(op) not in self._flows_ps:
+            network = self._new_network()
+            network.start(self._costs.flow(op), 0)
+            while (time_ps := network.next_completion_ps()) is not None:
+                self._flows_ps[id(op)] = time_ps
+                network.advance(time_ps)
+        return self._flows_ps[id(op)]

@@ -17,7 +17,7 @@ from simulator.engine.clock import Clock
 from simulator.engine.costs import Costs
 from simulator.engine.durations import FAR_AHEAD_PS, BlockResult, Durations, JointResult, Part, TouchedError
 from simulator.engine.interference import change_rate, slow_collectives
-from simulator.engine.lockstep import alternates, in_turns
+from simulator.engine.lockstep import Turns
 from simulator.engine.state import Communication, Participants, RankState, Running, Stream
 from simulator.engine.steady import View, Watch, stops_host
 from simulator.network.base import NetworkModel, SeparableNetwork, StatefulNetwork
@@ -617,26 +617,9 @@ def durations_of(
         (state,) = machine.ranks
         return BlockResult(machine.latest_ps, state.needed_ps + lead_ps, tuple(machine.spans), state.host_ps)
 
-    known_ps: dict[int, int] = {}  # by the operation's identity
-
-    def flow_ps(op: Collective) -> int:
-        if id(op) not in known_ps:
-            network = new_network()
-            network.start(costs.flow(op), 0)
-            while (time_ps := network.next_completion_ps()) is not None:
-                known_ps[id(op)] = time_ps
-                network.advance(time_ps)
-        return known_ps[id(op)]
-
-    in_order: dict[tuple[int, ...], bool] = {}
-
     def run_jointly(parts: Sequence[Part]) -> JointResult:
-        key = tuple(id(part.block) for part in parts)
-        if key not in in_order:
-            blocks = [part.block for part in parts]
-            in_order[key] = isinstance(new_network(), SeparableNetwork) and alternates(blocks)
-        if in_order[key]:
-            return in_turns(parts, durations, flow_ps)
+        if turns.are_taken(parts):
+            return turns.play(parts, durations)
         ranks = [RankProgram(rank=part.rank, members=(part.rank,), tasks=part.block.tasks) for part in parts]
         machine = Machine(Program(ranks=tuple(ranks)), durations, new_network())
         machine.touched = set()
@@ -648,6 +631,7 @@ def durations_of(
         found = [_result_of(machine, state, part) for state, part in zip(machine.ranks, parts, strict=True)]
         return JointResult(tuple(found), frozenset(machine.touched))
 
+    turns = Turns(costs, new_network)
     durations = Durations(costs, run_block, run_jointly, detail=detail)
     return durations
 

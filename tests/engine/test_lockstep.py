@@ -105,7 +105,7 @@ def test_in_turns_is_event_by_event(steps, starts, detail):
     assert alternates([part.block for part in parts])
     found = durations_of(Costs(), network, detail=detail).joint(parts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("simulator.engine.machine.alternates", lambda blocks: False)
+        patch.setattr("simulator.engine.lockstep.alternates", lambda blocks: False)
         expected = durations_of(Costs(), network, detail=detail).joint(parts)
     assert found.links == expected.links
     for ours, theirs in zip(found.results, expected.results, strict=True):
