@@ -1,4 +1,4 @@
-"""Replays traces in the engine: as measured, and what if."""
+"""Replays traces in the engine: as measured, and what if. What a trace does not hold, or does not allow, is a ``TraceError``."""
 
 from __future__ import annotations
 

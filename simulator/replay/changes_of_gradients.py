@@ -190,11 +190,6 @@ def buckets(whole: Reconstruction, n_bytes: int) -> Reconstruction:
     bucket of more than one and a half times the size is split into equal parts; as gradients become ready one after
     the other, the parts start spread evenly over the backward computation since the all-reduce before.
 
-    Raises
-    ------
-    TraceError
-        If the trace does not say how large its all-reduces are.
-
     References
     ----------
     Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.

@@ -34,11 +34,6 @@ def scale_kernels(whole: Reconstruction, factor_of: Callable[[int, str], float],
     ----------
     factor_of : callable
         (global rank, kernel name) -> factor; below 1 is faster.
-
-    Raises
-    ------
-    TraceError
-        If a factor is negative.
     """
     plans = []
     for plan in whole.plans:
@@ -75,11 +70,6 @@ def capture(whole: Reconstruction) -> Reconstruction:
 
     The host's time up to the first kernel of a graph stays; kernels behind it cost no host time. Gaps on the device between
     them stay as they were measured: a graph may shorten them, which a recording without graphs does not tell.
-
-    Raises
-    ------
-    TraceError
-        If no rank launches anything.
     """
     plans = []
     for plan in whole.plans:

@@ -75,11 +75,6 @@ def scale_communication(whole: Reconstruction, *, bandwidth: float = 1.0, latenc
     The part of a transfer that does not depend on its size is taken as the shortest transfer of the same collective
     and group in the trace, at most 10 µs; waiting for other ranks is not part of the transfer and follows from the
     replay.
-
-    Raises
-    ------
-    TraceError
-        If the factor is not positive.
     """
     if bandwidth <= 0:
         raise TraceError(f"bandwidth factor {bandwidth:g}: must be positive")
@@ -103,11 +98,6 @@ def on_topology(whole: Reconstruction, topology: Topology, *, measured_on: Topol
     measured_on : Topology, optional
         The machine of the trace. With it every measured transfer is scaled by the ratio of the two predictions;
         without it the prediction for the new machine replaces the measurement.
-
-    Raises
-    ------
-    TraceError
-        If the topology has too few GPUs, or no communication in the trace carries a size.
     """
     if topology.n_gpus < whole.trace.world_size:
         raise TraceError(

@@ -132,8 +132,6 @@ class PlanPrediction:
     #: Seconds per step, as recorded and as predicted.
     recorded_s: float
     iteration_s: float
-    #: Of the recording.
-    efficiency: Efficiency
     #: Share of the recorded step that the recorded job takes when it is simulated with that efficiency.
     explained: float
     #: Seconds of a mean rank in a step by kind of work or communication: (recorded, recorded job simulated by the
@@ -205,7 +203,6 @@ def predict_plan(
         after=after,
         recorded_s=measured_s,
         iteration_s=found_s,
-        efficiency=efficiency,
         explained=before_s / measured_s,
         parts_s=_parts(recorded, modelled, new),
         timeline=timeline,

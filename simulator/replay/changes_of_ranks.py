@@ -22,26 +22,14 @@ from simulator.units import format_time
 
 
 def slow_down(whole: Reconstruction, rank: int, factor: float) -> Reconstruction:
-    """Let the kernels of one rank take longer by a factor.
-
-    Raises
-    ------
-    TraceError
-        If the rank was not recorded.
-    """
+    """Let the kernels of one rank take longer by a factor."""
     _index(whole, rank)
     text = f"kernels of rank {rank} take {factor:g} times as long"
     return scale_kernels(whole, lambda r, _: factor if r == rank else 1.0, text)
 
 
 def delay(whole: Reconstruction, rank: int, delay_s: float) -> Reconstruction:
-    """Let the host of one rank be late at the start of every step.
-
-    Raises
-    ------
-    TraceError
-        If the rank was not recorded.
-    """
+    """Let the host of one rank be late at the start of every step."""
     index = _index(whole, rank)
     plan = whole.plans[index]
     issue = plan.issue_ns.copy()
@@ -107,11 +95,6 @@ def remove_straggler(whole: Reconstruction, rank: int) -> Reconstruction:
 
     Where its host took longer to get from one shared collective to the next, its longest gaps shrink; where its
     kernels took longer, they are scaled.
-
-    Raises
-    ------
-    TraceError
-        If the rank was not recorded, or shares no collective with others.
     """
     index = _index(whole, rank)
     if len(whole.plans) < 2 or not whole.plans[index].key:
@@ -348,11 +331,6 @@ def data_parallel(whole: Reconstruction, n_ranks: int, topology: Topology | None
     topology : Topology, optional
         Machine that the recorded and the added ranks run on.
 
-    Raises
-    ------
-    TraceError
-        If there is no group to grow, ``n_ranks`` is less than 2, or the topology has too few GPUs.
-
     References
     ----------
     Thakur et al., "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005.
@@ -411,13 +389,7 @@ def grown(ranks: tuple[int, ...], old: int, new: int) -> tuple[int, ...]:
 
 
 def infer_missing(whole: Reconstruction) -> Reconstruction:
-    """Let recorded ranks stand for those that were not: the one that shares the most groups with each.
-
-    Raises
-    ------
-    TraceError
-        If no rank is missing.
-    """
+    """Let recorded ranks stand for those that were not: the one that shares the most groups with each."""
     recorded = [plan.rank.rank for plan in whole.plans]
     known = {m for g in whole.members for m in g}
     missing = [r for r in range(whole.trace.world_size) if r not in known]

@@ -41,11 +41,6 @@ def repeat(whole: Reconstruction, what: str, recorded: int, wanted: int) -> Reco
     ----------
     what : str
         ``layers`` or ``micro-batches``.
-
-    Raises
-    ------
-    TraceError
-        If nothing repeats that often.
     """
     factor, found = wanted / recorded, 0
     plans, transfers = [], list(whole.transfer_ns)

@@ -103,11 +103,6 @@ def replay_operators(trace: Trace, device: Device, topology: Topology | None = N
     ----------
     topology : Topology, optional
         Needed if anything communicates between several ranks.
-
-    Raises
-    ------
-    TraceError
-        If the trace holds no operators, or communicates and no topology is given.
     """
     if not any(rank.operators for rank in trace.ranks):
         raise TraceError(f"a trace of format {trace.format} holds no operators to price")

@@ -44,11 +44,6 @@ def recorded_job(
     ----------
     given : mapping
         Settings of the plan that ran, as far as the user knows them.
-
-    Raises
-    ------
-    TraceError
-        If the trace does not tell the model and nobody names it, or its sizes contradict each other.
     """
     shapes = _Shapes(trace)
     settings = {**_layout(trace, shapes), **(given or {})}
@@ -99,13 +94,7 @@ def tells_model(trace: Trace) -> bool:
 
 
 def typical_cluster(trace: Trace, n_gpus: int = 0) -> Topology:
-    """Return a shipped cluster of the trace's GPUs, large enough for ``n_gpus`` or its ranks.
-
-    Raises
-    ------
-    TraceError
-        If no shipped cluster has such GPUs.
-    """
+    """Return a shipped cluster of the trace's GPUs, large enough for ``n_gpus`` or its ranks."""
     recorded = next((rank.device for rank in trace.ranks if rank.device), "")
     device = shipped_device(recorded) if recorded else None
     size = n_gpus or trace.world_size
@@ -239,13 +228,7 @@ class _Shapes:
         return found
 
     def spec(self, tp: int, pp: int) -> ModelSpec:
-        """Return the model: a decoder of the kind that the operators show.
-
-        Raises
-        ------
-        TraceError
-            If they show none.
-        """
+        """Return the model: a decoder of the kind that the operators show."""
         attention = self._attention()
         if self.token is None or attention is None or not self.weights:
             raise TraceError(

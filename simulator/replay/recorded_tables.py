@@ -158,11 +158,6 @@ def look_into(
         A key of :data:`ANALYSES`.
     ranks, steps : collection of int
         What to look at; without steps, warm-up and partial steps are left out.
-
-    Raises
-    ------
-    TraceError
-        If the trace has no times, or lacks what was asked for.
     """
     if not trace.ranks or any(rank.operators for rank in trace.ranks):
         raise TraceError(
@@ -190,13 +185,7 @@ def table_of(found: Difference) -> RecordedTable:
 
 
 def write_overlay(trace: Trace, analysis: str, path: str | Path) -> None:
-    """Write the trace for a viewer with what an analysis found: the critical path as a track, counters as counters.
-
-    Raises
-    ------
-    TraceError
-        If the analysis has nothing to draw, or the suffix names no format for viewers.
-    """
+    """Write the trace for a viewer with what an analysis found: the critical path as a track, counters as counters."""
     name = str(path)
     if not name.endswith((".pftrace", ".perfetto-trace", ".pftrace.gz", ".json", ".json.gz")):
         raise TraceError(f"{name}: the suffix names no format for viewers", hint="use .pftrace or .json")

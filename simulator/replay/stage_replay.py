@@ -52,13 +52,7 @@ class StageReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMessages:
-    """What messages between stages cost: a time, or a size on a machine; neither leaves it to be inferred.
-
-    Raises
-    ------
-    TraceError
-        If the time or the size cannot be meant.
-    """
+    """What messages between stages cost: a time, or a size on a machine; neither leaves it to be inferred."""
 
     time_s: float | None = None  #: Of every message.
     n_bytes: int = 0  #: Size of every message, with ``topology``.
@@ -72,13 +66,7 @@ class StageMessages:
             raise TraceError(f"a message between stages has a size, not {self.n_bytes:g} bytes")
 
     def of(self, times: StageTimes) -> tuple[MessageTimes, str] | None:
-        """Return the time of every message and where it comes from, None where it has to be inferred.
-
-        Raises
-        ------
-        TraceError
-            If a size has no topology, a topology no size, or the topology too few GPUs.
-        """
+        """Return the time of every message and where it comes from, None where it has to be inferred."""
         if self.time_s is not None:
             return {}.fromkeys(_pairs(times.pp), self.time_s), "given"
         if self.topology is None and not self.n_bytes:
@@ -108,11 +96,6 @@ def regrouped(times: StageTimes, change: PlanChange, recorded: Mapping[str, Any]
     What the last stage takes longer than the median of the others is its head (logits and loss). The rest of all stages is
     cut anew into equal shares; a share is an integral over the recorded stages, so that stages merge and split. Layers
     scale that rest. Micro-batches repeat in order.
-
-    Raises
-    ------
-    TraceError
-        If another change was asked for, or other layers and nobody said how many there were.
     """
     settings = dict(change.settings)
     pp = int(settings.pop("pp", times.pp))
@@ -160,11 +143,6 @@ def stage_times_of(trace: Trace) -> StageTimes:
 
     Of data-parallel replicas, the one that computes longest in a step counts: the others wait for it. What a step takes
     before the first forward and behind the last backward (gathers, reductions, the optimizer) stays as it is.
-
-    Raises
-    ------
-    TraceError
-        If the trace does not say which rank is which stage, or its steps do not hold the same micro-batches.
     """
     stages = sorted(set(trace.stage_of.values()))
     replicas: list[list[RankTrace]] = []
@@ -235,11 +213,6 @@ def replay_stages(
         Iterations left out at the beginning.
     changed : StageTimes, optional
         What runs instead of what was recorded, see :func:`regrouped`.
-
-    Raises
-    ------
-    TraceError
-        If there are too few iterations or iteration times are missing.
     """
     n_iterations = len(times.forward_s[0])
     chosen = tuple(range(min(skip, n_iterations - 1), n_iterations))

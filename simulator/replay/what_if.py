@@ -44,13 +44,7 @@ _MOST = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """What to change; everything left at its default stays as measured.
-
-    Raises
-    ------
-    TraceError
-        If a number cannot be meant, or a choice has no effect without another.
-    """
+    """What to change; everything left at its default stays as measured."""
 
     #: Links, GPU, kernels, host, slow ranks; factors are improvements. Of links, one factor on all of them needs no
     #: cluster, factors on some kinds need ``topology`` or ``measured_on``.
@@ -142,13 +136,7 @@ class WhatIf:
 
 
 def edit(whole: Reconstruction, what: WhatIf) -> Reconstruction:
-    """Apply every change, in a fixed order: ranks, kernels, host, transfers, groups, overlap.
-
-    Raises
-    ------
-    TraceError
-        If a change needs something that the trace does not hold.
-    """
+    """Apply every change, in a fixed order: ranks, kernels, host, transfers, groups, overlap."""
     if what.missing_ranks:
         whole = infer_missing(whole)
     for name, wanted in (("layers", what.plan.layers), ("micro-batches", what.plan.micro_batches)):
