@@ -198,6 +198,7 @@ def topology_of(shape: ClusterShape, procs_per_node: int = 1) -> Topology:
     return topology.scaled(factors) if factors else topology
 
 
+@lru_cache(maxsize=1024)  # a pair of jobs takes seconds, and is measured more than once
 def predicted_s(shape: ClusterShape, job: Job, overheads: Overheads | None = None) -> float:
     """Predict how long one repetition of a job takes.
 
