@@ -130,11 +130,10 @@ def expected_run(
     )
     back = _share_going_back(domain_share, restart_s / mtbf_s)
     n_groups, n_beyond = divmod(full, stored_every)
-    n_failed_stretches = n_groups * failed_stretches([each] * stored_every, back)
-    n_failed_stretches += failed_stretches([each] * n_beyond + [last] * bool(rest), back)
-    n_failed_stretches *= math.exp(lag_s / mtbf_s)
-    running_s = mtbf_s * n_failed_stretches
-    restarting_s = n_failed_stretches * mtbf_s * math.expm1(restart_s / mtbf_s)
+    n_failed = n_groups * failed_stretches([each] * stored_every, back)
+    n_failed += failed_stretches([each] * n_beyond + [last] * bool(rest), back)
+    running_s = mtbf_s * n_failed * math.exp(lag_s / mtbf_s)
+    restarting_s = running_s * math.expm1(restart_s / mtbf_s)
     return RunTime(
         useful_s=useful_s, checkpoint_s=checkpoint_s, lost_s=max(0.0, running_s - useful_s - checkpoint_s),
         restart_s=restarting_s, n_failures=(running_s + restarting_s) / mtbf_s, n_checkpoints=n_checkpoints,
