@@ -286,7 +286,8 @@ def render(name: str, found: Sequence[Document]) -> str:
         "",
         f"Of {len(figures)} figures, {sum(f.agrees for f in figures)} agree (within 10 %, 0.05 for fractions and verdicts, or the bound "
         f"that is stated) and {sum(bool(f.source_is) for f in figures)} are inconsistent in their source, as the arithmetic beside them "
-        f"shows: {explained} in all; the {len(figures) - explained} others differ, and say why beneath. Rows marked *fitted* took part in fitting a constant; they check that the mechanism can say it, and "
+        f"shows: {explained} in all; the {len(figures) - explained} others differ, and say why beneath. Rows marked *fitted* took part in "
+        "fitting a constant; they check that the mechanism can say it, and "
         "are no validation.",
         "",
         *markdown(
