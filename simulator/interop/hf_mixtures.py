@@ -305,35 +305,29 @@ def _delta_mixers(r: Reader) -> tuple[str, ...]:
     return kinds or tuple("*" if (i + 1) % every == 0 else "G" for i in range(r.positive("num_hidden_layers")))
 
 
-def _qwen3_next(r: Reader) -> dict[str, Any]:
-    """Qwen3-Next and Qwen3.5 with experts: gated delta nets, every fourth layer gated attention."""
-    _leave_out_mtp(r)
-    every, dense = r.positive("decoder_sparse_step", default=1), r.raw("mlp_only_layers") or []
-    mixers = _delta_mixers(r)
-    feeds = ("-" if i in dense or (i + 1) % every else "E" for i in range(len(mixers)))
-    if not r.data.get("intermediate_size"):
-        r.data["intermediate_size"] = 4 * r.positive("hidden_size")
-    shared = r.positive("shared_expert_intermediate_size", default=512)
-    fields = decoder(r)
-    return fields | experts(r, n=512, top_k=10) | _delta(r) | {
-        "head_dim": fields["head_dim"] or 256,
-        "qk_norm": True,
-        "attention_gate": True,
-        "pattern": tuple(mixer + feed for mixer, feed in zip(mixers, feeds, strict=True)),
-        "expert_hidden": r.positive("moe_intermediate_size", default=512),
-        "shared_expert_hidden": shared,
-        "shared_expert_gate": True,
-    }  # fmt: skip
-
-
 def _qwen3_5(r: Reader) -> dict[str, Any]:
+    """Qwen3.5: gated delta nets, every fourth layer gated attention."""
     _leave_out_mtp(r)
-    fields = decoder(r)
+    mixers, fields = _delta_mixers(r), decoder(r)
     return fields | _delta(r) | {
         "head_dim": fields["head_dim"] or 256,
         "qk_norm": True,
         "attention_gate": True,
-        "pattern": tuple(mixer + "-" for mixer in _delta_mixers(r)),
+        "pattern": tuple(mixer + "-" for mixer in mixers),
+    }  # fmt: skip
+
+
+def _qwen3_next(r: Reader) -> dict[str, Any]:
+    """Qwen3-Next and Qwen3.5 with experts: the same, most layers with experts."""
+    dense = _sparse_blocks(r)
+    if not r.data.get("intermediate_size"):
+        r.data["intermediate_size"] = 4 * r.positive("hidden_size")
+    fields = _qwen3_5(r)
+    return fields | experts(r, n=512, top_k=10) | {
+        "pattern": tuple(block if i in dense else block[0] + "E" for i, block in enumerate(fields["pattern"])),
+        "expert_hidden": r.positive("moe_intermediate_size", default=512),
+        "shared_expert_hidden": r.positive("shared_expert_intermediate_size", default=512),
+        "shared_expert_gate": True,
     }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from simulator.interop.key_table import flattened
 from simulator.interop.megatron_flags import LISTS, read_flags
 from simulator.interop.megatron_keys import KEYS
 from simulator.interop.megatron_model import LAYERS
-from simulator.interop.torchtitan import read_torchtitan
+from simulator.interop.torchtitan import CATALOGUE_NAMES, read_torchtitan
 from simulator.interop.typed_values import Reader, unknown
 from simulator.models.catalog import find_spec
 from simulator.models.spec import ModelSpec
@@ -330,9 +330,7 @@ def _named_model(flat: Mapping[str, Any], reader: Reader) -> ModelSpec | None:
     """Return the catalogue's model for the preset that a file of Primus names."""
     preset = next((str(value) for name, value in flat.items() if name.endswith(".model")), "")
     name = re.sub(r"-fp8$", "", preset.removesuffix(".yaml").lower().replace("_", "-"))
-    sized = {"deepseek-v3-671b": "deepseek-v3", "deepseek-v3-16b": "deepseek-v2-lite", "llama4-17bx16e": "llama4-scout",
-             "llama4-17bx128e": "llama4-maverick-400b"}  # fmt: skip
-    for one in (sized.get(name, name), re.sub(r"^llama3\.[13]-", "llama3-", name)):
+    for one in (CATALOGUE_NAMES.get(name, name), re.sub(r"^llama3\.[13]-", "llama3-", name)):
         try:
             spec = find_spec(one)
         except ConfigError:

@@ -160,16 +160,22 @@ def _overrides(words: tuple[str, ...]) -> dict[str, Any]:
     return given
 
 
+#: model and flavor, as torchtitan and presets of Primus have them -> model of the catalogue
+CATALOGUE_NAMES = {
+    "deepseek-v3-671b": "deepseek-v3",
+    "deepseek-v3-16b": "deepseek-v2-lite",
+    "llama4-17bx16e": "llama4-scout",
+    "llama4-17bx128e": "llama4-maverick-400b",
+}
+
+
 def _spec(found: Found) -> ModelSpec | None:
     name, flavor = found["model.name"], found["model.flavor"]
     if not name:
         return None
-    known = {
-        "deepseek_v3 671B": "deepseek-v3", "deepseek_v3 16B": "deepseek-v2-lite", "llama4 17bx16e": "llama4-scout",
-        "llama4 17bx128e": "llama4-maverick-400b",
-    }  # fmt: skip
+    whole = f"{name}-{flavor}".lower().replace("_", "-")
     try:
-        return find_spec(known.get(f"{name} {flavor}", f"{name}-{flavor}"))
+        return find_spec(CATALOGUE_NAMES.get(whole, f"{name}-{flavor}"))
     except ConfigError as error:
         found.reader.miss("model.flavor", f"no catalogue model for {name} {flavor}: give --model. {error.hint}")
         return None

@@ -403,13 +403,8 @@ def _trace(category: Mapping[str, str], boxes: Sequence[Box], seconds: float) ->
     x: list[float | None] = []
     y: list[float | None] = []
     for left, right, bottom, top in boxes:
-        x += [
-            round(left * seconds, 9),
-            round(left * seconds, 9),
-            round(right * seconds, 9),
-            round(right * seconds, 9),
-            None,
-        ]
+        first, last = round(left * seconds, 9), round(right * seconds, 9)
+        x += [first, first, last, last, None]
         y += [round(bottom, 3), round(top, 3), round(top, 3), round(bottom, 3), None]
     return {
         "type": "scatter", "mode": "lines", "fill": "toself", "name": category["label"], "x": x, "y": y, "hoverinfo": "skip",
