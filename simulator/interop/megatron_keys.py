@@ -165,6 +165,13 @@ KEYS = Table(
             default=False,
         ),
         key("optimizer-offload-fraction", "number", default=1.0, note="all or nothing"),
+        key(
+            "optimizer",
+            plan="optimizer",
+            words={"adam": "adam", "muon": "muon", "dist_muon": "muon"},
+            default="adam",
+            unmodelled="sgd lion soap adaptive_muon",
+        ),
         key("use-bnb-optimizer", "switch", note="`moment_bytes`: 1"),
         key("use-precision-aware-optimizer", "switch", note="`moment_bytes` and `master_bytes`"),
         key("exp-avg-dtype", words=dict.fromkeys(STATE_BYTES), default="fp32", note="`moment_bytes`"),
@@ -205,7 +212,7 @@ KEYS = Table(
         "use-persistent-ckpt* auto-detect-ckpt* no-mmap-bin* tiktoken* abort-on-unmet* sync-tp-dup* no-query-key-layer* "
         "calculate-per-token* spec trust-remote* export-* standalone extra",
         "learning": "lr* min-lr *adam-* weight-decay* end-weight-decay clip-grad init-method* *loss-scale* hysteresis "
-        "train-* eval* rampup* *warmup* optimizer start-weight* decoupled-* apply-query* attention-softmax* "
+        "train-* eval* rampup* *warmup* start-weight* decoupled-* apply-query* attention-softmax* "
         "moe-aux* moe-z* moe-router-* moe-loss* moe-*bias* norm-epsilon layernorm-epsilon apply-layernorm-1p rotary-* "
         "use-rope-scaling rope-* attention-dropout no-masked* qk-clip* mtp-loss* te-rng* use-cpu-init* no-rope-freq "
         "mscale* mrope-section moe-token-drop-policy "

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from simulator.errors import InfeasiblePlanError
 from simulator.models.layer import CommunicationPoint, Layer
-from simulator.plan import ParallelPlan
+from simulator.plan import MOMENTS, ParallelPlan
 from simulator.topology.device import Device
 from simulator.units import format_bytes
 
@@ -94,9 +94,11 @@ def state_bytes(plan: ParallelPlan) -> StateBytes:
         # what is whole is there in both directions
         parameter = min(2, plan.gathered_bytes) if plan.shards_parameters else 2
         return StateBytes(
-            parameter=parameter, gradient=main_gradient, optimizer=plan.master_bytes + 2 * plan.moment_bytes
+            parameter=parameter,
+            gradient=main_gradient,
+            optimizer=plan.master_bytes + MOMENTS[plan.optimizer] * plan.moment_bytes,
         )
-    return StateBytes(parameter=4, gradient=4, optimizer=8)
+    return StateBytes(parameter=4, gradient=4, optimizer=4 * MOMENTS[plan.optimizer])
 
 
 def estimate(
@@ -177,6 +179,13 @@ def _peak_at(layers: Sequence[Layer]) -> str:
     return f"{layer.name} ({max(kernels, key=lambda kernel: kernel.n_bytes).name})"
 
 
+def _second_moment_bytes(distinct: Sequence[tuple[Layer, int]], plan: ParallelPlan, shard_size: int) -> int:
+    """Bytes of the second moment of embedding and head, which keep Adam beside Muon."""
+    n_vocabulary = sum(n * layer.n_trained_parameters for layer, n in distinct if layer.name in ("embedding", "head"))
+    n_bytes = n_vocabulary * plan.moment_bytes * (2 - MOMENTS[plan.optimizer])
+    return n_bytes // shard_size if plan.sharding != "none" else n_bytes
+
+
 def _stage_bytes(
     chunks: Sequence[Sequence[Layer]],
     in_flight: Sequence[int],
@@ -220,7 +229,9 @@ def _stage_bytes(
         "gradients": 0 if is_offloaded and shards_gradients else held(state.gradient, is_sharded=shards_gradients),
         "optimizer": 0
         if is_offloaded
-        else held(state.optimizer, is_sharded=plan.sharding != "none") + _left_out_bytes(n_trained, plan),
+        else held(state.optimizer, is_sharded=plan.sharding != "none")
+        + _second_moment_bytes(distinct, plan, shard_size)
+        + _left_out_bytes(n_trained, plan),
         "activations": sum(saved),
         "transient": max((layer.transient_bytes for layer, _ in distinct), default=0),
         "buffers": _gathered_bytes(layers, plan, shard_size)

@@ -357,7 +357,8 @@ def _finish_step(lowering: StageLowering, model: Model, done: tuple[int, ...]) -
     if plan.pp * plan.tp > 1 and plan.framework_spec.clips_gradients:
         done = (_collective(tasks, communicators, "model", 4, done),)
     n_tensors = sum(len(layer.trained) for layer in layers)
-    optimizer = tasks.add(optimizer_run(lowering.data.n_optimizer_elements, n_tensors, plan), COMPUTE, done)
+    run = optimizer_run(lowering.data.n_optimizer_elements, n_tensors, plan, lowering.data.muon_matrices())
+    optimizer = tasks.add(run, COMPUTE, done)
     lowering.data.after_step(tasks, optimizer)
 
 

@@ -7,12 +7,15 @@ Rajbhandari et al., ZeRO, arXiv:1910.02054, section 3.1 (K = 12 bytes of optimiz
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
 from typing import NamedTuple
 
-from simulator.models.layer import Layer, PointwiseShape
+from simulator.models.layer import GemmShape, Layer, PointwiseShape
 from simulator.models.styles import STYLES
-from simulator.plan import ParallelPlan
+from simulator.plan import MOMENTS, ParallelPlan
 from simulator.program.op import Kernel, KernelRun
 
 
@@ -47,8 +50,49 @@ def accumulation_traffic(plan: ParallelPlan) -> Traffic:
     return Traffic(2 * n_bytes, n_bytes) if plan.n_micro_batches > 1 else Traffic(0, 0)
 
 
-def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan) -> KernelRun:
-    """Return the optimizer step over ``n_elements`` parameters held in ``n_tensors`` tensors.
+#: steps of Newton and Schulz that Muon takes (Megatron-Core's ``muon_num_ns_steps``)
+NEWTON_SCHULZ_STEPS = 5
+
+
+def muon_matrices(layers: Sequence[Layer], n_shards: int, n_expert_shards: int) -> tuple[GemmShape, ...]:
+    """Return the matrices that the fullest rank orthogonalises, as the shapes of their gradients' products.
+
+    Ranks that share them own whole matrices, the next one going to the rank that has least to do. Query, key and value are one matrix
+    here, where Megatron-Core splits them (``muon_split_qkv``).
+
+    References
+    ----------
+    Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; Liu et al., "Muon is scalable for LLM
+    training", arXiv:2502.16982; NVIDIA/Megatron-LM, ``core/optimizer/layer_wise_optimizer.py``.
+    """
+    products = [item for layer in layers if layer.name not in ("embedding", "head") for item in layer.backward]
+    found = [item for item in products if isinstance(item, GemmShape) and item.kernel_pass == "wgrad"]
+    owned: list[GemmShape] = []
+    for is_expert, n_ranks in ((False, n_shards), (True, n_expert_shards)):
+        single = [replace(s, batch=1) for s in found if (s.name == "grouped_gemm") == is_expert for _ in range(s.batch)]
+        ranks: list[tuple[float, int, list[GemmShape]]] = [(0.0, n, []) for n in range(max(1, n_ranks))]
+        for shape in sorted(single, key=_newton_schulz_flops, reverse=True):
+            load, n, mine = heappop(ranks)
+            mine.append(shape)
+            heappush(ranks, (load + _newton_schulz_flops(shape), n, mine))
+        owned += max(ranks)[2]
+    return tuple(owned)
+
+
+def _newton_schulz_flops(shape: GemmShape) -> float:
+    return sum(product.n_flops for product in _newton_schulz(shape))
+
+
+def _newton_schulz(shape: GemmShape) -> list[GemmShape]:
+    """Products that orthogonalise a matrix x: x times its transpose, the square of that, and a polynomial of both times x."""
+    short, long = sorted((shape.m, shape.n))
+    sizes = ((short, short, long), (short, short, short), (short, long, short))
+    step = [GemmShape(m=m, n=n, k=k, batch=shape.batch, name="newton_schulz") for m, n, k in sizes]
+    return step * NEWTON_SCHULZ_STEPS
+
+
+def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan, matrices: Sequence[GemmShape] = ()) -> KernelRun:
+    """Return the optimizer step over ``n_elements`` parameters held in ``n_tensors`` tensors, of which Muon has ``matrices``.
 
     Adam reads and writes master weight and two moments, in fp32 unless the plan says otherwise,
     reads the gradient, and in pure 16-bit precision writes
@@ -76,6 +120,13 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan) -> Kernel
         grad = 4
     if facts.clips_in_kernel and plan.framework_spec.clips_gradients:
         add("clip_grad_norm", grad, 0)
-    states = plan.master_bytes + 2 * plan.moment_bytes if half else 12
+    for matrix, n in Counter(matrices).items():
+        kernels += [
+            Kernel(name=product.name, phase="optimizer", shape=product, layer="optimizer")
+            for product in _newton_schulz(replace(matrix, batch=n))
+        ]
+    states = (
+        plan.master_bytes + MOMENTS[plan.optimizer] * plan.moment_bytes if half else 4 + 4 * MOMENTS[plan.optimizer]
+    )
     add("adamw_fused", grad + states, states + (2 if half and not facts.shards_masters else 0))
     return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))

@@ -18,11 +18,12 @@ from simulator.plan.parallel_plan import (
     Sharding,
     setting_named,
 )
-from simulator.plan.precision import PRECISIONS, Precision
+from simulator.plan.precision import MOMENTS, PRECISIONS, Precision
 
 __all__ = [
     "FRAMEWORKS",
     "GROUPS",
+    "MOMENTS",
     "OTHER_NAMES",
     "PRECISIONS",
     "SETTINGS",

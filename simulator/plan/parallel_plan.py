@@ -19,9 +19,8 @@ Sharding = Literal["none", "zero1", "zero2", "zero3", "hsdp"]
 Recompute = Literal["none", "selective", "full"]
 RecomputeMethod = Literal["uniform", "block"]
 Attention = Literal["flash", "eager"]
-AttentionKernel = Literal[
-    "flash_attention", "flash_attention_1", "flash_attention_2", "flash_attention_triton", "fused_softmax"
-]
+AttentionKernel = Literal["flash_attention", "flash_attention_1", "flash_attention_2", "flash_attention_triton",
+                          "fused_softmax"]  # fmt: skip
 GradientCollective = Literal["all_reduce", "reduce_scatter", "reduce"]
 Compression = Literal["none", "fp16", "bf16", "onebit"]
 Prefetch = Literal["pre", "post", "none"]
@@ -214,9 +213,12 @@ class ParallelPlan:
         "precision", "Bytes of one reduced gradient element, 2 or 4.", unset="the framework's default for the precision",
         least=2, most=4, changes=("time", "memory", "training"),
     )  # fmt: skip
+    optimizer: Literal["adam", "muon"] = setting(
+        "precision", "`adam`, or `muon` for matrices of blocks (Megatron-Core).", default="adam", changes=("time", "memory", "training"),
+    )  # fmt: skip
     moment_bytes: int = setting(
-        "precision", "Bytes of each of Adam's two moments beside 16-bit weights: 4, or fewer with Megatron-Core's "
-        "precision-aware optimizer (`exp_avg_dtype`).", default=4, least=1, most=4, changes=("time", "memory", "training"),
+        "precision", "Bytes of each moment beside 16-bit weights: 4, or fewer (Megatron-Core's `exp_avg_dtype`).", default=4,
+        least=1, most=4, changes=("time", "memory", "training"),
     )  # fmt: skip
     master_bytes: int = setting(
         "precision", "Bytes of a master weight beside a 16-bit weight: 4, or 2 where the optimizer keeps only what the weight "
@@ -298,8 +300,7 @@ class ParallelPlan:
         "experts", "SMs that the dispatcher's own kernels take from compute.", unset="20 with deepep, 16 with hybridep", least=1,
     )  # fmt: skip
     moe_fused_experts: bool = setting(
-        "experts", "Whether one kernel serves all experts of a rank with their rows counted on the device, so that the host "
-        "launches nothing per expert and does not wait for the counts.", default=False,
+        "experts", "Whether one kernel serves all experts of a rank, whose rows the device counts without the host.", default=False,
     )  # fmt: skip
     moe_capacity_factor: float | None = setting(
         "experts", "Tokens that an expert takes, relative to an even share; more are dropped.", unset="no limit", least=1e-6,

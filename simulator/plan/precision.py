@@ -92,3 +92,6 @@ SYNONYMS: dict[str, str] = {
     "fp8_ds": "fp8", "fp8_delayed": "fp8", "fp8_cs": "fp8_current", "fp8_tensorwise": "fp8_current", "fp8_sc": "fp8_block",
     "fp8_blockwise": "fp8_block", "fp8_mx": "mxfp8", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16",
 }  # fmt: skip
+
+#: moments that an optimizer keeps of an element of a matrix
+MOMENTS = {"adam": 2, "muon": 1}

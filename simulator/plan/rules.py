@@ -137,6 +137,22 @@ def _offload_conflicts(plan: ParallelPlan) -> Conflicts:
             "--framework deepspeed --sharding zero1",
         ),
         (
+            plan.optimizer == "muon"
+            and (
+                max(plan.tp, plan.etp or 1) > 1
+                or plan.sharding not in ("none", "zero1")
+                or plan.offload_optimizer != "none"
+            ),
+            f"optimizer=muon orthogonalises whole matrices: tp={plan.tp}, sharding={plan.sharding} and "
+            f"offload_optimizer={plan.offload_optimizer} are not modelled together",
+            "--tp 1 --sharding zero1",
+        ),
+        (
+            plan.optimizer == "muon" and not plan.framework_spec.lays_out_pipelines,
+            f"optimizer=muon is Megatron-Core's, not one of {plan.framework}",
+            "--framework megatron-core",
+        ),
+        (
             plan.offload_parameters == "cpu" and not plan.shards_parameters,
             "offload_parameters=cpu: parameters that are not sharded are needed whole on the device",
             "--sharding zero3",

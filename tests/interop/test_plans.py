@@ -584,3 +584,17 @@ def test_widths_of_states_and_offloaded_layers_of_megatron(flags, expected):
     plan = ParallelPlan(**imported.settings)
     assert (plan.moment_bytes, plan.master_bytes, plan.offload_layers) == expected
     assert imported.report.unknown == ()
+
+
+def test_the_optimizer_of_megatron():
+    """Megatron-LM, ``arguments.py``: ``dist_muon`` is the former name of Muon with a distributed optimizer."""
+    text = "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --bf16"
+    for said, expected in (
+        ("", "adam"),
+        ("--optimizer adam", "adam"),
+        ("--optimizer muon", "muon"),
+        ("--optimizer dist_muon", "muon"),
+    ):
+        assert ParallelPlan(**parse_megatron(f"{text} {said}").settings).optimizer == expected
+    with pytest.raises(ConfigError, match="soap"):
+        parse_megatron(f"{text} --optimizer soap")

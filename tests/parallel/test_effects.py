@@ -59,7 +59,7 @@ EFFECTS = [
     ("moe_fused_experts", True, {"experts": True, "ep": 2}),
     ("moe_shared_expert_overlap", True, {"experts": True, **MOE}), ("cuda_graphs", "attn+mlp", {}), ("cuda_graphs", "full_iteration", {}),
     ("lora_rank", 16, {}), ("lora_targets", "qkv", {"lora_rank": 16}), ("offload_layers", 4, {}), ("moment_bytes", 2, {}),
-    ("master_bytes", 2, {}),
+    ("master_bytes", 2, {}), ("optimizer", "muon", {}), ("optimizer", "muon", {"sharding": "zero1"}),
     ("recompute_modules", "mlp", {"recompute": "selective"}), ("recompute_modules", "layernorm", {"recompute": "selective"}),
     ("recompute_modules", "moe_act", {"recompute": "selective", "experts": True}),
 ]  # fmt: skip
