@@ -28,7 +28,9 @@ def sweep(
     plot: Annotated[
         Text,
         option(
-            "Plots: .html for a page, .svg, .png or .pdf for one file each, or none; sweep.html in the folder by default."
+            "Plots: .html for a page, .svg, .png or .pdf for one file each, or none; sweep.html in the folder by default.",
+            "--plot",
+            "--report",
         ),
     ] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
@@ -78,7 +80,9 @@ def search(
     scheduler: Scheduler = "",
     out: Annotated[Text, option("Folder for answers, tables and plots; started again, it does only the rest.")] = None,
     formats: Formats = "csv,jsonl",
-    plot: Annotated[Text, option("Plots: .html for a page, .svg, .png or .pdf for one file each.")] = None,
+    plot: Annotated[
+        Text, option("Plots: .html for a page, .svg, .png or .pdf for one file each.", "--plot", "--report")
+    ] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
     **scenario: Any,
 ) -> None:
@@ -181,14 +185,16 @@ def gallery(
     with keeping(store, out), progress_line() as say:
         found = run_sweep(Sweep(axes={"preset": wanted}), store, n_jobs=jobs, observe=Progress(say).sweep)
     files = write_gallery(known, found.rows, out)
-    print(f"{len(wanted)} runs: open {files[0]}")
+    print(f"{len(wanted)} run{'s' * (len(wanted) > 1)}: open {files[0]}")
 
 
 def requirements(
     target: Annotated[
         float, typer.Option(help="Share of the throughput that a free network between nodes gives.")
     ] = 0.9,
-    plot: Annotated[Text, option("Draw efficiency by bandwidth and GPUs: .html, .png, .svg or .pdf.")] = None,
+    plot: Annotated[
+        Text, option("Draw efficiency by bandwidth and GPUs: .html, .png, .svg or .pdf.", "--plot", "--report")
+    ] = None,
     json_output: Annotated[bool, PLAIN_JSON] = False,
     **scenario: Any,
 ) -> None:

@@ -104,7 +104,7 @@ def run_page(name: str, preset: Preset, row: Row) -> Report:
     measured = _measured(preset)
     back = element("p", element("a", "all runs", href="index.html"), class_="plan")
     source = element("p", f"{measured.source}, row {measured.row} (split {measured.split}). ", _SPLIT, class_="note")
-    given = [(key.replace("_", "-"), str(value)) for key, value in preset.settings.items()]
+    given = [(key.replace("_", "-"), str(value).lower()) for key, value in preset.settings.items()]
     commands = [
         f"simulate --preset {shlex.quote(name)}{more}"
         for more in ("", " --report out.html --neighbours 100", " --explain")

@@ -172,6 +172,11 @@ def test_flags_that_mean_something_else_are_answered_with_ours(simulate, flag, o
     assert simulate("search", "-t", "bigred200", "-m", "gpt2", flag, "2")[2] == err
 
 
+@pytest.mark.parametrize("command", ["sweep", "search", "compare", "requirements", "stragglers"])
+def test_a_page_is_asked_for_by_the_same_word_everywhere(simulate, command):
+    assert "--report" in simulate(command, "--help")[1]
+
+
 def test_flags_that_a_command_has_itself_are_not_refused(simulate):
     """``collective --dtype``, which plans call ``--precision``."""
     words = ("-t", "bigred200", "--gpus", 4, "--dtype", "half", "--max", "1MiB")

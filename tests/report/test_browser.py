@@ -8,8 +8,10 @@ import pytest
 from simulator.explore import full_answer as documents
 from simulator.explore.evaluation import Store
 from simulator.explore.named_settings import Sweep
+from simulator.explore.presets import presets
 from simulator.explore.sweeps import run_sweep
 from simulator.report import answer_page
+from simulator.report.gallery_pages import write_gallery
 from simulator.report.sweep_page import write_sweep
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -205,6 +207,17 @@ def test_the_page_of_a_sweep(browser, tmp_path):
     ]
     assert made.sideways() <= 0
     made.context.close()
+
+
+def test_a_published_run_fits_a_phone(browser, tmp_path):
+    """Its commands were longer than a line of one."""
+    name = "llama3-405b-grand-teton-h100-96g-512-fp8-current"
+    row = run_sweep(Sweep(axes={"preset": ("gpt-22b-selene-8",)}), n_jobs=1).rows[0] | {"preset": name}
+    for file in write_gallery({name: presets()[name]}, [row], tmp_path):
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        page.goto(file.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, file.name
+        page.close()
 
 
 def test_it_opens_in_two_seconds(browser, page_file):
