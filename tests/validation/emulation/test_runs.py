@@ -99,6 +99,21 @@ def test_all_reduce_between_two_hosts_is_predicted():
 
 @needs_namespaces
 @needs_torch
+def test_two_hosts_that_begin_in_turn_take_turns():
+    """Each sends half of 4 MiB, the later one first: other work on the machine only ever adds time."""
+    process = _validation(
+        *("emulate", "--rate", "100mbit", "--job", "all_to_all", "--bytes", "4MiB", "--repeats", "3", "--json")
+    )
+    printed, words = process.communicate(timeout=120)
+    assert process.returncode == 0, words
+    (row,) = json.loads(printed)["rows"]
+    assert row["cfg"] == "gap1"
+    assert 2 * MIB <= row["tx_max"] < 1.05 * 2 * MIB
+    assert row["median_s"] > 0.95 * 4 * MIB / goodput_bytes_per_s(1e8)
+
+
+@needs_namespaces
+@needs_torch
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_survives_a_killed_run(number):
     process = _validation(
