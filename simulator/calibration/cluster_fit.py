@@ -261,15 +261,7 @@ def _sensitivity(table: Mapping[str, Any], places: Sequence[Place], rows: Sequen
 def determined(
     table: Mapping[str, Any], places: Sequence[Place], rows: Sequence[Measured]
 ) -> tuple[list[Place], dict[Place, str]]:
-    """Find the constants that the rows determine, by dropping the least certain one until all are certain enough.
-
-    Returns
-    -------
-    free : list
-        What to fit.
-    reasons : dict
-        Every other candidate, and why not.
-    """
+    """Find what the rows determine, by dropping the least certain until all are certain enough, and why not the others."""
     jacobian = _sensitivity(table, places, rows)
     reasons = {
         place: "no measured row depends on it"

@@ -357,11 +357,6 @@ def left_out_errors(
     """Fit without one cluster at a time and predict it: its rows, and ``predicted / measured - 1`` of each.
 
     A class that only the left-out cluster has measured keeps the constants of the starting table.
-
-    Parameters
-    ----------
-    table : mapping
-        Where every fit starts: constants that have not seen the left-out cluster.
     """
     found: dict[str, tuple[list[Measured], FloatArray]] = {}
     for cluster in sorted({row.topology for row in rows}):

@@ -322,13 +322,7 @@ SHAPES: dict[str, Callable[[Cells], KernelShape]] = {
 
 
 def shape_of(cells: Mapping[str, str], place: str = "") -> KernelShape:
-    """Return the kernel that a row timed.
-
-    Raises
-    ------
-    ConfigError
-        If its op, pass or dtype is unknown, or a size that the op needs is not stated.
-    """
+    """Return the kernel that a row timed."""
     row = Cells(cells, place)
     op = row.text("op").lower()
     if op not in SHAPES:

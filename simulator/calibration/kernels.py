@@ -91,13 +91,7 @@ class KernelFit:
 
 
 def predict_rows_s(rows: Sequence[KernelRow], device: Device, constants: KernelConstants) -> FloatArray:
-    """Predict timed kernels under the conditions of their timing.
-
-    Returns
-    -------
-    ndarray of shape [rows]
-        Seconds.
-    """
+    """Predict the seconds of timed kernels under the conditions of their timing, of shape ``[rows]``."""
     found = np.zeros(len(rows))
     groups: dict[tuple[object, ...], list[tuple[int, KernelRow]]] = {}
     for index, row in enumerate(rows):
@@ -198,17 +192,7 @@ def fit_kernels(csv: str | Path, device: str | Path, *, start_from: str | Path =
 def fit_kernel_rows(
     rows: Sequence[KernelRow], test: Sequence[KernelRow], known: Device, *, start_from: Device
 ) -> KernelFit:
-    """Fit the kernel constants of a device to timed kernels; see :func:`fit_kernels`.
-
-    Parameters
-    ----------
-    rows, test : sequence of KernelRow
-        To fit on, and to report errors on.
-    known : Device
-        The device whose datasheet applies.
-    start_from : Device
-        The device whose constants are the start values.
-    """
+    """Fit the kernel constants of a device to timed kernels; see :func:`fit_kernels`."""
     constants = KernelConstants.of(start_from)
     sections: dict[str, Any] = {}
     unsure: dict[str, float] = {}

@@ -180,10 +180,6 @@ def minimise(
     ----------
     step : float
         Of finite differences, relative: above the noise that waves of tiles and choices of algorithms make.
-
-    Returns
-    -------
-    parameters, cost, slopes
     """
     from scipy.optimize import least_squares
 

@@ -91,12 +91,9 @@ class Side:
 
 
 def side_of(text: str, shared: Mapping[str, Any], *, say: Callable[[str], None] = lambda _: None) -> Side:
-    """Read or simulate one side.
+    """Read one side, or simulate it: a file that ``--json`` printed, a plan file, or settings that differ from the shared ones.
 
-    Parameters
-    ----------
-    text : str
-        A file that ``--json`` printed, a plan file, or settings ``name=value,name=value`` that differ from the shared ones.
+    Settings are written ``name=value,name=value``.
     """
     if text.endswith(".json") and Path(text).is_file():
         return side_of_answer(text)

@@ -187,12 +187,7 @@ class Pool:
     ) -> Iterator[tuple[int, Answer]]:
         """Apply a function to every item and yield the answers as they come.
 
-        Parameters
-        ----------
-        function : callable
-            Importable by its name, so that it can be sent to other processes.
-        batch_size : int or str
-            Items that a worker takes at a time.
+        The function is importable by its name, so that it can be sent to other processes, which take so many items at a time.
         """
         self._n_calls += 1
         n_done = 0

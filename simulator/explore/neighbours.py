@@ -316,10 +316,7 @@ def best_placements(
 ) -> list[PlacementRow]:
     """Return placements of a job on free nodes, the fastest first.
 
-    Parameters
-    ----------
-    others : sequence of JobRequest
-        That run already, on nodes that their requests list or else on those that are not free.
+    Other jobs run already, on nodes that their requests list or else on those that are not free.
     """
     site = Site(job.scenario, free_file)
     open_nodes = site.free

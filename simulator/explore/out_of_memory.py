@@ -41,15 +41,6 @@ def ways_out(
 
     Where no single change suffices, or the fastest makes the step much slower, pairs are tried: each change that needs less
     but not little enough, and one more. Of pairs beside single changes, those that are faster are returned.
-
-    Parameters
-    ----------
-    result : Result
-        That does not fit.
-    price : Price, optional
-        Of a GPU hour; the cluster file's where it is not given.
-    say : callable
-        Told what is being tried.
     """
     site = Site(topology=result.topology, spec=result.spec)
     memory_of, trials, said = _Memory(result), Trials(result), price_of(result.topology, price)
@@ -86,13 +77,7 @@ def _time_s(row: WayOut) -> float:
 
 
 def in_words(rows: Sequence[WayOut]) -> str:
-    """Return the fastest way out as a hint, one that computes the same where there is any.
-
-    Parameters
-    ----------
-    rows : sequence of WayOut
-        As :func:`ways_out` returns them.
-    """
+    """Return the fastest way out as a hint, one that computes the same where there is any."""
     if not rows or not rows[0]["fits"]:
         return "no change of one or two settings suffices: more GPUs are needed"
     best = next((row for row in rows if row["fits"] and row["same_training"]), rows[0])

@@ -157,11 +157,6 @@ def host_numbers(cluster: Topology) -> dict[str, int]:
 def parse_nodes(text: str, known: Mapping[str, int] | None = None) -> list[int]:
     """Read a list of nodes: numbers and ranges, or a hostlist, whose names end in the node's number from 0 where none is known.
 
-    Parameters
-    ----------
-    known : mapping, optional
-        Node by host.
-
     Examples
     --------
     >>> parse_nodes("0-2,8"), parse_nodes("gpu[003-004]")

@@ -33,18 +33,7 @@ class RestartSeconds(TypedDict):
 
 
 def parse_restart(text: str, seconds_of: Callable[[str, str], float]) -> Restart:
-    """Read ``10 min``, or phases: ``detection=3 min, allocation=5 min, start=2 min, warm-up=1 min``.
-
-    Parameters
-    ----------
-    seconds_of : callable
-        Reads a time, given with the flag that it is of.
-
-    Raises
-    ------
-    ConfigError
-        If a phase is unknown.
-    """
+    """Read ``10 min``, or phases: ``detection=3 min, allocation=5 min, start=2 min, warm-up=1 min``."""
     if "=" not in text:
         return Restart(start=seconds_of(text, "--restart-time"))
     known = [field.name for field in fields(Restart)]

@@ -240,13 +240,7 @@ class StepModel:
         return float(self._play(even, 1)[0]) + self.rest_s
 
     def play(self, causes: Causes, *, n_jobs: int, n_steps: int, seed: int = 0) -> Played:
-        """Play jobs.
-
-        Parameters
-        ----------
-        n_jobs, n_steps : int
-            Slow GPUs and clocks stay with a job, everything else is drawn anew in every step.
-        """
+        """Play jobs: slow GPUs and clocks stay with a job, everything else is drawn anew in every step."""
         n_actions = sum(map(len, self.table))
         at_once = max(1, _MOST_NUMBERS // (n_actions * n_steps * self.plan.dp))
         rng = np.random.default_rng(seed)

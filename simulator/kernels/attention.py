@@ -105,12 +105,7 @@ def attention_times_s(
     *,
     is_backward: bool,
 ) -> FloatArray:
-    """Seconds of each call, all of one direction.
-
-    Returns
-    -------
-    ndarray of shape [calls]
-    """
+    """Seconds of each call, all of one direction."""
     rows = [
         (
             s.batch,

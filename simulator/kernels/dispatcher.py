@@ -111,13 +111,7 @@ class Dispatcher:
 
 
 def network_s(operator: str, routed: Routed, n_sms: int, nic_bytes_per_s: float) -> float:
-    """Seconds of an exchange between nodes, its launch included; ``routed`` counts nodes.
-
-    Parameters
-    ----------
-    nic_bytes_per_s : float
-        Of the network card of one rank.
-    """
+    """Seconds of an exchange between nodes, its launch included; ``routed`` counts nodes."""
     constants = _NETWORK[operator]
     copy_bytes = routed.n_tokens * (routed.token_bytes + constants.header_bytes)
     by_sms = copy_bytes * (routed.n_places + constants.reads) / (n_sms * constants.sm_bytes_per_s)

@@ -108,13 +108,7 @@ class Call:
 
 
 def kernels_of(call: Call, *, is_backward: bool, weight_shapes: frozenset[tuple[int, ...]]) -> list[KernelShape]:
-    """Return what one operator launches.
-
-    Parameters
-    ----------
-    weight_shapes : frozenset of tuple of int
-        Shapes of the parameters, by which weight gradients are told from input gradients.
-    """
+    """Return what one operator launches; shapes of the parameters tell weight gradients from input gradients."""
     if call.name in SILENT or not call.outputs or all(not t.n_elements for t in call.outputs):
         return []
     special = _SPECIAL.get(call.name)

@@ -10,15 +10,7 @@ from simulator.models.styles.base import Style
 
 
 def lookup(style: Style, n_rows: int, *, tied: bool = False) -> Tensor:
-    """Append the gather of one row of a table per token; backward scatters into a zeroed table.
-
-    Parameters
-    ----------
-    n_rows : int
-        Rows of the table on this rank.
-    tied : bool
-        Whether the gradient is added to that of the output projection.
-    """
+    """Append the gather of one row of a table per token; backward scatters into a zeroed table, or adds to a tied one."""
     spec, setting = style.spec, style.setting
     dtype = style.residual_dtype
     width = DTYPE_BYTES[dtype]

@@ -17,14 +17,9 @@ from simulator.models.styles.base import Style
 
 
 def latent_attention(style: Style, x: Tensor, *, causal: bool) -> Tensor:
-    """Append self-attention through latents, from its normed input to its output projection.
+    """Append self-attention through latents, from its normed input ``[tokens, hidden]`` to its output projection.
 
     The down-projections are whole on every tensor-parallel rank; the up-projections and the heads are split.
-
-    Parameters
-    ----------
-    x : Tensor
-        ``[tokens, hidden]``.
     """
     spec, tape = style.spec, style.tape
     query_dim = spec.head_dim + spec.qk_rope_head_dim

@@ -18,13 +18,7 @@ from simulator.models.styles.base import Style
 
 
 def moe(style: Style, x: Tensor) -> Tensor:
-    """Append the routed experts of one block; a rank's tokens spread evenly over its experts.
-
-    Parameters
-    ----------
-    x : Tensor
-        Normed residual stream ``[tokens, hidden]``.
-    """
+    """Append the routed experts of one block to ``x[tokens, hidden]``; a rank's tokens spread evenly over its experts."""
     spec = style.spec
     n_tokens = x.n_elements // spec.hidden
     n_routed = n_tokens * spec.top_k

@@ -225,13 +225,7 @@ def block_parameters(
     etp: int | None = None,
     cross_attention: bool = False,
 ) -> tuple[Parameter, ...]:
-    """Return the tensors of one transformer block on one rank.
-
-    Parameters
-    ----------
-    sublayers : str
-        Letters of :data:`simulator.models.spec.SUBLAYERS`.
-    """
+    """Return the tensors of one transformer block, of these sublayers by their letters, on one rank."""
     tensors: list[Parameter] = []
     for index, kind in enumerate(sublayers):
         if index == 0 or not spec.shared_norm:

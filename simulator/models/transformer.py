@@ -16,15 +16,7 @@ from simulator.models.styles.base import Style
 
 
 def attention(style: Style, x: Tensor, *, causal: bool, kind: str = "*") -> Tensor:
-    """Append self-attention from its normed input to its output projection, residual excluded.
-
-    Parameters
-    ----------
-    x : Tensor
-        ``[tokens, hidden]``.
-    kind : str
-        Which of them: letter of :data:`simulator.models.spec.SUBLAYERS`.
-    """
+    """Append self-attention, of the kind that a letter names, from ``x[tokens, hidden]`` to its output projection."""
     spec = style.spec
     if spec.is_latent_attention:
         return latent_attention(style, x, causal=causal)
