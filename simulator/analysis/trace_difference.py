@@ -8,19 +8,22 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.analysis.side_by_side import Part, ranked
 from simulator.analysis.usage import Usage, analyse
 from simulator.errors import TraceError
+from simulator.trace_io.phases import phases
 from simulator.trace_io.selection import select
-from simulator.trace_io.trace_record import COMMUNICATION, COPY, HOST_NODE, CollectiveCall, RankTrace, Trace
+from simulator.trace_io.trace_record import COMMUNICATION, COMPUTE, COPY, HOST_NODE, CollectiveCall, RankTrace, Trace
 
+_OPTIMIZER = "optimizer"
 _WORKS = tuple(
     (work, re.compile(pattern, re.IGNORECASE))
     for work, pattern in (
         ("matrix products", r" gemm$"),
         ("attention", r"flash|fmha|attention|sdpa"),
-        ("optimizer", r"adam|sgd|optimizer|multi_tensor_apply|lamb|clip_grad"),
+        (_OPTIMIZER, r"adam|sgd|optimizer|multi_tensor_apply|lamb|clip_grad"),
         ("embedding", r"embedding|gather_kernel|indexselect|index_put"),
         ("loss", r"cross_entropy|nll_?loss|log_softmax|logsoftmax"),
         ("softmax", r"softmax"),
@@ -131,6 +134,8 @@ def diff(measured: Trace, simulated: Trace, *, ranks: Collection[int] = (), step
     own, others = ({rank.rank: rank for rank in trace.ranks} for trace in (measured, simulated))
     found, totals = [], _Totals()
     for rank, other in partner.items():
+        sides = own[rank], others[other]
+        updates = [_updates(side) for side in sides]
         wanted = tuple(usage for usage in first.of(rank) if rank in chosen and usage.step in selection.steps)
         for a, b in _paired_steps(wanted, second.of(other)):
             parts = {part: value / 1e9 for part, value in _parts(a, b).items()}
@@ -143,7 +148,7 @@ def diff(measured: Trace, simulated: Trace, *, ranks: Collection[int] = (), step
                     parts_s=parts,
                 )
             )
-            totals.add(_durations(own[rank], a), _durations(others[other], b))
+            totals.add(_durations(sides[0], a, updates[0]), _durations(sides[1], b, updates[1]))
     if not found:
         raise TraceError("the traces have no step in common")
     means = {part: float(np.mean([step.parts_s[part] for step in found])) for part in PARTS}
@@ -257,14 +262,22 @@ class _Occurrences(NamedTuple):
     durations_ns: Sequence[int]
 
 
-def _durations(rank: RankTrace, step: Usage) -> dict[str, _Occurrences]:
-    """Device operations that start within a step, by name."""
+def _updates(rank: RankTrace) -> NDArray[np.bool_]:
+    """Which operations compute for the optimizer."""
+    found: NDArray[np.bool_] = (np.array(phases(rank)) == _OPTIMIZER) & (rank.ops.kind == COMPUTE)
+    return found
+
+
+def _durations(rank: RankTrace, step: Usage, updates: NDArray[np.bool_]) -> dict[str, _Occurrences]:
+    """Device operations that start within a step, by name; what the optimizer launches is its work, whatever it is called."""
     ops = rank.ops
     inside = (ops.start_ns >= step.start_ns) & (ops.start_ns < step.end_ns) & (ops.kind != HOST_NODE)
     found: dict[str, list[int]] = {}
     works: dict[str, str] = {}
     for op in np.flatnonzero(inside).tolist():
         name = rank.names[ops.name[op]]
+        if updates[op] and work_of(name, COMPUTE) != _OPTIMIZER:
+            name = f"{name} ({_OPTIMIZER})"
         if name not in works:
             call = rank.calls[int(ops.call[op])] if ops.kind[op] == COMMUNICATION else None
             works[name] = _message(call) if call is not None else work_of(name, int(ops.kind[op]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -126,3 +128,24 @@ def test_a_cut_file_gives_what_it_holds(tmp_path):
         read(tmp_path / "sim.json")
     write(trace, tmp_path / "again.json")
     assert read(tmp_path / "again.json").n_ops == trace.n_ops
+
+
+def test_what_the_optimizer_launches_is_its_work():
+    """Operators without a parent within ``Optimizer.step`` of the second step, added up from the file itself."""
+    expected_us = 0.0
+    for path in sorted((OWN / "ddp-2").glob("*.gz")):
+        with gzip.open(path) as file:
+            events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+        (step,) = (event for event in events if event["name"] == "ProfilerStep#1")
+        (update,) = (
+            event for event in events if event["name"].startswith("Optimizer.step") and event["ts"] > step["ts"]
+        )
+        until = update["ts"]
+        for event in sorted(events, key=lambda event: event["ts"]):
+            inside = until <= event["ts"] < update["ts"] + update["dur"] and event["tid"] == update["tid"]
+            if inside and event.get("cat") == "cpu_op":
+                expected_us += event["dur"]
+                until = event["ts"] + event["dur"]
+    trace = read(OWN / "ddp-2")
+    works = {part.name: part.measured_s for part in diff(trace, trace).works}
+    assert works["optimizer"] == pytest.approx(expected_us / 2 / 1e6, rel=0.01)
