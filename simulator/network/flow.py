@@ -17,8 +17,10 @@ from simulator.units import PS_PER_S, to_ps
 
 #: Entries a memo may hold before it is emptied; programs repeat far fewer distinct combinations.
 _MEMO_LIMIT = 65_536
-#: flows in flight beyond which finding out who shares with whom costs more than solving for all of them
+#: flows that share links, directly or through others, beyond which it costs less to solve for all that are in flight
 CROWDED = 256
+#: links of a flow up to which those who load one of them are known by the link
+NARROW = 64
 #: groups of a flow of which the slowest is looked for, where nothing contends
 MOST_PARTS = 64
 
@@ -75,7 +77,8 @@ class FlowNetwork:
     recomputed whenever a flow of its connected component (flows that share links, transitively) begins to
     load links or ends. Links that what feeds them cannot fill hold nobody up and join nothing (:func:`ample_links`). A flow that
     shares no other link is priced once. Rates of a combination of
-    flows are remembered: programs repeat themselves. More flows than :data:`CROWDED` are taken as one component.
+    flows are remembered: programs repeat themselves. Where more flows than :data:`CROWDED` share links, all are taken as one
+    component.
 
     References
     ----------
@@ -92,6 +95,8 @@ class FlowNetwork:
         self._crowd: ChunkNetwork | None = None
         self._handle_in_crowd: dict[int, int] = {}
         self._active: dict[int, _Active] = {}
+        self._loaders: dict[int, set[int]] = {}  # by link, of flows over few links
+        self._wide: set[int] = set()
         self._events: list[tuple[int, int, int]] = []
         self._profiles: dict[int, Profile] = {}
         self._link_sets: dict[int, tuple[tuple[int, ...], int, frozenset[int]]] = {}
@@ -114,21 +119,51 @@ class FlowNetwork:
             return handle
         profile = self._profile(flow)
         active = _Active(profile, now_ps + to_ps(flow.latency_s), float(flow.n_bytes), updated_ps=now_ps)
-        for other_handle, other in self._active.items() if self.contends else ():
-            known = profile.sharing.get(other.profile.index)
-            if known is None:
-                known = profile.sharing[other.profile.index] = self._shares(profile, other.profile)
-            if known:
-                if not other.neighbours:
-                    self._leave_solitude(other_handle, other, now_ps)
-                active.neighbours.add(other_handle)
-                other.neighbours.add(handle)
+        active.neighbours = self._sharers(profile) if self.contends else set()
+        for other_handle in active.neighbours:
+            other = self._active[other_handle]
+            if not other.neighbours:
+                self._leave_solitude(other_handle, other, now_ps)
+            other.neighbours.add(handle)
         self._active[handle] = active
+        if self.contends:
+            self._enter(handle, profile)
         alone = not active.neighbours
         self._push(handle, active, self._lone_completion_ps(active) if alone else active.loads_from_ps)
-        if self.contends and len(self._active) > CROWDED:
+        if active.neighbours and len(self._active) > CROWDED and len(self._component(handle)) > CROWDED:
             self._join_all(now_ps)
         return handle
+
+    def _sharers(self, profile: Profile) -> set[int]:
+        """Return the handles of the flows in flight that share links with one."""
+        links = self._link_set(profile.flow.links)[1]
+        is_narrow = len(links) <= NARROW
+        found: set[int] = set()
+        if is_narrow:
+            found = found.union(*(self._loaders[link] for link in links if link in self._loaders))
+        for handle in self._wide if is_narrow else self._active:
+            other = self._active[handle].profile
+            known = profile.sharing.get(other.index)
+            if known is None:
+                known = profile.sharing[other.index] = self._shares(profile, other)
+            if known:
+                found.add(handle)
+        return found
+
+    def _enter(self, handle: int, profile: Profile) -> None:
+        links = self._link_set(profile.flow.links)[1]
+        if len(links) > NARROW:
+            self._wide.add(handle)
+            return
+        for link in links:
+            self._loaders.setdefault(link, set()).add(handle)
+
+    def _leave(self, handle: int, profile: Profile) -> None:
+        if handle in self._wide:
+            self._wide.remove(handle)
+            return
+        for link in self._link_set(profile.flow.links)[1]:
+            self._loaders[link].remove(handle)
 
     def next_completion_ps(self) -> int | None:
         """Time of the next event: a completion, or a flow begins to load shared links; None when idle."""
@@ -254,6 +289,8 @@ class FlowNetwork:
             self._crowd.set_slowdown(inner, active.factor, now_ps)
         self._active.clear()
         self._events.clear()
+        self._loaders.clear()
+        self._wide.clear()
 
     def _advance_crowd(self, crowd: ChunkNetwork, now_ps: int) -> tuple[int, ...]:
         ended = [self._handle_in_crowd.pop(inner) for inner in crowd.advance(now_ps)]
@@ -341,6 +378,8 @@ class FlowNetwork:
 
     def _end(self, handle: int, now_ps: int) -> None:
         ended = self._active.pop(handle)
+        if self.contends:
+            self._leave(handle, ended.profile)
         for neighbour in ended.neighbours:
             self._active[neighbour].neighbours.discard(handle)
         seen: set[int] = set()

@@ -270,3 +270,27 @@ def test_flows_that_are_put_off_end_as_much_later_and_no_sooner():
     while (wake := network.next_completion_ps()) is not None:
         ends.update(dict.fromkeys(network.advance(wake), wake))
     assert [ends[flow] for flow in flows] == [2700 * US, 3700 * US]
+
+
+@pytest.mark.parametrize("n_wide", [0, 2])
+def test_many_pairs_on_links_of_their_own_are_pairs(n_wide):
+    """400 links with two flows each, and perhaps two flows over 70 others: each gets half of its links and can be looked at alone."""
+    flows = [Flow(latency_s=0.0, n_bytes=1e6, links=(link,), weights=(1.0,)) for link in range(400) for _ in range(2)]
+    wide = [Flow(latency_s=0.0, n_bytes=1e9, links=tuple(range(400, 470)), weights=(1.0,) * 70)] * n_wide
+    network = FlowNetwork(topology(*[1e9] * 470))
+    handles = [network.start(flow, 0) for flow in (*wide, *flows)]
+    network.advance(0)
+    first = handles[n_wide : n_wide + 2]
+    state = network.state(0, first)
+    assert state is not None and len(state) == 2
+    assert {network.rate_bytes_per_s(handle) for handle in handles} == {0.5e9}
+    assert network.next_completion_ps() == 2000 * US
+    assert network.advance(2000 * US) == tuple(handles[n_wide:])
+
+
+def test_flows_over_many_links_and_over_few_see_each_other():
+    """Whoever comes first: on the shared link both get half."""
+    wide = Flow(latency_s=0.0, n_bytes=1e6, links=tuple(range(70)), weights=(1.0,) * 70)
+    narrow = Flow(latency_s=0.0, n_bytes=1e6, links=(69,), weights=(1.0,))
+    for pair in ((wide, narrow), (narrow, wide)):
+        assert run(FlowNetwork(topology(*[1e9] * 70)), [(0, one) for one in pair]) == {0: 2000 * US, 1: 2000 * US}
