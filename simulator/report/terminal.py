@@ -322,16 +322,16 @@ def print_sweep(result: SweepResult, files: Sequence[Path] = ()) -> None:
     """Print one line per combination, why some failed, and where the tables are."""
     out = make_console()
     axes, money = list(result.sweep.axes), money_columns(result.rows)
-    beside = {} if out.width < _WIDE else money
-    table = new_table(*axes, "iteration", "tokens/s", "MFU", "exposed", "memory", *beside, "", n_left=len(axes))
-    table.columns[-1].justify = "left"
-    for row in result.rows:
-        status = "" if row["status"] == "ok" else row["status"]
-        spent = (write(row) for write in beside.values())
-        table.add_row(*(str(row[name]) for name in axes), *_figures(row), *spent, status)
-    out.print(table, highlight=False)
-    if money and not beside:
-        _print_money(out, axes, [([str(row[name]) for name in axes], row) for row in result.rows], money)
+    status = ("status",) * (result.n_failed > 0)
+    rows = [
+        (
+            *("none" if row[name] is None else str(row[name]) for name in axes), *_figures(row),
+            *(write(row) for write in money.values()), *(row[key] for key in status),
+        )
+        for row in result.rows
+    ]  # fmt: skip
+    columns = (*axes, "iteration", "tokens/s", "MFU", "exposed", "memory", *money, *status)
+    print_table(columns, rows, n_names=len(axes))
     reasons = Counter(row["reason"] for row in result.rows if row["status"] != "ok")
     for reason, count in reasons.items():
         out.print(f"{count} failed: {reason}", highlight=False, markup=False)

@@ -330,7 +330,7 @@ def test_a_reader_that_goes_away_is_no_fault_worth_a_traceback():
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("flag", [("--with", "other.yaml"), ("--local-steps", "7"), ("--checkpoint-policy", "async")])
+@pytest.mark.parametrize("flag", [("--with", "other.yaml"), ("--local-steps", "7"), ("--placement", "random")])
 def test_flags_about_one_answer_are_refused_for_several_clusters(simulate, flag):
     code, _, err = simulate("-t", "dgx-h100,dgx-b200", "-m", "gpt2", "--gpus", 8, "--micro-batch", 1, *flag)
     assert code == 3 and f"{flag[0]} is about one answer" in err

@@ -4,8 +4,10 @@ import re
 
 import pytest
 
+from simulator.explore.named_settings import Sweep
+from simulator.explore.sweeps import run_sweep
 from simulator.report.recorded_view import print_facts
-from simulator.report.terminal import print_table
+from simulator.report.terminal import print_sweep, print_table
 
 COLUMNS = ("name", "exposed communication", "parameters", "waited for")
 ROWS = [
@@ -61,3 +63,16 @@ def test_facts_are_lines_and_tables(capsys):
         "host events: 12", "operations: compute 3, copy 1", "devices: V100, A100", "", "steps", "rank step duration",
         "0 4 397.4 ms",
     ]  # fmt: skip
+
+
+def test_a_sweep_says_what_did_not_fit_and_breaks_no_name_of_an_axis(terminal, capsys):
+    terminal(80)
+    sweep = Sweep(
+        base={"topology": "bigred200", "model": "gpt-1.3b", "gpus": 4, "sequence_length": 2048},
+        axes={"micro_batch": (1, 64), "first_stage_layers": (None,)},
+    )
+    print_sweep(run_sweep(sweep, n_jobs=1))
+    lines = printed(capsys)
+    assert all(len(line) <= 80 for line in lines)
+    assert any(line.split()[:2] == ["micro_batch", "first_stage_layers"] for line in lines)
+    assert [line.split()[2:] for line in lines if line.split()[:2] == ["64", "none"]][-1] == ["does", "not", "fit"]
