@@ -47,7 +47,7 @@ def read_steps_s(rate_bytes_per_s: float, read_bytes: Sequence[float], steps_s: 
         fair_shares(rate_bytes_per_s, [read_bytes[number] / steps_s[number] for number in readers]) if readers else []
     )
     longer = {number: read_bytes[number] / share for number, share in zip(readers, shares, strict=True)}
-    return [max(step_s, longer.get(number, 0.0)) for number, step_s in enumerate(steps_s)]
+    return [longer.get(number, step_s) for number, step_s in enumerate(steps_s)]
 
 
 def write_factor(rate_bytes_per_s: float, own_bytes_per_s: float, others: Sequence[tuple[float, float]]) -> float:

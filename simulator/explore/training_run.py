@@ -416,7 +416,7 @@ def _written_beside(
 ) -> Checkpoint:
     """Return a checkpoint that takes longer for other jobs' checkpoints, which fail and write as often as Daly says."""
     rate = total_rate_bytes_per_s(topology.storage, writes=True) if topology.storage is not None else math.inf
-    if math.isinf(rate) or math.isinf(mtbf.seconds) or not others:
+    if math.isinf(rate) or not others:
         return checkpoint
     writers = []
     for job in others:

@@ -45,6 +45,15 @@ def test_seven_of_eight_nics_carry_on_once_traffic_has_found_its_way():
     assert step_s < found["rerouted_s"] < found["with_s"]
 
 
+def test_a_node_with_one_nic_has_no_other_way_and_a_slow_rank_stays_slow():
+    flapping = Flapping(link="node0.nic", down_s=10.0, every_s=100.0)
+    [found] = network_trouble(answer(**{"node.nics.count": "1"}), [flapping])
+    assert found["rerouted_s"] is None and found["with_s"] == pytest.approx(found["without_s"] / 0.9)
+    slow = answer(Faults(slow_ranks=((3, 4.0),)))
+    [found] = network_trouble(slow, [flapping])
+    assert found["rerouted_s"] >= slow.metrics.iteration_time_s / (0.9 + 0.09)
+
+
 def test_rdma_gives_a_connection_up_after_half_a_minute():
     """4.096 us x 2^20 is 4.3 s, seven times: NVIDIA's defaults of NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT."""
     assert pytest.approx(30.06, abs=0.01) == GIVEN_UP_S

@@ -70,4 +70,9 @@ def test_a_run_beside_others_goes_at_the_pace_beside_them_and_waits_for_their_ch
     write_s = neighbours["jobs"][1]["checkpoint_s"]
     share = write_s / (daly_interval_s(write_s, 400 * 3600 / 32) + write_s)
     assert both["checkpoint"]["write_s"] == pytest.approx((1.0 + share) * alone["checkpoint"]["write_s"])
+    job_s, beside_s = neighbours["jobs"][0]["alone_s"], neighbours["jobs"][0]["beside_s"]
+    joules = (
+        job_s * alone["energy"]["gpu_w"] + (beside_s - job_s) * 200.0
+    )  # half of an A100's 400 W while it waits for others
+    assert both["energy"]["gpu_w"] == pytest.approx(joules / beside_s)
     assert both["days"] > alone["days"] and both["high_days"] > both["days"] > both["low_days"]

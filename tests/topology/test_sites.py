@@ -66,3 +66,12 @@ def test_each_site_has_a_fabric_of_its_own():
 def test_half_of_four_sites_reaches_the_other_half_over_two_links():
     four = {**TWO, "nodes": 8, "sites.count": 4}
     assert bisection_bytes_per_s(load_topology("dgx-h100", overrides=four)) == pytest.approx(2 * 10e9 / 8)
+
+
+@pytest.mark.parametrize(("rate", "can_fill"), [("3.2 Tb/s", False), ("3 Tb/s", True)])
+def test_a_way_between_sites_as_wide_as_all_that_hangs_on_it_is_never_full(rate, can_fill):
+    """Eight NICs of 400 Gb/s on each of two sites."""
+    sites = {"nodes": 2, "fabric.kind": "one-switch", "sites.count": 2, "sites.bandwidth": rate}
+    topology = load_topology("dgx-h100", overrides=sites)
+    between = topology.arrays.is_of("wan")
+    assert between.sum() == 8 and topology.ample_links[between].all() == (not can_fill)
