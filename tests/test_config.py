@@ -179,3 +179,11 @@ def test_a_misspelt_name_is_answered_with_near_ones():
     with pytest.raises(ConfigError, match="Did you mean 'bigred200'"):
         resolve_name("bigred20", "clusters")
     assert near_misses("Selen", ["selene", "polaris"]) == ["selene"]
+
+
+def test_a_name_that_no_file_system_takes_is_no_name():
+    """255 bytes are the most of a name on Linux (``NAME_MAX`` of limits.h)."""
+    for length in (252, 256, 5000):
+        with pytest.raises(ConfigError, match="no such file") as caught:
+            resolve_name("x" * length, "devices")
+        assert len(str(caught.value)) < 2000

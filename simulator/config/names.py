@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from os.path import isfile
 from pathlib import Path
 
 from simulator.errors import ConfigError
@@ -48,13 +49,13 @@ def shipped_names(kind: str) -> list[str]:
 def resolve_name(name: str | Path, kind: str) -> Path:
     """Find the file that a name means: a path first, then a shipped file, with or without its extension."""
     path = Path(name)
-    if path.is_file():
+    if isfile(path):  # no error where no file system takes such a name
         return path
     stem = path.name.removesuffix(".yaml") if path.name == str(name) else ""
     for folder in data_folders(kind):
-        if stem and (folder / f"{stem}.yaml").is_file():
+        if stem and isfile(folder / f"{stem}.yaml"):
             return folder / f"{stem}.yaml"
     known = shipped_names(kind)
     guess = did_you_mean(path.name.removesuffix(".yaml"), known)
     hint = f"shipped {kind}: {', '.join(known)}" if known and not guess else ""
-    raise ConfigError(f"{name}: no such file, and no shipped {kind[:-1]} of this name.{guess}", hint=hint)
+    raise ConfigError(f"{str(name):.200}: no such file, and no shipped {kind[:-1]} of this name.{guess}", hint=hint)
