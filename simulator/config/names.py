@@ -58,4 +58,4 @@ def resolve_name(name: str | Path, kind: str) -> Path:
     known = shipped_names(kind)
     guess = did_you_mean(path.name.removesuffix(".yaml"), known)
     hint = f"shipped {kind}: {', '.join(known)}" if known and not guess else ""
-    raise ConfigError(f"{str(name):.200}: no such file, and no shipped {kind[:-1]} of this name.{guess}", hint=hint)
+    raise ConfigError(f"{name!s:.200}: no such file, and no shipped {kind[:-1]} of this name.{guess}", hint=hint)
