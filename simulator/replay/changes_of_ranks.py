@@ -29,16 +29,19 @@ def slow_down(whole: Reconstruction, rank: int, factor: float) -> Reconstruction
 
 
 def delay(whole: Reconstruction, rank: int, delay_s: float) -> Reconstruction:
-    """Let the host of one rank be late at the start of every step."""
+    """Let the host of one rank be late at the start of every step; where no host launches, what a step begins with is."""
     index = _index(whole, rank)
     plan = whole.plans[index]
-    issue = plan.issue_ns.copy()
+    issue, lead = plan.issue_ns.copy(), plan.lead_ns.copy()
     position = np.empty(len(plan.order), np.int64)
     position[plan.order] = np.arange(len(plan.order))
     for _, op in plan.first:
-        issue[position[op]] += round(delay_s * 1e9)
+        if plan.rank.has_launches:
+            issue[position[op]] += round(delay_s * 1e9)
+        else:
+            lead[op] += round(delay_s * 1e9)
     plans = list(whole.plans)
-    plans[index] = replace(plan, issue_ns=issue)
+    plans[index] = replace(plan, issue_ns=issue, lead_ns=lead)
     return noted(whole, f"the host of rank {rank} is late by {delay_s:g} s in every step", plans=tuple(plans))
 
 
@@ -55,9 +58,11 @@ def absorbed(before: Replay, after: Replay, rank: int, delay_s: float) -> str:
         "waiting for other ranks, which it does less": old["waiting_s"] - new["waiting_s"],
         "its device, which was idle anyway": old["idle_s"] - new["idle_s"],
     }
-    shown = [f"{format_time(s)} by {what}" for what, s in slack.items() if s > 0.01 * delay_s]
-    queued = "its host runs ahead of its device, so that the launch queue hides it"
-    return f"{text}; absorbed: {', '.join(shown) or queued}"
+    rest_s = delay_s - max(grown_s, 0.0) - sum(max(s, 0.0) for s in slack.values())
+    slack["its host, which runs ahead of its device, so that the launch queue hides it"] = rest_s
+    return f"{text}; absorbed: " + ", ".join(
+        f"{format_time(s)} by {what}" for what, s in slack.items() if s > 0.01 * delay_s
+    )
 
 
 def hidden(before: Replay, after: Replay, rank: int) -> str:

@@ -290,6 +290,14 @@ def test_what_a_change_leaves_as_it_was_is_explained(tmp_path):
     assert "100 us by waiting for other ranks" in note
 
 
+@pytest.mark.parametrize("name", ["tiny-ddp-2", "tiny-pp-2"])
+def test_ranks_that_are_all_late_make_a_step_as_much_longer(name):
+    """On processors too, where nothing is launched: a pipeline's later stage waits for the first one and hides its own."""
+    found = what_if(read(OWN / name), WhatIf(delays=((0, 5e-3), (1, 5e-3))))
+    assert found.iteration_s == pytest.approx(found.identity.simulated_usage.iteration_s + 5e-3, rel=1e-3)
+    assert found.notes[0].startswith("of the 5 ms that rank 0 is late per step, the iteration shows 5")
+
+
 def test_graphs_take_the_launches_of_a_host_bound_run_away(tmp_path):
     """Two steps of ten kernels of 10 us that the host launches every 50 us: in a graph each step takes 100 us."""
     events = [{"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "pid": 1, "tid": 1,
