@@ -337,7 +337,7 @@ def test_kernel_names_are_known():
         "embedding", "sum", "gelu", "silu", "relu", "relu2", "tanh", "pow", "cat", "neg", "mean",
         "rsqrt", "div", "fill", "nll_loss", "rotary", "swiglu", "bias_gelu", "bias_relu",
         "bias_dropout_add", "where", "max", "sub", "gather", "exp", "index_put", "topk", "sort",
-        "scatter", "permute", "unpermute",
+        "scatter", "permute", "unpermute", "residual_norm",
     }  # fmt: skip
     seen = set()
     for name in FAMILIES:
