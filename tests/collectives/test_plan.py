@@ -78,6 +78,12 @@ def test_every_gpu_of_a_mesh_has_links_to_every_other():
     assert link_matrix(load_topology("polaris", 4).node) == [[0 if a == b else 4 for b in range(4)] for a in range(4)]
 
 
+@pytest.mark.parametrize(("n_ranks", "rate"), [(2, 100e9), (3, 200e9), (4, 300e9)])
+def test_a_group_within_a_mesh_has_the_links_between_its_members(n_ranks, rate):
+    """Four NVLinks of 25 GB/s each way to each of the others."""
+    assert shape_of(range(n_ranks), load_topology("polaris", 4)).nvlink_bytes_per_s == pytest.approx(rate)
+
+
 @pytest.mark.parametrize(("name", "n_gpus"), [("polaris", 16), ("dgx-a100-80g", 32)])
 def test_in_large_groups_some_peers_stand_for_all(monkeypatch, name, n_gpus):
     """Nodes are alike: it is the same to every NIC whether a rank writes to all other nodes or as much to some of them."""
