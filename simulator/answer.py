@@ -248,9 +248,13 @@ def chosen(asked: ParallelPlan, plan: ParallelPlan, memory: MemoryReport) -> dic
 
 def not_modelled(result: Result) -> list[str]:
     """Name what the answer leaves out because an input does not say it."""
-    if result.topology.storage is None and not result.plan.sample_time_s:
-        return ["reading data: the cluster file has no storage section"]
-    return []
+    spec, plan = result.spec, result.plan
+    left_out = []
+    if result.topology.storage is None and not plan.sample_time_s:
+        left_out.append("reading data: the cluster file has no storage section")
+    if isinstance(spec, ModelSpec) and spec.positions == "learned" and plan.sequence_length > spec.max_positions:
+        left_out.append(f"positions beyond {spec.max_positions}: the model's learned table ends there")
+    return left_out
 
 
 def bottleneck(result: Result) -> Bottleneck | None:

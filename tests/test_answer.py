@@ -126,6 +126,16 @@ def test_the_answer_says_what_was_chosen_for_the_user(simulated):
     assert simulated("dgx-a100-40g", "gpt2", **asked).answer["provenance"]["chosen"] == {}
 
 
+@pytest.mark.parametrize(
+    ("model", "length", "is_said"), [("gpt2", 1024, False), ("gpt2", 1025, True), ("llama2-7b", 8192, False)]
+)
+def test_a_sequence_beyond_the_learned_positions_is_said(simulated, model, length, is_said):
+    """GPT-2's table has 1,024 rows; rotary positions know no end."""
+    asked = {"gpus": 8, "micro_batch": 1, "tp": 2, "sequence_length": length}
+    left_out = simulated("dgx-a100-40g", model, **asked).answer["provenance"]["not_modelled"]
+    assert any("positions beyond 1024" in what for what in left_out) == is_said
+
+
 def test_models_without_tokens_have_samples_only():
     torch = pytest.importorskip("torch")
     from simulator.answer import describe_throughput
