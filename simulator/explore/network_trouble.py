@@ -202,7 +202,7 @@ def in_words(found: Trouble) -> str:
     Examples
     --------
     >>> in_words({"trouble": "flows hashed", "without_s": 1.0, "with_s": 2.0, "rerouted_s": 1.25})
-    'flows hashed: 2.00 s per step instead of 1.00 s, 50.0% of the throughput; going around it gives 60.0% of that back'
+    'flows hashed: 2 s per step instead of 1 s, which loses 50.0% of the throughput; going around it gives 60.0% of that back'
     """
     without_s, with_s, rerouted_s = found["without_s"], found["with_s"], found["rerouted_s"]
     base = format_time(without_s)
@@ -214,7 +214,7 @@ def in_words(found: Trouble) -> str:
             else f"{words}; going around it takes {format_time(rerouted_s)} instead of {base}"
         )
     lost = 1.0 - without_s / with_s
-    words = f"{found['trouble']}: {format_time(with_s)} per step instead of {base}, {lost:.1%} of the throughput"
+    words = f"{found['trouble']}: {format_time(with_s)} per step instead of {base}, which loses {lost:.1%} of the throughput"
     if rerouted_s is None or not lost:
         return words
     return f"{words}; going around it gives {(1.0 - (1.0 - without_s / rerouted_s) / lost):.1%} of that back"
