@@ -179,8 +179,10 @@ def format_bandwidth(bytes_per_s: float) -> str:
     >>> format_bandwidth(25e9), format_bandwidth(73_260), format_bandwidth(409.6e12)
     ('25 GB/s', '73.26 KB/s', '409.6 TB/s')
     """
-    for unit, scale, least in (("TB/s", 1e12, 1e13), ("GB/s", 1e9, 1e6), ("MB/s", 1e6, 1e5)):
-        if bytes_per_s >= least or not bytes_per_s:
+    if not bytes_per_s:
+        return "0 GB/s"
+    for unit, scale, least in (("TB/s", 1e12, 9.9995e12), ("GB/s", 1e9, 1e6), ("MB/s", 1e6, 1e5)):
+        if bytes_per_s >= least:
             return f"{bytes_per_s / scale:.4g} {unit}"
     return f"{bytes_per_s / 1e3:.4g} KB/s"
 

@@ -151,6 +151,13 @@ def place(way: str, switches: Switches, free: Sequence[int], n_nodes: int, rng: 
 def host_numbers(cluster: Topology) -> dict[str, int]:
     """Return the node of every host that a cluster names; several where NVLink joins hosts."""
     hosts = expand_hostlist(cluster.spec.hosts) if cluster.spec.hosts else []
+    if twice := [host for host, count in Counter(hosts).items() if count > 1]:
+        raise ConfigError(f"{cluster.name}: hosts: {twice[0]} is named twice", hint="name every host once, in order")
+    most = cluster.n_nodes * cluster.node.hosts
+    if hosts and not most - cluster.node.hosts < len(hosts) <= most:
+        raise ConfigError(
+            f"{cluster.name}: hosts names {len(hosts)}, but there are {most}", hint="name every host once, in order"
+        )
     return {host: place // cluster.node.hosts for place, host in enumerate(hosts)}
 
 

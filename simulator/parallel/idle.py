@@ -111,6 +111,11 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         (("cp_comm_type", "cp_load_balance"), plan.cp == 1, "cp=1"),
         (("document_length",), plan.cp > 1, f"cp={plan.cp}: documents are not told apart there"),
         (("document_length",), plan.attention == "eager", "attention=eager computes all scores and masks them"),
+        (
+            ("document_length",),
+            2 * (plan.document_length or 0) > plan.sequence_length > 0,
+            f"a sequence of {plan.sequence_length} tokens holds one document",
+        ),
         (("rank_order",), n_axes < 2 and plan.ep == 1, "at most one axis has more than one rank"),
         (("recompute_method", "recompute_layers"), plan.recompute != "full", f"recompute={plan.recompute}"),
         (

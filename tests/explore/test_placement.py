@@ -116,3 +116,16 @@ def test_placements_differ_in_whom_they_meet():
     alone = [nodes for nodes in found if all(node >= 8 for node in nodes)]
     assert {switches.counts(nodes) for nodes in alone} == {(4, 2), (3, 3)}
     assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        ("r1n[1-6],r2n[1-5],r1n2", "r1n2 is named twice"),
+        ("r1n[1-6]", "names 6, but there are 12"),
+        ("n[1-13]", "names 13, but there are 12"),
+    ],
+)
+def test_hosts_are_named_once_and_all(hosts, words):
+    with pytest.raises(ConfigError, match=words):
+        host_numbers(load_topology("dgx-a100-40g", overrides={**TREE, "hosts": f"'{hosts}'"}))

@@ -366,7 +366,8 @@ class Style(ABC):
         """
         setting = self.setting
         window = self.spec.sliding_window if kind == "w" and causal and setting.cp == 1 else 0
-        limits = [setting.sequence, self.spec.attention_chunk if kind == "c" else 0, setting.document_length]
+        document = setting.document_length if setting.attention == "flash" else 0
+        limits = [setting.sequence, self.spec.attention_chunk if kind == "c" else 0, document]
         n_chunks = setting.sequence // min(filter(None, limits)) if setting.cp == 1 else 1
         return AttentionShape(
             window=window if window < setting.sequence else 0,
