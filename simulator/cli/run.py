@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simulator.analysis.explain import Explanation
@@ -49,10 +50,12 @@ def run_main(options: dict[str, Any]) -> None:
             settings, counts, module=module, faults=Faults.parse(options["slow_rank"] or (), options["slow_link"] or ()),
             detail=_is_detailed(options), say=say,
         )  # fmt: skip
-        results = _on_their_nodes(options, results)
-        extras = _extras(options, results, request, say)._replace(**_others(options, settings, results, say))
+        results, placed = _on_their_nodes(options, settings, results, say)
+        extras = _extras(options, results, request, say)._replace(**placed, **_others(options, results, say))
         nearby = _nearby(options, results[-1], request, say)
     write_warnings(results[-1].idle_inputs(given), said=said)
+    if request and options["flapping"]:
+        write_warnings(["--flapping is about the step: the whole run is without it"], said=said, kind="note")
     _write_files(options, results, extras, nearby, {*given, *(["gpus"] if options["gpus"] else [])})
     if options["json_output"]:
         print(json.dumps(document(results, **extras._asdict())))
@@ -71,7 +74,7 @@ def run_main(options: dict[str, Any]) -> None:
 #: flags that several clusters side by side do not take
 _OF_ONE_ANSWER = (
     *("explain", "trace", "memory_trace", "neighbours", "module", "with_", "placement", "nodes_free", "local_steps"),
-    *("flapping", "network_trouble"),
+    *("flapping", "network_trouble", "slow_rank", "slow_link"),
 )
 
 
@@ -125,18 +128,26 @@ class Extras(NamedTuple):
     network_trouble: list[Trouble] | None = None
 
 
-def _on_their_nodes(options: dict[str, Any], results: list[Result]) -> list[Result]:
-    """Simulate one job on the nodes where it is placed, if any flag places it."""
-    if not (options["with_"] or options["placement"] or options["nodes_free"]):
-        return results
+def _on_their_nodes(
+    options: dict[str, Any], settings: dict[str, Any], results: list[Result], say: Callable[[str], None]
+) -> tuple[list[Result], dict[str, Any]]:
+    """Simulate one job on the nodes where it is placed, if any flag places it, and beside the jobs that are named."""
+    files, way, free = options["with_"] or (), options["placement"], options["nodes_free"]
+    if not (files or way or free):
+        return results, {}
     if len(results) > 1 or options["module"]:
         raise ConfigError("--with, --placement and --nodes-free are about one job", hint="one --gpus, and a --model")
-    if options["nodes_free"] and not options["placement"]:
-        return results  # placements are what is asked for
-    from simulator.explore.neighbours import JobRequest, on_its_nodes
+    from simulator.explore.neighbours import JobRequest, beside, best_placements, on_its_nodes, read_job
 
-    job = JobRequest(scenario=results[0].scenario, placement=options["placement"] or "slurm")
-    return [on_its_nodes(job, options["nodes_free"], detail=_is_detailed(options))]
+    job = JobRequest(scenario=results[0].scenario, placement=way or "slurm")
+    others = [read_job(path, settings) for path in files]
+    if free and way is None:
+        rows, played = best_placements(job, others, free_file=free, say=say)
+        job = replace(job, placement=",".join(map(str, rows[0]["nodes"])))
+        found: dict[str, Any] = {"placements": rows, "neighbours": played}
+    else:
+        found = {"neighbours": beside([job, *others], free_file=free, say=say)}
+    return [on_its_nodes(job, free, detail=_is_detailed(options))], found
 
 
 def _is_detailed(options: dict[str, Any]) -> bool:
@@ -144,10 +155,8 @@ def _is_detailed(options: dict[str, Any]) -> bool:
     return bool(options["trace"] or options["report"] or options["explain"])
 
 
-def _others(
-    options: dict[str, Any], settings: dict[str, Any], results: Sequence[Result], say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Play other jobs beside the one that is asked about, look for the best of the free nodes, or train site by site."""
+def _others(options: dict[str, Any], results: Sequence[Result], say: Callable[[str], None]) -> dict[str, Any]:
+    """Train site by site, or around what is wrong with the network."""
     found: dict[str, Any] = {}
     if options["local_steps"] is not None:
         from simulator.explore.local_steps import local_steps
@@ -156,17 +165,7 @@ def _others(
         found["local_steps"] = local_steps(results[-1], options["local_steps"])
     if options["flapping"] or options["network_trouble"]:
         found["network_trouble"] = _trouble(options, results[-1], say)
-    files, way, free = options["with_"] or (), options["placement"], options["nodes_free"]
-    if not (files or way or free):
-        return found
-    from simulator.explore.neighbours import JobRequest, beside, best_placements, read_job
-
-    job = JobRequest(scenario=results[0].scenario, placement=way or "slurm")
-    others = [read_job(path, settings) for path in files]
-    if free and way is None:
-        return {**found, "placements": best_placements(job, others, free_file=free, say=say)}
-    played = beside([job, *others], free_file=free, say=say)
-    return {**found, "neighbours": played}
+    return found
 
 
 def _trouble(options: dict[str, Any], result: Result, say: Callable[[str], None]) -> list[Trouble]:

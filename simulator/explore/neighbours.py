@@ -313,8 +313,8 @@ def best_placements(
     *,
     free_file: str | None = None,
     say: Callable[[str], None] = lambda _: None,
-) -> list[PlacementRow]:
-    """Return placements of a job on free nodes, the fastest first.
+) -> tuple[list[PlacementRow], Neighbours | None]:
+    """Return placements of a job on free nodes, the fastest first, and the job beside the others on the first of them.
 
     Other jobs run already, on nodes that their requests list or else on those that are not free.
     """
@@ -326,21 +326,22 @@ def best_placements(
     held = {node for one in running for node in one.nodes}
     free = [node for node in open_nodes if node not in held]
     ways = placements(site.switches, free, site.n_nodes(job), [one.nodes for one in running])
-    rows: list[PlacementRow] = []
+    found: list[tuple[PlacementRow, Neighbours | None]] = []
     for number, nodes in enumerate(islice(ways, MOST_PLACEMENTS)):
         say(f"placement {number + 1}")
-        placed = site.put(job, nodes)
+        placed, played = site.put(job, nodes), None
         if running:
-            seconds = play(site, [placed, *running])["jobs"][0]["beside_s"]
+            played = play(site, [placed, *running])
+            seconds = played["jobs"][0]["beside_s"]
         else:
             seconds = simulate_on(placed.scenario, placed.topology, placed.spec).metrics.iteration_time_s
-        rows.append(
-            PlacementRow(
-                nodes=list(nodes), on_leaves=list(site.switches.counts(nodes)), iteration_time_s=seconds,
-                is_slurms=number == 0,
-            )
+        row = PlacementRow(
+            nodes=list(nodes), on_leaves=list(site.switches.counts(nodes)), iteration_time_s=seconds,
+            is_slurms=number == 0,
         )  # fmt: skip
-    return sorted(rows, key=lambda row: (row["iteration_time_s"], not row["is_slurms"]))
+        found.append((row, played))
+    found.sort(key=lambda one: (one[0]["iteration_time_s"], not one[0]["is_slurms"]))
+    return [row for row, _ in found], found[0][1]
 
 
 def _taken(site: Site) -> list[int]:

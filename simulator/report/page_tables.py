@@ -387,6 +387,7 @@ def money_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Callable[[Mapp
     if any("days" in row for row in rows):
         return {
             "run": lambda row: format_duration(row["days"] * 86400.0) if "days" in row else "-",
+            **({"played, 80 %": _played} if any("p10_days" in row for row in rows) else {}),
             **({"cost": lambda row: _money(row, "cost")} if any(row.get("cost") is not None for row in rows) else {}),
             "energy": lambda row: _energy(row["kwh"]) if "kwh" in row else "-",
             "CO2": lambda row: _mass(row["kg_co2"]) if "kg_co2" in row else "-",
@@ -402,6 +403,12 @@ def _money(row: Mapping[str, Any], key: str) -> str:
         return "-"
     shown = f"{value:,.0f}" if value >= 1000 else f"{value:,.2f}"
     return f"{shown} {row.get('currency', '')}".strip()
+
+
+def _played(row: Mapping[str, Any]) -> str:
+    if "p10_days" not in row:
+        return "-"
+    return " to ".join(format_duration(row[key] * 86400.0) for key in ("p10_days", "p90_days"))
 
 
 def _mass(kg: float) -> str:

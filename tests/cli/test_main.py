@@ -330,7 +330,9 @@ def test_a_reader_that_goes_away_is_no_fault_worth_a_traceback():
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("flag", [("--with", "other.yaml"), ("--local-steps", "7"), ("--placement", "random")])
+@pytest.mark.parametrize(
+    "flag", [("--with", "other.yaml"), ("--local-steps", "7"), ("--placement", "random"), ("--slow-rank", "3=1.5")]
+)
 def test_flags_about_one_answer_are_refused_for_several_clusters(simulate, flag):
     code, _, err = simulate("-t", "dgx-h100,dgx-b200", "-m", "gpt2", "--gpus", 8, "--micro-batch", 1, *flag)
     assert code == 3 and f"{flag[0]} is about one answer" in err
@@ -384,3 +386,28 @@ def test_the_answer_is_that_of_the_job_on_its_nodes(simulate, tmp_path):
     )
     assert apart["iteration_time_s"] == apart["neighbours"]["jobs"][0]["alone_s"] > 1.05 * plain["iteration_time_s"]
     assert together["iteration_time_s"] == pytest.approx(plain["iteration_time_s"], rel=1e-9)
+
+
+def test_the_answer_on_free_nodes_is_that_of_the_fastest_placement(simulate, tmp_path):
+    """Two nodes are free on one leaf and four on the other: the job runs on the four, whichever their numbers."""
+    (tmp_path / "free").write_text("0-1,10-13")
+    fabric = ("nodes=16", "fabric.nodes_per_leaf=8", "fabric.oversubscription=64")
+    sets = [word for one in fabric for word in ("--set", one)]
+    job = (
+        "-t",
+        "dgx-a100-40g",
+        "-m",
+        "gpt-1.3b",
+        "--gpus",
+        32,
+        "--sharding",
+        "zero3",
+        "--framework",
+        "fsdp",
+        "--micro-batch",
+        4,
+    )
+    found = json.loads(simulate(*job, *sets, "--nodes-free", tmp_path / "free", "--json")[1])
+    there = json.loads(simulate(*job, *sets, "--placement", "10-13", "--json")[1])
+    assert found["placements"][0]["nodes"] == [10, 11, 12, 13]
+    assert found["iteration_time_s"] == found["placements"][0]["iteration_time_s"] == there["iteration_time_s"]

@@ -70,7 +70,8 @@ def test_a_search_finds_the_leaf_that_holds_the_job(tmp_path):
     """Six nodes are free on each leaf, and four fit on one: no traffic leaves it."""
     free = tmp_path / "free.txt"
     free.write_text("2-7,10-15")
-    rows = best_placements(request(), free_file=str(free))
+    rows, beside_others = best_placements(request(), free_file=str(free))
+    assert beside_others is None
     assert rows[0]["is_slurms"]
     assert rows[0]["on_leaves"] == [4]
     assert sorted(row["on_leaves"] for row in rows) == [[2, 2], [3, 1], [4]]
