@@ -332,9 +332,10 @@ def describe_throughput(answer: Answer) -> str:
 
 def describe_utilization(answer: Answer) -> str:
     """Say model FLOPs per second, MFU and HFU."""
-    precision = answer["provenance"]["scenario"]["plan"]["precision"]
-    units = ", and make fp32 of TF32 where there is any" if precision == "fp32" else ""
+    plan = answer["provenance"]["scenario"]["plan"]
+    units = ", and make fp32 of TF32 where there is any" if plan["precision"] == "fp32" else ""
     why = f" (counts attention whole; causal kernels skip half{units})" if answer["mfu"] > 1 else ""
+    why = why or " (counts attention over whole sequences, not documents)" * bool(plan.get("document_length"))
     return f"{answer['tflops_per_gpu']:.1f} TFLOP/s per GPU, MFU {answer['mfu']:.1%}{why}, HFU {answer['hfu']:.1%}"
 
 
