@@ -102,7 +102,7 @@ class Faults:
         """Return the numbers of the slow links, and how many times as long their bytes take."""
         found: dict[int, float] = {}
         for name, factor in self.slow_links:
-            for index in _find_links(name, topology):
+            for index in find_links(name, topology):
                 found[index] = found.get(index, 1.0) * factor
         return found
 
@@ -148,7 +148,8 @@ def _split(text: str, flag: str, example: str) -> tuple[str, float]:
     return name.strip(), factor
 
 
-def _find_links(name: str, topology: Topology) -> tuple[int, ...]:
+def find_links(name: str, topology: Topology, flag: str = "--slow-link") -> tuple[int, ...]:
+    """Return the numbers of the links that ``nodeN.KIND`` or ``A -> B`` names; ``flag`` is what a refusal is about."""
     ends = [end.strip() for end in name.split("->")]
     if len(ends) == 2:
         layout, arrays = topology.layout, topology.arrays
@@ -156,20 +157,20 @@ def _find_links(name: str, topology: Topology) -> tuple[int, ...]:
         missing = [end for end in ends if end not in numbers]
         if missing:
             raise ConfigError(
-                f"--slow-link {name}: {topology.name} has no '{missing[0]}'", hint="simulate topology lists them"
+                f"{flag} {name}: {topology.name} has no '{missing[0]}'", hint="simulate topology lists them"
             )
         between = (arrays.source == numbers[ends[0]]) & (arrays.target == numbers[ends[1]])
         if not between.any():
-            raise ConfigError(f"--slow-link {name}: no link of {topology.name} joins them")
+            raise ConfigError(f"{flag} {name}: no link of {topology.name} joins them")
         return tuple(between.nonzero()[0].tolist())
     matched = re.fullmatch(r"(?:node|rack)(\d+)\.(\w+)", name)
     if matched is None or matched[2] not in LINK_KINDS:
         hint = f"write nodeN.KIND with a KIND of {', '.join(LINK_KINDS)}, or 'A -> B' as the bottleneck is printed"
-        raise ConfigError(f"--slow-link {name}: not a link", hint=hint)
+        raise ConfigError(f"{flag} {name}: not a link", hint=hint)
     node = int(matched[1])
     if node >= topology.n_nodes:
-        raise ConfigError(f"--slow-link {name}: the run has nodes 0 to {topology.n_nodes - 1}")
+        raise ConfigError(f"{flag} {name}: the run has nodes 0 to {topology.n_nodes - 1}")
     found = topology.links_of_node(node, matched[2])
     if not found:
-        raise ConfigError(f"--slow-link {name}: the nodes of {topology.name} have no {matched[2]} links")
+        raise ConfigError(f"{flag} {name}: the nodes of {topology.name} have no {matched[2]} links")
     return found

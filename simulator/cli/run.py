@@ -30,6 +30,8 @@ def run_main(options: dict[str, Any]) -> None:
     """Run the main command from its parsed options and exit with the documented status."""
     said: set[str] = set()
     write_notes(options, said)
+    if options["reroute_time"] is not None and not options["flapping"]:
+        write_warnings(["--reroute-time has no effect without --flapping"], said=said)
     asked = run_request(options, said)
     request = asked if asked.has_length else None
     settings, counts = settings_of(options)

@@ -6,7 +6,9 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from typer.testing import CliRunner
 
+from simulator.cli.main import app
 from simulator.collectives import plan_collective
 from simulator.errors import ConfigError
 from simulator.explore.named_settings import scenario_of
@@ -66,6 +68,49 @@ def test_rdma_gives_a_connection_up_after_half_a_minute():
     assert short["rerouted_s"] == pytest.approx(short["with_s"])  # back before anything goes another way
 
 
+@pytest.mark.parametrize("protocol", ["tcp", "ipoib", "gloo"])
+def test_tcp_keeps_a_connection_for_fifteen_minutes(protocol):
+    """Linux ip-sysctl: tcp_retries2 is 15, a timeout of 924.6 s at least."""
+    sockets = answer(**{"transports.rdma.protocol": protocol})
+    down_s, every_s = 924.0, 9240.0
+    [found] = network_trouble(sockets, [Flapping(link="node0.nic", down_s=down_s, every_s=every_s)])
+    assert found["with_s"] == pytest.approx(found["without_s"] / 0.9)
+    [gone] = network_trouble(sockets, [Flapping(link="node0.nic", down_s=925.0, every_s=every_s)])
+    assert gone["with_s"] is None and "assumed" not in in_words(gone)
+
+
+def test_what_efa_does_is_assumed_and_said():
+    flapping = [Flapping(link="node0.nic", down_s=40.0, every_s=4000.0)]
+    [found] = network_trouble(answer(**{"transports.rdma.protocol": "efa"}), flapping)
+    assert found["with_s"] is None and "efa is assumed to give up as RDMA does" in in_words(found)
+    [sourced] = network_trouble(answer(), flapping)
+    assert "assumed" not in in_words(sourced)
+
+
+@pytest.mark.parametrize("link", ["node0.nic", "leaf0 -> spine0"])
+def test_a_link_that_carries_nothing_costs_nothing(link):
+    """A job on one node, whose collectives stay on NVLink."""
+    alone = answer(gpus=8)
+    [found] = network_trouble(alone, [Flapping(link=link, down_s=40.0, every_s=60.0)])
+    assert found["with_s"] == found["without_s"] == alone.metrics.iteration_time_s and found["rerouted_s"] is None
+    assert "nothing crosses it" in in_words(found) and "as without it" in in_words(found)
+
+
+@pytest.mark.parametrize("link", ["leaf1 -> spine0{}", "spine0{} -> leaf1"])
+def test_seven_of_eight_uplinks_carry_on_however_the_tree_is_written(link):
+    """Bundled, eight lanes to one spine; unbundled, one to each of eight: a fluid that spreads evenly does not know which."""
+    found = {}
+    for bundled, spine in (("true", ""), ("false", ".5")):
+        one = answer(**{"fabric.spines": "8", "fabric.bundled": bundled})
+        [found[bundled]] = network_trouble(one, [Flapping(link=link.format(spine), down_s=10.0, every_s=100.0)], 2.0)
+    assert found["false"]["without_s"] < found["true"]["rerouted_s"] < found["true"]["with_s"]
+    assert found["false"]["rerouted_s"] == pytest.approx(found["true"]["rerouted_s"], rel=1e-6)
+    slower = tuple((link.format(f".{spine}"), 8 / 7) for spine in range(8))
+    around_s = answer(Faults(slow_links=slower), **{"fabric.spines": "8", "fabric.bundled": "false"})
+    per_100_s = 90.0 / found["false"]["without_s"] + 8.0 / around_s.metrics.iteration_time_s
+    assert found["false"]["rerouted_s"] == pytest.approx(100.0 / per_100_s)
+
+
 def test_hashed_flows_give_back_what_balls_in_bins_take():
     """Eight flows on eight uplinks: what the fullest of them carries over the mean is how much longer gathering takes."""
     hashed = answer(**{"fabric.routing": "static"})
@@ -112,6 +157,17 @@ def test_a_slow_link_is_compared_with_a_sound_one():
     assert found["with_s"] == slow.metrics.iteration_time_s > found["without_s"]
 
 
+@pytest.mark.parametrize(("n_failed", "spine"), [("2", 5), ("7", 0)])
+def test_without_failed_spines_a_slow_link_is_still_the_slow_one(n_failed, spine):
+    """Links of an unbundled tree have other numbers with more spines; names tell which of them is slow."""
+    slow = Faults(slow_links=((f"leaf3 -> spine0.{spine}", 8.0),))
+    tree = {"nodes": "4", "gpus": 32, "fabric.spines": "8", "fabric.bundled": "false", "model": "gpt2", "sharding": "none",
+            "framework": "megatron"}  # fmt: skip
+    _, found = network_trouble(answer(slow, **tree, **{"fabric.failed_spines": n_failed}))
+    assert found["trouble"] == f"{n_failed} failed spines"
+    assert found["without_s"] == answer(slow, **tree).metrics.iteration_time_s
+
+
 @pytest.mark.parametrize(
     "wrong", ["node0.nic", "node0.nic=5 s", "=5 s/10 min", "node0.nic=10 s/5 s", "node0.nic=0 s/5 s"]
 )
@@ -123,3 +179,16 @@ def test_a_link_that_flaps_in_no_way_is_refused(wrong: str) -> None:
 def test_only_what_has_ways_beside_it_flaps():
     with pytest.raises(ConfigError, match="not a NIC or a link between switches"):
         network_trouble(answer(), [Flapping(link="node0.pcie", down_s=1.0, every_s=2.0)])
+
+
+def test_a_refusal_names_the_flag_that_it_is_about():
+    with pytest.raises(ConfigError, match=r"^--flapping node9\.nic: the run has nodes 0 to 1"):
+        network_trouble(answer(), [Flapping(link="node9.nic", down_s=1.0, every_s=2.0)])
+
+
+def test_a_time_until_rerouting_without_a_link_that_flaps_is_said_to_be_idle():
+    base = ["--topology", "bigred200", "--model", "gpt2", "--gpus", "8", "--micro-batch", "1", "--reroute-time", "2 s"]
+    words = "--reroute-time has no effect without --flapping"
+    assert words in CliRunner().invoke(app, base).stderr
+    flapping = CliRunner().invoke(app, [*base, "--flapping", "node0.nic=5 s/10 min"])
+    assert flapping.exit_code == 0 and words not in flapping.stderr

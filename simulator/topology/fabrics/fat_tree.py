@@ -190,7 +190,7 @@ class _Tree:
         each = self.uplink_bytes_per_s * share
         first = len(self.vertices)
         self.vertices += [
-            f"spine{pod}" if n_spines == 1 else f"spine{pod}.{s}" for pod in range(n_pods) for s in range(n_spines)
+            f"spine{pod}" if self.spec.bundled else f"spine{pod}.{s}" for pod in range(n_pods) for s in range(n_spines)
         ]
         for leaf in range(self.n_leaves):
             spines = first + leaf // self.leaves_per_pod * n_spines
