@@ -113,7 +113,7 @@ def _idle_axes(plan: ParallelPlan) -> Idle:
         (("document_length",), plan.attention == "eager", "attention=eager computes all scores and masks them"),
         (
             ("document_length",),
-            2 * (plan.document_length or 0) > plan.sequence_length > 0,
+            2 * (plan.document_length or 0) > (plan.sequence_length or 0) > 0,
             f"a sequence of {plan.sequence_length} tokens holds one document",
         ),
         (("rank_order",), n_axes < 2 and plan.ep == 1, "at most one axis has more than one rank"),
