@@ -87,8 +87,11 @@ class ModelCosts:
         mode = "graphs" if shape is not None and shape.is_captured else self.framework.host
         n_pieces = shape.n_pieces if shape is not None else 1
         is_call = (
-            self.framework.calls_modules and isinstance(shape, _OF_MODULES) and shape.kernel_pass != "wgrad"
-        )  # the weight gradient is a launch more of the same call
+            self.framework.calls_modules
+            and isinstance(shape, _OF_MODULES)
+            and shape.kernel_pass != "wgrad"  # a launch more of the same call
+            and op.phase != "optimizer"  # Muon's products are plain calls
+        )
         key = (op.phase, self.topology.device(rank).name, mode, n_pieces, is_call)
         if key not in self._issue_ps:
             device = self.topology.device(rank)

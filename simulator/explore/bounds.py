@@ -43,7 +43,7 @@ from simulator.parallel.mesh import Communicators, Mesh
 from simulator.parallel.replicated import Replicated
 from simulator.parallel.sharded import FullySharded
 from simulator.parallel.stage import StageLayers
-from simulator.parallel.states import optimizer_run, split_parameters
+from simulator.parallel.states import optimizer_run, owned_matrices, split_parameters
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, HostWork, Kernel, Transfer
 from simulator.program.program import COMPUTE, HOST, Program, RankProgram, Task, TaskList
@@ -425,7 +425,7 @@ class Bounds:
         shards = self.communicators(plan, stage).size("shard") if plan.sharding != "none" else 1
         n_elements = -(-dense // shards) + -(-experts // plan.expert_shards(shards))
         n_tensors = sum(len(layer.parameters) for layer in layers)
-        return durations.op_s(optimizer_run(n_elements, n_tensors, plan))[0]
+        return durations.op_s(optimizer_run(n_elements, n_tensors, plan, owned_matrices(layers, plan, shards)))[0]
 
 
 def _fullest(layout: Layout, in_flight: Sequence[Sequence[int]]) -> list[int]:

@@ -53,10 +53,16 @@ def synchronous(checkpoint: Checkpoint) -> Policy:
     return Policy(checkpoint=checkpoint, storage=checkpoint)
 
 
-def policy_of(name: str, result: Result) -> Policy:
-    """Work out what a policy costs an answer's job."""
-    topology, plan = result.topology, result.plan
-    stored = checkpoint_of(plan, topology, result.spec.n_parameters)
+def policy_of(name: str, result: Result, stored: Checkpoint | None = None) -> Policy:
+    """Work out what a policy costs an answer's job.
+
+    Parameters
+    ----------
+    stored : Checkpoint, optional
+        The job's checkpoint in storage where that is slower than alone: other jobs write there, too.
+    """
+    topology, plan, spec = result.topology, result.plan, result.spec
+    stored = stored or checkpoint_of(plan, topology, spec.n_parameters, spec.n_matrix_parameters)
     if name == "sync":
         return synchronous(stored)
     writers = writers_of(plan, topology.gpus_per_node)

@@ -9,11 +9,12 @@ from typing import Any, NotRequired, TypedDict, cast
 from simulator.analysis.explain import Explanation
 from simulator.answer import Answer, Result
 from simulator.explore.checkpoint_policy import policy_of
+from simulator.explore.goodput import checkpoint_of
 from simulator.explore.local_steps import LocalSteps
 from simulator.explore.named_settings import given_in, scenario_of
 from simulator.explore.neighbours import NeighbourJob, Neighbours, PlacementRow
 from simulator.explore.network_trouble import Trouble
-from simulator.explore.training_run import RunRequest, TrainingRun, whole_run
+from simulator.explore.training_run import RunRequest, TrainingRun, whole_run, written_beside
 from simulator.faults import Faults
 from simulator.models.recorded import RecordedModule, fit_plan
 from simulator.simulation import simulate
@@ -79,12 +80,12 @@ def to_json(result: Result, request: RunRequest | None = None, neighbours: Neigh
     """
     answer = cast(Document, {**result.answer})
     if request is not None:
-        policy = policy_of(request.policy, result) if request.policy != "sync" else None
         step = _beside(result.answer, neighbours["jobs"][0]) if neighbours else result.answer
         others = neighbours["jobs"][1:] if neighbours else ()
-        answer["whole_run"] = whole_run(
-            request, step, result.plan, result.topology, result.spec.n_parameters, policy, others
-        )
+        plan, topology, spec = result.plan, result.topology, result.spec
+        stored = checkpoint_of(plan, topology, spec.n_parameters, spec.n_matrix_parameters)
+        policy = policy_of(request.policy, result, written_beside(stored, others, request, topology))
+        answer["whole_run"] = whole_run(request, step, plan, topology, policy)
     return answer
 
 

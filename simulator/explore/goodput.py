@@ -198,10 +198,18 @@ class Checkpoint:
     source: str  #: Where the rate of storage comes from.
 
 
-def checkpoint_of(plan: ParallelPlan, topology: Topology, n_parameters: int) -> Checkpoint:
-    """Return the checkpoint of a plan: all its writers at once, each node at its rate, all at that of the file system."""
+def checkpoint_of(
+    plan: ParallelPlan, topology: Topology, n_parameters: int, n_matrix_parameters: int = 0
+) -> Checkpoint:
+    """Return the checkpoint of a plan: all its writers at once, each node at its rate, all at that of the file system.
+
+    Parameters
+    ----------
+    n_matrix_parameters : int
+        Of the parameters, those in matrices of blocks, of which Muon keeps less.
+    """
     state = state_bytes(plan)
-    n_bytes = n_parameters * (state.parameter + state.optimizer)
+    n_bytes = n_parameters * state.parameter + state.optimizer_bytes(n_parameters, n_matrix_parameters)
     writers = writers_of(plan, topology.gpus_per_node)
     busiest = max(Counter(topology.node_of(rank) for rank in writers).values())
     storage, source = _storage(topology)

@@ -227,7 +227,8 @@ def _read_bytes(job: PlacedJob) -> float:
 def _row(site: Site, job: PlacedJob, alone_s: float, means_s: Sequence[float]) -> NeighbourJob:
     nodes = list(job.nodes)
     beside_s = sum(means_s) / len(means_s)
-    checkpoint = checkpoint_of(job.scenario.plan, job.topology, job.spec.n_parameters)
+    spec = job.spec
+    checkpoint = checkpoint_of(job.scenario.plan, job.topology, spec.n_parameters, spec.n_matrix_parameters)
     return NeighbourJob(
         model=job.scenario.model, gpus=job.scenario.plan.gpus, nodes=nodes, on_leaves=list(site.switches.counts(nodes)),
         alone_s=alone_s, beside_s=beside_s, slowdown=beside_s / alone_s, slowdown_low=min(means_s) / alone_s,

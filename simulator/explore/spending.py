@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any, TypedDict, cast
 
 from simulator.answer import Answer
-from simulator.explore.checkpoint_policy import policy_of
+from simulator.explore.checkpoint_policy import policy_of, synchronous
 from simulator.explore.energy import Training, power_model, price_of, training_of
+from simulator.explore.goodput import checkpoint_of
 from simulator.explore.training_run import RunRequest, whole_run
+from simulator.interop import load_model
 from simulator.plan import ParallelPlan
 from simulator.scenario import Scenario
 from simulator.simulation import simulate
@@ -55,10 +57,13 @@ def spending(request: RunRequest, answer: Answer, plan: ParallelPlan, topology: 
     }  # fmt: skip
     if request.has_length:
         origin = answer["provenance"]
-        policy = None
         if request.policy != "sync":  # the step once more, beside its checkpoint
             policy = policy_of(request.policy, simulate(Scenario.from_dict(origin["scenario"])))
-        run = whole_run(request, answer, plan, topology, origin["model_parameters"], policy)
+        else:
+            # only Muon's states depend on which parameters are in matrices
+            n_matrix = load_model(origin["scenario"]["model"]).n_matrix_parameters if plan.optimizer == "muon" else 0
+            policy = synchronous(checkpoint_of(plan, topology, origin["model_parameters"], n_matrix))
+        run = whole_run(request, answer, plan, topology, policy)
         figures: dict[str, Any] = {**(run["played"] or {}), **run, **run["energy"]}
         found |= {name: figures[name] for name in RunFigures.__annotations__ if name in figures}
     return cast(Spending, found)

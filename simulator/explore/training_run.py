@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 
 from simulator.answer import Answer
 from simulator.errors import ConfigError
-from simulator.explore.checkpoint_policy import Policy, synchronous
+from simulator.explore.checkpoint_policy import Policy
 from simulator.explore.energy import (
     J_PER_KWH,
     PowerModel,
@@ -23,7 +23,6 @@ from simulator.explore.energy import (
 from simulator.explore.goodput import (
     Checkpoint,
     RunTime,
-    checkpoint_of,
     daly_interval_s,
     expected_run,
     young_interval_s,
@@ -317,18 +316,14 @@ def whole_run(
     answer: Answer,
     plan: ParallelPlan,
     topology: Topology,
-    n_parameters: int,
-    policy: Policy | None = None,
-    others: Sequence[NeighbourJob] = (),
+    policy: Policy,
 ) -> TrainingRun:
     """Return what a run takes: ``whole_run`` of the documented answer.
 
     Parameters
     ----------
-    policy : Policy, optional
-        How checkpoints are taken; training waits for storage by default.
-    others : sequence of NeighbourJob
-        Jobs that write to the same storage.
+    policy : Policy
+        How checkpoints are taken.
 
     Raises
     ------
@@ -337,8 +332,6 @@ def whole_run(
     """
     iteration_s = float(answer["iteration_time_s"])
     n_iterations = request.n_iterations(plan.global_batch * plan.sequence_length)
-    stored = checkpoint_of(plan, topology, n_parameters)
-    policy = policy or synchronous(_written_beside(stored, others, _mtbf(request, topology), topology))
     run = _operated(request, plan, topology, policy, n_iterations, iteration_s)
     time, low, high = (
         _expected(run, n_iterations, seconds)
@@ -411,10 +404,11 @@ def _operated(
     )  # fmt: skip
 
 
-def _written_beside(
-    checkpoint: Checkpoint, others: Sequence[NeighbourJob], mtbf: Mtbf, topology: Topology
+def written_beside(
+    checkpoint: Checkpoint, others: Sequence[NeighbourJob], request: RunRequest, topology: Topology
 ) -> Checkpoint:
     """Return a checkpoint that takes longer for other jobs' checkpoints, which fail and write as often as Daly says."""
+    mtbf = _mtbf(request, topology)
     rate = total_rate_bytes_per_s(topology.storage, writes=True) if topology.storage is not None else math.inf
     if math.isinf(rate) or not others:
         return checkpoint

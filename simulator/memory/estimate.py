@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from simulator.errors import InfeasiblePlanError
-from simulator.models.layer import CommunicationPoint, Layer
+from simulator.models.layer import CommunicationPoint, Layer, Parameter
 from simulator.plan import MOMENTS, ParallelPlan
 from simulator.topology.device import Device
 from simulator.units import format_bytes
@@ -76,19 +76,24 @@ class StateBytes:
 
     parameter: int
     gradient: int
-    optimizer: int
+    optimizer: int  #: Of a parameter that Adam updates.
+    matrix: int  #: The same of one in a matrix of a block, of which Muon keeps one moment.
+
+    def optimizer_bytes(self, n_parameters: int, n_matrix_parameters: int) -> int:
+        """Optimizer states of parameters, some of which are in matrices of blocks; vectors, tables and head are Adam's."""
+        return n_parameters * self.optimizer - n_matrix_parameters * (self.optimizer - self.matrix)
 
 
 def state_bytes(plan: ParallelPlan) -> StateBytes:
-    """Bytes per parameter of weights, gradients and optimizer states (Adam) in a precision.
+    """Bytes per parameter of weights, gradients and optimizer states in a precision.
 
     16-bit training keeps 16-bit weights and fp32 master weights with two fp32 moments unless ``master_bytes`` and
     ``moment_bytes`` say otherwise, or, where the optimizer steps the weights themselves, two moments in 16 bits; autocast and
-    fp32 training keep fp32 weights, gradients and two moments.
+    fp32 training keep fp32 weights, gradients and two moments. Muon keeps one moment of a matrix.
     """
     half = plan.precision_spec.is_16_bit
     if half and plan.precision_spec.quantisation is None and not plan.framework_spec.master_weights:
-        return StateBytes(parameter=2, gradient=2, optimizer=4)
+        return StateBytes(parameter=2, gradient=2, optimizer=4, matrix=4)
     if half:
         main_gradient = 4 if plan.reduced_bytes == 4 else 2
         # what is whole is there in both directions
@@ -96,9 +101,10 @@ def state_bytes(plan: ParallelPlan) -> StateBytes:
         return StateBytes(
             parameter=parameter,
             gradient=main_gradient,
-            optimizer=plan.master_bytes + MOMENTS[plan.optimizer] * plan.moment_bytes,
+            optimizer=plan.master_bytes + MOMENTS["adam"] * plan.moment_bytes,
+            matrix=plan.master_bytes + MOMENTS[plan.optimizer] * plan.moment_bytes,
         )
-    return StateBytes(parameter=4, gradient=4, optimizer=4 * MOMENTS[plan.optimizer])
+    return StateBytes(parameter=4, gradient=4, optimizer=4 * MOMENTS["adam"], matrix=4 * MOMENTS[plan.optimizer])
 
 
 def estimate(
@@ -179,11 +185,17 @@ def _peak_at(layers: Sequence[Layer]) -> str:
     return f"{layer.name} ({max(kernels, key=lambda kernel: kernel.n_bytes).name})"
 
 
-def _second_moment_bytes(distinct: Sequence[tuple[Layer, int]], plan: ParallelPlan, shard_size: int) -> int:
-    """Bytes of the second moment of embedding and head, which keep Adam beside Muon."""
-    n_vocabulary = sum(n * layer.n_trained_parameters for layer, n in distinct if layer.name in ("embedding", "head"))
-    n_bytes = n_vocabulary * plan.moment_bytes * (2 - MOMENTS[plan.optimizer])
-    return n_bytes // shard_size if plan.sharding != "none" else n_bytes
+#: tensors, and how often there is one of a kind
+Tensors = Sequence[tuple[Parameter, int]]
+
+
+def _held_bytes(n_bytes: int, tensors: Tensors, plan: ParallelPlan, n_shards: int) -> int:
+    """Bytes of a state on one rank: experts have replicas of their own, mostly fewer, to be sharded over."""
+    n_all = sum(n * p.n_elements for p, n in tensors)
+    if n_shards == 1:
+        return n_all * n_bytes
+    n_experts = sum(n * p.n_elements for p, n in tensors if p.is_expert) if plan.has_expert_axes else 0
+    return (n_all - n_experts) * n_bytes // n_shards + n_experts * n_bytes // plan.expert_shards(n_shards)
 
 
 def _stage_bytes(
@@ -207,42 +219,35 @@ def _stage_bytes(
     sums_whole = plan.synchronises_once and not plan.framework_spec.data_parallel.sums_shards
     shards_gradients = (shards_parameters or plan.sharding == "zero2") and not sums_whole
     n_trained = sum(n * layer.n_trained_parameters for layer, n in distinct)
+    every = [(p, n) for layer, n in distinct for p in layer.parameters]
+    trained = [(p, n) for p, n in every if p.is_trained]
+    matrices = [(p, n) for p, n in trained if p.is_matrix]
+    shards_optimizer = plan.sharding != "none"
     is_offloaded = plan.offload_optimizer == "cpu"
 
-    def held(n_bytes: int, *, is_sharded: bool, is_trained: bool = True) -> int:
-        """Bytes of a state on one rank: experts have replicas of their own, mostly fewer, to be sharded over."""
-        n_all = n_trained if is_trained else n_parameters
-        if not is_sharded:
-            return n_all * n_bytes
-        n_experts = 0
-        if plan.has_expert_axes:
-            tensors = ((p, n) for layer, n in distinct for p in (layer.trained if is_trained else layer.parameters))
-            n_experts = sum(n * p.n_elements for p, n in tensors if p.is_expert)
-        return (n_all - n_experts) * n_bytes // shard_size + n_experts * n_bytes // plan.expert_shards(shard_size)
+    def held(n_bytes: int, tensors: Tensors, *, is_sharded: bool) -> int:
+        return _held_bytes(n_bytes, tensors, plan, shard_size if is_sharded else 1)
 
     saved = [sum(layer.saved_bytes for layer in chunk) * n for chunk, n in zip(chunks, in_flight, strict=True)]
     categories = {
         "parameters": _parameter_bytes(
-            held(state.parameter, is_sharded=shards_parameters, is_trained=False), n_parameters, plan, shard_size
+            held(state.parameter, every, is_sharded=shards_parameters), n_parameters, plan, shard_size
         )
         - _narrowed_bytes(layers, plan, shard_size if shards_parameters else 1),
-        "gradients": 0 if is_offloaded and shards_gradients else held(state.gradient, is_sharded=shards_gradients),
+        "gradients": 0
+        if is_offloaded and shards_gradients
+        else held(state.gradient, trained, is_sharded=shards_gradients),
         "optimizer": 0
         if is_offloaded
-        else held(state.optimizer, is_sharded=plan.sharding != "none")
-        + _second_moment_bytes(distinct, plan, shard_size)
+        else held(state.optimizer, trained, is_sharded=shards_optimizer)
+        - held(state.optimizer - state.matrix, matrices, is_sharded=shards_optimizer)
         + _left_out_bytes(n_trained, plan),
         "activations": sum(saved),
         "transient": max((layer.transient_bytes for layer, _ in distinct), default=0),
         "buffers": _gathered_bytes(layers, plan, shard_size)
         + _bucket_bytes(n_trained, plan, shards_parameters=shards_parameters),
         "context": CONTEXT_BYTES,
-        "communicators": NCCL_COMMUNICATOR_BYTES
-        * sum(
-            1
-            for n in (plan.dp * plan.cp, plan.tp, plan.pp, plan.ep, plan.expert_tp * (plan.expert_tp != plan.tp))
-            if n > 1
-        ),
+        "communicators": _communicator_bytes(plan),
     }
     is_captured = bool(plan.captured_modules) or plan.cuda_graphs == "full_iteration"
     categories["graphs"] = categories["transient"] if is_captured else 0
@@ -251,6 +256,11 @@ def _stage_bytes(
         categories["gradients"] = _appearing_gradients(layers, state.gradient)
     categories["fragmentation"] = round(plan.framework_spec.fragmentation * dynamic)
     return categories
+
+
+def _communicator_bytes(plan: ParallelPlan) -> int:
+    sizes = (plan.dp * plan.cp, plan.tp, plan.pp, plan.ep, plan.expert_tp * (plan.expert_tp != plan.tp))
+    return NCCL_COMMUNICATOR_BYTES * sum(n > 1 for n in sizes)
 
 
 def _left_out_bytes(n_trained: int, plan: ParallelPlan) -> int:

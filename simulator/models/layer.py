@@ -250,6 +250,7 @@ class Parameter:
     is_expert: bool = False
     is_tensor_parallel: bool = False
     is_trained: bool = True
+    is_matrix: bool = False  #: A matrix of a block, which Muon orthogonalises: no table, no head, no vector.
 
 
 LayerItem = KernelShape | CommunicationPoint

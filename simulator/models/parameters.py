@@ -31,6 +31,7 @@ def _linear(name: str, rows: int, columns: int, *, bias: bool, tp: int, split: s
             name=f"{name}.weight",
             n_elements=rows * columns // (tp if is_split else 1),
             is_tensor_parallel=is_split,
+            is_matrix=True,
         )
     ]
     if bias:
@@ -48,6 +49,10 @@ def _linear(name: str, rows: int, columns: int, *, bias: bool, tp: int, split: s
 def frozen(parameters: Sequence[Parameter]) -> list[Parameter]:
     """Return tensors as they are where they are not trained."""
     return [replace(parameter, is_trained=False) for parameter in parameters]
+
+
+def _outside_blocks(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
+    return tuple(replace(parameter, is_matrix=False) for parameter in parameters)
 
 
 def norm_parameters(spec: ModelSpec, name: str, width: int = 0) -> list[Parameter]:
@@ -126,7 +131,11 @@ def moe_parameters(spec: ModelSpec, tp: int = 1, ep: int = 1, etp: int | None = 
     n_up = 2 if spec.gated_mlp else 1
     local = spec.n_experts // ep
     each = (n_up + 1) * spec.expert_input * spec.expert_hidden // etp
-    tensors += [Parameter(name="experts.weight", n_elements=local * each, is_expert=True, is_tensor_parallel=etp > 1)]
+    tensors.append(
+        Parameter(
+            name="experts.weight", n_elements=local * each, is_expert=True, is_tensor_parallel=etp > 1, is_matrix=True
+        )
+    )
     if spec.expert_bias:
         biases = local * (n_up * spec.expert_hidden // etp + spec.expert_input)
         tensors.append(Parameter(name="experts.bias", n_elements=biases, is_expert=True))
@@ -273,7 +282,7 @@ def embedding_parameters(spec: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
         tensors.append(Parameter(name="types.weight", n_elements=spec.type_vocab * spec.hidden))
     if spec.embedding_norm:
         tensors += norm_parameters(spec, "embedding_norm")
-    return tuple(tensors)
+    return _outside_blocks(tensors)
 
 
 def head_parameters(spec: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
@@ -288,7 +297,7 @@ def head_parameters(spec: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
         tensors += _linear("output", rows, spec.hidden, bias=spec.head_bias, tp=tp, split="column")
     elif spec.head_bias:
         tensors.append(_split("output.bias", rows, tp))
-    return tuple(tensors)
+    return _outside_blocks(tensors)
 
 
 def model_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:

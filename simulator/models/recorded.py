@@ -108,6 +108,11 @@ class RecordedModule:
         """Parameters of the module, shared ones once."""
         return sum(int(p.numel()) for p in self.module.parameters())
 
+    @property
+    def n_matrix_parameters(self) -> int:
+        """None: a recorded module has no blocks."""
+        return 0
+
     def model(self, plan: ParallelPlan) -> Model:
         """Record the module as one rank of a plan runs it."""
         for degree in ("tp", "cp", "ep"):

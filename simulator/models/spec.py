@@ -242,6 +242,11 @@ class ModelSpec:
         return sum(p.n_elements for p in self.parameters)
 
     @property
+    def n_matrix_parameters(self) -> int:
+        """Those of them that are in matrices of blocks."""
+        return sum(p.n_elements for p in self.parameters if p.is_matrix)
+
+    @property
     def n_active_parameters(self) -> int:
         """Parameters that one token meets: all of a dense model, ``top_k`` experts of another."""
         if not self.n_experts:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from simulator.models.layer import GemmShape, Layer, PointwiseShape
+from simulator.models.layer import Layer, PointwiseShape
 from simulator.parallel.mesh import Communicators, Groups
-from simulator.parallel.states import muon_matrices, split_parameters
+from simulator.parallel.states import split_parameters
 from simulator.plan import ParallelPlan
 from simulator.program.op import Collective, Kernel, KernelRun, Phase
 from simulator.program.program import COMPUTE, TaskList
@@ -50,13 +50,6 @@ class DataParallel:
             return dense + experts
         n_expert_shards = self.plan.expert_shards(self.communicators.size("shard"))
         return -(-dense // self.communicators.size("shard")) + -(-experts // n_expert_shards)
-
-    def muon_matrices(self) -> tuple[GemmShape, ...]:
-        """Matrices that the rank with most of them orthogonalises; none where the optimizer is Adam."""
-        if self.plan.optimizer != "muon":
-            return ()
-        n_shards = self.communicators.size("shard") if self.plan.sharding != "none" else 1
-        return muon_matrices(self.layers, n_shards, self.plan.expert_shards(n_shards))
 
     @property
     def n_reduced_elements(self) -> int:

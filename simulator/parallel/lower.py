@@ -18,7 +18,7 @@ from simulator.parallel.repetition import ShortTable, shorten
 from simulator.parallel.replicated import Replicated
 from simulator.parallel.sharded import FullySharded, ShardedOnce, Zero3
 from simulator.parallel.stage import StageLayers
-from simulator.parallel.states import optimizer_run
+from simulator.parallel.states import optimizer_run, owned_matrices
 from simulator.parallel.vocabulary import share
 from simulator.plan import ParallelPlan
 from simulator.plan.stage_layout import balanced_parts, parse_layout, shortened_ends
@@ -357,7 +357,8 @@ def _finish_step(lowering: StageLowering, model: Model, done: tuple[int, ...]) -
     if plan.pp * plan.tp > 1 and plan.framework_spec.clips_gradients:
         done = (_collective(tasks, communicators, "model", 4, done),)
     n_tensors = sum(len(layer.trained) for layer in layers)
-    run = optimizer_run(lowering.data.n_optimizer_elements, n_tensors, plan, lowering.data.muon_matrices())
+    matrices = owned_matrices(layers, plan, communicators.size("shard"))
+    run = optimizer_run(lowering.data.n_optimizer_elements, n_tensors, plan, matrices)
     optimizer = tasks.add(run, COMPUTE, done)
     lowering.data.after_step(tasks, optimizer)
 

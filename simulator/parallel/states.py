@@ -7,15 +7,15 @@ Rajbhandari et al., ZeRO, arXiv:1910.02054, section 3.1 (K = 12 bytes of optimiz
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from simulator.memory.estimate import state_bytes
 from simulator.models.layer import GemmShape, Layer, PointwiseShape
 from simulator.models.styles import STYLES
-from simulator.plan import MOMENTS, ParallelPlan
+from simulator.plan import ParallelPlan
 from simulator.program.op import Kernel, KernelRun
 
 
@@ -79,6 +79,14 @@ def muon_matrices(layers: Sequence[Layer], n_shards: int, n_expert_shards: int) 
     return tuple(owned)
 
 
+def owned_matrices(layers: Sequence[Layer], plan: ParallelPlan, n_shards: int) -> tuple[GemmShape, ...]:
+    """Matrices that the rank with most of them orthogonalises; none where the optimizer is Adam."""
+    if plan.optimizer != "muon":
+        return ()
+    n_shards = n_shards if plan.sharding != "none" else 1
+    return muon_matrices(layers, n_shards, plan.expert_shards(n_shards))
+
+
 def _newton_schulz_flops(shape: GemmShape) -> float:
     return sum(product.n_flops for product in _newton_schulz(shape))
 
@@ -97,7 +105,8 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan, matrices:
     Adam reads and writes master weight and two moments, in fp32 unless the plan says otherwise,
     reads the gradient, and in pure 16-bit precision writes
     the 16-bit weight; without masters it reads and writes weight and moments in 16 bits. Gradient clipping
-    reads all gradients once more for their norm. An offloaded optimizer runs on the host's processors.
+    reads all gradients once more for their norm. Muon orthogonalises one matrix after the other
+    (NVIDIA-NeMo/Emerging-Optimizers, ``OrthogonalizedOptimizer.step``). An offloaded optimizer runs on the host's processors.
     """
     half = plan.precision_spec.is_16_bit
     grad = plan.reduced_bytes
@@ -120,13 +129,17 @@ def optimizer_run(n_elements: int, n_tensors: int, plan: ParallelPlan, matrices:
         grad = 4
     if facts.clips_in_kernel and plan.framework_spec.clips_gradients:
         add("clip_grad_norm", grad, 0)
-    for matrix, n in Counter(matrices).items():
-        kernels += [
+    products = {
+        matrix: [
             Kernel(name=product.name, phase="optimizer", shape=product, layer="optimizer")
-            for product in _newton_schulz(replace(matrix, batch=n))
+            for product in _newton_schulz(matrix)
         ]
-    states = (
-        plan.master_bytes + MOMENTS[plan.optimizer] * plan.moment_bytes if half else 4 + 4 * MOMENTS[plan.optimizer]
-    )
+        for matrix in set(matrices)
+    }
+    for matrix in matrices:
+        kernels += products[matrix]
+    kept = state_bytes(plan)
+    n_orthogonalised = min(n_elements, sum(matrix.m * matrix.n for matrix in matrices))
+    states = kept.optimizer_bytes(n_elements, n_orthogonalised) / max(1, n_elements) + (0 if half else kept.parameter)
     add("adamw_fused", grad + states, states + (2 if half and not facts.shards_masters else 0))
     return KernelRun(name="optimizer", phase="optimizer", kernels=tuple(kernels))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from simulator.errors import ConfigError, InfeasiblePlanError
 from simulator.explore.checkpoint_policy import check_policy, policy_of, storage_flow
+from simulator.explore.full_answer import to_json
 from simulator.explore.goodput import checkpoint_of, writers_of
 from simulator.explore.named_settings import scenario_of
-from simulator.explore.training_run import parse_domain
+from simulator.explore.training_run import RunRequest, parse_domain, parse_mtbf
 from simulator.simulation import simulate
 
 
@@ -65,6 +68,36 @@ def test_peers_send_at_the_rate_of_their_nics():
     assert (
         held.lag_s > held.checkpoint.read_s
     )  # it arrives no sooner than it takes alone, after it was copied to the host
+
+
+@pytest.mark.parametrize(("policy", "figure"), [("sync", "write_s"), ("async", "lag_s")])
+def test_what_goes_to_storage_waits_for_the_checkpoints_of_other_jobs(policy, figure):
+    """Both write 1 GB/s alone and half of it together: twice as long for the share of the time that the other writes.
+
+    Daly (2006): the other writes for d = 2 s after every sqrt(2 d M) (1 + sqrt(d / 2 M) / 3 + d / 18 M) - d.
+    """
+    result = answer(**{"storage.bandwidth": "1 GB/s"})
+    mtbf_s, write_s = 3 * 3600.0, 2.0
+    half = write_s / (2 * mtbf_s)
+    work_s = math.sqrt(2 * write_s * mtbf_s) * (1 + math.sqrt(half) / 3 + half / 9) - write_s
+    other = {"slowdown": 1.0, "gpus": 8, "nodes": [0], "checkpoint_s": write_s, "checkpoint_bytes": 2 * 10**9}
+    request = RunRequest(iterations=100_000, mtbf=parse_mtbf("3 h/job"), policy=policy)
+    alone, beside = (
+        to_json(result, request, jobs)["whole_run"]["checkpoint"][figure]
+        for jobs in (None, {"jobs": [{"slowdown": 1.0}, other]})
+    )
+    seconds = 14 * result.spec.n_parameters / 1e9
+    assert beside - alone == pytest.approx(seconds * write_s / (work_s + write_s), rel=0.01)
+
+
+def test_peers_keep_behind_them_what_others_slow_down():
+    result = answer()
+    stored = checkpoint_of(result.plan, result.topology, result.spec.n_parameters)
+    slower = replace(stored, write_s=3 * stored.write_s)
+    held = policy_of("peers", result, slower)
+    assert held.storage == policy_of("async", result, slower).checkpoint
+    assert held.storage != policy_of("async", result).checkpoint
+    assert held.lag_s == policy_of("peers", result).lag_s  # nothing of it goes to storage
 
 
 def test_one_node_has_no_peer():

@@ -9,7 +9,7 @@ import pytest
 
 from simulator.cli.main import app, register_commands
 from simulator.errors import ConfigError
-from simulator.explore.checkpoint_policy import Policy
+from simulator.explore.checkpoint_policy import Policy, synchronous
 from simulator.explore.energy import PowerModel, parse_price, power_model, price_of
 from simulator.explore.full_answer import document, to_json
 from simulator.explore.goodput import Checkpoint, checkpoint_of, writers_of
@@ -40,7 +40,8 @@ def plan_of(gpus=16, **settings):
 
 def run_of(request, gpus=16, overrides=None, **settings):
     topology = load_topology("bigred200", gpus, overrides=overrides)
-    return whole_run(request, ANSWER, plan_of(gpus, **settings), topology, 1_000_000_000)
+    plan = plan_of(gpus, **settings)
+    return whole_run(request, ANSWER, plan, topology, synchronous(checkpoint_of(plan, topology, 1_000_000_000)))
 
 
 def test_days_gpu_hours_and_cost_without_failures():
@@ -248,7 +249,7 @@ def test_checkpoints_in_peers_memory_go_to_storage_as_often_as_domains_fail():
         iterations=100_000, mtbf=parse_mtbf("8 h/node"), restart=Restart(start=900.0), interval_s=60.0, domain_share=0.2
     )
     plan, topology = plan_of(), load_topology("bigred200", 16)
-    found = whole_run(request, ANSWER, plan, topology, 1_000_000_000, policy=peers)
+    found = whole_run(request, ANSWER, plan, topology, peers)
     stored_every = round(math.sqrt(2 * 50.0 * 5 * 7200.0) / 60.0)
     assert found["checkpoint"]["stored_every"] == stored_every == 32
     assert found["checkpoint"]["write_s"] == pytest.approx(1.0 + 50.0 / 32)

@@ -6,14 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from simulator.costs import ModelCosts
 from simulator.errors import InfeasiblePlanError
+from simulator.explore.checkpoint_policy import policy_of
+from simulator.interop import load_model
 from simulator.models.layer import GemmShape, Layer
 from simulator.models.spec import ModelSpec
 from simulator.parallel.states import muon_matrices, optimizer_run
 from simulator.plan import ParallelPlan
 from simulator.plan.rules import check_combination
 from simulator.scenario import Scenario
-from simulator.simulation import simulate
+from simulator.simulation import model_for, simulate
+from simulator.topology import load_topology
 
 DENSE = ModelSpec(
     name="dense", architecture="llama", layers=2, hidden=256, heads=4, ffn_hidden=1024, vocab=512, max_positions=256, gated_mlp=True,
@@ -44,6 +48,51 @@ def test_a_matrix_takes_five_steps_of_three_products():
         assert sum(shape.n_flops for shape in found) == 5 * 2 * (2 * 32 * 32 * 128 + 32**3)
 
 
+def test_matrices_of_one_shape_are_launched_one_after_the_other():
+    """Emerging-Optimizers, ``OrthogonalizedOptimizer.step``: ``for p in group["params"]``."""
+    found = products_of((gradient(32, 128),) * 48)
+    assert len(found) == 48 * 15
+    assert {shape.batch for shape in found} == {1}
+
+
+def test_the_step_reads_and_writes_one_moment_of_a_matrix():
+    """fp32 master and moments: 8 bytes of a matrix's 32 x 128 elements, 12 of others, read and written.
+
+    Besides, gradients of 4 bytes are read and weights of 2 are written.
+    """
+    plan = ParallelPlan(framework="megatron-core", optimizer="muon", sharding="zero1")
+    n_matrix, n_others = 32 * 128, 1000
+    step = optimizer_run(n_matrix + n_others, 2, plan, (gradient(32, 128),)).kernels[-1].shape
+    states = 8 * n_matrix + 12 * n_others
+    assert step.written_bytes == pytest.approx(states + 2 * (n_matrix + n_others), rel=1e-9)
+    assert step.read_bytes == pytest.approx(states + 4 * (n_matrix + n_others), rel=1e-9)
+
+
+def test_a_checkpoint_holds_what_memory_holds():
+    """Weights of 16 bits and the optimizer's states of one replica, in memory as in the file."""
+    result = simulate(
+        Scenario(
+            topology="dgx-h100", model="gpt2",
+            plan=ParallelPlan(framework="megatron-core", optimizer="muon", gpus=8, micro_batch=1, global_batch=8, sharding="none"),
+        )
+    )  # fmt: skip
+    memory = result.memory.by_category
+    stored = policy_of("sync", result).checkpoint
+    n_matrices = 12 * 12 * 768**2  # Radford et al. (2019): 12 blocks of 12 d^2
+    assert memory["optimizer"] == 8 * n_matrices + 12 * (result.spec.n_parameters - n_matrices)
+    assert stored.n_bytes == memory["parameters"] + memory["optimizer"]
+
+
+@pytest.mark.parametrize("model", ["gpt2", "mixtral-8x7b", "deepseek-v3"])
+def test_the_matrices_that_keep_one_moment_are_those_that_are_orthogonalised(model):
+    plan = ParallelPlan(
+        framework="megatron-core", optimizer="muon", gpus=1, micro_batch=1, sequence_length=1024
+    ).resolve(1)
+    spec = load_model(model)
+    owned = muon_matrices(model_for(spec, plan).layers, 1, 1)
+    assert sum(matrix.m * matrix.n for matrix in owned) == spec.n_matrix_parameters
+
+
 def test_ranks_own_whole_matrices_and_the_fullest_one_counts():
     layers = [layer(gradient(64, 64), gradient(64, 64), gradient(64, 256)), layer(gradient(512, 64), name="head")]
     assert len(muon_matrices(layers, 1, 1)) == 3
@@ -66,14 +115,13 @@ def ran(**settings):
 
 
 def test_matrices_keep_one_moment_and_embedding_and_head_two():
-    """16-bit weights: 12 bytes of Adam's states per parameter, 8 of Muon's; norms are counted as matrices."""
+    """16-bit weights: 12 bytes of Adam's states per parameter, 8 of Muon's; norms are Adam's, too (Megatron-Core's ``muon.py``)."""
     n_vocabulary = 2 * 512 * 256
     n_norms = 5 * 256
     n_matrices = 2 * (4 * 256 * 256 + 3 * 256 * 1024)
     adam, muon = (ran(optimizer=name).memory.by_category["optimizer"] for name in ("adam", "muon"))
     assert adam == 12 * (n_vocabulary + n_matrices + n_norms)
-    last_norm = 256  # of the head
-    assert muon == 8 * (n_matrices + n_norms - last_norm) + 12 * (n_vocabulary + last_norm)
+    assert muon == 8 * n_matrices + 12 * (n_vocabulary + n_norms)
     shared = ran(optimizer="muon", sharding="zero1").memory.by_category["optimizer"]
     assert shared == pytest.approx(muon / 8, rel=0.01)
 
@@ -84,6 +132,16 @@ def test_the_step_of_muon_takes_longer_and_sharding_divides_it():
         for settings in ({}, {"optimizer": "muon"}, {"optimizer": "muon", "sharding": "zero1"})
     )
     assert adam < shared < alone
+
+
+def test_a_product_of_the_optimizer_is_a_plain_launch_and_no_module():
+    """Emerging-Optimizers, ``newton_schulz_step``: ``torch.addmm``, as little for the host as Adam's kernel."""
+    plan = ParallelPlan(framework="megatron-core", optimizer="muon", gpus=8, micro_batch=1, global_batch=8).resolve(8)
+    scenario = Scenario(topology="dgx-a100-80g", model="gpt2", plan=plan)
+    costs = ModelCosts(load_topology("dgx-a100-80g", 8), scenario)
+    run = optimizer_run(32 * 128, 1, plan, (gradient(32, 128),))
+    assert [kernel.name for kernel in run.kernels[-2:]] == ["newton_schulz", "adamw_fused"]
+    assert len({costs.issue_ps(kernel, 0) for kernel in run.kernels}) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from simulator.collectives import plan_collective, plan_transfer
 from simulator.collectives.benchmark import lone_flow_s
 from simulator.config import Spec, resolve_name
 from simulator.errors import InfeasiblePlanError
+from simulator.explore.checkpoint_policy import synchronous
 from simulator.explore.energy import power_model, price_of
 from simulator.explore.goodput import checkpoint_of
 from simulator.explore.training_run import RunRequest, whole_run
@@ -255,12 +256,13 @@ def host_refusal(topology):
 def operation(topology):
     """What a whole run takes, costs and writes."""
     plan = replace(PLAN, gpus=topology.n_gpus).resolve(topology.n_gpus)
-    run = whole_run(RunRequest(iterations=1000), STEP_ANSWER, plan, topology, 10**9)
+    checkpoint = checkpoint_of(plan, topology, 10**9)
+    run = whole_run(RunRequest(iterations=1000), STEP_ANSWER, plan, topology, synchronous(checkpoint))
     numbers = [run["days"], run["energy"]["kwh"], run["failures"]]
     return [
         numbers,
         loading_of(plan, topology, 1e9),
-        checkpoint_of(plan, topology, 10**9),
+        checkpoint,
         power_model(topology),
         price_of(topology),
     ]

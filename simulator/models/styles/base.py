@@ -207,7 +207,8 @@ class Style(ABC):
         """
         rank, tape, dtype = self.setting.lora_rank, self.tape, self.setting.gemm_dtype
         self.adapters += [
-            Parameter(name=f"{name}.lora_a", n_elements=rank * columns), Parameter(name=f"{name}.lora_b", n_elements=rows * rank)
+            Parameter(name=f"{name}.lora_a", n_elements=rank * columns, is_matrix=True),
+            Parameter(name=f"{name}.lora_b", n_elements=rows * rank, is_matrix=True),
         ]  # fmt: skip
         x = cast(tape, x, self.dtype)
         width = self.wgrad_bytes
