@@ -221,6 +221,15 @@ def test_head_of_megatron_saves_the_exponentials_in_fp32():
     assert head.saved_bytes == pytest.approx(inputs + 4 * tokens * spec.vocab, rel=1e-3)
 
 
+@pytest.mark.parametrize("tp", [1, 4])
+def test_what_megatrons_flash_keeps_that_selective_recomputation_leaves_alone(tp):
+    """Its output in its own layout, 2 s b h / t, and the sums of its rows, 4 b a s / t: eager attention that is run again keeps neither."""
+    spec = small("gpt-1.3b")
+    flash, eager = (built(spec, tp=tp, recompute="selective", attention=kind).layers[1] for kind in ("flash", "eager"))
+    own = 2 * 256 * 2 * spec.hidden // tp + 4 * 2 * spec.heads * 256 // tp
+    assert flash.saved_bytes - eager.saved_bytes == own
+
+
 def test_recompute_trades_saved_bytes_for_transient_ones():
     layers = [built(small("gpt2"), kernels="megatron", attention="eager", recompute=r).layers[1] for r in RECOMPUTES]
     saved = [layer.saved_bytes for layer in layers]
