@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,7 +97,6 @@ def search(
     from simulator.explore.objectives import answer_of, check_objective, search_counts
     from simulator.interop.written_plans import write_all
     from simulator.report.sweep_page import check_output, write_search
-    from simulator.report.terminal import print_emitted, print_files, print_search
     from simulator.simulation import topology_of
 
     base, counts = settings_of(scenario)
@@ -118,14 +118,20 @@ def search(
     answer, space, plans = answer_of(found, objective, request=request, margin=memory_margin)
     per_node = space.topology.gpus_per_host
     written = write_all(plans, space.spec, Path(emit), gpus_per_node=per_node, describe=describe) if emit else []
-    files = write_search(answer, out, formats, plot)
-    if json_output:
+    _show_search(answer, written, write_search(answer, out, formats, plot), is_json=json_output)
+
+
+def _show_search(answer: dict[str, Any], written: Sequence[Any], files: Sequence[Path], *, is_json: bool) -> None:
+    """Print a search and the files that it wrote."""
+    from simulator.report.terminal import print_emitted, print_files, print_search
+
+    if is_json:
         emitted = [one.to_dict() for one in written]
         print(json.dumps({**answer, "emitted": emitted, "files": [str(file) for file in files]}, allow_nan=False))
-    else:
-        print_search(answer)
-        print_emitted(written)
-        print_files(files)
+        return
+    print_search(answer)
+    print_emitted(written)
+    print_files(files)
 
 
 def compare(

@@ -138,35 +138,56 @@ def run_together(
     TouchedError
         If a block of a program takes links that others load, too.
     """
-    clock, network = Clock(), new_network()
-    ports: list[Port] = []
-    found: list[list[Iteration]] = [[] for _ in jobs]
-    begun_ps: list[int] = list(starts_ps)
-    memories = [durations_of(costs, new_network, shared=shared) for _, costs in jobs]
-    is_over = False
-
-    def begin(number: int) -> None:
-        now_ps = begun_ps[number] = clock.now_ps
-        phases_ps = tuple(now_ps - since_ps for other, since_ps in enumerate(begun_ps) if other != number)
-        machine = _Run(jobs[number][0], memories[number], ports[number], clock, partial(end, number, now_ps, phases_ps))
-        for rank in machine.ranks:
-            machine.issue(rank)
-
-    def end(number: int, start_ps: int, phases_ps: tuple[int, ...]) -> None:
-        nonlocal is_over
-        if is_over:
-            return
-        found[number].append(Iteration(start_ps, clock.now_ps, phases_ps))
-        is_over = is_enough(found)
-        if not is_over:
-            begin(number)
-
+    clock = Clock()
+    playing = _Playing(jobs, new_network, clock, starts_ps, shared, is_enough)
     for number, start_ps in enumerate(starts_ps):
-        Port(network, ports)
-        clock.call_at(start_ps, begin, number)
+        clock.call_at(start_ps, playing.begin, number)
     clock.run()
-    if not is_over:
+    if not playing.is_over:
         for program, _ in jobs:
             check(program)  # says who waits for whom
         raise AssertionError("programs that pass the check always finish")
-    return found
+    return playing.found
+
+
+class _Playing:
+    """Jobs that begin again at the end of each of their iterations, until it is enough."""
+
+    def __init__(
+        self,
+        jobs: Sequence[tuple[Program, Costs]],
+        new_network: Callable[[], NetworkModel],
+        clock: Clock,
+        starts_ps: Sequence[int],
+        shared: frozenset[int],
+        is_enough: Callable[[Sequence[Sequence[Iteration]]], bool],
+    ) -> None:
+        self.found: list[list[Iteration]] = [[] for _ in jobs]
+        self.is_over = False
+        self._programs = [program for program, _ in jobs]
+        self._memories = [durations_of(costs, new_network, shared=shared) for _, costs in jobs]
+        self._clock, self._is_enough = clock, is_enough
+        self._begun_ps = list(starts_ps)
+        self._ports: list[Port] = []
+        network = new_network()
+        for _ in jobs:
+            Port(network, self._ports)
+
+    def begin(self, number: int) -> None:
+        """Begin an iteration of a job now."""
+        now_ps = self._begun_ps[number] = self._clock.now_ps
+        phases_ps = tuple(now_ps - since_ps for other, since_ps in enumerate(self._begun_ps) if other != number)
+        machine = _Run(
+            self._programs[number], self._memories[number], self._ports[number], self._clock,
+            partial(self._end, number, now_ps, phases_ps),
+        )  # fmt: skip
+        for rank in machine.ranks:
+            machine.issue(rank)
+
+    def _end(self, number: int, start_ps: int, phases_ps: tuple[int, ...]) -> None:
+        if self.is_over:
+            return
+        self.found[number].append(Iteration(start_ps, self._clock.now_ps, phases_ps))
+        self.is_over = self._is_enough(self.found)
+        if not self.is_over:
+            self.begin(number)

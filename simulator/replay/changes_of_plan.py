@@ -172,15 +172,7 @@ def predict_plan(
     recorded = recorded_spent(whole, steps)
     ranks = [rank.rank for rank in whole.trace.ranks]
 
-    def run(job: PlannedJob, efficiency: Efficiency, *, detail: bool = False) -> tuple[float, Timeline, EfficientCosts]:
-        ran = run_scenario(
-            job.scenario, job.topology, job.spec, detail=detail,
-            costs_of=lambda topology, scenario: EfficientCosts(topology, scenario, efficiency),
-        )  # fmt: skip
-        costs = EfficientCosts(job.topology, ran.scenario, efficiency)
-        return to_s(ran.timeline.makespan_ps), ran.timeline, costs
-
-    plain_s, timeline, costs = run(before, Efficiency(), detail=True)
+    plain_s, timeline, costs = _run(before, Efficiency(), detail=True)
     modelled = simulated_spent(timeline, costs, ranks)
 
     def dispatch_s(job: PlannedJob) -> dict[KernelKey, float]:
@@ -189,13 +181,13 @@ def predict_plan(
 
     measured_s = usage.iteration_s
     efficiency = efficiency_of(recorded, modelled, dispatch_s(before))
-    before_s, *_ = run(before, efficiency)
+    before_s, *_ = _run(before, efficiency)
     if before_s > measured_s and (efficiency.host or efficiency.gap_s):
-        efficiency, before_s = _with_less_host(efficiency, measured_s, lambda found: run(before, found)[0])
+        efficiency, before_s = _with_less_host(efficiency, measured_s, lambda found: _run(before, found)[0])
     carried = replace(efficiency, dispatch_s=dispatch_s(after)).times(kernels, host)
-    after_s, timeline, costs = run(after, carried, detail=True)
+    after_s, timeline, costs = _run(after, carried, detail=True)
     new = simulated_spent(timeline, costs, sorted(timeline.members))
-    other_s, *_ = run(after, Efficiency().times(kernels, host))
+    other_s, *_ = _run(after, Efficiency().times(kernels, host))
     found_s = measured_s * after_s / before_s
     ways = (found_s, max(after_s, after_s + measured_s - before_s), measured_s * other_s / plain_s)
     return PlanPrediction(
@@ -212,6 +204,16 @@ def predict_plan(
         ),
         notes=_notes(before_s / measured_s, efficiency, new),
     )  # fmt: skip
+
+
+def _run(job: PlannedJob, efficiency: Efficiency, *, detail: bool = False) -> tuple[float, Timeline, EfficientCosts]:
+    """Simulate a step at some efficiency; return its seconds, its timeline and what it was priced by."""
+    ran = run_scenario(
+        job.scenario, job.topology, job.spec, detail=detail,
+        costs_of=lambda topology, scenario: EfficientCosts(topology, scenario, efficiency),
+    )  # fmt: skip
+    costs = EfficientCosts(job.topology, ran.scenario, efficiency)
+    return to_s(ran.timeline.makespan_ps), ran.timeline, costs
 
 
 def _with_less_host(

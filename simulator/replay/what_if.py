@@ -250,17 +250,7 @@ def what_if(
     """
     what = what or WhatIf()
     if trace.stage_times is not None:
-        if what.without("topology", "plan", "recorded", "measured_on", "measured_device"):
-            raise TraceError(
-                "stage times can be replayed through other schedules, numbers of stages, layers and micro-batches, and over "
-                "other links only",
-                hint="--schedule, --pp, --layers, --micro-batches, --message, --topology",
-            )
-        sent = replace(messages or StageMessages(), topology=what.topology)
-        stages = regrouped(trace.stage_times, what.plan, what.recorded) if what.plan else None
-        return Outcome(
-            trace=trace, stages=replay_stages(trace.stage_times, schedule=schedule, messages=sent, changed=stages)
-        )
+        return _stages(trace, what, schedule, messages or StageMessages())
     if what.plan and trace.format == "pipeline_ops" and what.model is None:
         return _restaged(trace, what, schedule)
     if what.plan and messages is not None:
@@ -276,16 +266,42 @@ def what_if(
             hint="--schedule and --message are for stage times",
         )
     if any(rank.operators for rank in trace.ranks):
-        if what.machine.device is None:
-            raise TraceError(
-                "an execution trace holds no durations",
-                hint="price it with --gpu DEVICE --topology CLUSTER, or give the Kineto files of the same step beside it",
-            )
-        if not what.only_pricing:
-            raise TraceError(
-                "an execution trace holds no times that could be changed", hint="only --gpu and --topology apply to it"
-            )
-        return Outcome(trace=trace, operators=replay_operators(trace, what.machine.device, what.topology))
+        return _priced(trace, what)
+    return _edited(trace, what)
+
+
+def _stages(trace: Trace, what: WhatIf, schedule: str, messages: StageMessages) -> Outcome:
+    """Replay stage times through a schedule."""
+    assert trace.stage_times is not None
+    if what.without("topology", "plan", "recorded", "measured_on", "measured_device"):
+        raise TraceError(
+            "stage times can be replayed through other schedules, numbers of stages, layers and micro-batches, and over "
+            "other links only",
+            hint="--schedule, --pp, --layers, --micro-batches, --message, --topology",
+        )
+    sent = replace(messages, topology=what.topology)
+    stages = regrouped(trace.stage_times, what.plan, what.recorded) if what.plan else None
+    return Outcome(
+        trace=trace, stages=replay_stages(trace.stage_times, schedule=schedule, messages=sent, changed=stages)
+    )
+
+
+def _priced(trace: Trace, what: WhatIf) -> Outcome:
+    """Replay operators that have no times, at prices of a machine."""
+    if what.machine.device is None:
+        raise TraceError(
+            "an execution trace holds no durations",
+            hint="price it with --gpu DEVICE --topology CLUSTER, or give the Kineto files of the same step beside it",
+        )
+    if not what.only_pricing:
+        raise TraceError(
+            "an execution trace holds no times that could be changed", hint="only --gpu and --topology apply to it"
+        )
+    return Outcome(trace=trace, operators=replay_operators(trace, what.machine.device, what.topology))
+
+
+def _edited(trace: Trace, what: WhatIf) -> Outcome:
+    """Replay recorded operations as they are, and with the changes that are asked for."""
     whole = reconstruct(trace)
     identity = replay(whole)
     if not what.changes:

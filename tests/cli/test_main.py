@@ -362,26 +362,18 @@ def test_a_checkpoint_begins_after_the_one_before_has_arrived(simulate):
     assert code == 3 and "to arrive" in err
 
 
-def test_the_answer_is_that_of_the_job_on_its_nodes(simulate, tmp_path):
-    """Two leaves joined by an eighth of what the nodes could use: gathers that cross it are exposed, on one leaf they are not."""
-    fabric = ("nodes=16", "fabric.nodes_per_leaf=8", "fabric.oversubscription=64")
-    job = (
-        "-t",
-        "dgx-a100-40g",
-        "-m",
-        "gpt-1.3b",
-        "--gpus",
-        32,
-        "--sharding",
-        "zero3",
-        "--framework",
-        "fsdp",
-        "--micro-batch",
-        4,
-    )
-    sets = [word for one in fabric for word in ("--set", one)]
+#: two leaves joined by an eighth of what their nodes could use, and a job of four nodes whose gathers notice it
+_FABRIC = ("nodes=16", "fabric.nodes_per_leaf=8", "fabric.oversubscription=64")
+ON_TWO_LEAVES = [
+    *("-t", "dgx-a100-40g", "-m", "gpt-1.3b", "--gpus", 32, "--sharding", "zero3", "--framework", "fsdp"),
+    *("--micro-batch", 4, "--json", *(word for one in _FABRIC for word in ("--set", one))),
+]
+
+
+def test_the_answer_is_that_of_the_job_on_its_nodes(simulate):
+    """Gathers that cross from leaf to leaf are exposed, on one leaf they are not."""
     apart, together, plain = (
-        json.loads(simulate(*job, *sets, *where, "--json")[1])
+        json.loads(simulate(*ON_TWO_LEAVES, *where)[1])
         for where in (("--placement", "0-1,8-9"), ("--placement", "4-7"), ())
     )
     assert apart["iteration_time_s"] == apart["neighbours"]["jobs"][0]["alone_s"] > 1.05 * plain["iteration_time_s"]
@@ -391,23 +383,7 @@ def test_the_answer_is_that_of_the_job_on_its_nodes(simulate, tmp_path):
 def test_the_answer_on_free_nodes_is_that_of_the_fastest_placement(simulate, tmp_path):
     """Two nodes are free on one leaf and four on the other: the job runs on the four, whichever their numbers."""
     (tmp_path / "free").write_text("0-1,10-13")
-    fabric = ("nodes=16", "fabric.nodes_per_leaf=8", "fabric.oversubscription=64")
-    sets = [word for one in fabric for word in ("--set", one)]
-    job = (
-        "-t",
-        "dgx-a100-40g",
-        "-m",
-        "gpt-1.3b",
-        "--gpus",
-        32,
-        "--sharding",
-        "zero3",
-        "--framework",
-        "fsdp",
-        "--micro-batch",
-        4,
-    )
-    found = json.loads(simulate(*job, *sets, "--nodes-free", tmp_path / "free", "--json")[1])
-    there = json.loads(simulate(*job, *sets, "--placement", "10-13", "--json")[1])
+    found = json.loads(simulate(*ON_TWO_LEAVES, "--nodes-free", tmp_path / "free")[1])
+    there = json.loads(simulate(*ON_TWO_LEAVES, "--placement", "10-13")[1])
     assert found["placements"][0]["nodes"] == [10, 11, 12, 13]
     assert found["iteration_time_s"] == found["placements"][0]["iteration_time_s"] == there["iteration_time_s"]

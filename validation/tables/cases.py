@@ -354,6 +354,22 @@ def _heavier(row: Row, plan: ParallelPlan, layers: int, recompute: Sequence[Reco
         yield from (replace(sharded, recompute=mode) for mode in _RECOMPUTES)
 
 
+def _framework(row: Row, degrees: Mapping[str, int], assumed: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return the framework behind a row, and how it shards."""
+    text = who_ran(row)
+    if row.text("kernels").lower().endswith(f"+{_NORM_KERNEL}"):
+        text += " fused rmsnorm"
+    sharding = _sharding(row, text, assumed)
+    framework, why = framework_of(
+        text,
+        model_parallel=degrees["tp"] * degrees["pp"] * degrees["cp"],
+        sharding=sharding["sharding"],
+        flash=bool(row.flag("flash_attention")),
+    )
+    assumed += [why] if why else []
+    return framework, sharding
+
+
 def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     """Return the run behind a training row and what was assumed about it.
 
@@ -367,17 +383,7 @@ def case_of(row: Row) -> tuple[Case, tuple[str, ...]]:
     assumed: list[str] = []
     task = read_task(row, assumed)
     degrees = _degrees(row, assumed)
-    framework_text = who_ran(row)
-    if row.text("kernels").lower().endswith(f"+{_NORM_KERNEL}"):
-        framework_text += " fused rmsnorm"
-    sharding = _sharding(row, framework_text, assumed)
-    framework, why = framework_of(
-        framework_text,
-        model_parallel=degrees["tp"] * degrees["pp"] * degrees["cp"],
-        sharding=sharding["sharding"],
-        flash=bool(row.flag("flash_attention")),
-    )
-    assumed += [why] if why else []
+    framework, sharding = _framework(row, degrees, assumed)
     pad = 128 * degrees["tp"] if framework in _MEGATRON else 1
     spec, about_model = spec_of(row, pad_vocab_to=pad, fused_style=framework in ("fused", "compiled-ddp"))
     topology, where = machine_of(row.text("source"), row.text("topology"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -56,30 +56,39 @@ def record_module(
         If torch is missing, an operator has no shape rule, or the control flow depends on data.
     """
     torch = load_torch()
-    wanted, cast_to = (_dtype(torch, key, value) for key, value in (("dtype", dtype), ("autocast", autocast)))
-    if attention not in ("flash", "eager"):
-        raise ConfigError(f"attention='{attention}' is unknown", hint="flash or eager")
+    _check(attention)
+    wanted, cast_to = _dtype(torch, "dtype", dtype), _dtype(torch, "autocast", autocast)
     fake = load_torch(_FAKE.removeprefix("torch.")).FakeTensorMode(allow_non_fake_inputs=True)
     empty = _emptier(torch, fake, wanted)
     state, names = empty_state(module, empty)
     recorder = _recorder(state, names)
-    tree_map = load_torch("utils._pytree").tree_map
-    arguments = tree_map(lambda a: empty(a) if isinstance(a, torch.Tensor) else a, (inputs, keywords))
+    arguments = load_torch("utils._pytree").tree_map(
+        lambda a: empty(a) if isinstance(a, torch.Tensor) else a, (inputs, keywords)
+    )
 
     def forward() -> Any:
         with torch.autocast("cpu", cast_to) if cast_to is not None else nullcontext():
             return _scalar(torch, module(*arguments[0], **arguments[1]), loss)
 
     with replaced(module, state), recording(torch, module, state, recorder, attention) as modes:
-        around = (quiet(_FAKE), gpu_autocast(torch), fake, plain_operators(torch), *modes)
-        _run(torch, forward, recorder, (*around, attention_backend(attention)))
+        around = (quiet(_FAKE), gpu_autocast(torch), fake, plain_operators(torch), *modes, attention_backend(attention))
+        _run(torch, forward, recorder, around)
     layers = recorder.layers()
-    is_tied = len(list(module.named_parameters(remove_duplicate=False))) > len(names)
     return Model(
-        name=name or type(module).__name__, layers=layers, tied_embedding=is_tied, notes=("recorded from a torch module",),
-        n_parameters=sum(state[key].numel() for key in names.values()),
+        name=name or type(module).__name__, layers=layers, tied_embedding=_is_tied(module, names),
+        notes=("recorded from a torch module",), n_parameters=sum(state[key].numel() for key in names.values()),
         model_flops_per_sequence=_flops(layers) / _n_sequences((*inputs, *keywords.values())),
     )  # fmt: skip
+
+
+def _check(attention: str) -> None:
+    if attention not in ("flash", "eager"):
+        raise ConfigError(f"attention='{attention}' is unknown", hint="flash or eager")
+
+
+def _is_tied(module: Any, names: Mapping[int, str]) -> bool:
+    """Whether some of the module's parameters go by several names."""
+    return len(list(module.named_parameters(remove_duplicate=False))) > len(names)
 
 
 def _emptier(torch: Any, fake: Any, dtype: Any) -> Callable[[Any], Any]:
