@@ -30,7 +30,15 @@ from simulator.topology.device import Device
 
 FloatArray = npt.NDArray[np.float64]
 
+#: 16-bit elements of a vector load of 16 bytes
+_VECTOR_ELEMENTS = 8
+
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+#: last CUDA release whose cuBLAS has only kernels without tensor cores for batches of 16-bit products that are not aligned to 16
+#: bytes (``sgemm_fp16``): heads of 108, 150 and 450 elements at 10 to 13 TFLOP/s on A100s (bigscience-workshop, February 2022,
+#: split=fit). With later releases they are slower than aligned ones, but use them (Anthony et al., arXiv:2401.14489)
+_SCALAR_BATCHES = "11.5"
 
 _TILE_EFFICIENCY = {
     "256x128": 0.92,
@@ -85,6 +93,8 @@ class GemmConstants:
     release_efficiency: Mapping[str, float] = field(default_factory=dict)
     #: Factors where the contiguous dimensions are only multiples of 4, 2 or 1 16-bit elements.
     alignment_efficiency: Mapping[str, float] = field(default_factory=lambda: {"4": 0.85, "2": 0.7, "1": 0.5})
+    #: Whether batches of such products run on the FP32 units, which the libraries of a release may say.
+    scalar_batches: bool = False
 
 
 def under_release(constants: GemmConstants, cuda: str) -> GemmConstants:
@@ -96,6 +106,8 @@ def under_release(constants: GemmConstants, cuda: str) -> GemmConstants:
     >>> [under_release(early, cuda).tile_efficiency["256x128"] for cuda in ("12.4", "12.6", "")]
     [0.6000000000000001, 0.8, 0.8]
     """
+    if release_before({_SCALAR_BATCHES: 1.0}, cuda):
+        constants = replace(constants, scalar_batches=True)
     table = constants.release_efficiency
     release = release_before(table, cuda)
     if not release:
@@ -159,10 +171,13 @@ def alignment_elements(shape: GemmShape) -> int:
 
 def _sm_peak_flops_per_s(shape: GemmShape, device: Device, constants: GemmConstants) -> float:
     factor = constants.dtype_efficiency.get(shape.dtype, 1.0) * constants.pass_efficiency.get(shape.kernel_pass, 1.0)
+    peak = peak_flops_per_s(shape, device)
     if shape.dtype != "fp32" and device.architecture != "cpu":  # tensor cores only
         elements = alignment_elements(shape) * DTYPE_BYTES[shape.dtype] // 2  # in 16-bit units
         factor *= constants.alignment_efficiency.get(str(max(1, elements)), 1.0)
-    return peak_flops_per_s(shape, device) * factor / device.n_sms
+        if constants.scalar_batches and shape.batch > 1 and elements < _VECTOR_ELEMENTS:
+            peak = min(peak, device.peak("fp32"))
+    return peak * factor / device.n_sms
 
 
 def _flop_energy(dtype: str, device: Device, constants: GemmConstants) -> float:

@@ -126,6 +126,26 @@ def test_unaligned_products_on_a100_are_as_slow_as_published(shape: GemmShape, t
     assert shape.n_flops / seconds / 1e12 == pytest.approx(tflops, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("head", "batch", "cuda", "is_scalar"),
+    [
+        (108, 64, "11.3", True),
+        (108, 64, "11.5", True),
+        (108, 64, "11.8", False),
+        (108, 64, "", False),
+        (112, 64, "11.3", False),
+        (108, 1, "11.3", False),
+    ],
+)
+def test_early_libraries_leave_batches_of_unaligned_products_to_the_fp32_units(
+    head: int, batch: int, cuda: str, is_scalar: bool
+) -> None:
+    """The datasheet of the A100: 19.5 TFLOP/s without tensor cores; scores of one long sequence are a plain product."""
+    shape = GemmShape(m=4096, n=4096, k=head, batch=batch, dtype="fp16")
+    seconds = RooflineKernels(cuda=cuda).duration_s(shape, load_device("a100-sxm4-80g"))
+    assert (shape.n_flops / seconds <= 19.5e12) == is_scalar
+
+
 @pytest.mark.parametrize("name", ["v100-sxm2-16g", "a100-sxm4-40g", "h100-sxm5-80g", "h200-sxm", "b200"])
 @given(
     sizes=st.tuples(st.integers(1, 20000), st.integers(1, 2000), st.integers(1, 1000)),

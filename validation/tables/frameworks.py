@@ -214,6 +214,7 @@ _MONTHS = (
 )
 #: projects whose tables carry no date in the row: words of source and framework, and the month they were measured
 _PROJECTS = (
+    (("bigscience",), (2022, 2)),
     (("llm-foundry",), (2023, 11)),
     (("fms-fsdp",), (2024, 3)),
     (("pytorch/ao",), (2025, 8)),
@@ -245,6 +246,8 @@ def cuda_of(source: str, framework: str, release: str = "") -> tuple[str, str]:
     ('12.4', 'cuda 12.4: container 24.07')
     >>> cuda_of("arXiv 2402.15627", "Megatron-LM")
     ('12.1', 'cuda 12.1: published 2024-02')
+    >>> cuda_of("bigscience-workshop/bigscience@1", "Megatron-DeepSpeed")
+    ('11.3', 'cuda 11.3: published 2022-02')
     >>> cuda_of("somebody", "NeMo")
     ('', '')
     """
